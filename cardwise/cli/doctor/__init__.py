@@ -1,20 +1,20 @@
-"""`cardwise doctor`: what would not work, or does not, with a remedy for each finding.
+"""`cardwise doctor`: diagnoses the installation, with a remedy for each finding.
 
-Comes in: a client. Goes out: findings, and for a while probe pods.
+Input: a client. Output: findings, and temporary probe pods.
 
-`facts` reads the cluster, the checks are pure functions of what was read, `probing` and `exposure` try what only a try
-can tell.
+`facts` reads the cluster, the checks are pure functions of the facts, `probing` and `exposure` create probe pods.
 
     checks     the checks in their order
-    facts      what was read of the cluster, each thing once
-    finding    a finding, and how it is shown
-    repairs    commands that remedies give
-    cluster    checks of Kubernetes, nodes, runtimes, other GPU plugins; `startup`: that pods of our own parts are
-               created and run; `parts`: of what these parts write; `scheduler`: that kube-scheduler asks the extender;
-               `waiting`: pods that the webhook has never seen; `units`: what a bare number of gpu-mem means;
+    facts      the facts of the cluster, each list read once
+    finding    a finding, and its output
+    repairs    commands in remedies
+    cluster    checks of Kubernetes, nodes, runtimes, other GPU plugins; `startup`: that the pods of Cardwise's parts
+    are
+               created and run; `parts`: of what these parts write; `scheduler`: that kube-scheduler calls the extender;
+               `waiting`: pods that were created without the webhook; `units`: the unit of bare gpu-mem numbers;
                `limits`: classes without cards, quotas that count too little
-    probing    probe pods: whether webhook and extender are asked
-    exposure   that a pod that asks for no card gets none
+    probing    probe pods: whether webhook and extender are called
+    exposure   that a pod without a GPU request gets no GPU
     before     checks before the installation, which propose values of the chart; `bypasses`: what its policies would
-               refuse in pods that are there
+               refuse in existing pods
 """

@@ -1,14 +1,14 @@
 """The output of commands: tables for people, objects for programs.
 
-Comes in: a ledger, or what `cluster` and the inventory of `core.placement` have made of one; nothing here
-imports a client of the API server (an import contract). Goes out: text and JSON.
+Input: a ledger, or what `cluster` and `core.placement.totals` derive from one. Nothing here imports a client of the API
+server (an import contract). Output: text and JSON.
 
     tables        every table
-    printing      every JSON, and what could not be read
+    printing      every JSON, and warnings about lists that could not be read
     inspecttable  cards and devices, as `kubectl inspect gpushare`
     classtable    `classes`, of cards and of devices
-    toptable      `top`, one line for each card; `livescreen`: its screen
-    visibletable  what users see who may read no card (`cluster.visible`)
+    toptable      `top`, one line per card; `livescreen`: its screen
+    visibletable  the view of users without the right to read cards (`cluster.visible`)
     quotatable    `quota`
     gangtable     `gangs`
     replays       runs of `simulate`; `plotting`: their plots

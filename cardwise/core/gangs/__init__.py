@@ -1,6 +1,6 @@
 """Gangs: pods that start together or not at all.
 
-Comes in: pods and PodGroups, times handed in. Goes out: how far a gang is, and nodes and cards for all its members.
+Input: pods and PodGroups, and times. Output: the phase of a gang, and nodes and cards for all its members.
 
     gangs      which pods belong together, and which of two gangs comes first
     gangstate  the phases of one gang, and its back-off

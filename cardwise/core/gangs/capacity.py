@@ -1,8 +1,8 @@
 """Capacity: an upper bound of how many pods of one shape fit on the nodes, kept up to date while nodes change.
 
 It counts the memory, the kinds and the number of free cards, and the cpu and memory that nodes have left. It ignores
-what kube-scheduler offers, quotas, MPS and devices, which only make the number smaller. So if the bound is too small
-for a gang, the gang cannot be placed; to find that out only nodes that have changed are looked at, not thousands.
+kube-scheduler's constraints, quotas, MPS and devices, which only make the number smaller. So if the bound is too small
+for a gang, the gang cannot be placed, and to know that only changed nodes must be counted again, not thousands.
 """
 
 from bisect import bisect_left, insort

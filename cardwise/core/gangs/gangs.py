@@ -1,6 +1,6 @@
-"""Gangs: which pods belong together, what is known of each, and which of two groups comes first.
+"""Gangs: which pods belong together, what their PodGroup sets, and which of two groups comes first.
 
-The members of one gang and its phase are in `gangstate`; where it fits is in `gangplan`.
+The members of one gang and its phase are in `gangstate`, its plans in `gangplan`.
 """
 
 import re

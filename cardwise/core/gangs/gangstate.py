@@ -1,8 +1,8 @@
-"""The state machine of one gang: how far it has come, as explicit transitions, with times handed in.
+"""The state machine of one gang: its phases, as explicit transitions. Callers pass in the times.
 
 It knows the members. Cards and loads of nodes belong to the planner (`gangplan`), threads and writes to the extender.
-Which member is planned on which node is in a `GangPlan`, a view of the extender's table of reservations. A transition
-that ends the plan gives it up there, and returns the reason, for the binds that wait.
+The planned node of each member is in a `GangPlan`, a view of the extender's table of reservations. A transition that
+ends the plan releases it there, and returns the reason, for the waiting binds.
 """
 
 from abc import abstractmethod

@@ -1,19 +1,19 @@
-"""The one placement engine: where a request fits and which cards it takes; and the ledger that it asks.
+"""The placement engine: where a request fits and which cards it takes; and the ledger that it uses.
 
-Comes in: cards and devices of nodes, who holds what, a `PodRequest`. Goes out: a `Placement`, or why each node refuses.
+Input: cards and devices of nodes, the holdings of pods, a `PodRequest`. Output: a `Placement`, or a refusal per node.
 
     placement    the best of many nodes, by cards alone. Read this first
-    fitting      one claim on one node: which cards may be used, and which of them the policy takes
-    searching    all claims of a pod on one node
-    ledger       who holds what, and snapshots of it
+    fitting      one card request on one node: the usable cards, and those that the policy takes
+    searching    all card requests of a pod on one node
+    ledger       the holdings of pods, and snapshots of it
     holding      what one pod holds on its node
     nodestate    what is left on the cards of one node
     locations    which nodes report a card or device, by UUID
-    cardindex    open cards by free memory, so that not every node is asked
-    memoryindex  nodes by memory: why none of thousands has so much
+    cardindex    open cards by free memory, so that not every node is checked
+    memoryindex  nodes by memory: refuses thousands of nodes without checking each
     kinds        one small integer for cards with the same classes, model and priority
-    totals       what there is of each class and quota, what is used of it, and by whom
-    devices      devices that are no GPUs
-    mpstaints    which pods share a card's MPS
-    scored       policies that look at all nodes and the workload (a package of its own)
+    totals       the totals of each class and quota, the used part, and the pods that use it
+    devices      devices other than GPUs
+    mpstaints    which pods may share a card's MPS
+    scored       policies that compare all nodes for the workload (a package of its own)
 """

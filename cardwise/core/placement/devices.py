@@ -1,8 +1,8 @@
-"""Devices that are no GPUs: which of a node's are free, and which of them a pod gets.
+"""Devices other than GPUs: which of a node's devices are free, and which of them a pod gets.
 
-A device is given whole, so the only question is which one a request gets. A device may be in several classes, and a pod
-may ask for several classes: that is a matching of wants to devices. It is solved exactly, so that a node is refused
-only if no choice would do. The lists and the index of cards do not have devices.
+A device is allocated as a whole, so the only question is which one a request gets. A device may be in several classes,
+and a pod may request several classes: a matching of requests to devices. It is solved exactly, so that a node is
+refused only if no choice fits. Devices are not in the lists and the index of cards.
 """
 
 from collections import deque

@@ -1,6 +1,6 @@
-"""Fits one claim on one node: the cards that it may have, and those of them that the policy takes.
+"""Fits one card request on one node: the usable cards, and those of them that the policy takes.
 
-`searching` finds cards for all claims of a request; `placement` asks thousands of nodes.
+`searching` finds cards for all card requests of a pod; `placement` compares thousands of nodes.
 """
 
 from bisect import bisect_left

@@ -1,6 +1,6 @@
-"""The index of nodes by memory: why none of thousands of nodes has so much, without a look at each of them.
+"""The index of nodes by memory: finds the nodes with too little memory without checking each of thousands.
 
-The answer equals that of asking node by node (tests/core/placement/test_cardindex.py).
+The result equals that of checking node by node (tests/core/placement/test_cardindex.py).
 """
 
 from bisect import bisect_left, insort

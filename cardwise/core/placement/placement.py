@@ -1,6 +1,6 @@
 """The placement engine: where a request fits, and which cards it takes there.
 
-Extender, simulator, `explain` and the tests call these functions; nothing else computes free memory.
+Extender, simulator, `explain` and the tests call these functions; no other code computes free memory.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

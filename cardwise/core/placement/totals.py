@@ -1,7 +1,7 @@
-"""Totals for people: what there is of each class and of each entry of a quota, what is used of it, and by whom.
+"""Totals for people: the amounts of each class and quota entry, the used part, and the pods that use it.
 
-Added up from the ledger for those who look; placement never asks it. A device is given whole or not at all, so devices
-are counted, and no memory.
+Computed from the ledger for commands and statuses; placement does not use it. A device is allocated as a whole, so
+devices are counted, without memory.
 """
 
 from collections import Counter
