@@ -7,7 +7,7 @@ only if it is certain to count against the entry: it names the entry's class, or
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from cardwise.core.api import classes, names, quotas
+from cardwise.core.api import classes, lookalikes, names, quotas
 from cardwise.core.api.quotas import NOTHING, Charge, GPUQuota, QuotaEntry
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.values import amounts, quantity
@@ -18,6 +18,8 @@ from cardwise.core.values.shellcommand import command
 from webhook.templates.spellings import Lookup
 
 Smallest = Callable[[ContainerRequest], MiB]
+
+_MAX_COMPARED = 8  # class names of a quota: each is compared with all that exist
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,14 @@ def check_pod(
             )
 
 
-def check_quota(manifest: Json, lookup: Lookup) -> tuple[str, ...]:
-    """Check a GPUQuota. Returns warnings for its author. Raises InvalidRequest, KubeError."""
+def check_quota(manifest: Json, lookup: Lookup, known_classes: Iterable[str] = ()) -> tuple[str, ...]:
+    """Check a GPUQuota. Returns warnings for its author. Raises InvalidRequest, KubeError.
+
+    known_classes: the names of which one may have been meant by the name of a class that does not exist.
+    """
     standing = parse(manifest)
+    candidates = sorted(known_classes)
+    compared = 0
     warnings = []
     for i, entry in enumerate(standing.quota.entries):
         field = f"spec.hard[{i}]"
@@ -96,9 +103,12 @@ def check_quota(manifest: Json, lookup: Lookup) -> tuple[str, ...]:
                 f"write requests.{names.CLASS_PREFIX}{known.name} in spec.hard of a ResourceQuota",
             )
         if entry.resource_class and known is None:
+            compared += 1
+            near = lookalikes.suggest_class(entry.resource_class, candidates) if compared <= _MAX_COMPARED else ""
+            hint = f"did you mean {near}?" if near else "(kubectl get resourceclass)"
             warnings.append(
                 f"{field}.class: there is no ResourceClass {entry.resource_class} now; until there is one, the entry "
-                "limits nothing (kubectl get resourceclass)"
+                f"limits nothing{';' if near else ''} {hint}"
             )
         if rounding := quantity.describe_rounding(
             amounts.kubernetes(str(manifest["spec"]["hard"][i].get("memoryMiB", "")))

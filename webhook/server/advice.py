@@ -115,9 +115,14 @@ def warn_resource_quota(
     if shares := hard.get(quotas.SHARES):
         warnings += _warn_small_amount(f"spec.hard[{quotas.SHARES}]", shares, min_share)
     missing = quotas.uncounted_key(hard)
-    if missing == quotas.WHOLE_CARDS and not any(
-        quotas.counts_in_place_of(standing.quota, missing) for standing in standings
-    ):
+    if any(quotas.counts_in_place_of(standing.quota, missing) for standing in standings):
+        missing = ""
+    if missing == quotas.SHARES and quotas.WHOLE_CARDS in ours and not is_zero(hard[quotas.WHOLE_CARDS]):
+        warnings.append(
+            f"spec.hard[{quotas.WHOLE_CARDS}]: does not count shares: pods that request {names.GPU_MEM} are not "
+            f"limited by it; add {missing}, or a GPUQuota, unless another quota of the namespace counts them"
+        )
+    elif missing == quotas.WHOLE_CARDS:
         warnings.append(
             f"spec.hard[{quotas.SHARES}]: does not count whole GPUs: pods that request {names.GPU_COUNT} or a class "
             f"are not limited by it; add {missing}, or a GPUQuota, unless another quota of the namespace counts them"
@@ -192,7 +197,9 @@ def _uncounted_keys(
             continue
         if of_class := names.class_of(name):
             if of_class not in known:
-                yield key, f"there is no ResourceClass {of_class} now; until there is one, it counts nothing"
+                near = _suggest_class_resource(of_class, known) if comparisons.begin() else ""
+                hint = f"; did you mean {spell(near)}?" if near else ""
+                yield key, f"there is no ResourceClass {of_class} now; until there is one, it counts nothing{hint}"
         elif offered is not None and name not in offered:
             foreign.append((key, name))
     for key, name in foreign:
@@ -204,6 +211,13 @@ def _uncounted_keys(
             yield key, f"no node offers it, so it counts nothing; did you mean {suggestion}?"
         elif not is_zero(amounts[key]):
             yield key, "no node offers it, so it counts nothing until one does"
+
+
+def _suggest_class_resource(name: str, known: Iterable[str]) -> str:
+    """The resource that was probably meant by that of a class that does not exist; "" for none."""
+    if near := lookalikes.suggest_class(name, known):
+        return names.CLASS_PREFIX + near
+    return lookalikes.suggest_resource(names.CLASS_PREFIX + name)
 
 
 def warn_placement(

@@ -433,7 +433,7 @@ def _validate_class(review: Review, view: Lookups) -> Decision:
 
 def _validate_gpu_quota(review: Review, view: Lookups) -> Decision:
     sizes.check_object(review.object)
-    return Decision(warnings=gpuquotas.check_quota(review.object, view.resource_class))
+    return Decision(warnings=gpuquotas.check_quota(review.object, view.resource_class, view.classes()))
 
 
 def _validate_namespace(review: Review) -> Decision:

@@ -105,6 +105,19 @@ def suggest_resource(name: str, others: Iterable[str] = ()) -> str:
     return _SPELLED.get(nearest, nearest)
 
 
+def suggest_class(name: str, known: Iterable[str]) -> str:
+    """The class that was probably meant by a name that no class of `known` has; "" for none."""
+    if len(name) > _LONGEST:
+        return ""
+    limit = max(1, len(name) // _PART)
+    near = {
+        candidate: distance
+        for candidate in sorted(known)
+        if (distance := _edit_distance(name, candidate, limit)) <= limit
+    }
+    return min(near, key=lambda candidate: near[candidate], default="")
+
+
 def suggest_card_label(key: str) -> str:
     """The label of every card that a key of a selector probably means; "" for none."""
     if key in CARD_LABELS or len(key) > _LONGEST:

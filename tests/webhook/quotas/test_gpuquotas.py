@@ -197,6 +197,15 @@ def test_the_author_is_told_of_missing_classes_and_of_limits_below_what_is_used(
     assert validated(quota({"class": K80, "shares": 5}, used=used)).warnings == ()
 
 
+def test_a_misspelled_class_is_told_with_the_class_that_was_meant() -> None:
+    misspelled = f"{K80}0"
+    (warning,) = validated(quota({"class": misspelled, "shares": 1})).warnings
+    assert warning.endswith(f"until there is one, the entry limits nothing; did you mean {K80}?")
+    entries = ({"class": f"{misspelled}.{i}", "shares": 1} for i in range(20))
+    warnings = validated(quota(*entries)).warnings
+    assert sum("did you mean" in warning for warning in warnings) == 8, "each is compared with all classes"
+
+
 def test_memory_that_was_rounded_up_is_told() -> None:
     (warning,) = validated(quota({"class": K80, "memoryMiB": "1.3Gi"})).warnings
     assert warning == "spec.hard[0].memoryMiB: 1.3Gi is not a whole number of MiB and counts as 1332Mi"

@@ -340,7 +340,11 @@ def test_keys_of_a_quota_that_count_nothing_are_told() -> None:
     (warning,) = quota(**{"requests.nvidia.com__tesla.k80": "1"})
     assert warning.endswith("did you mean requests.cardwise.dev/nvidia.tesla.k80?")
     (warning,) = quota(**{"requests.cardwise.dev__nvidia.tesla.k8": "1"})
-    assert warning.endswith("there is no ResourceClass nvidia.tesla.k8 now; until there is one, it counts nothing")
+    assert warning.endswith("it counts nothing; did you mean requests.cardwise.dev/nvidia.tesla.k80?")
+    (warning,) = quota(**{"requests.cardwise.dev__gpu-mem": "65536"})
+    assert warning.endswith("it counts nothing; did you mean requests.aliyun.com/gpu-mem?")
+    (warning,) = quota(**{"requests.cardwise.dev__nvidia.b200": "1"})
+    assert warning.endswith("there is no ResourceClass nvidia.b200 now; until there is one, it counts nothing")
     (warning,) = quota(**{"requests.amd.com__gpu": "1"})
     assert warning.endswith("no node offers it, so it counts nothing until one does")
     assert (
@@ -367,6 +371,22 @@ def test_a_quota_of_shares_alone_lets_whole_cards_past() -> None:
     assert quota(gpu_quota(memoryMiB="64Gi"), **MEM) == quota(gpu_quota(gpus=0), **MEM) == ()
     assert quota(gpu_quota(**{"class": "nvidia.tesla.k80", "gpus": 0}), **MEM) == (warning,)
     assert quota(gpu_quota(shares=9), **MEM) == (warning,)
+
+
+def test_a_quota_of_whole_cards_alone_lets_shares_past() -> None:
+    alone = {"requests.cardwise.dev__gpu": "2"}
+    (warning,) = quota(**alone)
+    assert warning == (
+        "spec.hard[requests.cardwise.dev/gpu]: does not count shares: pods that request aliyun.com/gpu-mem are not "
+        "limited by it; add requests.aliyun.com/gpu-mem, or a GPUQuota, unless another quota of the namespace counts "
+        "them"
+    )
+
+    def gpu_quota(**entry: object) -> Json:
+        return {"metadata": {"namespace": "default", "name": "team"}, "spec": {"hard": [entry]}}
+
+    assert quota(**alone, **MEM) == quota(gpu_quota(shares=9), **alone) == quota(gpu_quota(memoryMiB=9), **alone) == ()
+    assert quota(gpu_quota(gpus=2), **alone) == (warning,)
 
 
 def test_a_quota_below_any_useful_share_asks_whether_gib_were_meant() -> None:
