@@ -1,6 +1,6 @@
 """Check of pods that stay pending because they were created without the webhook."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from cardwise.cli.cluster import installation
@@ -17,18 +17,34 @@ _FEW: Final = 3  # pods that the text names
 
 
 def check_unrewritten_pods(facts: Facts) -> Iterator[Finding]:
-    """Pods that were created before the webhook was there, or while its configuration was missing."""
+    """Pods that were created before the webhook was there, while its configuration was missing, or where it is not
+    called.
+    """
     exempt = exempt_namespaces(facts)
-    pods = [pod for pod in facts.waiting_pods if pod["metadata"]["namespace"] not in exempt and not _is_rewritten(pod)]
+    unrewritten = [pod for pod in facts.waiting_pods if not _is_rewritten(pod)]
+    if in_exempt := [pod for pod in unrewritten if pod["metadata"]["namespace"] in exempt]:
+        yield _report_exempt(in_exempt)
+    pods = [pod for pod in unrewritten if pod["metadata"]["namespace"] not in exempt]
     if not pods:
         return
     alone = len(pods) == 1
     text = (
         f"{wording.pluralize(len(pods), 'pod')} ({wording.enumerate_first([name_of(pod) for pod in pods], _FEW)}) "
-        f"{'was' if alone else 'were'} created while the webhook was down: "
+        f"{'was' if alone else 'were'} created without the webhook: "
         f"{'it waits' if alone else 'they wait'} forever"
     )
     yield Finding("webhook", Severity.WARNING, text, f"when the webhook runs: {repairs.recreate(pods)}")
+
+
+def _report_exempt(pods: Sequence[Json]) -> Finding:
+    alone = len(pods) == 1
+    text = (
+        f"{wording.pluralize(len(pods), 'pod')} ({wording.enumerate_first([name_of(pod) for pod in pods], _FEW)}) "
+        f"{'requests' if alone else 'request'} GPUs in a namespace that is exempt from the webhook: "
+        f"{'it waits' if alone else 'they wait'} forever"
+    )
+    remedy = "create such pods in another namespace, or take theirs out of webhook.exemptNamespaces of the chart"
+    return Finding("webhook", Severity.WARNING, text, remedy)
 
 
 def exempt_namespaces(facts: Facts) -> frozenset[str]:

@@ -378,7 +378,7 @@ def asking(namespace: str, name: str, **limits: str) -> Json:
 OWNER = {"kind": "ReplicaSet", "name": "web-1", "uid": "web-1", "controller": True}
 
 
-def plant_unrewritten(seen: Facts, count: int = 2) -> None:
+def plant_unrewritten(seen: Facts, count: int = 2, exempt: int = 0) -> None:
     """Beside them one that is right, of the chart's own scheduler, one that asks for nothing, and exempt ones."""
     condition = {
         "name": "not-exempt",
@@ -389,7 +389,7 @@ def plant_unrewritten(seen: Facts, count: int = 2) -> None:
     right["spec"]["schedulerName"] = names.SCHEDULER
     seen.deployments = [part("scheduler")]
     seen.waiting_pods = [right, asking("team", "plain", cpu="1")]
-    for namespace, some in (("team", count), ("old", 1), ("cardwise-system", 1)):
+    for namespace, some in (("team", count), ("old", exempt), ("cardwise-system", exempt)):
         seen.waiting_pods += [asking(namespace, f"p{number}", **{names.GPU_MEM: "100"}) for number in range(some)]
 
 
@@ -397,7 +397,7 @@ def test_pods_that_the_webhook_has_not_seen_are_one_finding(sound):
     plant_unrewritten(sound)
     finding = the_finding(sound)
     assert (finding.check, finding.level) == ("webhook", Severity.WARNING)
-    assert finding.text == "2 pods (team/p0, team/p1) were created while the webhook was down: they wait forever"
+    assert finding.text == "2 pods (team/p0, team/p1) were created without the webhook: they wait forever"
     assert finding.remedy.endswith("kubectl delete pods -n team p0 p1")
     plant_unrewritten(sound, 60)
     finding = the_finding(sound)
@@ -407,9 +407,22 @@ def test_pods_that_the_webhook_has_not_seen_are_one_finding(sound):
     assert troubles(sound) == []
 
 
+def test_pods_of_exempt_namespaces_that_the_webhook_never_sees_are_one_finding(sound):
+    plant_unrewritten(sound, 0, exempt=1)
+    finding = the_finding(sound)
+    assert (finding.check, finding.level) == ("webhook", Severity.WARNING)
+    assert finding.text == (
+        "2 pods (old/p0, cardwise-system/p0) request GPUs in a namespace that is exempt from the webhook: they wait "
+        "forever"
+    )
+    assert finding.remedy.endswith("take theirs out of webhook.exemptNamespaces of the chart")
+    plant_unrewritten(sound, exempt=1)
+    assert len(list(check_unrewritten_pods(sound))) == 2, "the others were created without the webhook"
+
+
 def test_a_pod_of_no_controller_is_saved_before_it_is_deleted(sound):
     plant_unrewritten(sound)
-    del sound.waiting_pods[-4]["metadata"]["ownerReferences"]
+    del sound.waiting_pods[-2]["metadata"]["ownerReferences"]
     assert the_finding(sound).remedy == (
         "when the webhook runs: delete those with a controller, which recreates them: kubectl delete pods -n team p1; "
         "save and recreate those without a controller: kubectl get pod -n team p0 -o yaml > p0.yaml && "
@@ -418,14 +431,15 @@ def test_a_pod_of_no_controller_is_saved_before_it_is_deleted(sound):
 
 
 def test_while_the_configuration_is_missing_exempt_namespaces_are_those_of_the_webhooks_command_line(sound):
-    plant_unrewritten(sound)
+    plant_unrewritten(sound, exempt=1)
     sound.mutating = []
-    findings = list(check_unrewritten_pods(sound))
-    assert "3 pods (team/p0, team/p1, old/p0)" in findings[0].text, "the chart's default"
+    own, others = (finding.text for finding in check_unrewritten_pods(sound))
+    assert "1 pod (cardwise-system/p0)" in own
+    assert "3 pods (team/p0, team/p1, old/p0)" in others, "the chart's default"
     arguments = ["--bind=:8443", "--exempt-namespaces=kube-system,old,cardwise-system"]
     webhook = {"metadata": {"namespace": "cardwise-system", "name": "cardwise-webhook"}}
     sound.deployments = [webhook | {"spec": {"template": {"spec": {"containers": [{"args": arguments}]}}}}]
-    assert "2 pods (team/p0, team/p1)" in next(check_unrewritten_pods(sound)).text
+    assert "2 pods (team/p0, team/p1)" in list(check_unrewritten_pods(sound))[-1].text
 
 
 def deletion(name: str, minutes: float) -> Event:
