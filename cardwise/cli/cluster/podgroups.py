@@ -15,6 +15,7 @@ from cardwise.kube.client import KubeClient
 
 UNKNOWN = "Unknown"
 _NO_STATUS = "the extender has not reported on this gang yet"
+_NO_NUMBER = f"no PodGroup that the extender knows and no annotation {names.GROUP_NUM} says how many pods it needs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +103,15 @@ def _view_gang(key: tuple[str, str], group: Json, pods: Sequence[Json]) -> GangV
     counted_pods = [pod for pod in pods if _is_counted(pod)]
     created = [manifest["metadata"].get("creationTimestamp") or "" for manifest in (group or {"metadata": {}}, *pods)]
     has_status = bool(status.get("phase"))
+    minimum = status.get("minMember") or (group.get("spec") or {}).get("minMember") or _requested_minimum(counted_pods)
+    # The extender reports nothing on a gang whose number is unknown.
+    without_status = _NO_STATUS if minimum else _NO_NUMBER
     return GangView(
         namespace=key[0],
         name=key[1],
         phase=status["phase"] if has_status else UNKNOWN,
-        reason=(status.get("reason") or "") if has_status else _NO_STATUS,
-        minimum=status.get("minMember")
-        or (group.get("spec") or {}).get("minMember")
-        or _requested_minimum(counted_pods),
+        reason=(status.get("reason") or "") if has_status else without_status,
+        minimum=minimum,
         members=tuple(sorted(_pod_names(counted_pods))),
         bound=tuple(sorted(_pod_names(pod for pod in counted_pods if (pod.get("spec") or {}).get("nodeName")))),
         waiting_for=tuple(status.get("waitingFor") or ()),

@@ -281,7 +281,7 @@ def explain_gang(view: GangView) -> list[str]:
         lines.append(
             f"GPUs reserved for it: {view.cards}, on {wording.enumerate_first(reserved_nodes, _FEW_NODES, 'node')}."
         )
-    if view.reason:
+    if view.reason and view.minimum:
         lines.append(f"Last status: {wording.sanitize_message(view.reason)}.")
     return lines
 

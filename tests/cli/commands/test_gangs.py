@@ -91,7 +91,12 @@ def test_where_nobody_has_told_anything_the_pods_and_the_podgroup_are_shown():
     assert (view.phase, view.minimum, view.members) == ("Unknown", 3, ("a",))
     unnumbered = member("slurp", "a")
     unnumbered["metadata"]["annotations"] = {}
-    assert rows(world([], unnumbered))[1][3] == "1/?"
+    row = rows(world([], unnumbered))[1]
+    assert row[3] == "1/?"
+    assert " ".join(row[7:]) == (
+        "no PodGroup that the extender knows and no annotation scheduling.k8s.io/group-pod-num says how many pods it "
+        "needs"
+    ), "the extender never reports on it"
     broken = member("slurp", "a")
     broken["metadata"]["annotations"][names.GROUP_NUM] = "0"
     assert rows(world([], broken))[1][3] == "1/?"
