@@ -1,7 +1,7 @@
 """Makes the parts of the extender, starts and stops them: `Extender`, and `Process` around it.
 
-`Extender` is all that kube-scheduler and the API server can see. It is made of a client, a clock and settings, so tests
-run whole extenders, several in one process (tests/property/blackbox.py).
+`Extender` has all behaviour that kube-scheduler and the API server can observe. It is created from a client, a clock
+and settings, so tests run several whole extenders in one process (tests/property/blackbox.py).
 """
 
 import gc

@@ -486,7 +486,7 @@ class State:
             )
 
     def direct_binds(self) -> list[tuple[PodRef, str]]:
-        """The pods that request cards or devices and were bound without the extender, on nodes with cards of ours."""
+        """The pods that request cards or devices and were bound without the extender, on nodes with shared cards."""
         with self._lock:
             self._cache.sync_cards()
             return [

@@ -42,7 +42,7 @@ _FAILED = "the extender failed on this call; see its log"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the HTTP paths call.
+    """The parts of the extender that the HTTP paths call.
 
     unsynced_lists: returns the lists that are not complete yet, one line for each; until then no call is served. A
         standby is ready all the same, so that a rolling update continues.

@@ -207,7 +207,7 @@ class Binder:
         try:
             pod = Pod(self._client.get(paths.pods(args.pod_namespace, args.pod_name), timeout=_READ_SECONDS))
         except errors.NotFound as error:
-            raise BindFailed("deleted", "the pod does not exist any more") from error
+            raise BindFailed("deleted", "the pod no longer exists") from error
         except errors.KubeError as error:
             raise BindFailed("api_error", f"cannot read the pod: {error}") from error
         if pod.uid != args.pod_uid:
@@ -264,7 +264,7 @@ class Binder:
             except errors.NotFound as error:
                 # If an earlier attempt was carried out and its response lost, the pod may have run before it was
                 # deleted.
-                raise BindFailed("deleted", "the pod does not exist any more", unconfirmed=unconfirmed) from error
+                raise BindFailed("deleted", "the pod no longer exists", unconfirmed=unconfirmed) from error
             except errors.KubeError as error:
                 # A proxy may have sent it twice, and this is the answer to the second.
                 pod_read = self._read_pod(binding, deadline, unconfirmed=unconfirmed)
@@ -321,7 +321,7 @@ class Binder:
         try:
             manifest = self._client.get(path, timeout=max(0.5, min(_READ_SECONDS, deadline - self._clock.now())))
         except errors.NotFound as error:
-            raise BindFailed("deleted", "the pod does not exist any more", unconfirmed=unconfirmed) from error
+            raise BindFailed("deleted", "the pod no longer exists", unconfirmed=unconfirmed) from error
         except errors.KubeError as error:
             full_name = f"{args.pod_namespace}/{args.pod_name}"
             _log.info(

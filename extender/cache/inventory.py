@@ -31,7 +31,7 @@ class Report(NamedTuple):
 
 
 class CardUpdate(NamedTuple):
-    """What has changed in a card's report.
+    """The changes of a card's report.
 
     reported: shares to count again, because they are new or different, or because the card has left the node that had
         reported them.
@@ -180,7 +180,7 @@ class Inventory:
         return self._sum_shares(uid, node, self._recorded)
 
     def _sum_shares(self, uid: str, node: str, reports: "_ShareReports") -> Holding | None:
-        """What all cards of the node report of the pod, as one holding."""
+        """All shares of the pod in the reports of the node's cards, as one holding."""
         shares: dict[str, list[CardShare]] = {}
         devices: dict[str, list[DeviceShare]] = {}
         namespace = name = ""

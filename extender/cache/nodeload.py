@@ -47,9 +47,7 @@ class NodeLoads:
         self._watched: list[set[str]] = []  # see `watch`
 
     def snapshot(self) -> "NodeLoads":
-        """The loads as they are now. Neither sees a later change of the other. What was asked with `watch` is not told
-        of it.
-        """
+        """A copy of the loads. Later changes of one are not seen in the other. The copy has no sets of `watch`."""
         twin = NodeLoads()
         twin.freed_count = self.freed_count
         twin._nodes, twin._slots_since, twin._sums = self._nodes.copy(), self._slots_since.copy(), self._sums.copy()

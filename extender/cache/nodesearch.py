@@ -1,8 +1,8 @@
 """Finds nodes for pods with several card requests, on a snapshot and without the lock (docs/design/0032-snapshots.md).
 
-For such pods each node is searched by itself, which for thousands of nodes takes longer than other callers may wait for
-the lock. When the search ends, the cluster may have changed. So `Placing` takes, under the lock, the first of the best
-nodes that still takes the pod.
+For such pods each node is searched separately, which for thousands of nodes takes longer than other callers may wait
+for the lock. When the search ends, the cluster may have changed. So `Placing` takes, under the lock, the first of the
+best nodes that still takes the pod.
 """
 
 from typing import Final

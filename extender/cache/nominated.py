@@ -30,9 +30,7 @@ _NO_BUDGETS: Final = Budgets()
 
 
 class NominatedReservation(NamedTuple):
-    """What is reserved for a nominated pod on a node: cards, cpu and memory, and the victims that are evicted
-    for it.
-    """
+    """The reservation for a nominated pod on a node: cards, cpu and memory, and the victims that are evicted for it."""
 
     holding: Holding
     load: Load
@@ -82,7 +80,7 @@ class NominatedPods:
     def reservations_on(
         self, nodes: Collection[str] | None, excluded: Collection[str], priority: int
     ) -> list[NominatedReservation]:
-        """What is reserved on these nodes from pods of this priority, except for `excluded`.
+        """The reservations on these nodes that pods of this priority must not use, except those of `excluded`.
 
         nodes: the nodes; None: all nodes.
         """

@@ -118,8 +118,8 @@ class Placing:
     def _score_with_gang_reservation(
         self, placement_request: PlacementRequest, reserved: Collection[str]
     ) -> tuple[dict[str, int], dict[str, Refusal]]:
-        """The scores of the nodes in `reserved` that take the pod beside the gang reservation, and why the others do
-        not.
+        """The scores of the nodes in `reserved` that fit the pod beside the gang reservation, and the refusals of the
+        other nodes.
 
         It costs 0.02 ms for each node.
         """
@@ -165,14 +165,14 @@ class Placing:
         return placement.place(self._ledger, nodes, placement_request.request, placement_request.policy, headroom)
 
     def _nominated_nodes(self, placement_request: PlacementRequest) -> set[str]:
-        """Those of the nodes where cards are reserved for nominated pods, which this pod must not use."""
+        """The offered nodes where cards are reserved for nominated pods, which this pod must not use."""
         reserved_nodes = self._nominated.reserved_nodes(
             (placement_request.pod.uid,), placement_request.request.priority
         )
         return reserved_nodes.intersection(placement_request.nodes) if reserved_nodes else reserved_nodes
 
     def _gang_reserved_nodes(self, placement_request: PlacementRequest) -> set[str]:
-        """Those of the nodes where cards are reserved for a gang, which this pod must not use."""
+        """The offered nodes where cards are reserved for a gang, which this pod must not use."""
         if placement_request.rank is None:
             return set()
         reserved = self._cache.gang_cards.reserved_nodes(
@@ -236,7 +236,9 @@ class Placing:
             return scorer.place_on(self._ledger.node(node))
 
     def score_nodes(self, placement_request: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
-        """The scores of the nodes that fit, and why the others do not. What the pod itself holds does not count."""
+        """The scores of the nodes that fit, and the refusals of the other nodes. The pod's own reservation does not
+        count.
+        """
         if placement_request.searched is not None and placement_request.searched.scores:
             return placement_request.searched.scores, placement_request.searched.refusals
         if placement_request.searched is not None:

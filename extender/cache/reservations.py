@@ -24,8 +24,8 @@ in TERMINATING ends when its node, which had reported the share, reports it no m
 
 A node's report is accepted for pods that were bound to that node. Shares that it reports of other pods count on its own
 cards and in no quota (`unknown_holding`): the report may be right, since pods that were deleted while no extender ran
-are unknown. A report says nothing about shares on other nodes. It adds to a card only what exceeds that which the pod
-holds of it already, there or under the node's former name (docs/design/0031).
+are unknown. A report says nothing about shares on other nodes. It adds to a card only the amount beyond the pod's known
+share of the card, there or under the node's former name (docs/design/0031).
 
 Beside its row a pod may have a nomination: cards that become free because other pods are evicted (`nominations`). It
 ends with the pod, too.
@@ -407,8 +407,8 @@ class Reservations:
             self._mark_terminating(row)
 
     def mark_unreported(self, report: Report) -> None:
-        """Record that a card does not report the pod any more. If no card of the node does, the pod's
-        containers are gone.
+        """Record that a card no longer reports the pod. If no card of the node reports it, the pod's containers are
+        gone.
         """
         row = self._rows.get(report.uid)
         if row is None or row.phase not in (Phase.TERMINATING, Phase.ORPHANED):

@@ -84,7 +84,7 @@ class ScoredPolicies:
             self._watched = self._cache.loads.watch()
 
     def learning_input(self) -> "LearningInput | None":
-        """What the engine should learn from now; None if there is nothing to learn."""
+        """The input from which the engine should learn now; None if there is nothing to learn."""
         with self._lock:
             self._cache.sync_cards()
             engine = self._updated_engine()
@@ -97,7 +97,7 @@ class ScoredPolicies:
                 self._engine.adopt(learned)
 
     def precompute_scores(self, max_nodes: int) -> bool:
-        """Compute the scores of at most `max_nodes` nodes beforehand. Returns whether more may be left."""
+        """Compute the scores of at most `max_nodes` nodes in advance. Returns whether more nodes may be left."""
         with self._lock:
             engine = self._updated_engine()
             return engine.warm(max_nodes) if engine is not None else False

@@ -73,7 +73,7 @@ class Evictions:
         self._retry_deferred(now)
 
     def _retry_deferred(self, now: float) -> None:
-        """Retry victims that could not be evicted yet: without them the other evictions were in vain."""
+        """Retry the victims that could not be evicted yet: the other evictions only help together with these."""
         deferred, self._deferred = self._deferred, []
         for eviction, victim, at, tries in deferred:
             if at > now:

@@ -1,7 +1,7 @@
-"""Evicts the later of two pods that were given the same memory of a card, if it has not started yet.
+"""Evicts the later of two pods that hold the same memory of a card, if it has not started yet.
 
-Two Bindings of ours never do that (docs/design/0011-fencing.md); a Binding by another program may, or one that a wrong
-clock or a person made possible. The node starts nothing beyond what the card has, so the later pod would wait there for
+Two Bindings of the extender never cause that (docs/design/0011-fencing.md), but a Binding of another program can, or a
+wrong clock or a manual change. The node starts no pod beyond the card's capacity, so the later pod would wait there for
 ever. Pods that were bound to the node under its former name count, too. They are not evicted, so that an attacker who
 controls a node cannot have the pods of another node evicted by false reports.
 

@@ -42,7 +42,7 @@ class CardSearch:
     """The search for one gang: for the members that are missing when it begins.
 
     offers: the nodes that kube-scheduler has offered, by shape.
-    given_up: by card, how often the gang has waited for it in vain.
+    given_up: how often each card was given up, because nothing was freed on it for long.
     """
 
     def __init__(

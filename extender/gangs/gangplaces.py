@@ -1,4 +1,4 @@
-"""Places for members of gangs: what kube-scheduler has offered, what was tried in vain, and the plans that reserve
+"""Places for members of gangs: the nodes that kube-scheduler has offered, failed attempts, and the plans that reserve
 cards.
 
 `gangs` decides what is planned when. A plan is one reservation in the phase WAITING for each member. Not thread-safe:
@@ -267,7 +267,7 @@ class GangPlaces:
         return gangplan.plan(self._ledger, self._loads, members, terms)
 
     def _nodes_for_any(self, members: Iterable[Member], nodes: set[str]) -> set[str]:
-        """Those of the nodes that could take one of the members; all nodes if that is unknown."""
+        """The given nodes that could take one of the members; all of them if that is unknown."""
         vacant = [self._vacant(*shape) for shape in shapes(members)]
         if any(candidates is None for candidates in vacant):
             return nodes
@@ -304,7 +304,7 @@ class GangPlaces:
         return outcome if isinstance(outcome, Planned) else None
 
     def invalid_part(self, gang: Gang) -> str:
-        """The part of the plan that does not hold any more, or ""."""
+        """The part of the plan that is no longer valid, or ""."""
         for uid, node in gang.plan.items():
             member, holding = gang.members[uid], self._ledger.holding(uid)
             is_valid = self._loads.free_load(node) is not None
@@ -382,7 +382,7 @@ class GangPlaces:
 
 
 class _PlanInputs(NamedTuple):
-    """What a failed plan depends on: while it is equal, planning again fails again.
+    """The inputs of a plan. While they are equal, a failed plan fails again.
 
     freed: how often something became free.
     members, offers: how often the gang's members and its offers have changed.
@@ -397,7 +397,7 @@ class _PlanInputs(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _GangRecord:
-    """What is known of one gang.
+    """The offers and the failed plan of one gang.
 
     offers: the nodes that kube-scheduler has offered, by shape.
     changes: how often the offers have changed.

@@ -170,7 +170,7 @@ class Fence:
     def _try_fence(
         self, pod: PodRef, fencing_token: str, still_leads: Callable[[], bool], slow: Counter[str], until: float
     ) -> PodState | errors.KubeError | None:
-        """Fence one pod. Returns the error instead of raising it, and None if this extender does not lead any more.
+        """Fence one pod. Returns the error instead of raising it, and None if this extender no longer leads.
 
         slow: writes that got no response in time, by namespace. After `until` one of them is too many.
         """

@@ -174,7 +174,7 @@ class LeaseLeadership(Leadership):
             return Denial(
                 f"not the leader: the lease {self._name} is not valid yet, or not any more", served_elsewhere=True
             )
-        holder_text = "nobody" if holder == "" else holder or "another extender or nobody"
+        holder_text = "no extender" if holder == "" else holder or "another extender or none"
         return Denial(f"not the leader: {holder_text} holds the lease {self._name}", served_elsewhere=True)
 
     def lease_blockers(self) -> list[str]:

@@ -86,7 +86,7 @@ class LeaderMark:
         """Write the labels if they may be wrong.
 
         Raises the first KubeError after all labels were tried: a label that cannot be written, such as on a pod that a
-        policy protects, does not keep the others wrong.
+        policy protects, does not stop the others.
         """
         epoch = self._epoch()
         failures: list[errors.KubeError] = []

@@ -139,7 +139,7 @@ class Nominator:
             self._release_nominations([pod.uid], NominationOutcome.MISS)
 
     def remove_pod(self, uid: str) -> None:
-        """Forget the pod: it is bound or gone, or its status names no such node any more."""
+        """Forget the pod: it is bound or deleted, or its status no longer names such a node."""
         self._nominees.pop(uid, None)
         self._unreserved_since.pop(uid, None)
 
@@ -191,7 +191,7 @@ class Nominator:
     def score_nodes(
         self, placement_request: PlacementRequest, created: str
     ) -> tuple[dict[str, int], dict[str, Refusal]]:
-        """As `place_pod`, but the scores of all nodes that fit, and why the others do not."""
+        """As `place_pod`, but returns the scores of all nodes that fit, and the refusals of the other nodes."""
         scores, refusals = self._placing.score_nodes(placement_request)
         later = self.later_nominations(placement_request.request.priority, created) if not scores else ()
         if later:
@@ -264,7 +264,7 @@ class Nominator:
     def take_stale_nominees(self) -> list[Nominee]:
         """Pods whose statuses name a node where nothing is reserved for them; each is returned once.
 
-        Another extender of ours may have written the node, or another program; the record does not tell.
+        Another extender may have written the node, or another program; the record does not show which.
         """
         with self._lock:
             now = self._clock.now()

@@ -332,7 +332,7 @@ class Preemption:
     # Everything below runs under the lock.
 
     def _nodes_freeing_cards(self, nodes: set[str]) -> set[str]:
-        """Those of the nodes where cards become free without an eviction."""
+        """The given nodes where cards become free without an eviction."""
         vanished = (row.node for row in self._cache.reservations.rows_in_phases(Phase.TERMINATING))
         return self._loads.nodes_with_terminating_pods(nodes) | nodes.intersection(vanished)
 

@@ -313,8 +313,8 @@ class SchedulingQueue:
         return row.rank if row is not None else None
 
     def take_request(self, uid: str) -> tuple[PodRequest, str] | None:
-        """What the pod requested at filter, and its resourceVersion. Only once: after a failed bind there is another
-        filter call.
+        """The pod's request at filter, and its resourceVersion. It is returned once: after a failed bind there is
+        another filter call.
         """
         row = self._pods.get(uid)
         if row is None:
@@ -473,7 +473,7 @@ class SchedulingQueue:
     def next_preemption(self, is_helped: Callable[[str], bool]) -> PendingPreemption | None:
         """The pod to search victims for now, which is then not due for a while; None if none is due.
 
-        is_helped: returns whether a pod, by UID, needs no victims any more.
+        is_helped: returns whether the pod with a UID no longer needs victims.
 
         Namespaces take turns by the time that their searches take, so that none delays the others: every other search
         is for one of all namespaces, and those between are for one of the namespaces with pods of the highest priority.

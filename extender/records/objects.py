@@ -1,4 +1,4 @@
-"""Records of our own objects: cards, classes and quotas, each made of its JSON with what the extender needs.
+"""Records of Cardwise's objects: cards, classes and quotas, decoded from JSON.
 
 A record has two parts: one goes to the state, for decisions; the other is the object's status, which is compared with
 what it should be (`statuswriter`). One watch feeds both, so each object is decoded once, and they never differ.

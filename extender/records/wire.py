@@ -139,7 +139,7 @@ class NodeList(Struct):
 
 
 class FilterResult(Struct, rename="pascal"):
-    """Nodes that fit, and why the others do not."""
+    """The nodes that fit, and the reasons of the other nodes."""
 
     nodes: NodeList | None = None
     node_names: list[str] | None = None

@@ -49,7 +49,7 @@ class Lister(Generic[T]):
             return dict(self.objects)
 
     def _record_change(self, key: str, before: T | None, new: T | None) -> None:
-        """Record a change of the object; under the lock. None: it did not exist, or does not any more."""
+        """Record a change of the object; under the lock. None: the object did not exist, or was deleted."""
         del before, new
         self._changed.add(key)
 

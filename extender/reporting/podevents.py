@@ -72,7 +72,7 @@ class PodEvents:
         self._events.record(pod.about, "WaitingForQuota", _quota_message(full))
 
     def record_missing_class(self, quota: QuotaRecord, text: str) -> None:
-        """Record an event: the quota's status says now that one of its classes does not exist. Returns at once."""
+        """Record an event on the quota: its status reports a class that does not exist. Returns at once."""
         quota_object = ObjectRef(names.API_VERSION, "GPUQuota", quota.name, quota.namespace, quota.uid)
         self._events.record(quota_object, statuses.CLASS_NOT_FOUND, text, "Warning")
 

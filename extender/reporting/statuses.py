@@ -104,7 +104,7 @@ def count_node(ledger: Ledger, node: str) -> NodeCount:
 
 @dataclass(slots=True)
 class _Allocation:
-    """What is held of one card or device, while it is summed up."""
+    """The running totals of one card or device."""
 
     memory: int = 0
     core: int = 0
@@ -118,7 +118,7 @@ class _Allocation:
 
 
 def _allocations(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, _Allocation]:
-    """What is held of each card or device, by its UUID."""
+    """The allocation of each card or device, by its UUID."""
     allocations: dict[str, _Allocation] = defaultdict(_Allocation)
     for holding in ledger.holdings(node):
         counted = set()

@@ -1,4 +1,5 @@
-"""Writes the statuses of our objects that differ from what the ledger says (`statuses`).
+"""Writes the statuses of Cardwise's objects that differ from the wanted ones, which follow from the ledger
+(`statuses`).
 
 Level-triggered: at each write the wanted status of that moment is compared with what the watch shows. So a lost write,
 an edit by another program or a missed change is corrected; the newest state wins, and states in between are never
@@ -70,7 +71,7 @@ class StatusWriter:
     """Writes statuses. All methods belong to one thread.
 
     active: returns whether this extender writes: it leads, and knows all pods, nodes and cards.
-    no_class: called with a quota and a text once the quota's status says that one of its classes does not exist.
+    no_class: called with a quota and a text when the quota's status first reports a class that does not exist.
 
     `ledger_check` has the disagreements that are found while nodes are counted; a standby finds them too.
     """

@@ -90,9 +90,9 @@ def test_a_beginning_that_fails_after_all_was_settled_settles_nothing_again(two,
 def test_before_anybody_is_known_to_lead_nobody_is_named():
     clock = FakeClock()
     extender = Extender(Cluster(clock), "a", clock, cards={"n1": 1})
-    assert "another extender or nobody holds" in extender.leadership.denial().text
+    assert "another extender or none holds" in extender.leadership.denial().text
     extender.elector.step()
-    assert "nobody holds" in extender.leadership.denial().text
+    assert "no extender holds" in extender.leadership.denial().text
 
 
 def test_a_leader_that_cannot_renew_says_so_and_stops_in_time(two):
