@@ -189,7 +189,7 @@ def card(node: int, i: int, models: int) -> dict:
     return {
         "metadata": {"name": uuid.lower(), "resourceVersion": "1", "labels": {"cardwise.dev/node": node_name(node)}},
         "spec": {"node": node_name(node), "index": i, "uuid": uuid, "model": model, "memoryMiB": P100},
-        "status": {"health": "Healthy", "cardAccess": "cdi"},
+        "status": {"health": "Healthy", "gpuAccess": "cdi"},
     }
 
 

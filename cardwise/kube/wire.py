@@ -299,7 +299,7 @@ class ExtendedResourceStatus(Struct, rename="camel"):
     """The status of an ExtendedResource.
 
     health: Healthy or Unhealthy, "" before the first report.
-    card_access: cdi or env.
+    gpu_access: cdi or env.
     mps: None if the node has no MPS manager.
     reported: the shares of deleted pods, as the device plugin reports them.
     terminating: the shares of deleted pods that the extender still counts.
@@ -307,7 +307,7 @@ class ExtendedResourceStatus(Struct, rename="camel"):
 
     health: str = ""
     reason: str = ""
-    card_access: str = ""
+    gpu_access: str = ""
     mps: MpsStatus | None = None
     reported: list[ContainerShare] | None = None
     terminating: list[ContainerShare] | None = None

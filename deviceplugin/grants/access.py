@@ -32,7 +32,7 @@ NO_CDI_NO_MPS = (
 
 
 class Access(StrEnum):
-    """The access, as in ExtendedResource.status.cardAccess."""
+    """The access, as in ExtendedResource.status.gpuAccess."""
 
     CDI = "cdi"
     ENV = "env"

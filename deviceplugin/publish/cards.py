@@ -172,7 +172,7 @@ def status(health: Health, access: str, reported: Sequence[ContainerShare]) -> J
     return {
         "health": "Healthy" if health.healthy else "Unhealthy",
         "reason": wording.sanitize_message(health.reason),
-        "cardAccess": access,
+        "gpuAccess": access,
         "reported": [share.to_json() for share in reported],
     }
 
@@ -205,7 +205,7 @@ def statuses(
 def status_of(resource: ExtendedResource) -> Json:
     """The observed status in the form of `status`, so without the extender's fields."""
     seen = resource.status
-    return status(Health(seen.health == "Healthy", seen.reason), seen.card_access, seen.reported or ())
+    return status(Health(seen.health == "Healthy", seen.reason), seen.gpu_access, seen.reported or ())
 
 
 def spec_of(resource: ExtendedResource) -> Json:

@@ -26,7 +26,7 @@ _PASSED_OVER = (
     f"status.reported has ignored entries: an invalid podUID, a number out of range, or more than "
     f"{survey.MAX_REPORTED_PER_CARD} entries"
 )
-_ENV_ACCESS = "env"  # in status.cardAccess
+_ENV_ACCESS = "env"  # in status.gpuAccess
 
 
 class ShareRecord(NamedTuple):
@@ -157,7 +157,7 @@ def decode_card(raw: bytes) -> tuple[str, CardRecord] | None:
         _labels(decoded),
         _card_status(status, spec),
         "" if complete and len(reported) == len(status.reported or ()) else _PASSED_OVER,
-        status.card_access == _ENV_ACCESS,
+        status.gpu_access == _ENV_ACCESS,
     )
 
 

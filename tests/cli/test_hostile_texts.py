@@ -113,7 +113,7 @@ def event(kind: str, name: str, reason: str, uid: str = "") -> Json:
 
 def cluster() -> Cluster:
     sick = card("n1", 1, HOSTILE_MODEL, health="Unhealthy")
-    sick["status"] |= {"reason": HOSTILE, "mps": {"state": HOSTILE, "reason": HOSTILE}, "cardAccess": HOSTILE}
+    sick["status"] |= {"reason": HOSTILE, "mps": {"state": HOSTILE, "reason": HOSTILE}, "gpuAccess": HOSTILE}
     cordoned = card("n1", 2, unschedulable=True, cordon={"reason": HOSTILE, "user": HOSTILE, "time": HOSTILE})
     group = {
         "metadata": {"namespace": "team-a", "name": "g"},

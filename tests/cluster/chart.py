@@ -26,7 +26,7 @@ VALUES: Mapping[str, Any] = {
     "image": {"repository": partsimage.NAME, "tag": partsimage.TAG, "pullPolicy": "Never"},
     "scheduler": {"mode": "manual"},
     "webhook": {"timeoutSeconds": 15},  # a busy machine is slow, and that is no failure
-    "nodes": {"simulatedCards": f"{node.OWN_FOLDER}/cards.yaml"},
+    "nodes": {"simulatedGPUs": f"{node.OWN_FOLDER}/cards.yaml"},
     "extender": {"service": {"clusterIP": EXTENDER_ADDRESS}, "leaseSeconds": 5},
 }
 

@@ -89,7 +89,7 @@ def _create_card(client: KubeClient, node: str, node_uid: str, index: int, card:
         "spec": spec,
     }
     client.create(paths.extendedresources(), resource)
-    status = {"status": {"health": "Healthy", "cardAccess": "cdi"}}
+    status = {"status": {"health": "Healthy", "gpuAccess": "cdi"}}
     client.patch(paths.extendedresources(name, "status"), status)
 
 

@@ -186,7 +186,7 @@ class Rig:
         **annotations: str,
     ) -> dict:
         """A bound pod with the limits of each of its containers, by name."""
-        by_env = self.status(0).get("cardAccess") == "env"  # as the extender reads it
+        by_env = self.status(0).get("gpuAccess") == "env"  # as the extender reads it
         pod = {
             "metadata": {
                 "name": name,

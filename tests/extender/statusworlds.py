@@ -81,7 +81,7 @@ def er_object(uuid: str, node: str, *, model: str = "Tesla K80", index: int = 0)
         "kind": "ExtendedResource",
         "metadata": {"name": names.extended_resource_name(uuid)},
         "spec": {"node": node, "index": index, "uuid": uuid, "model": model, "memoryMiB": K80},
-        "status": {"health": "Healthy", "cardAccess": "cdi"},
+        "status": {"health": "Healthy", "gpuAccess": "cdi"},
     }
 
 

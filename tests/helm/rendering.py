@@ -34,7 +34,7 @@ OTHER = (  # nothing is as by default
     "deviceplugin.restrictToNode=false",
     "mps.audit.evict=true",
     "mps.audit.evictPerHour=2",
-    "nodes.cards=GPU-1\\,GPU-2",
+    "nodes.gpus=GPU-1\\,GPU-2",
     "policies.annotationWriters={me}",
 )
 OFF = (  # what can be left out is

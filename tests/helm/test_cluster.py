@@ -94,7 +94,7 @@ def test_what_cannot_work_here_is_refused_with_what_to_write(
         ({}, ["nodes.runtimeClass="], None),
         ({}, ["nodes.runtimeClass=gvisor"], "gvisor"),
         (SEVERAL | {"runtimeClasses": ["nvidia-a", "nvidia-b"]}, ["nodes.runtimeClass=nvidia-b"], "nvidia-b"),
-        ({}, ["nodes.simulatedCards=/srv/cards.yaml"], None),
+        ({}, ["nodes.simulatedGPUs=/srv/cards.yaml"], None),
         ({"enforced": ""}, [KUBEADM], "nvidia"),
     ],
 )

@@ -140,6 +140,6 @@ def test_everybody_sees_types_and_only_if_told_so_cards(render: Render) -> None:
         return {binding["roleRef"]["name"] for binding in of_all}
 
     assert everybody() == {"cardwise-types"}
-    assert everybody("people.viewTypes=false", "people.viewCards=true") == {"cardwise-view"}
+    assert everybody("people.viewTypes=false", "people.viewGPUs=true") == {"cardwise-view"}
     (rule,) = get_object(render(), "ClusterRole", "cardwise-types")["rules"]
     assert (rule["resources"], rule["verbs"]) == (["resourceclasses"], ["get", "list", "watch"])

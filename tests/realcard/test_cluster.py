@@ -39,7 +39,7 @@ PARTS: dict[str, Json] = {
     "pods": {
         "chart": True,
         "values": {
-            "nodes": {"simulatedCards": "", "runtimeClass": toolkit.RUNTIME_CLASS},
+            "nodes": {"simulatedGPUs": "", "runtimeClass": toolkit.RUNTIME_CLASS},
             "mps": {"enabled": True, "stopDaemons": "always", "extraArgs": MANAGER},
             "webhook": {"shareAgentImage": partsimage.AGENT},
         },

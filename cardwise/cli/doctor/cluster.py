@@ -61,7 +61,7 @@ def check_closed_nodes(facts: Facts) -> Iterator[Finding]:
 
 def check_runtimes(facts: Facts) -> Iterator[Finding]:
     """Whether each node with cards can restrict containers to their card."""
-    access = {card["spec"]["node"]: (card.get("status") or {}).get("cardAccess") for card in facts.cards}
+    access = {card["spec"]["node"]: (card.get("status") or {}).get("gpuAccess") for card in facts.cards}
     open_: dict[tuple[str, str], list[str]] = {}
     for node in facts.nodes:
         name = node["metadata"]["name"]
@@ -102,7 +102,7 @@ def cdi_remedy(runtime: str, number: str) -> str:
     if not cdiruntimes.has_cdi(runtime, number):
         since = cdiruntimes.format_version(cdiruntimes.CDI_BY_DEFAULT[runtime])
         return f"set enable_cdi = true in the configuration of {runtime} (the default since {since})"
-    return "let the device plugin choose (deviceplugin.cardAccess=auto), and check that the runtime reads /var/run/cdi"
+    return "let the device plugin choose (deviceplugin.gpuAccess=auto), and check that the runtime reads /var/run/cdi"
 
 
 def check_clocks(facts: Facts) -> Iterator[Finding]:
@@ -150,9 +150,9 @@ def check_other_plugins(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "other-plugins",
             Severity.WARNING,
-            f"{subject}: NVIDIA's device plugin offers them, so Cardwise does not use them unless nodes.cards names "
+            f"{subject}: NVIDIA's device plugin offers them, so Cardwise does not use them unless nodes.gpus names "
             "them",
-            "stop NVIDIA's plugin there, or split the GPUs between the two with nodes.cards and that plugin's "
+            "stop NVIDIA's plugin there, or split the GPUs between the two with nodes.gpus and that plugin's "
             "NVIDIA_VISIBLE_DEVICES",
         )
     similar: list[str] = []

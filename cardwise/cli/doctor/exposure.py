@@ -48,7 +48,7 @@ def check_exposure(
     which the nodes have already.
     """
     access = {
-        card["spec"]["node"]: (card.get("status") or {}).get("cardAccess") or "cdi"
+        card["spec"]["node"]: (card.get("status") or {}).get("gpuAccess") or "cdi"
         for card in cluster_facts.cards
         if card["spec"].get("memoryMiB")
     }

@@ -287,7 +287,7 @@ def check_cards(facts: Facts) -> Iterator[Finding]:
         sick, lambda card: wording.sanitize_message(card["status"].get("reason") or "no reason given")
     ).items():
         text = f"{_describe_cards(cards_of_reason)} unhealthy: {reason}"
-        remedy = "no pod gets a GPU until one is healthy: fix that, or give Cardwise other GPUs (nodes.cards)"
+        remedy = "no pod gets a GPU until one is healthy: fix that, or give Cardwise other GPUs (nodes.gpus)"
         level = Severity.WARNING if usable else Severity.PROBLEM
         yield Finding(
             "cards", level, text, "it gets no new pods; this ends by itself once it is healthy" if usable else remedy

@@ -77,7 +77,7 @@ several, none is called nvidia, and nobody has said which, also "" (templates/ch
 {{- define "cardwise.nodes.runtimeClass" -}}
 {{- if ne .Values.nodes.runtimeClass "auto" }}
 {{- .Values.nodes.runtimeClass }}
-{{- else if not .Values.nodes.simulatedCards }}
+{{- else if not .Values.nodes.simulatedGPUs }}
 {{- $classes := dig "nvidia" list (include "cardwise.cluster" . | fromJson) }}
 {{- if has "nvidia" $classes }}nvidia{{ else if eq (len $classes) 1 }}{{ first $classes }}{{ end }}
 {{- end }}

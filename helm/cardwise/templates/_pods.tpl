@@ -112,7 +112,7 @@ terminationMessagePolicy: FallbackToLogsOnError
 {{- define "cardwise.container.nodeEnv" -}}
 - name: NODE_NAME
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
-{{- if not .Values.nodes.simulatedCards }}
+{{- if not .Values.nodes.simulatedGPUs }}
 - {name: NVIDIA_VISIBLE_DEVICES, value: all}
 - {name: NVIDIA_DRIVER_CAPABILITIES, value: "compute,utility"}
 {{- end }}

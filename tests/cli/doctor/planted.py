@@ -57,7 +57,7 @@ def installation() -> Facts:
     """What doctor reads of an installation without a fault."""
     cards = [card("n1", 0), card("n1", 1)]
     for resource in cards:
-        resource["status"] |= {"cardAccess": "cdi", "mps": {"state": "Ready"}}
+        resource["status"] |= {"gpuAccess": "cdi", "mps": {"state": "Ready"}}
     return Facts(
         version={"gitVersion": "v1.34.4"},
         nodes=[node("n1")],

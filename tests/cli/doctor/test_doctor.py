@@ -33,7 +33,7 @@ def add_nodes(seen: Facts, count: int = 60) -> list[Json]:
     seen.nodes = [node(f"n{i}") for i in range(count)]
     seen.cards = [card(f"n{i}", j) for i in range(count) for j in range(8)]
     for resource in seen.cards:
-        resource["status"] |= {"cardAccess": "cdi", "mps": {"state": "Ready"}}
+        resource["status"] |= {"gpuAccess": "cdi", "mps": {"state": "Ready"}}
     return list(seen.cards)
 
 
@@ -94,7 +94,7 @@ def test_without_rights_it_does_not_say_that_there_is_no_problem(sound):
 
 def test_what_is_the_same_on_many_nodes_is_one_line(sound):
     for resource in add_nodes(sound):
-        resource["status"] |= {"cardAccess": "env", "mps": {"state": "Down", "reason": "no control program"}}
+        resource["status"] |= {"gpuAccess": "env", "mps": {"state": "Down", "reason": "no control program"}}
     texts = {finding.check: finding.text for finding in troubles(sound)}
     assert texts["card-access"].startswith(
         "60 nodes (n0, n1, n2 and 57 more): GPUs are assigned by environment variable only"
@@ -386,7 +386,7 @@ def plant_deleted_node(seen: Facts) -> None:
 
 def plant_old_runtime(seen: Facts) -> None:
     seen.nodes = [node("n1", "containerd://1.7.27")]
-    seen.cards[0]["status"]["cardAccess"] = seen.cards[1]["status"]["cardAccess"] = "env"
+    seen.cards[0]["status"]["gpuAccess"] = seen.cards[1]["status"]["gpuAccess"] = "env"
 
 
 def plant_old_crio(seen: Facts) -> None:
@@ -611,7 +611,7 @@ def plant_no_rights(seen: Facts) -> None:
             "deviceplugin.mps=auto",
         ),
         (plant_closed_by_mps, Severity.WARNING, "GPU-n1-1 is without MPS, Down: the GPU is closed", "until the pods"),
-        (plant_nvidia_plugin, Severity.WARNING, "node n1, 2 GPUs: NVIDIA's device plugin offers", "nodes.cards"),
+        (plant_nvidia_plugin, Severity.WARNING, "node n1, 2 GPUs: NVIDIA's device plugin offers", "nodes.gpus"),
         (plant_hami, Severity.NOTE, "HAMi is installed: DaemonSet kube-system/hami-device-plugin", "nodeSelector"),
         (
             plant_dra_driver,
@@ -1014,7 +1014,7 @@ def nvidia(name: str = "nvidia", handler: str = "nvidia") -> Json:
 
 def test_a_node_where_a_pod_without_a_share_gets_a_card_is_found(sound):
     sound.nodes, sound.cards = [node("n1"), node("n2"), node("n3")], [card("n1", 0), card("n2", 0)]
-    sound.cards[1]["status"]["cardAccess"] = "env"
+    sound.cards[1]["status"]["gpuAccess"] = "env"
     sound.runtimeclasses = [nvidia("cards"), nvidia("gvisor", "runsc")]
     sound.nodes[1]["status"]["runtimeHandlers"] = [{"name": "runc"}]
     two_devices = "looked\n/dev/nvidia0\n/dev/nvidia1\n"

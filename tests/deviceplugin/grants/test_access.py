@@ -14,7 +14,7 @@ def is_open(rig: Rig) -> None:
     assert not rig.kubelet.allocation.container_responses[0].ListFields()
     assert rig.spec(slot) is None
     rig.settle()
-    assert rig.status(1).get("cardAccess") == "env"
+    assert rig.status(1).get("gpuAccess") == "env"
 
 
 def test_without_cdi_the_answer_is_empty_and_it_is_told(idle_rig):
@@ -102,7 +102,7 @@ def test_one_card_without_a_device_opens_nothing_and_recovers(idle_rig):
     rig.start()
     assert rig.status(1).get("health") == "Unhealthy"
     assert "later: No such file" in rig.status(1)["reason"]
-    assert rig.status(0)["cardAccess"] == rig.status(1)["cardAccess"] == "cdi"
+    assert rig.status(0)["gpuAccess"] == rig.status(1)["gpuAccess"] == "cdi"
     assert rig.spec(rig.run(rig.bind("a", [(0, 100)])))
     assert not any("later" in problem for problem in rig.agent.problems())
     pod = rig.bind("b", [(1, 100)])
@@ -122,7 +122,7 @@ def test_without_any_device_it_is_not_ready_and_nothing_is_open(idle_rig):
     rig.write_cards()
     rig.start()
     assert [rig.status(index).get("health") for index in (0, 1)] == ["Unhealthy"] * 2
-    assert rig.status(0)["cardAccess"] == "cdi"
+    assert rig.status(0)["gpuAccess"] == "cdi"
     assert any("later0: No such file" in problem for problem in rig.agent.problems())
     for index, device in enumerate(devices):
         (rig.folder / f"later{index}").symlink_to(device)

@@ -20,7 +20,7 @@ class TestWhatTheClusterIsTold:
         spec = dict(resource["spec"])
         assert spec.pop("properties").items() >= {"name": "mlx5_0", "pciAddress": "0000:3b:00.0"}.items()
         assert spec == {"kind": "rdma", "node": NODE, "index": 0, "uuid": FIRST, "model": "MT4119"}
-        assert machine.status(FIRST) == {"health": "Healthy", "reason": "", "cardAccess": "cdi", "reported": []}
+        assert machine.status(FIRST) == {"health": "Healthy", "reason": "", "gpuAccess": "cdi", "reported": []}
         assert machine.resource(FPGA)["spec"]["kind"] == "fpga"
         assert machine.resource(FPGA)["spec"]["index"] == 0
         assert rig.card(0)["spec"]["kind"] == "nvidia-gpu"

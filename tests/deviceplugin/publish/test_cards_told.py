@@ -45,7 +45,7 @@ def test_the_cluster_learns_of_the_cards(rig):
         "memoryMiB": P100,
         "properties": {},
     }
-    assert rig.status(1) == {"health": "Healthy", "reason": "", "cardAccess": "cdi", "reported": []}
+    assert rig.status(1) == {"health": "Healthy", "reason": "", "gpuAccess": "cdi", "reported": []}
     rig.settle()
     assert rig.problems() == []
 

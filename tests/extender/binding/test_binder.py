@@ -109,7 +109,7 @@ def test_what_the_environment_reads_opens_no_card_unless_the_node_gives_cards_by
     world = World()
     for index in range(2):
         card = resource(index)
-        card["status"]["cardAccess"] = access
+        card["status"]["gpuAccess"] = access
         world.state.set_card(*as_card(card))
     world.bind()
     ((_, body),) = world.posts

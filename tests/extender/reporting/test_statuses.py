@@ -43,7 +43,7 @@ def test_a_card_shows_what_is_held_and_what_is_left_of_it(world):
     shown = world.status(er_path("GPU-A"))
     assert shown["allocated"] == {"memoryMiB": 5441, "corePercent": 50, "shares": 3, "whole": False, "pods": 2}
     assert (shown["freeMiB"], shown["classes"]) == (6000, ["k80", "slow"])
-    assert (shown["health"], shown["cardAccess"]) == ("Healthy", "cdi"), "these are the device plugin's"
+    assert (shown["health"], shown["gpuAccess"]) == ("Healthy", "cdi"), "these are the device plugin's"
     full = world.status(er_path("GPU-B"))
     assert full["allocated"] == {"memoryMiB": K80, "corePercent": 100, "shares": 1, "whole": True, "pods": 1}
     assert full["freeMiB"] == 0

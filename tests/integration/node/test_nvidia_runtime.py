@@ -266,7 +266,7 @@ def test_by_environment_alone_a_share_has_its_card_only_where_the_toolkit_heeds_
         cards = paths.extendedresources()
 
         def is_reported() -> bool:
-            return all(card["status"].get("cardAccess") == access for card in cluster.api.get(cards)["items"])
+            return all(card["status"].get("gpuAccess") == access for card in cluster.api.get(cards)["items"])
 
         team.wait(is_reported, f"the cards are given by {access}")
 

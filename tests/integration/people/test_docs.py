@@ -187,7 +187,7 @@ def test_the_quick_start_is_for_who_may_edit_in_one_namespace(cluster: Cluster, 
         assert shell.type(refused.stderr.strip().partition(" grants it with: ")[2]).returncode == 0
         space.wait(lambda: ann.type("cardwise gangs -A").returncode == 0, "gangs may be seen")
         cluster.kubectl_object("delete", "clusterrolebinding", ANNS_ROLE)
-        # What the page gives a group is what people.viewCards gives.
+        # What the page gives a group is what people.viewGPUs gives.
         assert VIEW in TYPED["admin.md"]
         assert shell.type(VIEW.replace("GROUP", f"system:serviceaccounts:{space.name}")).returncode == 0
         space.wait(lambda: "TOTAL-MIB" in ann.type("cardwise top --once").stdout, "cards may be seen")
