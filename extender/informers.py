@@ -129,8 +129,8 @@ class Informers:
         """
         for reflector in self._reflectors:
             reflector.retry()
-        for done in [reflector.relist() for reflector in self._decisive]:
-            while not self._clock.wait(done, _CHECK_SECONDS):
+        for relisted in [reflector.relist() for reflector in self._decisive]:
+            while not self._clock.wait(relisted, _CHECK_SECONDS):
                 if not is_wanted():
                     return False
         return True

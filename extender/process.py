@@ -241,7 +241,7 @@ class Extender:
         """Cancel the waiting binds, and release the Lease in another thread."""
         self._state.gangs.cancel_permits("the extender is shutting down")
         # Not only when the last connection is closed: that takes seconds, and the next leader can begin now.
-        threading.Thread(target=self._leadership.stop, name="leaving", daemon=True).start()
+        threading.Thread(target=self._leadership.stop, name="lease-release", daemon=True).start()
 
     def stop(self) -> None:
         self._leadership.stop()

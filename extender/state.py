@@ -327,10 +327,10 @@ class State:
         again.
         """
         with self._lock:
-            uid, at, scores = self._last_scores
+            uid, scored_at, scores = self._last_scores
             if uid and uid == placement_request.pod.uid:
                 self._last_scores = _NO_SCORES
-                if self._clock.now() - at < _SCORED_SECONDS:
+                if self._clock.now() - scored_at < _SCORED_SECONDS:
                     return scores
         placement_request = self._node_search.search(placement_request)
         with self._lock:
@@ -359,24 +359,24 @@ class State:
                 return known_binding
             if not self.gangs.may_bind(uid, node):
                 return Refusal.GANG_BACKS_OFF
-            chosen: Assignment | Refusal | None = None
+            chosen_cards: Assignment | Refusal | None = None
             if row is not None and unconfirmed:
-                chosen = row.assignment  # it may be written already, so it must be these cards
+                chosen_cards = row.assignment  # it may be written already, so it must be these cards
             elif request is not None and not self._cache.loads.offers_shares(node):
-                chosen = Refusal.NO_SLOTS  # withdrawn after filter; the kubelet would fail the pod for good
+                chosen_cards = Refusal.NO_SLOTS  # withdrawn after filter; the kubelet would fail the pod for good
             elif request is not None:
                 rank = self._queue.rank(uid)
-                chosen = self._choose_cards(PlacementRequest(pod, request, (node,), policy, rank=rank), node)
-            if isinstance(chosen, Refusal):
+                chosen_cards = self._choose_cards(PlacementRequest(pod, request, (node,), policy, rank=rank), node)
+            if isinstance(chosen_cards, Refusal):
                 self._reservations.release_plan(uid)
                 self.gangs.mark_unposted(uid)
             else:
                 mps_client = request.mps_client if request is not None else COMMON
-                self._reservations.assume(pod, node, chosen, mps_client=mps_client, epoch=epoch)
-            if isinstance(chosen, Refusal):
-                return chosen
-            env_access = chosen is not None and self._inventory.has_env_access(node, chosen)
-            return Assumed(assignment=chosen, unconfirmed=unconfirmed, env_access=env_access)
+                self._reservations.assume(pod, node, chosen_cards, mps_client=mps_client, epoch=epoch)
+            if isinstance(chosen_cards, Refusal):
+                return chosen_cards
+            env_access = chosen_cards is not None and self._inventory.has_env_access(node, chosen_cards)
+            return Assumed(assignment=chosen_cards, unconfirmed=unconfirmed, env_access=env_access)
 
     def confirm(self, uid: str, phase: Phase | None) -> None:
         """Record how the posting ended: ACCEPTED, UNCONFIRMED, or None if the pod is surely not bound by this or an
@@ -447,8 +447,8 @@ class State:
             if next(self._queue.pods_requesting_class(name), None) is not None:
                 return True
             kinds = self._ledger.kinds
-            used = {kind for namespace in self._ledger.namespaces() for kind in self._ledger.usage(namespace)}
-            return any(kind == UNKNOWN or name in kinds.get(kind).classes for kind in used)
+            used_kinds = {kind for namespace in self._ledger.namespaces() for kind in self._ledger.usage(namespace)}
+            return any(kind == UNKNOWN or name in kinds.get(kind).classes for kind in used_kinds)
 
     def take_changed_nodes(self) -> set[str]:
         """The nodes whose cards or holdings have changed since the last call."""

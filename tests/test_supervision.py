@@ -14,7 +14,11 @@ from tests.fakes.clock import FakeClock
 ROOT = Path(__file__).parents[1]
 PARTS = ("cardwise", "extender", "webhook", "deviceplugin", "mps")
 # Threads that do one thing and end: file, and the name of the thread.
-ONE_SHOT = {("cardwise/supervision.py", None), ("cardwise/gpus/calls.py", None), ("extender/process.py", "leaving")}
+ONE_SHOT = {
+    ("cardwise/supervision.py", None),
+    ("cardwise/gpus/calls.py", None),
+    ("extender/process.py", "lease-release"),
+}
 
 
 class FailingLogger:

@@ -233,7 +233,7 @@ class Binder:
         """
         path = paths.pods(binding.args.pod_namespace, binding.args.pod_name, "binding")
         backoff, reposted = Backoff(initial=0.05, cap=2.0), False
-        trouble = "the deadline passed before the Binding was posted"
+        problem = "the deadline passed before the Binding was posted"
         while self._clock.now() < deadline:
             wait, version = None, binding.version
             try:
@@ -247,18 +247,18 @@ class Binder:
                     return
                 # The pod has changed or is bound, perhaps by us: a proxy may have sent the same request twice.
                 unconfirmed |= pod_read is _ReadOutcome.UNKNOWN
-                trouble = str(error)
+                problem = str(error)
                 if binding.version != version and not reposted:
                     reposted = True  # the pod was changed since it was read, and is not bound
                     continue
             except errors.TooManyRequests as error:
                 # The API server has not carried it out, but a proxy may have sent it twice: this is the second answer.
                 unconfirmed = True
-                trouble, wait = str(error), error.retry_after
+                problem, wait = str(error), error.retry_after
             except (errors.ServerError, errors.Unreachable) as error:
                 # It may have been carried out, now or later; posting the same again does no harm.
                 unconfirmed = True
-                trouble = str(error)
+                problem = str(error)
                 if self._read_pod(binding, deadline, unconfirmed=True) is _ReadOutcome.OURS:
                     return
             except errors.NotFound as error:
@@ -280,7 +280,7 @@ class Binder:
             if self._clock.now() + pause >= deadline:
                 break
             self._clock.sleep(pause)
-        raise BindFailed("api_error", f"not bound in time: {trouble}", unconfirmed=unconfirmed)
+        raise BindFailed("api_error", f"not bound in time: {problem}", unconfirmed=unconfirmed)
 
     def _post_once(self, path: str, body: dict[str, Any], deadline: float, epoch: int) -> bool:
         """Post once. Returns False if the deadline passed first. Raises _EpochOver if the epoch is over, and

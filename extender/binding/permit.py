@@ -65,7 +65,7 @@ class WaitingBinds:
         with self._lock:
             self._connections[number] = connection, permit, name
             if self._thread is None:
-                self._thread = supervised_thread(self._run, "waits", self._clock)
+                self._thread = supervised_thread(self._run, "permits", self._clock)
                 self._thread.start()
         return number
 

@@ -224,10 +224,10 @@ class NominatedPods:
         self, node: str, uid: str, reserved: Iterable[NominatedReservation]
     ) -> NodeState | None:
         """A copy of the node with what is reserved there, and without what the pod itself holds."""
-        known = self._cache.ledger.node(node)
-        if known is None:
+        node_state = self._cache.ledger.node(node)
+        if node_state is None:
             return None
-        state, own_holding = known.copy(), self._cache.ledger.holding(uid)
+        state, own_holding = node_state.copy(), self._cache.ledger.holding(uid)
         if own_holding is not None and own_holding.node == node:
             state.add(own_holding.assignment, own_holding.mps_client, -1)
         for nominated in reserved:

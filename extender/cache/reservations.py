@@ -242,13 +242,17 @@ class Reservations:
         What the pod is known to hold of its cards, there or under another name of the node, is not added. The rest is
         of a former binding, whose containers still run (etcd was restored from a backup).
         """
-        known = self.holding(report.uid)
-        if known is not None and known.node == report.node and known.assignment.is_legacy:
+        known_holding = self.holding(report.uid)
+        if known_holding is not None and known_holding.node == report.node and known_holding.assignment.is_legacy:
             return None  # its cards have no UUIDs
         reported = self._reports.reported_holding(*report)
         if reported is None:
             return None
-        remaining = reported.assignment.excess_over(known.assignment) if known is not None else reported.assignment
+        remaining = (
+            reported.assignment.excess_over(known_holding.assignment)
+            if known_holding is not None
+            else reported.assignment
+        )
         return (
             replace(reported, uid=unknown_holder_key(report), assignment=remaining, charged=False)
             if remaining is not None
@@ -429,10 +433,10 @@ class Reservations:
     def sync_reports(self, reports: Collection[Report]) -> None:
         """Update the ledger for these pods after node reports. A UID that only a node reports never counts as a pod."""
         for report in reports:
-            known = report.uid in self._rows
-            if known:
+            is_known = report.uid in self._rows
+            if is_known:
                 self._sync_capacity(report.uid)  # with the reports of nodes
-            if not known or not self._reports.is_reported(*report):
+            if not is_known or not self._reports.is_reported(*report):
                 self._capacity.set_holding(
                     unknown_holder_key(report), self.unknown_holding(report), seen_by_scheduler=False
                 )

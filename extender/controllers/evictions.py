@@ -88,7 +88,7 @@ class Evictions:
                 ]
                 _log.warning(
                     "failed to evict a pod; released the reservation of the pod that waits for it",
-                    pod=victim.pod, uid=victim.uid, waits=eviction.claimant.ref.pod, node=eviction.node,
+                    pod=victim.pod, uid=victim.uid, for_pod=eviction.claimant.ref.pod, node=eviction.node,
                 )  # fmt: skip
                 self._preemption.on_eviction_failed(eviction, refused, _STUCK_SECONDS)
                 continue

@@ -71,9 +71,9 @@ class FragMetrics(Collector):
             names = sorted(set().union(*self._changed))
             for changed in self._changed:
                 changed.clear()
-        for some in slices(names, _SLICE, self._clock):
+        for some_nodes in slices(names, _SLICE, self._clock):
             with self._state.view_loads() as (ledger, loads):
-                for name in some:
+                for name in some_nodes:
                     fragments.set_node(name, ledger.node(name), loads.free_load(name))
 
     def _learn_requests(self, fragments: "Fragments", now: float) -> None:

@@ -81,8 +81,8 @@ class Loops:
         self._gangs = gangs
         self._nominating = nominating
         threads: dict[str, tuple[float, Sequence[Step]]] = {
-            "upkeep": (_STEP_SECONDS, [self.step]),
-            "wakeups": (_STEP_SECONDS, [self.requeue_pods]),
+            "expiry": (_STEP_SECONDS, [self.step]),
+            "requeue": (_STEP_SECONDS, [self.requeue_pods]),
             "reports": (_REPORT_SECONDS, reports),
             "statuses": (_REPORT_SECONDS, statuses),
             "podgroups": (_REPORT_SECONDS, podgroups),
@@ -90,7 +90,7 @@ class Loops:
             "preemption": (_STEP_SECONDS, preemption),
             "workload": (_STEP_SECONDS, workload),
             "gangs": (_GANG_SECONDS, [gangs.step] if gangs is not None else []),
-            "nominating": (_NOMINATE_SECONDS, [nominating.step] if nominating is not None else []),
+            "nominations": (_NOMINATE_SECONDS, [nominating.step] if nominating is not None else []),
         }
         failed = "a step failed; the loop continues"
         self._loops = [

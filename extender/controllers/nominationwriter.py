@@ -160,7 +160,7 @@ class NominationWriter:
     def _thread_pool(self) -> ThreadPoolExecutor:
         # Made late, in the process that serves: it is a fork of the one that made this object.
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="nominating")
+            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="nominations")
         return self._pool
 
 

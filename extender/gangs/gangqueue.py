@@ -57,18 +57,18 @@ class GangQueue:
         return GangCursor(self._round_robin(self._places[gang.key]))
 
     def _round_robin(self, until: _Place | None = None) -> Iterator[Gang]:
-        last = None
+        last_lap = None
         if until is not None:
-            last = bisect_left(self._by_namespace[until[2].namespace], until) // AT_A_TIME
+            last_lap = bisect_left(self._by_namespace[until[2].namespace], until) // AT_A_TIME
         for lap in count():
-            some = [places[lap * AT_A_TIME : (lap + 1) * AT_A_TIME] for places in self._by_namespace.values()]
-            if lap == last and until is not None:
-                some = [places[: bisect_left(places, until)] for places in some]
-            if not any(some):
+            chunks = [places[lap * AT_A_TIME : (lap + 1) * AT_A_TIME] for places in self._by_namespace.values()]
+            if lap == last_lap and until is not None:
+                chunks = [places[: bisect_left(places, until)] for places in chunks]
+            if not any(chunks):
                 return
-            for _, _, gang in merge(*some):
+            for _, _, gang in merge(*chunks):
                 yield gang
-            if lap == last:
+            if lap == last_lap:
                 return
 
 

@@ -196,7 +196,7 @@ class Fence:
             _log.warning(
                 "skipped the namespace's other pending pods: API writes are too slow",
                 namespace=namespace,
-                left_out=pods,
+                skipped=pods,
             )
 
     def _report_failure(self, pod: PodRef, error: errors.KubeError) -> None:

@@ -181,7 +181,7 @@ class GangPreemption:
         search.max_members = 2 * search.max_members + 1  # a plan costs more than a search on a node
         if places is None or self._exceeds_quota(gang, attempt.member_victims, places):
             return None, bool(attempt.queue and attempt.same_shape)
-        others = [
+        other_reservations = [
             MemberReservation(placed.claimant, placed.node, placed.victims.assignment)
             for placed in attempt.member_victims
             if placed is not attempt.claimant_victims and placed.victims.assignment is not None
@@ -190,7 +190,7 @@ class GangPreemption:
             attempt.claimant_victims,
             *(placed for placed in attempt.member_victims if placed is not attempt.claimant_victims),
         )
-        return GangVictims(all_victims, (*others, *places)), False
+        return GangVictims(all_victims, (*other_reservations, *places)), False
 
     def _exceeds_quota(
         self, gang: Gang, all_victims: Iterable[_MemberVictims], places: Iterable[MemberReservation]
@@ -202,15 +202,15 @@ class GangPreemption:
         headroom = self._cache.headroom(gang.namespace)
         if not headroom:
             return False
-        used = [(member_victims.node, member_victims.victims.assignment) for member_victims in all_victims]
-        used += [(place.node, place.assignment) for place in places]
+        planned = [(member_victims.node, member_victims.victims.assignment) for member_victims in all_victims]
+        planned += [(place.node, place.assignment) for place in places]
         for member in gang.missing_in_plan():
             nomination = self._nominations.get(member.uid)
             node = self._nominations.nominated_node(member.uid)
             if nomination is not None and node:
-                used.append((node, nomination.places[node].assignment))
-        known = [(node, assignment) for node, assignment in used if assignment is not None]
-        return bool(placement.exceeded_together(self._ledger, known, headroom))
+                planned.append((node, nomination.places[node].assignment))
+        known_assignments = [(node, assignment) for node, assignment in planned if assignment is not None]
+        return bool(placement.exceeded_together(self._ledger, known_assignments, headroom))
 
     def _current_attempt(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> _Attempt:
         """What earlier turns have tried, if it still holds; otherwise nothing yet."""

@@ -281,8 +281,8 @@ class Preemption:
         """
         with self._lock:
             freeing_nodes = self._nodes_freeing_cards(set(pending.nodes))
-        others = set(pending.nodes) - freeing_nodes
-        candidates, nodes = dict[str, Victims](), deque([*freeing_nodes, *_sample_nodes(others, len(others))])
+        other_nodes = set(pending.nodes) - freeing_nodes
+        candidates, nodes = dict[str, Victims](), deque([*freeing_nodes, *_sample_nodes(other_nodes, len(other_nodes))])
         enough = _ENOUGH * max(1, len(excluded))
         while nodes and len(candidates) < enough:
             with self._lock:
@@ -358,12 +358,12 @@ class Preemption:
             and not self._nominated.count_budget_violations(nodes, victims)
         ):
             return []
-        first, *others = gang_victims.member_victims
+        first, *other_members = gang_victims.member_victims
         return [
             self._make_eviction(first.claimant, first.node, first.victims, gang_victims.reservations),
             *(
                 self._make_eviction(member_victims.claimant, member_victims.node, member_victims.victims)
-                for member_victims in others
+                for member_victims in other_members
                 if member_victims.victims.uids
             ),
         ]
@@ -430,5 +430,5 @@ class Preemption:
 
 def _sample_nodes(nodes: Iterable[str], limit: int) -> list[str]:
     """At most `limit` of the nodes, in random order."""
-    known = list(nodes)
-    return random.sample(known, min(limit, len(known)))
+    candidates = list(nodes)
+    return random.sample(candidates, min(limit, len(candidates)))

@@ -66,8 +66,8 @@ class FeasibleNodes:
         """The nodes that a pod with these constraints may be on; must not be changed."""
         nodes = self._nodes_by_key.pop(key, None)
         if nodes is None:
-            read = parse_constraints if len(key) <= _LONGEST else parse_constraints.__wrapped__
-            allow = read(key).admits
+            parse = parse_constraints if len(key) <= _LONGEST else parse_constraints.__wrapped__
+            allow = parse(key).admits
             nodes = {name for name, ground in self._nodes.items() if allow(name, ground)}
             if len(key) > _LONGEST:
                 return nodes

@@ -332,7 +332,7 @@ class Pod:
 
     def _shape(self) -> str:
         """A key that is equal for pods that kube-scheduler cannot tell apart when it decides where they may go."""
-        seen = {
+        shape = {
             "labels": {key: text for key, text in self._labels.items() if key not in _OF_ONE_POD},
             "spec": {key: self._spec[key] for key in _SHAPE if key in self._spec},
             "containers": [
@@ -340,4 +340,4 @@ class Pod:
             ],
             "claims": [entry.get("persistentVolumeClaim") for entry in self._spec.get("volumes") or ()],
         }
-        return blake2b(_encode(seen), digest_size=12).hexdigest()
+        return blake2b(_encode(shape), digest_size=12).hexdigest()

@@ -300,10 +300,10 @@ def _check_names(*fields: tuple[str, str | None, Callable[[str], bool]]) -> None
 
 def _normalize_keys(body: bytes, kind: type[Struct]) -> bytes:
     """The body with its keys in the usual spelling, matched as Go's encoding/json does: in upper or lower case."""
-    known = {field.encode_name.lower(): field.encode_name for field in msgspec.structs.fields(kind)}
+    names_by_lower = {field.encode_name.lower(): field.encode_name for field in msgspec.structs.fields(kind)}
     normalized: dict[str, msgspec.Raw] = {}
     for key, raw in _decode_raw(body).items():
-        name = known.get(key.lower())
+        name = names_by_lower.get(key.lower())
         if name is not None and (key == name or name not in normalized):
             normalized[name] = raw
     return encode(normalized)

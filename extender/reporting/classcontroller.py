@@ -61,15 +61,15 @@ def plan_changes(
     alike: dict[str, list[str]] = {}  # models whose classes have one name
     for model in sorted(models):
         alike.setdefault(classes.name_of_model(model), []).append(model)
-    wanted: dict[str, Models] = {name: tuple(class_models) for name, class_models in alike.items()}
+    wanted_models: dict[str, Models] = {name: tuple(class_models) for name, class_models in alike.items()}
     written = {name: record.auto_models for name, record in existing.items() if record.auto_models}
     # The oldest are kept: what a node invents today does not push out the types that the cluster had yesterday.
-    without_cards = sorted(written.keys() - wanted.keys(), key=lambda name: (existing[name].created, name))
+    without_cards = sorted(written.keys() - wanted_models.keys(), key=lambda name: (existing[name].created, name))
     return ClassChanges(
-        creates={name: class_models for name, class_models in wanted.items() if name not in existing},
+        creates={name: class_models for name, class_models in wanted_models.items() if name not in existing},
         updates={
             name: class_models
-            for name, class_models in wanted.items()
+            for name, class_models in wanted_models.items()
             if written.get(name, class_models) != class_models
         },
         deletes=[name for name in without_cards[MOST_WITHOUT_CARDS:] if not in_use(name)],
@@ -217,7 +217,7 @@ class ClassController:
 
     def _write(self, name: str, write: Callable[[], object], events: tuple[str, str], models: Models) -> None:
         """Call `write`, and log the outcome. `events`: the log messages for a failure and for success."""
-        failed, done = events
+        failure_message, success_message = events
         try:
             write()
         except errors.AlreadyExists:
@@ -225,10 +225,10 @@ class ClassController:
         except (errors.NotFound, errors.Conflict):
             self._defer(name, 1.0)  # the watch is late
         except errors.KubeError as error:
-            _log.warning(failed, name=name, models=models, error=str(error))
+            _log.warning(failure_message, name=name, models=models, error=str(error))
             self._defer(name, _RETRY)
         else:
-            _log.info(done, name=name, models=models)
+            _log.info(success_message, name=name, models=models)
             self._defer(name, _SHOWN)
 
     def _defer(self, name: str, seconds: float) -> None:

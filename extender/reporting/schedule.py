@@ -56,9 +56,9 @@ class WriteSchedule:
 
     def enqueue(self, key: Key, now: float) -> None:
         """Record that the object may differ from what it should be."""
-        last = self._written.get(key)
-        if last is not None and now < last.at + self._gaps[key.kind]:
-            self._enqueue_at(key, last.at + self._gaps[key.kind])
+        last_write = self._written.get(key)
+        if last_write is not None and now < last_write.at + self._gaps[key.kind]:
+            self._enqueue_at(key, last_write.at + self._gaps[key.kind])
         elif key not in self._put_off or self._put_off[key] > now:
             self._put_off.pop(key, None)
             self._make_ready(key)
@@ -97,8 +97,8 @@ class WriteSchedule:
     def mark_written(self, key: Key, content: object, now: float) -> None:
         """Record that the object was written; the watch will show whether that had an effect."""
         self._charge_time(key, now)
-        last = self._written.get(key)
-        repeats = last.repeats + 1 if last is not None and last.content == content else 0
+        last_write = self._written.get(key)
+        repeats = last_write.repeats + 1 if last_write is not None and last_write.content == content else 0
         self._written[key] = _Written(content, now, repeats)
         self._enqueue_at(key, now + min(self._gaps[key.kind] * 2**repeats, self._LONGEST))
 

@@ -245,8 +245,8 @@ def quota_status(
     automatic: the classes of models, which cards are in even if such a class has no object, or none that can be read.
     """
     if record.quota is None:
-        unknown = _condition("Exceeded", "Unknown", "Unreadable", "usage is not counted", record.generation)
-        return {"conditions": [unknown, _valid_condition(record.problem, record.generation)]}
+        unknown_condition = _condition("Exceeded", "Unknown", "Unreadable", "usage is not counted", record.generation)
+        return {"conditions": [unknown_condition, _valid_condition(record.problem, record.generation)]}
     charges = list(zip(record.quota.entries, used, strict=True))
     excess_by_entry = [(entry, _exceeded_amounts(entry, charge)) for entry, charge in charges]
     exceeded_entries = [f"{quotas.title(entry)}: {', '.join(amounts)}" for entry, amounts in excess_by_entry if amounts]
@@ -331,9 +331,9 @@ def _classes_condition(record: QuotaRecord, classes: Mapping[str, ClassRecord], 
         if not name or name in automatic:
             continue
         if name not in classes:
-            known = ", ".join(sorted(classes)[:_FEW]) + (", ..." if len(classes) > _FEW else "")
+            known_names = ", ".join(sorted(classes)[:_FEW]) + (", ..." if len(classes) > _FEW else "")
             text = f"{field_name}: ResourceClass {name} does not exist, so the entry limits nothing"
-            text = f"{text}; existing classes: {known}" if known else text
+            text = f"{text}; existing classes: {known_names}" if known_names else text
             return _condition("Valid", "False", CLASS_NOT_FOUND, text, record.generation)
         if classes[name].problem:
             text = f"{field_name}: ResourceClass {name} is invalid and selects no GPU: {classes[name].problem}"

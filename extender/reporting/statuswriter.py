@@ -128,8 +128,8 @@ class StatusWriter:
             if now >= self._storm_until:
                 self._storm_since = now
             self._storm_until = now + _STORM_SECONDS
-        for some in (changed, self._listers.cards.take_changed(), self._nodes_to_audit(now)):
-            self._nodes.update(dict.fromkeys(some))
+        for nodes in (changed, self._listers.cards.take_changed(), self._nodes_to_audit(now)):
+            self._nodes.update(dict.fromkeys(nodes))
         counted = list(islice(self._nodes, _MOST_NODES))
         for some_nodes in slices(counted, _TOGETHER, self._clock):
             with self._state.view() as ledger:
@@ -261,9 +261,9 @@ class StatusWriter:
 
     def _log_failure(self, key: Key, error: errors.KubeError) -> None:
         """Log why statuses of this kind cannot be written, not too often."""
-        about, now = (key.kind, error.status), self._clock.now()
-        if now - self._complained.get(about, float("-inf")) >= _COMPLAIN_SECONDS:
-            self._complained[about] = now
+        failure_key, now = (key.kind, error.status), self._clock.now()
+        if now - self._complained.get(failure_key, float("-inf")) >= _COMPLAIN_SECONDS:
+            self._complained[failure_key] = now
             _log.warning("failed to write a status; trying again", kind=key.kind, name=key.key, error=str(error))
 
     # What to write where; None for nothing.
