@@ -217,7 +217,7 @@ def agent(seconds: int, probes: int) -> None:
 @main.command()
 @click.option("--traces", type=click.Path(path_type=Path), help="Folder of the trace openb. Default: CARDWISE_OPENB.")
 @click.option("--trace", multiple=True, help="A list of pods. Default: those with published results.")
-@click.option("--policy", multiple=True, default=["binpack", "fgd", "priced"])
+@click.option("--policy", multiple=True, default=["binpack", "priced"])
 @click.option("--seeds", default=2)
 @click.option("--first-seed", default=42, help="The policies' constants were tuned on the seeds 42 to 47.")
 @click.option("--known", is_flag=True, help="The policies know the workload from the start.")

@@ -8,7 +8,7 @@ import numpy as np
 from cardwise.core.placement.scored.candidates import chosen_cards, used_mib
 from cardwise.core.placement.scored.engine import SCORINGS, Score
 from cardwise.core.placement.scored.nodetable import ABSENT, Bools, Floats, NodeArrays
-from cardwise.core.placement.scored.scoring import NodeLocalScoring, NodeScores, Scores, WorkloadModel
+from cardwise.core.placement.scored.scoring import NodeScores, Scores, WorkloadModel
 from cardwise.core.placement.scored.shapes import Shape
 
 _MAX_SCORE: Final = 100
@@ -16,7 +16,7 @@ _LARGEST_NODE_CPU: Final = 128_000.0  # millicores of the largest node of the tr
 _LARGEST_NODE_CARDS: Final = 8.0  # what a node would have free is counted as a share of these two
 
 
-class BestFit(NodeLocalScoring):
+class BestFit:
     """Best fit as FGD's authors compare with it (USENIX ATC 2023).
 
     Chooses the node with the least CPU and GPU free after placement, weighted equally and rounded down to whole points
@@ -35,6 +35,14 @@ class BestFit(NodeLocalScoring):
     def node_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:  # noqa: ARG002
         """Zero for every node: best fit does not weigh what a node could still take."""
         return np.zeros(len(features))
+
+    def survey(self, lines: NodeArrays, tally: Floats) -> Floats:  # noqa: ARG002
+        """An empty table: best fit looks at one node at a time."""
+        return np.zeros(0)
+
+    def update_prices(self, surveyed_sum: Floats, leaving: float) -> bool:  # noqa: ARG002
+        """False: scores never change by a look at all nodes."""
+        return False
 
     def scores(self, lines: NodeArrays, known: NodeScores, shape: Shape, usable: Bools) -> Scores:  # noqa: ARG002
         """Score each node by its CPU and cards after placement: the less it would have free, the higher."""

@@ -198,7 +198,7 @@ COMMANDS = {
         "its request fits there",
     ],
     ("explain", "bare"): ["saves it to bare.yaml, deletes it and creates it again."],
-    ("explain", "strange"): ["is not a placement policy; write one of: binpack, fgd, priced, spread"],
+    ("explain", "strange"): ["is not a placement policy; write one of: binpack, priced, spread"],
     ("explain", "unwritten"): [
         "Once it is, `kubectl delete pod -n team-a unwritten` deletes it; its '",
         "may make another.",

@@ -22,7 +22,7 @@ NODES = [f"n{i}" for i in range(6)]
 MODELS = ["A", "B"]
 
 nodes = st.sampled_from(NODES)
-scored = st.sampled_from(["fgd", "priced"])
+scored = st.just("priced")
 requests = st.one_of(
     st.builds(
         lambda mem, core, kind: card_request(1, mem, core, kind),
@@ -126,7 +126,7 @@ class Engines(RuleBasedStateMachine):
     @rule(node=nodes, mem=st.sampled_from([100, 470, 810]))
     def fill(self, node, mem):
         """Somebody else comes, whom the engine has not placed."""
-        self.engine.place(card_request(1, 470, 0, ""), Load(100, 100, 1), "fgd")
+        self.engine.place(card_request(1, 470, 0, ""), Load(100, 100, 1), "priced")
         self.bring_all_up_to_date()
         placed = placement.place_on(self.ledger.kinds, self.ledger.node(node), card_request(1, mem, 0, ""), "spread")
         if not isinstance(placed, Refusal):

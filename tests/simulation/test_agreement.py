@@ -134,7 +134,7 @@ def test_what_strings_hash_to_makes_no_difference(tmp_path):
     code = (
         "import sys; from pathlib import Path; from cardwise.simulation import traces; "
         "from cardwise.simulation.fill import simulate_fill; w = traces.read_trace(Path(sys.argv[1]), 'tiny'); "
-        "print([simulate_fill(w, p, 1, tune=2.0).points for p in ('binpack', 'fgd', 'priced')])"
+        "print([simulate_fill(w, p, 1, tune=2.0).points for p in ('binpack', 'bestfit', 'priced')])"
     )
     printed = [
         subprocess.run(

@@ -96,11 +96,11 @@ def test_a_point_between_is_the_last_one_before():
 
 
 def test_a_bound_that_no_decision_reaches_changes_nothing(tiny):
-    assert simulate_fill(tiny, "fgd", 1, max_scored_nodes=256) == simulate_fill(tiny, "fgd", 1)
+    assert simulate_fill(tiny, "priced", 1, max_scored_nodes=256) == simulate_fill(tiny, "priced", 1)
 
 
 def test_bounded_decisions_refuse_nobody_for_whom_there_is_room():
     nodes = [worlds.node(f"n{i}", 1000) for i in range(200)]  # a sample of 128 of them is looked at
     world = worlds.workload(nodes, [worlds.shape(1000)] * 200)
-    for policy in ("fgd", "priced"):
+    for policy in ("bestfit", "priced"):
         assert simulate_fill(world, policy, 1, tune=None, max_scored_nodes=4).first_refusal is None

@@ -35,5 +35,5 @@ def spread(codes: Sequence[int], least: int) -> Pick | None:
 
 DEFAULT: Final = "priced"
 BY_CARDS: Final = "binpack"  # in place of a scored policy: for single nodes, and until it has learned a workload
-SCORED: Final = frozenset({"fgd", "priced"})  # what they choose is asked of `scored.engine`
+SCORED: Final = frozenset({"priced"})  # what they choose is asked of `scored.engine`
 POLICIES: Final[dict[str, Policy]] = {"binpack": binpack, "spread": spread, **dict.fromkeys(sorted(SCORED), binpack)}

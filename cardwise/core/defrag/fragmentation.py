@@ -1,8 +1,8 @@
 """Fragmentation: how much idle memory of cards no expected pod can use, by node and by kind of card.
 
-One measure for the extender's metrics, `cardwise nodes` and the simulator: FGD's, which the policy `fgd` also uses
-(`scored.fgd`). For one pod, idle memory of a card that it cannot use is a fragment. The measure is the mean over all
-expected pods, weighted by their frequency. Imports numpy, like all users of `scored`.
+One measure for the extender's metrics, `cardwise nodes` and the simulator: FGD's (`scored.fragmentmeasure`). For one
+pod, idle memory of a card that it cannot use is a fragment. The measure is the mean over all expected pods, weighted by
+their frequency. Imports numpy, like all users of `scored`.
 """
 
 from collections import Counter
@@ -15,9 +15,9 @@ from cardwise.core.api.request import Load
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.kinds import CardKinds
 from cardwise.core.placement.nodestate import NodeState
-from cardwise.core.placement.scored.fgd import Fgd
+from cardwise.core.placement.scored.fragmentmeasure import FragmentMeasure
 from cardwise.core.placement.scored.nodetable import Floats, NodeTable
-from cardwise.core.placement.scored.scoring import WeightedShape, WorkloadModel
+from cardwise.core.placement.scored.scoring import WeightedShape
 from cardwise.core.placement.scored.shapes import RequestSize, Shape
 
 
@@ -105,7 +105,7 @@ class Fragments:
 
     def learn(self, pods: Sequence[WeightedShape]) -> None:
         """Set the expected pods."""
-        self._measure = Fgd(WorkloadModel(pods, yardstick=1.0, prices={}))
+        self._measure = FragmentMeasure(pods)
         self._stale = True
 
     def set_node(self, name: str, node: NodeState | None, free_load: Load | None) -> None:

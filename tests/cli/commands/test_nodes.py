@@ -21,7 +21,7 @@ def learned(*asks: tuple[RequestSize, float]) -> dict:
     seen = Workload()
     for ask, times in asks:
         seen.count_arrival(ask, times)
-    data = {names.WORKLOAD_REQUESTS: seen.dump(), names.WORKLOAD_POLICY: "fgd"}
+    data = {names.WORKLOAD_REQUESTS: seen.dump(), names.WORKLOAD_POLICY: "spread"}
     return {"metadata": {"namespace": names.NAMESPACE, "name": names.WORKLOAD}, "data": data}
 
 

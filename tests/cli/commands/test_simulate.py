@@ -59,7 +59,7 @@ def test_the_tables(trace):
 
 def test_every_policy_where_none_is_named(trace):
     output = run(trace, "--seeds", "1", "--tune", "0.5", "--processes", "1").output
-    for policy in ("binpack", "fgd", "priced", "spread"):
+    for policy in ("binpack", "priced", "spread"):
         (allocated, refused) = cells(output, policy)
         assert float(allocated[3]) > 45, "AT 50%"
         assert set(refused[2:]) <= {"0.00", "-"}
@@ -224,9 +224,9 @@ def test_what_the_extender_has_learned_is_what_its_policies_know(monkeypatch):
     assert {row[2] for policy in POLICIES for row in cells(completed.output, policy)} == {"5"}
     for spoilt in ("{}", '{"version":1,"requests":[[1,4000,0,"",0,0,NaN]]}', "[" * 200_000):
         saved["data"]["workload.json"] = spoilt
-        without_learning = live(monkeypatch, lists(configmaps=[saved]), "--pod", "gpu-mem=4000", "--policy", "fgd")
+        without_learning = live(monkeypatch, lists(configmaps=[saved]), "--pod", "gpu-mem=4000", "--policy", "priced")
         assert "note: the ConfigMap cardwise-workload is not used" in without_learning.stderr
-        assert cells(without_learning.stdout, "fgd")[0][2] == "5"
+        assert cells(without_learning.stdout, "priced")[0][2] == "5"
 
 
 def test_a_cluster_without_pods(monkeypatch):

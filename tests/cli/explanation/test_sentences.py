@@ -255,7 +255,7 @@ def engine(seen: Survey, loads: dict[str, Load], *mems: int) -> SurveyedEngine:
 def test_the_policy_is_the_pods_own_else_the_extenders():
     published_policy = PublishedPolicy("spread")
     assert published.policy_of_pod(waiting_for(1), published_policy) == "spread"
-    assert published.policy_of_pod(waiting_for(1, **{names.POLICY: "fgd"}), published_policy) == "fgd"
+    assert published.policy_of_pod(waiting_for(1, **{names.POLICY: "priced"}), published_policy) == "priced"
     assert published.policy_of_pod(waiting_for(1, **{names.POLICY: "nonsense"}), published_policy) == "spread"
     seen = Survey(ledger=ledger_with_free(n1=[4069], n2=[16276]))
     assert "free on n2, n1 (best first, spread)" in sentences.explain_pod(
@@ -271,32 +271,32 @@ def test_the_policy_is_the_pods_own_else_the_extenders():
 
 
 def test_a_policy_that_compares_all_nodes_is_asked_as_the_extender_asks_it():
-    seen = Survey(ledger=ledger_with_free(n1=[8000], n2=[8500], n3=[16276]))
-    pod = waiting_for(500, **{names.POLICY: "fgd"})
-    # Binpack takes the fullest card, n1; but shares of 8000 come, and on n2 one still fits then.
-    text = sentences.explain_pod(pod, seen, engine=engine(seen, {}, 8000))
-    assert "free on n2, n3, n1 (best first, fgd)" in text
-    assert "free on n1, n2, n3 (best first, fgd orders them as binpack would)" in sentences.explain_pod(
+    seen = Survey(ledger=ledger_with_free(n1=[8138], n2=[8638], n3=[16276]))
+    pod = waiting_for(500, **{names.POLICY: "priced"})
+    # Binpack takes the fullest card, n1; but shares of 8138 come, and on n2 one still fits then.
+    text = sentences.explain_pod(pod, seen, engine=engine(seen, {}, 8138))
+    assert "free on n2, n1, n3 (best first, priced)" in text
+    assert "free on n1, n2, n3 (best first, priced orders them as binpack would)" in sentences.explain_pod(
         pod, seen, engine=engine(seen, {})
     )
 
 
 def test_with_a_spoilt_workload_it_is_as_if_nothing_was_learned_and_says_so():
     seen = Survey(ledger=ledger_with_free(n1=[8000], n2=[8500]))
-    pod = waiting_for(500, **{names.POLICY: "fgd"})
+    pod = waiting_for(500, **{names.POLICY: "priced"})
     spoilt = SurveyedEngine(seen.ledger, {}, '{"version":1,"requests":[[1,8000,0,"",0,0,NaN]]}')
     assert "cannot be read ([1, 8000, 0, '', 0, 0] cannot have come nan times)" in spoilt.note
     text = sentences.explain_pod(pod, seen, engine=spoilt)
-    assert "free on n1, n2 (best first, fgd orders them as binpack would)" in text
+    assert "free on n1, n2 (best first, priced orders them as binpack would)" in text
 
 
 def test_a_node_with_the_card_and_without_the_cpu_is_told():
     seen = Survey(ledger=ledger_with_free(n1=[8000], n2=[8500]))
-    pod = waiting_for(500, **{names.POLICY: "fgd"})
+    pod = waiting_for(500, **{names.POLICY: "priced"})
     pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "2"}
     text = sentences.explain_pod(pod, seen, engine=engine(seen, {"n2": Load(1000, 1 << 40, 10)}, 8000))
     assert "Nodes with enough free GPU memory, but without the cpu and memory that the pod requests: n2.\n" in text
-    assert "free on n1 (best first, fgd)" in text
+    assert "free on n1 (best first, priced)" in text
 
 
 def test_who_could_be_asked_are_the_fewest_of_one_card():

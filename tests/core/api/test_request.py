@@ -184,7 +184,7 @@ def both(limit, requested):
             "at most 40",
         ),
         (pod(containers=[{"name": "x"}], init=[typed(1)]), "spec.initContainers[0]", "restartPolicy"),
-        (pod(gpu_mem=1, annotations={names.POLICY: "random"}), "cardwise.dev/policy", "binpack, fgd, priced, spread"),
+        (pod(gpu_mem=1, annotations={names.POLICY: "random"}), "cardwise.dev/policy", "binpack, priced, spread"),
         (pod(gpu_mem=2, share=1, annotations={names.GPU_COUNTS: "main=x"}), names.GPU_COUNTS, "not a quantity"),
     ],
 )

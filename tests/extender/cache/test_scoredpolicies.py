@@ -19,7 +19,7 @@ from tests.extender.worlds import P100, as_pod, asking, bound, make_state, with_
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 
-FGD = AnswerSettings(policy="fgd", one_best_node=True)
+PRICED = AnswerSettings(policy="priced", one_best_node=True)
 PATH = paths.configmaps("cardwise-system", names.WORKLOAD)
 SPOILT = '{"version":1,"requests":[[1,8000,0,"",0,0,NaN]]}'
 
@@ -47,7 +47,7 @@ def world(**nodes):
     return state
 
 
-def call_filter(state, pod, preferences=FGD, nodes=("n1", "n2")):
+def call_filter(state, pod, preferences=PRICED, nodes=("n1", "n2")):
     answer = verbs.filter_nodes(state, preferences, FilterArgs(pod=pod, node_names=list(nodes)))
     assert not answer.error
     return answer.node_names
@@ -80,7 +80,7 @@ def test_the_annotation_of_a_pod_decides():
 
 
 def test_it_decides_ahead_as_well():
-    ahead = Ahead("n1", "n2", settings=NominationSettings(mode=NominationMode.ALWAYS, policy="fgd"))
+    ahead = Ahead("n1", "n2", settings=NominationSettings(mode=NominationMode.ALWAYS, policy="priced"))
     ahead.show_pod(bound("r1", P100 - HALF, 0, node="n1"))
     ahead.show_pod(bound("r2", P100 - HALF - 4000, 0, node="n2"))
     taught(ahead.state, controller(ahead.state), HALF)
@@ -91,7 +91,7 @@ def test_it_decides_ahead_as_well():
 def test_all_nodes_are_scored_alike():
     state = world(n1=[HALF], n2=[HALF + 4000])
     taught(state, controller(state), HALF)
-    several = AnswerSettings(policy="fgd", one_best_node=False)
+    several = AnswerSettings(policy="priced", one_best_node=False)
     pod = asking("p", gpu_mem=3000)
     args = FilterArgs(pod=pod, node_names=["n1", "n2"])
     assert sorted(verbs.filter_nodes(state, several, args).node_names) == ["n1", "n2"]
@@ -103,7 +103,7 @@ def test_what_the_policy_does_not_find_binpack_may_and_else_there_are_reasons():
     state = with_cards(make_state(), n1=1)  # nothing else is known of it; kube-scheduler has said that it will do
     taught(state, controller(state), HALF)
     assert call_filter(state, asking("p", gpu_mem=3000), nodes=["n1"]) == ["n1"]
-    answer = verbs.filter_nodes(state, FGD, FilterArgs(pod=asking("q", gpu_mem=P100), node_names=["n1"]))
+    answer = verbs.filter_nodes(state, PRICED, FilterArgs(pod=asking("q", gpu_mem=P100), node_names=["n1"]))
     assert answer.failed_nodes or answer.failed_and_unresolvable_nodes
 
 
@@ -223,8 +223,8 @@ def test_the_policy_is_told_the_default_too_and_again_when_the_setting_was_chang
     api = ApiServer(FakeClock())
     publishing(api).step()
     assert published(api) == policies.DEFAULT
-    publishing(api, policy="fgd").step()
-    assert published(api) == "fgd"
+    publishing(api, policy="priced").step()
+    assert published(api) == "priced"
     publishing(api).step()
     assert published(api) == policies.DEFAULT
 
@@ -232,10 +232,10 @@ def test_the_policy_is_told_the_default_too_and_again_when_the_setting_was_chang
 def test_what_a_card_gives_at_most_is_told_beside_the_policy():
     api = ApiServer(FakeClock())
     limits = CardLimits(kept_back=700, max_clients=16, core=200)
-    publishing(api, policy="fgd", limits=limits).step()
-    assert api.get(PATH)["data"] == {names.WORKLOAD_POLICY: "fgd", **limits.written()}
-    publishing(api, policy="fgd").step()
-    assert api.get(PATH)["data"] == {names.WORKLOAD_POLICY: "fgd", **CardLimits().written()}
+    publishing(api, policy="priced", limits=limits).step()
+    assert api.get(PATH)["data"] == {names.WORKLOAD_POLICY: "priced", **limits.written()}
+    publishing(api, policy="priced").step()
+    assert api.get(PATH)["data"] == {names.WORKLOAD_POLICY: "priced", **CardLimits().written()}
 
 
 def test_to_what_an_older_extender_has_written_the_limits_are_added():
@@ -258,11 +258,13 @@ def test_what_is_told_already_is_not_written_again():
 def test_what_somebody_removed_of_the_configmap_is_written_again_within_minutes():
     clock, state = FakeClock(), world(n1=[HALF])
     api = ApiServer(clock)
-    keeping = WorkloadController(api.client(), state, "cardwise-system", leads=lambda: True, policy="fgd", clock=clock)
+    keeping = WorkloadController(
+        api.client(), state, "cardwise-system", leads=lambda: True, policy="priced", clock=clock
+    )
     taught(state, keeping, HALF)
     assert arrivals(api) == 20
     api.remove(PATH)
     clock.advance(300)
     keeping.step()
-    assert published(api) == "fgd"
+    assert published(api) == "priced"
     assert arrivals(api) == 20

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from cardwise.core.placement.scored.engine import Engine
 from extender.controllers.fragmetrics import FragMetrics
 from extender.records.nodeinfo import NodeRecord
-from tests.extender.cache.test_scoredpolicies import FGD, call_filter
+from tests.extender.cache.test_scoredpolicies import PRICED, call_filter
 from tests.extender.worlds import ENDED, P100, as_class, as_pod, asking, bound, make_state, resource_class, with_cards
 from tests.fakes.clock import FakeClock
 
@@ -90,7 +90,7 @@ def test_by_class_as_classes_come_and_go():
 def test_what_a_policy_has_learned_is_what_counts():
     state = world()
     state.policies.start_engine(Engine)
-    call_filter(state, asking("whole", whole_gpu=1), FGD, ["n1"])
+    call_filter(state, asking("whole", whole_gpu=1), PRICED, ["n1"])
     scraped = Scraped(state)
     scraped.scrape()
     assert scraped.learned == 1

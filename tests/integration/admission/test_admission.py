@@ -194,7 +194,7 @@ FIELD = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
         pytest.param(build.pod(gpu_count=3), ["3 GPUs are more than any node has (2)"], id="more cards than a node"),
         pytest.param(
             build.pod(gpu_mem=1, annotations={names.POLICY: "best"}),
-            [names.POLICY, "binpack, fgd, priced, spread"],
+            [names.POLICY, "binpack, priced, spread"],
             id="policy",
         ),
     ],

@@ -20,7 +20,6 @@ from cardwise.core.placement.kinds import ANY_CARD
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Scorer
 from cardwise.core.placement.scored.candidates import fit_shape
-from cardwise.core.placement.scored.fgd import Fgd
 from cardwise.core.placement.scored.nodefeatures import FeatureViews
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeTable
 from cardwise.core.placement.scored.pricing import Pricing
@@ -39,7 +38,7 @@ _BEHIND: Final = 1024  # changed nodes; with more the table is too old to decide
 _TRIES: Final = 32  # nodes tried in the order of scores, before all candidates are looked up
 
 Score = Callable[[WorkloadModel], Scoring]
-SCORINGS: Final[Mapping[str, Score]] = {"fgd": Fgd, "priced": Pricing}
+SCORINGS: Final[Mapping[str, Score]] = {"priced": Pricing}
 
 
 class FreeLoads(Protocol):

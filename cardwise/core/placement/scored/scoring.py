@@ -54,18 +54,6 @@ class Scoring(Protocol):
         """How good each line is for the shape, which all of them can take. A higher score is better."""
 
 
-class NodeLocalScoring:
-    """The methods of a policy that looks at one node at a time: it needs no look at all nodes."""
-
-    def survey(self, lines: NodeArrays, tally: Floats) -> Floats:  # noqa: ARG002
-        """Nothing."""
-        return np.zeros(0)
-
-    def update_prices(self, surveyed_sum: Floats, leaving: float) -> bool:  # noqa: ARG002
-        """Scores never change by a look."""
-        return False
-
-
 @dataclass(frozen=True, slots=True)
 class WorkloadModel:
     """What a policy is made from. `yardstick`: MiB of a usual card; `prices`: by size of a card, see `prices`."""

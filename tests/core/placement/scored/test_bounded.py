@@ -8,7 +8,6 @@ import pytest
 from cardwise.core.api.cards import Card
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.scored.engine import Engine
-from cardwise.core.placement.scored.fgd import Fgd
 from cardwise.core.placement.scored.nodefeatures import NodeFeatures
 from cardwise.core.placement.scored.nodetable import NodeTable
 from cardwise.core.placement.scored.pricing import Pricing
@@ -43,13 +42,13 @@ def test_what_is_learned_anew_is_looked_at_part_by_part_and_the_old_holds_until_
     ledger, loads, _ = world(n1=[500], n2=[700])
     engine = Engine(ledger, loads, at_once=1)
     knows(engine, [(share(500), load())])
-    engine.place(share(200), load(), "fgd")
+    engine.place(share(300), load(), "priced")
     warm(engine)
-    assert engine.place(share(200), load(), "fgd").node == "n2"  # a 500 fits beside it, none on n1
+    assert engine.place(share(300), load(), "priced").node == "n2"  # on n1 a place for a 500 would be lost
     knows(engine, [(share(700), load())] * 99)
-    assert engine.place(share(200), load(), "fgd").node == "n2"
+    assert engine.place(share(300), load(), "priced").node == "n2"
     warm(engine)
-    assert engine.place(share(200), load(), "fgd").node == "n1"  # now 700 is what cards are kept for
+    assert engine.place(share(300), load(), "priced").node == "n1"  # now 700 is what cards are kept for
 
 
 def bounded(frees, at_once=20):
@@ -151,7 +150,7 @@ def row_of(fitting, nodes):
     for name in sorted(loads):
         table.set_node(name, ledger.node(name), loads.free_load(name))
     shape = Shape(RequestSize(1, 500, 0, "", 0, 0))
-    scoring = Fgd(WorkloadModel([WeightedShape(shape, 1.0)], yardstick=1000.0, prices={}))
+    scoring = Pricing(WorkloadModel([WeightedShape(shape, 1.0)], yardstick=1000.0, prices={}))
     return table, loads, ledger, ShapeScores(table, NodeFeatures(table, scoring), shape)
 
 

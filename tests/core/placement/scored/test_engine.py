@@ -1,17 +1,15 @@
 """The engine and its scored policies: known answers, and what a pod gets."""
 
-import numpy as np
 import pytest
 
 from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, Load, PodRequest
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
-from cardwise.core.placement.scored.candidates import fit_shape
 from cardwise.core.placement.scored.engine import Engine
-from cardwise.core.placement.scored.fgd import Fgd
+from cardwise.core.placement.scored.fragmentmeasure import FragmentMeasure
 from cardwise.core.placement.scored.nodetable import NodeTable, order_of
-from cardwise.core.placement.scored.scoring import NodeScores, WeightedShape, WorkloadModel
+from cardwise.core.placement.scored.scoring import WeightedShape
 from cardwise.core.placement.scored.shapes import RequestSize, Shape
 from cardwise.core.placement.scored.workload import InvalidWorkload, Workload
 from cardwise.core.values.quantity import MiB
@@ -23,13 +21,13 @@ def cards_of(placed):
     return [share.index for share in placed.assignment.shares()]
 
 
-# FGD, by the formula of the paper.
+# Fragments, by the formula of FGD's paper.
 
 
 def fragmentation(*workload):
     total = sum(weight for _, weight in workload)
     weighted = [WeightedShape(Shape(ask), weight / total) for ask, weight in workload]
-    return Fgd(WorkloadModel(weighted, yardstick=float(CARD), prices={}))
+    return FragmentMeasure(weighted)
 
 
 def lines(**nodes):
@@ -69,52 +67,20 @@ def test_requests_beyond_the_most_frequent_95_percent_do_not_count():
     assert fragments(fragmentation((HALF, 9), (rare, 1)), lines(n=[700])) == pytest.approx(70)
 
 
-def test_fgd_takes_the_card_where_fragments_grow_least_in_whole_points():
-    """The example of its docstring."""
-    theory, policy = theory_of("cardwise.core.placement.scored.fgd"), fragmentation((WHOLE, 1), (HALF, 1))
-    before, after_first, after_second = lines(n=[1000, 300]), lines(n=[700, 300]), lines(n=[1000, 0])
+def test_fragments_are_those_of_the_example():
+    theory, measure = theory_of("cardwise.core.placement.scored.fragmentmeasure"), fragmentation((WHOLE, 1), (HALF, 1))
     assert f"a node has cards with {1000} and {300} free of {CARD} MiB" in theory
-    assert f"Only the {fragments(policy, before):g} MiB are a fragment, to both requests" in theory
-    share_of_300 = Shape(RequestSize(1, 300, 0, "", 0, 0))
+    assert f"Only the {fragments(measure, lines(n=[1000, 300])):g} MiB are a fragment, to both requests" in theory
+    after = lines(n=[700, 300])
     assert "A share of 300 MiB on the first card leaves 700 and 300 MiB." in theory
-    to_whole, to_half = (fragments(fragmentation((ask, 1)), after_first) for ask in (WHOLE, HALF))
+    to_whole, to_half = (fragments(fragmentation((ask, 1)), after) for ask in (WHOLE, HALF))
     assert f"the fragments are {to_whole:g} MiB to the one request and {to_half:g} MiB to the other" in theory
-    mean = fragments(policy, after_first)
-    less = fragments(policy, before) - fragments(policy, after_second)
-    assert less == fragments(policy, before), "no fragment is left"
-
-    features = policy.node_features(before)
-    known = NodeScores(features, policy.node_values(features, before.cpu, before.memory))
-    usable = fit_shape(before, share_of_300).usable
-    first_only = usable & np.array([[True, False]])
-    best, first = (policy.scores(before, known, share_of_300, cards) for cards in (usable, first_only))
-    growth = (
-        f"{mean:g} MiB in the mean: {mean - fragments(policy, before):g} MiB more, which scores {first.points[0]:g}"
-    )
-    assert growth in theory
-    assert f"On the second card it leaves no fragment: {less:g} MiB less, which scores {best.points[0]:g}." in theory
-    assert (first.card[0], best.card[0]) == (0, 1)
+    assert f"{fragments(measure, after):g} MiB in the mean" in theory
 
 
-def test_fgd_scores_are_whole_numbers_around_50():
-    theory, policy = theory_of("cardwise.core.placement.scored.fgd"), fragmentation((HALF, 1))
-
-    def score(free: int, mem: int) -> float:
-        """The score of the only card, with `free` MiB, for a share of `mem` MiB."""
-        card, shape = lines(n=[free]), Shape(RequestSize(1, mem, 0, "", 0, 0))
-        features = policy.node_features(card)
-        known = NodeScores(features, policy.node_values(features, card.cpu, card.memory))
-        return policy.scores(card, known, shape, fit_shape(card, shape).usable).points[0]
-
-    unchanged = score(CARD, CARD // 2)
-    assert f"the score is a whole number from 0 to 100, {unchanged:g} where it does not change" in theory
-    equal = max(mem for mem in range(1, 100) if score(300, mem) == unchanged)  # so many MiB of fragments less
-    assert f"nodes that differ by less than some {equal} thousandths of a card are equal" in theory
-
-
-def test_fgd_counts_free_cards_in_cards_whatever_their_size():
+def test_free_cards_count_in_cards_whatever_their_size():
     small = fragmentation((WHOLE, 1), (HALF, 1))
-    big = Fgd(WorkloadModel([WeightedShape(Shape(HALF._replace(mem=50_000)), 1.0)], yardstick=100_000.0, prices={}))
+    big = FragmentMeasure([WeightedShape(Shape(HALF._replace(mem=50_000)), 1.0)])
     assert small.useful(lines(n=[1000])).sum() == pytest.approx(1000)
     assert big.useful(lines(n=[1000])).sum() == 0.0
 
@@ -122,32 +88,31 @@ def test_fgd_counts_free_cards_in_cards_whatever_their_size():
 # What a pod gets.
 
 
-@pytest.mark.parametrize("policy", ["fgd", "priced"])
-def test_a_share_goes_where_it_leaves_what_others_can_use(policy):
+def test_a_share_goes_where_it_leaves_what_others_can_use():
+    policy = "priced"
     # The workload is halves: 500 of a fresh card leave one; 700 can lose 200 and still hold a half.
     _, _, engine = world(n1=[1000], n2=[700])
     placed = engine.place(share(200), load(), policy)
     assert (placed.node, cards_of(placed)) == ("n2", [0])
 
 
-def test_binpack_would_take_the_half_that_fgd_leaves():
+def test_binpack_would_take_the_half_that_priced_leaves():
     _, _, engine = world(n1=[500], n2=[700])
     assert engine.place(share(200), load(), "binpack").node == "n1"
-    assert engine.place(share(200), load(), "fgd").node == "n2"
     assert engine.place(share(200), load(), "priced").node == "n2"
     assert engine.place(share(200), load(), "spread").node == "n2"
 
 
-@pytest.mark.parametrize("policy", ["fgd", "priced"])
-def test_equal_nodes_are_taken_in_an_order_of_our_own(policy):
+def test_equal_nodes_are_taken_in_an_order_of_our_own():
+    policy = "priced"
     names = [f"n{i}" for i in range(20)]
     _, _, engine = world(**{name: [1000, 1000] for name in names})
     assert engine.place(share(500), load(), policy).node == min(names, key=order_of)
     assert engine.place(share(500), load(), policy, nodes={"n3", "n7"}).node == min("n3", "n7", key=order_of)
 
 
-@pytest.mark.parametrize("policy", ["fgd", "priced"])
-def test_whole_cards_and_several_shares_are_given_together(policy):
+def test_whole_cards_and_several_shares_are_given_together():
+    policy = "priced"
     _, _, engine = world(seen=((whole(2), load()), (share(500), load())), n1=[1000, 400, 1000], n2=[1000, 500])
     assert engine.place(whole(2), load(), policy).node == "n1"
     split = PodRequest(containers=(ContainerRequest(key="0", name="main", cards=2, mem=MiB(1000)),))
@@ -171,8 +136,8 @@ def test_who_names_no_model_stays_off_the_scarce_one():
     assert engine.place(whole(resource_class="scarce"), load(), "priced").node == "scarce"
 
 
-@pytest.mark.parametrize("policy", ["fgd", "priced"])
-def test_before_anything_is_learned_and_for_what_is_too_manifold_binpack_decides(policy):
+def test_before_anything_is_learned_and_for_what_is_too_manifold_binpack_decides():
+    policy = "priced"
     ledger, loads, taught = world(n1=[500], n2=[700])
     fresh = Engine(ledger, loads)
     assert fresh.place(share(200), load(), policy).node == "n1"
@@ -184,9 +149,9 @@ def test_before_anything_is_learned_and_for_what_is_too_manifold_binpack_decides
 
 def test_scores_say_the_order_in_which_nodes_would_be_taken():
     _, _, engine = world(n1=[500], n2=[700], n3=[100])
-    scores = engine.scores(share(200), load(), "fgd", ["n1", "n2", "n3", "unknown"])
+    scores = engine.scores(share(200), load(), "priced", ["n1", "n2", "n3", "unknown"])
     assert sorted(scores) == ["n1", "n2"]
-    assert max(scores, key=scores.__getitem__) == engine.place(share(200), load(), "fgd").node
+    assert max(scores, key=scores.__getitem__) == engine.place(share(200), load(), "priced").node
     assert engine.scores(share(200), load(), "binpack", ["n1"]) is None
 
 

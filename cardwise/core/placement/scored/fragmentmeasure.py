@@ -1,0 +1,66 @@
+"""The measure of fragmentation of FGD (Weng et al., USENIX ATC 2023).
+
+Theory of operation. To a request that cannot run on a node, all free memory of the node's cards is a fragment. If it
+can run there, only the free memory of cards that are too small for it is. The node's expected fragmentation is the mean
+over the workload's requests, weighted by their frequency. (To requests without cards all free memory is a fragment; the
+node's memory does not matter.)
+
+Example: whole cards and halves are equally frequent, and a node has cards with 1000 and 300 free of 1000 MiB. Only the
+300 MiB are a fragment, to both requests. A share of 300 MiB on the first card leaves 700 and 300 MiB. No whole card is
+free then, so the fragments are 1000 MiB to the one request and 300 MiB to the other, 650 MiB in the mean.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from cardwise.core.placement.scored.cardtable import CardTable, parts
+from cardwise.core.placement.scored.nodetable import Floats, NodeArrays
+from cardwise.core.placement.scored.scoring import WeightedShape, distinct_by_cards
+from cardwise.core.placement.scored.shapes import Shape
+
+_TYPICAL: Final = 0.95  # of the workload, the most frequent first
+
+
+class FragmentMeasure:
+    """The measure for one workload."""
+
+    def __init__(self, workload: Sequence[WeightedShape]) -> None:
+        typical = [weighted for weighted in _typical(workload) if weighted.shape.ask.cards]
+        shapes, shape_indexes = distinct_by_cards(typical)
+        self._cards = CardTable(shapes)
+        # By cpu that a node has left (as many steps as there are different requests) and by shape: the weight of those
+        # that it has cpu for.
+        cpus = np.array(sorted({weighted.shape.ask.cpu for weighted in typical}), np.float64)
+        self._cpus = cpus
+        self._weights = np.zeros((len(cpus) + 1, len(shapes)))
+        for weighted, at in zip(typical, shape_indexes, strict=True):
+            self._weights[np.searchsorted(cpus, weighted.shape.ask.cpu) + 1 :, at] += weighted.weight
+
+    def useful(self, lines: NodeArrays) -> Floats:
+        """By line and card, the expected MiB that are no fragments."""
+        weights = self._weights[np.searchsorted(self._cpus, lines.cpu, side="right")]
+        useful_by_card, at = [], 0
+        for part in parts(lines):
+            served = self._cards.serves(part)
+            heavy = weights[at : at + len(served)] * (served.sum(axis=1) >= self._cards.cards)
+            useful_by_card.append(part.free * np.einsum("nga,na->ng", served, heavy))
+            at += len(served)
+        return np.concatenate(useful_by_card)
+
+
+def _typical(workload: Sequence[WeightedShape]) -> list[WeightedShape]:
+    """The most frequent requests, with weights of sum 1. Requests that differ only in the node's memory are one."""
+    together: dict[Shape, float] = {}
+    for shape, weight in workload:
+        alike = shape._replace(ask=shape.ask._replace(memory=0))
+        together[alike] = together.get(alike, 0.0) + weight
+    selected: list[WeightedShape] = []
+    total = 0.0
+    for shape, weight in sorted(together.items(), key=lambda entry: -entry[1]):
+        if total >= _TYPICAL:
+            break
+        selected.append(WeightedShape(shape, weight))
+        total += weight
+    return [WeightedShape(entry.shape, entry.weight / total) for entry in selected]
