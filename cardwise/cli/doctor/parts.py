@@ -19,6 +19,7 @@ from cardwise.core.values.shellcommand import command
 from cardwise.core.values.wording import quote_unless_name
 from cardwise.kube.leases.election import MAX_DURATION
 from cardwise.kube.pods import nodeconstraints
+from cardwise.kube.pods.budgets import parse_conditions
 from cardwise.kube.pods.nodeconstraints import NodeLabels
 from cardwise.kube.wire import ExtendedResource
 
@@ -183,18 +184,35 @@ def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
 
 
 def _restricts_callers(policies: Iterable[Json], labels: Mapping[str, str], ports: Collection[int | str]) -> bool:
-    """Whether NetworkPolicies select pods with these labels, and rules that open these ports name their clients."""
+    """Whether NetworkPolicies select the pods of these labels, and each rule that opens these ports names callers that
+    are not all pods.
+    """
     selecting_policies = [
         listed["spec"]
         for listed in policies
-        if ((listed["spec"].get("podSelector") or {}).get("matchLabels") or {}).items() <= labels.items()
-        and "Ingress" in (listed["spec"].get("policyTypes") or ("Ingress",))
+        if "Ingress" in (listed["spec"].get("policyTypes") or ("Ingress",))
+        and all(condition.matches(labels) for condition in parse_conditions(listed["spec"].get("podSelector") or {}))
     ]
     rules = [rule for spec in selecting_policies for rule in spec.get("ingress") or ()]
-    opened = (
-        rule for rule in rules if not rule.get("ports") or any(listed.get("port") in ports for listed in rule["ports"])
+    opened = [rule for rule in rules if not rule.get("ports") or any(_opens(port, ports) for port in rule["ports"])]
+    return bool(selecting_policies) and not any(_admits_all_pods(rule.get("from")) for rule in opened)
+
+
+def _opens(port: Json, ports: Collection[int | str]) -> bool:
+    """Whether the port of a rule is one of these; it may be a range, or all ports."""
+    first = port.get("port")
+    if not isinstance(first, int):
+        return first is None or first in ports
+    return any(isinstance(listed, int) and first <= listed <= port.get("endPort", first) for listed in ports)
+
+
+def _admits_all_pods(peers: Sequence[Json] | None) -> bool:
+    """Whether the callers that a rule names, or no callers at all, are the pods of all namespaces."""
+    return not peers or any(
+        (peer.get("namespaceSelector") == {} and not peer.get("podSelector"))
+        or (peer.get("ipBlock") or {}).get("cidr", "").endswith("/0")
+        for peer in peers
     )
-    return bool(selecting_policies) and all(rule.get("from") for rule in opened)
 
 
 def check_policies(facts: Facts) -> Iterator[Finding]:

@@ -38,6 +38,16 @@ class LabelCondition:
         return False
 
 
+def parse_conditions(selector: Mapping[str, Any]) -> tuple[LabelCondition, ...]:
+    """The conditions of a label selector (matchLabels, matchExpressions), of which all must match a pod."""
+    equal = [LabelCondition(key, "In", frozenset([text])) for key, text in (selector.get("matchLabels") or {}).items()]
+    others = [
+        LabelCondition(expression["key"], expression["operator"], frozenset(expression.get("values") or ()))
+        for expression in selector.get("matchExpressions") or ()
+    ]
+    return (*equal, *others)
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """A PodDisruptionBudget. `conditions`: all must match a pod; None: it covers no pod."""
@@ -56,16 +66,7 @@ def decode_budget(raw: bytes) -> tuple[str, Budget] | None:
     manifest = _decode(wire.trim_object(raw))
     metadata, spec, status = manifest["metadata"], manifest.get("spec") or {}, manifest.get("status") or {}
     selector = spec.get("selector")
-    conditions = None
-    if selector is not None:
-        equal = [
-            LabelCondition(key, "In", frozenset([text])) for key, text in (selector.get("matchLabels") or {}).items()
-        ]
-        others = [
-            LabelCondition(expression["key"], expression["operator"], frozenset(expression.get("values") or ()))
-            for expression in selector.get("matchExpressions") or ()
-        ]
-        conditions = (*equal, *others)
+    conditions = None if selector is None else parse_conditions(selector)
     budget = Budget(metadata["namespace"], int(status.get("disruptionsAllowed") or 0), conditions)
     return f"{metadata['namespace']}/{metadata['name']}", budget
 

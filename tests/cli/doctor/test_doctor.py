@@ -157,6 +157,12 @@ def network_policy(*rules: Json, **labels: str) -> Json:
     return {"metadata": {"name": "p"}, "spec": {"podSelector": {"matchLabels": labels or LABELS}, "ingress": [*rules]}}
 
 
+def selecting(operator: str, policy: Json) -> Json:
+    (key,) = LABELS
+    policy["spec"]["podSelector"] = {"matchExpressions": [{"key": key, "operator": operator, "values": ["webhook"]}]}
+    return policy
+
+
 @pytest.mark.parametrize(
     ("policies", "is_open"),
     [
@@ -167,6 +173,14 @@ def network_policy(*rules: Json, **labels: str) -> Json:
         pytest.param([network_policy(API_SERVERS, part="extender")], True, id="of other pods"),
         pytest.param([network_policy(API_SERVERS, {"ports": [{"port": 9400}]})], False, id="for API servers alone"),
         pytest.param([network_policy()], False, id="for nobody"),
+        pytest.param(
+            [network_policy(EVERYBODY | {"from": [{"namespaceSelector": {}}]})], True, id="for all namespaces"
+        ),
+        pytest.param([network_policy(EVERYBODY | {"from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]})], True, id="for all"),
+        pytest.param([network_policy({"ports": [{"port": 8000, "endPort": 9000}]})], True, id="a range of ports"),
+        pytest.param([network_policy(API_SERVERS, {"ports": [{"protocol": "TCP"}]})], True, id="all ports of TCP"),
+        pytest.param([selecting("NotIn", network_policy(API_SERVERS))], True, id="of other pods, by an expression"),
+        pytest.param([selecting("In", network_policy(API_SERVERS))], False, id="of its pods, by an expression"),
     ],
 )
 def test_a_webhook_that_pods_can_connect_to_is_said_to_be_open(

@@ -1,4 +1,4 @@
-"""What `TlsLine` bounds that OpenSSL does not; as a server's it is tried by test_httpserver and test_serving."""
+"""What `TlsConnection` bounds that OpenSSL does not; as a server's it is tried by test_httpserver and test_serving."""
 
 import socket
 import ssl
