@@ -181,7 +181,7 @@ class NodeAgent:
             self._events.record(ObjectRef.node(self._settings.node), "UnreadableGrant", problem, "Warning")
         for problem in self._selected_gpus.problems() if self._selected_gpus else ():
             # Only reported: the card may be off the bus for a moment, and nodes of several kinds share one setting.
-            _log.error("--cards does not match the cards of this node", problem=problem)
+            _log.error("--cards does not match the GPUs of this node", problem=problem)
             self._events.record(ObjectRef.node(self._settings.node), "InvalidCardSelection", problem, "Warning")
 
     def drain(self) -> None:
@@ -214,13 +214,13 @@ class NodeAgent:
         if self._access is None:
             problems.append(f"the container runtime at {self._settings.cri_socket} does not answer; see --cri-socket")
         if not self._inventory.is_published:
-            problems.append("the cards of this node are not published yet")
+            problems.append("the GPUs of this node are not published yet")
         cards = self._gpus.cards()
         if self._selected_gpus and not cards:
             problems += self._selected_gpus.problems()
         undeliverable = self._undeliverable(cards)
         if undeliverable and len(undeliverable) == len(cards):
-            problems.append(f"no container can get a card: {undeliverable[cards[0].uuid]}")
+            problems.append(f"no container can get a GPU: {undeliverable[cards[0].uuid]}")
         return [problem for problem in problems if problem]
 
     def cards(self) -> list[GpuCard]:

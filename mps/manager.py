@@ -140,7 +140,7 @@ class Manager:
         self._cards = Loop(
             "cards",
             self._watch_cards,
-            failed="failed to watch the cards",
+            failed="failed to watch the GPUs",
             failures=metrics.THREADS,
             every=0.0,
             clock=clock,
@@ -213,7 +213,7 @@ class Manager:
         healthy_states = (MpsState.READY, MpsState.OFF)
         if statuses and all(status.state not in healthy_states for status in statuses.values()):
             uuid, status = next(iter(statuses.items()))
-            problems.append(f"no card's MPS is ready; {uuid} is {status.state}: {status.reason}")
+            problems.append(f"no GPU's MPS is ready; {uuid} is {status.state}: {status.reason}")
         return problems
 
     def stuck_reasons(self) -> Sequence[str]:
@@ -279,7 +279,7 @@ class Manager:
             if unit is not None and unit.uuids == daemon.unit.uuids:
                 continue
             self._stopping_homes.add(home)
-            daemon.set_wanted(False, "its cards have changed")
+            daemon.set_wanted(False, "its GPUs have changed")
             if daemon.status.state is MpsState.OFF:
                 daemon.stop()
                 self._stopping_homes.discard(home)
@@ -301,7 +301,7 @@ class Manager:
             drivers.capabilities_of(driver), settings.control, root=os.geteuid() == 0
         )
         _log.info(
-            "serving a card", card=unit.name, home=str(unit.home), driver=driver, multi_user=capabilities.multi_user
+            "serving a GPU", card=unit.name, home=str(unit.home), driver=driver, multi_user=capabilities.multi_user
         )
         return Daemon(
             unit,
@@ -338,7 +338,7 @@ class Manager:
             daemon.set_ceilings({uuid: ceilings[uuid] for uuid in daemon.unit.uuids if uuid in ceilings})
             if daemon.unit.home not in self._stopping_homes:
                 off = bool(held) and all(demand.without_mps for demand in held)
-                daemon.set_wanted(not off, "all pods on the card run without MPS" if off else "")
+                daemon.set_wanted(not off, "all pods on the GPU run without MPS" if off else "")
 
     def _detach_ending(self) -> float:
         """Detach due clients. Returns the seconds until the next call."""
@@ -412,7 +412,7 @@ class Manager:
                 skipped = True
                 continue
             for process in [*self._host.daemons(pipe), *self._host.servers(pipe)]:
-                _log.warning("ending a daemon whose cards are no longer served", home=str(home), pid=process.pid)
+                _log.warning("ending a daemon whose GPUs are no longer served", home=str(home), pid=process.pid)
                 process.signal(signal.SIGKILL)
             # After a change of scope the card has another folder, but readers read its own one first.
             uuids = self._cards_of(home)
@@ -421,7 +421,7 @@ class Manager:
             finally:
                 directories.withdraw_files(home)
             for problem in problems:
-                _log.error("failed to reopen a card", problem=problem)
+                _log.error("failed to reopen a GPU", problem=problem)
         self._leftovers_ended = not skipped
 
     def _cards_of(self, home: Path) -> list[str]:

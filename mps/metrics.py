@@ -4,15 +4,15 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from cardwise.core.api.mps import MpsState
 
-UP = Gauge("cardwise_mps_up", "1 while the card's MPS is ready for containers", ["card"])
-STATE = Gauge("cardwise_mps_state", "1 for the state that the card's MPS is in, 0 for the others", ["card", "state"])
-HEALS = Counter("cardwise_mps_recoveries", "Times that the card's MPS became ready again after a failure", ["card"])
+UP = Gauge("cardwise_mps_up", "1 while the GPU's MPS is ready for containers", ["card"])
+STATE = Gauge("cardwise_mps_state", "1 for the state that the GPU's MPS is in, 0 for the others", ["card", "state"])
+HEALS = Counter("cardwise_mps_recoveries", "Times that the GPU's MPS became ready again after a failure", ["card"])
 STARTS = Counter("cardwise_mps_daemon_starts", "Starts of a daemon", ["card"])
 FAILURES = Counter("cardwise_mps_daemon_failures", "Unexpected ends of a daemon", ["card"])
-FAULTS = Counter("cardwise_mps_server_faults", "Faults that a client has caused on its card", ["card"])
+FAULTS = Counter("cardwise_mps_server_faults", "Faults that a client has caused on its GPU", ["card"])
 LOST = Counter("cardwise_mps_settings_lost", "Times that a daemon's settings were changed or lost", ["card"])
-CLIENTS = Gauge("cardwise_mps_clients", "Processes that compute through the card's server", ["card"])
-CEILING = Gauge("cardwise_mps_ceiling_bytes", "Memory limit of one client on the card", ["card"])
+CLIENTS = Gauge("cardwise_mps_clients", "Processes that compute through the GPU's server", ["card"])
+CEILING = Gauge("cardwise_mps_ceiling_bytes", "Memory limit of one client on the GPU", ["card"])
 DETACHED = Counter("cardwise_mps_clients_detached", "Clients that were detached from their server", ["card", "reason"])
 PROBE = Histogram(
     "cardwise_mps_probe_seconds",
@@ -22,19 +22,19 @@ PROBE = Histogram(
 )
 USED = Gauge(
     "cardwise_mps_used_bytes",
-    "Memory of the card that the container's processes use in total, as the driver reports",
+    "Memory of the GPU that the container's processes use in total, as the driver reports",
     ["namespace", "pod", "container", "card"],
 )
 AUDIT_STANDING = Gauge(
     "cardwise_mps_audit_open_violations",
-    "Standing violations of pods or processes on the card, by reason",
+    "Standing violations of pods or processes on the GPU, by reason",
     ["card", "reason"],
 )
 AUDIT_FOUND = Counter("cardwise_mps_audit_violations", "Violations that the audit reported", ["card", "reason"])
 AUDIT_EVICTIONS = Counter(
     "cardwise_mps_audit_evictions", "Evictions by the audit, by outcome (evicted, budget, error, withheld)", ["outcome"]
 )
-AUDIT_BLIND = Counter("cardwise_mps_audit_failures", "Audits of a card that could not list its processes", ["card"])
+AUDIT_BLIND = Counter("cardwise_mps_audit_failures", "Audits of a GPU that could not list its processes", ["card"])
 THREADS = Counter(
     "cardwise_mps_thread_failures", "Unexpected errors in a thread, which continued; see the log", ["thread"]
 )

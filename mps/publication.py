@@ -145,8 +145,6 @@ class Publication:
                     raise
                 first_error = first_error or error  # publish the other cards first
                 continue
-            _log.info(
-                "published the MPS status of a card", card=uuid, state=patch["state"], ceiling=patch["ceilingMiB"]
-            )
+            _log.info("published the MPS status of a GPU", card=uuid, state=patch["state"], ceiling=patch["ceilingMiB"])
         if first_error is not None:
             raise first_error

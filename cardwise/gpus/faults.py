@@ -102,7 +102,7 @@ class Faults:
         if self._persistent.get(uuid) is not fault:
             return  # the card failed again in the meantime
         if indicators.was_reset_since(fault.indicators):
-            _log.info("card was reset; its fault is cleared", uuid=uuid, xid=fault.xid, at=fault.occurred_at)
+            _log.info("GPU was reset; its fault is cleared", uuid=uuid, xid=fault.xid, at=fault.occurred_at)
             del self._persistent[uuid]
         else:
             self._persistent[uuid] = msgspec.structs.replace(fault, indicators=indicators)
@@ -122,7 +122,7 @@ class Faults:
             temporary.write_bytes(msgspec.json.encode(self._persistent))
             temporary.replace(self._path)
         except OSError as error:  # kept in memory; the next probe tries again
-            _log.error("failed to save which cards need a reset", path=str(self._path), error=str(error))
+            _log.error("failed to save which GPUs need a reset", path=str(self._path), error=str(error))
             return
         self._saved = dict(self._persistent)
 
@@ -139,7 +139,7 @@ def _load(path: Path) -> dict[str, PersistentFault]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        _log.error("failed to read which cards need a reset", path=str(path), error=str(error))
+        _log.error("failed to read which GPUs need a reset", path=str(path), error=str(error))
         return {}
     try:
         entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
@@ -155,8 +155,8 @@ def _load(path: Path) -> dict[str, PersistentFault]:
         with contextlib.suppress(OSError):
             copy.write_bytes(text)
         _log.error(
-            "failed to read for all cards whether they need a reset: the file is damaged or of another version of "
-            "Cardwise; look at the copy, and reset these cards",
+            "failed to read for all GPUs whether they need a reset: the file is damaged or of another version of "
+            "Cardwise; look at the copy, and reset these GPUs",
             path=str(path),
             copy=str(copy),
             error=problem,

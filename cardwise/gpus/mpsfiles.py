@@ -53,10 +53,10 @@ def card_readiness(
     """As `unready_reason`, without checking the manager's lock: pods cannot open it, since they could then take it."""
     folder, status = find_daemon_state(root, uuid)
     if folder is None or status is None:
-        return CardReadiness(f"the MPS manager of the node does not serve card {uuid} (yet)", None)
+        return CardReadiness(f"the MPS manager of the node does not serve {uuid} (yet)", None)
     reason = mps.start_problem(status, uuid, now=clock.now(), wanted=required_state, need=memory_limit)
     if not reason and required_state is MpsState.READY and not is_daemon_listening(folder / mps.CLIENTS):
-        reason = f"the MPS daemon of card {uuid} takes no connection"
+        reason = f"the MPS daemon of {uuid} takes no connection"
     return CardReadiness(reason, status.state)
 
 

@@ -47,8 +47,8 @@ _START_SECONDS = 30.0  # without nvidia-persistenced a driver takes seconds for 
 _ANSWER_SECONDS = 5.0
 _SILENT_SECONDS = 20.0  # a card without an answer for so long is unhealthy
 _HANGS = (
-    f"the card does not answer: a call of NVML has not returned for {_SILENT_SECONDS:.0f} s; see dmesg, and reset the "
-    "card or reboot the node if this persists"
+    f"the GPU does not answer: a call of NVML has not returned for {_SILENT_SECONDS:.0f} s; see dmesg, and reset the "
+    "GPU or reboot the node if this persists"
 )
 _MODES = {
     pynvml.NVML_COMPUTEMODE_DEFAULT: ComputeMode.DEFAULT,
@@ -81,7 +81,7 @@ class NvmlGpus:
         except pynvml.NVMLError as error:
             raise GpusUnavailable(
                 f"NVML does not start ({error}); is the NVIDIA driver installed, and its library mounted into this "
-                "container? For simulated cards give --simulated-cards FILE"
+                "container? For simulated GPUs give --simulated-cards FILE"
             ) from error
         self._on_failure = on_failure
         self._clock = clock
@@ -196,7 +196,7 @@ class NvmlGpus:
         with self._lock:
             previous, self._missing[index] = self._missing[index], reason
         if reason != previous:
-            _log.error("card does not answer; left out until it does", index=index, error=reason)
+            _log.error("GPU does not answer; left out until it does", index=index, error=reason)
 
     def _probe_loop(self) -> None:
         while not self._clock.wait(self._closing, _PROBE_SECONDS):
@@ -261,7 +261,7 @@ class NvmlGpus:
             self._update_reasons()
 
     def _report_failure(self, thread: str) -> None:
-        _log.exception("failed to check the health of the cards", thread=thread)
+        _log.exception("failed to check the health of the GPUs", thread=thread)
         self._on_failure(thread)
 
     def _handles_by_uuid(self) -> dict[str, Any]:
@@ -273,9 +273,9 @@ class NvmlGpus:
         before, after = self._reasons, self._faults.reasons()
         for uuid in before.keys() | after.keys():
             if uuid not in after:
-                _log.info("card is healthy again", uuid=uuid)
+                _log.info("GPU is healthy again", uuid=uuid)
             elif before.get(uuid) != after[uuid]:
-                _log.error("card is unhealthy", uuid=uuid, reason=after[uuid])
+                _log.error("GPU is unhealthy", uuid=uuid, reason=after[uuid])
         if before != after:
             self._reasons = after
             self._changed.set()
@@ -311,7 +311,7 @@ class NvmlGpus:
                     call.result()
             except pynvml.NVMLError as error:
                 # Some cards (vGPU guests) have no events. That is not a fault.
-                _log.warning("card reports no Xid events", uuid=uuid, error=str(error))
+                _log.warning("GPU reports no Xid events", uuid=uuid, error=str(error))
 
     def _wait_event(self, events: Any) -> None:
         try:
@@ -329,7 +329,7 @@ class NvmlGpus:
     def _handle_xid(self, xid: int, uuid: str) -> None:
         effect, meaning = xids.classify_xid(xid), xids.describe_xid(xid)
         if effect is xids.XidEffect.HARMLESS:
-            _log.info("ignored an Xid that does not affect its card", uuid=uuid, xid=xid, meaning=meaning)
+            _log.info("ignored an Xid that does not affect its GPU", uuid=uuid, xid=xid, meaning=meaning)
             return
         with self._lock:
             if effect is xids.XidEffect.NEEDS_RESET:
@@ -353,12 +353,12 @@ def _card_problem(handle: Any) -> str:
         pynvml.nvmlDeviceGetMemoryInfo(handle)
         pynvml.nvmlDeviceGetPciInfo(handle)
     except pynvml.NVMLError as error:
-        return f"the card does not answer: {error}"
+        return f"the GPU does not answer: {error}"
     action = _optional_number(lambda: _recovery_action(handle))
     if action:
         return f"the driver requests recovery action {action} (1: reset, 2: reboot, 3: drain)"
     if _optional_number(lambda: pynvml.nvmlDeviceGetRemappedRows(handle)[3]):
-        return "a row of its memory could not be remapped (nvidia-smi -q -d ROW_REMAPPER); replace the card"
+        return "a row of its memory could not be remapped (nvidia-smi -q -d ROW_REMAPPER); replace the GPU"
     return ""
 
 

@@ -57,7 +57,7 @@ class Health:
 
 HEALTHY = Health(healthy=True)
 IN_MIG_MODE = (
-    "the card is in MIG mode, and Cardwise shares whole cards: disable MIG (nvidia-smi -i N -mig 0), or leave the card "
+    "the GPU is in MIG mode, and Cardwise shares whole GPUs: disable MIG (nvidia-smi -i N -mig 0), or leave the GPU "
     "to NVIDIA's device plugin by --cards"
 )
 

@@ -29,12 +29,12 @@ class CardSelection:
         """The problems of this selection on a machine with these cards, one line each."""
         present = ", ".join(f"{card.index} ({card.uuid})" for card in cards) or "none"
         problems = [
-            f"{FIELD}: {entry} is not a card of this node; use one of: {present}"
+            f"{FIELD}: {entry} is not a GPU of this node; use one of: {present}"
             for entry in self.entries
             if not any(entry in (card.index, card.uuid.lower()) for card in cards)
         ]
         problems += [
-            f"{FIELD}: {card.index} and {card.uuid} are the same card; list it once"
+            f"{FIELD}: {card.index} and {card.uuid} are the same GPU; list it once"
             for card in cards
             if card.index in self.entries and card.uuid.lower() in self.entries
         ]
@@ -51,11 +51,11 @@ def parse_selection(text: str) -> CardSelection:
         elif _UUID.fullmatch(word):
             entry = word.lower()
         elif word:
-            raise InvalidRequest(FIELD, f"{word!r} is neither the index nor the UUID of a card", _REMEDY)
+            raise InvalidRequest(FIELD, f"{word!r} is neither the index nor the UUID of a GPU", _REMEDY)
         else:
-            raise InvalidRequest(FIELD, f"{text!r} has an empty entry", f"{_REMEDY}; leave {FIELD} out for all cards")
+            raise InvalidRequest(FIELD, f"{text!r} has an empty entry", f"{_REMEDY}; leave {FIELD} out for all GPUs")
         if entry in entries:
-            raise InvalidRequest(FIELD, f"{word!r} is listed twice", "list each card once")
+            raise InvalidRequest(FIELD, f"{word!r} is listed twice", "list each GPU once")
         entries.append(entry)
     return CardSelection(tuple(entries))
 

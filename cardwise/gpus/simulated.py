@@ -109,11 +109,11 @@ def _inventory(entries: list[_CardEntry], source: str) -> CardsAndHealth:
     for position, entry in enumerate(entries):
         field = f"{source}: cards[{position}]"
         if entry.memory_mib <= 0:
-            raise InvalidCards(f"{field}.memoryMiB: {entry.memory_mib} is not above zero; write the card's MiB")
+            raise InvalidCards(f"{field}.memoryMiB: {entry.memory_mib} is not above zero; write the GPU's MiB")
         if entry.index < 0 or entry.index in indices:
-            raise InvalidCards(f"{field}.index: {entry.index} is negative or used twice; number the cards from 0")
+            raise InvalidCards(f"{field}.index: {entry.index} is negative or used twice; number the GPUs from 0")
         if not entry.uuid or entry.uuid in health:
-            raise InvalidCards(f"{field}.uuid: {entry.uuid!r} is empty or used twice; give each card its own")
+            raise InvalidCards(f"{field}.uuid: {entry.uuid!r} is empty or used twice; give each GPU its own")
         if not _NAMEABLE.fullmatch(entry.uuid.lower()):
             raise InvalidCards(f"{field}.uuid: {entry.uuid!r} cannot name an object; write letters, digits and dashes")
         indices.add(entry.index)
@@ -151,7 +151,7 @@ class SimulatedGpus:
             self._text = path.read_text()
             self._load(self._text)
         except (OSError, UnicodeDecodeError, InvalidCards) as error:
-            raise GpusUnavailable(f"no simulated cards: {error}") from error
+            raise GpusUnavailable(f"no simulated GPUs: {error}") from error
 
     def cards(self) -> list[GpuCard]:
         return list(self._reload()[0])
@@ -228,10 +228,10 @@ class SimulatedGpus:
                 text = self._path.read_text()
                 if text != self._text:
                     self._load(text)
-                    _log.info("read the simulated cards", path=str(self._path), cards=len(self._inventory[0]))
+                    _log.info("read the simulated GPUs", path=str(self._path), cards=len(self._inventory[0]))
             except (OSError, UnicodeDecodeError, InvalidCards) as error:
                 if stamp != self._stamp or not self._unreadable:
-                    _log.error("failed to read the simulated cards; the last good ones stay", error=str(error))
+                    _log.error("failed to read the simulated GPUs; the last good ones stay", error=str(error))
                 self._unreadable = True
             else:
                 self._text = text

@@ -12,8 +12,8 @@ from typing import Final
 class XidEffect(Enum):
     """What an Xid means for its card."""
 
-    HARMLESS = "the card stays; at most the process that caused it ends"
-    NEEDS_RESET = "no pods until the card is reset or its node rebooted"
+    HARMLESS = "the GPU stays; at most the process that caused it ends"
+    NEEDS_RESET = "no pods until the GPU is reset or its node rebooted"
     UNKNOWN = "transient fault, since the meaning is unknown"
 
 

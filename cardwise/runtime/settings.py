@@ -139,15 +139,15 @@ option = functools.partial(click.option, show_envvar=True)
 simulated_cards_option = option(
     "--simulated-cards",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="YAML file of cards, read again when it changes, instead of the machine's NVIDIA cards.",
+    help="YAML file of simulated GPUs, which replace the machine's GPUs. Read again when it changes.",
 )
 
 core_overcommit_option = option(
     "--core-overcommit",
     type=click.IntRange(min=FULL_CORE, max=10 * FULL_CORE),
     default=FULL_CORE,
-    help=f"Percent of a card's SMs that shares may ask for in sum ({names.GPU_CORE}); above 100 they compete for them. "
-    "Extender and device plugins must say the same.",
+    help=f"Percent of a GPU's SMs that shares may request in total ({names.GPU_CORE}); above 100 they compete for SMs. "
+    "The extender and all device plugins need the same value.",
 )
 
 

@@ -33,7 +33,7 @@ def format_text(share: reading.Share) -> str:
     total = f" of {share.total_mib} MiB" if share.total_mib is not None else ""
     rows = [
         ("cards" if several else "card", " ".join(part for part in (share.card, share.uuid) if part)),
-        ("memory", amount + total + (" on each card" if several else "")),
+        ("memory", amount + total + (" on each GPU" if several else "")),
         ("fraction", share.fraction),
         ("enforced", reading.ENFORCEMENTS[share.enforced]),
     ]

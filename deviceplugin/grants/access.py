@@ -59,7 +59,7 @@ def choose_access_of_runtime(containers: Containers, cdi_dir: Path) -> Access | 
         return None
     access, reason = choose_access(runtime_info)
     (_log.info if access is Access.CDI else _log.warning)(
-        "determined the card access", access=str(access), reason=reason
+        "determined the GPU access", access=str(access), reason=reason
     )
     if access is Access.CDI and runtime_info.cdi_dirs and str(cdi_dir) not in runtime_info.cdi_dirs:
         _log.error(

@@ -279,7 +279,7 @@ class FormerBinding(Struct, frozen=True):
         cards = ", ".join(sorted({uuid for grant in self.holders for uuid in grant.uuids()}))
         containers = ", ".join(sorted({grant.container for grant in self.holders}))
         return (
-            f"pod {self.holders[0].pod} was bound to this node again with other cards, and its containers of the "
+            f"pod {self.holders[0].pod} was bound to this node again with other GPUs, and its containers of the "
             f"former binding ({containers}) may still use {cards}; this container starts when they have ended, or "
             "delete the pod, so that it is placed again"
         )

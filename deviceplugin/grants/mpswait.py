@@ -22,7 +22,7 @@ from deviceplugin.grants.grants import Grant
 MAX_WAIT_SECONDS = 10.0  # of the kubelet's 30 for PreStartContainer
 _PAUSE = 0.2
 _SEEN = "mps-manager-seen"
-_CHANGED = "the MPS daemon of its card has just changed"
+_CHANGED = "the MPS daemon of its GPU has just changed"
 
 
 class MpsNotReady(Exception):
@@ -146,7 +146,7 @@ class MpsWait:
     def _check_several_cards(self, grant: Grant) -> Readiness:
         """Check a container with cards of several daemons: a process can use only one daemon."""
         reason = (
-            f"pod {grant.pod} has shares of several cards in one container, each with an MPS daemon of its own; a "
+            f"pod {grant.pod} has shares of several GPUs in one container, each with an MPS daemon of its own; a "
             "process can use one (cardwise-mps --scope=node has one for all)"
         )
         if _pod_mode(grant.mps_mode, self._setting) is Mode.REQUIRED:

@@ -115,7 +115,7 @@ def grant_of(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
         raise StartRefused(f"{pod_text}: {error}; create the pod again, so that it is placed again") from error
     if assignment is None or assignment.is_legacy:
         raise StartRefused(
-            f"{pod_text} was not placed by the Cardwise extender: it has no cards or devices in its annotations. "
+            f"{pod_text} was not placed by the Cardwise extender: it has no GPUs or devices in its annotations. "
             "Create it without nodeName and let kube-scheduler, configured with the extender, bind it"
         )
     key = pod.keys.get(container)
@@ -124,7 +124,7 @@ def grant_of(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
     is_agent = container == shareagent.CONTAINER and bool(assignment.containers)
     if key is None or not (shares or devices or is_agent):
         raise StartRefused(
-            f"{pod_text}: its assignment has no card or device for container {quote_text(container)} (key {key}); "
+            f"{pod_text}: its assignment has no GPU or device for container {quote_text(container)} (key {key}); "
             "create it again"
         )
     return msgspec.structs.replace(
@@ -187,7 +187,7 @@ def check_sandboxes(grant: Grant, sandboxes: Iterable[Sandbox]) -> None:
             ):
                 continue
         raise StartRefused(
-            f"pod {grant.pod} was bound to this node again with other cards, and the kubelet may give its containers "
+            f"pod {grant.pod} was bound to this node again with other GPUs, and the kubelet may give its containers "
             "those of the former binding; delete the pod, so that it is placed again"
         )
 
@@ -272,7 +272,7 @@ class PreStart:
             raise StartRefused(f"pod {grant.pod}: {NO_CDI}")
         if pod is not None and access is Access.ENV and _has_no_visible_card(pod, grant):
             raise StartRefused(
-                f"pod {grant.pod} was bound while this node had CDI, so its environment names no card; create it again"
+                f"pod {grant.pod} was bound while this node had CDI, so its environment names no GPU; create it again"
             )
         if access is Access.ENV:
             self._check_sandboxes(grant)
@@ -387,7 +387,7 @@ class PreStart:
                 self._waiting.release()
         if problem:
             raise StartRefused(
-                f"pod {grant.pod}: the device plugin has just started, and does not know yet which cards the running "
+                f"pod {grant.pod}: the device plugin has just started, and does not know yet which GPUs the running "
                 f"containers use: {problem}; the kubelet tries again"
             )
 

@@ -64,7 +64,7 @@ class Cordons:
             try:
                 self._by_uuid[uuid] = msgspec.json.decode(raw, type=Cordon)
             except (msgspec.DecodeError, RecursionError) as error:
-                _log.error("failed to read why a card was cordoned", uuid=uuid, path=str(self._path), error=str(error))
+                _log.error("failed to read why a GPU was cordoned", uuid=uuid, path=str(self._path), error=str(error))
                 self._by_uuid[uuid] = Cordon(reason=_UNKNOWN)
 
     def _save_cordons(self) -> None:

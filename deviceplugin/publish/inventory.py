@@ -105,7 +105,7 @@ class NodePublisher:
         self._loop = Loop(
             "inventory",
             self._reconcile,
-            failed="failed to publish the cards",
+            failed="failed to publish the GPUs",
             failures=metrics.FAILURES,
             expected=(errors.KubeError,),
             every=_EVERY_SECONDS,
@@ -318,7 +318,7 @@ class NodePublisher:
 
         That node reports the same UUID, or it is this machine under its former name.
         """
-        remedy = command("if the card is not there, kubectl delete extendedresource {name}", name=name)
+        remedy = command("if the GPU is not there, kubectl delete extendedresource {name}", name=name)
         text = f"ExtendedResource {name} belongs to a GPU of node {node}, so this node cannot publish its own; {remedy}"
         self._events.record(ObjectRef.node(self._node), names.GPU_ON_ANOTHER_NODE, text, "Warning")
 
@@ -366,7 +366,7 @@ class NodePublisher:
                 error=str(error),
             )
             return
-        _log.info("deleted the ExtendedResource of a card that left the node", resource=resource.metadata.name)
+        _log.info("deleted the ExtendedResource of a GPU that left the node", resource=resource.metadata.name)
 
     def _activate_if_due(self) -> None:
         if self._activate_at is None:

@@ -30,27 +30,27 @@ UNKNOWN_HOLDERS = Gauge(
 UNREADABLE = Gauge("cardwise_unreadable_grants", "Grants on disk that could not be read at the start")
 
 _CARD_METRICS: tuple[tuple[str, str, Callable[[CardLevel], float]], ...] = (
-    ("cardwise_card_memory_bytes", "Memory of the card.", lambda level: level.card.memory * _BYTES),
+    ("cardwise_card_memory_bytes", "Memory of the GPU.", lambda level: level.card.memory * _BYTES),
     (
         "cardwise_card_used_bytes",
-        "Memory of the card that pods of this node request.",
+        "Memory of the GPU that pods of this node request.",
         lambda level: level.used * _BYTES,
     ),
-    ("cardwise_card_free_bytes", "Memory of the card that no pod requests.", lambda level: level.free * _BYTES),
+    ("cardwise_card_free_bytes", "Memory of the GPU that no pod requests.", lambda level: level.free * _BYTES),
     (
         "cardwise_card_granted_bytes",
-        "Memory of the card that started containers hold.",
+        "Memory of the GPU that started containers hold.",
         lambda level: level.granted * _BYTES,
     ),
-    ("cardwise_card_shares", "Containers that have a share of the card.", lambda level: level.shares),
+    ("cardwise_card_shares", "Containers that have a share of the GPU.", lambda level: level.shares),
     (
         "cardwise_card_cores_used_ratio",
-        "Fraction of the card's SMs that pods request.",
+        "Fraction of the GPU's SMs that pods request.",
         lambda level: level.core / FULL_CORE,
     ),
     (
         "cardwise_card_healthy",
-        "1 while the card takes new shares, 0 while it is unhealthy.",
+        "1 while the GPU takes new shares, 0 while it is unhealthy.",
         lambda level: level.healthy,
     ),
 )

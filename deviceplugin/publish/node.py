@@ -217,11 +217,11 @@ class OwnNode:
     def on_change(self, key: str, old: NodeFacts | None, new: NodeFacts) -> None:  # noqa: ARG002
         old_problem, new_problem = self._problem(old), self._problem(new)
         if new_problem and not old_problem:
-            _log.error("stopped sharing the cards", reason=new_problem)
+            _log.error("stopped sharing the GPUs", reason=new_problem)
             self._events.record(ObjectRef.node(self._name), "NvidiaDevicePluginActive", new_problem, "Warning")
         elif old_problem and not new_problem:
-            text = "NVIDIA's device plugin no longer serves this node: Cardwise shares its cards again"
-            _log.info("sharing the cards again")
+            text = "NVIDIA's device plugin no longer serves this node: Cardwise shares its GPUs again"
+            _log.info("sharing the GPUs again")
             self._events.record(ObjectRef.node(self._name), "NvidiaDevicePluginRemoved", text)
         self._on_change()
 
@@ -236,5 +236,5 @@ class OwnNode:
             return ""
         return (
             f"NVIDIA's device plugin serves this node ({names.NVIDIA_GPU}: {facts.nvidia_gpus}): stop it there, or "
-            "set --cards to the cards that Cardwise may share"
+            "set --cards to the GPUs that Cardwise may share"
         )

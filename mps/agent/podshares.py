@@ -124,12 +124,12 @@ def metrics(
     usable = (({"uuid": uuid}, int(not look.reason)) for uuid, look in readiness.items())
     return "".join(
         (
-            _format_family("cardwise_share_limit_bytes", "Memory that the container may use on the card", limits),
-            _format_family("cardwise_share_card_bytes", "Memory of the whole card", totals),
-            _format_family("cardwise_share_fraction", "The limit as a part of the card", parts),
-            _format_family("cardwise_share_core_percent", "Percent of the card's SMs, where there is a limit", cores),
+            _format_family("cardwise_share_limit_bytes", "Memory that the container may use on the GPU", limits),
+            _format_family("cardwise_share_card_bytes", "Memory of the whole GPU", totals),
+            _format_family("cardwise_share_fraction", "The limit as a part of the GPU", parts),
+            _format_family("cardwise_share_core_percent", "Percent of the GPU's SMs, where there is a limit", cores),
             _format_family("cardwise_share_enforced", "1, with what makes the container keep to its limit", by),
-            _format_family("cardwise_share_mps_usable", "1 while the card's MPS takes containers of this pod", usable),
+            _format_family("cardwise_share_mps_usable", "1 while the GPU's MPS takes containers of this pod", usable),
             _format_family("cardwise_agent_ready", "1 once the pod's containers may start", [({}, int(ready))]),
         )
     )

@@ -88,7 +88,7 @@ class Audit:
         self._loop = Loop(
             "audit",
             self.audit_once,
-            failed="failed to audit the cards",
+            failed="failed to audit the GPUs",
             failures=metrics.THREADS,
             every=settings.interval,
             clock=clock,
@@ -116,7 +116,7 @@ class Audit:
                 unreadable_cards.add(card.uuid)
                 metrics.AUDIT_BLIND.labels(card.uuid).inc()
                 if card.uuid not in self._unreadable_cards:
-                    _log.warning("failed to list the processes on a card", card=card.uuid, error=str(error))
+                    _log.warning("failed to list the processes on a GPU", card=card.uuid, error=str(error))
         self._unreadable_cards = unreadable_cards
         # Read pods after processes: the pods of all listed processes are known by then.
         pods = {pod.uid: pod for pod in self._pods.list_pods()}
@@ -154,7 +154,9 @@ class Audit:
         text = self._event_text(finding, pod)
         metrics.AUDIT_FOUND.labels(finding.card, finding.reason).inc()
         pod_fields = {"pod": pod.pod if pod is not None else "", "uid": finding.pod}
-        _log.warning("a card is not used as granted", reason=finding.reason, card=finding.card, said=text, **pod_fields)
+        _log.warning(
+            "a GPU is not used as granted", reason=finding.reason, card=finding.card, violation=text, **pod_fields
+        )
         about = ObjectRef.node(self._node)
         if pod is not None:
             about = ObjectRef.pod(pod.namespace, pod.name, pod.uid)
@@ -235,7 +237,7 @@ def event_message(finding: Violation, pod: PodView | None, names: Sequence[str])
                 f'the pod with cardwise.dev/mps: "off": {processes}'
             )
         case Reason.GPU_WITHOUT_GRANT:
-            return f"{holder} uses {finding.used} MiB of {card} and has no share of any card: {processes}"
+            return f"{holder} uses {finding.used} MiB of {card} and has no share of any GPU: {processes}"
         case Reason.UNKNOWN_PROCESS:
             owner = f"of pod {finding.pod}, which does not exist any more," if finding.pod else "of no pod"
             return f"{processes} {owner} uses {finding.used} MiB of {card}, which pods share"

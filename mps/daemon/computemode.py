@@ -44,7 +44,7 @@ def close_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
             saved[uuid] = mode
             _save_modes(home, saved)
         use.set_compute_mode(uuid, ComputeMode.EXCLUSIVE_PROCESS)
-        _log.info("closed a card to processes without MPS", card=uuid, mode_before=str(mode))
+        _log.info("closed a GPU to processes without MPS", card=uuid, mode_before=str(mode))
 
 
 def are_closed(use: CardUse, uuids: Iterable[str]) -> bool:
@@ -66,7 +66,7 @@ def reopen_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
             saved = _assumed_modes(home, _modes(use, uuids, skips_absent=True))
         answering = _modes(use, saved, skips_absent=True)
     except CardError as error:
-        return [f"cards stay closed: {error}"]
+        return [f"GPUs stay closed: {error}"]
     remaining = {uuid: mode for uuid, mode in saved.items() if uuid not in answering}
     problems = []
     for uuid in answering:
@@ -79,7 +79,7 @@ def reopen_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
             remaining[uuid] = mode
             problems.append(f"card {uuid} stays closed: {error}")
         else:
-            _log.info("reopened a card", card=uuid, mode=str(mode))
+            _log.info("reopened a GPU", card=uuid, mode=str(mode))
     _save_modes(home, remaining)
     return problems
 
@@ -124,7 +124,7 @@ def _assumed_modes(home: Path, modes: Mapping[str, ComputeMode]) -> dict[str, Co
     """The former modes that cards with these modes are assumed to have had, if the saved ones cannot be read."""
     closed = {uuid: ComputeMode.DEFAULT for uuid, mode in modes.items() if mode is ComputeMode.EXCLUSIVE_PROCESS}
     if closed:
-        _log.warning("assuming that closed cards were DEFAULT before", cards=sorted(closed), home=str(home))
+        _log.warning("assuming that closed GPUs were DEFAULT before", cards=sorted(closed), home=str(home))
     return closed
 
 

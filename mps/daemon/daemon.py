@@ -177,7 +177,7 @@ class Daemon:
             self._transition(machine.take_over(now, self._pace))
         else:
             self._transition(
-                machine.replace_daemon(now, self._pace, "the daemon of a former manager serves other cards")
+                machine.replace_daemon(now, self._pace, "the daemon of a former manager serves other GPUs")
             )
 
     def step(self) -> float:
@@ -364,7 +364,7 @@ class Daemon:
         if change := self._ceilings.change_reason():
             return change
         if self._settings.exclusive and not computemode.are_closed(self._use, self.unit.uuids):
-            return "the card's compute mode was changed"
+            return "the GPU's compute mode was changed"
         return None
 
     def _detach_all(self) -> ActResult:

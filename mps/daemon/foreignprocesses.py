@@ -95,7 +95,7 @@ class ForeignProcesses:
             return None
         named = foreign or former_clients
         problem = "bypasses MPS" if foreign else "was a client of an MPS server that ended"
-        shown = [f"{self._describe_process(pid)} on card {card}" for card, pid in sorted(named)[:_SHOWN]]
+        shown = [f"{self._describe_process(pid)} on {card}" for card, pid in sorted(named)[:_SHOWN]]
         hidden = f" and {len(named) - len(shown)} more" if len(named) > len(shown) else ""
         reason = f"process {', '.join(shown)}{hidden} {problem}: no server starts before it has ended"
         return ActResult(Outcome.BUSY, reason)

@@ -162,7 +162,7 @@ def set_wanted(machine: Machine, wanted: bool, now: float, pace: DaemonPace, rea
         off = machine.phase in (DaemonPhase.OFF, DaemonPhase.RELEASING)
         return _enter_down(machine, now) if off else machine
     if machine.phase in RUNNING - {DaemonPhase.QUITTING, DaemonPhase.DRAINING}:
-        return _start_drain(machine, now, pace, reason or "MPS is switched off on this card")
+        return _start_drain(machine, now, pace, reason or "MPS is switched off on this GPU")
     # Not started, or to be retried later: nothing to wait for.
     return _enter_down(machine, now) if machine.phase in (DaemonPhase.DOWN, DaemonPhase.SPAWNING) else machine
 

@@ -67,7 +67,7 @@ class Servers:
                 self._has_status_command = False
             else:
                 if ServerStatus.FAULT in statuses:
-                    return ActResult(Outcome.FAULT, f"server {listed}: a client's fault reached the card")
+                    return ActResult(Outcome.FAULT, f"server {listed}: a client's fault reached the GPU")
                 if statuses == {ServerStatus.ACTIVE}:
                     return OK
                 return ActResult(Outcome.BUSY, f"server {listed} is starting")

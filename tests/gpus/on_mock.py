@@ -44,7 +44,7 @@ class Cards:
             self.gpus._changed.wait(0.05)
 
     def errors(self, index: int) -> int | None:
-        """Uncorrected ECC errors, None where the card does not answer."""
+        """Uncorrected ECC errors, None where the GPU does not answer."""
         handle = self.gpus._handles[self.uuids[index]]
         counted = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
         try:
@@ -92,7 +92,7 @@ def test_each_fault_takes_its_own_card_out_and_heals_as_it_should(cards):
     # By the Xids alone, before anybody has looked at the cards.
     cards.wait_until(lambda: cards.unhealthy() == {0: "Xid 79:", 2: "Xid 48:", 4: "Xid 61:", 5: "Xid 119:"})
     # Rows that cannot be remapped are what the mock's ECC errors come with.
-    unhealthy = {0: "Xid 79:", 1: "the card", 2: "Xid 48:", 3: "a row", 4: "a row", 5: "Xid 119:"}
+    unhealthy = {0: "Xid 79:", 1: "the GPU", 2: "Xid 48:", 3: "a row", 4: "a row", 5: "Xid 119:"}
     assert cards.probe_after(5) == unhealthy
     assert cards.probe_after(3600) == unhealthy, "nothing heals by itself"
     # A plugin that is started now does not see the cards that do not answer.
@@ -102,7 +102,7 @@ def test_each_fault_takes_its_own_card_out_and_heals_as_it_should(cards):
     cards.wait_until(lambda: [cards.errors(index) for index in range(6)] == [0] * 6)
     # The counters of 2 and 5 have begun anew, so they were reset. What was wrong is remembered for a while.
     rows = dict.fromkeys(range(2, 6), "a row")
-    assert cards.probe_after(5) == {0: "Xid 79:", 1: "the card", **rows}
+    assert cards.probe_after(5) == {0: "Xid 79:", 1: "the GPU", **rows}
     cards.probe_after(30)
     assert cards.probe_after(5) == {0: "Xid 79:"}
     assert cards.probe_after(3600) == {0: "Xid 79:"}, "it answers again, and nobody has reset it"
@@ -121,7 +121,7 @@ def test_a_card_in_mig_mode_is_not_shared_until_that_ends(cards):
 
     cards.set_cards(card2={"mig": {"mode_current": "enabled", "mode_pending": "enabled"}})
     cards.wait_until(mode)
-    assert cards.probe_after(5) == {2: "the card"}
+    assert cards.probe_after(5) == {2: "the GPU"}
     assert "is in MIG mode" in cards.gpus.health()[cards.uuids[2]].reason
     cards.set_cards()
     cards.wait_until(lambda: not mode())

@@ -58,7 +58,7 @@ def test_a_killed_manager_and_a_dead_daemon_are_noticed_at_once(folder, card):
     assert "no MPS manager runs" in problem(folder)
     held = manager(folder)
     assert problem(folder) == ""
-    assert "does not serve card GPU-2" in problem(folder, TWO)
+    assert "does not serve GPU-2" in problem(folder, TWO)
     card.dies()
     assert "takes no connection" in problem(folder)
     assert "is Ready, not Off" in problem(folder, required_state=MpsState.OFF)
@@ -96,7 +96,7 @@ def test_a_word_that_is_stale_or_too_low_or_of_another_card(folder, card):
     card.says(checked=CLOCK.now(), valid_seconds=600.0, ceilings={ONE: MiB(8000)})
     assert "allows 8000 MiB, and 8138 MiB are needed" in readiness(folder).reason
     card.says(uuids=(TWO,), ceilings={TWO: NEED})
-    assert "does not serve card GPU-1" in readiness(folder).reason
+    assert "does not serve GPU-1" in readiness(folder).reason
 
 
 def test_a_daemon_that_died_after_the_word(folder, card):
@@ -110,7 +110,7 @@ def test_a_daemon_that_died_after_the_word(folder, card):
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b'{"version": 99}', b"0" * 100_000])
 def test_a_damaged_file_is_no_word(folder, card, content):
     (card.home / mps.READY).write_bytes(content)
-    assert readiness(folder) == CardReadiness("the MPS manager of the node does not serve card GPU-1 (yet)", None)
+    assert readiness(folder) == CardReadiness("the MPS manager of the node does not serve GPU-1 (yet)", None)
 
 
 def test_the_daemon_of_a_whole_node(folder, card):

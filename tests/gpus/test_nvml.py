@@ -226,7 +226,7 @@ def test_an_unforeseen_error_ends_no_thread(driver, make_gpus, clock, call, thre
     driver.report_xid(79, 0)
     driver.broken[1] = LOST
     probe_again(clock)
-    assert [state.reason[:6] for state in gpus.health().values()] == ["Xid 79", "the ca"]
+    assert [state.reason[:6] for state in gpus.health().values()] == ["Xid 79", "the GP"]
 
 
 def sick(gpus: NvmlGpus) -> dict[str, str]:
@@ -281,7 +281,7 @@ def test_a_card_whose_calls_hang_is_unhealthy_and_the_others_are_looked_at_all_t
         assert clock.now() - began < 60, "nobody says that it hangs"
         probe_again(clock)
     assert gpus.health()["GPU-0"].reason == (
-        "the card does not answer: a call of NVML has not returned for 20 s; see dmesg, and reset the card or reboot "
+        "the GPU does not answer: a call of NVML has not returned for 20 s; see dmesg, and reset the GPU or reboot "
         "the node if this persists"
     )
     assert clock.now() - began == 20
@@ -354,7 +354,7 @@ def test_a_card_in_mig_mode_is_not_shared_until_that_ends(driver, make_gpus, clo
     driver.mig[1] = 1
     gpus = make_gpus()
     assert gpus.health()["GPU-0"].healthy, "what is only asked for begins with the next reset"
-    assert gpus.health()["GPU-1"].reason.startswith("the card is in MIG mode")
+    assert gpus.health()["GPU-1"].reason.startswith("the GPU is in MIG mode")
     assert "nvidia-smi -i N -mig 0" in gpus.health()["GPU-1"].reason
     assert [card.index for card in NonMigGpus(gpus).cards()] == [0]
     driver.mig[1] = 0

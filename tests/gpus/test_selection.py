@@ -37,10 +37,10 @@ def test_only_the_chosen_cards_are_there(machine, text, indices):
     [
         ("", "'' has an empty entry; write indices such as 0,2"),
         ("0,,1", "'0,,1' has an empty entry"),
-        ("0,1,0", "'0' is listed twice; list each card once"),
+        ("0,1,0", "'0' is listed twice; list each GPU once"),
         ("0,00", "'00' is listed twice"),
         ("GPU-a,gpu-A", "'gpu-A' is listed twice"),
-        ("0-3", "'0-3' is neither the index nor the UUID of a card; write indices such as 0,2"),
+        ("0-3", "'0-3' is neither the index nor the UUID of a GPU; write indices such as 0,2"),
         ("-1", "'-1' is neither"),
         ("0;1", "'0;1' is neither"),
         ("GPU_1", "'GPU_1' is neither"),
@@ -64,12 +64,12 @@ def test_what_is_wrong_on_any_machine_is_refused_at_the_start(text, says):
         (
             "0,4,GPU-9",
             [
-                f"--cards: {entry} is not a card of this node; use one of: 0 (GPU-0ab), 1 (GPU-1ab), "
+                f"--cards: {entry} is not a GPU of this node; use one of: 0 (GPU-0ab), 1 (GPU-1ab), "
                 "2 (GPU-2ab), 3 (GPU-3ab)"
                 for entry in ("4", "gpu-9")
             ],
         ),
-        ("1,GPU-1ab", ["--cards: 1 and GPU-1ab are the same card; list it once"]),
+        ("1,GPU-1ab", ["--cards: 1 and GPU-1ab are the same GPU; list it once"]),
     ],
 )
 def test_what_only_the_machine_knows_is_told(machine, text, problems):

@@ -35,7 +35,7 @@ def test_it_is_ready_when_the_pods_are_known_the_cluster_is_told_and_a_card_is(p
     pair.manager._publication.problem = "the cluster has not been told"
     pods, problem, cards = pair.manager.problems()
     assert (pods, problem) == ("the pods of this node are not known yet", "the cluster has not been told")
-    assert cards.startswith("no card's MPS is ready")
+    assert cards.startswith("no GPU's MPS is ready")
     pair.pods.synced, pair.manager._publication.problem = True, ""
     pair.wait_ready(0)
     assert not pair.manager.problems(), "one sick card is told, and the others are served"

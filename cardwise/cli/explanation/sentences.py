@@ -379,7 +379,7 @@ def _describe_card_state(survey: Survey, node: str, share: assignment.CardShare)
 
 
 def _describe_health_reason(survey: Survey, uuid: str) -> str:
-    """Why a card is unhealthy, in brackets; "" if unknown."""
+    """Why a GPU is unhealthy, in brackets; "" if unknown."""
     reason = next((resource.status.reason for resource in survey.resources if resource.spec.uuid == uuid), "")
     return f" ({wording.sanitize_message(reason)})" if reason else ""
 

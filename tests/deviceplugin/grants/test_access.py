@@ -62,7 +62,7 @@ def test_a_kubelet_that_has_not_seen_a_restore_gives_no_container_its_former_car
     rig.settle()
     code, message = refusal(lambda: rig.kubelet.pre_start(slot))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert "pod default/a was bound to this node again with other cards" in message
+    assert "pod default/a was bound to this node again with other GPUs" in message
     assert "delete the pod, so that it is placed again" in message
     assert (rig.held_on_disk(0), rig.held_on_disk(1)) == (P100 * started, 0)
     assert [share["name"] for share in rig.status(0)["reported"]] == ["a"] * started

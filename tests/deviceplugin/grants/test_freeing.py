@@ -182,7 +182,7 @@ def test_a_pod_that_is_bound_here_again_with_another_card_holds_its_former_card_
     rig.settle()
     rig.runtime.running[pod["metadata"]["uid"]].remove("side")
     _, problem = refusal(lambda: rig.kubelet.pre_start(slot_of(rig, "side")))
-    assert "default/a was bound to this node again with other cards" in problem
+    assert "default/a was bound to this node again with other GPUs" in problem
     assert f"(main, side) may still use {card_uuid(0)}; this container starts when they have ended" in problem
     rig.settle()
     assert [share["container"] for share in rig.status(0)["reported"]] == ["0", "1"]
@@ -266,7 +266,7 @@ def test_containers_without_a_share_do_not_hold_a_former_binding(rig, by):
         assert [grant.container for grant in rig.agent.grants.list_grants()] == ["proxy"]
     rig.bind_again_each(pod, {"main": [(1, P100)], "proxy": []})
     rig.settle()
-    assert "was bound to this node again with other cards" in refusal(lambda: rig.kubelet.pre_start(slot))[1]
+    assert "was bound to this node again with other GPUs" in refusal(lambda: rig.kubelet.pre_start(slot))[1]
     rig.runtime.running[pod["metadata"]["uid"]].remove("main")
     rig.kubelet.pre_start(slot)
     assert (rig.held_on_disk(0), rig.held_on_disk(1)) == (0, P100)
@@ -279,7 +279,7 @@ def test_a_former_binding_is_not_released_while_the_runtime_or_the_api_server_do
     rig.settle()
     rig.runtime.kill(pod["metadata"]["uid"])
     rig.runtime.silent = True
-    assert "with other cards" in refusal(lambda: rig.kubelet.pre_start(slot))[1]
+    assert "with other GPUs" in refusal(lambda: rig.kubelet.pre_start(slot))[1]
     rig.runtime.silent = False
     rig.api.down = True
     rig.kubelet.pre_start(slot)

@@ -208,7 +208,7 @@ def test_a_pod_is_refused_whole_not_at_its_second_container(rig):
             lambda pod: pod["metadata"]["annotations"].update(
                 {names.ASSIGNMENT: '{"v":1,"containers":{"5":[[0,"GPU-n1-0",1,0,1]]}}'}
             ),
-            "no card or device for container 'main'",
+            "no GPU or device for container 'main'",
         ),
     ],
     ids=["unplaced", "unreadable", "foreign card", "other container"],

@@ -63,7 +63,7 @@ def test_an_agent_is_refused_while_there_is_nothing_to_look_at(world):
     rig = world.rig.start()
     (world.cards[0].home / mps.READY).unlink()
     _, message = refusal_message(rig, bound(rig, agent=True), shareagent.CONTAINER)
-    assert "does not serve card" in message
+    assert "does not serve GPU" in message
 
 
 def test_the_agent_restarts_without_the_api_server(world):
@@ -92,4 +92,4 @@ def test_a_user_cannot_call_a_container_without_share_the_agent_of_a_pod_without
     pod["metadata"]["annotations"][names.ASSIGNMENT] = '{"v":1,"containers":{},"devices":{"0":[["rdma","x"]]}}'
     rig.api.write_object(PODS, pod)
     rig.settle()
-    assert "no card or device" in refused(lambda: start(rig, pod, shareagent.CONTAINER))
+    assert "no GPU or device" in refused(lambda: start(rig, pod, shareagent.CONTAINER))

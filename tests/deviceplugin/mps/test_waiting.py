@@ -18,7 +18,7 @@ ILL = {
     "stale": (lambda world: world.cards[0].says(checked=world.rig.mps_clock.now() - 601), "has not checked GPU"),
     "low": (lambda world: world.cards[0].says(ceilings={card_uuid(0): MiB(512)}), "allows 512 MiB, and 8138 MiB"),
     "dead": (lambda world: world.cards[0].dies(), "takes no connection"),
-    "damaged": (lambda world: (world.cards[0].home / mps.READY).write_text("{"), "does not serve card"),
+    "damaged": (lambda world: (world.cards[0].home / mps.READY).write_text("{"), "does not serve GPU"),
     "unmanaged": (lambda world: world.end(), "no MPS manager runs on this node"),
 }
 

@@ -60,4 +60,4 @@ class TestRefusals:
             pod["spec"]["containers"].append({"name": "other", "resources": {}})
             pod = rig.api.write_object(PODS, pod)
         _, message = refusal(lambda: rig.run(pod, "other"))
-        assert "no card or device for container 'other'" in message
+        assert "no GPU or device for container 'other'" in message

@@ -168,7 +168,7 @@ def test_a_pod_without_any_share(node, run_audits):
     run_audits(node, 3)
     (text,) = node.events.messages("GPUWithoutGrant")
     assert "the pod uses 100 MiB of card" in text
-    assert "and has no share of any card" in text
+    assert "and has no share of any GPU" in text
     assert not evicted(node), "it is not ours to end"
 
 

@@ -78,7 +78,7 @@ def test_no_server_starts_beside_a_process_that_came_past_mps(ready):
     status = ready.status()
     assert status.state is MpsState.DOWN
     assert status.reason == (
-        f"process {thief.pid} (python) of pod default/thief on card {uuid_of(0)} bypasses MPS: no server starts "
+        f"process {thief.pid} (python) of pod default/thief on {uuid_of(0)} bypasses MPS: no server starts "
         "before it has ended"
     )
     assert ready.mode() == "ExclusiveProcess"
@@ -121,7 +121,7 @@ def test_a_process_of_no_pod_is_named_and_keeps_the_card_closed(ready):
     die(ready)
     other = ready.use(0, 300)
     ready.pass_time(60.0)
-    assert ready.status().reason.startswith(f"process {other.pid} (python) on card ")
+    assert ready.status().reason.startswith(f"process {other.pid} (python) on ")
     assert ready.status().state is MpsState.DOWN
 
 
@@ -189,7 +189,7 @@ def test_who_came_past_mps_is_found_out_beside_former_clients(ready):
     ready.until(lambda: "was a client of an MPS server that ended" in ready.status().reason)
     thief = ready.use(0, 300, "thief")
     ready.until(lambda: "bypasses MPS" in ready.status().reason)
-    assert ready.status().reason.startswith(f"process {thief.pid} (python) of pod default/thief on card")
+    assert ready.status().reason.startswith(f"process {thief.pid} (python) of pod default/thief on")
     assert {pid for daemon in ready.manager.daemons() for _, pid in daemon.foreign_processes} == {thief.pid}
 
 
