@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 from bench.synthetic import RUNNING, Scale, SyntheticCluster
+from cardwise.core.values.decoded import Json
 
 
 class ObjectStore:
@@ -54,13 +55,14 @@ class ObjectStore:
             self._changed.wait_for(lambda: len(self._events) > start, seconds)
             return self._events[start:]
 
-    def get(self, name: str) -> dict | None:
+    def get(self, name: str) -> Json | None:
         """The object of this name; None if there is none."""
         with self._changed:
             text = self._objects.get(name)
-        return json.loads(text) if text else None
+        decoded: Json | None = json.loads(text) if text else None
+        return decoded
 
-    def write(self, desired: dict) -> dict:
+    def write(self, desired: Json) -> Json:
         """Create or replace an object, and record the watch event. Returns it with uid and resourceVersion."""
         with self._changed:
             metadata = {"uid": desired["metadata"]["name"]} | desired["metadata"]
@@ -134,8 +136,9 @@ class _Handler(BaseHTTPRequestHandler):
         status = {name: field for name, field in status.items() if field is not None}
         self._respond(200, json.dumps(self.stores[kind].write(current | {"status": status})).encode())
 
-    def _body(self) -> dict:
-        return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+    def _body(self) -> Json:
+        body: Json = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        return body
 
     def _respond(self, status: int, body: bytes) -> None:
         self.send_response(status)

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from bench import throughput
 from bench.throughput import Bench, RunResult
 from bench.timing import Row
+from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from tests.cluster import Cluster, ports, simnodes
 
@@ -65,7 +66,7 @@ def _measure_races(cluster: Cluster, percent: int) -> Row:
     pods = _RACE_NODES * _PODS_PER_NODE * percent // 100
     bench = Bench(cluster, pods)
 
-    def manifest(i: int) -> dict:
+    def manifest(i: int) -> Json:
         limits = {"cpu": f"{simnodes.CPUS * 1000 // _PODS_PER_NODE}m"}
         if i % 2:
             return throughput.pod(f"plain-{i}", limits)
@@ -98,7 +99,7 @@ _UNSPREAD = {
 
 
 @contextmanager
-def _extender_setup(cluster: Cluster, bench: Bench, setup: str) -> Iterator[list[dict]]:
+def _extender_setup(cluster: Cluster, bench: Bench, setup: str) -> Iterator[list[Json]]:
     """Run the extender as `setup` has it. Yields the extender stanzas of the measured scheduler's configuration."""
     if setup == "none":
         yield []

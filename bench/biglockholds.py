@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 from bench import timing
 from bench.lockholds import LockHolds, build_state, call_preempt
-from bench.synthetic import CARDS, P100, Scale, bound_pod, card, node_name, pod
+from bench.synthetic import CARDS, P100, Scale, bound_pod, card, node_name, not_none, pod, pod_record
 from bench.timing import Row
 from cardwise.core.api import names, request
 from cardwise.core.api.quotas import GPUQuota, QuotaEntry
 from cardwise.core.api.request import Load
+from cardwise.core.values.decoded import Json
 from cardwise.kube.pods import budgets
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings
@@ -31,7 +32,7 @@ FIRST_FULL_NODE, PODS_ON_FULL_NODE, PREEMPTORS = 100_000, 110, 10  # index of a 
 Situation = Callable[[State, list[str], int], None]  # given the state, the names of all nodes, the number of the run
 
 
-def _member(gang: str, i: int, size: int, resources: dict[str, str], *, namespace: str = "default") -> dict:
+def _member(gang: str, i: int, size: int, resources: dict[str, str], *, namespace: str = "default") -> Json:
     manifest = pod(f"{gang}-{i}", f"u-{gang}-{i}", 0)
     manifest["metadata"]["namespace"] = namespace
     manifest["metadata"]["labels"][names.GANG] = gang
@@ -42,18 +43,18 @@ def _member(gang: str, i: int, size: int, resources: dict[str, str], *, namespac
     return manifest
 
 
-def _record(manifest: dict) -> podinfo.PodRecord:
-    return podinfo.decode_pod(json.dumps(manifest).encode())[1]
+def _record(manifest: Json) -> podinfo.PodRecord:
+    return pod_record(json.dumps(manifest).encode())
 
 
-def _add_pods(state: State, manifests: list[dict]) -> list[podinfo.PodRecord]:
+def _add_pods(state: State, manifests: list[Json]) -> list[podinfo.PodRecord]:
     records = [_record(manifest) for manifest in manifests]
     for record in records:
         state.set_pod(record)
     return records
 
 
-def _filter_members(state: State, members: list[dict], all_nodes: list[str]) -> None:
+def _filter_members(state: State, members: list[Json], all_nodes: list[str]) -> None:
     """Call filter for each member until each has its node, in at most ten rounds."""
     pending = [manifest["metadata"]["uid"] for manifest in members]
     for _ in range(10):
@@ -77,7 +78,7 @@ def _plan_gang(size: int, resources: Callable[[int], dict[str, str]], namespace:
     return situation
 
 
-def _whole_node_members(size: int, run: int) -> list[dict]:
+def _whole_node_members(size: int, run: int) -> list[Json]:
     """The members of a gang with priority 1000 that each request all GPUs of a node."""
     members = [_member(f"gang-{run}", i, size, {names.WHOLE_GPU: "8"}) for i in range(size)]
     for manifest in members:
@@ -131,13 +132,13 @@ def _preempt_on_full_node(state: State, _all_nodes: list[str], run: int) -> None
     rng = random.Random(run)
     node, free = node_name(FIRST_FULL_NODE + run), [P100] * CARDS
     for i in range(CARDS):
-        state.set_card(*objects.decode_card(json.dumps(card(FIRST_FULL_NODE + run, i, 1)).encode()))
+        state.set_card(*not_none(objects.decode_card(json.dumps(card(FIRST_FULL_NODE + run, i, 1)).encode())))
     kinds = rng.choice([1, 3, 20, 60])
     for i in range(2 * kinds):
-        manifest = {"metadata": {"namespace": "default", "name": f"budget-{i}"}}
+        manifest: Json = {"metadata": {"namespace": "default", "name": f"budget-{i}"}}
         manifest["spec"] = {"selector": {"matchLabels": {f"budget-{i % 2}": str(i // 2)}}}
         manifest["status"] = {"disruptionsAllowed": rng.randrange(4)}
-        state.preemption.set_budget(*budgets.decode_budget(json.dumps(manifest).encode()))
+        state.preemption.set_budget(*not_none(budgets.decode_budget(json.dumps(manifest).encode())))
     cpu, memory, records = 0, 0, []
     for i in range(PODS_ON_FULL_NODE):
         mem, card_index = rng.choice([512, 1024, 1024, 2048]), i % CARDS
@@ -184,7 +185,7 @@ def _place_beside_nominated(state: State, all_nodes: list[str], run: int) -> Non
         manifest["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
     records = _add_pods(state, nominated)
     state.warm_caches()  # as before the extender becomes leader
-    single = request.parse_mutated(pod("single", "u-single", 1024))
+    single = not_none(request.parse_mutated(pod("single", "u-single", 1024)))
     for i in range(5):
         state.plan_pod(
             PlacementRequest(PodRef(f"u-{run}-{i}", "default", f"p-{run}-{i}"), single, all_nodes, "binpack")
@@ -215,7 +216,7 @@ def run(nodes: int, pods: int, runs: int, only: str) -> list[Row]:
     state, bound = build_state(Scale(nodes=nodes, pods=pods, fresh=True))
     state.set_quota(f"{LIMITED}/team", GPUQuota(namespace=LIMITED, name="team", entries=(QuotaEntry(shares=600),)))
     all_nodes = [node_name(i) for i in range(nodes)]
-    single = request.parse_mutated(pod("single", "u-single", 1024))
+    single = not_none(request.parse_mutated(pod("single", "u-single", 1024)))
     state.plan_pod(PlacementRequest(PodRef("u-warm", "default", "warm"), single, all_nodes, "binpack"))
     for record in bound[:100]:
         state.remove_pod(record)

@@ -62,7 +62,8 @@ class _Caller:
         return [self._measure_filter(label, calls), self._measure_handshakes(label, handshakes)]
 
     def _measure_filter(self, label: str, calls: int) -> Row:
-        rng, seconds, cpu = random.Random(7), [], 0.0
+        rng, cpu = random.Random(7), 0.0
+        seconds: list[float] = []
         with contextlib.closing(self._new_connection()) as connection:
             for i in range(-50, calls):  # the first 50 are warm-up
                 if i == 0:

@@ -16,6 +16,7 @@ from cardwise.core.gangs.gangplan import Planned, Terms
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
+from cardwise.core.values.quantity import MiB, Percent
 from tests.build import container, pod
 
 CARDS = 8
@@ -41,7 +42,7 @@ def filled_ledger(nodes: int, pods: int) -> Ledger:
     """A ledger with `nodes` nodes, and `pods` pods on the first half of them."""
     ledger, rng = Ledger(), random.Random(5)
     for n in range(nodes):
-        cards = [Card(index=i, uuid=gpu_uuid(n, i), mem=P100, model="Tesla P100") for i in range(CARDS)]
+        cards = [Card(index=i, uuid=gpu_uuid(n, i), mem=MiB(P100), model="Tesla P100") for i in range(CARDS)]
         ledger.set_cards(node_name(n), cards)
     placed = 0
     while placed < pods:
@@ -49,18 +50,18 @@ def filled_ledger(nodes: int, pods: int) -> Ledger:
         state = ledger.node(node_name(n))
         if state is None or state.free[card] < mem:
             continue
-        share = CardShare(card, gpu_uuid(n, card), mem, 0, P100)
+        share = CardShare(card, gpu_uuid(n, card), MiB(mem), Percent(0), MiB(P100))
         ledger.set_holding(Holding(f"u{placed}", "other", f"p{placed}", node_name(n), Assignment({"0": (share,)})))
         placed += 1
     return ledger
 
 
-def _members(count: int, resources_of: Callable[[int], dict]) -> list[Member]:
+def _members(count: int, resources_of: Callable[[int], dict[str, int]]) -> list[Member]:
     members = []
     for i in range(count):
         resources = resources_of(i)
         cpu = resources.pop("cpu", 1000)
-        parsed = request.parse(pod(containers=[container(**resources)])) if resources else None
+        parsed = request.parse(pod(containers=[container("main", **resources)])) if resources else None
         load = Load(cpu, 4 * GIB, 1)
         shape = str(sorted(resources.items()))
         members.append(Member(uid=f"m{i}", name=f"m{i}", shape=shape, request=parsed, load=load))
@@ -68,7 +69,7 @@ def _members(count: int, resources_of: Callable[[int], dict]) -> list[Member]:
 
 
 # By label: the requested resources of the gang's i-th member.
-GANGS: dict[str, Callable[[int], dict]] = {
+GANGS: dict[str, Callable[[int], dict[str, int]]] = {
     "equal shares of 8138 MiB": lambda _: {"gpu_mem": 8138},
     "one whole card each": lambda _: {"gpu_count": 1},
     "eight whole cards each": lambda _: {"gpu_count": 8},

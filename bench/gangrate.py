@@ -19,6 +19,7 @@ import yaml
 from bench.throughput import BoundPods, cpu_seconds
 from bench.timing import Row
 from cardwise.core.api import names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from tests.build import P100, pod
 from tests.cluster import Cluster, ClusterSpec
@@ -69,7 +70,7 @@ class _Bench:
         self._cluster = cluster
         self._scheduler = cluster.process("kube-scheduler")
 
-    def measure_pods(self, label: str, pods: list[dict], *, gangs: int) -> list[Row]:
+    def measure_pods(self, label: str, pods: list[Json], *, gangs: int) -> list[Row]:
         """Create all pods while kube-scheduler is stopped, then continue it. Returns rows for creation and binding."""
         self._scheduler.pause()
         start_cpu, start = self._cpu_by_process(), time.monotonic()
@@ -110,7 +111,7 @@ class _Bench:
         self._delete_pods()
         return created, seconds
 
-    def _create_pods(self, pods: list[dict]) -> None:
+    def _create_pods(self, pods: list[Json]) -> None:
         with ThreadPoolExecutor(CLIENTS) as pool:
             list(pool.map(lambda manifest: self._cluster.api.create(paths.pods(NAMESPACE), manifest, timeout=60), pods))
 
@@ -139,11 +140,11 @@ class _Bench:
         return {name: (now - start_cpu[name]) * 1000 / pods for name, now in self._cpu_by_process().items()}
 
 
-def _share(name: str) -> dict:
+def _share(name: str) -> Json:
     return pod(name, gpu_mem=P100 // 4)
 
 
-def _member(name: str, gang: str, size: int) -> dict:
+def _member(name: str, gang: str, size: int) -> Json:
     annotations = {names.GROUP_NAME: gang, names.GROUP_NUM: str(size)}
     return pod(name, gpu_mem=P100 // 4, annotations=annotations)
 

@@ -15,7 +15,7 @@ from itertools import cycle
 import msgspec
 
 from bench import timing
-from bench.synthetic import Scale, SyntheticCluster, node_name, pod
+from bench.synthetic import Scale, SyntheticCluster, node_name, not_none, pod, pod_record
 from bench.timing import Row
 from cardwise.clock import SystemClock
 from cardwise.core.api import names, request
@@ -43,11 +43,11 @@ def build_state(scale: Scale) -> tuple[State, list[podinfo.PodRecord]]:
         clock=ProcessClock(),
         gang_settings=gangtypes.GangSettings(patience=GangPatience(reserve=1.0), max_waiting=10_000),
     )
-    for name, record in map(nodeinfo.decode_node, cluster.nodes):
-        state.set_node(name, record)
-    for key, card in map(objects.decode_card, cluster.cards):
-        state.set_card(key, card)
-    bound = [podinfo.decode_pod(raw)[1] for raw in cluster.pods]
+    for raw in cluster.nodes:
+        state.set_node(*not_none(nodeinfo.decode_node(raw)))
+    for raw in cluster.cards:
+        state.set_card(*not_none(objects.decode_card(raw)))
+    bound = [pod_record(raw) for raw in cluster.pods]
     for record in bound:
         state.set_pod(record)
     with state.view():
@@ -57,7 +57,7 @@ def build_state(scale: Scale) -> tuple[State, list[podinfo.PodRecord]]:
     return state, bound
 
 
-def _member(gang: int, i: int, *, fits: bool = False) -> dict:
+def _member(gang: int, i: int, *, fits: bool = False) -> Json:
     """The manifest of a gang's member.
 
     fits: the gang fits. Otherwise it requests six to eight cards of one node, which no node has free, or shares in a
@@ -82,7 +82,7 @@ def _preempt_for_gang(state: State, gang: int, all_nodes: list[str]) -> None:
     members = [_member(gang, i, fits=gang % 2 == 0) for i in range(GANG_SIZE)]
     for manifest in members:
         manifest["spec"]["priority"] = 1000
-    records = [podinfo.decode_pod(json.dumps(manifest).encode())[1] for manifest in members]
+    records = [pod_record(json.dumps(manifest).encode()) for manifest in members]
     for record in records:
         state.set_pod(record)
     call_preempt(state, members[0], all_nodes, gang)
@@ -93,7 +93,7 @@ def _preempt_for_gang(state: State, gang: int, all_nodes: list[str]) -> None:
 def call_preempt(state: State, first: Json, all_nodes: list[str], run: int) -> None:
     """Call filter and then preempt for the first member of a gang, as kube-scheduler; `run` varies the candidates."""
     state.gangs.filter_member(first["metadata"]["uid"], all_nodes)
-    candidates = {node: {"Pods": []} for node in all_nodes[run % 7 :: max(1, len(all_nodes) // CANDIDATE_NODES)]}
+    candidates: Json = {node: {"Pods": []} for node in all_nodes[run % 7 :: max(1, len(all_nodes) // CANDIDATE_NODES)]}
     args = wire.decode_preempt_args(json.dumps({"Pod": first, "NodeNameToMetaVictims": candidates}).encode())
     verbs.preempt(state, AnswerSettings(policy="binpack", one_best_node=True), args)
 
@@ -150,12 +150,11 @@ def run(nodes: int, pods: int, gangs: int, rounds: int) -> list[Row]:
     all_nodes = [node_name(i) for i in range(nodes)]
     members = [_member(gang, i) for gang in range(gangs) for i in range(GANG_SIZE)]
     for manifest in members:
-        _, record = podinfo.decode_pod(json.dumps(manifest).encode())
-        state.set_pod(record)
+        state.set_pod(pod_record(json.dumps(manifest).encode()))
     state.set_quota("limited/small", GPUQuota(namespace="limited", name="small", entries=(QuotaEntry(shares=4),)))
     for manifest in members[::GANG_SIZE]:
         state.gangs.filter_member(manifest["metadata"]["uid"], all_nodes)  # so that each gang was planned once
-    single = request.parse_mutated(pod("single", "u-single", 1024))
+    single = not_none(request.parse_mutated(pod("single", "u-single", 1024)))
     holds = LockHolds()
     state.plan_pod(_placement("warm", single, all_nodes))
     gc.freeze()  # the pods' JSON is not part of the extender
@@ -169,7 +168,7 @@ def run(nodes: int, pods: int, gangs: int, rounds: int) -> list[Row]:
             if i % 20 == 0:
                 # A gang that fits: its whole cards or shares are free on thousands of nodes.
                 for manifest in [_member(gangs + i, j, fits=True) for j in range(GANG_SIZE)]:
-                    state.set_pod(podinfo.decode_pod(json.dumps(manifest).encode())[1])
+                    state.set_pod(pod_record(json.dumps(manifest).encode()))
                     state.gangs.filter_member(manifest["metadata"]["uid"], all_nodes)
             if i % 20 == 10:
                 _preempt_for_gang(state, 10 * gangs + i // 20, all_nodes)

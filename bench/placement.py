@@ -17,8 +17,8 @@ from bench import timing
 from bench.timing import Row
 from cardwise.core.api.cards import Card
 from cardwise.core.api.request import Load
-from cardwise.core.columns.invalid import InvalidRequest
-from cardwise.core.columns.quantity import MiB
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import MiB
 from cardwise.simulation import runs, summary, traces
 from cardwise.simulation.churn import ChurnResult, simulate_churn
 from cardwise.simulation.cluster import SimulatedCluster

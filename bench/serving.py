@@ -64,18 +64,26 @@ def measure_filter(
     with extender_with_cluster(nodes, pods, classes, fresh=fresh, options=options) as extender:
         caller = Caller(extender.port)
 
-        def measure(label: str, verb: str, count: int, **pod_options: object) -> None:
+        def measure(
+            label: str,
+            verb: str,
+            count: int,
+            *,
+            mem: int = 0,
+            annotations: dict[str, str] | None = None,
+            whole: int = 0,
+            class_request: bool = False,
+        ) -> None:
+            """mem: of each pod, in MiB; 0 draws one. whole: its whole cards, instead of memory."""
             seconds = []
             cpu = extender.cpu_seconds()
             for i in range(count):
-                mem = pod_options.get("mem") or rng.choice(SIZES)
-                annotations = pod_options.get("annotations")
-                manifest = pod(f"p{i}", f"{label}-{i}", mem, annotations=annotations)
-                if pod_options.get("whole"):
+                manifest = pod(f"p{i}", f"{label}-{i}", mem or rng.choice(SIZES), annotations=annotations)
+                if whole:
                     limits = manifest["spec"]["containers"][0]["resources"]["limits"]
                     del manifest["spec"]["containers"][0]["resources"]["requests"], limits["aliyun.com/gpu-mem"]
-                    limits["cardwise.dev/gpu"] = str(pod_options["whole"])
-                if pod_options.get("class_request"):
+                    limits["cardwise.dev/gpu"] = str(whole)
+                if class_request:
                     resources = manifest["spec"]["containers"][0]["resources"]
                     for amounts in resources.values():
                         amounts[f"cardwise.dev/{class_name(i % classes)}"] = "1"

@@ -2,12 +2,17 @@
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from cardwise.core.api import assignment
 from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.values.decoded import Json
+from cardwise.core.values.quantity import MiB, Percent
 from extender.records import nodeinfo, objects, podinfo
+from extender.records.objects import CardStatus
+from extender.records.podinfo import PodRecord
 from extender.reporting import statuses
 from extender.state import State
 
@@ -16,6 +21,7 @@ CARDS = 8  # of each node
 MODELS = 10  # of cards, if there are classes
 SIZES = (1024, 2048, 4069, 6144, 8138, 12207, P100)  # MiB, the requests of pods
 
+_T = TypeVar("_T")
 
 RUNNING = {
     "phase": "Running",
@@ -47,13 +53,13 @@ def node_name(i: int) -> str:
     return f"gpu-node-{i:05d}.example.internal"
 
 
-def pod(name: str, uid: str, mem: int, *, node: str = "", annotations: dict[str, str] | None = None) -> dict:
+def pod(name: str, uid: str, mem: int, *, node: str = "", annotations: dict[str, str] | None = None) -> Json:
     """A pod of about 4 KB, like that of a Deployment without sidecars.
 
     mem: requested GPU memory in MiB.
     node: the node that it is bound to; empty for a pending pod.
     """
-    spec = {
+    spec: Json = {
         "containers": [
             {
                 "name": "main",
@@ -87,7 +93,7 @@ def pod(name: str, uid: str, mem: int, *, node: str = "", annotations: dict[str,
             }
         ],
     }
-    status = {"phase": "Pending"}
+    status: Json = {"phase": "Pending"}
     if node:
         spec["nodeName"] = node
         status = RUNNING
@@ -113,11 +119,26 @@ def pod(name: str, uid: str, mem: int, *, node: str = "", annotations: dict[str,
     return {"metadata": metadata, "spec": spec, "status": status}
 
 
-def bound_pod(name: str, uid: str, mem: int, node: int, card: int) -> dict:
+def bound_pod(name: str, uid: str, mem: int, node: int, card: int) -> Json:
     """A running pod with `mem` MiB of card `card` of node `node`, both by index."""
-    share = CardShare(card, gpu_uuid(node, card), mem, 0, P100)
+    share = CardShare(card, gpu_uuid(node, card), MiB(mem), Percent(0), MiB(P100))
     annotations = assignment.encode(Assignment({"0": (share,)}), assume_time_ns=1_700_000_000_000_000_000)
     return pod(name, uid, mem, node=node_name(node), annotations=annotations)
+
+
+def not_none(decoded: _T | None) -> _T:
+    """The object that a decoder returned. Raises `ValueError` for none: all objects of the synthetic cluster count."""
+    if decoded is None:
+        raise ValueError("the extender skips an object of the synthetic cluster")
+    return decoded
+
+
+def pod_record(raw: bytes) -> PodRecord:
+    """The extender's record of a pod in JSON. Raises `TypeError` for a pod that requests nothing of Cardwise."""
+    _, record = not_none(podinfo.decode_pod(raw))
+    if not isinstance(record, PodRecord):
+        raise TypeError(record)
+    return record
 
 
 def gpu_uuid(node: int, card: int) -> str:
@@ -143,16 +164,17 @@ class SyntheticCluster:
     def _cards_with_statuses(self) -> Iterator[bytes]:
         """The cards with the statuses that an extender would have written."""
         state = State()
-        for name, record in map(nodeinfo.decode_node, self.nodes):
-            state.set_node(name, record)
-        for _, record in map(objects.decode_class, self.classes):
-            state.set_class(record.resource_class)
-        for key, card in map(objects.decode_card, self.cards):
-            state.set_card(key, card)
-        for _, bound in map(podinfo.decode_pod, self.pods):
-            state.set_pod(bound)
+        for raw in self.nodes:
+            state.set_node(*not_none(nodeinfo.decode_node(raw)))
+        for raw in self.classes:
+            _, record = not_none(objects.decode_class(raw))
+            state.set_class(not_none(record.resource_class))
+        for raw in self.cards:
+            state.set_card(*not_none(objects.decode_card(raw)))
+        for raw in self.pods:
+            state.set_pod(pod_record(raw))
         with state.view() as ledger:
-            cards_by_node = {}
+            cards_by_node: dict[str, Mapping[str, CardStatus]] = {}
             for raw in self.cards:
                 card = json.loads(raw)
                 node = card["spec"]["node"]
@@ -166,7 +188,7 @@ def class_name(i: int) -> str:
     return f"class-{i}"
 
 
-def _class(i: int) -> dict:
+def _class(i: int) -> Json:
     """A ResourceClass that selects a tenth of the cards, by model and memory."""
     expressions = [
         {"key": "model", "operator": "In", "values": [f"Model {i % MODELS}"]},
@@ -176,13 +198,13 @@ def _class(i: int) -> dict:
     return {"metadata": metadata, "spec": {"selector": {"matchExpressions": expressions}}}
 
 
-def _quota(classes: int) -> dict:
+def _quota(classes: int) -> Json:
     """A GPUQuota with limits on up to 20 classes, so high that only the comparisons cost time."""
     hard = [{"class": class_name(i), "shares": 1_000_000} for i in range(min(classes, 20))]
     return {"metadata": {"name": "team", "namespace": "default", "resourceVersion": "1"}, "spec": {"hard": hard}}
 
 
-def card(node: int, i: int, models: int) -> dict:
+def card(node: int, i: int, models: int) -> Json:
     """The ExtendedResource of card `i` of node `node`, both by index; `models`: number of models in the cluster."""
     uuid = gpu_uuid(node, i)
     model = f"Model {node % models}" if models > 1 else "Tesla P100"
@@ -193,7 +215,7 @@ def card(node: int, i: int, models: int) -> dict:
     }
 
 
-def _pods(scale: Scale):
+def _pods(scale: Scale) -> Iterator[bytes]:
     rng = random.Random(scale.seed)
     free = [[P100] * CARDS for _ in range(scale.nodes)]
     pods = 0

@@ -30,6 +30,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench import processes
 from bench.timing import Row
 from cardwise.core.api import schedulerconfig
+from cardwise.core.values.decoded import Json
 from cardwise.kube import paths, wire
 from tests.cluster import Cluster, ClusterSpec, ports
 from tests.cluster.parts import says_ready
@@ -106,7 +107,7 @@ class Bench:
         self._cluster = cluster
         self._pods = pods
 
-    def start_extender(self, options: tuple[str, ...], *, plain_http: bool, code: Path = processes.ROOT) -> list[dict]:
+    def start_extender(self, options: tuple[str, ...], *, plain_http: bool, code: Path = processes.ROOT) -> list[Json]:
         """Start the extender of a checkout; `measure` stops it. Returns its stanzas for kube-scheduler's configuration.
 
         options: of its command line.
@@ -138,7 +139,7 @@ class Bench:
         )
 
     def measure(
-        self, name: str, stanzas: list[dict], *, gpu: bool, sampling: int = 100, profiles: Sequence[dict] = ()
+        self, name: str, stanzas: list[Json], *, gpu: bool, sampling: int = 100, profiles: Sequence[Json] = ()
     ) -> RunResult:
         """Measure one run.
 
@@ -190,7 +191,7 @@ class Bench:
         with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/metrics", timeout=5) as response:
             return _parse_metrics(response.read().decode())
 
-    def create_pods(self, pods: list[dict]) -> "BoundPods":
+    def create_pods(self, pods: list[Json]) -> "BoundPods":
         """Create pods while no scheduler runs. Returns the count of those that are bound from now on."""
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda manifest: self._cluster.api.create(paths.pods(NAMESPACE), manifest), pods))
@@ -214,14 +215,14 @@ class Bench:
         return seconds
 
 
-def _pod(name: str, i: int, rng: random.Random, *, gpu: bool) -> dict:
+def _pod(name: str, i: int, rng: random.Random, *, gpu: bool) -> Json:
     limits = {"cpu": "1"}
     if gpu:
         limits = {"aliyun.com/gpu-mem": str(rng.randint(MIN_MIB, MAX_MIB)), "cardwise.dev/share": "1"}
     return pod(f"{name}-{i}", limits)
 
 
-def pod(name: str, limits: dict[str, str], **spec: str) -> dict:
+def pod(name: str, limits: dict[str, str], **spec: str) -> Json:
     """A pod with these limits."""
     container = {"name": "main", "image": "example.com/app:1", "resources": {"limits": limits}}
     return {"metadata": {"name": name}, "spec": {"containers": [container], **spec}}

@@ -3,7 +3,7 @@
 Each scene shows one figure of Alibaba's articles or one feature of the README, and checks it through the API server.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,7 +177,7 @@ def _wait_for_assignment(cluster: Cluster, name: str) -> assignment.Assignment:
 
 
 @contextmanager
-def _cards_filled(cluster: Cluster, used: dict[str, tuple[int, ...]]) -> Iterator[None]:
+def _cards_filled(cluster: Cluster, used: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
     """Fill the cards up to `used` MiB, by node, within the block. Earlier deployments are scaled down meanwhile."""
     scaled = cluster.kubectl_object("get", "deployments")["items"]
     for deployment in scaled:

@@ -44,7 +44,7 @@ def build_root(root: Path, site: Path) -> None:
     interpreter = Path(sys.executable).resolve()
     objects = [_copy(interpreter, root / "usr/local/bin/python3")]
     for module in _modules(site):
-        file = Path(module.__file__ or "")
+        file = Path(module.__file__ or "")  # type: ignore[attr-defined]  # typeshed does not have it
         if file.is_relative_to(site):
             _copy(file, root / "opt/agent" / file.relative_to(site))
         elif file.is_relative_to(stdlib):

@@ -15,13 +15,13 @@ def build_python(root: Path, out: Path, hatchling: str, epoch: int) -> None:
     epoch: the time of all files, in seconds since 1970.
     """
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(epoch)}
-    command = [hatchling, "build", "--target", "wheel", "--target", "sdist", "--directory", out]
+    command = [hatchling, "build", "--target", "wheel", "--target", "sdist", "--directory", str(out)]
     subprocess.run(command, cwd=root, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
 def package_chart(root: Path, out: Path, helm: str) -> None:
     """Package the chart for `helm push` into `out`, under a name that differs from that of the source distribution."""
-    command = [helm, "package", root / "helm" / "cardwise", "--destination", out]
+    command = [helm, "package", str(root / "helm" / "cardwise"), "--destination", str(out)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     (packed,) = out.glob("cardwise-*.tgz")
     packed.rename(packed.with_name(packed.name.replace("cardwise-", "cardwise-chart-", 1)))
