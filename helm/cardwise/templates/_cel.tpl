@@ -76,6 +76,22 @@ k in ['nvidia.com/gpu', 'requests.nvidia.com/gpu', 'limits.nvidia.com/gpu']
 {{- end }}
 {{- end }}
 
+{{/* All amounts of the LimitRange `object` as text, as cardwise.cel.amounts. */}}
+{{- define "cardwise.cel.limitRangeAmounts" -}}
+'%s'.format([object.?spec.?limits.orValue([])])
+{{- end }}
+
+{{/* Whether the ResourceQuota `object` has a key that we rewrite. Of those that may be one 64 are looked at, and of more the
+webhook is asked. */}}
+{{- define "cardwise.cel.quotaIsOurs" -}}
+['%s'.format([object.?spec.?hard.orValue({})])].exists(amounts,
+  [amounts.findAll('"[^/"]*":', 64) + (amounts.contains('aliyun.com') || amounts.contains('cardwise.d') || amounts.contains('nvidia.com') ?
+    amounts.findAll('"[^"/]*(aliyun[.]com|cardwise[.]dev|nvidia[.]com)/[^"]*":', 64) : [])].exists(found,
+    found.size() >= 64 || found.map(k, k.split('"')[1]).exists(k,
+    {{- include "cardwise.cel.ourQuotaName" . | nindent 4 }} ||
+    ({{ include "cardwise.cel.bareQuotaName" . }}))))
+{{- end }}
+
 {{/* Whether the pod spec `spec` has a container with a limit or request `k` for which `key` holds, and for which `and`
 holds, if there is one, of the container `c`. It costs the square of their number, so it stands behind a test of
 cardwise.cel.amounts that few pods pass: of pods that ask for a share the webhook limits both (webhook/server/sizes.py). */}}
@@ -162,9 +178,10 @@ this asks it behind what refuses those, which are none of Kubernetes'.
 amounts.replace('"', '\n').matches(r'(?m)gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.dev/')
 {{- end }}
 
-{{/* The same for the keys of the map `.`, of a ResourceQuota or LimitRange, where it may stand behind `requests.` or `limits.`. */}}
+{{/* The same for `amounts` of a ResourceQuota or LimitRange, where a name may stand behind `requests.` or `limits.`. */}}
 {{- define "cardwise.cel.quotaLooksLikeGpu" -}}
-{{ include "cardwise.cel.keys" . }}.matches(r'(?m)gpu|cuda|^(requests\.|limits\.)?(aliyun\.com|nvidia\.com|cardwise\.dev)/')
+(amounts.contains('gpu') || amounts.contains('cuda') || amounts.contains('aliyun.com') || amounts.contains('nvidia.com') || amounts.contains('cardwise.d')) &&
+amounts.replace('"', '\n').matches(r'(?m)gpu|cuda|^(requests\.|limits\.)?(aliyun\.com|nvidia\.com|cardwise\.dev)/')
 {{- end }}
 
 {{/*

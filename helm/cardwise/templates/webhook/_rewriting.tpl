@@ -46,14 +46,9 @@ webhook to say.
       {{- include "cardwise.webhook.notBeingDeleted" $root | nindent 6 }}
       - name: names-what-we-rewrite
         expression: |-
-          {{ include "cardwise.cel.annotated" "cardwise.dev/rewritten" }} || has(object.spec) && (
-            (has(object.spec.hard) && object.spec.hard.exists(k,
-              {{- include "cardwise.cel.ourQuotaName" $root | nindent 14 }} ||
-              ({{ include "cardwise.cel.bareQuotaName" $root }}))) ||
-            (has(object.spec.limits) && object.spec.limits.exists(l,
-              (has(l.max) && 'aliyun.com/gpu-mem' in l.max) || (has(l.min) && 'aliyun.com/gpu-mem' in l.min) ||
-              (has(l.default) && 'aliyun.com/gpu-mem' in l.default) ||
-              (has(l.defaultRequest) && 'aliyun.com/gpu-mem' in l.defaultRequest))))
+          {{ include "cardwise.cel.annotated" "cardwise.dev/rewritten" }} ||
+          {{- include "cardwise.cel.quotaIsOurs" $root | nindent 10 }} ||
+          {{ include "cardwise.cel.limitRangeAmounts" . }}.contains('"aliyun.com/gpu-mem":')
   {{- end }}
   # Workloads whose template Kubernetes would refuse for a bare name; one entry for each place where a template can be.
   - name: workloads{{ $suffix }}.cardwise.dev
