@@ -585,6 +585,12 @@ CARDWISE_ITSELF = (
         late=[By.WEBHOOK],
     ),
     Attack(
+        "T79",
+        "the webhook asked by hand about what takes long to judge: a LimitRange of thousands of names, an object of "
+        "hundreds of templates, a class of thousands of conditions",
+        late=[By.WEBHOOK],
+    ),
+    Attack(
         "T62",
         "many reviews at a time, by dry run, of the largest pods that the webhook takes",
         late=[By.WEBHOOK],

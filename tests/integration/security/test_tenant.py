@@ -8,6 +8,7 @@ import json
 import re
 import ssl
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -595,6 +596,28 @@ def resident_mib(cluster: Cluster, part: str) -> float:
     main = cluster.process(part).pid
     sizes = [Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0] for pid in (main, *children(main))]
     return sum(map(int, sizes)) / 1024
+
+
+def test_t79_what_takes_long_to_judge_is_not_judged_to_its_end(tenant: Tenant) -> None:
+    """With many cards, classes and other resources each took from 5 s to more than a minute: the unit tests say of what
+    (test_growth.py and test_resourceclasses.py of tests/webhook).
+    """
+    foreign = {f"vendor{i}.example/gpu-accelerator-{i}": "0" for i in range(8)}
+    conditions = [{"key": "memory", "operator": "Gt", "values": ["1Gi"]} for _ in range(5000)]
+    spec = {"containers": [{"name": "c", "resources": {"limits": dict.fromkeys(foreign, "1")}}]}
+    (line,) = webhook_lines(tenant.cluster, 1)
+    with contextlib.closing(line):
+        for path, resource, reviewed in (
+            ("/advise", "limitranges", {"limits": [{"max": foreign, "default": foreign}] * 400}),
+            ("/advise", "pytorchjobs", {f"replica{i}": {"spec": spec} for i in range(1000)}),
+            ("/validate", "resourceclasses", {"selector": {"matchExpressions": conditions}}),
+        ):
+            review = json.loads(review_of("default", {"metadata": {"name": "slow"}, "spec": reviewed}))
+            review["request"]["resource"]["resource"] = resource
+            began = time.monotonic()
+            line.request("POST", path, json.dumps(review), {"Content-Type": "application/json"})
+            assert b'"allowed":true' in line.getresponse().read()
+            assert time.monotonic() - began < 5, "the API server's limit for a pod that waits meanwhile"
 
 
 def test_t62_many_reviews_of_one_tenant_keep_no_other_from_an_answer(tenant: Tenant) -> None:
