@@ -34,7 +34,7 @@ def test_a_theory_of_operation_has_an_example_that_a_test_computes(module):
 def test_the_algorithms_that_are_not_obvious_have_one():
     assert {
         "cardwise.core.preemption.setcover",
-        "cardwise.core.placement.scored.fragmentmeasure",
+        "cardwise.core.placement.scored.fragments",
         "cardwise.core.placement.scored.pricing",
         "cardwise.kube.fairqueueing",
         "cardwise.kube.leases.election",

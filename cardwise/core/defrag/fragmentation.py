@@ -1,6 +1,6 @@
 """Fragmentation: how much idle memory of cards no expected pod can use, by node and by kind of card.
 
-One measure for the extender's metrics, `cardwise nodes` and the simulator: FGD's (`scored.fragmentmeasure`). For one
+One measure for the extender's metrics, `cardwise nodes` and the simulator: FGD's (`scored.fragments`). For one
 pod, idle memory of a card that it cannot use is a fragment. The measure is the mean over all expected pods, weighted by
 their frequency. Imports numpy, like all users of `scored`.
 """
@@ -15,7 +15,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.kinds import CardKinds
 from cardwise.core.placement.nodestate import NodeState
-from cardwise.core.placement.scored.fragmentmeasure import FragmentMeasure
+from cardwise.core.placement.scored.fragments import FragmentMeasure
 from cardwise.core.placement.scored.nodetable import Floats, NodeTable
 from cardwise.core.placement.scored.scoring import WeightedShape
 from cardwise.core.placement.scored.shapes import RequestSize, Shape

@@ -9,8 +9,7 @@ or for measuring fragmentation.
     scoring        the protocol of a scored policy
     pricing        the policy `priced`; `prices` (of rests of a card), `kindprices` (of scarce models) and
                    `expectedcapacity` (of nodes whose pods end) are its parts
-    fragmentmeasure
-                   how much free memory no expected pod can use
+    fragments      how much free memory no expected pod can use
     workload       the frequency of each kind of pod
     shapes         a pod's request as plain numbers
     candidates     where a shape fits, and which cards it could take

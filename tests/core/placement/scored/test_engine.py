@@ -7,7 +7,7 @@ from cardwise.core.api.request import ContainerRequest, DeviceRequest, Load, Pod
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.scored.engine import Engine
-from cardwise.core.placement.scored.fragmentmeasure import FragmentMeasure
+from cardwise.core.placement.scored.fragments import FragmentMeasure
 from cardwise.core.placement.scored.nodetable import NodeTable, order_of
 from cardwise.core.placement.scored.scoring import WeightedShape
 from cardwise.core.placement.scored.shapes import RequestSize, Shape
@@ -68,7 +68,7 @@ def test_requests_beyond_the_most_frequent_95_percent_do_not_count():
 
 
 def test_fragments_are_those_of_the_example():
-    theory, measure = theory_of("cardwise.core.placement.scored.fragmentmeasure"), fragmentation((WHOLE, 1), (HALF, 1))
+    theory, measure = theory_of("cardwise.core.placement.scored.fragments"), fragmentation((WHOLE, 1), (HALF, 1))
     assert f"a node has cards with {1000} and {300} free of {CARD} MiB" in theory
     assert f"Only the {fragments(measure, lines(n=[1000, 300])):g} MiB are a fragment, to both requests" in theory
     after = lines(n=[700, 300])
