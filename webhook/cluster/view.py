@@ -261,9 +261,9 @@ class _ByNamespace(Generic[T]):
     def on_delete(self, key: str, old: T) -> None:  # noqa: ARG002
         namespace = key.partition("/")[0]
         with self._lock:
-            there = self._records.get(namespace, {})
-            there.pop(key, None)
-            if not there:
+            records = self._records.get(namespace, {})
+            records.pop(key, None)
+            if not records:
                 self._records.pop(namespace, None)
 
     def on_synced(self) -> None:

@@ -243,8 +243,8 @@ def _move_containers(pod: Json, order: Sequence[int | None], agent: Json | None)
         at = next((i for i, volume in enumerate(volumes) if volume.get("name") == shareagent.VOLUME), len(others))
         others.insert(at, dict(_VOLUME))
     lists = {"initContainers": init, "volumes": others}
-    kept = {name: content for name, content in spec.items() if name not in lists}
-    return pod | {"spec": kept | {name: listed for name, listed in lists.items() if listed}}
+    other_fields = {name: content for name, content in spec.items() if name not in lists}
+    return pod | {"spec": other_fields | {name: entries for name, entries in lists.items() if entries}}
 
 
 def _add_mounts(pod: Json, pod_request: PodRequest, renamed: Mapping[str, str], hook: str, agent: str) -> Injection:

@@ -66,8 +66,8 @@ def _raised(name: str, wanted: ResourceAmounts, bounds: Bounds) -> Amount:
 def _amount(container: Json, kind: str, name: str) -> Fraction | None:
     """The amount; None if the container sets none. A missing request is the limit."""
     resources = container.get("resources") or {}
-    listed = resources.get(kind) or {}
-    text = listed.get(name)
+    amounts = resources.get(kind) or {}
+    text = amounts.get(name)
     if text is None and kind == "requests":
         text = (resources.get("limits") or {}).get(name)
     try:
@@ -88,5 +88,8 @@ def _sum(spec: Json, init: Sequence[Json], kind: str, name: str) -> Fraction:
             largest = max(largest, sidecars)
         else:
             largest = max(largest, sidecars + amount)
-    together = sum((_amount(c, kind, name) or Fraction(0) for c in spec.get("containers") or ()), sidecars)
+    together = sum(
+        (_amount(spec_container, kind, name) or Fraction(0) for spec_container in spec.get("containers") or ()),
+        sidecars,
+    )
     return max(together, largest)

@@ -56,8 +56,8 @@ def combine_bounds(all_bounds: Iterable[Bounds]) -> Bounds:
     )
 
 
-def _amounts(listed: Json | None) -> dict[str, Amount]:
-    return {name: Amount.parse_amount(text) for name, text in (listed or {}).items() if name in COUNTED}
+def _amounts(quantities: Json | None) -> dict[str, Amount]:
+    return {name: Amount.parse_amount(text) for name, text in (quantities or {}).items() if name in COUNTED}
 
 
 def _tightest(

@@ -204,10 +204,10 @@ def _container(container: Container, part: _Part | None, warnings: list[str], *,
         ]
     lists: dict[str, Json] = {"limits": {}} if wanted else {}  # where a marker comes alone, there may be no limits
     for kind, amounts in (lists | dict(containers.amount_lists(resources))).items():
-        kept = {name: amount for name, amount in amounts.items() if name in wanted or not _written_by_us(name)}
+        remaining = {name: amount for name, amount in amounts.items() if name in wanted or not _written_by_us(name)}
         # Requests follow from limits when they are missing, so only what a user wrote there is put right.
         names_of_kind = wanted if kind == "limits" else [name for name in wanted if name in amounts]
-        resources[kind] = kept | {name: format_count(amounts.get(name), wanted[name]) for name in names_of_kind}
+        resources[kind] = remaining | {name: format_count(amounts.get(name), wanted[name]) for name in names_of_kind}
     if resources:
         changed["resources"] = resources
     if closed:

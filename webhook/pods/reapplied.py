@@ -29,15 +29,15 @@ def as_stored(pod: Json, stored: Json, unit: Unit, tolerated: Sequence[Json]) ->
     spec, ours = dict(pod.get("spec") or {}), False
     for container in request.containers(pod):
         known = before.get(container.key)
-        was = dict((known.spec if known is not None else {}).get("resources") or {})
-        if known is None or names.SHARE not in (was.get("limits") or {}):
+        stored_resources = dict((known.spec if known is not None else {}).get("resources") or {})
+        if known is None or names.SHARE not in (stored_resources.get("limits") or {}):
             continue
         ours = True
         resources = dict(container.spec.get("resources") or {})
         for kind, amounts in containers.amount_lists(resources):
             field = f"{container.path}.resources.{kind}"
             split = str(request.split_cards(known, annotations))
-            resources[kind] = _respell(amounts, was.get(kind) or {}, split, field, unit)
+            resources[kind] = _respell(amounts, stored_resources.get(kind) or {}, split, field, unit)
         containers.put_resources(spec, container, resources)
     if ours:
         spec = tolerations.keep_added(spec, stored.get("spec") or {}, tolerated)

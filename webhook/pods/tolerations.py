@@ -39,6 +39,6 @@ def keep_added(spec: Json, stored: Json, wanted: Iterable[Json]) -> Json:
     return add_tolerations(spec, [toleration for toleration in wanted if toleration in had])
 
 
-def _covers(own: Json, wanted: Json) -> bool:
-    matches_any = own.get("operator") == "Exists" or wanted["operator"] == "Equal"
-    return matches_any and Toleration.from_json(own).tolerates(Taint.from_json(wanted))
+def _covers(existing: Json, wanted: Json) -> bool:
+    matches_any = existing.get("operator") == "Exists" or wanted["operator"] == "Equal"
+    return matches_any and Toleration.from_json(existing).tolerates(Taint.from_json(wanted))

@@ -254,13 +254,13 @@ def _check_fits(requested: PodRequest, cards: CardSizes, resource_class: Resourc
     of_class = f" of class {resource_class.name}" if resource_class else ""
     for container in requested.containers:
         if 1 < container.cards <= cards.max_cards and container.mem_per_card > (
-            there := cards.largest_for(container.cards)
+            largest := cards.largest_for(container.cards)
         ):
             raise InvalidRequest(
                 f"{_path(container.key)}.resources.limits[{names.GPU_MEM}]",
                 f"{_mib(container.mem_per_card)} on each of {container.cards} GPUs{of_class} is more than any node has "
-                f"({there})",
-                f"request at most {container.cards * there}Mi{_unit(container)}",
+                f"({largest})",
+                f"request at most {container.cards * largest}Mi{_unit(container)}",
             )
     if requested.largest_share > cards.largest:
         culprits = [

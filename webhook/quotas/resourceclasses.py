@@ -64,10 +64,10 @@ def warn(
             f"no pod gets {parsed.name} until a larger one joins"
         )
     if old is not None and _was_other(old) not in (None, parsed.other):
-        was, now = ("GPUs", "other devices") if parsed.other else ("other devices", "GPUs")
+        former_kind, new_kind = ("GPUs", "other devices") if parsed.other else ("other devices", "GPUs")
         texts.append(
-            f"spec.selector: the class selected {was} and now selects {now}; pods that have requested {parsed.name} "
-            "keep what they hold, but pending pods can no longer be placed: create them again"
+            f"spec.selector: the class selected {former_kind} and now selects {new_kind}; pods that have requested "
+            f"{parsed.name} keep what they hold, but pending pods can no longer be placed: create them again"
         )
     return tuple(texts)
 

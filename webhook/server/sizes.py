@@ -79,8 +79,8 @@ def check_object(manifest: Json) -> None:
 def _check_lists(template: Json, pod_containers: list[Container], path: str) -> None:
     """Check the lists of all fields: a newer Kubernetes may have more of them."""
     for field in _OF_METADATA:
-        listed = (template.get("metadata") or {}).get(field) or ()
-        _check_count(f"{path}metadata.{field}", len(listed), MOST_IN_METADATA)
+        entries = (template.get("metadata") or {}).get(field) or ()
+        _check_count(f"{path}metadata.{field}", len(entries), MOST_IN_METADATA)
     for field, content in (template.get("spec") or {}).items():
         if isinstance(content, list | dict):
             _check_count(f"{path}spec.{field}", len(content), MOST_LISTED)

@@ -81,8 +81,8 @@ def with_record(manifest: Json, record: Mapping[str, tuple[str, ...]]) -> Json:
     """The object with this record."""
     other_annotations = {key: text for key, text in annotations_of(manifest).items() if key != names.REWRITTEN}
     encoded = {place: list(keys) for place, keys in record.items() if keys}
-    own = {names.REWRITTEN: json.dumps(encoded, sort_keys=True)} if encoded else {}
-    return with_annotations(manifest, other_annotations | own)
+    annotation = {names.REWRITTEN: json.dumps(encoded, sort_keys=True)} if encoded else {}
+    return with_annotations(manifest, other_annotations | annotation)
 
 
 def read_manifests(workload: Json, old: Json | None, places: Callable[[Json], Names]) -> Applied:
@@ -113,8 +113,10 @@ def rewrite_place(
 
     several: whether the place may name many classes, as a quota does. A new class then replaces no other.
     """
-    present = {name for listed in amounts.values() for name in listed}
-    spelled = ((name, spell(name, amount)) for listed in amounts.values() for name, amount in listed.items())
+    present = {name for place_amounts in amounts.values() for name in place_amounts}
+    spelled = (
+        (name, spell(name, amount)) for place_amounts in amounts.values() for name, amount in place_amounts.items()
+    )
     brought = frozenset(new for name, new in spelled if new != name)
     stale = frozenset[str]()
     if update:
@@ -122,11 +124,11 @@ def rewrite_place(
         stale = find_stale(frozenset(recorded), place, manifests, brought) & present
     rewritten: dict[str, Json] = {}
     origins: dict[str, str] = {}
-    for field, listed in amounts.items():
-        current_amounts = {name: amount for name, amount in listed.items() if name not in stale}
+    for field, place_amounts in amounts.items():
+        current_amounts = {name: amount for name, amount in place_amounts.items() if name not in stale}
         rewritten[field], new = rename_keys(current_amounts, field, spell)
         origins |= new
-    remaining = {name for listed in rewritten.values() for name in listed}
+    remaining = {name for place_amounts in rewritten.values() for name in place_amounts}
     ours = sorted({*(key for key in recorded if key in remaining and key not in stale), *origins})
     return RewrittenPlace(rewritten, tuple(ours), origins, changed=bool(stale or origins))
 

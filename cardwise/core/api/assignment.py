@@ -96,8 +96,10 @@ class Assignment:
 
         Returns as many shares of each card as it has more, the first with all MiB and percent that it has more.
         """
-        mine, theirs = _shares_by_card(self), _shares_by_card(other)
-        excess = {uuid: used.excess_over(theirs[uuid]) for uuid, used in mine.items() if uuid in theirs}
+        own_amounts, other_amounts = _shares_by_card(self), _shares_by_card(other)
+        excess = {
+            uuid: used.excess_over(other_amounts[uuid]) for uuid, used in own_amounts.items() if uuid in other_amounts
+        }
         containers: dict[str, tuple[CardShare, ...]] = {}
         for key, shares in self.containers.items():
             for share in shares:
@@ -110,8 +112,13 @@ class Assignment:
                     excess[share.uuid] = _Used(MiB(0), Percent(0), count - 1)
                 containers[key] = (*containers.get(key, ()), excess_share)
         known = {share.uuid for share in other.device_shares()}
-        devices = {key: tuple(share for share in of if share.uuid not in known) for key, of in self.devices.items()}
-        remaining = Assignment(containers, {key: of for key, of in devices.items() if of})
+        devices = {
+            key: tuple(share for share in shares_of_key if share.uuid not in known)
+            for key, shares_of_key in self.devices.items()
+        }
+        remaining = Assignment(
+            containers, {key: shares_of_key for key, shares_of_key in devices.items() if shares_of_key}
+        )
         return remaining if remaining.containers or remaining.devices else None
 
     @property

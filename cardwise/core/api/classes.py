@@ -152,12 +152,14 @@ def labels(
 
     own: the labels of its ExtendedResource. The node label among them is left out, because `node` has it.
     """
-    theirs = {key: text for key, text in own.items() if key != names.NODE_LABEL}
-    seen = {key.lower(): text for from_whom in (theirs, properties) for key, text in sorted(from_whom.items())}
-    seen |= {
+    own_labels = {key: text for key, text in own.items() if key != names.NODE_LABEL}
+    seen_labels = {
+        key.lower(): text for from_whom in (own_labels, properties) for key, text in sorted(from_whom.items())
+    }
+    seen_labels |= {
         _KIND_LABEL: kind, "model": model, "node": node, "hostname": node, "index": str(index), "uuid": uuid,
     }  # fmt: skip
-    return seen | {"memory": f"{memory}Mi"} if kind == KIND else seen
+    return seen_labels | {"memory": f"{memory}Mi"} if kind == KIND else seen_labels
 
 
 def most_shares(mem: MiB, resource_class: ResourceClass) -> int:

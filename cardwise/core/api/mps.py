@@ -77,9 +77,9 @@ class SmPercent(StrEnum):
     MEMORY = "memory"
 
 
-def percent(core: int, mem: int, total: int, by: str) -> int | None:
-    """The percent of the SMs for a share of a card; None for no limit. `by`: the pod's source, see `SmPercent`."""
-    if core or by != SmPercent.MEMORY:
+def percent(core: int, mem: int, total: int, source: str) -> int | None:
+    """The percent of the SMs for a share of a card; None for no limit. `source`: the pod's source, see `SmPercent`."""
+    if core or source != SmPercent.MEMORY:
         return core or None
     return max(1, min(100, mem * 100 // total))
 

@@ -53,7 +53,7 @@ COMMON: Final = mps_client(Mode.PREFERRED, IMAGE)  # of a pod that says nothing
 
 def user(pods: int | None, containers: Iterable[int | None]) -> int:
     """The user that these containers run as, by their own `runAsUser` and the pod's."""
-    users = {pods if own is None else own for own in containers}
+    users = {pods if container_user is None else container_user for container_user in containers}
     if len(users) > 1:
         return MIXED
     only = next(iter(users), pods)

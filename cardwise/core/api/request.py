@@ -114,10 +114,10 @@ class PodRequest:
     def largest_share(self) -> MiB:
         """The most MiB that one card must hold for this pod."""
         together: dict[str, int] = {}
-        for c in self.containers:
-            if c.cards == 1:
-                together[c.resource_class] = together.get(c.resource_class, 0) + c.mem
-        split = (c.mem_per_card for c in self.containers if c.cards > 1)
+        for container in self.containers:
+            if container.cards == 1:
+                together[container.resource_class] = together.get(container.resource_class, 0) + container.mem
+        split = (container.mem_per_card for container in self.containers if container.cards > 1)
         return MiB(max([*together.values(), *split], default=0))
 
 
@@ -141,10 +141,10 @@ class Container:
 def containers(pod: Json) -> Iterator[Container]:
     """The pod's containers, native sidecars and ordinary init containers, init containers first."""
     spec = pod.get("spec") or {}
-    for i, c in enumerate(spec.get("initContainers") or ()):
-        yield Container(f"init-{i}", f"spec.initContainers[{i}]", c, c.get("restartPolicy") != "Always")
-    for i, c in enumerate(spec.get("containers") or ()):
-        yield Container(str(i), f"spec.containers[{i}]", c, ordinary_init=False)
+    for i, container in enumerate(spec.get("initContainers") or ()):
+        yield Container(f"init-{i}", f"spec.initContainers[{i}]", container, container.get("restartPolicy") != "Always")
+    for i, container in enumerate(spec.get("containers") or ()):
+        yield Container(str(i), f"spec.containers[{i}]", container, ordinary_init=False)
 
 
 def write_device_classes(classes: Iterable[str]) -> str:
@@ -163,7 +163,9 @@ def write_counts(containers: Iterable[ContainerRequest]) -> str:
     By the name of the container: its key changes when another webhook puts one in front of it. The container says it
     too, by `names.ENV_GPU_COUNT`, since other webhooks drop annotations and rename containers.
     """
-    return ",".join(f"{c.name}={c.cards}" for c in containers if not c.whole and c.cards > 1)
+    return ",".join(
+        f"{container.name}={container.cards}" for container in containers if not container.whole and container.cards > 1
+    )
 
 
 def read_counts(annotations: Mapping[str, str]) -> dict[str, int]:
@@ -187,16 +189,16 @@ def parse(pod: Json) -> PodRequest | None:
     devices: list[DeviceRequest] = []
     # Percent of the one card that the containers of a class with a share of one card have in common.
     together: dict[str, int] = {}
-    for c in containers(pod):
+    for container in containers(pod):
         if of_devices:
-            devices += _device_requests(c, of_devices)
-        container_request = _container_request(c, annotations, of_devices)
+            devices += _device_requests(container, of_devices)
+        container_request = _container_request(container, annotations, of_devices)
         if container_request is None:
             continue
         container_requests.append(container_request)
         if container_request.cards == 1 and container_request.core:
             others = together.get(container_request.resource_class, 0)
-            _check_core(c, container_request.core, cards=1, others=others)
+            _check_core(container, container_request.core, cards=1, others=others)
             together[container_request.resource_class] = others + container_request.core
     if not container_requests and not devices:
         return None
@@ -245,7 +247,7 @@ def _common_user(pod: Json, keys: Collection[str]) -> int:
     of_pod = _run_as(spec)
     if spec.get("hostUsers") is False:
         return mpsprofile.OWN_USERS
-    return mpsprofile.user(of_pod, [_run_as(c.spec) for c in containers(pod) if c.key in keys])
+    return mpsprofile.user(of_pod, [_run_as(container.spec) for container in containers(pod) if container.key in keys])
 
 
 def _run_as(spec: Json) -> int | None:
@@ -258,43 +260,46 @@ def _get_resources(container: Container, kind: str) -> Json:
     return (container.spec.get("resources") or {}).get(kind) or {}
 
 
-def _device_requests(c: Container, classes: Collection[str]) -> list[DeviceRequest]:
-    limits, requests = _get_resources(c, "limits"), _get_resources(c, "requests")
+def _device_requests(container: Container, classes: Collection[str]) -> list[DeviceRequest]:
+    limits, requests = _get_resources(container, "limits"), _get_resources(container, "requests")
     resources = sorted({name for name in (*limits, *requests) if names.class_of(name) in classes})
-    if resources and c.ordinary_init:
-        raise _init_container_error(c, resources[0], "a device")
-    return [DeviceRequest(c.key, names.class_of(name), _read_amount(c, name, limits, requests)) for name in resources]
+    if resources and container.ordinary_init:
+        raise _init_container_error(container, resources[0], "a device")
+    return [
+        DeviceRequest(container.key, names.class_of(name), _read_amount(container, name, limits, requests))
+        for name in resources
+    ]
 
 
-def _init_container_error(c: Container, resource: str, noun: str) -> InvalidRequest:
+def _init_container_error(container: Container, resource: str, noun: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{c.path}.resources.limits[{resource}]",
+        f"{container.path}.resources.limits[{resource}]",
         f"an ordinary init container cannot hold {noun}",
         "request it in an ordinary container, or set restartPolicy: Always on this one",
     )
 
 
-def _container_request(c: Container, annotations: Json, of_devices: Collection[str]) -> ContainerRequest | None:
-    limits, requests = _get_resources(c, "limits"), _get_resources(c, "requests")
+def _container_request(container: Container, annotations: Json, of_devices: Collection[str]) -> ContainerRequest | None:
+    limits, requests = _get_resources(container, "limits"), _get_resources(container, "requests")
     classes = {name: names.class_of(name) for name in (*limits, *requests)}
-    typed = sorted(name for name, of in classes.items() if of and of not in of_devices)
-    resources = [*(name for name in names.REQUESTED if name in limits or name in requests), *typed]
+    class_names = sorted(name for name, class_name in classes.items() if class_name and class_name not in of_devices)
+    resources = [*(name for name in names.REQUESTED if name in limits or name in requests), *class_names]
     if not resources:
         return None
-    if c.ordinary_init:
-        raise _init_container_error(c, resources[0], "a GPU share")
-    field = f"{c.path}.resources.limits"
-    if len(typed) > 1:
+    if container.ordinary_init:
+        raise _init_container_error(container, resources[0], "a GPU share")
+    field = f"{container.path}.resources.limits"
+    if len(class_names) > 1:
         raise InvalidRequest(
-            f"{field}[{typed[1]}]", f"{typed[0]} is also requested", "request one class in each container"
+            f"{field}[{class_names[1]}]", f"{class_names[0]} is also requested", "request one class in each container"
         )
-    amounts_by_name = {name: _read_amount(c, name, limits, requests) for name in resources}
+    amounts_by_name = {name: _read_amount(container, name, limits, requests) for name in resources}
     mem, core = amounts_by_name.get(names.GPU_MEM, 0), amounts_by_name.get(names.GPU_CORE, 0)
     # Once the webhook has been here, the limits say it: an annotation that comes later changes nothing.
-    rewritten = _is_rewritten(c)
+    rewritten = _is_rewritten(container)
     class_annotation = annotations.get(names.CLASS) if not rewritten else None
-    resource_class = names.class_of(typed[0]) if typed else class_annotation or ""
-    counts = _read_counts_annotation(field, amounts_by_name, typed, split=bool(mem) and rewritten)
+    resource_class = names.class_of(class_names[0]) if class_names else class_annotation or ""
+    counts = _read_counts_annotation(field, amounts_by_name, class_names, split=bool(mem) and rewritten)
     cards = next(iter(counts.values()), 1)
     if not mem:
         if not counts:
@@ -305,7 +310,9 @@ def _container_request(c: Container, annotations: Json, of_devices: Collection[s
             )
         if core:
             raise InvalidRequest(f"{field}[{names.GPU_CORE}]", "a whole GPU includes all its SMs", "leave it out")
-        return ContainerRequest(key=c.key, name=c.spec.get("name", ""), cards=cards, resource_class=resource_class)
+        return ContainerRequest(
+            key=container.key, name=container.spec.get("name", ""), cards=cards, resource_class=resource_class
+        )
     if names.WHOLE_GPU in counts:
         raise InvalidRequest(
             f"{field}[{names.WHOLE_GPU}]",
@@ -313,9 +320,13 @@ def _container_request(c: Container, annotations: Json, of_devices: Collection[s
             f"write {names.GPU_COUNT} to split the memory over several GPUs, or leave {names.GPU_MEM} out",
         )
     if not counts and rewritten:
-        cards = split_cards(c, annotations)
-    if typed and cards > 1 and amounts_by_name[typed[0]] != cards:  # a ResourceQuota counts what stands there
-        raise InvalidRequest(f"{field}[{typed[0]}]", f"differs from the number of GPUs, {cards}", f"write {cards}")
+        cards = split_cards(container, annotations)
+    if (
+        class_names and cards > 1 and amounts_by_name[class_names[0]] != cards
+    ):  # a ResourceQuota counts what stands there
+        raise InvalidRequest(
+            f"{field}[{class_names[0]}]", f"differs from the number of GPUs, {cards}", f"write {cards}"
+        )
     for name, amount, unit in ((names.GPU_MEM, mem, "Mi"), (names.GPU_CORE, core, "")):
         if amount % cards:
             low = amount - amount % cards
@@ -323,10 +334,10 @@ def _container_request(c: Container, annotations: Json, of_devices: Collection[s
             raise InvalidRequest(
                 f"{field}[{name}]", f"{amount}{unit} cannot be divided equally over {cards} GPUs", f"write {near}"
             )
-    _check_core(c, core, cards=cards, others=0)
+    _check_core(container, core, cards=cards, others=0)
     return ContainerRequest(
-        key=c.key,
-        name=c.spec.get("name", ""),
+        key=container.key,
+        name=container.spec.get("name", ""),
         cards=cards,
         mem=MiB(mem),
         core=Percent(core),
@@ -364,28 +375,28 @@ def _is_rewritten(container: Container) -> bool:
 
 
 def _read_counts_annotation(
-    field: str, amounts_by_name: Mapping[str, int], typed: Sequence[str], *, split: bool
+    field: str, amounts_by_name: Mapping[str, int], class_names: Sequence[str], *, split: bool
 ) -> dict[str, int]:
     """The resources that say how many cards; they must agree. `split`: the webhook has written it into an annotation.
 
     It is then no matter how many of the class were asked for: they may be so many shares of one card.
     """
-    names_of_counts = [names.GPU_COUNT, names.WHOLE_GPU, *(() if split else typed)]
+    names_of_counts = [names.GPU_COUNT, names.WHOLE_GPU, *(() if split else class_names)]
     counts = {name: amounts_by_name[name] for name in names_of_counts if name in amounts_by_name}
     if len(set(counts.values())) > 1:
         first, *others = counts
         other = next(name for name in others if counts[name] != counts[first])
-        keep = other if other in typed else first
+        keep = other if other in class_names else first
         raise InvalidRequest(f"{field}[{first}]", f"differs from {other}", f"write only {keep}")
     return counts
 
 
-def _check_core(c: Container, core: int, *, cards: int, others: int) -> None:
+def _check_core(container: Container, core: int, *, cards: int, others: int) -> None:
     """`others`: what the containers before it take of the same card."""
     available = FULL_CORE * cards - others
     if core <= available:
         return
-    field = f"{c.path}.resources.limits[{names.GPU_CORE}]"
+    field = f"{container.path}.resources.limits[{names.GPU_CORE}]"
     if not others:
         over = "a GPU has" if cards == 1 else f"{cards} GPUs have"
         raise InvalidRequest(field, f"{over} no {core} percent", f"write at most {FULL_CORE * cards}")
@@ -396,14 +407,14 @@ def _check_core(c: Container, core: int, *, cards: int, others: int) -> None:
     )
 
 
-def _read_amount(c: Container, name: str, limits: Json, requests: Json) -> int:
+def _read_amount(container: Container, name: str, limits: Json, requests: Json) -> int:
     """The amount of one resource; request and limit must agree, as for every extended resource."""
-    field = f"{c.path}.resources.limits[{name}]"
+    field = f"{container.path}.resources.limits[{name}]"
     if name not in limits:
         raise InvalidRequest(field, "is missing although there is a request", f"write {name} in limits only")
     limit = _parse_amount(field, name, limits[name])
     if name in requests:
-        request_field = f"{c.path}.resources.requests[{name}]"
+        request_field = f"{container.path}.resources.requests[{name}]"
         request = _parse_amount(request_field, name, requests[name])
         if request != limit:
             raise InvalidRequest(

@@ -134,11 +134,11 @@ class _Search:
         return best
 
     def _walk(
-        self, depth: int, moves: list[Move], fits: list[int], seen: set[frozenset[_State]]
+        self, depth: int, moves: list[Move], fits: list[int], seen_states: set[frozenset[_State]]
     ) -> Iterator[tuple[tuple[Move, ...], tuple[int, ...]]]:
-        gone = {move.before.uid for move in moves}
+        moved_uids = {move.before.uid for move in moves}
         for pod in self._attempt.movables:
-            if pod.uid in gone or self.effort.spent:
+            if pod.uid in moved_uids or self.effort.spent:
                 continue
             self.effort.spend(2 + self._attempt.goal.count)
             moved = self._attempt.move(pod)
@@ -147,11 +147,11 @@ class _Search:
             move, undo = moved
             moves.append(move)
             state = frozenset(map(_state, moves))
-            if state not in seen:
-                seen.add(state)
+            if state not in seen_states:
+                seen_states.add(state)
                 fits.append(self._attempt.fits())
                 if depth > 1:
-                    yield from self._walk(depth - 1, moves, fits, seen)
+                    yield from self._walk(depth - 1, moves, fits, seen_states)
                 elif fits[-1] >= self._attempt.goal.count:
                     yield tuple(moves), tuple(fits)
                 fits.pop()

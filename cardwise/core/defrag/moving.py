@@ -201,5 +201,5 @@ class WhatIfCluster:
 
 def _is_same_card(placement: Placement, before: Holding) -> bool:
     """Whether it would be on a card that it was on."""
-    was = {share.uuid for share in before.assignment.shares()}
-    return placement.node == before.node and any(share.uuid in was for share in placement.assignment.shares())
+    former_uuids = {share.uuid for share in before.assignment.shares()}
+    return placement.node == before.node and any(share.uuid in former_uuids for share in placement.assignment.shares())

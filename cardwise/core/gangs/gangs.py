@@ -56,7 +56,7 @@ def membership(pod: Json) -> Membership | None:
     metadata = pod.get("metadata") or {}
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
     if group := (pod.get("spec") or {}).get("schedulingGroup"):
-        gang_key = next((k for k in _SPELLINGS if k in annotations or k in labels), None)
+        gang_key = next((spelling for spelling in _SPELLINGS if spelling in annotations or spelling in labels), None)
         if gang_key is not None:
             raise InvalidRequest(
                 "spec.schedulingGroup",

@@ -279,7 +279,7 @@ class Gang:
     def avoided_pairs(self, now: float) -> Collection[tuple[str, str]]:
         """Pairs of shape and node that kube-scheduler did not allow a while ago."""
         if self._avoided:
-            self._avoided = {pair: until for pair, until in self._avoided.items() if until > now}
+            self._avoided = {pair: end for pair, end in self._avoided.items() if end > now}
         return self._avoided.keys()
 
     def avoid_node(self, uid: str, node: str, now: float) -> None:

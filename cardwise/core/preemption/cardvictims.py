@@ -105,7 +105,7 @@ class _CardChoice:
             for i in cards | {i for i in range(len(node.cards)) if daemons and node.mps.daemons[i] in daemons}:
                 self._on[i].append(victim)
         # If no pod is on two cards, cards are cleared independently of each other.
-        self._apart = sum(map(len, self._on)) == len({victim.name for on in self._on for victim in on})
+        self._apart = sum(map(len, self._on)) == len({victim.name for indices in self._on for victim in indices})
         self._alone = {want.card_request: self._costs(want) for want in plan.wants}
         self._order = {card_request: _cheapest_first(costs) for card_request, costs in self._alone.items()}
 
@@ -199,11 +199,11 @@ class _CardChoice:
                 return
             needs |= short
         # If nothing else is short, only pods on these cards matter.
-        among = (
+        candidates = (
             self._candidates if self._needs else {victim.name: victim for i in uses for victim in self._on[i]}.values()
         )
         below = self._best.cost if self._best is not None else None
-        cover = setcover.cheapest_cover(list(among), needs, self._allowed, self._effort, below)
+        cover = setcover.cheapest_cover(list(candidates), needs, self._allowed, self._effort, below)
         if cover is not None and self._is_good(cover):
             self._best = cover
 

@@ -170,8 +170,8 @@ def find_cheapest_node(
         if node is None or victims is None:
             continue
         holders = tuple(sorted((here[uid] for uid in victims.uids), key=lambda h: (h.namespace, h.name)))
-        chosen = victims.assignment.indices() if victims.assignment is not None else ()
-        cards = [card for card in view.cards if card.index in chosen]
+        card_indices = victims.assignment.indices() if victims.assignment is not None else ()
+        cards = [card for card in view.cards if card.index in card_indices]
         options.append(
             CheapestNode(
                 node=view.name,
@@ -227,7 +227,7 @@ def pods_in_the_way(
     The ledger is unchanged afterwards.
     """
     undo: list[Undo] = []
-    gone: list[Holding] = []
+    ended: list[Holding] = []
     placed: list[str] = []
     try:
         for i, request in enumerate(requests):
@@ -237,7 +237,7 @@ def pods_in_the_way(
                 near = find_cheapest_node(ledger, views, request, policy, headroom, kept=[*kept, *placed])
                 if near is None:
                     return None
-                gone += near.holders
+                ended += near.holders
                 undo += [ledger.release(holding.uid) for holding in near.holders]
                 node_name = near.node
             placed_pod = placement.place_on(ledger.kinds, ledger.node(node_name), request, policy, headroom)
@@ -252,7 +252,7 @@ def pods_in_the_way(
     finally:
         for back in reversed(undo):
             back()
-    return tuple(gone)
+    return tuple(ended)
 
 
 @dataclass(frozen=True, slots=True)

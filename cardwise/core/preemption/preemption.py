@@ -122,8 +122,8 @@ class _Sums(NamedTuple):
 
     def short(self, requested: "_Sums") -> dict[object, int]:
         """What is missing for `requested`. Totals that are not requested do not matter, as in kube-scheduler."""
-        named = zip(_Sums._fields, self, requested, strict=True)
-        return {name: need - free for name, free, need in named if need > max(0, free)}
+        amounts = zip(_Sums._fields, self, requested, strict=True)
+        return {name: need - free for name, free, need in amounts if need > max(0, free)}
 
 
 class _Node:
@@ -134,8 +134,8 @@ class _Node:
         self.free = free
         self._sums = sums
 
-    def without_pods(self, gone: Iterable[Resident]) -> "_Node":
-        return self._changed(gone, -1)
+    def without_pods(self, residents: Iterable[Resident]) -> "_Node":
+        return self._changed(residents, -1)
 
     def again_with(self, resident: Resident) -> "_Node":
         """The node with one of these pods added again."""
@@ -278,21 +278,21 @@ class _VictimSearch:
         placed = placement.place_on(self._kinds, node.state, newcomer.request, newcomer.policy, newcomer.headroom)
         return None if isinstance(placed, Refusal) else placed.assignment
 
-    def _minimal_victims(self, gone: list[Resident]) -> Victims | None:
+    def _minimal_victims(self, removed: list[Resident]) -> Victims | None:
         """The result without victims that are not needed: the search may have ended before it found the cheapest."""
-        node = self._node.without_pods(gone)
-        for victim in sorted(gone, key=lambda resident: (-resident.priority, resident.uid)):
+        node = self._node.without_pods(removed)
+        for victim in sorted(removed, key=lambda resident: (-resident.priority, resident.uid)):
             fuller = node.again_with(victim)
             if self._fits(fuller) is not None:
-                gone = [resident for resident in gone if resident is not victim]
+                removed = [resident for resident in removed if resident is not victim]
                 node = fuller
         fits = self._fits(node)
         if fits is None:
             return None
-        known = [*gone, *(self._residents[uid] for uid in self._forced)]
+        known = [*removed, *(self._residents[uid] for uid in self._forced)]
         charged = [Victim(resident.uid, {}, resident.budgets) for resident in known]
         return Victims(
-            uids=tuple(sorted({resident.uid for resident in gone} | set(self._forced))),
+            uids=tuple(sorted({resident.uid for resident in removed} | set(self._forced))),
             violations=setcover.budget_excess(charged, self._allowed),
             highest=max((resident.priority for resident in known), default=None),
             assignment=fits if isinstance(fits, Assignment) else None,
@@ -301,9 +301,16 @@ class _VictimSearch:
 
 def _requested_sums(newcomer: Preemptor) -> _Sums:
     request, load = newcomer.request, newcomer.load
-    shares = [c for c in request.containers if not c.whole] if request is not None else []
-    whole = sum(c.cards for c in request.containers if c.whole) if request is not None else 0
-    return _Sums(load.cpu, load.memory, load.pods, sum(c.mem for c in shares), sum(c.core for c in shares), whole)
+    shares = [container for container in request.containers if not container.whole] if request is not None else []
+    whole = sum(container.cards for container in request.containers if container.whole) if request is not None else 0
+    return _Sums(
+        load.cpu,
+        load.memory,
+        load.pods,
+        sum(container.mem for container in shares),
+        sum(container.core for container in shares),
+        whole,
+    )
 
 
 def _sums(load: Load, holding: Holding | None) -> _Sums:
@@ -335,21 +342,24 @@ def _class_sets(request: PodRequest) -> list[tuple[frozenset[str], int]]:
         counts[device_request.resource_class] = counts.get(device_request.resource_class, 0) + device_request.count
     names = sorted(counts)
     sizes = range(1, len(names) + 1) if len(names) <= _MOST_CLASSES else (1, len(names))
-    sets = [frozenset(some) for size in sizes for some in combinations(names, size)]
-    return [(some, sum(counts[name] for name in some)) for some in sets]
+    sets = [frozenset(class_set) for size in sizes for class_set in combinations(names, size)]
+    return [(class_set, sum(counts[name] for name in class_set)) for class_set in sets]
 
 
 def _devices_short(node: NodeState, request: PodRequest) -> dict[object, int]:
     free = list(filter(node.is_free, node.devices))
     short: dict[object, int] = {}
-    for some, need in _class_sets(request):
-        there = sum(not some.isdisjoint(device.classes) for device in free)
-        if there < need:
-            short[some] = need - there
+    for class_set, need in _class_sets(request):
+        available = sum(not class_set.isdisjoint(device.classes) for device in free)
+        if available < need:
+            short[class_set] = need - available
     return short
 
 
 def _devices_freed(node: NodeState, request: PodRequest, held: Assignment) -> dict[object, int]:
     uuids = {share.uuid for share in held.device_shares()}
     freed = [d for d in node.devices if d.uuid in uuids and d.accepts_pods and node.device_holds.get(d.uuid) == 1]
-    return {some: sum(not some.isdisjoint(device.classes) for device in freed) for some, _ in _class_sets(request)}
+    return {
+        class_set: sum(not class_set.isdisjoint(device.classes) for device in freed)
+        for class_set, _ in _class_sets(request)
+    }

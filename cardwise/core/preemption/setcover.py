@@ -108,7 +108,7 @@ def _needed(parts: list[_Part], short: tuple[int, ...]) -> tuple[list[_Part], li
     """The parts that are in every cover, the other parts, and what is still short."""
     chosen: list[_Part] = []
     while True:
-        sums = [sum(part.amounts[d] for part in parts) for d in range(len(short))]
+        sums = [sum(part.amounts[dimension] for part in parts) for dimension in range(len(short))]
         must = [
             part
             for part in parts
@@ -159,14 +159,14 @@ def _cover_dimension(parts: Sequence[_Part], dimension: int, need: int, budgets:
 def _split(parts: Sequence[_Part], dimension: int, budgets: Mapping[str, int]) -> tuple[list[_Part], list[_Part]]:
     """The parts that their budgets allow, taken by size, and the other parts."""
     within, beyond = [], []
-    still = dict(budgets)
+    remaining = dict(budgets)
     for part in sorted(parts, key=lambda part: -part.amounts[dimension]):
-        if all(still.get(budget, 0) > 0 for budget in part.victim.budgets):
+        if all(remaining.get(budget, 0) > 0 for budget in part.victim.budgets):
             within.append(part)
         else:
             beyond.append(part)
         for budget in part.victim.budgets:
-            still[budget] = still.get(budget, 0) - 1
+            remaining[budget] = remaining.get(budget, 0) - 1
     return within, beyond
 
 
@@ -189,13 +189,15 @@ class _Search:
         # By dimension, what gives something there, most first: its bit, the amount, and its first budget.
         self._orders = [
             [
-                (bit, part.amounts[d], part.victim.budgets[0] if part.victim.budgets else None)
-                for bit, part in sorted(self._parts.items(), key=lambda of: (-of[1].amounts[d], -sum(of[1].amounts)))
-                if part.amounts[d]
+                (bit, part.amounts[dimension], part.victim.budgets[0] if part.victim.budgets else None)
+                for bit, part in sorted(
+                    self._parts.items(), key=lambda entry: (-entry[1].amounts[dimension], -sum(entry[1].amounts))
+                )
+                if part.amounts[dimension]
             ]
-            for d in range(len(parts[0].amounts) if parts else 0)
+            for dimension in range(len(parts[0].amounts) if parts else 0)
         ]
-        self._no_more = [_no_more(self._parts, d) for d in range(len(self._orders))]
+        self._no_more = [_no_more(self._parts, dimension) for dimension in range(len(self._orders))]
         self._of_budget: dict[str, int] = {}
         for bit, part in self._parts.items():
             for budget in set(part.victim.budgets):
@@ -206,36 +208,36 @@ class _Search:
         cost = MOST * budget_excess([part.victim for part in chosen], self._allowed) + len(chosen)
         self._branch((1 << len(self._parts)) - 1, short, cost, chosen)
 
-    def _branch(self, among: int, short: tuple[int, ...], cost: int, chosen: Sequence[_Part]) -> None:
+    def _branch(self, open_bits: int, short: tuple[int, ...], cost: int, chosen: Sequence[_Part]) -> None:
         if not any(need > 0 for need in short):
             if self._below is None or cost < self._below:
                 self.best, self._below = Cover(cost, tuple([part.victim for part in chosen])), cost
             return
         # A caller that gives `below` has a cover already.
         while not self._effort.spent or self._below is None:
-            self._effort.spend(among.bit_count() * len(short))
-            hardest = self._hardest(among, short, cost)
+            self._effort.spend(open_bits.bit_count() * len(short))
+            hardest = self._hardest(open_bits, short, cost)
             if hardest is None:
                 return
-            bit, part = self._next(hardest, among)
-            among &= ~bit
+            bit, part = self._next(hardest, open_bits)
+            open_bits &= ~bit
             after = tuple([max(0, need - amount) for need, amount in zip(short, part.amounts, strict=True)])
             excess = sum(self._budgets.get(budget, 0) <= 0 for budget in part.victim.budgets)
             self._charge(part, -1)
-            self._branch(among, after, cost + MOST * excess + 1, [*chosen, part])
+            self._branch(open_bits, after, cost + MOST * excess + 1, [*chosen, part])
             self._charge(part, 1)
             # A cover without this part need not have a part that this one could replace.
-            among &= ~self._replaceable_by(part)
+            open_bits &= ~self._replaceable_by(part)
 
-    def _charge(self, part: _Part, by: int) -> None:
+    def _charge(self, part: _Part, sign: int) -> None:
         for budget in part.victim.budgets:
-            self._budgets[budget] = self._budgets.get(budget, 0) + by
+            self._budgets[budget] = self._budgets.get(budget, 0) + sign
 
-    def _next(self, dimension: int, among: int) -> tuple[int, _Part]:
+    def _next(self, dimension: int, open_bits: int) -> tuple[int, _Part]:
         """The biggest part that its budgets still allow, or else the biggest."""
         biggest = 0
         for bit, _, budget in self._orders[dimension]:
-            if not among & bit:
+            if not open_bits & bit:
                 continue
             biggest = biggest or bit
             if budget is None or all(
@@ -253,35 +255,35 @@ class _Search:
             bits &= self._of_budget[budget]
         return bits
 
-    def _hardest(self, among: int, short: tuple[int, ...], cost: int) -> int | None:
+    def _hardest(self, open_bits: int, short: tuple[int, ...], cost: int) -> int | None:
         """The dimension that needs the most parts; None where no cover of these is cheap enough."""
         hardest, most_parts, excess = 0, -1, 0
-        bounded = self._below is not None and among & self._charged
+        bounded = self._below is not None and open_bits & self._charged
         for dimension, need in enumerate(short):
             if need <= 0:
                 continue
-            count = _count((amount for bit, amount, _ in self._orders[dimension] if among & bit), need)
+            count = _count((amount for bit, amount, _ in self._orders[dimension] if open_bits & bit), need)
             if count is None:
                 return None
             if count > most_parts:
                 hardest, most_parts = dimension, count
             if bounded:
-                excess = max(excess, self._excess(dimension, need, among))
+                excess = max(excess, self._excess(dimension, need, open_bits))
         if self._below is not None and cost + MOST * excess + most_parts >= self._below:
             return None
         return hardest
 
-    def _excess(self, dimension: int, need: int, among: int) -> int:
+    def _excess(self, dimension: int, need: int, open_bits: int) -> int:
         """How many parts of any cover exceed a budget, at least. Of a part's budgets only the first counts, so that it
         is never too many.
         """
-        still, beyond = dict[str, int](), []
+        remaining, beyond = dict[str, int](), []
         for bit, amount, budget in self._orders[dimension]:
-            if not among & bit:
+            if not open_bits & bit:
                 continue
             if budget is not None:
-                allowed = still[budget] if budget in still else self._budgets.get(budget, 0)
-                still[budget] = allowed - 1
+                allowed = remaining[budget] if budget in remaining else self._budgets.get(budget, 0)
+                remaining[budget] = allowed - 1
                 if allowed <= 0:
                     beyond.append(amount)
                     continue
@@ -294,7 +296,7 @@ class _Search:
 def _no_more(parts: Mapping[int, _Part], dimension: int) -> dict[int, int]:
     """By each amount that a part gives in this dimension: those that give no more."""
     bits_by_amount, bits = dict[int, int](), 0
-    for bit, part in sorted(parts.items(), key=lambda of: of[1].amounts[dimension]):
+    for bit, part in sorted(parts.items(), key=lambda entry: entry[1].amounts[dimension]):
         bits |= bit
         bits_by_amount[part.amounts[dimension]] = bits
     return bits_by_amount

@@ -84,15 +84,15 @@ def truncate(text: str, limit: int = MOST_BYTES) -> str:
     if len(content) <= limit:
         return content.decode()
     mark = f" [... {len(content)} bytes in all ...] "
-    kept = max(limit - len(mark), 0)
-    until = kept * 2 // 3
-    begin, end = content[:until], content[len(content) - (kept - until) :]
+    kept_bytes = max(limit - len(mark), 0)
+    split_at = kept_bytes * 2 // 3
+    begin, end = content[:split_at], content[len(content) - (kept_bytes - split_at) :]
     # Characters that the cut has gone through are left out.
     return (begin.decode(errors="ignore") + mark + end.decode(errors="ignore"))[:limit]
 
 
-def enumerate_first(some: Sequence[str], limit: int, noun: str = "") -> str:
+def enumerate_first(texts: Sequence[str], limit: int, noun: str = "") -> str:
     """The first texts, separated by commas, and the number of the others. `noun`: what they are, in the singular."""
-    omitted = len(some) - limit
+    omitted = len(texts) - limit
     others = pluralize(omitted, f"more {noun}") if noun else f"{omitted} more"
-    return ", ".join(some[:limit]) + (f" and {others}" if omitted > 0 else "")
+    return ", ".join(texts[:limit]) + (f" and {others}" if omitted > 0 else "")
