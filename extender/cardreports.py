@@ -66,11 +66,11 @@ class CardReports:
 
     def on_change(self, key: str, old: CardRecord | None, new: CardRecord) -> None:  # noqa: ARG002 - see `_handed`
         with self._lock:
-            self._receive(key, new.node, new)
+            self._receive_report(key, new.node, new)
 
     def on_delete(self, key: str, old: CardRecord) -> None:
         with self._lock:
-            self._receive(key, old.node, None)
+            self._receive_report(key, old.node, None)
 
     def on_synced(self) -> None:
         self._synced = True
@@ -92,7 +92,7 @@ class CardReports:
             for node in list(self._credits):
                 self._update_credit(node)  # forgets nodes with full credit
 
-    def _receive(self, key: str, node: str, new: CardRecord | None) -> None:
+    def _receive_report(self, key: str, node: str, new: CardRecord | None) -> None:
         """Hand over the object, or let it wait. `node`: of the newest object, or of the last one if the card
         was deleted.
         """

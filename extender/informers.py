@@ -64,8 +64,10 @@ class Informers:
     ) -> None:
         self._clock = clock
         pace: dict[str, Any] = {"pace": CENTRAL_PACE, "clock": clock}
-        groups = Reflector(client, paths.podgroups(), podgroups.decode_group, _groups(state, listers.groups), **pace)
-        quotas = Reflector(client, paths.gpuquotas(), objects.decode_quota, _quotas(state, listers.quotas), **pace)
+        groups = Reflector(
+            client, paths.podgroups(), podgroups.decode_group, _group_feed(state, listers.groups), **pace
+        )
+        quotas = Reflector(client, paths.gpuquotas(), objects.decode_quota, _quota_feed(state, listers.quotas), **pace)
         pods = Reflector(
             client,
             paths.pods(),
@@ -83,9 +85,9 @@ class Informers:
             **pace,
         )
         classes = Reflector(
-            client, paths.resourceclasses(), objects.decode_class, _classes(state, listers.classes), **pace
+            client, paths.resourceclasses(), objects.decode_class, _class_feed(state, listers.classes), **pace
         )
-        self._reports = CardReports(_cards(state, listers.cards), clock)
+        self._reports = CardReports(_card_feed(state, listers.cards), clock)
         limited = CardsPerNodeLimit(objects.decode_card, self._reports)
         cards = Reflector(
             client,
@@ -149,7 +151,7 @@ class Informers:
         No pod is placed meanwhile: a card that was free when the watch was interrupted may be cordoned now.
         """
         return [
-            _interrupted(reflector)
+            _interruption_text(reflector)
             for reflector in self._restricting
             if OUTDATED_SECONDS < reflector.disconnected_seconds() < math.inf
         ]
@@ -173,7 +175,11 @@ class Informers:
             needed |= dict.fromkeys(self._restricting, _BLIND_SECONDS)
         return [
             *self.unsynced_lists(),
-            *(_interrupted(reflector) for reflector in needed if reflector.disconnected_seconds() > needed[reflector]),
+            *(
+                _interruption_text(reflector)
+                for reflector in needed
+                if reflector.disconnected_seconds() > needed[reflector]
+            ),
         ]
 
     def disconnected_seconds(self) -> dict[str, float]:
@@ -185,7 +191,7 @@ class Informers:
         return {reflector.name: reflector.staleness_seconds() for reflector in self._reflectors}
 
 
-def _interrupted(reflector: Reflector[Any]) -> str:
+def _interruption_text(reflector: Reflector[Any]) -> str:
     return f"the watch of {reflector.name} is interrupted; the latest changes are unknown"
 
 
@@ -269,7 +275,7 @@ class _Feed(Generic[_T]):
         pass
 
 
-def _cards(state: State, lister: CardLister) -> _Feed[CardRecord]:
+def _card_feed(state: State, lister: CardLister) -> _Feed[CardRecord]:
     return _Feed(
         lambda key, new: state.set_card(key, new) or new.problem,
         state.remove_card,
@@ -279,7 +285,7 @@ def _cards(state: State, lister: CardLister) -> _Feed[CardRecord]:
     )
 
 
-def _classes(state: State, lister: ClassLister) -> _Feed[ClassRecord]:
+def _class_feed(state: State, lister: ClassLister) -> _Feed[ClassRecord]:
     def set_class(key: str, new: ClassRecord) -> str:
         if new.resource_class is None:
             state.remove_class(key)
@@ -290,7 +296,7 @@ def _classes(state: State, lister: ClassLister) -> _Feed[ClassRecord]:
     return _Feed(set_class, state.remove_class, lister, "ignored an invalid ResourceClass: it selects no GPU")
 
 
-def _quotas(state: State, lister: Lister[QuotaRecord]) -> _Feed[QuotaRecord]:
+def _quota_feed(state: State, lister: Lister[QuotaRecord]) -> _Feed[QuotaRecord]:
     def set_quota(key: str, new: QuotaRecord) -> str:
         if new.quota is None:
             state.remove_quota(key)
@@ -301,7 +307,7 @@ def _quotas(state: State, lister: Lister[QuotaRecord]) -> _Feed[QuotaRecord]:
     return _Feed(set_quota, state.remove_quota, lister, "ignored an invalid GPUQuota: it limits nothing")
 
 
-def _groups(state: State, lister: Lister[GroupRecord]) -> _Feed[GroupRecord]:
+def _group_feed(state: State, lister: Lister[GroupRecord]) -> _Feed[GroupRecord]:
     return _Feed(
         lambda key, new: state.gangs.set_group(key, new.group), lambda key: state.gangs.set_group(key, None), lister
     )

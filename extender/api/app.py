@@ -73,10 +73,10 @@ def create_app(parts: Parts) -> Flask:
         app.wsgi_app,
         parts.metrics,
         {
-            f"{prefix}/filter": ("filter", lambda environ: _filter(parts, environ)),
-            f"{prefix}/prioritize": ("prioritize", lambda environ: _prioritize(parts, environ)),
-            f"{prefix}/preempt": ("preempt", lambda environ: _preempt(parts, environ)),
-            f"{prefix}/bind": ("bind", lambda environ: BindResult(error=_bind(parts, environ))),
+            f"{prefix}/filter": ("filter", lambda environ: _serve_filter(parts, environ)),
+            f"{prefix}/prioritize": ("prioritize", lambda environ: _serve_prioritize(parts, environ)),
+            f"{prefix}/preempt": ("preempt", lambda environ: _serve_preempt(parts, environ)),
+            f"{prefix}/bind": ("bind", lambda environ: BindResult(error=_serve_bind(parts, environ))),
         },
     )
 
@@ -192,7 +192,7 @@ def _bind_log_context(args: wire.FilterArgs | wire.PreemptArgs) -> str:
     return ref.uid
 
 
-def _filter(parts: Parts, environ: Environ) -> FilterResult:
+def _serve_filter(parts: Parts, environ: Environ) -> FilterResult:
     unavailable = _unavailable_reason(parts, environ)
     if unavailable:
         return FilterResult(error=unavailable)
@@ -215,7 +215,7 @@ def _filter(parts: Parts, environ: Environ) -> FilterResult:
     return answer
 
 
-def _prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]:
+def _serve_prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]:
     """The scores; none if the call cannot be served. Raises Malformed."""
     if _unavailable_reason(parts, environ):
         return []
@@ -231,7 +231,7 @@ def _prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]:
     return []  # the verb knows no error; without scores the scheduler uses its own
 
 
-def _preempt(parts: Parts, environ: Environ) -> wire.PreemptResult:
+def _serve_preempt(parts: Parts, environ: Environ) -> wire.PreemptResult:
     """The victims by node. Raises _Unanswered."""
     unavailable = _unavailable_reason(parts, environ)
     if unavailable:
@@ -247,7 +247,7 @@ def _preempt(parts: Parts, environ: Environ) -> wire.PreemptResult:
         raise _Unavailable(_FAILED) from error
 
 
-def _bind(parts: Parts, environ: Environ) -> str:
+def _serve_bind(parts: Parts, environ: Environ) -> str:
     """The error for kube-scheduler, or ""."""
     unavailable = _unavailable_reason(parts, environ)
     if unavailable:

@@ -168,7 +168,7 @@ def inspect(state: State, node: str | None = None, unit: Unit = Unit.MIB) -> dic
     """The cards as gpushare shows them: `/inspect` (gpushare-scheduler-extender `gpushare-inspect.go`).
 
     node: only this node. None: all nodes.
-    unit: of the memory in the result.
+    unit: the unit of memory in the result.
     """
     if node is not None:
         shown = _inspect_node(state, node, unit)

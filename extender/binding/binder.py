@@ -136,7 +136,7 @@ class Binder:
         """Bind the pod, or find it bound as decided. Returns the outcome for metrics.
 
         arrived: when the call arrived, in seconds of the clock; it may have waited for a thread. None: now.
-        connection: of the call; its end cancels the wait for a gang.
+        connection: the connection of the call; when it closes, the wait for the gang is cancelled.
         may_wait: whether the call may wait for other members of a gang.
 
         Raises BindFailed.

@@ -45,7 +45,7 @@ class WaitingBinds:
     def wait_for_permit(self, permit: Permit, name: str, connection: Connection | None, seconds: float) -> None:
         """Wait until the permit is decided. Cancels it after `seconds`, or when the connection closes before.
 
-        name: of the pod, for the reason.
+        name: the name of the pod, for the reason.
         """
         number = self._watch_connection(permit, name, connection) if connection is not None else None
         try:

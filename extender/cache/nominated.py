@@ -192,7 +192,7 @@ class NominatedPods:
         """The input of the victim search: the node with its pods and reservations. None if there is no such node.
 
         removed: pods that are evicted anyway.
-        reserved: what is reserved for other pods.
+        reserved: the reservations for other pods.
         refused: see `find_victims`.
         """
         free = self._cache.loads.free_load(node)

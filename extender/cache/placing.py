@@ -32,9 +32,9 @@ class PodSnapshot(NamedTuple):
     """What a search for one pod reads, as it was when the snapshot was taken.
 
     ledger: with what the pod itself holds, and without what is reserved for others.
-    nominated: what is reserved for nominated pods, and this pod must not use.
+    nominated: the reservations for nominated pods that this pod must not use.
     gang_reserved: by node, what is reserved for a gang, and this pod must not use.
-    headroom: what quotas leave to the pod's namespace without what the pod itself holds.
+    headroom: the remaining quotas of the pod's namespace, without the pod's own holding.
     nominated_ahead: nodes with reservations ahead; a pod that comes before them may use these cards.
     """
 
@@ -94,13 +94,13 @@ class Placing:
     def place(self, placement_request: PlacementRequest) -> Placement | Unplaceable:
         """The best node; nothing is reserved yet."""
         if placement_request.searched is not None:
-            return self._first(placement_request, placement_request.searched)
+            return self._place_on_searched(placement_request, placement_request.searched)
         reserved = self._gang_reserved_nodes(placement_request)
         if not reserved:
-            return self._place(placement_request)
+            return self._place_unreserved(placement_request)
         # Other nodes come first: what a gang's reservation leaves of its cards is used last, and needs to be counted
         # only then.
-        placement = self._place(
+        placement = self._place_unreserved(
             placement_request._replace(nodes=[node for node in placement_request.nodes if node not in reserved])
         )
         if isinstance(placement, Placement):
@@ -109,7 +109,9 @@ class Placing:
             scores, refusals = self._score_with_gang_reservation(placement_request, reserved)
             if scores:
                 best = min(scores, key=lambda node: (-scores[node], node))
-                placed = self._scorer(placement_request).place_on(self._cache.gang_cards.node_with_reservation(best))
+                placed = self._make_scorer(placement_request).place_on(
+                    self._cache.gang_cards.node_with_reservation(best)
+                )
                 if isinstance(placed, Placement):
                     return placed
         reasons = {**placement.refusals, **refusals}
@@ -123,7 +125,7 @@ class Placing:
 
         It costs 0.02 ms for each node.
         """
-        scorer = self._scorer(placement_request)
+        scorer = self._make_scorer(placement_request)
         roomy, refusals = scorer.score_all(self._ledger, reserved)
         scores: dict[str, int] = {}
         for name in roomy:
@@ -134,22 +136,22 @@ class Placing:
                 scores[name] = score
         return scores, refusals
 
-    def _place(self, placement_request: PlacementRequest) -> Placement | Unplaceable:
+    def _place_unreserved(self, placement_request: PlacementRequest) -> Placement | Unplaceable:
         own_uids, priority = (placement_request.pod.uid,), placement_request.request.priority
         nominated_nodes = self._nominated_nodes(placement_request)
         if len(nominated_nodes) > MANY:
             # Counting what is reserved on so many nodes takes longer than other callers may wait. So other nodes come
             # first; and if the pod would not fit anyway, nothing needs to be counted.
-            placement = self._best(
+            placement = self._place_on_best(
                 placement_request, [node for node in placement_request.nodes if node not in nominated_nodes]
             )
             if isinstance(placement, Placement):
                 return placement
-            nominated_nodes = set(self._scorer(placement_request).score_all(self._ledger, nominated_nodes)[0])
+            nominated_nodes = set(self._make_scorer(placement_request).score_all(self._ledger, nominated_nodes)[0])
         with self._nominated.count_reserved(own_uids, priority, nominated_nodes):
-            return self._best(placement_request, placement_request.nodes)
+            return self._place_on_best(placement_request, placement_request.nodes)
 
-    def _best(self, placement_request: PlacementRequest, nodes: Collection[str]) -> Placement | Unplaceable:
+    def _place_on_best(self, placement_request: PlacementRequest, nodes: Collection[str]) -> Placement | Unplaceable:
         headroom = self._cache.headroom(placement_request.pod.namespace)
         if placement_request.load is not None:
             best = self._scored.place(
@@ -202,7 +204,7 @@ class Placing:
             nominated_ahead={row.node for row in self._cache.reservations.rows_in_phases(Phase.NOMINATED)},
         )
 
-    def _scorer(self, placement_request: PlacementRequest, effort: SearchEffort | None = None) -> Scorer:
+    def _make_scorer(self, placement_request: PlacementRequest, effort: SearchEffort | None = None) -> Scorer:
         return Scorer(
             self._ledger.kinds,
             placement_request.request,
@@ -228,7 +230,7 @@ class Placing:
             self._nominated.count_reserved(own_uids, priority, nominated_nodes),
             self._cache.gang_cards.count_reserved(self._gang_reserved_nodes(placement_request)),
         ):
-            yield self._scorer(placement_request, effort)
+            yield self._make_scorer(placement_request, effort)
 
     def place_on(self, placement_request: PlacementRequest, node: str) -> Placement | Refusal:
         """The cards of one node. What the pod itself holds does not count."""
@@ -242,13 +244,13 @@ class Placing:
         if placement_request.searched is not None and placement_request.searched.scores:
             return placement_request.searched.scores, placement_request.searched.refusals
         if placement_request.searched is not None:
-            placed = self._first(placement_request, placement_request.searched)
+            placed = self._place_on_searched(placement_request, placement_request.searched)
             return ({}, placed.refusals) if isinstance(placed, Unplaceable) else ({placed.node: placed.score}, {})
         self._cache.sync_cards()
         reserved = self._gang_reserved_nodes(placement_request)
         if not reserved:
-            return self._score(placement_request)
-        scores, refusals = self._score(
+            return self._score_unreserved(placement_request)
+        scores, refusals = self._score_unreserved(
             placement_request._replace(nodes=[node for node in placement_request.nodes if node not in reserved])
         )
         uid, priority = placement_request.pod.uid, placement_request.request.priority
@@ -256,7 +258,7 @@ class Placing:
             reserved_scores, reasons = self._score_with_gang_reservation(placement_request, reserved)
         return scores | reserved_scores, refusals | reasons
 
-    def _score(self, placement_request: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
+    def _score_unreserved(self, placement_request: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
         own_uids, priority, nominated_nodes = (
             (placement_request.pod.uid,),
             placement_request.request.priority,
@@ -308,7 +310,9 @@ class Placing:
             nominee=pod,
         )
 
-    def _first(self, placement_request: PlacementRequest, searched: SearchedNodes) -> Placement | Unplaceable:
+    def _place_on_searched(
+        self, placement_request: PlacementRequest, searched: SearchedNodes
+    ) -> Placement | Unplaceable:
         """The first of the best nodes that takes the pod now: the cluster may have changed since the search."""
         effort, refusals = SearchEffort(_STEPS), dict(searched.refusals)
         with self._node_scorer(placement_request, effort) as scorer:

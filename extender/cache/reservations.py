@@ -194,7 +194,7 @@ class Expired(NamedTuple):
 class Reservations:
     """The table, by pod UID.
 
-    reports: what nodes report.
+    reports: the reports of nodes.
     capacity: follows each change of the table.
     """
 
@@ -582,7 +582,7 @@ class Reservations:
     def _drop_nomination(self, uid: str, node: str = "", assignment: Assignment | None = None) -> None:
         """End the pod's nomination.
 
-        node, assignment: what the pod was bound with. If that is what was reserved for it, no capacity is freed.
+        node, assignment: the pod's binding. If it equals the reservation for the pod, no capacity is freed.
 
         kube-scheduler sees why a nomination ends, and may have tried pods again before us; but it knows neither cards
         nor our own nominations.

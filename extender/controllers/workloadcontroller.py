@@ -30,7 +30,7 @@ _NO_LIMITS = CardLimits()
 class WorkloadController:
     """Keeps the engine of `State.policies`. All methods belong to one thread.
 
-    namespace: of the ConfigMap.
+    namespace: the namespace of the ConfigMap.
     leads: returns whether this extender leads; only the leader writes.
     policy, limits: settings that are written into the ConfigMap, for people and the command line.
     """

@@ -310,7 +310,7 @@ class _Selection(NamedTuple):
 
     at: when it was made.
     changes: the gang's count of its changes then.
-    holdings: what is to be reserved, by member.
+    holdings: the holdings to reserve, by member.
     problem: why the gang cannot run, or "".
     """
 

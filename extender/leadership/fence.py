@@ -89,7 +89,7 @@ class Fence:
         """Fence one pod: write the leader epoch into an annotation. Returns the pod's state.
 
         fencing_token: names the leader epoch; "" without a Lease.
-        timeout: of each request, in seconds.
+        timeout: seconds for each request.
 
         Raises KubeError if it is unknown whether the pod has changed.
 

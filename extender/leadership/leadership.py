@@ -346,7 +346,7 @@ def make_lease_leadership(
 ) -> LeaseLeadership:
     """Make the leadership of one of several processes that use the same Lease.
 
-    namespace, name: of the Lease.
+    namespace, name: the namespace and the name of the Lease.
     duration: seconds for which an acquired or renewed Lease is valid.
     lease_clock: counts the time while the machine sleeps, too.
     """

@@ -100,10 +100,10 @@ class QueuedPod:
     pod: as the watch shows it, None until then.
     considered: filter was called for it, or it was tried to be nominated ahead.
     tried: when filter was last called for it.
-    request: what it requested then and its resourceVersion, kept until its bind.
+    request: its request then and its resourceVersion, kept until its bind.
     rank: its place in the order then.
     refused: when filter last had no node for it.
-    reason: what most nodes lacked then.
+    reason: the most frequent refusal of the nodes then.
     backoff: the seconds by which the last refused bind has delayed it; for members of a PodGroup of Kubernetes.
     backoff_until: when that delay ends.
     """
@@ -510,7 +510,7 @@ class SchedulingQueue:
     def on_searched(self, pending: PendingPreemption, seconds: float, *, in_vain: bool) -> None:
         """Charge a search for the pod to its namespace.
 
-        seconds: of CPU.
+        seconds: the CPU time of the search.
         in_vain: no victims were found, so equal pods are not due for a while either. Otherwise the equal pods of a Job
             would delay all others.
         """

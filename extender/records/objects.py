@@ -71,9 +71,9 @@ class CardStatus(NamedTuple):
 class CardRecord(NamedTuple):
     """An ExtendedResource: the card or device, its node, and what vanished pods still hold on it by the node's report.
 
-    labels: those for selectors that do not follow from the other fields; the keys are in lower case.
-    status: what the extender has written; decisions use only its `terminating`, when the card is seen first.
-    problem: what in `reported_shares` is ignored, and why.
+    labels: the labels for selectors that do not follow from the other fields; the keys are in lower case.
+    status: the status that the extender wrote; decisions use only its `terminating`, when the card is first seen.
+    problem: which part of the report is ignored, and why.
     env_access: the node gives cards by environment variables only, without CDI.
     """
 
@@ -154,7 +154,7 @@ def decode_card(raw: bytes) -> tuple[str, CardRecord] | None:
         intern(spec.node),
         survey.device_of(decoded) if survey.is_other_device(decoded) else survey.card_of(decoded),
         reported,
-        _labels(decoded),
+        _selector_labels(decoded),
         _card_status(status, spec),
         "" if complete and len(reported) == len(status.reported or ()) else _PASSED_OVER,
         status.gpu_access == _ENV_ACCESS,
@@ -250,7 +250,7 @@ def _card_status(status: _Status, spec: wire.ExtendedResourceSpec) -> CardStatus
     )
 
 
-def _labels(resource: wire.ExtendedResource) -> Mapping[str, str]:
+def _selector_labels(resource: wire.ExtendedResource) -> Mapping[str, str]:
     own_labels = {key: text for key, text in resource.metadata.labels.items() if key != names.NODE_LABEL}
     all_labels = {
         key.lower(): text for texts in (own_labels, resource.spec.properties) for key, text in sorted(texts.items())

@@ -113,23 +113,23 @@ class WriteSchedule:
         self._written.pop(key, None)
 
     def _make_ready(self, key: Key) -> None:
-        self._ready[key.kind].setdefault(_namespace(key), {})[key] = None
-        self._turns[key.kind].enqueue(_namespace(key))
+        self._ready[key.kind].setdefault(_namespace_of(key), {})[key] = None
+        self._turns[key.kind].enqueue(_namespace_of(key))
         self._kinds.enqueue(key.kind)
 
     def _charge_time(self, key: Key, now: float) -> None:
         if self._current is not None and self._current[0] == key:
-            self._turns[key.kind].charge_write(_namespace(key), now - self._current[1])
+            self._turns[key.kind].charge_write(_namespace_of(key), now - self._current[1])
             self._kinds.charge_write(key.kind, now - self._current[1])
             self._current = None
 
     def _enqueue_at(self, key: Key, at: float) -> None:
-        if key not in self._ready[key.kind].get(_namespace(key), ()) and at < self._put_off.get(key, float("inf")):
+        if key not in self._ready[key.kind].get(_namespace_of(key), ()) and at < self._put_off.get(key, float("inf")):
             self._put_off[key] = at
             heapq.heappush(self._later, (at, next(self._order), key))
 
 
-def _namespace(key: Key) -> str:
+def _namespace_of(key: Key) -> str:
     return key.key.partition("/")[0] if "/" in key.key else ""
 
 

@@ -240,25 +240,27 @@ def quota_status(
 ) -> Json:
     """The status of a GPUQuota as JSON, without times.
 
-    used: of each entry, in the order of spec.hard.
+    used: the used amounts of each entry, in the order of spec.hard.
     classes: all ResourceClasses, by name.
     automatic: the classes of models, which cards are in even if such a class has no object, or none that can be read.
     """
     if record.quota is None:
-        unknown_condition = _condition("Exceeded", "Unknown", "Unreadable", "usage is not counted", record.generation)
+        unknown_condition = _make_condition(
+            "Exceeded", "Unknown", "Unreadable", "usage is not counted", record.generation
+        )
         return {"conditions": [unknown_condition, _valid_condition(record.problem, record.generation)]}
     charges = list(zip(record.quota.entries, used, strict=True))
     excess_by_entry = [(entry, _exceeded_amounts(entry, charge)) for entry, charge in charges]
     exceeded_entries = [f"{quotas.title(entry)}: {', '.join(amounts)}" for entry, amounts in excess_by_entry if amounts]
     if exceeded_entries:
         text = f"{'; '.join(exceeded_entries)}; running pods keep their GPUs, new pods wait"
-        exceeded = _condition("Exceeded", "True", "LimitExceeded", text, record.generation)
+        exceeded = _make_condition("Exceeded", "True", "LimitExceeded", text, record.generation)
     else:
-        exceeded = _condition("Exceeded", "False", "WithinLimits", "usage is within all limits", record.generation)
+        exceeded = _make_condition("Exceeded", "False", "WithinLimits", "usage is within all limits", record.generation)
     return {
         "used": [_used_amounts(entry, charge) for entry, charge in charges],
         "summary": wording.sanitize_message(
-            "; ".join(_summary(entry, charge, classes, automatic) for entry, charge in charges), _LONGEST_SUMMARY
+            "; ".join(_usage_summary(entry, charge, classes, automatic) for entry, charge in charges), _LONGEST_SUMMARY
         ),
         "conditions": [exceeded, _classes_condition(record, classes, automatic)],
     }
@@ -319,8 +321,8 @@ def make_patch(wanted: Json, current: Json, now: str) -> Json:
 
 def _valid_condition(problem: str, generation: int) -> Json:
     if problem:
-        return _condition("Valid", "False", "Unreadable", problem, generation)
-    return _condition("Valid", "True", "Readable", "the spec is valid", generation)
+        return _make_condition("Valid", "False", "Unreadable", problem, generation)
+    return _make_condition("Valid", "True", "Readable", "the spec is valid", generation)
 
 
 def _classes_condition(record: QuotaRecord, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> Json:
@@ -334,14 +336,14 @@ def _classes_condition(record: QuotaRecord, classes: Mapping[str, ClassRecord], 
             known_names = ", ".join(sorted(classes)[:_FEW]) + (", ..." if len(classes) > _FEW else "")
             text = f"{field_name}: ResourceClass {name} does not exist, so the entry limits nothing"
             text = f"{text}; existing classes: {known_names}" if known_names else text
-            return _condition("Valid", "False", CLASS_NOT_FOUND, text, record.generation)
+            return _make_condition("Valid", "False", CLASS_NOT_FOUND, text, record.generation)
         if classes[name].problem:
             text = f"{field_name}: ResourceClass {name} is invalid and selects no GPU: {classes[name].problem}"
-            return _condition("Valid", "False", "UnreadableClass", text, record.generation)
+            return _make_condition("Valid", "False", "UnreadableClass", text, record.generation)
     return _valid_condition("", record.generation)
 
 
-def _condition(kind: str, status: str, reason: str, message: str, generation: int) -> Json:
+def _make_condition(kind: str, status: str, reason: str, message: str, generation: int) -> Json:
     return {
         "type": kind,
         "status": status,
@@ -351,7 +353,9 @@ def _condition(kind: str, status: str, reason: str, message: str, generation: in
     }
 
 
-def _summary(entry: QuotaEntry, used: Charge, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> str:
+def _usage_summary(
+    entry: QuotaEntry, used: Charge, classes: Mapping[str, ClassRecord], automatic: Collection[str]
+) -> str:
     name = entry.resource_class
     if name and name not in automatic and (name not in classes or classes[name].problem):
         # Amounts would look as if the entry limited something.
