@@ -368,7 +368,7 @@ class KubeClient:
 
     def _clock_hint(self, error: Exception) -> str:
         """The hint to check this machine's clock if a certificate is not valid at this time, else ""."""
-        if not any(words in str(error) for words in _BY_TIME):
+        if not any(phrase in str(error) for phrase in _BY_TIME):
             return ""
         return f"; check this machine's clock, which shows {self._clock.wall():%Y-%m-%dT%H:%M:%SZ}"
 

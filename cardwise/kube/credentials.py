@@ -158,8 +158,8 @@ def _load_by_library(source: str, context: str) -> Credentials:
         namespace = chosen["context"].get("namespace")
     except (loaders.ConfigException, OSError, *_NO_KUBECONFIG, ValueError) as error:
         # On other files the library fails with an error about Python types, which explains nothing.
-        none = isinstance(error, _NO_KUBECONFIG)
-        reason = "not a kubeconfig" if none else str(error)
+        is_invalid = isinstance(error, _NO_KUBECONFIG)
+        reason = "not a kubeconfig" if is_invalid else str(error)
         raise _config_error(source, reason) from error
     _check_url(str(configuration.host), _SERVER, source)
     return Credentials(

@@ -124,11 +124,11 @@ class EventRecorder:
         self._turns = FairQueueing()
         self._used: RecentUse[str] = RecentUse(clock)  # seconds of writing, by namespace
         self._news = threading.Condition()
-        self._seen: OrderedDict[tuple[ObjectRef, str, str, str], _Written] = OrderedDict()
+        self._written_events: OrderedDict[tuple[ObjectRef, str, str, str], _Written] = OrderedDict()
         self._buckets: OrderedDict[tuple[str, str, str], _Bucket] = OrderedDict()
         self._thread: threading.Thread | None = None
         self._stopped = False
-        self._named = 0  # the last name: the time of the Event in nanoseconds
+        self._last_name = 0  # the last name: the time of the Event in nanoseconds
 
     def record(
         self,
@@ -218,14 +218,14 @@ class EventRecorder:
             return
         key = (note.regarding, note.reason, note.message, note.type)
         now = self._clock.now()
-        before = self._seen.get(key)
+        before = self._written_events.get(key)
         if before is not None and now - before.at < _REPEAT_SECONDS and self._repeat_event(before, note):
             before.at = now
-            self._seen.move_to_end(key)
+            self._written_events.move_to_end(key)
         else:
-            self._seen[key] = self._create(note, now)
-            self._seen.move_to_end(key)
-            _trim_table(self._seen)
+            self._written_events[key] = self._create(note, now)
+            self._written_events.move_to_end(key)
+            _trim_table(self._written_events)
         self.written += 1
 
     def _repeat_event(self, before: _Written, note: _Note) -> bool:
@@ -239,8 +239,8 @@ class EventRecorder:
 
     def _create(self, note: _Note, now: float) -> _Written:
         namespace = note.namespace
-        self._named = max(self._named + 1, self._clock.wall_ns())  # unique, even if the clock is set back
-        name = f"{note.regarding.name[:230]}.{self._named:x}"
+        self._last_name = max(self._last_name + 1, self._clock.wall_ns())  # unique, even if the clock is set back
+        name = f"{note.regarding.name[:230]}.{self._last_name:x}"
         event: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "Event",
@@ -275,10 +275,12 @@ class EventRecorder:
         return True
 
 
-def _log_fields(about: ObjectRef) -> dict[str, str]:
+def _log_fields(regarding: ObjectRef) -> dict[str, str]:
     """The fields of a log line that identify the object."""
-    name = f"{about.namespace}/{about.name}" if about.namespace else about.name
-    return {"pod": name, "uid": about.uid} if about.kind == "Pod" else {"resource": about.kind, "object": name}
+    name = f"{regarding.namespace}/{regarding.name}" if regarding.namespace else regarding.name
+    return (
+        {"pod": name, "uid": regarding.uid} if regarding.kind == "Pod" else {"resource": regarding.kind, "object": name}
+    )
 
 
 def _trim_table(table: OrderedDict[Any, Any]) -> None:

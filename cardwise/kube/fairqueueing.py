@@ -121,8 +121,8 @@ class RecentUse(Generic[_OwnerT]):
 
     def larger_owners(self, owner: _OwnerT, places: Mapping[_OwnerT, Sized]) -> list[_OwnerT]:
         """The owners that lose a place before the owner is refused one more, in this order."""
-        own = len(places.get(owner, ())) + 1, self._used.get(owner, 0.0)
-        sizes = {name: size for name, size in self._sizes(places).items() if size > own}
+        own_size = len(places.get(owner, ())) + 1, self._used.get(owner, 0.0)
+        sizes = {name: size for name, size in self._sizes(places).items() if size > own_size}
         return sorted(sizes, key=sizes.__getitem__, reverse=True)
 
     def _sizes(self, places: Mapping[_OwnerT, Sized]) -> dict[_OwnerT, tuple[int, float]]:

@@ -70,14 +70,14 @@ def read_kubeconfig(path: Path, context: str = "") -> Kubeconfig | None:
         return None
 
 
-def _find_named(some: Any, name: str) -> Json:
-    entry: Json = next(candidate for candidate in some if candidate["name"] == name)
+def _find_named(entries: Any, name: str) -> Json:
+    entry: Json = next(candidate for candidate in entries if candidate["name"] == name)
     return entry
 
 
-def _read_content(of: Json, key: str, folder: Path) -> bytes:
+def _read_content(section: Json, key: str, folder: Path) -> bytes:
     """The content of `KEY-data`, else of the file that `KEY` names, which may be relative to the kubeconfig."""
-    data, file = of.get(f"{key}-data"), of.get(key)
+    data, file = section.get(f"{key}-data"), section.get(key)
     if data:
         return base64.b64decode(data)
     return (folder / file).read_bytes() if file else b""

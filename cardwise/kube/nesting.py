@@ -35,36 +35,36 @@ _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def tolerate_depth(read: Callable[[bytes], T]) -> Callable[[bytes], T]:
-    """Make `read`, which skips values that may be deep or leaves them raw, work at any depth."""
+def tolerate_depth(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
+    """Make `decode`, which skips values that may be deep or leaves them raw, work at any depth."""
 
     def following_read(raw: bytes) -> T:
         try:
-            return read(raw)
+            return decode(raw)
         except RecursionError:
             try:
                 with _raising:
-                    return _read_with_raised_limit(read, raw)
+                    return _read_with_raised_limit(decode, raw)
             except RecursionError:
-                return read(cut_nesting_by_scan(bytes(raw)))
+                return decode(cut_nesting_by_scan(bytes(raw)))
 
     return following_read
 
 
-def read_bounded(read: Callable[[bytes], T]) -> Callable[[bytes], T]:
-    """Make `read`, which decodes whole objects, work for all objects of the API server: values that are too deep are
+def read_bounded(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
+    """Make `decode`, which decodes whole objects, work for all objects of the API server: values that are too deep are
     null for it.
     """
 
     def bounded_read(raw: bytes) -> T:
         try:
-            return read(raw)
+            return decode(raw)
         except RecursionError:
             cut = cut_nesting(bytes(raw))
         try:
-            return read(cut)
+            return decode(cut)
         except RecursionError:  # with 3.14, values that can be skipped may be too deep to be decoded
-            return read(cut_nesting_by_scan(cut))
+            return decode(cut_nesting_by_scan(cut))
 
     return bounded_read
 
@@ -135,10 +135,10 @@ def _is_shallow(data: bytes) -> bool:
     return True
 
 
-def _read_with_raised_limit(read: Callable[[bytes], T], raw: bytes) -> T:
+def _read_with_raised_limit(decode: Callable[[bytes], T], raw: bytes) -> T:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(_LEVELS)
     try:
-        return read(raw)
+        return decode(raw)
     finally:
         sys.setrecursionlimit(limit)

@@ -410,10 +410,10 @@ def _add_reported_shares(survey: Survey) -> None:
         assigned = reported.excess_over(existing.assignment) if existing is not None else reported
         if assigned is None:
             continue
-        sure = key in known and existing is None
-        name = uid if sure else f"{node}/{uid}"
+        is_terminating = key in known and existing is None
+        name = uid if is_terminating else f"{node}/{uid}"
         survey.ledger.set_holding(
-            Holding(name, held.namespace, held.name, node, assigned, REPORTED, UNKNOWN, charged=sure)
+            Holding(name, held.namespace, held.name, node, assigned, REPORTED, UNKNOWN, charged=is_terminating)
         )
 
 

@@ -157,16 +157,16 @@ def check_cards(shares: Sequence[CardShare], cards: Mapping[str, GpuCard]) -> No
 
 def check_devices(granted_devices: Sequence[GrantedDevice], devices: Mapping[str, OtherDevice]) -> None:
     """Check that the devices are here, and each was given once. Pure. Raises StartRefused."""
-    seen: set[str] = set()
+    uuids: set[str] = set()
     for device in granted_devices:
         if device.uuid not in devices:
             raise StartRefused(
                 f"device {device.uuid} of class {device.resource_class} is not on this node (any more), or --devices "
                 "leaves it out; delete the pod, so that it is placed again"
             )
-        if device.uuid in seen:
+        if device.uuid in uuids:
             raise StartRefused(f"the pod was given device {device.uuid} twice; delete it, so that it is placed again")
-        seen.add(device.uuid)
+        uuids.add(device.uuid)
 
 
 def check_sandboxes(grant: Grant, sandboxes: Iterable[Sandbox]) -> None:

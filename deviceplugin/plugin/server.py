@@ -112,9 +112,9 @@ class PluginServer:
     def _allocate(self, request: wire.AllocateRequest, _: IsActive) -> wire.AllocateResponse:
         response = wire.AllocateResponse()
         for container in request.container_requests:
-            unknown = [slot for slot in container.devices_ids if slot not in self._slot_ids]
-            if unknown:
-                raise _InvalidRequest(f"no such share slot: {quote_text(unknown)}")
+            unknown_slots = [slot for slot in container.devices_ids if slot not in self._slot_ids]
+            if unknown_slots:
+                raise _InvalidRequest(f"no such share slot: {quote_text(unknown_slots)}")
             container_response = response.container_responses.add()
             if self._access is Access.CDI:
                 for slot in container.devices_ids:
@@ -124,10 +124,10 @@ class PluginServer:
     def _pre_start_container(
         self, request: wire.PreStartContainerRequest, is_active: IsActive
     ) -> wire.PreStartContainerResponse:
-        unknown = [slot for slot in request.devices_ids if slot not in self._slot_ids]
-        if unknown or not request.devices_ids:
+        unknown_slots = [slot for slot in request.devices_ids if slot not in self._slot_ids]
+        if unknown_slots or not request.devices_ids:
             raise _InvalidRequest(
-                f"no such share slot: {quote_text(unknown)}" if unknown else "no share slot was named"
+                f"no such share slot: {quote_text(unknown_slots)}" if unknown_slots else "no share slot was named"
             )
         self._prestart(tuple(request.devices_ids), is_active)
         return wire.PreStartContainerResponse()

@@ -204,8 +204,8 @@ def statuses(
 
 def status_of(resource: ExtendedResource) -> Json:
     """The observed status in the form of `status`, so without the extender's fields."""
-    seen = resource.status
-    return status(Health(seen.health == "Healthy", seen.reason), seen.gpu_access, seen.reported or ())
+    observed = resource.status
+    return status(Health(observed.health == "Healthy", observed.reason), observed.gpu_access, observed.reported or ())
 
 
 def spec_of(resource: ExtendedResource) -> Json:

@@ -135,12 +135,12 @@ class Endpoint:
             self._selector.modify(connection.socket, selectors.EVENT_WRITE, connection)
 
     def _handle_request(self, connection: _Connection) -> Reply:
-        words = connection.request.split(b"\r\n", 1)[0].decode("ascii", "replace").split()
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        parts = connection.request.split(b"\r\n", 1)[0].decode("ascii", "replace").split()
+        if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
             return Reply(400, "not an HTTP request\n")
-        if words[0] != "GET":
+        if parts[0] != "GET":
             return Reply(405, "only GET is supported\n")
-        return self._answer(connection.listener, words[1].partition("?")[0])
+        return self._answer(connection.listener, parts[1].partition("?")[0])
 
     def _drop_late(self) -> None:
         now = self._clock.now()

@@ -157,10 +157,10 @@ class Audit:
         _log.warning(
             "a GPU is not used as granted", reason=finding.reason, card=finding.card, violation=text, **pod_fields
         )
-        about = ObjectRef.node(self._node)
+        regarding = ObjectRef.node(self._node)
         if pod is not None:
-            about = ObjectRef.pod(pod.namespace, pod.name, pod.uid)
-        self._events.record(about, finding.reason, text, "Warning")
+            regarding = ObjectRef.pod(pod.namespace, pod.name, pod.uid)
+        self._events.record(regarding, finding.reason, text, "Warning")
 
     def _should_evict(self, standing: StandingViolation, pod: PodView, now: float) -> bool:
         evict_after = self._settings.evict_after

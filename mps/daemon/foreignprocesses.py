@@ -45,8 +45,8 @@ class ForeignProcesses:
 
     def set_clients(self, pids: Iterable[int]) -> None:
         """Set the clients of the present server. Clients of a former server stay known while they are on a card."""
-        now, pids, there = self._clock.now(), set(pids), {pid for _, pid in self._unit.processes(self._use)}
-        self._former_clients = (self._former_clients | pids) & there
+        now, pids, running = self._clock.now(), set(pids), {pid for _, pid in self._unit.processes(self._use)}
+        self._former_clients = (self._former_clients | pids) & running
         self._last_client = {
             pid: now if pid in pids else self._last_client.get(pid, now) for pid in self._former_clients
         }

@@ -37,9 +37,9 @@ class OrphanedServerSweeper:
 
     def sweep(self) -> ActResult:
         """Do one step. Call again while the outcome is BUSY. Raises OSError."""
-        for stray in self._host.daemons(self._unit.pipe):
-            _log.warning("ending a leftover daemon", card=self._unit.name, pid=stray.pid)
-            stray.signal(signal.SIGKILL)
+        for daemon in self._host.daemons(self._unit.pipe):
+            _log.warning("ending a leftover daemon", card=self._unit.name, pid=daemon.pid)
+            daemon.signal(signal.SIGKILL)
         orphans = self._host.servers(self._unit.pipe)
         if not orphans:
             self._first_seen = self._first_signal_at = self._logged_signal = None

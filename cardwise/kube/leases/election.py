@@ -205,11 +205,14 @@ class Election:
         if not record.version:
             raise errors.Unreachable(f"the response is not a Lease: {wording.quote_text(lease)}")
         written = (call.body or {}).get("spec", {})
-        wrote = bool(written) and (record.holder, record.renewed) == (written["holderIdentity"], written["renewTime"])
+        is_written = bool(written) and (record.holder, record.renewed) == (
+            written["holderIdentity"],
+            written["renewTime"],
+        )
         before, self._absent, self._reread = self._observed, False, False
         trusted = call.kind == "create" or not self._was_silent(now)  # a Lease that we created is waited for anyway
         self._answered_at = call.sent
-        if wrote and trusted and call.kind != "release":
+        if is_written and trusted and call.kind != "release":
             self._unanswered.clear()
             if before is None:  # created: another process may have held the former Lease
                 self.tenure += 1
@@ -302,12 +305,12 @@ class Election:
 
     def _spec(self, wall: datetime, before: LeaseRecord | None) -> dict[str, Any]:
         stamp = self._stamp(wall)
-        again = before is not None and before.holder == self._identity
-        transitions = 0 if before is None else before.transitions + (not again)
+        is_renewal = before is not None and before.holder == self._identity
+        transitions = 0 if before is None else before.transitions + (not is_renewal)
         return {
             "holderIdentity": self._identity,
             "leaseDurationSeconds": math.ceil(self._duration),
-            "acquireTime": before.acquired or stamp if before is not None and again else stamp,
+            "acquireTime": before.acquired or stamp if before is not None and is_renewal else stamp,
             "renewTime": stamp,
             "leaseTransitions": min(transitions, _MAX_TRANSITIONS),
         }

@@ -228,12 +228,12 @@ class LeaderElector:
         if isinstance(error, errors.Conflict) or (isinstance(error, errors.NotFound) and call.kind != "create"):
             return  # another process was first, or the Lease does not exist yet: normal in an election
         self._outage.mark_failed()
-        trouble = f"{call.kind} {error.status} {error.reason}"
-        if trouble != self._last_error:
+        summary = f"{call.kind} {error.status} {error.reason}"
+        if summary != self._last_error:
             _log.warning(
                 "failed to renew the lease: no answer from the API server",
                 lease=self._path,
                 call=call.kind,
                 error=str(error),
             )
-        self._last_error = trouble
+        self._last_error = summary

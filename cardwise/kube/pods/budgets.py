@@ -131,13 +131,13 @@ class _Covering:
         self._by_value: dict[str, dict[str, list[tuple[str, Budget]]]] = {}  # by key and value of a label
         self._others: list[tuple[str, Budget]] = []
         self._all = f"{namespace}/"  # the budget without a name
-        self._beyond: tuple[str, ...] = ()
+        self._overflow: tuple[str, ...] = ()
         remaining = MAX_CONDITIONS_PER_NAMESPACE
         for key, budget in budgets.items():
             conditions = budget.conditions or ()
             remaining -= max(1, len(conditions))
             if remaining < 0:
-                self._beyond = (self._all,)
+                self._overflow = (self._all,)
                 return
             equality = next(
                 (condition for condition in conditions if condition.operator == "In" and len(condition.operands) == 1),
@@ -153,5 +153,5 @@ class _Covering:
         candidates = [*self._others]
         for key, by_value in self._by_value.items():
             candidates += by_value.get(labels.get(key, ""), ())
-        keys = sorted([*(key for key, budget in candidates if budget.covers(labels)), *self._beyond])
+        keys = sorted([*(key for key, budget in candidates if budget.covers(labels)), *self._overflow])
         return tuple(keys) if len(keys) <= MAX_BUDGETS_PER_POD else (self._all, *keys[: MAX_BUDGETS_PER_POD - 1])

@@ -59,25 +59,32 @@ def load_of_resized_pod(raw: bytes, spec: PodSpec) -> Load:
         return loads.load_of_pod(spec)
     pod = _decode(raw)
     conditions = pod.status.conditions or ()
-    never = any(condition.type == "PodResizePending" and condition.reason == "Infeasible" for condition in conditions)
-    possible_loads = [_load_with(pod, _allocated, never=never), _load_with(pod, _actuated, never=never)]
-    if not never:
+    is_infeasible = any(
+        condition.type == "PodResizePending" and condition.reason == "Infeasible" for condition in conditions
+    )
+    possible_loads = [
+        _load_with(pod, _allocated, is_infeasible=is_infeasible),
+        _load_with(pod, _actuated, is_infeasible=is_infeasible),
+    ]
+    if not is_infeasible:
         possible_loads.append(loads.load_of_pod(pod.spec))
     return Load(
         max(condition.cpu for condition in possible_loads), max(condition.memory for condition in possible_loads), 1
     )
 
 
-def _allocated(has: _ReportedResources) -> ResourceList | None:
-    return has.allocated_resources
+def _allocated(reported: _ReportedResources) -> ResourceList | None:
+    return reported.allocated_resources
 
 
-def _actuated(has: _ReportedResources) -> ResourceList | None:
-    runs = has.resources.requests if has.resources is not None else None
-    return has.allocated_resources if runs is None else runs
+def _actuated(reported: _ReportedResources) -> ResourceList | None:
+    runs = reported.resources.requests if reported.resources is not None else None
+    return reported.allocated_resources if runs is None else runs
 
 
-def _load_with(pod: _Pod, now: Callable[[_ReportedResources], ResourceList | None], *, never: bool) -> Load:
+def _load_with(
+    pod: _Pod, amounts_of: Callable[[_ReportedResources], ResourceList | None], *, is_infeasible: bool
+) -> Load:
     """The pod's load by its reported resources; containers without a report count with their requests."""
     spec, status = pod.spec, pod.status
     known = {
@@ -85,14 +92,14 @@ def _load_with(pod: _Pod, now: Callable[[_ReportedResources], ResourceList | Non
         for container_status in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
     }
 
-    def resources_of(has: _ReportedResources | None, wanted: Resources | None) -> Resources | None:
-        amounts = now(has) if has is not None else None
-        return Resources(amounts) if amounts is not None else None if never else wanted
+    def resources_of(reported: _ReportedResources | None, wanted: Resources | None) -> Resources | None:
+        amounts = amounts_of(reported) if reported is not None else None
+        return Resources(amounts) if amounts is not None else None if is_infeasible else wanted
 
-    def containers(some: Sequence[_NamedContainer] | None) -> list[ContainerLoad]:
+    def containers(specs: Sequence[_NamedContainer] | None) -> list[ContainerLoad]:
         return [
             ContainerLoad(resources_of(known.get(container.name), container.resources), container.restart_policy)
-            for container in some or ()
+            for container in specs or ()
         ]
 
     whole = (

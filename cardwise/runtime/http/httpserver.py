@@ -218,8 +218,8 @@ class _Connection:
     @property
     def size(self) -> int:
         """The estimated bytes of memory of the connection. Not valid while a thread answers a call."""
-        own = _CONNECTION_BYTES if self.tls is None else _CONNECTION_BYTES + _TLS_BYTES
-        return own + self.reader.held_bytes + len(self.unsent)
+        base_bytes = _CONNECTION_BYTES if self.tls is None else _CONNECTION_BYTES + _TLS_BYTES
+        return base_bytes + self.reader.held_bytes + len(self.unsent)
 
     @property
     def holder(self) -> "Flow | _Connection":

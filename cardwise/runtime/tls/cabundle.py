@@ -55,7 +55,7 @@ class CaBundle:
         self.keep_others = keep_others
         self.asserted = threading.Event()
         self.on_other: Callable[[], None] | None = None
-        self._sure = False  # the bundle was set since another one was found
+        self._is_current = False  # the bundle was set since another one was found
         self._client = client
         self._paths = list(paths)
         self._clock = clock
@@ -77,7 +77,7 @@ class CaBundle:
         if bundle != self._bundle:
             self._bundle = bundle
             self.asserted.clear()
-        self._sure = True
+        self._is_current = True
         self._loop.wake()
 
     def start(self) -> None:
@@ -97,7 +97,7 @@ class CaBundle:
         if not self._bundle:
             return False
         asserted = [self._assert_bundle(path, self._bundle) for path in self._paths]
-        self._sure = False
+        self._is_current = False
         return all(asserted)
 
     def _assert_bundle(self, path: str, bundle: str) -> bool:
@@ -109,7 +109,7 @@ class CaBundle:
             patch = bundle_patch(configuration, bundle, self._merge_bundles if self.keep_others else None)
             if not patch:
                 return True
-            if self.on_other is not None and not self._sure and has_other_bundle(configuration, bundle):
+            if self.on_other is not None and not self._is_current and has_other_bundle(configuration, bundle):
                 self.on_other()
                 return False
             try:

@@ -153,17 +153,17 @@ class Rotator(CertificateChecks):
         """The present time, by the API server's clock if the certificates are in a Secret: it and kube-scheduler verify
         them. With a wrong clock, a machine would replace a valid CA, or create certificates that are not valid yet.
         """
-        ours, theirs = self._clock.wall(), self._store.store_time()
-        if theirs is None:
-            return ours
-        ahead = (ours - theirs).total_seconds()
+        machine_time, store_time = self._clock.wall(), self._store.store_time()
+        if store_time is None:
+            return machine_time
+        ahead = (machine_time - store_time).total_seconds()
         if abs(ahead) > _SKEW_SECONDS:
             _log.warning(
                 "clock skew: this machine's clock differs from the API server's, which certificates use; run NTP or "
                 "chrony on this node",
                 ahead_seconds=round(ahead),
             )
-        return theirs
+        return store_time
 
     def _publish(self, files: dict[str, bytes], *, changed: bool) -> None:
         names = _SERVER_FILES + (_CLIENT_FILES if self._wanted.client else ())
