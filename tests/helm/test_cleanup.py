@@ -108,6 +108,19 @@ def test_a_node_that_is_gone_is_not_waited_for(api, capsys):
     assert (count_leftovers(api), "not ended: n4\n" in capsys.readouterr().out) == (0, True)
 
 
+def test_podgroups_of_the_extender_go_in_all_namespaces_and_those_of_people_stay(api):
+    for namespace, name, labels in (
+        ("a", "auto", {names.AUTO_LABEL: "true"}),
+        ("b", "auto", {names.AUTO_LABEL: "true"}),
+        ("b", "by-hand", {}),
+        ("c", "taken-over", {names.AUTO_LABEL: "false"}),
+    ):
+        metadata = {"namespace": namespace, "name": name, "labels": labels}
+        api.write_object(paths.podgroups(), {"metadata": metadata})
+    uninstalled(api)
+    assert sorted(group["metadata"]["name"] for group in api.all(paths.podgroups())) == ["by-hand", "taken-over"]
+
+
 @pytest.mark.parametrize("component", ["webhook", "extender"])
 def test_a_part_of_the_whole_cluster_on_a_dead_node_is_given_time(api, component):
     api.write_object(paths.pods(), part(component, "n2"))

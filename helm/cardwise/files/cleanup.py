@@ -18,6 +18,7 @@ from cardwise.kube.client import KubeClient
 COMPONENT = "app.kubernetes.io/component"
 CENTRAL = ("webhook", "extender")  # may write about any node; the others write about their own node
 COMPONENTS = f"app.kubernetes.io/name=cardwise,{COMPONENT} in (webhook,extender,deviceplugin,mps)"
+AUTOMATIC = f"{names.AUTO_LABEL}=true"  # objects that the extender created
 CAPACITIES = {names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, *names.OWN_RESOURCES}
 WRITTEN_LABEL = f"{names.GROUP}/{names.ACCELERATOR}"  # annotation: the label `accelerator` that the device plugin wrote
 TEST = "cardwise-test"  # the pod of the last `helm test`
@@ -110,6 +111,14 @@ def delete_all(client: KubeClient, path: str, selector: str = "") -> None:
                 return
 
 
+def podgroup_namespaces(client: KubeClient) -> list[str]:
+    """The namespaces with automatic PodGroups; none if the CustomResourceDefinition is deleted."""
+    with contextlib.suppress(errors.NotFound):
+        groups = client.list_objects(paths.podgroups(), {"labelSelector": AUTOMATIC})
+        return sorted({group["metadata"]["namespace"] for group in groups})
+    return []
+
+
 def delete_object(client: KubeClient, path: str) -> None:
     """Delete one object, if it exists."""
     with contextlib.suppress(errors.NotFound):
@@ -129,7 +138,9 @@ def main() -> None:
         with contextlib.suppress(errors.NotFound):  # it may be deleted meanwhile
             clean_node(client, node)
     delete_all(client, paths.extendedresources())
-    delete_all(client, paths.resourceclasses(), f"{names.AUTO_LABEL}=true")
+    delete_all(client, paths.resourceclasses(), AUTOMATIC)
+    for namespace in podgroup_namespaces(client):
+        delete_all(client, paths.podgroups(namespace), AUTOMATIC)
     for secret in arguments.secret:
         delete_object(client, paths.secrets(arguments.namespace, secret))
     delete_object(client, paths.leases(arguments.namespace, names.LEASE))
