@@ -126,8 +126,8 @@ class State:
     def warm_caches(self) -> None:
         """Prepare what the first filter call would wait for.
 
-        In a big cluster the index of all cards takes 0.4 s, and finding the cards reserved for 500 nominated pods takes
-        as long.
+        In a big cluster the index of all cards takes 0.4 s, and the search for the cards of 500 nominated pods another
+        0.4 s.
         """
         with self.view():
             unresolved_nodes = self._nominated.nodes_with_unknown_cards()

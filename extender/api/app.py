@@ -45,7 +45,7 @@ class Parts:
     """The parts of the extender that the HTTP paths call.
 
     unsynced_lists: returns the lists that are not complete yet, one line for each; until then no call is served. A
-        standby is ready all the same, so that a rolling update continues.
+        standby counts as ready, so that a rolling update continues.
     outdated_watches: returns the interrupted watches, one line for each; meanwhile no pod is placed. This process stays
         ready, because another one would know no more.
     disconnected_seconds: returns the seconds for which changes may have been missed, by kind of object.

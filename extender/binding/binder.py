@@ -97,7 +97,7 @@ class Binder:
     """Binds pods. Thread-safe.
 
     policy: the placement policy of pods that name none.
-    seconds: how long after its arrival a call may post, if `leadership` allows it so long.
+    seconds: the time after its arrival in which a call may post, if `leadership` allows that long.
     outdated_watches: returns why nothing can be decided for the moment (`Informers.outdated_watches`), one line for
         each reason.
     """

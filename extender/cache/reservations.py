@@ -75,7 +75,7 @@ class Phase(StrEnum):
     ORPHANED = "orphaned"  # the same, and the time for it is over: it counts only while its node reports it
 
 
-PLANS: Final = frozenset({Phase.NOMINATED, Phase.RESERVED, Phase.WAITING})  # nothing is posted
+PLANS: Final = frozenset({Phase.NOMINATED, Phase.RESERVED, Phase.WAITING})  # not posted
 POSTED: Final = frozenset({Phase.BINDING, Phase.UNCONFIRMED, Phase.ACCEPTED})
 
 # The phases that may follow each phase; None: no reservation. A pod may be seen bound, or be gone, at any time.

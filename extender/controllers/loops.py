@@ -32,7 +32,7 @@ _NOMINATE_SECONDS = 0.02
 _REQUEUE_TIMEOUT = 1.0  # seconds; then another node is tried
 _REQUEUE_TRIES = 8  # nodes that are tried in a row
 _REQUEUE_SECONDS = 3.0  # in which they are
-_STALLED_SECONDS = 1.0  # between two rounds: a call of kube-scheduler, which waits so long, may have timed out
+_STALLED_SECONDS = 1.0  # between two steps: as long as kube-scheduler waits for a call, so a call may have timed out
 _STOP_SECONDS = 5.0
 
 Step = Callable[[], None]

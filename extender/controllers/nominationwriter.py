@@ -25,10 +25,10 @@ _RATE: Final = 400.0  # pods a second, at most
 _AT_ONCE: Final = 64  # pods in one round, so that the loop can be stopped
 _TIMEOUT: Final = 5.0  # seconds for one write
 _PAUSE: Final = 5.0  # seconds in which nothing is written to a namespace after a write there failed
-_IN_A_ROW: Final = 8  # failed writes in a row, by errors of the API server: then nothing is written anywhere as long
+_IN_A_ROW: Final = 8  # server errors in a row, after which no pod is written for `_PAUSE` seconds
 _SLOW: Final = 2.0  # seconds that make a write slow
 _SLOW_PAUSE: Final = 10.0  # seconds in which nothing is written to a namespace after a slow write there
-_MANAGER: Final = "cardwise-extender"  # in `metadata.managedFields`: tells nodes that we named from those of others
+_MANAGER: Final = "cardwise-extender"  # in `metadata.managedFields`: marks the nodes that the extender wrote
 
 
 class NominationWriter:

@@ -9,7 +9,7 @@ from typing import Final
 
 from cardwise.core.gangs.gangstate import Gang
 
-_WAIT_SECONDS: Final = 5.0  # for so long a refused gang counts as short of threads; its next attempt comes sooner
+_WAIT_SECONDS: Final = 5.0  # how long a refused gang counts as short of threads; its next attempt comes sooner
 _MOST_NAMESPACES: Final = 1000  # remembered
 
 

@@ -30,7 +30,7 @@ from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
-_SAFETY_SECONDS = 1.0  # a write must end so long before the Lease does
+_SAFETY_SECONDS = 1.0  # how long before the end of the Lease a write must have ended
 _CHECK_SECONDS = 0.5  # between two checks of the Lease; its own thread usually reports a change at once
 _RENEWALS = 6  # of the Lease in one duration
 _FENCES_AT_ONCE = 2  # parallel writes to unfenced pods, so that the Lease is still renewed in time

@@ -40,7 +40,7 @@ from extender.records.podinfo import TurnedAway, WaitingRecord
 from extender.records.podref import PodRef
 
 _MAX_UNSEEN: Final = 20_000  # pods that filter was called for and the watch does not show: usually gone meanwhile
-_SLACK: Final = 1024  # entries of the heaps, for pods that are not to be nominated any more
+_SLACK: Final = 1024  # stale heap entries that are tolerated, of pods that can no longer be nominated
 _FORGET_SECONDS: Final = 600.0  # kube-scheduler tries a waiting pod again after five minutes at the latest
 _WATCH_LAG_SECONDS: Final = 2.0  # between a change and its watch event
 _REQUEUE_SECONDS: Final = 1.0  # between two requeues: each makes the scheduler try all pending pods
