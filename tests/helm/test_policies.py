@@ -74,6 +74,8 @@ def test_each_policy_is_asked_about_all_ways_to_write_what_it_is_about(render: R
 def test_variables_that_set_limits_are_refused_in_all_kinds_of_containers(render: Render) -> None:
     policy = get_object(render(), "ValidatingAdmissionPolicy", f"environment.{names.GROUP}")["spec"]
     variables = {variable["name"]: variable["expression"] for variable in policy["variables"]}
+    # Else a pod of many containers, or of large ones, could never have an ephemeral one.
+    assert variables["judged"].startswith("(oldObject != null ? [] : [dyn(object.spec.containers), ")
     for prefix in names.ENV_LIMIT_PREFIXES:
         for kind in ("containers", "initContainers", "ephemeralContainers"):
             judged = variables["culprits"].partition(f"variables.{kind}.filter")[2].partition(f"spec.{kind}[")[0]
