@@ -19,7 +19,7 @@ from webhook.templates.spellings import Lookup
 
 Smallest = Callable[[ContainerRequest], MiB]
 
-_MAX_COMPARED = 8  # class names of a quota: each is compared with all that exist
+_MAX_COMPARED = 2  # class names of a quota: each is compared with all that exist
 
 
 @dataclass(frozen=True, slots=True)
