@@ -70,13 +70,14 @@ CERTIFICATE = "webhook.clientCA=-----BEGIN CERTIFICATE-----"
 
 
 def test_they_say_who_can_connect_to_the_webhook(notes: Notes) -> None:
-    named = ("networkPolicies.enabled=true", "networkPolicies.sources.apiServer[0].ipBlock.cidr=10.0.0.0/28")
-    for sets in ((), named[:1], named[1:], (*named, "webhook.hostNetwork=true")):
+    off, named = "networkPolicies.enabled=false", "networkPolicies.sources.apiServer[0].ipBlock.cidr=10.0.0.0/28"
+    for sets in ((), (off,), (off, named), (named, "webhook.hostNetwork=true")):
         printed = notes(*sets)
         assert "The webhook is open to pods" in printed
         assert "webhook.clientCA" in printed
-        assert ("networkPolicies.enabled=true" in printed) == ("webhook.hostNetwork=true" not in sets)
-    for sets in (named, (CERTIFICATE,), (CERTIFICATE, "webhook.hostNetwork=true")):
+        assert ("networkPolicies.sources.apiServer" in printed) == ("webhook.hostNetwork=true" not in sets)
+        assert ("networkPolicies.enabled=true" in printed) == (off in sets)
+    for sets in ((named,), (CERTIFICATE,), (CERTIFICATE, "webhook.hostNetwork=true")):
         assert "open to pods" not in notes(*sets)
 
 
