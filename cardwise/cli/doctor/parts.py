@@ -179,7 +179,7 @@ def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
         return
     else:
         reason = "it requires no client certificate, and no NetworkPolicy restricts who may connect"
-        remedy += ", or networkPolicies.enabled and networkPolicies.sources.apiServer"
+        remedy += ", or networkPolicies.sources.apiServer"
     yield Finding("webhook", Severity.NOTE, f"the webhook is open to pods: {reason}", remedy)
 
 
