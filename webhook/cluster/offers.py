@@ -16,6 +16,9 @@ from cardwise.kube.pods import eligible, nodeconstraints
 from cardwise.kube.pods.nodeconstraints import NodeLabels
 
 _MAX_NODES: Final = 64  # nodes; of more, some will have what a pod asks for
+# Of one node, which writes them itself: misspelled names are compared with each. Real nodes have a dozen resources.
+_MAX_RESOURCES: Final = 32
+_MAX_LABELS: Final = 256
 _MOST_CONDITIONS: Final = 16
 _ANY_TAINT: Final = [{"operator": "Exists"}]  # taints come and go, as autoscalers', and are no fault of the pod
 
@@ -34,7 +37,8 @@ def project(raw: bytes) -> tuple[str, NodeOffer]:
     """The name and offer of a Node. Kubernetes keeps a resource that its plugin has withdrawn with the amount 0."""
     node = _decode_node(raw)
     has = {name for name, amount in node.status.capacity.items() if lookalikes.is_like_gpu(name) and amount != "0"}
-    return node.metadata.name, NodeOffer(frozenset(has), node.metadata.labels if names.SHARE in has else None)
+    resources = frozenset(sorted(has)[:_MAX_RESOURCES])
+    return node.metadata.name, NodeOffer(resources, node.metadata.labels if names.SHARE in has else None)
 
 
 class Offers:
@@ -66,12 +70,12 @@ class Offers:
         return tuple(f"{key}={text}" for key, text in (alone[:1] or selector.items()))
 
     def label_values(self) -> Mapping[str, Collection[str]]:
-        """The labels of nodes with cards, each with its values; of a limited number of nodes."""
+        """The labels of nodes with cards, each with its values; of a limited number of nodes and labels."""
         with self._lock:
             nodes = list(islice(self._labels.values(), _MAX_NODES))
         label_values: dict[str, set[str]] = {}
         for labels in nodes:
-            for key, text in labels.items():
+            for key, text in islice(labels.items(), _MAX_LABELS):
                 label_values.setdefault(key, set()).add(text)
         return label_values
 

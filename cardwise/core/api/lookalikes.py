@@ -233,18 +233,23 @@ def _name_distance(name: str, other: str, limit: int) -> int:
 
 
 def _edit_distance(name: str, other: str, limit: int) -> int:
-    """Insertions, deletions, substitutions and swaps of neighbours between the names; stops above `limit`."""
+    """Insertions, deletions, substitutions and swaps of neighbours from one to the other; more than `limit` if more.
+
+    Only the cells within `limit` of the diagonal are computed: all others are more than `limit`.
+    """
+    beyond = limit + 1
     if abs(len(name) - len(other)) > limit:
-        return limit + 1
+        return beyond
     before: list[int] = []
     row = list(range(len(other) + 1))
     for i, a in enumerate(name, start=1):
-        last, before, row = before, row, [i]
-        for j, b in enumerate(other, start=1):
+        last, before, row = before, row, [min(i, beyond), *[beyond] * len(other)]
+        for j in range(max(1, i - limit), min(len(other), i + limit) + 1):
+            b = other[j - 1]
             cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b))
             if i > 1 and j > 1 and a == other[j - 2] and name[i - 2] == b:
                 cost = min(cost, last[j - 2] + 1)
-            row.append(cost)
+            row[j] = cost
         if min(row) > limit:
-            return limit + 1
+            return beyond
     return row[-1]

@@ -1,6 +1,10 @@
 """Which resource was meant by a name that no node offers."""
 
+from functools import cache
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cardwise.core.api import lookalikes, names
 from cardwise.core.api.lookalikes import is_like_gpu, suggest_resource
@@ -132,3 +136,20 @@ def test_names_about_gpus() -> None:
     about = ["aliyun.com/gpu-mem", "nvidia.com/mig-1g.5gb", "x.y/vgpu", "tencent.com/vcuda-core", "cardwise.dev/t4"]
     assert all(map(is_like_gpu, about))
     assert not any(map(is_like_gpu, ["cpu", "nvidia.tesla.k80", "rdma/hca", "intel.com/sriov", "hugepages-2Mi"]))
+
+
+WORDS = st.text(alphabet="ab-", max_size=8)
+
+
+@given(WORDS, WORDS, st.integers(0, 5))
+def test_the_edit_distance_is_exact_up_to_its_limit(name: str, other: str, limit: int) -> None:
+    @cache
+    def plain(i: int, j: int) -> int:
+        if not i or not j:
+            return i + j
+        costs = [plain(i - 1, j) + 1, plain(i, j - 1) + 1, plain(i - 1, j - 1) + (name[i - 1] != other[j - 1])]
+        if i > 1 and j > 1 and (name[i - 1], name[i - 2]) == (other[j - 2], other[j - 1]):
+            costs.append(plain(i - 2, j - 2) + 1)
+        return min(costs)
+
+    assert min(lookalikes._edit_distance(name, other, limit), limit + 1) == min(plain(len(name), len(other)), limit + 1)

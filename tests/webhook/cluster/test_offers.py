@@ -65,3 +65,14 @@ def test_the_nodes_that_selector_and_affinity_leave() -> None:
     assert node_offers.admitting_nodes({"spec": required("b") | {"nodeSelector": {"model": "k80"}}}) == frozenset()
     assert node_offers.admitting_nodes({"spec": {}}) is None
     assert node_offers.admitting_nodes({"spec": required(*map(str, range(20)))}) is None, "somebody waits"
+
+
+def test_a_node_cannot_name_so_much_that_each_misspelled_name_is_compared_for_seconds() -> None:
+    node_offers = Offers()
+    invented = {f"invented.example/gpu-{number}": "1" for number in range(5000)} | {names.SHARE: "1"}
+    labels = {f"invented-{number}": "x" for number in range(5000)}
+    name, offer = project(node("n1", labels, **invented))
+    node_offers.on_change(name, None, offer)
+    assert len(node_offers.resources()) <= 32
+    assert len(node_offers.label_values()) <= 256
+    assert not node_offers.unmatched_entries({"invented-4999": "x"}), "a selector is compared with all labels"
