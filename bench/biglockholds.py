@@ -26,6 +26,7 @@ from extender.state import State
 
 LIMITED = "limited"  # a namespace with a GPUQuota
 NOMINATED = 500  # pods that wait for their victims to end
+RETRY_SECONDS = 1.0  # kube-scheduler's first backoff of a pod
 FIRST_FULL_NODE, PODS_ON_FULL_NODE, PREEMPTORS = 100_000, 110, 10  # index of a node; pods; pods that preempt there
 
 
@@ -61,6 +62,8 @@ def _filter_members(state: State, members: list[Json], all_nodes: list[str]) -> 
         pending = [uid for uid in pending if not isinstance(state.gangs.filter_member(uid, all_nodes), str)]
         if not pending:
             return
+        # Only sets the clock: a plan that was made in vain is made again later.
+        state._clock.sleep(RETRY_SECONDS)  # noqa: SLF001
         state.gangs.step()
     raise TypeError(f"{len(pending)} members have no node")
 
