@@ -4,6 +4,10 @@
 each pod must be bound to the same cards. `--faults` draws all histories of the black box: which thread comes first may
 be otherwise there, so only a rule that is broken counts, and the rest is told. Histories that differ are kept as files,
 made small, and `FILE…` plays such again.
+
+The base plays with this tree's tests/property, beside its own builders and fakes. Where these do not fit together, it
+plays with its own tests/property. So a base works if its own World has the steps of this tree: 98f46e08 and later
+commits, until a step gets another name or parameter. Other bases are refused.
 """
 
 import argparse
@@ -29,6 +33,15 @@ PARTS = ("cardwise", "extender", "tests")
 MOST = 10  # histories that are kept
 
 History = list[dict[str, Any]]
+
+# With which a base is tried: an extender binds a pod.
+FIRST_HISTORY: History = [
+    {"seed": 0, "nodes": {"n1": [16276]}},
+    {"do": "starts", "extender": 0},
+    {"do": "calm", "seconds": 60.0},
+    {"do": "creates", "gpu_mem": 1024},
+    {"do": "tries", "choice": 0, "to": 0},
+]
 
 
 class Told(NamedTuple):
@@ -66,18 +79,40 @@ class Base:
     """A process with the extender of another commit."""
 
     def __init__(self, commit: str, folder: Path) -> None:
-        files = subprocess.run(["git", "archive", commit, *PARTS], cwd=ROOT, capture_output=True, check=True)
-        subprocess.run(["tar", "x"], cwd=folder, input=files.stdout, check=True)
-        # Only what a history means is of this tree: builders and fakes fit their commit.
-        shutil.copytree(ROOT / "tests/property", folder / "tests/property", dirs_exist_ok=True)
+        self._folder = folder
+        for own in (False, True):
+            files = subprocess.run(["git", "archive", commit, *PARTS], cwd=ROOT, capture_output=True, check=True)
+            shutil.rmtree(folder / "tests", ignore_errors=True)
+            subprocess.run(["tar", "x"], cwd=folder, input=files.stdout, check=True)
+            if not own:
+                # Only what a history means is of this tree: builders and fakes fit their commit.
+                shutil.copytree(ROOT / "tests/property", folder / "tests/property", dirs_exist_ok=True)
+            self._start()
+            problem = self._problem_of_playing()
+            if not problem:
+                if own:
+                    print(f"{commit} plays with its own tests/property", file=sys.stderr)
+                return
+            self.close()
+        sys.exit(f"{commit} cannot play the histories of this tree: {problem}")
+
+    def _start(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"import sys; sys.path[0] = '.'; from {__spec__.name} import serve; serve()"],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(folder), "PYTHONHASHSEED": "0"},
+            cwd=self._folder,
+            env={**os.environ, "PYTHONPATH": str(self._folder), "PYTHONHASHSEED": "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
+
+    def _problem_of_playing(self) -> str:
+        """Why it cannot play a first history, "" if it can."""
+        try:
+            outcome = self.played(FIRST_HISTORY)
+        except (OSError, ValueError):
+            return "its tests/property does not start"
+        return outcome.broken or ("" if outcome.bound else "no pod is bound")
 
     def begin(self, history: History) -> None:
         print(json.dumps(history), file=self._process.stdin, flush=True)
@@ -91,8 +126,10 @@ class Base:
         return self.end()
 
     def close(self) -> None:
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
+        self._process.stdout.close()
 
 
 def serve() -> None:
