@@ -145,7 +145,7 @@ class NodeAgent:
             sandboxes=containers.sandboxes,
             has_adopted=lambda: self._adopted,
             adopt=self._adopt_running_containers,
-            on_granted=self._marker.mark_pod,
+            on_granted=self._marker.queue_mark,
             start_on_sick_cards=settings.start_on_sick_cards,
             clock=clock,
         )
@@ -357,7 +357,7 @@ class NodeAgent:
         granted = {grant.pod_uid for grant in self.grants.list_grants()}
         for pod in self.pods.list_pods():
             if pod.uid in granted:
-                self._marker.mark_pod(pod)
+                self._marker.queue_mark(pod)
         self._adopted = True
         return ""
 

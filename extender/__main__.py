@@ -121,7 +121,7 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
 )
 @click.option(
     "--nominate",
-    type=click.Choice([when.value for when in NominationMode]),
+    type=click.Choice([mode.value for mode in NominationMode]),
     default=NominationMode.AUTO.value,
     help="Nominate a node for pending pods before kube-scheduler comes to them (status.nominatedNodeName). "
     "kube-scheduler then tries this node first, and no other if the pod fits there. auto: in clusters of more "

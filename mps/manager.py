@@ -26,7 +26,7 @@ from mps.audit.processowners import ProcessOwners
 from mps.daemon import computemode, directories
 from mps.daemon.daemon import Daemon, DaemonSettings
 from mps.daemon.machine import DaemonPace
-from mps.daemon.termination import Terminations
+from mps.daemon.termination import TerminatingPods
 from mps.daemon.units import DaemonUnit
 from mps.host import drivers
 from mps.host.control import CommandRefused, ControlError
@@ -127,7 +127,7 @@ class Manager:
             None  # PID and cards of a former manager's daemon of the whole node
         )
         self._leftovers_ended = False  # whether the leftovers of a former manager are ended
-        self._terminations = Terminations(settings.detach_before)
+        self._terminating_pods = TerminatingPods(settings.detach_before)
         self._last_pass = clock.now()
         self._loop = Loop(
             "manager",
@@ -252,7 +252,7 @@ class Manager:
             if count := detached[pod.uid]:
                 _log.info("detached the clients of a terminating pod", pod=pod.pod, uid=pod.uid, clients=count)
             if pod.uid not in remaining:
-                self._terminations.mark_detached(pod.uid)
+                self._terminating_pods.mark_detached(pod.uid)
         return detached.total()
 
     def daemons(self) -> list[Daemon]:
@@ -325,7 +325,7 @@ class Manager:
         return f"{process} of pod {owner.pod.pod}" if owner is not None else process
 
     def _owners(self) -> ProcessOwners:
-        return ProcessOwners([*self._terminations.force_deleted, *self.pods.list_pods()])
+        return ProcessOwners([*self._terminating_pods.force_deleted, *self.pods.list_pods()])
 
     def _update_demands(self) -> None:
         if not self.pods.synced:
@@ -342,7 +342,7 @@ class Manager:
 
     def _detach_ending(self) -> float:
         """Detach due clients. Returns the seconds until the next call."""
-        due, later = self._terminations.due_pods(
+        due, later = self._terminating_pods.due_pods(
             self.pods.list_pods(),
             api_time=self._client.last_server_time(),
             node_time=self._clock.wall(),

@@ -50,7 +50,7 @@ class Marker:
     def stop(self) -> None:
         self._loop.stop()
 
-    def mark_pod(self, pod: NodePod) -> None:
+    def queue_mark(self, pod: NodePod) -> None:
         """Queue a pod for its mark. Does nothing for a pod that is marked already or has no cards."""
         if pod.annotations.get(names.ASSIGNED, "true") == "true":
             return

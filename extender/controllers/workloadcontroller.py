@@ -51,7 +51,7 @@ class WorkloadController:
         self._namespace = namespace
         self._leads = leads
         self._policy = policy
-        self._settings = {names.WORKLOAD_POLICY: policy, **limits.written()}
+        self._settings = {names.WORKLOAD_POLICY: policy, **limits.configmap_data()}
         self._clock = clock
         self._published = False
         self._compare_at = float("inf")  # when the published settings are compared again

@@ -95,7 +95,7 @@ def decode_node(raw: bytes) -> tuple[str, NodeRecord] | None:
     """Decode a Node: its name and its record."""
     decoded = _decode_node(raw)
     resources = decoded.status.allocatable
-    labels = {intern(key): intern(text) for key, text in (decoded.metadata.labels or {}).items()}
+    labels = {intern(key): intern(label_value) for key, label_value in (decoded.metadata.labels or {}).items()}
     taints = tuple(
         Taint(taint.key, taint.value, taint.effect) for taint in decoded.spec.taints or () if taint.effect in HARD
     )

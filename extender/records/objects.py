@@ -251,8 +251,10 @@ def _card_status(status: _Status, spec: wire.ExtendedResourceSpec) -> CardStatus
 
 
 def _selector_labels(resource: wire.ExtendedResource) -> Mapping[str, str]:
-    own_labels = {key: text for key, text in resource.metadata.labels.items() if key != names.NODE_LABEL}
+    own_labels = {key: label_value for key, label_value in resource.metadata.labels.items() if key != names.NODE_LABEL}
     all_labels = {
-        key.lower(): text for texts in (own_labels, resource.spec.properties) for key, text in sorted(texts.items())
+        key.lower(): label_value
+        for texts in (own_labels, resource.spec.properties)
+        for key, label_value in sorted(texts.items())
     }
     return shared.share_labels(all_labels)

@@ -333,7 +333,7 @@ class Pod:
     def _shape(self) -> str:
         """A key that is equal for pods that kube-scheduler cannot tell apart when it decides where they may go."""
         shape = {
-            "labels": {key: text for key, text in self._labels.items() if key not in _OF_ONE_POD},
+            "labels": {key: label_value for key, label_value in self._labels.items() if key not in _OF_ONE_POD},
             "spec": {key: self._spec[key] for key in _SHAPE if key in self._spec},
             "containers": [
                 {key: entry[key] for key in _CONTAINER_SHAPE if key in entry} for entry in self._containers()

@@ -133,20 +133,20 @@ class StatusWriter:
         counted = list(islice(self._nodes, _MOST_NODES))
         for some_nodes in slices(counted, _TOGETHER, self._clock):
             with self._state.view() as ledger:
-                counts = [statuses.count_node(ledger, node) for node in some_nodes]
-            for node, count in zip(some_nodes, counts, strict=True):
-                self._compare_cards(node, count, now)
+                node_counts = [statuses.count_node(ledger, node) for node in some_nodes]
+            for node, node_count in zip(some_nodes, node_counts, strict=True):
+                self._compare_cards(node, node_count, now)
         for node in counted:
             del self._nodes[node]
         self.ledger_check.update_counts(now)
 
-    def _compare_cards(self, node: str, count: statuses.NodeCount, now: float) -> None:
-        for name in self._class_sums.set_node(node, count.sums):
+    def _compare_cards(self, node: str, node_count: statuses.NodeCount, now: float) -> None:
+        for name in self._class_sums.set_node(node, node_count.sums):
             self._schedule.enqueue(Key(CLASS, name), now)
-        wrong = dict.fromkeys(count.wrong, 0)
+        wrong = dict.fromkeys(node_count.wrong, 0)
         for name in self._listers.cards.cards_on(node):
             card = self._listers.cards.objects.get(name)
-            wanted = count.cards.get(name, NOTHING_ALLOCATED)
+            wanted = node_count.cards.get(name, NOTHING_ALLOCATED)
             if card is None or card.status == wanted:
                 continue
             self._schedule.enqueue(Key(CARD, f"{node}/{name}"), now)

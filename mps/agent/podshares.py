@@ -120,7 +120,7 @@ def metrics(
     totals = ((labels, share.total * _BYTES) for labels, share in shares)
     parts = ((labels, fraction(share.mem, share.total)) for labels, share in shares)
     cores = ((labels, share.core) for labels, share in shares if share.core)
-    by = (({"key": key, "by": enforced_by_ or "unknown"}, 1) for key, enforced_by_ in enforced_by.items())
+    by = (({"key": key, "by": enforcer or "unknown"}, 1) for key, enforcer in enforced_by.items())
     usable = (({"uuid": uuid}, int(not look.reason)) for uuid, look in readiness.items())
     return "".join(
         (

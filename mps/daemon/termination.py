@@ -16,7 +16,7 @@ _MAX_WATCH_DELAY = _PACE.silence + _PACE.backoff_cap  # seconds
 
 
 @dataclass(slots=True)
-class Terminations:
+class TerminatingPods:
     """The terminating pods of a node. Not thread-safe; times are parameters."""
 
     seconds_before: float  # seconds before the end of the grace period

@@ -67,7 +67,7 @@ class Offers:
         if not nodes or any(_matches(labels, selector.items()) for labels in nodes):
             return ()
         alone = [entry for entry in selector.items() if not any(_matches(labels, [entry]) for labels in nodes)]
-        return tuple(f"{key}={text}" for key, text in (alone[:1] or selector.items()))
+        return tuple(f"{key}={label_value}" for key, label_value in (alone[:1] or selector.items()))
 
     def label_values(self) -> Mapping[str, Collection[str]]:
         """The labels of nodes with cards, each with its values; of a limited number of nodes and labels."""
@@ -75,8 +75,8 @@ class Offers:
             nodes = list(islice(self._labels.values(), _MAX_NODES))
         label_values: dict[str, set[str]] = {}
         for labels in nodes:
-            for key, text in islice(labels.items(), _MAX_LABELS):
-                label_values.setdefault(key, set()).add(text)
+            for key, label_value in islice(labels.items(), _MAX_LABELS):
+                label_values.setdefault(key, set()).add(label_value)
         return label_values
 
     def admitting_nodes(self, pod: Json) -> frozenset[str] | None:
@@ -117,4 +117,4 @@ class Offers:
 
 
 def _matches(labels: Mapping[str, str], wanted: Iterable[tuple[str, str]]) -> bool:
-    return all(labels.get(key) == text for key, text in wanted)
+    return all(labels.get(key) == label_value for key, label_value in wanted)

@@ -88,7 +88,7 @@ def join_gang(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]
     if gang is None:
         warnings = []
         if names.GANG in labels:
-            metadata["labels"] = {key: text for key, text in labels.items() if key != names.GANG}
+            metadata["labels"] = {key: label_value for key, label_value in labels.items() if key != names.GANG}
             warnings.append(f"{_LABEL}: removed, because the pod is not a member of a gang")
         if gated:
             spec["schedulingGates"] = [gate for gate in gates if gate.get("name") != names.GANG]

@@ -257,10 +257,10 @@ def warn_placement(
 def _hint_node_label(selector: Mapping[str, str], unmatched: Collection[str], offers: Offers) -> str:
     """The label that an entry of a node selector probably means, if no node with GPUs has the entry; "" if unknown."""
     label_values = offers.label_values()
-    for key, text in islice(selector.items(), _MAX_SHOWN_KEYS):
-        if f"{key}={text}" not in unmatched or text in label_values.get(key, ()):
+    for key, label_value in islice(selector.items(), _MAX_SHOWN_KEYS):
+        if f"{key}={label_value}" not in unmatched or label_value in label_values.get(key, ()):
             continue
-        if near := lookalikes.suggest_node_label(key, text, label_values):
+        if near := lookalikes.suggest_node_label(key, label_value, label_values):
             return f"; did you mean {near}?"
         if key not in label_values and (label := lookalikes.suggest_card_label(key) or key) in lookalikes.CARD_LABELS:
             return f"; nodes have no label {label}: to choose a GPU by its {label}, request a ResourceClass"

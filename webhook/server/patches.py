@@ -27,7 +27,8 @@ def _compare(before: Any, after: Any, path: str) -> list[Json]:
     old, new = _without_lists(before, after, path, operations)
     changes = [] if old is None and new is None else jsonpatch.make_patch(old, new).patch
     return operations + [
-        {key: path + text if key in _POINTERS else text for key, text in change.items()} for change in changes
+        {key: path + field_value if key in _POINTERS else field_value for key, field_value in change.items()}
+        for change in changes
     ]
 
 

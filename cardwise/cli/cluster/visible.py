@@ -89,8 +89,11 @@ def read_classes(client: KubeClient) -> tuple[ClassSummary, ...]:
     return tuple(sorted(summaries, key=lambda summary: summary.name))
 
 
-def read_visible(client: KubeClient, missing: errors.Forbidden, nodes: Collection[str] = ()) -> VisibleCluster:
-    """Read the view, with pods of `nodes` only if given. Raises `missing` if nothing may be read, and `KubeError`."""
+def read_visible(client: KubeClient, missing: errors.Forbidden, only_nodes: Collection[str] = ()) -> VisibleCluster:
+    """Read the view. Raises `missing` if nothing may be read, and `KubeError`.
+
+    only_nodes: include only pods on these nodes; empty for all.
+    """
     try:
         known: tuple[ClassSummary, ...] | None = read_classes(client)
     except errors.Forbidden:
@@ -105,6 +108,6 @@ def read_visible(client: KubeClient, missing: errors.Forbidden, nodes: Collectio
         PodShare(holding.namespace, holding.name, holding.node, card_share.index, card_share.mem)
         for holding in held.holdings()
         for card_share in holding.assignment.shares()
-        if not nodes or holding.node in nodes
+        if not only_nodes or holding.node in only_nodes
     )
     return VisibleCluster(client.namespace, known, tuple(sorted(shares, key=lambda share: (share.pod, share.card))))

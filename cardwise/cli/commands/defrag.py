@@ -186,10 +186,10 @@ def defrag(
         console.print_lines(format_outcome(outcome))
     else:
         printing.print_object(as_json(outcome), output)
-    work = evicting.MoveRun(client, timeout, clock)
+    move_run = evicting.MoveRun(client, timeout, clock)
     if not dry_run:
         for card in outcome.needless_cordons(abandoned):
-            work.restore_card(card, card.spec.cordon)
+            move_run.restore_card(card, card.spec.cordon)
     if not outcome.is_reached:
         sys.exit(1)
     if outcome.plan.moves and dry_run:
@@ -197,7 +197,7 @@ def defrag(
     elif outcome.plan.moves:
         if settings.known_limits is None:
             console.print_text(_UNKNOWN_LIMITS, err=True)
-        _execute_plan(work, outcome)
+        _execute_plan(move_run, outcome)
         now = survey.take_survey(client, addresses=False, limits=settings.limits)
         after = _search_plan(client, now, wanted, settings, client.server_time()).plan.fits[0]
         if after < wanted.count:
@@ -256,19 +256,21 @@ def _ignore_cordons_of_defrag(cluster_survey: survey.Survey) -> list[ExtendedRes
     return abandoned
 
 
-def _execute_plan(work: evicting.MoveRun, outcome: DefragOutcome) -> None:
+def _execute_plan(move_run: evicting.MoveRun, outcome: DefragOutcome) -> None:
     """Carry out the moves. Raises `ClickException` at any deviation from the plan, and `KubeError`."""
     with signals.raise_on_signals(), ExitStack() as stack:
         for i, move in enumerate(outcome.plan.moves, 1):
             if outcome.plan.cordons:
-                work.cordon_cards(move.before, stack)
-            work.move_pod(move, outcome.movable.objects[move.before.uid], f"{i}/{len(outcome.plan.moves)}")
+                move_run.cordon_cards(move.before, stack)
+            move_run.move_pod(move, outcome.movable.objects[move.before.uid], f"{i}/{len(outcome.plan.moves)}")
 
 
 def _parse_pod(cluster_survey: survey.Survey, fit: str, resource_class: str, unit: Unit) -> tuple[int, whatif.NamedPod]:
     """How many, and one of them. Raises InvalidRequest."""
-    times = _TIMES.fullmatch(fit)
-    written, count = (times[1], int(times[2])) if times is not None and not Path(fit).is_file() else (fit, 1)
+    count_match = _TIMES.fullmatch(fit)
+    written, count = (
+        (count_match[1], int(count_match[2])) if count_match is not None and not Path(fit).is_file() else (fit, 1)
+    )
     if not 1 <= count <= _MOST_FITS:
         raise InvalidRequest(f"{_FIT} {fit}", f"{count} pods are out of range", f"write 1 to {_MOST_FITS}")
     if resource_class and "=" not in written:

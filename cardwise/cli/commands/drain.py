@@ -87,11 +87,11 @@ def drain(
     """
     client = options.load_client()
     rules = DrainRules(force=force, ignore_daemonsets=ignore_daemonsets, grace=grace_period, timeout=timeout)
-    work = Drain(client, cordons.find_card(client, card), rules, options.current_clock())
+    drain_run = Drain(client, cordons.find_card(client, card), rules, options.current_clock())
     if dry_run:
-        work.simulate_run(reason)
+        drain_run.simulate_run(reason)
     else:
-        work.run(reason)
+        drain_run.run(reason)
 
 
 @dataclass(slots=True)

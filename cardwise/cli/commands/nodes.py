@@ -180,12 +180,12 @@ def _read_requests(
         asks = fragmentation.only_card_requests(learned.counts)
         if asks:
             return asks, "learned", ""
-    holding = fragmentation.count_requests(
-        share_holding for share_holding in cluster_survey.ledger.holdings() if share_holding.namespace != survey.OTHERS
+    held_requests = fragmentation.count_requests(
+        holding for holding in cluster_survey.ledger.holdings() if holding.namespace != survey.OTHERS
     )
-    if holding:
+    if held_requests:
         return (
-            holding,
+            held_requests,
             "running",
             f"fragmentation is measured with the requests of the pods that hold GPUs now: {reason}",
         )

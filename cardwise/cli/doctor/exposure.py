@@ -82,8 +82,8 @@ def check_exposure(
             except errors.Forbidden as error:
                 yield _judge_refusal(title, error)
                 return
-        listing_remedy = f"list {name} in policies.runtimeClasses of the chart; " if name else ""
-        yield from _judge_results(title, results_by_node, access, listing_remedy)
+        runtime_class_remedy = f"list {name} in policies.runtimeClasses of the chart; " if name else ""
+        yield from _judge_results(title, results_by_node, access, runtime_class_remedy)
 
 
 def _probe_image(cluster_facts: Facts) -> str:
@@ -190,7 +190,7 @@ def _failure_reason(pod: Json) -> str:
 
 
 def _judge_results(
-    title: str, probe_results: Mapping[str, _ProbeResult], access: Mapping[str, str], listing_remedy: str
+    title: str, probe_results: Mapping[str, _ProbeResult], access: Mapping[str, str], runtime_class_remedy: str
 ) -> Iterator[Finding]:
     cards = {
         node: [line for line in probed.message.split() if line.startswith("/dev/")]
@@ -205,7 +205,7 @@ def _judge_results(
         if open_to_all:
             nodes_text = wording.enumerate_first(open_to_all, _FEW)
             text = f"a pod without a GPU request gets GPUs through {title}: {nodes_text}"
-            yield Finding(CHECK, Severity.WARNING, text, listing_remedy + remedy)
+            yield Finding(CHECK, Severity.WARNING, text, runtime_class_remedy + remedy)
     silent: dict[str, list[str]] = {}
     for node, probed in probe_results.items():
         if not probed.has_run:

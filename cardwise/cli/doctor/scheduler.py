@@ -69,8 +69,8 @@ def check_deleted_pods(facts: Facts) -> Iterator[Finding]:
     who may have written them. So they are a warning, with the command that configures kube-scheduler only if its
     configuration shows that it does not call the extender.
     """
-    recent = [event for event in facts.pod_events if event.kind == "Pod" and is_recent(facts, event, _LATELY)]
-    events = [event for event in recent if not event.name.startswith(PROBE_POD_PREFIX)]
+    recent_events = [event for event in facts.pod_events if event.kind == "Pod" and is_recent(facts, event, _LATELY)]
+    events = [event for event in recent_events if not event.name.startswith(PROBE_POD_PREFIX)]
     pods = sorted({f"{event.namespace}/{event.name}" for event in events})
     if pods:
         writers = sorted({quote_unless_name(event.writer) if event.writer else "no name" for event in events})

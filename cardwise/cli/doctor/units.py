@@ -20,11 +20,11 @@ _GIB_PATH: Final = "/gib"
 
 def check_bare_numbers(facts: Facts) -> Iterator[Finding]:
     """Whether `aliyun.com/gpu-mem: 2` still means what its author meant."""
-    names_by_unit: dict[Unit, list[str]] = {unit: [] for unit in Unit}
+    namespaces_by_unit: dict[Unit, list[str]] = {unit: [] for unit in Unit}
     for namespace in facts.namespaces:
         name, unit_label = namespace["metadata"]["name"], labels_of(namespace).get(names.GPU_MEM_UNIT)
         if unit_label in list(Unit):
-            names_by_unit[Unit(unit_label)].append(name)
+            namespaces_by_unit[Unit(unit_label)].append(name)
         elif unit_label is not None:
             label = f"its label {names.GPU_MEM_UNIT} is {wording.quote_text(unit_label)}"
             text = f"namespace {name}: {label}, which is not a unit and is ignored"
@@ -53,10 +53,16 @@ def check_bare_numbers(facts: Facts) -> Iterator[Finding]:
             "unit to existing ResourceQuotas and LimitRanges (docs/migration.md)",
         )
     if not others:
-        apart = [name for unit, names_of in names_by_unit.items() if unit is not ours for name in names_of]
+        other_unit_namespaces = [
+            name for unit, names_in_unit in namespaces_by_unit.items() if unit is not ours for name in names_in_unit
+        ]
         other = Unit.MIB if ours is Unit.GIB else Unit.GIB
-        beside = f", in {wording.enumerate_first(apart, _FEW)} {other}" if apart else ""
-        yield Finding("gpu-mem-unit", Severity.OK, f"numbers without a unit in {names.GPU_MEM} mean {ours}{beside}")
+        other_unit_note = (
+            f", in {wording.enumerate_first(other_unit_namespaces, _FEW)} {other}" if other_unit_namespaces else ""
+        )
+        yield Finding(
+            "gpu-mem-unit", Severity.OK, f"numbers without a unit in {names.GPU_MEM} mean {ours}{other_unit_note}"
+        )
 
 
 def _configured_unit(configurations: Sequence[Json]) -> Unit | None:

@@ -243,8 +243,9 @@ def _suggest_split(pod_request: PodRequest, ledger: Ledger, views: Sequence[Node
         if all(not name or name in card.classes for name in classes)
     ]
     if sizes and max(card_request.mem for card_request in shares_asked) > max(sizes):
-        split = f"more than that can be split over GPUs with {names.GPU_COUNT}"
-        yield f"it requested at most {max(sizes)} MiB of a GPU, the size of the largest GPU that it may use; {split}"
+        split_hint = f"more than that can be split over GPUs with {names.GPU_COUNT}"
+        size = f"{max(sizes)} MiB of a GPU, the size of the largest GPU that it may use"
+        yield f"it requested at most {size}; {split_hint}"
 
 
 def _suggest_own_pods(views: Sequence[NodeView]) -> Iterator[str]:

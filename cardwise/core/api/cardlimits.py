@@ -28,7 +28,7 @@ class CardLimits:
     max_clients: int | None = None
     core: int = FULL_CORE
 
-    def written(self) -> dict[str, str]:
+    def configmap_data(self) -> dict[str, str]:
         """The entries of the ConfigMap."""
         return {_HEADROOM: str(self.kept_back), _CLIENTS: str(self.max_clients or 0), _CORE: str(self.core)}
 

@@ -152,9 +152,11 @@ def labels(
 
     own: the labels of its ExtendedResource. The node label among them is left out, because `node` has it.
     """
-    own_labels = {key: text for key, text in own.items() if key != names.NODE_LABEL}
+    own_labels = {key: label_value for key, label_value in own.items() if key != names.NODE_LABEL}
     seen_labels = {
-        key.lower(): text for from_whom in (own_labels, properties) for key, text in sorted(from_whom.items())
+        key.lower(): label_value
+        for from_whom in (own_labels, properties)
+        for key, label_value in sorted(from_whom.items())
     }
     seen_labels |= {
         _KIND_LABEL: kind, "model": model, "node": node, "hostname": node, "index": str(index), "uuid": uuid,

@@ -120,7 +120,9 @@ def _parse_conditions(selector: object, field: str) -> tuple[Expression, ...]:
             f"{quote_text(expressions)} is not a list",
             f"write a list of maps with {', '.join(_EXPRESSION_FIELDS)}",
         )
-    expressions_found = [_parse_equal(key, text, f"{field}.matchLabels[{key}]") for key, text in labels.items()]
+    expressions_found = [
+        _parse_equal(key, label_value, f"{field}.matchLabels[{key}]") for key, label_value in labels.items()
+    ]
     expressions_found += [
         _parse_expression(expression, f"{field}.matchExpressions[{i}]") for i, expression in enumerate(expressions)
     ]

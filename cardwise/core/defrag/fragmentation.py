@@ -128,18 +128,18 @@ class Fragments:
     def memory_by_class(self, kinds: CardKinds) -> dict[str, Memory]:
         """The memory by class of card; a card may be in several classes. `kinds`: those of the nodes' ledger."""
         by_class: dict[str, Memory] = {}
-        for number, memory in self._by_kind().items():
+        for number, memory in self._memory_by_card_kind().items():
             kind = kinds.find_kind(number)
             for name in sorted(kind.classes) if kind is not None else ():
                 by_class[name] = by_class.get(name, _NOTHING).add(memory)
         return by_class
 
-    def _by_kind(self) -> dict[int, Memory]:
+    def _memory_by_card_kind(self) -> dict[int, Memory]:
         self._refresh()
         here = self._table.lines.kind >= 0
-        useful = np.bincount(self._table.lines.kind[here], weights=self._useful[here], minlength=1)
+        useful_by_card_kind = np.bincount(self._table.lines.kind[here], weights=self._useful[here], minlength=1)
         return {
-            kind: _memory(sums, useful[kind] if kind < len(useful) else 0.0)
+            kind: _memory(sums, useful_by_card_kind[kind] if kind < len(useful_by_card_kind) else 0.0)
             for kind, sums in self._of_kinds.items()
             if sums[0]
         }

@@ -77,11 +77,16 @@ def exceeded_entries(ledger: Ledger, placement: Placement, headroom: Sequence[He
 
 
 def exceeded_together(
-    ledger: Ledger, placed: Iterable[tuple[str, Assignment]], headroom: Sequence[Headroom]
+    ledger: Ledger, node_assignments: Iterable[tuple[str, Assignment]], headroom: Sequence[Headroom]
 ) -> list[quotas.QuotaEntry]:
-    """As `exceeded_entries`, for several assignments of one namespace, by node."""
+    """As `exceeded_entries`, for several pods of one namespace.
+
+    node_assignments: the node and the assignment of each pod.
+    """
     charges = [
-        (ledger.kind(node, share), quotas.charge(share)) for node, assignment in placed for share in assignment.shares()
+        (ledger.kind(node, share), quotas.charge(share))
+        for node, assignment in node_assignments
+        for share in assignment.shares()
     ]
     return [
         entry_headroom.entry

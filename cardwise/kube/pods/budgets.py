@@ -40,7 +40,10 @@ class LabelCondition:
 
 def parse_conditions(selector: Mapping[str, Any]) -> tuple[LabelCondition, ...]:
     """The conditions of a label selector (matchLabels, matchExpressions), of which all must match a pod."""
-    equal = [LabelCondition(key, "In", frozenset([text])) for key, text in (selector.get("matchLabels") or {}).items()]
+    equal = [
+        LabelCondition(key, "In", frozenset([label_value]))
+        for key, label_value in (selector.get("matchLabels") or {}).items()
+    ]
     others = [
         LabelCondition(expression["key"], expression["operator"], frozenset(expression.get("values") or ()))
         for expression in selector.get("matchExpressions") or ()

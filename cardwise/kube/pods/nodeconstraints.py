@@ -117,7 +117,7 @@ class NodeConstraints(NamedTuple):
     def admits(self, name: str, ground: NodeLabels) -> bool:
         """Whether the pod may run on the node of this name and these labels."""
         labels = ground.labels
-        if any(labels.get(key) != text for key, text in self.selector):
+        if any(labels.get(key) != label_value for key, label_value in self.selector):
             return False
         if self.untolerated_taints(ground):
             return False

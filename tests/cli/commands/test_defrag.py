@@ -20,7 +20,7 @@ from tests.fakes.clock import FakeClock
 K80S = resource_class("nvidia.tesla.k80", selector={"matchLabels": {"model": "Tesla K80"}})
 PUBLISHED = {
     "metadata": {"namespace": names.NAMESPACE, "name": names.WORKLOAD},
-    "data": {names.WORKLOAD_POLICY: DEFAULT, **CardLimits().written()},
+    "data": {names.WORKLOAD_POLICY: DEFAULT, **CardLimits().configmap_data()},
 }
 GROUPS = {"Job": "batch/v1", "ReplicationController": "v1", "Node": "v1", "Workflow": "argoproj.io/v1alpha1"}
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -336,7 +336,7 @@ def test_classes_and_counts(monkeypatch):
 
 def limited(**limits: int) -> dict:
     """The ConfigMap of an extender with these limits."""
-    return PUBLISHED | {"data": PUBLISHED["data"] | CardLimits(**limits).written()}
+    return PUBLISHED | {"data": PUBLISHED["data"] | CardLimits(**limits).configmap_data()}
 
 
 @pytest.mark.parametrize(

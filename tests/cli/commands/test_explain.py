@@ -237,7 +237,7 @@ def test_what_the_extender_keeps_back_of_each_card_is_not_free(monkeypatch, api)
         return document["nodes"][0]["gpus"][0]["freeMiB"]
 
     before = free()
-    data = CardLimits(kept_back=MiB(700)).written()
+    data = CardLimits(kept_back=MiB(700)).configmap_data()
     api.add("configmaps", {"metadata": {"namespace": names.NAMESPACE, "name": names.WORKLOAD}, "data": data})
     assert free() == before - 700
 

@@ -10,12 +10,12 @@ WRITTEN = {"headroomMiB": "700", "maxClients": "16", "coreOvercommit": "200"}
 
 @pytest.mark.parametrize("limits", [CardLimits(), CardLimits(kept_back=MiB(700), max_clients=16, core=200)])
 def test_what_is_written_is_read(limits):
-    assert CardLimits.read(limits.written() | {"policy": "priced"}) == limits
+    assert CardLimits.read(limits.configmap_data() | {"policy": "priced"}) == limits
 
 
 def test_the_keys_are_the_settings_of_the_chart():
-    assert CardLimits(kept_back=MiB(700), max_clients=16, core=200).written() == WRITTEN
-    assert CardLimits().written()["maxClients"] == "0"  # as MPS says
+    assert CardLimits(kept_back=MiB(700), max_clients=16, core=200).configmap_data() == WRITTEN
+    assert CardLimits().configmap_data()["maxClients"] == "0"  # as MPS says
 
 
 @pytest.mark.parametrize(

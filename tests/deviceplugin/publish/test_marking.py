@@ -16,7 +16,7 @@ def test_a_pod_that_takes_long_to_write_delays_the_marks_of_no_others():
     for name in pods:
         pod = {"metadata": {"name": name, "uid": f"uid-{name}", "annotations": {names.ASSIGNED: "false"}}}
         api.write_object(paths.pods(), pod)
-        marker.mark_pod(pod_view(uid=f"uid-{name}", name=name, annotations=pod["metadata"]["annotations"]))
+        marker.queue_mark(pod_view(uid=f"uid-{name}", name=name, annotations=pod["metadata"]["annotations"]))
     slow = api.fault(Fault(seconds=60.0), path=paths.pods("default", "p0"), times=1_000_000)
 
     def marked(name):
@@ -42,7 +42,7 @@ def test_a_pod_of_which_each_write_fails_delays_the_marks_of_no_others():
     for name in [f"p{i}" for i in range(20)]:
         pod = {"metadata": {"name": name, "uid": f"uid-{name}", "annotations": {names.ASSIGNED: "false"}}}
         api.write_object(paths.pods(), pod)
-        marker.mark_pod(pod_view(uid=f"uid-{name}", name=name, annotations=pod["metadata"]["annotations"]))
+        marker.queue_mark(pod_view(uid=f"uid-{name}", name=name, annotations=pod["metadata"]["annotations"]))
     for _ in range(20):
         assert marker._loop.run_once() is None
     marked = [pod["metadata"]["annotations"][names.ASSIGNED] for pod in api.all(paths.pods())]
@@ -56,5 +56,5 @@ def test_while_the_api_server_fails_the_marks_pause():
     marker = Marker(api.client(), clock)
     api.fault(Fault(status=500), times=1_000_000)
     for name in [f"p{i}" for i in range(20)]:
-        marker.mark_pod(pod_view(uid=f"uid-{name}", name=name, annotations={names.ASSIGNED: "false"}))
+        marker.queue_mark(pod_view(uid=f"uid-{name}", name=name, annotations={names.ASSIGNED: "false"}))
     assert [marker._loop.run_once() is None for _ in range(6)] == [True, True, False] * 2

@@ -233,9 +233,9 @@ def test_what_a_card_gives_at_most_is_told_beside_the_policy():
     api = ApiServer(FakeClock())
     limits = CardLimits(kept_back=700, max_clients=16, core=200)
     publishing(api, policy="priced", limits=limits).step()
-    assert api.get(PATH)["data"] == {names.WORKLOAD_POLICY: "priced", **limits.written()}
+    assert api.get(PATH)["data"] == {names.WORKLOAD_POLICY: "priced", **limits.configmap_data()}
     publishing(api, policy="priced").step()
-    assert api.get(PATH)["data"] == {names.WORKLOAD_POLICY: "priced", **CardLimits().written()}
+    assert api.get(PATH)["data"] == {names.WORKLOAD_POLICY: "priced", **CardLimits().configmap_data()}
 
 
 def test_to_what_an_older_extender_has_written_the_limits_are_added():
@@ -243,7 +243,7 @@ def test_to_what_an_older_extender_has_written_the_limits_are_added():
     api = api_with_workload(text)
     api.edit(PATH, data={names.WORKLOAD_POLICY: policies.DEFAULT})
     publishing(api).step()
-    written = {names.WORKLOAD_REQUESTS: text, names.WORKLOAD_POLICY: policies.DEFAULT, **CardLimits().written()}
+    written = {names.WORKLOAD_REQUESTS: text, names.WORKLOAD_POLICY: policies.DEFAULT, **CardLimits().configmap_data()}
     assert api.get(PATH)["data"] == written
 
 

@@ -70,7 +70,7 @@ def test_clients_of_a_pod_that_is_deleted_by_force_are_detached_at_once(node):
     node.end("forced")
     node.pass_time(1.0)
     assert terminated(node) == [str(mine.pid)]
-    node.until(lambda: not node.manager._terminations.force_deleted, "and it is done with")
+    node.until(lambda: not node.manager._terminating_pods.force_deleted, "and it is done with")
     assert terminated(node) == [str(mine.pid)]
 
 
@@ -96,10 +96,10 @@ def test_a_client_that_has_just_ended_keeps_no_other_one_of_its_pod_on_the_serve
     node.end("forced")
     node.manager.reconcile()
     assert terminated(node) == [str(second.pid)]
-    assert node.manager._terminations.force_deleted, "it is asked once more whether the first one is gone"
+    assert node.manager._terminating_pods.force_deleted, "it is asked once more whether the first one is gone"
     gone.kill()
     node.manager.reconcile()
-    assert not node.manager._terminations.force_deleted
+    assert not node.manager._terminating_pods.force_deleted
 
 
 def test_a_pod_whose_daemon_is_silent_for_a_moment_is_not_forgotten(node):
