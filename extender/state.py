@@ -106,7 +106,7 @@ class State:
 
     @contextmanager
     def view(self) -> Iterator[Ledger]:
-        """Context: the ledger, locked. Read it and leave."""
+        """Context manager: the ledger, with the lock held. Read it and leave soon."""
         with self._lock:
             self._cache.sync_cards()
             yield self._ledger
@@ -119,7 +119,7 @@ class State:
 
     @contextmanager
     def queue(self) -> Iterator[SchedulingQueue]:
-        """Context: the scheduling queue, locked."""
+        """Context manager: the scheduling queue, with the lock held."""
         with self._lock:
             yield self._queue
 

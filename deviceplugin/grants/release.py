@@ -160,7 +160,8 @@ class Releaser:
         """Release all grants of a pod if none of its containers with a share runs.
 
         Call it for a start of its next container: while that starts, the pod has a sandbox, and no other container of
-        it is about to start. The share agent counts as long as it runs: it tells the containers the former shares.
+        it is about to start. A running share agent also prevents the release: it gives the containers the former
+        shares.
         """
         epoch = self._grants.epoch()
         try:

@@ -68,7 +68,7 @@ class Metrics:
 
     @contextmanager
     def measure_call(self, verb: str) -> Iterator[None]:
-        """Context: measure the seconds of a call of the verb."""
+        """Context manager: measures the seconds of a call of the verb."""
         began = time.perf_counter()
         try:
             yield

@@ -30,7 +30,7 @@ class BindThrottle:
 
     @contextmanager
     def count_bind(self) -> Iterator[None]:
-        """Context: a bind is in progress."""
+        """Context manager: counts a bind in progress."""
         with self._binds_changed:
             self._under_way += 1
         try:

@@ -62,7 +62,7 @@ class Cache:
             self.queue.requeue_all()
 
     def exclude_pod(self, uid: str) -> AbstractContextManager[None]:
-        """Context: the pod's own reservation does not count."""
+        """Context manager: inside, the pod's own reservation does not count."""
         return self.ledger.what_if(released=(uid,)) if self.ledger.holding(uid) is not None else nullcontext()
 
     def is_plan_valid(self, holding: Holding, request: PodRequest) -> bool:

@@ -76,7 +76,7 @@ class GangCards:
 
     @contextmanager
     def count_reserved(self, nodes: Collection[str]) -> Iterator[None]:
-        """Context: the ledger also holds what is reserved on these nodes. It costs 0.05 ms for each holding."""
+        """Context manager: inside, the ledger also has the reserved cards of these nodes. Costs 0.05 ms per holding."""
         holdings = [holding for node in nodes for holding in self._by_node.get(node, ())]
         if not holdings:
             yield

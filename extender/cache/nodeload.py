@@ -128,7 +128,7 @@ class NodeLoads:
     def what_if(
         self, *, unplanned: Iterable[str] = (), removed: Iterable[str] = (), added: Iterable[PlacedPod] = ()
     ) -> Iterator[None]:
-        """Context: some pods do not count, others do. Afterwards, also after an exception, all is as before.
+        """Context manager: inside, other pods count. Restores the loads at the end, also after an exception.
 
         unplanned: pods that do not count where they are planned.
         removed: pods that do not count at all.

@@ -64,8 +64,8 @@ class NominatedPods:
     def count_reserved(
         self, excluded: Collection[str], priority: int, nodes: Collection[str] | None = None
     ) -> Iterator[None]:
-        """Context: the ledger also holds the cards that are reserved from pods of this priority, except those for
-        `excluded`.
+        """Context manager: inside, the ledger also has the reserved cards that pods of this priority must not use,
+        except those for the pods `excluded`.
 
         nodes: only the cards of these nodes; None: of all nodes. It costs 0.05 ms for each nominated pod.
         """

@@ -286,7 +286,7 @@ class Nominations:
 
     @contextmanager
     def restore_afterwards(self) -> Iterator[None]:
-        """Context: afterwards all nominations are as before. Inside, a changed nomination must be a new object."""
+        """Context manager: restores all nominations at the end. Inside, a changed nomination must be a new object."""
         before, expired = dict(self._by_pod), dict(self._expired)
         try:
             yield

@@ -215,7 +215,7 @@ class Placing:
 
     @contextmanager
     def _node_scorer(self, placement_request: PlacementRequest, effort: SearchEffort) -> Iterator[Scorer]:
-        """Context: a scorer for single nodes. What the pod itself holds does not count.
+        """Context manager: a scorer for single nodes. What the pod itself holds does not count.
 
         effort: limits the searches of the scorer together.
         """

@@ -22,10 +22,10 @@ order of events does not matter. A posted row (BINDING, UNCONFIRMED, ACCEPTED) e
 consistent read, or by a watch event, because its Binding may still bind the pod (rule 1 of docs/architecture.md). A row
 in TERMINATING ends when its node, which had reported the share, reports it no more.
 
-A node's report is accepted for pods that were bound to that node. Shares that it reports of other pods count on its own
-cards and in no quota (`unknown_holding`): the report may be right, since pods that were deleted while no extender ran
-are unknown. A report says nothing about shares on other nodes. It adds to a card only the amount beyond the pod's known
-share of the card, there or under the node's former name (docs/design/0031).
+A node's report is accepted for pods that were bound to that node. Shares of other pods in a node's report count on
+that node's cards and in no quota (`unknown_holding`): the report may be right, since pods that were deleted while no
+extender ran are unknown. A report says nothing about shares on other nodes. It adds to a card only the amount beyond
+the pod's known share of the card, there or under the node's former name (docs/design/0031).
 
 Beside its row a pod may have a nomination: cards that become free because other pods are evicted (`nominations`). It
 ends with the pod, too.
@@ -454,7 +454,10 @@ class Reservations:
         return [row.pod for row in sorted(due, key=lambda row: row.next_lookup)]
 
     def on_lookup(self, uid: str, *, bound: bool, exists: bool) -> bool:
-        """Record the result of a consistent read of a pod from `overdue_pods`. Returns whether its row ends."""
+        """Record the result of a consistent read of a pod from `overdue_pods`.
+
+        Returns whether the pod's row was removed or became TERMINATING.
+        """
         row = self._rows.get(uid)
         if row is None or not self._is_overdue(row):
             return False  # settled, or posted once more since

@@ -415,9 +415,9 @@ class _GangRecord:
     drafted: _PlanInputs | None = None
 
     def take_draft(self, members: Sequence[Member], state: _PlanInputs, new: Draft) -> Draft:
-        """Begin a turn: take the draft for these members that an earlier turn has begun, or the new one.
+        """Continue the unfinished plan for these members (a `Draft`), or begin with `new`.
 
-        It is not kept here meanwhile, so that an exception leaves no half-changed draft.
+        The record has no draft until the caller stores one again, so an exception leaves no half-changed draft.
         """
         draft, self.draft = self.draft, None
         if draft is None or self.members != members:

@@ -329,7 +329,7 @@ class _Stalls:
         self._times = 0  # that cards were given up
 
     def begin_wait(self, now: float) -> None:
-        """Start the wait, also again after cards were reserved for other gangs."""
+        """Start the wait, or restart it after cards were reserved for another gang."""
         self._seen = {card: (short, now) for card, (short, _) in self._seen.items()}
 
     def record_shortage(self, short: Mapping[str, int], now: float) -> None:

@@ -26,7 +26,7 @@ _PAUSE_SECONDS = 2.0  # at most, after a write that failed
 
 @contextlib.contextmanager
 def _collect_failures(failures: list[errors.KubeError]) -> Iterator[None]:
-    """Context: a KubeError is appended to `failures` and not raised."""
+    """Context manager: appends a KubeError to `failures` instead of raising it."""
     try:
         yield
     except errors.KubeError as error:

@@ -213,7 +213,7 @@ class Nominator:
 
     @contextmanager
     def exclude_nominations(self, later: Sequence[Reservation]) -> Iterator[None]:
-        """Context: these reservations do not count."""
+        """Context manager: inside, these reservations do not count."""
         uids = [row.pod.uid for row in later]
         with self._cache.ledger.what_if(released=uids), self._cache.loads.what_if(unplanned=uids):
             yield

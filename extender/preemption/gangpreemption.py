@@ -135,9 +135,9 @@ class GangPreemption:
         return [member.uid for member in self._unplaced_members(uid)]
 
     def search_turn(self, search: GangSearch) -> tuple[GangVictims | None, bool]:
-        """One turn of the search. Returns the answer, and whether another turn may find more.
+        """Continue the search for `TURN` seconds of CPU. Returns the victims, and whether another call may find more.
 
-        The answer is None if no pod must be evicted: the gang only has to wait, or would not be complete.
+        The victims are None if no pod must be evicted: the gang only has to wait, or would not be complete.
         """
         uid = search.claimant.uid
         with self._nominations.restore_afterwards():
@@ -329,7 +329,7 @@ class GangPreemption:
 
     @contextmanager
     def _after_evictions(self, excluded: Collection[str], priority: int, nodes: Iterable[str]) -> Iterator[None]:
-        """Context: all victims are gone, and the pods that they are evicted for are there."""
+        """Context manager: inside, all victims are gone, and the pods that they are evicted for are placed."""
         leaving = self._nominations.all_victims()
         leaving_keys: list[str] = []
         for node in {*nodes, *leaving.values()}:

@@ -399,7 +399,7 @@ class SchedulingQueue:
     # The order of pods at the beginning of a leader epoch.
 
     def begin_retry_window(self) -> None:
-        """Begin a leader epoch: pods that were turned away while no extender served calls come first.
+        """Begin a leader epoch: pods whose attempt failed while no extender served calls come first.
 
         If no extender serves its call, a pod loses its nomination, and kube-scheduler lets it wait for up to ten
         seconds more than others. In that time pods of lower priority would take the cards that were just freed for it,
@@ -423,7 +423,10 @@ class SchedulingQueue:
         return False
 
     def end_retry_window(self) -> bool:
-        """Whether delayed pods may be placed now: all pods that were turned away were tried, or the window is over."""
+        """End the retry window if it is over, or if all pods of `_expected_priorities` were tried.
+
+        Returns whether it ended now: delayed pods may be placed from now on.
+        """
         if not self._delayed or (
             self._clock.now() < self._retry_window_end and next(self._expected_priorities(), None) is not None
         ):
@@ -594,7 +597,7 @@ class SchedulingQueue:
         return (row.pod for row in self._pods.values() if row.pod is not None)
 
     def _expected_priorities(self) -> Iterator[int]:
-        """The priorities of pods that were turned away and have not come in this leader epoch, but will.
+        """The priorities of pods whose attempt failed while no extender served calls, and that are still to be retried.
 
         Only pods whose schedulers call this extender count, since owners of pods may forge statuses.
         """

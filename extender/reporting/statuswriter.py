@@ -111,7 +111,7 @@ class StatusWriter:
         self._complained: dict[tuple[str, int], float] = {}
 
     def step(self) -> None:
-        """Count what has changed, and write as much as the time allows."""
+        """Recount the changed nodes, and write as many of the changed statuses as the time allows."""
         self._count_nodes()
         self._check_classes()
         self._check_quotas()

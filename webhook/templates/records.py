@@ -47,8 +47,8 @@ NO_MANIFEST: Final = AppliedNames({}, {})
 class Applied:
     """The names in manifests: in that of `kubectl apply`, None without one, and in those of server-side apply.
 
-    new: this update brings the first manifest. Otherwise keys that the manifest does not name came in other ways, and
-    stay.
+    new: this update is the first `kubectl apply`. In later ones, a key that neither the manifest nor the one before it
+      names was not set by `kubectl apply`, so it stays.
     """
 
     client: AppliedNames | None = None

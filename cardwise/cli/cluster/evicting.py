@@ -66,7 +66,7 @@ class MoveRun:
     def restore_card(self, card: ExtendedResource, cordon: Cordon) -> None:
         """Remove this run's cordon, unless the card has another one by now: of a user, or of another defrag.
 
-        Prints the command for it if it fails, or if a second Ctrl-C interrupts it.
+        If the removal fails, or a second Ctrl-C interrupts it, prints the command that removes the cordon.
         """
         failure = "interrupted"
         try:

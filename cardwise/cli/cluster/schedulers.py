@@ -28,7 +28,7 @@ def read_deployments(client: KubeClient, installed: str) -> list[Json] | None:
 
 
 def scheduler_names(deployments: Iterable[Json]) -> frozenset[str]:
-    """The `spec.schedulerName` of its pods; empty if its Deployment is not among these."""
+    """The schedulerName of Cardwise's own kube-scheduler; empty if its Deployment is not in `deployments`."""
     return frozenset(map(_scheduler_name, _select_own(deployments)))
 
 

@@ -42,8 +42,10 @@ _STARTS: Final = ("FailedMount", "FailedCreatePodSandBox", "FailedScheduling")  
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """Why a pod of a part is not ready. `state`: the end of a sentence; `reason`: the message of Kubernetes or of the
-    part.
+    """Why a pod of one of Cardwise's parts is not ready.
+
+    state: what a finding says after the pod's name, such as "does not start".
+    reason: the message of Kubernetes or of the part; "" if there is none.
     """
 
     component: str

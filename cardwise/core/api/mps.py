@@ -50,7 +50,7 @@ _VERSION = 1
 _READABLE = 12  # characters of the UUID in a folder's name
 _DIGEST = 8
 _LIMIT = re.compile(r"(\d+)=[1-9]\d*(?:[GM]B?|g)?")  # that drivers were seen to read as people do
-_LIMIT_REMEDY = "write <ordinal>=<whole number>M, such as 0=8138M; MPS reads other forms as something else or as none"
+_LIMIT_REMEDY = "write <ordinal>=<whole number>M, such as 0=8138M; MPS misreads or ignores other forms"
 
 
 class Mode(StrEnum):

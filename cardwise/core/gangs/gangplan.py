@@ -2,8 +2,8 @@
 
 The placement engine chooses cards. The plan grows on copies of the nodes that it uses, so the ledger does not change;
 what a node has left of CPU, memory and pods is asked of `Nodes`. The search is limited: members are placed in an order,
-each on the best node of the moment, and in a second order if the first leaves a member out. A plan that is found is
-right; another may be missed. A plan may take several turns, see `Draft`.
+each on the best node of the moment, and in a second order if the first leaves a member out. Each plan
+found is valid, but the search may miss a plan that exists. A plan may take several turns, see `Draft`.
 """
 
 import heapq
@@ -67,12 +67,14 @@ class TurnOver(Exception):
 
 
 class Draft:
-    """What earlier turns have found of a plan, and how long the present turn may go on.
+    """An unfinished plan: what earlier turns have found, and how long the present turn may last.
 
-    Nothing is held for it, so what it rests on may change between two turns. Each turn begins with the nodes that the
-    plan uses: where one has changed, its members are placed anew. So the plan is right when the last turn has made it.
-    `seconds`: how much a turn may add, by the thread's CPU. `moved`: members were placed anew, so that a plan made at
-    once might have found places for all.
+    A turn is a slice of the thread's CPU time, after which the state's lock is free for other calls. A draft reserves
+    no cards, so nodes may change between two turns. Each turn first checks the nodes that the plan uses, and places the
+    members of changed nodes again. So the plan is valid at the end of its last turn.
+
+    seconds: the CPU time of a turn.
+    moved: members were placed again, so a plan made in one turn might have found places for all.
     """
 
     def __init__(self, cpu: Callable[[], float], seconds: float) -> None:

@@ -251,8 +251,8 @@ class Gang:
 
     @property
     def is_status_stale(self) -> bool:
-        """Whether its PodGroup still has the phase Running. For a gang that is bound in part, the next leader would
-        believe that.
+        """Whether its PodGroup still has the phase Running, though the gang does not run. The next leader would take
+        a gang that is bound in part for one that runs.
         """
         return self.group.running and not self.ran
 

@@ -4,8 +4,8 @@ What is left on each node is counted in `nodestate`. Not thread-safe: its owner 
 
 A share counts on the card that its UUID names, on whichever node that is now: a machine that comes back under another
 name has its cards with it, and the pods of its former name go on holding them (docs/design/0031). If two nodes report
-one UUID, its shares count on both. A share whose card no node reports counts on the pod's own node, on no card. Shares
-of gpushare's pods name an index and count on the pod's own node.
+one UUID, its shares count on both. If no node reports the card of a share, the share counts in the total of the pod's
+own node, and on no card. Shares of gpushare's pods name an index and count on the pod's own node.
 
 Holdings stay when cards change: if the cards of a node become known, change or go, the node's lists are counted again
 from its holdings, so the order of events does not matter. What a namespace holds on each kind of card, for quotas, is
@@ -130,8 +130,8 @@ class Ledger:
         return watched
 
     def holdings(self, node: str | None = None) -> list[Holding]:
-        """All holdings, or those of one node: its pods', and those of other nodes' pods that hold a card or device of
-        it.
+        """All holdings, or those on one node: of the node's own pods, and of other nodes' pods that hold one of its
+        cards or devices.
         """
         if node is None:
             return [holding for state in self._nodes.values() for holding in state.holdings.values()]
@@ -245,8 +245,9 @@ class Ledger:
 
     @contextmanager
     def what_if(self, *, released: Iterable[str] = (), held: Iterable[Holding] = ()) -> Iterator[None]:
-        """Context: the pods `released` hold nothing, and the holdings `held` are there as well. Afterwards all is as
-        before, also after an exception. Inside, nothing else may change what these pods hold.
+        """Context manager: inside, the pods `released` hold nothing, and the holdings `held` are added.
+
+        Restores the ledger at the end, also after an exception. Inside, nothing else may change what these pods hold.
         """
         back: list[Undo] = []
         try:

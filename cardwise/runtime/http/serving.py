@@ -169,7 +169,10 @@ class _Application(BaseApplication):  # type: ignore[misc]
 
 
 class _Parent(Arbiter):  # type: ignore[misc]
-    """gunicorn's arbiter with faster checks: its own count whole seconds, and take two to kill a silent worker."""
+    """gunicorn's arbiter with faster checks.
+
+    gunicorn's own checks count whole seconds, and need two of them to kill a silent worker.
+    """
 
     def wait_for_signals(self, timeout: float = _CHECK_SECONDS) -> list[int]:
         return super().wait_for_signals(min(timeout, _CHECK_SECONDS))  # type: ignore[no-any-return]

@@ -45,8 +45,8 @@ def wait_for_parts(client: KubeClient, namespace: str) -> bool:
     """Wait until Cardwise's pods have ended. Returns False if a pod on a Ready node still runs after `PATIENCE`.
 
     A pod on a node that is not Ready stays until the node is back or deleted, which may be never. The cleanup does not
-    wait for it: the release is deleted, and with it all its rights to write. Only for webhook and extender it waits
-    there too, because their last writes may be about any node.
+    wait for such a pod: deleting the release takes away the pod's rights to write. Of such pods it waits only for those
+    of webhook and extender, because their last writes may be about any node.
     """
     until = time.monotonic() + PATIENCE
     while remaining := list_parts(client, namespace):

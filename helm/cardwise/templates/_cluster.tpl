@@ -71,8 +71,8 @@ GitOps). It is looked up once and kept in `.Values.seen`: lists of nodes and pod
 {{- end }}
 
 {{/*
-The RuntimeClass of the parts on nodes; "" for the runtime's default. auto: NVIDIA's, where helm sees one; where it sees
-several, none is called nvidia, and nobody has said which, also "" (templates/checks.yaml refuses that).
+The RuntimeClass of the parts on nodes; "" for the runtime's default. auto: NVIDIA's, if
+helm sees one; also "" if it sees several, none is called nvidia, and none is chosen (templates/checks.yaml refuses that).
 */}}
 {{- define "cardwise.nodes.runtimeClass" -}}
 {{- if ne .Values.nodes.runtimeClass "auto" }}

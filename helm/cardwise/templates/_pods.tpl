@@ -79,7 +79,7 @@ runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- end }}
 
-{{/* As the profile "restricted" of Pod Security has it; nobody of these writes to its own disk. */}}
+{{/* As Pod Security's profile "restricted" requires; none of these containers writes to its own disk. */}}
 {{- define "cardwise.pod.restricted" -}}
 securityContext:
   runAsNonRoot: true

@@ -12,7 +12,7 @@ from cardwise.core.placement.scored.shapes import Shape
 
 
 class NodeFit(NamedTuple):
-    """`usable`: which cards may serve one share of the shape; `fits`: whether the node takes the whole."""
+    """`usable`: which cards may serve one share of the shape; `fits`: whether the node has room for the whole shape."""
 
     usable: Bools
     fits: Bools

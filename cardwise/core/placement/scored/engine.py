@@ -49,7 +49,7 @@ class FreeLoads(Protocol):
 
 
 class Engine:
-    """The engine of one ledger. `mark_changed` tells it of nodes whose `left` has changed.
+    """The engine of one ledger. Call `mark_changed` for nodes whose free cpu, memory or pods have changed.
 
     `at_once`: the most nodes that a decision scores, None for all. If more need a score, a decision scores a sample,
     and `warm` does the rest. `scorings`: the scored policies; the simulator has more of them.
