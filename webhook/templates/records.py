@@ -47,8 +47,8 @@ NO_MANIFEST: Final = AppliedNames({}, {})
 class Applied:
     """The names in manifests: in that of `kubectl apply`, None without one, and in those of server-side apply.
 
-    new: this update is the first `kubectl apply`. In later ones, a key that neither the manifest nor the one before it
-      names was not set by `kubectl apply`, so it stays.
+    new: the object is created, or this update changes the manifest of `kubectl apply`. Without a change, keys that the
+        manifest does not name were set in another way, such as by `kubectl edit`, and stay.
     """
 
     client: AppliedNames | None = None
