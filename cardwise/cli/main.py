@@ -56,8 +56,8 @@ class _Group(click.Group):
         if args[0] not in _COMMANDS and not args[0].startswith("-"):
             import difflib  # noqa: PLC0415 - no right command needs it
 
-            near = difflib.get_close_matches(args[0], _COMMANDS)
-            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            close_matches = difflib.get_close_matches(args[0], _COMMANDS)
+            hint = f" Did you mean {' or '.join(close_matches)}?" if close_matches else ""
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 

@@ -146,9 +146,14 @@ def _annotations(before: Json, pod_request: PodRequest | None, policy: str, warn
     ours = {names.DEVICE_CLASSES, *split}
     stripped = {key for key in before if names.is_placement_annotation(key) and key not in ours}
     # Each is compared with all that there are.
-    suggestions = {key: near for key in sorted(stripped)[:_MOST_MEANT] if (near := lookalikes.suggest_annotation(key))}
+    suggestions = {
+        key: suggested_name
+        for key in sorted(stripped)[:_MOST_MEANT]
+        if (suggested_name := lookalikes.suggest_annotation(key))
+    }
     warnings += [
-        f"metadata.annotations[{key}]: removed; did you mean {near}?" for key, near in sorted(suggestions.items())
+        f"metadata.annotations[{key}]: removed; did you mean {suggested_name}?"
+        for key, suggested_name in sorted(suggestions.items())
     ]
     reasons: dict[str, list[str]] = {}
     for key in sorted(stripped - suggestions.keys()):

@@ -178,9 +178,9 @@ def _check_class(name: str, field: str, inventory: CardCatalog) -> None:
     if inventory.resource_class(name) is not None:
         return
     known = inventory.classes()
-    near = lookalikes.suggest_resource(names.CLASS_PREFIX + name, known)
-    if near in names.REQUESTED:
-        raise InvalidRequest(field, f"there is no ResourceClass {name}", f"did you mean {near}?")
+    suggested_name = lookalikes.suggest_resource(names.CLASS_PREFIX + name, known)
+    if suggested_name in names.REQUESTED:
+        raise InvalidRequest(field, f"there is no ResourceClass {name}", f"did you mean {suggested_name}?")
     likely = difflib.get_close_matches(name, known, n=_SHOWN, cutoff=0.0)
     further = f" or one of {len(known) - len(likely)} more" if len(known) > len(likely) else ""
     any_card = f"{names.GPU_MEM} (such as 8Gi) or {names.WHOLE_GPU} (whole GPUs) for any GPU"

@@ -104,11 +104,13 @@ def check_quota(manifest: Json, lookup: Lookup, known_classes: Iterable[str] = (
             )
         if entry.resource_class and known is None:
             compared += 1
-            near = lookalikes.suggest_class(entry.resource_class, candidates) if compared <= _MAX_COMPARED else ""
-            hint = f"did you mean {near}?" if near else "(kubectl get resourceclass)"
+            suggested_name = (
+                lookalikes.suggest_class(entry.resource_class, candidates) if compared <= _MAX_COMPARED else ""
+            )
+            hint = f"did you mean {suggested_name}?" if suggested_name else "(kubectl get resourceclass)"
             warnings.append(
                 f"{field}.class: there is no ResourceClass {entry.resource_class} now; until there is one, the entry "
-                f"limits nothing{';' if near else ''} {hint}"
+                f"limits nothing{';' if suggested_name else ''} {hint}"
             )
         if rounding := quantity.describe_rounding(
             amounts.kubernetes(str(manifest["spec"]["hard"][i].get("memoryMiB", "")))

@@ -169,10 +169,10 @@ def _refuse_markers(hard: Json) -> None:
 def _warn_bare_names(hard: Json) -> list[str]:
     """Warnings about Cardwise's names without their domain, which Kubernetes refuses with a message of its own."""
     bare = [key for key in hard if "/" not in key and "gpu" in key]
-    near = {key: lookalikes.suggest_resource(names.CLASS_PREFIX + key) for key in bare[:_MOST_COMPARED]}
+    suggestions_by_name = {key: lookalikes.suggest_resource(names.CLASS_PREFIX + key) for key in bare[:_MOST_COMPARED]}
     return [
         f"{_HARD}[{key}]: did you mean requests.{suggestion}?"
-        for key, suggestion in near.items()
+        for key, suggestion in suggestions_by_name.items()
         if suggestion in names.REQUESTED
     ]
 

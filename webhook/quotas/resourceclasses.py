@@ -47,7 +47,10 @@ def warn(
     is_compared = sum(map(len, parsed.selector.alternatives)) <= _MAX_COMPARED_CONDITIONS
     if is_compared and not has_card_of(parsed):
         labels = ((key, lookalikes.suggest_card_label(key)) for key in sorted(parsed.selector.keys))
-        hint = next((f"; did you mean {near} instead of {key}?" for key, near in labels if near), "")
+        hint = next(
+            (f"; did you mean {suggested_name} instead of {key}?" for key, suggested_name in labels if suggested_name),
+            "",
+        )
         texts.append(
             f"spec.selector: does not match any {device_noun} now; pods that request {parsed.name} wait until one "
             f"comes{hint}"

@@ -39,8 +39,8 @@ def warn_foreign_resources(pod: Json, offers: Offers, classes: Iterable[str]) ->
                     continue
                 if len(warnings) >= _MAX_WARNINGS:  # each is compared with all that there are
                     return tuple(warnings.values())
-                near = lookalikes.suggest_resource(name, (*sorted(offered), *classes))
-                remedy = f"did you mean {near}?" if near else "the pod waits until a node does"
+                suggested_name = lookalikes.suggest_resource(name, (*sorted(offered), *classes))
+                remedy = f"did you mean {suggested_name}?" if suggested_name else "the pod waits until a node does"
                 if lookalikes.is_of_other_vendor(name):
                     remedy = f"{remedy}; Cardwise shares NVIDIA GPUs only"
                 warnings[name] = f"{container.path}.resources.{kind}[{name}]: no node offers it; {remedy}"
@@ -62,8 +62,8 @@ def warn_unread_keys(pod: Json, schedulers: Collection[str]) -> tuple[str, ...]:
     for part, metadata in (("annotations", annotations_of(pod)), ("labels", labels_of(pod))):
         for key in _keys_to_compare(metadata):
             field = f"metadata.{part}[{key}]"
-            if near := lookalikes.suggest_pod_key(key, metadata[key]):
-                warnings.append(f"{field}: Cardwise does not read it; did you mean {near}?")
+            if suggested_name := lookalikes.suggest_pod_key(key, metadata[key]):
+                warnings.append(f"{field}: Cardwise does not read it; did you mean {suggested_name}?")
             elif part == "labels" and key in names.USER_ANNOTATIONS:
                 warnings.append(f"{field}: Cardwise reads it as an annotation only")
     return tuple(warnings[:_MAX_WARNINGS])
@@ -76,8 +76,8 @@ def warn_namespace(manifest: Json) -> tuple[str, ...]:
     for part, metadata in (("annotations", annotations), ("labels", labels)):
         for key in _keys_to_compare(metadata):
             field = f"metadata.{part}[{key}]"
-            if near := lookalikes.suggest_namespace_key(key, label=part == "labels"):
-                warnings.append(f"{field}: Cardwise does not read it; did you mean {near}?")
+            if suggested_name := lookalikes.suggest_namespace_key(key, label=part == "labels"):
+                warnings.append(f"{field}: Cardwise does not read it; did you mean {suggested_name}?")
             elif lookalikes.is_unread_namespace_key(key, label=part == "labels"):
                 warnings.append(f"{field}: Cardwise does not read it on a namespace")
     opted_in = labels.get(names.DEFAULTS_LABEL)
@@ -144,7 +144,9 @@ def warn_limit_range(
         f"spec.limits[{i}].{name}[{key}]: {reason}"
         for i, entry in enumerate(entries)
         for name in _RANGES
-        for key, reason in _uncounted_keys(entry.get(name) or {}, offers, known, comparisons, spell=lambda near: near)
+        for key, reason in _uncounted_keys(
+            entry.get(name) or {}, offers, known, comparisons, spell=lambda suggested_name: suggested_name
+        )
     ]
     for i, entry in enumerate(entries):
         for name in _UPPER_RANGES:
@@ -186,7 +188,7 @@ def _uncounted_keys(
     offers: Offers | None,
     known: Mapping[str, object],
     comparisons: _Comparisons,
-    spell: Callable[[str], str] = lambda near: f"requests.{near}",
+    spell: Callable[[str], str] = lambda suggested_name: f"requests.{suggested_name}",
 ) -> Iterator[tuple[str, str]]:
     """The GPU keys that have no effect, each with the reason. `spell`: the key of a resource."""
     offered = offers.resources() if offers is not None else None
@@ -197,17 +199,17 @@ def _uncounted_keys(
             continue
         if of_class := names.class_of(name):
             if of_class not in known:
-                near = _suggest_class_resource(of_class, known) if comparisons.begin() else ""
-                hint = f"; did you mean {spell(near)}?" if near else ""
+                suggested_name = _suggest_class_resource(of_class, known) if comparisons.begin() else ""
+                hint = f"; did you mean {spell(suggested_name)}?" if suggested_name else ""
                 yield key, f"there is no ResourceClass {of_class} now; until there is one, it counts nothing{hint}"
         elif offered is not None and name not in offered:
             foreign.append((key, name))
     for key, name in foreign:
         if not comparisons.begin():
             return
-        near = lookalikes.suggest_resource(name, (*sorted(offered or ()), *known))
-        if near:
-            suggestion = spell(near if "/" in near else f"{names.CLASS_PREFIX}{near}")
+        suggested_name = lookalikes.suggest_resource(name, (*sorted(offered or ()), *known))
+        if suggested_name:
+            suggestion = spell(suggested_name if "/" in suggested_name else f"{names.CLASS_PREFIX}{suggested_name}")
             yield key, f"no node offers it, so it counts nothing; did you mean {suggestion}?"
         elif not is_zero(amounts[key]):
             yield key, "no node offers it, so it counts nothing until one does"
@@ -215,8 +217,8 @@ def _uncounted_keys(
 
 def _suggest_class_resource(name: str, known: Iterable[str]) -> str:
     """The resource that was probably meant by that of a class that does not exist; "" for none."""
-    if near := lookalikes.suggest_class(name, known):
-        return names.CLASS_PREFIX + near
+    if suggested_name := lookalikes.suggest_class(name, known):
+        return names.CLASS_PREFIX + suggested_name
     return lookalikes.suggest_resource(names.CLASS_PREFIX + name)
 
 
@@ -260,8 +262,8 @@ def _hint_node_label(selector: Mapping[str, str], unmatched: Collection[str], of
     for key, label_value in islice(selector.items(), _MAX_SHOWN_KEYS):
         if f"{key}={label_value}" not in unmatched or label_value in label_values.get(key, ()):
             continue
-        if near := lookalikes.suggest_node_label(key, label_value, label_values):
-            return f"; did you mean {near}?"
+        if suggested_name := lookalikes.suggest_node_label(key, label_value, label_values):
+            return f"; did you mean {suggested_name}?"
         if key not in label_values and (label := lookalikes.suggest_card_label(key) or key) in lookalikes.CARD_LABELS:
             return f"; nodes have no label {label}: to choose a GPU by its {label}, request a ResourceClass"
     return ""

@@ -52,12 +52,12 @@ def check_resource_quotas(facts: Facts) -> Iterator[Finding]:
         hard = (quota.get("spec") or {}).get("hard") or {}
         of_namespace.setdefault(quota["metadata"]["namespace"], set()).update(hard)
         for key in sorted(hard):
-            if near := _suggest_key(key, offered, known):
+            if suggested_name := _suggest_key(key, offered, known):
                 text = (
                     f"ResourceQuota {name_of(quota)}: {quote_unless_name(key)} counts nothing, because no node offers "
                     "it"
                 )
-                yield Finding("quotas", Severity.WARNING, text, f"did you mean requests.{near}?")
+                yield Finding("quotas", Severity.WARNING, text, f"did you mean requests.{suggested_name}?")
     for missing, counted_key in ((quotas.WHOLE_CARDS, quotas.SHARES), (quotas.SHARES, quotas.WHOLE_CARDS)):
         open_ = sorted(
             namespace
@@ -77,8 +77,8 @@ def _suggest_key(key: str, offered: set[str], classes: list[str]) -> str:
     ours = name in (*names.REQUESTED, *names.OWN_RESOURCES) or names.class_of(name)
     if ours or name in offered or not lookalikes.is_like_gpu(name):
         return ""
-    near = lookalikes.suggest_resource(name, (*sorted(offered), *classes))
-    return near if not near or "/" in near else f"{names.CLASS_PREFIX}{near}"
+    suggested_name = lookalikes.suggest_resource(name, (*sorted(offered), *classes))
+    return suggested_name if not suggested_name or "/" in suggested_name else f"{names.CLASS_PREFIX}{suggested_name}"
 
 
 def _is_counted_by_gpuquota(gpu_quotas: Sequence[Json], namespace: str, missing: str) -> bool:

@@ -423,10 +423,11 @@ def explain_foreign_resources(pod: Json, surroundings: PodSurroundings, classes:
             resource = quote_unless_name(name)
             lines.append(f"It requests {resource}, which belongs to another device plugin, not to Cardwise.")
             continue
-        near = lookalikes.suggest_resource(name, (*sorted(offered or ()), *classes))
+        suggested_name = lookalikes.suggest_resource(name, (*sorted(offered or ()), *classes))
         no = "which no node offers" if offered is not None else "which does not belong to Cardwise"
         other = " Cardwise shares NVIDIA GPUs only." if lookalikes.is_of_other_vendor(name) else ""
-        lines.append(f"It requests {quote_unless_name(name)}, {no}{f'; did you mean {near}?' if near else '.'}{other}")
+        hint = f"; did you mean {suggested_name}?" if suggested_name else "."
+        lines.append(f"It requests {quote_unless_name(name)}, {no}{hint}{other}")
     return lines
 
 

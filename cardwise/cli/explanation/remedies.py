@@ -121,20 +121,20 @@ def _suggest_holders(
             pods = len(surroundings.partners) + 1
             yield f"these ended, for all {pods} waiting pods of its gang: {holder_names}{bare}"
         return
-    near = explanation.find_cheapest_node(ledger, views, pod_request, policy, headroom, kept=unmovable)
-    if near is None:
+    cheapest = explanation.find_cheapest_node(ledger, views, pod_request, policy, headroom, kept=unmovable)
+    if cheapest is None:
         return
-    if near.holders and all(
-        holding.namespace == namespace and holding.name in surroundings.former for holding in near.holders
+    if cheapest.holders and all(
+        holding.namespace == namespace and holding.name in surroundings.former for holding in cheapest.holders
     ):
         return  # said with what to do about it
-    place = _name_cards(near.node, near.cards)
-    short = f", {near.short} MiB short" if near.short else ""
-    if not near.holders:
-        yield f"the terminating pods on {near.node} are gone: no other pod has to end"
+    place = _name_cards(cheapest.node, cheapest.cards)
+    short = f", {cheapest.short} MiB short" if cheapest.short else ""
+    if not cheapest.holders:
+        yield f"the terminating pods on {cheapest.node} are gone: no other pod has to end"
         return
-    holder_names = wording.enumerate_first([describe_holder(holding) for holding in near.holders], _FEW, "pod")
-    yield f"these ended ({place}{short}): {holder_names}{_warn_bare_pods(near.holders, surroundings)}"
+    holder_names = wording.enumerate_first([describe_holder(holding) for holding in cheapest.holders], _FEW, "pod")
+    yield f"these ended ({place}{short}): {holder_names}{_warn_bare_pods(cheapest.holders, surroundings)}"
 
 
 def _warn_bare_pods(holders: Sequence[Holding], surroundings: PodSurroundings) -> str:

@@ -98,10 +98,10 @@ def suggest_resource(name: str, others: Iterable[str] = ()) -> str:
         return ""
     limit = max(_LEAST, len(name) // _PART)
     candidates = dict.fromkeys((names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, _CORE, *others))
-    near = {
+    distances = {
         candidate: distance for candidate in candidates if (distance := _name_distance(name, candidate, limit)) <= limit
     }
-    nearest = min(near, key=lambda candidate: near[candidate], default="")
+    nearest = min(distances, key=lambda candidate: distances[candidate], default="")
     return _SPELLED.get(nearest, nearest)
 
 
@@ -110,12 +110,12 @@ def suggest_class(name: str, known: Iterable[str]) -> str:
     if len(name) > _LONGEST:
         return ""
     limit = max(1, len(name) // _PART)
-    near = {
+    distances = {
         candidate: distance
         for candidate in sorted(known)
         if (distance := _edit_distance(name, candidate, limit)) <= limit
     }
-    return min(near, key=lambda candidate: near[candidate], default="")
+    return min(distances, key=lambda candidate: distances[candidate], default="")
 
 
 def suggest_card_label(key: str) -> str:
@@ -123,8 +123,8 @@ def suggest_card_label(key: str) -> str:
     if key in CARD_LABELS or len(key) > _LONGEST:
         return ""
     limit = max(1, len(key) // _PART)
-    near = {label: distance for label in CARD_LABELS if (distance := _edit_distance(key, label, limit)) <= limit}
-    return min(near, key=lambda label: near[label], default="")
+    distances = {label: distance for label in CARD_LABELS if (distance := _edit_distance(key, label, limit)) <= limit}
+    return min(distances, key=lambda label: distances[label], default="")
 
 
 def suggest_annotation(key: str) -> str:
@@ -187,38 +187,38 @@ def suggest_node_label(key: str, text: str, label_values: Mapping[str, Collectio
     """
     if key not in label_values:
         return _nearest_label(key, label_values)
-    near = _nearest_label(text, label_values[key])
-    return f"{key}={near}" if near else ""
+    nearest = _nearest_label(text, label_values[key])
+    return f"{key}={nearest}" if nearest else ""
 
 
 def _nearest_label(text: str, known: Iterable[str]) -> str:
     """The key or value of a label that is at most two edits away, a short one fewer, in any case; "" for none."""
     limit = min(_LEAST, len(text) // _PART)
-    near = {
+    distances = {
         candidate: distance
         for candidate in sorted(known)
         if (distance := _edit_distance(text.lower(), candidate.lower(), limit)) <= limit
     }
-    return min(near, key=lambda candidate: near[candidate], default="")
+    return min(distances, key=lambda candidate: distances[candidate], default="")
 
 
 def _spell_in_own_domain(domain: str, name: str) -> str:
     """The key in our domain, if the domain is ours or a misspelling of it; "" else."""
     plain = domain.lower()
-    near = "cardwise" in plain or _edit_distance(plain, names.GROUP, _LEAST) <= _LEAST
-    return f"{names.GROUP}/{name.lower()}" if near else ""
+    is_ours = "cardwise" in plain or _edit_distance(plain, names.GROUP, _LEAST) <= _LEAST
+    return f"{names.GROUP}/{name.lower()}" if is_ours else ""
 
 
 def _find_nearest(key: str, known: Iterable[str]) -> str:
     if len(key) > _LONGEST:
         return ""
     limit = max(1, len(key.partition("/")[2]) // _PART)
-    near = {
+    distances = {
         candidate: distance
         for candidate in sorted(known)
         if (distance := _edit_distance(key, candidate, limit)) <= limit
     }
-    return min(near, key=lambda candidate: near[candidate], default="")
+    return min(distances, key=lambda candidate: distances[candidate], default="")
 
 
 def _name_distance(name: str, other: str, limit: int) -> int:

@@ -330,9 +330,11 @@ def _container_request(container: Container, annotations: Json, of_devices: Coll
     for name, amount, unit in ((names.GPU_MEM, mem, "Mi"), (names.GPU_CORE, core, "")):
         if amount % cards:
             low = amount - amount % cards
-            near = f"{low}{unit} or {low + cards}{unit}" if low else f"{cards}{unit}"
+            divisible_amounts = f"{low}{unit} or {low + cards}{unit}" if low else f"{cards}{unit}"
             raise InvalidRequest(
-                f"{field}[{name}]", f"{amount}{unit} cannot be divided equally over {cards} GPUs", f"write {near}"
+                f"{field}[{name}]",
+                f"{amount}{unit} cannot be divided equally over {cards} GPUs",
+                f"write {divisible_amounts}",
             )
     _check_core(container, core, cards=cards, others=0)
     return ContainerRequest(
@@ -440,8 +442,8 @@ def _remedy(name: str, text: str | int, remedy: str) -> str:
     """What to write instead of an amount that is none."""
     if name == names.GPU_MEM:
         return remedy
-    if names.class_of(name) and (near := lookalikes.suggest_resource(name)):
-        return f"did you mean {near}? The amount of a class must be a whole number"
+    if names.class_of(name) and (suggested_name := lookalikes.suggest_resource(name)):
+        return f"did you mean {suggested_name}? The amount of a class must be a whole number"
     if name == names.GPU_CORE:
         remedy = f"write a percentage from 1 to {FULL_CORE} for each GPU"
     try:

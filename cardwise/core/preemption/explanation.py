@@ -234,12 +234,12 @@ def pods_in_the_way(
             views = explain(ledger, nodes, request, policy, headroom)
             node_name = next((view.name for view in views if view.refusal is None), "")
             if not node_name:
-                near = find_cheapest_node(ledger, views, request, policy, headroom, kept=[*kept, *placed])
-                if near is None:
+                cheapest = find_cheapest_node(ledger, views, request, policy, headroom, kept=[*kept, *placed])
+                if cheapest is None:
                     return None
-                ended += near.holders
-                undo += [ledger.release(holding.uid) for holding in near.holders]
-                node_name = near.node
+                ended += cheapest.holders
+                undo += [ledger.release(holding.uid) for holding in cheapest.holders]
+                node_name = cheapest.node
             placed_pod = placement.place_on(ledger.kinds, ledger.node(node_name), request, policy, headroom)
             if isinstance(placed_pod, Refusal):
                 return None

@@ -152,10 +152,10 @@ def _format_decimal(number: Fraction) -> str:
 def _fraction_error(text: str, number: Fraction) -> InvalidQuantity:
     """The error about a bare number with a fraction. `number`: MiB."""
     below = number.numerator // number.denominator
-    near = [f"{below} or {below + 1}"] if below else []
+    nearby_amounts = [f"{below} or {below + 1}"] if below else []
     if number < _KIB:  # Gi was meant, as often as not
-        near.append(f"{math.ceil(number * _KIB)} for {float(number):.4g}Gi")
-    return InvalidQuantity(f"{text} is not a whole number of MiB", f"write {', or '.join(near)}")
+        nearby_amounts.append(f"{math.ceil(number * _KIB)} for {float(number):.4g}Gi")
+    return InvalidQuantity(f"{text} is not a whole number of MiB", f"write {', or '.join(nearby_amounts)}")
 
 
 def _too_many_digits(text: str, number: Fraction) -> InvalidQuantity:
