@@ -27,7 +27,7 @@ def print_lines(text: str) -> None:
 
 
 def print_data(text: str, *, nl: bool = True) -> None:
-    """For programs."""
+    """Print output that programs read: unchanged, without cleaning or cutting."""
     click.echo(text, nl=nl)
 
 

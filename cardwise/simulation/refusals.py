@@ -54,7 +54,7 @@ class RefusalTally:
             counts[size][1] += cards
 
     def rows(self) -> tuple[RefusedPods, ...]:
-        """One row for each size of which pods arrived."""
+        """One row per request size of the pods that arrived."""
         return tuple(
             RefusedPods(
                 size=size,

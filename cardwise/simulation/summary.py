@@ -69,7 +69,7 @@ class ChurnSummary:
 
 
 def reached_levels(workload: SimulatedWorkload, tune: float | None) -> list[int]:
-    """Those of `LEVELS` that a run reaches, and the level at its end, in percent of all cards requested."""
+    """The levels of `LEVELS` that a run reaches, and the level at its end, in percent of all cards requested."""
     demand = sum(workload.demand(pod.shape) for pod in workload.pods)
     end = round(100 * (tune if tune is not None else demand / workload.capacity if workload.capacity else 0))
     return [*(level for level in LEVELS if level < end), end]

@@ -105,7 +105,7 @@ def _parse_shape(line: str, row: _PodRow) -> PodShape:
 
 
 def classes_of(model: str, specs: Iterable[str]) -> frozenset[str]:
-    """Those of the requested classes (`T4|P100`) that a card of the model belongs to."""
+    """The requested classes (`T4|P100`) that a card of the model belongs to."""
     return frozenset(spec for spec in specs if model in spec.split("|"))
 
 

@@ -89,7 +89,7 @@ class PendingPreemption:
 
     @property
     def order(self) -> tuple[int, float, str]:
-        """Its order in its namespace: the smallest comes first."""
+        """The pod's place in the order of its namespace: the smallest comes first."""
         return -self.priority, self.not_before, self.claimant.uid
 
 

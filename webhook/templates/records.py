@@ -35,7 +35,7 @@ class AppliedNames:
     before: Names
 
     def dropped_keys(self, place: str, keys: frozenset[str]) -> frozenset[str]:
-        """Those of the webhook's keys that the manifest named before, in any spelling, and no longer names."""
+        """The webhook's keys that the manifest named before, in any spelling, and no longer names."""
         now, before = (names_of.get(place, frozenset()) for names_of in (self.now, self.before))
         return frozenset(key for key in keys if possible_spellings(key) & before and not possible_spellings(key) & now)
 

@@ -61,7 +61,7 @@ def closed_reason(node: Json) -> str:
 
 
 def closed_reasons(nodes: Iterable[Json]) -> dict[str, str]:
-    """By name, why nodes take no new pods; without nodes that take them."""
+    """Why nodes take no new pods, by name. Nodes that take pods are left out."""
     states = {node["metadata"]["name"]: closed_reason(node) for node in nodes}
     return {name: state for name, state in states.items() if state}
 

@@ -51,7 +51,7 @@ class Event:
 
     @property
     def time(self) -> datetime:
-        """Its last time."""
+        """When the event was last repeated."""
         return datetime.fromisoformat(self.at).astimezone(UTC)
 
 

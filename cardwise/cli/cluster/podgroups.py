@@ -45,12 +45,12 @@ class GangView:
 
     @property
     def cards(self) -> int:
-        """Cards that are reserved for it."""
+        """The number of cards that are reserved for the gang."""
         return sum(reservation.cards for reservation in self.reserved)
 
     @property
     def waiting(self) -> frozenset[str]:
-        """Its pods without a node."""
+        """The gang's pods without a node."""
         return frozenset(self.members) - frozenset(self.bound)
 
 

@@ -145,7 +145,7 @@ class _Pod(msgspec.Struct):
 
 
 def read_cards(client: KubeClient, nodes: Collection[str] = ()) -> list[CardUsage]:
-    """All, or those of the nodes. Raises `KubeError`."""
+    """Read all cards, or only those of `nodes`. Raises `KubeError`."""
     query = dict(_FROM_CACHE)
     if nodes:
         query |= paths.label_in_query(names.NODE_LABEL, sorted(nodes))

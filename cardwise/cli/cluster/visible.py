@@ -84,7 +84,7 @@ def _summarize_manifest(manifest: Json) -> ClassSummary:
 
 
 def read_classes(client: KubeClient) -> tuple[ClassSummary, ...]:
-    """All, by name. Raises `KubeError`."""
+    """Read all ResourceClasses, sorted by name. Raises `KubeError`."""
     summaries = map(_summarize_manifest, client.list_objects(paths.resourceclasses()))
     return tuple(sorted(summaries, key=lambda summary: summary.name))
 

@@ -250,7 +250,7 @@ def describe_finalizers(metadata: Json) -> str:
 
 
 def pod_state(pod: Json) -> str:
-    """In one word for people: runs, waits, starts, ends or has ended."""
+    """The pod's state in one word: runs, waits, starts, ends or has ended."""
     status = pod.get("status") or {}
     if status.get("phase") in names.FINISHED_PHASES:
         return "ended"

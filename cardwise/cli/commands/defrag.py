@@ -95,7 +95,7 @@ class DefragOutcome:
             yield move, pod, workloads.controller_of(self.movable.objects[pod.uid]), fits
 
     def needless_cordons(self, cordoned: Iterable[ExtendedResource]) -> list[ExtendedResource]:
-        """Those of these cards that the plan does not cordon."""
+        """The cards of `cordoned` that the plan does not need cordoned."""
         moves = self.plan.moves if self.plan.cordons and self.is_reached else ()
         uuids = {share.uuid for move in moves for share in move.before.assignment.shares()}
         return [card for card in cordoned if card.spec.uuid not in uuids]
@@ -415,7 +415,7 @@ def _format_place(holding: Holding) -> str:
 
 
 def as_json(outcome: DefragOutcome) -> Json:
-    """All of it, for programs."""
+    """The output as JSON, with all fields."""
     move_plan, wanted = outcome.plan, outcome.wanted
     moves = [
         {

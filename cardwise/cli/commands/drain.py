@@ -96,7 +96,7 @@ def drain(
 
 @dataclass(slots=True)
 class Drain:
-    """One card's."""
+    """Drains one card: cordons it and evicts its pods."""
 
     client: KubeClient
     card: ExtendedResource

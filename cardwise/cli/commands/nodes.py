@@ -251,7 +251,7 @@ def _class_rows(summary: ClusterSummary) -> list[list[str]]:
 
 
 def as_json(summary: ClusterSummary, only: Collection[str] = ()) -> Json:
-    """All of it, for programs."""
+    """The output as JSON, with all fields."""
     measured = bool(summary.typical)
     *node_objects, cluster = [_summary_as_json(view, measured=measured) for view in _select_summaries(summary, only)]
     del cluster["name"], cluster["unschedulableReason"]

@@ -152,7 +152,7 @@ class TopView:
         return f"{toptable.summary_line(seen.everything)}\n\n{toptable.table(seen.shown, columns)}{hidden_note}{notes}"
 
     def as_json(self) -> dict[str, object]:
-        """For programs."""
+        """The output as JSON."""
         return toptable.as_json(self._seen.everything, self._seen.shown, self._seen.notes)
 
 

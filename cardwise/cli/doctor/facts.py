@@ -175,7 +175,7 @@ def is_infrastructure(facts: Facts, workload: Json) -> bool:
 
 
 def name_of(manifest: Json) -> str:
-    """With its namespace."""
+    """The object's name, as "namespace/name"."""
     return f"{manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
 
 

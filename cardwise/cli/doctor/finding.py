@@ -68,7 +68,7 @@ def _kind_title(kind: str) -> str:
 
 
 def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """In the order in which to fix them: the most serious first, and causes before their effects."""
+    """Sort findings in the order in which to fix them: the most serious first, causes before their effects."""
     order = list(reversed(Severity))
     return sorted(findings, key=lambda finding: order.index(finding.level))
 
@@ -107,5 +107,5 @@ def table(findings: Sequence[Finding], kinds: int = KINDS) -> str:
 
 
 def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """All of it, for programs."""
+    """The output as JSON, with all fields."""
     return {"worst": worst_severity(findings), "findings": [asdict(finding) for finding in findings]}

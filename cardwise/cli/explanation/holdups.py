@@ -321,7 +321,7 @@ def explain_avoided_nodes(pod: Json, with_cards: Sequence[str], surroundings: Po
 
 
 def closed_states(pod: Json, avoided_nodes: Collection[str], surroundings: PodSurroundings) -> dict[str, str]:
-    """Those of these nodes that the pod may not be on for a taint of Kubernetes' own, with the node's state."""
+    """The nodes of `avoided_nodes` that one of Kubernetes' own taints closes to the pod, with the node's state."""
     tolerations = (pod.get("spec") or {}).get("tolerations") or ()
     states = {}
     for node in surroundings.nodes or ():
@@ -332,7 +332,7 @@ def closed_states(pod: Json, avoided_nodes: Collection[str], surroundings: PodSu
 
 
 def blocking_states(pod: Json, avoided_nodes: Collection[str], surroundings: PodSurroundings) -> dict[str, str]:
-    """Those of these nodes that would take the pod if their state were another, with that state."""
+    """The nodes of `avoided_nodes` that only their state keeps the pod from, with that state."""
     states = closed_states(pod, avoided_nodes, surroundings)
     return {name: state for name, state in states.items() if _admits_if_open(pod, name, surroundings)}
 

@@ -37,7 +37,7 @@ def format_card_class(view: CardClassView, columns: int | None = None) -> str:
 
 
 def cards_as_json(views: Sequence[CardClassView]) -> list[Json]:
-    """All of it, for programs."""
+    """The output as JSON, with all fields."""
     return [_class_as_json(view) for view in views]
 
 
@@ -88,7 +88,7 @@ def format_device_class(view: DeviceClassView) -> str:
 
 
 def devices_as_json(views: Sequence[DeviceClassView]) -> list[Json]:
-    """All of it, for programs."""
+    """The output as JSON, with all fields."""
     return [
         {
             "name": view.known.name,
@@ -125,7 +125,7 @@ def format_summaries(summaries: Sequence[ClassSummary], columns: int | None) -> 
 
 
 def summary_as_json(summary: ClassSummary) -> dict[str, Any]:
-    """All of it, for programs."""
+    """The output as JSON, with all fields."""
     return {"name": summary.name, "unit": summary.share, **summary.amounts}
 
 

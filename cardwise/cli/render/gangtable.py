@@ -12,7 +12,7 @@ _FEW = 5  # pods that a cell names
 
 
 def table(views: Sequence[GangView], now: datetime, *, wide: bool = False) -> str:
-    """One row for each; wide, also the pods that it waits for and the nodes on which cards are reserved for it."""
+    """One row per gang; wide: also the pods that the gang waits for, and the nodes where cards are reserved for it."""
     wide_heads = ["WAITING-FOR", "RESERVED-ON"] if wide else []
     rows = [["NAMESPACE", "NAME", "PHASE", "MEMBERS/MIN", "BOUND", "GPUS-RESERVED", "AGE", *wide_heads, "REASON"]]
     for view in views:
@@ -42,7 +42,7 @@ def reservations_table(views: Sequence[GangView], only: str | None) -> str:
 
 
 def as_json(views: Sequence[GangView]) -> dict[str, Any]:
-    """All of it, for programs."""
+    """The output as JSON, with all fields."""
     return {
         "gangs": [
             {

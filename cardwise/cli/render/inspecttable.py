@@ -139,7 +139,11 @@ def _format_cluster(nodes: Sequence[NodeState]) -> str:
 
 
 def as_json(ledger: Ledger, addresses: Mapping[str, str], closed: Mapping[str, str], only: str | None = None) -> Json:
-    """All of it, for programs: of all nodes or of the one. `closed`: by node, why it takes no new pods."""
+    """The output as JSON, with all fields.
+
+    closed: by node, why it takes no new pods.
+    only: the name of the one node to print; None for all nodes.
+    """
     return {
         "nodes": [
             {

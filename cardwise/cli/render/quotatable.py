@@ -45,7 +45,7 @@ def _native_rows(native: Sequence[NativeQuota]) -> list[list[str]]:
 
 
 def as_json(views: Sequence[EntryView], native: Sequence[NativeQuota]) -> Json:
-    """All of it, for programs."""
+    """The output as JSON, with all fields."""
     return {
         "gpuQuotas": [_entry_as_json(view) for view in views],
         "resourceQuotas": [

@@ -114,7 +114,7 @@ def _format_known(amount: int | None) -> str:
 
 
 def as_json(everything: Sequence[NodeUsage], shown: Sequence[NodeUsage], notes: Sequence[str]) -> dict[str, Any]:
-    """For programs: unknown amounts are null."""
+    """The output as JSON; unknown amounts are null."""
     cards = [card for node in everything for card in node.cards]
     return {
         "gpus": len(cards),

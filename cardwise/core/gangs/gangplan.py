@@ -41,7 +41,7 @@ class Nodes(Protocol):
     """What nodes have left of cpu, memory and pods."""
 
     def free_load(self, node: str) -> Load | None:
-        """What the node has for further pods; None where there is no such node."""
+        """What the node has left for further pods; None if there is no such node."""
 
     def names(self) -> Collection[str]:
         """All nodes that pods may be put on."""
@@ -87,13 +87,13 @@ class Draft:
         self._until: float | None = None  # of this turn; None: it has added nothing yet
 
     def begin(self) -> None:
-        """A turn begins."""
+        """Begin a turn."""
         self._next = 0
         self._turns += 1
         self._until = None
 
     def growing(self, members: Sequence[Member]) -> "_Growing":
-        """The plan that is asked for now."""
+        """The unfinished plan of these members, continued from earlier turns if it is the same."""
         at = self._next
         self._next += 1
         if at == len(self._plans):
@@ -104,7 +104,7 @@ class Draft:
         return self._plans[at]
 
     def step(self) -> None:
-        """To be called before each step that takes time. Raises TurnOver, but not before the first step of a turn."""
+        """Call before each step that takes time. Raises TurnOver, but never before the first step of a turn."""
         if self._until is None:
             self._until = self._cpu() + self._seconds
         elif self._turns <= _MOST_TURNS and self._cpu() >= self._until:

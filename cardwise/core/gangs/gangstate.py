@@ -268,7 +268,7 @@ class Gang:
         return first + list(islice((member for member in free if member.uid in self._late), missing_count - len(first)))
 
     def missing_in_plan(self) -> list[Member]:
-        """Those of `members_to_plan` that are not in the plan yet."""
+        """The members of `members_to_plan` that are not in the plan yet."""
         wanted = self.members_to_plan()
         return [member for member in wanted if member.uid not in self.plan] if self.plan else wanted
 
@@ -287,7 +287,7 @@ class Gang:
         self._avoided[self.members[uid].shape, node] = now + 2 * _delay(self._failures + 1)
 
     def mark_planned(self, uids: Collection[str], now: float) -> None:
-        """These members are about to be planned: with those in the plan, all that are missing to the minimum."""
+        """Record the members that are about to be planned: with those in the plan, all that the minimum still needs."""
         if not self.plan and not self.forward:
             self.arrived.clear()
             self.since = self._progress = now
@@ -326,7 +326,7 @@ class Gang:
         return self.arrived >= self.plan.keys()
 
     def commit(self, now: float) -> None:
-        """All members wait in bind: from here the gang is `forward`."""
+        """Commit the gang: all members wait in bind, so it is `forward` from now on."""
         self.forward = self.committed = True
         self.since = self._progress = now
 
@@ -519,7 +519,7 @@ class Gang:
 
     @property
     def backoff_until(self) -> float:
-        """When it may be planned again."""
+        """When the gang may be planned again."""
         return self._backoff_until
 
 

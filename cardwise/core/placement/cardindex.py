@@ -32,7 +32,7 @@ class CardIndex:
         self._of: dict[str, list[Entry]] = {}
 
     def refresh(self, changed: Iterable[tuple[str, list[Entry]]]) -> None:
-        """These nodes have these open cards now."""
+        """Replace the open cards of the changed nodes."""
         changed = list(changed)
         if len(changed) > _MANY:
             self._of.update(changed)

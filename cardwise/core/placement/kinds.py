@@ -65,7 +65,7 @@ class CardKinds:
         return number
 
     def remove_card(self, number: int) -> None:
-        """One card less is of this kind."""
+        """Count one card of this kind less."""
         self._cards[number] -= 1
         if not self._cards[number]:
             del self._numbers[self._kinds.pop(number)], self._cards[number]

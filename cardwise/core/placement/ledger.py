@@ -95,7 +95,7 @@ class Ledger:
         return self._nodes.get(name)
 
     def nodes_by_name(self) -> Mapping[str, NodeState]:
-        """All nodes by name, for callers that ask for thousands. Not to be kept."""
+        """All nodes by name, for callers that need thousands. Do not keep the mapping."""
         return self._nodes
 
     def nodes(self) -> Iterator[NodeState]:

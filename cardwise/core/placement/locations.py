@@ -9,7 +9,7 @@ _NO_SHARES: Map[str, int] = Map()
 
 
 class Locations:
-    """Of all cards, or of all devices that are no GPUs. Not thread-safe."""
+    """The nodes of all cards, or of all devices other than GPUs, by UUID. Not thread-safe."""
 
     def __init__(self) -> None:
         self._nodes: Map[str, tuple[str, ...]] = Map()

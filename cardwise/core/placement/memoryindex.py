@@ -28,7 +28,7 @@ class MemoryIndex:
         self._free: list[tuple[int, str]] = []
 
     def refresh(self, changed: Iterable[tuple[str, NodeState | None]]) -> None:
-        """These nodes are so now."""
+        """Update the index for changed nodes; None for a deleted node."""
         now = {
             name: _Memory(node.largest, max(node.free)) if node is not None and node.cards else None
             for name, node in changed

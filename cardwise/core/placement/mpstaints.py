@@ -65,7 +65,7 @@ class CardTaints:
             self._update_taints(range(len(statuses)))
 
     def copy(self) -> "CardTaints":
-        """With counts of its own."""
+        """A copy with its own counts."""
         if not self.managed:
             return self  # it counts nothing
         twin = CardTaints.__new__(CardTaints)

@@ -172,7 +172,7 @@ class NodeState:
         return cards | {uuid: 1 for uuid, holds in self.device_holds.items() if holds > 1}
 
     def copy(self) -> "NodeState":
-        """With counts of its own."""
+        """A copy with its own counts."""
         twin = NodeState(self.name, kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)
         twin.cards, twin.largest, twin.takers = self.cards, self.largest, self.takers
         twin.kinds, twin.here, twin.gone = self.kinds, self.here, self.gone.copy()

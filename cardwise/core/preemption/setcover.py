@@ -90,7 +90,7 @@ def cheapest_cover(
 
 
 def budget_excess(victims: Collection[Victim], allowed: Mapping[str, int]) -> int:
-    """By how much these victims exceed the budgets, in total."""
+    """The total by which these victims exceed the budgets."""
     counts: dict[str, int] = {}
     for victim in victims:
         for budget in victim.budgets:

@@ -175,7 +175,7 @@ class _Client:
         self.held_bytes = 0  # bytes, without its idle connections
 
     def connections_by_size(self) -> "list[_Connection]":
-        """Its active connections, those of the largest flow first, and of a flow the largest first."""
+        """The client's active connections: the largest flow first, and within a flow the largest connection first."""
         bytes_by_holder = Counter[Flow | _Connection]()
         working = [connection for connection in self.connections if connection.phase is not ConnectionPhase.IDLE]
         for connection in working:

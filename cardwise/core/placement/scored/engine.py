@@ -45,7 +45,7 @@ class FreeLoads(Protocol):
     """What nodes have left of cpu, memory and pods."""
 
     def free_load(self, node: str) -> Load | None:
-        """For further pods; None where there is no such node."""
+        """What the node has left for further pods; None if there is no such node."""
 
 
 class Engine:

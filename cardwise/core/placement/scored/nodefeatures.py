@@ -117,7 +117,7 @@ class FeatureViews:
             self._begin(policy)
 
     def renew(self) -> None:
-        """Something else was learned: all features are to be made again."""
+        """Discard all features: the learned workload has changed."""
         for policy in self._wanted:
             self._begin(policy)
 

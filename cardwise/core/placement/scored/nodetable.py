@@ -48,7 +48,7 @@ class NodeArrays:
         return len(self.cpu)
 
     def pick(self, at: NDArray[np.integer] | Bools | slice) -> "NodeArrays":
-        """Some of these lines."""
+        """The lines at these positions."""
         return NodeArrays(
             self.free[at],
             self.core[at],
