@@ -1,6 +1,6 @@
 """The device plugin: publishes a node's cards and devices to the cluster, and gives each container its share.
 
-Comes in: calls of the kubelet, the node's cards and devices, its pods. Goes out: CDI specs for containers, grants on
+Input: calls of the kubelet, the node's cards and devices, its pods. Output: CDI specs for containers, grants on
 the node's disk, and the node's capacities and ExtendedResources in the API server. Read first: `grants.prestart`.
 
 The packages and modules; none imports from one above it:

@@ -1,6 +1,6 @@
 """The scheduler extender: chooses GPUs for pods, alone and in gangs, and publishes the state of the cluster's GPUs.
 
-Comes in: kube-scheduler's calls, and what watches show. Goes out: Bindings, evictions, statuses, events. Read first:
+Input: kube-scheduler's calls, and what watches show. Output: Bindings, evictions, statuses, events. Read first:
 `state`, then `cache.reservations`.
 
 The packages and modules in the order of imports; none imports one above it:

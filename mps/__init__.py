@@ -1,6 +1,6 @@
 """The MPS node manager: runs one MPS daemon per card (or per node) with memory limits, checks its health, and ends it.
 
-Comes in: the node's cards, processes and pods. Goes out: daemons with limits, state files for the device plugin, and
+Input: the node's cards, processes and pods. Output: daemons with limits, state files for the device plugin, and
 the MPS statuses of cards, events and evictions in the API server. Read first: `manager`, then `daemon.machine`.
 
 The packages and modules; none imports from one above it:

@@ -1,6 +1,6 @@
 """Devices other than GPUs: which of them a node offers, and their health as sysfs reports it.
 
-Comes in: an administrator's file (`--devices`), and sysfs. Goes out: the offered devices, and the problem of each
+Input: an administrator's file (`--devices`), and sysfs. Output: the offered devices, and the problem of each
 unhealthy one.
 
 The modules:

@@ -1,6 +1,6 @@
 """The GPUs of a node behind one protocol, with two implementations: NVML and a YAML file.
 
-Comes in: the driver or the file, and the state files of the MPS manager. Goes out: the cards, their health, and
+Input: the driver or the file, and the state files of the MPS manager. Output: the cards, their health, and
 whether a container may start on a card with MPS.
 
 The modules:

@@ -69,7 +69,7 @@ class Outage:
             self._since = self._clock.now() if since is None else since
 
     def mark_succeeded(self) -> None:
-        """Record a successful call, which ends the outage. After a longer one, the other loops try again."""
+        """Record a successful call, which ends the outage. After a longer outage, the other loops retry at once."""
         since, self._since = self._since, None
         if since is not None and self._clock.now() - since >= _BRIEF_SECONDS:
             self._recovery.announce(self._loop)

@@ -86,7 +86,7 @@ class Loop:
         self._wake.set()
 
     def run_within(self, seconds: float) -> None:
-        """Make the next run start within so many seconds. Called by `step`."""
+        """Make the next run start within this many seconds. `step` calls it."""
         self._pause = seconds if self._pause is None else min(self._pause, seconds)
 
     def run_once(self) -> float | None:

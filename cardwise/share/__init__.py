@@ -1,6 +1,6 @@
 """A container's GPU share, and the hook that makes Python frameworks keep to it.
 
-Comes in: a container's environment and the share agent's file. Goes out: the share as a value, and memory limits for
+Input: a container's environment and the share agent's file. Output: the share as a value, and memory limits for
 the frameworks.
 
 These files are mounted into users' images and run there with the image's Python. So they import the standard library

@@ -1,1 +1,1 @@
-"""Generated messages of gRPC; see README.md here. Comes in: bytes. Goes out: messages, and the reverse."""
+"""Generated messages of gRPC; see README.md here. Input: bytes. Output: messages, and the reverse."""

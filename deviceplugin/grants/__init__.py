@@ -1,6 +1,6 @@
 """Grants: which container has which card, from the check before its start until all its pod's containers have ended.
 
-Comes in: a slot whose container is about to start. Goes out: a grant on the disk of the node, and the CDI spec that
+Input: a slot whose container is about to start. Output: a grant on the disk of the node, and the CDI spec that
 opens the card; later the grant's release.
 
 Read first: `prestart`, `grants` (the store on disk), `release`.

@@ -1,6 +1,6 @@
 """The DevicePlugin service that the kubelet calls, with its slots, and its registration with the kubelet.
 
-Comes in: Allocate and PreStartContainer, which name only slots. Goes out: CDI devices, once `grants` has identified the
+Input: Allocate and PreStartContainer, which name only slots. Output: CDI devices, once `grants` has identified the
 container that has a slot.
 
     server        the gRPC service

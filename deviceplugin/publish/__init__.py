@@ -1,6 +1,6 @@
 """Publishes this node to the cluster: node capacities and label, an ExtendedResource per card, marks on pods, metrics.
 
-Comes in: the hardware, grants and pods. Goes out: writes to the API server, and metrics.
+Input: the hardware, grants and pods. Output: writes to the API server, and metrics.
 
 Read first: `cards` (which objects should exist, pure), then `inventory` (writes them).
 

@@ -59,7 +59,7 @@ def class_capacities(
 ) -> dict[str, str]:
     """The node's capacities for ResourceClasses: the maximum number that containers can request at once.
 
-    classes_by_card: MiB and classes of each card and device; None while unknown: the `current` capacities stay.
+    classes_by_card: MiB and classes of each card and device; None while unknown, which keeps `current`.
 
     As with `capacities`, never below the requests of living pods. A class without cards and requests is left out, and
     its capacity is removed.

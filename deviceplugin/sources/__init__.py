@@ -1,6 +1,6 @@
 """Clients of the kubelet, the container runtime and the API server. They read; nothing here decides.
 
-Comes in: their responses. Goes out: records of them.
+Input: their responses. Output: records of them.
 
 The modules:
 

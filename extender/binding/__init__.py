@@ -1,6 +1,6 @@
 """bind: the one write that puts a pod on its node, with its cards.
 
-Comes in: the bind call. Goes out: a Binding, or an error.
+Input: the bind call. Output: a Binding, or an error.
 
     binder    posts the Binding of a call, and handles a lost response
     permit    binds of gang members that wait for the other members, each in its thread

@@ -1,6 +1,6 @@
 """The cache: node reports, reservations and nominations, and the ledger of cards that results from them.
 
-Comes in: records, and what filter and bind decide. Goes out: where a pod fits, what is free, and what is reserved for
+Input: records, and what filter and bind decide. Output: where a pod fits, what is free, and what is reserved for
 which pod.
 
 `extender.state` holds the one lock. Only `nodesearch` and `scoredpolicies` take it themselves.

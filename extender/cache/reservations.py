@@ -239,8 +239,8 @@ class Reservations:
     def unknown_holding(self, report: Report) -> Holding | None:
         """The holding that a node's report adds to its cards; None if it adds none.
 
-        What the pod is known to hold of its cards, there or under another name of the node, is not added. The rest is
-        of a former binding, whose containers still run (etcd was restored from a backup).
+        Leaves out what the pod is known to hold on these cards, under this or another name of the node. The rest
+        belongs to a former binding, whose containers still run (etcd was restored from a backup).
         """
         known_holding = self.holding(report.uid)
         if known_holding is not None and known_holding.node == report.node and known_holding.assignment.is_legacy:

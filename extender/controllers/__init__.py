@@ -1,6 +1,6 @@
 """Controllers: background work on timeouts, and all writes and evictions that no call of kube-scheduler causes.
 
-Comes in: the state. Goes out: evictions, nominated nodes, removed gates, and the objects that `reporting` writes.
+Input: the state. Output: evictions, nominated nodes, removed gates, and the objects that `reporting` writes.
 
     loops               the threads; requeues pods by changing a node
     gangcontroller      gangs: removes gates, plans waiting gangs, evicts a gang that is bound in part

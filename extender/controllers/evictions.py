@@ -1,4 +1,4 @@
-"""Evicts victims for pods where only cards are short, so that kube-scheduler finds no victims
+"""Evicts victims for pods that lack only cards: kube-scheduler compares node totals, so it finds no victims for them
 (`preemption.preemption`).
 
 The Eviction API is used, so that PodDisruptionBudgets hold: a dry run tries all victims first, and if one of them may

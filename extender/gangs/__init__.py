@@ -1,6 +1,6 @@
 """Gangs: which pods belong together, where they are planned, and when all of them may be bound.
 
-Comes in: members, the nodes that filter was offered, binds that wait. Goes out: plans that reserve cards, and the
+Input: members, the nodes that filter was offered, binds that wait. Output: plans that reserve cards, and the
 permits of binds that wait. The phase of one gang, and where it fits, is decided in `cardwise.core.gangs`.
 
     gangs        decisions about members at filter and bind, and after timeouts. Read this first

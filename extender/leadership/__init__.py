@@ -1,6 +1,6 @@
 """Leadership: elects the extender that serves calls, and fences off the Bindings of former leaders.
 
-Comes in: the Lease. Goes out: the leader epoch, which is part of each Binding.
+Input: the Lease. Output: the leader epoch, which is part of each Binding.
 
     leadership  when this extender serves calls, and how a leader epoch begins
     fence       changes pods so that the API server refuses older Bindings (docs/design/0011-fencing.md)

@@ -1,6 +1,6 @@
 """Preemption: which pods must be evicted for a pod or for a gang.
 
-Comes in: the victims that kube-scheduler offers, by node. Goes out: the extender's victims, and the reservation for the
+Input: the victims that kube-scheduler offers, by node. Output: the extender's victims, and the reservation for the
 pod meanwhile (`cache.nominations`). The search for victims is in `cardwise.core.preemption`. `controllers.evictions`
 evicts for pods for which kube-scheduler never preempts.
 

@@ -1,6 +1,6 @@
 """The scheduling queue: the pending pods, why each is pending, and what would requeue it.
 
-Comes in: records of pods without a node, refusals of filter, and freed capacity. Goes out: the node to annotate so that
+Input: records of pods without a node, refusals of filter, and freed capacity. Output: the node to annotate so that
 kube-scheduler tries pending pods again, and the next pod for `nomination`.
 
     schedulingqueue  one row for each pending pod, and their order

@@ -97,14 +97,14 @@ class PendingPreemption:
 class QueuedPod:
     """A row of the queue. Times are seconds of the clock.
 
-    pod: as the watch shows it, None until then.
-    considered: filter was called for it, or it was tried to be nominated ahead.
-    tried: when filter was last called for it.
-    request: its request then and its resourceVersion, kept until its bind.
-    rank: its place in the order then.
-    refused: when filter last had no node for it.
-    reason: the most frequent refusal of the nodes then.
-    backoff: the seconds by which the last refused bind has delayed it; for members of a PodGroup of Kubernetes.
+    pod: the pod as the watch shows it; None before.
+    considered: whether filter was called for the pod, or a nomination ahead of filter was tried.
+    tried: when filter was last called for the pod.
+    request: the pod's request and resourceVersion at that call, kept until its bind.
+    rank: the pod's place in the order at that call.
+    refused: when filter last had no node for the pod.
+    reason: the most frequent refusal of the nodes at that call.
+    backoff: the seconds by which the last refused bind delayed the pod, if it is in a PodGroup of Kubernetes.
     backoff_until: when that delay ends.
     """
 

@@ -1,6 +1,6 @@
 """Records of pods, nodes, Cardwise's objects and calls of kube-scheduler, decoded from JSON.
 
-Comes in: JSON of the API server and of kube-scheduler. Goes out: the fields that decisions need. Records are immutable.
+Input: JSON of the API server and of kube-scheduler. Output: the fields that decisions need. Records are immutable.
 
     pod            a pod that is to be placed: its request, its gang, its priority
     podinfo        pods of the watch, most of which have a node: less is kept of them

@@ -1,6 +1,6 @@
 """Reporting: statuses of Cardwise's objects, PodGroups, automatic classes, and events.
 
-Comes in: the state, and the objects as the watch shows them. Goes out: the wanted status of each object, which is
+Input: the state, and the objects as the watch shows them. Output: the wanted status of each object, which is
 compared with the current status and written at a bounded rate. `controllers/loops` runs the writers.
 
     statuses         the wanted statuses of cards, classes and quotas, from the ledger

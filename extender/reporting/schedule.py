@@ -103,7 +103,7 @@ class WriteSchedule:
         self._enqueue_at(key, now + min(self._gaps[key.kind] * 2**repeats, self._LONGEST))
 
     def mark_failed(self, key: Key, now: float, seconds: float) -> None:
-        """Record that the write failed: it is tried again after so many seconds, or when the object is marked."""
+        """Record that the write failed: it is retried after this many seconds, or when the object is marked."""
         self._charge_time(key, now)
         self._written[key] = _Written(None, now)
         self._enqueue_at(key, now + seconds)

@@ -1,6 +1,6 @@
 """The share agent: a native sidecar that waits for MPS, and publishes each container's share as a file and as metrics.
 
-Comes in: annotations of its pod, files of the MPS manager. Goes out: a file for each container, metrics, the answer to
+Input: annotations of its pod, files of the MPS manager. Output: a file for each container, metrics, the answer to
 the startup probe.
 
 It runs in many pods, so it is small: one thread, the standard library, and of Cardwise only modules that are pure or

@@ -71,7 +71,7 @@ class Endpoint:
         return int(listener.getsockname()[1])
 
     def serve(self, seconds: float) -> None:
-        """Serve requests for so many seconds."""
+        """Serve requests for this many seconds."""
         end = self._clock.now() + seconds
         while (now := self._clock.now()) < end:
             self.serve_once(min([end, *(connection.deadline for connection in self._connections)]) - now)

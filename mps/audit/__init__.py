@@ -1,6 +1,6 @@
 """Audits the processes on the cards against the grants of their pods, reports violations, and may evict pods.
 
-Comes in: processes of the host and pods of the node. Goes out: events, metrics, evictions.
+Input: processes of the host and pods of the node. Output: events, metrics, evictions.
 
     audit          the loop
     findings       the rules: which use of a card is a violation (pure)

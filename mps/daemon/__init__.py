@@ -1,6 +1,6 @@
 """One MPS daemon and its servers: started, limited, probed, healed and ended.
 
-Comes in: the cards to serve and the memory limits of clients. Goes out: the status, for `publication`.
+Input: the cards to serve and the memory limits of clients. Output: the status, for `publication`.
 
 Read first: `machine` (the daemon's life as a state machine, pure), then `daemon` (which runs it).
 

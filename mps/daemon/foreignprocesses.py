@@ -72,7 +72,7 @@ class ForeignProcesses:
         return self._blocking_result(self._unit.processes(self._use) - self._on_cards(self._former_clients))
 
     def blocking_server(self, clients: Callable[[], Iterable[Client]]) -> ActResult | None:
-        """Why the card cannot be ready or get a server, None if it can. Raises ControlError.
+        """What prevents the card from being ready or getting an MPS server; None if nothing does. Raises ControlError.
 
         clients: returns the clients of the server that may be running.
         """

@@ -1,6 +1,6 @@
 """Readers of this machine: processes, cgroups, the driver, the front end of MPS, and the pods of the node.
 
-Comes in: /proc, cgroups, `nvidia-cuda-mps-control`, the API server. Goes out: records. Nothing here decides.
+Input: /proc, cgroups, `nvidia-cuda-mps-control`, the API server. Output: records. Nothing here decides.
 
     processes  control daemons, servers, and programs on the cards
     cgroups    the pod and container of a process

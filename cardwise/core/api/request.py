@@ -125,7 +125,7 @@ _VALUES: Final = tuple(field.name for field in fields(PodRequest) if field.compa
 
 
 class NotRewritten(InvalidRequest):
-    """A pod asks for cards or devices in a form that only pods have which the webhook has not seen."""
+    """The pod's request is in a form that the webhook would have rewritten: the webhook has not processed the pod."""
 
 
 @dataclass(frozen=True, slots=True)

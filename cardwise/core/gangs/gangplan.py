@@ -63,7 +63,7 @@ class Unplanned:
 
 
 class TurnOver(Exception):
-    """The plan takes longer than one turn: it is to be asked for again, with the same draft."""
+    """The plan takes longer than one turn: call `plan` again with the same draft."""
 
 
 class Draft:
@@ -386,7 +386,7 @@ class _Queue:
         self._seen = 0  # of the plan's nodes
 
     def begin(self, ground: _Ground, kind: _Kind) -> None:
-        """To be called first in each turn."""
+        """Begin a turn. Call this first in each turn."""
         self.ground = ground
         self.kind = kind
         self._fresh = self._in_order()

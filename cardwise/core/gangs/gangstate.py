@@ -371,8 +371,10 @@ class Gang:
         return now - self._progress >= self.patience.rollback
 
     def adopt(self, now: float, wall: float) -> None:
-        """A new leader takes over at the wall time `wall`. The time under former leaders counts as well, but at least a
-        quarter of the time is left, because the rest may fit now.
+        """Take over the gang as a new leader. The time under former leaders counts towards the rollback, but at least a
+        quarter of the time is left, because the other members may fit now.
+
+        wall: the current wall time.
         """
         if self.forward and self.group.partly_bound_since is not None:
             self._progress = now - min(max(0.0, wall - self.group.partly_bound_since), 0.75 * self.patience.rollback)

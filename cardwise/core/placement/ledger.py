@@ -119,7 +119,7 @@ class Ledger:
         return self._by_memory
 
     def index_some(self, nodes: int) -> bool:
-        """Brings so many nodes of the indexes up to date. Returns whether more are left."""
+        """Update the indexes for at most this many nodes. Returns whether more are left."""
         self._refresh(nodes)
         return bool(self._touched)
 
@@ -154,11 +154,11 @@ class Ledger:
         return {**self._cards.shared(), **self._devices.shared()}
 
     def namespaces(self) -> Iterable[str]:
-        """The namespaces that hold something. Not to be kept."""
+        """The namespaces that hold something. Do not keep the view."""
         return self._usage
 
     def usage(self, namespace: str) -> Mapping[int, Charge]:
-        """What the namespace holds on cards of each kind, see `kind`. Not to be kept."""
+        """What the namespace holds on cards of each kind (see `kind`). Do not keep the mapping."""
         return self._usage.get(namespace, {})
 
     def kind(self, node: str, share: CardShare) -> int:
@@ -275,7 +275,7 @@ class Ledger:
         return undo
 
     def _refresh(self, nodes: int | None = None) -> None:
-        """Brings so many nodes of both indexes up to date, or all."""
+        """Update both indexes for at most this many nodes, or for all."""
         some = list(islice(self._touched, nodes)) if self._index is not None else []
         if self._index is not None and some:
             self._index.refresh((name, self._open_cards(name)) for name in some)

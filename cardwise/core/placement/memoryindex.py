@@ -53,11 +53,11 @@ class MemoryIndex:
         return self._of.keys()
 
     def nodes_too_small_for(self, mem: int) -> Sequence[str]:
-        """The nodes of which no card gives so many MiB."""
+        """The nodes without a card of at least `mem` MiB."""
         return [name for _, name in self._largest[: bisect_left(self._largest, (mem,))]]
 
     def nodes_with_free(self, mem: int) -> Sequence[str]:
-        """The nodes that have so many MiB free on a card."""
+        """The nodes with at least `mem` MiB free on one card."""
         return [name for _, name in self._free[bisect_left(self._free, (mem,)) :]]
 
     def _move(self, name: str, before: _Memory | None, now: _Memory | None) -> None:

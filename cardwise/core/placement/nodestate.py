@@ -80,7 +80,7 @@ class NodeState:
         self._empties: array[int] | None = None
 
     def is_open(self, i: int, shares: int = 1) -> bool:
-        """Whether the card takes so many more shares, whatever their size."""
+        """Whether the card can take this number of further shares, whatever their size."""
         return self.cards[i].accepts_shares and self.clients[i] + shares <= self.max_card_clients[i]
 
     def free_mib(self, i: int) -> int:

@@ -140,7 +140,7 @@ _INDEXED: dict[str, Callable[[CardIndex, int, Collection[str], Collection[int] |
 class Scorer:
     """Scores nodes for one request, without building the assignment: what filter asks of every node.
 
-    For the ledger as it is now; not to be kept. `effort`: the effort that is left, if the search began before.
+    Valid until the ledger changes: do not keep it. `effort`: the effort that is left, if the search began before.
     """
 
     def __init__(

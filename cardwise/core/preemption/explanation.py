@@ -401,7 +401,7 @@ def find_exceeding_charge(
 
 
 def _least(card_request: CardRequest, cards: int, entry: QuotaEntry, ledger: Ledger) -> Charge:
-    """The least that so many cards for the claim charge the entry; nothing if the claim can have none of its cards."""
+    """The least that this number of cards charges the entry; nothing if it covers none of the request's cards."""
     sizes = list(_sizes(card_request, entry, ledger, empty=card_request.whole)) or list(
         _sizes(card_request, entry, ledger, empty=False)
     )

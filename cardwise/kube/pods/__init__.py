@@ -1,6 +1,6 @@
 """Pods as kube-scheduler and the disruption controller see them.
 
-Comes in: decoded pods, nodes and budgets. Goes out: loads, names of nodes, evictions.
+Input: decoded pods, nodes and budgets. Output: loads, names of nodes, evictions.
 
 The modules:
 

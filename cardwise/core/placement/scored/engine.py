@@ -85,7 +85,7 @@ class Engine:
             self._views.prepare_policy(policy)
 
     def count_arrival(self, request: PodRequest, load: Load) -> None:
-        """A pod has arrived. To be called once for each pod."""
+        """Record that a pod has arrived. Call once per pod."""
         ask = request_size(request, fitting.card_requests(request), load)
         if ask is not None:
             self.workload.count_arrival(ask)
@@ -219,7 +219,7 @@ class Engine:
         return policy in self._views
 
     def _catch_up(self, max_nodes: int) -> bool:
-        """Looks up at most so many changed nodes. Returns whether there are more."""
+        """Look up at most this many changed nodes. Returns whether there are more."""
         if not self._changed:
             return False
         self._look_up(sorted(self._changed)[:max_nodes])  # so that the same events have the same outcome

@@ -1,9 +1,9 @@
 """Expected capacity: the value of nodes on which several cards will be empty at once when their pods end.
 
 Theory of operation. A request for several whole cards needs them empty at the same time on one node. If pods come and
-go, that is rare, unless no pod is placed on the emptiest nodes until they are empty. So such a request also counts on a
-node that cannot take it yet: by the chance that the shares in its way end before new ones come, 0.6 for each share. The
-shares in its way are those on the cards with the fewest shares.
+go, that is rare, unless no pod is placed on the emptiest nodes until they are empty. So a node that cannot take such a
+request yet has a value for it, too: the value of an empty node times 0.6 for each share in the way, the chance that the
+share ends before new ones come. The shares in the way are those on the cards with the fewest shares.
 
 Example: a request for 4 cards has a weight of 1. It counts 30 on an empty node of 4 cards, 18 on a node with one share,
 and 6.48 on a node with three. A pod on the first of these two nodes costs 18 - 10.8 = 7.2, one on the second 6.48 -

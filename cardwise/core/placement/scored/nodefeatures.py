@@ -73,7 +73,7 @@ class FeatureSurvey:
         self._at = 0
 
     def survey_nodes(self, max_nodes: int) -> int:
-        """Surveys at most so many nodes. Returns how many it has surveyed."""
+        """Survey at most `max_nodes` nodes. Returns how many were surveyed."""
         count = min(max_nodes, len(self._table) - self._at)
         if count > 0 or self._sum is None:
             surveyed_sum = self.features.survey(np.arange(self._at, self._at + count))
@@ -129,7 +129,7 @@ class FeatureViews:
                 self._surveys[policy] = FeatureSurvey(self._table, features)
 
     def survey_nodes(self, max_nodes: int) -> list[str]:
-        """Looks at at most so many nodes. Returns the policies whose scores have all changed."""
+        """Survey at most `max_nodes` nodes. Returns the policies whose scores have all changed."""
         outdated: list[str] = []
         for policy, survey in list(self._surveys.items()):
             max_nodes -= survey.survey_nodes(max_nodes)
