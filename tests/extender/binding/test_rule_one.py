@@ -23,10 +23,10 @@ from extender.informers import _Pods
 from extender.records import podinfo
 from extender.records.podref import PodRef
 from extender.records.wire import BindArgs
-from tests.build import P100
+from tests.build import P100, resource
 from tests.examples import examples
 from tests.extender.leaders import Cluster, Extender
-from tests.extender.worlds import ENDED, asking
+from tests.extender.worlds import ENDED, as_card, asking
 from tests.fakes.apiserver import Answer, Fault, Request
 from tests.fakes.clock import FakeClock
 
@@ -99,28 +99,39 @@ class WatchingExtender(Extender):
         self.store: Store[Any] = Store()
         self.handler = _Pods(self.state, NoEvents(), lambda: None)
         self.untold: list[dict] = []
+        self.history = [{"type": "ADDED", "object": pod} for pod in api.all(paths.pods())]  # and all events since
         self.binder = Binder(
             self.client, self.state, policy="binpack", seconds=4.0, leadership=self.leadership, clock=clock
         )
 
     def hear_events(self, count: int) -> None:
         """The watch tells the next events."""
-        self.untold += self._fresh()
+        self.take_fresh()
         events, self.untold = self.untold[:count], self.untold[count:]
         for event in events:
             pod = event["object"]
             projected = None if event["type"] == "DELETED" else podinfo.decode_pod(json.dumps(pod).encode())
             self._deliver(self.store.apply_event(f"default/{pod['metadata']['name']}", projected))
 
-    def relist(self) -> None:
-        self._fresh()
-        self.untold = []
-        listed = []
-        for pod in self.api.all(paths.pods()):
-            projected = podinfo.decode_pod(json.dumps(pod).encode())
-            if projected is not None:
-                listed.append((f"default/{pod['metadata']['name']}", *projected))
-        self._deliver(self.store.replace_records(listed))
+    def take_fresh(self) -> None:
+        fresh = self._fresh()
+        self.untold += fresh
+        self.history += fresh
+
+    def relist(self, behind: int = 0) -> None:
+        """List as it was so many events ago, and watch from there on."""
+        self.take_fresh()
+        known = len(self.history) - behind
+        self.untold = self.history[known:]
+        listed: dict[str, tuple[str, Any]] = {}
+        for event in self.history[:known]:
+            pod = event["object"]
+            listed.pop(pod["metadata"]["name"], None)
+            if event["type"] != "DELETED":
+                projected = podinfo.decode_pod(json.dumps(pod).encode())
+                assert projected is not None
+                listed[pod["metadata"]["name"]] = projected
+        self._deliver(self.store.replace_records((f"default/{name}", *of) for name, of in listed.items()))
 
     def catch_up(self, still: Any) -> bool:
         if not still() or (self.api.raging and self.api.random.random() < self.api.share):
@@ -232,9 +243,37 @@ class RuleOneMachine(RuleBasedStateMachine):
     def hear(self, number: int, count: int) -> None:
         self.extenders[number].hear_events(count)
 
-    @rule(number=st.integers(0, 1))
-    def lists_again(self, number: int) -> None:
+    @rule(number=st.integers(0, 1), behind=st.integers(0, 12))
+    def lists_again(self, number: int, behind: int) -> None:
+        """An API server that is behind may answer; its watch tells the rest before a row's time is over."""
+        extender = self.extenders[number]
+        extender.relist(min(behind, len(extender.history) - len(extender.untold)))
+        if behind:
+            extender.hear_events(len(extender.history))
+
+    @rule(number=st.integers(0, 1), gracefully=st.booleans())
+    def starts_again(self, number: int, gracefully: bool) -> None:
+        """The process is stopped or killed."""
+        former = self.extenders[number]
+        if gracefully:
+            former.elector._stopping.set()
+            former.leadership._stopping.set()
+            former.elector._announce()
+            former.elector.release()
+        self.placed = [placed for placed in self.placed if placed[0] is not former]
+        self.count += 1
+        self.extenders[number] = WatchingExtender(self.api, f"{former.name.split('-')[0]}-{self.count}", self.clock)
         self.extenders[number].relist()
+
+    @rule(number=st.integers(0, 1), index=st.integers(0, 1), comes=st.booleans())
+    def a_card_goes_or_comes(self, number: int, index: int, comes: bool) -> None:
+        """Its object is deleted and made again."""
+        name, card = as_card(resource(index))
+        state = self.extenders[number].state
+        if comes:
+            state.set_card(name, card)
+        else:
+            state.remove_card(name)
 
     @rule(number=st.integers(0, 1), count=st.integers(1, 3))
     def exchange_lease(self, number: int, count: int) -> None:
