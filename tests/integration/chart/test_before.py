@@ -91,7 +91,7 @@ def test_helm_looks_at_the_cluster_before_it_installs(plane: ControlPlane, clien
         "Here no node is visible as a control plane of kubeadm, so kubeadm cannot work: write scheduler.mode=own,"
         in managed
     )
-    assert "no RuntimeClass nvidia, so pods that name it cannot be created" in install(
+    assert "the cluster has no RuntimeClass nvidia, so pods that name it cannot be created" in install(
         plane, "scheduler.mode=manual", "nodes.runtimeClass=nvidia"
     )
     notes = install(plane, "scheduler.mode=manual")
@@ -99,7 +99,7 @@ def test_helm_looks_at_the_cluster_before_it_installs(plane: ControlPlane, clien
     assert "the cluster has no NVIDIA RuntimeClass" in notes
     assert "runtimeClassName" not in notes.partition("kind: DaemonSet")[2].partition("---")[0]
     with there(client, runtime_class("nvidia"), node("cp1", PLANE, ""), node("n1", GPU, "true")):
-        assert "kube-system has no such pod of a control plane node (cp1)" in install(plane, "scheduler.mode=kubeadm")
+        assert "kube-system has no such pod for a control plane node (cp1)" in install(plane, "scheduler.mode=kubeadm")
         with there(client, mirror("cp1")):
             wired = install(plane, "scheduler.mode=kubeadm")
             assert "1 node is labelled as having a GPU" in wired
