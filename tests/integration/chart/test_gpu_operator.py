@@ -119,6 +119,8 @@ def test_the_parts_on_a_node_leave_while_its_driver_is_replaced_and_come_back(sp
     rendered = template(str(binaries.helm(print) / "helm"), *ON_NODES, flags=templates)
     assert rendered.returncode == 0, rendered.stderr
     for daemon in documents(rendered.stdout):
+        if daemon["kind"] != "DaemonSet":
+            continue
         daemon["metadata"]["namespace"] = NAMESPACE
         daemon["spec"]["template"]["spec"]["serviceAccountName"] = "default"
         space.cluster.api.create(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", daemon)
