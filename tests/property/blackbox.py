@@ -140,6 +140,7 @@ class World:
         self.cut: set[str] = set()  # programs that do not reach the API server
         self.lags: dict[str, float] = {}  # collections, and since when
         self.under_way: set[str] = set()  # pods that the scheduler works on
+        self.in_cycle: set[str] = set()  # of these, pods that have no node yet: the scheduler looks at one at a time
         self.processes: list[Process | None] = []
         self.errors: list[Any] = []
         self.troubled = -math.inf  # when something was wrong last
@@ -541,6 +542,7 @@ class World:
         self.clock.kill(self.scheduler)
         self.scheduler = Program("kube-scheduler")
         self.under_way.clear()
+        self.in_cycle.clear()
         self._busy = False
 
     def waits(self, pod: Json) -> bool:
@@ -553,6 +555,7 @@ class World:
     def _try(self, pod: Json, to: int, *, whole: bool = False) -> None:
         uid = pod["metadata"]["uid"]
         self.under_way.add(uid)
+        self.in_cycle.add(uid)
 
         def try_pod() -> None:
             try:
@@ -571,6 +574,7 @@ class World:
             node = self._choose(pod, to, whole=whole) if pod is not None and pod["metadata"]["uid"] == uid else ""
         finally:
             self._busy = False
+            self.in_cycle.discard(uid)
         if node:
             meta = pod["metadata"]
             call = {"PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": uid, "Node": node}
@@ -728,6 +732,10 @@ class World:
             if self.waits(pod):
                 self._try(pod, 0)
                 self.clock.run()
+        # Without strides: a call that gives way for milliseconds would last as long as a stride. Its answer would come
+        # too late, and so would the pods after it: members of a gang would not come to bind within the same seconds.
+        while self.in_cycle:
+            self.clock.run(0.1)
 
     # What there is.
 

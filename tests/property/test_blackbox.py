@@ -556,3 +556,22 @@ def test_a_history_tells_the_same_each_time():
     bindings = blackbox.replay(history)
     assert {binding.pod for binding in bindings} == {"p1", "p2", "p3"}
     assert blackbox.replay(history) == bindings
+
+
+def test_a_gang_is_placed_though_the_scheduler_asks_whom_to_evict_for_many_others_that_never_fit():
+    """Each such answer gives way for milliseconds, and the gang's members must come to bind within seconds."""
+    history = [
+        {"seed": 1, "nodes": {"n1": [P100]}},
+        {"do": "creates", "gpu_mem": HALF},
+        {"do": "tries", "choice": "p1", "to": 0},
+        {"do": "passes", "seconds": 0.5, "stride": 0.25},
+        {"do": "runs", "choice": "p1"},
+        *(
+            {"do": "creates", "gpu_mem": HALF + 1, "gang": f"g{gang}", "minimum": 2, "priority": 5}
+            for gang in range(15)
+            for _ in range(2)
+        ),
+        *({"do": "creates", "gpu_mem": LITTLE, "gang": "small", "minimum": 3, "priority": 5} for _ in range(3)),
+        {"do": "quiet"},
+    ]
+    assert {binding.pod for binding in blackbox.replay(history)} == {"p1", "p32", "p33", "p34"}
