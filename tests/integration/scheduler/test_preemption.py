@@ -109,7 +109,7 @@ def test_as_many_go_as_a_gang_lacks_cards(space: Space, free: int) -> None:
     too_many = [member(f"many{i}", "many", NODES * CARDS + 1) for i in range(NODES * CARDS + 1)]
     for pod in too_many:
         space.create(pod)
-    space.wait(lambda: "fit as a whole" in space.reasons("many0"), "it waits")
+    space.wait(lambda: "waits for capacity for all its members" in space.reasons("many0"), "it waits")
     assert there(space) == everybody
     space.delete(*(pod["metadata"]["name"] for pod in too_many))
     space.wait_for_deletion(*(pod["metadata"]["name"] for pod in too_many))
@@ -203,7 +203,7 @@ def test_a_gang_of_high_priority_gets_cards_that_pods_of_another_kind_hold(space
     too_many = [of_kind(f"many{i}", high, "high", **{names.GROUP_NAME: "many", names.GROUP_NUM: "5"}) for i in range(5)]
     for pod in too_many:
         space.create(pod)
-    space.wait(lambda: "fit as a whole" in space.reasons("many0"), "it waits")
+    space.wait(lambda: "waits for capacity for all its members" in space.reasons("many0"), "it waits")
     space.create_and_locate(of_kind("single", high, "high"))  # pods go for it, since the gang could not be complete
     assert len(everybody - there(space)) == 1
     space.delete("single", *(pod["metadata"]["name"] for pod in too_many))
