@@ -54,7 +54,7 @@ def test_each_program_is_named_here():
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
         for part in ("bench", "demo", "docs", "release", "tests")
         for path in (ROOT / part).rglob("*.py")
-        if not path.name.startswith("test_") and f"\n{starts}" in path.read_text()
+        if not path.name.startswith("test_") and "_build" not in path.parts and f"\n{starts}" in path.read_text()
     }
     # Tests start it.
     assert programs - {"tests.runtime.http.servingprogram"} == {*WITH_HELP, *IMPORTED}
