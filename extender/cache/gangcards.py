@@ -67,12 +67,7 @@ class GangCards:
     def node_with_reservation(self, name: str) -> NodeState | None:
         """A copy of the node with the reserved holdings; None if there is no such node."""
         state = self._ledger.node(name)
-        if state is None:
-            return None
-        twin = state.copy()
-        for holding in self._by_node.get(name, ()):
-            twin.add(holding.assignment, holding.mps_client, 1)
-        return twin
+        return state.copy_with(self._by_node.get(name, ())) if state is not None else None
 
     @contextmanager
     def count_reserved(self, nodes: Collection[str]) -> Iterator[None]:

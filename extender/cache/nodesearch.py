@@ -63,10 +63,7 @@ def score_nodes(
         state, reserved = ledger.node(name), snapshot.gang_reserved.get(name, ())
         outcome = scorer.score(state)
         if reserved and state is not None and not isinstance(outcome, Refusal):
-            state = state.copy()
-            for holding in reserved:
-                state.add(holding.assignment, holding.mps_client, 1)
-            outcome = scorer.score(state)
+            outcome = scorer.score(state.copy_with(reserved))
             if isinstance(outcome, Refusal):
                 outcome = Refusal.GANG_RESERVED
         if isinstance(outcome, Refusal):

@@ -227,11 +227,10 @@ class NominatedPods:
         node_state = self._cache.ledger.node(node)
         if node_state is None:
             return None
-        state, own_holding = node_state.copy(), self._cache.ledger.holding(uid)
+        state = node_state.copy_with(nominated.holding for nominated in reserved)
+        own_holding = self._cache.ledger.holding(uid)
         if own_holding is not None and own_holding.node == node:
             state.add(own_holding.assignment, own_holding.mps_client, -1)
-        for nominated in reserved:
-            state.add(nominated.holding.assignment, nominated.holding.mps_client, 1)
         return state
 
     def _residents(

@@ -214,20 +214,22 @@ class Placing:
         )
 
     @contextmanager
+    def _count_nominated(self, placement_request: PlacementRequest) -> Iterator[None]:
+        """Context manager: inside, the cards reserved for nominated pods count, and those of the pod itself do not."""
+        uid, priority = placement_request.pod.uid, placement_request.request.priority
+        nominated_nodes = self._nominated_nodes(placement_request)
+        with self._cache.exclude_pod(uid), self._nominated.count_reserved((uid,), priority, nominated_nodes):
+            yield
+
+    @contextmanager
     def _node_scorer(self, placement_request: PlacementRequest, effort: SearchEffort) -> Iterator[Scorer]:
         """Context manager: a scorer for single nodes. What the pod itself holds does not count.
 
         effort: limits the searches of the scorer together.
         """
         self._cache.sync_cards()
-        own_uids, priority, nominated_nodes = (
-            (placement_request.pod.uid,),
-            placement_request.request.priority,
-            self._nominated_nodes(placement_request),
-        )
         with (
-            self._cache.exclude_pod(placement_request.pod.uid),
-            self._nominated.count_reserved(own_uids, priority, nominated_nodes),
+            self._count_nominated(placement_request),
             self._cache.gang_cards.count_reserved(self._gang_reserved_nodes(placement_request)),
         ):
             yield self._make_scorer(placement_request, effort)
@@ -259,15 +261,7 @@ class Placing:
         return scores | reserved_scores, refusals | reasons
 
     def _score_unreserved(self, placement_request: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
-        own_uids, priority, nominated_nodes = (
-            (placement_request.pod.uid,),
-            placement_request.request.priority,
-            self._nominated_nodes(placement_request),
-        )
-        with (
-            self._cache.exclude_pod(placement_request.pod.uid),
-            self._nominated.count_reserved(own_uids, priority, nominated_nodes),
-        ):
+        with self._count_nominated(placement_request):
             headroom = self._cache.headroom(placement_request.pod.namespace)
             if placement_request.load is not None:
                 scores = self._scored.score_nodes(

@@ -108,10 +108,7 @@ class Ledger:
 
     def index(self) -> CardIndex:
         """The index of all open cards by free memory, brought up to date."""
-        if self._index is None:
-            raise AssertionError("a snapshot has no index")
-        self._refresh()
-        return self._index
+        return self._refresh()
 
     def memory_index(self) -> MemoryIndex:
         """The index of nodes by memory, brought up to date."""
@@ -274,13 +271,16 @@ class Ledger:
 
         return undo
 
-    def _refresh(self, nodes: int | None = None) -> None:
-        """Update both indexes for at most this many nodes, or for all."""
-        some = list(islice(self._touched, nodes)) if self._index is not None else []
-        if self._index is not None and some:
-            self._index.refresh((name, self._open_cards(name)) for name in some)
-            self._by_memory.refresh((name, self._nodes.get(name)) for name in some)
-            self._touched.difference_update(some)
+    def _refresh(self, nodes: int | None = None) -> CardIndex:
+        """Update both indexes for at most this many nodes, or for all. Returns the index of cards."""
+        if self._index is None:
+            raise AssertionError("a snapshot has no index")
+        changed = list(islice(self._touched, nodes))
+        if changed:
+            self._index.refresh((name, self._open_cards(name)) for name in changed)
+            self._by_memory.refresh((name, self._nodes.get(name)) for name in changed)
+            self._touched.difference_update(changed)
+        return self._index
 
     def _mark_changed(self, name: str) -> None:
         if self._index is not None:

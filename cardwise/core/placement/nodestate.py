@@ -185,6 +185,13 @@ class NodeState:
         twin.codes, twin._empties = self.codes, self._empties
         return twin
 
+    def copy_with(self, holdings: Iterable[Holding]) -> "NodeState":
+        """A copy on which these holdings count as well."""
+        twin = self.copy()
+        for holding in holdings:
+            twin.add(holding.assignment, holding.mps_client, 1)
+        return twin
+
     def copy_without_pods(self) -> "NodeState":
         """A copy as if no pod held any of its cards."""
         twin = self.copy()

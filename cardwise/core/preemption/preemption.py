@@ -153,7 +153,7 @@ class _Node:
 
 
 class _VictimSearch:
-    """The search for one newcomer. `node`: without the pods that leave in any case."""
+    """Searches for the victims on one node for one pod. `node`: without the pods that leave in any case."""
 
     def __init__(self, full: FullNode, newcomer: Preemptor, chosen: Collection[str]) -> None:
         self._newcomer = newcomer

@@ -24,7 +24,7 @@ _TYPICAL: Final = 0.95  # of the workload, the most frequent first
 
 
 class FragmentMeasure:
-    """The measure for one workload."""
+    """Measures fragmentation for one workload: which free memory of cards its pods could use."""
 
     def __init__(self, workload: Sequence[WeightedShape]) -> None:
         typical = [weighted for weighted in _typical(workload) if weighted.shape.ask.cards]
