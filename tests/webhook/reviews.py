@@ -49,6 +49,8 @@ class Known:
     offered: Offers | None = None
     native: bool = True  # PodGroups of Kubernetes are served
     callers: list[str] = field(default_factory=list)  # for whom pods of Bindings were looked up
+    compared: list[str] = field(default_factory=list)  # classes in reviews whose cards were compared
+    comparable: bool = True  # cards of classes in reviews can be compared in the time that there is
 
     def defaults(self, namespace: str) -> Defaults | None:
         return self.namespaces.get(namespace)
@@ -60,8 +62,12 @@ class Known:
             return self.cards_on.get((resource_class.name if resource_class else "", *sorted(nodes)), CardSizes())
         return self.known_cards if resource_class is None else self.cards_of.get(resource_class.name, CardSizes())
 
-    def has_card_of(self, resource_class: ResourceClass) -> bool:
-        return any(resource_class.selector.matches(labels) for labels in self.card_labels)
+    def reviewed_class_cards(self, resource_class: ResourceClass) -> CardSizes | None:
+        self.compared.append(resource_class.name)
+        if not self.comparable:
+            return None
+        matching = CardSizes(max_cards=sum(map(resource_class.selector.matches, self.card_labels)))
+        return self.cards_of.get(resource_class.name, matching)
 
     def classes(self) -> Mapping[str, ResourceClass]:
         return self.known_classes

@@ -16,6 +16,12 @@ from cardwise.kube.survey import MAX_CARDS_PER_NODE
 from webhook.pods.validate import CardSizes
 
 _MOST_CLASSES: Final = 1024  # whose sums are kept
+_MOST_REMEMBERED: Final = 1024  # combinations of labels of one class: a node may write others each time
+# The work that a class may cost which anyone may write in a review. A step is reading one label of one card; comparing
+# a value with one condition takes as long as some of them. All together take a tenth of a second: 100,000 cards and two
+# labels, or 50,000 comparisons.
+_MAX_STEPS: Final = 800_000
+_COMPARISON_STEPS: Final = 16
 
 Sizes = tuple[MiB, ...]  # of the cards of one node, in descending order
 
@@ -35,18 +41,48 @@ class CardFacts:
     other: bool = False
     mps: str = ""
 
-    def is_of_class(self, resource_class: ResourceClass | None) -> bool:
-        """Whether it is of the class; without a class, whether it is a card."""
-        if resource_class is None:
-            return not self.other
-        return resource_class.other == self.other and resource_class.selector.matches(self.labels)
+
+class _Membership:
+    """Decides whether cards are of a class; without a class, whether they are cards.
+
+    Cards that are equal in the labels that the selector uses are compared once: mostly a cluster has thousands of cards
+    of a few models.
+
+    steps: the work so far; see `_MAX_STEPS`.
+    """
+
+    def __init__(self, resource_class: ResourceClass | None) -> None:
+        self.resource_class = resource_class
+        self.steps = 0
+        self._keys = sorted(resource_class.selector.keys) if resource_class is not None else []
+        self._conditions = (
+            sum(map(len, resource_class.selector.alternatives)) if resource_class is not None else 0
+        )  # the most that one card is compared with
+        self._known: dict[tuple[str | None, ...], bool] = {}
+
+    def includes(self, card: CardFacts) -> bool:
+        """Whether the card is of the class."""
+        if self.resource_class is None:
+            return not card.other
+        if self.resource_class.other != card.other:
+            return False
+        selected_values = tuple(map(card.labels.get, self._keys))
+        self.steps += len(self._keys)
+        is_member = self._known.get(selected_values)
+        if is_member is None:
+            self.steps += _COMPARISON_STEPS * self._conditions
+            is_member = self.resource_class.selector.matches(card.labels)
+            if len(self._known) >= _MOST_REMEMBERED:
+                self._known.clear()
+            self._known[selected_values] = is_member
+        return is_member
 
 
 @dataclass(slots=True)
 class _ClassSum:
     """The sums of a class by node. `changed`: nodes whose cards must be counted again."""
 
-    resource_class: ResourceClass | None
+    membership: _Membership
     changed: set[str]
     of_node: dict[str, Sizes] = field(default_factory=dict)
     nodes: Counter[Sizes] = field(default_factory=Counter)  # how many nodes have cards of these sizes
@@ -89,30 +125,29 @@ class CardSums:
 
     def class_sizes(self, resource_class: ResourceClass | None) -> CardSizes:
         """The sizes of the class's cards. An edited class is counted again."""
-        key = resource_class.name if resource_class else ""
         with self._lock:
-            known = self._sums.get(key)
-            if known is None or known.resource_class != resource_class:
-                known = self._sums[key] = _ClassSum(resource_class, set(self._cards))
-                if len(self._sums) > _MOST_CLASSES:
-                    self._sums.popitem(last=False)
-            self._sums.move_to_end(key)
-            if known.changed:
-                self._recount(known)
-            return known.total
+            return self._update_sum(resource_class).total
 
-    def unknown_class_sizes(self, resource_class: ResourceClass) -> CardSizes:
-        """The sizes of cards of a class that may not exist. Not cached, because a caller may name any class."""
-        return _merge_sizes(self._sizes_of(cards, resource_class) for cards in self._copy_cards())
+    def unlisted_class_sizes(self, resource_class: ResourceClass) -> CardSizes:
+        """The sizes of cards of a class that is not listed yet. Not cached, since the list may have another version."""
+        membership = _Membership(resource_class)
+        return _merge_sizes(self._sizes_of(cards, membership) for cards in self._copy_cards())
+
+    def reviewed_class_sizes(self, resource_class: ResourceClass) -> CardSizes | None:
+        """The sizes of cards of a class that anyone may have written; None if it takes more than `_MAX_STEPS`."""
+        membership = _Membership(resource_class)
+        node_sizes = set[Sizes]()
+        for cards in self._copy_cards():
+            node_sizes.add(self._sizes_of(cards, membership))
+            if membership.steps > _MAX_STEPS:
+                return None
+        return _merge_sizes(node_sizes)
 
     def sizes_on(self, nodes: Collection[str], resource_class: ResourceClass | None) -> CardSizes:
-        """The sizes of cards of these nodes only. Not cached."""
+        """The sizes of cards of the class on these nodes only."""
         with self._lock:
-            return _merge_sizes(self._sizes(node, resource_class) for node in nodes)
-
-    def has_card_of(self, resource_class: ResourceClass) -> bool:
-        """Whether any card is of the class."""
-        return any(card.is_of_class(resource_class) for cards in self._copy_cards() for card in cards)
+            of_node = self._update_sum(resource_class).of_node
+            return _merge_sizes(of_node.get(node, ()) for node in nodes)
 
     def mps_scopes(self) -> frozenset[str]:
         """The scopes of the MPS daemons: `CardFacts.mps` of all cards."""
@@ -124,8 +159,8 @@ class CardSums:
         with self._lock:
             return [tuple(cards.values()) for cards in self._cards.values()]
 
-    def _sizes_of(self, cards: Iterable[CardFacts], resource_class: ResourceClass | None) -> Sizes:
-        sizes = (MiB(max(0, card.memory - self._kept_back)) for card in cards if card.is_of_class(resource_class))
+    def _sizes_of(self, cards: Iterable[CardFacts], membership: _Membership) -> Sizes:
+        sizes = (MiB(max(0, card.memory - self._kept_back)) for card in cards if membership.includes(card))
         return tuple(sorted(sizes, reverse=True))
 
     # Everything below runs under the lock.
@@ -146,9 +181,22 @@ class CardSums:
         for known in self._sums.values():
             known.changed.add(node)
 
+    def _update_sum(self, resource_class: ResourceClass | None) -> _ClassSum:
+        key = resource_class.name if resource_class else ""
+        known = self._sums.get(key)
+        if known is None or known.membership.resource_class != resource_class:
+            known = self._sums[key] = _ClassSum(_Membership(resource_class), set(self._cards))
+            if len(self._sums) > _MOST_CLASSES:
+                self._sums.popitem(last=False)
+        self._sums.move_to_end(key)
+        if known.changed:
+            self._recount(known)
+        return known
+
     def _recount(self, known: _ClassSum) -> None:
         for node in known.changed:
-            before, now = known.of_node.pop(node, ()), self._sizes(node, known.resource_class)
+            cards = self._cards.get(node, {}).values()
+            before, now = known.of_node.pop(node, ()), self._sizes_of(cards, known.membership)
             if before:
                 known.nodes[before] -= 1
                 if not known.nodes[before]:
@@ -158,9 +206,6 @@ class CardSums:
                 known.nodes[now] += 1
         known.changed.clear()
         known.total = _merge_sizes(known.nodes)
-
-    def _sizes(self, node: str, resource_class: ResourceClass | None) -> Sizes:
-        return self._sizes_of(self._cards.get(node, {}).values(), resource_class)
 
 
 def _merge_sizes(nodes: Iterable[Sizes]) -> CardSizes:

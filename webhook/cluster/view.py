@@ -160,11 +160,11 @@ class ClusterView:
         if nodes is not None:
             return self._sums.sizes_on(nodes, resource_class)
         if resource_class is not None and self._classes_known.store.get(resource_class.name) != resource_class:
-            return self._sums.unknown_class_sizes(resource_class)
+            return self._sums.unlisted_class_sizes(resource_class)
         return self._sums.class_sizes(resource_class)
 
-    def has_card_of(self, resource_class: ResourceClass) -> bool:
-        return self._sums.has_card_of(resource_class)
+    def reviewed_class_cards(self, resource_class: ResourceClass) -> CardSizes | None:
+        return self._sums.reviewed_class_sizes(resource_class)
 
     def classes(self) -> Mapping[str, ResourceClass]:
         return self._classes_known.store.snapshot()

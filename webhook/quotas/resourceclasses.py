@@ -12,7 +12,6 @@ from webhook.pods.validate import CardSizes
 
 _MIB = 1024**2
 _LEAST_MIB = 1024  # a smaller number is taken for one of GiB
-_MAX_COMPARED_CONDITIONS = 64  # of a selector: they are compared with every card, for warnings only
 _SELECTOR = "selector"
 _OTHER_SPELLINGS = ("resourceSelector", "labelSelector")  # of the proposals that ResourceClass follows
 
@@ -37,15 +36,18 @@ def normalize(manifest: Json, old: Json | None) -> Json:
 def warn(
     manifest: Json,
     old: Json | None,
-    has_card_of: Callable[[ResourceClass], bool],
-    cards: Callable[[ResourceClass], CardSizes],
+    compare_cards: Callable[[ResourceClass], CardSizes | None],
 ) -> tuple[str, ...]:
-    """Warnings for the author of a class. `old`: the stored class at an update. Raises InvalidRequest."""
+    """Warnings for the author of a class. Raises InvalidRequest.
+
+    old: the stored class at an update.
+    compare_cards: returns the sizes of the class's cards; None if that takes too long.
+    """
     parsed = classes.parse(manifest)
     device_noun = "device" if parsed.other else "GPU"
     texts = []
-    is_compared = sum(map(len, parsed.selector.alternatives)) <= _MAX_COMPARED_CONDITIONS
-    if is_compared and not has_card_of(parsed):
+    cards = compare_cards(parsed)
+    if cards is not None and not cards.max_cards:
         labels = ((key, lookalikes.suggest_card_label(key)) for key in sorted(parsed.selector.keys))
         hint = next(
             (f"; did you mean {suggested_name} instead of {key}?" for key, suggested_name in labels if suggested_name),
@@ -61,9 +63,10 @@ def warn(
         texts.append(f"spec.share.memoryMiB: {rounding}")
     if not parsed.other:
         texts += _warn_byte_amounts(parsed.selector)
-    if is_compared and parsed.share is not None and parsed.share.memory > (largest := cards(parsed).largest) > 0:
+    if cards is not None and parsed.share is not None and parsed.share.memory > cards.largest > 0:
         texts.append(
-            f"spec.share.memoryMiB: {parsed.share.memory} is more than the largest GPU of the class has ({largest}); "
+            f"spec.share.memoryMiB: {parsed.share.memory} is more than the largest GPU of the class has "
+            f"({cards.largest}); "
             f"no pod gets {parsed.name} until a larger one joins"
         )
     if old is not None and _was_other(old) not in (None, parsed.other):

@@ -57,8 +57,8 @@ class Lookups(Protocol):
     def cards(self, resource_class: ResourceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
         """The sizes of the cards or devices of the class, or of all cards; `nodes`: of these nodes only."""
 
-    def has_card_of(self, resource_class: ResourceClass) -> bool:
-        """Whether an existing card or device is of the class, which may be unknown."""
+    def reviewed_class_cards(self, resource_class: ResourceClass) -> CardSizes | None:
+        """As `cards`, of a class that anyone may have written; None if it takes too long to compare them."""
 
     def classes(self) -> Mapping[str, ResourceClass]:
         """The known ResourceClasses, by name."""
@@ -428,7 +428,7 @@ def _validate_binding(review: Review, view: Lookups, settings: WebhookSettings) 
 
 def _validate_class(review: Review, view: Lookups) -> Decision:
     sizes.check_object(review.object)
-    return Decision(warnings=resourceclasses.warn(review.object, review.old, view.has_card_of, view.cards))
+    return Decision(warnings=resourceclasses.warn(review.object, review.old, view.reviewed_class_cards))
 
 
 def _validate_gpu_quota(review: Review, view: Lookups) -> Decision:

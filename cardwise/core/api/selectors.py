@@ -21,6 +21,9 @@ _PRESENT = ("Exists", "DoesNotExist")
 _OPERATORS = (*_AMONG, *_PRESENT, *_COMPARE)
 _FIELDS = ("matchLabels", "matchExpressions")
 _EXPRESSION_FIELDS = ("key", "operator", "values")
+# Of all alternatives of a selector: each new kind of card is compared with the conditions, and each value is parsed.
+MOST_CONDITIONS = 256
+MOST_VALUES = 4096
 _NUMBERS_KEPT = 4096  # readings of label values: cards of one model repeat each other's
 _LONGEST = 64  # characters: no label value has more
 
@@ -80,8 +83,10 @@ class Selector:
 def parse(selector: object, field: str = "spec.selector") -> Selector:
     """A selector from its decoded JSON, a map or a list of maps. Raises InvalidRequest."""
     if isinstance(selector, Mapping):
+        _check_size([selector], field)
         return Selector((_parse_conditions(selector, field),))
     if isinstance(selector, list) and selector:
+        _check_size(selector, field)
         return Selector(
             tuple(_parse_conditions(alternative, f"{field}[{i}]") for i, alternative in enumerate(selector))
         )
@@ -98,6 +103,24 @@ def _empty_error(field: str) -> InvalidRequest:
         "an empty selector would select every GPU",
         "write matchLabels or matchExpressions with at least one entry",
     )
+
+
+def _check_size(alternatives: list[object] | list[Mapping[str, object]], field: str) -> None:
+    """Check the size of a selector before its parts are parsed. Raises InvalidRequest."""
+    conditions = values_count = 0
+    for alternative in alternatives:
+        parts = [alternative.get(name) for name in _FIELDS] if isinstance(alternative, Mapping) else []
+        for part in parts:
+            conditions += len(part) if isinstance(part, Mapping | list) else 0
+            for expression in part if isinstance(part, list) else ():
+                operands = expression.get("values") if isinstance(expression, Mapping) else None
+                values_count += len(operands) if isinstance(operands, list) else 0
+    if conditions > MOST_CONDITIONS:
+        remedy = f"write at most {MOST_CONDITIONS} in all alternatives together; one In takes many values"
+        raise InvalidRequest(field, f"{conditions} conditions are too many for a selector", remedy)
+    if values_count > MOST_VALUES:
+        remedy = f"write at most {MOST_VALUES} in all conditions together, or select the GPUs by another label"
+        raise InvalidRequest(field, f"{values_count} values are too many for a selector", remedy)
 
 
 def _parse_conditions(selector: object, field: str) -> tuple[Expression, ...]:

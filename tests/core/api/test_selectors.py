@@ -95,6 +95,36 @@ def test_an_empty_selector_is_refused(empty):
         selectors.parse(empty)
 
 
+def condition(*operands):
+    return {"key": "model", "operator": "In", "values": list(operands)}
+
+
+@pytest.mark.parametrize(
+    ("large", "problem", "limit"),
+    [
+        ({"matchExpressions": [condition("a")] * 257}, "257 conditions are too many", 256),
+        ([{"matchExpressions": [condition("a")] * 8}] * 33, "264 conditions are too many", 256),
+        ([{"matchLabels": {f"k{i}": "x" for i in range(128)}}] * 3, "384 conditions are too many", 256),
+        ({"matchExpressions": [condition(*map(str, range(4097)))]}, "4097 values are too many", 4096),
+        ([{"matchExpressions": [condition(*range(512))] * 3}] * 3, "4608 values are too many", 4096),
+    ],
+)
+def test_a_selector_that_is_too_large_is_refused_before_a_value_is_parsed(large, problem, limit, monkeypatch):
+    monkeypatch.setattr(selectors, "_parse_number", None)
+    with pytest.raises(InvalidRequest) as caught:
+        selectors.parse(large, "spec.selector")
+    assert caught.value.field == "spec.selector"
+    assert caught.value.problem.startswith(problem)
+    assert caught.value.remedy.startswith(f"write at most {limit} in all")
+
+
+def test_a_selector_may_have_as_many_conditions_and_values_as_the_limits_say():
+    labels = {f"k{i}": "x" for i in range(selectors.MOST_CONDITIONS - 1)}
+    expressions = [condition(*range(selectors.MOST_VALUES))]
+    (alternative,) = selectors.parse({"matchLabels": labels, "matchExpressions": expressions}).alternatives
+    assert len(alternative) == selectors.MOST_CONDITIONS
+
+
 def test_an_empty_alternative_is_refused_by_its_place():
     with pytest.raises(InvalidRequest) as refused:
         selectors.parse([{"matchLabels": {"model": "x"}}, {}], "spec.resourceSelector")

@@ -1,12 +1,14 @@
 """Sizes of cards, while cards change."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cardwise.core.api import classes
+from cardwise.core.api.selectors import Expression
 from cardwise.core.values.quantity import MiB
 from cardwise.kube.survey import MAX_CARDS_PER_NODE
 from webhook.cluster import cards as module
@@ -62,11 +64,11 @@ def test_a_node_that_changes_a_label_again_and_again_has_its_own_cards_looked_at
             sums.on_change(f"{node}-{i}", None, card(f"n{node}"))
     wanted, looked = a_class(), Counter()
 
-    def is_of_class(self, resource_class):
-        looked[self.node] += 1
-        return self.labels["model"] == "t4"
+    def includes(_, facts):
+        looked[facts.node] += 1
+        return facts.labels["model"] == "t4"
 
-    monkeypatch.setattr(module.CardFacts, "is_of_class", is_of_class)
+    monkeypatch.setattr(module._Membership, "includes", includes)
     assert sums.class_sizes(wanted).max_cards == 8
     assert looked.total() == 4000
     looked.clear()
@@ -76,20 +78,92 @@ def test_a_node_that_changes_a_label_again_and_again_has_its_own_cards_looked_at
     assert looked == {"n0": 80}
 
 
-@pytest.mark.parametrize("compare", [CardSums.has_card_of, CardSums.unknown_class_sizes])
+UNLISTED = [CardSums.unlisted_class_sizes, CardSums.reviewed_class_sizes]
+
+
+@pytest.mark.parametrize("compare", UNLISTED)
 def test_a_class_that_anybody_may_name_is_compared_while_others_go_on(monkeypatch, compare):
     sums = CardSums(MiB(0))
     shown(sums, a=card("n1"), b=card("n2"))
     free = []
-    matches = CardFacts.is_of_class
+    includes = module._Membership.includes
 
-    def is_of_class(facts, resource_class):
+    def observe(membership, facts):
         free.append(not sums._lock.locked())
-        return matches(facts, resource_class)
+        return includes(membership, facts)
 
-    monkeypatch.setattr(CardFacts, "is_of_class", is_of_class)
+    monkeypatch.setattr(module._Membership, "includes", observe)
     compare(sums, a_class("none"))
     assert free == [True] * 2
+
+
+@pytest.fixture
+def comparisons(monkeypatch):
+    """The keys of the conditions with which cards were compared."""
+    keys, matches = [], Expression.matches
+
+    def observe(condition, text):
+        keys.append(condition.key)
+        return matches(condition, text)
+
+    monkeypatch.setattr(Expression, "matches", observe)
+    return keys
+
+
+def alternatives(key, count):
+    """A class that selects no card, by as many conditions as alternatives."""
+    conditions = [{"matchExpressions": [{"key": key, "operator": "Gt", "values": [f"{9 + i}E"]}]} for i in range(count)]
+    return classes.parse({"metadata": {"name": "some"}, "spec": {"selector": conditions}})
+
+
+def many_cards(nodes=500):
+    sums = CardSums(MiB(0))
+    for node in range(nodes):
+        for i in range(8):
+            labels = {"model": "t4", "memory": "16000Mi", "uuid": str(node * 8 + i)}
+            sums.on_change(f"{node}-{i}", None, CardFacts(f"n{node}", MiB(16_000), labels))
+    return sums
+
+
+@pytest.mark.parametrize("compare", [*UNLISTED, CardSums.class_sizes, lambda sums, of: sums.sizes_on({"n1", "n2"}, of)])
+def test_cards_that_are_equal_for_a_class_are_compared_once(compare, comparisons):
+    assert compare(many_cards(), alternatives("memory", 64)) == CardSizes()
+    assert len(comparisons) == 64
+
+
+def test_pods_of_one_class_on_chosen_nodes_have_its_cards_compared_once(comparisons):
+    sums, wanted = many_cards(10), alternatives("uuid", 1)
+    for node in range(10):
+        assert sums.sizes_on({f"n{node}"}, wanted) == CardSizes()
+    assert len(comparisons) == 80
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        pytest.param(alternatives("uuid", 64), id="labels that all cards have different"),
+        pytest.param(
+            classes.parse(
+                {"metadata": {"name": "c"}, "spec": {"selector": {"matchLabels": {str(i): "x" for i in range(256)}}}}
+            ),
+            id="many labels",
+        ),
+    ],
+)
+def test_a_review_of_a_class_has_a_limit_of_work_and_no_answer_beyond(wanted, comparisons, monkeypatch):
+    sums, read = many_cards(), Counter()
+
+    class Labels(dict):
+        def get(self, key, default=None):
+            read["labels"] += 1
+            return super().get(key, default)
+
+    for cards in sums._cards.values():
+        cards.update({name: replace(facts, labels=Labels(facts.labels)) for name, facts in cards.items()})
+    assert sums.reviewed_class_sizes(wanted) is None
+    one_node = 8 * 256
+    assert len(comparisons) <= (module._MAX_STEPS + one_node) / module._COMPARISON_STEPS + one_node
+    assert read["labels"] <= module._MAX_STEPS + len(comparisons) + one_node
 
 
 def test_a_node_with_cards_without_number_counts_with_as_many_as_the_extender_counts():

@@ -84,8 +84,8 @@ def test_cards_are_summed_by_class(world):
         assert view.cards(named_class) == CardSizes(MiB(16276), 1, MiB(16276), (MiB(16276),))
     assert set(view._sums._sums) <= {"", "k80", "v100"}, "anybody may ask about any class"
     assert view.cards(view.resource_class("k80")) == K80S
-    assert view.has_card_of(parsed_class({"room": "cold", "hostname": "n2"}))
-    assert not view.has_card_of(parsed_class({"room": "hot"}))
+    assert view.reviewed_class_cards(parsed_class({"room": "cold", "hostname": "n2"})).max_cards == 1
+    assert view.reviewed_class_cards(parsed_class({"room": "hot"})) == CardSizes()
 
 
 def test_any_number_of_namespaces_costs_one_list_while_it_is_fresh(world):
@@ -122,8 +122,8 @@ def test_devices_are_no_cards_and_counted_by_their_classes_only(world):
     )
     assert view.cards(parsed_class({"kind": "rdma"})) == CardSizes(max_cards=3)
     assert view.cards(parsed_class({"kind": "rdma", "node": "n2"})) == CardSizes(max_cards=1)
-    assert view.has_card_of(parsed_class({"kind": "fpga"}))
-    assert not view.has_card_of(parsed_class({"kind": "nic"}))
+    assert view.reviewed_class_cards(parsed_class({"kind": "fpga"})) == CardSizes(max_cards=1)
+    assert view.reviewed_class_cards(parsed_class({"kind": "nic"})) == CardSizes()
 
 
 def test_a_class_that_the_watch_has_not_told_of_is_read(world):
