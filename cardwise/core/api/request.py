@@ -20,6 +20,9 @@ from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.wording import quote_text
 
 MOST_CARDS: Final = 4096  # that a container asks for, or shares of one: no node has so many, and all are counted
+# Card requests of a pod (`_card_request_key`). Each node is searched for all of them, so each adds to the time of a
+# filter call. The largest nodes have 16 GPUs, so a pod that gives each request a GPU of its own needs no more.
+MOST_CARD_REQUESTS: Final = 16
 
 
 class Load(NamedTuple):
@@ -121,6 +124,13 @@ class PodRequest:
         return MiB(max([*together.values(), *split], default=0))
 
 
+def _card_request_key(container: ContainerRequest) -> tuple[str, str]:
+    """The card request to which the container belongs, as `fitting.card_requests` groups them: its own if it asks for
+    whole cards or several cards, else that of its class.
+    """
+    return ("key", container.key) if container.whole or container.cards > 1 else ("class", container.resource_class)
+
+
 _VALUES: Final = tuple(field.name for field in fields(PodRequest) if field.compare)
 
 
@@ -189,6 +199,7 @@ def parse(pod: Json) -> PodRequest | None:
     devices: list[DeviceRequest] = []
     # Percent of the one card that the containers of a class with a share of one card have in common.
     together: dict[str, int] = {}
+    separate: set[tuple[str, str]] = set()
     for container in containers(pod):
         if of_devices:
             devices += _device_requests(container, of_devices)
@@ -196,6 +207,14 @@ def parse(pod: Json) -> PodRequest | None:
         if container_request is None:
             continue
         container_requests.append(container_request)
+        separate.add(_card_request_key(container_request))
+        if len(separate) > MOST_CARD_REQUESTS:
+            raise InvalidRequest(
+                f"{container.path}.resources.limits",
+                f"the pod has more than {MOST_CARD_REQUESTS} separate GPU requests",
+                "use fewer containers with several or whole GPUs, or several pods; "
+                "shares of one GPU of the same type count as one request",
+            )
         if container_request.cards == 1 and container_request.core:
             others = together.get(container_request.resource_class, 0)
             _check_core(container, container_request.core, cards=1, others=others)

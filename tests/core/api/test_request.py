@@ -2,6 +2,7 @@ import pytest
 
 from cardwise.core.api import names, request
 from cardwise.core.api.request import DeviceRequest
+from cardwise.core.placement import fitting
 from cardwise.core.values.invalid import InvalidRequest
 from tests.build import container, pod
 from tests.core.others import asking, wanting
@@ -94,6 +95,28 @@ def test_shares_of_different_classes_are_on_different_cards():
         typed(1, container("c", gpu_mem=100, gpu_core=40)),
     ]
     assert request.parse(pod(containers=several)).largest_share == 600
+
+
+def of_card_requests(count):
+    """A pod whose containers make this many card requests, each kind of them, and one more container that shares a
+    card with another.
+    """
+    separate = [container("whole", whole_gpu=1), container("split", gpu_mem=80, gpu_count=2), container("a", gpu_mem=8)]
+    classes = [typed(1, container(f"c{i}", gpu_mem=8), resource_class=f"class-{i}") for i in range(count - 3)]
+    return pod(containers=[*separate[:count], *classes, container("b", gpu_mem=9)])
+
+
+@pytest.mark.parametrize("parse", [request.parse, request.parse_mutated])
+def test_a_pod_has_a_limited_number_of_card_requests(parse):
+    allowed = of_card_requests(request.MOST_CARD_REQUESTS)
+    parsed = request.parse(allowed)
+    assert len(fitting.card_requests(parsed)) == request.MOST_CARD_REQUESTS
+    assert len(parsed.containers) == request.MOST_CARD_REQUESTS + 1, "shares of one card are one request"
+    with pytest.raises(InvalidRequest) as refused:
+        parse(of_card_requests(request.MOST_CARD_REQUESTS + 1))
+    assert refused.value.field == f"spec.containers[{request.MOST_CARD_REQUESTS}].resources.limits"
+    assert "more than 16 separate GPU requests" in refused.value.problem
+    assert "or several pods" in refused.value.remedy
 
 
 def both(limit, requested):

@@ -82,6 +82,12 @@ def test_a_pod_that_was_not_mutated_is_refused():
     assert "not rewritten by the Cardwise webhook" in call_filter(world(n1=[P100]), raw).error
 
 
+def test_a_pod_with_too_many_card_requests_is_refused_also_without_the_webhook():
+    raw = asking("p", whole_gpu=1)
+    raw["spec"]["containers"] *= request.MOST_CARD_REQUESTS + 1
+    assert "more than 16 separate GPU requests" in call_filter(world(n1=[P100]), raw).error
+
+
 def test_thousands_that_the_api_server_prints_with_a_suffix_are_read_as_mib():
     state = world(n1=[15_000])
     assert call_filter(state, asking("p", gpu_mem="15k")).node_names == ["n1"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cardwise.core.api import names
+from cardwise.core.api import names, request
 from cardwise.core.values.decoded import Json
 from cardwise.kube import wire
 from tests.build import container, pod
@@ -115,6 +115,17 @@ def test_a_pod_has_limits(shape: Callable[[int], Json], limit: int, says: str, d
     assert message.startswith(says.format(limit + 1))
     assert str(limit >> 10 if shape in (of_bytes, of_annotation_bytes) else limit) in message.partition("; ")[2]
     assert "too m" not in message_on(decide, shape(limit))
+
+
+@pytest.mark.parametrize("decide", [on_mutate, on_defaults, on_validate])
+def test_a_pod_has_a_limited_number_of_card_requests(decide: Decides) -> None:
+    def of_whole_cards(count: int) -> Json:
+        return pod("big", containers=[container(f"c{i}", whole_gpu=1) for i in range(count)])
+
+    message = message_on(decide, of_whole_cards(request.MOST_CARD_REQUESTS + 1))
+    field = f"spec.containers[{request.MOST_CARD_REQUESTS}].resources.limits"
+    assert message.startswith(f"{field}: the pod has more than {request.MOST_CARD_REQUESTS} separate GPU requests; ")
+    assert "separate" not in message_on(decide, of_whole_cards(request.MOST_CARD_REQUESTS))
 
 
 @SHAPES
