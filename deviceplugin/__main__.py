@@ -47,9 +47,9 @@ _KUBELET_FOLDERS = ("device-plugins", "pod-resources")
 _CHECK_SECONDS = 1.0  # between two checks of the mounted folders
 
 
-def _slot_ids(_: click.Context, __: click.Parameter, count: int) -> tuple[str, ...]:
+def _parse_slot_count(_: click.Context, __: click.Parameter, count: int) -> tuple[str, ...]:
     try:
-        return slots.slot_ids(count)
+        return slots.make_slot_ids(count)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 
@@ -164,7 +164,7 @@ def _count_failure(thread: str) -> None:
     "slot_ids",
     type=int,
     default=slots.DEFAULT_COUNT,
-    callback=_slot_ids,
+    callback=_parse_slot_count,
     envvar="CARDWISE_SLOTS",
     help="Number of share slots: the maximum of containers with a share that this node runs at a time.",
 )
@@ -178,7 +178,7 @@ def _count_failure(thread: str) -> None:
     help="The node's nvidia.com/gpu CDI spec: a file, or a folder to search. May be repeated.",
 )
 @option(
-    "--start-on-sick-cards/--no-start-on-sick-cards",
+    "--start-on-unhealthy-gpus/--no-start-on-unhealthy-gpus",
     default=False,
     help="Whether containers whose GPU is unhealthy start anyway, or wait until it has recovered.",
 )
@@ -215,7 +215,7 @@ def main(
     card_access: str,
     slot_ids: tuple[str, ...],
     nvidia_cdi_specs: tuple[Path, ...],
-    start_on_sick_cards: bool,
+    start_on_unhealthy_gpus: bool,
     mps_mode: str,
     mps_root: Path,
     core_overcommit: int,
@@ -236,15 +236,15 @@ def main(
         access=None if card_access == "auto" else Access(card_access),
         slots=slot_ids,
         nvidia_specs=None if simulated_cards is not None else nvidia_cdi_specs,
-        start_on_sick_cards=start_on_sick_cards,
+        start_on_unhealthy_gpus=start_on_unhealthy_gpus,
         cards=cards,
         mps=Mode(mps_mode),
         mps_root=mps_root,
         core_overcommit=core_overcommit,
     )
-    stopped = threading.Event()
+    stop_event = threading.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signal_number, lambda *_: stopped.set())
+        signal.signal(signal_number, lambda *_: stop_event.set())
     try:
         gpus = _open_gpus(simulated_cards, cards, state_dir / "faults.json")
         devices: Devices = (
@@ -261,15 +261,15 @@ def main(
             events=EventRecorder(client, COMPONENT, instance=node_name),
         )
         config = configz.describe_options(click.get_current_context(), {"slot_ids": len(slot_ids)})
-        health = HealthServer(common.metrics_bind, ready=agent.problems, config=config)
+        health_server = HealthServer(common.metrics_bind, ready=agent.problems, config=config)
     except (GpusUnavailable, InvalidRequest, KubeConfigError, OSError) as error:
         _log.error("cannot start", error=str(error))
         sys.exit(1)
     interpreter.tune_interpreter()
-    health.start()
+    health_server.start()
     agent.start()
     _log.info("started", node=node_name, cards=len(agent.cards()), devices=len(devices.devices()), slots=len(slot_ids))
-    mounted = [
+    mounted_folders = [
         cdi_dir,
         state_dir,
         mps_root,
@@ -277,18 +277,20 @@ def main(
         cri_socket.parent,
         *map(kubelet_dir.joinpath, _KUBELET_FOLDERS),
     ]
-    mounted = [folder for folder in mounted if not _is_removed(folder)]  # some file systems do not count links
-    while not stopped.wait(_CHECK_SECONDS):
-        if removed := [str(folder) for folder in mounted if _is_removed(folder)]:
+    mounted_folders = [
+        folder for folder in mounted_folders if not _is_removed(folder)
+    ]  # some file systems do not count links
+    while not stop_event.wait(_CHECK_SECONDS):
+        if removed_folders := [str(folder) for folder in mounted_folders if _is_removed(folder)]:
             _log.error(
                 "exiting: mounted folders were removed from the node, and only a new container can mount them again",
-                folders=removed,
+                folders=removed_folders,
             )
             break
     _log.info("stopping")
     agent.drain()
     agent.stop()
-    health.stop()
+    health_server.stop()
     client.close()
     _log.info("stopped")
     sys.stderr.flush()

@@ -25,8 +25,8 @@ from deviceplugin.grants.prestart import IsActive, PreStart, StartRefused
 from deviceplugin.grants.release import Releaser
 from deviceplugin.plugin.registration import Registration
 from deviceplugin.plugin.server import PluginServer
-from deviceplugin.publish import cardlevels, metrics, shutdown
-from deviceplugin.publish.cardlevels import CardLevel
+from deviceplugin.publish import cardloads, metrics, shutdown
+from deviceplugin.publish.cardloads import CardLoad
 from deviceplugin.publish.cordons import Cordons
 from deviceplugin.publish.handover import GpushareHandover
 from deviceplugin.publish.inventory import NodePublisher
@@ -63,7 +63,7 @@ class NodeAgentSettings:
     access: Access | None
     slots: tuple[str, ...]
     nvidia_specs: tuple[Path, ...] | None
-    start_on_sick_cards: bool = False
+    start_on_unhealthy_gpus: bool = False
     cards: CardSelection | None = None
     mps: Mode = Mode.PREFERRED
     mps_root: Path = Path(DEFAULT_ROOT)
@@ -121,24 +121,24 @@ class NodeAgent:
             devices=devices,
             pods=self.pods,
             access=lambda: self._access,
-            health=self._health,
-            reported=self._releaser.reported_shares,
-            granted=self.grants.held_mib,
+            health=self._read_health,
+            reported_shares=self._releaser.reported_shares,
+            granted_mib=self.grants.granted_mib_by_uuid,
             cordons=Cordons(settings.state_dir / "cordons.json"),
             events=events,
-            split=settings.cards is not None,
-            mps=StaleMpsStatus(settings.mps, settings.mps_root, mps_wait.has_manager, clock, mps_clock),
-            core=settings.core_overcommit,
+            is_split=settings.cards is not None,
+            stale_mps=StaleMpsStatus(settings.mps, settings.mps_root, mps_wait.has_manager, clock, mps_clock),
+            core_percent=settings.core_overcommit,
             clock=clock,
         )
         self._prestart = PreStart(
             kubelet=kubelet,
             pods=self.pods,
-            hardware=self._hardware,
+            hardware=self._read_hardware,
             grants=self.grants,
             delivery=self._delivery,
             access=lambda: self._access,
-            health=self._health,
+            health=self._read_health,
             mps_wait=mps_wait,
             release=self._releaser.release_ended,
             release_former=self._releaser.release_former_binding,
@@ -146,7 +146,7 @@ class NodeAgent:
             has_adopted=lambda: self._adopted,
             adopt=self._adopt_running_containers,
             on_granted=self._marker.queue_mark,
-            start_on_sick_cards=settings.start_on_sick_cards,
+            start_on_unhealthy_gpus=settings.start_on_unhealthy_gpus,
             clock=clock,
         )
         self._registration = Registration(
@@ -175,7 +175,7 @@ class NodeAgent:
             lambda: len(self.grants.list_grants()),
             lambda: sum(map(len, (self._releaser.reported_shares() or {}).values())),
             len(self.grants.unreadable),
-            self.card_levels,
+            self.card_loads,
         )
         for problem in self.grants.unreadable:
             self._events.record(ObjectRef.node(self._settings.node), "UnreadableGrant", problem, "Warning")
@@ -190,7 +190,7 @@ class NodeAgent:
         shutdown.wait_drained(
             node.withdraw_slots,
             lambda: node.share_allocatable() not in ("", "0"),
-            lambda: shutdown.unadmitted_pods(self.pods.list_pods(), self._kubelet),
+            lambda: shutdown.list_unadmitted_pods(self.pods.list_pods(), self._kubelet),
             self._clock,
         )
 
@@ -218,7 +218,7 @@ class NodeAgent:
         cards = self._gpus.cards()
         if self._selected_gpus and not cards:
             problems += self._selected_gpus.problems()
-        undeliverable = self._undeliverable(cards)
+        undeliverable = self._find_undeliverable_cards(cards)
         if undeliverable and len(undeliverable) == len(cards):
             problems.append(f"no container can get a GPU: {undeliverable[cards[0].uuid]}")
         return [problem for problem in problems if problem]
@@ -227,20 +227,20 @@ class NodeAgent:
         """The cards that are shared on this node."""
         return self._gpus.cards()
 
-    def card_levels(self) -> list[CardLevel]:
+    def card_loads(self) -> list[CardLoad]:
         """The load of the shared cards."""
         cards = self._gpus.cards()
-        return cardlevels.card_levels(
-            cards, self._health_of_cards(cards), self.pods.list_pods(), self.grants.list_grants()
+        return cardloads.card_loads(
+            cards, self._read_card_health(cards), self.pods.list_pods(), self.grants.list_grants()
         )
 
-    def _hardware(self) -> Hardware:
+    def _read_hardware(self) -> Hardware:
         return Hardware.read(self._gpus, self._devices)
 
-    def _undeliverable(self, cards: list[GpuCard]) -> dict[str, str]:
-        return self._delivery.undeliverable_cards(cards) if self._access is Access.CDI else {}
+    def _find_undeliverable_cards(self, cards: list[GpuCard]) -> dict[str, str]:
+        return self._delivery.find_undeliverable_cards(cards) if self._access is Access.CDI else {}
 
-    def _health(self, cards: list[GpuCard], devices: list[OtherDevice]) -> dict[str, Health]:
+    def _read_health(self, cards: list[GpuCard], devices: list[OtherDevice]) -> dict[str, Health]:
         """The health of cards and devices, by UUID.
 
         They also count as unhealthy if no container can get them, and cards also if another plugin serves them.
@@ -248,23 +248,23 @@ class NodeAgent:
         problems = {
             device.uuid: self._write_problem or card_access.device_problem(device, self._access) for device in devices
         }
-        return self._health_of_cards(cards) | {
+        return self._read_card_health(cards) | {
             uuid: Health(healthy=not problem, reason=problem) for uuid, problem in problems.items()
         }
 
-    def _health_of_cards(self, cards: list[GpuCard]) -> dict[str, Health]:
+    def _read_card_health(self, cards: list[GpuCard]) -> dict[str, Health]:
         living_uids = (pod.uid for pod in self.pods.list_pods() if not pod.finished)
         common_problem = (
             self._inventory.node.nvidia_problem() or self._handover.sharing_problem(living_uids) or self._write_problem
         )
         if common_problem:
             return {card.uuid: Health(healthy=False, reason=common_problem) for card in cards}
-        health = self._gpus.health()
-        healths = {card.uuid: health.get(card.uuid, HEALTHY) for card in cards}
-        for uuid, reason in self._undeliverable(cards).items():
-            if healths[uuid].healthy:
-                healths[uuid] = Health(healthy=False, reason=reason)
-        return healths
+        reported_health = self._gpus.health()
+        health_by_uuid = {card.uuid: reported_health.get(card.uuid, HEALTHY) for card in cards}
+        for uuid, reason in self._find_undeliverable_cards(cards).items():
+            if health_by_uuid[uuid].healthy:
+                health_by_uuid[uuid] = Health(healthy=False, reason=reason)
+        return health_by_uuid
 
     def _on_pod_ended(self) -> None:
         self._release.wake()
@@ -278,7 +278,7 @@ class NodeAgent:
         if access is None:
             return None
         metrics.REGISTRATIONS.inc()
-        return PluginServer(socket, slot_ids=self._settings.slots, access=access, prestart=self._timed_prestart)
+        return PluginServer(socket, slot_ids=self._settings.slots, access=access, prestart=self._run_timed_prestart)
 
     def _probe_access(self) -> Access | None:
         if self._settings.access is None:
@@ -287,11 +287,11 @@ class NodeAgent:
                 card_access.choose_access_of_runtime(self._containers, self._settings.cdi_dir) or self._access
             )
         if self._access is Access.CDI and not self._restored:
-            self._delivery.restore_specs(self.grants, self._hardware())
+            self._delivery.restore_specs(self.grants, self._read_hardware())
             self._restored = True
         return self._access
 
-    def _timed_prestart(self, slots: Sequence[str], is_active: IsActive) -> Grant:
+    def _run_timed_prestart(self, slots: Sequence[str], is_active: IsActive) -> Grant:
         started = self._clock.now()
         outcome = "failed"
         try:
@@ -306,10 +306,10 @@ class NodeAgent:
 
     def _maintain_grants(self) -> None:
         self.grants.restore_files()
-        self._report_unwritable()
+        self._report_write_problem()
         self._releaser.sweep_grants(complete=not self._adopt_running_containers())
 
-    def _report_unwritable(self) -> None:
+    def _report_write_problem(self) -> None:
         cdi_problem = self._delivery.write_problem() if self._access is Access.CDI else ""
         previous, self._write_problem = self._write_problem, self.grants.problem or cdi_problem
         if previous == self._write_problem:
@@ -364,11 +364,11 @@ class NodeAgent:
     def _adopt_missing_grants(self) -> None:
         containers_by_slot, sandboxes = self._kubelet.checkpoint(), self._containers.sandboxes()
         uids = {holder.pod_uid for holders in containers_by_slot.values() for holder in holders}
-        alive = self._containers.live_containers(uids.union(sandbox.pod_uid for sandbox in sandboxes))
-        adopted = adoption.adopt_grants(containers_by_slot, self.pods, self.grants, sandboxes, alive)
-        metrics.UNKNOWN_HOLDERS.set(len(adopted.unknown_holders))
-        if adopted.grants and self._access is Access.CDI:
-            slots = [slot for grant in adopted.grants for slot in grant.slots]
-            self._delivery.rewrite_specs(slots, self.grants, self._hardware())
-        if adopted.error is not None:
-            raise adopted.error
+        live_containers = self._containers.live_containers(uids.union(sandbox.pod_uid for sandbox in sandboxes))
+        adoption_result = adoption.adopt_grants(containers_by_slot, self.pods, self.grants, sandboxes, live_containers)
+        metrics.UNKNOWN_HOLDERS.set(len(adoption_result.unknown_holders))
+        if adoption_result.grants and self._access is Access.CDI:
+            slots = [slot for grant in adoption_result.grants for slot in grant.slots]
+            self._delivery.rewrite_specs(slots, self.grants, self._read_hardware())
+        if adoption_result.error is not None:
+            raise adoption_result.error

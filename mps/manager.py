@@ -36,7 +36,7 @@ from mps.publication import Publication
 
 _log = structlog.get_logger(__name__)
 
-_EVERY_SECONDS = 1.0
+_INTERVAL_SECONDS = 1.0
 _DETACH_AGAIN_SECONDS = 1.0  # a process may open the card after the first look
 _STUCK_SECONDS = 120.0
 _POLL_SECONDS = 0.05
@@ -134,7 +134,7 @@ class Manager:
             lambda: self._loop.run_within(self.reconcile()),
             failed="failed to reconcile the MPS daemons",
             failures=metrics.THREADS,
-            every=_EVERY_SECONDS,
+            every=_INTERVAL_SECONDS,
             clock=clock,
         )
         self._cards = Loop(
@@ -265,10 +265,10 @@ class Manager:
         self._reconcile_daemons()
         self._end_leftovers()
         self._update_demands()
-        return min(_EVERY_SECONDS, self._detach_ending())
+        return min(_INTERVAL_SECONDS, self._detach_ending())
 
     def _watch_cards(self) -> None:
-        if self._gpus.wait_change(_EVERY_SECONDS):
+        if self._gpus.wait_change(_INTERVAL_SECONDS):
             self._loop.wake()
 
     def _reconcile_daemons(self) -> None:
@@ -350,7 +350,7 @@ class Manager:
         )
         if due:
             self.detach(due)
-        return min(_DETACH_AGAIN_SECONDS if due else _EVERY_SECONDS, _EVERY_SECONDS if later is None else later)
+        return min(_DETACH_AGAIN_SECONDS if due else _INTERVAL_SECONDS, _INTERVAL_SECONDS if later is None else later)
 
     def _demands(self) -> dict[str, CardDemand]:
         return demands(self.pods.list_pods(), self._served_cards())

@@ -23,7 +23,7 @@ from mps import metrics
 _log = structlog.get_logger(__name__)
 
 _PUBLISH_FAILED = "failed to publish the MPS statuses of this node"
-_EVERY_SECONDS = 30.0
+_INTERVAL_SECONDS = 30.0
 _HELD_BACK_SECONDS = 1.0
 _STOP_SECONDS = 5.0
 
@@ -84,7 +84,7 @@ class Publication:
             failed=_PUBLISH_FAILED,
             failures=metrics.THREADS,
             expected=(errors.KubeError,),
-            every=_EVERY_SECONDS,
+            every=_INTERVAL_SECONDS,
             clock=clock,
         )
         self._reflector: Reflector[dict[str, Any]] = Reflector(

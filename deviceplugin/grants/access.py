@@ -86,13 +86,13 @@ class Delivery:
     def merged_edits(self, cards: list[GpuCard]) -> tuple[cdi.Edits, str]:
         """The merged CDI edits of the cards, and the CDI version that they need. Raises NoDevice."""
         if self._nvidia is None:
-            return cdi.merge_edits(cdi.plain_edits(card) for card in cards), cdi.CDI_VERSION
+            return cdi.merge_edits(cdi.card_node_edits(card) for card in cards), cdi.CDI_VERSION
         edits_and_versions = [self._nvidia.card_edits(card) for card in cards]
         return cdi.merge_edits(edits for edits, _ in edits_and_versions), max(
             (version for _, version in edits_and_versions), default=cdi.CDI_VERSION
         )
 
-    def undeliverable_cards(self, cards: list[GpuCard]) -> dict[str, str]:
+    def find_undeliverable_cards(self, cards: list[GpuCard]) -> dict[str, str]:
         """Why containers cannot get these cards at present, by UUID; cards without a problem are left out."""
         reasons = {}
         for card in cards:
@@ -138,7 +138,7 @@ class Delivery:
         slots = {slot for grant in grants.list_grants() for slot in grant.slots}
         failures: list[OSError] = []
         try:
-            for path in cdi.stale_specs(self._folder, slots):
+            for path in cdi.find_stale_specs(self._folder, slots):
                 try:
                     path.unlink(missing_ok=True)
                 except OSError as error:  # the others are removed nevertheless

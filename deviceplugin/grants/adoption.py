@@ -18,7 +18,7 @@ import structlog
 from cardwise.core.api import assignment as codec
 from cardwise.core.api.assignment import Assignment
 from deviceplugin.grants.grants import Grant, GrantStore, UnsafeName
-from deviceplugin.grants.prestart import StartRefused, grant_of
+from deviceplugin.grants.prestart import StartRefused, build_grant
 from deviceplugin.sources.containers import Sandbox
 from deviceplugin.sources.kubelet import CheckpointContainer
 from deviceplugin.sources.pods import NodePod, Pods
@@ -36,7 +36,7 @@ class Adoption(NamedTuple):
     error: OSError | None
 
 
-def current_sandboxes(sandboxes: Iterable[Sandbox]) -> list[Sandbox]:
+def select_current_sandboxes(sandboxes: Iterable[Sandbox]) -> list[Sandbox]:
     """The sandboxes in which containers may run. Pure.
 
     The kubelet ends all containers of a pod before it makes another sandbox for it, so a sandbox that is not ready
@@ -47,7 +47,7 @@ def current_sandboxes(sandboxes: Iterable[Sandbox]) -> list[Sandbox]:
     return [sandbox for sandbox in sandboxes if sandbox.ready or sandbox.pod_uid not in ready_uids]
 
 
-def missing_grants(
+def build_checkpoint_grants(
     containers_by_slot: Mapping[str, Sequence[CheckpointContainer]],
     pods: Mapping[str, NodePod],
     granted: set[tuple[str, str]],
@@ -57,36 +57,36 @@ def missing_grants(
 
     sandboxes: those in which containers may run.
     """
-    started_with: dict[str, list[Assignment]] = {}
+    assignments_by_uid: dict[str, list[Assignment]] = {}
     for sandbox in sandboxes:
         with contextlib.suppress(codec.InvalidAssignment):
             assignment = codec.decode(sandbox.annotations)
             if assignment is not None and not assignment.is_legacy:
-                started_with.setdefault(sandbox.pod_uid, []).append(assignment)
-    slots: dict[tuple[str, str], list[str]] = {}
+                assignments_by_uid.setdefault(sandbox.pod_uid, []).append(assignment)
+    slots_by_container: dict[tuple[str, str], list[str]] = {}
     for slot, holders in containers_by_slot.items():
         for holder in holders:
-            slots.setdefault((holder.pod_uid, holder.container), []).append(slot)
+            slots_by_container.setdefault((holder.pod_uid, holder.container), []).append(slot)
     grants, unknown_holders = [], set()
-    for (uid, container), slots_of_container in slots.items():
+    for (uid, container), container_slots in slots_by_container.items():
         pod = pods.get(uid)
         if pod is None or pod.finished or (uid, container) in granted:
             continue
         try:
-            grant = grant_of(pod, container, sorted(slots_of_container))
+            grant = build_grant(pod, container, sorted(container_slots))
         except StartRefused as error:
             fields = {"pod": pod.pod, "uid": uid, "error": str(error)}
             _log.warning("a container holds a share slot, but its pod has no assignment", **fields)
             unknown_holders.add((uid, container))
             continue
-        for assignment in started_with.get(uid, ()):
-            grant = grant.with_cards_of(assignment)
+        for assignment in assignments_by_uid.get(uid, ()):
+            grant = grant.extend_by_assignment(assignment)
         grants.append(grant)
     return grants, unknown_holders
 
 
-def sandbox_grants(
-    sandboxes: Iterable[Sandbox], alive: Mapping[str, set[str]], granted: set[str]
+def build_sandbox_grants(
+    sandboxes: Iterable[Sandbox], live_containers: Mapping[str, set[str]], granted: set[str]
 ) -> tuple[list[Grant], set[str]]:
     """A grant for each live pod without one, for all that the pod holds; and the pods with an unreadable assignment.
 
@@ -94,20 +94,20 @@ def sandbox_grants(
     """
     grants: dict[str, Grant] = {}
     unknown_holders: set[str] = set()
-    for pod in sandboxes:
-        container = max(alive.get(pod.pod_uid, ()), default="")  # "" is the sandbox
-        if not container or pod.pod_uid in granted:
+    for sandbox in sandboxes:
+        container = max(live_containers.get(sandbox.pod_uid, ()), default="")  # "" is the sandbox
+        if not container or sandbox.pod_uid in granted:
             continue
         try:
-            assignment = codec.decode(pod.annotations)
+            assignment = codec.decode(sandbox.annotations)
         except codec.InvalidAssignment as error:
-            fields = {"pod": f"{pod.namespace}/{pod.name}", "uid": pod.pod_uid, "error": str(error)}
+            fields = {"pod": f"{sandbox.namespace}/{sandbox.name}", "uid": sandbox.pod_uid, "error": str(error)}
             _log.warning("a running pod has an assignment that cannot be read", **fields)
-            unknown_holders.add(pod.pod_uid)
+            unknown_holders.add(sandbox.pod_uid)
             continue
         if assignment is not None and not assignment.is_legacy:
-            grant = Grant.for_pod(pod.pod_uid, pod.namespace, pod.name, container, assignment)
-            grants[pod.pod_uid] = grants.get(pod.pod_uid, grant).with_cards_of(assignment)
+            grant = Grant.for_pod(sandbox.pod_uid, sandbox.namespace, sandbox.name, container, assignment)
+            grants[sandbox.pod_uid] = grants.get(sandbox.pod_uid, grant).extend_by_assignment(assignment)
     return list(grants.values()), unknown_holders
 
 
@@ -116,19 +116,21 @@ def adopt_grants(
     pods: Pods,
     grants: GrantStore,
     sandboxes: Sequence[Sandbox],
-    alive: Mapping[str, set[str]],
+    live_containers: Mapping[str, set[str]],
 ) -> Adoption:
     """Add the missing grants of containers that are alive according to the runtime."""
     granted = {(grant.pod_uid, grant.container) for grant in grants.list_grants()}
-    in_api = {pod.uid: pod for pod in pods.list_pods()}
-    sandboxes = current_sandboxes(sandboxes)
-    missing, without_assignment = missing_grants(containers_by_slot, in_api, granted, sandboxes)
-    missing = [grant for grant in missing if grant.container in alive.get(grant.pod_uid, ())]
-    granted_uids = {uid for uid, _ in granted} | {grant.pod_uid for grant in missing}
-    of_sandboxes, unknown_holders = sandbox_grants(sandboxes, alive, granted_uids)
-    unknown_holders |= {uid for uid, container in without_assignment if container in alive.get(uid, ())}
+    pods_by_uid = {pod.uid: pod for pod in pods.list_pods()}
+    sandboxes = select_current_sandboxes(sandboxes)
+    checkpoint_grants, without_assignment = build_checkpoint_grants(containers_by_slot, pods_by_uid, granted, sandboxes)
+    checkpoint_grants = [
+        grant for grant in checkpoint_grants if grant.container in live_containers.get(grant.pod_uid, ())
+    ]
+    granted_uids = {uid for uid, _ in granted} | {grant.pod_uid for grant in checkpoint_grants}
+    grants_of_sandboxes, unknown_holders = build_sandbox_grants(sandboxes, live_containers, granted_uids)
+    unknown_holders |= {uid for uid, container in without_assignment if container in live_containers.get(uid, ())}
     adoption = Adoption([], unknown_holders, None)
-    for grant in (*missing, *of_sandboxes):
+    for grant in (*checkpoint_grants, *grants_of_sandboxes):
         fields = {"pod": grant.pod, "uid": grant.pod_uid, "container": grant.container}
         try:
             grants.adopt_grant(grant)

@@ -32,15 +32,15 @@ Edits = dict[str, Any]
 
 CDI_VERSION = "0.6.0"
 _NVIDIA_KIND = "nvidia.com/gpu"
-_CARD_NODE = re.compile(r"nvidia\d+")
-_REMEDY = (
+_CARD_NODE_NAME = re.compile(r"nvidia\d+")
+_GENERATE_REMEDY = (
     "create the spec again on the node with "
     "`nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml --device-name-strategy=uuid`"
 )
-_KERNEL_LIMIT_SINCE = 615
+_KERNEL_LIMIT_MIN_DRIVER = 615
 _SAFE_MOUNT_OPTIONS = ("nosuid", "nodev", "noexec")
-_UNREADABLE = (ValueError, TypeError, OverflowError, RecursionError, yaml.YAMLError)
-_LISTS = ("deviceNodes", "hooks", "mounts", "additionalGids", "netDevices")
+_READ_ERRORS = (ValueError, TypeError, OverflowError, RecursionError, yaml.YAMLError)
+_LIST_FIELDS = ("deviceNodes", "hooks", "mounts", "additionalGids", "netDevices")
 
 
 class NoDevice(Exception):
@@ -56,7 +56,7 @@ def spec_path(folder: Path, slot: str) -> Path:
     return folder / f"{names.CDI_KIND.replace('/', '-')}-{slot}.json"
 
 
-def plain_edits(card: GpuCard) -> Edits:
+def card_node_edits(card: GpuCard) -> Edits:
     """The edits for the card's device nodes of this machine. Raises NoDevice."""
     card_text = f"card {card.index} ({card.uuid})"
     return {"deviceNodes": [_device_node(card_text, node.host, node.container) for node in card.devices]}
@@ -113,7 +113,7 @@ def _has_kernel_limit(card: GpuCard) -> bool:
     NVIDIA's container toolkit (1.20.1 and later) then sets the limit from the container's environment.
     """
     major = card.properties.get("driver", "").partition(".")[0]
-    return major.isdigit() and int(major) >= _KERNEL_LIMIT_SINCE
+    return major.isdigit() and int(major) >= _KERNEL_LIMIT_MIN_DRIVER
 
 
 def _device_node(device_text: str, host: str, container: str) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class _NvidiaSpec(Struct, rename="camel"):
 
 
 def _parse_spec(content: str) -> dict[str, Any] | None:
-    """The spec, None if it is not of NVIDIA's cards. Raises an error of `_UNREADABLE` for what cannot be read or
+    """The spec, None if it is not of NVIDIA's cards. Raises an error of `_READ_ERRORS` for what cannot be read or
     written again.
     """
     spec = yaml.safe_load(content)  # JSON is YAML
@@ -184,15 +184,15 @@ class NvidiaSpecs:
         """The card's edits with the spec's common ones, and the CDI version that they need. Raises NoDevice."""
         file, spec, device = self._find_device(card)
         edits = merge_edits([spec.get("containerEdits") or {}, device.get("containerEdits") or {}])
-        given_nodes = {
+        spec_nodes = {
             Path(str(node.get("hostPath") or node.get("path"))).name for node in edits.get("deviceNodes") or ()
         }
-        given_nodes = {name for name in given_nodes if _CARD_NODE.fullmatch(name)}
-        own_nodes = {Path(node.host).name for node in card.devices}
-        if given_nodes != own_nodes:
+        spec_nodes = {name for name in spec_nodes if _CARD_NODE_NAME.fullmatch(name)}
+        card_nodes = {Path(node.host).name for node in card.devices}
+        if spec_nodes != card_nodes:
             raise NoDevice(
-                f"card {card.index} ({card.uuid}) is {_comma_list(own_nodes)}, but {file} has "
-                f"{_comma_list(given_nodes)} for it; {_REMEDY}"
+                f"card {card.index} ({card.uuid}) is {_join_sorted(card_nodes)}, but {file} has "
+                f"{_join_sorted(spec_nodes)} for it; {_GENERATE_REMEDY}"
             )
         return edits, str(spec["cdiVersion"])
 
@@ -215,7 +215,8 @@ class NvidiaSpecs:
                 if matches:
                     return matches[0]
         raise NoDevice(
-            f"{card_text} is in no {_NVIDIA_KIND} CDI spec below {_comma_list(map(str, self._paths))}; {_REMEDY}"
+            f"{card_text} is in no {_NVIDIA_KIND} CDI spec below {_join_sorted(map(str, self._paths))}; "
+            f"{_GENERATE_REMEDY}"
         )
 
     def _list_specs(self, path: Path) -> Iterable[tuple[Path, dict[str, Any]]]:
@@ -242,7 +243,7 @@ class NvidiaSpecs:
         spec = None
         try:
             spec = _parse_spec(content.decode())
-        except _UNREADABLE as error:
+        except _READ_ERRORS as error:
             _log.warning("ignored a CDI spec that cannot be read", file=str(file), error=str(error))
         self._cache[file] = (stamp, spec)
         return spec
@@ -251,7 +252,7 @@ class NvidiaSpecs:
 _OWN_PREFIX = names.CDI_KIND.replace("/", "-") + "-"
 
 
-def _comma_list(texts: Iterable[str]) -> str:
+def _join_sorted(texts: Iterable[str]) -> str:
     return ", ".join(sorted(texts)) or "none"
 
 
@@ -260,7 +261,7 @@ def merge_edits(all_edits: Iterable[Edits]) -> Edits:
     merged_edits: Edits = {}
     for edits in all_edits:
         for key, entries in edits.items():
-            if key in _LISTS or key == "env":
+            if key in _LIST_FIELDS or key == "env":
                 merged_edits.setdefault(key, [])
                 merged_edits[key] += [entry for entry in entries or () if entry not in merged_edits[key]]
             else:
@@ -304,13 +305,13 @@ def write_problem(folder: Path) -> str:
         reason = error.strerror or str(error)
     else:
         # Some file systems do not count files, and report none.
-        full = not file_system.f_bfree or (file_system.f_files and not file_system.f_ffree)
-        code = errno.EROFS if file_system.f_flag & os.ST_RDONLY else errno.ENOSPC if full else 0
+        is_full = not file_system.f_bfree or (file_system.f_files and not file_system.f_ffree)
+        code = errno.EROFS if file_system.f_flag & os.ST_RDONLY else errno.ENOSPC if is_full else 0
         reason = os.strerror(code) if code else ""
     return reason and f"CDI specs cannot be written to {folder}: {reason}"
 
 
-def stale_specs(folder: Path, live_slots: set[str]) -> list[Path]:
+def find_stale_specs(folder: Path, live_slots: set[str]) -> list[Path]:
     """Our specs and unfinished files that belong to none of the `live_slots`."""
     if not folder.is_dir():
         return []

@@ -37,7 +37,7 @@ def container_env(grant: Grant, devices: Sequence[OtherDevice] = ()) -> dict[str
 
 def _card_env(grant: Grant) -> dict[str, str]:
     shares = grant.shares
-    limit, part = per_card_limit(shares)
+    limit, fraction = per_card_limit(shares)
     return {
         names.IDX: ",".join(map(str, grant.indices)),
         names.POD_MEM: str(grant.pod_mem),
@@ -45,13 +45,13 @@ def _card_env(grant: Grant) -> dict[str, str]:
         names.DEV_MEM: str(shares[0].total),
         names.ENV_DEVICE_ORDER: names.ENV_PCI_BUS_ID,
         names.ENV_LIMIT_MIB: str(limit),
-        names.ENV_FRACTION: part,
+        names.ENV_FRACTION: fraction,
         names.ENV_CUPY_LIMIT: str(limit * _BYTES),
-        **(mps.environment([share.mem for share in shares], _percent(grant, shares)) if grant.mps else {}),
+        **(mps.environment([share.mem for share in shares], _sm_percent(grant, shares)) if grant.mps else {}),
     }
 
 
-def _percent(grant: Grant, shares: Sequence[CardShare]) -> int | None:
+def _sm_percent(grant: Grant, shares: Sequence[CardShare]) -> int | None:
     """The percentage of SMs for the container's processes: the lowest of its cards."""
     percentages = [mps.percent(share.core, share.mem, share.total, grant.sm_percent) for share in shares]
     return min((percent for percent in percentages if percent is not None), default=None)

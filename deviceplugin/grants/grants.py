@@ -38,15 +38,15 @@ from cardwise.core.values.wording import quote_text, sanitize_message
 _log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
-_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,249}")  # with the suffix no longer than a file name may be
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,249}")  # with the suffix no longer than a file name may be
 _SUFFIX = ".json"
-_STRIPES = 64
+_DISK_LOCK_COUNT = 64
 _PROBE_BYTES = 4096  # a full disk cannot take a block
 _MAX_NAME_BYTES = 200  # of the name of what is moved aside, which gets a time; a file name has 255 bytes at most
-_MAX = 2**63 - 1  # of each number in a grant
+_MAX_NUMBER = 2**63 - 1  # of each number in a grant
 _VERSION = 1
-_WITH_DEVICES = 2  # of a grant that a former version, which knows cards only, must not take for one
-_KNOWN = (_VERSION, _WITH_DEVICES)
+_VERSION_WITH_DEVICES = 2  # of a grant that a former version, which knows cards only, must not take for one
+_READABLE_VERSIONS = (_VERSION, _VERSION_WITH_DEVICES)
 
 
 class UnsafeName(ValueError):
@@ -135,12 +135,12 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         return self.container == shareagent.CONTAINER and not (self.shares or self.devices)
 
     @property
-    def has_shares(self) -> bool:
+    def has_container_shares(self) -> bool:
         """Whether the grant has what the container gets. A grant by the pod's sandbox has only what the pod holds."""
         return bool(self.shares or self.devices) or self.is_agent
 
     @property
-    def has_keys(self) -> bool:
+    def has_container_keys(self) -> bool:
         """Whether the grant tells which containers have the pod's shares: one of an older version does not."""
         return len(self.pod_keys) == len(self.pod_shares) and all(self.pod_keys)
 
@@ -163,7 +163,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
             tuple(sorted((device.uuid, key) for device, key in devices)),
         )
 
-    def is_of_same_binding(self, other: "Grant") -> bool:
+    def has_same_binding(self, other: "Grant") -> bool:
         """Whether the pod was bound with the same cards and devices for both grants."""
         by_container = bool(self.pod_keys) == bool(other.pod_keys)  # a grant of an older version has none
         return self.sorted_amounts(by_container=by_container) == other.sorted_amounts(by_container=by_container)
@@ -172,7 +172,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         """The UUIDs of the pod's cards and devices."""
         return {share.uuid for share in self.pod_shares} | {device.uuid for device in self.pod_devices}
 
-    def on_cards(self, uuids: Collection[str]) -> "Grant":
+    def restrict_to_cards(self, uuids: Collection[str]) -> "Grant":
         """The grant with these of the pod's cards and devices only."""
         cards = list(zip(self.pod_shares, chain(self.pod_keys, repeat("")), strict=False))
         devices = list(zip(self.pod_devices, self.pod_device_keys, strict=True))
@@ -184,41 +184,41 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
             pod_device_keys=tuple(key for device, key in devices if device.uuid in uuids),
         )
 
-    def with_cards_of(self, assignment: Assignment) -> "Grant":
+    def extend_by_assignment(self, assignment: Assignment) -> "Grant":
         """The grant, with what the assignment has beyond it."""
-        rest = assignment.excess_over(self.pod_assignment)
-        if rest is None:
+        excess = assignment.excess_over(self.pod_assignment)
+        if excess is None:
             return self
-        other = Grant.for_pod(self.pod_uid, self.namespace, self.name, self.container, rest)
+        excess_grant = Grant.for_pod(self.pod_uid, self.namespace, self.name, self.container, excess)
         keys = self.pod_keys or ("",) * len(self.pod_shares)
         return msgspec.structs.replace(
             self,
-            pod_shares=self.pod_shares + other.pod_shares,
-            pod_keys=keys + other.pod_keys,
-            pod_devices=self.pod_devices + other.pod_devices,
-            pod_device_keys=self.pod_device_keys + other.pod_device_keys,
+            pod_shares=self.pod_shares + excess_grant.pod_shares,
+            pod_keys=keys + excess_grant.pod_keys,
+            pod_devices=self.pod_devices + excess_grant.pod_devices,
+            pod_device_keys=self.pod_device_keys + excess_grant.pod_device_keys,
         )
 
     def assignment(self) -> Assignment:
         """The assignment of the whole pod, cards only; empty in a grant of an older version."""
-        return Assignment(_by_key(self.pod_keys, self.pod_shares))
+        return Assignment(_group_by_key(self.pod_keys, self.pod_shares))
 
     @property
     def pod_assignment(self) -> Assignment:
         """All that the pod holds, with the key "" in a grant of an older version."""
         devices = (DeviceShare(device.resource_class, device.uuid) for device in self.pod_devices)
         return Assignment(
-            _by_key(self.pod_keys or ("",) * len(self.pod_shares), self.pod_shares),
-            _by_key(self.pod_device_keys, devices),
+            _group_by_key(self.pod_keys or ("",) * len(self.pod_shares), self.pod_shares),
+            _group_by_key(self.pod_device_keys, devices),
         )
 
 
-def _by_key(keys: Iterable[str], shares: Iterable[_T]) -> dict[str, tuple[_T, ...]]:
+def _group_by_key(keys: Iterable[str], shares: Iterable[_T]) -> dict[str, tuple[_T, ...]]:
     """The shares by container key. There may be fewer keys than shares."""
-    by_key: dict[str, tuple[_T, ...]] = {}
+    shares_by_key: dict[str, tuple[_T, ...]] = {}
     for key, share in zip(keys, shares, strict=False):
-        by_key[key] = (*by_key.get(key, ()), share)
-    return by_key
+        shares_by_key[key] = (*shares_by_key.get(key, ()), share)
+    return shares_by_key
 
 
 def merge_by_pod(grants: Iterable[Grant]) -> list[Grant]:
@@ -227,14 +227,14 @@ def merge_by_pod(grants: Iterable[Grant]) -> list[Grant]:
     That is what its latest grant has. Where its grants differ, since it was bound here again with other cards, it is
     the most that one of them has of each card.
     """
-    merged: dict[str, Grant] = {}
+    grant_by_uid: dict[str, Grant] = {}
     for grant in sorted(grants, key=lambda grant: grant.granted_ns, reverse=True):
-        latest = merged.get(grant.pod_uid)
+        latest = grant_by_uid.get(grant.pod_uid)
         if latest is None:
-            merged[grant.pod_uid] = grant
+            grant_by_uid[grant.pod_uid] = grant
         elif grant.sorted_amounts() != latest.sorted_amounts():
-            merged[grant.pod_uid] = latest.with_cards_of(grant.pod_assignment)
-    return list(merged.values())
+            grant_by_uid[grant.pod_uid] = latest.extend_by_assignment(grant.pod_assignment)
+    return list(grant_by_uid.values())
 
 
 def _pod_names(grants: Iterable[Grant]) -> str:
@@ -311,7 +311,7 @@ class GrantStore:
         self._grants: dict[tuple[str, str], Grant] = {}
         self._epochs: dict[tuple[str, str], int] = {}
         self._epoch = 0
-        self._disk_locks = [threading.Lock() for _ in range(_STRIPES)]
+        self._disk_locks = [threading.Lock() for _ in range(_DISK_LOCK_COUNT)]
         self.unreadable: list[str] = []
         self.problem = ""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -433,7 +433,7 @@ class GrantStore:
                 else:
                     del self._grants[key], self._epochs[key]
 
-    def held_mib(self) -> dict[str, int]:
+    def granted_mib_by_uuid(self) -> dict[str, int]:
         """The granted MiB by UUID; 0 for devices other than GPUs."""
         sums: dict[str, int] = defaultdict(int)
         for grant in merge_by_pod(self.list_grants()):
@@ -447,7 +447,7 @@ class GrantStore:
         holders = [
             grant
             for (uid, _), grant in self._grants.items()
-            if uid == new_grant.pod_uid and not grant.is_of_same_binding(new_grant)
+            if uid == new_grant.pod_uid and not grant.has_same_binding(new_grant)
         ]
         return FormerBinding(tuple(holders)) if holders else None
 
@@ -455,32 +455,36 @@ class GrantStore:
         mem: dict[str, int] = defaultdict(int)
         core: dict[str, int] = defaultdict(int)
         indices: dict[str, int] = {}
-        held_grants = merge_by_pod(self._grants.values())
+        merged_grants = merge_by_pod(self._grants.values())
         for share in new_grant.pod_shares:
             mem[share.uuid] += share.mem
             core[share.uuid] += share.core
             indices[share.uuid] = share.index
         for uuid, requested in mem.items():
-            others = [
+            other_shares = [
                 (grant, share)
-                for grant in held_grants
+                for grant in merged_grants
                 if grant.pod_uid != new_grant.pod_uid
                 for share in grant.pod_shares
                 if share.uuid == uuid
             ]
-            holders = tuple(grant for grant, _ in others)
-            held, total = sum(share.mem for _, share in others), totals[uuid]
+            holders = tuple(grant for grant, _ in other_shares)
+            held, total = sum(share.mem for _, share in other_shares), totals[uuid]
             if held + requested > total:
                 return CardFull(indices[uuid], uuid, requested, held, total, cores=False, holders=holders)
-            cores = sum(share.core for _, share in others)
+            cores = sum(share.core for _, share in other_shares)
             if cores + core[uuid] > self._core and core[uuid]:
                 return CardFull(indices[uuid], uuid, core[uuid], cores, self._core, cores=True, holders=holders)
         return None
 
     def _device_conflict(self, new_grant: Grant) -> DeviceTaken | None:
-        others = [grant for grant in merge_by_pod(self._grants.values()) if grant.pod_uid != new_grant.pod_uid]
+        other_grants = [grant for grant in merge_by_pod(self._grants.values()) if grant.pod_uid != new_grant.pod_uid]
         for device in new_grant.pod_devices:
-            holders = [grant for grant in others if any(theirs.uuid == device.uuid for theirs in grant.pod_devices)]
+            holders = [
+                grant
+                for grant in other_grants
+                if any(granted_device.uuid == device.uuid for granted_device in grant.pod_devices)
+            ]
             if holders:
                 return DeviceTaken(device.uuid, tuple(holders))
         return None
@@ -493,7 +497,7 @@ class GrantStore:
         self, grant: Grant, check: Callable[[], GrantConflict | None], granted_ns: Callable[[], int]
     ) -> AddedGrant | GrantConflict:
         _check_names(grant)
-        version = _WITH_DEVICES if grant.pod_devices else _VERSION
+        version = _VERSION_WITH_DEVICES if grant.pod_devices else _VERSION
         key = (grant.pod_uid, grant.container)
         with self._lock:
             conflict = check()
@@ -531,7 +535,7 @@ class GrantStore:
         _sync_folder(path.parent)
 
     def _disk_lock(self, pod_uid: str) -> threading.Lock:
-        return self._disk_locks[hash(pod_uid) % _STRIPES]
+        return self._disk_locks[hash(pod_uid) % _DISK_LOCK_COUNT]
 
     def _load_grants(self) -> None:
         for folder in sorted(self._folder.iterdir()):
@@ -579,11 +583,11 @@ class GrantStore:
 def _read_grant(path: Path) -> Grant:
     text = path.read_bytes()
     version = msgspec.json.decode(text, type=_Format).version  # first: another version may have other fields
-    if version not in _KNOWN:
-        known = " and ".join(map(str, _KNOWN))
+    if version not in _READABLE_VERSIONS:
+        readable = " and ".join(map(str, _READABLE_VERSIONS))
         raise ValueError(
             f"another version of the device plugin wrote it: it has version {quote_text(version)}, "
-            f"this one reads versions {known}; a running container gets a new grant"
+            f"this one reads versions {readable}; a running container gets a new grant"
         )
     grant = msgspec.json.decode(text, type=Grant)
     if (grant.pod_uid, grant.container + _SUFFIX) != (path.parent.name, path.name):
@@ -605,17 +609,17 @@ def _check_amounts(grant: Grant) -> None:
         raise ValueError(f"podDeviceKeys has {len(grant.pod_device_keys)} keys for {len(grant.pod_devices)} podDevices")
     if len(grant.pod_keys) not in (0, len(grant.pod_shares)):
         raise ValueError(f"podKeys has {len(grant.pod_keys)} keys for {len(grant.pod_shares)} podShares")
-    numbers = [("grantedNs", grant.granted_ns)]
+    named_numbers = [("grantedNs", grant.granted_ns)]
     for share in (*grant.shares, *grant.pod_shares):
-        numbers += [("index", share.index), ("mem", share.mem), ("core", share.core), ("total", share.total)]
-    for name, number in numbers:
-        if not 0 <= number <= _MAX:
-            raise ValueError(f"{name} is {number}, not a number from 0 to {_MAX}")
+        named_numbers += [("index", share.index), ("mem", share.mem), ("core", share.core), ("total", share.total)]
+    for name, number in named_numbers:
+        if not 0 <= number <= _MAX_NUMBER:
+            raise ValueError(f"{name} is {number}, not a number from 0 to {_MAX_NUMBER}")
 
 
 def _check_names(grant: Grant) -> None:
     for name in (grant.pod_uid, grant.container):
-        if not _SAFE.fullmatch(name) or ".." in name:
+        if not _SAFE_NAME.fullmatch(name) or ".." in name:
             raise UnsafeName(f"{quote_text(name)} is not a pod UID or container name")
 
 

@@ -20,9 +20,9 @@ from cardwise.gpus import mpsfiles
 from deviceplugin.grants.grants import Grant
 
 MAX_WAIT_SECONDS = 10.0  # of the kubelet's 30 for PreStartContainer
-_PAUSE = 0.2
-_SEEN = "mps-manager-seen"
-_CHANGED = "the MPS daemon of its GPU has just changed"
+_POLL_SECONDS = 0.2
+_MANAGER_MARK_FILE = "mps-manager-seen"
+_DAEMON_CHANGED = "the MPS daemon of its GPU has just changed"
 
 
 class MpsNotReady(Exception):
@@ -45,7 +45,7 @@ class MpsWait:
     """Waits for MPS: call `wait` before a container starts, and `confirm` right before its grant is delivered."""
 
     def __init__(
-        self, setting: Mode, root: Path, state_dir: Path, clock: Clock = SYSTEM, mps_clock: Clock = BOOT
+        self, default_mode: Mode, root: Path, state_dir: Path, clock: Clock = SYSTEM, mps_clock: Clock = BOOT
     ) -> None:
         """setting: the MPS mode of pods without the annotation.
         root: the --root of the MPS manager.
@@ -54,14 +54,14 @@ class MpsWait:
 
         Raises OSError.
         """
-        self._setting = setting
+        self._default_mode = default_mode
         self._root = root
-        self._seen_file = state_dir / _SEEN
+        self._manager_mark_file = state_dir / _MANAGER_MARK_FILE
         self._has_manager = False
         self._clock = clock
         self._mps_clock = mps_clock
-        if setting is Mode.OFF:
-            self._seen_file.unlink(missing_ok=True)
+        if default_mode is Mode.OFF:
+            self._manager_mark_file.unlink(missing_ok=True)
         self.has_manager()  # remember it even if no container starts before the next reboot
 
     def wait_ready(
@@ -73,7 +73,7 @@ class MpsWait:
         is_active: whether the kubelet still waits for the answer.
         """
         required_state = self._required_state(grant)
-        readiness = self._check(grant, required_state)
+        readiness = self._check_readiness(grant, required_state)
         if readiness.problem and try_reserve():
             try:
                 readiness = self._wait_ready(grant, required_state, readiness, is_active)
@@ -85,27 +85,29 @@ class MpsWait:
 
     def confirm_ready(self, grant: Grant) -> None:
         """Check again that MPS is ready, right before the grant is delivered. Raises MpsNotReady."""
-        readiness = self._check(grant, self._required_state(grant))
+        readiness = self._check_readiness(grant, self._required_state(grant))
         if readiness.problem or readiness.folders != grant.mps:
-            raise MpsNotReady(readiness.problem or _CHANGED)
+            raise MpsNotReady(readiness.problem or _DAEMON_CHANGED)
 
     def _wait_ready(
         self, grant: Grant, required_state: MpsState | None, readiness: Readiness, is_active: Callable[[], bool]
     ) -> Readiness:
         deadline = self._clock.now() + MAX_WAIT_SECONDS
         while readiness.problem and self._clock.now() < deadline and is_active():
-            self._clock.sleep(_PAUSE)
-            readiness = self._check(grant, required_state)
+            self._clock.sleep(_POLL_SECONDS)
+            readiness = self._check_readiness(grant, required_state)
         return readiness
 
     def _required_state(self, grant: Grant) -> MpsState | None:
         """The MPS state to wait for; None if MPS does not matter. Raises MpsNotReady."""
         if not grant.pod_shares:
             return None
-        mode = _pod_mode(grant.mps_mode, self._setting)
+        mode = _parse_pod_mode(grant.mps_mode, self._default_mode)
         has_manager = self.has_manager()
         if mode is Mode.REQUIRED and not has_manager:
-            reason = "--mps=off" if self._setting is Mode.OFF else f"no manager has run here ({self._root} is empty)"
+            reason = (
+                "--mps=off" if self._default_mode is Mode.OFF else f"no manager has run here ({self._root} is empty)"
+            )
             raise MpsNotReady(
                 f"pod {grant.pod} requires MPS ({mps.MODE}), which this node does not have: {reason}; create it again "
                 f"without the annotation, or on a node where cardwise-mps runs"
@@ -119,29 +121,29 @@ class MpsWait:
 
         After a reboot a container may start before the manager; it must not run without MPS then.
         """
-        if self._setting is not Mode.PREFERRED:
-            return self._setting is Mode.REQUIRED
-        on_disk = self._seen_file.exists()
+        if self._default_mode is not Mode.PREFERRED:
+            return self._default_mode is Mode.REQUIRED
+        on_disk = self._manager_mark_file.exists()
         self._has_manager = self._has_manager or on_disk or (self._root / mps.LOCK).exists()
         if self._has_manager and not on_disk:
             with contextlib.suppress(OSError):  # then it is forgotten at the next reboot only
-                self._seen_file.touch()
+                self._manager_mark_file.touch()
         return self._has_manager
 
-    def _check(self, grant: Grant, required_state: MpsState | None) -> Readiness:
+    def _check_readiness(self, grant: Grant, required_state: MpsState | None) -> Readiness:
         if required_state is None:
-            closed = any(mpsfiles.is_left_closed(self._root, share.uuid) for share in grant.shares)
-            return Readiness(mps.LEFT_CLOSED if closed and not grant.is_agent else "")
+            is_left_closed = any(mpsfiles.is_left_closed(self._root, share.uuid) for share in grant.shares)
+            return Readiness(mps.LEFT_CLOSED if is_left_closed and not grant.is_agent else "")
         if grant.is_agent:
             return self._check_for_agent(grant, required_state)
         if required_state is MpsState.OFF:
-            return Readiness(self._problem(grant.shares, MpsState.OFF))
-        folders = self._daemon_folders(grant.shares)
+            return Readiness(self._unready_reason(grant.shares, MpsState.OFF))
+        folders = self._find_daemon_folders(grant.shares)
         if None in folders:
-            return Readiness(self._problem(grant.shares, MpsState.READY) or _CHANGED)
+            return Readiness(self._unready_reason(grant.shares, MpsState.READY) or _DAEMON_CHANGED)
         if len(folders) > 1:
             return self._check_several_cards(grant)
-        return Readiness(self._problem(grant.shares, MpsState.READY), tuple(map(str, folders)))
+        return Readiness(self._unready_reason(grant.shares, MpsState.READY), tuple(map(str, folders)))
 
     def _check_several_cards(self, grant: Grant) -> Readiness:
         """Check a container with cards of several daemons: a process can use only one daemon."""
@@ -149,9 +151,9 @@ class MpsWait:
             f"pod {grant.pod} has shares of several GPUs in one container, each with an MPS daemon of its own; a "
             "process can use one (cardwise-mps --scope=node has one for all)"
         )
-        if _pod_mode(grant.mps_mode, self._setting) is Mode.REQUIRED:
+        if _parse_pod_mode(grant.mps_mode, self._default_mode) is Mode.REQUIRED:
             return Readiness(reason)
-        off_problem = self._problem(grant.shares, MpsState.OFF)
+        off_problem = self._unready_reason(grant.shares, MpsState.OFF)
         return Readiness(
             f"{reason}; it starts without MPS once it is off on all of them: {off_problem}" if off_problem else ""
         )
@@ -160,19 +162,22 @@ class MpsWait:
         """Check the start of the share agent. It waits for MPS by itself, and only needs the daemons' folders."""
         if required_state is MpsState.OFF:
             return Readiness()
-        by_container = grant.assignment().containers.values()
-        if any(len(folders := self._daemon_folders(shares)) > 1 and None not in folders for shares in by_container):
+        shares_by_container = grant.assignment().containers.values()
+        if any(
+            len(folders := self._find_daemon_folders(shares)) > 1 and None not in folders
+            for shares in shares_by_container
+        ):
             return Readiness()  # such a container can only start without MPS
-        folders = self._daemon_folders(grant.pod_shares)
+        folders = self._find_daemon_folders(grant.pod_shares)
         if None in folders:
-            return Readiness(self._problem(grant.pod_shares, required_state) or _CHANGED)
+            return Readiness(self._unready_reason(grant.pod_shares, required_state) or _DAEMON_CHANGED)
         return Readiness(folders=tuple(map(str, folders)))
 
-    def _daemon_folders(self, shares: Sequence[CardShare]) -> list[Path | None]:
+    def _find_daemon_folders(self, shares: Sequence[CardShare]) -> list[Path | None]:
         """The folders of the daemons that serve these cards, each once; None for a card without daemon."""
         return list(dict.fromkeys(mpsfiles.find_daemon_state(self._root, share.uuid)[0] for share in shares))
 
-    def _problem(self, shares: Sequence[CardShare], required_state: MpsState) -> str:
+    def _unready_reason(self, shares: Sequence[CardShare], required_state: MpsState) -> str:
         problems = (
             mpsfiles.unready_reason(
                 self._root, share.uuid, required_state=required_state, memory_limit=share.mem, clock=self._mps_clock
@@ -182,10 +187,10 @@ class MpsWait:
         return next(filter(None, problems), "")
 
 
-def _pod_mode(mode: str, setting: Mode) -> Mode:
+def _parse_pod_mode(mode: str, default_mode: Mode) -> Mode:
     """The mode of a pod: its own, else the node's. Raises MpsNotReady."""
     try:
-        return Mode(mode) if mode else setting
+        return Mode(mode) if mode else default_mode
     except ValueError as error:
         modes = ", ".join(Mode)
         raise MpsNotReady(

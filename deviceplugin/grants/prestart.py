@@ -70,35 +70,35 @@ class StartRefused(Exception):
 
 
 def identify_container(
-    slots: Sequence[str], holders: Holders, pod_of: Callable[[str], str | None]
+    slots: Sequence[str], holders: Holders, name_of_uid: Callable[[str], str | None]
 ) -> tuple[PodResourcesContainer, str]:
     """The container that has all these slots, with its pod's UID. Pure. Raises StartRefused.
 
-    pod_of: returns "namespace/name" of a pod UID, None if unknown. It decides between entries of the checkpoint that
-        the kubelet has not cleaned up yet.
+    name_of_uid: returns "namespace/name" of a pod UID, None if unknown. It decides between entries of the checkpoint
+        that the kubelet has not cleaned up yet.
     """
     if not slots:
         raise StartRefused("the kubelet named no device")
-    by_pod_resources: dict[PodResourcesContainer, None] = {}
-    by_checkpoint: dict[CheckpointContainer, None] = {}
+    pod_resources_holders: dict[PodResourcesContainer, None] = {}
+    checkpoint_holders: dict[CheckpointContainer, None] = {}
     for slot in slots:
-        by_pod_resources |= dict.fromkeys(holders.pod_resources.get(slot, ()))
-        by_checkpoint |= dict.fromkeys(holders.checkpoint.get(slot, ()))
+        pod_resources_holders |= dict.fromkeys(holders.pod_resources.get(slot, ()))
+        checkpoint_holders |= dict.fromkeys(holders.checkpoint.get(slot, ()))
     slots_text = f"share slot {', '.join(slots)}"
-    if not by_pod_resources:
+    if not pod_resources_holders:
         raise StartRefused(f"the kubelet does not list a container with {slots_text} yet")
-    if len(by_pod_resources) > 1:
+    if len(pod_resources_holders) > 1:
         containers = " and ".join(
-            f"{holder.namespace}/{holder.pod} (container {holder.container})" for holder in by_pod_resources
+            f"{holder.namespace}/{holder.pod} (container {holder.container})" for holder in pod_resources_holders
         )
         raise StartRefused(f"the kubelet gave {slots_text} to {containers}; delete one of these pods")
-    container = next(iter(by_pod_resources))
+    container = next(iter(pod_resources_holders))
     pod_name = f"{container.namespace}/{container.pod}"
-    uids = [holder.pod_uid for holder in by_checkpoint if holder.container == container.container]
+    uids = [holder.pod_uid for holder in checkpoint_holders if holder.container == container.container]
     if len(uids) > 1:
-        uids = [uid for uid in uids if pod_of(uid) in (pod_name, None)]
+        uids = [uid for uid in uids if name_of_uid(uid) in (pod_name, None)]
     if len(uids) != 1:
-        entries = ", ".join(f"{holder.pod_uid}/{holder.container}" for holder in by_checkpoint) or "no container"
+        entries = ", ".join(f"{holder.pod_uid}/{holder.container}" for holder in checkpoint_holders) or "no container"
         raise StartRefused(
             f"the kubelet's two records disagree on {slots_text}: PodResources lists {pod_name} "
             f"(container {container.container}), its checkpoint {entries}"
@@ -106,7 +106,7 @@ def identify_container(
     return container, uids[0]
 
 
-def grant_of(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
+def build_grant(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
     """Make the grant of a container from its pod's annotations. Pure. Raises StartRefused."""
     pod_text = f"pod {pod.pod}"
     try:
@@ -182,7 +182,7 @@ def check_sandboxes(grant: Grant, sandboxes: Iterable[Sandbox]) -> None:
     for sandbox in ready:
         with contextlib.suppress(codec.InvalidAssignment):
             assignment = codec.decode(sandbox.annotations)
-            if assignment is not None and grant.is_of_same_binding(
+            if assignment is not None and grant.has_same_binding(
                 Grant.for_pod(grant.pod_uid, grant.namespace, grant.name, grant.container, assignment)
             ):
                 continue
@@ -194,8 +194,8 @@ def check_sandboxes(grant: Grant, sandboxes: Iterable[Sandbox]) -> None:
 
 def _has_no_visible_card(pod: NodePod, grant: Grant) -> bool:
     """Whether the container has a card, but its environment names none. Pure."""
-    visible = pod.annotations.get(names.DEVICES_OF + pod.keys[grant.container])
-    return bool(grant.shares) and visible == names.NO_CARDS
+    visible_uuids = pod.annotations.get(names.DEVICES_OF + pod.keys[grant.container])
+    return bool(grant.shares) and visible_uuids == names.NO_CARDS
 
 
 class PreStart:
@@ -210,7 +210,7 @@ class PreStart:
     adopt: adds the missing grants of running containers; returns why it has not, "" if `has_adopted`. Waits for an
         attempt of another thread for the given seconds at most.
     on_granted: called with the pod of each grant.
-    start_on_sick_cards: whether containers start on unhealthy cards.
+    start_on_unhealthy_gpus: whether containers start on unhealthy cards.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class PreStart:
         has_adopted: Callable[[], bool],
         adopt: Callable[[float], str],
         on_granted: Callable[[NodePod], None],
-        start_on_sick_cards: bool = False,
+        start_on_unhealthy_gpus: bool = False,
         clock: Clock = SYSTEM,
     ) -> None:
         self._kubelet = kubelet
@@ -247,7 +247,7 @@ class PreStart:
         self._has_adopted = has_adopted
         self._adopt = adopt
         self._on_granted = on_granted
-        self._start_on_sick_cards = start_on_sick_cards
+        self._start_on_unhealthy_gpus = start_on_unhealthy_gpus
         self._clock = clock
         self._waiting = threading.BoundedSemaphore(_MAX_WAITING)
 
@@ -260,13 +260,13 @@ class PreStart:
         started = self._clock.now()
         deadline = started + _CALL_SECONDS
         try:
-            container, uid = identify_container(slots, self._kubelet.holders(), self._name_of)
+            container, uid = identify_container(slots, self._kubelet.holders(), self._find_pod_name)
         except KubeletUnavailable as error:
             raise StartRefused(str(error)) from error
         structlog.contextvars.bind_contextvars(
             pod=f"{container.namespace}/{container.pod}", uid=uid
         )  # of all lines of this call
-        grant, pod = self._desired_grant(container, uid, slots)
+        grant, pod = self._build_desired_grant(container, uid, slots)
         access = self._access()
         if grant.devices and access is Access.ENV:
             raise StartRefused(f"pod {grant.pod}: {NO_CDI}")
@@ -316,11 +316,11 @@ class PreStart:
         )
         return grant
 
-    def _name_of(self, uid: str) -> str | None:
+    def _find_pod_name(self, uid: str) -> str | None:
         pod = self._pods.find_pod(uid)
         return None if pod is None else pod.pod
 
-    def _desired_grant(
+    def _build_desired_grant(
         self, container: PodResourcesContainer, uid: str, slots: Sequence[str]
     ) -> tuple[Grant, NodePod | None]:
         """The grant to add, and its pod, None if the grant is only known from the disk. Raises StartRefused."""
@@ -332,8 +332,8 @@ class PreStart:
                 pod = self._pods.get_pod(container.namespace, container.pod, uid)
         except errors.KubeError as error:
             # A restart of a container needs no API server: it gets the grant that it was started with.
-            same_pod = previous is not None and previous.pod == f"{container.namespace}/{container.pod}"
-            if previous is not None and same_pod and previous.has_shares:
+            has_same_name = previous is not None and previous.pod == f"{container.namespace}/{container.pod}"
+            if previous is not None and has_same_name and previous.has_container_shares:
                 return msgspec.structs.replace(previous, slots=tuple(slots)), None
             pod = self._pods.find_pod(uid)
             if pod is None:
@@ -342,13 +342,13 @@ class PreStart:
                     f"does not answer: {error}"
                 ) from error
         if pod is None or (pod.namespace, pod.name) != (container.namespace, container.pod):
-            if self._pods.is_static(uid):
+            if self._pods.is_static_pod(uid):
                 raise StartRefused(
                     f"pod {container.namespace}/{container.pod} is a static pod, and a static pod cannot get a share, "
                     "since kube-scheduler does not place it; create it as an ordinary pod"
                 )
             raise StartRefused(f"pod {container.namespace}/{container.pod} (uid {uid}) does not exist any more")
-        return grant_of(pod, container.container, slots), pod
+        return build_grant(pod, container.container, slots), pod
 
     def _check_sandboxes(self, grant: Grant) -> None:
         try:
@@ -358,7 +358,7 @@ class PreStart:
         check_sandboxes(grant, sandboxes)
 
     def _check_health(self, cards: list[GpuCard], devices: list[OtherDevice]) -> None:
-        names_and_uuids = [] if self._start_on_sick_cards else [(f"card {card.index}", card.uuid) for card in cards]
+        names_and_uuids = [] if self._start_on_unhealthy_gpus else [(f"card {card.index}", card.uuid) for card in cards]
         names_and_uuids += [(f"{device.kind} {device.index}", device.uuid) for device in devices]
         health = self._health(cards, devices)
         for name, uuid in names_and_uuids:
@@ -374,7 +374,7 @@ class PreStart:
         A pod that has a grant takes nothing more: its containers restart also while the API server is away. This does
         not hold if it was bound here again with other cards. Raises StartRefused.
         """
-        if self._has_adopted() or any(map(grant.is_of_same_binding, self._grants.grants_of_pod(grant.pod_uid))):
+        if self._has_adopted() or any(map(grant.has_same_binding, self._grants.grants_of_pod(grant.pod_uid))):
             return
         problem = "other containers wait for it already"
         seconds = deadline - self._clock.now()
@@ -393,10 +393,10 @@ class PreStart:
 
     def _add_or_wait(self, grant: Grant, totals: Mapping[str, int], deadline: float, is_active: IsActive) -> AddedGrant:
         outcome = self._try_add(grant, totals, is_active)
-        latest = min(self._clock.now() + _CONFLICT_SECONDS, deadline - LIVE_SECONDS)
-        if not isinstance(outcome, AddedGrant) and self._clock.now() <= latest and self._try_reserve_wait():
+        last_try = min(self._clock.now() + _CONFLICT_SECONDS, deadline - LIVE_SECONDS)
+        if not isinstance(outcome, AddedGrant) and self._clock.now() <= last_try and self._try_reserve_wait():
             try:
-                outcome = self._wait_until_free(outcome, grant, totals, latest, is_active)
+                outcome = self._wait_until_free(outcome, grant, totals, last_try, is_active)
             finally:
                 self._waiting.release()
         if not isinstance(outcome, AddedGrant):
@@ -413,11 +413,11 @@ class PreStart:
         return self._waiting.acquire(blocking=False)
 
     def _wait_until_free(
-        self, conflict: GrantConflict, grant: Grant, totals: Mapping[str, int], latest: float, is_active: IsActive
+        self, conflict: GrantConflict, grant: Grant, totals: Mapping[str, int], last_try: float, is_active: IsActive
     ) -> AddedGrant | GrantConflict:
         """Wait until the card or device is free: usually its holder has ended, and the runtime was not asked yet.
 
-        latest: the time after which the runtime is not asked again.
+        last_try: the time after which the runtime is not asked again.
         """
         while True:
             if isinstance(conflict, FormerBinding):
@@ -425,7 +425,7 @@ class PreStart:
             else:
                 self._release({holder.pod_uid for holder in conflict.holders})  # takes seconds if the runtime is slow
             outcome = self._try_add(grant, totals, is_active)
-            if isinstance(outcome, AddedGrant) or self._clock.now() >= latest:
+            if isinstance(outcome, AddedGrant) or self._clock.now() >= last_try:
                 return outcome
             conflict = outcome
             self._clock.sleep(_CONFLICT_PAUSE)

@@ -39,8 +39,8 @@ from deviceplugin.sources.pods import NodePod, Pods
 
 _log = structlog.get_logger(__name__)
 
-_READS_AT_ONCE = 8
-_READ_SECONDS = 3.0  # after which no further read begins
+_MAX_CONCURRENT_READS = 8
+_READ_BUDGET_SECONDS = 3.0  # after which no further read begins
 
 
 def reported_shares(grants: Iterable[Grant]) -> dict[str, list[ContainerShare]]:
@@ -59,7 +59,7 @@ def reported_shares(grants: Iterable[Grant]) -> dict[str, list[ContainerShare]]:
     return dict(reported)
 
 
-def former_cards(pod: NodePod, grants: Iterable[Grant]) -> set[str]:
+def find_former_cards(pod: NodePod, grants: Iterable[Grant]) -> set[str]:
     """The UUIDs of the cards and devices of which these grants of the pod have more than its assignment: they are of a
     former binding. Pure.
     """
@@ -96,7 +96,7 @@ class Releaser:
         self._lock = threading.Lock()
         self._reported: dict[str, list[ContainerShare]] | None = None
         # Also written by the threads of PreStart.
-        self._ended_rounds: dict[str, int] = {}  # pod UID -> passes in which it had ended and had live containers
+        self._ended_passes: dict[str, int] = {}  # pod UID -> passes in which it had ended and had live containers
         self._runtime_problem = ""
 
     def reported_shares(self) -> Mapping[str, list[ContainerShare]] | None:
@@ -121,16 +121,18 @@ class Releaser:
         # The epoch comes first: the answers do not cover grants that are added meanwhile.
         epoch = self._grants.epoch()
         with self._lock:
-            remembered = pod_uids & self._ended_rounds.keys()
-        ended_by_uid = self._find_ends(pod_uids, remembered)
+            known_ended = pod_uids & self._ended_passes.keys()
+        ended_by_uid = self._find_ended_pods(pod_uids, known_ended)
         ended = {uid for uid, has_ended in ended_by_uid.items() if has_ended}
-        self._forget_ends(uid for uid, has_ended in ended_by_uid.items() if has_ended is False)
+        self._unmark_ended(uid for uid, has_ended in ended_by_uid.items() if has_ended is False)
         all_answered = None not in ended_by_uid.values()
-        bound_again = {uid for uid, has_ended in ended_by_uid.items() if has_ended is False and self._former_cards(uid)}
+        bound_again = {
+            uid for uid, has_ended in ended_by_uid.items() if has_ended is False and self._find_former_cards(uid)
+        }
         if not ended and not bound_again:
             return all_answered
         try:
-            alive = self._containers.live_containers(ended | bound_again)
+            live_containers = self._containers.live_containers(ended | bound_again)
         except RuntimeUnavailable as error:
             if not self._runtime_problem:
                 _log.error(
@@ -139,17 +141,21 @@ class Releaser:
             self._runtime_problem = str(error)
             return False
         self._runtime_problem = ""
-        for uid in ended & alive.keys():
-            self._mark_ended(uid, alive[uid])
-        gone = ended - alive.keys()
-        for uid, has_ended in (dict.fromkeys(gone, True) | self._read_pods(self._read_end, gone & remembered)).items():
+        for uid in ended & live_containers.keys():
+            self._mark_ended(uid, live_containers[uid])
+        stopped = ended - live_containers.keys()
+        for uid, has_ended in (
+            dict.fromkeys(stopped, True) | self._read_pods(self._read_has_ended, stopped & known_ended)
+        ).items():
             if has_ended:
                 self._drop_grants(uid, epoch)
             elif has_ended is None:
                 all_answered = False
             else:
-                self._forget_ends((uid,))
-        for uid, is_bound_again in self._read_pods(self._read_former_binding, bound_again - alive.keys()).items():
+                self._unmark_ended((uid,))
+        for uid, is_bound_again in self._read_pods(
+            self._read_former_binding, bound_again - live_containers.keys()
+        ).items():
             if is_bound_again:
                 self._drop_grants(uid, epoch)
             elif is_bound_again is None:
@@ -165,60 +171,60 @@ class Releaser:
         """
         epoch = self._grants.epoch()
         try:
-            alive = self._containers.live_containers({uid})
+            live_containers = self._containers.live_containers({uid})
         except RuntimeUnavailable as error:
             pod_name = next((grant.pod for grant in self._grants.grants_of_pod(uid)), "")
             _log.warning("failed to check for containers of a former binding", pod=pod_name, uid=uid, error=str(error))
             return
-        if not any(name and self._may_have_share(uid, name) for name in alive.get(uid, ())):
+        if not any(name and self._may_have_share(uid, name) for name in live_containers.get(uid, ())):
             self._drop_grants(uid, epoch)
 
     def sweep_grants(self, *, complete: bool = True) -> None:
         """One pass over all grants, and over the CDI specs. `complete`: each running container has a grant."""
         uids = {grant.pod_uid for grant in self._grants.list_grants()}
-        whole = self.release_ended(uids)
+        all_answered = self.release_ended(uids)
         granted = {grant.pod_uid for grant in self._grants.list_grants()}
         with self._lock:
-            self._ended_rounds = {uid: rounds for uid, rounds in self._ended_rounds.items() if uid in granted}
-        self._publish_reported_shares(complete=whole and complete)
+            self._ended_passes = {uid: passes for uid, passes in self._ended_passes.items() if uid in granted}
+        self._publish_reported_shares(complete=all_answered and complete)
         self._delivery.remove_unused_specs(self._grants)
 
-    def _find_ends(self, uids: Collection[str], remembered: Collection[str]) -> dict[str, bool | None]:
+    def _find_ended_pods(self, uids: Collection[str], known_ended: Collection[str]) -> dict[str, bool | None]:
         """Whether each pod has certainly finished, is gone or is not bound here; None if nobody answers.
 
-        remembered: pods whose end an earlier pass has seen. Then only a consistent read shows a pod bound here again:
+        known_ended: pods whose end an earlier pass has seen. Then only a consistent read shows a pod bound here again:
             the watch may show an older state.
         """
-        ends: dict[str, bool | None] = {}
+        ended_by_uid: dict[str, bool | None] = {}
         uncertain: list[str] = []
         for uid in uids:
-            known = self._pods.find_pod(uid)
-            if known is None and not self._pods.synced:
-                ends[uid] = None
-            elif known is None and uid in remembered:
-                ends[uid] = True
-            elif known is not None and (known.finished or uid not in remembered):
-                ends[uid] = known.finished
+            pod = self._pods.find_pod(uid)
+            if pod is None and not self._pods.synced:
+                ended_by_uid[uid] = None
+            elif pod is None and uid in known_ended:
+                ended_by_uid[uid] = True
+            elif pod is not None and (pod.finished or uid not in known_ended):
+                ended_by_uid[uid] = pod.finished
             else:
                 uncertain.append(uid)
-        return ends | self._read_pods(self._read_end, uncertain)
+        return ended_by_uid | self._read_pods(self._read_has_ended, uncertain)
 
-    def _read_pods(self, read: Callable[[str], bool | None], uids: Collection[str]) -> dict[str, bool | None]:
+    def _read_pods(self, read_pod: Callable[[str], bool | None], uids: Collection[str]) -> dict[str, bool | None]:
         """Read these pods from the API server, several at once. While it hangs, each read takes its whole timeout, and
-        a container may be waiting to start: so after `_READ_SECONDS` no read begins, and the answer is None.
+        a container may be waiting to start: so after `_READ_BUDGET_SECONDS` no read begins, and the answer is None.
         """
-        until = self._clock.now() + _READ_SECONDS
+        deadline = self._clock.now() + _READ_BUDGET_SECONDS
 
         def read_in_time(uid: str) -> bool | None:
-            return read(uid) if self._clock.now() < until else None
+            return read_pod(uid) if self._clock.now() < deadline else None
 
         if len(uids) <= 1:
             return {uid: read_in_time(uid) for uid in uids}
-        with ThreadPoolExecutor(min(_READS_AT_ONCE, len(uids)), thread_name_prefix="ends") as pool:
+        with ThreadPoolExecutor(min(_MAX_CONCURRENT_READS, len(uids)), thread_name_prefix="ends") as pool:
             return dict(zip(uids, pool.map(read_in_time, uids), strict=True))
 
-    def _read_end(self, uid: str) -> bool | None:
-        """As `_find_ends`, by a consistent read.
+    def _read_has_ended(self, uid: str) -> bool | None:
+        """As `_find_ended_pods`, by a consistent read.
 
         It shows each Binding that the kubelet has acted on, while the reflector may not have seen it yet.
         """
@@ -235,7 +241,8 @@ class Releaser:
         """Whether the pod is bound here with other cards than those of its grants; None if the API server does not
         answer.
 
-        By a consistent read as in `_read_end`: it may have got a grant that the reflector's state does not explain yet.
+        By a consistent read as in `_read_has_ended`: it may have got a grant that the reflector's state does not
+        explain yet.
         """
         grants = self._grants.grants_of_pod(uid)
         if not grants:
@@ -244,7 +251,7 @@ class Releaser:
             pod = self._fetch_pod(grants[0])
         except errors.KubeError:
             return None
-        return pod is not None and bool(former_cards(pod, grants))
+        return pod is not None and bool(find_former_cards(pod, grants))
 
     def _fetch_pod(self, grant: Grant) -> NodePod | None:
         try:
@@ -253,36 +260,36 @@ class Releaser:
             _log.warning("failed to check whether a pod is gone", pod=grant.pod, uid=grant.pod_uid, error=str(error))
             raise
 
-    def _former_cards(self, uid: str) -> set[str]:
+    def _find_former_cards(self, uid: str) -> set[str]:
         pod = self._pods.find_pod(uid)
-        return set() if pod is None or pod.finished else former_cards(pod, self._grants.grants_of_pod(uid))
+        return set() if pod is None or pod.finished else find_former_cards(pod, self._grants.grants_of_pod(uid))
 
     def _may_have_share(self, uid: str, container: str) -> bool:
         """Whether the container has a share by the grants of its pod, or they do not tell."""
         grants = self._grants.grants_of_pod(uid)
-        if any(grant.container == container and grant.has_shares for grant in grants):
+        if any(grant.container == container and grant.has_container_shares for grant in grants):
             return True
         pod = self._pods.find_pod(uid)
         key = None if pod is None else pod.keys.get(container)
-        return key is None or any(key in grant.keys or not grant.has_keys for grant in grants)
+        return key is None or any(key in grant.keys or not grant.has_container_keys for grant in grants)
 
-    def _forget_ends(self, uids: Iterable[str]) -> None:
+    def _unmark_ended(self, uids: Iterable[str]) -> None:
         """Treat these pods as not ended: they are bound here (again), so their present cards are not reported."""
         with self._lock:
             for uid in uids:
-                self._ended_rounds.pop(uid, None)
+                self._ended_passes.pop(uid, None)
 
-    def _mark_ended(self, uid: str, alive: set[str]) -> None:
+    def _mark_ended(self, uid: str, live_names: set[str]) -> None:
         # A ready sandbox without containers is usually about to end, so it is published only if it is still there in
         # the second pass. In the first pass after the start it is published at once.
         with self._lock:
-            rounds = self._ended_rounds.get(uid, 0) + 1
-            if (any(alive) or self._reported is None) and rounds < 2:
-                rounds = 2
-            self._ended_rounds[uid] = rounds
-        if rounds == 2:
+            passes = self._ended_passes.get(uid, 0) + 1
+            if (any(live_names) or self._reported is None) and passes < 2:
+                passes = 2
+            self._ended_passes[uid] = passes
+        if passes == 2:
             pod = next(iter(self._grants.grants_of_pod(uid)), None)
-            container_names = sorted(name or "(sandbox)" for name in alive)
+            container_names = sorted(name or "(sandbox)" for name in live_names)
             _log.info("an ended pod still holds its share", pod=pod and pod.pod, uid=uid, alive=container_names)
 
     def _drop_grants(self, uid: str, epoch: int) -> None:
@@ -295,18 +302,19 @@ class Releaser:
         if dropped:
             self._delivery.remove_unused_specs(self._grants)
             with self._lock:
-                self._ended_rounds.pop(uid, None)
+                self._ended_passes.pop(uid, None)
             _log.info("freed", pod=pod_name, uid=uid, containers=[grant.container for grant in dropped])
 
     def _publish_reported_shares(self, *, complete: bool) -> None:
         with self._lock:
             if self._reported is None and not complete:
                 return
-            ended = {uid for uid, rounds in self._ended_rounds.items() if rounds >= 2}
+            ended = {uid for uid, passes in self._ended_passes.items() if passes >= 2}
         grants = self._grants.list_grants()
-        former = {uid: self._former_cards(uid) for uid in {grant.pod_uid for grant in grants} - ended}
+        former_uuids = {uid: self._find_former_cards(uid) for uid in {grant.pod_uid for grant in grants} - ended}
         reported = reported_shares(
-            grant if grant.pod_uid in ended else grant.on_cards(former[grant.pod_uid]) for grant in grants
+            grant if grant.pod_uid in ended else grant.restrict_to_cards(former_uuids[grant.pod_uid])
+            for grant in grants
         )
         with self._lock:
             changed = reported != self._reported

@@ -29,8 +29,8 @@ _SERVICE = wire.DESCRIPTOR.services_by_name["Registration"]
 SOCKET_PREFIX = "cardwise-share-"
 _POLL_SECONDS = 0.25
 _REGISTER_TIMEOUT = 10.0
-_STREAM_SECONDS = 3.0  # the kubelet connects back within a second
-_ZERO_SECONDS = 30.0  # the kubelet reports its node every 10 s
+_NO_STREAM_SECONDS = 3.0  # the kubelet connects back within a second
+_ZERO_SLOTS_SECONDS = 30.0  # the kubelet reports its node every 10 s
 
 SocketIdentity = tuple[int, int, int]
 
@@ -53,8 +53,8 @@ class RegistrationState:
     """
 
     kubelet: SocketIdentity | None
-    registered_with: SocketIdentity | None
-    own_socket: bool
+    registered_kubelet: SocketIdentity | None
+    has_own_socket: bool
     no_stream_seconds: float | None
     zero_slots_seconds: float | None
 
@@ -63,15 +63,15 @@ def reregister_reason(state: RegistrationState) -> str:
     """Why the plugin has to register (again), "" if it need not or cannot. Pure."""
     if state.kubelet is None:
         return ""
-    if state.registered_with is None:
+    if state.registered_kubelet is None:
         return "not registered"
-    if state.kubelet != state.registered_with:
+    if state.kubelet != state.registered_kubelet:
         return "kubelet.sock was replaced: the kubelet has restarted"
-    if not state.own_socket:
+    if not state.has_own_socket:
         return "our socket was removed"
-    if state.no_stream_seconds is not None and state.no_stream_seconds >= _STREAM_SECONDS:
+    if state.no_stream_seconds is not None and state.no_stream_seconds >= _NO_STREAM_SECONDS:
         return "the kubelet's stream has ended"
-    if state.zero_slots_seconds is not None and state.zero_slots_seconds >= _ZERO_SECONDS:
+    if state.zero_slots_seconds is not None and state.zero_slots_seconds >= _ZERO_SLOTS_SECONDS:
         return f"the node keeps reporting no {names.SHARE}"
     return ""
 
@@ -84,23 +84,23 @@ class Registration:
     """Keeps the plugin registered, in one thread.
 
     folder: the kubelet's folder of sockets.
-    serve: creates the server of a socket, None if it is too early.
+    create_server: creates the server of a socket, None if it is too early.
     share_allocatable: returns the node's allocatable slots as the kubelet reports them, "" if unknown.
     """
 
     def __init__(
         self,
         folder: Path,
-        serve: Callable[[Path], PluginServer | None],
+        create_server: Callable[[Path], PluginServer | None],
         share_allocatable: Callable[[], str],
         clock: Clock = SYSTEM,
     ) -> None:
         self._folder = folder
         self._kubelet_socket = folder / "kubelet.sock"
-        self._serve = serve
+        self._create_server = create_server
         self._share_allocatable = share_allocatable
         self._server: PluginServer | None = None
-        self._registered_with: SocketIdentity | None = None
+        self._registered_kubelet: SocketIdentity | None = None
         self._no_stream_since: float | None = None
         self._zero_slots_since: float | None = None
         self._socket_count = 0
@@ -126,19 +126,19 @@ class Registration:
     def problem(self) -> str:
         """Why the plugin is not registered at present, "" if it is."""
         server = self._server
-        if self._registered_with is None or server is None:
+        if self._registered_kubelet is None or server is None:
             return f"not registered with the kubelet at {self._kubelet_socket}"
-        if socket_identity(self._kubelet_socket) != self._registered_with:
+        if socket_identity(self._kubelet_socket) != self._registered_kubelet:
             return f"the kubelet at {self._kubelet_socket} is gone or has restarted"
         return "" if server.streams else "the kubelet has not connected back"
 
     def _register_if_needed(self) -> None:
-        reason = reregister_reason(self._observe())
+        reason = reregister_reason(self._observe_state())
         if reason:
             _log.info("registering with the kubelet", reason=reason)
             self._register()
 
-    def _observe(self) -> RegistrationState:
+    def _observe_state(self) -> RegistrationState:
         now = self._clock.now()
         server = self._server
         if server is None or server.streams:
@@ -151,8 +151,8 @@ class Registration:
             self._zero_slots_since = now
         return RegistrationState(
             kubelet=socket_identity(self._kubelet_socket),
-            registered_with=self._registered_with,
-            own_socket=server is not None and server.socket.exists(),
+            registered_kubelet=self._registered_kubelet,
+            has_own_socket=server is not None and server.socket.exists(),
             no_stream_seconds=None if self._no_stream_since is None else now - self._no_stream_since,
             zero_slots_seconds=None if self._zero_slots_since is None else now - self._zero_slots_since,
         )
@@ -167,10 +167,10 @@ class Registration:
             self._folder
             / f"{SOCKET_PREFIX}{os.getpid()}-{self._clock.wall_ns() // 1_000_000 % 10**9}-{self._socket_count}.sock"
         )
-        server = self._serve(socket)
+        server = self._create_server(socket)
         if server is None:
             raise NotRegistered("the container runtime has not answered yet whether it serves CDI")
-        self._remove_stale()
+        self._remove_stale_sockets()
         server.start()
         self._server = server
         message = wire.RegisterRequest(
@@ -181,17 +181,17 @@ class Registration:
                 call_unary(channel, _SERVICE, "Register", message, _REGISTER_TIMEOUT)
         except grpc.RpcError as error:
             raise NotRegistered(error.details()) from error
-        self._registered_with = kubelet
+        self._registered_kubelet = kubelet
         self._no_stream_since = self._zero_slots_since = None
         _log.info("registered with the kubelet", resource=names.SHARE, socket=socket.name)
 
     def _end_server(self, grace: float) -> None:
         server, self._server = self._server, None
-        self._registered_with = None
+        self._registered_kubelet = None
         if server is not None:
             server.stop(grace)
 
-    def _remove_stale(self) -> None:
+    def _remove_stale_sockets(self) -> None:
         """Remove the sockets of earlier, killed processes of this plugin. Only one runs on a node."""
         for path in self._folder.glob(f"{SOCKET_PREFIX}*.sock"):
             path.unlink(missing_ok=True)

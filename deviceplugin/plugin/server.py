@@ -43,7 +43,7 @@ class PluginServer:
         prestart: Callable[[Sequence[str], IsActive], object],
     ) -> None:
         self.socket = socket
-        self._device_list = slots.device_list(slot_ids)
+        self._device_list = slots.build_device_list(slot_ids)
         self._slot_ids = frozenset(slot_ids)
         self._access = access
         self._prestart = prestart

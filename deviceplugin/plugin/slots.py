@@ -17,22 +17,22 @@ class TooManySlots(ValueError):
     """The list of slots is larger than the kubelet accepts."""
 
 
-def slot_ids(count: int) -> tuple[str, ...]:
+def make_slot_ids(count: int) -> tuple[str, ...]:
     """The IDs of `count` slots: `s001` and so on. Raises TooManySlots or ValueError."""
     if count < 1:
         raise ValueError(f"{count} slots: write at least 1: one for each container that may use a GPU at a time")
     width = max(3, len(str(count)))
     ids = tuple(f"s{number:0{width}}" for number in range(1, count + 1))
     # Every entry is about as long as the last, so a huge count is refused before it is built.
-    size = len(device_list(ids[-1:]).SerializeToString()) * count
-    if size > MAX_LIST_BYTES:
+    message_bytes = len(build_device_list(ids[-1:]).SerializeToString()) * count
+    if message_bytes > MAX_LIST_BYTES:
         raise TooManySlots(
-            f"{count} slots make a message of {size} bytes, the kubelet accepts {MAX_LIST_BYTES}: "
-            f"write at most {MAX_LIST_BYTES * count // size}"
+            f"{count} slots make a message of {message_bytes} bytes, the kubelet accepts {MAX_LIST_BYTES}: "
+            f"write at most {MAX_LIST_BYTES * count // message_bytes}"
         )
     return ids
 
 
-def device_list(ids: Sequence[str]) -> wire.ListAndWatchResponse:
+def build_device_list(slots: Sequence[str]) -> wire.ListAndWatchResponse:
     """The response of ListAndWatch. Slots are always healthy: the health of a card is in its ExtendedResource."""
-    return wire.ListAndWatchResponse(devices=[wire.Device(ID=slot, health=HEALTHY) for slot in ids])
+    return wire.ListAndWatchResponse(devices=[wire.Device(ID=slot, health=HEALTHY) for slot in slots])

@@ -40,7 +40,7 @@ def card_capacities(card_sizes: Collection[int], pods: Iterable[NodePod], core: 
     Never below the requests of the node's living pods: a kubelet that restarts admits its pods again and fails those
     that do not fit. So a card that was taken out of the machine leaves the sum only when its pods have ended.
     """
-    sums = {
+    totals = {
         names.GPU_MEM: sum(card_sizes),
         names.GPU_COUNT: len(card_sizes),
         names.GPU_CORE: core * len(card_sizes),
@@ -48,7 +48,7 @@ def card_capacities(card_sizes: Collection[int], pods: Iterable[NodePod], core: 
     }
     living_pods = [pod for pod in pods if not pod.finished]
     return {
-        name: str(max(total, sum(pod.requests.get(name, 0) for pod in living_pods))) for name, total in sums.items()
+        name: str(max(total, sum(pod.requests.get(name, 0) for pod in living_pods))) for name, total in totals.items()
     }
 
 
@@ -72,12 +72,14 @@ def class_capacities(
     if classes_by_card is None:
         offered.update({name: int(amount) for name, amount in current.items() if names.class_of(name)})
     else:
-        for mem, card_classes in classes_by_card:
+        for memory, card_classes in classes_by_card:
             # A device is allocated whole.
             offered.update(
                 {
-                    names.CLASS_PREFIX + class_.name: 1 if class_.other else classes.most_shares(mem, class_)
-                    for class_ in card_classes
+                    names.CLASS_PREFIX + resource_class.name: 1
+                    if resource_class.other
+                    else classes.most_shares(memory, resource_class)
+                    for resource_class in card_classes
                 }
             )
     requested = +requested
@@ -116,7 +118,7 @@ def accelerator_label(cards: Iterable[GpuCard]) -> str:
     return classes.accelerator_of_model(models.pop()) if len(models) == 1 else ""
 
 
-def spec_of_card(node: str, card: GpuCard) -> Json:
+def card_spec(node: str, card: GpuCard) -> Json:
     """The spec of the ExtendedResource of a card."""
     properties = dict(card.properties)
     if card.pci_bus_id:
@@ -132,7 +134,7 @@ def spec_of_card(node: str, card: GpuCard) -> Json:
     }
 
 
-def spec_of_device(node: str, device: OtherDevice) -> Json:
+def device_spec(node: str, device: OtherDevice) -> Json:
     """The spec of the ExtendedResource of a device other than a GPU."""
     return {
         "kind": device.kind,
@@ -167,7 +169,7 @@ def is_owned(resource: ExtendedResource, node: str, node_uid: str) -> bool:
     return owner in resource.metadata.owner_references
 
 
-def status(health: Health, access: str, reported: Sequence[ContainerShare]) -> Json:
+def build_status(health: Health, access: str, reported: Sequence[ContainerShare]) -> Json:
     """The status fields of an ExtendedResource that the device plugin owns. Other components own the rest."""
     return {
         "health": "Healthy" if health.healthy else "Unhealthy",
@@ -177,39 +179,42 @@ def status(health: Health, access: str, reported: Sequence[ContainerShare]) -> J
     }
 
 
-def statuses(
-    healths: Mapping[str, Health],
-    gone: Iterable[ExtendedResource],
+def build_statuses(
+    health_by_uuid: Mapping[str, Health],
+    missing_resources: Iterable[ExtendedResource],
     access: str,
     reported_shares: Callable[[str], Sequence[ContainerShare] | None],
 ) -> dict[str, Json]:
-    """The statuses of cards and devices, by UUID: the present ones in `healths`, and the `gone` ones that are kept.
+    """The statuses of cards and devices, by UUID: the present ones in `health_by_uuid`, and the `missing_resources`
+    ones that are kept.
 
     Those whose reported shares are unknown are left out.
     """
-    healths_and_gone = {
-        **healths,
+    all_health = {
+        **health_by_uuid,
         **{
             resource.spec.uuid: _MISSING_CARD if resource.spec.kind == classes.KIND else _MISSING_DEVICE
-            for resource in gone
+            for resource in missing_resources
         },
     }
-    shares = {uuid: reported_shares(uuid) for uuid in healths_and_gone}
+    shares = {uuid: reported_shares(uuid) for uuid in all_health}
     return {
-        uuid: status(healths_and_gone[uuid], access, reported)
+        uuid: build_status(all_health[uuid], access, reported)
         for uuid, reported in shares.items()
         if reported is not None
     }
 
 
-def status_of(resource: ExtendedResource) -> Json:
-    """The observed status in the form of `status`, so without the extender's fields."""
+def observed_status(resource: ExtendedResource) -> Json:
+    """The observed status in the form of `build_status`, so without the extender's fields."""
     observed = resource.status
-    return status(Health(observed.health == "Healthy", observed.reason), observed.gpu_access, observed.reported or ())
+    return build_status(
+        Health(observed.health == "Healthy", observed.reason), observed.gpu_access, observed.reported or ()
+    )
 
 
-def spec_of(resource: ExtendedResource) -> Json:
-    """The observed spec in the form of `spec_of_card` or `spec_of_device`."""
+def observed_spec(resource: ExtendedResource) -> Json:
+    """The observed spec in the form of `card_spec` or `device_spec`."""
     spec = resource.spec
     return {
         "kind": spec.kind,

@@ -17,7 +17,7 @@ from cardwise.runtime.replacing import replace_file
 _log = structlog.get_logger(__name__)
 
 
-_UNKNOWN = "another version of Cardwise has written why"
+_UNREADABLE_REASON = "another version of Cardwise has written why"
 
 
 class Cordons:
@@ -65,7 +65,7 @@ class Cordons:
                 self._by_uuid[uuid] = msgspec.json.decode(raw, type=Cordon)
             except (msgspec.DecodeError, RecursionError) as error:
                 _log.error("failed to read why a GPU was cordoned", uuid=uuid, path=str(self._path), error=str(error))
-                self._by_uuid[uuid] = Cordon(reason=_UNKNOWN)
+                self._by_uuid[uuid] = Cordon(reason=_UNREADABLE_REASON)
 
     def _save_cordons(self) -> None:
         try:

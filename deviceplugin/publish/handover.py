@@ -44,18 +44,17 @@ def parse_checkpoint(content: bytes) -> GpuMemRecord:
     )
 
 
-def sharing_problem(record: GpuMemRecord, living: Collection[str]) -> str:
-    """Why the cards cannot be shared yet, "" if they can. `living`: UIDs of the pods that are not finished. Pure.
+def sharing_problem(record: GpuMemRecord, living_uids: Collection[str]) -> str:
+    """Why the cards cannot be shared yet, "" if they can. `living_uids`: UIDs of the pods that are not finished. Pure.
 
     Other holders are stale: the kubelet drops them before it next allocates a device.
     """
     if record.devices:
         return f"another device plugin offers {names.GPU_MEM} on this node, as gpushare's does: remove it there"
-    running = len(record.holders.intersection(living))
-    if running:
-        return (
-            f"pods that gpushare's device plugin gave a share run on this node ({running}): wait until they have ended"
-        )
+    running_uids = record.holders & frozenset(living_uids)
+    if running_uids:
+        pods = f"pods that gpushare's device plugin gave a share run on this node ({len(running_uids)})"
+        return f"{pods}: wait until they have ended"
     if record.devices is None:
         return ""
     return (
@@ -79,13 +78,13 @@ class GpushareHandover:
         self._is_waiting = False
         self._lock = threading.Lock()
 
-    def sharing_problem(self, living: Iterable[str]) -> str:
+    def sharing_problem(self, living_uids: Iterable[str]) -> str:
         """As the function `sharing_problem`, for the present checkpoint."""
         with self._lock:
             self._read_checkpoint()
             if not self._is_waiting and self._record.devices is None and not self._record.holders:
                 return ""
-            problem = sharing_problem(self._record, frozenset(living))
+            problem = sharing_problem(self._record, frozenset(living_uids))
             self._is_waiting = bool(problem) or not self._record.has_our_plugin
             return problem or (
                 "the kubelet has restarted and does not know our device plugin yet" if self._is_waiting else ""

@@ -38,7 +38,7 @@ from deviceplugin.sources.pods import Pods
 
 _log = structlog.get_logger(__name__)
 
-_EVERY_SECONDS = 1.0
+_INTERVAL_SECONDS = 1.0
 _RETRY_SECONDS = 0.1
 _ACTIVATE_DELAY = 0.3  # the extender must have read the change before kube-scheduler calls it again
 
@@ -62,11 +62,11 @@ class NodePublisher:
     """One thread that writes, and two that watch the cards and the other devices.
 
     access: how containers get cards, None until it is known.
-    reported: the shares of terminating pods, by UUID.
-    granted: MiB of granted shares, by UUID.
-    split: as for OwnNode.
-    mps: corrects the MPS status of cards without a manager.
-    core: percent of each card's SMs that may be allocated.
+    reported_shares: the shares of terminating pods, by UUID.
+    granted_mib: MiB of granted shares, by UUID.
+    is_split: as for OwnNode.
+    stale_mps: corrects the MPS status of cards without a manager.
+    core_percent: percent of each card's SMs that may be allocated.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class NodePublisher:
         pods: Pods,
         access: Callable[[], Access | None],
         health: Callable[[list[GpuCard], list[OtherDevice]], Mapping[str, Health]],
-        reported: Callable[[], Mapping[str, list[ContainerShare]] | None],
-        granted: Callable[[], Mapping[str, int]],
+        reported_shares: Callable[[], Mapping[str, list[ContainerShare]] | None],
+        granted_mib: Callable[[], Mapping[str, int]],
         cordons: Cordons,
         events: EventRecorder,
-        split: bool,
-        mps: StaleMpsStatus,
-        core: int = FULL_CORE,
+        is_split: bool,
+        stale_mps: StaleMpsStatus,
+        core_percent: int = FULL_CORE,
         clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
@@ -95,12 +95,12 @@ class NodePublisher:
         self._pods = pods
         self._access = access
         self._health = health
-        self._reported = reported
-        self._granted = granted
+        self._reported_shares = reported_shares
+        self._granted_mib = granted_mib
         self._cordons = cordons
-        self._mps = mps
+        self._stale_mps = stale_mps
         self._events = events
-        self._core = core
+        self._core_percent = core_percent
         self._clock = clock
         self._loop = Loop(
             "inventory",
@@ -108,7 +108,7 @@ class NodePublisher:
             failed="failed to publish the GPUs",
             failures=metrics.FAILURES,
             expected=(errors.KubeError,),
-            every=_EVERY_SECONDS,
+            every=_INTERVAL_SECONDS,
             clock=clock,
         )
         self._writes = WriteLimiter(self._reconcile_soon, clock)
@@ -116,7 +116,7 @@ class NodePublisher:
         self._last_states: Any = None
         self._published = threading.Event()
         self.node = OwnNode(
-            client, node, events=events, writes=self._writes, on_change=self._loop.wake, split=split, clock=clock
+            client, node, events=events, writes=self._writes, on_change=self._loop.wake, is_split=is_split, clock=clock
         )
         self._classes = Classes(client, self._loop.wake, clock)
         self._resources: Reflector[ExtendedResource] = Reflector(
@@ -128,7 +128,7 @@ class NodePublisher:
             name="extendedresources",
             clock=clock,
         )
-        self._watches = [self._watch("cards", gpus), self._watch("devices", devices)]
+        self._watches = [self._create_watch_loop("cards", gpus), self._create_watch_loop("devices", devices)]
 
     def start(self) -> None:
         self.node.start()
@@ -153,9 +153,9 @@ class NodePublisher:
         """Whether everything has been published once."""
         return self._published.is_set()
 
-    def _watch(self, name: str, source: Gpus | Devices) -> Loop:
+    def _create_watch_loop(self, name: str, source: Gpus | Devices) -> Loop:
         def wait_for_change() -> None:
-            if source.wait_change(_EVERY_SECONDS):
+            if source.wait_change(_INTERVAL_SECONDS):
                 self._loop.wake()
 
         return Loop(
@@ -172,46 +172,48 @@ class NodePublisher:
             return
         self._cordons.update(self._resources.store.snapshot().values())
         cards, devices = self._gpus.cards(), self._devices.devices()
-        specs = [objects.spec_of_card(self._node, card) for card in cards]
-        specs += [objects.spec_of_device(self._node, device) for device in devices]
-        kept, unused = self._missing_resources({spec["uuid"] for spec in specs})
-        specs += map(objects.spec_of, kept)
-        is_done = self._update_capacities(specs)
+        specs = [objects.card_spec(self._node, card) for card in cards]
+        specs += [objects.device_spec(self._node, device) for device in devices]
+        resources_in_use, unused_resources = self._list_missing_resources({spec["uuid"] for spec in specs})
+        specs += map(objects.observed_spec, resources_in_use)
+        is_current = self._update_capacities(specs)
         access = self._access()
         if access is not None:
             health = self._health(cards, devices)
-            is_done &= self._update_resources(
-                specs, objects.statuses(health, kept, str(access), self._reported_shares_of())
+            is_current &= self._update_resources(
+                specs, objects.build_statuses(health, resources_in_use, str(access), self._reported_shares_lookup())
             )
-        for resource in unused:
+        for resource in unused_resources:
             self._delete_resource(resource)
         self._activate_if_due()
-        if is_done and access is not None and self._reported() is not None:
+        if is_current and access is not None and self._reported_shares() is not None:
             self._published.set()
         self.node.update_accelerator_label(
             objects.accelerator_label(cards)
         )  # last, because nothing of ours depends on it
 
-    def _reported_shares_of(self) -> Callable[[str], Sequence[ContainerShare] | None]:
+    def _reported_shares_lookup(self) -> Callable[[str], Sequence[ContainerShare] | None]:
         """A function that returns the reported shares of a card or device, None if they are unknown.
 
         Until this process knows them, those of the published status count, which an earlier process has written.
         """
-        reported = self._reported()
+        reported = self._reported_shares()
         if reported is not None:
             return lambda uuid: reported.get(uuid, ())
         return {
             resource.spec.uuid: resource.status.reported for resource in self._resources.store.snapshot().values()
         }.get
 
-    def _missing_resources(self, present: set[str]) -> tuple[list[ExtendedResource], list[ExtendedResource]]:
+    def _list_missing_resources(self, present_uuids: set[str]) -> tuple[list[ExtendedResource], list[ExtendedResource]]:
         """The published cards and devices that are missing on this machine: those still in use, and the rest."""
         missing = [
-            resource for resource in self._resources.store.snapshot().values() if resource.spec.uuid not in present
+            resource
+            for resource in self._resources.store.snapshot().values()
+            if resource.spec.uuid not in present_uuids
         ]
-        used = set(self._granted())
-        return [resource for resource in missing if resource.spec.uuid in used], [
-            resource for resource in missing if resource.spec.uuid not in used
+        used_uuids = set(self._granted_mib())
+        return [resource for resource in missing if resource.spec.uuid in used_uuids], [
+            resource for resource in missing if resource.spec.uuid not in used_uuids
         ]
 
     def _update_capacities(self, specs: list[Json]) -> bool:
@@ -221,7 +223,7 @@ class NodePublisher:
             return False
         sizes = [spec["memoryMiB"] for spec in specs if spec["kind"] == classes.KIND]
         pods = self._pods.list_pods()
-        desired = objects.card_capacities(sizes, pods, self._core) | objects.marker_capacity(specs)
+        desired = objects.card_capacities(sizes, pods, self._core_percent) | objects.marker_capacity(specs)
         desired |= objects.class_capacities(self._classes_of_cards(specs), pods, facts.capacity)
         return self.node.update_capacities(facts, desired)
 
@@ -230,10 +232,10 @@ class NodePublisher:
         classifier = self._classes.classifier()
         if classifier is None:
             return None
-        known = self._resources.store.snapshot()
+        resources = self._resources.store.snapshot()
         # The card's own properties count, not those of its object, which may be wrong; only the labels are people's.
         specs_and_labels = [
-            (spec, objects.selector_labels(spec, known.get(names.extended_resource_name(spec["uuid"]))))
+            (spec, objects.selector_labels(spec, resources.get(names.extended_resource_name(spec["uuid"]))))
             for spec in specs
         ]
         return [(MiB(spec.get("memoryMiB", 0)), classifier.select_classes(labels)) for spec, labels in specs_and_labels]
@@ -242,31 +244,33 @@ class NodePublisher:
         facts = self.node.facts
         if facts is None:
             return False  # an object without owner would stay forever if the node never comes back
-        known = self._resources.store.snapshot()
-        is_done = True
+        resources = self._resources.store.snapshot()
+        is_current = True
         for spec in specs:
             try:
-                is_done &= self._update_resource(spec, facts.uid, known.get(names.extended_resource_name(spec["uuid"])))
+                is_current &= self._update_resource(
+                    spec, facts.uid, resources.get(names.extended_resource_name(spec["uuid"]))
+                )
             except errors.KubeError as error:
                 # One refused object must not keep the others from being published.
                 if errors.is_server_failure(error):
                     raise
                 _log.error("the API server refused an ExtendedResource", uuid=spec["uuid"], error=str(error))
-                is_done = False
+                is_current = False
         for uuid, status in statuses.items():
-            is_done &= self._update_status(names.extended_resource_name(uuid), known, status)
+            is_current &= self._update_status(names.extended_resource_name(uuid), resources, status)
         # Changes that kube-scheduler cannot see, and that can make a parked pod fit.
         states = {uuid: (status["health"], status["reported"]) for uuid, status in statuses.items()}
         if states != self._last_states:
             if self._last_states is not None:
                 self._activate_at = self._clock.now() + _ACTIVATE_DELAY
             self._last_states = states
-        return is_done
+        return is_current
 
     def _update_resource(self, spec: Json, node_uid: str, resource: ExtendedResource | None) -> bool:
         if (
             resource is not None
-            and objects.spec_of(resource) == spec
+            and objects.observed_spec(resource) == spec
             and objects.is_owned(resource, self._node, node_uid)
         ):
             return True
@@ -281,24 +285,26 @@ class NodePublisher:
                 )
             except errors.AlreadyExists:
                 # It has not our label: the card came from another node, or the label was removed.
-                other = self._other_node(path)
-                if other and self._is_ready(other):
+                other_node = self._find_other_owner(path)
+                if other_node and self._is_node_ready(other_node):
                     # Without the policy, two live nodes with the same UUID would overwrite each other's object.
-                    self._report_card_of_other_node(desired["metadata"]["name"], other)
+                    self._report_card_of_other_node(desired["metadata"]["name"], other_node)
                     return False
                 try:
                     self._client.patch(path, {"metadata": desired["metadata"], "spec": spec}, "merge")
                 except errors.Forbidden:
-                    if other:
-                        self._report_card_of_other_node(desired["metadata"]["name"], other)
+                    if other_node:
+                        self._report_card_of_other_node(desired["metadata"]["name"], other_node)
                     raise
         else:
             # A merge patch keeps map keys that it does not name.
-            old = dict.fromkeys(resource.spec.properties) | spec["properties"]
-            self._client.patch(path, {"metadata": desired["metadata"], "spec": spec | {"properties": old}}, "merge")
+            properties = dict.fromkeys(resource.spec.properties) | spec["properties"]
+            self._client.patch(
+                path, {"metadata": desired["metadata"], "spec": spec | {"properties": properties}}, "merge"
+            )
         return False
 
-    def _other_node(self, path: str) -> str:
+    def _find_other_owner(self, path: str) -> str:
         """The other node that an ExtendedResource belongs to, "" if it is this node's or has no owner."""
         try:
             node = str(self._client.get(path).get("spec", {}).get("node") or "")
@@ -306,7 +312,7 @@ class NodePublisher:
             return ""
         return "" if node == self._node else node
 
-    def _is_ready(self, node: str) -> bool:
+    def _is_node_ready(self, node: str) -> bool:
         try:
             conditions = self._client.get(paths.nodes(node)).get("status", {}).get("conditions") or ()
         except errors.NotFound:
@@ -322,10 +328,10 @@ class NodePublisher:
         text = f"ExtendedResource {name} belongs to a GPU of node {node}, so this node cannot publish its own; {remedy}"
         self._events.record(ObjectRef.node(self._node), names.GPU_ON_ANOTHER_NODE, text, "Warning")
 
-    def _update_status(self, name: str, known: Mapping[str, ExtendedResource], status: Json) -> bool:
-        resource = known.get(name)
-        correction = self._mps.correction(resource) if resource is not None else {}
-        if resource is not None and objects.status_of(resource) == status and not correction:
+    def _update_status(self, name: str, resources: Mapping[str, ExtendedResource], status: Json) -> bool:
+        resource = resources.get(name)
+        correction = self._stale_mps.correct_status(resource) if resource is not None else {}
+        if resource is not None and objects.observed_status(resource) == status and not correction:
             return True
         status = status | correction
         path = paths.extendedresources(name, "status")

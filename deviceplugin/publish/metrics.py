@@ -7,7 +7,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cardwise.core.api.cards import FULL_CORE
-from deviceplugin.publish.cardlevels import CardLevel
+from deviceplugin.publish.cardloads import CardLoad
 
 _BYTES = 1024 * 1024
 _LABELS = ["card", "index", "model"]
@@ -29,7 +29,7 @@ UNKNOWN_HOLDERS = Gauge(
 )
 UNREADABLE = Gauge("cardwise_unreadable_grants", "Grants on disk that could not be read at the start")
 
-_CARD_METRICS: tuple[tuple[str, str, Callable[[CardLevel], float]], ...] = (
+_CARD_METRICS: tuple[tuple[str, str, Callable[[CardLoad], float]], ...] = (
     ("cardwise_card_memory_bytes", "Memory of the GPU.", lambda level: level.card.memory * _BYTES),
     (
         "cardwise_card_used_bytes",
@@ -57,17 +57,17 @@ _CARD_METRICS: tuple[tuple[str, str, Callable[[CardLevel], float]], ...] = (
 
 
 class CardCollector(Collector):
-    """A sample for each card and metric, read at the scrape; none until `read_levels` is set."""
+    """A sample for each card and metric, read at the scrape; none until `read_loads` is set."""
 
     def __init__(self) -> None:
-        self.read_levels: Callable[[], Iterable[CardLevel]] = tuple
+        self.read_loads: Callable[[], Iterable[CardLoad]] = tuple
 
     def collect(self) -> Iterator[Metric]:
-        levels = list(self.read_levels())
-        for name, text, measure in _CARD_METRICS:
-            family = GaugeMetricFamily(name, text, labels=_LABELS)
-            for level in levels:
-                family.add_metric([level.card.uuid, str(level.card.index), level.card.model], measure(level))
+        loads = list(self.read_loads())
+        for name, help_text, measure in _CARD_METRICS:
+            family = GaugeMetricFamily(name, help_text, labels=_LABELS)
+            for load in loads:
+                family.add_metric([load.card.uuid, str(load.card.index), load.card.model], measure(load))
             yield family
 
 
@@ -79,10 +79,10 @@ def connect_gauges(
     grants: Callable[[], int],
     reported_shares: Callable[[], int],
     unreadable: int,
-    cards: Callable[[], Iterable[CardLevel]],
+    cards: Callable[[], Iterable[CardLoad]],
 ) -> None:
     """Connect the gauges to the functions that are called at each scrape."""
     GRANTS.set_function(grants)
     TERMINATING_SHARES.set_function(reported_shares)
     UNREADABLE.set(unreadable)
-    CARDS.read_levels = cards
+    CARDS.read_loads = cards

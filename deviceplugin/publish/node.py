@@ -27,7 +27,7 @@ _log = structlog.get_logger(__name__)
 
 # Annotation: the value of the label `accelerator` that we wrote. If the label differs from it, another program has set
 # the label, also before a restart of this process.
-WRITTEN_LABEL = f"{names.GROUP}/{names.ACCELERATOR}"
+LAST_LABEL_ANNOTATION = f"{names.GROUP}/{names.ACCELERATOR}"
 
 _decode = msgspec.json.Decoder(Node).decode
 
@@ -41,7 +41,7 @@ class NodeFacts:
     share_allocatable: allocatable share slots, "" if unknown.
     nvidia_gpus: number of GPUs that NVIDIA's device plugin offers.
     label: the label `accelerator`, None if there is none.
-    written_label: the value that we last wrote, None if there is none.
+    last_written_label: the value that we last wrote, None if there is none.
     """
 
     uid: str = ""
@@ -49,54 +49,54 @@ class NodeFacts:
     share_allocatable: str = ""
     nvidia_gpus: int = 0
     label: str | None = None
-    written_label: str | None = None
+    last_written_label: str | None = None
 
 
 def _project(content: bytes) -> tuple[str, NodeFacts]:
     node = _decode(content)
     metadata, capacity = node.metadata, node.status.capacity
-    ours = {
-        name: _without_suffix(amount)
+    own_capacity = {
+        name: _expand_suffix(amount)
         for name, amount in capacity.items()
         if name in objects.CAPACITIES or names.class_of(name)
     }
     return metadata.name, NodeFacts(
         uid=metadata.uid,
-        capacity=ours,
+        capacity=own_capacity,
         share_allocatable=node.status.allocatable.get(names.SHARE, ""),
         nvidia_gpus=quantity.count(capacity.get(names.NVIDIA_GPU, 0), minimum=0),
         label=metadata.labels.get(names.ACCELERATOR),
-        written_label=metadata.annotations.get(WRITTEN_LABEL),
+        last_written_label=metadata.annotations.get(LAST_LABEL_ANNOTATION),
     )
 
 
-def _without_suffix(amount: str) -> str:
+def _expand_suffix(amount: str) -> str:
     """The amount as we write it: the API server prints 40000 as 40k."""
     number, _ = quantity.parse(amount)
     return str(number.numerator) if number.denominator == 1 else amount
 
 
-def label_change(desired: str, label: str | None, written_label: str | None) -> dict[str, Any]:
+def label_change(desired: str, label: str | None, last_written_label: str | None) -> dict[str, Any]:
     """The metadata change that sets the label to `desired` ("": removes it), {} if none is due. Pure.
 
-    A label that differs from `written_label` was set by another program or a person: it stays, and the annotation is
-    removed, since their next value may happen to be the one that we once wrote.
+    A label that differs from `last_written_label` was set by another program or a person: it stays, and the annotation
+    is removed, since their next value may happen to be the one that we once wrote.
     """
-    is_foreign = label is not None and label != written_label
+    is_foreign = label is not None and label != last_written_label
     new_label = label if is_foreign else desired or None
-    new_written_label = None if is_foreign else new_label
+    new_last_written_label = None if is_foreign else new_label
     change: dict[str, Any] = {}
     if new_label != label:
         change["labels"] = {names.ACCELERATOR: new_label}
-    if new_written_label != written_label:
-        change["annotations"] = {WRITTEN_LABEL: new_written_label}
+    if new_last_written_label != last_written_label:
+        change["annotations"] = {LAST_LABEL_ANNOTATION: new_last_written_label}
     return change
 
 
 class OwnNode:
     """The Node object of this machine, kept by a reflector.
 
-    split: whether --cards divides the node's cards between Cardwise and NVIDIA's device plugin, which may then serve
+    is_split: whether --cards divides the node's cards between Cardwise and NVIDIA's device plugin, which may then serve
     the node too.
     """
 
@@ -108,7 +108,7 @@ class OwnNode:
         events: EventRecorder,
         writes: WriteLimiter,
         on_change: Callable[[], None],
-        split: bool,
+        is_split: bool,
         clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
@@ -116,7 +116,7 @@ class OwnNode:
         self._events = events
         self._writes = writes
         self._on_change = on_change
-        self._split = split
+        self._is_split = is_split
         self._clock = clock
         self._refused_label: str | None = None
         self._reflector: Reflector[NodeFacts] = Reflector(
@@ -151,7 +151,7 @@ class OwnNode:
 
     def nvidia_problem(self) -> str:
         """Why no card may be shared because NVIDIA's device plugin serves the node, "" if it does not."""
-        return self._problem(self.facts)
+        return self._nvidia_problem(self.facts)
 
     def update_capacities(self, facts: NodeFacts, desired: Mapping[str, str]) -> bool:
         """Write the capacities unless the node has exactly these; returns whether it had."""
@@ -172,7 +172,7 @@ class OwnNode:
         facts = self.facts
         if (
             facts is None
-            or not label_change(desired, facts.label, facts.written_label)
+            or not label_change(desired, facts.label, facts.last_written_label)
             or desired == self._refused_label
         ):
             return
@@ -181,7 +181,9 @@ class OwnNode:
             return
         # Decide again on the present object, and write only if it is unchanged: no foreign label is overwritten.
         node = self._client.get(path)
-        change = label_change(desired, labels_of(node).get(names.ACCELERATOR), annotations_of(node).get(WRITTEN_LABEL))
+        change = label_change(
+            desired, labels_of(node).get(names.ACCELERATOR), annotations_of(node).get(LAST_LABEL_ANNOTATION)
+        )
         if not change:
             return
         try:
@@ -215,7 +217,7 @@ class OwnNode:
             )
 
     def on_change(self, key: str, old: NodeFacts | None, new: NodeFacts) -> None:  # noqa: ARG002
-        old_problem, new_problem = self._problem(old), self._problem(new)
+        old_problem, new_problem = self._nvidia_problem(old), self._nvidia_problem(new)
         if new_problem and not old_problem:
             _log.error("stopped sharing the GPUs", reason=new_problem)
             self._events.record(ObjectRef.node(self._name), "NvidiaDevicePluginActive", new_problem, "Warning")
@@ -231,8 +233,8 @@ class OwnNode:
     def on_synced(self) -> None:
         self._on_change()
 
-    def _problem(self, facts: NodeFacts | None) -> str:
-        if facts is None or not facts.nvidia_gpus or self._split:
+    def _nvidia_problem(self, facts: NodeFacts | None) -> str:
+        if facts is None or not facts.nvidia_gpus or self._is_split:
             return ""
         return (
             f"NVIDIA's device plugin serves this node ({names.NVIDIA_GPU}: {facts.nvidia_gpus}): stop it there, or "

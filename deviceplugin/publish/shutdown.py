@@ -20,26 +20,30 @@ _log = structlog.get_logger(__name__)
 # Seconds without slots, in which the extender observes the change and bound pods reach the kubelet.
 MIN_SECONDS = 2.0
 _MAX_SECONDS = 10.0  # shorter than the pod's grace period; a pod that is not admitted by then waits for something else
-_PAUSE = 0.25
+_POLL_SECONDS = 0.25
 _REPEAT_SECONDS = 1.0  # seconds after which the slots are withdrawn again if no change of the node was observed
 
 
-def unadmitted_pods(pods: Iterable[NodePod], kubelet: Kubelet) -> list[str]:
+def list_unadmitted_pods(pods: Iterable[NodePod], kubelet: Kubelet) -> list[str]:
     """The names of pods bound here that have no slots yet; empty if the kubelet's checkpoint cannot be read."""
     try:
-        slots = Counter(holder.pod_uid for holders in kubelet.checkpoint().values() for holder in holders)
+        slots_by_uid = Counter(holder.pod_uid for holders in kubelet.checkpoint().values() for holder in holders)
     except KubeletUnavailable:
         return []
-    return [pod.pod for pod in pods if pod.phase == "Pending" and slots[pod.uid] < _requested_slots(pod)]
+    return [pod.pod for pod in pods if pod.phase == "Pending" and slots_by_uid[pod.uid] < _count_requested_slots(pod)]
 
 
-def _requested_slots(pod: NodePod) -> int:
+def _count_requested_slots(pod: NodePod) -> int:
     """The number of slots that the pod needs: one for each container with a card or device."""
     try:
-        assigned = assignment.decode(pod.annotations)
+        decoded_assignment = assignment.decode(pod.annotations)
     except assignment.InvalidAssignment:
         return 0
-    return len(assigned.containers.keys() | assigned.devices.keys()) if assigned is not None else 0
+    return (
+        len(decoded_assignment.containers.keys() | decoded_assignment.devices.keys())
+        if decoded_assignment is not None
+        else 0
+    )
 
 
 def wait_drained(
@@ -58,15 +62,15 @@ def wait_drained(
     is_offered, last_withdrawn = True, float("-inf")
     while (now := clock.now()) - started < _MAX_SECONDS:
         was_offered, is_offered = is_offered, are_slots_offered()
-        is_back = is_offered and not was_offered
-        if is_back:
+        is_offered_again = is_offered and not was_offered
+        if is_offered_again:
             withdrawn_since = now
-        if is_back or now - last_withdrawn >= _REPEAT_SECONDS:
+        if is_offered_again or now - last_withdrawn >= _REPEAT_SECONDS:
             withdraw_slots()
             last_withdrawn = now
         if now - withdrawn_since >= MIN_SECONDS and not pending_pods():
             return
-        clock.sleep(_PAUSE)
+        clock.sleep(_POLL_SECONDS)
     unadmitted = pending_pods()
     if unadmitted:
         _log.warning("stopping before these pods were admitted; they may fail", pods=unadmitted)

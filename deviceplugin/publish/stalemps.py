@@ -22,24 +22,24 @@ class StaleMpsStatus:
 
     def __init__(
         self,
-        setting: Mode,
+        default_mode: Mode,
         root: Path,
         has_manager: Callable[[], bool],
         clock: Clock = SYSTEM,
         mps_clock: Clock = BOOT,
     ) -> None:
-        self._setting = setting
+        self._default_mode = default_mode
         self._root = root
         self._has_manager = has_manager
         self._clock = clock
         self._mps_clock = mps_clock
         self._stale_since: dict[str, float] = {}  # by UUID
 
-    def correction(self, resource: ExtendedResource) -> Json:
+    def correct_status(self, resource: ExtendedResource) -> Json:
         """The merge patch that corrects a card's status, {} if none is needed."""
         mps_status, uuid = resource.status.mps, resource.spec.uuid
-        if self._setting is Mode.OFF:
-            return self._correction_without_manager(mps_status, uuid)
+        if self._default_mode is Mode.OFF:
+            return self._correct_without_manager(mps_status, uuid)
         if mps_status is None:
             is_stale = self._has_manager() and not mpsfiles.is_manager_running(self._root)
         else:
@@ -53,9 +53,9 @@ class StaleMpsStatus:
         if now - self._stale_since.setdefault(uuid, now) < GRACE_SECONDS:
             return {}
         # Keep the rest: the manager will do the same again, and the extender sees that the card has a manager.
-        return self._down(MANAGER_GONE)
+        return self._down_patch(MANAGER_GONE)
 
-    def _correction_without_manager(self, mps_status: MpsStatus | None, uuid: str) -> Json:
+    def _correct_without_manager(self, mps_status: MpsStatus | None, uuid: str) -> Json:
         """The patch for a card on a node without an MPS manager.
 
         An earlier manager's status would keep pods off the card for ever; but a card that it left closed cannot be
@@ -65,8 +65,8 @@ class StaleMpsStatus:
             return {} if mps_status is None else {"mps": None}
         if mps_status is not None and mps_status.reason == LEFT_CLOSED:
             return {}
-        return self._down(LEFT_CLOSED)
+        return self._down_patch(LEFT_CLOSED)
 
-    def _down(self, reason: str) -> Json:
-        changed = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
-        return {"mps": {"state": str(MpsState.DOWN), "reason": reason, "lastTransitionTime": changed}}
+    def _down_patch(self, reason: str) -> Json:
+        transition_time = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
+        return {"mps": {"state": str(MpsState.DOWN), "reason": reason, "lastTransitionTime": transition_time}}

@@ -20,15 +20,15 @@ class WriteLimiter:
     def __init__(self, retry_soon: Callable[[], None], clock: Clock = SYSTEM) -> None:
         self._retry_soon = retry_soon
         self._clock = clock
-        self._written: dict[str, float] = {}  # key -> time in seconds
+        self._write_times: dict[str, float] = {}  # key -> time in seconds
 
     def may_write(self, key: str) -> bool:
         """Whether the write that `key` identifies may be made now; if so, it counts as made."""
         now = self._clock.now()
-        if now - self._written.get(key, -_REPEAT_SECONDS) < _REPEAT_SECONDS:
+        if now - self._write_times.get(key, -_REPEAT_SECONDS) < _REPEAT_SECONDS:
             self._retry_soon()
             return False
-        if len(self._written) > _MAX_REMEMBERED:
-            self._written.clear()
-        self._written[key] = now
+        if len(self._write_times) > _MAX_REMEMBERED:
+            self._write_times.clear()
+        self._write_times[key] = now
         return True

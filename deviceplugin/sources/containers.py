@@ -16,7 +16,7 @@ from deviceplugin.api import cri_v1_pb2 as wire
 from deviceplugin.sources.calls import CallFailed, GrpcCaller
 
 UID_LABEL = "io.kubernetes.pod.uid"  # k:types/labels.go
-NAME_LABEL = "io.kubernetes.container.name"
+CONTAINER_NAME_LABEL = "io.kubernetes.container.name"
 _TIMEOUT = 5.0
 LIVE_SECONDS = 2 * _TIMEOUT  # `live_containers` takes no longer
 ADOPTION_SECONDS = LIVE_SECONDS + _TIMEOUT  # nor do `sandboxes` and `live_containers` together
@@ -77,7 +77,7 @@ class Containers:
         for container in self._call("ListContainers", containers).containers:
             uid = container.labels.get(UID_LABEL, "")
             if uid in pod_uids and container.state != wire.CONTAINER_EXITED:
-                names_by_pod.setdefault(uid, set()).add(container.labels.get(NAME_LABEL) or container.id)
+                names_by_pod.setdefault(uid, set()).add(container.labels.get(CONTAINER_NAME_LABEL) or container.id)
         return names_by_pod
 
     def sandboxes(self, pod_uid: str = "") -> list[Sandbox]:
@@ -110,7 +110,7 @@ class Containers:
         except msgspec.DecodeError:
             config = None
         if isinstance(config, dict):
-            cdi, dirs = _cdi_settings(config)
+            cdi, dirs = _parse_cdi_settings(config)
         return RuntimeFacts(version.runtime_name, version.runtime_version, cdi, dirs)
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ def serves_cdi(facts: RuntimeFacts) -> bool:
     return cdiruntimes.has_cdi(facts.name, facts.version) if facts.cdi is None else facts.cdi
 
 
-def _cdi_settings(config: dict[str, Any]) -> tuple[bool | None, tuple[str, ...]]:
+def _parse_cdi_settings(config: dict[str, Any]) -> tuple[bool | None, tuple[str, ...]]:
     enabled = config.get("enableCDI")
     dirs = config.get("cdiSpecDirs")
     return (

@@ -114,7 +114,7 @@ class Kubelet:
         self._socket = folder / "pod-resources" / "kubelet.sock"
         self._checkpoint = folder / "device-plugins" / "kubelet_internal_checkpoint"
         self._pod_resources = GrpcCaller(self._socket, _SERVICE)
-        self._shared_read = SharedCall(self._read, clock)
+        self._shared_read = SharedCall(self._read_holders, clock)
 
     def holders(self) -> Holders:
         """The holders of each slot, read after this call began. Raises KubeletUnavailable."""
@@ -131,12 +131,12 @@ class Kubelet:
     def close(self) -> None:
         self._pod_resources.close()
 
-    def _read(self) -> Holders:
-        listing = self._list()
+    def _read_holders(self) -> Holders:
+        listing = self._list_pod_resources()
         # After the List: the kubelet writes the checkpoint before a container may start, so it has all of them.
         return Holders(pod_resources=parse_pod_resources(listing), checkpoint=self.checkpoint())
 
-    def _list(self) -> wire.ListPodResourcesResponse:
+    def _list_pod_resources(self) -> wire.ListPodResourcesResponse:
         deadline = self._clock.now() + LIST_TIMEOUT
         while True:
             try:

@@ -147,6 +147,6 @@ class Pods(NodePods[NodePod]):
             return None
         return pod if pod.uid == uid else None
 
-    def is_static(self, uid: str) -> bool:
+    def is_static_pod(self, uid: str) -> bool:
         """Whether the kubelet has this UID from a manifest on the node: the API server has its mirror pod only."""
         return any(pod.annotations.get(names.MIRROR) == uid for pod in self.list_pods())

@@ -138,7 +138,7 @@ class SeenKubelet(Kubelet):
         super().__init__(kubelet.folder, clock)
         self._kubelet = kubelet
 
-    def _list(self) -> resources.ListPodResourcesResponse:
+    def _list_pod_resources(self) -> resources.ListPodResourcesResponse:
         return self._kubelet.List(None, None)
 
 

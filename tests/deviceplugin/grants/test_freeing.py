@@ -10,7 +10,7 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.api.assignment import CardShare
 from deviceplugin.grants.access import Access
-from deviceplugin.grants.cdi import stale_specs
+from deviceplugin.grants.cdi import find_stale_specs
 from deviceplugin.grants.grants import AddedGrant, GrantStore
 from deviceplugin.grants.release import reported_shares
 from tests.deviceplugin.conftest import P100, PODS, PODS_HERE, RESOURCES, card_uuid, refusal, refused, told_of
@@ -45,7 +45,7 @@ def test_of_a_pod_whose_grants_differ_a_card_counts_with_the_larger_amount(tmp_p
     store = GrantStore(tmp_path / "grants")
     for entry in (early, late):
         store.adopt_grant(entry)
-    assert store.held_mib() == {"GPU-0": 300, "GPU-1": 50}
+    assert store.granted_mib_by_uuid() == {"GPU-0": 300, "GPU-1": 50}
     fits = grant("u2", CardShare(0, "GPU-0", P100 - 300, 0, P100))
     assert isinstance(store.add(fits, {"GPU-0": P100, "GPU-1": P100}), AddedGrant)
 
@@ -471,7 +471,7 @@ def test_in_any_order_no_card_is_overfull_and_all_is_freed(rig, restored, seed):
             rig.start()
         elif action == "time":
             rig.pass_second()
-            assert not stale_specs(rig.folder / "cdi", granted_slots(rig))
+            assert not find_stale_specs(rig.folder / "cdi", granted_slots(rig))
         assert max(rig.held_on_disk(0), rig.held_on_disk(1)) <= P100
         assert {*running, *lingering} <= {grant.pod_uid for grant in rig.agent.grants.list_grants()}
     for uid, pod in running.items():

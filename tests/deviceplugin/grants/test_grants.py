@@ -8,7 +8,7 @@ from cardwise.core.api.assignment import CardShare
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard
 from deviceplugin.grants.grants import AddedGrant, CardFull, Grant, GrantStore
-from deviceplugin.grants.prestart import StartRefused, check_cards, grant_of, identify_container
+from deviceplugin.grants.prestart import StartRefused, build_grant, check_cards, identify_container
 from deviceplugin.sources.kubelet import CheckpointContainer, Holders, PodResourcesContainer
 from deviceplugin.sources.pods import parse_pod
 from tests import build
@@ -66,13 +66,13 @@ def test_a_sidecar_has_its_key_and_counts():
 def test_a_pod_of_gpushare_is_refused_in_its_name():
     pod = pod_view(annotations={names.IDX: "1", names.POD_MEM: "8138"})
     with pytest.raises(StartRefused, match="was not placed by the Cardwise extender"):
-        grant_of(pod, "main", ["s001"])
+        build_grant(pod, "main", ["s001"])
 
 
 def test_the_grant_is_what_the_annotations_order():
     shares = build.shares(8138, 1)
     pod = pod_view(annotations=codec.encode(codec.Assignment({"0": shares}), assume_time_ns=1))
-    grant = grant_of(pod, "main", ["s001"])
+    grant = build_grant(pod, "main", ["s001"])
     assert grant.shares == (shares[0],)
     assert (grant.pod_mem, grant.indices, grant.slots) == (8138, [1], ("s001",))
     assert (grant.mps_mode, grant.sm_percent) == ("", "")
@@ -81,7 +81,7 @@ def test_the_grant_is_what_the_annotations_order():
 def test_the_grant_knows_whose_each_share_of_the_pod_is():
     containers = {"0": build.shares(100, 1), "1": build.shares(50, 1)}
     pod = pod_view(annotations=codec.encode(codec.Assignment(containers), assume_time_ns=1))
-    grant = grant_of(pod, "main", ["s001"])
+    grant = build_grant(pod, "main", ["s001"])
     assert [(key, share.mem) for key, share in zip(grant.pod_keys, grant.pod_shares, strict=True)] == [
         ("0", 100),
         ("1", 50),
@@ -114,7 +114,7 @@ def test_the_example_of_the_docstring(tmp_path):
 
     store = GrantStore(tmp_path / "grants")
     start("a", 0, *of_a)
-    assert f"When the first one starts, the card counts {store.held_mib()['GPU-0']} MiB for A" in theory
+    assert f"When the first one starts, the card counts {store.granted_mib_by_uuid()['GPU-0']} MiB for A" in theory
     assert f"so pod B with {of_b} MiB is refused even before A's second container starts" in theory
     assert isinstance(start("b", 0, of_b), CardFull)
     assert isinstance(start("b", 0, total - sum(of_a)), AddedGrant)

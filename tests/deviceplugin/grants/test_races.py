@@ -83,7 +83,11 @@ class ToldLock:
 @pytest.mark.parametrize("slot", ["s001", "s002"], ids=["a slot that changes hands", "a new slot"])
 @pytest.mark.parametrize(
     ("work", "moment"),
-    [("restore_specs", "stale_specs"), ("restore_specs", "write_spec"), ("remove_unused_specs", "stale_specs")],
+    [
+        ("restore_specs", "find_stale_specs"),
+        ("restore_specs", "write_spec"),
+        ("remove_unused_specs", "find_stale_specs"),
+    ],
 )
 def test_a_delivery_beside_other_work_on_the_specs_is_kept(node, monkeypatch, slot, work, moment):
     node.prestart(grant("old", "s001", 0))
@@ -311,7 +315,7 @@ def test_a_round_goes_on_while_a_start_frees(node):
             for uid in uids:
                 releaser._mark_ended(uid, {""})
             with releaser._lock:
-                releaser._ended_rounds.clear()
+                releaser._ended_passes.clear()
             rounds.append(len(uids))
 
     thread = threading.Thread(target=starts)

@@ -79,7 +79,7 @@ def test_what_pods_hold_on_a_card_is_summed_once_a_pod_and_a_device_is_held_with
         grant("u2", two[0], pod_devices=(device,)),
     ):
         assert isinstance(store.add(new_grant, {"GPU-1": P100}), AddedGrant)
-    assert store.held_mib() == {"GPU-1": 400, "RDMA-1": 0}
+    assert store.granted_mib_by_uuid() == {"GPU-1": 400, "RDMA-1": 0}
 
 
 def test_the_folder_is_closed_to_others_from_the_first_start(tmp_path):

@@ -32,7 +32,7 @@ class Seen:
             wire.ExtendedResourceSpec(node="n1", index=index, uuid=uuid),
             wire.ExtendedResourceStatus(mps=mps_status),
         )
-        return self.stale_status.correction(resource).get("mps", "stays")
+        return self.stale_status.correct_status(resource).get("mps", "stays")
 
 
 def test_a_manager_that_is_gone_for_long_is_told_and_a_restart_is_not(world):

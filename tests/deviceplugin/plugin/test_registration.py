@@ -11,7 +11,7 @@ from deviceplugin.plugin.server import PluginServer
 from tests.deviceplugin.fakenode import PATIENCE, ServedKubelet
 from tests.fakes.clock import FakeClock
 
-SLOTS = slots.slot_ids(4)
+SLOTS = slots.make_slot_ids(4)
 
 
 class Plugin:
@@ -112,9 +112,9 @@ def test_a_node_that_goes_on_showing_no_slots_is_registered_again(plugin):
 
 
 def test_it_leaves_no_socket_and_removes_those_of_a_killed_one(plugin):
-    stale_specs = plugin.kubelet.plugins / "cardwise-share-1-1-1.sock"
-    stale_specs.touch()
+    find_stale_specs = plugin.kubelet.plugins / "cardwise-share-1-1-1.sock"
+    find_stale_specs.touch()
     plugin.check_after()
-    assert stale_specs.name not in plugin.sockets()
+    assert find_stale_specs.name not in plugin.sockets()
     plugin.registration.stop()
     assert plugin.sockets() == []

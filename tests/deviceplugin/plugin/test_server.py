@@ -22,7 +22,7 @@ class Served:
         self.started: list[Sequence[str]] = []
         self.outcome: Exception | None = None
         self.server = PluginServer(
-            folder / "plugin.sock", slot_ids=slots.slot_ids(4), access=Access.CDI, prestart=self._prestart
+            folder / "plugin.sock", slot_ids=slots.make_slot_ids(4), access=Access.CDI, prestart=self._prestart
         )
         self.server.start()
         self.channel = grpc.insecure_channel(f"unix:{self.server.socket}")
@@ -79,7 +79,7 @@ def test_how_a_start_ends_is_told(served):
 
 def test_a_stream_lasts_until_the_server_ends(served):
     stream = served.plugin.ListAndWatch(wire.Empty())
-    assert [device.ID for device in next(stream).devices] == list(slots.slot_ids(4))
+    assert [device.ID for device in next(stream).devices] == list(slots.make_slot_ids(4))
     assert served.server.streams == 1
     served.server.stop(grace=PATIENCE)
     assert list(stream) == []

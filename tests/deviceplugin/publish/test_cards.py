@@ -11,7 +11,7 @@ from cardwise.gpus.protocol import GpuCard, Health
 from cardwise.kube.wire import ExtendedResource
 from deviceplugin.grants.release import reported_shares
 from deviceplugin.publish import cards
-from deviceplugin.publish.node import WRITTEN_LABEL, label_change
+from deviceplugin.publish.node import LAST_LABEL_ANNOTATION, label_change
 from deviceplugin.sources.pods import parse_pod
 from tests import build
 from tests.deviceplugin.records import grant, pod_view
@@ -78,7 +78,7 @@ def test_the_accelerator_is_the_only_model(models, accelerator):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "label", "written_label", "after"),
+    ("wanted", "label", "last_written_label", "after"),
     [
         ("k80", None, None, ("k80", "k80")),
         ("k80", "k80", "k80", ("k80", "k80")),
@@ -95,15 +95,15 @@ def test_the_accelerator_is_the_only_model(models, accelerator):
         ("k80", "", None, ("", None)),
     ],
 )
-def test_only_a_label_that_we_wrote_is_ours(wanted, label, written_label, after):
-    change = label_change(wanted, label, written_label)
+def test_only_a_label_that_we_wrote_is_ours(wanted, label, last_written_label, after):
+    change = label_change(wanted, label, last_written_label)
     labels = (
         change.get("labels", {names.ACCELERATOR: label})[names.ACCELERATOR],
-        change.get("annotations", {WRITTEN_LABEL: written_label})[WRITTEN_LABEL],
+        change.get("annotations", {LAST_LABEL_ANNOTATION: last_written_label})[LAST_LABEL_ANNOTATION],
     )
     assert labels == after
     assert label_change(wanted, *after) == {}, "then it is done"
-    assert bool(change) == (after != (label, written_label))
+    assert bool(change) == (after != (label, last_written_label))
 
 
 def test_held_shares_are_told_container_by_container():
@@ -127,19 +127,19 @@ def test_a_held_share_is_read_as_it_was_written():
     held = reported_shares([grant("u1", whole, pod_keys=("init-0",)), grant("u2")])
     assert [container.whole for of_card in held.values() for container in of_card] == [True, False]
     for of_card in held.values():
-        status = cards.status(Health(healthy=True), "cdi", of_card)
+        status = cards.build_status(Health(healthy=True), "cdi", of_card)
         spec = {"node": "n", "index": 0, "uuid": "GPU-0"}
         read = msgspec.convert({"metadata": {}, "spec": spec, "status": status}, ExtendedResource)
-        assert cards.status_of(read) == status, "else it is written again and again"
+        assert cards.observed_status(read) == status, "else it is written again and again"
 
 
 def test_status_of_a_card_that_is_gone():
     spec = {"node": "n", "index": 9, "uuid": "GPU-9"}
     gone = msgspec.convert({"metadata": {}, "spec": spec}, ExtendedResource)
-    status = cards.statuses({}, [gone], "cdi", lambda _: ())
+    status = cards.build_statuses({}, [gone], "cdi", lambda _: ())
     assert status["GPU-9"]["health"] == "Unhealthy"
-    assert cards.status(Health(healthy=True), "env", ())["health"] == "Healthy"
+    assert cards.build_status(Health(healthy=True), "env", ())["health"] == "Healthy"
 
 
 def test_a_reason_is_as_short_as_the_crd_wants_it():
-    assert len(cards.status(Health(healthy=False, reason="x" * 5000), "cdi", ())["reason"]) == 1024
+    assert len(cards.build_status(Health(healthy=False, reason="x" * 5000), "cdi", ())["reason"]) == 1024

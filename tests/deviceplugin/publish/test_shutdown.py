@@ -139,10 +139,10 @@ def test_only_those_who_may_still_ask_for_slots_are_waited_for(rig):
     known = phases | {"admitted": "Pending"}
     rig.see()
     assert {pod.name: pod.phase for pod in rig.agent.pods.list_pods()} == known
-    assert shutdown.unadmitted_pods(rig.agent.pods.list_pods(), Kubelet(rig.kubelet.folder)) == ["default/comes"]
+    assert shutdown.list_unadmitted_pods(rig.agent.pods.list_pods(), Kubelet(rig.kubelet.folder)) == ["default/comes"]
 
 
 def test_without_a_word_of_the_kubelet_nobody_is_waited_for(rig):
     coming(rig, "late")
     (rig.kubelet.plugins / "kubelet_internal_checkpoint").unlink()
-    assert shutdown.unadmitted_pods(rig.agent.pods.list_pods(), Kubelet(rig.kubelet.folder)) == []
+    assert shutdown.list_unadmitted_pods(rig.agent.pods.list_pods(), Kubelet(rig.kubelet.folder)) == []

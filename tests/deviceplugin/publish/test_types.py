@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cardwise.core.api import names
-from deviceplugin.publish.node import WRITTEN_LABEL
+from deviceplugin.publish.node import LAST_LABEL_ANNOTATION
 from tests.deviceplugin.conftest import (
     CLASSES,
     NODE,
@@ -98,10 +98,10 @@ class TestCapacitiesOfClasses:
 
     def test_only_what_is_a_class_of_ours_is_taken_away(self, rig):
         foreign = {"example.com/p100": "3", "aliyun.com/other": "1", names.SHARE: "32", "cardwise.dev": "1"}
-        stale_specs = foreign | {"cardwise.dev/stale": "48"}
+        find_stale_specs = foreign | {"cardwise.dev/stale": "48"}
         rig.make_class("p100", P100_SPEC)
         offers(rig, PASCAL, "256")
-        rig.edit_node(status={"capacity": stale_specs, "allocatable": stale_specs})
+        rig.edit_node(status={"capacity": find_stale_specs, "allocatable": find_stale_specs})
         offers(rig, "cardwise.dev/stale", None)
         assert {name: rig.capacity(name) for name in foreign} == foreign
 
@@ -197,14 +197,14 @@ class TestCapacitiesOfClasses:
 class TestAccelerator:
     def test_a_node_of_one_model_is_labelled_as_the_old_selectors_want_it(self, rig):
         assert label(rig) == "nvidia-tesla-p100"
-        assert rig.node()["metadata"]["annotations"][WRITTEN_LABEL] == "nvidia-tesla-p100"
+        assert rig.node()["metadata"]["annotations"][LAST_LABEL_ANNOTATION] == "nvidia-tesla-p100"
 
     def test_the_label_follows_the_cards(self, rig):
         rig.cards[1]["model"] = "Tesla K80"
         rig.write_cards()
         rig.settle()
         assert label(rig) is None
-        assert WRITTEN_LABEL not in rig.node()["metadata"].get("annotations", {})
+        assert LAST_LABEL_ANNOTATION not in rig.node()["metadata"].get("annotations", {})
         rig.cards[0]["model"] = "Tesla K80"
         rig.write_cards()
         rig.settle()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deviceplugin.api import cri_v1_pb2 as wire
-from deviceplugin.sources.containers import NAME_LABEL, UID_LABEL, Containers
+from deviceplugin.sources.containers import CONTAINER_NAME_LABEL, UID_LABEL, Containers
 
 
 class Runtime(Containers):
@@ -17,7 +17,7 @@ class Runtime(Containers):
         super().__init__(Path("/none"))
         sandboxes, containers = wire.ListPodSandboxResponse(), wire.ListContainersResponse()
         sandboxes.items.add(id="s", state=sandbox, labels={UID_LABEL: "u1"})
-        containers.containers.add(id="c", state=container, labels={UID_LABEL: "u1", NAME_LABEL: "main"})
+        containers.containers.add(id="c", state=container, labels={UID_LABEL: "u1", CONTAINER_NAME_LABEL: "main"})
         self._answers = SimpleNamespace(ListPodSandbox=sandboxes, ListContainers=containers)
 
     def _call(self, method: str, message: Any) -> Any:

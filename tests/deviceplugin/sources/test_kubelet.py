@@ -130,9 +130,9 @@ class TestPodResources:
     [
         ({}, ""),
         ({"kubelet": None}, ""),
-        ({"registered_with": None}, "not registered"),
+        ({"registered_kubelet": None}, "not registered"),
         ({"kubelet": (1, 2, 4)}, "was replaced"),
-        ({"own_socket": False}, "removed"),
+        ({"has_own_socket": False}, "removed"),
         ({"no_stream_seconds": 1.0}, ""),
         ({"no_stream_seconds": 3.0}, "stream"),
         ({"zero_slots_seconds": 29.0}, ""),
@@ -140,17 +140,17 @@ class TestPodResources:
     ],
 )
 def test_when_to_register_again(changes, reason):
-    fine = {"kubelet": KUBELET, "registered_with": KUBELET, "own_socket": True}
+    fine = {"kubelet": KUBELET, "registered_kubelet": KUBELET, "has_own_socket": True}
     sight = RegistrationState(**{"no_stream_seconds": None, "zero_slots_seconds": None} | fine | changes)
     assert reason in reregister_reason(sight)
     assert bool(reregister_reason(sight)) == bool(reason)
 
 
 def test_slots_are_few_and_short():
-    assert slots.slot_ids(2) == ("s001", "s002")
-    assert slots.slot_ids(1000)[-1] == "s1000"
-    assert len(slots.device_list(slots.slot_ids(100_000)).SerializeToString()) < 3 * 1024 * 1024
+    assert slots.make_slot_ids(2) == ("s001", "s002")
+    assert slots.make_slot_ids(1000)[-1] == "s1000"
+    assert len(slots.build_device_list(slots.make_slot_ids(100_000)).SerializeToString()) < 3 * 1024 * 1024
     with pytest.raises(slots.TooManySlots, match="write at most"):
-        slots.slot_ids(200_000)
+        slots.make_slot_ids(200_000)
     with pytest.raises(ValueError, match="at least 1"):
-        slots.slot_ids(0)
+        slots.make_slot_ids(0)

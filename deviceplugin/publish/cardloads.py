@@ -17,7 +17,7 @@ from deviceplugin.sources.pods import NodePod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardLevel:
+class CardLoad:
     """The load of a card.
 
     used: MiB that pods request.
@@ -39,22 +39,22 @@ class CardLevel:
         return max(0, self.card.memory - self.used)
 
 
-def card_levels(
-    cards: Iterable[GpuCard], health: Mapping[str, Health], pods: Iterable[NodePod], grants: Iterable[Grant]
-) -> list[CardLevel]:
+def card_loads(
+    cards: Iterable[GpuCard], health_by_uuid: Mapping[str, Health], pods: Iterable[NodePod], grants: Iterable[Grant]
+) -> list[CardLoad]:
     """The load of these cards.
 
     A pod that has ended counts while it has a grant: until its containers are gone. So does what its grants have
     beyond the assignment of a pod that is bound here again.
     """
     cards = list(cards)
-    uuid_of = {card.index: card.uuid for card in cards}
+    uuid_by_index = {card.index: card.uuid for card in cards}
     used: Counter[str] = Counter()
     granted: Counter[str] = Counter()
     shares: Counter[str] = Counter()
     core: Counter[str] = Counter()
 
-    def count(share: CardShare) -> None:
+    def add_share(share: CardShare) -> None:
         used[share.uuid] += share.mem
         shares[share.uuid] += 1
         core[share.uuid] += share.core
@@ -63,20 +63,20 @@ def card_levels(
     for pod in pods:
         if pod.finished:
             continue
-        assigned = tuple(replace(share, uuid=share.uuid_by(uuid_of)) for share in _assigned_shares(pod))
-        assignments[pod.uid] = Assignment({"": assigned})
-        for share in assigned:
-            count(share)
+        assigned_shares = tuple(replace(share, uuid=share.uuid_by(uuid_by_index)) for share in _assigned_shares(pod))
+        assignments[pod.uid] = Assignment({"": assigned_shares})
+        for share in assigned_shares:
+            add_share(share)
     for grant in merge_by_pod(grants):
         for share in grant.pod_shares:
             granted[share.uuid] += share.mem
         excess = grant.pod_assignment.excess_over(assignments.get(grant.pod_uid, Assignment({})))
         for share in excess.shares() if excess is not None else ():
-            count(share)
+            add_share(share)
     return [
-        CardLevel(
+        CardLoad(
             card=card,
-            healthy=health.get(card.uuid, HEALTHY).healthy,
+            healthy=health_by_uuid.get(card.uuid, HEALTHY).healthy,
             used=MiB(used[card.uuid]),
             granted=MiB(granted[card.uuid]),
             shares=shares[card.uuid],
@@ -88,8 +88,8 @@ def card_levels(
 
 def _assigned_shares(pod: NodePod) -> Iterator[CardShare]:
     try:
-        decoded = assignment.decode(pod.annotations)
+        decoded_assignment = assignment.decode(pod.annotations)
     except assignment.InvalidAssignment:
         return  # the extender reports it, and no container of such a pod starts
-    if decoded is not None:
-        yield from decoded.shares()
+    if decoded_assignment is not None:
+        yield from decoded_assignment.shares()
