@@ -3,12 +3,8 @@
 Input: calls of the kubelet, the node's cards and devices, its pods. Output: CDI specs for containers, grants on
 the node's disk, and the node's capacities and ExtendedResources in the API server. Read first: `grants.prestart`.
 
-The packages and modules; none imports from one above it:
+The packages and modules; each imports only from those below it:
 
-    process  creates and connects the parts
-    plugin   the service that the kubelet calls
-    publish  writes to the API server
-    grants   which container has which card
-    sources  clients of kubelet, runtime and API server
-    api      generated gRPC
+    process creates and connects the parts plugin the service that the kubelet calls publish writes to the API server
+    grants grants of cards to containers sources clients of kubelet, runtime and API server api generated gRPC
 """

@@ -44,7 +44,7 @@ _log = structlog.get_logger(__name__)
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _KUBELET_FOLDERS = ("device-plugins", "pod-resources")
-_CHECK_SECONDS = 1.0  # between two checks of the mounted folders
+_CHECK_SECONDS = 1.0  # pause between two checks of the mounted folders
 
 
 def _parse_slot_count(_: click.Context, __: click.Parameter, count: int) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ def _parse_cards(_: click.Context, __: click.Parameter, text: str | None) -> Car
 
 
 def _open_gpus(simulated: Path | None, cards: CardSelection | None, faults: Path) -> Gpus:
-    """Open the cards of this node, simulated ones, or none. Raises GpusUnavailable."""
+    """Open the node's cards: those of the driver, simulated cards, or none. Raises GpusUnavailable."""
     if simulated is not None:
         return SimulatedGpus(simulated)
     if cards == CardSelection(()):
@@ -77,8 +77,7 @@ def _open_gpus(simulated: Path | None, cards: CardSelection | None, faults: Path
 def _is_removed(folder: Path) -> bool:
     """Whether a mounted folder was removed on the node.
 
-    Nothing can be created in it then, and this container does not see the folder that replaces it: only a new container
-    does.
+    No file can be created in a removed folder, and only a new container can mount the folder that replaces it.
     """
     try:
         return not folder.stat().st_nlink
@@ -223,8 +222,8 @@ def main(
     """Cardwise's device plugin, one on each node with GPUs or other offered devices.
 
     Publishes the node's GPUs and devices (node capacities, ExtendedResources, health), and gives each container, when
-    it starts, exactly those that its pod was placed on. Grants are kept on the node's disk, and are freed when the
-    pod's containers are gone.
+    it starts, exactly the GPUs and devices that its pod was assigned. Grants are saved on the node's disk, and are
+    released when the pod's containers have ended.
     """
     logs.configure(COMPONENT, common.log_level, common.log_format)
     settings = NodeAgentSettings(
@@ -294,7 +293,7 @@ def main(
     client.close()
     _log.info("stopped")
     sys.stderr.flush()
-    # gRPC's own threads can delay the interpreter's exit; our own threads have ended.
+    # gRPC's own threads can delay the interpreter's exit; the threads of Cardwise have ended.
     os._exit(0)
 
 

@@ -36,7 +36,7 @@ from deviceplugin.sources.containers import Containers, RuntimeUnavailable
 from deviceplugin.sources.kubelet import Kubelet, KubeletUnavailable, SharedCall
 from deviceplugin.sources.pods import Pods
 
-_log = structlog.get_logger("deviceplugin.agent")  # the name of this logger in the documents
+_log = structlog.get_logger("deviceplugin.agent")  # the documents name this logger
 
 COMPONENT = "cardwise-deviceplugin"
 _RELEASE_SECONDS = 1.0
@@ -46,11 +46,11 @@ _RELEASE_SECONDS = 1.0
 class NodeAgentSettings:
     """Settings of the device plugin.
 
-    access: how containers get their cards; None: as the runtime supports it.
+    access: how containers get their cards; None: chosen by what the runtime supports.
     slots: the slot IDs.
-    nvidia_specs: where NVIDIA's CDI specs are; None: the cards are simulated.
+    nvidia_specs: paths of NVIDIA's CDI specs; None: the cards are simulated.
     cards: the cards that are shared; None: all, unless NVIDIA's device plugin serves the node.
-    mps: the MPS mode of pods without the annotation, and whether the node has an MPS manager.
+    mps: the MPS mode of pods without the annotation; `off` also means that the node has no MPS manager.
     mps_root: the --root of the MPS manager.
     core_overcommit: percent of each card's SMs that may be allocated.
     """
@@ -180,7 +180,8 @@ class NodeAgent:
         for problem in self.grants.unreadable:
             self._events.record(ObjectRef.node(self._settings.node), "UnreadableGrant", problem, "Warning")
         for problem in self._selected_gpus.problems() if self._selected_gpus else ():
-            # Only reported: the card may be off the bus for a moment, and nodes of several kinds share one setting.
+            # Only reported, not fatal: the card may be off the bus for a moment, and nodes of several kinds share one
+            # setting.
             _log.error("--cards does not match the GPUs of this node", problem=problem)
             self._events.record(ObjectRef.node(self._settings.node), "InvalidCardSelection", problem, "Warning")
 
@@ -198,7 +199,7 @@ class NodeAgent:
         """Stop callers before the parts that they call. Grants and CDI specs stay: the containers keep running."""
         self._registration.stop()
         self._inventory.node.withdraw_slots()
-        self._gpus.close()  # ends the inventory's wait for a change
+        self._gpus.close()  # wakes the publisher, which waits for a change of the cards
         self._devices.close()
         self._inventory.stop()
         self._release.stop()
@@ -243,7 +244,8 @@ class NodeAgent:
     def _read_health(self, cards: list[GpuCard], devices: list[OtherDevice]) -> dict[str, Health]:
         """The health of cards and devices, by UUID.
 
-        They also count as unhealthy if no container can get them, and cards also if another plugin serves them.
+        A card or device also counts as unhealthy if no container can get it, and a card if another device plugin serves
+        it.
         """
         problems = {
             device.uuid: self._write_problem or card_access.device_problem(device, self._access) for device in devices
@@ -282,7 +284,8 @@ class NodeAgent:
 
     def _probe_access(self) -> Access | None:
         if self._settings.access is None:
-            # Probed at each registration: the runtime may have been replaced. Without an answer the last result holds.
+            # Probed at each registration: the runtime may have been replaced. If it does not answer, the last access
+            # stays.
             self._access = (
                 card_access.choose_access_of_runtime(self._containers, self._settings.cdi_dir) or self._access
             )
@@ -331,11 +334,11 @@ class NodeAgent:
     def _adopt_running_containers(self, seconds: float | None = None) -> str:
         """Restore lost grants once after the start, and write marks that an earlier process did not write.
 
-        seconds: how long to wait for another thread's attempt, which this call joins. An own attempt takes up to
-            `ADOPTION_SECONDS` if the runtime is slow.
+        seconds: how long to wait if another thread does this already. If this thread does it and the runtime is slow,
+            it takes up to `ADOPTION_SECONDS`.
 
-        Returns why running containers may have no grant yet, "" if each has one, except those whose assignment cannot
-        be read.
+        Returns why running containers may have no grant yet, "" if each has a grant. Containers whose assignment cannot
+        be read do not count.
         """
         if self._adopted:
             return ""

@@ -1,10 +1,10 @@
-"""Grants: which container has which card, from the check before its start until all its pod's containers have ended.
+"""Grants of cards to containers, from the check before a container starts until all containers of its pod have ended.
 
-Input: a slot whose container is about to start. Output: a grant on the disk of the node, and the CDI spec that
-opens the card; later the grant's release.
+Input: the slot of a container that is about to start. Output: a grant on the node's disk, and a CDI spec with the
+card's device nodes; later the grant's release.
 
 Read first: `prestart`, `grants` (the store on disk), `release`.
 
-What a container gets: `access` (by CDI or by environment), `cdi` (the spec of a slot), `environment`, `mpswait` (waits
-for MPS). What grants are compared with: `hardware`, and `adoption` for containers that run without a grant.
+A container's access: `access` (by CDI or by environment), `cdi` (the spec of a slot), `environment`, `mpswait` (waits
+for MPS). Checks of grants: `hardware` (the cards of this machine), `adoption` (containers that run without a grant).
 """

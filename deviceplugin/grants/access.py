@@ -1,6 +1,7 @@
 """How containers of this node get their cards: closed access (CDI) or open access (environment only).
 
-Users are told which it is: with open access, a user who sets NVIDIA_VISIBLE_DEVICES in a shell sees the other cards.
+The access is published to users: with open access, a user who sets NVIDIA_VISIBLE_DEVICES in a shell sees the other
+cards.
 """
 
 import threading
@@ -115,15 +116,15 @@ class Delivery:
     def remove_unused_specs(self, grants: GrantStore) -> None:
         """Remove the specs of slots that no grant has.
 
-        They are of a pod whose grants were released, or of a container that was started again with another slot, or an
-        earlier call failed to remove them.
+        Such specs are left after a pod's grants were released, after a container restarted with another slot, or after
+        an earlier call failed to remove them.
         """
         with self._lock:
             self._remove_unused_specs(grants)
 
     def restore_specs(self, grants: GrantStore, hardware: Hardware) -> None:
         """Recreate the folder from the grants: after a reboot it is empty, after a crash it may be outdated."""
-        # Later grants are delivered after the lock is released, and overwrite what is written here.
+        # Grants that are added meanwhile are delivered after the lock is released, and overwrite these specs.
         with self._lock:
             self._remove_unused_specs(grants)
             self._rewrite_specs({slot for grant in grants.list_grants() for slot in grant.slots}, grants, hardware)
@@ -134,14 +135,15 @@ class Delivery:
             self._rewrite_specs(slots, grants, hardware)
 
     def _remove_unused_specs(self, grants: GrantStore) -> None:
-        # A grant is in the store before its spec is written. So under the lock each spec of a start has its grant.
+        # A grant is added to the store before its spec is written, so under the lock each spec that is in use has a
+        # grant.
         slots = {slot for grant in grants.list_grants() for slot in grant.slots}
         failures: list[OSError] = []
         try:
             for path in cdi.find_stale_specs(self._folder, slots):
                 try:
                     path.unlink(missing_ok=True)
-                except OSError as error:  # the others are removed nevertheless
+                except OSError as error:  # remove the other specs nevertheless
                     failures.append(error)
         except OSError as error:
             failures.append(error)

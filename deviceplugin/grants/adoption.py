@@ -1,9 +1,9 @@
 """Creates grants for containers that run without one.
 
 This happens when the state folder was lost or a grant was unreadable. Without a grant, PreStart would count the card as
-free, and the container could not be restarted while the API server is away. For pods that have ended according to the
-API server, the runtime keeps the annotations as long as a container or sandbox of them runs. If no grant can be made
-for a container, that is logged and counted, and other containers are not delayed.
+free, and the container could not be restarted while the API server is away. If the API server reports that a pod has
+ended, its annotations are read from the container runtime, which keeps them while a container or sandbox of the pod
+runs. If no grant can be made for a container, that is logged and counted, and other containers are not delayed.
 
 A pod may have been bound here again with other cards than its sandbox was made for. Its containers may use either, so
 its grants have the cards of both until these containers end.
@@ -27,8 +27,11 @@ _log = structlog.get_logger(__name__)
 
 
 class Adoption(NamedTuple):
-    """The result of `adopt`: added grants, the UIDs of pods that may hold a card without one, and why a grant could not
-    be written.
+    """The outcome of `adopt_grants`.
+
+    grants: the added grants.
+    unknown_holders: UIDs of pods that may hold a card without a grant.
+    error: why a grant could not be written to disk, None if all were.
     """
 
     grants: list[Grant]
@@ -53,9 +56,12 @@ def build_checkpoint_grants(
     granted: set[tuple[str, str]],
     sandboxes: Iterable[Sandbox],
 ) -> tuple[list[Grant], set[tuple[str, str]]]:
-    """The missing grants of the containers in the kubelet's checkpoint, and the containers without assignment. Pure.
+    """Build the missing grants of containers in the kubelet's checkpoint. Pure.
 
-    sandboxes: those in which containers may run.
+    granted: pod UID and container name of each container with a grant.
+    sandboxes: the sandboxes in which containers may run.
+
+    Also returns the containers whose pod has no assignment, as pod UID and container name.
     """
     assignments_by_uid: dict[str, list[Assignment]] = {}
     for sandbox in sandboxes:
@@ -88,9 +94,13 @@ def build_checkpoint_grants(
 def build_sandbox_grants(
     sandboxes: Iterable[Sandbox], live_containers: Mapping[str, set[str]], granted: set[str]
 ) -> tuple[list[Grant], set[str]]:
-    """A grant for each live pod without one, for all that the pod holds; and the pods with an unreadable assignment.
+    """Build a grant of all shares of each live pod that has no grant. Pure.
 
-    Pure. No container is started by such a grant, so it has no slot.
+    live_containers: names of the live containers by pod UID.
+    granted: UIDs of the pods with a grant.
+
+    Such a grant has no slot, since no container starts by it. Also returns the UIDs of pods whose assignment cannot be
+    read.
     """
     grants: dict[str, Grant] = {}
     unknown_holders: set[str] = set()

@@ -1,9 +1,9 @@
 """The CDI spec of a slot: the device nodes and the environment of the container that has the slot now.
 
-Written when the container is about to start and read by the runtime right after; the folder is often a tmpfs, so
-specs are recreated from the grants when they are missing. On real cards the edits are those of the node's own
-nvidia.com/gpu spec for that card (device nodes, driver libraries, hooks), made by `nvidia-ctk cdi generate`.
-The format: SPEC.md of github.com/cncf-tags/container-device-interface.
+Written when the container is about to start and read by the runtime right after; the folder is often a tmpfs, so specs
+are recreated from the grants when they are missing. For a real card the edits (device nodes, driver libraries, hooks)
+are copied from the node's own nvidia.com/gpu spec, which `nvidia-ctk cdi generate` has written. The format is SPEC.md
+of github.com/cncf-tags/container-device-interface.
 """
 
 import errno
@@ -57,22 +57,22 @@ def spec_path(folder: Path, slot: str) -> Path:
 
 
 def card_node_edits(card: GpuCard) -> Edits:
-    """The edits for the card's device nodes of this machine. Raises NoDevice."""
+    """The CDI edits that add only the card's device nodes. Raises NoDevice."""
     card_text = f"card {card.index} ({card.uuid})"
     return {"deviceNodes": [_device_node(card_text, node.host, node.container) for node in card.devices]}
 
 
 def device_edits(device: OtherDevice) -> Edits:
-    """The edits for the device's own nodes and those that it shares with others. Raises NoDevice."""
+    """The CDI edits for a device: its own device nodes, and the nodes common to its kind. Raises NoDevice."""
     device_text = f"{device.kind} {device.index} ({device.uuid})"
     nodes = (*device.nodes, *device.common)
     return {"deviceNodes": [_device_node(device_text, node.host, node.container) for node in nodes]}
 
 
 def mps_edits(grant: Grant, cards: Sequence[GpuCard]) -> Edits:
-    """The edits that mount the MPS daemon of the grant's cards; for the share agent, the folders with its state.
+    """The CDI edits that mount the MPS daemon of the grant's cards; for the share agent, the folders with its state.
 
-    cards: those of the grant.
+    cards: the cards of the grant.
 
     A container sees only the daemon's socket. In an agent's folders the log is covered, since it names other pods, and
     so are the files that the daemon locks and writes.
@@ -148,7 +148,7 @@ class _SpecDevice(Struct, rename="camel"):
 
 
 class _NvidiaSpec(Struct, rename="camel"):
-    """The parts of a spec that are read."""
+    """The fields of NVIDIA's CDI spec that Cardwise reads."""
 
     kind: Literal["nvidia.com/gpu"]
     cdi_version: Any
@@ -157,8 +157,9 @@ class _NvidiaSpec(Struct, rename="camel"):
 
 
 def _parse_spec(content: str) -> dict[str, Any] | None:
-    """The spec, None if it is not of NVIDIA's cards. Raises an error of `_READ_ERRORS` for what cannot be read or
-    written again.
+    """Parse a CDI spec; returns None if its kind is not NVIDIA's.
+
+    Raises one of `_READ_ERRORS` if the content is no CDI spec, or cannot be encoded as JSON.
     """
     spec = yaml.safe_load(content)  # JSON is YAML
     if isinstance(spec, dict) and spec.get("kind") != _NVIDIA_KIND:
@@ -229,8 +230,9 @@ class NvidiaSpecs:
                     yield file, spec
 
     def _read_spec(self, file: Path) -> dict[str, Any] | None:
-        """The spec, None if there is none of NVIDIA's cards. A file is parsed, and a failure logged, once for each
-        change of it.
+        """Read the CDI spec in a file; returns None if the file has no spec of NVIDIA's cards.
+
+        A file is parsed, and its failure logged, once for each change of the file.
         """
         try:
             status = file.stat()
@@ -275,7 +277,7 @@ def build_spec(
     """The CDI spec of one slot. Variables that Cardwise owns replace those of `edits`.
 
     version: the CDI version that the edits need.
-    devices: those of the grant, in its order.
+    devices: the devices of the grant, in its order.
     """
     own_env = environment.container_env(grant, devices)
     other_env = [entry for entry in edits.get("env") or () if entry.partition("=")[0] not in own_env]
@@ -304,7 +306,7 @@ def write_problem(folder: Path) -> str:
     except OSError as error:
         reason = error.strerror or str(error)
     else:
-        # Some file systems do not count files, and report none.
+        # Some file systems do not count inodes, and report 0.
         is_full = not file_system.f_bfree or (file_system.f_files and not file_system.f_ffree)
         code = errno.EROFS if file_system.f_flag & os.ST_RDONLY else errno.ENOSPC if is_full else 0
         reason = os.strerror(code) if code else ""
@@ -312,7 +314,7 @@ def write_problem(folder: Path) -> str:
 
 
 def find_stale_specs(folder: Path, live_slots: set[str]) -> list[Path]:
-    """Our specs and unfinished files that belong to none of the `live_slots`."""
+    """The CDI specs and unfinished files of Cardwise that belong to none of the `live_slots`."""
     if not folder.is_dir():
         return []
     names_in_use = {spec_path(folder, slot).name for slot in live_slots}

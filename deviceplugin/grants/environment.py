@@ -1,7 +1,7 @@
 """The environment of a container with a share, for its CDI spec.
 
-The values depend only on the grant and this machine, so that a container is restarted with the same ones while the API
-server is away.
+The variables depend only on the grant and this machine, so that a container restarts with the same variables while the
+API server is away.
 """
 
 from collections import defaultdict
@@ -21,13 +21,13 @@ _BYTES = 1024 * 1024
 def container_env(grant: Grant, devices: Sequence[OtherDevice] = ()) -> dict[str, str]:
     """The variables that Cardwise owns in the container.
 
-    devices: those of the grant, in its order.
+    devices: the devices of the grant, in its order.
 
-    XLA_*_MEM_FRACTION is not here: a pod may set it itself.
+    XLA_*_MEM_FRACTION is not among them: a pod may set it itself.
     """
     return {
-        # Devices come by CDI. If NVIDIA's runtime is the default, this keeps it from adding cards, also to a container
-        # without any.
+        # Devices come by CDI. If NVIDIA's runtime is the default, this variable keeps it from adding cards to the
+        # container.
         names.ENV_VISIBLE_DEVICES: names.NO_CARDS,
         **(_card_env(grant) if grant.shares else {}),
         **(_agent_env(grant) if grant.is_agent else {}),
@@ -52,7 +52,7 @@ def _card_env(grant: Grant) -> dict[str, str]:
 
 
 def _sm_percent(grant: Grant, shares: Sequence[CardShare]) -> int | None:
-    """The percentage of SMs for the container's processes: the lowest of its cards."""
+    """The percent of SMs that the container's processes may use: the lowest percent of its cards."""
     percentages = [mps.percent(share.core, share.mem, share.total, grant.sm_percent) for share in shares]
     return min((percent for percent in percentages if percent is not None), default=None)
 

@@ -1,18 +1,18 @@
 """The store of grants on this node's disk: one file for each container with a share.
 
-Beside the pods' annotations it is the second source of truth, and the only one about containers: with it, containers
-restart while the API server is away, a card is refused that a deleted pod still uses, and nothing is lost in a crash.
+Beside the pods' annotations it is the second source of truth, and the only source about containers. It lets containers
+restart while the API server is away, protects a card that a deleted pod still uses, and survives a crash.
 
 Theory of operation. A grant is added in memory under the lock, after the check that its card has space; then it is
-written to disk, and only then its container may start. The pod holds all its shares from its first grant on: else
-another pod could take what its second container, or its first after a restart, will need.
+written to disk, and only then its container may start. The pod holds all its shares from its first grant on. Otherwise
+another pod could take the share that its second container, or a restarted first container, will need.
 
 Example: pod A has containers with 4096 and 8192 MiB on a card of 16276 MiB. When the first one starts, the card counts
 12288 MiB for A, so pod B with 8192 MiB is refused even before A's second container starts.
 
-After a restore of etcd, pod A can be bound here again under its UID, with other cards. The cards that its containers
-were started with count until these have ended. So a grant with other cards is added only after the former grants were
-dropped, and where the grants of a pod differ, each card counts with the most that one of them has of it.
+After a restore of etcd, pod A can be bound here again under its UID, with other cards. The cards with which its
+containers were started count until these containers have ended. So a grant with other cards is added only after the
+former grants were dropped. If the grants of a pod differ, each card counts with the largest amount of these grants.
 """
 
 import contextlib
@@ -38,14 +38,15 @@ from cardwise.core.values.wording import quote_text, sanitize_message
 _log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
-_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,249}")  # with the suffix no longer than a file name may be
+# With the suffix, at most 255 bytes: the limit of a file name.
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,249}")
 _SUFFIX = ".json"
 _DISK_LOCK_COUNT = 64
-_PROBE_BYTES = 4096  # a full disk cannot take a block
-_MAX_NAME_BYTES = 200  # of the name of what is moved aside, which gets a time; a file name has 255 bytes at most
-_MAX_NUMBER = 2**63 - 1  # of each number in a grant
+_PROBE_BYTES = 4096  # one block, which a full disk cannot store
+_MAX_NAME_BYTES = 200  # of a file that is moved aside; a time is appended, and a file name has at most 255 bytes
+_MAX_NUMBER = 2**63 - 1  # the maximum of each number in a grant
 _VERSION = 1
-_VERSION_WITH_DEVICES = 2  # of a grant that a former version, which knows cards only, must not take for one
+_VERSION_WITH_DEVICES = 2  # a grant with devices: former versions, which know cards only, must not read it
 _READABLE_VERSIONS = (_VERSION, _VERSION_WITH_DEVICES)
 
 
@@ -56,7 +57,7 @@ class UnsafeName(ValueError):
 class GrantedDevice(Struct, frozen=True, rename="camel"):
     """A device other than a GPU, as in the assignment."""
 
-    resource_class: str = field(name="deviceClass")  # as grants on disk have it
+    resource_class: str = field(name="deviceClass")  # the name in grants on disk
     uuid: str
 
     @classmethod
@@ -74,12 +75,13 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     """A container's shares and devices. On disk, shares have the field names of `CardShare`.
 
     slots: the container's device IDs.
-    shares, devices: those of the container.
-    pod_shares, pod_devices: those of all containers of its pod, which the pod holds from its first grant on.
+    shares, devices: the shares and devices of the container.
+    pod_shares, pod_devices: the shares and devices of all containers of the pod, which holds them from its first grant
+        on.
     pod_keys: the container key of each of the `pod_shares`; empty in a grant of an older version.
     pod_device_keys: the container key of each of the `pod_devices`.
     mps_mode, sm_percent: the pod's MPS annotations.
-    mps: the folders of the MPS daemons that the container gets; none if it runs without MPS.
+    mps: the folders of the MPS daemons that the container gets; empty without MPS.
 
     A restart and a new CDI spec need only the grant.
     """
@@ -103,7 +105,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @classmethod
     def for_pod(cls, pod_uid: str, namespace: str, name: str, container: str, assignment: Assignment) -> "Grant":
-        """A grant of all that the pod holds, without shares of the container itself."""
+        """Build a grant with all shares and devices of the pod, and none of the container."""
         return cls(
             pod_uid=pod_uid,
             namespace=namespace,
@@ -136,23 +138,23 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def has_container_shares(self) -> bool:
-        """Whether the grant has what the container gets. A grant by the pod's sandbox has only what the pod holds."""
+        """Whether the grant has the container's shares. A grant that was built from a sandbox has the pod's only."""
         return bool(self.shares or self.devices) or self.is_agent
 
     @property
     def has_container_keys(self) -> bool:
-        """Whether the grant tells which containers have the pod's shares: one of an older version does not."""
+        """Whether the grant names the container of each of the pod's shares. A grant of an older version does not."""
         return len(self.pod_keys) == len(self.pod_shares) and all(self.pod_keys)
 
     @property
     def keys(self) -> set[str]:
-        """The container keys with shares or devices, as far as the grant tells."""
+        """The container keys with shares or devices, as far as the grant names them."""
         return {*self.pod_keys, *self.pod_device_keys}
 
     def sorted_amounts(self, *, by_container: bool = False) -> tuple[object, ...]:
-        """What the pod holds, in ascending order.
+        """The amounts that the pod holds of each card and device, sorted, so that two grants can be compared.
 
-        by_container: with the container keys.
+        by_container: add the container keys.
         """
         card_keys = self.pod_keys if by_container else ()
         device_keys = self.pod_device_keys if by_container else ()
@@ -165,7 +167,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
 
     def has_same_binding(self, other: "Grant") -> bool:
         """Whether the pod was bound with the same cards and devices for both grants."""
-        by_container = bool(self.pod_keys) == bool(other.pod_keys)  # a grant of an older version has none
+        by_container = bool(self.pod_keys) == bool(other.pod_keys)  # a grant of an older version has no keys
         return self.sorted_amounts(by_container=by_container) == other.sorted_amounts(by_container=by_container)
 
     def uuids(self) -> set[str]:
@@ -173,7 +175,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         return {share.uuid for share in self.pod_shares} | {device.uuid for device in self.pod_devices}
 
     def restrict_to_cards(self, uuids: Collection[str]) -> "Grant":
-        """The grant with these of the pod's cards and devices only."""
+        """A copy of the grant with only those cards and devices of the pod whose UUID is in `uuids`."""
         cards = list(zip(self.pod_shares, chain(self.pod_keys, repeat("")), strict=False))
         devices = list(zip(self.pod_devices, self.pod_device_keys, strict=True))
         return msgspec.structs.replace(
@@ -185,7 +187,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         )
 
     def extend_by_assignment(self, assignment: Assignment) -> "Grant":
-        """The grant, with what the assignment has beyond it."""
+        """A copy of the grant, with the amounts that the assignment has beyond it added."""
         excess = assignment.excess_over(self.pod_assignment)
         if excess is None:
             return self
@@ -205,7 +207,9 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def pod_assignment(self) -> Assignment:
-        """All that the pod holds, with the key "" in a grant of an older version."""
+        """The assignment of the whole pod, cards and devices; in a grant of an older version all cards have the key
+        "".
+        """
         devices = (DeviceShare(device.resource_class, device.uuid) for device in self.pod_devices)
         return Assignment(
             _group_by_key(self.pod_keys or ("",) * len(self.pod_shares), self.pod_shares),
@@ -214,7 +218,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def _group_by_key(keys: Iterable[str], shares: Iterable[_T]) -> dict[str, tuple[_T, ...]]:
-    """The shares by container key. There may be fewer keys than shares."""
+    """Group shares by container key. There may be fewer keys than shares."""
     shares_by_key: dict[str, tuple[_T, ...]] = {}
     for key, share in zip(keys, shares, strict=False):
         shares_by_key[key] = (*shares_by_key.get(key, ()), share)
@@ -222,10 +226,10 @@ def _group_by_key(keys: Iterable[str], shares: Iterable[_T]) -> dict[str, tuple[
 
 
 def merge_by_pod(grants: Iterable[Grant]) -> list[Grant]:
-    """One grant for each pod: its `pod_shares` and `pod_devices` are what the pod holds. Pure.
+    """Merge the grants of each pod into one whose `pod_shares` and `pod_devices` are those that the pod holds. Pure.
 
-    That is what its latest grant has. Where its grants differ, since it was bound here again with other cards, it is
-    the most that one of them has of each card.
+    Usually it is the pod's latest grant. If the grants differ, since the pod was bound here again with other cards, the
+    merged grant has the largest amount of each card.
     """
     grant_by_uid: dict[str, Grant] = {}
     for grant in sorted(grants, key=lambda grant: grant.granted_ns, reverse=True):
@@ -289,7 +293,7 @@ GrantConflict = CardFull | DeviceTaken | FormerBinding
 
 
 class AddedGrant(Struct, frozen=True):
-    """A grant that was added, and the container's previous one."""
+    """A grant that was added, and the container's previous grant."""
 
     grant: Grant
     previous: Grant | None
@@ -299,7 +303,7 @@ class GrantStore:
     """All grants of this node. Thread-safe; the lock is held for the check and the change in memory, not for disk."""
 
     def __init__(self, folder: Path, core: int = FULL_CORE, clock: Clock = SYSTEM) -> None:
-        """Read the grants on disk; `unreadable` has what could not be read. Raises OSError.
+        """Read the grants on disk; `unreadable` lists the files that could not be read. Raises OSError.
 
         core: percent of each card's SMs that may be granted.
         """
@@ -340,8 +344,8 @@ class GrantStore:
 
         totals: the MiB of this node's cards, by UUID.
 
-        The grant is on disk when this returns an AddedGrant. Raises OSError; the grant then stays in memory, where the
-        next try and `drop` find it.
+        When this returns an AddedGrant, the grant is on disk. Raises OSError; the grant then stays in memory, where the
+        next `add` and `drop_pod` find it.
         """
         return self._add_grant(
             grant,
@@ -352,14 +356,14 @@ class GrantStore:
     def adopt_grant(self, grant: Grant) -> None:
         """Add the grant of a running container without checking the card. Raises OSError.
 
-        It counts as the oldest of its slots: the slot may have a newer grant already.
+        It counts as the oldest grant of its slots, since a slot may have a newer grant already.
         """
         self._add_grant(grant, lambda: None, lambda: 0)
 
     def restore_files(self) -> None:
         """Write grants again whose files were removed.
 
-        Afterwards `problem` is why no grant can be written, "" if one can.
+        Afterwards `problem` is the reason why grants cannot be written, "" if they can.
         """
         probe = self._folder.with_name(f".{self._folder.name}.probe")
         failures: list[OSError] = []
@@ -373,19 +377,19 @@ class GrantStore:
             try:
                 if not self._grant_path(grant).exists():
                     self._restore_file(grant)
-            except OSError as error:  # the others are written nevertheless
+            except OSError as error:  # write the other grants nevertheless
                 failures.append(error)
         self.problem = f"grants cannot be written to {self._folder}: {failures[0].strerror}" if failures else ""
 
     def epoch(self) -> int:
-        """The present epoch, for `drop`: later grants have a higher one."""
+        """The current epoch, for `drop_pod`: grants that are added later have a higher epoch."""
         with self._lock:
             return self._epoch
 
     def drop_pod(self, pod_uid: str, epoch: int) -> list[Grant]:
-        """Remove all grants of a pod, on disk first. Returns the removed grants: none if one was added after `epoch`.
+        """Remove all grants of a pod, on disk first, unless one of them was added after `epoch`. Raises OSError.
 
-        The check that the pod's containers are gone must begin after `epoch` was read. Raises OSError.
+        Returns the removed grants. Read `epoch` before you check that the pod's containers have ended.
         """
         with self._disk_lock(pod_uid):
             with self._lock:
@@ -408,9 +412,9 @@ class GrantStore:
         return list(grants.values())
 
     def undo_add(self, added: AddedGrant) -> None:
-        """Undo `add` for a grant that was not delivered, unless its container has a newer one. Raises OSError.
+        """Undo `add` for a grant that was not delivered, unless its container has a newer grant. Raises OSError.
 
-        A container that is restarted keeps its previous grant, with which it can start without the API server.
+        A restarted container gets its previous grant back, with which it can start without the API server.
         """
         grant, previous = added.grant, added.previous
         with self._disk_lock(grant.pod_uid):
@@ -421,7 +425,7 @@ class GrantStore:
             else:
                 path = self._grant_path(grant)
                 path.unlink(missing_ok=True)
-                with contextlib.suppress(OSError):  # other containers of the pod have theirs
+                with contextlib.suppress(OSError):  # other containers of the pod have grants
                     path.parent.rmdir()
                     _sync_folder(self._folder)
             with self._lock:
@@ -490,7 +494,7 @@ class GrantStore:
         return None
 
     def _latest_ns(self) -> int:
-        """A time later than that of all grants, even if the clock was set back."""
+        """A time in nanoseconds later than the times of all grants, even if the clock was set back."""
         return max(self._clock.wall_ns(), 1 + max((grant.granted_ns for grant in self._grants.values()), default=0))
 
     def _add_grant(
@@ -562,7 +566,7 @@ class GrantStore:
     def _move_aside(self, path: Path, reason: str) -> None:
         """Move a file or folder that is no readable grant into another folder.
 
-        If that fails it stays: it must not prevent the start of the plugin, and the next grant of its container
+        If that fails, the file stays: it must not prevent the start of the plugin, and the next grant of its container
         replaces it.
         """
         name = os.fsdecode(os.fsencode(f"{path.parent.name}.{path.name}")[:_MAX_NAME_BYTES])
@@ -582,7 +586,7 @@ class GrantStore:
 
 def _read_grant(path: Path) -> Grant:
     text = path.read_bytes()
-    version = msgspec.json.decode(text, type=_Format).version  # first: another version may have other fields
+    version = msgspec.json.decode(text, type=_Format).version  # before the rest: another version may have other fields
     if version not in _READABLE_VERSIONS:
         readable = " and ".join(map(str, _READABLE_VERSIONS))
         raise ValueError(
@@ -602,9 +606,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _check_amounts(grant: Grant) -> None:
-    """Check numbers and lengths, which other code relies on. Raises ValueError for a grant that this program has never
-    written.
-    """
+    """Check the numbers and lengths of a grant that was read from disk. Raises ValueError."""
     if len(grant.pod_device_keys) != len(grant.pod_devices):
         raise ValueError(f"podDeviceKeys has {len(grant.pod_device_keys)} keys for {len(grant.pod_devices)} podDevices")
     if len(grant.pod_keys) not in (0, len(grant.pod_shares)):

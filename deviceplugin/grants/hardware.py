@@ -10,7 +10,7 @@ from cardwise.gpus.protocol import GpuCard, Gpus
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The cards, and the devices other than GPUs."""
+    """The cards, and the other devices, of this machine at one moment, by UUID."""
 
     cards: Mapping[str, GpuCard]
     devices: Mapping[str, OtherDevice]

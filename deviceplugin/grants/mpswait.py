@@ -1,7 +1,7 @@
 """Waits until MPS is ready on a container's card before the container starts, and returns its MPS daemons.
 
-The rules are those of docs/design/0005-mps.md. They are checked by the node's own files at each start, so nothing here
-needs the API server. Only one fact is remembered: that this node has an MPS manager.
+docs/design/0005-mps.md has the rules. Each start checks them by files on the node, so the API server is not needed.
+Only one fact is saved: that this node has an MPS manager.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from cardwise.core.values.wording import quote_text
 from cardwise.gpus import mpsfiles
 from deviceplugin.grants.grants import Grant
 
-MAX_WAIT_SECONDS = 10.0  # of the kubelet's 30 for PreStartContainer
+MAX_WAIT_SECONDS = 10.0  # the kubelet waits 30 s for PreStartContainer
 _POLL_SECONDS = 0.2
 _MANAGER_MARK_FILE = "mps-manager-seen"
 _DAEMON_CHANGED = "the MPS daemon of its GPU has just changed"
@@ -33,8 +33,8 @@ class MpsNotReady(Exception):
 class Readiness:
     """Whether a container may start with MPS.
 
-    problem: why it may not start now, "" if it may.
-    folders: the folders of the daemons that it gets.
+    problem: why the container may not start now, "" if it may.
+    folders: the folders of the MPS daemons that the container gets.
     """
 
     problem: str = ""
@@ -42,7 +42,7 @@ class Readiness:
 
 
 class MpsWait:
-    """Waits for MPS: call `wait` before a container starts, and `confirm` right before its grant is delivered."""
+    """Waits for MPS: call `wait_ready` before a container starts, and `confirm_ready` before its grant is delivered."""
 
     def __init__(
         self, default_mode: Mode, root: Path, state_dir: Path, clock: Clock = SYSTEM, mps_clock: Clock = BOOT
@@ -69,8 +69,9 @@ class MpsWait:
     ) -> Grant:
         """Wait for MPS; returns the grant with the daemons that its container gets. Raises MpsNotReady.
 
-        try_reserve: reserves one of the waiting places, False if none is free; `release` gives it back.
-        is_active: whether the kubelet still waits for the answer.
+        try_reserve: reserves a place among the waiting calls; returns False if none is free.
+        release: frees that place.
+        is_active: returns whether the kubelet still waits for the response.
         """
         required_state = self._required_state(grant)
         readiness = self._check_readiness(grant, required_state)
@@ -119,14 +120,15 @@ class MpsWait:
     def has_manager(self) -> bool:
         """Whether this node has an MPS manager, running or not.
 
-        After a reboot a container may start before the manager; it must not run without MPS then.
+        After a reboot the kubelet may start a container before the manager; the container must not run without MPS
+        then.
         """
         if self._default_mode is not Mode.PREFERRED:
             return self._default_mode is Mode.REQUIRED
         on_disk = self._manager_mark_file.exists()
         self._has_manager = self._has_manager or on_disk or (self._root / mps.LOCK).exists()
         if self._has_manager and not on_disk:
-            with contextlib.suppress(OSError):  # then it is forgotten at the next reboot only
+            with contextlib.suppress(OSError):  # then the next reboot forgets the manager
                 self._manager_mark_file.touch()
         return self._has_manager
 
@@ -159,7 +161,7 @@ class MpsWait:
         )
 
     def _check_for_agent(self, grant: Grant, required_state: MpsState) -> Readiness:
-        """Check the start of the share agent. It waits for MPS by itself, and only needs the daemons' folders."""
+        """Check the start of the share agent, which waits for MPS by itself and only needs the daemons' folders."""
         if required_state is MpsState.OFF:
             return Readiness()
         shares_by_container = grant.assignment().containers.values()
@@ -167,7 +169,7 @@ class MpsWait:
             len(folders := self._find_daemon_folders(shares)) > 1 and None not in folders
             for shares in shares_by_container
         ):
-            return Readiness()  # such a container can only start without MPS
+            return Readiness()  # a container with cards of several daemons starts only without MPS
         folders = self._find_daemon_folders(grant.pod_shares)
         if None in folders:
             return Readiness(self._unready_reason(grant.pod_shares, required_state) or _DAEMON_CHANGED)
@@ -188,7 +190,7 @@ class MpsWait:
 
 
 def _parse_pod_mode(mode: str, default_mode: Mode) -> Mode:
-    """The mode of a pod: its own, else the node's. Raises MpsNotReady."""
+    """The MPS mode of a pod: its annotation, else the node's mode. Raises MpsNotReady."""
     try:
         return Mode(mode) if mode else default_mode
     except ValueError as error:

@@ -1,11 +1,11 @@
 """PreStartContainer: identifies the container's pod, checks its assignment, adds its grant, and writes its CDI spec.
 
-Nothing is guessed or chosen here: the kubelet's records tell which container has the slot, and the annotations that
-bind wrote tell which cards it has. An error is shown in the pod's events and the kubelet retries (PreStartContainer is
-called at every start), so every refusal names the problem and what would end it.
+This module chooses nothing: the kubelet's records name the container that has the slot, and the annotations that the
+extender wrote at bind name its cards. An error appears in the pod's events and the kubelet retries (it calls
+PreStartContainer at every start), so every refusal names the problem and the remedy.
 
 Theory of operation, for one call: identify the container by its slots (`identify_container`); read its assignment from
-the pod, or, if the API server is away, from the grant it was started with; check hardware and health; wait for MPS;
+the pod or, if the API server is away, from the container's previous grant; check hardware and health; wait for MPS;
 make sure that each running container has a grant (once, after the plugin's start); add the grant, waiting up to 5 s for
 shares of pods that have just ended; write the CDI spec.
 
@@ -55,14 +55,16 @@ from deviceplugin.sources.pods import NodePod, Pods
 
 _log = structlog.get_logger(__name__)
 
-_CALL_SECONDS = 28.0  # of one call, of the kubelet's 30: what may take longer than the rest is not begun
-_CONFLICT_SECONDS = 5.0  # a pod that has just ended frees its share within a second or two
+_CALL_SECONDS = (
+    28.0  # of one call; the kubelet waits 30. A step that may take longer than the remaining time is not begun
+)
+_CONFLICT_SECONDS = 5.0  # a pod that has just ended frees its share within two seconds
 _CONFLICT_PAUSE = 0.1
 _ABANDONED = "the kubelet has abandoned this start of the container: its pod is terminating, or 30 s are over"
-_MAX_WAITING = 16  # calls that may wait; the server's other threads must stay free for Allocate
+_MAX_WAITING = 16  # calls that may wait at a time; the server's other threads must stay free for Allocate
 
 
-IsActive = Callable[[], bool]  # whether the kubelet still waits for the answer
+IsActive = Callable[[], bool]  # returns whether the kubelet still waits for the response
 
 
 class StartRefused(Exception):
@@ -74,8 +76,8 @@ def identify_container(
 ) -> tuple[PodResourcesContainer, str]:
     """The container that has all these slots, with its pod's UID. Pure. Raises StartRefused.
 
-    name_of_uid: returns "namespace/name" of a pod UID, None if unknown. It decides between entries of the checkpoint
-        that the kubelet has not cleaned up yet.
+    name_of_uid: returns "namespace/name" of a pod UID, None if unknown. It selects the right entry if the checkpoint
+        still has entries of former pods.
     """
     if not slots:
         raise StartRefused("the kubelet named no device")
@@ -107,7 +109,7 @@ def identify_container(
 
 
 def build_grant(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
-    """Make the grant of a container from its pod's annotations. Pure. Raises StartRefused."""
+    """Build the grant of a container from its pod's annotations. Pure. Raises StartRefused."""
     pod_text = f"pod {pod.pod}"
     try:
         assignment = codec.decode(pod.annotations)
@@ -138,7 +140,7 @@ def build_grant(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
 
 
 def check_cards(shares: Sequence[CardShare], cards: Mapping[str, GpuCard]) -> None:
-    """Check that the cards are here and not smaller than their shares. Pure. Raises StartRefused."""
+    """Check that the cards are on this node and not smaller than their shares. Pure. Raises StartRefused."""
     requested: dict[str, int] = defaultdict(int)
     for share in shares:
         card = cards.get(share.uuid)
@@ -156,7 +158,7 @@ def check_cards(shares: Sequence[CardShare], cards: Mapping[str, GpuCard]) -> No
 
 
 def check_devices(granted_devices: Sequence[GrantedDevice], devices: Mapping[str, OtherDevice]) -> None:
-    """Check that the devices are here, and each was given once. Pure. Raises StartRefused."""
+    """Check that the devices are on this node, and that each was granted once. Pure. Raises StartRefused."""
     uuids: set[str] = set()
     for device in granted_devices:
         if device.uuid not in devices:
@@ -172,9 +174,9 @@ def check_devices(granted_devices: Sequence[GrantedDevice], devices: Mapping[str
 def check_sandboxes(grant: Grant, sandboxes: Iterable[Sandbox]) -> None:
     """Check that the pod's ready sandbox was made for the binding of the grant. Pure. Raises StartRefused.
 
-    For nodes without CDI: there the kubelet gives the container its card, by the annotations of the pod that it knows.
-    After a restore of etcd that the kubelet has not seen, these are of a former binding; those of the sandbox are not
-    newer.
+    Only nodes without CDI need this check: there the kubelet sets the container's cards by the annotations in its own
+    copy of the pod. After a restore of etcd that copy may still have the annotations of a former binding. The sandbox's
+    annotations are never newer than the kubelet's.
     """
     ready = [sandbox for sandbox in sandboxes if sandbox.pod_uid == grant.pod_uid and sandbox.ready]
     if not ready:
@@ -193,7 +195,7 @@ def check_sandboxes(grant: Grant, sandboxes: Iterable[Sandbox]) -> None:
 
 
 def _has_no_visible_card(pod: NodePod, grant: Grant) -> bool:
-    """Whether the container has a card, but its environment names none. Pure."""
+    """Whether the container has a card but its environment names no card. Pure."""
     visible_uuids = pod.annotations.get(names.DEVICES_OF + pod.keys[grant.container])
     return bool(grant.shares) and visible_uuids == names.NO_CARDS
 
@@ -202,13 +204,13 @@ class PreStart:
     """Handles PreStartContainer.
 
     health: returns the health of cards and devices, by UUID.
-    release: releases the grants of those of these pods that have ended.
-    release_former: releases all grants of a pod, whose next container is about to start, if none of its containers
-        runs.
+    release: releases the grants of those pods with these UIDs that have ended.
+    release_former: releases all grants of the pod with this UID if none of its containers runs; the next one is about
+        to start.
     sandboxes: returns the sandboxes of a pod. Raises RuntimeUnavailable.
     has_adopted: returns whether each running container has a grant.
-    adopt: adds the missing grants of running containers; returns why it has not, "" if `has_adopted`. Waits for an
-        attempt of another thread for the given seconds at most.
+    adopt: adds the missing grants of running containers, or waits up to so many seconds for another thread that does;
+        returns why grants are still missing, "" if none is.
     on_granted: called with the pod of each grant.
     start_on_unhealthy_gpus: whether containers start on unhealthy cards.
     """
@@ -265,7 +267,7 @@ class PreStart:
             raise StartRefused(str(error)) from error
         structlog.contextvars.bind_contextvars(
             pod=f"{container.namespace}/{container.pod}", uid=uid
-        )  # of all lines of this call
+        )  # fields of each log line of this call
         grant, pod = self._build_desired_grant(container, uid, slots)
         access = self._access()
         if grant.devices and access is Access.ENV:
@@ -290,7 +292,7 @@ class PreStart:
             self._check_adopted(grant, deadline)
             totals = {card.uuid: card.memory for card in hardware.cards.values()}
             added = self._add_or_wait(grant, totals, deadline, is_active)
-            self._mps.confirm_ready(grant)  # waiting for the card may have taken seconds
+            self._mps.confirm_ready(grant)  # the wait for the card may have taken seconds
             if not is_active():
                 self._grants.undo_add(added)
                 raise StartRefused(_ABANDONED)
@@ -323,15 +325,17 @@ class PreStart:
     def _build_desired_grant(
         self, container: PodResourcesContainer, uid: str, slots: Sequence[str]
     ) -> tuple[Grant, NodePod | None]:
-        """The grant to add, and its pod, None if the grant is only known from the disk. Raises StartRefused."""
+        """Build the grant to add. Also returns its pod, None if only the grant on disk is known. Raises
+        StartRefused.
+        """
         previous = self._grants.get(uid, container.container)
         try:
-            if self._grants.grants_of_pod(uid):  # the watch may not show yet that it was bound here again
+            if self._grants.grants_of_pod(uid):  # the watch may be behind: the pod may have been bound here again
                 pod = self._pods.fetch_pod(container.namespace, container.pod, uid)
             else:
                 pod = self._pods.get_pod(container.namespace, container.pod, uid)
         except errors.KubeError as error:
-            # A restart of a container needs no API server: it gets the grant that it was started with.
+            # A restart of a container needs no API server: the container gets its previous grant.
             has_same_name = previous is not None and previous.pod == f"{container.namespace}/{container.pod}"
             if previous is not None and has_same_name and previous.has_container_shares:
                 return msgspec.structs.replace(previous, slots=tuple(slots)), None
@@ -371,8 +375,8 @@ class PreStart:
     def _check_adopted(self, grant: Grant, deadline: float) -> None:
         """Refuse the start while a running container may have no grant yet, so that its card would count as free.
 
-        A pod that has a grant takes nothing more: its containers restart also while the API server is away. This does
-        not hold if it was bound here again with other cards. Raises StartRefused.
+        A pod with a grant of the same binding takes no more of its card, so its containers may restart even while the
+        API server is away. Raises StartRefused.
         """
         if self._has_adopted() or any(map(grant.has_same_binding, self._grants.grants_of_pod(grant.pod_uid))):
             return
@@ -415,9 +419,9 @@ class PreStart:
     def _wait_until_free(
         self, conflict: GrantConflict, grant: Grant, totals: Mapping[str, int], last_try: float, is_active: IsActive
     ) -> AddedGrant | GrantConflict:
-        """Wait until the card or device is free: usually its holder has ended, and the runtime was not asked yet.
+        """Wait until the card or device is free: usually its holder has ended, but the runtime has not been called yet.
 
-        last_try: the time after which the runtime is not asked again.
+        last_try: the time after which the runtime is not called again.
         """
         while True:
             if isinstance(conflict, FormerBinding):

@@ -1,21 +1,21 @@
 """Releases the grants of a pod once the API server reports that it has ended and the runtime has no container of it.
 
-A pod that is bound to another node has ended here too: this machine had that node's name before (docs/design/0031). So
-has a pod that waits for a node again, since etcd was restored from a backup: a pod has a grant only after it was bound.
-Either pod may be bound here later under the same UID, and a restored API server may have a deleted pod again. So before
-a grant is dropped, the API server reports the end in the same pass; and a grant that a container has got since the pass
-began is not dropped (`GrantStore.drop_pod`).
+Two more kinds of pods count as ended here: a pod that is bound to another node, because this machine had that node's
+name before (docs/design/0031), and a pod that is pending again, because etcd was restored from a backup. Either pod may
+be bound here later under the same UID, and a restored API server may have a deleted pod again. So a grant is dropped
+only if the API server reports the end in the same pass, and if the grant was not added after the pass began
+(`GrantStore.drop_pod`).
 
-Both conditions are needed. The API server alone forgets a force-deleted pod while its containers still use the card;
-the runtime alone cannot tell a container between two restarts from one that has ended for good. Together they always
-suffice, also for a pod whose containers never started. Shares of a terminating pod, whose object is gone but whose
-containers run, are published as `reported`.
+Both conditions are needed. The API server forgets a force-deleted pod while its containers still use the card; the
+runtime cannot distinguish a container between two restarts from a container that has ended for good. Together they
+always suffice, also for a pod whose containers never started. The shares of a terminating pod, whose object is deleted
+but whose containers run, are published as `reported`.
 
-A pod that is bound here again with other cards has two bindings on this node: its grants are of the former one until
-its containers of that binding have ended. Until then each card counts with the larger amount of both: the cards of
-which the grants have more than the assignment are published as `reported`, with all that the grants have there. Its
-grants are dropped once the runtime has neither a sandbox nor a container of it, or when its next container starts and
-the runtime has none with a share that runs.
+A pod that is bound here again with other cards has two bindings on this node: its grants belong to the former binding
+until the containers of that binding have ended. Until then each card counts with the larger amount of both bindings:
+the cards of which the grants have more than the assignment are published as `reported`, with the amounts of the grants.
+The pod's grants are dropped once the runtime has neither a sandbox nor a container of the pod, or when its next
+container starts and no container with a share runs.
 """
 
 import threading
@@ -40,13 +40,13 @@ from deviceplugin.sources.pods import NodePod, Pods
 _log = structlog.get_logger(__name__)
 
 _MAX_CONCURRENT_READS = 8
-_READ_BUDGET_SECONDS = 3.0  # after which no further read begins
+_READ_BUDGET_SECONDS = 3.0  # after this time no further read begins
 
 
 def reported_shares(grants: Iterable[Grant]) -> dict[str, list[ContainerShare]]:
-    """The shares of these grants, by UUID of card or device; one entry for each container. Pure.
+    """The shares of these grants, by UUID of the card or device; one entry for each container. Pure.
 
-    Not summed by pod: quotas and cards count containers, and two halves are not a whole card.
+    The entries are not summed by pod, since quotas and cards count containers.
     """
     reported: dict[str, list[ContainerShare]] = defaultdict(list)
     for pod in sorted(merge_by_pod(grants), key=lambda grant: grant.pod_uid):
@@ -60,8 +60,9 @@ def reported_shares(grants: Iterable[Grant]) -> dict[str, list[ContainerShare]]:
 
 
 def find_former_cards(pod: NodePod, grants: Iterable[Grant]) -> set[str]:
-    """The UUIDs of the cards and devices of which these grants of the pod have more than its assignment: they are of a
-    former binding. Pure.
+    """The UUIDs of cards and devices that the pod's grants have from a former binding. Pure.
+
+    These are the cards and devices of which the grants have more than the pod's assignment.
     """
     try:
         assignment = codec.decode(pod.annotations)
@@ -72,7 +73,7 @@ def find_former_cards(pod: NodePod, grants: Iterable[Grant]) -> set[str]:
 
 
 class Releaser:
-    """Releases grants: `sweep` is called in a loop, `free` also when a start needs space.
+    """Releases grants: a loop calls `sweep_grants`, and a start that needs space calls `release_ended`.
 
     on_change: called when the reported shares have changed.
     """
@@ -95,16 +96,17 @@ class Releaser:
         self._clock = clock
         self._lock = threading.Lock()
         self._reported: dict[str, list[ContainerShare]] | None = None
-        # Also written by the threads of PreStart.
-        self._ended_passes: dict[str, int] = {}  # pod UID -> passes in which it had ended and had live containers
+        # The threads of PreStart write it too.
+        self._ended_passes: dict[
+            str, int
+        ] = {}  # pod UID -> number of passes in which the ended pod still had live containers
         self._runtime_problem = ""
 
     def reported_shares(self) -> Mapping[str, list[ContainerShare]] | None:
-        """The shares that are published as `reported`, by UUID; None until API server and runtime have answered for all
-        pods.
+        """The shares that are published as `reported`, by UUID of the card or device.
 
-        They are those of pods that have live containers although the API server reports their end, and those of former
-        bindings of pods that are bound here.
+        These are the shares of pods that have live containers although the API server reports their end, and the shares
+        that pods bound here have from a former binding. None until API server and runtime have answered for all pods.
         """
         with self._lock:
             return None if self._reported is None else dict(self._reported)
@@ -115,10 +117,10 @@ class Releaser:
         return self._runtime_problem
 
     def release_ended(self, pod_uids: set[str]) -> bool:
-        """Release the grants of these pods if they have ended. Returns whether API server and runtime answered for all
-        of them.
+        """Release the grants of those pods that have ended; returns whether API server and runtime answered for all
+        pods.
         """
-        # The epoch comes first: the answers do not cover grants that are added meanwhile.
+        # Read the epoch first: the responses do not cover grants that are added meanwhile.
         epoch = self._grants.epoch()
         with self._lock:
             known_ended = pod_uids & self._ended_passes.keys()
@@ -165,9 +167,8 @@ class Releaser:
     def release_former_binding(self, uid: str) -> None:
         """Release all grants of a pod if none of its containers with a share runs.
 
-        Call it for a start of its next container: while that starts, the pod has a sandbox, and no other container of
-        it is about to start. A running share agent also prevents the release: it gives the containers the former
-        shares.
+        Call it only while the pod's next container starts: then no other container of the pod is about to start. A
+        running share agent also prevents the release, since it gives the containers the former shares.
         """
         epoch = self._grants.epoch()
         try:
@@ -180,7 +181,10 @@ class Releaser:
             self._drop_grants(uid, epoch)
 
     def sweep_grants(self, *, complete: bool = True) -> None:
-        """One pass over all grants, and over the CDI specs. `complete`: each running container has a grant."""
+        """Release the grants of all ended pods, and remove unused CDI specs.
+
+        complete: whether each running container has a grant.
+        """
         uids = {grant.pod_uid for grant in self._grants.list_grants()}
         all_answered = self.release_ended(uids)
         granted = {grant.pod_uid for grant in self._grants.list_grants()}
@@ -190,10 +194,11 @@ class Releaser:
         self._delivery.remove_unused_specs(self._grants)
 
     def _find_ended_pods(self, uids: Collection[str], known_ended: Collection[str]) -> dict[str, bool | None]:
-        """Whether each pod has certainly finished, is gone or is not bound here; None if nobody answers.
+        """Whether each pod has certainly finished, was deleted or is not bound here; None if the API server does not
+        answer.
 
-        known_ended: pods whose end an earlier pass has seen. Then only a consistent read shows a pod bound here again:
-            the watch may show an older state.
+        known_ended: UIDs of pods whose end an earlier pass has observed. For them only a consistent read can show that
+            they are bound here again, since the watch may show an older state.
         """
         ended_by_uid: dict[str, bool | None] = {}
         uncertain: list[str] = []
@@ -210,8 +215,10 @@ class Releaser:
         return ended_by_uid | self._read_pods(self._read_has_ended, uncertain)
 
     def _read_pods(self, read_pod: Callable[[str], bool | None], uids: Collection[str]) -> dict[str, bool | None]:
-        """Read these pods from the API server, several at once. While it hangs, each read takes its whole timeout, and
-        a container may be waiting to start: so after `_READ_BUDGET_SECONDS` no read begins, and the answer is None.
+        """Read these pods from the API server, several at once.
+
+        No read begins after `_READ_BUDGET_SECONDS`; the remaining pods get None. If the API server hangs, each read
+        takes its whole timeout, and a container may be waiting to start.
         """
         deadline = self._clock.now() + _READ_BUDGET_SECONDS
 
@@ -224,9 +231,9 @@ class Releaser:
             return dict(zip(uids, pool.map(read_in_time, uids), strict=True))
 
     def _read_has_ended(self, uid: str) -> bool | None:
-        """As `_find_ended_pods`, by a consistent read.
+        """Whether one pod has ended, by a consistent read; None if the API server does not answer.
 
-        It shows each Binding that the kubelet has acted on, while the reflector may not have seen it yet.
+        The read shows each Binding that the kubelet has acted on, even if the reflector has not seen it yet.
         """
         grants = self._grants.grants_of_pod(uid)
         if not grants:
@@ -238,11 +245,9 @@ class Releaser:
         return pod is None or pod.finished or not self._pods.is_bound_here(pod)
 
     def _read_former_binding(self, uid: str) -> bool | None:
-        """Whether the pod is bound here with other cards than those of its grants; None if the API server does not
-        answer.
+        """Whether the pod is bound here with other cards than its grants have; None if the API server does not answer.
 
-        By a consistent read as in `_read_has_ended`: it may have got a grant that the reflector's state does not
-        explain yet.
+        Uses a consistent read, since the reflector may not have seen the pod's latest Binding yet.
         """
         grants = self._grants.grants_of_pod(uid)
         if not grants:
@@ -265,7 +270,7 @@ class Releaser:
         return set() if pod is None or pod.finished else find_former_cards(pod, self._grants.grants_of_pod(uid))
 
     def _may_have_share(self, uid: str, container: str) -> bool:
-        """Whether the container has a share by the grants of its pod, or they do not tell."""
+        """Whether the container has a share according to its pod's grants, or these do not name the containers."""
         grants = self._grants.grants_of_pod(uid)
         if any(grant.container == container and grant.has_container_shares for grant in grants):
             return True
@@ -274,14 +279,16 @@ class Releaser:
         return key is None or any(key in grant.keys or not grant.has_container_keys for grant in grants)
 
     def _unmark_ended(self, uids: Iterable[str]) -> None:
-        """Treat these pods as not ended: they are bound here (again), so their present cards are not reported."""
+        """Treat these pods as not ended: they are bound here (again), so the cards of their assignment are not
+        reported.
+        """
         with self._lock:
             for uid in uids:
                 self._ended_passes.pop(uid, None)
 
     def _mark_ended(self, uid: str, live_names: set[str]) -> None:
-        # A ready sandbox without containers is usually about to end, so it is published only if it is still there in
-        # the second pass. In the first pass after the start it is published at once.
+        # A ready sandbox without containers usually ends soon, so its pod's shares are published only if the second
+        # pass still finds the sandbox. In the first pass after the start they are published at once.
         with self._lock:
             passes = self._ended_passes.get(uid, 0) + 1
             if (any(live_names) or self._reported is None) and passes < 2:

@@ -1,7 +1,7 @@
 """The DevicePlugin service that the kubelet calls, with its slots, and its registration with the kubelet.
 
-Input: Allocate and PreStartContainer, which name only slots. Output: CDI devices, once `grants` has identified the
-container that has a slot.
+Input: calls of Allocate and PreStartContainer, which name only slots. Output: names of CDI devices, whose specs
+`grants` writes.
 
     server        the gRPC service
     slots         the IDs and the list of the slots

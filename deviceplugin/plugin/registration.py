@@ -1,9 +1,9 @@
 """Keeps the device plugin registered with the kubelet, through restarts of both.
 
-The kubelet forgets plugins when it restarts, deletes every socket in the folder when it starts, and can lose a plugin
-without either noticing: before Kubernetes 1.37 the late end of an old stream removed the new plugin. So each
-registration has its own socket, and is repeated when kubelet.sock was replaced, our socket is gone, the kubelet's
-stream has ended, or the node keeps reporting no slots.
+When the kubelet starts, it has forgotten its plugins and deletes every socket in the folder. It can also drop a plugin
+without an error on either side: before Kubernetes 1.37 the late end of an old stream removed the new plugin. So each
+registration has its own socket, and the plugin registers again when kubelet.sock was replaced, our socket was removed,
+the kubelet's stream has ended, or the node keeps reporting no slots.
 """
 
 import os
@@ -36,7 +36,7 @@ SocketIdentity = tuple[int, int, int]
 
 
 def socket_identity(socket: Path) -> SocketIdentity | None:
-    """Identify a socket among successive ones at the same path; None if there is none. An inode alone may recur."""
+    """The identity of the socket that is at this path now, None if there is none: an inode alone may be reused."""
     try:
         status = socket.stat()
     except OSError:
@@ -48,7 +48,10 @@ def socket_identity(socket: Path) -> SocketIdentity | None:
 class RegistrationState:
     """The observed state of a registration.
 
-    no_stream_seconds: how long the kubelet has had no stream, None if it has one.
+    kubelet: the present kubelet.sock, None if there is none.
+    registered_kubelet: the kubelet.sock with which the plugin is registered.
+    has_own_socket: whether the plugin's socket exists.
+    no_stream_seconds: how long the kubelet has had no open stream, None if it has one.
     zero_slots_seconds: how long the node has reported 0 slots, None if it does not.
     """
 
@@ -60,7 +63,7 @@ class RegistrationState:
 
 
 def reregister_reason(state: RegistrationState) -> str:
-    """Why the plugin has to register (again), "" if it need not or cannot. Pure."""
+    """Why the plugin has to register (again), "" if it need not, or cannot because no kubelet runs. Pure."""
     if state.kubelet is None:
         return ""
     if state.registered_kubelet is None:
@@ -77,14 +80,14 @@ def reregister_reason(state: RegistrationState) -> str:
 
 
 class NotRegistered(Exception):
-    """The kubelet rejected the registration, or it is too early to register."""
+    """The kubelet rejected the registration, or the container runtime has not answered yet."""
 
 
 class Registration:
     """Keeps the plugin registered, in one thread.
 
     folder: the kubelet's folder of sockets.
-    create_server: creates the server of a socket, None if it is too early.
+    create_server: creates the server of a socket; returns None while the container runtime has not answered.
     share_allocatable: returns the node's allocatable slots as the kubelet reports them, "" if unknown.
     """
 
@@ -159,7 +162,7 @@ class Registration:
 
     def _register(self) -> None:
         """Register with the kubelet on a new socket. Raises NotRegistered or OSError."""
-        # End the old stream first: kubelets up to 1.36 take its late end for the new plugin's.
+        # End the old stream first: if it ends late, kubelets up to 1.36 remove the new plugin.
         self._end_server(grace=0.5)
         kubelet = socket_identity(self._kubelet_socket)
         self._socket_count += 1
@@ -192,6 +195,6 @@ class Registration:
             server.stop(grace)
 
     def _remove_stale_sockets(self) -> None:
-        """Remove the sockets of earlier, killed processes of this plugin. Only one runs on a node."""
+        """Remove the sockets of earlier, killed processes of this plugin, which runs only once on a node."""
         for path in self._folder.glob(f"{SOCKET_PREFIX}*.sock"):
             path.unlink(missing_ok=True)

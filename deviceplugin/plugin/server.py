@@ -1,7 +1,7 @@
-"""The DevicePlugin gRPC service on one socket. Its methods know only slots.
+"""The DevicePlugin gRPC service on one socket. Its methods receive slots only.
 
-Allocate answers at once and from its arguments alone, because the kubelet calls it without a deadline and admits no
-other pod meanwhile. All decisions are in PreStartContainer, which the kubelet retries.
+Allocate returns at once and uses only its arguments, because the kubelet calls it without a deadline and admits no
+other pod meanwhile. PreStartContainer makes all decisions, since the kubelet retries it.
 """
 
 import threading
@@ -48,7 +48,7 @@ class PluginServer:
         self._access = access
         self._prestart = prestart
         self._lock = threading.Lock()
-        self._streams: set[threading.Event] = set()  # each is set to end its stream
+        self._streams: set[threading.Event] = set()  # setting an event ends its stream
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grpc")
         self._server = grpc.server(self._threads, options=_SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers((self._handlers(),))
@@ -77,7 +77,7 @@ class PluginServer:
             return sum(not end_event.is_set() for end_event in self._streams)
 
     def _handlers(self) -> grpc.GenericRpcHandler:
-        # Requests are decoded here, not by gRPC, which would log a traceback for every malformed one.
+        # Requests are decoded here: gRPC would log a traceback for each malformed request.
         def unary(method: Callable[[Any, IsActive], Any], request_type: Any) -> "grpc.RpcMethodHandler[Any, Any]":
             def handle(body: bytes, context: grpc.ServicerContext) -> Any:
                 return _handle_call(method, request_type, body, context)
@@ -141,7 +141,7 @@ def _handle_call(
     method: Callable[[Any, IsActive], Any], request_type: Any, body: bytes, context: grpc.ServicerContext
 ) -> Any:
     code, reason = grpc.StatusCode.INTERNAL, ""
-    structlog.contextvars.clear_contextvars()  # the thread's last call was about another pod
+    structlog.contextvars.clear_contextvars()  # the thread's previous call concerned another pod
     try:
         return method(request_type.FromString(body), context.is_active)
     except DecodeError:
@@ -154,7 +154,7 @@ def _handle_call(
     except Exception as error:  # noqa: BLE001 - the outermost frame of this call: logged and answered
         _log.exception("failed to handle a call of the kubelet")
         reason = f"Cardwise's device plugin failed: {quote_text(error)}; see its log"
-    # Outside of the except clauses, since `abort` itself raises.
+    # Outside the except clauses, since `abort` itself raises.
     context.abort(code, sanitize_message(reason))  # for the kubelet's event
     return None  # never reached: abort raises
 

@@ -1,6 +1,6 @@
-"""The share slots: device IDs without meaning, for which the kubelet calls the plugin and names the container.
+"""The share slots: device IDs without a meaning. The kubelet calls the plugin for them at each start of a container.
 
-Short and few, because the kubelet accepts no list above 4 MiB (its pkg/kubelet/cm/devicemanager sets no
+The IDs are short and few, because the kubelet accepts no list above 4 MiB (its pkg/kubelet/cm/devicemanager sets no
 MaxCallRecvMsgSize).
 """
 
@@ -23,7 +23,7 @@ def make_slot_ids(count: int) -> tuple[str, ...]:
         raise ValueError(f"{count} slots: write at least 1: one for each container that may use a GPU at a time")
     width = max(3, len(str(count)))
     ids = tuple(f"s{number:0{width}}" for number in range(1, count + 1))
-    # Every entry is about as long as the last, so a huge count is refused before it is built.
+    # All entries are about as long as the last one, so a huge count is refused before its list is built.
     message_bytes = len(build_device_list(ids[-1:]).SerializeToString()) * count
     if message_bytes > MAX_LIST_BYTES:
         raise TooManySlots(

@@ -2,9 +2,9 @@
 
 Input: the hardware, grants and pods. Output: writes to the API server, and metrics.
 
-Read first: `cards` (which objects should exist, pure), then `inventory` (writes them).
+Read first: `cards` (the desired objects, pure), then `inventory` (writes them).
 
-Node: `node` (capacities, label), `handover` (from gpushare's device plugin), `shutdown`. Cards: `cardloads` (their
-load), `cordons`, `stalemps` (MPS statuses that no manager updates). Pods: `marking`. `writes` holds back repeated
-writes; `metrics` are those of the device plugin.
+Node: `node` (capacities, label), `handover` (from gpushare's device plugin), `shutdown`. Cards: `cardloads`, `cordons`,
+`stalemps` (MPS statuses that no manager updates any more). Pods: `marking`. `writes` holds back repeated writes;
+`metrics` has the metrics of the device plugin.
 """

@@ -1,7 +1,7 @@
 """The load of each card of this node, by the pods on the node and the grants on its disk. Pure.
 
-Computed at each scrape, independently of the extender's cache, so that the two can be compared: the numbers that the
-extender writes into an ExtendedResource must agree with these.
+The load is computed at each scrape, independently of the extender's cache. So the two can be compared: the extender
+must write the same numbers into the ExtendedResource.
 """
 
 from collections import Counter
@@ -44,8 +44,8 @@ def card_loads(
 ) -> list[CardLoad]:
     """The load of these cards.
 
-    A pod that has ended counts while it has a grant: until its containers are gone. So does what its grants have
-    beyond the assignment of a pod that is bound here again.
+    A pod that has ended counts while it has a grant, that is, until its containers have ended. For a pod that is bound
+    here again, the amounts that its grants have beyond its assignment count too.
     """
     cards = list(cards)
     uuid_by_index = {card.index: card.uuid for card in cards}

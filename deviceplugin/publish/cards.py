@@ -37,8 +37,8 @@ def card_capacities(card_sizes: Collection[int], pods: Iterable[NodePod], core: 
     card_sizes: MiB of each card.
     core: percent of each card's SMs that may be allocated.
 
-    Never below the requests of the node's living pods: a kubelet that restarts admits its pods again and fails those
-    that do not fit. So a card that was taken out of the machine leaves the sum only when its pods have ended.
+    A capacity is never below the requests of the node's living pods: a kubelet that restarts admits its pods again and
+    fails the pods that do not fit. So a card that was removed from the machine counts until its pods have ended.
     """
     totals = {
         names.GPU_MEM: sum(card_sizes),
@@ -60,9 +60,10 @@ def class_capacities(
     """The node's capacities for ResourceClasses: the maximum number that containers can request at once.
 
     classes_by_card: MiB and classes of each card and device; None while unknown, which keeps `current`.
+    current: the node's present capacities.
 
-    As with `capacities`, never below the requests of living pods. A class without cards and requests is left out, and
-    its capacity is removed.
+    As in `card_capacities`, a capacity is never below the requests of living pods. A class without cards and requests
+    is left out, and its capacity is removed.
     """
     offered: Counter[str] = Counter()
     requested: Counter[str] = Counter()
@@ -89,16 +90,16 @@ def class_capacities(
 def marker_capacity(specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """The node's capacity for the marker resource of pods without a card, if it has devices.
 
-    kube-scheduler ignores the marker when it places a pod. But when a node's capacity grows, it activates a parked pod
-    only if that node has everything the pod requests, and this check includes the marker.
+    kube-scheduler ignores the marker when it places a pod. But when a node's capacity grows, kube-scheduler activates a
+    parked pod only if that node has all resources that the pod requests, and this check includes the marker.
     """
     return {names.PLACE_MARKER: str(_UNLIMITED)} if any(spec["kind"] != classes.KIND for spec in specs) else {}
 
 
 def selector_labels(spec: Mapping[str, Any], resource: ExtendedResource | None) -> dict[str, str]:
-    """The labels that selectors match.
+    """The labels that the selectors of classes match.
 
-    They are those of a card's or device's `spec`, and those that people have set on its ExtendedResource.
+    They come from the `spec` of a card or device, and from the labels that people have set on its ExtendedResource.
     """
     return classes.labels(
         node=spec["node"],
@@ -185,10 +186,11 @@ def build_statuses(
     access: str,
     reported_shares: Callable[[str], Sequence[ContainerShare] | None],
 ) -> dict[str, Json]:
-    """The statuses of cards and devices, by UUID: the present ones in `health_by_uuid`, and the `missing_resources`
-    ones that are kept.
+    """Build the statuses of cards and devices, by UUID.
 
-    Those whose reported shares are unknown are left out.
+    health_by_uuid: the health of the present cards and devices.
+    missing_resources: the kept ExtendedResources whose card or device is not on this machine.
+    reported_shares: returns the reported shares by UUID; if they are unknown (None), the status is left out.
     """
     all_health = {
         **health_by_uuid,
@@ -206,7 +208,7 @@ def build_statuses(
 
 
 def observed_status(resource: ExtendedResource) -> Json:
-    """The observed status in the form of `build_status`, so without the extender's fields."""
+    """The status fields of an existing ExtendedResource that the device plugin owns, as `build_status` returns them."""
     observed = resource.status
     return build_status(
         Health(observed.health == "Healthy", observed.reason), observed.gpu_access, observed.reported or ()
@@ -214,7 +216,7 @@ def observed_status(resource: ExtendedResource) -> Json:
 
 
 def observed_spec(resource: ExtendedResource) -> Json:
-    """The observed spec in the form of `card_spec` or `device_spec`."""
+    """The spec of an existing ExtendedResource, as `card_spec` or `device_spec` returns it."""
     spec = resource.spec
     return {
         "kind": spec.kind,

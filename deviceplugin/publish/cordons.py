@@ -1,7 +1,7 @@
 """The cordons of this node's cards and devices, saved on the node's disk.
 
-The ExtendedResource is authoritative while it exists. But it is deleted with its Node, or when the card was away for a
-moment, and the next object must not offer a card that an administrator has taken out of use.
+The ExtendedResource is authoritative while it exists. But it is deleted with its Node, or when the card is missing for
+a moment. The object that replaces it must not offer a card that an administrator has cordoned.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ class Cordons:
         try:
             self._load_cordons(path.read_bytes())
         except FileNotFoundError:
-            pass  # nothing was ever cordoned here
+            pass  # no card of this node was ever cordoned
         except (OSError, msgspec.DecodeError, RecursionError) as error:
             _log.error("failed to read the saved cordons", path=str(path), error=str(error))
         self._saved = dict(self._by_uuid)
@@ -49,7 +49,7 @@ class Cordons:
             self._save_cordons()
 
     def spec_fields(self, uuid: str) -> dict[str, Any]:
-        """The cordon fields for the spec of a new object."""
+        """The cordon fields for the spec of a new ExtendedResource; {} if the card is not cordoned."""
         cordon = self._by_uuid.get(uuid)
         return {} if cordon is None else {"unschedulable": True, "cordon": msgspec.to_builtins(cordon)}
 
@@ -70,7 +70,7 @@ class Cordons:
     def _save_cordons(self) -> None:
         try:
             replace_file(self._path, msgspec.json.encode(self._by_uuid))
-        except OSError as error:  # the cards are published anyway; the next pass tries again
+        except OSError as error:  # the cards are published nevertheless; the next pass tries again
             _log.warning("failed to save the cordons", path=str(self._path), error=str(error))
             return
         self._saved = dict(self._by_uuid)

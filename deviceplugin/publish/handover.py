@@ -1,8 +1,8 @@
 """Detects that the kubelet still accounts gpu-mem to gpushare's device plugin, which served this node before.
 
-It does so for five minutes after that plugin has ended, and for as long as a pod runs that got its share there. In that
-time it fails each new pod that requests gpu-mem (UnexpectedAdmissionError, permanently), since no plugin offers it
-devices. So no card is shared until then: new pods wait, and running pods stay.
+It does so for five minutes after that plugin has ended, and while a pod runs that got its share from that plugin. In
+that time the kubelet fails each new pod that requests gpu-mem (UnexpectedAdmissionError, permanently), since no plugin
+offers devices for it. So no card is shared in that time: new pods wait, and running pods stay.
 """
 
 import threading
@@ -45,9 +45,10 @@ def parse_checkpoint(content: bytes) -> GpuMemRecord:
 
 
 def sharing_problem(record: GpuMemRecord, living_uids: Collection[str]) -> str:
-    """Why the cards cannot be shared yet, "" if they can. `living_uids`: UIDs of the pods that are not finished. Pure.
+    """Why the cards cannot be shared yet, "" if they can. Pure.
 
-    Other holders are stale: the kubelet drops them before it next allocates a device.
+    living_uids: UIDs of the pods that are not finished. The kubelet drops other holders before it next allocates a
+        device.
     """
     if record.devices:
         return f"another device plugin offers {names.GPU_MEM} on this node, as gpushare's does: remove it there"
@@ -64,11 +65,13 @@ def sharing_problem(record: GpuMemRecord, living_uids: Collection[str]) -> str:
 
 
 class GpushareHandover:
-    """Reads the checkpoint when it has changed: with gpushare's plugin it has megabytes.
+    """Checks whether the kubelet has forgotten gpushare's device plugin.
 
-    An admin who does not want to wait may stop the kubelet, remove the checkpoint, and start the kubelet again. Until
-    our plugin has registered with it, such a kubelet starts containers without asking for our grant. So on a node that
-    was gpushare's, no card is shared before that.
+    Reads the checkpoint only when it has changed: with gpushare's plugin it has megabytes.
+
+    Instead of waiting, an administrator may stop the kubelet, remove the checkpoint, and start the kubelet again. Such
+    a kubelet starts containers without a grant until our plugin has registered with it. So on a node that gpushare
+    served, no card is shared before the registration.
     """
 
     def __init__(self, kubelet_dir: Path) -> None:
@@ -79,7 +82,7 @@ class GpushareHandover:
         self._lock = threading.Lock()
 
     def sharing_problem(self, living_uids: Iterable[str]) -> str:
-        """As the function `sharing_problem`, for the present checkpoint."""
+        """Why the cards cannot be shared yet, by the present checkpoint; "" if they can."""
         with self._lock:
             self._read_checkpoint()
             if not self._is_waiting and self._record.devices is None and not self._record.holders:

@@ -1,7 +1,7 @@
 """Reconciles this node's capacities and ExtendedResources in the API server, and activates parked pods.
 
 Compares the desired objects (`cards`) with those in the API server and patches the difference, continuously: a kubelet
-that registers again zeroes capacities it does not know, and people edit objects.
+that registers again sets capacities that it does not know to 0, and people edit objects.
 """
 
 import threading
@@ -40,7 +40,7 @@ _log = structlog.get_logger(__name__)
 
 _INTERVAL_SECONDS = 1.0
 _RETRY_SECONDS = 0.1
-_ACTIVATE_DELAY = 0.3  # the extender must have read the change before kube-scheduler calls it again
+_ACTIVATE_DELAY = 0.3  # the extender must observe the change before kube-scheduler calls it again
 
 _decode_resource = msgspec.json.Decoder(ExtendedResource).decode
 
@@ -48,7 +48,7 @@ _decode_resource = msgspec.json.Decoder(ExtendedResource).decode
 def _project_own(node: str) -> Callable[[bytes], tuple[str, ExtendedResource] | None]:
     """Keep the ExtendedResources of this node's cards and devices.
 
-    The label that the watch selects by proves nothing: an object of another node can carry it.
+    The watch selects objects by label, but an object of another node can have the same label.
     """
 
     def project(content: bytes) -> tuple[str, ExtendedResource] | None:
@@ -59,13 +59,13 @@ def _project_own(node: str) -> Callable[[bytes], tuple[str, ExtendedResource] | 
 
 
 class NodePublisher:
-    """One thread that writes, and two that watch the cards and the other devices.
+    """Publishes the node in one thread that writes, and two threads that watch the cards and the other devices.
 
-    access: how containers get cards, None until it is known.
-    reported_shares: the shares of terminating pods, by UUID.
-    granted_mib: MiB of granted shares, by UUID.
-    is_split: as for OwnNode.
-    stale_mps: corrects the MPS status of cards without a manager.
+    access: returns how containers get cards, None until it is known.
+    reported_shares: returns the shares of terminating pods, by UUID of the card or device.
+    granted_mib: returns the MiB of granted shares, by UUID.
+    is_split: see OwnNode.
+    stale_mps: corrects the MPS status of cards whose manager has ended.
     core_percent: percent of each card's SMs that may be allocated.
     """
 
@@ -190,12 +190,12 @@ class NodePublisher:
             self._published.set()
         self.node.update_accelerator_label(
             objects.accelerator_label(cards)
-        )  # last, because nothing of ours depends on it
+        )  # last: no part of Cardwise depends on the label
 
     def _reported_shares_lookup(self) -> Callable[[str], Sequence[ContainerShare] | None]:
-        """A function that returns the reported shares of a card or device, None if they are unknown.
+        """A function that returns the reported shares of a card or device by UUID, None if they are unknown.
 
-        Until this process knows them, those of the published status count, which an earlier process has written.
+        Until this process knows them, it returns the shares in the published status, which an earlier process wrote.
         """
         reported = self._reported_shares()
         if reported is not None:
@@ -205,7 +205,9 @@ class NodePublisher:
         }.get
 
     def _list_missing_resources(self, present_uuids: set[str]) -> tuple[list[ExtendedResource], list[ExtendedResource]]:
-        """The published cards and devices that are missing on this machine: those still in use, and the rest."""
+        """List the ExtendedResources whose card or device is no longer on this machine: those in use, and the
+        others.
+        """
         missing = [
             resource
             for resource in self._resources.store.snapshot().values()
@@ -228,12 +230,12 @@ class NodePublisher:
         return self.node.update_capacities(facts, desired)
 
     def _classes_of_cards(self, specs: list[Json]) -> list[tuple[MiB, list[ResourceClass]]] | None:
-        """MiB and classes of each card and device; None while the classes are unknown."""
+        """The memory in MiB and the classes of each card and device; None while the classes are unknown."""
         classifier = self._classes.classifier()
         if classifier is None:
             return None
         resources = self._resources.store.snapshot()
-        # The card's own properties count, not those of its object, which may be wrong; only the labels are people's.
+        # Use the card's own properties: those in its object may be wrong. Only the labels are taken from the object.
         specs_and_labels = [
             (spec, objects.selector_labels(spec, resources.get(names.extended_resource_name(spec["uuid"]))))
             for spec in specs
@@ -243,7 +245,7 @@ class NodePublisher:
     def _update_resources(self, specs: list[Json], statuses: Mapping[str, Json]) -> bool:
         facts = self.node.facts
         if facts is None:
-            return False  # an object without owner would stay forever if the node never comes back
+            return False  # an object without an owner would stay forever if the node never comes back
         resources = self._resources.store.snapshot()
         is_current = True
         for spec in specs:
@@ -259,7 +261,7 @@ class NodePublisher:
                 is_current = False
         for uuid, status in statuses.items():
             is_current &= self._update_status(names.extended_resource_name(uuid), resources, status)
-        # Changes that kube-scheduler cannot see, and that can make a parked pod fit.
+        # kube-scheduler cannot observe these changes, but they can make a parked pod fit.
         states = {uuid: (status["health"], status["reported"]) for uuid, status in statuses.items()}
         if states != self._last_states:
             if self._last_states is not None:
@@ -284,7 +286,7 @@ class NodePublisher:
                     paths.extendedresources(), desired | {"spec": spec | self._cordons.spec_fields(spec["uuid"])}
                 )
             except errors.AlreadyExists:
-                # It has not our label: the card came from another node, or the label was removed.
+                # The object lacks our label: the card came from another node, or the label was removed.
                 other_node = self._find_other_owner(path)
                 if other_node and self._is_node_ready(other_node):
                     # Without the policy, two live nodes with the same UUID would overwrite each other's object.
@@ -322,7 +324,7 @@ class NodePublisher:
     def _report_card_of_other_node(self, name: str, node: str) -> None:
         """Report that another node owns the object of a card, so that this node may not write it.
 
-        That node reports the same UUID, or it is this machine under its former name.
+        The other node reports the same UUID, or is this machine under its former name.
         """
         remedy = command("if the GPU is not there, kubectl delete extendedresource {name}", name=name)
         text = f"ExtendedResource {name} belongs to a GPU of node {node}, so this node cannot publish its own; {remedy}"
@@ -335,7 +337,7 @@ class NodePublisher:
             return True
         status = status | correction
         path = paths.extendedresources(name, "status")
-        # A new status is written at once, the same one again only after a while.
+        # A new status is written at once; the same status is written again only after a pause.
         if self._writes.may_write(f"{path} {msgspec.json.encode(status)!r}"):
             try:
                 self._client.patch(path, {"status": status}, "merge")
@@ -354,7 +356,7 @@ class NodePublisher:
         return False
 
     def _delete_resource(self, resource: ExtendedResource) -> None:
-        """Delete the object of a card or device that has left the machine."""
+        """Delete the ExtendedResource of a card or device that was removed from the machine."""
         uid = resource.metadata.uid
         path = paths.extendedresources(resource.metadata.name)
         if not self._writes.may_write(f"DELETE {path} {uid}"):
@@ -381,7 +383,7 @@ class NodePublisher:
             self._reconcile_soon()
             return
         self.node.activate_parked_pods()
-        self._activate_at = None  # only now: a failed write is tried again
+        self._activate_at = None  # reset only after the write, so that a failed write is repeated
 
     def _reconcile_soon(self) -> None:
         self._loop.run_within(_RETRY_SECONDS)

@@ -1,8 +1,8 @@
 """Marks granted pods: ALIYUN_COM_GPU_MEM_ASSIGNED becomes "true", as gpushare's tools expect.
 
-In the background: no container may wait for the API server. To the extender the mark means that the pod has started:
-if a card was allocated twice, it does not evict a marked pod (`extender/controllers/overcommit.py`). The command line
-shows the mark.
+Marks are written in the background, since no container may wait for the API server. The extender reads the mark as "the
+pod has started": if a card is overcommitted, it does not evict a marked pod (`extender/controllers/overcommit.py`). The
+command line shows the mark.
 """
 
 import threading
@@ -21,19 +21,21 @@ from deviceplugin.sources.pods import NodePod
 _log = structlog.get_logger(__name__)
 
 _FAILED = "failed to mark a pod as assigned"
-_TIMEOUT = 2.0  # seconds: a slow write delays the marks of the other pods no longer than this
-_MAX_FAILURES = 3  # in a row before a pause: the cause of one may be its pod alone, such as a webhook that fails on it
-_MAX_QUEUED = 10_000  # pods that wait for the API server to come back
+_TIMEOUT = 2.0  # seconds; a slow write delays the marks of the other pods by this time at most
+_MAX_FAILURES = (
+    3  # consecutive failures before a pause: one failure may concern its pod alone, as when a webhook rejects it
+)
+_MAX_QUEUED = 10_000  # pods whose mark waits until the API server answers again
 
 
 class Marker:
-    """Patches each granted pod once, in its own thread; again after transient errors."""
+    """Patches each granted pod once, in its own thread, and retries after transient errors."""
 
     def __init__(self, client: KubeClient, clock: Clock = SYSTEM) -> None:
         self._client = client
         self._lock = threading.Lock()
         self._queue: OrderedDict[str, NodePod] = OrderedDict()
-        self._failures = 0  # of the API server, in a row
+        self._failures = 0  # consecutive failures of the API server
         self._loop = Loop(
             "marking",
             self._mark_next,
@@ -70,10 +72,10 @@ class Marker:
         try:
             self._patch(pod)
         except (errors.NotFound, errors.Invalid):
-            pass  # the pod is gone, or another one has its name
+            pass  # the pod was deleted, or another pod has its name
         except (errors.TooManyRequests, errors.ServerError, errors.Unreachable) as error:
             with self._lock:
-                self._queue.setdefault(pod.uid, pod)  # after the others
+                self._queue.setdefault(pod.uid, pod)  # behind the other pods
                 queued = len(self._queue)
             if isinstance(error, errors.ServerError):
                 self._failures = failures + 1

@@ -57,7 +57,7 @@ _CARD_METRICS: tuple[tuple[str, str, Callable[[CardLoad], float]], ...] = (
 
 
 class CardCollector(Collector):
-    """A sample for each card and metric, read at the scrape; none until `read_loads` is set."""
+    """Collects one sample for each card and metric at each scrape; none until `read_loads` is set."""
 
     def __init__(self) -> None:
         self.read_loads: Callable[[], Iterable[CardLoad]] = tuple

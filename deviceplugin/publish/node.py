@@ -1,7 +1,7 @@
 """The Node object of this node: its capacities, its label `accelerator`, and whether NVIDIA's device plugin serves it.
 
-Other components write this object too: a kubelet that registers again zeroes capacities it does not know, NVIDIA's
-plugin has a capacity there, and people set labels.
+Other components write this object too: a kubelet that registers again sets capacities that it does not know to 0,
+NVIDIA's device plugin has a capacity of its own, and people set labels.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,8 +25,8 @@ from deviceplugin.publish.writes import WriteLimiter
 
 _log = structlog.get_logger(__name__)
 
-# Annotation: the value of the label `accelerator` that we wrote. If the label differs from it, another program has set
-# the label, also before a restart of this process.
+# An annotation with the last value of the label `accelerator` that we wrote. If the label differs from it, another
+# program has set the label. The annotation survives a restart of this process.
 LAST_LABEL_ANNOTATION = f"{names.GROUP}/{names.ACCELERATOR}"
 
 _decode = msgspec.json.Decoder(Node).decode
@@ -36,12 +36,12 @@ _decode = msgspec.json.Decoder(Node).decode
 class NodeFacts:
     """The parts of the Node object that the device plugin uses.
 
-    uid: a node that was deleted and registered again has another one.
-    capacity: amounts of our resources, those of classes included.
-    share_allocatable: allocatable share slots, "" if unknown.
+    uid: the UID; it changes if the node is deleted and registered again.
+    capacity: amounts of Cardwise's resources, classes included.
+    share_allocatable: number of allocatable share slots, "" if unknown.
     nvidia_gpus: number of GPUs that NVIDIA's device plugin offers.
-    label: the label `accelerator`, None if there is none.
-    last_written_label: the value that we last wrote, None if there is none.
+    label: the label `accelerator`, None if the node lacks it.
+    last_written_label: the value of the label that we last wrote, None if we wrote none.
     """
 
     uid: str = ""
@@ -71,7 +71,7 @@ def _project(content: bytes) -> tuple[str, NodeFacts]:
 
 
 def _expand_suffix(amount: str) -> str:
-    """The amount as we write it: the API server prints 40000 as 40k."""
+    """The amount without a suffix, as we write it: the API server returns 40000 as 40k."""
     number, _ = quantity.parse(amount)
     return str(number.numerator) if number.denominator == 1 else amount
 
@@ -79,8 +79,8 @@ def _expand_suffix(amount: str) -> str:
 def label_change(desired: str, label: str | None, last_written_label: str | None) -> dict[str, Any]:
     """The metadata change that sets the label to `desired` ("": removes it), {} if none is due. Pure.
 
-    A label that differs from `last_written_label` was set by another program or a person: it stays, and the annotation
-    is removed, since their next value may happen to be the one that we once wrote.
+    A label that differs from `last_written_label` was set by another program or a person. It stays, and the annotation
+    is removed, since a later value of theirs may equal the value that we once wrote.
     """
     is_foreign = label is not None and label != last_written_label
     new_label = label if is_foreign else desired or None
@@ -96,8 +96,8 @@ def label_change(desired: str, label: str | None, last_written_label: str | None
 class OwnNode:
     """The Node object of this machine, kept by a reflector.
 
-    is_split: whether --cards divides the node's cards between Cardwise and NVIDIA's device plugin, which may then serve
-    the node too.
+    is_is_split: whether --cards divides the node's cards between Cardwise and NVIDIA's device plugin, which may then
+    serve the node too.
     """
 
     def __init__(
@@ -157,10 +157,10 @@ class OwnNode:
         """Write the capacities unless the node has exactly these; returns whether it had."""
         if facts.capacity == desired:
             return True
-        # Null removes a class that has no card here any more: an amount of 0 would fail pods that request none.
+        # Null removes a class without cards: with a capacity of 0, the kubelet would fail pods that request 0 of it.
         change: dict[str, str | None] = {**dict.fromkeys(facts.capacity), **desired}
         path = paths.nodes(self._name, "status")
-        # A new change is written at once, the same one again only after a while.
+        # A new change is written at once; the same change is written again only after a pause.
         if self._writes.may_write(f"{path} {msgspec.json.encode(change)!r}"):
             # Allocatable too: the kubelet would copy it from capacity, but only at its next report.
             self._client.patch(path, {"status": {"capacity": change, "allocatable": change}}, "strategic")
@@ -179,7 +179,8 @@ class OwnNode:
         path = paths.nodes(self._name)
         if not self._writes.may_write(f"{path} {names.ACCELERATOR}={desired}"):
             return
-        # Decide again on the present object, and write only if it is unchanged: no foreign label is overwritten.
+        # Decide again by the current object, and write only if it is unchanged, so that no foreign label is
+        # overwritten.
         node = self._client.get(path)
         change = label_change(
             desired, labels_of(node).get(names.ACCELERATOR), annotations_of(node).get(LAST_LABEL_ANNOTATION)
@@ -202,7 +203,7 @@ class OwnNode:
         _log.info("wrote the node's label", **{names.ACCELERATOR: desired or None})
 
     def activate_parked_pods(self) -> None:
-        """Make kube-scheduler try parked pods again, by a change of the Node object."""
+        """Change an annotation of the Node object, so that kube-scheduler retries parked pods."""
         change = {"metadata": {"annotations": {names.REQUEUE: str(self._clock.wall_ns())}}}
         self._client.patch(paths.nodes(self._name), change, "merge")
 

@@ -1,8 +1,9 @@
 """Drains the device plugin before it shuts down, as in a rolling update: waits until all bound pods are admitted.
 
 The kubelet allocates a pod's slots when it admits the pod. A pod that is admitted while no plugin runs fails
-permanently (UnexpectedAdmissionError), and only a controller recreates it. So the node first offers no slots, and the
-plugin serves until the pods that are bound here have been admitted. A container start without plugin is retried.
+permanently (UnexpectedAdmissionError), and only a controller recreates it. So the plugin first withdraws the node's
+slots, and then serves until the pods that are already bound to the node have been admitted. The start of a container
+without a running plugin is retried.
 """
 
 from collections import Counter
@@ -17,15 +18,15 @@ from deviceplugin.sources.pods import NodePod
 
 _log = structlog.get_logger(__name__)
 
-# Seconds without slots, in which the extender observes the change and bound pods reach the kubelet.
+# How long the node offers no slots: in this time the extender observes the change, and bound pods reach the kubelet.
 MIN_SECONDS = 2.0
-_MAX_SECONDS = 10.0  # shorter than the pod's grace period; a pod that is not admitted by then waits for something else
+_MAX_SECONDS = 10.0  # shorter than the plugin's own grace period; a pod that is still not admitted has another problem
 _POLL_SECONDS = 0.25
-_REPEAT_SECONDS = 1.0  # seconds after which the slots are withdrawn again if no change of the node was observed
+_REPEAT_SECONDS = 1.0  # the slots are withdrawn again after this time if the node does not show the change
 
 
 def list_unadmitted_pods(pods: Iterable[NodePod], kubelet: Kubelet) -> list[str]:
-    """The names of pods bound here that have no slots yet; empty if the kubelet's checkpoint cannot be read."""
+    """List the names of pods bound here that have no slots yet; [] if the kubelet's checkpoint cannot be read."""
     try:
         slots_by_uid = Counter(holder.pod_uid for holders in kubelet.checkpoint().values() for holder in holders)
     except KubeletUnavailable:
@@ -55,8 +56,8 @@ def wait_drained(
     """Wait until the plugin may stop.
 
     withdraw_slots: sets the node's allocatable slots to 0.
-    are_slots_offered: whether the node shows slots, as last observed: the kubelet's own report brings them back.
-    pending_pods: the pods that still need slots.
+    are_slots_offered: returns whether the observed node offers slots; a report of the kubelet restores them.
+    pending_pods: returns the names of the pods that still need slots.
     """
     started = withdrawn_since = clock.now()
     is_offered, last_withdrawn = True, float("-inf")

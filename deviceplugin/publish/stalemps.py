@@ -1,8 +1,8 @@
 """Clears the MPS status of this node's cards when no MPS manager runs any more, so that no MPS pod is placed here.
 
-A manager that crashes leaves its last status: the card looks ready forever, and nothing starts on it. The device plugin
-reads from files on the node whether a manager runs. If no manager will come (`--mps=off`), the status of an earlier one
-is removed, except from a card that it left closed.
+A manager that crashes leaves its last status: the card looks ready forever, but no container starts on it. The device
+plugin reads from files on the node whether a manager runs. With `--mps=off` no manager will come back: then an earlier
+manager's status is removed, except from a card that it left closed (in compute mode EXCLUSIVE_PROCESS).
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.gpus import mpsfiles
 from cardwise.kube.wire import ExtendedResource, MpsStatus
 
-GRACE_SECONDS = 20.0  # a manager that is restarted or updated is back by then
+GRACE_SECONDS = 20.0  # enough for a restart or an update of the manager
 
 
 class StaleMpsStatus:
@@ -52,14 +52,14 @@ class StaleMpsStatus:
         now = self._clock.now()
         if now - self._stale_since.setdefault(uuid, now) < GRACE_SECONDS:
             return {}
-        # Keep the rest: the manager will do the same again, and the extender sees that the card has a manager.
+        # Only the state changes. The other fields stay: they tell the extender that the card has a manager.
         return self._down_patch(MANAGER_GONE)
 
     def _correct_without_manager(self, mps_status: MpsStatus | None, uuid: str) -> Json:
         """The patch for a card on a node without an MPS manager.
 
-        An earlier manager's status would keep pods off the card for ever; but a card that it left closed cannot be
-        used.
+        An earlier manager's status would keep pods off the card for ever, so it is removed. But a card that the manager
+        left closed cannot be used, so it becomes Down.
         """
         if not mpsfiles.is_left_closed(self._root, uuid):
             return {} if mps_status is None else {"mps": None}

@@ -1,6 +1,7 @@
-"""Holds back a write that repeats an earlier one whose effect the watch has not shown yet.
+"""Holds back a write that repeats an earlier write whose effect the watch has not shown yet.
 
-Shared by the writers of the inventory's passes: they compare with the observed state, which lags behind.
+The passes of `inventory` compare the desired state with the observed state, which lags behind the API server. Without
+this limit each pass would repeat the write.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,10 @@ class WriteLimiter:
         self._write_times: dict[str, float] = {}  # key -> time in seconds
 
     def may_write(self, key: str) -> bool:
-        """Whether the write that `key` identifies may be made now; if so, it counts as made."""
+        """Whether a write may be made now; if so, it counts as made.
+
+        key: identifies the write: the same key means the same content.
+        """
         now = self._clock.now()
         if now - self._write_times.get(key, -_REPEAT_SECONDS) < _REPEAT_SECONDS:
             self._retry_soon()

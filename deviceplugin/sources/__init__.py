@@ -1,12 +1,12 @@
-"""Clients of the kubelet, the container runtime and the API server. They read; nothing here decides.
+"""Clients of the kubelet, the container runtime and the API server, which only read.
 
-Input: their responses. Output: records of them.
+Input: responses. Output: records of pods, containers and slots.
 
 The modules:
 
-    kubelet     which container has a slot: PodResources and the device checkpoint
-    containers  which containers are alive: the container runtime (CRI)
-    pods        the pods of this node: the API server
-    classes     the ResourceClasses: the API server
+    kubelet     the containers of each slot, from PodResources and the device checkpoint
+    containers  the live containers, from the container runtime (CRI)
+    pods        the pods of this node, from the API server
+    classes     the ResourceClasses, from the API server
     calls       gRPC calls
 """

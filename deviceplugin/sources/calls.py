@@ -1,4 +1,4 @@
-"""gRPC calls by the descriptors that are generated with the messages (`deviceplugin.api`)."""
+"""Unary gRPC calls by the service descriptors that are generated with the messages (`deviceplugin.api`)."""
 
 import threading
 from pathlib import Path
@@ -8,7 +8,7 @@ import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-# Responses of a node with hundreds of pods exceed gRPC's default of 4 MiB (one entry per device ID).
+# With hundreds of pods on the node, a response exceeds gRPC's default of 4 MiB (it has one entry per device ID).
 CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 64 << 20), ("grpc.enable_http_proxy", 0))
 
 
@@ -22,7 +22,7 @@ def call_unary(channel: grpc.Channel, service: ServiceDescriptor, method: str, m
 
 
 class CallFailed(Exception):
-    """A call failed; the message says why. `code` is None if no call was made."""
+    """A gRPC call failed; the message says why. `code` is None if no call was made."""
 
     def __init__(self, reason: str, code: grpc.StatusCode | None = None) -> None:
         super().__init__(reason)
@@ -50,7 +50,7 @@ class GrpcCaller:
             raise CallFailed(str(error)) from error
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.UNAVAILABLE:
-                self.close()  # another process may serve the path now, and gRPC would wait before it reconnects
+                self.close()  # another process may listen on the socket now; gRPC would wait before it reconnects
             raise CallFailed(f"{error.code().name}: {error.details()}", error.code()) from error
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ _log = structlog.get_logger(__name__)
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 ClassOrProblem = ResourceClass | str
-"""A class, or why it cannot be read."""
+"""A ResourceClass, or why it is invalid."""
 
 
 def _project(content: bytes) -> tuple[str, ClassOrProblem]:

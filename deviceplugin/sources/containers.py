@@ -1,7 +1,7 @@
-"""Reads from the container runtime (CRI) which containers are alive on this node: the proof that a share is free.
+"""Reads from the container runtime (CRI) which containers are alive on this node.
 
-The API server cannot prove it: a forced deletion removes the pod object at once, while its containers keep the card for
-their grace period, or forever if they hang.
+Only the runtime proves that a share is free. A forced deletion removes the pod object from the API server at once,
+while the pod's containers keep the card for their grace period, or forever if they hang.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,8 +18,8 @@ from deviceplugin.sources.calls import CallFailed, GrpcCaller
 UID_LABEL = "io.kubernetes.pod.uid"  # k:types/labels.go
 CONTAINER_NAME_LABEL = "io.kubernetes.container.name"
 _TIMEOUT = 5.0
-LIVE_SECONDS = 2 * _TIMEOUT  # `live_containers` takes no longer
-ADOPTION_SECONDS = LIVE_SECONDS + _TIMEOUT  # nor do `sandboxes` and `live_containers` together
+LIVE_SECONDS = 2 * _TIMEOUT  # the maximum time of `live_containers`
+ADOPTION_SECONDS = LIVE_SECONDS + _TIMEOUT  # the maximum time of `sandboxes` and `live_containers` together
 _SERVICE = wire.DESCRIPTOR.services_by_name["RuntimeService"]
 
 
@@ -29,8 +29,10 @@ class RuntimeUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RuntimeFacts:
-    """Name, version and CDI settings of the runtime. `cdi` is None and `cdi_dirs` is empty if the runtime does not
-    report them.
+    """Name, version and CDI settings of the container runtime.
+
+    cdi: whether CDI is enabled, None if the runtime does not report it.
+    cdi_dirs: the folders of CDI specs that the runtime reads; empty if it does not report them.
     """
 
     name: str
@@ -41,7 +43,11 @@ class RuntimeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A pod sandbox, with the annotations that the pod had when it started. `ready`: its containers may run."""
+    """A pod sandbox.
+
+    annotations: the pod's annotations when the sandbox started.
+    ready: whether its containers may run.
+    """
 
     pod_uid: str
     namespace: str
@@ -51,25 +57,24 @@ class Sandbox:
 
 
 class Containers:
-    """A client of the runtime behind one CRI socket. Thread-safe."""
+    """A client of the container runtime at one CRI socket. Thread-safe."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
         self._cri = GrpcCaller(socket, _SERVICE)
 
     def live_containers(self, pod_uids: Collection[str]) -> dict[str, set[str]]:
-        """The live containers of these pods: by pod UID, the names of its containers, and "" for its sandbox.
+        """The names of the live containers of each of these pods, by pod UID; "" stands for the pod's sandbox.
 
-        Containers that were only created, or whose state is unknown, count as alive. A ready sandbox counts, because
-        the kubelet may be about to create a container in it; in any other sandbox none can start. Pods without live
-        containers are not in the result.
-        Raises RuntimeUnavailable.
+        A container that was created but has not started, or whose state is unknown, counts as alive. A ready sandbox
+        counts, because the kubelet may be about to create a container in it; in any other sandbox no container can
+        start. Pods without live containers are left out. Raises RuntimeUnavailable.
         """
         selector = {UID_LABEL: next(iter(pod_uids))} if len(pod_uids) == 1 else {}
         containers = wire.ListContainersRequest(filter=wire.ContainerFilter(label_selector=selector))
         sandboxes = wire.ListPodSandboxRequest(filter=wire.PodSandboxFilter(label_selector=selector))
         names_by_pod: dict[str, set[str]] = {}
-        # Sandboxes first: a container that is created between the two calls is then in the second.
+        # List sandboxes first: a container that is created between the two calls is then in the second list.
         for sandbox in self._call("ListPodSandbox", sandboxes).items:
             uid = sandbox.labels.get(UID_LABEL) or sandbox.metadata.uid
             if uid in pod_uids and sandbox.state == wire.SANDBOX_READY:
@@ -81,9 +86,9 @@ class Containers:
         return names_by_pod
 
     def sandboxes(self, pod_uid: str = "") -> list[Sandbox]:
-        """The sandboxes of all pods, also of pods that are gone from the API server. Raises RuntimeUnavailable.
+        """The sandboxes of all pods, also of pods that the API server has deleted. Raises RuntimeUnavailable.
 
-        pod_uid: only those of this pod.
+        pod_uid: if set, return only the sandboxes of this pod.
         """
         selector = {UID_LABEL: pod_uid} if pod_uid else {}
         request = wire.ListPodSandboxRequest(filter=wire.PodSandboxFilter(label_selector=selector))

@@ -1,9 +1,9 @@
 """Reads from the kubelet which container has a slot: PodResources names the pod, the device checkpoint has its UID.
 
-Allocate and PreStartContainer name devices and nothing else. Sharing systems that guess the pod from them give equal
-pods each other's cards (gpushare-scheduler-extender #220, HAMi #404). Neither source is enough alone: PodResources has
-no UID, and a name can belong to a new pod by now; the checkpoint has no pod name. Both must agree. Each caller gets the
-result of a List that began after its call; concurrent callers share one List.
+Allocate and PreStartContainer pass only device IDs. Sharing systems that guess the pod from these IDs swap the cards of
+equal pods (gpushare-scheduler-extender #220, HAMi #404). Neither source is enough alone: PodResources has no UID, and a
+new pod may have the same name by now; the checkpoint has no pod name. Both must agree. Each caller gets the response of
+a List call that began after its own call; concurrent callers share one List call.
 """
 
 import threading
@@ -71,7 +71,7 @@ class _Data(Struct, rename="pascal"):
 
 
 class Checkpoint(Struct, rename="pascal"):
-    """The parts of the kubelet's file of device allocations that are read."""
+    """The fields of the kubelet's device checkpoint that Cardwise reads."""
 
     data: _Data
 
@@ -107,7 +107,10 @@ def parse_pod_resources(listing: wire.ListPodResourcesResponse) -> dict[str, lis
 
 
 class Kubelet:
-    """Reads PodResources and the device checkpoint of the kubelet with this root folder."""
+    """Reads PodResources and the device checkpoint of a kubelet.
+
+    folder: the kubelet's root folder.
+    """
 
     def __init__(self, folder: Path, clock: Clock = SYSTEM) -> None:
         self._clock = clock
@@ -133,7 +136,7 @@ class Kubelet:
 
     def _read_holders(self) -> Holders:
         listing = self._list_pod_resources()
-        # After the List: the kubelet writes the checkpoint before a container may start, so it has all of them.
+        # Read after the List call: the kubelet writes the checkpoint before a container may start, so all are in it.
         return Holders(pod_resources=parse_pod_resources(listing), checkpoint=self.checkpoint())
 
     def _list_pod_resources(self) -> wire.ListPodResourcesResponse:
@@ -148,7 +151,7 @@ class Kubelet:
 
 
 class SharedCall(Generic[T]):
-    """Runs `call` for many threads at once, in the thread of one of them; all get its result or exception."""
+    """Runs a function once for several threads that call at the same time; all get its return value or exception."""
 
     def __init__(self, call: Callable[[], T], clock: Clock = SYSTEM) -> None:
         self._call = call
@@ -161,10 +164,10 @@ class SharedCall(Generic[T]):
         self._error: BaseException | None = None
 
     def get(self, seconds: float | None = None, *, joins: bool = False) -> T:
-        """The outcome of a run that began after this call.
+        """Return the value, or raise the exception, of a run that began after this call.
 
         seconds: how long to wait for a run in another thread. Raises TimeoutError when that time is over.
-        joins: the run that is in progress, if any, is enough.
+        joins: whether a run that is already in progress will do too.
         """
         with self._changed:
             run = self._started_runs + (0 if joins and self._running else 1)
@@ -178,7 +181,7 @@ class SharedCall(Generic[T]):
         return_value, failure = None, None
         try:
             return_value = self._call()
-        except BaseException as error:  # noqa: BLE001 - handed to every thread that waits for it
+        except BaseException as error:  # noqa: BLE001 - every waiting thread raises it
             failure = error
         with self._changed:
             self._return_value, self._error = return_value, failure

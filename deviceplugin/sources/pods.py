@@ -37,11 +37,11 @@ _decode = msgspec.json.Decoder().decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePod:
-    """A pod.
+    """The fields of a pod that the device plugin uses.
 
-    keys: its container keys by container name.
-    requests: its requests of Cardwise's resources and classes, by resource name.
-    node: the node that it is bound to, "" while it is pending.
+    keys: container keys in the assignment, by container name.
+    requests: requested amounts of Cardwise's resources and classes, by resource name.
+    node: the node to which the pod is bound, "" while it is pending.
     """
 
     uid: str
@@ -63,7 +63,7 @@ class NodePod:
 
 
 def parse_pod(pod: Json) -> NodePod:
-    """Parse a pod of the API server."""
+    """Parse a pod object of the API server."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     annotations = annotations_of(pod)
     keys: dict[str, str] = {}
@@ -129,24 +129,26 @@ class Pods(NodePods[NodePod]):
     def is_bound_here(self, pod: NodePod) -> bool:
         """Whether the pod is bound to this node.
 
-        If not, no kubelet starts its containers here, but it may have run here: a machine that was renamed has the
-        containers of its former name, and after a restore of etcd a pod that was bound may be pending again.
+        If not, no kubelet starts its containers here, but they may still run here: a renamed machine has the containers
+        of its former node name, and after a restore of etcd a bound pod may be pending again.
         """
         return pod.node == self._node
 
     def get_pod(self, namespace: str, name: str, uid: str) -> NodePod | None:
-        """The pod, None if it is certain that no pod of this UID exists. Raises KubeError."""
+        """The pod with this UID, None if it certainly does not exist. Raises KubeError."""
         pod = self.find_pod(uid)
         return pod if pod is not None else self.fetch_pod(namespace, name, uid)
 
     def fetch_pod(self, namespace: str, name: str, uid: str) -> NodePod | None:
-        """As `get_pod`, always from the API server: the newest state, never the cache. Raises KubeError."""
+        """Read the pod with this UID from the API server, not from the cache; None if it does not exist. Raises
+        KubeError.
+        """
         try:
             pod = parse_pod(self._client.get(paths.pods(namespace, name), timeout=_GET_TIMEOUT))
-        except (errors.NotFound, errors.InvalidName):  # a runtime and a file may name what no pod can be called
+        except (errors.NotFound, errors.InvalidName):  # the name, from the runtime or a file, may be invalid for a pod
             return None
         return pod if pod.uid == uid else None
 
     def is_static_pod(self, uid: str) -> bool:
-        """Whether the kubelet has this UID from a manifest on the node: the API server has its mirror pod only."""
+        """Whether this UID is of a static pod, of which the API server has only the mirror pod, with another UID."""
         return any(pod.annotations.get(names.MIRROR) == uid for pod in self.list_pods())
