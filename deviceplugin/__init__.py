@@ -5,6 +5,10 @@ the node's disk, and the node's capacities and ExtendedResources in the API serv
 
 The packages and modules; each imports only from those below it:
 
-    process creates and connects the parts plugin the service that the kubelet calls publish writes to the API server
-    grants grants of cards to containers sources clients of kubelet, runtime and API server api generated gRPC
+    process  creates and connects the parts
+    plugin   the service that the kubelet calls
+    publish  writes to the API server
+    grants   grants of cards to containers
+    sources  clients of kubelet, runtime and API server
+    api      generated gRPC
 """
