@@ -20,14 +20,15 @@ from tests.build import cards, container, pod
 from tests.examples import examples
 
 CARD = 100  # MiB
-shapes = st.sampled_from(["whole", "half", "third", "two", "none", "big-cpu"])
+shapes = st.sampled_from(["whole", "half", "third", "two", "none", "big-cpu", "both"])
 ASKS = {
-    "whole": {"gpu_count": 1},
-    "half": {"gpu_mem": 50},
-    "third": {"gpu_mem": 33},
-    "two": {"gpu_count": 2},
-    "none": {},
-    "big-cpu": {"gpu_mem": 10},
+    "whole": [{"gpu_count": 1}],
+    "half": [{"gpu_mem": 50}],
+    "third": [{"gpu_mem": 33}],
+    "two": [{"gpu_count": 2}],
+    "none": [],
+    "big-cpu": [{"gpu_mem": 10}],
+    "both": [{"gpu_count": 1}, {"gpu_mem": 20}],
 }
 small_nodes = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=3)
 
@@ -46,7 +47,8 @@ class Nodes:
 def made_members(shapes_of):
     members = []
     for i, shape in enumerate(shapes_of):
-        pod_request = request.parse(pod(containers=[container(**ASKS[shape])])) if ASKS[shape] else None
+        containers = [container(name=f"c{i}", **amounts) for i, amounts in enumerate(ASKS[shape])]
+        pod_request = request.parse(pod(containers=containers)) if containers else None
         load = Load(2 if shape == "big-cpu" else 1, 1, 1)
         members.append(Member(uid=f"u{i}", name=f"m{i}", shape=shape, request=pod_request, load=load))
     return members
@@ -205,7 +207,7 @@ def in_turns(ledger, there, members, between, **terms):
 def test_a_plan_of_many_turns_is_that_of_one_turn_where_nothing_changes(nodes, shapes_of, busy, avoided):
     ledger, there, members = made_ledger(nodes, busy), Nodes(nodes), made_members(shapes_of)
     in_one = gangplan.plan(ledger, there, members, Terms(policy="binpack", avoided=avoided))
-    with patch.object(gangplan, "_MOST_TURNS", 1000):
+    with patch.object(gangplan, "_MOST_SETBACKS", 1000):
         assert in_turns(ledger, there, members, lambda *_: None, avoided=avoided) == in_one
 
 
@@ -246,7 +248,7 @@ def test_a_plan_of_many_turns_is_right_when_the_last_is_over(nodes, shapes_of, c
         change(turn, settings)
         terms.update(settings)
 
-    with patch.object(gangplan, "_MOST_TURNS", 1000):
+    with patch.object(gangplan, "_MOST_SETBACKS", 1000):
         planned = in_turns(ledger, Changing(nodes), members, between, headroom=free_loads())
     if not isinstance(planned, Planned):
         return

@@ -4,6 +4,12 @@ The placement engine chooses cards. The plan grows on copies of the nodes that i
 what a node has left of CPU, memory and pods is asked of `Nodes`. The search is limited: members are placed in an order,
 each on the best node of the moment, and in a second order if the first leaves a member out. Each plan
 found is valid, but the search may miss a plan that exists. A plan may take several turns, see `Draft`.
+
+Effort is counted in card requests: to score a node for a pod with 8 card requests is a work of 8. Members that are
+alike are of one kind, and a node is scored once for each kind. A kind of pods with several card requests is scored on
+twice as many nodes as it has members, or on as many as `_MOST_WORK` allows if those are more; other kinds on the nodes
+that the policy prefers, and on all nodes of the cluster only if these are too few. Example: 8 equal members with 128
+card requests each are scored on 16 nodes, which is a work of 2,048 in 32 steps. The scores are kept between turns.
 """
 
 import heapq
@@ -17,7 +23,7 @@ from typing import Final, NamedTuple, Protocol
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import COMMON
-from cardwise.core.api.quotas import Charge, Headroom
+from cardwise.core.api.quotas import NOTHING, Charge, Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.capacity import ShapeCapacity
 from cardwise.core.gangs.gangs import Member
@@ -31,10 +37,12 @@ from cardwise.core.values.refusals import Refusal
 _NO_LOAD: Final = Load(0, 0, 0)
 _MOST_SCORED: Final = 500  # nodes that are scored for members that are alike
 _MOST_SEARCHED: Final = 128  # nodes that are searched for all members of several claims together
+_MOST_WORK: Final = 1024  # the work of that, see above
 _AT_LEAST: Final = 2  # nodes that are searched for each of them, also where that is more in sum
+_STEP_WORK: Final = 64  # between two reads of the clock
 _STEPS: Final = 1024  # the effort of such searches, see `SearchEffort`
 _WILL_NOT_DO: Final = -(1 << 62)  # below all scores
-_MOST_TURNS: Final = 50  # of one draft, if the nodes that it uses change all the time; the next one finishes it
+_MOST_SETBACKS: Final = 50  # turns that begin with no more members placed than a turn before, see `_Attempt`
 
 
 class Nodes(Protocol):
@@ -71,7 +79,8 @@ class Draft:
 
     A turn is a slice of the thread's CPU time, after which the state's lock is free for other calls. A draft reserves
     no cards, so nodes may change between two turns. Each turn first checks the nodes that the plan uses, and places the
-    members of changed nodes again. So the plan is valid at the end of its last turn.
+    members of changed nodes again. So the plan is valid at the end of its last turn. Scores of earlier turns only order
+    the nodes: cards are chosen on a node as it is then.
 
     seconds: the CPU time of a turn.
     moved: members were placed again, so a plan made in one turn might have found places for all.
@@ -83,13 +92,13 @@ class Draft:
         self._seconds = seconds
         self._plans: list[_Growing] = []  # in the order in which they are asked for in each turn
         self._next = 0
-        self._turns = 0
+        self._work = 0  # since the clock was read
         self._until: float | None = None  # of this turn; None: it has added nothing yet
 
     def begin(self) -> None:
         """Begin a turn."""
         self._next = 0
-        self._turns += 1
+        self._work = 0
         self._until = None
 
     def growing(self, members: Sequence[Member]) -> "_Growing":
@@ -107,17 +116,65 @@ class Draft:
         """Call before each step that takes time. Raises TurnOver, but never before the first step of a turn."""
         if self._until is None:
             self._until = self._cpu() + self._seconds
-        elif self._turns <= _MOST_TURNS and self._cpu() >= self._until:
+        elif self._cpu() >= self._until:
             raise TurnOver
+
+    def count_work(self, work: int) -> None:
+        """Call after work whose outcome the draft keeps. Raises TurnOver.
+
+        work: the card requests for which a node was searched.
+        """
+        self._work += work
+        if self._work >= _STEP_WORK:
+            self._work = 0
+            self.step()
+
+
+class _Scoring:
+    """The scores of nodes for one kind, in as many turns as that takes.
+
+    nodes: the candidates, in the order in which they are scored.
+    preferred: how many of them are enough if they give `enough` scores.
+    """
+
+    def __init__(self, nodes: Sequence[str], preferred: int, enough: int) -> None:
+        self.scores: dict[str, int] = {}
+        self._nodes = nodes
+        self._preferred = preferred
+        self._enough = enough
+        self._done = 0
+
+    def finish(self, ledger: Ledger, scorer: Scorer, draft: Draft, work: int) -> Mapping[str, int]:
+        """The scores of all candidates that fit, in the order of their names. Raises TurnOver; the next call goes on.
+
+        work: of one node.
+        """
+        at_once = max(1, _STEP_WORK // work)
+        while self._done < len(self._nodes):
+            if self._done == self._preferred and len(self.scores) >= self._enough:
+                break
+            last = self._preferred if self._done < self._preferred else len(self._nodes)
+            nodes = self._nodes[self._done : min(last, self._done + at_once)]
+            self.scores.update(scorer.score_all(ledger, nodes)[0])
+            self._done += len(nodes)
+            draft.count_work(len(nodes) * work)
+        if self._nodes:
+            self.scores, self._nodes = dict(sorted(self.scores.items())), ()
+        return self.scores
 
 
 @dataclass(slots=True, eq=False)
 class _Growing:
     """One plan of a draft. `counts`: by kind, how many nodes would take a member; in two ways, one for each order.
-    `failed`: the result, if it was none.
+    `scorings`: by kind; `option_scorings`: by kind, those for the second order. `within_quotas`: `beyond_quotas` has
+    passed the members. `failed`: the result, if it was none.
     """
 
     members: tuple[Member, ...]
+    within_quotas: bool = False
+    scorings: dict[str, _Scoring] = field(default_factory=dict)
+    option_scorings: dict[str, _Scoring] = field(default_factory=dict)
+    works: dict[PodRequest, int] = field(default_factory=dict)
     counts: tuple[dict[str, int], dict[str, int]] = field(default_factory=lambda: ({}, {}))
     effort: SearchEffort = field(default_factory=lambda: SearchEffort(_STEPS, reasons=False))
     attempts: list["_Attempt"] = field(default_factory=list)
@@ -129,9 +186,9 @@ class Terms:
     """The limits of a plan, and how it chooses.
 
     `offers`: by shape, the nodes that kube-scheduler allows; a shape that is not in it may have any node. `avoided`:
-    pairs of shape and node that do not go together. `closed`: whether a node is kept from a member for somebody else.
-    `vacant`: the nodes that could take a pod of this request and load; None: not known. `headroom`: what quotas leave
-    to the namespace. `draft`: None: the plan is made in one turn.
+    pairs of shape and node that do not go together. `closed`: whether a node is kept from a member, and so from all
+    members with its request. `vacant`: the nodes that could take a pod of this request and load; None: not known.
+    `headroom`: what quotas leave to the namespace. `draft`: None: the plan is made in one turn.
     """
 
     policy: str
@@ -151,7 +208,7 @@ def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) 
     draft = terms.draft or Draft(lambda: 0.0, math.inf)
     growing = draft.growing(members)
     if growing.failed is None:
-        ground = _Ground(ledger, nodes, members, terms, draft=draft, effort=growing.effort)
+        ground = _Ground(ledger, nodes, members, terms, draft=draft, growing=growing)
         planned = _plan(ground, members, growing)
         if isinstance(planned, Planned):
             return planned
@@ -160,20 +217,24 @@ def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) 
 
 
 def _plan(ground: "_Ground", members: Sequence[Member], growing: _Growing) -> Planned | Unplanned:
-    beyond = beyond_quotas(ground.ledger, members, ground.terms.headroom)
-    if beyond is not None:
-        return Unplanned(member=beyond)
+    if not growing.within_quotas:
+        beyond = beyond_quotas(ground.ledger, members, ground.terms.headroom)
+        if beyond is not None:
+            return Unplanned(member=beyond)
+        growing.within_quotas = True
     attempts, counts = growing.attempts, growing.counts
     if not attempts:
+        sizes = _sizes(members)
         node_counts = ground.counted(members, counts[0], lambda kind: len(kind.candidates))
-        first = sorted(members, key=lambda m: (_size(m.request), node_counts[m.uid], -m.load.cpu))
+        first = sorted(members, key=lambda m: (sizes[m.request], node_counts[m.uid], -m.load.cpu))
         attempts.append(_Attempt(ground, first))
     planned = attempts[0].place(ground)
     if isinstance(planned, Planned):
         return planned
     if len(attempts) == 1:
+        sizes = _sizes(members)
         node_counts = ground.counted(members, counts[1], ground.options)
-        second = sorted(members, key=lambda m: (node_counts[m.uid], -m.load.cpu, -m.load.memory, _size(m.request)))
+        second = sorted(members, key=lambda m: (node_counts[m.uid], -m.load.cpu, -m.load.memory, sizes[m.request]))
         if [m.uid for m in second] == [m.uid for m in attempts[0].order]:
             return planned
         attempts.append(_Attempt(ground, second))
@@ -183,21 +244,27 @@ def _plan(ground: "_Ground", members: Sequence[Member], growing: _Growing) -> Pl
 
 def beyond_quotas(ledger: Ledger, members: Iterable[Member], headroom: Sequence[Headroom]) -> Member | None:
     """The first member that exceeds what quotas leave, whichever cards the members get. No node is looked at."""
+    charges: dict[PodRequest, list[Charge]] = {}  # the least that each entry counts
     for member in members if headroom else ():
         if member.request is None:
             continue
-        least = [
-            (entry_headroom, fitting.least_charge(member.request, ledger.kinds, entry_headroom.entry))
-            for entry_headroom in headroom
-        ]
-        if not all(entry_headroom.has_room_for(charge) for entry_headroom, charge in least):
+        least = charges.get(member.request)
+        if least is None:
+            least = charges[member.request] = [
+                fitting.least_charge(member.request, ledger.kinds, entry_headroom.entry) for entry_headroom in headroom
+            ]
+        if not all(map(Headroom.has_room_for, headroom, least)):
             return member
-        headroom = [entry_headroom.subtract(charge) for entry_headroom, charge in least]
+        headroom = list(map(Headroom.subtract, headroom, least))
     return None
 
 
+def _sizes(members: Iterable[Member]) -> dict[PodRequest | None, tuple[int, int, int]]:
+    """By request, a sort key: members that are hard to place come first."""
+    return {request: _size(request) for request in {member.request for member in members}}
+
+
 def _size(request: PodRequest | None) -> tuple[int, int, int]:
-    """A sort key: members that are hard to place come first."""
     if request is None:
         return 0, 0, 0
     whole = sum(container.cards for container in request.containers if container.whole)
@@ -207,13 +274,15 @@ def _size(request: PodRequest | None) -> tuple[int, int, int]:
 class _Kind(NamedTuple):
     """Members like this one, and the nodes that may take one of them when the plan begins.
 
-    `scores`: how good each candidate is; None if the index of all cards finds the best ones without scores.
+    `scores`: how good each candidate is; None if the index of all cards finds the best ones without scores. `work`: to
+    search one node.
     """
 
     member: Member
     scorer: Scorer | None
     candidates: Collection[str]
     scores: Mapping[str, int] | None
+    work: int = 1
 
 
 class _Ground:
@@ -227,12 +296,13 @@ class _Ground:
         terms: Terms,
         *,
         draft: Draft,
-        effort: SearchEffort,
+        growing: _Growing,
     ) -> None:
         self.ledger = ledger
         self.terms = terms
         self.draft = draft
-        self.effort = effort
+        self.effort = growing.effort
+        self._growing = growing
         self._nodes = nodes
         self._free_loads: dict[str, Load | None] = {}
         # By the address of the offers: the terms keep these, so nothing else gets it.
@@ -241,13 +311,14 @@ class _Ground:
         self._kinds: dict[str, _Kind] = {}
         self._like: dict[str, str] = {}  # by UID, the first member that is alike
         first: dict[object, Member] = {}
+        avoiding = {shape for shape, _ in terms.avoided}
         for member in members:
-            by_shape = member.shape in terms.offers or terms.avoided or terms.closed is not None
-            alike = member.request, member.load, member.shape if by_shape else ""
+            # Shapes that are offered the same nodes do not differ.
+            offers, shape = id(terms.offers.get(member.shape)), member.shape if member.shape in avoiding else ""
+            alike = member.request, member.load, offers, shape
             self._like[member.uid] = first.setdefault(alike, member).uid
         self._alike = Counter(self._like.values())
-        several = sum(fitting.has_several_claims(m.request) for m in first.values() if m.request is not None)
-        self._searches = _MOST_SEARCHED // max(1, several)
+        self._several = sum(self._work(m.request) > 1 for m in first.values() if m.request is not None)
 
     def like(self, member: Member) -> str:
         """The UID of the first member that is like this one to the planner."""
@@ -258,7 +329,7 @@ class _Ground:
         like = self._like[member.uid]
         kind = self._kinds.get(like)
         if kind is None:
-            kind = self._kinds[like] = self._find_kind(member, self._alike[like], self._searches)
+            kind = self._kinds[like] = self._find_kind(member, like)
         return kind
 
     def counted(
@@ -288,9 +359,13 @@ class _Ground:
 
     def options(self, kind: _Kind) -> int:
         """How many nodes could take a member of this kind before anything is planned."""
-        if kind.scores is None and kind.scorer is not None:
-            return len(kind.scorer.score_all(self.ledger, kind.candidates)[0])
-        return len(kind.candidates)
+        if kind.scores is not None or kind.scorer is None:
+            return len(kind.candidates)
+        like = self._like[kind.member.uid]
+        scoring = self._growing.option_scorings.get(like)
+        if scoring is None:
+            scoring = self._growing.option_scorings[like] = _Scoring(sorted(kind.candidates), 0, 1)
+        return len(scoring.finish(self.ledger, kind.scorer, self.draft, kind.work))
 
     def scorer(self, request: PodRequest, headroom: Sequence[Headroom]) -> Scorer:
         return Scorer(self.ledger.kinds, request, request.policy or self.terms.policy, headroom, self.effort)
@@ -300,49 +375,67 @@ class _Ground:
         state = self.ledger.node(node)
         return -1 if state is not None and state.cards else 0
 
-    def _find_kind(self, member: Member, count: int, searches: int) -> _Kind:
-        """The kind of `count` members like this one. `searches`: nodes that may be searched for several claims."""
-        terms = self.terms
+    def _work(self, request: PodRequest) -> int:
+        """The work to search one node: the number of card requests, at least 1."""
+        works = self._growing.works
+        if request not in works:
+            works[request] = max(1, len(fitting.card_requests(request)))
+        return works[request]
+
+    def _find_kind(self, member: Member, like: str) -> _Kind:
+        """The kind of the members like this one. Raises TurnOver; the next turn goes on.
+
+        like: the UID of the first of them.
+        """
+        terms, request = self.terms, member.request
         offers = terms.offers.get(member.shape)
-
-        def allowed_nodes(nodes: Iterable[str]) -> Iterator[str]:
-            if terms.avoided or terms.closed is not None:
-                return (node for node in nodes if self.allowed(member, node))
-            return iter(nodes) if offers is None else filter(offers.__contains__, nodes)
-
-        request, vacant = member.request, self._vacant(member)
         if request is None:
-            scores = {node: self.harm(node) for node in allowed_nodes(self._with_room(offers, member.load))}
-            return _Kind(member, None, scores.keys(), scores)
-        scorer = self.scorer(request, terms.headroom)
+            allowed = self._allowed_nodes(member, self._with_room(offers, member.load))
+            harms = {node: self.harm(node) for node in allowed}
+            return _Kind(member, None, harms.keys(), harms)
+        scorer, work = self.scorer(request, terms.headroom), self._work(request)
         if (
             self.ledger.has_index
             and scorer.indexed
             and not terms.headroom
             and not any(c.resource_class for c in request.containers)
         ):
+            vacant = self._vacant(member)
             some = self._with_room(offers, member.load) if vacant is None else vacant.counts
-            return _Kind(member, scorer, set(allowed_nodes(some)), None)
-        spreads = (request.policy or terms.policy) == "spread"
-        several = fitting.has_several_claims(request)
-        candidates: Iterable[str]
-        if several:
+            return _Kind(member, scorer, set(self._allowed_nodes(member, some)), None, work)
+        scoring = self._growing.scorings.get(like)
+        if scoring is None:
+            scoring = self._growing.scorings[like] = self._begin_scoring(member, request, self._alike[like])
+        scores = scoring.finish(self.ledger, scorer, self.draft, work)
+        return _Kind(member, scorer, scores.keys(), scores, work)
+
+    def _begin_scoring(self, member: Member, request: PodRequest, count: int) -> _Scoring:
+        """The nodes to score for `count` members like this one."""
+        offers, vacant = self.terms.offers.get(member.shape), self._vacant(member)
+        spreads, work = (request.policy or self.terms.policy) == "spread", self._work(request)
+        if work > 1:
             nodes = self._with_room(offers, member.load) if vacant is None else vacant
-            searches = max(searches, _AT_LEAST * count)
-            candidates = _both_ends(allowed_nodes(nodes), allowed_nodes(reversed(nodes)), searches, spreads=spreads)
-        elif vacant is None:
-            candidates = allowed_nodes(self._with_room(offers, member.load))
-        else:
-            candidates = filter(vacant.counts.__contains__, allowed_nodes(self._in_order(offers)))
-        if vacant is not None and not several:
-            # Of thousands only those are scored that the policy seems to prefer: scoring all takes longer than others
-            # may wait. If these are too few, all are scored.
-            preferred = sorted(islice(allowed_nodes(vacant if spreads else reversed(vacant)), _MOST_SCORED))
-            scores, _ = scorer.score_all(self.ledger, preferred)
-            if len(scores) >= count:
-                return _Kind(member, scorer, scores.keys(), scores)
-        scores, _ = scorer.score_all(self.ledger, candidates)
-        return _Kind(member, scorer, scores.keys(), scores)
+            searches = max(min(_MOST_SEARCHED, _MOST_WORK // work) // self._several, _AT_LEAST * count)
+            emptiest, fullest = self._allowed_nodes(member, nodes), self._allowed_nodes(member, reversed(nodes))
+            return _Scoring(_both_ends(emptiest, fullest, searches, spreads=spreads), 0, 1)
+        if vacant is None:
+            return _Scoring(list(self._allowed_nodes(member, self._with_room(offers, member.load))), 0, 1)
+        # Of thousands only those are scored that the policy seems to prefer, as long as these are not too few.
+        preferred = sorted(islice(self._allowed_nodes(member, vacant if spreads else reversed(vacant)), _MOST_SCORED))
+        first = set(preferred)
+        others = [
+            node
+            for node in self._allowed_nodes(member, self._in_order(offers))
+            if node in vacant.counts and node not in first
+        ]
+        return _Scoring(preferred + others, len(preferred), count)
+
+    def _allowed_nodes(self, member: Member, nodes: Iterable[str]) -> Iterator[str]:
+        """Those of the nodes that are offered for the member, and that nothing forbids."""
+        if self.terms.avoided or self.terms.closed is not None:
+            return (node for node in nodes if self.allowed(member, node))
+        offers = self.terms.offers.get(member.shape)
+        return iter(nodes) if offers is None else filter(offers.__contains__, nodes)
 
     def _vacant(self, member: Member) -> ShapeCapacity | None:
         vacant = self.terms.vacant
@@ -384,6 +477,7 @@ class _Queue:
         self._changed: dict[str, int | None] = {}  # the score now; None where the node will not do
         self._heap: list[tuple[int, str]] = []
         self._seen = 0  # of the plan's nodes
+        self._unseen: dict[str, None] = {}  # of those, nodes to look at again
 
     def begin(self, ground: _Ground, kind: _Kind) -> None:
         """Begin a turn. Call this first in each turn."""
@@ -393,11 +487,14 @@ class _Queue:
         self._next = next(self._fresh, None)  # the first of them
 
     def best(self) -> str | None:
-        """The best node now."""
+        """The best node now. Raises TurnOver; the next turn goes on."""
         touched = self._used.touched
-        for node in dict.fromkeys(touched[self._seen :]):
-            self._look_again(node)
+        self._unseen |= dict.fromkeys(touched[self._seen :])
         self._seen = len(touched)
+        while self._unseen:
+            node, _ = self._unseen.popitem()
+            self._look_again(node)
+            self.ground.draft.count_work(self.kind.work)
         while self._next is not None and self._next in self._changed:
             self._next = next(self._fresh, None)
         while self._heap and self._changed[self._heap[0][1]] != -self._heap[0][0]:
@@ -409,8 +506,9 @@ class _Queue:
         return self._next if (-first, self._next) < self._heap[0] else self._heap[0][1]
 
     def drop(self, node: str) -> None:
-        """The node does not fit, whatever its score says."""
+        """The node does not fit, whatever its score says. Raises TurnOver."""
         self._changed[node] = None
+        self.ground.draft.count_work(self.kind.work)
 
     def _in_order(self) -> Iterator[str]:
         """The nodes that the plan does not use, the best first."""
@@ -494,9 +592,10 @@ class _Used:
 
 def _alike(before: NodeState, now: NodeState | None) -> bool:
     """Whether the same is free on the node."""
+    if now is None or before.generation == now.generation:
+        return now is not None
     return (
-        now is not None
-        and before.free == now.free
+        before.free == now.free
         and before.clients == now.clients
         and before.free_core == now.free_core
         and before.cards == now.cards
@@ -508,13 +607,21 @@ def _alike(before: NodeState, now: NodeState | None) -> bool:
 
 
 class _Attempt:
-    """One order of members. `place` may be called in several turns, and goes on each time."""
+    """One order of members. `place` may be called in several turns, and goes on each time.
+
+    A turn begins with a setback if so many members have lost their nodes that no more are placed than in a turn before.
+    After `_MOST_SETBACKS` of them the attempt fails: the cluster changes faster than the plan grows.
+    """
 
     def __init__(self, ground: _Ground, order: Sequence[Member]) -> None:
         self.order = order
         self._failed: Unplanned | None = None
         self._nodes: dict[str, str] = {}
         self._assignments: dict[str, Assignment] = {}
+        self._charges: dict[str, dict[int, Charge]] = {}  # by member and kind of cards; added when quotas need them
+        self._charged: dict[int, Charge] = {}  # the sums of these
+        self._most_placed = 0  # members at the beginning of a turn
+        self._setbacks = 0
         self._used = _Used(ground)
         self._queues: dict[str, _Queue] = {}
 
@@ -536,11 +643,11 @@ class _Attempt:
                 begun.add(like)
                 self._queues[like] = queue
                 queue.begin(ground, kind)
-            if not self._place(queue, member, headroom):
+            if self._setbacks > _MOST_SETBACKS or not self._place(queue, member, headroom):
                 self._failed = Unplanned(member=member)
                 return self._failed
             if headroom:
-                headroom = _subtract_charges(headroom, ground.ledger, self._charges(member))
+                headroom = _subtract_charges(headroom, ground.ledger, self._charge(member.uid))
         return Planned(nodes=self._nodes, assignments=self._assignments)
 
     def _place(self, queue: _Queue, member: Member, headroom: Sequence[Headroom]) -> bool:
@@ -550,8 +657,8 @@ class _Attempt:
             if scorer.is_exhausted_by_quotas():
                 return False
         while (node := queue.best()) is not None:
-            if not ground.allowed(member, node):
-                queue.drop(node)  # it was allowed in an earlier turn
+            if not ground.allowed(member, node) or not used.takes(node, member.load):
+                queue.drop(node)  # it was allowed, and had room, in an earlier turn
                 continue
             if scorer is None:
                 self._add_member(member, node, None)
@@ -579,39 +686,52 @@ class _Attempt:
             if node in gone:
                 del self._nodes[member.uid]
                 self._assignments.pop(member.uid, None)
+                self._uncharge(member.uid)
         if any(
             min(entry_headroom.shares or 0, entry_headroom.memory or 0, entry_headroom.cards or 0) < 0
             for entry_headroom in self._headroom(ground)
         ):
-            self._nodes, self._assignments = {}, {}
+            self._nodes, self._assignments, self._charges, self._charged = {}, {}, {}, {}
             self._used, self._queues = _Used(ground), {}
-        ground.draft.moved |= len(self._nodes) < len(placed)
+        if len(self._nodes) < len(placed):
+            ground.draft.moved = True
+            self._setbacks += len(self._nodes) <= self._most_placed
+        self._most_placed = max(self._most_placed, len(self._nodes))
 
     def _headroom(self, ground: _Ground) -> Sequence[Headroom]:
         """What quotas leave beside the plan."""
-        headroom = ground.terms.headroom
-        if not headroom:
+        if not ground.terms.headroom:
             return ()
-        return _subtract_charges(
-            headroom, ground.ledger, [kind_charge for m in self.order for kind_charge in self._charges(m)]
-        )
+        for uid in self._assignments.keys() - self._charges.keys():
+            self._charge(uid)
+        return _subtract_charges(ground.terms.headroom, ground.ledger, self._charged)
 
-    def _charges(self, member: Member) -> list[tuple[int, Charge]]:
-        """What the member's cards count for quotas, by their kinds."""
-        assignment = self._assignments.get(member.uid)
-        state = self._used.state(self._nodes[member.uid]) if assignment is not None else None
-        if assignment is None or state is None:
-            return []
-        return [(state.kind(share), quotas.charge(share)) for share in assignment.shares()]
+    def _charge(self, uid: str) -> Mapping[int, Charge]:
+        """Count what the member's cards charge quotas. Returns it, by kind of cards."""
+        charges = self._charges[uid] = {}
+        assignment = self._assignments.get(uid)
+        state = self._used.state(self._nodes[uid]) if assignment is not None else None
+        if assignment is not None and state is not None:
+            for share in assignment.shares():
+                kind = state.kind(share)
+                charges[kind] = charges.get(kind, NOTHING).add(quotas.charge(share))
+        for kind, charge in charges.items():
+            self._charged[kind] = self._charged.get(kind, NOTHING).add(charge)
+        return charges
+
+    def _uncharge(self, uid: str) -> None:
+        """The member has no cards any more."""
+        for kind, charge in self._charges.pop(uid, {}).items():
+            self._charged[kind] = self._charged[kind].subtract(charge)
 
 
-def _subtract_charges(
-    headroom: Sequence[Headroom], ledger: Ledger, charges: Sequence[tuple[int, Charge]]
-) -> list[Headroom]:
-    """What is left of the headroom beside these charges."""
+def _subtract_charges(headroom: Sequence[Headroom], ledger: Ledger, charges: Mapping[int, Charge]) -> list[Headroom]:
+    """What is left of the headroom beside these charges, which are by kind of cards."""
     covered = ledger.kinds.covered
     return [
-        entry_headroom.subtract(quotas.total(c for kind, c in charges if covered(kind, entry_headroom.entry)))
+        entry_headroom.subtract(
+            quotas.total(charge for kind, charge in charges.items() if covered(kind, entry_headroom.entry))
+        )
         for entry_headroom in headroom
     ]
 

@@ -1,4 +1,6 @@
-"""Where a plan looks first in a large cluster."""
+"""Where a plan looks first in a large cluster, and how much it does in a turn."""
+
+from itertools import count
 
 import pytest
 
@@ -7,9 +9,10 @@ from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.capacity import ShapeCapacity
-from cardwise.core.gangs.gangplan import Planned, Terms, Unplanned
+from cardwise.core.gangs.gangplan import Draft, Planned, Terms, TurnOver, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import placement, searching
+from cardwise.core.placement.holding import Holding
 from tests.build import P100, container, pod
 from tests.core.placement.placing import K80, V100, typed_ledger
 from tests.core.placement.test_placement_limits import ledger_with_free
@@ -126,3 +129,171 @@ def test_nobody_asks_why_a_node_does_not_take_a_member_of_several_claims(monkeyp
     terms = Terms(policy="binpack")
     assert isinstance(gangplan.plan(ledger_with_free(**nodes), Many(nodes), members, terms), Unplanned)
     assert calls == []
+
+
+def of_card_requests(count, mem=100):
+    """A request with so many card requests: each is of two cards, so that no two become one."""
+    return request.parse(pod(containers=[container(f"c{i}", gpu_mem=2 * (mem + i), gpu_count=2) for i in range(count)]))
+
+
+def members_of(*requests, shape=""):
+    return [
+        Member(uid=f"u{i}", name=f"p{i}", shape=shape and f"{shape}{i}", request=pod_request, load=Load(1, 1, 1))
+        for i, pod_request in enumerate(requests)
+    ]
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """The nodes that were searched, each time."""
+    searched = []
+    fit = searching.fit_request
+
+    def counted(node, *arguments):
+        searched.append(node.name)
+        return fit(node, *arguments)
+
+    monkeypatch.setattr(searching, "fit_request", counted)
+    return searched
+
+
+def plan_in_turns(ledger, members, searches, between=lambda: None, nodes=None, **terms):
+    """The plan in turns that end at the first read of the clock; the searches of each turn; and the draft."""
+    ticks = count()
+    draft, turns, nodes = Draft(lambda: next(ticks), 0), [], nodes or Many(ledger.nodes_by_name())
+    while True:
+        before = len(searches)
+        draft.begin()
+        try:
+            planned = gangplan.plan(ledger, nodes, members, Terms(draft=draft, **terms))
+        except TurnOver:
+            turns.append(len(searches) - before)
+            assert len(turns) < 2000, "a turn adds nothing"
+            between()
+            continue
+        return planned, [*turns, len(searches) - before], draft
+
+
+MANY_NODES = {f"n{i:03}": [K80, K80] for i in range(150)}
+GANGS = {
+    "nodes are scored": lambda card_requests: [of_card_requests(card_requests)] * 8,
+    "nodes have members of other kinds": lambda card_requests: [
+        of_card_requests(card_requests, 100 + i % 2) for i in range(20)
+    ],
+}
+
+
+@pytest.fixture
+def small_steps(monkeypatch):
+    monkeypatch.setattr(gangplan, "_STEP_WORK", 24)
+
+
+def expect_short(turns, card_requests):
+    assert max(turns) <= max(1, 24 // card_requests) + 2, "a step, and the member that is placed"
+
+
+@pytest.mark.parametrize("card_requests", [2, 8, 40])
+@pytest.mark.parametrize("gang", GANGS)
+def test_a_turn_searches_nodes_for_no_more_card_requests_than_a_step_has(gang, card_requests, searches, small_steps):
+    """The clock is read after each step, so that the lock is free in time for other calls."""
+    members = members_of(*GANGS[gang](card_requests))
+    planned, turns, _ = plan_in_turns(typed_ledger(**MANY_NODES), members, searches, policy="spread")
+    assert isinstance(planned, Planned)
+    expect_short(turns, card_requests)
+
+
+@pytest.mark.parametrize("card_requests", [2, 8, 40])
+def test_nor_does_it_where_a_quota_leaves_too_little_on_all_nodes(card_requests, searches, small_steps):
+    ledger = typed_ledger(**MANY_NODES, v100=[V100])
+    entry = QuotaEntry(resource_class="k80", shares=4 * 2 * card_requests + 1)
+    headroom = [quotas.headroom(entry, ledger.used("default", entry))]
+    members = members_of(*[of_card_requests(card_requests)] * 8)
+    planned, turns, _ = plan_in_turns(ledger, members, searches, policy="spread", headroom=headroom)
+    assert isinstance(planned, Unplanned)
+    expect_short(turns, card_requests)
+
+
+def test_nor_are_more_nodes_counted_for_a_second_order(monkeypatch, searches, small_steps):
+    """The index of all cards has found no place for the first one."""
+    counted, score_all = [], placement.Scorer.score_all
+
+    def recorded(scorer, ledger, nodes):
+        counted.append(len(list(nodes)))
+        return score_all(scorer, ledger, nodes)
+
+    monkeypatch.setattr(placement.Scorer, "score_all", recorded)
+    ledger = ledger_with_free(**{f"n{i:03}": [100, 100] for i in range(150)})
+    members = members_of(request.parse(pod(gpu_mem=P100)), request.parse(pod(gpu_mem=P100 - 1)))
+    planned, turns, _ = plan_in_turns(ledger, members, searches, policy="binpack")
+    assert isinstance(planned, Unplanned)
+    assert sum(counted) == 2 * 150
+    assert max(counted) <= 24
+    assert len(turns) >= 2 * 150 / 24
+
+
+def test_members_that_are_alike_have_their_nodes_scored_once_in_all_turns(searches):
+    ledger = ledger_with_free(**{f"n{i:03}": [P100, P100] for i in range(100)})
+    offers = frozenset(ledger.nodes_by_name())
+    members = members_of(*[of_card_requests(8)] * 40, shape="s")
+    planned, turns, _ = plan_in_turns(
+        ledger, members, searches, policy="binpack", offers={member.shape: offers for member in members}
+    )
+    assert isinstance(planned, Planned)
+    assert len(turns) > 10
+    assert len(searches) <= 80 + 3 * len(members), "twice as many nodes as members, and those that members get again"
+
+
+@pytest.mark.parametrize(("card_requests", "limit"), [(2, 128), (16, 64), (32, 32), (40, 25)])
+def test_the_more_card_requests_a_pod_has_the_fewer_nodes_are_scored(card_requests, limit, searches):
+    """But two for each member."""
+    ledger = ledger_with_free(**{f"n{i:03}": [P100, P100] for i in range(200)})
+    members = members_of(*[of_card_requests(card_requests)] * 8)
+    assert isinstance(gangplan.plan(ledger, Many(ledger.nodes_by_name()), members, Terms(policy="spread")), Planned)
+    assert len(searches) <= limit + 2 * len(members)
+
+
+@pytest.mark.parametrize("short", ["cards", "cpu"])
+def test_a_node_that_is_full_since_it_was_scored_gets_no_member(short, searches):
+    ledger, full = ledger_with_free(**{f"n{i}": [P100, P100] for i in range(9)}), []
+
+    class Filling(Many):
+        def free_load(self, node):
+            return Load(0, 0, 0) if node in full else super().free_load(node)
+
+    def fill():
+        if len(searches) == 6:  # all candidates
+            if short == "cards":
+                ledger.set_cards("n0", [])
+            else:
+                full.append("n0")
+
+    planned, _, _ = plan_in_turns(
+        ledger, members_of(of_card_requests(40)), searches, fill, Filling(ledger.nodes_by_name()), policy="binpack"
+    )
+    assert searches[0] == "n0"
+    assert isinstance(planned, Planned)
+    assert planned.nodes == {"u0": "n1"}
+
+
+def test_a_plan_whose_nodes_change_faster_than_it_grows_fails_and_no_turn_becomes_longer(monkeypatch, searches):
+    """The plan is made again later."""
+    ledger = ledger_with_free(**{f"n{i:03}": [P100, P100] for i in range(200)})
+
+    used, add_member = [], gangplan._Attempt._add_member
+
+    def recorded(attempt, member, node, assignment):
+        used.append(node)
+        add_member(attempt, member, node, assignment)
+
+    def change():
+        for node in used[-1:]:
+            placed = placement.place_on(ledger.kinds, ledger.node(node), request.parse(pod(gpu_mem=1)), "spread")
+            ledger.set_holding(Holding(f"s{len(used)}", "default", "s", node, placed.assignment))
+
+    monkeypatch.setattr(gangplan._Attempt, "_add_member", recorded)
+    planned, turns, draft = plan_in_turns(
+        ledger, members_of(*[of_card_requests(8)] * 40), searches, change, policy="binpack"
+    )
+    assert isinstance(planned, Unplanned)
+    assert draft.moved
+    assert max(turns) <= gangplan._STEP_WORK // 8 + 2
