@@ -6,13 +6,14 @@ import pytest
 
 from cardwise.core.api import quotas, request
 from cardwise.core.api.quotas import QuotaEntry
-from cardwise.core.api.request import Load
+from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.capacity import ShapeCapacity
 from cardwise.core.gangs.gangplan import Draft, Planned, Terms, TurnOver, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import placement, searching
 from cardwise.core.placement.holding import Holding
+from cardwise.core.values.quantity import MiB
 from tests.build import P100, container, pod
 from tests.core.placement.placing import K80, V100, typed_ledger
 from tests.core.placement.test_placement_limits import ledger_with_free
@@ -132,8 +133,14 @@ def test_nobody_asks_why_a_node_does_not_take_a_member_of_several_claims(monkeyp
 
 
 def of_card_requests(count, mem=100):
-    """A request with so many card requests: each is of two cards, so that no two become one."""
-    return request.parse(pod(containers=[container(f"c{i}", gpu_mem=2 * (mem + i), gpu_count=2) for i in range(count)]))
+    """A request with so many card requests, also more than a pod may have: each is of two cards, so that no two become
+    one.
+    """
+    return PodRequest(
+        containers=tuple(
+            ContainerRequest(key=f"c{i}", name=f"c{i}", cards=2, mem=MiB(2 * (mem + i))) for i in range(count)
+        )
+    )
 
 
 def members_of(*requests, shape=""):
