@@ -4,10 +4,7 @@ A share counts while its pod exists and has not finished; afterwards while its n
 is over (docs/design/0001-contracts.md). Not thread-safe: the state locks.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-
 from cardwise.clock import Clock
-from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import placement
 from cardwise.core.placement.devices import is_valid_grant
@@ -15,7 +12,9 @@ from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.mpstaints import untolerated_by
 from cardwise.core.placement.placement import Placement
+from cardwise.kube.pods.budgets import Budgets
 from extender.cache.capacity import Capacity
+from extender.cache.clusterview import ClusterView
 from extender.cache.gangcards import GangCards
 from extender.cache.inventory import Inventory
 from extender.cache.nodeload import NodeLoads
@@ -24,32 +23,26 @@ from extender.cache.reservations import Reservations, Timeouts
 from extender.queue.schedulingqueue import SchedulingQueue
 
 
-class Cache:
+class Cache(ClusterView):
     """The parts of the cache.
 
     `capacity` follows each change of `reservations`, which reads what nodes report from `inventory`.
     """
 
     def __init__(self, ledger: Ledger, patience: Timeouts, clock: Clock) -> None:
-        self.ledger = ledger
         self.inventory = Inventory()
-        self.loads = NodeLoads()
-        self.limits = Quotas()
         self.queue = SchedulingQueue(clock)
-        self.capacity = Capacity(ledger, self.loads, self.queue)
+        loads = NodeLoads()
+        self.capacity = Capacity(ledger, loads, self.queue)
         self.reservations = Reservations(self.inventory, self.capacity, patience, clock)
-        self.gang_cards = GangCards(ledger)
-
-    def headroom(self, namespace: str) -> list[Headroom]:
-        """The amounts that the namespace's quotas still allow."""
-        return self.limits.headroom(self.ledger, namespace)
-
-    def headroom_excluding(self, namespace: str, uid: str) -> list[Headroom]:
-        """As `headroom`, without the pod's own holding."""
-        if not self.limits.has_quota(namespace):
-            return []
-        with self.exclude_pod(uid):
-            return self.headroom(namespace)
+        super().__init__(
+            ledger,
+            loads,
+            quotas=Quotas(),
+            budgets=Budgets(),
+            nominations=self.reservations.nominations,
+            gang_cards=GangCards(ledger),
+        )
 
     def mark_refused(self, uid: str, since: int | None = None) -> None:
         """Record that no card fits the pod: it waits for capacity, and kube-scheduler may not see when that is freed.
@@ -60,10 +53,6 @@ class Cache:
         self.queue.mark_refused(uid)
         if uid and since is not None and since != self.capacity.freed_count:
             self.queue.requeue_all()
-
-    def exclude_pod(self, uid: str) -> AbstractContextManager[None]:
-        """Context manager: inside, the pod's own reservation does not count."""
-        return self.ledger.what_if(released=(uid,)) if self.ledger.holding(uid) is not None else nullcontext()
 
     def is_plan_valid(self, holding: Holding, request: PodRequest) -> bool:
         """Whether the plan can still be bound.

@@ -7,6 +7,7 @@ thread-safe: the state locks.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from cardwise.core.gangs.gangs import Rank
 from cardwise.core.gangs.gangstate import Gang
@@ -17,16 +18,25 @@ from cardwise.core.placement.nodestate import NodeState
 _NOTHING: Mapping[str, list[Holding]] = {}
 
 
-def comes_after(rank: Rank, namespace: str, gang: Gang) -> bool:
-    """Whether the gang's reservation counts against a pod or gang of this rank and namespace.
+class _Owner(NamedTuple):
+    """The gang that cards are reserved for.
 
-    Every user may set `cardwise.dev/queue-priority`, so it orders the pods of one namespace only; between namespaces
-    the pods' priority and age decide.
+    uids: of its members.
     """
-    first = gang.rank()
-    if namespace == gang.namespace:
-        return rank > first
-    return (rank[0], *rank[2:]) > (first[0], *first[2:])
+
+    namespace: str
+    rank: Rank
+    uids: Collection[str]
+
+    def precedes(self, rank: Rank, namespace: str) -> bool:
+        """Whether the reservation counts against a pod or gang of this rank and namespace.
+
+        Every user may set `cardwise.dev/queue-priority`, so it orders the pods of one namespace only; between
+        namespaces the pods' priority and age decide.
+        """
+        if namespace == self.namespace:
+            return rank > self.rank
+        return (rank[0], *rank[2:]) > (self.rank[0], *self.rank[2:])
 
 
 class GangCards:
@@ -36,7 +46,16 @@ class GangCards:
         self.changes = 0  # counts the times at which something else was reserved
         self._ledger = ledger
         self._gang: Gang | None = None
+        self._owner_then: _Owner | None = None  # of a snapshot
         self._by_node: Mapping[str, list[Holding]] = _NOTHING
+
+    def snapshot(self, ledger: Ledger) -> "GangCards":
+        """A copy of the reservation. Later changes of one are not seen in the other. `ledger`: the snapshot's."""
+        twin = GangCards(ledger)
+        twin.changes, twin._by_node = self.changes, self._by_node
+        owner = self._owner()
+        twin._owner_then = owner._replace(uids=frozenset(owner.uids)) if owner is not None else None
+        return twin
 
     def reserve(self, gang: Gang | None, holdings: Iterable[Holding] = ()) -> bool:
         """Replace the reservation by these holdings for the gang. Returns whether some of the former holdings are
@@ -55,8 +74,8 @@ class GangCards:
 
     def reserved_nodes(self, rank: Rank, namespace: str, uid: str = "") -> Collection[str]:
         """The nodes with reserved cards that a pod or gang of this rank and namespace must not use."""
-        gang = self._gang
-        if gang is None or uid in gang.members or gang.plan or gang.ran or not comes_after(rank, namespace, gang):
+        owner = self._owner()
+        if owner is None or uid in owner.uids or not owner.precedes(rank, namespace):
             return ()
         return self._by_node.keys()
 
@@ -78,3 +97,10 @@ class GangCards:
             return
         with self._ledger.what_if(held=holdings):
             yield
+
+    def _owner(self) -> _Owner | None:
+        """The gang, while its members have no places."""
+        gang = self._gang
+        if gang is None:
+            return self._owner_then
+        return None if gang.plan or gang.ran else _Owner(gang.namespace, gang.rank(), gang.members.keys())

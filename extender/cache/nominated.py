@@ -18,7 +18,7 @@ from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import preemption
 from cardwise.core.preemption.preemption import FullNode, Preemptor, Resident, Victims
 from cardwise.kube.pods.budgets import Budgets
-from extender.cache.cache import Cache
+from extender.cache.clusterview import ClusterView
 from extender.cache.nominations import NOMINATED
 from extender.cache.reservations import PHASE_NAMES, Phase
 from extender.records.pod import WaitingPod
@@ -38,16 +38,16 @@ class NominatedReservation(NamedTuple):
 
 
 class NominatedPods:
-    """The holdings of nominated pods, and the search for victims.
+    """The holdings of nominated pods, and the search for victims, in the cluster as it is or in a snapshot.
 
     policy: the placement policy of pods that name none.
     """
 
-    def __init__(self, cache: Cache, policy: str = policies.DEFAULT) -> None:
-        self.budgets = Budgets()
-        self._cache = cache
+    def __init__(self, cluster: ClusterView, policy: str = policies.DEFAULT) -> None:
+        self._cluster = cluster
         self._policy = policy
-        self._nominations = cache.reservations.nominations
+        self._nominations = cluster.nominations
+        self._budgets = cluster.budgets
 
     def reserved_nodes(self, excluded: Collection[str], priority: int) -> set[str]:
         """The nodes where cards are reserved from pods of this priority, except for `excluded`."""
@@ -72,7 +72,7 @@ class NominatedPods:
         if not len(self._nominations):
             yield
             return
-        with self._cache.ledger.what_if(
+        with self._cluster.ledger.what_if(
             held=[nominated.holding for nominated in self.reservations_on(nodes, excluded, priority)]
         ):
             yield
@@ -86,7 +86,7 @@ class NominatedPods:
         """
         reserved = []
         for claimant, node, place in list(self._nominations.reserved_places(excluded, priority)):
-            if (nodes is not None and node not in nodes) or self._cache.ledger.holding(claimant.uid) is not None:
+            if (nodes is not None and node not in nodes) or self._cluster.ledger.holding(claimant.uid) is not None:
                 continue  # its reservation counts by itself
             assignment = place.assignment
             if assignment is None:
@@ -134,10 +134,10 @@ class NominatedPods:
         """
         priority = claimant.request.priority
         reserved = self.reservations_on((node,), {claimant.uid, *excluded}, priority)
-        of_gang = self._cache.gang_cards.holdings_on(node, claimant.rank, claimant.ref.namespace, claimant.uid)
+        of_gang = self._cluster.gang_cards.holdings_on(node, claimant.rank, claimant.ref.namespace, claimant.uid)
         reserved += [NominatedReservation(holding, _NO_LOAD, ()) for holding in of_gang]
         full_node = self._make_full_node(
-            claimant, node, removed=removed, reserved=reserved, budgets=self.budgets, refused=refused
+            claimant, node, removed=removed, reserved=reserved, budgets=self._budgets, refused=refused
         )
         if full_node is None:
             return None
@@ -147,26 +147,26 @@ class NominatedPods:
 
     def count_budget_violations(self, nodes: Iterable[str], uids: Collection[str]) -> int:
         """The number of evictions beyond PodDisruptionBudgets, if all these pods on these nodes are evicted."""
-        pods = [pod for node in nodes for _, pod in self._cache.loads.pods_on(node) if pod.uid in uids]
-        counts = Counter(key for pod in pods for key in self.budgets.covering_keys(pod.namespace, pod.labels))
-        allowed = self.budgets.allowed_disruptions(counts)
+        pods = [pod for node in nodes for _, pod in self._cluster.loads.pods_on(node) if pod.uid in uids]
+        counts = Counter(key for pod in pods for key in self._budgets.covering_keys(pod.namespace, pod.labels))
+        allowed = self._budgets.allowed_disruptions(counts)
         return sum(max(0, count - allowed[key]) for key, count in counts.items())
 
     def node_inputs(self, node: str) -> object:
         """The inputs of `find_victims` that belong to this node. While they are equal, the result is the same."""
-        ledger, loads, state = self._cache.ledger, self._cache.loads, self._cache.ledger.node(node)
+        ledger, loads, state = self._cluster.ledger, self._cluster.loads, self._cluster.ledger.node(node)
         cards = (state.cards, state.devices) if state is not None else None
         pods = list(loads.pods_on(node))
-        budgets = {name: self.budgets.change_count(name) for name in {placed.namespace for _, placed in pods}}
+        budgets = {name: self._budgets.change_count(name) for name in {placed.namespace for _, placed in pods}}
         return loads.free_load(node), pods, ledger.holdings(node), cards, budgets
 
     def pod_inputs(self, claimant: WaitingPod) -> object:
         """The inputs of `find_victims` that belong to the pod and not to a node."""
         return (
-            self._cache.headroom_excluding(claimant.ref.namespace, claimant.uid),
-            self._cache.ledger.kinds.changes,
+            self._cluster.headroom_excluding(claimant.ref.namespace, claimant.uid),
+            self._cluster.ledger.kinds.changes,
             self._nominations.places_by_pod(),
-            self._cache.gang_cards.changes,
+            self._cluster.gang_cards.changes,
         )
 
     def _make_preemptor(self, claimant: WaitingPod, policy: str, priority: int) -> Preemptor:
@@ -176,7 +176,7 @@ class NominatedPods:
             load=claimant.load,
             priority=priority,
             policy=policy,
-            headroom=self._cache.headroom_excluding(claimant.ref.namespace, claimant.uid),
+            headroom=self._cluster.headroom_excluding(claimant.ref.namespace, claimant.uid),
         )
 
     def _make_full_node(
@@ -195,10 +195,10 @@ class NominatedPods:
         reserved: the reservations for other pods.
         refused: see `find_victims`.
         """
-        free = self._cache.loads.free_load(node)
+        free = self._cluster.loads.free_load(node)
         if free is None:
             return None
-        planned = self._cache.loads.get(claimant.uid)
+        planned = self._cluster.loads.get(claimant.uid)
         if planned is not None and planned.node == node:
             free = free.add(planned.load, 1)  # planned: it is not there yet
         # Victims of nominated pods count as gone, and what is reserved for these pods counts instead, also while
@@ -213,7 +213,7 @@ class NominatedPods:
             *(_unevictable_resident(nominated.holding, leaving) for nominated in reserved),
         ]
         return FullNode(
-            kinds=self._cache.ledger.kinds,
+            kinds=self._cluster.ledger.kinds,
             node=self._node_with_reservations(node, claimant.uid, reserved),
             free=reduce(lambda less, nominated: less.add(nominated.load, -1), reserved, free),
             residents=residents,
@@ -224,11 +224,11 @@ class NominatedPods:
         self, node: str, uid: str, reserved: Iterable[NominatedReservation]
     ) -> NodeState | None:
         """A copy of the node with what is reserved there, and without what the pod itself holds."""
-        node_state = self._cache.ledger.node(node)
+        node_state = self._cluster.ledger.node(node)
         if node_state is None:
             return None
         state = node_state.copy_with(nominated.holding for nominated in reserved)
-        own_holding = self._cache.ledger.holding(uid)
+        own_holding = self._cluster.ledger.holding(uid)
         if own_holding is not None and own_holding.node == node:
             state.add(own_holding.assignment, own_holding.mps_client, -1)
         return state
@@ -237,7 +237,7 @@ class NominatedPods:
         self, node: str, excluded_uid: str, leaving: Collection[str], budgets: Budgets, refused: Collection[str] | None
     ) -> list[Resident]:
         """All pods on the node, except the pod `excluded_uid`."""
-        ledger, loads = self._cache.ledger, self._cache.loads
+        ledger, loads = self._cluster.ledger, self._cluster.loads
         residents, counted_uids = [], {excluded_uid}
         for key, placed in loads.pods_on(node):
             uid = placed.uid or key

@@ -60,9 +60,9 @@ class NominatedPlace:
     member_reservations: tuple[MemberReservation, ...] = ()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Nomination:
-    """The nodes where pods are evicted for a pod.
+    """The nodes where pods are evicted for a pod. A change replaces it, so that snapshots keep what they have.
 
     claimant: the pod, as kube-scheduler sent it.
     since: when preempt was answered, or the watch showed the node.
@@ -77,7 +77,7 @@ class Nomination:
     claimant: WaitingPod
     since: float
     until: float
-    places: dict[str, NominatedPlace] = field(default_factory=dict)
+    places: Mapping[str, NominatedPlace] = field(default_factory=dict)
     named_node: str = ""
     own_eviction: bool = False
     from_status: bool = False
@@ -91,6 +91,12 @@ class Nominations:
         self._loads = loads
         self._by_pod: dict[str, Nomination] = {}
         self._expired: dict[str, str] = {}  # the node whose reservation has timed out, by pod
+
+    def snapshot(self, loads: NodeLoads) -> "Nominations":
+        """A copy of the nominations. Later changes of one are not seen in the other. `loads`: the snapshot's."""
+        twin = Nominations(loads)
+        twin._by_pod, twin._expired = self._by_pod.copy(), self._expired.copy()
+        return twin
 
     def __len__(self) -> int:
         return len(self._by_pod)
@@ -168,13 +174,17 @@ class Nominations:
             return
         if nomination is None:
             until = now + _KEEP_SECONDS
-            nomination = self._by_pod[claimant.uid] = Nomination(
-                claimant, now, until, {node: NominatedPlace()}, from_status=True
-            )
-        if nomination.named_node != node:
-            nomination.named_node = node
-            nomination.places = {node: nomination.places.get(node, NominatedPlace())}
-            nomination.since, nomination.until, nomination.unoffered_since = now, now + _KEEP_SECONDS, math.inf
+            nomination = Nomination(claimant, now, until, {node: NominatedPlace()}, from_status=True)
+        elif nomination.named_node == node:
+            return
+        self._by_pod[claimant.uid] = replace(
+            nomination,
+            named_node=node,
+            places={node: nomination.places.get(node, NominatedPlace())},
+            since=now,
+            until=now + _KEEP_SECONDS,
+            unoffered_since=math.inf,
+        )
 
     def remove(self, uid: str) -> Nomination | None:
         """Remove the nomination: the pod is bound or gone, or its cards are released. Returns what was removed."""
@@ -190,7 +200,8 @@ class Nominations:
                     placed.uid for _, placed in self._loads.pods_on(nomination.named_node) if placed.terminating
                 }
                 victims = tuple(uid for uid in place.victims if uid in terminating)
-                nomination.places = {nomination.named_node: NominatedPlace(victims=victims)}
+                places = {nomination.named_node: NominatedPlace(victims=victims)}
+                self._by_pod[uid] = replace(nomination, places=places)
             else:
                 del self._by_pod[uid]
 
@@ -199,11 +210,10 @@ class Nominations:
         any ended.
         """
         ended = False
-        for uid, nomination in list(self._by_pod.items()):
-            if nomination.named_node:
-                self._update_from_status(nomination, now)
+        for uid, before in list(self._by_pod.items()):
+            nomination = self._by_pod[uid] = self._updated_from_status(before, now)
             if nomination.named_node and any(self._awaits_victims(nomination, node, now) for node in nomination.places):
-                nomination.until = now + _KEEP_SECONDS
+                self._by_pod[uid] = replace(nomination, until=now + _KEEP_SECONDS)
             elif now >= nomination.until:
                 del self._by_pod[uid]
                 if nomination.named_node:
@@ -223,10 +233,10 @@ class Nominations:
         """
         nomination = self._by_pod[uid]
         # kube-scheduler offers nodes whose totals are short, and the extender itself evicts where they are not.
-        nomination.unoffered_since = (
-            math.inf if offered or nomination.own_eviction else min(nomination.unoffered_since, now)
-        )
-        offer_deadline = nomination.unoffered_since + _KEEP_SECONDS
+        unoffered_since = math.inf if offered or nomination.own_eviction else min(nomination.unoffered_since, now)
+        if unoffered_since != nomination.unoffered_since:
+            self._by_pod[uid] = replace(nomination, unoffered_since=unoffered_since)
+        offer_deadline = unoffered_since + _KEEP_SECONDS
         if now >= offer_deadline or self._loads.is_unavailable(node):
             return None
         victims, deletion_deadline = frozenset(nomination.places[node].victims), nomination.since + _GOING_SECONDS
@@ -278,27 +288,27 @@ class Nominations:
         nomination = self._by_pod.get(uid)
         if nomination is not None and node in nomination.places:
             place = replace(nomination.places[node], assignment=assignment)
-            self._by_pod[uid] = replace(
-                nomination, places=nomination.places | {node: place}
-            )  # `restore_afterwards` has the one before
+            self._by_pod[uid] = replace(nomination, places={**nomination.places, node: place})
 
     # What-if.
 
     @contextmanager
     def restore_afterwards(self) -> Iterator[None]:
-        """Context manager: restores all nominations at the end. Inside, a changed nomination must be a new object."""
+        """Context manager: restores all nominations at the end."""
         before, expired = dict(self._by_pod), dict(self._expired)
         try:
             yield
         finally:
             self._by_pod, self._expired = before, expired
 
-    def _update_from_status(self, nomination: Nomination, now: float) -> None:
-        """Update the nomination by the node in the pod's status.
+    def _updated_from_status(self, nomination: Nomination, now: float) -> Nomination:
+        """The nomination as the node in the pod's status implies.
 
         If another extender has answered the preemption, the victims are not known: they are among the pods that were
-        being deleted then.
+        being deleted then. Without a node in the status it stays as it is.
         """
+        if not nomination.named_node:
+            return nomination
         node, early = nomination.named_node, now < nomination.since + _NAMING_SECONDS
         place = nomination.places.get(node, NominatedPlace())
         if early and nomination.from_status:
@@ -309,9 +319,11 @@ class Nominations:
                 if placed.terminating and placed.priority < priority
             )
             victims = dict.fromkeys((*place.victims, *terminating))
-            nomination.places = nomination.places | {node: replace(place, victims=tuple(victims))}
-        elif not early and len(nomination.places) > 1:
-            nomination.places = {node: place}  # it was answered again, and kube-scheduler has named the same node again
+            return replace(nomination, places={**nomination.places, node: replace(place, victims=tuple(victims))})
+        if not early and len(nomination.places) > 1:
+            # It was answered again, and kube-scheduler has named the same node again.
+            return replace(nomination, places={node: place})
+        return nomination
 
     def _are_staying(self, node: str, uids: Collection[str]) -> bool:
         """Whether all these pods are on the node, and none of them is being deleted."""

@@ -3,6 +3,7 @@
 The ledger counts the used amounts. Not thread-safe: the state locks.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from cardwise.core.api import quotas
@@ -25,23 +26,33 @@ class Quotas:
     """The quotas by "namespace/name". All quotas of a namespace apply, whatever their names are."""
 
     def __init__(self) -> None:
-        self._by_namespace: dict[str, dict[str, GPUQuota]] = {}  # by namespace and key
+        # By namespace and key. The inner mappings are replaced, never changed: snapshots share them.
+        self._by_namespace: dict[str, Mapping[str, GPUQuota]] = {}
+
+    def snapshot(self) -> "Quotas":
+        """A copy of the quotas. Later changes of one are not seen in the other."""
+        twin = Quotas()
+        twin._by_namespace = self._by_namespace.copy()
+        return twin
 
     def set_quota(self, key: str, quota: GPUQuota) -> bool:
         """Set the quota. Returns whether it differs from before."""
-        of_namespace = self._by_namespace.setdefault(quota.namespace, {})
+        of_namespace = self._by_namespace.get(quota.namespace, {})
         if of_namespace.get(key) == quota:
             return False
-        of_namespace[key] = quota
+        self._by_namespace[quota.namespace] = {**of_namespace, key: quota}
         return True
 
     def remove_quota(self, key: str) -> bool:
         """Remove the quota. Returns whether it was there."""
         namespace, _, _ = key.partition("/")
         of_namespace = self._by_namespace.get(namespace, {})
-        if of_namespace.pop(key, None) is None:
+        if key not in of_namespace:
             return False
-        if not of_namespace:
+        others = {other: quota for other, quota in of_namespace.items() if other != key}
+        if others:
+            self._by_namespace[namespace] = others
+        else:
             del self._by_namespace[namespace]
         return True
 

@@ -87,12 +87,12 @@ class Preemption:
     def set_budget(self, key: str, budget: Budget) -> None:
         """Update the PodDisruptionBudget `key`, "namespace/name"."""
         with self._lock:
-            self._nominated.budgets.set_budget(key, budget)
+            self._cache.budgets.set_budget(key, budget)
 
     def remove_budget(self, key: str) -> None:
         """Remove the PodDisruptionBudget `key`, "namespace/name"."""
         with self._lock:
-            self._nominated.budgets.remove_budget(key)
+            self._cache.budgets.remove_budget(key)
 
     # Calls of kube-scheduler.
 

@@ -84,27 +84,39 @@ class Budgets:
 
     def __init__(self) -> None:
         self._changes: dict[str, int] = {}  # the number of changes, by namespace
-        self._budgets: dict[str, dict[str, Budget]] = {}  # by namespace and key
+        # By namespace and key. The inner mappings are replaced, never changed: snapshots share them.
+        self._budgets: dict[str, Mapping[str, Budget]] = {}
         self._covering: dict[str, _Covering] = {}  # by namespace, built at the first lookup
 
+    def snapshot(self) -> "Budgets":
+        """A copy of the budgets. Later changes of one are not seen in the other."""
+        twin = Budgets()
+        twin._changes, twin._budgets = self._changes.copy(), self._budgets.copy()
+        twin._covering = self._covering.copy()
+        return twin
+
     def set_budget(self, key: str, budget: Budget) -> None:
-        of_namespace = self._budgets.setdefault(budget.namespace, {})
+        of_namespace = self._budgets.get(budget.namespace, {})
         before = of_namespace.get(key)
         if before == budget:
             return
         self._changes[budget.namespace] = self.change_count(budget.namespace) + 1
-        of_namespace[key] = budget
+        self._budgets[budget.namespace] = {**of_namespace, key: budget}
         if before is None or before.conditions != budget.conditions:
             self._covering.pop(budget.namespace, None)
 
     def remove_budget(self, key: str) -> None:
         namespace, _, _ = key.partition("/")
         of_namespace = self._budgets.get(namespace, {})
-        if of_namespace.pop(key, None) is not None:
-            self._changes[namespace] = self.change_count(namespace) + 1
+        if key not in of_namespace:
+            return
+        self._changes[namespace] = self.change_count(namespace) + 1
         self._covering.pop(namespace, None)
-        if not of_namespace:
-            self._budgets.pop(namespace, None)
+        others = {other: budget for other, budget in of_namespace.items() if other != key}
+        if others:
+            self._budgets[namespace] = others
+        else:
+            del self._budgets[namespace]
 
     def change_count(self, namespace: str) -> int:
         """The number of changes of the namespace's budgets."""
