@@ -112,7 +112,7 @@ class CardSearch:
             if self._draft is None:
                 if not self._add_due(until):
                     return None
-                short, known = self._find_lacking_member()
+                short, known = self._find_lacking_member(until)
                 if not known:
                     return None
                 if short is not None and self._exhausted:
@@ -210,12 +210,14 @@ class CardSearch:
             ):
                 self._free.give_back(name, holding.uid)
 
-    def _find_lacking_member(self) -> tuple[Member | None, bool]:
+    def _find_lacking_member(self, until: float) -> tuple[Member | None, bool]:
         """A member for whose shape the copy has too few cards, None if there is none; and whether all of the copy was
         counted.
         """
         for shape, members in shapes(self.wanted).items():
             capacity, known = self._capacities.count_pods(shape)
+            while not known and self._clock.cpu() < until:
+                capacity, known = self._capacities.count_pods(shape)
             if not known:
                 return None, False
             if capacity < len(members):

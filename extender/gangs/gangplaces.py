@@ -14,7 +14,14 @@ from cardwise.clock import Clock
 from cardwise.core.api.mpsprofile import COMMON
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.capacity import Capacities, MemberShape, ShapeCapacity, count_at_least_as_demanding, shapes
+from cardwise.core.gangs.capacity import (
+    LOOKS,
+    Capacities,
+    MemberShape,
+    ShapeCapacity,
+    count_at_least_as_demanding,
+    shapes,
+)
 from cardwise.core.gangs.gangplan import Draft, Planned, Terms, TurnOver, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang, GangPlan
@@ -30,6 +37,7 @@ from extender.nomination.nominator import Nominator
 from extender.records.podref import PodRef
 
 _MOST_OFFERS: Final = 32  # that are compared with the next one
+_PLAN_LOOKS: Final = 5 * LOOKS  # within a plan: the nodes of all its members may differ from those before it
 
 CHEAP = 0.002  # seconds: a plan that fails faster than this may be tried again at once
 
@@ -373,7 +381,7 @@ class GangPlaces:
 
     def _vacant(self, request: PodRequest, load: Load) -> ShapeCapacity | None:
         shape = MemberShape(request, load)
-        if not self._capacities.count_pods(shape)[1]:
+        if not self._capacities.count_pods(shape, _PLAN_LOOKS)[1]:
             return None
         # Pods with reservations ahead may lose them.
         return self._capacities.nodes(shape).with_minimum(

@@ -19,7 +19,9 @@ from cardwise.core.placement.fitting import CardRequest
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 
-LOOKS: Final = 100  # nodes looked at in one call
+LOOKS: Final = 100  # nodes looked at in one call, for pods of few card requests
+_FEW_REQUESTS: Final = 8  # for pods with more card requests the nodes are fewer by as much
+_AT_LEAST: Final = 5  # but this part of them, so that what a plan counts in addition is known soon
 _MOST_SHAPES: Final = 256  # remembered; for others all nodes are looked at again
 _MOST_CHANGES: Final = 20_000  # remembered
 _ANY: Final = 1 << 30
@@ -125,14 +127,20 @@ class ShapeCapacity:
 
 
 class _Counted:
-    """`vacant`: the nodes that could take a pod. `pending`: nodes that are not counted yet."""
+    """What is known of one shape.
 
-    def __init__(self, todo: Iterator[str], seen: int, kinds: int) -> None:
+    vacant: the nodes that could take a pod.
+    unseen: nodes to count, or to count again because they have changed.
+    seen: how many of all changes are in `unseen` or counted.
+    """
+
+    def __init__(self, shape: MemberShape, nodes: Iterable[str], seen: int, kinds: int) -> None:
         self.vacant = ShapeCapacity()
         self.total = 0
-        self.pending: Iterator[str] | None = todo
-        self.seen = seen  # how many of all changes are counted here
+        self.unseen = dict.fromkeys(nodes)
+        self.seen = seen
         self.kinds = kinds
+        self.card_requests = fitting.card_requests(shape.request)
 
     def set_count(self, node: str, count: int) -> None:
         self.total += self.vacant.set_count(node, count)
@@ -151,23 +159,20 @@ class Capacities:
 
     def count_pods(self, shape: MemberShape, looks: int = LOOKS) -> tuple[int, bool]:
         """How many pods of the shape all nodes could take at most, and whether all nodes were counted. One call counts
-        `looks` nodes.
+        `looks` nodes, or fewer where a pod has many card requests.
         """
         counted = self._counted(shape)
-        count_on = _card_counter(shape.request, self._ledger)
-        for node in islice(self._changes, counted.seen - self._gone, None):
-            counted.set_count(node, self._count_on(node, shape, count_on))
+        counted.unseen |= dict.fromkeys(islice(self._changes, counted.seen - self._gone, None))
         counted.seen = self._gone + len(self._changes)
-        if counted.pending is not None:
-            some = list(islice(counted.pending, looks))
-            for node in some:
-                counted.set_count(node, self._count_on(node, shape, count_on))
-            if len(some) < looks:
-                counted.pending = None
+        count_on = _card_counter(counted.card_requests, self._ledger)
+        share = _FEW_REQUESTS / max(_FEW_REQUESTS, len(counted.card_requests))
+        for node in list(islice(counted.unseen, max(1, looks // _AT_LEAST, int(looks * share)))):
+            del counted.unseen[node]
+            counted.set_count(node, self._count_on(node, shape, count_on))
         self._of[shape] = counted  # last: one that was broken off is begun anew
         if len(self._of) > _MOST_SHAPES:
             del self._of[next(iter(self._of))]
-        return counted.total, counted.pending is None
+        return counted.total, not counted.unseen
 
     def nodes(self, shape: MemberShape) -> ShapeCapacity:
         """The nodes that the last `count_pods` has counted. The caller must not keep them."""
@@ -184,7 +189,7 @@ class Capacities:
         counted = self._of.pop(shape, None)
         kinds = self._ledger.kinds.changes
         if counted is None or counted.seen < self._gone or counted.kinds != kinds:
-            counted = _Counted(iter(list(self._ledger.nodes_by_name())), self._gone + len(self._changes), kinds)
+            counted = _Counted(shape, self._ledger.nodes_by_name(), self._gone + len(self._changes), kinds)
         return counted
 
     def _count_on(self, node: str, shape: MemberShape, count_by_cards: "_CardCounter") -> int:
@@ -207,12 +212,9 @@ class Capacities:
 _CardCounter = Callable[[NodeState], int]
 
 
-def _card_counter(request: PodRequest, ledger: Ledger) -> _CardCounter:
+def _card_counter(card_requests: Iterable[CardRequest], ledger: Ledger) -> _CardCounter:
     """Returns a function: how many of these pods the cards of a node could take at most."""
-    wants = [
-        (card_request, ledger.kinds.allowed(card_request.resource_class))
-        for card_request in fitting.card_requests(request)
-    ]
+    wants = [(card_request, ledger.kinds.allowed(card_request.resource_class)) for card_request in card_requests]
 
     def count_pods(state: NodeState) -> int:
         return min((_count_claim(card_request, allowed, state) for card_request, allowed in wants), default=_ANY)
