@@ -74,8 +74,9 @@ class HealthServer:
         self._config = config or {}
         listening = _open_socket(bind)
         self.port = int(listening.getsockname()[1])
-        # Scrapes, however frequent, do not delay probes.
-        probes, others = Threads("probes", 2), Threads("metrics", 1)
+        # Scrapes, however frequent, do not delay probes. Of three threads a kubelet has two, so a slow check of its
+        # readiness does not delay the one of its liveness.
+        probes, others = Threads("probes", 3), Threads("metrics", 1)
         listener = Listener(listening, lambda environ: probes if environ["PATH_INFO"] in self._checks else others)
         self._server = HttpServer(self._answer, [listener], limits=_LIMITS, clock=clock)
         self._thread = supervised_thread(self._server.run, "health", clock)

@@ -810,7 +810,13 @@ class HttpServer:
     def _next_call(self, connection: _Connection, threads: Threads) -> bool:
         """Whether another call arrived on the connection while this thread could stay with it."""
         if connection.reader.calls:
-            return connection.client is None and connection.listener.owner_of is None  # other owners may be next
+            if connection.client is not None or connection.listener.owner_of is not None:
+                return False  # other owners may be next
+        elif not self._stay_for_next_call(connection, threads):
+            return False
+        return connection.listener.route(connection.reader.calls[0].environ) is threads
+
+    def _stay_for_next_call(self, connection: _Connection, threads: Threads) -> bool:
         if connection.listener.owner_of is not None and threads.is_busy:
             return False
         if not self._alive or not threads.staying.acquire(blocking=False):

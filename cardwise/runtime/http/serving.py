@@ -36,7 +36,7 @@ _CHECK_SECONDS = 0.25
 _SILENT_CHECKS = 9
 _CHECKS_FOR_THE_LOG = 2  # between the two signals, while the process logs the stacks of its threads
 _RELOAD_SECONDS = 5.0  # after which unreadable TLS files are loaded again, even if unchanged
-_PROMPT_THREADS = 2  # so few that none stays with a connection, whose next call may be for another path
+_PROMPT_THREADS = 3  # two for one address, one for one owner of its calls
 # On these signals gunicorn starts a second worker (or master) beside the first: there would be two ledgers, and no port
 # for the health server. A closing terminal sends SIGHUP to all processes.
 _IGNORED = (signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2, signal.SIGWINCH)
@@ -77,7 +77,7 @@ class Server:
         to three seconds the process is replaced.
     owner_of: the owner of a call (such as a namespace) by its environment, for clients that call for many; see
         `Listener`.
-    prompt: the paths whose calls are answered by two threads of their own, so that they wait for no other call.
+    prompt: the paths whose calls are answered by threads of their own, so that they wait for no other call.
     slow_bind: an address whose calls are answered by up to `slow_threads` threads of their own.
     graceful_timeout: seconds in which running calls may end when the server stops.
     """

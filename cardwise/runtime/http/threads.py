@@ -8,13 +8,14 @@ calls share both.
 Of N + 1 addresses that always have waiting calls, each gets 1/(N + 1) of the time, whatever the numbers of its
 connections, calls or namespaces. An API server, which calls for the whole cluster, has no greater weight: without a
 certificate it cannot be told from other clients, and any client could claim any namespace. But the call of an address
-that uses less than its share starts as soon as a thread is free. So in a cluster that is attacked from N addresses, the
-API server creates pods with the usual delay until its calls take 1/(N + 1) of the CPU. With a certificate
-(`webhook.clientCA`) other addresses cannot call.
+that uses less than its share starts as soon as a thread is free, and an address never has the last thread: it is free
+for the first call of another. Within an address, an owner leaves one thread for other owners. So in a cluster that is
+attacked from N addresses, the API server creates pods with the usual delay until its calls take 1/(N + 1) of the CPU.
+With a certificate (`webhook.clientCA`) other addresses cannot call.
 """
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
@@ -40,12 +41,25 @@ class QueuedCall:
 
 
 class _Address:
-    """The calls of one address, in a fair order of their owners (namespaces)."""
+    """The calls of one address, in a fair order of their owners (namespaces).
 
-    def __init__(self) -> None:
+    max_of_owner: the most calls of one owner that run at a time; "" has no limit.
+    running: the running calls of each owner.
+    """
+
+    def __init__(self, max_of_owner: int) -> None:
         self.turns = FairQueueing(least=_LEAST)
         self.waiting: dict[str, deque[QueuedCall]] = {}
-        self.running = 0
+        self.running = Counter[str]()
+        self._max_of_owner = max_of_owner
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a waiting call may begin."""
+        return any(map(self._is_ready_owner, self.waiting))
+
+    def _is_ready_owner(self, owner: str) -> bool:
+        return owner in self.waiting and (not owner or self.running[owner] < self._max_of_owner)
 
     def add_call(self, work: QueuedCall) -> None:
         self.waiting.setdefault(work.owner, deque()).append(work)
@@ -61,22 +75,33 @@ class _Address:
             del self.waiting[work.owner]
         return True
 
-    def dequeue_call(self) -> QueuedCall:
-        """Remove and return the next call; there must be one."""
-        owner = self.turns.dequeue(self.waiting.__contains__)  # other owners' calls were cancelled
+    def begin_call(self) -> QueuedCall:
+        """Remove the next call from the queue and return it as running; there must be a ready one."""
+        owner = self.turns.dequeue(self._is_ready_owner)
         queue = self.waiting[owner]
         work = queue.popleft()
         if queue:
             self.turns.enqueue(owner)
         else:
             del self.waiting[owner]
+        self.running[owner] += 1
         return work
+
+    def finish_call(self, work: QueuedCall) -> None:
+        """A running call has ended. Its owner may be next again."""
+        self.running[work.owner] -= 1
+        if not self.running[work.owner]:
+            del self.running[work.owner]
+        if work.owner in self.waiting:
+            self.turns.enqueue(work.owner)
 
 
 class Threads:
     """Threads that answer calls, started as needed. They are daemon threads: a hanging one does not prevent the exit.
 
-    With more calls than threads, client addresses get the same time, and within an address the owners of its calls.
+    With more calls than threads, client addresses get the same time, and within an address the owners of its calls. An
+    address has at most all threads but one at a time, and an owner one fewer, so that others do not wait for calls that
+    take long. Calls without an address (of clients with a certificate) or owner have no such limit.
     """
 
     def __init__(self, name: str, max_threads: int, clock: Clock = SYSTEM) -> None:
@@ -84,6 +109,7 @@ class Threads:
         self._name = name
         self._clock = clock
         self._max_threads = self._startable = max_threads
+        self._max_of_address, self._max_of_owner = max(1, max_threads - 1), max(1, max_threads - 2)
         self._free = 0
         self._turns = FairQueueing(least=_LEAST)
         self._addresses: dict[str, _Address] = {}
@@ -100,7 +126,7 @@ class Threads:
         """Queue a call for the next free thread. `owner`: the namespace or other owner for which the address calls."""
         work = QueuedCall(run, address, owner)
         with self._changed:
-            self._addresses.setdefault(address, _Address()).add_call(work)
+            self._addresses.setdefault(address, _Address(self._max_of_owner)).add_call(work)
             self._turns.enqueue(address)
             self._waiting += 1
             if self._waiting <= self._free or not self._startable:
@@ -124,7 +150,7 @@ class Threads:
         while True:
             with self._changed:
                 self._free += 1
-                self._clock.wait_for(self._changed, lambda: self._waiting > 0, None)
+                self._clock.wait_for(self._changed, self._has_ready_call, None)
                 self._free -= 1
                 work = self._begin_next()
             before = self._clock.cpu()
@@ -139,25 +165,34 @@ class Threads:
         now = self._clock.now()
         for running in self._running:  # else an address could get all threads before its first call ends
             self._charge(running, self._used_seconds(running, now))
-        name = self._turns.dequeue(self._has_waiting)  # other addresses' calls were cancelled
+        name = self._turns.dequeue(self._is_ready)
         address = self._addresses[name]
-        work = address.dequeue_call()
+        work = address.begin_call()
         work.since = now
-        address.running += 1
         self._running[work] = None
         self._waiting -= 1
         if address.waiting:
             self._turns.enqueue(name)
         return work
 
-    def _has_waiting(self, name: str) -> bool:
+    def _has_ready_call(self) -> bool:
+        # At most as many addresses as there are threads have calls and are not ready.
+        return self._waiting > 0 and any(map(self._is_ready, self._addresses))
+
+    def _is_ready(self, name: str) -> bool:
+        """Whether a waiting call of the address may begin; its calls may have been cancelled."""
         address = self._addresses.get(name)
-        return address is not None and bool(address.waiting)
+        if address is None or (name and address.running.total() >= self._max_of_address):
+            return False
+        return address.is_ready
 
     def _finish(self, work: QueuedCall, cpu_seconds: float) -> None:
         self._charge(work, max(cpu_seconds, self._used_seconds(work, self._clock.now())))
         del self._running[work]
-        self._addresses[work.address].running -= 1
+        address = self._addresses[work.address]
+        address.finish_call(work)
+        if address.waiting:
+            self._turns.enqueue(work.address)
         self._forget_if_done(work.address)
 
     def _forget_if_done(self, name: str) -> None:

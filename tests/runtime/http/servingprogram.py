@@ -53,7 +53,7 @@ def main() -> None:
         app,
         [HostPort("127.0.0.1", settings["port"])],
         max_body_bytes=1 << 20,
-        threads=2,
+        threads=3,  # two for one address
         tls=tls,
         client_ca=settings.get("client_ca", False),
         on_worker_start=start,

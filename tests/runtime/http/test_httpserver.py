@@ -720,7 +720,7 @@ def test_what_is_no_call_is_refused_and_its_connection_ends(serve):
 
 
 def test_stopping_ends_idle_connections_and_answers_calls_under_way(serve):
-    server = serve()
+    server = serve(threads=3)
     idle, busy = server.connect(), server.connect()
     asks(idle)
     assert answer(idle) == b"ok"

@@ -93,7 +93,7 @@ def test_within_an_address_namespaces_have_the_same_time():
 def test_a_call_that_is_being_answered_counts_already():
     """Else an address would have all threads before the first of its calls is over."""
     clock, go_on, running = FakeClock(), threading.Event(), []
-    threads = Threads("x", 2, clock)
+    threads = Threads("x", 3, clock)
 
     def run(name: str) -> None:
         running.append(name)
@@ -102,7 +102,8 @@ def test_a_call_that_is_being_answered_counts_already():
     step = threading.Event()
     threads.submit(lambda: run("fat"), "fat")
     threads.submit(lambda: step.wait(PATIENCE), "other")
-    until(lambda: len(threads._running) == 2, "that both threads are at work")
+    threads.submit(lambda: go_on.wait(PATIENCE), "another")
+    until(lambda: len(threads._running) == 3, "that all threads are at work")
     clock.advance(2.0)
     threads.submit(lambda: run("fat"), "fat")
     for _ in range(3):
@@ -111,6 +112,82 @@ def test_a_call_that_is_being_answered_counts_already():
     until(lambda: len(running) == 5, "that all have been begun")
     go_on.set()
     assert running == ["fat", "light", "light", "light", "fat"]
+
+
+class Blocking:
+    """A pool whose calls of `block` run until `release`."""
+
+    def __init__(self, max_threads: int) -> None:
+        self.threads = Threads("x", max_threads)
+        self.begun: list[str] = []
+        self.release = threading.Event()
+
+    def block(self, name: str, address: str, owner: str = "") -> None:
+        def run() -> None:
+            self.begun.append(name)
+            self.release.wait(PATIENCE)
+
+        self.threads.submit(run, address, owner)
+
+    def is_answered(self, address: str, owner: str = "") -> bool:
+        """Whether a call that is submitted now is answered while the others block."""
+        done = threading.Event()
+        self.threads.submit(done.set, address, owner)
+        return done.wait(PATIENCE)
+
+
+@pytest.fixture
+def blocking():
+    pools = []
+
+    def make(max_threads):
+        pools.append(Blocking(max_threads))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.release.set()
+
+
+@pytest.mark.parametrize("max_threads", [2, 3, 4])
+@pytest.mark.parametrize("owners", [1, 10])
+def test_an_address_never_has_the_last_thread(blocking, max_threads, owners):
+    """Four reviews from one address took all four threads, and a pod of the API server waited a minute."""
+    pool = blocking(max_threads)
+    for i in range(10):
+        pool.block("fat", "10.0.0.1", f"n{i % owners}")
+    for i in range(3):
+        assert pool.is_answered("10.1.0.1", f"n{i}")
+    until(lambda: len(pool.begun) == max(1, max_threads - (1 if owners > 1 else 2)), "that its calls have begun")
+    pool.release.set()
+    until(lambda: len(pool.begun) == 10, "that all are answered at last")
+    until(lambda: not pool.threads._addresses, "that nothing is remembered")
+
+
+@pytest.mark.parametrize("address", ["", "10.1.0.1"])
+def test_an_owner_leaves_a_thread_for_the_other_owners_of_its_address(blocking, address):
+    pool = blocking(4)
+    for _ in range(10):
+        pool.block("fat", address, "fat")
+    for i in range(3):
+        assert pool.is_answered(address, f"fair{i}")
+    assert pool.is_answered("10.2.0.1")
+    assert pool.begun == ["fat"] * 2
+    pool.release.set()
+    until(lambda: len(pool.begun) == 10, "that all are answered at last")
+
+
+def test_cancelled_calls_of_an_address_with_all_its_threads_are_not_waited_for(blocking):
+    pool = blocking(3)
+    for _ in range(2):
+        pool.block("fat", "10.0.0.1")
+    until(lambda: len(pool.begun) == 2, "that it has all threads that it may have")
+    waiting = [pool.threads.submit(lambda: None, "10.0.0.1") for _ in range(3)]
+    assert all(map(pool.threads.cancel, waiting))
+    assert pool.is_answered("10.1.0.1")
+    pool.release.set()
+    until(lambda: not pool.threads._addresses, "that nothing is remembered")
+    assert pool.is_answered("10.0.0.1")
 
 
 def test_a_call_that_waits_can_be_cancelled_and_one_that_is_answered_cannot():
