@@ -45,6 +45,23 @@ def rules_of(hook: Json) -> set[str]:
     }
 
 
+def resources_by_path(objects: Objects) -> dict[str, set[str]]:
+    """The resources that the API server sends to each path, without the path's unit and the resources' groups."""
+    sent: dict[str, set[str]] = {}
+    for hook in (hook for kind in KINDS for hook in hooks(objects, kind).values()):
+        path = hook["clientConfig"]["service"]["path"].removesuffix("/gib")
+        sent.setdefault(path, set()).update(resource for rule in hook["rules"] for resource in rule["resources"])
+    return sent
+
+
+@pytest.mark.parametrize("sets", [(), OTHER])
+def test_each_path_takes_what_the_api_server_sends_there(render: Render, sets: tuple[str, ...]) -> None:
+    assert resources_by_path(render(*sets, "webhook.workloadKinds=null")) == app.RESOURCES
+    kinds = resources_by_path(render(*sets))["/advise"] - app.RESOURCES["/advise"]
+    assert len(kinds) > 10
+    assert all(app.takes_reviews_of("/advise", kind) for kind in kinds)
+
+
 def writes(*resources: str) -> set[str]:
     return {f"{operation} {resource}" for operation in ("CREATE", "UPDATE") for resource in resources}
 

@@ -16,7 +16,7 @@ from webhook.pods.defaults import Defaults
 from webhook.pods.limitranges import Bounds
 from webhook.pods.validate import CardSizes
 from webhook.quotas.gpuquotas import QuotaStanding
-from webhook.server import decisions
+from webhook.server import app, decisions
 from webhook.server import review as reviews
 from webhook.server.decisions import WebhookSettings
 from webhook.server.review import Decision, Review
@@ -126,6 +126,11 @@ def review(
     if sub:
         request["subResource"] = sub
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+
+
+def paths_of(resource: str) -> list[str]:
+    """The paths to which the API server sends reviews of the resource."""
+    return [path for path in sorted(app.PATHS) if app.takes_reviews_of(path, resource)]
 
 
 def body(*args: Any, **kwargs: Any) -> bytes:

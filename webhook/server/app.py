@@ -3,7 +3,8 @@
 A path with the suffix /gib is for namespaces where bare gpu-mem numbers count GiB. The API server chooses the path by
 the namespace's label (namespaceSelector), so the meaning of a number does not depend on a cache.
 
-Only decodes, calls the decision, encodes and counts. A body that is no AdmissionReview gets status 400 with the reason.
+Only decodes, calls the decision, encodes and counts. A body that is no AdmissionReview, or of a resource that does not
+belong to the path (`RESOURCES`), gets status 400 with the reason.
 An unexpected error gets 500 and a log line, never a traceback in the answer.
 """
 
@@ -11,6 +12,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -26,6 +28,7 @@ from webhook import metrics
 from webhook.server import decisions, review
 from webhook.server.decisions import Decide, Lookups, WebhookSettings
 from webhook.server.review import Decision, Review
+from webhook.templates import templates
 
 # An object is at most 1.5 MiB in etcd and 3 MiB in a request; a review holds two.
 MAX_BODY = 8 * 1024 * 1024
@@ -41,6 +44,18 @@ PATHS: Mapping[str, Decide] = {
     BINDINGS: decisions.decide_validate,
     _ADVICE: decisions.decide_advise,
 }
+
+# The resources that the chart's webhook configurations send to each path; advice also for `webhook.workloadKinds`. A
+# review of another one is refused unread: a class that takes long to compare must not have the threads for Bindings.
+RESOURCES: Final[Mapping[str, frozenset[str]]] = {
+    "/mutate": templates.KINDS | {"pods", "resourcequotas", "limitranges", "resourceclasses"},
+    "/mutate/defaults": frozenset({"pods"}),
+    "/validate": (templates.KINDS - {"daemonsets", "podtemplates"})
+    | {"pods", "namespaces", "resourceclasses", "gpuquotas"},
+    BINDINGS: frozenset({"pods/binding", "bindings"}),
+    _ADVICE: (templates.KINDS - {"podtemplates"}) | {"pods", "resourcequotas", "limitranges"},
+}
+_KNOWN: Final = frozenset[str]().union(*RESOURCES.values())
 
 UNITS: Final[Mapping[str, Unit]] = {"": Unit.MIB, "/gib": Unit.GIB}  # by what is behind the path
 
@@ -62,6 +77,11 @@ def namespace_of(environ: Mapping[str, Any]) -> str:
     return match[1].decode() if match is not None else ""
 
 
+def takes_reviews_of(path: str, resource: str) -> bool:
+    """Whether the API server sends reviews of the resource (with its subresource) to the path."""
+    return resource in RESOURCES[path] or (path == _ADVICE and resource not in _KNOWN)
+
+
 def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) -> Flask:
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
@@ -77,7 +97,7 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
         if media_type != "application/json":
             raise review.BadReview(f"Content-Type must be application/json, but is {media_type or 'nothing'}")
         try:
-            received = replace(review.decode(request.get_data(cache=False)), caller=request.environ["REMOTE_ADDR"])
+            received = review.decode(request.get_data(cache=False), partial(takes_reviews_of, path))
         except review.Unreadable as error:
             # A status of HTTP would reach the user as "the server rejected our request for an unknown reason".
             namespace, uid = "", error.uid
@@ -85,6 +105,7 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
         else:
             structlog.contextvars.bind_contextvars(**_log_context(received))
             namespace, uid = received.namespace, received.uid
+            received = replace(received, caller=request.environ["REMOTE_ADDR"])
             decision = decide(received, view, by_unit[unit])
         body = review.encode(uid, decision)
         metrics.REVIEWS.labels(path, _outcome(decision)).inc()

@@ -6,6 +6,7 @@ every client that reaches the port can.
 """
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -337,8 +338,11 @@ class Decision:
     warnings: tuple[str, ...] = ()
 
 
-def decode(body: bytes) -> Review:
-    """Decode a request body. Raises BadReview, and Unreadable."""
+def decode(body: bytes, takes_reviews_of: Callable[[str], bool] = lambda _: True) -> Review:
+    """Decode a request body. Raises BadReview, and Unreadable.
+
+    takes_reviews_of: whether a resource belongs to the path. The object of another one is not decoded.
+    """
     try:
         envelope = _decode_envelope(body)
     except RecursionError as error:
@@ -351,6 +355,12 @@ def decode(body: bytes) -> Review:
         )
     request = envelope.request
     resource = request.resource.resource
+    subject = f"{resource}/{request.sub_resource}" if request.sub_resource else resource
+    if not takes_reviews_of(subject):
+        raise BadReview(
+            f"the resource {quote_text(subject)} is not reviewed at this path; send it where the chart's webhook "
+            "configurations do"
+        )
     compared = resource in _WITH_OLD_OBJECT and request.operation == UPDATE and bytes(request.old_object) != b"null"
     managed_fields = compared and resource != "pods"
     try:
@@ -363,10 +373,9 @@ def decode(body: bytes) -> Review:
         with contextlib.suppress(InvalidRequest):
             old = _decode_manifest(request, "oldObject", request.old_object, managed_fields=managed_fields)
     _check_names(request, manifest)
-    sub = f"/{request.sub_resource}" if request.sub_resource else ""
     return Review(
         uid=request.uid,
-        resource=resource + sub,
+        resource=subject,
         operation=request.operation,
         namespace=request.namespace,
         name=request.name,

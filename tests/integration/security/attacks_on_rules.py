@@ -587,7 +587,13 @@ CARDWISE_ITSELF = (
     Attack(
         "T79",
         "the webhook asked by hand about what takes long to judge: a LimitRange of thousands of names, an object of "
-        "hundreds of templates, a class of thousands of conditions",
+        "hundreds of templates, a class of hundreds of conditions",
+        late=[By.WEBHOOK],
+    ),
+    Attack(
+        "T80",
+        "reviews that take long, several at a time from one address, at their own path or at that of Bindings, until "
+        "no thread of the webhook is left",
         late=[By.WEBHOOK],
     ),
     Attack(

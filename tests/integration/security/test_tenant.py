@@ -54,6 +54,7 @@ from tests.runtime.http.attacking import HELLO, trickling
 pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node]
 
 ATTACKS = (*PAST_CARDWISE, *ANOTHER_CARD, *BIGGER_SHARE, *PAST_THE_SCHEDULER, *QUOTAS_AND_RIGHTS, *CARDWISE_ITSELF)
+SLOW_SELECTOR = [{"matchExpressions": [{"key": "memory", "operator": "Gt", "values": ["9E"]}]} for _ in range(256)]
 PAGE = Path(__file__).parents[3] / "docs" / "security.md"
 NODE, OTHER = "n1", "n2"
 RUNTIME_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
@@ -603,21 +604,38 @@ def test_t79_what_takes_long_to_judge_is_not_judged_to_its_end(tenant: Tenant) -
     (test_growth.py and test_resourceclasses.py of tests/webhook).
     """
     foreign = {f"vendor{i}.example/gpu-accelerator-{i}": "0" for i in range(8)}
-    conditions = [{"key": "memory", "operator": "Gt", "values": ["1Gi"]} for _ in range(5000)]
     spec = {"containers": [{"name": "c", "resources": {"limits": dict.fromkeys(foreign, "1")}}]}
     (line,) = webhook_lines(tenant.cluster, 1)
     with contextlib.closing(line):
         for path, resource, reviewed in (
             ("/advise", "limitranges", {"limits": [{"max": foreign, "default": foreign}] * 400}),
             ("/advise", "pytorchjobs", {f"replica{i}": {"spec": spec} for i in range(1000)}),
-            ("/validate", "resourceclasses", {"selector": {"matchExpressions": conditions}}),
+            ("/validate", "resourceclasses", {"selector": SLOW_SELECTOR}),
         ):
-            review = json.loads(review_of("default", {"metadata": {"name": "slow"}, "spec": reviewed}))
-            review["request"]["resource"]["resource"] = resource
             began = time.monotonic()
-            line.request("POST", path, json.dumps(review), {"Content-Type": "application/json"})
+            line.request("POST", path, review_of_other(resource, reviewed), {"Content-Type": "application/json"})
             assert b'"allowed":true' in line.getresponse().read()
             assert time.monotonic() - began < 5, "the API server's limit for a pod that waits meanwhile"
+
+
+def test_t80_reviews_at_a_path_of_others_are_not_read(tenant: Tenant) -> None:
+    """How many threads an address may have is for unit tests: tests/runtime/http/test_threads.py."""
+    review = review_of_other("resourceclasses", {"selector": SLOW_SELECTOR})
+    with contextlib.ExitStack() as stack:
+        lines = [stack.enter_context(contextlib.closing(line)) for line in webhook_lines(tenant.cluster, 8)]
+        for line in lines:
+            line.request("POST", "/validate/bindings", review, {"Content-Type": "application/json"})
+        assert {line.getresponse().status for line in lines} == {HTTPStatus.BAD_REQUEST}
+    create(tenant, workload("undisturbed", gpu_mem=64, node=NODE))
+    tenant.space.running("undisturbed")
+    tenant.space.delete("undisturbed")
+
+
+def review_of_other(resource: str, spec: Json) -> bytes:
+    """Of an object that is no pod."""
+    review = json.loads(review_of("default", {"metadata": {"name": "slow"}, "spec": spec}))
+    review["request"]["resource"]["resource"] = resource
+    return json.dumps(review).encode()
 
 
 def test_t62_many_reviews_of_one_tenant_keep_no_other_from_an_answer(tenant: Tenant) -> None:

@@ -13,7 +13,7 @@ from cardwise.kube import paths
 from tests import build
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
-from tests.webhook.reviews import review
+from tests.webhook.reviews import paths_of, review
 from webhook.cluster.view import ClusterView
 from webhook.server import app as shell
 from webhook.server.decisions import WebhookSettings
@@ -73,7 +73,7 @@ def test_a_binding_of_what_is_no_name_is_asked_about_nowhere(world: World, place
 
 
 @pytest.mark.parametrize("text", ATTACKS)
-@pytest.mark.parametrize("path", sorted(shell.PATHS))
+@pytest.mark.parametrize("path", paths_of("pods"))
 def test_a_pod_in_what_is_no_namespace_is_asked_about_nowhere(world: World, path: str, text: str) -> None:
     answer = world.post(path, named("request.namespace", text, POD, sub="")).get_json()["response"]
     assert answer["allowed"] == (path == "/advise")
@@ -91,7 +91,7 @@ def test_a_legacy_binding_names_its_pod_in_the_object(world: World) -> None:
 
 @pytest.mark.parametrize("resource", ["pods", "bindings", "deployments", "resourcequotas", "gpuquotas"])
 def test_without_a_namespace_none_is_asked_about_all_namespaces(world: World, resource: str) -> None:
-    for path in shell.PATHS:
+    for path in paths_of(resource):
         answer = world.post(path, named("request.namespace", "", POD, resource, "")).get_json()["response"]
         assert answer["allowed"] == (path == "/advise"), answer
     assert world.api.requests == []
@@ -150,5 +150,6 @@ def test_what_the_api_server_takes_is_taken(world: World, resource: str, name: s
     metadata = {"name": name} if not generated else {"generateName": generated}
     namespace = "" if resource in ("namespaces", "resourceclasses") else "team-a"
     object_review = review({"metadata": metadata, "spec": {"containers": []}}, resource, namespace=namespace)
-    answer = world.post("/mutate", object_review).get_json()["response"]
-    assert "is not a name" not in str(answer)
+    for path in paths_of(resource):
+        answer = world.post(path, object_review).get_json()["response"]
+        assert "is not a name in Kubernetes" not in str(answer)

@@ -17,7 +17,7 @@ from tests import build
 from tests.examples import examples
 from tests.fakes.clock import FakeClock
 from tests.webhook.pods.test_mutate_properties import CLASSES, PODS
-from tests.webhook.reviews import Known, body, mutated_twice
+from tests.webhook.reviews import Known, body, mutated_twice, paths_of
 from webhook.cluster.offers import NodeOffer, Offers
 from webhook.pods.defaults import Defaults
 from webhook.server import app as shell
@@ -104,7 +104,7 @@ OTHERS = {
 
 
 @settings(max_examples=examples(150, soak=3000))
-@given(path=st.sampled_from(sorted(shell.PATHS)), pod=PODS, text=TEXTS, data=st.data())
+@given(path=st.sampled_from(paths_of("pods")), pod=PODS, text=TEXTS, data=st.data())
 def test_of_pods(client: FlaskClient, path: str, pod: Json, text: str, data: Any) -> None:
     annotations = {names.POLICY: "spread", names.GROUP_NAME: "g", names.GROUP_NUM: "2", names.MPS: "off"}
     pod["metadata"]["annotations"] |= data.draw(st.sampled_from([{}, annotations]))
@@ -113,8 +113,9 @@ def test_of_pods(client: FlaskClient, path: str, pod: Json, text: str, data: Any
 
 
 @settings(max_examples=examples(60, soak=1000))
-@given(path=st.sampled_from(sorted(shell.PATHS)), resource=st.sampled_from(sorted(OTHERS)), text=TEXTS, data=st.data())
-def test_of_other_objects(client: FlaskClient, path: str, resource: str, text: str, data: Any) -> None:
+@given(resource=st.sampled_from(sorted(OTHERS)), text=TEXTS, data=st.data())
+def test_of_other_objects(client: FlaskClient, resource: str, text: str, data: Any) -> None:
+    path = data.draw(st.sampled_from(paths_of(resource)))
     place = data.draw(st.sampled_from(list(strings(OTHERS[resource]))))
     check(answered(client, path, body(replaced(OTHERS[resource], place, text), resource)))
 
