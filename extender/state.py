@@ -264,7 +264,7 @@ class State:
 
         created: the pod's creationTimestamp.
 
-        Returns the KnownBinding instead if the pod is or may be bound already.
+        Returns the KnownBinding instead if the pod is or may be bound already. Raises SearchUnfinished.
         """
         uid = placement_request.pod.uid
         placement_request = self._node_search.search(placement_request)
@@ -278,6 +278,7 @@ class State:
                 placed = self.nominator.place_pod(placement_request, created)
             if isinstance(placed, Unplaceable):
                 self._reservations.release_plan(uid)
+                placement_request.check_all_searched()
                 self._cache.mark_refused(uid, placement_request.since)
             else:
                 self._placing.reserve(placement_request, placed, Phase.RESERVED)
@@ -304,7 +305,9 @@ class State:
     def score_fitting_nodes(
         self, placement_request: PlacementRequest, *, created: str = nominator.YOUNGEST
     ) -> dict[str, int] | Unplaceable | KnownBinding:
-        """As `plan_pod`, but returns all nodes that fit, with their scores, and reserves nothing."""
+        """As `plan_pod`, but returns all nodes that fit, with their scores, and reserves nothing. Raises
+        SearchUnfinished.
+        """
         uid = placement_request.pod.uid
         placement_request = self._node_search.search(placement_request)
         with self._lock:
@@ -317,6 +320,7 @@ class State:
                 self._queue.mark_placed(uid)
                 self._last_scores = uid, self._clock.now(), scores
                 return scores
+            placement_request.check_all_searched()
             self._cache.mark_refused(uid, placement_request.since)
             return Unplaceable(refusals=refusals)
 

@@ -27,6 +27,7 @@ from extender.api.metrics import Metrics, most_frequent
 from extender.api.verbs import AnswerSettings
 from extender.binding.binder import Binder, BindFailed
 from extender.cache import statelock
+from extender.cache.placing import Call
 from extender.leadership.leadership import Leadership
 from extender.records import wire
 from extender.records.wire import BindResult, FilterResult, Malformed
@@ -192,6 +193,11 @@ def _bind_log_context(args: wire.FilterArgs | wire.PreemptArgs) -> str:
     return ref.uid
 
 
+def _call_of(environ: Environ) -> Call:
+    """The call as a search for nodes needs it."""
+    return Call(environ.get(httpcalls.ARRIVED), lambda: httpcalls.is_abandoned(environ))
+
+
 def _serve_filter(parts: Parts, environ: Environ) -> FilterResult:
     unavailable = _unavailable_reason(parts, environ)
     if unavailable:
@@ -200,7 +206,7 @@ def _serve_filter(parts: Parts, environ: Environ) -> FilterResult:
     try:
         args = wire.decode_filter_args(_read_body(environ))
         uid = _bind_log_context(args)
-        answer = verbs.filter_nodes(parts.state, parts.preferences, args, parts.notice)
+        answer = verbs.filter_nodes(parts.state, parts.preferences, args, parts.notice, _call_of(environ))
     except Malformed as error:
         return FilterResult(error=str(error))
     except Exception:  # noqa: BLE001 - the outermost frame of a call; logged, and answered as the protocol wants
@@ -222,7 +228,7 @@ def _serve_prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]
     try:
         args = wire.decode_filter_args(_read_body(environ))
         _bind_log_context(args)
-        return verbs.prioritize(parts.state, parts.preferences, args)
+        return verbs.prioritize(parts.state, parts.preferences, args, _call_of(environ))
     except Malformed as error:
         _log.info("failed to parse a prioritize call", error=str(error))
         raise

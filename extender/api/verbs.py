@@ -13,7 +13,7 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
 from cardwise.core.values.refusals import Refusal
-from extender.cache.placing import PlacementRequest
+from extender.cache.placing import Call, PlacementRequest, SearchUnfinished
 from extender.cache.quotas import FullEntry
 from extender.cache.reservations import PHASE_NAMES, KnownBinding, Phase
 from extender.nomination.nominator import YOUNGEST
@@ -34,6 +34,10 @@ TOP = 10  # kube-scheduler's MaxExtenderPriority
 
 # Counted as used, but no pod is there yet.
 _HIDDEN_PHASES = (PHASE_NAMES[Phase.RESERVED], PHASE_NAMES[Phase.WAITING], PHASE_NAMES[Phase.BINDING])
+UNFINISHED = (
+    "not all nodes were searched in time, since the pod has several separate GPU requests; none of the others takes it "
+    "now. The pod is tried again, and the search goes on with the remaining nodes"
+)
 UNDECIDED = "the outcome of an earlier bind of this pod is not known yet; the pod is tried again"
 
 
@@ -53,11 +57,16 @@ Notice = Callable[[PodRef, FullEntry], None]
 
 
 def filter_nodes(
-    state: State, preferences: AnswerSettings, args: FilterArgs, notice: Notice | None = None
+    state: State,
+    preferences: AnswerSettings,
+    args: FilterArgs,
+    notice: Notice | None = None,
+    call: Call = Call(),
 ) -> FilterResult:
     """The nodes that can take the pod: the best one, or all that fit if kube-scheduler is to choose.
 
     notice: called for a pod that only a quota keeps pending; it returns at once.
+    call: limits the search for a pod with several card requests.
     """
     pod, offered = args.parsed_pod, args.candidate_names() or []
     uid = pod.uid
@@ -83,13 +92,18 @@ def filter_nodes(
     created = pod.created or YOUNGEST
     policy = request.policy or preferences.policy
     placement_request = PlacementRequest(
-        pod.ref, request, offered, policy, _load_if_scored(state, pod, policy), pod.rank
+        pod.ref, request, offered, policy, _load_if_scored(state, pod, policy), pod.rank, call=call
     )
     placement: Placement | Unplaceable | KnownBinding | dict[str, int]
-    if uid and pod.one_best_node(default=preferences.one_best_node):
-        placement = state.plan_pod(placement_request, created=created)
-    else:
-        placement = state.score_fitting_nodes(placement_request, created=created)
+    try:
+        if uid and pod.one_best_node(default=preferences.one_best_node):
+            placement = state.plan_pod(placement_request, created=created)
+        else:
+            placement = state.score_fitting_nodes(placement_request, created=created)
+    except SearchUnfinished:
+        # kube-scheduler tries the pod again after its back-off. It would not try a refused pod again before something
+        # changes, and would evict other pods for it although a remaining node may take it.
+        return FilterResult(error=UNFINISHED)
     if isinstance(placement, KnownBinding) and placement.node not in offered:
         return _undecided_result(offered, grouped=pod.grouped)
     if isinstance(placement, Unplaceable):
@@ -105,8 +119,8 @@ def filter_nodes(
     return _fit_result(args, list(placement))
 
 
-def prioritize(state: State, preferences: AnswerSettings, args: FilterArgs) -> list[HostPriority]:
-    """The scores of the nodes: whole numbers from 0 to TOP.
+def prioritize(state: State, preferences: AnswerSettings, args: FilterArgs, call: Call = Call()) -> list[HostPriority]:
+    """The scores of the nodes: whole numbers from 0 to TOP. `call` limits the search as in `filter_nodes`.
 
     Exactly one node has TOP, since kube-scheduler breaks ties at random. All scores are 0 if the pod requests no GPU or
     no node fits.
@@ -120,7 +134,7 @@ def prioritize(state: State, preferences: AnswerSettings, args: FilterArgs) -> l
         return [HostPriority(name, 0) for name in candidates]
     policy = request.policy or preferences.policy
     scored = state.score_nodes(
-        PlacementRequest(pod.ref, request, candidates, policy, _load_if_scored(state, pod, policy), pod.rank)
+        PlacementRequest(pod.ref, request, candidates, policy, _load_if_scored(state, pod, policy), pod.rank, call=call)
     )
     node_scores = list(map(scored.get, candidates))
     known_scores = [score for score in node_scores if score is not None]

@@ -3,12 +3,24 @@
 For such pods each node is searched separately, which for thousands of nodes takes longer than other callers may wait
 for the lock. When the search ends, the cluster may have changed. So `Placing` takes, under the lock, the first of the
 best nodes that still takes the pod.
+
+It can take longer than kube-scheduler waits, too. So a search ends `_SEARCH_SECONDS` after its call arrived, or when
+kube-scheduler has closed the connection, and what it has learned is remembered: a later search for an equal pod skips
+the nodes that refused it and have not changed since. Example: 5,000 nodes, of which 3,000 are searched in time and
+refuse the pod. Filter returns an error, kube-scheduler tries the pod again some seconds later, and this search begins
+with the other 2,000 nodes. If they refuse the pod as well, filter refuses it with the reasons of all 5,000.
 """
 
-from typing import Final
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
+from cardwise.core.api.quotas import Headroom
+from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting
+from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.placement import Scorer
 from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
@@ -18,6 +30,24 @@ from extender.cache.placing import PlacementRequest, Placing, PodSnapshot, Searc
 from extender.cache.statelock import StateLock
 
 FEW: Final = 16  # nodes that are searched under the lock; and the best ones that the decision may choose from
+# Seconds after the arrival of the call. kube-scheduler waits for one second (`httpTimeout` of our stanza); the rest is
+# for the decision and the response.
+_SEARCH_SECONDS: Final = 0.7
+_REMEMBERED: Final = 8  # searches; each takes some 1 MB at 5,000 nodes
+
+_Key = tuple[str, PodRequest]  # namespace and request
+
+
+class _Refused(NamedTuple):
+    """The nodes that refused a request, with the generation of each (`Ledger`): it is the same while the node is.
+
+    headroom, nominated, gang_reserved: as in the snapshot. If they differ, the refusals are outdated.
+    """
+
+    headroom: Sequence[Headroom]
+    nominated: Sequence[Holding]
+    gang_reserved: Mapping[str, Sequence[Holding]]
+    refusals: dict[str, tuple[int, Refusal]]
 
 
 class NodeSearch:
@@ -28,6 +58,8 @@ class NodeSearch:
         self._cache = cache
         self._placing = placing
         self._clock = clock
+        self._remembered: dict[_Key, _Refused] = {}  # the searches, the last one last
+        self._start = 0  # the position of the node with which the next search begins
 
     def search(self, placement_request: PlacementRequest) -> PlacementRequest:
         """Search all nodes for the pod, if it has several card requests. Returns the request with the results, else as
@@ -35,31 +67,77 @@ class NodeSearch:
         """
         if len(placement_request.nodes) <= FEW or not fitting.has_several_claims(placement_request.request):
             return placement_request
+        key = placement_request.pod.namespace, placement_request.request
         with self._lock:
             snapshot = self._placing.take_snapshot(placement_request)
             freed = self._cache.capacity.freed_count
-        scores, refusals = score_nodes(snapshot, placement_request, Pace(self._clock))
+            remembered = self._remembered.pop(key, None)
+            start = self._start
+        known = _Refused(snapshot.headroom, snapshot.nominated, snapshot.gang_reserved, {})
+        if remembered is not None and known == remembered._replace(refusals={}):
+            known = remembered
+        arrived = placement_request.call.arrived
+        deadline = (arrived if arrived is not None else self._clock.now()) + _SEARCH_SECONDS
+        pace = Pace(self._clock, lambda: self._clock.now() >= deadline or placement_request.call.is_abandoned())
+        scores, refusals = score_nodes(snapshot, placement_request, pace, known.refusals, start)
+        unsearched = len(set(placement_request.nodes)) - len(scores) - len(refusals)
         best = sorted(scores, key=lambda name: (-scores[name], name))[:FEW]
         overtakable = sorted(snapshot.nominated_ahead & refusals.keys())[:FEW]
-        return placement_request._replace(searched=SearchedNodes([*best, *overtakable], scores, refusals, freed))
+        with self._lock:
+            self._remember(key, known)
+            if unsearched:
+                self._start = (start + len(scores) + len(refusals)) % len(placement_request.nodes)
+        searched = SearchedNodes([*best, *overtakable], scores, refusals, freed, unsearched)
+        if unsearched and placement_request.call.is_abandoned():
+            searched = searched._replace(best=(), scores={})  # nothing is reserved for a call that has ended
+        return placement_request._replace(searched=searched)
+
+    def _remember(self, key: _Key, refused: _Refused) -> None:
+        """Remember a search in place of the oldest one of the namespace with the most."""
+        self._remembered.pop(key, None)
+        if len(self._remembered) >= _REMEMBERED:
+            counts = Counter(namespace for namespace, _ in self._remembered)
+            counts[key[0]] += 1
+            largest_count = max(counts.values())
+            del self._remembered[next(other for other in self._remembered if counts[other[0]] == largest_count)]
+        self._remembered[key] = refused
 
 
 def score_nodes(
-    snapshot: PodSnapshot, placement_request: PlacementRequest, pace: Pace
+    snapshot: PodSnapshot,
+    placement_request: PlacementRequest,
+    pace: Pace,
+    known: dict[str, tuple[int, Refusal]],
+    start: int = 0,
 ) -> tuple[dict[str, int], dict[str, Refusal]]:
-    """The score of each node that fits, and the refusal of each that does not. Changes the snapshot."""
+    """The score of each node that fits, and the refusal of each that does not. Changes the snapshot.
+
+    pace: when it is over, the remaining nodes are left out.
+    known: earlier refusals, with the generation of the node; new ones are added.
+    start: the position of the node to begin with.
+    """
     ledger = snapshot.ledger
+    generations = {name: node.generation for name, node in ledger.nodes_by_name().items()}
+    for name in known.keys() - generations.keys():
+        del known[name]
     if ledger.holding(placement_request.pod.uid) is not None:
         ledger.release(placement_request.pod.uid)  # a plan of its own does not count
     for holding in snapshot.nominated:
         ledger.set_holding(holding)
-    scorer = Scorer(
-        ledger.kinds, placement_request.request, placement_request.policy, snapshot.headroom, SearchEffort()
-    )
+    effort = SearchEffort()
+    scorer = Scorer(ledger.kinds, placement_request.request, placement_request.policy, snapshot.headroom, effort)
+    names = dict.fromkeys(placement_request.nodes)
+    refusals = {
+        name: refusal
+        for name, (generation, refusal) in known.items()
+        if name in names and generations.get(name) == generation
+    }
     scores: dict[str, int] = {}
-    refusals: dict[str, Refusal] = {}
-    for name in dict.fromkeys(placement_request.nodes):
-        pace.pause()
+    for name in (*islice(names, start, None), *islice(names, start)):
+        if name in refusals:
+            continue
+        if pace.pause():
+            break
         state, reserved = ledger.node(name), snapshot.gang_reserved.get(name, ())
         outcome = scorer.score(state)
         if reserved and state is not None and not isinstance(outcome, Refusal):
@@ -68,6 +146,9 @@ def score_nodes(
                 outcome = Refusal.GANG_RESERVED
         if isinstance(outcome, Refusal):
             refusals[name] = outcome
+            if state is not None and effort.remaining > 0:
+                known[name] = generations[name], outcome
         else:
             scores[name] = outcome
+            known.pop(name, None)
     return scores, refusals

@@ -4,6 +4,7 @@ Python runs one thread at a time. A planner that computes without pause delays e
 milliseconds, so it sleeps now and then (docs/design/0032-snapshots.md has the measurements).
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from cardwise.clock import Clock
@@ -13,14 +14,24 @@ _PAUSE_SECONDS: Final = 0.002
 
 
 class Pace:
-    """Pauses one thread. Not to be shared by threads."""
+    """Pauses one thread. Not to be shared by threads.
 
-    def __init__(self, clock: Clock) -> None:
+    is_over: returns whether the planner should end; it is called now, and after each pause.
+    """
+
+    def __init__(self, clock: Clock, is_over: Callable[[], bool]) -> None:
         self._clock = clock
+        self._is_over = is_over
         self._since = clock.cpu()
+        self._over = is_over()
 
-    def pause(self) -> None:
-        """Sleep if this thread has worked for long since its last pause. Call it in the loops of a planner."""
-        if self._clock.cpu() - self._since >= _WORK_SECONDS:
+    def pause(self) -> bool:
+        """Sleep if this thread has worked for long since its last pause. Call it in the loops of a planner.
+
+        Returns whether the planner should end.
+        """
+        if not self._over and self._clock.cpu() - self._since >= _WORK_SECONDS:
             self._clock.sleep(_PAUSE_SECONDS)
+            self._over = self._is_over()
             self._since = self._clock.cpu()
+        return self._over

@@ -4,7 +4,7 @@ pods.
 Runs under the state's lock; the state acts on the result.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Final, NamedTuple
@@ -50,14 +50,31 @@ class SearchedNodes(NamedTuple):
 
     best: some nodes that took the pod, the best first; then some where cards are reserved ahead for later pods, which
         may lose them.
-    scores, refusals: of all nodes.
+    scores, refusals: of all nodes that were searched.
     freed: `Capacity.freed_count` when the search began.
+    unsearched: the number of nodes that were not searched before the call's time was over.
     """
 
     best: Sequence[str]
     scores: dict[str, int]
     refusals: dict[str, Refusal]
     freed: int
+    unsearched: int = 0
+
+
+class SearchUnfinished(Exception):
+    """No searched node takes the pod, and not all nodes were searched before the call's time was over."""
+
+
+class Call(NamedTuple):
+    """The call of kube-scheduler for which nodes are searched.
+
+    arrived: when it began to arrive, in seconds of the clock; None: now.
+    is_abandoned: returns whether kube-scheduler has closed the connection. Returns at once.
+    """
+
+    arrived: float | None = None
+    is_abandoned: Callable[[], bool] = lambda: False
 
 
 class PlacementRequest(NamedTuple):
@@ -66,6 +83,7 @@ class PlacementRequest(NamedTuple):
     load: the pod's cpu and memory; None if no policy needs them.
     rank: its place in the order, which decides whether it must leave a gang its reservation. None: it need not.
     searched: the result of a search without the lock; None if none was needed.
+    call: the call that asks.
     """
 
     pod: PodRef
@@ -75,11 +93,17 @@ class PlacementRequest(NamedTuple):
     load: Load | None = None
     rank: Rank | None = None
     searched: SearchedNodes | None = None
+    call: Call = Call()
 
     @property
     def since(self) -> int | None:
         """`Capacity.freed_count` when the search began; None: it begins now."""
         return self.searched.freed if self.searched is not None else None
+
+    def check_all_searched(self) -> None:
+        """Check that no node was left out before the pod is refused. Raises SearchUnfinished."""
+        if self.searched is not None and self.searched.unsearched:
+            raise SearchUnfinished
 
 
 class Placing:

@@ -5,6 +5,7 @@ Nothing here waits or does I/O, so a call may arrive in pieces of any size.
 """
 
 import io
+import select
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -222,6 +223,16 @@ def shared_environ(client: tuple[Any, ...], server: tuple[Any, ...], scheme: str
         "wsgi.multiprocess": False,
         "wsgi.run_once": False,
     }
+
+
+def is_abandoned(environ: Environ) -> bool:
+    """Whether the client of the running call has closed its connection. Returns at once."""
+    connection = environ.get(SOCKET)
+    if connection is None:
+        return False
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 class HttpResponse:

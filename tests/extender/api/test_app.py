@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 
 import pytest
 from click.testing import CliRunner
@@ -13,10 +14,12 @@ from cardwise.core.api import names
 from cardwise.kube import paths
 from cardwise.runtime.http import httpcalls
 from extender.__main__ import main
+from extender.api import verbs
 from extender.api.app import Parts, create_app
 from extender.api.metrics import GaugeReaders, Metrics
 from extender.api.verbs import AnswerSettings
 from extender.binding.binder import Binder
+from extender.cache.nodesearch import FEW
 from extender.leadership.leadership import Denial, Leadership
 from tests.examples import examples
 from tests.extender.worlds import P100, asking, make_state, with_cards
@@ -243,6 +246,32 @@ def test_the_deadline_of_bind_counts_from_when_the_call_could_be_read():
         .post("/gpushare-scheduler/bind", data=json.dumps(call), environ_overrides=late)
     )
     assert "the deadline passed" in answer.get_json()["Error"]
+
+
+def filter_of_several(**environ):
+    """The answer to a filter call for a pod with several card requests, on more nodes than are searched at once."""
+    nodes = [f"n{i:02}" for i in range(FEW + 1)]
+    app_parts = parts()
+    with_cards(app_parts.state, **dict.fromkeys(nodes, 2))
+    several = asking("several", whole_gpu=1, share=1)
+    several["spec"]["containers"] *= 2
+    client = create_app(app_parts).test_client()
+    call = json.dumps({"Pod": several, "NodeNames": nodes})
+    return client.post("/gpushare-scheduler/filter", data=call, environ_overrides=environ).get_json()
+
+
+def test_a_search_for_a_pod_of_several_requests_ends_a_while_after_the_call_arrived():
+    now = FakeClock().now()
+    assert filter_of_several(**{httpcalls.ARRIVED: now})["Error"] == ""
+    assert filter_of_several(**{httpcalls.ARRIVED: now - 60})["Error"] == verbs.UNFINISHED
+
+
+def test_a_search_for_a_pod_of_several_requests_ends_with_the_connection():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert filter_of_several(**{httpcalls.SOCKET: ours})["Error"] == ""
+        theirs.close()
+        assert filter_of_several(**{httpcalls.SOCKET: ours})["Error"] == verbs.UNFINISHED
 
 
 _json = st.recursive(

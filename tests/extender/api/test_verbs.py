@@ -7,11 +7,12 @@ from cardwise.core.values.quantity import Unit
 from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings
-from extender.cache.placing import PlacementRequest
+from extender.cache.nodesearch import FEW
+from extender.cache.placing import Call, PlacementRequest
 from extender.cache.reservations import Phase
 from extender.records.pod import Pod
 from extender.records.podref import PodRef
-from extender.records.wire import FilterArgs
+from extender.records.wire import FilterArgs, FilterResult
 from tests.extender.gangworlds import reserve
 from tests.extender.worlds import (
     P100,
@@ -27,6 +28,7 @@ from tests.extender.worlds import (
     resource_class,
     with_cards,
 )
+from tests.fakes.clock import FakeClock
 
 ONE = AnswerSettings(policy="binpack", one_best_node=True)
 ALL = AnswerSettings(policy="binpack", one_best_node=False)
@@ -86,6 +88,22 @@ def test_a_pod_with_too_many_card_requests_is_refused_also_without_the_webhook()
     raw = asking("p", whole_gpu=1)
     raw["spec"]["containers"] *= request.MOST_CARD_REQUESTS + 1
     assert "more than 16 separate GPU requests" in call_filter(world(n1=[P100]), raw).error
+
+
+@pytest.mark.parametrize("preferences", [ONE, ALL])
+def test_a_pod_whose_nodes_were_not_all_searched_gets_an_error_and_is_not_refused(preferences):
+    """kube-scheduler tries a pod again by itself after an error only, and evicts no pods for it."""
+    nodes = [f"n{i:02}" for i in range(FEW + 1)]
+    state = world(**{node: [P100] for node in nodes})
+    raw = asking("p", whole_gpu=1, share=1)
+    raw["spec"]["containers"] *= 2
+    args = FilterArgs(pod=raw, node_names=nodes)
+    late = Call(FakeClock().now() - 1)
+    assert verbs.filter_nodes(state, preferences, args, call=late) == FilterResult(error=verbs.UNFINISHED)
+    assert not state.refusal_counts()
+    refused = verbs.filter_nodes(state, preferences, args)
+    assert not refused.error
+    assert len(refused.failed_and_unresolvable_nodes) == len(nodes)
 
 
 def test_thousands_that_the_api_server_prints_with_a_suffix_are_read_as_mib():

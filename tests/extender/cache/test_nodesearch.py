@@ -5,11 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.api import request
+from cardwise.core.placement import searching
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache import nodesearch, pacing, placing
 from extender.cache.nodesearch import FEW
-from extender.cache.placing import PlacementRequest
+from extender.cache.placing import Call, PlacementRequest, SearchUnfinished
 from extender.records.podref import PodRef
 from tests.build import P100, asking, container, pod
 from tests.examples import examples
@@ -122,6 +123,157 @@ def test_the_decision_tries_no_more_cards_than_others_may_wait_for(steps, monkey
     assert isinstance(placement, Placement if steps else Unplaceable)
 
 
+@pytest.fixture
+def searched(monkeypatch):
+    """The names of the nodes that were searched, in order."""
+    names = []
+    score = Scorer.score
+
+    def record_score(self, node):
+        names.append(node.name)
+        return score(self, node)
+
+    monkeypatch.setattr(Scorer, "score", record_score)
+    return names
+
+
+@pytest.fixture
+def limited(clock, searched):
+    """A clock by which a search has the time for five nodes."""
+    clock.others = [lambda: None] * 4 + [lambda: clock.advance(nodesearch._SEARCH_SECONDS)]
+    return clock
+
+
+@pytest.mark.parametrize("method", ["plan_pod", "score_fitting_nodes"])
+def test_a_search_ends_with_the_time_of_its_call(limited, searched, method):
+    state = cluster(limited, dict.fromkeys(NODES, (P100, 7999)))
+    with pytest.raises(SearchUnfinished):
+        getattr(state, method)(make_request())
+    assert searched == NODES[:5]
+
+
+def test_the_next_search_goes_on_where_the_last_one_ended(limited, searched):
+    state = cluster(limited, dict.fromkeys(NODES, (P100, 7999)))
+    with pytest.raises(SearchUnfinished):
+        state.plan_pod(make_request())
+    placement = state.plan_pod(make_request("equal"))
+    assert isinstance(placement, Unplaceable)
+    assert placement.refusals == dict.fromkeys(NODES, Refusal.TOGETHER)
+    assert searched == NODES, "each node once"
+
+
+def test_a_pod_gets_a_node_that_the_first_search_has_not_reached(limited):
+    state = cluster(limited, dict.fromkeys(NODES, (P100, 7999)) | {NODES[-1]: (P100, 8000)})
+    with pytest.raises(SearchUnfinished):
+        state.plan_pod(make_request())
+    assert state.plan_pod(make_request()).node == NODES[-1]
+
+
+def test_a_search_that_ends_early_returns_the_nodes_that_fit_so_far(limited):
+    state = cluster(limited, dict.fromkeys(NODES, (P100, 7999)) | {"n001": (P100, 8000), NODES[-1]: (P100, 8000)})
+    assert state.plan_pod(make_request()).node == "n001"
+
+
+def test_prioritize_scores_the_nodes_that_were_searched(limited):
+    state = cluster(limited, dict.fromkeys(NODES, (P100, 8000)))
+    assert state.score_nodes(make_request()).keys() == set(NODES[:5])
+
+
+def test_the_time_of_a_call_counts_from_its_arrival(clock, searched):
+    state = cluster(clock, dict.fromkeys(NODES, (P100, 8000)))
+    late = make_request()._replace(call=Call(clock.now() - nodesearch._SEARCH_SECONDS))
+    with pytest.raises(SearchUnfinished):
+        state.plan_pod(late)
+    assert searched == []
+
+
+def test_the_search_of_an_abandoned_call_ends_and_reserves_nothing(clock, searched):
+    state = cluster(clock, dict.fromkeys(NODES, (P100, 8000)))
+    abandoned = []
+    clock.others = [lambda: None] * 4 + [lambda: abandoned.append(True)]
+    with pytest.raises(SearchUnfinished):
+        state.plan_pod(make_request()._replace(call=Call(None, lambda: bool(abandoned))))
+    assert searched == NODES[:5]
+    assert state.reservation_counts()["reserved"] == 0
+
+
+def change_card(state):
+    occupy_card(state, "n003", 0, 100)
+
+
+def free_card(state):
+    state.set_pod(as_pod(bound("r-n003-1", P100 - 7999, 1, node="n003", phase="Succeeded", containers=ENDED)))
+
+
+def limit_namespace(state):
+    state.set_quota(*as_quota({"memoryMiB": 1}))
+
+
+def nothing(state):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("change", "again"),
+    [
+        (nothing, []),
+        (change_card, ["n003"]),
+        (free_card, ["n003"]),
+        (limit_namespace, NODES),
+    ],
+)
+def test_a_search_in_vain_is_repeated_only_where_something_changed(clock, searched, change, again):
+    state = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
+    first = state.plan_pod(make_request())
+    assert isinstance(first, Unplaceable)
+    searched.clear()
+    change(state)
+    second = state.plan_pod(make_request("equal"))
+    assert searched == again
+    assert isinstance(second, Placement if change is free_card else Unplaceable)
+
+
+def test_what_is_reserved_for_a_gang_meanwhile_counts_at_the_next_search(clock, searched):
+    state = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
+    wanted = make_request()._replace(rank=(0, 0, "", ""))
+    assert isinstance(state.plan_pod(wanted), Unplaceable)
+    searched.clear()
+    reserve(state, "n003", 10_000)
+    assert isinstance(state.plan_pod(wanted), Unplaceable)
+    assert searched == NODES
+
+
+def test_a_refusal_for_want_of_effort_is_not_remembered(clock, searched, monkeypatch):
+    monkeypatch.setattr(searching, "_STEPS_IN_ALL", 0)
+    state = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
+    assert isinstance(state.plan_pod(make_request()), Unplaceable)
+    searched.clear()
+    assert isinstance(state.plan_pod(make_request()), Unplaceable)
+    assert searched == NODES
+
+
+def test_many_searches_of_a_namespace_displace_only_its_own(clock, searched):
+    state = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
+    quiet = make_request()._replace(pod=PodRef("uid-quiet", "quiet", "q"))
+    state.plan_pod(quiet)
+    for mem in range(8000, 8000 + 2 * nodesearch._REMEMBERED):
+        state.plan_pod(make_request(mem=mem))
+    searched.clear()
+    state.plan_pod(quiet)
+    assert searched == []
+    assert len(state._node_search._remembered) == nodesearch._REMEMBERED
+
+
+def test_where_nothing_is_remembered_another_search_begins_with_other_nodes(limited, searched, monkeypatch):
+    state = cluster(limited, dict.fromkeys(NODES, (P100, 7999)))
+    with pytest.raises(SearchUnfinished):
+        state.plan_pod(make_request())
+    state._node_search._remembered.clear()
+    searched.clear()
+    state.plan_pod(make_request())
+    assert searched == [*NODES[5:], *NODES[:5]]
+
+
 def test_filter_without_one_best_node_and_prioritize_have_all_nodes_that_fit(clock):
     state = cluster(clock, dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 8000), "n001": (P100, 9000)})
     assert state.score_fitting_nodes(make_request()).keys() == {"n000", "n001"}
@@ -159,6 +311,46 @@ def test_on_a_snapshot_and_under_the_lock_the_same_is_decided(frees, whole, mem,
         finally:
             nodesearch.FEW = original
     assert answers[0] == answers[1]
+
+
+changes = st.one_of(
+    st.tuples(st.just("occupy"), st.integers(0, 3), st.integers(0, 1), st.sampled_from([1, 4000])),
+    st.tuples(st.just("end"), st.integers(0, 3), st.integers(0, 1), st.just(0)),
+    st.tuples(st.just("reserve"), st.integers(0, 3), st.just(0), st.just(0)),
+    st.tuples(st.just("limit"), st.just(0), st.just(0), st.sampled_from([1, 100_000])),
+    st.tuples(st.just("plan"), st.sampled_from([1, 2]), st.integers(0, 2), st.sampled_from([1, 4001])),
+)
+
+
+def apply_change(state, kind, first, second, mem):
+    name = f"n{first}"
+    if kind == "occupy":
+        occupy_card(state, name, second, mem)
+    elif kind == "end":
+        ended = bound(f"other-{name}-{second}", 1, second, node=name, phase="Succeeded", containers=ENDED)
+        state.set_pod(as_pod(ended))
+    elif kind == "reserve":
+        reserve(state, name, 10_000)
+    elif kind == "limit":
+        state.set_quota(*as_quota({"memoryMiB": mem}))
+    else:
+        wanted = make_request(f"p{second}", first, mem)
+        return state.plan_pod(wanted._replace(nodes=[f"n{i}" for i in range(4)], rank=(0, 0, "", "")))
+    return None
+
+
+@settings(max_examples=examples(60, soak=1000), deadline=None)
+@given(st.lists(st.sampled_from([0, 4000, P100]), min_size=8, max_size=8), st.lists(changes, max_size=30))
+def test_what_a_search_remembers_changes_no_decision(frees, steps):
+    original, nodesearch.FEW = nodesearch.FEW, 1
+    try:
+        by_name = {f"n{i}": tuple(frees[2 * i : 2 * i + 2]) for i in range(4)}
+        remembering, forgetful = (cluster(FakeClock(), by_name) for _ in range(2))
+        for step in steps:
+            forgetful._node_search._remembered.clear()
+            assert apply_change(remembering, *step) == apply_change(forgetful, *step)
+    finally:
+        nodesearch.FEW = original
 
 
 def test_what_is_reserved_for_a_gang_counts():

@@ -1,12 +1,22 @@
 """Calls are read the same however their bytes come, and what could be read in two ways is refused."""
 
+import socket
 from http import HTTPStatus
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cardwise.runtime.http.httpcalls import BadHttpCall, HttpCall, Reader, answer_call, refusal_response, shared_environ
+from cardwise.runtime.http.httpcalls import (
+    SOCKET,
+    BadHttpCall,
+    HttpCall,
+    Reader,
+    answer_call,
+    is_abandoned,
+    refusal_response,
+    shared_environ,
+)
 
 SHARED = shared_environ(("127.0.0.1", 5), ("127.0.0.2", 80), "https")
 GOS = (
@@ -76,6 +86,17 @@ def test_a_body_that_is_coded_otherwise_than_in_chunks_is_refused(coding):
     with pytest.raises(BadHttpCall) as refused:
         read(b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: " + coding + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
     assert refused.value.status in (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.BAD_REQUEST)
+
+
+def test_a_call_is_abandoned_once_its_client_has_closed_the_connection():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert not is_abandoned({SOCKET: ours})
+        theirs.sendall(b"the next call")
+        assert not is_abandoned({SOCKET: ours})
+        theirs.shutdown(socket.SHUT_WR)
+        assert is_abandoned({SOCKET: ours}), "unread bytes do not matter"
+    assert not is_abandoned({}), "a test without a server"
 
 
 def test_who_waits_for_a_continue_is_known_until_the_body_begins():
