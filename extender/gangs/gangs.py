@@ -17,15 +17,13 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache import yielding
 from extender.cache.cache import Cache
 from extender.cache.statelock import StateLock
-from extender.cache.yielding import TURN, give_way, slices
+from extender.cache.yielding import TURN, give_way
 from extender.gangs.bindthreads import BindThreads
 from extender.gangs.gangplaces import CHEAP, GangPlaces
 from extender.gangs.gangqueue import GangCursor, GangQueue
 from extender.gangs.gangtypes import DueWork, GangSettings, Permit
 from extender.gangs.gangviews import GangView, make_view, pod_ref
 
-_VIEWS_AT_ONCE: Final = 50  # gangs
-_GANGS_AT_ONCE: Final = 200  # gangs
 _ROUND_SECONDS: Final = 1.0  # of planning in one step; the rest of the round is for the next step
 _TRY_SECONDS: Final = 1.0  # in which all calls of one attempt of a pod come; kube-scheduler's back-off is no shorter
 _RECOVER_SECONDS: Final = 3.0  # of planning before a leader epoch begins; gangs that are left are planned in the epoch
@@ -253,16 +251,17 @@ class Gangs:
         """Cancel all permits; from now on no bind may wait."""
         with self._lock:
             self._stopped = reason
-            for permit in list(self._permits.values()):
-                self._end_plan(self._gangs[permit.key], reason)
+
+        def cancel(gang: Gang) -> None:
+            if gang.key in self._permits:
+                self._end_plan(gang, reason)
+
+        self._visit_gangs(cancel)
 
     def step(self) -> DueWork:
         """Do what is due by time; only the leader calls it. Returns the writes that are due."""
         work, due = DueWork([], []), list[Gang]()
-        for some in slices(self._list_keys(), _GANGS_AT_ONCE, self._clock):
-            with self._lock:
-                self._cache.sync_cards()
-                self._advance_gangs(some, work, due)
+        self._visit_gangs(lambda gang: self._advance_gang(gang, work, due))
         until = self._clock.now() + _ROUND_SECONDS
         while self._reserve_some(due) and self._clock.now() < until:
             give_way(self._clock)
@@ -287,30 +286,48 @@ class Gangs:
     def views(self) -> list[GangView]:
         """Views of all gangs, for PodGroups and events."""
         views: list[GangView] = []
-        for some in slices(self._list_keys(), _VIEWS_AT_ONCE, self._clock):
-            with self._lock:
-                gangs = (self._gangs[key] for key in some if key in self._gangs)
-                views += [make_view(gang, self._cache.ledger) for gang in gangs if not gang.group.basic]
+
+        def add_view(gang: Gang) -> None:
+            if not gang.group.basic:
+                views.append(make_view(gang, self._cache.ledger))
+
+        self._visit_gangs(add_view)
         return views
 
     def phase_counts(self) -> dict[str, int]:
         """The number of gangs by phase."""
-        with self._lock:
-            counts = dict.fromkeys(map(str, GangPhase), 0)
-            for gang in self._gangs.values():
-                counts[str(gang.phase)] += not gang.group.basic
-            return counts
+        counts = dict.fromkeys(map(str, GangPhase), 0)
+
+        def count_phase(gang: Gang) -> None:
+            counts[str(gang.phase)] += not gang.group.basic
+
+        self._visit_gangs(count_phase)
+        return counts
 
     def foreign_groups(self) -> list[tuple[ForeignPodGroup, str]]:
         """The gangs whose minimum is in a PodGroup of another API group, each with that API group."""
-        with self._lock:
-            return [(kind, key) for key, gang in self._gangs.items() for kind in gang.foreign]
+        groups: list[tuple[ForeignPodGroup, str]] = []
+        self._visit_gangs(lambda gang: groups.extend((kind, gang.key) for kind in gang.foreign))
+        return groups
 
     # Turns of long work.
 
-    def _list_keys(self) -> list[str]:
+    def _visit_gangs(self, visit: Callable[[Gang], None]) -> None:
+        """Call `visit` for each gang, under the lock, in turns."""
         with self._lock:
-            return list(self._gangs)
+            keys = list(reversed(self._gangs))
+        while keys:
+            with self._lock:
+                self._cache.sync_cards()
+                until = self._clock.cpu() + TURN
+                while keys:
+                    gang = self._gangs.get(keys.pop())
+                    if gang is not None:
+                        visit(gang)
+                    if self._clock.cpu() >= until:
+                        break
+            if keys:
+                give_way(self._clock)
 
     def _recover_some(self) -> bool:
         """One turn of `recover`. Returns whether gangs are left for the next turn."""
@@ -352,25 +369,24 @@ class Gangs:
 
     # Everything below runs under the lock.
 
-    def _advance_gangs(self, keys: Iterable[str], work: DueWork, due: list[Gang]) -> None:
-        """Do what is due by time for these gangs.
+    def _advance_gang(self, gang: Gang, work: DueWork, due: list[Gang]) -> None:
+        """Do what is due by time for this gang.
 
         work: receives the writes that are due.
-        due: receives the gangs that have waited too long.
+        due: receives the gang if it has waited too long.
         """
         now = self._clock.now()
-        for gang in [self._gangs[key] for key in keys if key in self._gangs]:
-            expiry = gang.expiry_reason(
-                now, others_short=bool(gang.plan) and self._bind_threads.are_others_short(gang.namespace, now)
-            )
-            if expiry:
-                self._end_plan(gang, expiry)
-            if gang.rollback_due(now):
-                self._after_transition(gang, gang.roll_back(now))
-            work.ungate.extend(pod_ref(gang, member) for member in gang.members_to_ungate())
-            work.evict.extend((pod_ref(gang, gang.members[uid]), gang.reason) for uid in gang.evicting)
-            if gang.is_reservation_due(now):
-                due.append(gang)
+        expiry = gang.expiry_reason(
+            now, others_short=bool(gang.plan) and self._bind_threads.are_others_short(gang.namespace, now)
+        )
+        if expiry:
+            self._end_plan(gang, expiry)
+        if gang.rollback_due(now):
+            self._after_transition(gang, gang.roll_back(now))
+        work.ungate.extend(pod_ref(gang, member) for member in gang.members_to_ungate())
+        work.evict.extend((pod_ref(gang, gang.members[uid]), gang.reason) for uid in gang.evicting)
+        if gang.is_reservation_due(now):
+            due.append(gang)
 
     def _is_first_call(self, uid: str, nodes: Collection[str], named_node: str, now: float) -> bool:
         """Whether kube-scheduler offers only the nominated node, as in the first filter call of each attempt.

@@ -7,8 +7,10 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.capacity import LOOKS, Capacities
+from extender.cache.statelock import StateLock
 from extender.cache.yielding import TURN
 from extender.gangs import gangplaces
+from extender.gangs.gangs import Gangs
 from tests.extender.gangworlds import NodeSpec, World, member, single
 from tests.extender.worlds import P100
 
@@ -418,3 +420,45 @@ def test_calls_for_gangs_that_cannot_be_planned_plan_a_tenth_of_the_time_and_the
         world.state.gangs.step()
         world.clock.advance(0.1)
     assert set(done) == {f"g{gang}" for gang in range(GANGS)}
+
+
+@pytest.mark.parametrize(
+    "visit_all",
+    [Gangs.step, Gangs.views, Gangs.phase_counts, Gangs.foreign_groups, lambda gangs: gangs.cancel_permits("it ends")],
+    ids=["step", "views", "phase_counts", "foreign_groups", "cancel_permits"],
+)
+def test_all_gangs_are_visited_in_turns(visit_all, monkeypatch):
+    """One may have hundreds of members to ungate, to view, or to take out of its plan."""
+    world = World({"n1": GANGS}, max_waiting=1000)
+    world.create(*(member(f"g{i}", f"g{i}", 1, gated=False, gpu_mem=P100) for i in range(GANGS)))
+    world.state.gangs._plan_some = world.state.gangs._reserve_some = lambda *_: False
+    visits, enter = [], StateLock.__enter__
+
+    class Costly(dict):
+        def get(self, key, default=None):
+            visits[-1].append(key)
+            world.clock.worked += 2 * TURN
+            return super().get(key, default)
+
+    def counted(lock):
+        visits.append([])
+        enter(lock)
+
+    monkeypatch.setattr(StateLock, "__enter__", counted)
+    world.state.gangs._gangs = Costly(world.state.gangs._gangs)
+    visit_all(world.state.gangs)
+    assert [keys for keys in visits if keys] == [[f"default/g{i}"] for i in range(GANGS)]
+
+
+def test_a_gang_that_ends_between_two_turns_is_not_visited():
+    world = World({"n1": GANGS}, max_waiting=1000)
+    world.create(*(member(f"g{i}", f"g{i}", 1, gated=False, gpu_mem=P100) for i in range(3)))
+    views, visit = [], world.state.gangs._visit_gangs
+
+    def record_visit(gang):
+        views.append(gang.name)
+        world.clock.worked += 2 * TURN
+
+    world.clock.sleep = lambda _: world.pods.get("g2") and world.delete("g2")
+    visit(record_visit)
+    assert views == ["g0", "g1"]
