@@ -44,7 +44,7 @@ from mps.options import audit_options, pace_options
 _log = structlog.get_logger(__name__)
 
 COMPONENT = "cardwise-mps"
-_LOCK_PAUSE = 0.1
+_LOCK_POLL_SECONDS = 0.1
 _CHECK_SECONDS = 1.0
 _WARN_AFTER_SECONDS = 5.0  # a rolling update may take so long until the former manager has released the root
 
@@ -184,86 +184,86 @@ def main(
         driver=driver,
         audit=audit,
     )
-    stopped = threading.Event()
+    stop_event = threading.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signal_number, lambda *_: stopped.set())
+        signal.signal(signal_number, lambda *_: stop_event.set())
     try:
         all_gpus = (
             SimulatedGpus(simulated_cards) if simulated_cards is not None else NvmlGpus(on_failure=_count_failure)
         )
         gpus: Gpus = all_gpus if cards is None else SelectedGpus(all_gpus, cards)
         mps.check_root(str(root), [card.uuid for card in gpus.cards()], settings.scope)
-        directories.check_open(root)
+        directories.check_folder_access(root)
         if daemon_cgroup is not None:
             cgroups.check_root(daemon_cgroup)
-        if ignored := units.ignored_settings(os.environ):
-            _log.warning("ignored MPS settings in the manager's environment", names=ignored)
+        if ignored_names := units.list_ignored_settings(os.environ):
+            _log.warning("ignored MPS settings in the manager's environment", names=ignored_names)
         client = KubeClient.load(common.kubeconfig, user_agent=COMPONENT)
-        health = HealthServer(
+        health_server = HealthServer(
             common.metrics_bind,
-            ready=lambda: _ready_problems(running),
-            alive=lambda: _stuck_problems(running),
+            ready=lambda: _list_ready_problems(managers),
+            alive=lambda: _list_stuck_problems(managers),
             config=configz.describe_options(click.get_current_context()),
         )
         lock = ManagerLock(root)
     except (InvalidRequest, GpusUnavailable, KubeConfigError, OSError) as error:
         _log.error("cannot start", error=str(error))
         sys.exit(1)
-    running: list[Manager] = []
+    managers: list[Manager] = []
     interpreter.tune_interpreter()
-    health.start()
-    if _acquire_lock(lock, stopped):
+    health_server.start()
+    if _acquire_lock(lock, stop_event):
         manager = Manager(settings, client, gpus, all_gpus)
         manager.start()
-        running.append(manager)
+        managers.append(manager)
         _log.info("started", node=node_name, cards=len(gpus.cards()), scope=scope, root=str(root))
-        _serve(lock, stopped)
+        _serve(lock, stop_event)
         _log.info("stopping")
         manager.stop()
     lock.release()
-    health.stop()
+    health_server.stop()
     all_gpus.close()
     client.close()
     _log.info("stopped")
 
 
-def _acquire_lock(lock: ManagerLock, stopped: threading.Event, clock: Clock = BOOT) -> bool:
+def _acquire_lock(lock: ManagerLock, stop_event: threading.Event, clock: Clock = BOOT) -> bool:
     """Wait until a former manager has released the root, as in a rolling update. Returns False if this
     process is stopped.
     """
     started = clock.now()
     has_warned = False
-    while not stopped.is_set():
+    while not stop_event.is_set():
         try:
             lock.acquire()
         except RootLocked:
             if not has_warned and clock.now() - started > _WARN_AFTER_SECONDS:
                 has_warned = True
                 _log.warning("waiting for another manager to release the root")
-            clock.wait(stopped, _LOCK_PAUSE)
+            clock.wait(stop_event, _LOCK_POLL_SECONDS)
         else:
             return True
     return False
 
 
-def _serve(lock: ManagerLock, stopped: threading.Event, clock: Clock = BOOT) -> None:
+def _serve(lock: ManagerLock, stop_event: threading.Event, clock: Clock = BOOT) -> None:
     """Serve until stopped. If the lock is lost, exit as in a crash: the next manager takes over."""
-    while not clock.wait(stopped, _CHECK_SECONDS):
+    while not clock.wait(stop_event, _CHECK_SECONDS):
         if lock.is_lost():
             _log.error("exiting: the lock file was removed from the root, so readers ignore this manager")
             sys.exit(1)
 
 
-def _ready_problems(running: list[Manager]) -> list[str]:
+def _list_ready_problems(managers: list[Manager]) -> list[str]:
     return (
-        [problem for manager in running for problem in manager.problems()]
-        if running
+        [problem for manager in managers for problem in manager.problems()]
+        if managers
         else ["waiting for another manager to release the root"]
     )
 
 
-def _stuck_problems(running: list[Manager]) -> list[str]:
-    return [problem for manager in running for problem in manager.stuck_reasons()]
+def _list_stuck_problems(managers: list[Manager]) -> list[str]:
+    return [problem for manager in managers for problem in manager.stuck_reasons()]
 
 
 def _count_failure(thread: str) -> None:

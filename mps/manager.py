@@ -30,14 +30,14 @@ from mps.daemon.termination import TerminatingPods
 from mps.daemon.units import DaemonUnit
 from mps.host import drivers
 from mps.host.control import CommandRefused, ControlError
-from mps.host.pods import CardDemand, PodView, demands, required_ceilings, uuids_by_index, watch_pods
+from mps.host.pods import CardDemand, PodView, compute_demands, required_ceilings, uuids_by_index, watch_pods
 from mps.host.processes import LOCAL, Host
 from mps.publication import Publication
 
 _log = structlog.get_logger(__name__)
 
 _INTERVAL_SECONDS = 1.0
-_DETACH_AGAIN_SECONDS = 1.0  # a process may open the card after the first look
+_DETACH_RETRY_SECONDS = 1.0  # a process may open the card after the first look
 _STUCK_SECONDS = 120.0
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 10.0
@@ -77,7 +77,7 @@ class ManagerLock:
 
     def __init__(self, root: Path) -> None:
         """Open the lock file. Raises OSError."""
-        directories.make_open(root)
+        directories.create_open_folder(root)
         self._path = root / mps.LOCK
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
 
@@ -100,7 +100,7 @@ class ManagerLock:
 
 
 class Manager:
-    """The MPS manager of one node. The lock must be held from before `start` until after `stop`."""
+    """The MPS manager of one node. The lock must be held from before `start_timeout` until after `stop`."""
 
     def __init__(
         self,
@@ -123,12 +123,12 @@ class Manager:
         self._lock = threading.Lock()
         self._daemons: dict[Path, Daemon] = {}
         self._stopping_homes: set[Path] = set()  # folders of daemons that have to end, whatever pods request
-        self._inherited: tuple[int, tuple[str, ...]] | None = (
+        self._inherited_daemon: tuple[int, tuple[str, ...]] | None = (
             None  # PID and cards of a former manager's daemon of the whole node
         )
         self._leftovers_ended = False  # whether the leftovers of a former manager are ended
         self._terminating_pods = TerminatingPods(settings.detach_before)
-        self._last_pass = clock.now()
+        self._last_pass_at = clock.now()
         self._loop = Loop(
             "manager",
             lambda: self._loop.run_within(self.reconcile()),
@@ -179,12 +179,15 @@ class Manager:
         self._loop.stop(_STOP_SECONDS)
         self._cards.stop(_STOP_SECONDS)
         daemons = self.daemons()
-        ending = [daemon for daemon in daemons if self._may_stop(daemon)]
-        for daemon in ending:
-            daemon.set_wanted(False, "the MPS manager stops")
+        stoppable_daemons = [daemon for daemon in daemons if self._may_stop(daemon)]
+        for daemon in stoppable_daemons:
+            daemon.set_enabled(False, "the MPS manager stops")
         pace = self._settings.pace
-        deadline = self._clock.now() + pace.drain + pace.quit_grace + pace.answer * 3
-        while any(daemon.status.state is not MpsState.OFF for daemon in ending) and self._clock.now() < deadline:
+        deadline = self._clock.now() + pace.drain_timeout + pace.quit_grace + pace.probe_timeout * 3
+        while (
+            any(daemon.status.state is not MpsState.OFF for daemon in stoppable_daemons)
+            and self._clock.now() < deadline
+        ):
             self._clock.sleep(_POLL_SECONDS)
         for daemon in daemons:
             daemon.stop()
@@ -218,7 +221,7 @@ class Manager:
 
     def stuck_reasons(self) -> Sequence[str]:
         """Why the manager should be restarted, one line each."""
-        elapsed = self._clock.now() - self._last_pass
+        elapsed = self._clock.now() - self._last_pass_at
         return [f"the manager's thread has made no pass for {elapsed:.0f} s"] if elapsed > _STUCK_SECONDS else []
 
     def detach(self, pods: Sequence[PodView]) -> int:
@@ -227,11 +230,11 @@ class Manager:
         A tenant can make the daemon of their card hang, and pods on other cards have only seconds left. So each daemon
         is called once for all pods, only if one of them has a share of its cards, and last if it is not ready.
         """
-        owners = self._owners()
-        detached: Counter[str] = Counter()  # by pod UID
-        remaining: set[str] = set()  # UIDs of pods that may still have clients
+        owners = self._process_owners()
+        detached_counts: Counter[str] = Counter()  # by pod UID
+        uids_with_clients: set[str] = set()  # UIDs of pods that may still have clients
         for daemon in sorted(self.daemons(), key=lambda daemon: daemon.status.state is not MpsState.READY):
-            pod_uids = {pod.uid for pod in pods if _has_share(pod, daemon.unit)}
+            pod_uids = {pod.uid for pod in pods if _has_share_on_unit(pod, daemon.unit)}
             if not pod_uids or not daemon.is_running:
                 continue
             try:
@@ -239,21 +242,21 @@ class Manager:
                     owner = owners.find_owner(self._host.memberships(client.pid))
                     if owner is None or owner.pod.uid not in pod_uids:
                         continue
-                    remaining.add(owner.pod.uid)
+                    uids_with_clients.add(owner.pod.uid)
                     with contextlib.suppress(CommandRefused):  # it has just ended, or is detached again in a second
                         daemon.detach(client, "terminating")
-                        detached[owner.pod.uid] += 1
+                        detached_counts[owner.pod.uid] += 1
             except ControlError as error:
-                remaining |= pod_uids
+                uids_with_clients |= pod_uids
                 _log.warning(
                     "failed to detach the clients of terminating pods", card=daemon.unit.name, error=str(error)
                 )
         for pod in pods:
-            if count := detached[pod.uid]:
+            if count := detached_counts[pod.uid]:
                 _log.info("detached the clients of a terminating pod", pod=pod.pod, uid=pod.uid, clients=count)
-            if pod.uid not in remaining:
+            if pod.uid not in uids_with_clients:
                 self._terminating_pods.mark_detached(pod.uid)
-        return detached.total()
+        return detached_counts.total()
 
     def daemons(self) -> list[Daemon]:
         with self._lock:
@@ -261,11 +264,11 @@ class Manager:
 
     def reconcile(self) -> float:
         """Reconcile the daemons with cards and pods. Returns the seconds until the next pass at the latest."""
-        self._last_pass = self._clock.now()
+        self._last_pass_at = self._clock.now()
         self._reconcile_daemons()
         self._end_leftovers()
         self._update_demands()
-        return min(_INTERVAL_SECONDS, self._detach_ending())
+        return min(_INTERVAL_SECONDS, self._detach_due_clients())
 
     def _watch_cards(self) -> None:
         if self._gpus.wait_change(_INTERVAL_SECONDS):
@@ -279,7 +282,7 @@ class Manager:
             if unit is not None and unit.uuids == daemon.unit.uuids:
                 continue
             self._stopping_homes.add(home)
-            daemon.set_wanted(False, "its GPUs have changed")
+            daemon.set_enabled(False, "its GPUs have changed")
             if daemon.status.state is MpsState.OFF:
                 daemon.stop()
                 self._stopping_homes.discard(home)
@@ -319,48 +322,51 @@ class Manager:
 
     def _describe_process(self, pid: int) -> str:
         """Describe the process for people: PID, name and pod."""
-        owner = self._owners().find_owner(self._host.memberships(pid))
+        owner = self._process_owners().find_owner(self._host.memberships(pid))
         name = self._host.name(pid)
         process = f"{pid} ({name})" if name else str(pid)
         return f"{process} of pod {owner.pod.pod}" if owner is not None else process
 
-    def _owners(self) -> ProcessOwners:
+    def _process_owners(self) -> ProcessOwners:
         return ProcessOwners([*self._terminating_pods.force_deleted, *self.pods.list_pods()])
 
     def _update_demands(self) -> None:
         if not self.pods.synced:
             return
-        demands_by_card = self._demands()
+        demands_by_card = self._card_demands()
         ceilings = required_ceilings(demands_by_card)
         for daemon in self.daemons():
             unit_demands = [demands_by_card.get(uuid, CardDemand()) for uuid in daemon.unit.uuids]
-            held = [demand for demand in unit_demands if demand.shares]
+            shared_demands = [demand for demand in unit_demands if demand.shares]
             daemon.set_ceilings({uuid: ceilings[uuid] for uuid in daemon.unit.uuids if uuid in ceilings})
             if daemon.unit.home not in self._stopping_homes:
-                off = bool(held) and all(demand.without_mps for demand in held)
-                daemon.set_wanted(not off, "all pods on the GPU run without MPS" if off else "")
+                is_off = bool(shared_demands) and all(demand.without_mps for demand in shared_demands)
+                daemon.set_enabled(not is_off, "all pods on the GPU run without MPS" if is_off else "")
 
-    def _detach_ending(self) -> float:
+    def _detach_due_clients(self) -> float:
         """Detach due clients. Returns the seconds until the next call."""
-        due, later = self._terminating_pods.due_pods(
+        due_pods, next_due_seconds = self._terminating_pods.due_pods(
             self.pods.list_pods(),
             api_time=self._client.last_server_time(),
             node_time=self._clock.wall(),
             monotonic=self._clock.now(),
         )
-        if due:
-            self.detach(due)
-        return min(_DETACH_AGAIN_SECONDS if due else _INTERVAL_SECONDS, _INTERVAL_SECONDS if later is None else later)
+        if due_pods:
+            self.detach(due_pods)
+        return min(
+            _DETACH_RETRY_SECONDS if due_pods else _INTERVAL_SECONDS,
+            _INTERVAL_SECONDS if next_due_seconds is None else next_due_seconds,
+        )
 
-    def _demands(self) -> dict[str, CardDemand]:
-        return demands(self.pods.list_pods(), self._served_cards())
+    def _card_demands(self) -> dict[str, CardDemand]:
+        return compute_demands(self.pods.list_pods(), self._served_cards())
 
     def _may_stop(self, daemon: Daemon) -> bool:
         if self._settings.stop_daemons != "idle":
             return self._settings.stop_daemons == "always"
         if not self.pods.synced:
             return False  # its holders are unknown
-        demands_by_card = self._demands()
+        demands_by_card = self._card_demands()
         return not any(demands_by_card.get(uuid, CardDemand()).shares for uuid in daemon.unit.uuids)
 
     def inherit_daemons(self) -> None:
@@ -368,7 +374,7 @@ class Manager:
         home = Path(mps.node_folder(str(self._settings.root)))
         status, processes = mpsfiles.read_state(home), self._host.daemons(home / mps.PIPE)
         if status is not None and processes:
-            self._inherited = processes[0].pid, status.uuids
+            self._inherited_daemon = processes[0].pid, status.uuids
         self._end_leftovers()
 
     def _served_cards(self) -> list[GpuCard]:
@@ -378,22 +384,28 @@ class Manager:
         while the process lives: without it the daemon would seem to serve the wrong cards, and would be ended with the
         clients of the other cards. For a new daemon the card is left out.
         """
-        unresponsive = self._gpus.unresponsive_indices()
-        others = {
+        unresponsive_indices = self._gpus.unresponsive_indices()
+        all_uuids = {
             card.uuid for card in self._all_gpus.cards()
         }  # cards in MIG mode included: they are not served any more
         cards = self._gpus.cards()
-        if not unresponsive or not cards or self._settings.scope is not DaemonScope.NODE or self._inherited is None:
+        if (
+            not unresponsive_indices
+            or not cards
+            or self._settings.scope is not DaemonScope.NODE
+            or self._inherited_daemon is None
+        ):
             return cards
-        pid, uuids = self._inherited
+        pid, uuids = self._inherited_daemon
         if self._host.activity(pid) is None:
             return cards
         # Properties that the card cannot report now are copied from another card; the daemon has its limits already.
-        missing = [uuid for uuid in uuids if uuid not in others | {card.uuid for card in cards}]
-        waiting = [
-            replace(cards[0], index=index, uuid=uuid) for index, uuid in zip(unresponsive, missing, strict=False)
+        missing_uuids = [uuid for uuid in uuids if uuid not in all_uuids | {card.uuid for card in cards}]
+        missing_cards = [
+            replace(cards[0], index=index, uuid=uuid)
+            for index, uuid in zip(unresponsive_indices, missing_uuids, strict=False)
         ]
-        return sorted([*cards, *waiting], key=lambda card: card.index)
+        return sorted([*cards, *missing_cards], key=lambda card: card.index)
 
     def _end_leftovers(self) -> None:
         """End a former manager's daemons in folders that are not served, and reopen their cards. Raises OSError.
@@ -402,36 +414,36 @@ class Manager:
         """
         if self._leftovers_ended:
             return
-        skipped = False
-        served = {unit.home for unit in daemon_units(self._settings, self._gpus.cards())} | self._daemons.keys()
+        has_skipped = False
+        served_homes = {unit.home for unit in daemon_units(self._settings, self._gpus.cards())} | self._daemons.keys()
         for pipe in self._settings.root.glob(f"*/{mps.PIPE}"):
             home = pipe.parent
-            if home in served:
+            if home in served_homes:
                 continue
             if self._may_serve_unresponsive_card(home):
-                skipped = True
+                has_skipped = True
                 continue
             for process in [*self._host.daemons(pipe), *self._host.servers(pipe)]:
                 _log.warning("ending a daemon whose GPUs are no longer served", home=str(home), pid=process.pid)
                 process.signal(signal.SIGKILL)
             # After a change of scope the card has another folder, but readers read its own one first.
-            uuids = self._cards_of(home)
+            uuids = self._list_served_uuids(home)
             try:
                 problems = computemode.reopen_cards(home, self._use, uuids)  # by the state file, if the modes are lost
             finally:
                 directories.withdraw_files(home)
             for problem in problems:
                 _log.error("failed to reopen a GPU", problem=problem)
-        self._leftovers_ended = not skipped
+        self._leftovers_ended = not has_skipped
 
-    def _cards_of(self, home: Path) -> list[str]:
+    def _list_served_uuids(self, home: Path) -> list[str]:
         """The UUIDs of this node's cards that a daemon in the folder has served, by its last status or its name."""
         status = mpsfiles.read_state(home)
-        served = status.uuids if status is not None else ()
+        served_uuids = status.uuids if status is not None else ()
         return [
             card.uuid
             for card in self._all_gpus.cards()
-            if card.uuid in served or Path(mps.folder(str(self._settings.root), card.uuid)) == home
+            if card.uuid in served_uuids or Path(mps.folder(str(self._settings.root), card.uuid)) == home
         ]
 
     def _may_serve_unresponsive_card(self, home: Path) -> bool:
@@ -439,8 +451,8 @@ class Manager:
             return False
         if home == Path(mps.node_folder(str(self._settings.root))):
             return not self._gpus.cards()  # two daemons must not serve the cards that answer
-        status, known = mpsfiles.read_state(home), {card.uuid for card in self._all_gpus.cards()}
-        return status is None or not known.issuperset(status.uuids)
+        status, uuids = mpsfiles.read_state(home), {card.uuid for card in self._all_gpus.cards()}
+        return status is None or not uuids.issuperset(status.uuids)
 
 
 def daemon_units(settings: ManagerSettings, cards: Sequence[GpuCard]) -> list[DaemonUnit]:
@@ -457,7 +469,7 @@ def daemon_units(settings: ManagerSettings, cards: Sequence[GpuCard]) -> list[Da
     return [DaemonUnit(name=mps.NODE, home=home, scope=DaemonScope.NODE, cards=tuple(cards))]
 
 
-def _has_share(pod: PodView, unit: DaemonUnit) -> bool:
+def _has_share_on_unit(pod: PodView, unit: DaemonUnit) -> bool:
     """Whether the pod has a share of one of the unit's cards."""
-    by_index = uuids_by_index(unit.cards)
-    return any(share.uuid_by(by_index) in unit.uuids for share in pod.assignment.shares())
+    uuid_by_index = uuids_by_index(unit.cards)
+    return any(share.uuid_by(uuid_by_index) in unit.uuids for share in pod.assignment.shares())

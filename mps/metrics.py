@@ -6,7 +6,7 @@ from cardwise.core.api.mps import MpsState
 
 UP = Gauge("cardwise_mps_up", "1 while the GPU's MPS is ready for containers", ["card"])
 STATE = Gauge("cardwise_mps_state", "1 for the state that the GPU's MPS is in, 0 for the others", ["card", "state"])
-HEALS = Counter("cardwise_mps_recoveries", "Times that the GPU's MPS became ready again after a failure", ["card"])
+RECOVERIES = Counter("cardwise_mps_recoveries", "Times that the GPU's MPS became ready again after a failure", ["card"])
 STARTS = Counter("cardwise_mps_daemon_starts", "Starts of a daemon", ["card"])
 FAILURES = Counter("cardwise_mps_daemon_failures", "Unexpected ends of a daemon", ["card"])
 FAULTS = Counter("cardwise_mps_server_faults", "Faults that a client has caused on its GPU", ["card"])
@@ -25,16 +25,16 @@ USED = Gauge(
     "Memory of the GPU that the container's processes use in total, as the driver reports",
     ["namespace", "pod", "container", "card"],
 )
-AUDIT_STANDING = Gauge(
+AUDIT_OPEN_VIOLATIONS = Gauge(
     "cardwise_mps_audit_open_violations",
     "Standing violations of pods or processes on the GPU, by reason",
     ["card", "reason"],
 )
-AUDIT_FOUND = Counter("cardwise_mps_audit_violations", "Violations that the audit reported", ["card", "reason"])
+AUDIT_VIOLATIONS = Counter("cardwise_mps_audit_violations", "Violations that the audit reported", ["card", "reason"])
 AUDIT_EVICTIONS = Counter(
     "cardwise_mps_audit_evictions", "Evictions by the audit, by outcome (evicted, budget, error, withheld)", ["outcome"]
 )
-AUDIT_BLIND = Counter("cardwise_mps_audit_failures", "Audits of a GPU that could not list its processes", ["card"])
+AUDIT_FAILURES = Counter("cardwise_mps_audit_failures", "Audits of a GPU that could not list its processes", ["card"])
 THREADS = Counter(
     "cardwise_mps_thread_failures", "Unexpected errors in a thread, which continued; see the log", ["thread"]
 )

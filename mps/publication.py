@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 _PUBLISH_FAILED = "failed to publish the MPS statuses of this node"
 _INTERVAL_SECONDS = 30.0
-_HELD_BACK_SECONDS = 1.0
+_STALE_RETRY_SECONDS = 1.0
 _STOP_SECONDS = 5.0
 
 
@@ -60,9 +60,9 @@ def _project_own(node: str) -> Callable[[bytes], tuple[str, dict[str, Any]] | No
 
 def card_status(status: Status, uuid: str) -> dict[str, Any]:
     """The desired `status.mps` of a card. Pure."""
-    patch = mps.status_fields(status, uuid)
-    changed = datetime.fromtimestamp(status.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return patch | {"reason": wording.sanitize_message(patch["reason"]), "lastTransitionTime": changed}
+    fields = mps.status_fields(status, uuid)
+    transition_time = datetime.fromtimestamp(status.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return fields | {"reason": wording.sanitize_message(fields["reason"]), "lastTransitionTime": transition_time}
 
 
 class Publication:
@@ -124,17 +124,17 @@ class Publication:
         self.problem = ""
 
     def _publish(self) -> None:
-        known = self._reflector.store.snapshot()
+        published_statuses = self._reflector.store.snapshot()
         first_error: errors.KubeError | None = None
         for uuid, status in self._statuses().items():
             name = names.extended_resource_name(uuid)
             patch = card_status(status, uuid)
             # The watch triggers another pass when a missing object is created.
-            if name not in known or known[name] == patch:
+            if name not in published_statuses or published_statuses[name] == patch:
                 continue
             # The device plugin marks stale statuses as Down; publishing one would undo that.
             if mps.is_stale(status, self._clock.now()):
-                self._loop.run_within(_HELD_BACK_SECONDS)
+                self._loop.run_within(_STALE_RETRY_SECONDS)
                 continue
             try:
                 self._client.patch(paths.extendedresources(name, "status"), {"status": {"mps": patch}}, "merge")

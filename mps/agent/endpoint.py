@@ -13,15 +13,21 @@ from pathlib import Path
 from cardwise.clock import SYSTEM, Clock
 
 _REQUEST_SECONDS = 5.0  # for a whole request and its response
-_MAX_REQUEST = 4096  # bytes
+_MAX_REQUEST_BYTES = 4096  # bytes
 _MAX_CONNECTIONS = 16  # at a time
 _BACKLOG = 16
-_MAY_CONNECT = 0o666
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_SOCKET_MODE = 0o666
+_REASON_PHRASES = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    503: "Service Unavailable",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Response:
     """The response to a request."""
 
     status: int
@@ -35,17 +41,17 @@ class _Connection:
     listener: str
     deadline: float
     request: bytes = b""
-    answer: memoryview = field(default_factory=lambda: memoryview(b""))
+    response: memoryview = field(default_factory=lambda: memoryview(b""))
 
 
 class Endpoint:
     """The server.
 
-    answer: called with the listener's name and the path; returns the response.
+    handle: called with the listener's name and the path; returns the response.
     """
 
-    def __init__(self, answer: Callable[[str, str], Reply], clock: Clock = SYSTEM) -> None:
-        self._answer = answer
+    def __init__(self, handle: Callable[[str, str], Response], clock: Clock = SYSTEM) -> None:
+        self._handle = handle
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
@@ -57,17 +63,17 @@ class Endpoint:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(str(path))
-            path.chmod(_MAY_CONNECT)
+            path.chmod(_SOCKET_MODE)
         except OSError:
             listener.close()
             raise
-        self._listen(listener, name)
+        self._add_listener(listener, name)
 
     def listen_tcp(self, port: int, name: str) -> int:
         """Listen on all addresses; port 0 takes any port. Returns the port. Raises OSError."""
         family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
         listener = socket.create_server(("", port), family=family, dualstack_ipv6=family is socket.AF_INET6)
-        self._listen(listener, name)
+        self._add_listener(listener, name)
         return int(listener.getsockname()[1])
 
     def serve(self, seconds: float) -> None:
@@ -78,7 +84,7 @@ class Endpoint:
 
     def serve_once(self, seconds: float) -> None:
         """Handle the pending requests; waits up to `seconds` for one."""
-        self._drop_late()
+        self._drop_expired()
         for key, _ in self._selector.select(max(0.0, seconds)):
             if isinstance(key.data, _Connection):
                 self._serve_connection(key.data)
@@ -92,7 +98,7 @@ class Endpoint:
             listener.close()
         self._selector.close()
 
-    def _listen(self, listener: socket.socket, name: str) -> None:
+    def _add_listener(self, listener: socket.socket, name: str) -> None:
         listener.listen(_BACKLOG)
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, (listener, name))
@@ -100,49 +106,49 @@ class Endpoint:
 
     def _accept(self, listener: socket.socket, name: str) -> None:
         try:
-            accepted, _ = listener.accept()
+            client_socket, _ = listener.accept()
         except OSError:
             return  # the client has disconnected
         if len(self._connections) >= _MAX_CONNECTIONS:
             self._drop(self._connections[0])
-        accepted.setblocking(False)
-        connection = _Connection(accepted, name, self._clock.now() + _REQUEST_SECONDS)
+        client_socket.setblocking(False)
+        connection = _Connection(client_socket, name, self._clock.now() + _REQUEST_SECONDS)
         self._connections.append(connection)
-        self._selector.register(accepted, selectors.EVENT_READ, connection)
+        self._selector.register(client_socket, selectors.EVENT_READ, connection)
 
     def _serve_connection(self, connection: _Connection) -> None:
         if connection not in self._connections:
             return  # dropped for another connection in the same pass
         try:
-            if not connection.answer:
-                self._read(connection)
+            if not connection.response:
+                self._read_request(connection)
             else:
-                connection.answer = connection.answer[connection.socket.send(connection.answer) :]
-                if not connection.answer:
+                connection.response = connection.response[connection.socket.send(connection.response) :]
+                if not connection.response:
                     self._drop(connection)
         except BlockingIOError:
             pass
         except OSError:
             self._drop(connection)
 
-    def _read(self, connection: _Connection) -> None:
-        received = connection.socket.recv(_MAX_REQUEST)
+    def _read_request(self, connection: _Connection) -> None:
+        received = connection.socket.recv(_MAX_REQUEST_BYTES)
         connection.request += received
-        if not received or len(connection.request) > _MAX_REQUEST:
+        if not received or len(connection.request) > _MAX_REQUEST_BYTES:
             self._drop(connection)
         elif b"\r\n\r\n" in connection.request:
-            connection.answer = memoryview(_encode(self._handle_request(connection)))
+            connection.response = memoryview(_encode_response(self._handle_request(connection)))
             self._selector.modify(connection.socket, selectors.EVENT_WRITE, connection)
 
-    def _handle_request(self, connection: _Connection) -> Reply:
-        parts = connection.request.split(b"\r\n", 1)[0].decode("ascii", "replace").split()
-        if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-            return Reply(400, "not an HTTP request\n")
-        if parts[0] != "GET":
-            return Reply(405, "only GET is supported\n")
-        return self._answer(connection.listener, parts[1].partition("?")[0])
+    def _handle_request(self, connection: _Connection) -> Response:
+        request_line = connection.request.split(b"\r\n", 1)[0].decode("ascii", "replace").split()
+        if len(request_line) != 3 or not request_line[2].startswith("HTTP/1."):
+            return Response(400, "not an HTTP request\n")
+        if request_line[0] != "GET":
+            return Response(405, "only GET is supported\n")
+        return self._handle(connection.listener, request_line[1].partition("?")[0])
 
-    def _drop_late(self) -> None:
+    def _drop_expired(self) -> None:
         now = self._clock.now()
         for connection in [connection for connection in self._connections if connection.deadline <= now]:
             self._drop(connection)
@@ -153,10 +159,10 @@ class Endpoint:
         connection.socket.close()
 
 
-def _encode(answer: Reply) -> bytes:
-    body = answer.body.encode()
+def _encode_response(response: Response) -> bytes:
+    body = response.body.encode()
     head = (
-        f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\nContent-Type: {answer.content_type}\r\n"
+        f"HTTP/1.1 {response.status} {_REASON_PHRASES[response.status]}\r\nContent-Type: {response.content_type}\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + body

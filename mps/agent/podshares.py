@@ -1,4 +1,4 @@
-"""The share agent's settings from its environment, the file for each container, and the metrics. Pure."""
+"""The share agent's settings from its environment, the file for each container, and the format_metrics. Pure."""
 
 import json
 import re
@@ -28,7 +28,7 @@ class AgentSettings:
 
     shares: the pod's shares by container key.
     waits: whether the pod's containers wait for MPS.
-    port: the port of the metrics, 0: none.
+    port: the port of the format_metrics, 0: none.
     """
 
     shares: Mapping[str, tuple[CardShare, ...]]
@@ -57,11 +57,11 @@ def parse_settings(environ: Mapping[str, str]) -> AgentSettings:
         raise InvalidRequest(
             shareagent.ASSIGNMENT_ENV, f"it has shares of {', '.join(shares) or 'no container'}", remedy
         )
-    wait = environ.get(shareagent.WAIT_ENV, "")
-    if wait not in ("", MpsState.READY):
+    required_state = environ.get(shareagent.WAIT_ENV, "")
+    if required_state not in ("", MpsState.READY):
         raise InvalidRequest(
             shareagent.WAIT_ENV,
-            f"{quote_text(wait)} is not a state to wait for",
+            f"{quote_text(required_state)} is not a state to wait for",
             f"write {MpsState.READY}, or leave it empty",
         )
     port = environ.get(shareagent.METRICS_PORT_ENV) or "0"
@@ -69,10 +69,10 @@ def parse_settings(environ: Mapping[str, str]) -> AgentSettings:
         raise InvalidRequest(
             shareagent.METRICS_PORT_ENV, f"{quote_text(port)} is not a port", "write a number below 65536; 0: none"
         )
-    return AgentSettings(shares=shares, waits=bool(wait), port=int(port))
+    return AgentSettings(shares=shares, waits=bool(required_state), port=int(port))
 
 
-def enforcement(shares: tuple[CardShare, ...], states: Mapping[str, MpsState], *, waits: bool) -> str:
+def find_enforcement(shares: tuple[CardShare, ...], states: Mapping[str, MpsState], *, waits: bool) -> str:
     """How the memory limit of the container is enforced.
 
     An unhealthy daemon changes nothing: the container was started with its limit, and cannot bypass MPS.
@@ -85,29 +85,29 @@ def enforcement(shares: tuple[CardShare, ...], states: Mapping[str, MpsState], *
     return ADVISORY if state is MpsState.OFF else MPS
 
 
-def document(shares: tuple[CardShare, ...], enforced_by: str) -> str:
+def build_document(shares: tuple[CardShare, ...], enforced_by: str) -> str:
     """A container's share.json. If it has several cards, the values are lists, as `python -m cardwise.share`
     reads them.
     """
-    limit, part = per_card_limit(shares)
+    limit, limit_fraction = per_card_limit(shares)
     cards, uuids = [share.index for share in shares], [share.uuid for share in shares]
-    several = len(shares) > 1
+    has_several_cards = len(shares) > 1
     return json.dumps(
         {
-            "card": cards if several else cards[0],
-            "uuid": uuids if several else uuids[0],
+            "card": cards if has_several_cards else cards[0],
+            "uuid": uuids if has_several_cards else uuids[0],
             "limitMiB": limit,
             "totalMiB": shares[0].total,
-            "fraction": float(part),
+            "fraction": float(limit_fraction),
             "enforced": enforced_by,
         }
     )
 
 
-def metrics(
+def format_metrics(
     settings: AgentSettings, enforced_by: Mapping[str, str], readiness: Mapping[str, CardReadiness], *, ready: bool
 ) -> str:
-    """The agent's metrics in Prometheus' text format.
+    """The agent's format_metrics in Prometheus' text format.
 
     enforced_by: by container key.
     readiness: by card.
@@ -115,27 +115,31 @@ def metrics(
     They do not include what the pod uses: NVML reports that to privileged processes only, so the node manager exports
     it.
     """
-    shares = [(_labels(key, share), share) for key, shares in settings.shares.items() for share in shares]
-    limits = ((labels, share.mem * _BYTES) for labels, share in shares)
-    totals = ((labels, share.total * _BYTES) for labels, share in shares)
-    parts = ((labels, fraction(share.mem, share.total)) for labels, share in shares)
-    cores = ((labels, share.core) for labels, share in shares if share.core)
-    by = (({"key": key, "by": enforcer or "unknown"}, 1) for key, enforcer in enforced_by.items())
-    usable = (({"uuid": uuid}, int(not look.reason)) for uuid, look in readiness.items())
+    labelled_shares = [
+        (_share_labels(key, share), share)
+        for key, labelled_shares in settings.shares.items()
+        for share in labelled_shares
+    ]
+    limits = ((labels, share.mem * _BYTES) for labels, share in labelled_shares)
+    totals = ((labels, share.total * _BYTES) for labels, share in labelled_shares)
+    fractions = ((labels, fraction(share.mem, share.total)) for labels, share in labelled_shares)
+    cores = ((labels, share.core) for labels, share in labelled_shares if share.core)
+    enforcers = (({"key": key, "by": enforcer or "unknown"}, 1) for key, enforcer in enforced_by.items())
+    usable = (({"uuid": uuid}, int(not card_readiness.reason)) for uuid, card_readiness in readiness.items())
     return "".join(
         (
             _format_family("cardwise_share_limit_bytes", "Memory that the container may use on the GPU", limits),
             _format_family("cardwise_share_card_bytes", "Memory of the whole GPU", totals),
-            _format_family("cardwise_share_fraction", "The limit as a part of the GPU", parts),
+            _format_family("cardwise_share_fraction", "The limit as a part of the GPU", fractions),
             _format_family("cardwise_share_core_percent", "Percent of the GPU's SMs, where there is a limit", cores),
-            _format_family("cardwise_share_enforced", "1, with what makes the container keep to its limit", by),
+            _format_family("cardwise_share_enforced", "1, with what makes the container keep to its limit", enforcers),
             _format_family("cardwise_share_mps_usable", "1 while the GPU's MPS takes containers of this pod", usable),
             _format_family("cardwise_agent_ready", "1 once the pod's containers may start", [({}, int(ready))]),
         )
     )
 
 
-def _labels(key: str, share: CardShare) -> dict[str, str]:
+def _share_labels(key: str, share: CardShare) -> dict[str, str]:
     return {"key": key, "card": str(share.index), "uuid": share.uuid}
 
 

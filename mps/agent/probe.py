@@ -12,12 +12,12 @@ from typing import Final
 
 from cardwise.core.api import shareagent
 
-_TRIES, _PAUSE = 25, 0.2  # five seconds; the kubelet shows the reason after that
-_SECONDS: Final = 3.0  # timeout of a request
-_YES: Final = b"200"
+_MAX_TRIES, _PAUSE_SECONDS = 25, 0.2  # five seconds; the kubelet shows the reason after that
+_REQUEST_SECONDS: Final = 3.0  # timeout of a request
+_OK_STATUS: Final = b"200"
 
 
-def wait_ready(environ: Mapping[str, str], tries: int = _TRIES, pause: float = _PAUSE) -> int:
+def wait_ready(environ: Mapping[str, str], tries: int = _MAX_TRIES, pause: float = _PAUSE_SECONDS) -> int:
     """Wait until the pod's containers may start; returns the exit status.
 
     If they may not, the reason is written to stderr, which the kubelet puts into the pod's events.
@@ -37,7 +37,7 @@ def _unready_reason(path: str) -> str | None:
     """Request /readyz once. Returns why the pod may not start, None if it may."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.settimeout(_SECONDS)
+            client.settimeout(_REQUEST_SECONDS)
             client.connect(path)
             client.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
             response = b""
@@ -46,4 +46,4 @@ def _unready_reason(path: str) -> str | None:
     except OSError as error:
         return f"the share agent does not answer at {path}: {error}\n"
     head, _, body = response.partition(b"\r\n\r\n")
-    return None if head.split()[1:2] == [_YES] else body.decode(errors="replace")
+    return None if head.split()[1:2] == [_OK_STATUS] else body.decode(errors="replace")

@@ -16,43 +16,43 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.gpus import mpsfiles
 from cardwise.gpus.mpsfiles import CardReadiness
 from mps.agent import podshares
-from mps.agent.endpoint import Endpoint, Reply
+from mps.agent.endpoint import Endpoint, Response
 from mps.agent.podshares import AgentSettings
 
 _WAITING_SECONDS = 2.0
 _READY_SECONDS = 5.0
-_OPEN = 0o755
-_READABLE = 0o644
-_POD = ""  # the name of listeners for the whole pod
-_METRICS = "text/plain; version=0.0.4; charset=utf-8"
-_BAD_SETTING = 2
+_FOLDER_MODE = 0o755
+_FILE_MODE = 0o644
+_POD_LISTENER = ""  # the name of listeners for the whole pod
+_METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_EXIT_BAD_SETTING = 2
 
 
 class ShareAgent:
     """The agent of one pod.
 
-    hook: whether to install the frameworks' hook for the pod's containers.
+    installs_hook: whether to install the frameworks' hook for the pod's containers.
     """
 
     def __init__(
-        self, settings: AgentSettings, folder: Path, mps_root: Path, *, hook: bool = False, clock: Clock = BOOT
+        self, settings: AgentSettings, folder: Path, mps_root: Path, *, installs_hook: bool = False, clock: Clock = BOOT
     ) -> None:
         self._settings = settings
         self._folder = folder
         self._mps_root = mps_root
         self._clock = clock
-        self._endpoint = Endpoint(self._answer, clock)
+        self._endpoint = Endpoint(self._handle_request, clock)
         self._readiness: dict[str, CardReadiness] = {}
-        self._enforced = dict.fromkeys(settings.shares, podshares.UNKNOWN)
+        self._enforced_by = dict.fromkeys(settings.shares, podshares.UNKNOWN)
         self._unwritten = set(settings.shares)
         self._unbound_listeners: dict[Path | int, str] = {
             **{folder / key / shareagent.SOCKET: key for key in settings.shares},
             # Last: once it answers, everything else is in place.
-            folder / shareagent.SOCKET: _POD,
-            **({settings.port: _POD} if settings.port else {}),
+            folder / shareagent.SOCKET: _POD_LISTENER,
+            **({settings.port: _POD_LISTENER} if settings.port else {}),
         }
         self._logged_problems: dict[str, str] = {}
-        self._hook_problem = "the frameworks' hook is not installed yet" if hook else ""
+        self._hook_problem = "the frameworks' hook is not installed yet" if installs_hook else ""
         # Permanent: an agent that restarts in a running pod must not become unready when MPS fails.
         self._ready = (folder / shareagent.STARTED).exists()
 
@@ -68,7 +68,7 @@ class ShareAgent:
             self._install_hook()
         self._write_shares()
         self._listen()
-        if not self._ready and not self._problems():
+        if not self._ready and not self._unready_reasons():
             self._ready = True
             self._mark_started()
             _log_line("info", "the pod's containers may start")
@@ -92,9 +92,9 @@ class ShareAgent:
                 _log_line(level, "MPS", card=uuid, usable=not readiness.reason, reason=readiness.reason)
             self._readiness[uuid] = readiness
 
-    def _problems(self) -> list[str]:
+    def _unready_reasons(self) -> list[str]:
         """Why the pod is not ready, for the probe and so for the pod's events."""
-        problems = [*(look.reason for look in self._readiness.values()), self._hook_problem]
+        problems = [*(readiness.reason for readiness in self._readiness.values()), self._hook_problem]
         return [wording.sanitize_message(problem) for problem in problems if problem]
 
     def _install_hook(self) -> None:
@@ -110,16 +110,18 @@ class ShareAgent:
             self._hook_problem = ""
 
     def _write_shares(self) -> None:
-        states = {uuid: look.state for uuid, look in self._readiness.items() if look.state is not None}
+        states = {uuid: readiness.state for uuid, readiness in self._readiness.items() if readiness.state is not None}
         for key, shares in self._settings.shares.items():
             # A state file that cannot be read for a moment changes nothing.
-            enforced_by = podshares.enforcement(shares, states, waits=self._settings.waits) or self._enforced[key]
-            if enforced_by == self._enforced[key] and key not in self._unwritten:
+            enforced_by = (
+                podshares.find_enforcement(shares, states, waits=self._settings.waits) or self._enforced_by[key]
+            )
+            if enforced_by == self._enforced_by[key] and key not in self._unwritten:
                 continue
-            self._enforced[key] = enforced_by
+            self._enforced_by[key] = enforced_by
             self._unwritten.add(key)
             try:
-                _write_atomically(self._folder / key / shareagent.FILE, podshares.document(shares, enforced_by))
+                _write_atomically(self._folder / key / shareagent.FILE, podshares.build_document(shares, enforced_by))
             except OSError as error:
                 self._log_problem(f"failed to write {shareagent.FILE} of container {key}", error)
             else:
@@ -143,18 +145,18 @@ class ShareAgent:
             self._logged_problems[event] = str(error)
             _log_line("error", event, error=str(error))
 
-    def _answer(self, listener: str, path: str) -> Reply:
+    def _handle_request(self, listener: str, path: str) -> Response:
         match path:
-            case "/share" if listener != _POD:
-                body = podshares.document(self._settings.shares[listener], self._enforced[listener])
-                return Reply(200, body + "\n", "application/json")
+            case "/share" if listener != _POD_LISTENER:
+                body = podshares.build_document(self._settings.shares[listener], self._enforced_by[listener])
+                return Response(200, body + "\n", "application/json")
             case "/metrics":
-                body = podshares.metrics(self._settings, self._enforced, self._readiness, ready=self._ready)
-                return Reply(200, body, _METRICS)
+                body = podshares.format_metrics(self._settings, self._enforced_by, self._readiness, ready=self._ready)
+                return Response(200, body, _METRICS_CONTENT_TYPE)
             case "/readyz":
-                body = "".join(f"{problem}\n" for problem in self._problems()) or "ok\n"
-                return Reply(200 if self._ready else 503, body)
-        return Reply(404, "supported: /share (on a container's own socket), /metrics and /readyz\n")
+                body = "".join(f"{problem}\n" for problem in self._unready_reasons()) or "ok\n"
+                return Response(200 if self._ready else 503, body)
+        return Response(404, "supported: /share (on a container's own socket), /metrics and /readyz\n")
 
 
 def run(environ: Mapping[str, str]) -> NoReturn:
@@ -165,10 +167,10 @@ def run(environ: Mapping[str, str]) -> NoReturn:
         settings = podshares.parse_settings(environ)
     except InvalidRequest as error:
         _log_line("error", "cannot start", error=str(error))
-        sys.exit(_BAD_SETTING)
+        sys.exit(_EXIT_BAD_SETTING)
     folder = Path(environ.get(shareagent.FOLDER_ENV) or shareagent.FOLDER)
     root = Path(environ.get(shareagent.MPS_ROOT_ENV) or shareagent.MPS_ROOT)
-    ShareAgent(settings, folder, root, hook=bool(environ.get(shareagent.HOOK_ENV))).run()
+    ShareAgent(settings, folder, root, installs_hook=bool(environ.get(shareagent.HOOK_ENV))).run()
 
 
 def _exit(signal_number: int, frame: object) -> NoReturn:  # noqa: ARG001 - the signature of signal handlers
@@ -180,17 +182,22 @@ def _write_atomically(path: Path, content: str) -> None:
     """Replace the file: a reader finds the whole new or the old content. Raises OSError."""
     if not path.parent.is_dir():
         path.parent.mkdir()
-        path.parent.chmod(_OPEN)
+        path.parent.chmod(_FOLDER_MODE)
     temporary = path.with_name(f".{path.name}")
     temporary.write_text(content)
-    temporary.chmod(_READABLE)
+    temporary.chmod(_FILE_MODE)
     temporary.replace(path)
 
 
 def _log_line(level: str, event: str, **fields: object) -> None:
     """Write a log line in the common form."""
-    settings = {
+    sanitized_fields = {
         key: wording.sanitize_message(field) if isinstance(field, str) else field for key, field in fields.items()
     }
-    line = {"event": wording.sanitize_message(event), **settings, "level": level, "component": shareagent.CONTAINER}
+    line = {
+        "event": wording.sanitize_message(event),
+        **sanitized_fields,
+        "level": level,
+        "component": shareagent.CONTAINER,
+    }
     sys.stderr.write(json.dumps(line | {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}) + "\n")

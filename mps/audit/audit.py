@@ -29,8 +29,8 @@ from mps.host.processes import LOCAL, Host
 
 _log = structlog.get_logger(__name__)
 
-_REMIND_SECONDS = 600.0  # repeat the report of a lasting violation; events are kept for an hour
-_SHOWN_PIDS = 5
+_REPEAT_SECONDS = 600.0  # repeat the report of a lasting violation; events are kept for an hour
+_MAX_SHOWN_PIDS = 5
 _STOP_SECONDS = 5.0
 
 
@@ -39,14 +39,14 @@ class AuditSettings:
     """Settings of the audit.
 
     interval: seconds between two audits.
-    looks: audits in a row that must find a violation before it is reported.
+    passes: audits in a row that must find a violation before it is reported.
     tolerance: MiB beyond the share that are allowed for each process.
     evict_after: seconds that a violation must last before its pod is evicted, None: never.
     evict_per_hour: maximum of evictions per hour.
     """
 
     interval: float = 10.0
-    looks: int = 3
+    passes: int = 3
     tolerance: MiB = MiB(mps.CONTEXT)
     evict_after: float | None = None
     evict_per_hour: int = 6
@@ -81,7 +81,7 @@ class Audit:
         self._clock = clock
         self._events = EventRecorder(client, "cardwise-mps", instance=node, clock=clock)
         self._evictor = Evictor(client, self._events, settings.evict_per_hour)
-        self._remind = max(1, round(_REMIND_SECONDS / settings.interval))
+        self._remind_passes = max(1, round(_REPEAT_SECONDS / settings.interval))
         self._usage = Usage()
         self._standing: dict[ViolationKey, StandingViolation] = {}
         self._unreadable_cards: set[str] = set()  # cards that did not answer at the last audit
@@ -114,14 +114,14 @@ class Audit:
                 card_processes += [(card.uuid, process) for process in self._use.processes(card.uuid)]
             except CardError as error:
                 unreadable_cards.add(card.uuid)
-                metrics.AUDIT_BLIND.labels(card.uuid).inc()
+                metrics.AUDIT_FAILURES.labels(card.uuid).inc()
                 if card.uuid not in self._unreadable_cards:
                     _log.warning("failed to list the processes on a GPU", card=card.uuid, error=str(error))
         self._unreadable_cards = unreadable_cards
         # Read pods after processes: the pods of all listed processes are known by then.
         pods = {pod.uid: pod for pod in self._pods.list_pods()}
-        by_index = uuids_by_index(cards)
-        grants = {uid: pod_grant(pod, by_index) for uid, pod in pods.items()}
+        uuid_by_index = uuids_by_index(cards)
+        grants = {uid: pod_grant(pod, uuid_by_index) for uid, pod in pods.items()}
         owners = ProcessOwners(pods.values())
         own_owner = owners.find_owner(self._host.memberships(os.getpid()))
         foreign_processes = self._foreign_processes()
@@ -132,55 +132,57 @@ class Audit:
         ]
         self._usage.publish(usage_by_container(uses, pods))
         violations = findings.find_violations(uses, grants, self._settings.tolerance)
-        self._standing = findings.update_standing(self._standing, violations, now, unreadable_cards)
-        self._count(cards)
+        self._standing = findings.update_standing_violations(self._standing, violations, now, unreadable_cards)
+        self._count_violations(cards)
         violators = []
-        for finding in violations:
-            standing, pod = self._standing[finding.key], pods.get(finding.pod)
-            if standing.is_report_due(self._settings.looks, self._remind):
-                self._report(finding, pod)
+        for violation in violations:
+            standing, pod = self._standing[violation.key], pods.get(violation.pod)
+            if standing.is_report_due(self._settings.passes, self._remind_passes):
+                self._report(violation, pod)
             if pod is not None and self._should_evict(standing, pod, now):
-                violators.append(Violator(pod, standing.since, self._event_text(finding, pod)))
+                violators.append(Violator(pod, standing.since, self._event_text(violation, pod)))
         self._evictor.evict(violators, {uid for uid, pod in pods.items() if not pod.finished}, now)
 
-    def _count(self, cards: Sequence[GpuCard]) -> None:
-        reported = [standing.finding for standing in self._standing.values() if standing.looks >= self._settings.looks]
+    def _count_violations(self, cards: Sequence[GpuCard]) -> None:
+        reported = [
+            standing.violation for standing in self._standing.values() if standing.passes >= self._settings.passes
+        ]
         for card in cards:
             for reason in Reason:
-                count = sum(finding.card == card.uuid and finding.reason is reason for finding in reported)
-                metrics.AUDIT_STANDING.labels(card.uuid, reason).set(count)
+                count = sum(violation.card == card.uuid and violation.reason is reason for violation in reported)
+                metrics.AUDIT_OPEN_VIOLATIONS.labels(card.uuid, reason).set(count)
 
-    def _report(self, finding: Violation, pod: PodView | None) -> None:
-        text = self._event_text(finding, pod)
-        metrics.AUDIT_FOUND.labels(finding.card, finding.reason).inc()
-        pod_fields = {"pod": pod.pod if pod is not None else "", "uid": finding.pod}
+    def _report(self, violation: Violation, pod: PodView | None) -> None:
+        text = self._event_text(violation, pod)
+        metrics.AUDIT_VIOLATIONS.labels(violation.card, violation.reason).inc()
+        pod_fields = {"pod": pod.pod if pod is not None else "", "uid": violation.pod}
         _log.warning(
-            "a GPU is not used as granted", reason=finding.reason, card=finding.card, violation=text, **pod_fields
+            "a GPU is not used as granted", reason=violation.reason, card=violation.card, violation=text, **pod_fields
         )
         regarding = ObjectRef.node(self._node)
         if pod is not None:
             regarding = ObjectRef.pod(pod.namespace, pod.name, pod.uid)
-        self._events.record(regarding, finding.reason, text, "Warning")
+        self._events.record(regarding, violation.reason, text, "Warning")
 
     def _should_evict(self, standing: StandingViolation, pod: PodView, now: float) -> bool:
         evict_after = self._settings.evict_after
         if (
             evict_after is None
-            or standing.finding.reason not in findings.EVICTABLE
-            or standing.looks < self._settings.looks
+            or standing.violation.reason not in findings.EVICTABLE
+            or standing.passes < self._settings.passes
         ):
             return False
         return now - standing.since >= evict_after and pod.ends_at is None and not pod.finished
 
     def _process_use(
-        self, card: str, process: GpuProcess, owners: ProcessOwners, own: ProcessOwner | None
+        self, card: str, process: GpuProcess, owners: ProcessOwners, own_owner: ProcessOwner | None
     ) -> ProcessUse | None:
         """The use of a card by a process. None if it has ended, or is the MPS server."""
         memberships = self._host.memberships(process.pid)
         owner = owners.find_owner(memberships)
         # Our server is identified by its name and its cgroup: a tenant can choose the name, not the cgroup.
-        ours = owner is None or (own is not None and owner.pod.uid == own.pod.uid)
-        if (ours and self._host.is_server(process.pid)) or self._host.activity(process.pid) is None:
+        may_be_own_server = owner is None or (own_owner is not None and owner.pod.uid == own_owner.pod.uid)
+        if (may_be_own_server and self._host.is_server(process.pid)) or self._host.activity(process.pid) is None:
             return None
         if owner is None:
             pod = memberships[-1].pod_uid if memberships else ""
@@ -189,19 +191,19 @@ class Audit:
             card=card, pid=process.pid, memory=process.memory, pod=owner.pod.uid, container=owner.container
         )
 
-    def _event_text(self, finding: Violation, pod: PodView | None) -> str:
-        return event_message(finding, pod, [self._host.name(pid) for pid in finding.pids[:_SHOWN_PIDS]])
+    def _event_text(self, violation: Violation, pod: PodView | None) -> str:
+        return event_message(violation, pod, [self._host.name(pid) for pid in violation.pids[:_MAX_SHOWN_PIDS]])
 
 
-def pod_grant(pod: PodView, by_index: dict[int, str]) -> PodGrant:
+def pod_grant(pod: PodView, uuid_by_index: dict[int, str]) -> PodGrant:
     """The shares of a pod, for `findings.find_violations`. Pure."""
     # The containers of a share are unknown for pods that gpushare placed.
     has_containers = not pod.assignment.is_legacy
     shares: dict[tuple[str, str], MiB] = {}
     for key, container_shares in pod.assignment.containers.items():
         for share in container_shares:
-            place = (key if has_containers else "", share.uuid_by(by_index))
-            shares[place] = MiB(shares.get(place, 0) + share.mem)
+            key_and_uuid = (key if has_containers else "", share.uuid_by(uuid_by_index))
+            shares[key_and_uuid] = MiB(shares.get(key_and_uuid, 0) + share.mem)
     keys = (
         {container.runtime_id: container.key for container in pod.containers if container.runtime_id}
         if has_containers
@@ -210,26 +212,33 @@ def pod_grant(pod: PodView, by_index: dict[int, str]) -> PodGrant:
     return PodGrant(shares, keys)
 
 
-def event_message(finding: Violation, pod: PodView | None, names: Sequence[str]) -> str:
+def event_message(violation: Violation, pod: PodView | None, names: Sequence[str]) -> str:
     """The text of an event about a violation. `names` are those of the first processes. Pure."""
-    shown = [f"{pid} ({name})" if name else str(pid) for pid, name in zip(finding.pids, names, strict=False)]
-    hidden = len(finding.pids) - len(shown)
-    processes = (
-        f"process{'es' if len(finding.pids) > 1 else ''} {', '.join(shown)}{f' and {hidden} more' if hidden else ''}"
-    )
-    card = f"card {finding.card}"
+    shown_processes = [
+        f"{pid} ({name})" if name else str(pid) for pid, name in zip(violation.pids, names, strict=False)
+    ]
+    hidden_count = len(violation.pids) - len(shown_processes)
+    hidden_text = f" and {hidden_count} more" if hidden_count else ""
+    processes = f"process{'es' if len(violation.pids) > 1 else ''} {', '.join(shown_processes)}{hidden_text}"
+    card = f"card {violation.card}"
     container = (
-        next((container.name for container in pod.containers if container.key == finding.container), "") if pod else ""
+        next((container.name for container in pod.containers if container.key == violation.container), "")
+        if pod
+        else ""
     )
     holder = f"container {container}" if container else "the pod"
-    match finding.reason:
+    match violation.reason:
         case Reason.MEMORY_OVERRUN:
-            return f"{holder} uses {finding.used} MiB of {card} and has a share of {finding.granted} MiB: {processes}"
+            return (
+                f"{holder} uses {violation.used} MiB of {card} and has a share of {violation.granted} MiB: {processes}"
+            )
         case Reason.WRONG_GPU:
             own_cards = (
                 ", ".join(sorted({share.uuid or str(share.index) for share in pod.assignment.shares()})) if pod else ""
             )
-            return f"{holder} uses {finding.used} MiB of {card} without a share of it (it has {own_cards}): {processes}"
+            return (
+                f"{holder} uses {violation.used} MiB of {card} without a share of it (it has {own_cards}): {processes}"
+            )
         case Reason.MPS_BYPASSED:
             return (
                 f"{holder} uses {card} without MPS, whose server cannot start meanwhile; end it if it was a client "
@@ -237,7 +246,7 @@ def event_message(finding: Violation, pod: PodView | None, names: Sequence[str])
                 f'the pod with cardwise.dev/mps: "off": {processes}'
             )
         case Reason.GPU_WITHOUT_GRANT:
-            return f"{holder} uses {finding.used} MiB of {card} and has no share of any GPU: {processes}"
+            return f"{holder} uses {violation.used} MiB of {card} and has no share of any GPU: {processes}"
         case Reason.UNKNOWN_PROCESS:
-            owner = f"of pod {finding.pod}, which does not exist any more," if finding.pod else "of no pod"
-            return f"{processes} {owner} uses {finding.used} MiB of {card}, which pods share"
+            owner = f"of pod {violation.pod}, which does not exist any more," if violation.pod else "of no pod"
+            return f"{processes} {owner} uses {violation.used} MiB of {card}, which pods share"

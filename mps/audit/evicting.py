@@ -28,9 +28,9 @@ class EvictionBudget:
 
     def __init__(self, per_hour: int) -> None:
         self._per_hour = per_hour
-        self._spent: deque[float] = deque()
+        self._eviction_times: deque[float] = deque()
         self.last_uid = ""  # UID of the last evicted pod
-        self._until = 0.0  # until when its end is awaited
+        self._wait_until = 0.0  # until when its end is awaited
 
     def withheld_reason(self, active_uids: Collection[str], now: float) -> str:
         """Why no pod may be evicted now, "" if one may.
@@ -38,16 +38,16 @@ class EvictionBudget:
         active_uids: the node's pods that have not ended.
         now: seconds of the caller's clock.
         """
-        while self._spent and now - self._spent[0] >= _HOUR:
-            self._spent.popleft()
-        if len(self._spent) >= self._per_hour:
+        while self._eviction_times and now - self._eviction_times[0] >= _HOUR:
+            self._eviction_times.popleft()
+        if len(self._eviction_times) >= self._per_hour:
             return f"this node has used its {self._per_hour} evictions per hour (--audit-evict-per-hour)"
-        waits = self.last_uid in active_uids and now < self._until
-        return "the pod that was evicted before it has not ended yet" if waits else ""
+        is_waiting = self.last_uid in active_uids and now < self._wait_until
+        return "the pod that was evicted before it has not ended yet" if is_waiting else ""
 
     def record_eviction(self, uid: str, now: float) -> None:
-        self._spent.append(now)
-        self._until = now + _MAX_WAIT_SECONDS
+        self._eviction_times.append(now)
+        self._wait_until = now + _MAX_WAIT_SECONDS
         self.last_uid = uid
 
 
@@ -78,7 +78,7 @@ class Evictor:
 
         active_uids: the UIDs of the node's pods that have not ended.
         """
-        previous, self._reported = self._reported, set()
+        previously_reported, self._reported = self._reported, set()
         for violator in sorted(violators, key=lambda violator: violator.since):
             if violator.pod.uid == self._budget.last_uid:
                 continue  # it is being evicted; the watch has not shown it yet
@@ -87,7 +87,7 @@ class Evictor:
                 self._try_evict(violator, now)
                 continue
             self._reported.add((violator.pod.uid, reason))
-            if (violator.pod.uid, reason) not in previous:
+            if (violator.pod.uid, reason) not in previously_reported:
                 self._report_withheld(violator, reason)
 
     def _try_evict(self, violator: Violator, now: float) -> None:

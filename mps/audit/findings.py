@@ -87,54 +87,58 @@ class Violation:
         return self.reason, self.card, self.pod, self.container, pids
 
 
-def find_violations(uses: Iterable[ProcessUse], pods: Mapping[str, PodGrant], tolerance: MiB) -> list[Violation]:
+def find_violations(
+    uses: Iterable[ProcessUse], grants_by_uid: Mapping[str, PodGrant], tolerance: MiB
+) -> list[Violation]:
     """The violations, each once, in a stable order.
 
-    pods: the grants of the node's pods, by UID.
+    grants_by_uid: the grants of the node's pods, by UID.
     tolerance: MiB allowed for each process beyond the share: its CUDA context.
     """
     violations = []
-    by_place: dict[tuple[str, str], list[ProcessUse]] = {}
+    uses_by_pod_and_card: dict[tuple[str, str], list[ProcessUse]] = {}
     for use in uses:
-        if use.pod in pods:
-            by_place.setdefault((use.pod, use.card), []).append(use)
+        if use.pod in grants_by_uid:
+            uses_by_pod_and_card.setdefault((use.pod, use.card), []).append(use)
         else:
-            violations.append(_violation(Reason.UNKNOWN_PROCESS, [use]))
-    for (pod, _), pod_uses in by_place.items():
-        violations += _pod_violations(pod_uses, pods[pod], tolerance)
-    return sorted(violations, key=lambda finding: finding.key)
+            violations.append(_build_violation(Reason.UNKNOWN_PROCESS, [use]))
+    for (pod, _), pod_uses in uses_by_pod_and_card.items():
+        violations += _pod_violations(pod_uses, grants_by_uid[pod], tolerance)
+    return sorted(violations, key=lambda violation: violation.key)
 
 
-def _pod_violations(uses: Sequence[ProcessUse], pod: PodGrant, tolerance: MiB) -> list[Violation]:
+def _pod_violations(uses: Sequence[ProcessUse], pod_grant: PodGrant, tolerance: MiB) -> list[Violation]:
     """The violations of one pod on one card: by container if the processes' containers are known, else all in one."""
     card = uses[0].card
-    if not pod.shares:
-        return [_violation(Reason.GPU_WITHOUT_GRANT, uses)]
-    if any(use.container not in pod.keys for use in uses):
-        shares = [mem for (_, card_uuid), mem in pod.shares.items() if card_uuid == card]
-        return _check_use(uses, "", shares, tolerance) if shares else [_violation(Reason.WRONG_GPU, uses)]
-    by_key: dict[str, list[ProcessUse]] = {}
+    if not pod_grant.shares:
+        return [_build_violation(Reason.GPU_WITHOUT_GRANT, uses)]
+    if any(use.container not in pod_grant.keys for use in uses):
+        shares = [mem for (_, card_uuid), mem in pod_grant.shares.items() if card_uuid == card]
+        return _card_violations(uses, "", shares, tolerance) if shares else [_build_violation(Reason.WRONG_GPU, uses)]
+    uses_by_key: dict[str, list[ProcessUse]] = {}
     for use in uses:
-        by_key.setdefault(pod.keys[use.container], []).append(use)
+        uses_by_key.setdefault(pod_grant.keys[use.container], []).append(use)
     violations = []
-    for key, key_uses in by_key.items():
-        if (key, card) in pod.shares:
-            violations += _check_use(key_uses, key, [pod.shares[key, card]], tolerance)
+    for key, key_uses in uses_by_key.items():
+        if (key, card) in pod_grant.shares:
+            violations += _card_violations(key_uses, key, [pod_grant.shares[key, card]], tolerance)
         else:
-            elsewhere = any(holder == key for holder, _ in pod.shares)
-            violations.append(_violation(Reason.WRONG_GPU if elsewhere else Reason.GPU_WITHOUT_GRANT, key_uses, key))
+            has_other_card = any(holder == key for holder, _ in pod_grant.shares)
+            violations.append(
+                _build_violation(Reason.WRONG_GPU if has_other_card else Reason.GPU_WITHOUT_GRANT, key_uses, key)
+            )
     return violations
 
 
-def _check_use(uses: Sequence[ProcessUse], key: str, shares: Sequence[MiB], tolerance: MiB) -> list[Violation]:
+def _card_violations(uses: Sequence[ProcessUse], key: str, shares: Sequence[MiB], tolerance: MiB) -> list[Violation]:
     if bypasses_mps := [use for use in uses if use.bypasses_mps]:
-        return [_violation(Reason.MPS_BYPASSED, bypasses_mps, key)]
+        return [_build_violation(Reason.MPS_BYPASSED, bypasses_mps, key)]
     granted = MiB(sum(shares))
-    finding = _violation(Reason.MEMORY_OVERRUN, uses, key, granted)
-    return [finding] if finding.used > granted + tolerance * len(uses) else []
+    violation = _build_violation(Reason.MEMORY_OVERRUN, uses, key, granted)
+    return [violation] if violation.used > granted + tolerance * len(uses) else []
 
 
-def _violation(reason: Reason, uses: Sequence[ProcessUse], key: str = "", granted: MiB = MiB(0)) -> Violation:
+def _build_violation(reason: Reason, uses: Sequence[ProcessUse], key: str = "", granted: MiB = MiB(0)) -> Violation:
     return Violation(
         reason=reason,
         card=uses[0].card,
@@ -148,35 +152,38 @@ def _violation(reason: Reason, uses: Sequence[ProcessUse], key: str = "", grante
 
 @dataclass(frozen=True, slots=True)
 class StandingViolation:
-    """A violation that was found in `looks` audits in a row, since `since` (seconds of the caller's clock)."""
+    """A violation that was found in `passes` audits in a row, since `since` (seconds of the caller's clock)."""
 
-    finding: Violation
-    looks: int
+    violation: Violation
+    passes: int
     since: float
 
-    def is_report_due(self, looks: int, every: int) -> bool:
-        """Whether to report it at this audit: at the `looks`-th audit in a row, and then at every `every`-th.
+    def is_report_due(self, required_passes: int, repeat_passes: int) -> bool:
+        """Whether to report it at this audit: at the `passes`-th audit in a row, and then at every `repeat_passes`-th.
 
         A process of no pod is reported once.
         """
-        repeats = self.looks - looks
-        if self.finding.reason is Reason.UNKNOWN_PROCESS:
+        repeats = self.passes - required_passes
+        if self.violation.reason is Reason.UNKNOWN_PROCESS:
             return repeats == 0
-        return repeats >= 0 and repeats % every == 0
+        return repeats >= 0 and repeats % repeat_passes == 0
 
 
-def update_standing(
+def update_standing_violations(
     previous: Mapping[ViolationKey, StandingViolation],
     violations: Iterable[Violation],
     now: float,
-    unseen: Collection[str] = (),
+    unreadable_cards: Collection[str] = (),
 ) -> dict[ViolationKey, StandingViolation]:
-    """The standing violations after one more audit. Those of cards that were `unseen` stay as they were.
+    """Update the standing violations after one more audit.
 
+    violations: the violations of this audit.
     now: seconds of the caller's clock.
+    unreadable_cards: UUIDs of the cards that this audit could not read; their violations stay unchanged.
     """
-    standing = {key: violation for key, violation in previous.items() if violation.finding.card in unseen}
-    for finding in violations:
-        last = previous.get(finding.key)
-        standing[finding.key] = StandingViolation(finding, 1 + (last.looks if last else 0), last.since if last else now)
+    standing = {key: entry for key, entry in previous.items() if entry.violation.card in unreadable_cards}
+    for violation in violations:
+        former = previous.get(violation.key)
+        passes, since = (former.passes, former.since) if former else (0, now)
+        standing[violation.key] = StandingViolation(violation, passes + 1, since)
     return standing

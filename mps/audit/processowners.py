@@ -26,8 +26,8 @@ class ProcessOwners:
         pods = list(pods)
         # Any user can write a mirror pod's annotation, with any UID: it never overrides the pod that has this UID. A
         # static pod, whose mirror names its UID, has one that no other pod has.
-        claimed = {pod.cgroup_uid: pod for pod in pods}
-        self._by_uid = claimed | {pod.uid: pod for pod in pods if pod.uid == pod.cgroup_uid}
+        pods_by_cgroup_uid = {pod.cgroup_uid: pod for pod in pods}
+        self._by_uid = pods_by_cgroup_uid | {pod.uid: pod for pod in pods if pod.uid == pod.cgroup_uid}
         self._by_container = {
             container.runtime_id: pod for pod in pods for container in pod.containers if container.runtime_id
         }

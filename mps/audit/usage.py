@@ -19,7 +19,7 @@ def usage_by_container(uses: Iterable[ProcessUse], pods: Mapping[str, PodView]) 
 
     pods: by UID.
     """
-    usage: dict[Labels, int] = {}
+    bytes_by_labels: dict[Labels, int] = {}
     for use in uses:
         pod = pods.get(use.pod)
         if pod is None or use.memory is None:
@@ -29,8 +29,8 @@ def usage_by_container(uses: Iterable[ProcessUse], pods: Mapping[str, PodView]) 
             "",
         )
         labels = (pod.namespace, pod.name, container, use.card)
-        usage[labels] = usage.get(labels, 0) + use.memory * _BYTES
-    return usage
+        bytes_by_labels[labels] = bytes_by_labels.get(labels, 0) + use.memory * _BYTES
+    return bytes_by_labels
 
 
 class Usage:
@@ -41,8 +41,8 @@ class Usage:
 
     def publish(self, usage: Mapping[Labels, int]) -> None:
         """Set the gauge, and remove the series of pods that do not use a card any more."""
-        for labels, amount in usage.items():
-            metrics.USED.labels(*labels).set(amount)
+        for labels, used_bytes in usage.items():
+            metrics.USED.labels(*labels).set(used_bytes)
         for labels in self._published - usage.keys():
             metrics.USED.remove(*labels)
         self._published = set(usage)

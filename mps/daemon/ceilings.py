@@ -38,33 +38,33 @@ class Ceilings:
     @property
     def is_outdated(self) -> bool:
         """Whether the confirmed ceilings differ from the target."""
-        return self._target() != self.confirmed
+        return self._target_ceilings() != self.confirmed
 
     def forget_confirmed(self) -> None:
         """Forget the confirmed ceilings: a new daemon has none."""
         self.confirmed = {}
 
-    def adopt_limits(self) -> None:
+    def adopt_ceilings(self) -> None:
         """Adopt the ceilings of a running daemon if none are known. Raises ControlError."""
         if self.desired is None and not self.confirmed:
-            self.confirmed = self._read()
+            self.confirmed = self._read_ceilings()
 
     def change_reason(self) -> str:
         """How the daemon's ceilings were changed by another program, "" if they were not. Raises ControlError."""
-        ceilings = self._read()
+        ceilings = self._read_ceilings()
         return (
             ""
             if ceilings == self._daemon_ceilings
             else f"the daemon's ceilings are {ceilings}: another program has changed them"
         )
 
-    def apply_limits(self) -> None:
+    def apply_ceilings(self) -> None:
         """Set the ceilings for the next server, and for future clients of running servers.
 
         If a server refuses, the lower of the former and the new ceiling counts as confirmed. Raises ControlError on all
         other failures.
         """
-        target = self._target()
+        target = self._target_ceilings()
         for ordinal, uuid in enumerate(self._unit.uuids):
             self._control.set_ceiling(ordinal, target[uuid])
         self._daemon_ceilings = dict(target)
@@ -81,13 +81,13 @@ class Ceilings:
         for uuid, mib in confirmed.items():
             metrics.CEILING.labels(uuid).set(mib * _BYTES)
 
-    def _target(self) -> dict[str, MiB]:
+    def _target_ceilings(self) -> dict[str, MiB]:
         """The ceilings to set: the desired ones; while these are unknown, the confirmed ones, else the whole cards."""
         desired, cards = self.desired, self._unit.cards
         if desired is None:
             return {card.uuid: self.confirmed.get(card.uuid) or mps.ceiling([card.memory]) for card in cards}
         return {card.uuid: desired.get(card.uuid, mps.ceiling([])) for card in cards}
 
-    def _read(self) -> dict[str, MiB]:
+    def _read_ceilings(self) -> dict[str, MiB]:
         ceilings = {uuid: self._control.ceiling(ordinal) for ordinal, uuid in enumerate(self._unit.uuids)}
         return {uuid: mib for uuid, mib in ceilings.items() if mib is not None}

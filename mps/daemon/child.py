@@ -40,7 +40,7 @@ class DaemonProcess:
         self._cgroup = cgroup
         self._host = host
         self._clock = clock
-        self._started: processes.Child | None = None  # the last child
+        self._last_child: processes.Child | None = None  # the last child
         self._process: HostProcess | None = None
 
     @property
@@ -57,7 +57,7 @@ class DaemonProcess:
     @property
     def return_code(self) -> int | None:
         """The return code of the last daemon; None while it runs, or if it was not a child of this process."""
-        return self._started.code if self._started is not None else None
+        return self._last_child.code if self._last_child is not None else None
 
     def take_over(self) -> bool:
         """Take over a former manager's daemon that takes commands; returns whether there is one. See `fits`."""
@@ -78,10 +78,10 @@ class DaemonProcess:
     def start(self, options: Sequence[str], output: int) -> bool:
         """Start the daemon; returns False if it ended at once. Raises OSError."""
         command = [str(self._program), processes.FOREGROUND, *options]
-        self._started = self._host.start(command, self._environment, output)
-        if not self._started.is_alive():
+        self._last_child = self._host.start(command, self._environment, output)
+        if not self._last_child.is_alive():
             return False
-        self._process = self._started
+        self._process = self._last_child
         if self._cgroup is not None:
             cgroups.move_process(self._process.pid, self._cgroup, _CGROUP)
         return True
@@ -89,7 +89,7 @@ class DaemonProcess:
     def is_alive(self) -> bool:
         return self._process is not None and self._process.is_alive()
 
-    def forget(self) -> None:
+    def forget_process(self) -> None:
         """Forget the process after its end."""
         self._process = None
 
@@ -100,7 +100,7 @@ class DaemonProcess:
             if self._clock.now() >= deadline:
                 return False
             self._clock.sleep(_POLL_SECONDS)
-        self.forget()
+        self.forget_process()
         return True
 
     def kill(self) -> bool:
@@ -111,5 +111,5 @@ class DaemonProcess:
 
     def abandon(self) -> None:
         """Stop waiting for the process: it keeps running without this manager."""
-        if self._started is not None:
-            self._started.abandon()
+        if self._last_child is not None:
+            self._last_child.abandon()

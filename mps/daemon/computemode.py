@@ -29,27 +29,27 @@ _log = structlog.get_logger(__name__)
 
 def close_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
     """Close the cards that answer. Idempotent. Raises CardError if none answers or one cannot be closed; OSError."""
-    modes = _modes(use, uuids)
-    saved = _saved_modes(home)
-    if saved is None:
-        saved = _assumed_modes(home, modes)
-        _save_modes(home, saved)
+    modes = _read_modes(use, uuids)
+    saved_modes = _load_saved_modes(home)
+    if saved_modes is None:
+        saved_modes = _assume_former_modes(home, modes)
+        _save_modes(home, saved_modes)
     for uuid, mode in modes.items():
         if mode is ComputeMode.EXCLUSIVE_PROCESS:
-            if uuid not in saved:  # another program or a person has closed it
-                saved[uuid] = mode
-                _save_modes(home, saved)
+            if uuid not in saved_modes:  # another program or a person has closed it
+                saved_modes[uuid] = mode
+                _save_modes(home, saved_modes)
             continue
-        if saved.get(uuid) is not mode:
-            saved[uuid] = mode
-            _save_modes(home, saved)
+        if saved_modes.get(uuid) is not mode:
+            saved_modes[uuid] = mode
+            _save_modes(home, saved_modes)
         use.set_compute_mode(uuid, ComputeMode.EXCLUSIVE_PROCESS)
         _log.info("closed a GPU to processes without MPS", card=uuid, mode_before=str(mode))
 
 
 def are_closed(use: CardUse, uuids: Iterable[str]) -> bool:
     """Whether all cards that answer are closed. Raises CardError if none answers."""
-    return all(mode is ComputeMode.EXCLUSIVE_PROCESS for mode in _modes(use, uuids).values())
+    return all(mode is ComputeMode.EXCLUSIVE_PROCESS for mode in _read_modes(use, uuids).values())
 
 
 def reopen_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
@@ -60,34 +60,34 @@ def reopen_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
     A card that was closed before MPS served it stays closed. A card that does not answer keeps its saved mode for the
     next call, and a card that has left the machine until it comes back; that is no problem.
     """
-    saved = _saved_modes(home)
+    saved_modes = _load_saved_modes(home)
     try:
-        if saved is None:
-            saved = _assumed_modes(home, _modes(use, uuids, skips_absent=True))
-        answering = _modes(use, saved, skips_absent=True)
+        if saved_modes is None:
+            saved_modes = _assume_former_modes(home, _read_modes(use, uuids, ignore_absent=True))
+        present_modes = _read_modes(use, saved_modes, ignore_absent=True)
     except CardError as error:
         return [f"GPUs stay closed: {error}"]
-    remaining = {uuid: mode for uuid, mode in saved.items() if uuid not in answering}
+    remaining_modes = {uuid: mode for uuid, mode in saved_modes.items() if uuid not in present_modes}
     problems = []
-    for uuid in answering:
-        mode = saved[uuid]
-        if mode is answering[uuid]:
+    for uuid in present_modes:
+        mode = saved_modes[uuid]
+        if mode is present_modes[uuid]:
             continue
         try:
             use.set_compute_mode(uuid, mode)
         except CardError as error:
-            remaining[uuid] = mode
+            remaining_modes[uuid] = mode
             problems.append(f"card {uuid} stays closed: {error}")
         else:
             _log.info("reopened a GPU", card=uuid, mode=str(mode))
-    _save_modes(home, remaining)
+    _save_modes(home, remaining_modes)
     return problems
 
 
-def _modes(use: CardUse, uuids: Iterable[str], *, skips_absent: bool = False) -> dict[str, ComputeMode]:
+def _read_modes(use: CardUse, uuids: Iterable[str], *, ignore_absent: bool = False) -> dict[str, ComputeMode]:
     """Compute modes by UUID, of the cards that answer. Raises CardError if none answers.
 
-    skips_absent: cards that are not on the machine need not answer.
+    ignore_absent: cards that are not on the machine need not answer.
     """
     modes: dict[str, ComputeMode] = {}
     failures = []
@@ -95,14 +95,14 @@ def _modes(use: CardUse, uuids: Iterable[str], *, skips_absent: bool = False) ->
         try:
             modes[uuid] = use.compute_mode(uuid)
         except CardError as error:
-            if not (skips_absent and isinstance(error, CardAbsent)):
+            if not (ignore_absent and isinstance(error, CardAbsent)):
                 failures.append(str(error))
     if failures and not modes:
         raise CardError("; ".join(failures))
     return modes
 
 
-def _saved_modes(home: Path) -> dict[str, ComputeMode] | None:
+def _load_saved_modes(home: Path) -> dict[str, ComputeMode] | None:
     """The saved former modes, by UUID, of cards that are closed; None if they cannot be read, or are lost."""
     try:
         raw = json.loads((home / mps.MODES).read_bytes())
@@ -120,12 +120,12 @@ def _saved_modes(home: Path) -> dict[str, ComputeMode] | None:
         return None
 
 
-def _assumed_modes(home: Path, modes: Mapping[str, ComputeMode]) -> dict[str, ComputeMode]:
+def _assume_former_modes(home: Path, modes: Mapping[str, ComputeMode]) -> dict[str, ComputeMode]:
     """The former modes that cards with these modes are assumed to have had, if the saved ones cannot be read."""
-    closed = {uuid: ComputeMode.DEFAULT for uuid, mode in modes.items() if mode is ComputeMode.EXCLUSIVE_PROCESS}
-    if closed:
-        _log.warning("assuming that closed GPUs were DEFAULT before", cards=sorted(closed), home=str(home))
-    return closed
+    former_modes = {uuid: ComputeMode.DEFAULT for uuid, mode in modes.items() if mode is ComputeMode.EXCLUSIVE_PROCESS}
+    if former_modes:
+        _log.warning("assuming that closed GPUs were DEFAULT before", cards=sorted(former_modes), home=str(home))
+    return former_modes
 
 
 def _save_modes(home: Path, modes: Mapping[str, ComputeMode]) -> None:

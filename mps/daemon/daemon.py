@@ -35,9 +35,9 @@ from mps.host.processes import LOCAL, Host
 
 _log = structlog.get_logger(__name__)
 
-PERCENT = 100  # of the SMs: containers have their own limits
+DEFAULT_SM_PERCENT = 100  # of the SMs: containers have their own limits
 _POLL_SECONDS = 0.25  # within which a death is noticed
-_VERIFY_EVERY = 5  # probes
+_PROBES_PER_VERIFICATION = 5  # probes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +83,9 @@ class Daemon:
         self._on_change = on_change
         self._clock = clock
         self._environment = units.environment(unit, capabilities)
-        self._control = Control(host.front_end(settings.control, self._environment), settings.pace.answer)
+        self._control = Control(host.front_end(settings.control, self._environment), settings.pace.probe_timeout)
         self._machine = Machine()
-        self._wanted = (True, "")
+        self._desired_state = (True, "")
         self._ceilings = Ceilings(unit, self._control)
         self._enforced = False
         self._is_unhealthy = False  # since it was ready last
@@ -96,9 +96,9 @@ class Daemon:
         self._probes = 0
         self._servers = Servers(self._control, host, clock, has_status_command=capabilities.server_status)
         self._sweeper = OrphanedServerSweeper(unit, use, settings.pace.orphan_grace, host, clock)
-        self._foreign = ForeignProcesses(unit, use, host, describe_process, clock)
-        self._checked = 0.0
-        self._state_written = -math.inf  # the state file
+        self._foreign_processes = ForeignProcesses(unit, use, host, describe_process, clock)
+        self._checked_at = 0.0
+        self._state_written_at = -math.inf  # the state file
         self._status = self._make_status(self._clock.wall().timestamp())
         self._ceilings_changed = False  # a container may be waiting for its ceiling
         self._loop = Loop(
@@ -121,10 +121,10 @@ class Daemon:
         """Whether the daemon runs, as last observed."""
         return self._child.is_running
 
-    def set_wanted(self, wanted: bool, reason: str = "") -> None:
+    def set_enabled(self, enabled: bool, reason: str = "") -> None:
         """Set whether the daemon should run; without it the cards get their former compute modes back."""
-        if self._wanted != (wanted, reason):
-            self._wanted = (wanted, reason)
+        if self._desired_state != (enabled, reason):
+            self._desired_state = (enabled, reason)
             self._loop.wake()
 
     def set_ceilings(self, ceilings: Mapping[str, MiB]) -> None:
@@ -137,7 +137,7 @@ class Daemon:
     @property
     def foreign_processes(self) -> frozenset[tuple[str, int]]:
         """Card and PID of the processes that bypass MPS, as of the last check. Thread-safe."""
-        return self._foreign.processes
+        return self._foreign_processes.processes
 
     def clients(self) -> list[Client]:
         """The clients of all its servers. Raises ControlError."""
@@ -154,8 +154,8 @@ class Daemon:
         self._loop.start()
 
     def stop(self) -> None:
-        """Stop the thread, not the daemon: see `set_wanted`."""
-        self._loop.stop(self._pace.answer * 3 + self._pace.quit_grace + 5.0)
+        """Stop the thread, not the daemon: see `set_enabled`."""
+        self._loop.stop(self._pace.probe_timeout * 3 + self._pace.quit_grace + 5.0)
         self._output.close()
         self._child.abandon()
 
@@ -184,10 +184,10 @@ class Daemon:
         """Do what is due. Returns the seconds until the next step, unless the thread is woken before."""
         ceilings_changed, self._ceilings_changed = self._ceilings_changed, False
         now = self._clock.now()
-        wanted, reason = self._wanted
-        self._transition(machine.set_wanted(self._machine, wanted, now, self._pace, reason))
+        enabled, reason = self._desired_state
+        self._transition(machine.set_enabled(self._machine, enabled, now, self._pace, reason))
         self._output.copy_lines()
-        if self._machine.phase in machine.RUNNING and not self._child.is_alive():
+        if self._machine.phase in machine.RUNNING_PHASES and not self._child.is_alive():
             self._handle_death(now)
             return 0.0
         act = machine.next_act(self._machine, now)
@@ -199,22 +199,26 @@ class Daemon:
         ):
             act = Act.PROBE
         if act is Act.REST:
-            if now - self._state_written >= self._pace.probe:
-                off = self._machine.phase is DaemonPhase.OFF
-                if off:
+            if now - self._state_written_at >= self._pace.probe_interval:
+                is_off = self._machine.phase is DaemonPhase.OFF
+                if is_off:
                     self._perform(Act.RELEASE)  # a card that did not answer when the others were reopened
-                self._publish(confirmed=off)
-            return min(_POLL_SECONDS, max(0.0, self._machine.due - now))
+                self._publish(confirmed=is_off)
+            return min(_POLL_SECONDS, max(0.0, self._machine.act_due_at - now))
         act_result = self._perform(act)
         self._transition(machine.next_machine(self._machine, act_result, self._clock.now(), self._pace))
         return 0.0
 
     def _handle_death(self, now: float) -> None:
-        code = self._child.return_code
+        return_code = self._child.return_code
         if self._machine.phase is DaemonPhase.AWAITING:
             self._drop_multi_user()
-        self._child.forget()
-        reason = "the daemon died" if code is None else f"the daemon ended with rc {code}; its output is in the log"
+        self._child.forget_process()
+        reason = (
+            "the daemon died"
+            if return_code is None
+            else f"the daemon ended with rc {return_code}; its output is in the log"
+        )
         self._transition(machine.next_machine(self._machine, ActResult(Outcome.DEAD, reason), now, self._pace))
 
     def _drop_multi_user(self) -> None:
@@ -247,45 +251,45 @@ class Daemon:
             Act.RELEASE: self._release,
         }
 
-    def _transition(self, new: Machine) -> None:
-        old, self._machine = self._machine, new
-        if new.failures > old.failures:
+    def _transition(self, new_machine: Machine) -> None:
+        old_machine, self._machine = self._machine, new_machine
+        if new_machine.failures > old_machine.failures:
             metrics.FAILURES.labels(self.unit.name).inc()
             self._is_unhealthy = True
-        if new.phase in (DaemonPhase.FAULT, DaemonPhase.SUSPECT):
+        if new_machine.phase in (DaemonPhase.FAULT, DaemonPhase.SUSPECT):
             self._is_unhealthy = True
-        elif new.phase is DaemonPhase.READY and self._is_unhealthy:
-            metrics.HEALS.labels(self.unit.name).inc()
+        elif new_machine.phase is DaemonPhase.READY and self._is_unhealthy:
+            metrics.RECOVERIES.labels(self.unit.name).inc()
             self._is_unhealthy = False
-        if new.phase in (DaemonPhase.READY, DaemonPhase.OFF):
-            self._foreign.clear()
-        if old.phase is new.phase:
-            if new.reason != old.reason:
+        if new_machine.phase in (DaemonPhase.READY, DaemonPhase.OFF):
+            self._foreign_processes.clear()
+        if old_machine.phase is new_machine.phase:
+            if new_machine.reason != old_machine.reason:
                 self._publish()
             return
-        if new.phase is DaemonPhase.FAULT:
+        if new_machine.phase is DaemonPhase.FAULT:
             metrics.FAULTS.labels(self.unit.name).inc()
-        old_status, after = machine.state_of(old), machine.state_of(new)
-        level = (
+        old_state, new_state = machine.mps_state(old_machine), machine.mps_state(new_machine)
+        log = (
             _log.info
-            if after in (MpsState.READY, MpsState.STARTING, MpsState.OFF) or old_status is after
+            if new_state in (MpsState.READY, MpsState.STARTING, MpsState.OFF) or old_state is new_state
             else _log.warning
         )
-        level("MPS", card=self.unit.name, phase=str(new.phase), state=str(after), reason=new.reason)
-        self._publish(confirmed=new.phase is DaemonPhase.OFF)
+        log("MPS", card=self.unit.name, phase=str(new_machine.phase), state=str(new_state), reason=new_machine.reason)
+        self._publish(confirmed=new_machine.phase is DaemonPhase.OFF)
 
     # The acts.
 
     def _sweep(self) -> ActResult:
-        swept = self._sweeper.sweep()
-        if not (self._machine.wanted and self._settings.exclusive):
-            return swept
-        if swept.outcome is not Outcome.OK:
-            self._foreign.assume_clients()
-            return swept
+        sweep_result = self._sweeper.sweep()
+        if not (self._machine.enabled and self._settings.exclusive):
+            return sweep_result
+        if sweep_result.outcome is not Outcome.OK:
+            self._foreign_processes.assume_clients()
+            return sweep_result
         # Close now, so that no further process opens the card while the present ones end.
         self._close_cards()
-        return self._foreign.blocking_start() or swept
+        return self._foreign_processes.find_start_blockers() or sweep_result
 
     def _spawn(self) -> ActResult:
         directories.prepare_folders(self.unit.home)
@@ -294,7 +298,7 @@ class Daemon:
         metrics.STARTS.labels(self.unit.name).inc()
         self._ceilings.forget_confirmed()
         self._servers.forget_servers()
-        self._foreign.mark_start_tried()
+        self._foreign_processes.mark_start_tried()
         if self._child.start(self._capabilities.options, self._output.open()):
             return OK
         self._output.copy_lines()
@@ -305,12 +309,12 @@ class Daemon:
 
     def _contact(self) -> ActResult:
         self._control.servers()
-        self._ceilings.adopt_limits()
+        self._ceilings.adopt_ceilings()
         return OK
 
     def _configure(self) -> ActResult:
         self._close_cards()
-        self._control.set_percentage(PERCENT)
+        self._control.set_percentage(DEFAULT_SM_PERCENT)
         self._apply_ceilings()
         # Not before the ceilings are set: a client without its own limit would get the whole card.
         directories.open_to_clients(self.unit.home)
@@ -318,8 +322,10 @@ class Daemon:
         return OK
 
     def _warm(self) -> ActResult:
-        foreign_processes = self._foreign.blocking_server(self.clients) if self._settings.exclusive else None
-        return foreign_processes or self._confirm(self._servers.ensure_server())
+        foreign_processes = (
+            self._foreign_processes.find_server_blockers(self.clients) if self._settings.exclusive else None
+        )
+        return foreign_processes or self._record_check(self._servers.ensure_server())
 
     def _probe(self) -> ActResult:
         started = self._clock.now()
@@ -337,30 +343,33 @@ class Daemon:
         return act_result
 
     def _check_health(self) -> ActResult:
-        act_result = self._confirm(self._servers.check_servers())
+        act_result = self._record_check(self._servers.check_servers())
         if act_result.outcome is not Outcome.OK or self._machine.phase is not DaemonPhase.READY:
             return act_result
         self._probes += 1
-        if self._probes % _VERIFY_EVERY == 0:
+        if self._probes % _PROBES_PER_VERIFICATION == 0:
             clients = self.clients()
-            self._foreign.set_clients(client.pid for client in clients)
+            self._foreign_processes.set_clients(client.pid for client in clients)
             metrics.CLIENTS.labels(self.unit.name).set(len(clients))
-            if (lost := self._lost_settings()) is not None:
-                return ActResult(Outcome.LOST, lost)
+            if (lost_reason := self._lost_settings_reason()) is not None:
+                return ActResult(Outcome.LOST, lost_reason)
         if self._ceilings.is_outdated:
             self._apply_ceilings()
         return OK
 
-    def _confirm(self, act_result: ActResult) -> ActResult:
+    def _record_check(self, act_result: ActResult) -> ActResult:
         """Record the time of a successful check; the state file is written at the next rest."""
         if act_result.outcome is Outcome.OK:
-            self._checked = self._clock.now()
-            self._state_written = -math.inf
+            self._checked_at = self._clock.now()
+            self._state_written_at = -math.inf
         return act_result
 
-    def _lost_settings(self) -> str | None:
-        if (answer := self._control.percentage()) != f"{PERCENT:.1f}":
-            return f"the daemon's percentage is {quote_text(answer)}, not {PERCENT}: another program has changed it"
+    def _lost_settings_reason(self) -> str | None:
+        if (answer := self._control.percentage()) != f"{DEFAULT_SM_PERCENT:.1f}":
+            return (
+                f"the daemon's percentage is {quote_text(answer)}, not {DEFAULT_SM_PERCENT}: "
+                "another program has changed it"
+            )
         if change := self._ceilings.change_reason():
             return change
         if self._settings.exclusive and not computemode.are_closed(self._use, self.unit.uuids):
@@ -369,7 +378,7 @@ class Daemon:
 
     def _detach_all(self) -> ActResult:
         clients = self.clients()
-        self._foreign.set_clients(client.pid for client in clients)
+        self._foreign_processes.set_clients(client.pid for client in clients)
         for client in clients:
             with contextlib.suppress(CommandRefused):
                 self.detach(client, "draining")
@@ -378,8 +387,8 @@ class Daemon:
     def _quit(self) -> ActResult:
         grace = self._pace.quit_grace
         with contextlib.suppress(ControlError):  # success is determined by the end of the process
-            self._control.quit(max(1, round(grace)), grace + self._pace.answer)
-        if self._child.wait_ended(self._pace.answer):
+            self._control.quit(max(1, round(grace)), grace + self._pace.probe_timeout)
+        if self._child.wait_ended(self._pace.probe_timeout):
             return OK
         return ActResult(Outcome.FAILED, "the daemon did not quit")
 
@@ -403,7 +412,7 @@ class Daemon:
         self._enforced = self._settings.exclusive
 
     def _apply_ceilings(self) -> None:
-        self._ceilings.apply_limits()
+        self._ceilings.apply_ceilings()
         self._publish()
 
     def _make_status(self, since: float) -> Status:
@@ -411,11 +420,11 @@ class Daemon:
         return Status(
             uuids=self.unit.uuids,
             scope=self.unit.scope,
-            state=machine.state_of(self._machine),
+            state=machine.mps_state(self._machine),
             reason=self._machine.reason,
             since=since,
-            checked=self._checked,
-            valid_seconds=2 * (pace.probe + pace.answer) + 2.0,
+            checked=self._checked_at,
+            valid_seconds=2 * (pace.probe_interval + pace.probe_timeout) + 2.0,
             driver=self._driver,
             multi_user=self._capabilities.multi_user,
             enforced=self._enforced,
@@ -428,18 +437,18 @@ class Daemon:
     def _publish(self, *, confirmed: bool = False) -> None:
         """Update the status and the state file. `confirmed`: the status is certain without a command to the daemon."""
         if confirmed:
-            self._checked = self._clock.now()
+            self._checked_at = self._clock.now()
         old_status = self._status
-        new = self._make_status(old_status.since)
-        if new.state is not old_status.state:
-            new = self._make_status(self._clock.wall().timestamp())
-        self._status = new
-        self._state_written = self._clock.now()
-        metrics.set_state(self.unit.name, new.state)
+        new_status = self._make_status(old_status.since)
+        if new_status.state is not old_status.state:
+            new_status = self._make_status(self._clock.wall().timestamp())
+        self._status = new_status
+        self._state_written_at = self._clock.now()
+        metrics.set_state(self.unit.name, new_status.state)
         try:
-            directories.write_status(self.unit.home, new)
+            directories.write_status(self.unit.home, new_status)
         except OSError as error:
             # The file becomes stale, so no container starts.
             _log.error("failed to write the state file", card=self.unit.name, error=str(error))
-        if any(mps.status_fields(new, uuid) != mps.status_fields(old_status, uuid) for uuid in self.unit.uuids):
+        if any(mps.status_fields(new_status, uuid) != mps.status_fields(old_status, uuid) for uuid in self.unit.uuids):
             self._on_change()

@@ -14,7 +14,7 @@ import structlog
 
 _log = structlog.get_logger("mps.daemon.output")
 
-NAME = "output"
+FIFO_NAME = "output"
 _MAX_BYTES = 64 * 1024  # per read: the capacity of a FIFO
 _MAX_LINES = 200  # per read
 # Lines that the daemon writes about each of our own commands.
@@ -25,7 +25,7 @@ class DaemonOutput:
     """The output of a daemon in one log folder. Not thread-safe."""
 
     def __init__(self, folder: Path, card: str) -> None:
-        self._path = folder / NAME
+        self._path = folder / FIFO_NAME
         self._card = card
         self._descriptor: int | None = None
         self._partial_line = b""  # a line whose end is not read yet
@@ -47,9 +47,11 @@ class DaemonOutput:
             content = os.read(self._descriptor, _MAX_BYTES)
         except OSError:
             return  # nothing
-        *whole, self._partial_line = (self._partial_line + content).split(b"\n")
+        *complete_lines, self._partial_line = (self._partial_line + content).split(b"\n")
         self._partial_line = self._partial_line[-_MAX_BYTES:]
-        lines = [line for line in (line_bytes.decode(errors="replace") for line_bytes in whole) if line.strip()]
+        lines = [
+            line for line in (line_bytes.decode(errors="replace") for line_bytes in complete_lines) if line.strip()
+        ]
         for line in lines[:_MAX_LINES]:
             (_log.debug if _OWN_COMMANDS.search(line) else _log.info)(line, card=self._card)
         if len(lines) > _MAX_LINES:

@@ -10,10 +10,10 @@ from cardwise.core.api.mps import Status
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.runtime import replacing
 
-_OPEN = 0o755
+_FOLDER_MODE = 0o755
 
 
-def check_open(root: Path) -> None:
+def check_folder_access(root: Path) -> None:
     """Raises InvalidRequest if a folder on the way to `root` is closed to the users that servers run as."""
     for folder in [root, *root.parents]:
         try:
@@ -30,20 +30,20 @@ def check_open(root: Path) -> None:
             )
 
 
-def make_open(folder: Path) -> None:
+def create_open_folder(folder: Path) -> None:
     """Create a folder and its missing parents, open to all users whatever the umask. Raises OSError."""
     for parent in reversed([folder, *folder.parents]):
         if not parent.exists():
             parent.mkdir(exist_ok=True)
-            parent.chmod(_OPEN)
+            parent.chmod(_FOLDER_MODE)
 
 
 def prepare_folders(home: Path) -> None:
     """Create a daemon's folders. Raises OSError."""
-    make_open(home)
+    create_open_folder(home)
     for name in (mps.PIPE, mps.CLIENTS, mps.LOG):
         (home / name).mkdir(exist_ok=True)
-        (home / name).chmod(_OPEN)
+        (home / name).chmod(_FOLDER_MODE)
 
 
 def reset_pipe(home: Path) -> None:

@@ -24,7 +24,7 @@ from mps.host.control import Client
 from mps.host.processes import Host
 
 FORMER_CLIENT_SECONDS = 600.0  # seconds since a server was last seen with the client
-_SHOWN = 3
+_MAX_SHOWN = 3
 
 
 class ForeignProcesses:
@@ -39,23 +39,29 @@ class ForeignProcesses:
         self._host = host
         self._describe_process = describe_process
         self._former_clients: set[int] = set()  # clients of the last server
-        self._last_client: dict[int, float] = {}  # when each process that is still on a card was last seen as a client
+        self._last_client_time: dict[
+            int, float
+        ] = {}  # when each process that is still on a card was last seen as a client
         self._start_tried = False  # whether a server start was tried since a card was ready last
         self.processes: frozenset[tuple[str, int]] = frozenset()  # card and PID
 
-    def set_clients(self, pids: Iterable[int]) -> None:
+    def set_clients(self, client_pids: Iterable[int]) -> None:
         """Set the clients of the present server. Clients of a former server stay known while they are on a card."""
-        now, pids, running = self._clock.now(), set(pids), {pid for _, pid in self._unit.processes(self._use)}
-        self._former_clients = (self._former_clients | pids) & running
-        self._last_client = {
-            pid: now if pid in pids else self._last_client.get(pid, now) for pid in self._former_clients
+        now, client_pids, running_pids = (
+            self._clock.now(),
+            set(client_pids),
+            {pid for _, pid in self._unit.processes(self._use)},
+        )
+        self._former_clients = (self._former_clients | client_pids) & running_pids
+        self._last_client_time = {
+            pid: now if pid in client_pids else self._last_client_time.get(pid, now) for pid in self._former_clients
         }
 
     def assume_clients(self) -> None:
         """Take all processes on the closed card for clients: a server without a daemon is still there."""
         now = self._clock.now()
         self._former_clients = {pid for _, pid in self._unit.processes(self._use)}
-        self._last_client = {pid: self._last_client.get(pid, now) for pid in self._former_clients}
+        self._last_client_time = {pid: self._last_client_time.get(pid, now) for pid in self._former_clients}
 
     def mark_start_tried(self) -> None:
         """Record that a daemon is being started."""
@@ -65,40 +71,49 @@ class ForeignProcesses:
         """Forget foreign processes: the cards belong to a server now, or are open to all."""
         self._start_tried, self.processes = False, frozenset()
 
-    def blocking_start(self) -> ActResult | None:
+    def find_start_blockers(self) -> ActResult | None:
         """Why no daemon can be started, None if one can."""
         if self._start_tried:
             self._former_clients.clear()
-        return self._blocking_result(self._unit.processes(self._use) - self._on_cards(self._former_clients))
+        return self._build_blocker_result(self._unit.processes(self._use) - self._pair_with_cards(self._former_clients))
 
-    def blocking_server(self, clients: Callable[[], Iterable[Client]]) -> ActResult | None:
+    def find_server_blockers(self, clients: Callable[[], Iterable[Client]]) -> ActResult | None:
         """What prevents the card from being ready or getting an MPS server; None if nothing does. Raises ControlError.
 
         clients: returns the clients of the server that may be running.
         """
         # Processes before clients: a process that uses the card through MPS became a client first.
         processes = self._unit.processes(self._use)
-        ours = {server.pid for server in self._host.servers(self._unit.pipe)}
-        return self._blocking_result(
-            processes - self._on_cards({*ours, *(client.pid for client in clients()), *self._former_clients})
+        server_pids = {server.pid for server in self._host.servers(self._unit.pipe)}
+        return self._build_blocker_result(
+            processes
+            - self._pair_with_cards({*server_pids, *(client.pid for client in clients()), *self._former_clients})
         )
 
-    def _blocking_result(self, processes: set[tuple[str, int]]) -> ActResult | None:
+    def _build_blocker_result(self, processes: set[tuple[str, int]]) -> ActResult | None:
         # A process that has just ended may be listed for a moment.
-        live = {(card, pid) for card, pid in processes if self._host.activity(pid) is not None}
+        live_processes = {(card, pid) for card, pid in processes if self._host.activity(pid) is not None}
         now = self._clock.now()
         former_clients = {
-            (card, pid) for card, pid in live if now - self._last_client.get(pid, -math.inf) < FORMER_CLIENT_SECONDS
+            (card, pid)
+            for card, pid in live_processes
+            if now - self._last_client_time.get(pid, -math.inf) < FORMER_CLIENT_SECONDS
         }
-        self.processes = foreign = frozenset(live - former_clients)
-        if not live:
+        self.processes = foreign_processes = frozenset(live_processes - former_clients)
+        if not live_processes:
             return None
-        named = foreign or former_clients
-        problem = "bypasses MPS" if foreign else "was a client of an MPS server that ended"
-        shown = [f"{self._describe_process(pid)} on {card}" for card, pid in sorted(named)[:_SHOWN]]
-        hidden = f" and {len(named) - len(shown)} more" if len(named) > len(shown) else ""
-        reason = f"process {', '.join(shown)}{hidden} {problem}: no server starts before it has ended"
+        reported_processes = foreign_processes or former_clients
+        problem = "bypasses MPS" if foreign_processes else "was a client of an MPS server that ended"
+        shown_processes = [
+            f"{self._describe_process(pid)} on {card}" for card, pid in sorted(reported_processes)[:_MAX_SHOWN]
+        ]
+        hidden_text = (
+            f" and {len(reported_processes) - len(shown_processes)} more"
+            if len(reported_processes) > len(shown_processes)
+            else ""
+        )
+        reason = f"process {', '.join(shown_processes)}{hidden_text} {problem}: no server starts before it has ended"
         return ActResult(Outcome.BUSY, reason)
 
-    def _on_cards(self, pids: Collection[int]) -> set[tuple[str, int]]:
+    def _pair_with_cards(self, pids: Collection[int]) -> set[tuple[str, int]]:
         return {(card, pid) for card in self._unit.uuids for pid in pids}

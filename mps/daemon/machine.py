@@ -22,7 +22,7 @@ _SWEEP_SECONDS = 0.5
 
 
 class DaemonPhase(StrEnum):
-    """The phase of a daemon. `state_of` is the state that others see."""
+    """The phase of a daemon. `mps_state` is the state that others see."""
 
     OFF = "off"  # not wanted; no process runs
     DOWN = "down"  # no process runs; leftovers are ended before the next start
@@ -83,37 +83,37 @@ OK: Final = ActResult(Outcome.OK)
 class DaemonPace:
     """Times in seconds; most are options of the manager."""
 
-    probe: float = 2.0
-    answer: float = 3.0
-    start: float = 15.0  # until a daemon answers and has its settings
-    warm: float = 30.0  # until its server is active
+    probe_interval: float = 2.0
+    probe_timeout: float = 3.0
+    start_timeout: float = 15.0  # until a daemon answers and has its settings
+    server_timeout: float = 30.0  # until its server is active
     fault_grace: float = 20.0
-    drain: float = 20.0
+    drain_timeout: float = 20.0
     quit_grace: float = 5.0
     orphan_grace: float = 10.0
     backoff: float = 1.0
-    backoff_cap: float = 60.0
-    stable: float = 60.0  # after this time in READY failures are forgotten
+    max_backoff: float = 60.0
+    stable_after: float = 60.0  # after this time in READY failures are forgotten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """The state of a daemon. Times are seconds of the caller's clock.
 
-    due: when the next act is due.
-    until: when the phase times out.
-    since: when READY began.
-    fault_until: when a fault times out, whatever phases come between.
+    act_due_at: when the next act is due.
+    phase_deadline: when the phase times out.
+    ready_since: when READY began.
+    fault_deadline: when a fault times out, whatever phases come between.
     failures: failures in a row, for the back-off.
     """
 
     phase: DaemonPhase = DaemonPhase.DOWN
-    wanted: bool = True
+    enabled: bool = True
     reason: str = ""
-    due: float = 0.0
-    until: float = math.inf
-    since: float = 0.0
-    fault_until: float = math.inf
+    act_due_at: float = 0.0
+    phase_deadline: float = math.inf
+    ready_since: float = 0.0
+    fault_deadline: float = math.inf
     failures: int = 0
 
 
@@ -122,46 +122,46 @@ class _PhaseRow(NamedTuple):
 
     act: Act
     state: MpsState
-    runs: bool
+    is_running: bool
 
 
 _TABLE: Final = {
-    DaemonPhase.OFF: _PhaseRow(Act.REST, MpsState.OFF, runs=False),
-    DaemonPhase.DOWN: _PhaseRow(Act.SWEEP, MpsState.DOWN, runs=False),
-    DaemonPhase.SPAWNING: _PhaseRow(Act.SPAWN, MpsState.STARTING, runs=False),
-    DaemonPhase.AWAITING: _PhaseRow(Act.CONTACT, MpsState.STARTING, runs=True),
-    DaemonPhase.CONFIGURING: _PhaseRow(Act.CONFIGURE, MpsState.STARTING, runs=True),
-    DaemonPhase.WARMING: _PhaseRow(Act.WARM, MpsState.STARTING, runs=True),
-    DaemonPhase.READY: _PhaseRow(Act.PROBE, MpsState.READY, runs=True),
-    DaemonPhase.SUSPECT: _PhaseRow(Act.PROBE, MpsState.DOWN, runs=True),
-    DaemonPhase.FAULT: _PhaseRow(Act.PROBE, MpsState.FAULT, runs=True),
-    DaemonPhase.DRAINING: _PhaseRow(Act.DETACH, MpsState.DRAINING, runs=True),
-    DaemonPhase.QUITTING: _PhaseRow(Act.QUIT, MpsState.DRAINING, runs=True),
-    DaemonPhase.KILLING: _PhaseRow(Act.KILL, MpsState.DOWN, runs=False),
-    DaemonPhase.RELEASING: _PhaseRow(Act.RELEASE, MpsState.DRAINING, runs=False),
+    DaemonPhase.OFF: _PhaseRow(Act.REST, MpsState.OFF, is_running=False),
+    DaemonPhase.DOWN: _PhaseRow(Act.SWEEP, MpsState.DOWN, is_running=False),
+    DaemonPhase.SPAWNING: _PhaseRow(Act.SPAWN, MpsState.STARTING, is_running=False),
+    DaemonPhase.AWAITING: _PhaseRow(Act.CONTACT, MpsState.STARTING, is_running=True),
+    DaemonPhase.CONFIGURING: _PhaseRow(Act.CONFIGURE, MpsState.STARTING, is_running=True),
+    DaemonPhase.WARMING: _PhaseRow(Act.WARM, MpsState.STARTING, is_running=True),
+    DaemonPhase.READY: _PhaseRow(Act.PROBE, MpsState.READY, is_running=True),
+    DaemonPhase.SUSPECT: _PhaseRow(Act.PROBE, MpsState.DOWN, is_running=True),
+    DaemonPhase.FAULT: _PhaseRow(Act.PROBE, MpsState.FAULT, is_running=True),
+    DaemonPhase.DRAINING: _PhaseRow(Act.DETACH, MpsState.DRAINING, is_running=True),
+    DaemonPhase.QUITTING: _PhaseRow(Act.QUIT, MpsState.DRAINING, is_running=True),
+    DaemonPhase.KILLING: _PhaseRow(Act.KILL, MpsState.DOWN, is_running=False),
+    DaemonPhase.RELEASING: _PhaseRow(Act.RELEASE, MpsState.DRAINING, is_running=False),
 }
-RUNNING: Final = frozenset(phase for phase, row in _TABLE.items() if row.runs)
+RUNNING_PHASES: Final = frozenset(phase for phase, row in _TABLE.items() if row.is_running)
 
 
-def state_of(machine: Machine) -> MpsState:
+def mps_state(machine: Machine) -> MpsState:
     """The state that others see."""
     return _TABLE[machine.phase].state
 
 
 def next_act(machine: Machine, now: float) -> Act:
     """The act that is due now."""
-    return _TABLE[machine.phase].act if now >= machine.due else Act.REST
+    return _TABLE[machine.phase].act if now >= machine.act_due_at else Act.REST
 
 
-def set_wanted(machine: Machine, wanted: bool, now: float, pace: DaemonPace, reason: str = "") -> Machine:
+def set_enabled(machine: Machine, enabled: bool, now: float, pace: DaemonPace, reason: str = "") -> Machine:
     """Set whether the daemon should run."""
-    if wanted == machine.wanted:
+    if enabled == machine.enabled:
         return machine
-    machine = replace(machine, wanted=wanted)
-    if wanted:
-        off = machine.phase in (DaemonPhase.OFF, DaemonPhase.RELEASING)
-        return _enter_down(machine, now) if off else machine
-    if machine.phase in RUNNING - {DaemonPhase.QUITTING, DaemonPhase.DRAINING}:
+    machine = replace(machine, enabled=enabled)
+    if enabled:
+        is_off = machine.phase in (DaemonPhase.OFF, DaemonPhase.RELEASING)
+        return _enter_down(machine, now) if is_off else machine
+    if machine.phase in RUNNING_PHASES - {DaemonPhase.QUITTING, DaemonPhase.DRAINING}:
         return _start_drain(machine, now, pace, reason or "MPS is switched off on this GPU")
     # Not started, or to be retried later: nothing to wait for.
     return _enter_down(machine, now) if machine.phase in (DaemonPhase.DOWN, DaemonPhase.SPAWNING) else machine
@@ -170,7 +170,10 @@ def set_wanted(machine: Machine, wanted: bool, now: float, pace: DaemonPace, rea
 def take_over(now: float, pace: DaemonPace) -> Machine:
     """The machine of a running daemon that is taken over from a former manager."""
     return Machine(
-        phase=DaemonPhase.AWAITING, reason="taken over from a former manager", until=now + pace.start, due=now
+        phase=DaemonPhase.AWAITING,
+        reason="taken over from a former manager",
+        phase_deadline=now + pace.start_timeout,
+        act_due_at=now,
     )
 
 
@@ -182,7 +185,7 @@ def replace_daemon(now: float, pace: DaemonPace, reason: str) -> Machine:
 def next_machine(machine: Machine, act_result: ActResult, now: float, pace: DaemonPace) -> Machine:
     """The machine after an act of the phase, or after a death between two acts."""
     outcome, reason = act_result.outcome, act_result.reason
-    if outcome is Outcome.DEAD and machine.phase in RUNNING:
+    if outcome is Outcome.DEAD and machine.phase in RUNNING_PHASES:
         if machine.phase in (DaemonPhase.QUITTING, DaemonPhase.DRAINING):
             return _enter_down(machine, now)
         return _enter_failed(machine, now, pace, reason or "the daemon died")
@@ -193,7 +196,9 @@ def next_machine(machine: Machine, act_result: ActResult, now: float, pace: Daem
             return _after_sweep(machine, act_result, now, pace)
         case DaemonPhase.SPAWNING:
             if outcome is Outcome.OK:
-                return replace(machine, phase=DaemonPhase.AWAITING, until=now + pace.start, due=now)
+                return replace(
+                    machine, phase=DaemonPhase.AWAITING, phase_deadline=now + pace.start_timeout, act_due_at=now
+                )
             return _enter_failed(machine, now, pace, reason)
         case DaemonPhase.AWAITING | DaemonPhase.CONFIGURING | DaemonPhase.WARMING:
             return _after_start(machine, act_result, now, pace)
@@ -202,107 +207,143 @@ def next_machine(machine: Machine, act_result: ActResult, now: float, pace: Daem
         case DaemonPhase.DRAINING:
             if outcome is Outcome.TIMEOUT:
                 return _start_kill(machine, now, reason)
-            if outcome is Outcome.OK or now >= machine.until:
-                return replace(machine, phase=DaemonPhase.QUITTING, due=now, until=math.inf)
-            return replace(machine, due=now + min(1.0, pace.probe))
+            if outcome is Outcome.OK or now >= machine.phase_deadline:
+                return replace(machine, phase=DaemonPhase.QUITTING, act_due_at=now, phase_deadline=math.inf)
+            return replace(machine, act_due_at=now + min(1.0, pace.probe_interval))
         case DaemonPhase.QUITTING:
             return _enter_down(machine, now) if outcome is Outcome.OK else _start_kill(machine, now, reason)
         case DaemonPhase.KILLING:
             if outcome is Outcome.OK:
                 return _enter_failed(machine, now, pace, machine.reason)
-            return replace(machine, due=now + 1.0, reason=reason or machine.reason)
+            return replace(machine, act_due_at=now + 1.0, reason=reason or machine.reason)
         case DaemonPhase.RELEASING:
             if outcome is Outcome.OK:
-                return replace(machine, phase=DaemonPhase.OFF, due=math.inf, until=math.inf, reason="")
-            return replace(machine, due=now + pace.probe, reason=reason)
+                return replace(machine, phase=DaemonPhase.OFF, act_due_at=math.inf, phase_deadline=math.inf, reason="")
+            return replace(machine, act_due_at=now + pace.probe_interval, reason=reason)
 
 
 def _after_sweep(machine: Machine, act_result: ActResult, now: float, pace: DaemonPace) -> Machine:
     if act_result.outcome is Outcome.OK:
-        return replace(machine, phase=DaemonPhase.SPAWNING if machine.wanted else DaemonPhase.RELEASING, due=now)
+        return replace(
+            machine, phase=DaemonPhase.SPAWNING if machine.enabled else DaemonPhase.RELEASING, act_due_at=now
+        )
     if act_result.outcome is Outcome.BUSY:
-        return replace(machine, due=now + _SWEEP_SECONDS, reason=act_result.reason)
+        return replace(machine, act_due_at=now + _SWEEP_SECONDS, reason=act_result.reason)
     return _enter_failed(machine, now, pace, act_result.reason)
 
 
 def _after_start(machine: Machine, act_result: ActResult, now: float, pace: DaemonPace) -> Machine:
     if act_result.outcome is Outcome.OK:
         if machine.phase is DaemonPhase.AWAITING:
-            return replace(machine, phase=DaemonPhase.CONFIGURING, due=now)
+            return replace(machine, phase=DaemonPhase.CONFIGURING, act_due_at=now)
         if machine.phase is DaemonPhase.CONFIGURING:
-            return replace(machine, phase=DaemonPhase.WARMING, due=now, until=now + pace.warm)
-        ready = replace(machine, phase=DaemonPhase.READY, reason="", due=now + pace.probe, until=math.inf, since=now)
-        return replace(ready, fault_until=math.inf)
+            return replace(machine, phase=DaemonPhase.WARMING, act_due_at=now, phase_deadline=now + pace.server_timeout)
+        ready = replace(
+            machine,
+            phase=DaemonPhase.READY,
+            reason="",
+            act_due_at=now + pace.probe_interval,
+            phase_deadline=math.inf,
+            ready_since=now,
+        )
+        return replace(ready, fault_deadline=math.inf)
     if act_result.outcome is Outcome.FAULT:
         return _enter_fault(machine, now, pace, act_result.reason)
     if act_result.outcome is Outcome.FROZEN:  # no more time than when it is ready
-        machine = replace(machine, until=min(machine.until, now + pace.answer))
-    if now >= machine.until:
+        machine = replace(machine, phase_deadline=min(machine.phase_deadline, now + pace.probe_timeout))
+    if now >= machine.phase_deadline:
         return _start_kill(machine, now, f"not ready in time: {act_result.reason or machine.phase}")
-    return replace(machine, due=now + _RETRY_SECONDS, reason=act_result.reason or machine.reason)
+    return replace(machine, act_due_at=now + _RETRY_SECONDS, reason=act_result.reason or machine.reason)
 
 
 def _after_probe(machine: Machine, act_result: ActResult, now: float, pace: DaemonPace) -> Machine:
     match act_result.outcome:
         case Outcome.OK:
-            failures = 0 if now - machine.since >= pace.stable else machine.failures
-            if machine.fault_until < math.inf:
+            failures = 0 if now - machine.ready_since >= pace.stable_after else machine.failures
+            if machine.fault_deadline < math.inf:
                 # It has recovered by itself; check its settings first.
-                return replace(machine, phase=DaemonPhase.CONFIGURING, due=now, until=now + pace.start, reason="")
-            ready = replace(machine, phase=DaemonPhase.READY, due=now + pace.probe, until=math.inf)
+                return replace(
+                    machine,
+                    phase=DaemonPhase.CONFIGURING,
+                    act_due_at=now,
+                    phase_deadline=now + pace.start_timeout,
+                    reason="",
+                )
+            ready = replace(
+                machine, phase=DaemonPhase.READY, act_due_at=now + pace.probe_interval, phase_deadline=math.inf
+            )
             return replace(ready, failures=failures, reason="")
         case Outcome.LOST:
             return replace(
-                machine, phase=DaemonPhase.CONFIGURING, due=now, until=now + pace.start, reason=act_result.reason
+                machine,
+                phase=DaemonPhase.CONFIGURING,
+                act_due_at=now,
+                phase_deadline=now + pace.start_timeout,
+                reason=act_result.reason,
             )
         case Outcome.FAULT:
-            if now >= machine.fault_until:
+            if now >= machine.fault_deadline:
                 return _start_drain(machine, now, pace, f"the fault did not heal by itself: {act_result.reason}")
             return _enter_fault(machine, now, pace, act_result.reason)
         case Outcome.BUSY:
-            return replace(machine, phase=DaemonPhase.WARMING, due=now, until=now + pace.warm, reason=act_result.reason)
+            return replace(
+                machine,
+                phase=DaemonPhase.WARMING,
+                act_due_at=now,
+                phase_deadline=now + pace.server_timeout,
+                reason=act_result.reason,
+            )
         case Outcome.FROZEN:
             # Detected at once, while a timeout takes its time: so wait here for as long.
             if machine.phase is not DaemonPhase.SUSPECT:
-                machine = replace(machine, phase=DaemonPhase.SUSPECT, until=now + pace.answer)
-            elif now >= machine.until:
+                machine = replace(machine, phase=DaemonPhase.SUSPECT, phase_deadline=now + pace.probe_timeout)
+            elif now >= machine.phase_deadline:
                 return _start_kill(machine, now, act_result.reason)
-            return replace(machine, due=now + min(1.0, pace.probe), reason=act_result.reason)
+            return replace(machine, act_due_at=now + min(1.0, pace.probe_interval), reason=act_result.reason)
         case _:
             if machine.phase is not DaemonPhase.SUSPECT:
-                return replace(machine, phase=DaemonPhase.SUSPECT, due=now, until=now, reason=act_result.reason)
+                return replace(
+                    machine, phase=DaemonPhase.SUSPECT, act_due_at=now, phase_deadline=now, reason=act_result.reason
+                )
             return _start_kill(machine, now, act_result.reason)
 
 
 def _enter_fault(machine: Machine, now: float, pace: DaemonPace, reason: str) -> Machine:
-    until = min(machine.fault_until, now + pace.fault_grace)
+    fault_deadline = min(machine.fault_deadline, now + pace.fault_grace)
     return replace(
-        machine, phase=DaemonPhase.FAULT, due=now + min(1.0, pace.probe), until=until, fault_until=until, reason=reason
+        machine,
+        phase=DaemonPhase.FAULT,
+        act_due_at=now + min(1.0, pace.probe_interval),
+        phase_deadline=fault_deadline,
+        fault_deadline=fault_deadline,
+        reason=reason,
     )
 
 
 def _start_drain(machine: Machine, now: float, pace: DaemonPace, reason: str) -> Machine:
-    return replace(machine, phase=DaemonPhase.DRAINING, due=now, until=now + pace.drain, reason=reason)
+    return replace(
+        machine, phase=DaemonPhase.DRAINING, act_due_at=now, phase_deadline=now + pace.drain_timeout, reason=reason
+    )
 
 
 def _start_kill(machine: Machine, now: float, reason: str) -> Machine:
-    return replace(machine, phase=DaemonPhase.KILLING, due=now, until=math.inf, reason=reason)
+    return replace(machine, phase=DaemonPhase.KILLING, act_due_at=now, phase_deadline=math.inf, reason=reason)
 
 
 def _enter_down(machine: Machine, now: float) -> Machine:
     """The machine after an orderly end: no failure, no back-off."""
-    return replace(machine, phase=DaemonPhase.DOWN, due=now, until=math.inf, fault_until=math.inf)
+    return replace(machine, phase=DaemonPhase.DOWN, act_due_at=now, phase_deadline=math.inf, fault_deadline=math.inf)
 
 
 def _enter_failed(machine: Machine, now: float, pace: DaemonPace, reason: str) -> Machine:
     # No back-off if the daemon is not wanted: no start is tried.
-    delay = min(pace.backoff_cap, pace.backoff * 2 ** min(machine.failures, 30)) if machine.wanted else 0.0
+    delay = min(pace.max_backoff, pace.backoff * 2 ** min(machine.failures, 30)) if machine.enabled else 0.0
     return replace(
         machine,
         phase=DaemonPhase.DOWN,
-        due=now + delay,
-        until=math.inf,
-        fault_until=math.inf,
+        act_due_at=now + delay,
+        phase_deadline=math.inf,
+        fault_deadline=math.inf,
         failures=machine.failures + 1,
         reason=reason,
     )

@@ -31,7 +31,7 @@ class OrphanedServerSweeper:
         self._grace = grace
         self._host = host
         self._clock = clock
-        self._first_seen: float | None = None  # when servers without a daemon were first seen
+        self._orphaned_since: float | None = None  # when servers without a daemon were first seen
         self._first_signal_at: float | None = None  # when they were first signalled
         self._logged_signal: signal.Signals | None = None  # the last signal that was logged
 
@@ -42,11 +42,11 @@ class OrphanedServerSweeper:
             daemon.signal(signal.SIGKILL)
         orphans = self._host.servers(self._unit.pipe)
         if not orphans:
-            self._first_seen = self._first_signal_at = self._logged_signal = None
+            self._orphaned_since = self._first_signal_at = self._logged_signal = None
             return OK
         now = self._clock.now()
-        self._first_seen = since = self._first_seen or now
-        if now - since < self._grace:
+        self._orphaned_since = orphaned_since = self._orphaned_since or now
+        if now - orphaned_since < self._grace:
             clients = {pid for _, pid in self._unit.processes(self._use)} - {orphan.pid for orphan in orphans}
             if clients:
                 reason = f"a server without daemon still has {len(clients)} clients, which get some time to end"

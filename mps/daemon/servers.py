@@ -12,9 +12,9 @@ from mps.daemon.machine import OK, ActResult, Outcome
 from mps.host.control import Control, ServerStatus, UnknownCommand
 from mps.host.processes import Host, ProcessActivity
 
-_ASK_SECONDS = 2.0  # between two requests to start a server
-_STOPPED = "Tt"  # by a signal, by a debugger
-_UNINTERRUPTIBLE = "D"  # in the kernel, where no signal reaches it; any server is in this state for moments
+_START_RETRY_SECONDS = 2.0  # between two requests to start a server
+_STOPPED_STATES = "Tt"  # by a signal, by a debugger
+_UNINTERRUPTIBLE_STATES = "D"  # in the kernel, where no signal reaches it; any server is in this state for moments
 _STUCK_SECONDS = 10.0  # without progress there
 
 
@@ -30,7 +30,7 @@ class Servers:
         self._clock = clock
         self._has_status_command = has_status_command
         self._requested_at = -math.inf
-        self._listed = ""  # the servers at the last check, for drivers without status command
+        self._last_listed = ""  # the servers at the last check, for drivers without status command
         self._waiting_since: dict[
             int, tuple[ProcessActivity, float]
         ] = {}  # since when each server has made no progress in the kernel
@@ -44,9 +44,9 @@ class Servers:
         """Start a server if there is none, else check it. Raises ControlError."""
         servers = self._control.servers()
         if servers:
-            return self._health_of(servers)
+            return self._check_health(servers)
         now = self._clock.now()
-        if now - self._requested_at >= _ASK_SECONDS:
+        if now - self._requested_at >= _START_RETRY_SECONDS:
             self._requested_at = now
             self._control.start_server()
         return ActResult(Outcome.BUSY, "its server has not started yet")
@@ -54,12 +54,12 @@ class Servers:
     def check_servers(self) -> ActResult:
         """Check the servers. Raises ControlError."""
         servers = self._control.servers()
-        return self._health_of(servers) if servers else ActResult(Outcome.BUSY, "its server has ended")
+        return self._check_health(servers) if servers else ActResult(Outcome.BUSY, "its server has ended")
 
-    def _health_of(self, servers: Sequence[int]) -> ActResult:
-        listed = " ".join(map(str, servers))
-        if frozen := self._frozen_reason(servers, self._clock.now()):
-            return ActResult(Outcome.FROZEN, frozen)
+    def _check_health(self, servers: Sequence[int]) -> ActResult:
+        pids_text = " ".join(map(str, servers))
+        if frozen_reason := self._frozen_reason(servers, self._clock.now()):
+            return ActResult(Outcome.FROZEN, frozen_reason)
         if self._has_status_command:
             try:
                 statuses = {self._control.status(server) for server in servers}
@@ -67,13 +67,13 @@ class Servers:
                 self._has_status_command = False
             else:
                 if ServerStatus.FAULT in statuses:
-                    return ActResult(Outcome.FAULT, f"server {listed}: a client's fault reached the GPU")
+                    return ActResult(Outcome.FAULT, f"server {pids_text}: a client's fault reached the GPU")
                 if statuses == {ServerStatus.ACTIVE}:
                     return OK
-                return ActResult(Outcome.BUSY, f"server {listed} is starting")
+                return ActResult(Outcome.BUSY, f"server {pids_text} is starting")
         # A server that fails ends at once; one that is found again at the next check is up.
-        previous, self._listed = self._listed, listed
-        return OK if previous == listed else ActResult(Outcome.BUSY, f"server {listed} is starting")
+        previously_listed, self._last_listed = self._last_listed, pids_text
+        return OK if previously_listed == pids_text else ActResult(Outcome.BUSY, f"server {pids_text} is starting")
 
     def _frozen_reason(self, servers: Sequence[int], now: float) -> str:
         """Why a server does not run, "" if all do."""
@@ -82,11 +82,11 @@ class Servers:
             activity = self._host.activity(server)
             if activity is None:
                 continue  # the daemon will report its end
-            if activity.state in _STOPPED:
+            if activity.state in _STOPPED_STATES:
                 return f"server {server} is stopped: it accepts no clients"
-            if activity.state in _UNINTERRUPTIBLE:
-                last, since = previous.get(server, (None, now))
-                self._waiting_since[server] = (activity, since if last == activity else now)
+            if activity.state in _UNINTERRUPTIBLE_STATES:
+                last_activity, since = previous.get(server, (None, now))
+                self._waiting_since[server] = (activity, since if last_activity == activity else now)
                 if now - self._waiting_since[server][1] >= _STUCK_SECONDS:
                     return f"server {server} hangs in the driver"
         return ""

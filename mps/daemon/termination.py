@@ -20,8 +20,8 @@ class TerminatingPods:
     """The terminating pods of a node. Not thread-safe; times are parameters."""
 
     seconds_before: float  # seconds before the end of the grace period
-    _known: set[str] = field(default_factory=set)  # UIDs of the pods at the last call
-    _deleted: dict[str, tuple[float, float]] = field(
+    _last_uids: set[str] = field(default_factory=set)  # UIDs of the pods at the last call
+    _grace_ends: dict[str, tuple[float, float]] = field(
         default_factory=dict
     )  # UID -> its `ends_at`, and the monotonic time at which its grace period ends
     _last_living: dict[str, PodView] = field(default_factory=dict)  # at the last call
@@ -41,24 +41,29 @@ class TerminatingPods:
         node_time: the node's time, by which the kubelet started the pods.
         monotonic: seconds of a clock that only moves forward.
         """
-        living = [pod for pod in pods if pod.assignment.containers and not pod.finished]
-        now, later = self._force_deleted(pods, living), []
-        wall = node_time.timestamp()
+        living_pods = [pod for pod in pods if pod.assignment.containers and not pod.finished]
+        due_pods, remaining_seconds = self._update_force_deleted(pods, living_pods), []
+        node_seconds = node_time.timestamp()
         api_seconds = None if api_time is None else api_time.timestamp()
-        by_deletion = self._by_deletion(pods, living, api_seconds, wall, monotonic)
-        for pod, remaining in (*by_deletion, *self._by_deadline(living, wall)):
+        terminating_pods = self._terminating_pods_with_seconds(pods, living_pods, api_seconds, node_seconds, monotonic)
+        for pod, remaining in (*terminating_pods, *self._expiring_pods_with_seconds(living_pods, node_seconds)):
             if remaining <= 0:
-                now.append(pod)
+                due_pods.append(pod)
             else:
-                later.append(remaining)
-        return now, min(later, default=None)
+                remaining_seconds.append(remaining)
+        return due_pods, min(remaining_seconds, default=None)
 
     def mark_detached(self, uid: str) -> None:
         """Forget a force-deleted pod: it has no clients left."""
         self._vanished.pop(uid, None)
 
-    def _by_deletion(
-        self, pods: Sequence[PodView], living: Sequence[PodView], api_time: float | None, wall: float, monotonic: float
+    def _terminating_pods_with_seconds(
+        self,
+        pods: Sequence[PodView],
+        living_pods: Sequence[PodView],
+        api_seconds: float | None,
+        node_seconds: float,
+        monotonic: float,
     ) -> Iterator[tuple[PodView, float]]:
         """Terminating pods, and the seconds until their clients are to be detached.
 
@@ -66,20 +71,20 @@ class TerminatingPods:
         the grace period ends when the deletion says (`_remaining_grace`), and never later than counted from when we
         first saw the deletion. A pod with a short grace period gets half of it.
         """
-        deleted: dict[str, tuple[float, float]] = {}
-        for pod in living:
+        grace_ends: dict[str, tuple[float, float]] = {}
+        for pod in living_pods:
             if pod.ends_at is None:
                 continue
-            ends_at, until = self._deleted.get(pod.uid, (None, math.inf))
+            ends_at, grace_end = self._grace_ends.get(pod.uid, (None, math.inf))
             if ends_at != pod.ends_at:  # deleted, or deleted again with a shorter grace period
-                remaining = self._remaining_grace(pod, pod.ends_at, api_time, wall)
-                until = min(until, monotonic + remaining)
-            deleted[pod.uid] = pod.ends_at, until
-            yield pod, until - monotonic - min(self.seconds_before, pod.grace / 2)
-        self._deleted = deleted
-        self._known = {pod.uid for pod in pods}
+                remaining = self._remaining_grace(pod, pod.ends_at, api_seconds, node_seconds)
+                grace_end = min(grace_end, monotonic + remaining)
+            grace_ends[pod.uid] = pod.ends_at, grace_end
+            yield pod, grace_end - monotonic - min(self.seconds_before, pod.grace / 2)
+        self._grace_ends = grace_ends
+        self._last_uids = {pod.uid for pod in pods}
 
-    def _remaining_grace(self, pod: PodView, ends_at: float, api_time: float | None, wall: float) -> float:
+    def _remaining_grace(self, pod: PodView, ends_at: float, api_seconds: float | None, node_seconds: float) -> float:
         """The seconds that are left of the grace period of a deletion that we see for the first time.
 
         By the API server's clock, since the node's may be wrong. But another API server than the one that wrote the
@@ -87,26 +92,28 @@ class TerminatingPods:
         deletion is older than a watch may be late. Then the deletion is new if we saw the pod before it. Otherwise the
         node's clock tells, or the grace period is over.
         """
-        was_known = pod.uid in self._known
+        was_known = pod.uid in self._last_uids
         max_age = _MAX_WATCH_DELAY if was_known else pod.grace + _MAX_WATCH_DELAY
-        for now in (api_time,) if was_known else (api_time, wall):
+        for now in (api_seconds,) if was_known else (api_seconds, node_seconds):
             if now is not None and now - (ends_at - pod.grace) <= max_age:
                 return min(pod.grace, ends_at - now)
         return pod.grace if was_known else 0.0
 
-    def _by_deadline(self, living: Sequence[PodView], wall: float) -> Iterator[tuple[PodView, float]]:
+    def _expiring_pods_with_seconds(
+        self, living_pods: Sequence[PodView], node_seconds: float
+    ) -> Iterator[tuple[PodView, float]]:
         """Pods with a deadline: the kubelet ends them then, with the grace period of their spec, by its clock."""
-        for pod in living:
+        for pod in living_pods:
             if pod.ends_at is None and pod.deadline is not None:
-                yield pod, pod.deadline + pod.spec_grace - wall - min(self.seconds_before, pod.spec_grace / 2)
+                yield pod, pod.deadline + pod.spec_grace - node_seconds - min(self.seconds_before, pod.spec_grace / 2)
 
-    def _force_deleted(self, pods: Sequence[PodView], living: Sequence[PodView]) -> list[PodView]:
+    def _update_force_deleted(self, pods: Sequence[PodView], living_pods: Sequence[PodView]) -> list[PodView]:
         """Force-deleted pods: the object is gone before the containers, and nothing tells when these end.
 
         A static pod does not end with its mirror pod. A pod that ended normally has no clients to detach.
         """
-        known = {pod.uid for pod in pods}
+        uids = {pod.uid for pod in pods}
         vanished = self._vanished | self._last_living
-        self._vanished = {uid: pod for uid, pod in vanished.items() if uid not in known}  # one may be bound here again
-        self._last_living = {pod.uid: pod for pod in living if pod.cgroup_uid == pod.uid}
+        self._vanished = {uid: pod for uid, pod in vanished.items() if uid not in uids}  # one may be bound here again
+        self._last_living = {pod.uid: pod for pod in living_pods if pod.cgroup_uid == pod.uid}
         return list(self._vanished.values())

@@ -52,12 +52,12 @@ def environment(unit: DaemonUnit, capabilities: MpsCapabilities) -> dict[str, st
     inherited = {name: setting for name, setting in os.environ.items() if not name.startswith(_DROPPED_PREFIXES)}
     return (
         inherited
-        | capabilities.visible(list(unit.cards))
+        | capabilities.visibility_environment(list(unit.cards))
         | {mps.PIPE_ENV: str(unit.pipe), mps.LOG_ENV: str(unit.home / mps.LOG)}
     )
 
 
-def ignored_settings(environment: Mapping[str, str]) -> list[str]:
+def list_ignored_settings(environment: Mapping[str, str]) -> list[str]:
     """The names of MPS settings in the manager's environment. No daemon gets them, since the manager sets them itself.
 
     Raises InvalidRequest for a memory limit that MPS would misread.

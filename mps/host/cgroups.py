@@ -47,14 +47,14 @@ def parse_memberships(content: str) -> tuple[CgroupMembership, ...]:
             )
             continue
         ends = [*(pod.start() for pod in pods[1:]), len(path)]
-        pod_memberships = tuple(_membership(path, pod, end) for pod, end in zip(pods, ends, strict=False))
+        pod_memberships = tuple(_parse_membership(path, pod, end) for pod, end in zip(pods, ends, strict=False))
         if pod_memberships[-1].container:
             return pod_memberships
         memberships = pod_memberships
     return memberships
 
 
-def _membership(path: str, pod: re.Match[str], end: int) -> CgroupMembership:
+def _parse_membership(path: str, pod: re.Match[str], end: int) -> CgroupMembership:
     container = _CONTAINER.search(path, pod.end(), end)
     return CgroupMembership(pod[1].replace("_", "-"), container[1] if container else "")
 
@@ -69,13 +69,13 @@ def read_memberships(pid: int) -> tuple[CgroupMembership, ...]:
 
 def is_tenant_process(pid: int) -> bool:
     """Whether the process is in a pod or container that this process is not in, so that its name cannot be trusted."""
-    ours = {membership.pod_uid or membership.container for membership in read_memberships(os.getpid())}
-    return any((membership.pod_uid or membership.container) not in ours for membership in read_memberships(pid))
+    own_groups = {membership.pod_uid or membership.container for membership in read_memberships(os.getpid())}
+    return any((membership.pod_uid or membership.container) not in own_groups for membership in read_memberships(pid))
 
 
 def check_root(root: Path) -> None:
     """Raises InvalidRequest if the folder is not a cgroup file system."""
-    if not _hierarchies(root):
+    if not _list_hierarchies(root):
         raise InvalidRequest(
             "--daemon-cgroup",
             f"{root} is not a cgroup file system, so daemons would end with the manager's container",
@@ -88,11 +88,11 @@ def move_process(pid: int, root: Path, name: str) -> None:
 
     It leaves the manager's cgroup, whose processes the runtime kills with the manager.
     """
-    for hierarchy in _hierarchies(root):
+    for hierarchy in _list_hierarchies(root):
         _move_into(hierarchy / name, pid)
 
 
-def _hierarchies(root: Path) -> list[Path]:
+def _list_hierarchies(root: Path) -> list[Path]:
     """The hierarchies: of version 2 the root itself, of version 1 the folders in it. Raises OSError."""
     if (root / "cgroup.controllers").exists():
         return [root]

@@ -15,9 +15,9 @@ from typing import Protocol
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.wording import quote_text, sanitize_message
 
-_MAX_QUOTED = 256  # bytes of an answer that an error message quotes
-_MAX_LINE = 4000  # bytes; 4095 kill daemons of 580 and above
-_ERRORS = (
+_MAX_QUOTED_BYTES = 256  # bytes of an answer that an error message quotes
+_MAX_COMMAND_BYTES = 4000  # bytes; 4095 kill daemons of 580 and above
+_ERROR_PREFIXES = (
     "Unknown command",
     "Insufficient privileges",
     "Not enough privilege",
@@ -28,7 +28,7 @@ _ERRORS = (
 )
 _NOT_FOUND = re.compile(r"Server \d* ?not found")
 _SIZE = re.compile(r"(\d+)([KMG])B?")
-_MIB = {"K": 1 / 1024, "M": 1, "G": 1024}
+_MIB_BY_UNIT = {"K": 1 / 1024, "M": 1, "G": 1024}
 
 
 class ControlError(Exception):
@@ -78,7 +78,7 @@ class ControlProgram:
 
     def send(self, command: str, timeout: float) -> str:
         line = command.encode()
-        if len(line) > _MAX_LINE or b"\n" in line:
+        if len(line) > _MAX_COMMAND_BYTES or b"\n" in line:
             raise CommandRefused(f"{quote_text(command)} is not a command that a daemon survives")
         try:
             process = subprocess.run(
@@ -98,7 +98,7 @@ class ControlProgram:
         # 1 is the only meaningful code: no daemon. The stream of the message differs.
         if process.returncode != 0:
             raise NoDaemon(
-                sanitize_message(process.stderr.decode(errors="replace").strip() or answer, _MAX_QUOTED)
+                sanitize_message(process.stderr.decode(errors="replace").strip() or answer, _MAX_QUOTED_BYTES)
                 or f"{quote_text(command)} ended with rc {process.returncode}"
             )
         check_answer(command, answer)
@@ -110,9 +110,9 @@ def check_answer(command: str, answer: str) -> None:
     the command.
     """
     if answer.startswith("Unknown command"):
-        raise UnknownCommand(f"{quote_text(command)}: {sanitize_message(answer, _MAX_QUOTED)}")
-    if answer.startswith(_ERRORS) or _NOT_FOUND.match(answer):
-        raise CommandRefused(f"{quote_text(command)}: {sanitize_message(answer, _MAX_QUOTED)}")
+        raise UnknownCommand(f"{quote_text(command)}: {sanitize_message(answer, _MAX_QUOTED_BYTES)}")
+    if answer.startswith(_ERROR_PREFIXES) or _NOT_FOUND.match(answer):
+        raise CommandRefused(f"{quote_text(command)}: {sanitize_message(answer, _MAX_QUOTED_BYTES)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +126,14 @@ class Client:
 class Control:
     """The commands of a daemon. All methods raise ControlError."""
 
-    def __init__(self, front: FrontEnd, timeout: float) -> None:
+    def __init__(self, front_end: FrontEnd, timeout: float) -> None:
         """`timeout`: seconds for one answer."""
-        self._front = front
+        self._front_end = front_end
         self._timeout = timeout
 
     def servers(self) -> list[int]:
         """The PIDs of the servers. Empty: the daemon runs and has no server."""
-        return self._pids("get_server_list")
+        return self._list_pids("get_server_list")
 
     def status(self, server: int) -> ServerStatus:
         """The status of a server."""
@@ -149,14 +149,14 @@ class Control:
 
     def clients(self, server: int) -> list[Client]:
         """The clients of a server, with PIDs in the daemon's namespace."""
-        return [Client(server, pid) for pid in self._pids(f"get_client_list {server}") if pid > 0]
+        return [Client(server, pid) for pid in self._list_pids(f"get_client_list {server}") if pid > 0]
 
     def terminate(self, client: Client) -> None:
         """Detach the client from its server, after which it may be killed."""
         answer = self._send(f"terminate_client {client.server} {client.pid}")
         if "not found" in answer:
             raise CommandRefused(
-                f"terminate_client {client.server} {client.pid}: {sanitize_message(answer, _MAX_QUOTED)}"
+                f"terminate_client {client.server} {client.pid}: {sanitize_message(answer, _MAX_QUOTED_BYTES)}"
             )
 
     def percentage(self) -> str:
@@ -171,11 +171,11 @@ class Control:
 
     def ceiling(self, ordinal: int) -> MiB | None:
         """The memory limit for clients of the next server, None if there is none."""
-        return parse_size(self._send(f"get_default_device_pinned_mem_limit {ordinal}"))
+        return parse_limit(self._send(f"get_default_device_pinned_mem_limit {ordinal}"))
 
     def server_ceiling(self, server: int, ordinal: int) -> MiB | None:
         """The memory limit for clients of a running server; None also while it starts."""
-        return parse_size(self._send(f"get_device_pinned_mem_limit {server} {ordinal}"))
+        return parse_limit(self._send(f"get_device_pinned_mem_limit {server} {ordinal}"))
 
     def set_ceiling(self, ordinal: int, mib: MiB) -> None:
         """Set the limit for the next server. Raises CommandRefused if another value is read back."""
@@ -191,9 +191,9 @@ class Control:
 
     def quit(self, seconds: int, timeout: float) -> None:
         """End the daemon, by force after `seconds`. Success is only visible by the end of its process."""
-        self._front.send(f"quit -t {seconds}", timeout)
+        self._front_end.send(f"quit -t {seconds}", timeout)
 
-    def _pids(self, command: str) -> list[int]:
+    def _list_pids(self, command: str) -> list[int]:
         answer = self._send(command)
         try:
             return [int(word) for word in answer.split()]
@@ -201,14 +201,14 @@ class Control:
             raise CommandRefused(f"{command}: {quote_text(answer)} are not PIDs") from error
 
     def _send(self, command: str) -> str:
-        return self._front.send(command, self._timeout)
+        return self._front_end.send(command, self._timeout)
 
 
-def parse_size(answer: str) -> MiB | None:
+def parse_limit(answer: str) -> MiB | None:
     """Parse a limit as daemons print it (`3G`, `512M`); None for none. Raises CommandRefused."""
     if not answer:
         return None
     match = _SIZE.fullmatch(answer)
     if match is None:
         raise CommandRefused(f"{quote_text(answer)} is not a limit")
-    return MiB(int(int(match[1]) * _MIB[match[2]]))
+    return MiB(int(int(match[1]) * _MIB_BY_UNIT[match[2]]))

@@ -15,9 +15,9 @@ from cardwise.gpus.protocol import GpuCard
 _MAJOR = re.compile(r"(\d{3,4})(?:\.|$)")
 _HELP_SECONDS = 5.0
 _VOLTA = (7, 0)
-_OLD_CLIENTS = 16
-_VOLTA_CLIENTS = 48
-_R590_CLIENTS = 60
+_MAX_CLIENTS_BEFORE_VOLTA = 16
+_MAX_CLIENTS_VOLTA = 48
+_MAX_CLIENTS_R590 = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +46,13 @@ class MpsCapabilities:
     def max_clients(self, card: GpuCard) -> int:
         """The maximum of CUDA contexts of the card's server."""
         if _compute_capability(card) < _VOLTA:
-            return _OLD_CLIENTS
-        return _R590_CLIENTS if self.major >= 590 else _VOLTA_CLIENTS
+            return _MAX_CLIENTS_BEFORE_VOLTA
+        return _MAX_CLIENTS_R590 if self.major >= 590 else _MAX_CLIENTS_VOLTA
 
-    def visible(self, cards: list[GpuCard]) -> dict[str, str]:
+    def visibility_environment(self, cards: list[GpuCard]) -> dict[str, str]:
         """The variables with which a daemon sees only these cards, in this order."""
-        names = [card.uuid if self.visible_uuids else str(card.index) for card in cards]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(names), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        devices = [card.uuid if self.visible_uuids else str(card.index) for card in cards]
+        return {"CUDA_VISIBLE_DEVICES": ",".join(devices), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 # The features that a driver lacks, by lowest version; the last matching row counts. Tried: 535, 550, 555, and 580 on a
@@ -69,11 +69,11 @@ def capabilities_of(version: str) -> MpsCapabilities:
     """The capabilities of a driver version, such as "550.163.01". An unknown one counts as 535, the least able."""
     match = _MAJOR.match(version)
     major = int(match[1]) if match else 0
-    facts: Mapping[str, bool] = {}
-    for least, lacking in _TABLE:
-        if (major or 535) >= least:
-            facts = lacking
-    return MpsCapabilities(major=major, **facts)
+    features: Mapping[str, bool] = {}
+    for min_major, missing_features in _TABLE:
+        if (major or 535) >= min_major:
+            features = missing_features
+    return MpsCapabilities(major=major, **features)
 
 
 def refine_capabilities(capabilities: MpsCapabilities, binary: Path, *, root: bool) -> MpsCapabilities:

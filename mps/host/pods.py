@@ -21,7 +21,7 @@ from cardwise.kube.watch.reflector import WakeHandler
 
 _log = structlog.get_logger(__name__)
 
-_DEFAULT_GRACE = 30.0  # seconds: the grace period of a pod whose spec has none
+_DEFAULT_GRACE_SECONDS = 30.0  # seconds: the grace period of a pod whose spec has none
 _NO_ASSIGNMENT = Assignment({})
 
 
@@ -56,7 +56,7 @@ class PodView:
     ends_at: float | None = None
     grace: float = 0.0
     deadline: float | None = None
-    spec_grace: float = _DEFAULT_GRACE
+    spec_grace: float = _DEFAULT_GRACE_SECONDS
     cgroup_uid: str = ""
     containers: tuple[ContainerView, ...] = ()
 
@@ -104,7 +104,7 @@ def parse_pod(content: bytes) -> PodView:
     """Parse a pod's JSON. A pod with an invalid assignment holds nothing: the device plugin starts no such pod."""
     pod = _decode(content)
     metadata, spec = pod.metadata, pod.spec
-    started, allowed = _seconds(pod.status.start_time), spec.active_deadline_seconds
+    started, max_seconds = _parse_time(pod.status.start_time), spec.active_deadline_seconds
     spec_grace = spec.termination_grace_period_seconds
     try:
         assignment = codec.decode(metadata.annotations)
@@ -119,16 +119,16 @@ def parse_pod(content: bytes) -> PodView:
         finished=pod.status.phase in names.FINISHED_PHASES,
         without_mps=metadata.annotations.get(mps.MODE) == Mode.OFF,
         assignment=assignment or _NO_ASSIGNMENT,
-        ends_at=_seconds(metadata.deletion_timestamp),
+        ends_at=_parse_time(metadata.deletion_timestamp),
         grace=float(metadata.deletion_grace_period_seconds or 0),
-        deadline=started + allowed if started is not None and allowed is not None else None,
-        spec_grace=_DEFAULT_GRACE if spec_grace is None else float(spec_grace),
+        deadline=started + max_seconds if started is not None and max_seconds is not None else None,
+        spec_grace=_DEFAULT_GRACE_SECONDS if spec_grace is None else float(spec_grace),
         cgroup_uid=metadata.annotations.get(names.MIRROR) or metadata.uid,
-        containers=tuple(_containers(pod)),
+        containers=tuple(_parse_containers(pod)),
     )
 
 
-def _containers(pod: _Pod) -> Iterator[ContainerView]:
+def _parse_containers(pod: _Pod) -> Iterator[ContainerView]:
     """The containers with their keys of `core/api/request.py`.
 
     Ordinary init containers are included, which have no share but may open a card.
@@ -137,13 +137,13 @@ def _containers(pod: _Pod) -> Iterator[ContainerView]:
         status.name: status.container_id.rpartition("/")[2]  # containerd://<id>
         for status in [*pod.status.init_container_statuses, *pod.status.container_statuses]
     }
-    for place, container in enumerate(pod.spec.init_containers):
-        yield ContainerView(f"init-{place}", container.name, ids.get(container.name, ""))
-    for place, container in enumerate(pod.spec.containers):
-        yield ContainerView(str(place), container.name, ids.get(container.name, ""))
+    for index, container in enumerate(pod.spec.init_containers):
+        yield ContainerView(f"init-{index}", container.name, ids.get(container.name, ""))
+    for index, container in enumerate(pod.spec.containers):
+        yield ContainerView(str(index), container.name, ids.get(container.name, ""))
 
 
-def _seconds(timestamp: str | None) -> float | None:
+def _parse_time(timestamp: str | None) -> float | None:
     return None if timestamp is None else datetime.fromisoformat(timestamp).timestamp()
 
 
@@ -160,20 +160,22 @@ def uuids_by_index(cards: Sequence[GpuCard]) -> dict[int, str]:
     return {card.index: card.uuid for card in cards}
 
 
-def demands(pods: Sequence[PodView], cards: Sequence[GpuCard]) -> dict[str, CardDemand]:
+def compute_demands(pods: Sequence[PodView], cards: Sequence[GpuCard]) -> dict[str, CardDemand]:
     """The demand of pods on each card, by UUID. Pure."""
-    by_index = uuids_by_index(cards)
+    uuid_by_index = uuids_by_index(cards)
     shares: dict[str, list[MiB]] = {card.uuid: [] for card in cards}
-    modes: dict[str, set[bool]] = {card.uuid: set() for card in cards}
+    without_mps_values: dict[str, set[bool]] = {card.uuid: set() for card in cards}
     for pod in pods:
         if pod.finished:
             continue
         for share in pod.assignment.shares():
-            uuid = share.uuid_by(by_index)
+            uuid = share.uuid_by(uuid_by_index)
             if uuid in shares:
                 shares[uuid].append(share.mem)
-                modes[uuid].add(pod.without_mps)
-    return {uuid: CardDemand(tuple(card_shares), modes[uuid] == {True}) for uuid, card_shares in shares.items()}
+                without_mps_values[uuid].add(pod.without_mps)
+    return {
+        uuid: CardDemand(tuple(card_shares), without_mps_values[uuid] == {True}) for uuid, card_shares in shares.items()
+    }
 
 
 def watch_pods(client: KubeClient, node: str, on_change: Callable[[], None], clock: Clock) -> NodePods[PodView]:
@@ -189,6 +191,6 @@ def _project(content: bytes) -> tuple[str, PodView]:
     return pod.uid, pod
 
 
-def required_ceilings(demands: Mapping[str, CardDemand]) -> dict[str, MiB]:
+def required_ceilings(compute_demands: Mapping[str, CardDemand]) -> dict[str, MiB]:
     """The memory limits that the daemons must allow, by UUID. Pure."""
-    return {uuid: mps.ceiling(demand.shares) for uuid, demand in demands.items()}
+    return {uuid: mps.ceiling(demand.shares) for uuid, demand in compute_demands.items()}

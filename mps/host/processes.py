@@ -21,13 +21,13 @@ from mps.host.control import ControlProgram, FrontEnd
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
 FOREGROUND = "-f"
-_ARGUMENTS = 3  # that may name the program, also if an interpreter runs it
+_PROGRAM_ARGUMENTS = 3  # that may name the program, also if an interpreter runs it
 # Of a command line or environment. Tenants can start many processes with megabytes of either, and all are read at each
 # check; daemons and servers have some hundred bytes.
 _MAX_BYTES = 65_536
 _REAP_SECONDS = 3.0
-_ENDED = "ZX"
-_AFTER_NAME = 2  # fields of /proc/<pid>/stat before the one after the name
+_ENDED_STATES = "ZX"
+_STATE_OFFSET = 2  # fields of /proc/<pid>/stat before the one after the name
 
 
 class HostProcess(Protocol):
@@ -112,13 +112,13 @@ class LocalHost:
         return ControlProgram(program, environment)
 
     def daemons(self, pipe: Path) -> list[HostProcess]:
-        return [process for process, arguments in _processes_of_pipe(pipe, CONTROL) if FOREGROUND in arguments]
+        return [process for process, arguments in _find_processes(pipe, CONTROL) if FOREGROUND in arguments]
 
     def servers(self, pipe: Path) -> list[HostProcess]:
-        return [process for process, _ in _processes_of_pipe(pipe, SERVER)]
+        return [process for process, _ in _find_processes(pipe, SERVER)]
 
     def environment(self, pid: int) -> Mapping[str, str]:
-        return _environment(pid)
+        return _read_environment(pid)
 
     def activity(self, pid: int) -> ProcessActivity | None:
         try:
@@ -129,7 +129,7 @@ class LocalHost:
         fields = dict(line.split(":", 1) for line in lines if ":" in line)
         switches = (int(text) for name, text in fields.items() if name.endswith("_ctxt_switches"))
         state = fields["State"].strip()[0]
-        return None if state in _ENDED else ProcessActivity(state, sum(switches))
+        return None if state in _ENDED_STATES else ProcessActivity(state, sum(switches))
 
     def memberships(self, pid: int) -> tuple[CgroupMembership, ...]:
         return cgroups.read_memberships(pid)
@@ -154,10 +154,10 @@ class _FoundProcess:
     """A process by PID and start time, in clock ticks since boot."""
 
     pid: int
-    started: int
+    start_time: int
 
     def is_alive(self) -> bool:
-        return _start_time(self.pid) == self.started
+        return _start_time(self.pid) == self.start_time
 
     def signal(self, number: signal.Signals) -> None:
         try:
@@ -204,7 +204,7 @@ class _StartedChild:
             self._popen.returncode = 0
 
 
-def _processes_of_pipe(pipe: Path, program: str) -> list[tuple[HostProcess, list[str]]]:
+def _find_processes(pipe: Path, program: str) -> list[tuple[HostProcess, list[str]]]:
     processes: list[tuple[HostProcess, list[str]]] = []
     for entry in PROC.iterdir():
         if not entry.name.isdigit():
@@ -212,32 +212,32 @@ def _processes_of_pipe(pipe: Path, program: str) -> list[tuple[HostProcess, list
         if not _is_program(entry, program):
             continue
         pid = int(entry.name)
-        started = _start_time(pid)
-        if started is None or _environment(pid).get(mps.PIPE_ENV) != str(pipe):
+        start_time = _start_time(pid)
+        if start_time is None or _read_environment(pid).get(mps.PIPE_ENV) != str(pipe):
             continue
         if not cgroups.is_tenant_process(pid):  # a tenant's process must neither be ended nor count as a daemon
-            processes.append((_FoundProcess(pid, started), _arguments(entry)))
+            processes.append((_FoundProcess(pid, start_time), _read_arguments(entry)))
     return processes
 
 
 def _is_program(entry: Path, program: str) -> bool:
-    return any(Path(argument).name == program for argument in _arguments(entry)[:_ARGUMENTS])
+    return any(Path(argument).name == program for argument in _read_arguments(entry)[:_PROGRAM_ARGUMENTS])
 
 
-def _arguments(entry: Path) -> list[str]:
+def _read_arguments(entry: Path) -> list[str]:
     """The arguments within the bytes that are read."""
     return _read_entries(entry / "cmdline")
 
 
-def _environment(pid: int) -> dict[str, str]:
+def _read_environment(pid: int) -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in _read_entries(PROC / str(pid) / "environ") if "=" in entry)
 
 
 def _read_entries(file: Path) -> list[str]:
     """The entries of a file of /proc that are separated by NUL; empty if the process has ended."""
     try:
-        with file.open("rb") as opened:
-            content = opened.read(_MAX_BYTES)
+        with file.open("rb") as stream:
+            content = stream.read(_MAX_BYTES)
     except OSError:
         return []
     return content.decode(errors="replace").split("\0")[:-1]
@@ -249,5 +249,5 @@ def _start_time(pid: int) -> int | None:
     except OSError:
         return None
     # The name is in brackets and may hold anything, brackets too.
-    fields = content[content.rindex(")") + _AFTER_NAME :].split()
-    return None if fields[0] in _ENDED else int(fields[19])
+    fields = content[content.rindex(")") + _STATE_OFFSET :].split()
+    return None if fields[0] in _ENDED_STATES else int(fields[19])

@@ -115,5 +115,5 @@ def test_a_card_that_was_not_seen_stands_as_it_did(before):
     standing: dict = {}
     for at in range(before):
         standing = findings.update_standing(standing, [finding], float(at))
-    assert findings.update_standing(standing, [], 9.0, unseen={"GPU-0"}) == standing
-    assert findings.update_standing(standing, [], 9.0, unseen={"GPU-1"}) == {}
+    assert findings.update_standing(standing, [], 9.0, unreadable_cards={"GPU-0"}) == standing
+    assert findings.update_standing(standing, [], 9.0, unreadable_cards={"GPU-1"}) == {}

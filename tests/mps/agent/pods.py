@@ -96,7 +96,9 @@ class Pod:
 
     def start(self, assignment_text: str, *, wait: bool = True, port: int = 0, hook: bool = False) -> "Pod":
         self.environment(assignment_text, wait=wait, port=port, hook=hook)
-        self.agent = ShareAgent(podshares.parse_settings(self.env), self.folder, self.root, hook=hook, clock=self.clock)
+        self.agent = ShareAgent(
+            podshares.parse_settings(self.env), self.folder, self.root, installs_hook=hook, clock=self.clock
+        )
         self._next = self.agent.update()
         return self
 

@@ -35,14 +35,14 @@ def settings_of(**env):
 def test_what_is_said_to_be_enforced(by, state, waits, cards):
     shares = (share(ONE), share(TWO))[:cards]
     states = {} if state is None else {ONE: state, TWO: state}
-    assert podshares.enforcement(shares, states, waits=waits) == by
+    assert podshares.find_enforcement(shares, states, waits=waits) == by
 
 
 @pytest.mark.parametrize("by", ["", "mps", "advisory"])
 @pytest.mark.parametrize("shares", [(share(),), (share(), share(TWO, 4069))])
 def test_what_is_written_is_what_programs_read(tmp_path, shares, by):
     path = tmp_path / "share.json"
-    path.write_text(podshares.document(shares, by))
+    path.write_text(podshares.build_document(shares, by))
     actual_share = reading.read({"CARDWISE_SHARE_FILE": str(path)})
     assert actual_share.limit_mib == min(share_.mem for share_ in shares)
     assert actual_share.uuid == ",".join(share_.uuid for share_ in shares)
@@ -80,7 +80,7 @@ def test_metrics_that_prometheus_reads():
     odd = 'GPU-"1\\'
     settings = settings_of(**{shareagent.ASSIGNMENT_ENV: assignment(c0=[share(core=30)], c1=[share(TWO, 4069)])})
     looks = {ONE: CardReadiness("", MpsState.READY), odd: CardReadiness("dead", None)}
-    text = podshares.metrics(settings, {"0": "mps", "1": ""}, looks, ready=True)
+    text = podshares.format_metrics(settings, {"0": "mps", "1": ""}, looks, ready=True)
     actual_share = {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
@@ -100,4 +100,4 @@ def test_metrics_that_prometheus_reads():
         ("cardwise_share_mps_usable", odd): 0,
         ("cardwise_agent_ready",): 1,
     }
-    assert json.loads(podshares.document(settings.shares["0"], "mps"))["fraction"] == 0.5
+    assert json.loads(podshares.build_document(settings.shares["0"], "mps"))["fraction"] == 0.5

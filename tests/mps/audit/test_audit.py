@@ -20,7 +20,7 @@ from mps.host.processes import SERVER
 from tests.mps import records
 from tests.mps.worlds import NODE, Node, uuid_of
 
-SETTINGS = AuditSettings(interval=10.0, looks=3, tolerance=MiB(512))
+SETTINGS = AuditSettings(interval=10.0, passes=3, tolerance=MiB(512))
 BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 
 
@@ -56,7 +56,7 @@ def test_a_pod_that_uses_more_than_its_share_is_told_once_and_its_neighbour_is_n
         f"processes {first.pid} (python), {second.pid} (python)"
     )
     assert node.events.all == [(ObjectRef.pod("default", "greedy", "uid-greedy"), "MemoryOverrun", text, "Warning")]
-    standing = metrics.AUDIT_STANDING.labels(uuid_of(0), Reason.MEMORY_OVERRUN)
+    standing = metrics.AUDIT_OPEN_VIOLATIONS.labels(uuid_of(0), Reason.MEMORY_OVERRUN)
     assert standing._value.get() == 1
     run_audits(node, 10)
     node.end_clients()

@@ -47,18 +47,18 @@ def test_the_example_of_the_docstring():
     shares, added = (MiB(4096), MiB(8192)), MiB(12288)
 
     ceilings.desired = {card.uuid: mps.ceiling(shares)}
-    ceilings.apply_limits()
+    ceilings.apply_ceilings()
     confirmed = ceilings.confirmed[card.uuid]
     assert f"the shares on a card are {shares[0]} and {shares[1]} MiB, so the ceiling is {confirmed} MiB" in theory
     ceilings.desired = {card.uuid: mps.ceiling([*shares, added])}
     front.refuses = True
-    ceilings.apply_limits()
+    ceilings.apply_ceilings()
     assert f"A share of {added} MiB is added: the daemon takes {added}, a running server refuses" in theory
     assert front.default == f"{added}M"
     assert f"`confirmed` stays {ceilings.confirmed[card.uuid]} MiB" in theory
     assert ceilings.is_outdated
     front.refuses = False
-    ceilings.apply_limits()
+    ceilings.apply_ceilings()
     assert ceilings.confirmed == {card.uuid: added}, "the next pass tries again"
     for sizes, expected in (([], 512), ([100], 512), ([513], 513), ([8138], 8192)):
         assert mps.ceiling([MiB(mib) for mib in sizes]) == expected

@@ -19,7 +19,7 @@ from tests.fakes.clock import FakeClock
 from tests.mps.worlds import uuid_of
 from tests.theory import theory_of
 
-AUDIT = AuditSettings(interval=10.0, looks=3, tolerance=MiB(512), evict_after=300.0)
+AUDIT = AuditSettings(interval=10.0, passes=3, tolerance=MiB(512), evict_after=300.0)
 
 
 def test_the_example_of_the_docstring():
@@ -36,12 +36,12 @@ def test_the_example_of_the_docstring():
     on_card.remove(41)
     assert f"At {next_start} s process {on_card[0]} still is on the card: it is a former client" in theory
     clock.advance(next_start - died)
-    assert foreign.blocking_start() is None, "a new server may start"
+    assert foreign.find_start_blockers() is None, "a new server may start"
     foreign.mark_start_tried()
-    assert foreign.blocking_start() is not None
+    assert foreign.find_start_blockers() is not None
     assert not foreign.processes
     clock.advance(last_look - next_start)
-    assert foreign.blocking_start() is not None
+    assert foreign.find_start_blockers() is not None
     assert f"At {last_look} s it is still there, and no server got the card: it is reported as foreign" in theory
     assert foreign.processes == {(card.uuid, on_card[0])}
     assert last_look - died >= FORMER_CLIENT_SECONDS

@@ -23,7 +23,7 @@ def drive(
     while now < until:
         act = machine.next_act(subject, now)
         if act is Act.REST:
-            now = max(now + 0.01, min(subject.due, until))
+            now = max(now + 0.01, min(subject.act_due_at, until))
             continue
         done.append(act)
         subject = machine.next_machine(subject, outcomes.get(act, OK), now, PACE)
@@ -43,8 +43,8 @@ def test_the_example_of_the_docstring():
     timed_out = 10.0
     suspect = machine.next_machine(ready(), silent, timed_out, PACE)
     text = f"a ready daemon times out at {timed_out:g} s and is {suspect.phase.name}, so the state is"
-    assert f"{text} {machine.state_of(suspect).value}." in theory
-    killed = suspect.due + PACE.answer
+    assert f"{text} {machine.mps_state(suspect).value}." in theory
+    killed = suspect.act_due_at + PACE.probe_timeout
     assert f"It times out again at {killed:g} s and is killed" in theory
     subject = machine.next_machine(suspect, silent, killed, PACE)
     assert machine.next_act(subject, killed) is Act.KILL
@@ -53,28 +53,32 @@ def test_the_example_of_the_docstring():
     for _ in range(8):
         failed = machine.next_machine(subject, OK, 20.0, PACE)
         assert failed.phase is DaemonPhase.DOWN
-        delays.append(failed.due - 20.0)
-        subject = machine.next_machine(machine.next_machine(failed, OK, failed.due, PACE), OK, failed.due, PACE)
-        subject = machine.next_machine(machine.next_machine(subject, silent, 20.0, PACE), silent, subject.until, PACE)
+        delays.append(failed.act_due_at - 20.0)
+        subject = machine.next_machine(
+            machine.next_machine(failed, OK, failed.act_due_at, PACE), OK, failed.act_due_at, PACE
+        )
+        subject = machine.next_machine(
+            machine.next_machine(subject, silent, 20.0, PACE), silent, subject.phase_deadline, PACE
+        )
     first, second, longest = delays[0], delays[1], delays[-1]
     assert (
         f"Its first failure delays the next start by {first:g} s, the second by {second:g} s, up to {longest:g} s"
         in theory
     )
     assert max(delays) == longest
-    stable = machine.next_machine(Machine(phase=DaemonPhase.READY, failures=3), OK, PACE.stable, PACE)
-    before = machine.next_machine(Machine(phase=DaemonPhase.READY, failures=3), OK, PACE.stable - 0.1, PACE)
-    assert f"After {PACE.stable:g} s of READY the failures are forgotten" in theory
+    stable = machine.next_machine(Machine(phase=DaemonPhase.READY, failures=3), OK, PACE.stable_after, PACE)
+    before = machine.next_machine(Machine(phase=DaemonPhase.READY, failures=3), OK, PACE.stable_after - 0.1, PACE)
+    assert f"After {PACE.stable_after:g} s of READY the failures are forgotten" in theory
     assert (before.failures, stable.failures) == (3, 0)
 
 
 def test_nothing_is_ready_before_its_settings_and_its_server_are():
     subject, now = Machine(), 0.0
     for act in GOOD:
-        assert machine.state_of(subject) is not MpsState.READY
+        assert machine.mps_state(subject) is not MpsState.READY
         assert machine.next_act(subject, now) is act
         subject = machine.next_machine(subject, OK, now, PACE)
-    assert machine.state_of(subject) is MpsState.READY
+    assert machine.mps_state(subject) is MpsState.READY
 
 
 @pytest.mark.parametrize("act", [Act.SPAWN, Act.CONTACT, Act.CONFIGURE, Act.WARM])
@@ -86,17 +90,17 @@ def test_what_never_succeeds_is_tried_at_growing_distances(act):
 
 def test_the_back_off_is_forgotten_after_a_stable_time():
     subject = machine.next_machine(ready(), ActResult(Outcome.DEAD), 2.0, PACE)
-    assert (subject.failures, subject.due) == (1, 3.0)
+    assert (subject.failures, subject.act_due_at) == (1, 3.0)
     subject, _ = drive(subject, {}, 30.0, 2.0)
-    assert machine.next_machine(subject, ActResult(Outcome.DEAD), 30.0, PACE).due == 32.0
+    assert machine.next_machine(subject, ActResult(Outcome.DEAD), 30.0, PACE).act_due_at == 32.0
     subject, _ = drive(subject, {}, 100.0, 30.0)
-    assert machine.next_machine(subject, ActResult(Outcome.DEAD), 100.0, PACE).due == 101.0
+    assert machine.next_machine(subject, ActResult(Outcome.DEAD), 100.0, PACE).act_due_at == 101.0
 
 
 @pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.FAILED])
 def test_one_silence_makes_a_card_not_ready_and_two_end_the_daemon(outcome):
     subject = machine.next_machine(ready(), ActResult(outcome, "hm"), 2.0, PACE)
-    assert machine.state_of(subject) is MpsState.DOWN
+    assert machine.mps_state(subject) is MpsState.DOWN
     assert machine.next_act(subject, 2.0) is Act.PROBE, "at once"
     assert machine.next_machine(subject, OK, 2.0, PACE).phase is DaemonPhase.READY
     assert machine.next_act(machine.next_machine(subject, ActResult(outcome), 2.0, PACE), 2.0) is Act.KILL
@@ -105,19 +109,23 @@ def test_one_silence_makes_a_card_not_ready_and_two_end_the_daemon(outcome):
 def test_a_frozen_server_has_the_time_of_an_answer_and_then_its_daemon_ends():
     frozen = ActResult(Outcome.FROZEN, "server 7 is stopped")
     subject = machine.next_machine(ready(), frozen, 2.0, PACE)
-    assert (machine.state_of(subject), subject.reason) == (MpsState.DOWN, "server 7 is stopped")
-    subject, done = drive(subject, {Act.PROBE: frozen}, 2.0 + PACE.answer, 2.0)
+    assert (machine.mps_state(subject), subject.reason) == (MpsState.DOWN, "server 7 is stopped")
+    subject, done = drive(subject, {Act.PROBE: frozen}, 2.0 + PACE.probe_timeout, 2.0)
     assert set(done) == {Act.PROBE}, "a moment under a debugger costs no daemon"
     assert machine.next_machine(subject, OK, 5.0, PACE).phase is DaemonPhase.READY
     assert machine.next_act(machine.next_machine(subject, frozen, 5.0, PACE), 5.0) is Act.KILL
-    subject, _ = drive(machine.take_over(0.0, PACE), {Act.WARM: frozen}, PACE.answer + 1.0)
+    subject, _ = drive(machine.take_over(0.0, PACE), {Act.WARM: frozen}, PACE.probe_timeout + 1.0)
     assert subject.reason == "not ready in time: server 7 is stopped", "also where a former manager left it so"
     silent = machine.next_machine(ready(), ActResult(Outcome.TIMEOUT), 2.0, PACE)
     assert machine.next_act(machine.next_machine(silent, frozen, 2.0, PACE), 2.0) is Act.KILL, "it had its time"
 
 
 def test_what_was_killed_or_frozen_is_back_within_thirty_seconds():
-    for wound, noticed in ((Outcome.DEAD, 0.0), (Outcome.TIMEOUT, 2 * PACE.answer), (Outcome.FROZEN, PACE.answer)):
+    for wound, noticed in (
+        (Outcome.DEAD, 0.0),
+        (Outcome.TIMEOUT, 2 * PACE.probe_timeout),
+        (Outcome.FROZEN, PACE.probe_timeout),
+    ):
         subject, now = machine.next_machine(ready(), ActResult(wound), 0.0, PACE), noticed
         if noticed:
             subject = machine.next_machine(subject, ActResult(wound), now, PACE)
@@ -175,11 +183,11 @@ def test_a_fault_that_heals_is_compared_before_it_is_ready():
 
 
 def test_off_is_reached_in_good_order_and_gives_the_cards_back():
-    subject = machine.set_wanted(ready(), False, 5.0, PACE, "no one wants it")
+    subject = machine.set_enabled(ready(), False, 5.0, PACE, "no one wants it")
     subject, done = drive(subject, {}, 20.0, 5.0)
     assert done == [Act.DETACH, Act.QUIT, Act.SWEEP, Act.RELEASE]
-    assert machine.state_of(subject) is MpsState.OFF
-    subject, done = drive(machine.set_wanted(subject, True, 20.0, PACE), {}, 21.0, 20.0)
+    assert machine.mps_state(subject) is MpsState.OFF
+    subject, done = drive(machine.set_enabled(subject, True, 20.0, PACE), {}, 21.0, 20.0)
     assert done == GOOD
 
 
@@ -188,8 +196,8 @@ def test_off_is_reached_from_wherever_a_start_is(acts):
     subject = Machine()
     for _ in range(acts):
         subject = machine.next_machine(subject, OK, 0.0, PACE)
-    subject, _ = drive(machine.set_wanted(subject, False, 0.0, PACE), {}, 20.0)
-    assert machine.state_of(subject) is MpsState.OFF
+    subject, _ = drive(machine.set_enabled(subject, False, 0.0, PACE), {}, 20.0)
+    assert machine.mps_state(subject) is MpsState.OFF
 
 
 outcomes = st.builds(ActResult, st.sampled_from(list(Outcome)))
@@ -203,20 +211,20 @@ def test_whatever_fails_readiness_is_earned_and_a_daemon_comes_back(happened):
     for act_result, step, wanted in happened:
         now += step
         if wanted is not None:
-            subject = machine.set_wanted(subject, wanted, now, PACE)
+            subject = machine.set_enabled(subject, wanted, now, PACE)
         act = machine.next_act(subject, now)
         if act is Act.REST:
             if act_result.outcome is Outcome.DEAD:
                 subject = machine.next_machine(subject, act_result, now, PACE)  # a death between two acts
             continue
         subject = machine.next_machine(subject, act_result, now, PACE)
-        if machine.state_of(subject) is MpsState.READY:
+        if machine.mps_state(subject) is MpsState.READY:
             assert (act, act_result.outcome) in ((Act.WARM, Outcome.OK), (Act.PROBE, Outcome.OK))
-        assert subject.due == math.inf or subject.due <= now + PACE.backoff_cap + 1e-6
-    subject = machine.set_wanted(subject, True, now, PACE)
+        assert subject.act_due_at == math.inf or subject.act_due_at <= now + PACE.max_backoff + 1e-6
+    subject = machine.set_enabled(subject, True, now, PACE)
     subject, _ = drive(subject, {}, now + 200.0, now)
     assert subject.phase is DaemonPhase.READY
-    subject, _ = drive(machine.set_wanted(subject, False, now + 200.0, PACE), {}, now + 300.0, now + 200.0)
+    subject, _ = drive(machine.set_enabled(subject, False, now + 200.0, PACE), {}, now + 300.0, now + 200.0)
     assert subject.phase is DaemonPhase.OFF
 
 
@@ -227,14 +235,14 @@ def test_nothing_is_spawned_while_a_daemon_may_live(happened):
     for act_result, step, wanted in happened:
         now += step
         if wanted is not None:
-            subject = machine.set_wanted(subject, wanted, now, PACE)
+            subject = machine.set_enabled(subject, wanted, now, PACE)
         act = machine.next_act(subject, now)
         if act is Act.REST:
             continue
         if act is Act.SPAWN:
             assert not lives
             lives = act_result.outcome is Outcome.OK
-        elif (act_result.outcome is Outcome.DEAD and subject.phase in machine.RUNNING) or (
+        elif (act_result.outcome is Outcome.DEAD and subject.phase in machine.RUNNING_PHASES) or (
             act in (Act.QUIT, Act.KILL) and act_result.outcome is Outcome.OK
         ):
             lives = False

@@ -19,7 +19,7 @@ def pod(uid: str, *holdings: tuple[str, int], **changes: object) -> PodView:
 
 
 def test_demands_of_cards():
-    demands = pods.demands(
+    demands = pods.compute_demands(
         [
             pod("a", ("GPU-0", 5), ("GPU-0", 7)),
             pod("b", ("GPU-0", 9), finished=True),
@@ -29,7 +29,7 @@ def test_demands_of_cards():
         CARDS,
     )
     assert demands == {"GPU-0": CardDemand((5, 7, 8), without_mps=False), "GPU-1": CardDemand((3,), without_mps=True)}
-    mixed = pods.demands([pod("a", ("GPU-0", 5)), pod("c", ("GPU-0", 3), without_mps=True)], CARDS)
+    mixed = pods.compute_demands([pod("a", ("GPU-0", 5)), pod("c", ("GPU-0", 3), without_mps=True)], CARDS)
     assert not mixed["GPU-0"].without_mps, "who wants limits gets them"
     assert mixed["GPU-1"] == CardDemand((), without_mps=False), "an empty card is on"
 
@@ -44,7 +44,7 @@ def test_a_pod_of_gpushare_is_known_by_the_cards_index():
         },
         "status": {"phase": "Running"},
     }
-    assert pods.demands([pods.parse_pod(json.dumps(wire).encode())], CARDS)["GPU-1"] == CardDemand(
+    assert pods.compute_demands([pods.parse_pod(json.dumps(wire).encode())], CARDS)["GPU-1"] == CardDemand(
         (700,), without_mps=False
     )
 
@@ -115,8 +115,8 @@ def test_what_drivers_can(version, multi_user, server_status, max_clients):
 
 
 def test_a_daemon_sees_cards_by_uuid_where_it_reads_them():
-    assert drivers.capabilities_of("550.1").visible(CARDS)["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
-    assert drivers.capabilities_of("470.1").visible(CARDS)["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert drivers.capabilities_of("550.1").visibility_environment(CARDS)["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
+    assert drivers.capabilities_of("470.1").visibility_environment(CARDS)["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
 @pytest.mark.parametrize(("driver", "has"), [("580", True), ("550", False)])

@@ -139,6 +139,6 @@ def test_of_what_a_process_was_started_with_only_the_beginning_is_read(tmp_path,
     (tmp_path / "7" / "cmdline").write_bytes(f"/usr/bin/{SERVER}\0".encode() + b"a\0" * 500_000)
     (tmp_path / "7" / "environ").write_bytes(b"A=1\0" + b"".join(b"V%d=x\0" % i for i in range(200_000)))
     assert LOCAL.is_server(7)
-    assert len(processes._arguments(tmp_path / "7")) < 40_000
+    assert len(processes._read_arguments(tmp_path / "7")) < 40_000
     assert LOCAL.environment(7)["A"] == "1"
     assert len(LOCAL.environment(7)) < 40_000
