@@ -46,7 +46,7 @@ _log = structlog.get_logger(__name__)
 COMPONENT = "cardwise-mps"
 _LOCK_POLL_SECONDS = 0.1
 _CHECK_SECONDS = 1.0
-_WARN_AFTER_SECONDS = 5.0  # a rolling update may take so long until the former manager has released the root
+_WARN_AFTER_SECONDS = 5.0  # in a rolling update the former manager may need this time to release the root
 
 
 def _parse_cards(_: click.Context, __: click.Parameter, text: str | None) -> CardSelection | None:
@@ -228,9 +228,7 @@ def main(
 
 
 def _acquire_lock(lock: ManagerLock, stop_event: threading.Event, clock: Clock = BOOT) -> bool:
-    """Wait until a former manager has released the root, as in a rolling update. Returns False if this
-    process is stopped.
-    """
+    """Wait until a former manager has released the root. Returns False if this process is stopped meanwhile."""
     started = clock.now()
     has_warned = False
     while not stop_event.is_set():
@@ -247,7 +245,10 @@ def _acquire_lock(lock: ManagerLock, stop_event: threading.Event, clock: Clock =
 
 
 def _serve(lock: ManagerLock, stop_event: threading.Event, clock: Clock = BOOT) -> None:
-    """Serve until stopped. If the lock is lost, exit as in a crash: the next manager takes over."""
+    """Wait until this process is stopped.
+
+    If the lock is lost, exit as after a crash, so that the next manager takes over.
+    """
     while not clock.wait(stop_event, _CHECK_SECONDS):
         if lock.is_lost():
             _log.error("exiting: the lock file was removed from the root, so readers ignore this manager")

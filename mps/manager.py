@@ -37,7 +37,7 @@ from mps.publication import Publication
 _log = structlog.get_logger(__name__)
 
 _INTERVAL_SECONDS = 1.0
-_DETACH_RETRY_SECONDS = 1.0  # a process may open the card after the first look
+_DETACH_RETRY_SECONDS = 1.0  # a process may open the card after the clients were listed
 _STUCK_SECONDS = 120.0
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 10.0
@@ -47,12 +47,12 @@ _STOP_SECONDS = 10.0
 class ManagerSettings:
     """Settings of the MPS manager.
 
-    exclusive: whether cards are closed (EXCLUSIVE_PROCESS) while MPS serves them.
+    exclusive: whether cards are closed (compute mode EXCLUSIVE_PROCESS) while MPS serves them.
     stop_daemons: idle, always or never; see docs/design/0005-mps.md.
     detach_before: seconds before the end of a pod's grace period at which its clients are detached.
     cgroup: the mounted cgroup root below which daemons run; None: in the manager's cgroup.
-    driver: version of the driver; "": as the cards report it.
-    audit: None: no audit.
+    driver: version of the driver; "": use the version that the cards report.
+    audit: settings of the audit; None: no audit.
     """
 
     node: str
@@ -69,11 +69,11 @@ class ManagerSettings:
 
 
 class RootLocked(Exception):
-    """Another manager holds the root."""
+    """Another manager has locked the root folder."""
 
 
 class ManagerLock:
-    """The manager's lock. The kernel releases it with the process: if it is free, no manager runs."""
+    """The manager's lock. The kernel releases it when the process ends, so a free lock means that no manager runs."""
 
     def __init__(self, root: Path) -> None:
         """Open the lock file. Raises OSError."""
@@ -122,11 +122,11 @@ class Manager:
         self._stopped = False
         self._lock = threading.Lock()
         self._daemons: dict[Path, Daemon] = {}
-        self._stopping_homes: set[Path] = set()  # folders of daemons that have to end, whatever pods request
+        self._stopping_homes: set[Path] = set()  # folders of daemons that have to end, even if pods use them
         self._inherited_daemon: tuple[int, tuple[str, ...]] | None = (
-            None  # PID and cards of a former manager's daemon of the whole node
+            None  # PID and cards of a daemon of the whole node that a former manager started
         )
-        self._leftovers_ended = False  # whether the leftovers of a former manager are ended
+        self._leftovers_ended = False  # whether daemons that a former manager left behind were ended
         self._terminating_pods = TerminatingPods(settings.detach_before)
         self._last_pass_at = clock.now()
         self._loop = Loop(
@@ -173,7 +173,10 @@ class Manager:
         self._cards.start()
 
     def stop(self) -> None:
-        """Stop. Daemons whose cards are held keep running for the next manager, depending on `stop_daemons`."""
+        """Stop the manager.
+
+        Depending on `stop_daemons`, daemons whose cards pods use keep running for the next manager.
+        """
         if self._audit is not None:
             self._audit.stop()
         self._loop.stop(_STOP_SECONDS)
@@ -208,7 +211,7 @@ class Manager:
         }
 
     def problems(self) -> Sequence[str]:
-        """Why the manager is not ready, one line each. One unhealthy card is no reason: the others are served."""
+        """Why the manager is not ready, one line each. One unhealthy card is no reason, since the others are served."""
         problems = [] if self.pods.synced else ["the pods of this node are not known yet"]
         if self._publication.problem:
             problems.append(self._publication.problem)
@@ -225,14 +228,15 @@ class Manager:
         return [f"the manager's thread has made no pass for {elapsed:.0f} s"] if elapsed > _STUCK_SECONDS else []
 
     def detach(self, pods: Sequence[PodView]) -> int:
-        """Detach the clients of terminating pods from their servers, so that they may be killed. Returns their number.
+        """Detach the clients of terminating pods from their servers, so that the kubelet may kill them safely.
 
-        A tenant can make the daemon of their card hang, and pods on other cards have only seconds left. So each daemon
-        is called once for all pods, only if one of them has a share of its cards, and last if it is not ready.
+        Returns the number of detached clients. A tenant can make the daemon of their card hang, while pods on other
+        cards have only seconds left. So each daemon is called once for all pods, only if one of the pods has a share of
+        the daemon's cards, and daemons that are not ready are called last.
         """
         owners = self._process_owners()
         detached_counts: Counter[str] = Counter()  # by pod UID
-        uids_with_clients: set[str] = set()  # UIDs of pods that may still have clients
+        uids_with_clients: set[str] = set()  # pods that may still have clients
         for daemon in sorted(self.daemons(), key=lambda daemon: daemon.status.state is not MpsState.READY):
             pod_uids = {pod.uid for pod in pods if _has_share_on_unit(pod, daemon.unit)}
             if not pod_uids or not daemon.is_running:
@@ -243,7 +247,9 @@ class Manager:
                     if owner is None or owner.pod.uid not in pod_uids:
                         continue
                     uids_with_clients.add(owner.pod.uid)
-                    with contextlib.suppress(CommandRefused):  # it has just ended, or is detached again in a second
+                    with contextlib.suppress(
+                        CommandRefused
+                    ):  # the client has just ended, or is detached again in a second
                         daemon.detach(client, "terminating")
                         detached_counts[owner.pod.uid] += 1
             except ControlError as error:
@@ -275,7 +281,7 @@ class Manager:
             self._loop.wake()
 
     def _reconcile_daemons(self) -> None:
-        """Run a daemon for each unit; a daemon whose cards are gone ends before another one uses its folder."""
+        """Run a daemon for each unit; a daemon whose cards have changed ends before the next daemon uses its folder."""
         units = {unit.home: unit for unit in daemon_units(self._settings, self._served_cards())}
         for home, daemon in list(self._daemons.items()):
             unit = units.get(home)
@@ -321,7 +327,7 @@ class Manager:
         )
 
     def _describe_process(self, pid: int) -> str:
-        """Describe the process for people: PID, name and pod."""
+        """A process in words: its PID, name and pod."""
         owner = self._process_owners().find_owner(self._host.memberships(pid))
         name = self._host.name(pid)
         process = f"{pid} ({name})" if name else str(pid)
@@ -365,12 +371,12 @@ class Manager:
         if self._settings.stop_daemons != "idle":
             return self._settings.stop_daemons == "always"
         if not self.pods.synced:
-            return False  # its holders are unknown
+            return False  # pods that use the daemon's cards are unknown
         demands_by_card = self._card_demands()
         return not any(demands_by_card.get(uuid, CardDemand()).shares for uuid in daemon.unit.uuids)
 
     def inherit_daemons(self) -> None:
-        """Take over a former manager's daemon of the whole node; end daemons that are not served. Raises OSError."""
+        """Take over a former manager's daemon of the whole node, and end daemons of other folders. Raises OSError."""
         home = Path(mps.node_folder(str(self._settings.root)))
         status, processes = mpsfiles.read_state(home), self._host.daemons(home / mps.PIPE)
         if status is not None and processes:
@@ -378,16 +384,14 @@ class Manager:
         self._end_leftovers()
 
     def _served_cards(self) -> list[GpuCard]:
-        """The cards that are served.
+        """The cards that daemons should serve.
 
-        A former manager's daemon of the whole node may serve a card that does not answer now. That card is included
-        while the process lives: without it the daemon would seem to serve the wrong cards, and would be ended with the
-        clients of the other cards. For a new daemon the card is left out.
+        A former manager's daemon of the whole node may serve a card that does not answer now. While that daemon runs,
+        this card is included: without it the daemon would seem to serve the wrong cards, and would be ended together
+        with the clients of the other cards. A new daemon is started without the card.
         """
         unresponsive_indices = self._gpus.unresponsive_indices()
-        all_uuids = {
-            card.uuid for card in self._all_gpus.cards()
-        }  # cards in MIG mode included: they are not served any more
+        all_uuids = {card.uuid for card in self._all_gpus.cards()}  # with cards in MIG mode, which are not served
         cards = self._gpus.cards()
         if (
             not unresponsive_indices
@@ -399,7 +403,8 @@ class Manager:
         pid, uuids = self._inherited_daemon
         if self._host.activity(pid) is None:
             return cards
-        # Properties that the card cannot report now are copied from another card; the daemon has its limits already.
+        # The card cannot report its properties now, so those of another card are copied; the daemon already has its
+        # limits.
         missing_uuids = [uuid for uuid in uuids if uuid not in all_uuids | {card.uuid for card in cards}]
         missing_cards = [
             replace(cards[0], index=index, uuid=uuid)
@@ -410,7 +415,8 @@ class Manager:
     def _end_leftovers(self) -> None:
         """End a former manager's daemons in folders that are not served, and reopen their cards. Raises OSError.
 
-        Daemons of cards that may not have answered yet are kept: they may be served soon, and have clients.
+        A daemon stays if it may serve a card that has not answered yet: the card may be served soon, and the daemon has
+        clients.
         """
         if self._leftovers_ended:
             return
@@ -426,10 +432,13 @@ class Manager:
             for process in [*self._host.daemons(pipe), *self._host.servers(pipe)]:
                 _log.warning("ending a daemon whose GPUs are no longer served", home=str(home), pid=process.pid)
                 process.signal(signal.SIGKILL)
-            # After a change of scope the card has another folder, but readers read its own one first.
+            # After a change of scope the card's daemon has another folder, but readers read the card's own folder
+            # first.
             uuids = self._list_served_uuids(home)
             try:
-                problems = computemode.reopen_cards(home, self._use, uuids)  # by the state file, if the modes are lost
+                problems = computemode.reopen_cards(
+                    home, self._use, uuids
+                )  # uses the state file if the saved modes are lost
             finally:
                 directories.withdraw_files(home)
             for problem in problems:
@@ -437,7 +446,7 @@ class Manager:
         self._leftovers_ended = not has_skipped
 
     def _list_served_uuids(self, home: Path) -> list[str]:
-        """The UUIDs of this node's cards that a daemon in the folder has served, by its last status or its name."""
+        """List the UUIDs of cards that a daemon in this folder has served, by its last status or the folder's name."""
         status = mpsfiles.read_state(home)
         served_uuids = status.uuids if status is not None else ()
         return [
@@ -450,13 +459,13 @@ class Manager:
         if not self._gpus.unresponsive_indices():
             return False
         if home == Path(mps.node_folder(str(self._settings.root))):
-            return not self._gpus.cards()  # two daemons must not serve the cards that answer
+            return not self._gpus.cards()  # without this condition two daemons would serve the cards that answer
         status, uuids = mpsfiles.read_state(home), {card.uuid for card in self._all_gpus.cards()}
         return status is None or not uuids.issuperset(status.uuids)
 
 
 def daemon_units(settings: ManagerSettings, cards: Sequence[GpuCard]) -> list[DaemonUnit]:
-    """The units that need a daemon. Pure."""
+    """The units of cards that need a daemon: one for each card, or one for the node. Pure."""
     if settings.scope is DaemonScope.CARD:
         root = str(settings.root)
         return [

@@ -1,4 +1,4 @@
-"""The metrics of the MPS manager. The label `card` is the UUID, or "node" for the daemon of a whole node."""
+"""The metrics of the MPS manager. The label `card` is the GPU's UUID, or "node" for the daemon of a whole node."""
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -41,7 +41,10 @@ THREADS = Counter(
 
 
 def set_state(card: str, state: MpsState) -> None:
-    """Set the gauges to the present MPS state of the card."""
+    """Set the gauges to the present MPS state of a card.
+
+    card: its UUID, or "node".
+    """
     UP.labels(card).set(1 if state is MpsState.READY else 0)
     for other_state in MpsState:
         STATE.labels(card, other_state).set(1 if other_state is state else 0)

@@ -1,4 +1,4 @@
-"""Groups of the MPS manager's command-line options: the pace of its daemons, and its audit."""
+"""Two groups of the MPS manager's command-line options: the times of its daemons, and its audit."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,6 +1,7 @@
 """Publishes the MPS status of each card to the API server: `ExtendedResource.status.mps`, on change only.
 
-The device plugin owns the objects; they may be created later than the status, and recreated without it.
+The device plugin owns the ExtendedResources. It may create one after its card's MPS status is known, and may recreate
+it without that status.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,7 +49,7 @@ _decode = msgspec.json.Decoder(_Resource).decode
 def _project_own(node: str) -> Callable[[bytes], tuple[str, dict[str, Any]] | None]:
     """Keep the MPS statuses of this node's cards.
 
-    The label that the watch selects by proves nothing: an object of another node can carry it.
+    The watch selects objects by label, but an object of another node can have the same label.
     """
 
     def project(content: bytes) -> tuple[str, dict[str, Any]] | None:
@@ -66,9 +67,10 @@ def card_status(status: Status, uuid: str) -> dict[str, Any]:
 
 
 class Publication:
-    """Publishes the statuses that `statuses` returns, by UUID. Call `wake` after a change.
+    """Publishes the MPS status of each card. Call `wake` after a change.
 
-    clock: the clock of the statuses.
+    statuses: returns the statuses by UUID.
+    clock: the clock of the times in the statuses.
     """
 
     def __init__(
@@ -129,10 +131,10 @@ class Publication:
         for uuid, status in self._statuses().items():
             name = names.extended_resource_name(uuid)
             patch = card_status(status, uuid)
-            # The watch triggers another pass when a missing object is created.
+            # The watch triggers another pass when the missing object is created.
             if name not in published_statuses or published_statuses[name] == patch:
                 continue
-            # The device plugin marks stale statuses as Down; publishing one would undo that.
+            # The device plugin sets a stale status to Down; publishing the stale status would undo that.
             if mps.is_stale(status, self._clock.now()):
                 self._loop.run_within(_STALE_RETRY_SECONDS)
                 continue
@@ -143,7 +145,7 @@ class Publication:
             except errors.KubeError as error:
                 if errors.is_server_failure(error):
                     raise
-                first_error = first_error or error  # publish the other cards first
+                first_error = first_error or error  # raised after the other cards are published
                 continue
             _log.info("published the MPS status of a GPU", card=uuid, state=patch["state"], ceiling=patch["ceilingMiB"])
         if first_error is not None:

@@ -207,9 +207,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def pod_assignment(self) -> Assignment:
-        """The assignment of the whole pod, cards and devices; in a grant of an older version all cards have the key
-        "".
-        """
+        """The assignment of the whole pod, cards and devices. In a grant of an older version all keys are ""."""
         devices = (DeviceShare(device.resource_class, device.uuid) for device in self.pod_devices)
         return Assignment(
             _group_by_key(self.pod_keys or ("",) * len(self.pod_shares), self.pod_shares),

@@ -325,8 +325,9 @@ class PreStart:
     def _build_desired_grant(
         self, container: PodResourcesContainer, uid: str, slots: Sequence[str]
     ) -> tuple[Grant, NodePod | None]:
-        """Build the grant to add. Also returns its pod, None if only the grant on disk is known. Raises
-        StartRefused.
+        """Build the grant to add.
+
+        Also returns its pod, None if only the grant on disk is known. Raises StartRefused.
         """
         previous = self._grants.get(uid, container.container)
         try:

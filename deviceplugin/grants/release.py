@@ -117,9 +117,7 @@ class Releaser:
         return self._runtime_problem
 
     def release_ended(self, pod_uids: set[str]) -> bool:
-        """Release the grants of those pods that have ended; returns whether API server and runtime answered for all
-        pods.
-        """
+        """Release the grants of ended pods; returns whether API server and runtime answered for all of these pods."""
         # Read the epoch first: the responses do not cover grants that are added meanwhile.
         epoch = self._grants.epoch()
         with self._lock:
@@ -194,8 +192,7 @@ class Releaser:
         self._delivery.remove_unused_specs(self._grants)
 
     def _find_ended_pods(self, uids: Collection[str], known_ended: Collection[str]) -> dict[str, bool | None]:
-        """Whether each pod has certainly finished, was deleted or is not bound here; None if the API server does not
-        answer.
+        """Whether each pod has certainly ended, or is not bound here; None if the API server does not answer.
 
         known_ended: UIDs of pods whose end an earlier pass has observed. For them only a consistent read can show that
             they are bound here again, since the watch may show an older state.
@@ -279,9 +276,7 @@ class Releaser:
         return key is None or any(key in grant.keys or not grant.has_container_keys for grant in grants)
 
     def _unmark_ended(self, uids: Iterable[str]) -> None:
-        """Treat these pods as not ended: they are bound here (again), so the cards of their assignment are not
-        reported.
-        """
+        """Treat these pods as not ended, since they are bound here (again), so that their shares are not reported."""
         with self._lock:
             for uid in uids:
                 self._ended_passes.pop(uid, None)

@@ -205,9 +205,7 @@ class NodePublisher:
         }.get
 
     def _list_missing_resources(self, present_uuids: set[str]) -> tuple[list[ExtendedResource], list[ExtendedResource]]:
-        """List the ExtendedResources whose card or device is no longer on this machine: those in use, and the
-        others.
-        """
+        """List ExtendedResources whose card or device is not on this machine any more: those in use, and the others."""
         missing = [
             resource
             for resource in self._resources.store.snapshot().values()

@@ -140,8 +140,9 @@ class Pods(NodePods[NodePod]):
         return pod if pod is not None else self.fetch_pod(namespace, name, uid)
 
     def fetch_pod(self, namespace: str, name: str, uid: str) -> NodePod | None:
-        """Read the pod with this UID from the API server, not from the cache; None if it does not exist. Raises
-        KubeError.
+        """Read the pod with this UID from the API server, not from the cache; None if it does not exist.
+
+        Raises KubeError.
         """
         try:
             pod = parse_pod(self._client.get(paths.pods(namespace, name), timeout=_GET_TIMEOUT))

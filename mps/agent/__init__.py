@@ -1,7 +1,7 @@
 """The share agent: a native sidecar that waits for MPS, and publishes each container's share as a file and as metrics.
 
-Input: annotations of its pod, files of the MPS manager. Output: a file for each container, metrics, the answer to
-the startup probe.
+Input: annotations of its pod, files of the MPS manager. Output: a file for each container, metrics, the response to the
+startup probe.
 
 It runs in many pods, so it is small: one thread, the standard library, and of Cardwise only modules that are pure or
 read the node's files.

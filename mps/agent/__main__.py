@@ -1,4 +1,4 @@
-"""The command `cardwise-agent`. Imports next to nothing, since each probe starts it again."""
+"""The command `cardwise-agent`. It imports few modules, since each startup probe is a new process."""
 
 import os
 import sys
@@ -28,14 +28,14 @@ def main() -> None:
     """Run the command."""
     match sys.argv[1:]:
         case []:
-            # One SHA-256 for the name of a folder is not worth 4 MiB of OpenSSL: hashlib has its own where there is
-            # none.
+            # The agent computes one SHA-256, for the name of a folder. Without `_hashlib`, hashlib uses its own code,
+            # and 4 MiB for OpenSSL are saved.
             sys.modules["_hashlib"] = None  # type: ignore[assignment]
-            from mps.agent import running  # noqa: PLC0415 - not for a probe
+            from mps.agent import running  # noqa: PLC0415 - a probe does not need it
 
             running.run(os.environ)
         case ["--probe"]:
-            from mps.agent import probe  # noqa: PLC0415 - not for the agent
+            from mps.agent import probe  # noqa: PLC0415 - the agent does not need it
 
             sys.exit(probe.wait_ready(os.environ))
         case ["--help" | "-h"]:

@@ -1,7 +1,7 @@
-"""A small HTTP server for several sockets in the caller's own thread: requests without a body, one per connection.
+"""A small HTTP server for several sockets in the caller's own thread, for requests without a body.
 
-It is used because the standard library's server needs as much memory as the rest of the agent. Clients are untrusted:
-no client can block the thread, send much, or hold more than a few connections.
+Each connection serves one request. The standard library's server would need as much memory as the rest of the agent.
+Clients are untrusted: no client can block the thread, send much data, or hold more than a few connections.
 """
 
 import selectors
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from cardwise.clock import SYSTEM, Clock
 
-_REQUEST_SECONDS = 5.0  # for a whole request and its response
+_REQUEST_SECONDS = 5.0  # for one request and its response
 _MAX_REQUEST_BYTES = 4096  # bytes
-_MAX_CONNECTIONS = 16  # at a time
+_MAX_CONNECTIONS = 16  # open at the same time
 _BACKLOG = 16
 _SOCKET_MODE = 0o666
 _REASON_PHRASES = {
@@ -45,9 +45,9 @@ class _Connection:
 
 
 class Endpoint:
-    """The server.
+    """An HTTP server that listens on several sockets.
 
-    handle: called with the listener's name and the path; returns the response.
+    handle: called with the listener's name and the path of the request; returns the response.
     """
 
     def __init__(self, handle: Callable[[str, str], Response], clock: Clock = SYSTEM) -> None:
@@ -58,7 +58,10 @@ class Endpoint:
         self._connections: list[_Connection] = []
 
     def listen_unix(self, path: Path, name: str) -> None:
-        """Listen on a Unix socket, open to every user of the pod. Replaces a former agent's socket. Raises OSError."""
+        """Listen on a Unix socket that every user of the pod may use.
+
+        Replaces a former agent's socket. Raises OSError.
+        """
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -83,7 +86,7 @@ class Endpoint:
             self.serve_once(min([end, *(connection.deadline for connection in self._connections)]) - now)
 
     def serve_once(self, seconds: float) -> None:
-        """Handle the pending requests; waits up to `seconds` for one."""
+        """Handle the pending requests; waits up to `seconds` for the first one."""
         self._drop_expired()
         for key, _ in self._selector.select(max(0.0, seconds)):
             if isinstance(key.data, _Connection):

@@ -1,4 +1,4 @@
-"""The share agent's settings from its environment, the file for each container, and the format_metrics. Pure."""
+"""The share agent's settings, read from its environment, and its output: files for containers, and metrics. Pure."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from cardwise.gpus.mpsfiles import CardReadiness
 MPS = "mps"
 ADVISORY = "advisory"
 UNKNOWN = ""
-_KEY = re.compile(r"(init-)?\d{1,4}")  # a container key becomes the name of a folder
+_KEY = re.compile(r"(init-)?\d{1,4}")  # a folder is named by the container key
 _PORTS = range(65536)
 _BYTES = 1024 * 1024
 
@@ -27,8 +27,8 @@ class AgentSettings:
     """The settings of the agent.
 
     shares: the pod's shares by container key.
-    waits: whether the pod's containers wait for MPS.
-    port: the port of the format_metrics, 0: none.
+    waits: whether the pod's containers wait for MPS before they start.
+    port: the port of /metrics, 0 for none.
     """
 
     shares: Mapping[str, tuple[CardShare, ...]]
@@ -73,7 +73,10 @@ def parse_settings(environ: Mapping[str, str]) -> AgentSettings:
 
 
 def find_enforcement(shares: tuple[CardShare, ...], states: Mapping[str, MpsState], *, waits: bool) -> str:
-    """How the memory limit of the container is enforced.
+    """Determine how the container's memory limit is enforced: MPS, ADVISORY or UNKNOWN.
+
+    states: the MPS state of each card, by UUID.
+    waits: as in AgentSettings.
 
     An unhealthy daemon changes nothing: the container was started with its limit, and cannot bypass MPS.
     """
@@ -86,9 +89,7 @@ def find_enforcement(shares: tuple[CardShare, ...], states: Mapping[str, MpsStat
 
 
 def build_document(shares: tuple[CardShare, ...], enforced_by: str) -> str:
-    """A container's share.json. If it has several cards, the values are lists, as `python -m cardwise.share`
-    reads them.
-    """
+    """Build the content of a container's share.json. With several cards, `card` and `uuid` are lists."""
     limit, limit_fraction = per_card_limit(shares)
     cards, uuids = [share.index for share in shares], [share.uuid for share in shares]
     has_several_cards = len(shares) > 1
@@ -107,18 +108,17 @@ def build_document(shares: tuple[CardShare, ...], enforced_by: str) -> str:
 def format_metrics(
     settings: AgentSettings, enforced_by: Mapping[str, str], readiness: Mapping[str, CardReadiness], *, ready: bool
 ) -> str:
-    """The agent's format_metrics in Prometheus' text format.
+    """Format the agent's metrics in Prometheus' text format.
 
-    enforced_by: by container key.
-    readiness: by card.
+    enforced_by: how each container's limit is enforced, by container key.
+    readiness: the readiness of each card, by UUID.
+    ready: whether the pod's containers may start.
 
-    They do not include what the pod uses: NVML reports that to privileged processes only, so the node manager exports
-    it.
+    The memory that the pod uses is not among them: NVML reports it to privileged processes only, so the MPS manager
+    exports it.
     """
     labelled_shares = [
-        (_share_labels(key, share), share)
-        for key, labelled_shares in settings.shares.items()
-        for share in labelled_shares
+        (_share_labels(key, share), share) for key, shares in settings.shares.items() for share in shares
     ]
     limits = ((labels, share.mem * _BYTES) for labels, share in labelled_shares)
     totals = ((labels, share.total * _BYTES) for labels, share in labelled_shares)

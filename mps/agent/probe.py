@@ -1,7 +1,7 @@
 """The startup probe's request to the agent.
 
-Each probe is a new process and must be cheap. It repeats its request for a while, so that the pod starts as soon as the
-agent is ready, and not only at the kubelet's next probe.
+Each probe is a new process, so it must be cheap. It repeats its request for some seconds, so that the pod starts as
+soon as the agent is ready, and need not wait for the kubelet's next probe.
 """
 
 import socket
@@ -12,7 +12,7 @@ from typing import Final
 
 from cardwise.core.api import shareagent
 
-_MAX_TRIES, _PAUSE_SECONDS = 25, 0.2  # five seconds; the kubelet shows the reason after that
+_MAX_TRIES, _PAUSE_SECONDS = 25, 0.2  # five seconds; then the kubelet shows the reason
 _REQUEST_SECONDS: Final = 3.0  # timeout of a request
 _OK_STATUS: Final = b"200"
 
@@ -20,12 +20,12 @@ _OK_STATUS: Final = b"200"
 def wait_ready(environ: Mapping[str, str], tries: int = _MAX_TRIES, pause: float = _PAUSE_SECONDS) -> int:
     """Wait until the pod's containers may start; returns the exit status.
 
-    If they may not, the reason is written to stderr, which the kubelet puts into the pod's events.
+    If they may not, the reason is written to stderr, which the kubelet shows in the pod's events.
     """
     path = f"{environ.get(shareagent.FOLDER_ENV) or shareagent.FOLDER}/{shareagent.SOCKET}"
     reason = _unready_reason(path)
     while reason is not None and tries > 1:
-        time.sleep(pause)  # without a Clock: each probe is a new process, so each import costs CPU again
+        time.sleep(pause)  # no Clock is imported, since each probe pays for its imports again
         tries, reason = tries - 1, _unready_reason(path)
     if reason is None:
         return 0

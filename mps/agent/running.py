@@ -1,4 +1,4 @@
-"""The agent's only thread: checks the cards, writes the files, answers requests. Ends at once on a signal."""
+"""The share agent's only thread: checks the cards, writes the files, and responds to requests."""
 
 import json
 import os
@@ -23,7 +23,7 @@ _WAITING_SECONDS = 2.0
 _READY_SECONDS = 5.0
 _FOLDER_MODE = 0o755
 _FILE_MODE = 0o644
-_POD_LISTENER = ""  # the name of listeners for the whole pod
+_POD_LISTENER = ""  # the name of the listeners that serve the whole pod
 _METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _EXIT_BAD_SETTING = 2
 
@@ -47,13 +47,13 @@ class ShareAgent:
         self._unwritten = set(settings.shares)
         self._unbound_listeners: dict[Path | int, str] = {
             **{folder / key / shareagent.SOCKET: key for key in settings.shares},
-            # Last: once it answers, everything else is in place.
+            # Last: when this socket answers, all others do.
             folder / shareagent.SOCKET: _POD_LISTENER,
             **({settings.port: _POD_LISTENER} if settings.port else {}),
         }
         self._logged_problems: dict[str, str] = {}
         self._hook_problem = "the frameworks' hook is not installed yet" if installs_hook else ""
-        # Permanent: an agent that restarts in a running pod must not become unready when MPS fails.
+        # Kept on disk: an agent that restarts in a running pod must not become unready if MPS fails.
         self._ready = (folder / shareagent.STARTED).exists()
 
     def run(self) -> NoReturn:
@@ -61,7 +61,7 @@ class ShareAgent:
             self._endpoint.serve(self.update())
 
     def update(self) -> float:
-        """Check and write everything once. Returns the seconds until the next update."""
+        """Check the cards, and write what has changed. Returns the seconds until the next update."""
         if self._settings.waits:
             self._check_cards()
         if self._hook_problem:
@@ -93,13 +93,13 @@ class ShareAgent:
             self._readiness[uuid] = readiness
 
     def _unready_reasons(self) -> list[str]:
-        """Why the pod is not ready, for the probe and so for the pod's events."""
+        """Why the pod is not ready: the texts that the probe writes into the pod's events."""
         problems = [*(readiness.reason for readiness in self._readiness.values()), self._hook_problem]
         return [wording.sanitize_message(problem) for problem in problems if problem]
 
     def _install_hook(self) -> None:
-        """Install the hook into the folder that the pod's containers have in PYTHONPATH."""
-        from cardwise.share import installation  # noqa: PLC0415 - for the few pods that ask for it
+        """Install the frameworks' hook into the folder that the pod's containers have in PYTHONPATH."""
+        from cardwise.share import installation  # noqa: PLC0415 - few pods request it
 
         try:
             installation.install_files(self._folder / shareagent.HOOK)
@@ -112,7 +112,7 @@ class ShareAgent:
     def _write_shares(self) -> None:
         states = {uuid: readiness.state for uuid, readiness in self._readiness.items() if readiness.state is not None}
         for key, shares in self._settings.shares.items():
-            # A state file that cannot be read for a moment changes nothing.
+            # If a state file cannot be read for a moment, the last value is kept.
             enforced_by = (
                 podshares.find_enforcement(shares, states, waits=self._settings.waits) or self._enforced_by[key]
             )
@@ -140,7 +140,7 @@ class ShareAgent:
                 del self._unbound_listeners[address]
 
     def _log_problem(self, event: str, error: OSError) -> None:
-        """Log a problem once. The action is tried again at every update."""
+        """Log a problem once, although the action is tried again at every update."""
         if self._logged_problems.get(event) != str(error):
             self._logged_problems[event] = str(error)
             _log_line("error", event, error=str(error))
@@ -160,7 +160,7 @@ class ShareAgent:
 
 
 def run(environ: Mapping[str, str]) -> NoReturn:
-    """Run the agent until a signal ends it."""
+    """Run the share agent until a signal ends it."""
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, _exit)
     try:
@@ -174,12 +174,12 @@ def run(environ: Mapping[str, str]) -> NoReturn:
 
 
 def _exit(signal_number: int, frame: object) -> NoReturn:  # noqa: ARG001 - the signature of signal handlers
-    """Exit at once: the folder is deleted with the pod."""
+    """Exit at once, without cleaning up: the folder is deleted with the pod."""
     os._exit(0)
 
 
 def _write_atomically(path: Path, content: str) -> None:
-    """Replace the file: a reader finds the whole new or the old content. Raises OSError."""
+    """Write a file so that readers see either the old or the whole new content. Raises OSError."""
     if not path.parent.is_dir():
         path.parent.mkdir()
         path.parent.chmod(_FOLDER_MODE)
@@ -190,7 +190,7 @@ def _write_atomically(path: Path, content: str) -> None:
 
 
 def _log_line(level: str, event: str, **fields: object) -> None:
-    """Write a log line in the common form."""
+    """Write a log line in the form that all components use."""
     sanitized_fields = {
         key: wording.sanitize_message(field) if isinstance(field, str) else field for key, field in fields.items()
     }

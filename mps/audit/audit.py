@@ -1,7 +1,8 @@
 """Audits the processes on the cards in a loop, and reports use that was not granted.
 
-Detects processes that bypass their MPS daemon or its limits: by a variable that lifts every limit, by a device node
-that a container created itself, by starting a program twice. `findings` has the rules; it is pure.
+The audit detects processes that bypass their MPS daemon or its limits: by an environment variable that lifts every
+limit, by a device node that a container has created itself, or by starting a program several times. `findings` has the
+rules.
 """
 
 import os
@@ -29,7 +30,7 @@ from mps.host.processes import LOCAL, Host
 
 _log = structlog.get_logger(__name__)
 
-_REPEAT_SECONDS = 600.0  # repeat the report of a lasting violation; events are kept for an hour
+_REPEAT_SECONDS = 600.0  # pause between reports of a lasting violation; the API server keeps events for an hour
 _MAX_SHOWN_PIDS = 5
 _STOP_SECONDS = 5.0
 
@@ -39,8 +40,8 @@ class AuditSettings:
     """Settings of the audit.
 
     interval: seconds between two audits.
-    passes: audits in a row that must find a violation before it is reported.
-    tolerance: MiB beyond the share that are allowed for each process.
+    passes: consecutive audits that must find a violation before it is reported.
+    tolerance: MiB that each process may use beyond the share.
     evict_after: seconds that a violation must last before its pod is evicted, None: never.
     evict_per_hour: maximum of evictions per hour.
     """
@@ -53,7 +54,7 @@ class AuditSettings:
 
 
 class Audit:
-    """The audit of one node. It reports nothing before the node's pods are known.
+    """The audit of one node. It reports no violation before the node's pods are known.
 
     foreign_processes: returns card and PID of the processes on a closed card that are not clients of its MPS server.
     """
@@ -84,7 +85,7 @@ class Audit:
         self._remind_passes = max(1, round(_REPEAT_SECONDS / settings.interval))
         self._usage = Usage()
         self._standing: dict[ViolationKey, StandingViolation] = {}
-        self._unreadable_cards: set[str] = set()  # cards that did not answer at the last audit
+        self._unreadable_cards: set[str] = set()  # UUIDs of the cards that did not answer at the last audit
         self._loop = Loop(
             "audit",
             self.audit_once,
@@ -102,7 +103,7 @@ class Audit:
         self._events.stop()
 
     def audit_once(self) -> None:
-        """Compare, report and evict once. Does nothing while the pods are unknown."""
+        """Audit all cards once, report violations, and evict pods. Does nothing while the pods are unknown."""
         if not self._pods.synced:
             return
         now = self._clock.now()
@@ -118,7 +119,7 @@ class Audit:
                 if card.uuid not in self._unreadable_cards:
                     _log.warning("failed to list the processes on a GPU", card=card.uuid, error=str(error))
         self._unreadable_cards = unreadable_cards
-        # Read pods after processes: the pods of all listed processes are known by then.
+        # List pods after processes, so that the pods of all listed processes are known.
         pods = {pod.uid: pod for pod in self._pods.list_pods()}
         uuid_by_index = uuids_by_index(cards)
         grants = {uid: pod_grant(pod, uuid_by_index) for uid, pod in pods.items()}
@@ -177,10 +178,14 @@ class Audit:
     def _process_use(
         self, card: str, process: GpuProcess, owners: ProcessOwners, own_owner: ProcessOwner | None
     ) -> ProcessUse | None:
-        """The use of a card by a process. None if it has ended, or is the MPS server."""
+        """The use of a card by a process; None if the process has ended, or is the manager's MPS server.
+
+        own_owner: the pod of this process.
+        """
         memberships = self._host.memberships(process.pid)
         owner = owners.find_owner(memberships)
-        # Our server is identified by its name and its cgroup: a tenant can choose the name, not the cgroup.
+        # The manager's server is identified by its name and its cgroup: a tenant can choose the name, but not the
+        # cgroup.
         may_be_own_server = owner is None or (own_owner is not None and owner.pod.uid == own_owner.pod.uid)
         if (may_be_own_server and self._host.is_server(process.pid)) or self._host.activity(process.pid) is None:
             return None
@@ -196,8 +201,8 @@ class Audit:
 
 
 def pod_grant(pod: PodView, uuid_by_index: dict[int, str]) -> PodGrant:
-    """The shares of a pod, for `findings.find_violations`. Pure."""
-    # The containers of a share are unknown for pods that gpushare placed.
+    """The shares of a pod, in the form that `findings.find_violations` needs. Pure."""
+    # For pods that gpushare placed, the containers of the shares are unknown.
     has_containers = not pod.assignment.is_legacy
     shares: dict[tuple[str, str], MiB] = {}
     for key, container_shares in pod.assignment.containers.items():
@@ -213,7 +218,10 @@ def pod_grant(pod: PodView, uuid_by_index: dict[int, str]) -> PodGrant:
 
 
 def event_message(violation: Violation, pod: PodView | None, names: Sequence[str]) -> str:
-    """The text of an event about a violation. `names` are those of the first processes. Pure."""
+    """The text of an event about a violation. Pure.
+
+    names: the names of the violation's first processes.
+    """
     shown_processes = [
         f"{pid} ({name})" if name else str(pid) for pid, name in zip(violation.pids, names, strict=False)
     ]

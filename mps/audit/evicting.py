@@ -1,7 +1,7 @@
-"""Evicts pods in which the audit has found a violation, one after the other and a limited number per hour.
+"""Evicts pods in which the audit has found a violation, one at a time and a limited number per hour.
 
-An audit may be wrong about all pods of a node at once (if a driver reports wrong data, or cgroups have an unknown
-form), and must not empty the node then.
+If a driver reports wrong data, or cgroups have an unknown form, the audit may be wrong about all pods of a node at
+once. It must not evict all of them then.
 """
 
 from collections import deque
@@ -20,22 +20,22 @@ from mps.host.pods import PodView
 _log = structlog.get_logger(__name__)
 
 _HOUR = 3600.0
-_MAX_WAIT_SECONDS = 600.0  # how long the next eviction waits for the evicted pod to end: its grace period may be a year
+_MAX_WAIT_SECONDS = 600.0  # maximum wait until the evicted pod has ended: its grace period may be a year
 
 
 class EvictionBudget:
-    """The evictions that a node is allowed: one at a time, `per_hour` in any hour. Pure; times are parameters."""
+    """Limits the evictions of a node: one at a time, and `per_hour` in any hour. Pure; times are parameters."""
 
     def __init__(self, per_hour: int) -> None:
         self._per_hour = per_hour
         self._eviction_times: deque[float] = deque()
         self.last_uid = ""  # UID of the last evicted pod
-        self._wait_until = 0.0  # until when its end is awaited
+        self._wait_until = 0.0  # until this time its end is awaited
 
     def withheld_reason(self, active_uids: Collection[str], now: float) -> str:
-        """Why no pod may be evicted now, "" if one may.
+        """Why no pod may be evicted now, "" if a pod may be evicted.
 
-        active_uids: the node's pods that have not ended.
+        active_uids: the UIDs of the node's pods that have not ended.
         now: seconds of the caller's clock.
         """
         while self._eviction_times and now - self._eviction_times[0] >= _HOUR:
@@ -65,23 +65,28 @@ class Violator:
 
 
 class Evictor:
-    """Evicts violators. Not thread-safe. Withheld evictions are reported, and tried again at the next audit."""
+    """Evicts pods with violations. Not thread-safe.
+
+    An eviction that the budget withholds is reported, and tried again at the next audit.
+    """
 
     def __init__(self, client: KubeClient, events: EventRecorder, per_hour: int) -> None:
         self._client = client
         self._events = events
         self._budget = EvictionBudget(per_hour)
-        self._reported: set[tuple[str, str]] = set()  # UID and reason of evictions that were withheld
+        self._reported: set[tuple[str, str]] = set()  # UID and reason of the evictions that the last audit withheld
 
     def evict(self, violators: Sequence[Violator], active_uids: Collection[str], now: float) -> None:
-        """Evict the oldest violator, as far as the budget allows. Called at each audit, with all violators.
+        """Evict the pods with the oldest violations first, as far as the budget allows. Call it at each audit.
+
+        violators: all pods whose violation has lasted long enough.
 
         active_uids: the UIDs of the node's pods that have not ended.
         """
         previously_reported, self._reported = self._reported, set()
         for violator in sorted(violators, key=lambda violator: violator.since):
             if violator.pod.uid == self._budget.last_uid:
-                continue  # it is being evicted; the watch has not shown it yet
+                continue  # the pod is being evicted, but the watch has not shown it yet
             reason = self._budget.withheld_reason(active_uids, now)
             if not reason:
                 self._try_evict(violator, now)
@@ -95,7 +100,7 @@ class Evictor:
         try:
             evict(self._client, pod.namespace, pod.name, pod.uid)
         except (errors.NotFound, errors.Conflict):
-            return  # the pod is gone; another one may have its name
+            return  # the pod was deleted; another pod may have its name
         except errors.TooManyRequests as error:
             metrics.AUDIT_EVICTIONS.labels("budget").inc()
             _log.warning(

@@ -1,9 +1,9 @@
-"""The rules of the audit: which use of a card by processes is a violation of the grants of their pods.
+"""The rules of the audit: which use of a card by processes violates the grants of their pods. Pure.
 
-Theory of operation. MPS limits are per process and lifted by one environment variable, and a card without MPS has none.
-So the audit compares the use that the driver reports with the shares that were granted, by container where the
-processes' containers are known, else by pod. A CUDA context uses memory beyond the share, so each process is allowed a
-tolerance. Pure, so that accusations can be property-tested.
+Theory of operation. MPS limits each process by itself, one environment variable lifts the limits, and a card without
+MPS has no limits. So the audit compares the memory that the driver reports with the granted shares. It compares by
+container if the containers of all processes are known, else by pod. A CUDA context uses memory beyond the share, so
+each process is allowed a tolerance.
 
 Example: a container with a share of 4096 MiB has two processes of 2500 and 2400 MiB, and the tolerance is 300 MiB for
 each process. It uses 4900 MiB, and 4096 + 2 * 300 = 4696 MiB are allowed: a MemoryOverrun.
@@ -20,24 +20,25 @@ class Reason(StrEnum):
     """The kind of a violation; also the reason of the Kubernetes event."""
 
     MEMORY_OVERRUN = "MemoryOverrun"
-    WRONG_GPU = "WrongGPU"  # the pod has shares, but none of this card
-    MPS_BYPASSED = "MPSBypassed"  # it has a share, and uses the closed card without MPS while no server runs
-    GPU_WITHOUT_GRANT = "GPUWithoutGrant"  # the pod, or the container, has no share at all
-    UNKNOWN_PROCESS = "UnknownProcess"  # of no pod, or of a pod that is gone
+    WRONG_GPU = "WrongGPU"  # the pod has shares, but no share of this card
+    MPS_BYPASSED = "MPSBypassed"  # the pod has a share, and uses the closed card without MPS while no server runs
+    GPU_WITHOUT_GRANT = "GPUWithoutGrant"  # the pod or container has no share at all
+    UNKNOWN_PROCESS = "UnknownProcess"  # the process belongs to no pod, or to a pod that does not exist any more
 
 
-# Violations of pods that hold a share; only these are evicted.
+# Violations of pods that hold a share: only such pods are evicted.
 EVICTABLE = frozenset({Reason.MEMORY_OVERRUN, Reason.WRONG_GPU, Reason.MPS_BYPASSED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUse:
-    """A process on a card.
+    """The use of a card by a process.
 
-    memory: in MiB, None if the driver does not report it.
-    pod: the UID of its pod, "" for none.
+    card: UUID of the card.
+    memory: MiB that the process uses, None if the driver does not report it.
+    pod: UID of its pod, "" if it belongs to no pod.
     container: the runtime's ID of its container, "" if unknown.
-    bypasses_mps: whether it is not a client of the MPS server that the card is closed for.
+    bypasses_mps: whether it uses a closed card without being a client of the card's MPS server.
     """
 
     card: str
@@ -50,10 +51,10 @@ class ProcessUse:
 
 @dataclass(frozen=True, slots=True)
 class PodGrant:
-    """A pod's shares.
+    """The shares of a pod.
 
-    shares: MiB by container key and card.
-    keys: container keys by the runtime's ID, as far as known.
+    shares: MiB by container key and the card's UUID.
+    keys: container keys by the runtime's container ID, as far as known.
     """
 
     shares: Mapping[tuple[str, str], MiB] = field(default_factory=dict)
@@ -65,10 +66,11 @@ ViolationKey = tuple[Reason, str, str, str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """A violation.
+    """Use of a card that was not granted.
 
-    pod: the UID of the pod, "" for a process of no pod.
-    container: a container key, "" for the whole pod.
+    card: UUID of the card.
+    pod: UID of the pod, "" for a process that belongs to no pod.
+    container: container key, "" for the whole pod.
     used, granted: MiB.
     """
 
@@ -82,7 +84,7 @@ class Violation:
 
     @property
     def key(self) -> ViolationKey:
-        """The identity of the violation, which stays the same while processes of the pod come and go."""
+        """The identity of the violation. It stays the same when processes of the pod start or end."""
         pids = self.pids if self.reason is Reason.UNKNOWN_PROCESS else ()
         return self.reason, self.card, self.pod, self.container, pids
 
@@ -90,10 +92,10 @@ class Violation:
 def find_violations(
     uses: Iterable[ProcessUse], grants_by_uid: Mapping[str, PodGrant], tolerance: MiB
 ) -> list[Violation]:
-    """The violations, each once, in a stable order.
+    """Find the violations, in a stable order.
 
     grants_by_uid: the grants of the node's pods, by UID.
-    tolerance: MiB allowed for each process beyond the share: its CUDA context.
+    tolerance: MiB that each process may use beyond the share, for its CUDA context.
     """
     violations = []
     uses_by_pod_and_card: dict[tuple[str, str], list[ProcessUse]] = {}
@@ -108,7 +110,7 @@ def find_violations(
 
 
 def _pod_violations(uses: Sequence[ProcessUse], pod_grant: PodGrant, tolerance: MiB) -> list[Violation]:
-    """The violations of one pod on one card: by container if the processes' containers are known, else all in one."""
+    """The violations of one pod on one card: by container if all processes' containers are known, else for the pod."""
     card = uses[0].card
     if not pod_grant.shares:
         return [_build_violation(Reason.GPU_WITHOUT_GRANT, uses)]
@@ -152,16 +154,23 @@ def _build_violation(reason: Reason, uses: Sequence[ProcessUse], key: str = "", 
 
 @dataclass(frozen=True, slots=True)
 class StandingViolation:
-    """A violation that was found in `passes` audits in a row, since `since` (seconds of the caller's clock)."""
+    """A violation that consecutive audits have found.
+
+    passes: the number of these audits.
+    since: the time of the first one, in seconds of the caller's clock.
+    """
 
     violation: Violation
     passes: int
     since: float
 
     def is_report_due(self, required_passes: int, repeat_passes: int) -> bool:
-        """Whether to report it at this audit: at the `passes`-th audit in a row, and then at every `repeat_passes`-th.
+        """Whether the present audit should report the violation.
 
-        A process of no pod is reported once.
+        required_passes: the first report is at this consecutive audit.
+        repeat_passes: after so many audits the report is repeated.
+
+        A process that belongs to no pod is reported once.
         """
         repeats = self.passes - required_passes
         if self.violation.reason is Reason.UNKNOWN_PROCESS:

@@ -1,7 +1,7 @@
 """Finds the pod of a process: by the UID in its cgroup, else by its container's ID.
 
-Not every node has cgroups for pods (`cgroupsPerQOS: false`): there the cgroup names only the container, whose pod is
-known from the API server.
+Not every node has cgroups for pods (`cgroupsPerQOS: false`). Without them the cgroup names only the container, and the
+API server tells the container's pod.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from mps.host.pods import PodView
 
 @dataclass(frozen=True, slots=True)
 class ProcessOwner:
-    """The pod of a process. `container` is the runtime's ID, "" if the cgroup names none."""
+    """The pod of a process. `container` is the runtime's container ID, "" if the cgroup names no container."""
 
     pod: PodView
     container: str
@@ -24,8 +24,8 @@ class ProcessOwners:
 
     def __init__(self, pods: Iterable[PodView]) -> None:
         pods = list(pods)
-        # Any user can write a mirror pod's annotation, with any UID: it never overrides the pod that has this UID. A
-        # static pod, whose mirror names its UID, has one that no other pod has.
+        # The annotation of a mirror pod names the UID of its static pod. Any user can write it with any UID, so it
+        # never overrides the pod that really has this UID.
         pods_by_cgroup_uid = {pod.cgroup_uid: pod for pod in pods}
         self._by_uid = pods_by_cgroup_uid | {pod.uid: pod for pod in pods if pod.uid == pod.cgroup_uid}
         self._by_container = {
@@ -33,7 +33,7 @@ class ProcessOwners:
         }
 
     def find_owner(self, memberships: Sequence[CgroupMembership]) -> ProcessOwner | None:
-        """The outermost pod that the cluster knows: tenants may name cgroups within their own like another pod's."""
+        """Find the outermost known pod: inside its cgroup, a tenant may create cgroups with another pod's name."""
         for membership in memberships:
             pod = self._by_uid.get(membership.pod_uid) if membership.pod_uid else None
             pod = pod or self._by_container.get(membership.container)

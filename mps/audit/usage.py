@@ -1,6 +1,6 @@
 """Metrics of the GPU memory that the containers of pods use on each card.
 
-Exported here and not by the share agent, since the driver reports it to privileged processes only.
+The MPS manager exports them, not the share agent, since the driver reports them to privileged processes only.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,9 +15,9 @@ Labels = tuple[str, str, str, str]
 
 
 def usage_by_container(uses: Iterable[ProcessUse], pods: Mapping[str, PodView]) -> dict[Labels, int]:
-    """Bytes by namespace, pod, container ("" if unknown) and card. Pure.
+    """The bytes that processes use, by namespace, pod, container ("" if unknown) and card. Pure.
 
-    pods: by UID.
+    pods: the node's pods by UID.
     """
     bytes_by_labels: dict[Labels, int] = {}
     for use in uses:
@@ -34,7 +34,7 @@ def usage_by_container(uses: Iterable[ProcessUse], pods: Mapping[str, PodView]) 
 
 
 class Usage:
-    """Publishes the gauge. Not thread-safe."""
+    """Publishes the metric of used GPU memory. Not thread-safe."""
 
     def __init__(self) -> None:
         self._published: set[Labels] = set()

@@ -1,9 +1,9 @@
 """The memory limits (ceilings) that a daemon sets for its clients on each card: desired, set, and read back.
 
 Theory of operation. The ceiling of a card is the largest share on it (at least 512 MiB, and in whole GiB from 1 GiB
-on), since a container's own limit can only be lower. MPS confirms no setting, loses all at a restart, and keeps each
-twice: in the daemon for its next server, and in each server for its next clients. So both are set and read back, and
-the lower of the two counts as `confirmed`.
+on), since a container's own limit can only be lower. MPS does not confirm a setting, and loses all settings at a
+restart. It stores each ceiling twice: in the daemon for its next server, and in each server for its next clients. So
+both are set and read back, and the lower one counts as `confirmed`.
 
 Example: the shares on a card are 4096 and 8192 MiB, so the ceiling is 8192 MiB. A share of 12288 MiB is added: the
 daemon takes 12288, a running server refuses. `confirmed` stays 8192 MiB, the new container waits, and the next pass
@@ -26,12 +26,15 @@ _BYTES = 1024 * 1024
 
 
 class Ceilings:
-    """The limits of one daemon. `desired` is replaced by other threads; the rest belongs to the daemon's thread."""
+    """The ceilings of one daemon.
+
+    Other threads replace `desired`; only the daemon's thread uses the other attributes.
+    """
 
     def __init__(self, unit: DaemonUnit, control: Control) -> None:
         self.desired: Mapping[str, MiB] | None = None  # by UUID; None while unknown
-        self.confirmed: dict[str, MiB] = {}  # for all future clients: the lowest of the daemon's and its servers'
-        self._daemon_ceilings: dict[str, MiB] = {}  # for the daemon's next server, as read back
+        self.confirmed: dict[str, MiB] = {}  # by UUID; the ceiling that all future clients get at least
+        self._daemon_ceilings: dict[str, MiB] = {}  # for the daemon's next server
         self._unit = unit
         self._control = control
 
@@ -41,16 +44,16 @@ class Ceilings:
         return self._target_ceilings() != self.confirmed
 
     def forget_confirmed(self) -> None:
-        """Forget the confirmed ceilings: a new daemon has none."""
+        """Forget the confirmed ceilings, since a new daemon has none."""
         self.confirmed = {}
 
     def adopt_ceilings(self) -> None:
-        """Adopt the ceilings of a running daemon if none are known. Raises ControlError."""
+        """Read the ceilings of a running daemon and count them as confirmed, if none are known. Raises ControlError."""
         if self.desired is None and not self.confirmed:
             self.confirmed = self._read_ceilings()
 
     def change_reason(self) -> str:
-        """How the daemon's ceilings were changed by another program, "" if they were not. Raises ControlError."""
+        """A sentence if another program has changed the daemon's ceilings, else "". Raises ControlError."""
         ceilings = self._read_ceilings()
         return (
             ""
@@ -74,7 +77,8 @@ class Ceilings:
                 try:
                     self._control.set_server_ceiling(server, ordinal, target[uuid])
                 except CommandRefused as error:
-                    # Its clients still get the old ceiling; larger shares wait, and the next pass tries again.
+                    # New clients of this server still get the old ceiling; larger shares wait, and the next pass tries
+                    # again.
                     confirmed[uuid] = min(confirmed[uuid], self.confirmed.get(uuid, MiB(0)))
                     _log.warning("a server did not accept a new ceiling", card=self._unit.name, error=str(error))
         self.confirmed = confirmed
@@ -82,7 +86,7 @@ class Ceilings:
             metrics.CEILING.labels(uuid).set(mib * _BYTES)
 
     def _target_ceilings(self) -> dict[str, MiB]:
-        """The ceilings to set: the desired ones; while these are unknown, the confirmed ones, else the whole cards."""
+        """The ceilings to set: the desired ceilings; while they are unknown, the confirmed ones, or the whole cards."""
         desired, cards = self.desired, self._unit.cards
         if desired is None:
             return {card.uuid: self.confirmed.get(card.uuid) or mps.ceiling([card.memory]) for card in cards}

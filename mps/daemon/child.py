@@ -1,6 +1,6 @@
-"""The process of a control daemon: a child of this manager, or one that a former manager started.
+"""The process of a control daemon: a child of this manager, or a process that a former manager started.
 
-A daemon outlives its manager. The next manager is not its parent and must notice its death nevertheless.
+A daemon outlives its manager. The next manager is not its parent, but must notice when it ends.
 """
 
 import signal
@@ -19,9 +19,9 @@ _CGROUP = "cardwise-mps"
 
 
 class DaemonProcess:
-    """The process of a daemon, at most one at a time. Not thread-safe, except `running` and `pid`.
+    """The process of a daemon, at most one at a time. Not thread-safe, except `is_running` and `pid`.
 
-    cgroup: the mounted cgroup root below which it runs; None: in the manager's cgroup.
+    cgroup: the mounted cgroup root below which the daemon runs; None: in the manager's cgroup.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class DaemonProcess:
         return self._last_child.code if self._last_child is not None else None
 
     def take_over(self) -> bool:
-        """Take over a former manager's daemon that takes commands; returns whether there is one. See `fits`."""
+        """Take over a former manager's daemon that accepts commands; returns whether there is one."""
         daemons = self._host.daemons(self._unit.pipe)
         if daemons and (self._unit.pipe / mps.CONTROL).exists():
             self._process = daemons[0]
@@ -94,7 +94,7 @@ class DaemonProcess:
         self._process = None
 
     def wait_ended(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for its end; returns whether it has ended, and forgets it then."""
+        """Wait up to `timeout` seconds until the daemon has ended, and then forget it. Returns whether it has ended."""
         deadline = self._clock.now() + timeout
         while self.is_alive():
             if self._clock.now() >= deadline:

@@ -1,15 +1,16 @@
 """The compute mode of cards: EXCLUSIVE_PROCESS ("closed") while MPS serves them, then the former mode again.
 
 The former mode is saved on disk before a card is closed, so it survives crashes. A card that stays closed by mistake
-serves no pod; one that is open by mistake lets a process without MPS exceed every limit.
+serves no pod; a card that is open by mistake lets a process without MPS exceed every limit.
 
-If the file cannot be read or has been deleted, a closed card counts as one that was DEFAULT before, the driver's own
-mode: MPS has closed it, and an admin who wants another mode sees in the log that it was lost. The state file beside it
-shows that the file should be there: it says `enforced` while the daemon's cards are closed, and then the file has all
-of them, also those that were closed before.
+If the file with the saved modes cannot be read or was deleted, the former mode of a closed card is assumed to be
+DEFAULT, the driver's own mode. The log reports the loss to an administrator who wants another mode. The state file
+beside it shows
+whether the file should exist: the state file has `enforced` while the daemon's cards are closed, and then the file has
+the mode of each card, also of a card that was closed before.
 
-A card that does not answer must not keep the other cards of its daemon from being served. So it is skipped, unless no
-card answers. The callers repeat the call, which closes or reopens it once it answers again.
+A card that does not answer is skipped, so that the other cards of its daemon are served, unless no card answers. The
+callers repeat the call, which closes or reopens the card once it answers again.
 """
 
 import json
@@ -36,7 +37,7 @@ def close_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
         _save_modes(home, saved_modes)
     for uuid, mode in modes.items():
         if mode is ComputeMode.EXCLUSIVE_PROCESS:
-            if uuid not in saved_modes:  # another program or a person has closed it
+            if uuid not in saved_modes:  # another program or a person has closed the card
                 saved_modes[uuid] = mode
                 _save_modes(home, saved_modes)
             continue
@@ -53,12 +54,12 @@ def are_closed(use: CardUse, uuids: Iterable[str]) -> bool:
 
 
 def reopen_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
-    """Restore the former modes of cards. Returns why some could not be restored, one line each. Raises OSError.
+    """Restore the former modes of cards. Returns why some modes could not be restored, one line each. Raises OSError.
 
-    uuids: the cards of the daemon, which are opened if their former modes cannot be read.
+    uuids: the cards of the daemon; if the saved modes cannot be read, these cards are opened.
 
-    A card that was closed before MPS served it stays closed. A card that does not answer keeps its saved mode for the
-    next call, and a card that has left the machine until it comes back; that is no problem.
+    A card that was closed before MPS served it stays closed. The saved mode of a card that does not answer is kept for
+    the next call. So is that of a card that was removed from the machine, which is not reported.
     """
     saved_modes = _load_saved_modes(home)
     try:
@@ -85,9 +86,9 @@ def reopen_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
 
 
 def _read_modes(use: CardUse, uuids: Iterable[str], *, ignore_absent: bool = False) -> dict[str, ComputeMode]:
-    """Compute modes by UUID, of the cards that answer. Raises CardError if none answers.
+    """Read the compute modes of the cards that answer, by UUID. Raises CardError if none answers.
 
-    ignore_absent: cards that are not on the machine need not answer.
+    ignore_absent: whether cards that are not on the machine need not answer.
     """
     modes: dict[str, ComputeMode] = {}
     failures = []
@@ -103,7 +104,7 @@ def _read_modes(use: CardUse, uuids: Iterable[str], *, ignore_absent: bool = Fal
 
 
 def _load_saved_modes(home: Path) -> dict[str, ComputeMode] | None:
-    """The saved former modes, by UUID, of cards that are closed; None if they cannot be read, or are lost."""
+    """Load the saved former modes of closed cards, by UUID; None if the file cannot be read, or was deleted."""
     try:
         raw = json.loads((home / mps.MODES).read_bytes())
         return {str(uuid): ComputeMode(mode) for uuid, mode in raw.items()}
@@ -121,7 +122,10 @@ def _load_saved_modes(home: Path) -> dict[str, ComputeMode] | None:
 
 
 def _assume_former_modes(home: Path, modes: Mapping[str, ComputeMode]) -> dict[str, ComputeMode]:
-    """The former modes that cards with these modes are assumed to have had, if the saved ones cannot be read."""
+    """Assume the former modes of cards whose saved modes cannot be read: closed cards were DEFAULT.
+
+    modes: the present modes, by UUID.
+    """
     former_modes = {uuid: ComputeMode.DEFAULT for uuid, mode in modes.items() if mode is ComputeMode.EXCLUSIVE_PROCESS}
     if former_modes:
         _log.warning("assuming that closed GPUs were DEFAULT before", cards=sorted(former_modes), home=str(home))

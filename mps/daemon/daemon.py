@@ -1,6 +1,6 @@
 """Runs one MPS daemon and its servers as `machine` decides, in its own thread.
 
-Only this thread changes the machine; other threads set what they want and read the status.
+Only this thread changes the machine; other threads set the desired state and ceilings, and read the status.
 """
 
 import contextlib
@@ -35,16 +35,18 @@ from mps.host.processes import LOCAL, Host
 
 _log = structlog.get_logger(__name__)
 
-DEFAULT_SM_PERCENT = 100  # of the SMs: containers have their own limits
-_POLL_SECONDS = 0.25  # within which a death is noticed
-_PROBES_PER_VERIFICATION = 5  # probes
+DEFAULT_SM_PERCENT = 100  # containers have their own limits
+_POLL_SECONDS = 0.25  # the end of the daemon is noticed within this time
+_PROBES_PER_VERIFICATION = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonSettings:
     """Settings of a daemon.
 
-    cgroup: the mounted cgroup root below which it runs; None: in the manager's cgroup.
+    control: the program nvidia-cuda-mps-control.
+    exclusive: whether cards are closed (compute mode EXCLUSIVE_PROCESS) while the daemon serves them.
+    cgroup: the mounted cgroup root below which the daemon runs; None: in the manager's cgroup.
     """
 
     control: Path
@@ -57,8 +59,8 @@ class Daemon:
     """One MPS daemon.
 
     on_change: called from its thread when its status has changed.
-    clock: a clock that other parts of the node read too: the state file has the time of the last check by it.
-    describe_process: describes a process for people, by its PID.
+    clock: a clock that all processes of the node share, since the state file has the time of the last check.
+    describe_process: returns a process in words, by its PID.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Daemon:
         self._desired_state = (True, "")
         self._ceilings = Ceilings(unit, self._control)
         self._enforced = False
-        self._is_unhealthy = False  # since it was ready last
+        self._is_unhealthy = False  # whether it has failed since it was ready last
         self._child = DaemonProcess(
             unit, settings.control, self._environment, cgroup=settings.cgroup, host=host, clock=clock
         )
@@ -98,7 +100,7 @@ class Daemon:
         self._sweeper = OrphanedServerSweeper(unit, use, settings.pace.orphan_grace, host, clock)
         self._foreign_processes = ForeignProcesses(unit, use, host, describe_process, clock)
         self._checked_at = 0.0
-        self._state_written_at = -math.inf  # the state file
+        self._state_written_at = -math.inf  # time of the last write of the state file
         self._status = self._make_status(self._clock.wall().timestamp())
         self._ceilings_changed = False  # a container may be waiting for its ceiling
         self._loop = Loop(
@@ -122,13 +124,13 @@ class Daemon:
         return self._child.is_running
 
     def set_enabled(self, enabled: bool, reason: str = "") -> None:
-        """Set whether the daemon should run; without it the cards get their former compute modes back."""
+        """Set whether the daemon should run. When it has ended, the cards get their former compute modes back."""
         if self._desired_state != (enabled, reason):
             self._desired_state = (enabled, reason)
             self._loop.wake()
 
     def set_ceilings(self, ceilings: Mapping[str, MiB]) -> None:
-        """Set the desired memory limits, by UUID. Until the first call the daemon keeps its own, or the whole cards."""
+        """Set the desired memory limits, by UUID. Until the first call the daemon keeps its limits, or has none."""
         if ceilings != self._ceilings.desired:
             self._ceilings.desired = dict(ceilings)
             self._ceilings_changed = True
@@ -144,7 +146,7 @@ class Daemon:
         return [client for server in self._control.servers() for client in self._control.clients(server)]
 
     def detach(self, client: Client, reason: str) -> None:
-        """Detach a client from its server, after which it may be killed. Raises ControlError."""
+        """Detach a client from its server, so that it may be killed safely. Raises ControlError."""
         self._control.terminate(client)
         metrics.DETACHED.labels(self.unit.name, reason).inc()
         _log.info("detached a client", card=self.unit.name, pid=client.pid, server=client.server, reason=reason)
@@ -154,7 +156,7 @@ class Daemon:
         self._loop.start()
 
     def stop(self) -> None:
-        """Stop the thread, not the daemon: see `set_enabled`."""
+        """Stop the thread. The daemon keeps running; `set_enabled` ends it."""
         self._loop.stop(self._pace.probe_timeout * 3 + self._pace.quit_grace + 5.0)
         self._output.close()
         self._child.abandon()
@@ -181,7 +183,7 @@ class Daemon:
             )
 
     def step(self) -> float:
-        """Do what is due. Returns the seconds until the next step, unless the thread is woken before."""
+        """Perform the act that is due. Returns the seconds until the next step; a change wakes the thread earlier."""
         ceilings_changed, self._ceilings_changed = self._ceilings_changed, False
         now = self._clock.now()
         enabled, reason = self._desired_state
@@ -202,7 +204,7 @@ class Daemon:
             if now - self._state_written_at >= self._pace.probe_interval:
                 is_off = self._machine.phase is DaemonPhase.OFF
                 if is_off:
-                    self._perform(Act.RELEASE)  # a card that did not answer when the others were reopened
+                    self._perform(Act.RELEASE)  # reopens a card that did not answer before
                 self._publish(confirmed=is_off)
             return min(_POLL_SECONDS, max(0.0, self._machine.act_due_at - now))
         act_result = self._perform(act)
@@ -222,7 +224,7 @@ class Daemon:
         self._transition(machine.next_machine(self._machine, ActResult(Outcome.DEAD, reason), now, self._pace))
 
     def _drop_multi_user(self) -> None:
-        """Drop -multiuser-server after a daemon ended with rc 0 before it answered: it does not know the option."""
+        """Drop -multiuser-server if the daemon ended with rc 0 before it answered: then it does not know the option."""
         if self._child.return_code == 0 and self._capabilities.multi_user:
             _log.warning("the daemon does not support -multiuser-server; starting it without", card=self.unit.name)
             self._capabilities = self._capabilities.without_multi_user()
@@ -287,7 +289,7 @@ class Daemon:
         if sweep_result.outcome is not Outcome.OK:
             self._foreign_processes.assume_clients()
             return sweep_result
-        # Close now, so that no further process opens the card while the present ones end.
+        # Close the cards now, so that no further process opens them while the present processes end.
         self._close_cards()
         return self._foreign_processes.find_start_blockers() or sweep_result
 
@@ -316,7 +318,7 @@ class Daemon:
         self._close_cards()
         self._control.set_percentage(DEFAULT_SM_PERCENT)
         self._apply_ceilings()
-        # Not before the ceilings are set: a client without its own limit would get the whole card.
+        # Only after the ceilings are set: before, a client without its own limit would get the whole card.
         directories.open_to_clients(self.unit.home)
         self._probes = 0
         return OK
@@ -358,7 +360,7 @@ class Daemon:
         return OK
 
     def _record_check(self, act_result: ActResult) -> ActResult:
-        """Record the time of a successful check; the state file is written at the next rest."""
+        """Record the time of a successful check; the state file is written once no act is due."""
         if act_result.outcome is Outcome.OK:
             self._checked_at = self._clock.now()
             self._state_written_at = -math.inf
@@ -386,7 +388,7 @@ class Daemon:
 
     def _quit(self) -> ActResult:
         grace = self._pace.quit_grace
-        with contextlib.suppress(ControlError):  # success is determined by the end of the process
+        with contextlib.suppress(ControlError):  # only the end of the process shows success
             self._control.quit(max(1, round(grace)), grace + self._pace.probe_timeout)
         if self._child.wait_ended(self._pace.probe_timeout):
             return OK
@@ -435,7 +437,10 @@ class Daemon:
         )
 
     def _publish(self, *, confirmed: bool = False) -> None:
-        """Update the status and the state file. `confirmed`: the status is certain without a command to the daemon."""
+        """Update the status and the state file.
+
+        confirmed: whether the status is certain without a command to the daemon.
+        """
         if confirmed:
             self._checked_at = self._clock.now()
         old_status = self._status
@@ -448,7 +453,7 @@ class Daemon:
         try:
             directories.write_status(self.unit.home, new_status)
         except OSError as error:
-            # The file becomes stale, so no container starts.
+            # The old file becomes stale, so no container starts.
             _log.error("failed to write the state file", card=self.unit.name, error=str(error))
         if any(mps.status_fields(new_status, uuid) != mps.status_fields(old_status, uuid) for uuid in self.unit.uuids):
             self._on_change()

@@ -1,8 +1,8 @@
 """Copies the log lines of a daemon and its servers into the manager's log, with the card on each line.
 
-The lines come through a FIFO that the daemon itself keeps open, so the daemon can keep writing when its manager has
-ended, and the next manager reads the last lines. Lines that are not read in time are lost, so no tenant can fill the
-node's memory by making the daemon write a lot.
+The daemon writes to a FIFO that it keeps open itself. So it can continue to write after its manager has ended, and the
+next manager reads the last lines. Lines that are not read in time are lost, so that a tenant who makes the daemon write
+a lot cannot fill the node's memory.
 """
 
 import contextlib
@@ -17,18 +17,18 @@ _log = structlog.get_logger("mps.daemon.output")
 FIFO_NAME = "output"
 _MAX_BYTES = 64 * 1024  # per read: the capacity of a FIFO
 _MAX_LINES = 200  # per read
-# Lines that the daemon writes about each of our own commands.
+# Lines that the daemon writes for each command of the manager.
 _OWN_COMMANDS = re.compile(r"\] (Accepting connection|NEW UI|UI closed|Cmd:get_|INITIALIZING$|ACTIVE$|[\d.]+[KMG]?$)")
 
 
 class DaemonOutput:
-    """The output of a daemon in one log folder. Not thread-safe."""
+    """The output of the daemon that uses one log folder. Not thread-safe."""
 
     def __init__(self, folder: Path, card: str) -> None:
         self._path = folder / FIFO_NAME
         self._card = card
         self._descriptor: int | None = None
-        self._partial_line = b""  # a line whose end is not read yet
+        self._partial_line = b""  # a line whose end was not read yet
 
     def open(self) -> int:
         """Open the FIFO; returns the descriptor that a daemon writes to without blocking. Raises OSError."""
@@ -46,7 +46,7 @@ class DaemonOutput:
         try:
             content = os.read(self._descriptor, _MAX_BYTES)
         except OSError:
-            return  # nothing
+            return  # no new lines
         *complete_lines, self._partial_line = (self._partial_line + content).split(b"\n")
         self._partial_line = self._partial_line[-_MAX_BYTES:]
         lines = [

@@ -1,4 +1,4 @@
-"""A daemon's folder on the node: its files, and permissions with which the servers of all users work in it."""
+"""The folder of a daemon on the node, with permissions so that servers of all users can work in it."""
 
 import os
 import shutil
@@ -14,12 +14,12 @@ _FOLDER_MODE = 0o755
 
 
 def check_folder_access(root: Path) -> None:
-    """Raises InvalidRequest if a folder on the way to `root` is closed to the users that servers run as."""
+    """Check that MPS servers, which run as the users of their clients, can enter `root`. Raises InvalidRequest."""
     for folder in [root, *root.parents]:
         try:
             mode = folder.stat().st_mode
         except FileNotFoundError:
-            continue  # made by us
+            continue  # the manager creates it
         if not stat.S_ISDIR(mode):
             raise InvalidRequest("--root", f"{folder} is not a folder", "name one that can be created")
         if not mode & stat.S_IXOTH:
@@ -49,8 +49,8 @@ def prepare_folders(home: Path) -> None:
 def reset_pipe(home: Path) -> None:
     """Empty the folder of pipes for the next daemon. Raises OSError.
 
-    The folder itself stays. Share agents have a tmpfs mounted over it, and the kernel would unmount that with the
-    folder: then they would see the files of the next daemon.
+    The folder itself stays: share agents have a tmpfs mounted over it. If the folder were removed, the kernel would
+    unmount the tmpfs, and the agents would see the files of the next daemon.
     """
     (home / mps.CLIENTS / mps.CONTROL).unlink(missing_ok=True)
     pipe = home / mps.PIPE
@@ -64,11 +64,11 @@ def reset_pipe(home: Path) -> None:
 
 
 def open_to_clients(home: Path) -> None:
-    """Open the daemon to clients: they see a hard link to its socket and none of its other files. Raises OSError.
+    """Let clients connect to the daemon: they see a hard link to its socket, but no other file of it. Raises OSError.
 
-    The daemon locks some of its files, writes into others and opens them by name. A client that could create files in
-    their folder could make a privileged process write anywhere, and one that could open them could keep the next
-    daemon from starting.
+    The daemon locks some of its files, and opens and writes others by name. A client that could create files in their
+    folder could make a privileged process write anywhere, and a client that could open them could prevent the start of
+    the next daemon.
     """
     socket, link = home / mps.PIPE / mps.CONTROL, home / mps.CLIENTS / mps.CONTROL
     if not (link.exists() and link.samefile(socket)):
@@ -77,7 +77,7 @@ def open_to_clients(home: Path) -> None:
 
 
 def withdraw_files(home: Path) -> None:
-    """Remove the state file and the clients' link from a folder that no daemon serves any more. Raises OSError."""
+    """Remove the state file and the clients' link from a folder that no daemon uses any more. Raises OSError."""
     (home / mps.READY).unlink(missing_ok=True)
     (home / mps.CLIENTS / mps.CONTROL).unlink(missing_ok=True)
 

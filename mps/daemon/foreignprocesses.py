@@ -1,13 +1,13 @@
-"""Finds foreign processes: those on a closed card that are not clients of its MPS server, and block its start.
+"""Finds foreign processes: processes on a closed card that are not clients of its MPS server and prevent its start.
 
 Theory of operation. EXCLUSIVE_PROCESS gives a card to the first process that opens it. Between two servers this may be
-a tenant's process that bypasses the daemon's pipe: it then has the whole card, without a limit. So all processes on the
+a tenant's process that bypasses the daemon's pipe; it then has the whole card, without a limit. So all processes on the
 card are checked before a server is started, and before the card counts as ready.
 
-Clients of a dead server may keep running for a while; their memory on the card was the server's. So they are not
-foreign to the next server. If that server does not get the card, the old clients may be the reason, and the card stays
-closed. They are not reported for `FORMER_CLIENT_SECONDS` (`processes`), since they may be about to end; after that they
-are, since a former client may bypass MPS by now.
+Clients of a dead server may keep running for a while; their memory on the card belonged to the server. So they do not
+count as foreign when the next server starts. If that server cannot open the card, a former client may hold it, and the
+card stays closed. Former clients are not reported in `processes` for `FORMER_CLIENT_SECONDS`, since most of them end
+soon; after that time they are reported, since they may bypass MPS.
 
 Example: a server with clients 41 and 42 dies at 100 s. At 105 s process 42 still is on the card: it is a former client,
 and a new server may start. At 710 s it is still there, and no server got the card: it is reported as foreign.
@@ -23,7 +23,7 @@ from mps.daemon.units import DaemonUnit
 from mps.host.control import Client
 from mps.host.processes import Host
 
-FORMER_CLIENT_SECONDS = 600.0  # seconds since a server was last seen with the client
+FORMER_CLIENT_SECONDS = 600.0  # since a server last listed the client
 _MAX_SHOWN = 3
 
 
@@ -41,12 +41,12 @@ class ForeignProcesses:
         self._former_clients: set[int] = set()  # clients of the last server
         self._last_client_time: dict[
             int, float
-        ] = {}  # when each process that is still on a card was last seen as a client
-        self._start_tried = False  # whether a server start was tried since a card was ready last
+        ] = {}  # PID -> when a server last listed this process, which is still on a card
+        self._start_tried = False  # whether a start was tried since a card was ready last
         self.processes: frozenset[tuple[str, int]] = frozenset()  # card and PID
 
     def set_clients(self, client_pids: Iterable[int]) -> None:
-        """Set the clients of the present server. Clients of a former server stay known while they are on a card."""
+        """Set the clients of the present server. Clients of a former server are kept while they are on a card."""
         now, client_pids, running_pids = (
             self._clock.now(),
             set(client_pids),
@@ -58,7 +58,7 @@ class ForeignProcesses:
         }
 
     def assume_clients(self) -> None:
-        """Take all processes on the closed card for clients: a server without a daemon is still there."""
+        """Count all processes on the closed cards as clients, since a server without a daemon still runs."""
         now = self._clock.now()
         self._former_clients = {pid for _, pid in self._unit.processes(self._use)}
         self._last_client_time = {pid: self._last_client_time.get(pid, now) for pid in self._former_clients}
@@ -68,21 +68,21 @@ class ForeignProcesses:
         self._start_tried = True
 
     def clear(self) -> None:
-        """Forget foreign processes: the cards belong to a server now, or are open to all."""
+        """Forget the foreign processes, since a server has the cards now, or they are open to all processes."""
         self._start_tried, self.processes = False, frozenset()
 
     def find_start_blockers(self) -> ActResult | None:
-        """Why no daemon can be started, None if one can."""
+        """Find processes that prevent the start of a daemon; None if there are none."""
         if self._start_tried:
             self._former_clients.clear()
         return self._build_blocker_result(self._unit.processes(self._use) - self._pair_with_cards(self._former_clients))
 
     def find_server_blockers(self, clients: Callable[[], Iterable[Client]]) -> ActResult | None:
-        """What prevents the card from being ready or getting an MPS server; None if nothing does. Raises ControlError.
+        """Find processes that keep an MPS server from opening the cards; None if there are none. Raises ControlError.
 
-        clients: returns the clients of the server that may be running.
+        clients: returns the clients of the server, if it runs.
         """
-        # Processes before clients: a process that uses the card through MPS became a client first.
+        # List processes before clients: a process becomes a client before it uses the card through MPS.
         processes = self._unit.processes(self._use)
         server_pids = {server.pid for server in self._host.servers(self._unit.pipe)}
         return self._build_blocker_result(

@@ -1,9 +1,9 @@
 """The life of one MPS daemon as a state machine: the next act, and the effect of its outcome. Pure.
 
-Theory of operation. `_TABLE` has a row for each phase: the act to perform, and the state that others see. `next_act`
-returns the act once it is due, `daemon` performs it, and `next_machine` computes the next machine from its outcome.
-Property-tested: whatever fails in whatever order, no daemon counts as ready unless it has just answered with the right
-settings, and a daemon always comes back.
+Theory of operation. `_TABLE` has a row for each phase: the act to perform, and the published MPS state. `next_act`
+returns the act once it is due, `daemon` performs it, and `next_machine` computes the next machine from its outcome. A
+property test checks that, in any order of failures, a daemon counts as ready only if it has just answered with the
+right settings, and that a daemon always becomes ready again.
 
 Example, with the default pace: a ready daemon times out at 10 s and is SUSPECT, so the state is Down. It times out
 again at 13 s and is killed. Its first failure delays the next start by 1 s, the second by 2 s, up to 60 s. After 60 s
@@ -22,25 +22,25 @@ _SWEEP_SECONDS = 0.5
 
 
 class DaemonPhase(StrEnum):
-    """The phase of a daemon. `mps_state` is the state that others see."""
+    """The phase of a daemon. `mps_state` returns the MPS state that is published for it."""
 
-    OFF = "off"  # not wanted; no process runs
-    DOWN = "down"  # no process runs; leftovers are ended before the next start
+    OFF = "off"  # not enabled; no process runs
+    DOWN = "down"  # no process runs; processes of a former daemon are ended before the next start
     SPAWNING = "spawning"
-    AWAITING = "awaiting"  # runs, has not answered yet
+    AWAITING = "awaiting"  # runs, but has not answered yet
     CONFIGURING = "configuring"
     WARMING = "warming"  # its server is starting
     READY = "ready"
     SUSPECT = "suspect"  # timed out once
-    FAULT = "fault"  # the server waits until all clients that a fault reached have ended
+    FAULT = "fault"  # after a client's fault: the server waits until all affected clients have ended
     DRAINING = "draining"  # clients are being detached
     QUITTING = "quitting"
     KILLING = "killing"
-    RELEASING = "releasing"  # the cards get their former compute modes
+    RELEASING = "releasing"  # the former compute modes of the cards are being restored
 
 
 class Act(StrEnum):
-    """What `daemon` has to do now."""
+    """An act that `daemon` performs in a phase; REST means that no act is due."""
 
     REST = "rest"
     SWEEP = "sweep"
@@ -62,15 +62,15 @@ class Outcome(StrEnum):
     BUSY = "busy"  # not finished yet
     FAILED = "failed"
     TIMEOUT = "timeout"
-    DEAD = "dead"  # the daemon is gone
+    DEAD = "dead"  # the daemon has ended
     FAULT = "fault"  # the server reports a fault
-    FROZEN = "frozen"  # the server does not run, whatever the daemon reports
+    FROZEN = "frozen"  # the server's process makes no progress, although the daemon lists it
     LOST = "lost"  # settings were changed or lost
 
 
 @dataclass(frozen=True, slots=True)
 class ActResult:
-    """An outcome and its reason, "" for none."""
+    """The outcome of an act and its reason, "" without one."""
 
     outcome: Outcome
     reason: str = ""
@@ -81,19 +81,19 @@ OK: Final = ActResult(Outcome.OK)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonPace:
-    """Times in seconds; most are options of the manager."""
+    """Times of a daemon in seconds; most are options of the manager."""
 
     probe_interval: float = 2.0
     probe_timeout: float = 3.0
-    start_timeout: float = 15.0  # until a daemon answers and has its settings
-    server_timeout: float = 30.0  # until its server is active
+    start_timeout: float = 15.0  # until a new daemon answers and has its settings
+    server_timeout: float = 30.0  # until the server of a new daemon is active
     fault_grace: float = 20.0
     drain_timeout: float = 20.0
     quit_grace: float = 5.0
     orphan_grace: float = 10.0
     backoff: float = 1.0
     max_backoff: float = 60.0
-    stable_after: float = 60.0  # after this time in READY failures are forgotten
+    stable_after: float = 60.0  # time in READY after which failures are forgotten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +103,8 @@ class Machine:
     act_due_at: when the next act is due.
     phase_deadline: when the phase times out.
     ready_since: when READY began.
-    fault_deadline: when a fault times out, whatever phases come between.
-    failures: failures in a row, for the back-off.
+    fault_deadline: when a fault times out, even if other phases follow it.
+    failures: consecutive failures, for the back-off.
     """
 
     phase: DaemonPhase = DaemonPhase.DOWN
@@ -118,7 +118,7 @@ class Machine:
 
 
 class _PhaseRow(NamedTuple):
-    """A row of the table: the act of a phase, the state that others see, and whether the daemon should run."""
+    """A row of the table: the act of a phase, the published MPS state, and whether the daemon's process should run."""
 
     act: Act
     state: MpsState
@@ -144,17 +144,17 @@ RUNNING_PHASES: Final = frozenset(phase for phase, row in _TABLE.items() if row.
 
 
 def mps_state(machine: Machine) -> MpsState:
-    """The state that others see."""
+    """The MPS state that is published for the machine's phase."""
     return _TABLE[machine.phase].state
 
 
 def next_act(machine: Machine, now: float) -> Act:
-    """The act that is due now."""
+    """The act that is due now, REST if none is."""
     return _TABLE[machine.phase].act if now >= machine.act_due_at else Act.REST
 
 
 def set_enabled(machine: Machine, enabled: bool, now: float, pace: DaemonPace, reason: str = "") -> Machine:
-    """Set whether the daemon should run."""
+    """The machine after the daemon was enabled or disabled."""
     if enabled == machine.enabled:
         return machine
     machine = replace(machine, enabled=enabled)
@@ -163,7 +163,7 @@ def set_enabled(machine: Machine, enabled: bool, now: float, pace: DaemonPace, r
         return _enter_down(machine, now) if is_off else machine
     if machine.phase in RUNNING_PHASES - {DaemonPhase.QUITTING, DaemonPhase.DRAINING}:
         return _start_drain(machine, now, pace, reason or "MPS is switched off on this GPU")
-    # Not started, or to be retried later: nothing to wait for.
+    # The daemon was not started, or waits for its next start: there is nothing to drain.
     return _enter_down(machine, now) if machine.phase in (DaemonPhase.DOWN, DaemonPhase.SPAWNING) else machine
 
 
@@ -178,12 +178,12 @@ def take_over(now: float, pace: DaemonPace) -> Machine:
 
 
 def replace_daemon(now: float, pace: DaemonPace, reason: str) -> Machine:
-    """The machine of a running daemon that has to be replaced: it is drained and ended."""
+    """The machine of a running daemon that has to be replaced, and so is drained and ended."""
     return _start_drain(Machine(), now, pace, reason)
 
 
 def next_machine(machine: Machine, act_result: ActResult, now: float, pace: DaemonPace) -> Machine:
-    """The machine after an act of the phase, or after a death between two acts."""
+    """The machine after an act, or after the daemon has ended between two acts."""
     outcome, reason = act_result.outcome, act_result.reason
     if outcome is Outcome.DEAD and machine.phase in RUNNING_PHASES:
         if machine.phase in (DaemonPhase.QUITTING, DaemonPhase.DRAINING):
@@ -249,7 +249,7 @@ def _after_start(machine: Machine, act_result: ActResult, now: float, pace: Daem
         return replace(ready, fault_deadline=math.inf)
     if act_result.outcome is Outcome.FAULT:
         return _enter_fault(machine, now, pace, act_result.reason)
-    if act_result.outcome is Outcome.FROZEN:  # no more time than when it is ready
+    if act_result.outcome is Outcome.FROZEN:  # as for a ready daemon
         machine = replace(machine, phase_deadline=min(machine.phase_deadline, now + pace.probe_timeout))
     if now >= machine.phase_deadline:
         return _start_kill(machine, now, f"not ready in time: {act_result.reason or machine.phase}")
@@ -261,7 +261,7 @@ def _after_probe(machine: Machine, act_result: ActResult, now: float, pace: Daem
         case Outcome.OK:
             failures = 0 if now - machine.ready_since >= pace.stable_after else machine.failures
             if machine.fault_deadline < math.inf:
-                # It has recovered by itself; check its settings first.
+                # The server has recovered by itself; check its settings first.
                 return replace(
                     machine,
                     phase=DaemonPhase.CONFIGURING,
@@ -294,7 +294,7 @@ def _after_probe(machine: Machine, act_result: ActResult, now: float, pace: Daem
                 reason=act_result.reason,
             )
         case Outcome.FROZEN:
-            # Detected at once, while a timeout takes its time: so wait here for as long.
+            # A frozen server is detected at once, so wait here for as long as a timeout takes.
             if machine.phase is not DaemonPhase.SUSPECT:
                 machine = replace(machine, phase=DaemonPhase.SUSPECT, phase_deadline=now + pace.probe_timeout)
             elif now >= machine.phase_deadline:
@@ -336,7 +336,7 @@ def _enter_down(machine: Machine, now: float) -> Machine:
 
 
 def _enter_failed(machine: Machine, now: float, pace: DaemonPace, reason: str) -> Machine:
-    # No back-off if the daemon is not wanted: no start is tried.
+    # No back-off if the daemon is not enabled, since it is not started.
     delay = min(pace.max_backoff, pace.backoff * 2 ** min(machine.failures, 30)) if machine.enabled else 0.0
     return replace(
         machine,

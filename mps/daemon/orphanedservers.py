@@ -1,7 +1,7 @@
-"""Ends the orphaned servers of a dead daemon: processes of its pipe folder that accept no commands any more.
+"""Ends the orphaned servers of a dead daemon: server processes of its pipe folder that accept no commands any more.
 
 Only this module ends processes that the manager has not started. A server without a daemon still serves its clients,
-and keeps the card from the next server; so its clients get some time, and then it is ended.
+and prevents the next server from opening the card. So its clients get some time to end, and then the server is ended.
 """
 
 import signal
@@ -16,13 +16,13 @@ from mps.host.processes import Host
 
 _log = structlog.get_logger(__name__)
 
-_KILL_SECONDS = 3.0  # after which a server that has not ended is killed
+_KILL_SECONDS = 3.0  # between SIGTERM and SIGKILL
 
 
 class OrphanedServerSweeper:
     """Ends the orphaned servers of one unit.
 
-    grace: seconds for the clients of a server without a daemon.
+    grace: seconds that the clients of a server without a daemon get to end.
     """
 
     def __init__(self, unit: DaemonUnit, use: CardUse, grace: float, host: Host, clock: Clock) -> None:
@@ -31,12 +31,12 @@ class OrphanedServerSweeper:
         self._grace = grace
         self._host = host
         self._clock = clock
-        self._orphaned_since: float | None = None  # when servers without a daemon were first seen
-        self._first_signal_at: float | None = None  # when they were first signalled
+        self._orphaned_since: float | None = None  # when servers without a daemon were first observed
+        self._first_signal_at: float | None = None  # when the servers got their first signal
         self._logged_signal: signal.Signals | None = None  # the last signal that was logged
 
     def sweep(self) -> ActResult:
-        """Do one step. Call again while the outcome is BUSY. Raises OSError."""
+        """Do one step to end the servers. Call again while the outcome is BUSY. Raises OSError."""
         for daemon in self._host.daemons(self._unit.pipe):
             _log.warning("ending a leftover daemon", card=self._unit.name, pid=daemon.pid)
             daemon.signal(signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Checks the MPS servers of one daemon: whether they run, and in which state they are.
+"""Checks the MPS servers of one daemon: whether they run, and their status.
 
-Driver 535 does not report a server's state, so there two checks in a row must find the same servers. A daemon may keep
-reporting a server that does not run any more, so the kernel's view of the process is checked too.
+Driver 535 does not report the status of a server, so with it two consecutive checks must list the same servers. A
+daemon may list a server whose process is stopped or hangs, so the state of the process in /proc is checked too.
 """
 
 import math
@@ -12,10 +12,12 @@ from mps.daemon.machine import OK, ActResult, Outcome
 from mps.host.control import Control, ServerStatus, UnknownCommand
 from mps.host.processes import Host, ProcessActivity
 
-_START_RETRY_SECONDS = 2.0  # between two requests to start a server
-_STOPPED_STATES = "Tt"  # by a signal, by a debugger
-_UNINTERRUPTIBLE_STATES = "D"  # in the kernel, where no signal reaches it; any server is in this state for moments
-_STUCK_SECONDS = 10.0  # without progress there
+_START_RETRY_SECONDS = 2.0  # pause between two requests to start a server
+_STOPPED_STATES = "Tt"  # stopped by a signal, or by a debugger
+_UNINTERRUPTIBLE_STATES = (
+    "D"  # waits in the kernel, where no signal reaches it; every server is in this state for moments
+)
+_STUCK_SECONDS = 10.0  # time without progress in the kernel after which a server counts as hanging
 
 
 class Servers:
@@ -30,18 +32,18 @@ class Servers:
         self._clock = clock
         self._has_status_command = has_status_command
         self._requested_at = -math.inf
-        self._last_listed = ""  # the servers at the last check, for drivers without status command
+        self._last_listed = ""  # PIDs of the servers at the last check, for drivers without the status command
         self._waiting_since: dict[
             int, tuple[ProcessActivity, float]
-        ] = {}  # since when each server has made no progress in the kernel
+        ] = {}  # by PID: the activity of a server that waits in the kernel, and when it last changed
 
     def forget_servers(self) -> None:
-        """Forget the servers: a new daemon has none."""
+        """Forget the servers, since a new daemon has none."""
         self._requested_at = -math.inf
         self._waiting_since.clear()
 
     def ensure_server(self) -> ActResult:
-        """Start a server if there is none, else check it. Raises ControlError."""
+        """Start a server if the daemon has none, else check its servers. Raises ControlError."""
         servers = self._control.servers()
         if servers:
             return self._check_health(servers)
@@ -71,17 +73,17 @@ class Servers:
                 if statuses == {ServerStatus.ACTIVE}:
                     return OK
                 return ActResult(Outcome.BUSY, f"server {pids_text} is starting")
-        # A server that fails ends at once; one that is found again at the next check is up.
+        # A server that fails ends at once, so a server that the next check lists again is up.
         previously_listed, self._last_listed = self._last_listed, pids_text
         return OK if previously_listed == pids_text else ActResult(Outcome.BUSY, f"server {pids_text} is starting")
 
     def _frozen_reason(self, servers: Sequence[int], now: float) -> str:
-        """Why a server does not run, "" if all do."""
+        """Why the process of a server makes no progress, "" if all servers do."""
         previous, self._waiting_since = self._waiting_since, {}
         for server in servers:
             activity = self._host.activity(server)
             if activity is None:
-                continue  # the daemon will report its end
+                continue  # the daemon will report that the server has ended
             if activity.state in _STOPPED_STATES:
                 return f"server {server} is stopped: it accepts no clients"
             if activity.state in _UNINTERRUPTIBLE_STATES:

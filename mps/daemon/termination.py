@@ -1,6 +1,6 @@
-"""Chooses which clients to detach because their pod is about to be killed. Pure.
+"""Selects the pods that are about to be killed, whose clients have to be detached from MPS before. Pure.
 
-Pods end in several ways, and not all are known beforehand: docs/reference/mps.md has the table.
+Pods end in several ways, and some ends cannot be known beforehand: docs/reference/mps.md has the table.
 """
 
 import math
@@ -11,7 +11,7 @@ from datetime import datetime
 from cardwise.kube.watch.reflector import WatchPace
 from mps.host.pods import PodView
 
-_PACE = WatchPace()  # of the watch of this node's pods
+_PACE = WatchPace()  # of the watch of the node's pods
 _MAX_WATCH_DELAY = _PACE.silence + _PACE.backoff_cap  # seconds
 
 
@@ -23,22 +23,22 @@ class TerminatingPods:
     _last_uids: set[str] = field(default_factory=set)  # UIDs of the pods at the last call
     _grace_ends: dict[str, tuple[float, float]] = field(
         default_factory=dict
-    )  # UID -> its `ends_at`, and the monotonic time at which its grace period ends
-    _last_living: dict[str, PodView] = field(default_factory=dict)  # at the last call
+    )  # UID of a terminating pod -> its `ends_at`, and the monotonic time at which its grace period ends
+    _last_living: dict[str, PodView] = field(default_factory=dict)  # UID -> pod that was alive at the last call
     _vanished: dict[str, PodView] = field(default_factory=dict)
 
     @property
     def force_deleted(self) -> list[PodView]:
-        """Pods that are due although their objects are gone: they were deleted by force."""
+        """Pods that were deleted by force: they are due although their objects do not exist any more."""
         return list(self._vanished.values())
 
     def due_pods(
         self, pods: Sequence[PodView], *, api_time: datetime | None, node_time: datetime, monotonic: float
     ) -> tuple[list[PodView], float | None]:
-        """The pods whose clients are to be detached now, and the seconds until the next one is due (None: unknown).
+        """The pods whose clients must be detached now, and the seconds until the next pod is due (None: unknown).
 
-        api_time: the API server's time, which wrote the deletions; None: unknown.
-        node_time: the node's time, by which the kubelet started the pods.
+        api_time: the time by the API server's clock, which wrote the deletion times; None: unknown.
+        node_time: the time by the node's clock, by which the kubelet ends pods at their deadline.
         monotonic: seconds of a clock that only moves forward.
         """
         living_pods = [pod for pod in pods if pod.assignment.containers and not pod.finished]
@@ -54,7 +54,7 @@ class TerminatingPods:
         return due_pods, min(remaining_seconds, default=None)
 
     def mark_detached(self, uid: str) -> None:
-        """Forget a force-deleted pod: it has no clients left."""
+        """Forget a force-deleted pod that has no clients any more."""
         self._vanished.pop(uid, None)
 
     def _terminating_pods_with_seconds(
@@ -65,18 +65,18 @@ class TerminatingPods:
         node_seconds: float,
         monotonic: float,
     ) -> Iterator[tuple[PodView, float]]:
-        """Terminating pods, and the seconds until their clients are to be detached.
+        """Terminating pods, each with the seconds until its clients must be detached.
 
-        The kubelet counts the grace period from when it sees the deletion. We may see it later, by another watch, so
-        the grace period ends when the deletion says (`_remaining_grace`), and never later than counted from when we
-        first saw the deletion. A pod with a short grace period gets half of it.
+        The kubelet starts the grace period when its watch shows the deletion. Our watch may show it later, so the
+        remaining time is computed from the deletion's own time (`_remaining_grace`), and is never longer than the grace
+        period counted from our first observation. If the grace period is short, clients are detached after half of it.
         """
         grace_ends: dict[str, tuple[float, float]] = {}
         for pod in living_pods:
             if pod.ends_at is None:
                 continue
             ends_at, grace_end = self._grace_ends.get(pod.uid, (None, math.inf))
-            if ends_at != pod.ends_at:  # deleted, or deleted again with a shorter grace period
+            if ends_at != pod.ends_at:  # a first deletion, or another one with a shorter grace period
                 remaining = self._remaining_grace(pod, pod.ends_at, api_seconds, node_seconds)
                 grace_end = min(grace_end, monotonic + remaining)
             grace_ends[pod.uid] = pod.ends_at, grace_end
@@ -85,12 +85,13 @@ class TerminatingPods:
         self._last_uids = {pod.uid for pod in pods}
 
     def _remaining_grace(self, pod: PodView, ends_at: float, api_seconds: float | None, node_seconds: float) -> float:
-        """The seconds that are left of the grace period of a deletion that we see for the first time.
+        """The remaining seconds of the grace period when a deletion is observed for the first time.
 
-        By the API server's clock, since the node's may be wrong. But another API server than the one that wrote the
-        deletion may have answered last, and their clocks may be hours apart: a clock is not believed if by it the
-        deletion is older than a watch may be late. Then the deletion is new if we saw the pod before it. Otherwise the
-        node's clock tells, or the grace period is over.
+        They are computed by the API server's clock, since the node's clock may be wrong. But another API server than
+        the one that wrote the deletion may have responded last, and their clocks may be hours apart. So a clock is
+        ignored if by it the deletion is older than the longest delay of a watch. Without a usable clock, the whole
+        grace period remains if the pod was observed before its deletion. Otherwise the node's clock is used, or no time
+        remains.
         """
         was_known = pod.uid in self._last_uids
         max_age = _MAX_WATCH_DELAY if was_known else pod.grace + _MAX_WATCH_DELAY
@@ -102,18 +103,21 @@ class TerminatingPods:
     def _expiring_pods_with_seconds(
         self, living_pods: Sequence[PodView], node_seconds: float
     ) -> Iterator[tuple[PodView, float]]:
-        """Pods with a deadline: the kubelet ends them then, with the grace period of their spec, by its clock."""
+        """Pods with a deadline, each with the seconds until its clients must be detached.
+
+        At the deadline, by the node's clock, the kubelet ends the pod with the grace period of its spec.
+        """
         for pod in living_pods:
             if pod.ends_at is None and pod.deadline is not None:
                 yield pod, pod.deadline + pod.spec_grace - node_seconds - min(self.seconds_before, pod.spec_grace / 2)
 
     def _update_force_deleted(self, pods: Sequence[PodView], living_pods: Sequence[PodView]) -> list[PodView]:
-        """Force-deleted pods: the object is gone before the containers, and nothing tells when these end.
+        """Update and return the force-deleted pods: their objects were deleted while their containers may still run.
 
-        A static pod does not end with its mirror pod. A pod that ended normally has no clients to detach.
+        A static pod is not among them, since it does not end with its mirror pod, nor a pod that ended normally.
         """
         uids = {pod.uid for pod in pods}
         vanished = self._vanished | self._last_living
-        self._vanished = {uid: pod for uid, pod in vanished.items() if uid not in uids}  # one may be bound here again
+        self._vanished = {uid: pod for uid, pod in vanished.items() if uid not in uids}  # a pod may be bound here again
         self._last_living = {pod.uid: pod for pod in living_pods if pod.cgroup_uid == pod.uid}
         return list(self._vanished.values())

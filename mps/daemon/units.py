@@ -19,7 +19,7 @@ _MPS_PREFIX = "CUDA_MPS_"
 class DaemonUnit:
     """The cards and folder of one daemon.
 
-    name: the card's UUID, or "node", for people and metrics.
+    name: the card's UUID, or "node"; used in logs and metrics.
     """
 
     name: str
@@ -36,7 +36,7 @@ class DaemonUnit:
         return self.home / mps.PIPE
 
     def processes(self, use: CardUse) -> set[tuple[str, int]]:
-        """Card and PID of each process on the cards, except cards that do not list them."""
+        """Card and PID of each process on the unit's cards. Cards that cannot list their processes are skipped."""
         processes: set[tuple[str, int]] = set()
         for uuid in self.uuids:
             with suppress(CardError):
@@ -45,9 +45,10 @@ class DaemonUnit:
 
 
 def environment(unit: DaemonUnit, capabilities: MpsCapabilities) -> dict[str, str]:
-    """The environment of the daemon: that of the manager without variables that would change the behaviour of MPS.
+    """The environment of the daemon.
 
-    Daemons need PATH and LD_LIBRARY_PATH.
+    It is the manager's environment, since daemons need PATH and LD_LIBRARY_PATH, without the variables that would
+    change the behaviour of MPS.
     """
     inherited = {name: setting for name, setting in os.environ.items() if not name.startswith(_DROPPED_PREFIXES)}
     return (
@@ -58,9 +59,9 @@ def environment(unit: DaemonUnit, capabilities: MpsCapabilities) -> dict[str, st
 
 
 def list_ignored_settings(environment: Mapping[str, str]) -> list[str]:
-    """The names of MPS settings in the manager's environment. No daemon gets them, since the manager sets them itself.
+    """List the names of MPS variables in the manager's environment, which its daemons do not get.
 
-    Raises InvalidRequest for a memory limit that MPS would misread.
+    The manager sets these variables itself. Raises InvalidRequest for a memory limit that MPS would misread.
     """
     if mps.LIMIT_ENV in environment:
         mps.check_limits(environment[mps.LIMIT_ENV])

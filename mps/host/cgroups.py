@@ -1,6 +1,6 @@
 """Finds the pod and container of a process by its cgroup, and creates a cgroup for daemons that outlive their manager.
 
-Parsing is pure, since every cgroup version, driver and runtime writes paths in another form (fixtures in tests/mps).
+Each cgroup version, cgroup driver and runtime writes paths in another form; tests/mps has examples of all.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ _CPUSET_FILES = ("cpuset.cpus", "cpuset.mems")
 
 @dataclass(frozen=True, slots=True)
 class CgroupMembership:
-    """A pod and container that a process belongs to.
+    """A pod and container to which a process belongs.
 
-    pod_uid: "" if the node has no cgroups of pods.
-    container: the runtime's ID, "" if the process is in the pod's own cgroup.
+    pod_uid: the pod's UID, "" if the node has no cgroups of pods.
+    container: the runtime's container ID, "" if the process is in the pod's own cgroup.
     """
 
     pod_uid: str
@@ -30,12 +30,12 @@ class CgroupMembership:
 
 
 def parse_memberships(content: str) -> tuple[CgroupMembership, ...]:
-    """Parse /proc/<pid>/cgroup; empty for a process of no container. Pure.
+    """Parse /proc/<pid>/cgroup; () if the process is in no container. Pure.
 
-    Lines are `<id>:<controllers>:<path>`. All paths of a process name the same pods: the first path that names a
-    container counts, else the first that names a pod. The outermost pod comes first: a node may itself be a pod, and a
-    pod may hold groups that are named like those of another pod. Of these the outermost that the cluster knows is the
-    process's.
+    Lines are `<id>:<controllers>:<path>`. All paths of a process name the same pods, so only one path is used: the
+    first that names a container, else the first that names a pod. The memberships start with the outermost pod: a node
+    may itself be a pod, and a pod may create inner cgroups with another pod's name. The process belongs to the
+    outermost pod that the API server knows.
     """
     memberships: tuple[CgroupMembership, ...] = ()
     for line in content.splitlines():
@@ -60,7 +60,7 @@ def _parse_membership(path: str, pod: re.Match[str], end: int) -> CgroupMembersh
 
 
 def read_memberships(pid: int) -> tuple[CgroupMembership, ...]:
-    """The memberships of a process; empty also if it has ended."""
+    """Read the memberships of a process; () if it is in no container, or has ended."""
     try:
         return parse_memberships((PROC / str(pid) / "cgroup").read_text(errors="replace"))
     except OSError:
@@ -68,13 +68,13 @@ def read_memberships(pid: int) -> tuple[CgroupMembership, ...]:
 
 
 def is_tenant_process(pid: int) -> bool:
-    """Whether the process is in a pod or container that this process is not in, so that its name cannot be trusted."""
+    """Whether the process is in another pod or container than this one, so that its name cannot be trusted."""
     own_groups = {membership.pod_uid or membership.container for membership in read_memberships(os.getpid())}
     return any((membership.pod_uid or membership.container) not in own_groups for membership in read_memberships(pid))
 
 
 def check_root(root: Path) -> None:
-    """Raises InvalidRequest if the folder is not a cgroup file system."""
+    """Check that the folder is a cgroup file system. Raises InvalidRequest."""
     if not _list_hierarchies(root):
         raise InvalidRequest(
             "--daemon-cgroup",
@@ -86,14 +86,14 @@ def check_root(root: Path) -> None:
 def move_process(pid: int, root: Path, name: str) -> None:
     """Move a process into the cgroup `name` below the mounted `root`, in each hierarchy. Raises OSError.
 
-    It leaves the manager's cgroup, whose processes the runtime kills with the manager.
+    So it leaves the manager's cgroup: the container runtime kills all processes of that cgroup with the manager.
     """
     for hierarchy in _list_hierarchies(root):
         _move_into(hierarchy / name, pid)
 
 
 def _list_hierarchies(root: Path) -> list[Path]:
-    """The hierarchies: of version 2 the root itself, of version 1 the folders in it. Raises OSError."""
+    """List the cgroup hierarchies: the root itself (version 2), or the folders in it (version 1). Raises OSError."""
     if (root / "cgroup.controllers").exists():
         return [root]
     return [entry for entry in root.iterdir() if (entry / "cgroup.procs").exists() and not entry.is_symlink()]
@@ -102,7 +102,7 @@ def _list_hierarchies(root: Path) -> list[Path]:
 def _move_into(folder: Path, pid: int) -> None:
     folder.mkdir(exist_ok=True)
     for name in _CPUSET_FILES:
-        # Version 1: a new cpuset group accepts no process before these are set.
+        # Version 1: a new cpuset group accepts no process before these files are set.
         with contextlib.suppress(OSError):
             if (folder / name).exists() and not (folder / name).read_text().strip():
                 (folder / name).write_text((folder.parent / name).read_text())

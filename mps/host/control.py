@@ -1,7 +1,7 @@
-"""Sends commands to an MPS daemon through its front end: one process and one time limit for each command.
+"""Sends commands to an MPS daemon through NVIDIA's control program: one process and one timeout for each command.
 
-All traps of the protocol are handled here: return code 0 for almost every error, setters without confirmation, answers
-without delimiters, a front end that hangs with its daemon (docs/design/0005-mps.md, Traps and their tests).
+This module handles all traps of the protocol: return code 0 for almost every error, setters without confirmation,
+answers without delimiters, and a program that hangs with its daemon (docs/design/0005-mps.md, Traps and their tests).
 """
 
 import re
@@ -15,8 +15,8 @@ from typing import Protocol
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.wording import quote_text, sanitize_message
 
-_MAX_QUOTED_BYTES = 256  # bytes of an answer that an error message quotes
-_MAX_COMMAND_BYTES = 4000  # bytes; 4095 kill daemons of 580 and above
+_MAX_QUOTED_BYTES = 256  # of an answer, in an error message
+_MAX_COMMAND_BYTES = 4000  # 4095 bytes crash daemons of driver 580 and later
 _ERROR_PREFIXES = (
     "Unknown command",
     "Insufficient privileges",
@@ -67,9 +67,9 @@ class FrontEnd(Protocol):
 
 
 class ControlProgram:
-    """`FrontEnd` by the real program.
+    """A `FrontEnd` that runs nvidia-cuda-mps-control.
 
-    environment: the whole environment, with the daemon's pipe folder in it.
+    environment: the program's whole environment, with the daemon's pipe folder.
     """
 
     def __init__(self, binary: Path, environment: Mapping[str, str]) -> None:
@@ -95,7 +95,7 @@ class ControlProgram:
         except OSError as error:
             raise ControlError(f"{self._binary} does not start: {error}") from error
         answer = process.stdout.decode(errors="replace").strip()
-        # 1 is the only meaningful code: no daemon. The stream of the message differs.
+        # The only meaningful code is 1: no daemon runs. The message may be on stdout or stderr.
         if process.returncode != 0:
             raise NoDaemon(
                 sanitize_message(process.stderr.decode(errors="replace").strip() or answer, _MAX_QUOTED_BYTES)
@@ -106,8 +106,9 @@ class ControlProgram:
 
 
 def check_answer(command: str, answer: str) -> None:
-    """Check an answer. Raises CommandRefused if it is an error, UnknownCommand if the daemon does not have
-    the command.
+    """Check an answer for an error.
+
+    Raises CommandRefused, or UnknownCommand if the daemon does not have the command.
     """
     if answer.startswith("Unknown command"):
         raise UnknownCommand(f"{quote_text(command)}: {sanitize_message(answer, _MAX_QUOTED_BYTES)}")
@@ -117,22 +118,22 @@ def check_answer(command: str, answer: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A process that computes through a server."""
+    """A client of an MPS server: both PIDs."""
 
     server: int
     pid: int
 
 
 class Control:
-    """The commands of a daemon. All methods raise ControlError."""
+    """The commands of one daemon. All methods raise ControlError."""
 
     def __init__(self, front_end: FrontEnd, timeout: float) -> None:
-        """`timeout`: seconds for one answer."""
+        """timeout: seconds for the answer to one command."""
         self._front_end = front_end
         self._timeout = timeout
 
     def servers(self) -> list[int]:
-        """The PIDs of the servers. Empty: the daemon runs and has no server."""
+        """The PIDs of the servers; [] if the daemon runs but has no server."""
         return self._list_pids("get_server_list")
 
     def status(self, server: int) -> ServerStatus:
@@ -144,7 +145,7 @@ class Control:
             raise CommandRefused(f"get_server_status {server}: {quote_text(answer)} is not a status") from error
 
     def start_server(self) -> None:
-        """Start a server for root, who is always allowed. Failures are only in the daemon's log."""
+        """Start a server for root, which every daemon allows. Failures are only in the daemon's log."""
         self._send("start_server -uid 0")
 
     def clients(self, server: int) -> list[Client]:
@@ -152,7 +153,7 @@ class Control:
         return [Client(server, pid) for pid in self._list_pids(f"get_client_list {server}") if pid > 0]
 
     def terminate(self, client: Client) -> None:
-        """Detach the client from its server, after which it may be killed."""
+        """Detach the client from its server, so that it may be killed safely."""
         answer = self._send(f"terminate_client {client.server} {client.pid}")
         if "not found" in answer:
             raise CommandRefused(
@@ -160,7 +161,7 @@ class Control:
             )
 
     def percentage(self) -> str:
-        """The default percentage of SMs, as the daemon prints it ("100.0")."""
+        """The default percentage of SMs, as the daemon prints it, such as "100.0"."""
         return self._send("get_default_active_thread_percentage")
 
     def set_percentage(self, percent: int) -> None:
@@ -170,27 +171,30 @@ class Control:
             raise CommandRefused(f"the default of {percent} % was set, and {quote_text(answer)} is read back")
 
     def ceiling(self, ordinal: int) -> MiB | None:
-        """The memory limit for clients of the next server, None if there is none."""
+        """The memory limit of clients of the next server on a device, None without a limit.
+
+        ordinal: the device's number in CUDA_VISIBLE_DEVICES of the daemon.
+        """
         return parse_limit(self._send(f"get_default_device_pinned_mem_limit {ordinal}"))
 
     def server_ceiling(self, server: int, ordinal: int) -> MiB | None:
-        """The memory limit for clients of a running server; None also while it starts."""
+        """The memory limit of clients of a running server; None without a limit, and while the server starts."""
         return parse_limit(self._send(f"get_device_pinned_mem_limit {server} {ordinal}"))
 
     def set_ceiling(self, ordinal: int, mib: MiB) -> None:
-        """Set the limit for the next server. Raises CommandRefused if another value is read back."""
+        """Set the memory limit for the next server. Raises CommandRefused if another value is read back."""
         self._send(f"set_default_device_pinned_mem_limit {ordinal} {mib}M")
         if (answer := self.ceiling(ordinal)) != mib:
             raise CommandRefused(f"a ceiling of {mib} MiB on device {ordinal} was set, and {answer} is read back")
 
     def set_server_ceiling(self, server: int, ordinal: int, mib: MiB) -> None:
-        """Set the limit for future clients of a running server. Raises CommandRefused if another value is read back."""
+        """Set the limit of future clients of a running server. Raises CommandRefused if another value is read back."""
         self._send(f"set_device_pinned_mem_limit {server} {ordinal} {mib}M")
         if (answer := self.server_ceiling(server, ordinal)) != mib:
             raise CommandRefused(f"a ceiling of {mib} MiB in server {server} was set, and {answer} is read back")
 
     def quit(self, seconds: int, timeout: float) -> None:
-        """End the daemon, by force after `seconds`. Success is only visible by the end of its process."""
+        """End the daemon, by force after `seconds`. Only the end of its process shows success."""
         self._front_end.send(f"quit -t {seconds}", timeout)
 
     def _list_pids(self, command: str) -> list[int]:
@@ -205,7 +209,7 @@ class Control:
 
 
 def parse_limit(answer: str) -> MiB | None:
-    """Parse a limit as daemons print it (`3G`, `512M`); None for none. Raises CommandRefused."""
+    """Parse a limit as daemons print it (`3G`, `512M`); None if it is empty. Raises CommandRefused."""
     if not answer:
         return None
     match = _SIZE.fullmatch(answer)

@@ -1,6 +1,6 @@
-"""The differences between NVIDIA's drivers, from 535 to 615, as one table, and the probes that correct it.
+"""The differences between NVIDIA's drivers, from 535 to 615, as one table, and checks that correct it.
 
-Everything that depends on the driver is here, so that nothing else compares versions.
+All code that depends on the driver's version is in this module.
 """
 
 import re
@@ -22,11 +22,11 @@ _MAX_CLIENTS_R590 = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpsCapabilities:
-    """The features of one driver's MPS.
+    """The MPS features of one driver version.
 
-    major: major version, 0 if unknown.
+    major: the major version, 0 if unknown.
     multi_user: whether the daemon can serve all users at once (`-multiuser-server`).
-    server_status: whether it has `get_server_status`.
+    server_status: whether the daemon has the command `get_server_status`.
     visible_uuids: whether CUDA_VISIBLE_DEVICES of the daemon accepts UUIDs.
     """
 
@@ -37,26 +37,26 @@ class MpsCapabilities:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options of the daemon, besides `-f`."""
+        """The daemon's command-line options, besides `-f`."""
         return ("-multiuser-server",) if self.multi_user else ()
 
     def without_multi_user(self) -> "MpsCapabilities":
         return replace(self, multi_user=False)
 
     def max_clients(self, card: GpuCard) -> int:
-        """The maximum of CUDA contexts of the card's server."""
+        """The maximum number of clients (CUDA contexts) of the card's server."""
         if _compute_capability(card) < _VOLTA:
             return _MAX_CLIENTS_BEFORE_VOLTA
         return _MAX_CLIENTS_R590 if self.major >= 590 else _MAX_CLIENTS_VOLTA
 
     def visibility_environment(self, cards: list[GpuCard]) -> dict[str, str]:
-        """The variables with which a daemon sees only these cards, in this order."""
+        """The environment variables with which a daemon sees only these cards, in this order."""
         devices = [card.uuid if self.visible_uuids else str(card.index) for card in cards]
         return {"CUDA_VISIBLE_DEVICES": ",".join(devices), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-# The features that a driver lacks, by lowest version; the last matching row counts. Tried: 535, 550, 555, and 580 on a
-# card.
+# The missing features by the lowest version of the driver; the last matching row counts. 535, 550 and 555 were tried,
+# and 580 on a card.
 _TABLE: Final[tuple[tuple[int, dict[str, bool]], ...]] = (
     (0, {"multi_user": False, "server_status": False, "visible_uuids": False}),
     (535, {"multi_user": False, "server_status": False}),
@@ -66,7 +66,7 @@ _TABLE: Final[tuple[tuple[int, dict[str, bool]], ...]] = (
 
 
 def capabilities_of(version: str) -> MpsCapabilities:
-    """The capabilities of a driver version, such as "550.163.01". An unknown one counts as 535, the least able."""
+    """The capabilities of a driver version, such as "550.163.01". An unknown version counts as 535, with fewest."""
     match = _MAJOR.match(version)
     major = int(match[1]) if match else 0
     features: Mapping[str, bool] = {}
@@ -77,9 +77,11 @@ def capabilities_of(version: str) -> MpsCapabilities:
 
 
 def refine_capabilities(capabilities: MpsCapabilities, binary: Path, *, root: bool) -> MpsCapabilities:
-    """Correct the capabilities by the program's help, which names `-multiuser-server`. Only root can use it.
+    """Correct the capabilities by the program's help, which lists `-multiuser-server` if it has this option.
 
-    Options are never tried by starting with them: an unknown one prints the help with rc 0, or is ignored.
+    root: whether the manager runs as root; only root can use the option.
+
+    Starting the program with an option is no test: with an unknown option it prints the help with rc 0, or ignores it.
     """
     if not capabilities.multi_user:
         return capabilities
@@ -95,6 +97,6 @@ def refine_capabilities(capabilities: MpsCapabilities, binary: Path, *, root: bo
 
 
 def _compute_capability(card: GpuCard) -> tuple[int, int]:
-    """The compute capability as NVML reports it; without it the card counts as Volta or newer."""
+    """The compute capability that NVML reports; if it reports none, that of Volta."""
     major, _, minor = card.properties.get("computeCapability", "").partition(".")
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else _VOLTA

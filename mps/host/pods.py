@@ -27,7 +27,7 @@ _NO_ASSIGNMENT = Assignment({})
 
 @dataclass(frozen=True, slots=True)
 class ContainerView:
-    """A container. `runtime_id`: its present ID in the runtime, "" until it has started."""
+    """A container. `runtime_id`: its present ID in the container runtime, "" until it has started."""
 
     key: str
     name: str
@@ -36,15 +36,15 @@ class ContainerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
-    """A pod.
+    """The fields of a pod that the MPS manager uses.
 
-    without_mps: whether it runs without MPS, by its annotation.
-    ends_at: when its grace period is over by the API server's clock, None while it is not deleted.
-    grace: grace period of its deletion in seconds.
-    deadline: when the kubelet ends it by itself, by the node's clock; None: never.
-    spec_grace: grace period in seconds at the deadline, by its spec.
-    cgroup_uid: the UID in its cgroups. A static pod has its own there, which an annotation of its mirror pod names; any
-        user can write that annotation.
+    without_mps: whether its annotation says that it runs without MPS.
+    ends_at: when its grace period is over, by the API server's clock; None while it is not deleted.
+    grace: the grace period of its deletion, in seconds.
+    deadline: when the kubelet ends it (activeDeadlineSeconds), by the node's clock; None: never.
+    spec_grace: the grace period of its spec, in seconds, which the kubelet uses at the deadline.
+    cgroup_uid: the UID in its cgroups. For a mirror pod this is the UID of its static pod, which an annotation names;
+        any user can write that annotation.
     """
 
     uid: str
@@ -101,7 +101,7 @@ _decode = msgspec.json.Decoder(_Pod).decode
 
 
 def parse_pod(content: bytes) -> PodView:
-    """Parse a pod's JSON. A pod with an invalid assignment holds nothing: the device plugin starts no such pod."""
+    """Parse a pod's JSON. With an invalid assignment it has no shares, since the device plugin starts no such pod."""
     pod = _decode(content)
     metadata, spec = pod.metadata, pod.spec
     started, max_seconds = _parse_time(pod.status.start_time), spec.active_deadline_seconds
@@ -129,9 +129,9 @@ def parse_pod(content: bytes) -> PodView:
 
 
 def _parse_containers(pod: _Pod) -> Iterator[ContainerView]:
-    """The containers with their keys of `core/api/request.py`.
+    """The containers of a pod, with the keys of `core/api/request.py`.
 
-    Ordinary init containers are included, which have no share but may open a card.
+    Ordinary init containers are included: they have no share, but may open a card.
     """
     ids = {
         status.name: status.container_id.rpartition("/")[2]  # containerd://<id>
@@ -149,7 +149,11 @@ def _parse_time(timestamp: str | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class CardDemand:
-    """The demand on one card: shares in MiB, and whether all holders run without MPS."""
+    """The demand of pods on one card.
+
+    shares: MiB of each share.
+    without_mps: whether all pods with a share run without MPS.
+    """
 
     shares: tuple[MiB, ...] = ()
     without_mps: bool = False
@@ -161,7 +165,7 @@ def uuids_by_index(cards: Sequence[GpuCard]) -> dict[int, str]:
 
 
 def compute_demands(pods: Sequence[PodView], cards: Sequence[GpuCard]) -> dict[str, CardDemand]:
-    """The demand of pods on each card, by UUID. Pure."""
+    """Compute the demand of pods on each card, by UUID. Pure."""
     uuid_by_index = uuids_by_index(cards)
     shares: dict[str, list[MiB]] = {card.uuid: [] for card in cards}
     without_mps_values: dict[str, set[bool]] = {card.uuid: set() for card in cards}
@@ -192,5 +196,5 @@ def _project(content: bytes) -> tuple[str, PodView]:
 
 
 def required_ceilings(compute_demands: Mapping[str, CardDemand]) -> dict[str, MiB]:
-    """The memory limits that the daemons must allow, by UUID. Pure."""
+    """The memory limit that the daemon of each card must allow its clients, by UUID. Pure."""
     return {uuid: mps.ceiling(demand.shares) for uuid, demand in compute_demands.items()}

@@ -1,7 +1,7 @@
 """The processes of this machine that matter to MPS: control daemons, servers, and programs on the cards.
 
-`Host` is the seam to them; `LocalHost` is this machine. A daemon may be our child or one that a former manager started.
-Both are identified by PID and start time, so that no signal reaches another process with a reused PID.
+`Host` is the interface, which tests replace; `LocalHost` is this machine. A daemon may be a child of this manager or of
+a former one. Both are identified by PID and start time, so that no signal reaches another process with a reused PID.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ from mps.host.control import ControlProgram, FrontEnd
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
 FOREGROUND = "-f"
-_PROGRAM_ARGUMENTS = 3  # that may name the program, also if an interpreter runs it
-# Of a command line or environment. Tenants can start many processes with megabytes of either, and all are read at each
-# check; daemons and servers have some hundred bytes.
+_PROGRAM_ARGUMENTS = 3  # the first arguments, which name the program even if an interpreter runs it
+# The bytes that are read of a command line or environment: tenants can start many processes with megabytes of either,
+# and each check reads all of them. Daemons and servers have some hundred bytes.
 _MAX_BYTES = 65_536
 _REAP_SECONDS = 3.0
 _ENDED_STATES = "ZX"
-_STATE_OFFSET = 2  # fields of /proc/<pid>/stat before the one after the name
+_STATE_OFFSET = 2  # in /proc/<pid>/stat: the state is two characters after the name
 
 
 class HostProcess(Protocol):
-    """One process, and no later one with the same PID."""
+    """One process. Its methods never affect a later process with the same PID."""
 
     @property
     def pid(self) -> int: ...
@@ -44,11 +44,11 @@ class HostProcess(Protocol):
 
 
 class Child(HostProcess, Protocol):
-    """A process that this one has started."""
+    """A process that this process has started."""
 
     @property
     def code(self) -> int | None:
-        """The return code, None until its end was observed."""
+        """The return code, None until the end of the process was observed."""
 
     def abandon(self) -> None:
         """Stop waiting for the process: it keeps running."""
@@ -56,7 +56,7 @@ class Child(HostProcess, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProcessActivity:
-    """The activity of a process: the letter of its state, and its number of context switches."""
+    """The activity of a process: the letter of its state in /proc, and its number of context switches."""
 
     state: str
     switches: int
@@ -66,19 +66,22 @@ class Host(Protocol):
     """A machine on which daemons run. Thread-safe. Processes that have ended are not returned."""
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], output: int) -> Child:
-        """Start a command in its own session, with output to this descriptor. Raises OSError."""
+        """Start a command in its own session. Raises OSError.
+
+        output: the file descriptor for stdout and stderr.
+        """
 
     def front_end(self, program: Path, environment: Mapping[str, str]) -> FrontEnd:
-        """A front end to the daemon of the environment's pipe folder."""
+        """A front end to the daemon whose pipe folder the environment names."""
 
     def daemons(self, pipe: Path) -> list[HostProcess]:
-        """Control daemons of this pipe folder that run in the foreground, as ours do."""
+        """The control daemons of this pipe folder that run in the foreground, as the manager starts them."""
 
     def servers(self, pipe: Path) -> list[HostProcess]:
-        """Servers that daemons of this pipe folder have started, whether the daemon still lives or not."""
+        """The servers that a daemon of this pipe folder has started, even if the daemon has ended."""
 
     def environment(self, pid: int) -> Mapping[str, str]:
-        """The environment that the process was started with."""
+        """The environment with which the process was started."""
 
     def activity(self, pid: int) -> ProcessActivity | None:
         """The activity of a process, None if it has ended."""
@@ -87,14 +90,14 @@ class Host(Protocol):
         """The pods and containers of a process, the outermost first."""
 
     def name(self, pid: int) -> str:
-        """The name of a process, for people; "" if there is no such process."""
+        """The printable name of a process, "" if there is no such process."""
 
     def is_server(self, pid: int) -> bool:
-        """Whether it is an MPS server by its name, which any process can choose."""
+        """Whether the process has the name of an MPS server, which any process can choose."""
 
 
 class LocalHost:
-    """The `Host` that is this machine, by /proc."""
+    """The machine of this process, read from /proc."""
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], output: int) -> Child:
         popen = subprocess.Popen(
@@ -125,7 +128,7 @@ class LocalHost:
             lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()
         except OSError:
             return None
-        # The name comes first and has no line break of its own: the kernel escapes it.
+        # The name comes first. It cannot add lines, since the kernel escapes its line breaks.
         fields = dict(line.split(":", 1) for line in lines if ":" in line)
         switches = (int(text) for name, text in fields.items() if name.endswith("_ctxt_switches"))
         state = fields["State"].strip()[0]
@@ -139,7 +142,7 @@ class LocalHost:
             name = (PROC / str(pid) / "comm").read_text(errors="replace").strip()
         except OSError:
             return ""
-        # A process names itself, and admins read it on their terminals.
+        # A process chooses its own name, and administrators read it on their terminals.
         return "".join(character if character.isprintable() else "?" for character in name)
 
     def is_server(self, pid: int) -> bool:
@@ -151,7 +154,7 @@ LOCAL = LocalHost()
 
 @dataclass(frozen=True, slots=True)
 class _FoundProcess:
-    """A process by PID and start time, in clock ticks since boot."""
+    """A process that was not started by this one, identified by its PID and its start time (clock ticks since boot)."""
 
     pid: int
     start_time: int
@@ -165,7 +168,7 @@ class _FoundProcess:
         except ProcessLookupError:
             return
         try:
-            # Checked after opening: now the descriptor is certainly that of this process.
+            # Checked after opening, so that the descriptor certainly belongs to this process.
             if self.is_alive():
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(descriptor, number)
@@ -174,7 +177,7 @@ class _FoundProcess:
 
 
 class _StartedChild:
-    """A child by its handle: no other process gets its PID before we have reaped it."""
+    """A child of this process. No other process gets its PID before the child is reaped."""
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self._popen = popen
@@ -193,7 +196,7 @@ class _StartedChild:
         if _start_time(self.pid) is not None:
             return True
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(_REAP_SECONDS)  # returns at once, since it has ended: `poll` was a moment too early
+            self._popen.wait(_REAP_SECONDS)  # returns at once: the process has ended since `poll`
         return False
 
     def signal(self, number: signal.Signals) -> None:
@@ -215,7 +218,7 @@ def _find_processes(pipe: Path, program: str) -> list[tuple[HostProcess, list[st
         start_time = _start_time(pid)
         if start_time is None or _read_environment(pid).get(mps.PIPE_ENV) != str(pipe):
             continue
-        if not cgroups.is_tenant_process(pid):  # a tenant's process must neither be ended nor count as a daemon
+        if not cgroups.is_tenant_process(pid):  # a tenant's process must not be ended, and does not count as a daemon
             processes.append((_FoundProcess(pid, start_time), _read_arguments(entry)))
     return processes
 
@@ -225,7 +228,7 @@ def _is_program(entry: Path, program: str) -> bool:
 
 
 def _read_arguments(entry: Path) -> list[str]:
-    """The arguments within the bytes that are read."""
+    """The arguments within the first `_MAX_BYTES` of the command line."""
     return _read_entries(entry / "cmdline")
 
 
@@ -234,7 +237,7 @@ def _read_environment(pid: int) -> dict[str, str]:
 
 
 def _read_entries(file: Path) -> list[str]:
-    """The entries of a file of /proc that are separated by NUL; empty if the process has ended."""
+    """Read the NUL-separated entries of a file in /proc; [] if the process has ended."""
     try:
         with file.open("rb") as stream:
             content = stream.read(_MAX_BYTES)
@@ -248,6 +251,6 @@ def _start_time(pid: int) -> int | None:
         content = (PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
-    # The name is in brackets and may hold anything, brackets too.
+    # The name is in brackets, and may contain any character, also brackets.
     fields = content[content.rindex(")") + _STATE_OFFSET :].split()
     return None if fields[0] in _ENDED_STATES else int(fields[19])

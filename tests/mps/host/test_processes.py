@@ -92,7 +92,7 @@ def test_one_that_has_ended_is_signalled_no_more(folder, running):
 def test_a_number_that_another_process_has_now_is_not_it(folder, running):
     running(CONTROL, FOREGROUND)
     (daemon,) = LOCAL.daemons(folder / "pipe")
-    former = type(daemon)(daemon.pid, daemon.started - 1)
+    former = type(daemon)(daemon.pid, daemon.start_time - 1)
     assert not former.is_alive()
     former.signal(signal.SIGKILL)
     assert daemon.is_alive()
