@@ -34,6 +34,7 @@ from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
 _FEW: Final = 8  # members put where pods are evicted; a plan with more has a turn of its own
+_MOST_CARD_REQUESTS: Final = 512  # of all members without a place: a plan for more would hold the lock for too long
 
 
 @dataclass(slots=True)
@@ -144,6 +145,8 @@ class GangPreemption:
             self._nominations.remove(uid)
             gang, lacking = self._gangs.gang_of(uid), self._unplaced_members(uid)
             if gang is None or all(member.uid != uid for member in lacking):
+                return None, False
+            if gangplan.count_card_requests(lacking) > _MOST_CARD_REQUESTS:
                 return None, False
             if not self._gang_places.count_capacities(lacking, self._clock.cpu() + TURN):
                 return None, True

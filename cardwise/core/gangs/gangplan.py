@@ -259,6 +259,18 @@ def beyond_quotas(ledger: Ledger, members: Iterable[Member], headroom: Sequence[
     return None
 
 
+def count_card_requests(members: Iterable[Member]) -> int:
+    """The card requests of all members: the work to place each of them once."""
+    counts: dict[PodRequest, int] = {}
+    total = 0
+    for member in members:
+        if member.request is not None:
+            if member.request not in counts:
+                counts[member.request] = len(fitting.card_requests(member.request))
+            total += counts[member.request]
+    return total
+
+
 def _sizes(members: Iterable[Member]) -> dict[PodRequest | None, tuple[int, int, int]]:
     """By request, a sort key: members that are hard to place come first."""
     return {request: _size(request) for request in {member.request for member in members}}

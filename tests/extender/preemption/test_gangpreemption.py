@@ -16,6 +16,7 @@ from extender.api.verbs import AnswerSettings
 from extender.cache.yielding import TURN
 from extender.gangs import gangplaces
 from extender.gangs.gangplaces import GangPlaces
+from extender.preemption import gangpreemption
 from extender.records import wire
 from tests.examples import examples
 from tests.extender.gangworlds import NodeSpec, World, member, single
@@ -407,6 +408,22 @@ def test_nodes_are_looked_at_some_in_a_turn(monkeypatch):
     pauses = world.meanwhile(0, lambda: None)
     assert len(world.asks("g0")) == 1
     assert len(pauses) > 3
+
+
+@pytest.mark.parametrize(("size", "victims"), [(4, 1), (5, 0)])
+def test_a_gang_whose_plan_would_hold_the_lock_for_long_gets_no_victims_and_is_not_planned(monkeypatch, size, victims):
+    monkeypatch.setattr(gangpreemption, "_MOST_CARD_REQUESTS", 4)
+    plans, simulate_plan = [], GangPlaces.simulate_plan
+
+    def counted(*args, **kwargs):
+        plans.append(args)
+        return simulate_plan(*args, **kwargs)
+
+    monkeypatch.setattr(GangPlaces, "simulate_plan", counted)
+    world = Full(**{f"n{i}": [LOW] for i in range(5)})
+    gang(world, size)
+    assert len(world.asks("g0")) == victims
+    assert bool(plans) == bool(victims)
 
 
 def takes_a_turn(world):
