@@ -40,6 +40,9 @@ from extender.process import ExtenderSettings, Process
 _log = structlog.get_logger(__name__)
 
 _FAST_THREADS = 4  # the scheduler calls for one pod at a time; the rest is for inspect and for binds of a single stanza
+# For pods of several card requests. Python runs one thread at a time, so more of them would only make each slower; of
+# two a namespace has one, so its searches do not delay those of another.
+_SEARCH_THREADS = 2
 # All members of the biggest gang can wait in bind; the other threads are for all other binds.
 _THREADS_FOR_OTHERS = 32
 _BIND_THREADS = gangs.MOST_MEMBERS + 3 * _THREADS_FOR_OTHERS
@@ -259,6 +262,7 @@ def main(
         on_worker_stopping=process.begin_stop,
         on_worker_stop=process.stop,
         alive=process.is_alive,
+        long_threads=_SEARCH_THREADS,
         slow_bind=bind_port_bind,
         slow_threads=_BIND_THREADS,
     ).run()

@@ -21,7 +21,7 @@ from cardwise.core.api import names
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
 from cardwise.runtime.http import httpcalls
-from cardwise.runtime.http.httpcalls import Environ, WsgiApp
+from cardwise.runtime.http.httpcalls import Environ, TakesLong, WsgiApp
 from extender.api import verbs
 from extender.api.metrics import Metrics, most_frequent
 from extender.api.verbs import AnswerSettings
@@ -193,6 +193,16 @@ def _bind_log_context(args: wire.FilterArgs | wire.PreemptArgs) -> str:
     return ref.uid
 
 
+def _read_filter_args(environ: Environ) -> wire.FilterArgs:
+    """The arguments of filter or prioritize. A call that takes long is moved to threads of its own, where the pod's
+    namespace shares them with others. Raises Malformed, TakesLong.
+    """
+    args = wire.decode_filter_args(_read_body(environ))
+    if verbs.takes_long(args):
+        httpcalls.move_long_call(environ, args.parsed_pod.ref.namespace)
+    return args
+
+
 def _call_of(environ: Environ) -> Call:
     """The call as a search for nodes needs it."""
     return Call(environ.get(httpcalls.ARRIVED), lambda: httpcalls.is_abandoned(environ))
@@ -204,11 +214,13 @@ def _serve_filter(parts: Parts, environ: Environ) -> FilterResult:
         return FilterResult(error=unavailable)
     parts.binder.throttle.delay_filter()
     try:
-        args = wire.decode_filter_args(_read_body(environ))
+        args = _read_filter_args(environ)
         uid = _bind_log_context(args)
         answer = verbs.filter_nodes(parts.state, parts.preferences, args, parts.notice, _call_of(environ))
     except Malformed as error:
         return FilterResult(error=str(error))
+    except TakesLong:
+        raise
     except Exception:  # noqa: BLE001 - the outermost frame of a call; logged, and answered as the protocol wants
         _log.exception("filter failed")
         return FilterResult(error=_FAILED)
@@ -226,11 +238,13 @@ def _serve_prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]
     if _unavailable_reason(parts, environ):
         return []
     try:
-        args = wire.decode_filter_args(_read_body(environ))
+        args = _read_filter_args(environ)
         _bind_log_context(args)
         return verbs.prioritize(parts.state, parts.preferences, args, _call_of(environ))
     except Malformed as error:
         _log.info("failed to parse a prioritize call", error=str(error))
+        raise
+    except TakesLong:
         raise
     except Exception:  # noqa: BLE001 - as in filter
         _log.exception("prioritize failed")

@@ -12,6 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cardwise.clock import SYSTEM, Clock
+from cardwise.runtime.http.httpcalls import TakesLong
 
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 300.0)
 _QUEUE_BUCKETS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
@@ -68,12 +69,18 @@ class Metrics:
 
     @contextmanager
     def measure_call(self, verb: str) -> Iterator[None]:
-        """Context manager: measures the seconds of a call of the verb."""
-        began = time.perf_counter()
+        """Context manager: measures the seconds of a call of the verb. TakesLong is no end of a call: it goes on
+        elsewhere.
+        """
+        began, is_moved = time.perf_counter(), False
         try:
             yield
+        except TakesLong:
+            is_moved = True
+            raise
         finally:
-            self._by_verb[verb].observe(time.perf_counter() - began)
+            if not is_moved:
+                self._by_verb[verb].observe(time.perf_counter() - began)
 
     def count_refusal(self, reason: str) -> None:
         """Count a pod for which filter found no node, by the reason from `most_frequent`."""

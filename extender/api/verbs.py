@@ -13,6 +13,7 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
 from cardwise.core.values.refusals import Refusal
+from extender.cache import nodesearch
 from extender.cache.placing import Call, PlacementRequest, SearchUnfinished
 from extender.cache.quotas import FullEntry
 from extender.cache.reservations import PHASE_NAMES, KnownBinding, Phase
@@ -117,6 +118,15 @@ def filter_nodes(
     if not isinstance(placement, dict):
         return _fit_result(args, [placement.node])
     return _fit_result(args, list(placement))
+
+
+def takes_long(args: FilterArgs) -> bool:
+    """Whether filter or prioritize of the pod may search all nodes, for up to a second."""
+    try:
+        request = args.parsed_pod.request
+    except InvalidRequest:
+        return False
+    return request is not None and nodesearch.is_needed(request, len(args.candidate_names() or ()))
 
 
 def prioritize(state: State, preferences: AnswerSettings, args: FilterArgs, call: Call = Call()) -> list[HostPriority]:

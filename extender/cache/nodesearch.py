@@ -50,6 +50,11 @@ class _Refused(NamedTuple):
     refusals: dict[str, tuple[int, Refusal]]
 
 
+def is_needed(request: PodRequest, node_count: int) -> bool:
+    """Whether the nodes are searched without the lock: they are many, and the request has several card requests."""
+    return node_count > FEW and fitting.has_several_claims(request)
+
+
 class NodeSearch:
     """Any thread may call it, without the lock."""
 
@@ -65,7 +70,7 @@ class NodeSearch:
         """Search all nodes for the pod, if it has several card requests. Returns the request with the results, else as
         it was.
         """
-        if len(placement_request.nodes) <= FEW or not fitting.has_several_claims(placement_request.request):
+        if not is_needed(placement_request.request, len(placement_request.nodes)):
             return placement_request
         key = placement_request.pod.namespace, placement_request.request
         with self._lock:

@@ -20,6 +20,9 @@ import httptools
 ARRIVED: Final = "cardwise.arrived"
 # In the WSGI environ: a function that makes the server close the connection after the response.
 CLOSE: Final = "cardwise.close"
+# In the WSGI environ, if the server has threads for calls that take long: the owner for which the call was moved to
+# them (`move_long_call`), or None.
+LONG_OWNER: Final = "cardwise.long_owner"
 # In the WSGI environ: whether the call may wait for long, on a thread of the second set.
 SLOW: Final = "cardwise.slow"
 # In the WSGI environ: the socket of the connection, to check whether the client is still connected.
@@ -51,6 +54,17 @@ class BadHttpCall(Exception):
     def __init__(self, status: HTTPStatus) -> None:
         super().__init__(status.phrase)
         self.status = status
+
+
+class TakesLong(Exception):
+    """The call must be answered by the threads for calls that take long.
+
+    owner: the namespace or other owner for which it takes long; owners share these threads fairly.
+    """
+
+    def __init__(self, owner: str) -> None:
+        super().__init__(owner)
+        self.owner = owner
 
 
 class HttpCall(NamedTuple):
@@ -225,6 +239,16 @@ def shared_environ(client: tuple[Any, ...], server: tuple[Any, ...], scheme: str
     }
 
 
+def move_long_call(environ: Environ, owner: str) -> None:
+    """Move the running call to the server's threads for calls that take long: the application is called again there.
+
+    Raises TakesLong, which the application must pass on; returns if the call is there already, or without a server that
+    has such threads.
+    """
+    if environ.get(LONG_OWNER, "") is None:
+        raise TakesLong(owner)
+
+
 def is_abandoned(environ: Environ) -> bool:
     """Whether the client of the running call has closed its connection. Returns at once."""
     connection = environ.get(SOCKET)
@@ -264,13 +288,20 @@ class HttpResponse:
 
 
 def answer_call(app: WsgiApp, call: HttpCall, stopping: Callable[[], bool]) -> tuple[bytes, bool]:
-    """The application's response as bytes, and whether the connection ends with it. Raises exceptions of `app`."""
+    """The application's response as bytes, and whether the connection ends with it. Raises exceptions of `app`, among
+    them TakesLong: then the call can be answered again.
+    """
     if "%" in call.environ["PATH_INFO"]:
         path = call.environ["PATH_INFO"].encode("latin-1")
         call.environ["PATH_INFO"] = unquote_to_bytes(path).decode("latin-1")
     answer = HttpResponse(last=call.last)
     call.environ[CLOSE] = answer.force_close
-    parts = app(call.environ, answer.start_response)
+    try:
+        parts = app(call.environ, answer.start_response)
+    except TakesLong as error:
+        call.environ[LONG_OWNER] = error.owner
+        call.environ["wsgi.input"].seek(0)
+        raise
     try:
         body = b"".join(parts)
     finally:

@@ -149,6 +149,7 @@ class Listener(NamedTuple):
 
     route: returns the threads that answer a call, by its environ.
     slow: calls may wait there for long.
+    long: the application may move calls (`httpcalls.move_long_call`); `route` returns the threads for them.
     owner_of: returns the owner of a call (such as a namespace) by its environ, for clients that call for many: the
         owners share the client's time fairly. Called by the server's thread: it must return at once and never raise.
     """
@@ -156,6 +157,7 @@ class Listener(NamedTuple):
     sock: socket.socket
     route: Route
     slow: bool = False
+    long: bool = False
     owner_of: Callable[[Environ], str] | None = None
 
 
@@ -457,7 +459,9 @@ class HttpServer:
         client, listener = connection.client, connection.listener
         environ = connection.reader.calls[0].environ
         threads = listener.route(environ)
-        owner = listener.owner_of(environ) if listener.owner_of is not None else ""
+        owner = environ.get(httpcalls.LONG_OWNER)
+        if owner is None:
+            owner = listener.owner_of(environ) if listener.owner_of is not None else ""
         flow = threads, owner
         if client is not None and not self._make_space_in_queue(connection.source, client, flow):
             self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -568,6 +572,8 @@ class HttpServer:
             sock.close()  # the client has closed already
             return
         environ |= {httpcalls.SOCKET: sock, httpcalls.SLOW: listener.slow}
+        if listener.long:
+            environ[httpcalls.LONG_OWNER] = None
         connection = _Connection(sock, source, client, listener, Reader(environ, self._limits.body))
         self._connections[sock.fileno()] = connection
         self._clients[source] = client
@@ -799,6 +805,10 @@ class HttpServer:
         began = self._clock.now()
         try:
             answer, connection.last = httpcalls.answer_call(self._app, call, lambda: not self._alive)
+        except httpcalls.TakesLong:
+            connection.seconds += self._clock.now() - began
+            connection.reader.calls.appendleft(call)
+            return
         except Exception:  # noqa: BLE001 - the outermost frame of a call; logged, and answered
             _log.exception("failed to answer a call", path=call.environ["PATH_INFO"])
             answer, connection.last = httpcalls.refusal_response(HTTPStatus.INTERNAL_SERVER_ERROR), True

@@ -23,6 +23,7 @@ from gunicorn.workers.base import Worker
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.runtime import interpreter
+from cardwise.runtime.http import httpcalls
 from cardwise.runtime.http.httpcalls import Environ, WsgiApp
 from cardwise.runtime.http.httpserver import HttpServer, Limits, Listener
 from cardwise.runtime.http.threads import Threads
@@ -78,6 +79,8 @@ class Server:
     owner_of: the owner of a call (such as a namespace) by its environment, for clients that call for many; see
         `Listener`.
     prompt: the paths whose calls are answered by threads of their own, so that they wait for no other call.
+    long_threads: the number of threads for calls that take long (`httpcalls.move_long_call`). 0: calls stay where they
+        are.
     slow_bind: an address whose calls are answered by up to `slow_threads` threads of their own.
     graceful_timeout: seconds in which running calls may end when the server stops.
     """
@@ -97,6 +100,7 @@ class Server:
         alive: Callable[[], bool] = lambda: True,
         owner_of: Callable[[Environ], str] | None = None,
         prompt: Collection[str] = (),
+        long_threads: int = 0,
         slow_bind: HostPort | None = None,
         slow_threads: int = 64,
         graceful_timeout: float = 30.0,
@@ -111,6 +115,7 @@ class Server:
         self.owner_of = owner_of
         self.prompt = frozenset(prompt)
         self.threads = threads
+        self.long_threads = long_threads
         self.slow_threads = slow_threads if slow_bind is not None else 0
         self.context = _Contexts(tls, client_ca=client_ca) if tls is not None else None
         self.limits = Limits(body=max_body_bytes, held=max(64 << 20, 2 * max_body_bytes))
@@ -209,14 +214,22 @@ class _Worker(Worker):  # type: ignore[misc]
     def run(self) -> None:
         server = self.server
         fast, slow = Threads("fast", server.threads), Threads("slow", server.slow_threads)
-        prompt = Threads("prompt", _PROMPT_THREADS)
+        prompt, long = Threads("prompt", _PROMPT_THREADS), Threads("long", server.long_threads)
+        has_long = server.long_threads > 0
 
         def route(environ: Environ) -> Threads:
+            if environ.get(httpcalls.LONG_OWNER) is not None:
+                return long
             return prompt if environ["PATH_INFO"] in server.prompt else fast
 
-        listeners = [Listener(listening.sock, route, owner_of=server.owner_of) for listening in self.sockets]
+        def route_slow(environ: Environ) -> Threads:
+            return slow if environ.get(httpcalls.LONG_OWNER) is None else long
+
+        listeners = [
+            Listener(listening.sock, route, long=has_long, owner_of=server.owner_of) for listening in self.sockets
+        ]
         if server.slow_threads:  # the slow address is the last
-            listeners[-1] = Listener(self.sockets[-1].sock, lambda _: slow, slow=True)
+            listeners[-1] = Listener(self.sockets[-1].sock, route_slow, slow=True, long=has_long)
         self.serving = HttpServer(
             self.wsgi, listeners, context=server.context, limits=server.limits, stopping=server.on_stopping
         )

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from werkzeug.test import create_environ
 
 from cardwise.core.api import names
 from cardwise.kube import paths
@@ -272,6 +273,35 @@ def test_a_search_for_a_pod_of_several_requests_ends_with_the_connection():
         assert filter_of_several(**{httpcalls.SOCKET: ours})["Error"] == ""
         theirs.close()
         assert filter_of_several(**{httpcalls.SOCKET: ours})["Error"] == verbs.UNFINISHED
+
+
+@pytest.mark.parametrize("verb", ["filter", "prioritize"])
+def test_a_pod_of_several_requests_is_searched_for_on_threads_for_long_calls(verb):
+    several, plain = asking("several", whole_gpu=1, share=1, namespace="team"), asking("plain", whole_gpu=1, share=1)
+    several["spec"]["containers"] *= 2
+    nodes = [f"n{i:02}" for i in range(FEW + 1)]
+    app_parts = parts()
+    with_cards(app_parts.state, **dict.fromkeys(nodes, 2))
+    wsgi = create_app(app_parts).wsgi_app
+    statuses = []
+
+    def call(pod, nodes, owner):
+        body = json.dumps({"Pod": pod, "NodeNames": nodes}).encode()
+        environ = create_environ(f"/gpushare-scheduler/{verb}", method="POST", data=body)
+        wsgi(environ | {httpcalls.LONG_OWNER: owner}, lambda status, _: statuses.append(status))
+
+    def count_calls():
+        return app_parts.metrics._by_verb[verb]._sum.get()
+
+    with pytest.raises(httpcalls.TakesLong) as moved:
+        call(several, nodes, None)
+    assert moved.value.owner == "team"
+    assert count_calls() == 0, "it is measured where it is answered"
+    call(several, nodes, "team")
+    assert count_calls() > 0
+    call(several, nodes[:1], None)
+    call(plain, nodes, None)
+    assert statuses == ["200 OK"] * 3
 
 
 _json = st.recursive(

@@ -22,7 +22,9 @@ Contexts = Callable[[], ssl.SSLContext]
 
 
 class Serving:
-    """With a clock that stands still; /wait waits for `released`, /big answers with more than anybody takes at once."""
+    """With a clock that stands still; /wait waits for `released`, /long does so on threads for calls that take long
+    (the query is its owner), /big answers with more than anybody takes at once.
+    """
 
     def __init__(
         self, limits: Limits, context: Contexts | None, threads: int, owner_of: Callable[[Environ], str] | None = None
@@ -36,9 +38,14 @@ class Serving:
         listening = socket.create_server(("127.0.0.1", 0))
         self.port = listening.getsockname()[1]
         self.pool = pool = Threads("fast", threads)
+        self.long_pool = long_pool = Threads("long", 2)
+
+        def route(environ: Environ) -> Threads:
+            return pool if environ[httpcalls.LONG_OWNER] is None else long_pool
+
         self.server = HttpServer(
             self.app,
-            [Listener(listening, lambda _: pool, owner_of=owner_of)],
+            [Listener(listening, route, long=True, owner_of=owner_of)],
             context=context,
             limits=limits,
             clock=self.clock,
@@ -49,7 +56,10 @@ class Serving:
     def app(self, environ, start_response):
         self.arrived.append(environ[httpcalls.ARRIVED])
         self.paths.append(environ["PATH_INFO"])
-        if environ["PATH_INFO"] == "/wait":
+        if environ["PATH_INFO"] == "/long" and environ[httpcalls.LONG_OWNER] is None:
+            environ["wsgi.input"].read()
+            httpcalls.move_long_call(environ, environ["QUERY_STRING"])
+        if environ["PATH_INFO"] in ("/wait", "/long"):
             self.waiting.release()
             assert self.released.wait(PATIENCE)
         start_response("200 OK", [])

@@ -1,0 +1,90 @@
+"""Calls that take long have threads of their own: they keep no other call waiting."""
+
+import pytest
+
+from cardwise.runtime.http import httpcalls
+from tests.runtime.http.loopback import PATIENCE, answer, asks, client, until
+from tests.runtime.http.test_httpserver import tls
+
+CLIENTS = pytest.mark.parametrize("secure", [False, True], ids=["by address", "with a certificate"])
+
+
+class Caller:
+    """Connects to a server, with a certificate if `secure`."""
+
+    def __init__(self, serve, certificates, *, secure, threads=1):
+        self.server = serve(tls(certificates) if secure else None, threads=threads)
+        self._context = client(certificates) if secure else None
+
+    def send_call(self, path):
+        line = self.server.connect(context=self._context)
+        asks(line, path)
+        return line
+
+    def get(self):
+        return self.server.get(context=self._context)
+
+    def until_counts(self, running, waiting):
+        pool = self.server.long_pool
+        until(
+            lambda: (len(pool._running), pool._waiting) == (running, waiting),
+            f"that {running} long calls run and {waiting} wait",
+        )
+
+
+@CLIENTS
+def test_long_calls_take_no_thread_from_others_and_an_owner_has_one_at_a_time(serve, certificates, secure):
+    caller = Caller(serve, certificates, secure=secure)
+    lines = [caller.send_call("/long?greedy") for _ in range(3)]
+    caller.until_counts(1, 2)
+    assert caller.get() == b"ok"
+    if secure:  # of two threads, an address without a certificate has one
+        lines.append(caller.send_call("/long?other"))
+        caller.until_counts(2, 2)
+    caller.server.released.set()
+    assert [answer(line) for line in lines] == [b"ok"] * len(lines)
+
+
+@CLIENTS
+def test_a_long_call_that_its_client_gives_up_while_it_waits_is_dropped(serve, certificates, secure):
+    caller = Caller(serve, certificates, secure=secure)
+    first, second = caller.send_call("/long?a"), caller.send_call("/long?a")
+    caller.until_counts(1, 1)
+    calls = len(caller.server.paths)
+    second.close()
+    caller.until_counts(1, 0)
+    caller.server.released.set()
+    assert answer(first) == b"ok"
+    assert len(caller.server.paths) == calls, "the application was not called for it again"
+
+
+def test_a_call_after_a_long_one_is_answered_by_a_thread_for_its_kind(serve):
+    server = serve(threads=1)
+    line = server.connect()
+    body = "x" * 1000
+    line.sendall(
+        f"POST /long?a HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+        "POST /short HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi".encode()
+    )
+    until(lambda: len(server.long_pool._running) == 1, "that the long call runs")
+    server.released.set()
+    with line.makefile("rb") as reading:
+        first, second = reading.read().split(b"HTTP/1.1 200 OK")[1:]
+    assert first.endswith(body.encode()), "the application reads the body again"
+    assert second.endswith(b"hi")
+    assert server.paths == ["/long", "/long", "/short"]
+
+
+@pytest.mark.parametrize("environ", [{}, {httpcalls.LONG_OWNER: "a"}, {httpcalls.LONG_OWNER: ""}])
+def test_a_call_stays_where_it_is_without_such_threads_and_when_it_was_moved(environ):
+    httpcalls.move_long_call(environ, "a")
+
+
+def test_long_calls_are_answered_while_the_server_stops(serve):
+    server = serve(threads=1)
+    line = server.connect()
+    asks(line, "/long?a")
+    assert server.waiting.acquire(timeout=PATIENCE)
+    server.server.stop()
+    server.released.set()
+    assert answer(line) == b"ok"
