@@ -4,7 +4,6 @@ Runs after all mutating webhooks, which may have changed the pod. Rules that nee
 ValidatingAdmissionPolicies of the chart, so that they hold even while the webhook is down.
 """
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -181,7 +180,7 @@ def _check_class(name: str, field: str, inventory: CardCatalog) -> None:
     suggested_name = lookalikes.suggest_resource(names.CLASS_PREFIX + name, known)
     if suggested_name in names.REQUESTED:
         raise InvalidRequest(field, f"there is no ResourceClass {name}", f"did you mean {suggested_name}?")
-    likely = difflib.get_close_matches(name, known, n=_SHOWN, cutoff=0.0)
+    likely = lookalikes.select_alike(name, sorted(known), _SHOWN)
     further = f" or one of {len(known) - len(likely)} more" if len(known) > len(likely) else ""
     any_card = f"{names.GPU_MEM} (such as 8Gi) or {names.WHOLE_GPU} (whole GPUs) for any GPU"
     raise InvalidRequest(

@@ -23,7 +23,7 @@ from webhook.templates.spellings import counted_resource, is_zero
 QUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of workloads that Kueue starts
 _MAX_WARNINGS: Final = 8  # names of resources that nobody offers
 _MAX_SHOWN_KEYS: Final = 4  # keys of a node selector in one warning
-_MOST_COMPARED: Final = 16  # keys of an object: each is compared with all that there are
+_MOST_COMPARED: Final = 16  # keys of an object: each is compared with all that Cardwise reads
 _RANGES: Final = ("max", "min", "default", "defaultRequest")  # of a LimitRange
 _UPPER_RANGES: Final = ("max", "default", "defaultRequest")  # those that say how large a share is, or may be
 
@@ -31,6 +31,7 @@ _UPPER_RANGES: Final = ("max", "default", "defaultRequest")  # those that say ho
 def warn_foreign_resources(pod: Json, offers: Offers, classes: Iterable[str]) -> tuple[str, ...]:
     """Warnings about GPU resources of other domains that no node offers: misspelled, or of another GPU sharer."""
     offered = offers.resources()
+    known = (*sorted(offered), *classes)
     warnings: dict[str, str] = {}
     for container in request.containers(pod):
         for kind, amounts in containers.amount_lists(container.spec.get("resources") or {}):
@@ -39,7 +40,7 @@ def warn_foreign_resources(pod: Json, offers: Offers, classes: Iterable[str]) ->
                     continue
                 if len(warnings) >= _MAX_WARNINGS:  # each is compared with all that there are
                     return tuple(warnings.values())
-                suggested_name = lookalikes.suggest_resource(name, (*sorted(offered), *classes))
+                suggested_name = lookalikes.suggest_resource(name, known)
                 remedy = f"did you mean {suggested_name}?" if suggested_name else "the pod waits until a node does"
                 if lookalikes.is_of_other_vendor(name):
                     remedy = f"{remedy}; Cardwise shares NVIDIA GPUs only"
@@ -111,7 +112,8 @@ def warn_resource_quota(
     hard = (manifest.get("spec") or {}).get("hard") or {}
     rewritten = frozenset(records.read_record(manifest).get("hard", ()))  # of these the author has been told
     ours = {key: amount for key, amount in hard.items() if key not in rewritten}
-    warnings = [f"spec.hard[{key}]: {reason}" for key, reason in _uncounted_keys(ours, offers, known, _Comparisons())]
+    uncounted = islice(_uncounted_keys(ours, offers, known, _Comparisons()), _MAX_WARNINGS)
+    warnings = [f"spec.hard[{key}]: {reason}" for key, reason in uncounted]
     if shares := hard.get(quotas.SHARES):
         warnings += _warn_small_amount(f"spec.hard[{quotas.SHARES}]", shares, min_share)
     missing = quotas.uncounted_key(hard)
@@ -140,14 +142,15 @@ def warn_limit_range(
     """
     entries = (manifest.get("spec") or {}).get("limits") or ()
     comparisons = _Comparisons()
-    warnings = [
+    uncounted = (
         f"spec.limits[{i}].{name}[{key}]: {reason}"
         for i, entry in enumerate(entries)
         for name in _RANGES
         for key, reason in _uncounted_keys(
             entry.get(name) or {}, offers, known, comparisons, spell=lambda suggested_name: suggested_name
         )
-    ]
+    )
+    warnings = list(islice(uncounted, _MAX_WARNINGS))
     for i, entry in enumerate(entries):
         for name in _UPPER_RANGES:
             if upper := (entry.get(name) or {}).get(names.GPU_MEM):
@@ -204,10 +207,11 @@ def _uncounted_keys(
                 yield key, f"there is no ResourceClass {of_class} now; until there is one, it counts nothing{hint}"
         elif offered is not None and name not in offered:
             foreign.append((key, name))
+    candidates = (*sorted(offered or ()), *known) if foreign else ()
     for key, name in foreign:
         if not comparisons.begin():
             return
-        suggested_name = lookalikes.suggest_resource(name, (*sorted(offered or ()), *known))
+        suggested_name = lookalikes.suggest_resource(name, candidates)
         if suggested_name:
             suggestion = spell(suggested_name if "/" in suggested_name else f"{names.CLASS_PREFIX}{suggested_name}")
             yield key, f"no node offers it, so it counts nothing; did you mean {suggestion}?"

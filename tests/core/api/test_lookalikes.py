@@ -48,6 +48,52 @@ def test_what_nodes_offer_may_be_meant() -> None:
     )
 
 
+def suggest_label(key: str, known: list[str]) -> str:
+    return lookalikes.suggest_node_label(key, "x", dict.fromkeys(known, ()))
+
+
+@pytest.mark.parametrize(
+    ("suggest", "written", "expected"),
+    [
+        (suggest_resource, "nvidia.com/tesla.k80", "nvidia.tesla.k80"),
+        (lookalikes.suggest_class, "nvidia.tesla.k8", "nvidia.tesla.k80"),
+        (suggest_label, "nvidia.tsela.k80", "nvidia.tesla.k80"),
+        (suggest_resource, "amd.com/gpus", "amd.com/gpu"),
+    ],
+)
+def test_of_many_candidates_a_few_are_compared(suggest, written, expected, monkeypatch) -> None:
+    """A name took 0.1 s beside 256 classes, and an object may have some such names."""
+    compared, edit_distance = [], lookalikes._edit_distance
+
+    def observe(name, other, limit):
+        compared.append(other)
+        return edit_distance(name, other, limit)
+
+    monkeypatch.setattr(lookalikes, "_edit_distance", observe)
+    invented = [f"{expected.partition('.')[0]}.{prefix}/{i}.gpu" for prefix in ("a", "amd.com") for i in range(250)]
+    assert suggest(written, [*invented, *(f"{i}.amd.com/gpu-{i}" for i in range(250)), expected]) == expected
+    assert len(set(compared)) <= 2 * 32 + 8, "with and without the domain, and our own"
+
+
+def test_of_a_cluster_that_invents_names_a_limited_number_is_read() -> None:
+    read = []
+
+    def invent():
+        for i in range(100_000):
+            read.append(i)
+            yield f"nvidia.com/gpu-{i}"
+
+    suggest_resource("nvidia.com/gpu-x", invent())
+    assert len(read) <= 1024
+
+
+def test_those_that_are_most_alike_come_first() -> None:
+    assert lookalikes.select_alike("nvidia.tesla.k81", ["nvidia.l4", "nvidia.tesla.p100", "nvidia.tesla.k80"], 2) == [
+        "nvidia.tesla.k80",
+        "nvidia.tesla.p100",
+    ]
+
+
 def test_whole_cards_are_meant_by_one_name() -> None:
     assert suggest_resource("example.org/gpu", [names.WHOLE_GPU]) == names.GPU_COUNT
 
