@@ -43,6 +43,7 @@ from webhook.templates.spellings import NvidiaGpu, Vocabulary
 
 _IN_POD: Final = ("spec.", "metadata.")  # how a message begins that names a field of the pod
 _MOST_WARNINGS: Final = 8
+_LEAST_WEIGHT: Final = 8
 
 
 class Lookups(Protocol):
@@ -200,22 +201,31 @@ def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> D
         return Decision()  # whoever wrote its owner has been told
     unique_texts: dict[str, None] = {}
     queued = advice.QUEUE in labels_of(review.object)
+    weight = 0
     for path, template in templates.find_templates(review.object, review.resource):
+        if not is_pod_shaped(template):
+            continue
+        if weight and weight + _weight_of(template) > sizes.MOST_CONTAINERS:
+            break  # all templates together take no longer than the largest pod
+        weight += _weight_of(template)
         texts = _judge_template(template, review.namespace, view, settings)
-        if queued and is_pod_shaped(template):
+        if queued:
             texts += advice.warn_kueue_amounts(template, settings.unit)
         unique_texts |= {
             templates.field_in_workload(path, text) if text.startswith(_IN_POD) else text: None for text in texts
         }
         if len(unique_texts) >= _MOST_WARNINGS:
-            break  # to judge a template may take a tenth of a second, and no more is told
+            break  # no more are shown
     return Decision(warnings=tuple(unique_texts)[:_MOST_WARNINGS])
+
+
+def _weight_of(template: Json) -> int:
+    """How long it takes to judge a template, in containers. Its nodes take as long as some of them."""
+    return max(_LEAST_WEIGHT, sum(1 for _ in request.containers(template)))
 
 
 def _judge_template(template: Json, namespace: str, view: Lookups, settings: WebhookSettings) -> tuple[str, ...]:
     """The warnings that the author of such a pod would get; a controller's pods have no author who reads them."""
-    if not is_pod_shaped(template):
-        return ()
     pod = {"metadata": template.get("metadata") or {}, "spec": template.get("spec") or {}}
     try:
         sizes.check_template(pod)

@@ -30,6 +30,8 @@ _MOST: Final = 32  # templates of one object that are looked at
 _PER_NODE: Final = "resourcesPerNode"  # of a TrainJob: all that it says of the pods of its runtime
 _IN_POD: Final = "spec.containers[0].resources."
 
+_Path = tuple["_Path", str | int] | tuple[()]  # the path of the parent; a key of it, or an index
+
 
 def rewrite_workload(workload: Json, old: Json | None, resource: str, vocabulary: Vocabulary, *, update: bool) -> Json:
     """The rewritten workload; the caller's object if nothing changes. `old`: the stored workload at an update.
@@ -83,7 +85,7 @@ def find_templates(manifest: Json, resource: str) -> Iterator[tuple[str, Json]]:
     if resource in _PLACES:
         yield template_of(manifest, resource)
     else:
-        yield from islice(_search_templates({"spec": manifest.get("spec")}, ""), _MOST)
+        yield from islice(_search_templates({"spec": manifest.get("spec")}, ()), _MOST)
 
 
 def field_in_workload(path: str, in_template: str) -> str:
@@ -93,22 +95,32 @@ def field_in_workload(path: str, in_template: str) -> str:
     return f"{path}.{in_template}"
 
 
-def _search_templates(node: object, path: str) -> Iterator[tuple[str, Json]]:
-    """Depth-first search. A map whose `spec` has containers is a template; templates inside of one do not count."""
+def _search_templates(node: object, path: _Path) -> Iterator[tuple[str, Json]]:
+    """Depth-first search. A map whose `spec` has containers is a template; templates inside of one do not count.
+
+    The path is spelled for templates only: of a deep object all paths together are as long as its square.
+    """
     if isinstance(node, list):
         for i, inner in enumerate(node):
-            yield from _search_templates(inner, f"{path}[{i}]")
+            yield from _search_templates(inner, (path, i))
     elif isinstance(node, dict):
         spec = node.get("spec")
         if path and isinstance(spec, dict) and isinstance(spec.get("containers"), list):
-            yield path, node
+            yield _spell_path(path), node
             return
         for name, inner in node.items():
-            inner_path = f"{path}.{name}" if path else name
             if name == _PER_NODE:
-                yield inner_path, {"spec": {"containers": [{"name": "node", "resources": inner}]}}
+                yield _spell_path((path, name)), {"spec": {"containers": [{"name": "node", "resources": inner}]}}
             else:
-                yield from _search_templates(inner, inner_path)
+                yield from _search_templates(inner, (path, name))
+
+
+def _spell_path(path: _Path) -> str:
+    parts = []
+    while path:
+        path, part = path
+        parts.append(f"[{part}]" if isinstance(part, int) else f".{part}")
+    return "".join(reversed(parts)).removeprefix(".")
 
 
 def is_controlled(workload: Json) -> bool:

@@ -15,6 +15,7 @@ from tests.working import work
 from webhook.cluster.offers import NodeOffer, Offers
 from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
+from webhook.templates import templates
 
 SETTINGS = WebhookSettings(nvidia_gpu="take")
 CLASSES = resource_classes(resource_class("k80"), resource_class("half", share={"memoryMiB": 64}))
@@ -212,6 +213,45 @@ def test_few_names_of_an_object_are_compared_with_all_that_nodes_offer(
     monkeypatch.setattr(lookalikes, "suggest_resource", suggest)
     decisions.decide_advise(review.decode(body(MANY[resource], resource)), known(), SETTINGS)
     assert len(compared) <= 8
+
+
+def replicas(count: int, containers: int) -> Json:
+    """An object with as many templates, of as many containers each."""
+    spec = {"containers": [{"name": f"c{i}", **_limits(names.GPU_MEM)} for i in range(containers)]}
+    return {"spec": {f"r{i}": {"template": {"metadata": {}, "spec": spec}} for i in range(count)}}
+
+
+@pytest.mark.parametrize(
+    ("count", "containers", "judged"), [(1, 128, 1), (32, 128, 1), (32, 60, 2), (100, 16, 8), (100, 1, 16), (3, 1, 3)]
+)
+def test_all_templates_of_an_object_are_judged_as_long_as_one_pod(
+    count: int, containers: int, judged: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """32 templates of 128 containers took 0.7 s, and the API server waits one second for advice."""
+    sizes = list[int]()
+
+    def judge(template: Json, *_: object) -> tuple[str, ...]:
+        sizes.append(len(template["spec"]["containers"]))
+        return ()
+
+    monkeypatch.setattr(decisions, "_judge_template", judge)
+    data = msgspec.json.encode(request(replicas(count, containers), "pytorchjobs"))
+    decisions.decide_advise(review.decode(data), known(), SETTINGS)
+    assert sizes == [containers] * judged
+
+
+def test_only_the_paths_of_templates_are_spelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an object of 900 levels all paths together are 450 times as long as the last."""
+    spelled = list[str]()
+    spell_path = templates._spell_path
+    monkeypatch.setattr(templates, "_spell_path", lambda path: spelled.append(spell_path(path)) or spelled[-1])
+    deep: Json = replicas(1, 1)["spec"]["r0"]
+    for i in range(100):
+        deep = {f"level{i}": [{"x": {}}, deep]}
+    ((path, _),) = templates.find_templates({"spec": deep}, "pytorchjobs")
+    assert spelled == [path]
+    assert path.startswith("spec.level99[1].level98[1].")
+    assert path.endswith(".level0[1].template")
 
 
 def test_what_a_node_offers_costs_its_own_length_however_much_others_offer() -> None:
