@@ -22,7 +22,7 @@ def count_removed(field: str) -> InvalidRequest:
         f"has {names.SHARE} without the variables that Cardwise writes with it, so the number of GPUs for the share "
         "is unknown: a mutating webhook that runs after Cardwise's has removed them"
     )
-    return InvalidRequest(field, problem, f"{_REMEDY}; if you wrote {names.SHARE} yourself, remove it")
+    return InvalidRequest(field, problem, f"{_REMEDY}; if you wrote {names.SHARE} yourself, leave it out")
 
 
 def added_later_error(field: str) -> InvalidRequest:

@@ -113,7 +113,7 @@ def memory(text: str | int) -> MiB:
     if is_bytes:
         number /= _MIB
     if number <= 0:
-        raise InvalidQuantity(f"{text} must be above zero", "write at least 1Mi, or remove it")
+        raise InvalidQuantity(f"{text} must be above zero", "write at least 1Mi, or leave it out")
     if is_bytes and number < 1:
         raise InvalidQuantity(
             f"{_describe_amount(text, number)} is less than 1 MiB", "write a whole number of MiB, such as 512Mi"

@@ -83,8 +83,8 @@ def test_the_default_of_a_namespace_counts_the_unit_of_the_namespace() -> None:
     [
         ("100u", "100u means GiB here, and is less than 1 MiB; write a unit, as in 512Mi"),
         ("8G", "8G means GiB here, more than any GPU has; write a unit, as in 8138Mi or 8Gi"),
-        ("-2", "-2 must be above zero; write at least 1Mi, or remove it"),
-        ("0", "0 must be above zero; write at least 1Mi, or remove it"),
+        ("-2", "-2 must be above zero; write at least 1Mi, or leave it out"),
+        ("0", "0 must be above zero; write at least 1Mi, or leave it out"),
     ],
 )
 def test_what_is_no_amount_is_refused_by_its_field(text: str, message: str) -> None:
