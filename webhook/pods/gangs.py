@@ -118,7 +118,7 @@ def check(pod: Json, gang: Membership | None, pod_request: PodRequest | None) ->
     if gang is None:
         return ()
     gangs.queue_priority(annotations_of(pod))
-    return tuple(_differences(pod))
+    return (*_differences(pod), *_warn_missing_number(pod, gang))
 
 
 def check_number(
@@ -171,7 +171,7 @@ def _check_template(manifest: Json, resource: str, schedulers: Collection[str]) 
         raise InvalidRequest(f"{path}.{error.field}", error.problem, error.remedy) from error
     if gang is None:
         return ()
-    warnings = [f"{path}.{text}" for text in _differences(template)]
+    warnings = [f"{path}.{text}" for text in (*_differences(template), *_warn_missing_number(template, gang))]
     size = _count_parallel_pods(manifest, resource)
     if size is None:
         return tuple(warnings)
@@ -232,6 +232,15 @@ def _differences(pod: Json) -> list[str]:
         field = f"metadata.labels[{names.COSCHEDULING}]"
         warnings.append(f"{field}: differs from {names.GROUP_NAME}, whose value is used: {name}")
     return warnings
+
+
+def _warn_missing_number(pod: Json, gang: Membership) -> tuple[str, ...]:
+    """The warning about a gang that is named by our key and has no number of pods. A PodGroup may have it."""
+    if gang.minimum is not None or gang.foreign is not None:
+        return ()
+    field = _field_of(pod.get("metadata") or {}, names.GROUP_NAME)
+    problem = f"gang {gang.name} waits until its number of pods is known"
+    return (f"{field}: {problem}; write {names.GROUP_NUM}; fine if a PodGroup {gang.name} has it in spec.minMember",)
 
 
 def _field_of(metadata: Json, key: str) -> str:

@@ -72,6 +72,12 @@ def limits(manifest: Json) -> list[Json]:
 # Members.
 
 
+WITHOUT_NUMBER = (
+    f"metadata.annotations[{names.GROUP_NAME}]: gang a waits until its number of pods is known; write "
+    f"{names.GROUP_NUM}; fine if a PodGroup a has it in spec.minMember"
+)
+
+
 @pytest.mark.parametrize(
     ("annotations", "labels", "membership"),
     [
@@ -92,7 +98,8 @@ def test_each_member_is_gated_and_labelled(annotations: Json, labels: Json, memb
     assert member["metadata"]["labels"] == labels | {names.GANG: membership.name}
     assert core.gang_of(member) == membership
     assert limits(member) == [{names.GPU_MEM: "8138", names.SHARE: "1"}]
-    assert warned(pod(annotations, labels)) == ()
+    has_number = membership.minimum is not None or membership.foreign is not None
+    assert warned(pod(annotations, labels)) == (() if has_number else (WITHOUT_NUMBER,))
     assert validated(member).allowed
 
 
@@ -392,7 +399,11 @@ def test_a_stateful_set_that_can_be_whole_is_not() -> None:
 def test_where_a_podgroup_says_the_number_it_is_a_warning() -> None:
     decision = judged(workload(annotations={names.GROUP_NAME: "slurp"}, replicas=3), "statefulsets")
     assert decision.allowed
-    assert "podManagementPolicy: Parallel" in decision.warnings[0]
+    without_number, ordered = decision.warnings
+    assert "podManagementPolicy: Parallel" in ordered
+    assert without_number == f"spec.template.{WITHOUT_NUMBER}".replace("gang a ", "gang slurp ").replace(
+        "PodGroup a ", "PodGroup slurp "
+    )
 
 
 def test_what_was_stored_so_may_be_updated_and_what_is_new_may_not() -> None:
