@@ -9,6 +9,8 @@ from typing import Final, NamedTuple, Self
 from cardwise.core.values.decoded import Json
 
 HARD: Final = ("NoSchedule", "NoExecute")  # effects of taints that keep pods away
+_LONGEST_NUMBER: Final = 63  # characters, as of a label's value
+_INT64: Final = range(-(2**63), 2**63)
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -42,9 +44,12 @@ class NodeLabels(NamedTuple):
 
 
 class _Condition(NamedTuple):
+    """A condition on a label. `bound`: with Gt and Lt the number to compare with; None if there is none."""
+
     key: str
     operator: str
     operands: frozenset[str]
+    bound: int | None
 
     def matches(self, text: str | None) -> bool:
         match self.operator:
@@ -61,11 +66,10 @@ class _Condition(NamedTuple):
         return False  # an operator of a later Kubernetes
 
     def _compare_numbers(self, text: str | None, *, above: bool) -> bool:
-        try:
-            number, bound = int(text or ""), int(next(iter(self.operands), ""))
-        except ValueError:
+        number = _parse_number(text or "")
+        if number is None or self.bound is None:
             return False
-        return number > bound if above else number < bound
+        return number > self.bound if above else number < self.bound
 
 
 class _Term(NamedTuple):
@@ -156,11 +160,22 @@ def _parse_term(term: Json) -> _Term:
 
 
 def _parse_conditions(expressions: Sequence[Json] | None) -> tuple[_Condition, ...]:
-    return tuple(
-        _Condition(
-            str(expression.get("key")),
-            str(expression.get("operator")),
-            frozenset(map(str, expression.get("values") or ())),
-        )
-        for expression in expressions or ()
-    )
+    return tuple(map(_parse_condition, expressions or ()))
+
+
+def _parse_condition(expression: Json) -> _Condition:
+    operands = frozenset(map(str, expression.get("values") or ()))
+    # Parsed once, not for each node: a pod's author may write thousands of digits.
+    bound = _parse_number(next(iter(operands), ""))
+    return _Condition(str(expression.get("key")), str(expression.get("operator")), operands, bound)
+
+
+def _parse_number(text: str) -> int | None:
+    """A whole number of 64 bits, as kube-scheduler reads it; None for other texts."""
+    if len(text) > _LONGEST_NUMBER:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        return None
+    return number if number in _INT64 else None
