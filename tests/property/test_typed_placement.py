@@ -30,7 +30,7 @@ types = st.tuples(
     st.sampled_from([0, 0, 0, 3, -1]),
 )
 described = st.tuples(sizes, st.sampled_from([IN_USE] * 12 + [*OUT_OF_USE]), types)
-worlds = st.lists(st.lists(described, min_size=1, max_size=3), min_size=1, max_size=3)
+worlds = st.lists(st.lists(described, min_size=1, max_size=5), min_size=1, max_size=3)
 residents = st.tuples(st.integers(0, 8), st.sampled_from([20, 40]), st.sampled_from([OURS, THEIRS]))
 limits = st.lists(
     st.builds(

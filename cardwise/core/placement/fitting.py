@@ -204,12 +204,19 @@ Chosen = tuple[int, list[int], Sequence[KindHeadroom]]
 
 
 def choose(
-    node: NodeState, want: AllowedKinds, headroom: Sequence[KindHeadroom], policy: policies.Policy
+    node: NodeState,
+    want: AllowedKinds,
+    headroom: Sequence[KindHeadroom],
+    policy: policies.Policy,
+    may_try: Callable[[], bool],
 ) -> Chosen | None:
-    """The policy's choice of cards for one claim; None if there are too few that it may have."""
+    """The policy's choice of cards for one claim; None if there are too few that it may have.
+
+    may_try: as in `choices`, where quotas may forbid some cards.
+    """
     codes = usable_codes(node, want.card_request)
     if headroom:
-        return next(choices(node, codes, want, headroom, policy, alike=_kind_and_size), None)
+        return next(choices(node, codes, want, headroom, policy, alike=_kind_and_size, may_try=may_try), None)
     return _choose_freely(node, codes, want, policy)
 
 
@@ -240,18 +247,20 @@ def choices(
     policy: policies.Policy,
     *,
     alike: Callable[[NodeState, int], object],
-    tries: Callable[[], bool] = lambda: True,
+    may_try: Callable[[], bool],
     chosen_before: tuple[int, ...] = (),
 ) -> Iterator[Chosen]:
     """The choices of cards for one claim for which quotas have room, in the policy's order of preference.
 
-    Of cards for which `alike` is equal only one is tried: the result would be the same. `tries` is asked before each
-    card, and ends the search.
+    Of cards for which `alike` is equal only one is tried: the result would be the same.
+
+    may_try: called before each card is tried; the search ends when it returns False. Without a limit the number of
+        choices is exponential in the number of cards that are not alike.
     """
     missing = want.card_request.cards - len(chosen_before)
     while len(codes) >= missing:
         pick = choose_card(node, codes, want, policy)
-        if pick is None or not tries():
+        if pick is None or not may_try():
             return
         score, i = pick
         remaining = headroom_after(headroom, node, i, want.card_request)
@@ -260,7 +269,7 @@ def choices(
         elif remaining is not None:
             others = [code for code in codes if code & PLACE != i]
             rest = choices(
-                node, others, want, remaining, policy, alike=alike, tries=tries, chosen_before=(*chosen_before, i)
+                node, others, want, remaining, policy, alike=alike, may_try=may_try, chosen_before=(*chosen_before, i)
             )
             for points, chosen, after in rest:
                 yield score + points, chosen, after

@@ -3,7 +3,7 @@
 The policy's first choices are tried first (`fitting`). If they leave a claim without a card, the search backtracks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from cardwise.core.api import policies
@@ -11,6 +11,7 @@ from cardwise.core.api.cards import POSITION
 from cardwise.core.placement.fitting import (
     AllowedKinds,
     CardRequest,
+    Chosen,
     KindHeadroom,
     SearchPlan,
     choices,
@@ -26,6 +27,7 @@ from cardwise.core.values.refusals import Refusal
 _STEPS: Final = 256  # cards tried for one request on one node; after that it counts as not fitting there
 _STEPS_IN_ALL: Final = 4096  # the same on all nodes together; the time: docs/measured.md
 _EMPTIED: Final = 8  # steps that it costs to ask the same of a node without its pods
+_FREE: Final = 8  # cards tried for one card request that cost nothing, beside as many as it requests
 
 _Found = tuple[int, list[list[int]]]  # score, and card positions for each claim
 
@@ -39,6 +41,26 @@ class SearchEffort:
     def __init__(self, steps: int | None = None, *, reasons: bool = True) -> None:
         self.remaining = _STEPS_IN_ALL if steps is None else steps
         self.reasons = reasons
+
+    def limit_tries(self, free: int = 0) -> Callable[[], bool]:
+        """Limit one search on one node. Returns a function to call before each card that the search tries, which
+        returns False once the search has taken `_STEPS` steps or the effort is spent.
+
+        free: the number of first tries that are no steps.
+        """
+        until = max(0, self.remaining - _STEPS)
+
+        def may_try() -> bool:
+            nonlocal free
+            if free > 0:
+                free -= 1
+                return True
+            if self.remaining <= until:
+                return False
+            self.remaining -= 1
+            return True
+
+        return may_try
 
 
 def fit_request(node: NodeState, plan: SearchPlan, policy: policies.Policy, effort: SearchEffort) -> _Found | Refusal:
@@ -88,11 +110,11 @@ def _search(
     for want in wants:
         if positions:
             if len(positions) == 1 and _lacks_memory(node, wants):
-                return _hopeless(node, wants, headroom, policy)
+                return _hopeless(node, wants, headroom, policy, effort)
             scratch = node_after(scratch, wants[len(positions) - 1].card_request, positions[-1])
-        choice = choose(scratch, want, remaining, policy)
+        choice = _choose_first(scratch, want, remaining, policy, effort)
         if choice is None:
-            hopeless = want if not positions else _hopeless(node, wants, headroom, policy)
+            hopeless = want if not positions else _hopeless(node, wants, headroom, policy, effort)
             if hopeless is not None or _lacks_cards(node, [other.card_request for other in wants]):
                 return hopeless
             return _Backtracking(wants, policy, effort).search(node, headroom)
@@ -102,11 +124,31 @@ def _search(
     return score, positions
 
 
+def _choose_first(
+    node: NodeState,
+    want: AllowedKinds,
+    headroom: Sequence[KindHeadroom],
+    policy: policies.Policy,
+    effort: SearchEffort,
+) -> Chosen | None:
+    """The policy's choice of cards for one card request; None if there are too few that it may have, or none of the
+    choices that are tried is within the quotas.
+
+    A node with few kinds and sizes of cards has few choices within quotas, and needs no effort. A node that reports a
+    size of its own for each card has thousands.
+    """
+    return choose(node, want, headroom, policy, effort.limit_tries(want.card_request.cards + _FREE))
+
+
 def _hopeless(
-    node: NodeState, wants: Sequence[AllowedKinds], headroom: Sequence[KindHeadroom], policy: policies.Policy
+    node: NodeState,
+    wants: Sequence[AllowedKinds],
+    headroom: Sequence[KindHeadroom],
+    policy: policies.Policy,
+    effort: SearchEffort,
 ) -> AllowedKinds | None:
     """The first part that finds no card even alone, or None."""
-    return next((want for want in wants if choose(node, want, headroom, policy) is None), None)
+    return next((want for want in wants if _choose_first(node, want, headroom, policy, effort) is None), None)
 
 
 def _lacks_memory(node: NodeState, wants: Sequence[AllowedKinds]) -> bool:
@@ -147,29 +189,21 @@ class _Backtracking:
     def __init__(self, wants: Sequence[AllowedKinds], policy: policies.Policy, effort: SearchEffort) -> None:
         self._wants = wants
         self._policy = policy
-        self._effort = effort
-        self._until = max(0, effort.remaining - _STEPS)
+        self._may_try = effort.limit_tries()
 
     def search(self, node: NodeState, headroom: Sequence[KindHeadroom], at: int = 0) -> _Found | None:
         """The first choice for the claims from this one on that gives cards to all of them."""
         want = self._wants[at]
         if at + 1 == len(self._wants):
-            choice = choose(node, want, headroom, self._policy)
+            choice = choose(node, want, headroom, self._policy, self._may_try)
             return (choice[0], [sorted(choice[1])]) if choice is not None else None
         codes = usable_codes(node, want.card_request)
-        found_here = choices(node, codes, want, headroom, self._policy, alike=_state, tries=self._spend_effort)
+        found_here = choices(node, codes, want, headroom, self._policy, alike=_state, may_try=self._may_try)
         for score, chosen, remaining in found_here:
             rest = self.search(node_after(node, want.card_request, chosen), remaining, at + 1)
             if rest is not None:
                 return score + rest[0], [sorted(chosen), *rest[1]]
         return None
-
-    def _spend_effort(self) -> bool:
-        """Spends the effort for one more card, if there is any."""
-        if self._effort.remaining <= self._until:
-            return False
-        self._effort.remaining -= 1
-        return True
 
 
 def _state(node: NodeState, i: int) -> tuple[int, ...]:

@@ -7,10 +7,12 @@ from cardwise.core.api.quotas import Charge, QuotaEntry
 from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
 from tests.build import P100, cards, container, ledger_with_free, pod
 from tests.core import others
 from tests.core.placement.placing import K80, V100, location_of, of_class, place, quota, typed_ledger
+from tests.working import work
 
 
 def test_a_quota_steers_what_names_no_type_and_refuses_the_rest():
@@ -193,3 +195,51 @@ def test_a_full_quota_is_nothing_to_devices_but_to_the_cards_beside_them():
     assert placed.node == "n1"
     assert placement.exceeded_entries(ledger, placed, full) == []
     assert placement.place(ledger, ["n1"], beside, "binpack", full).refusals == {"n1": Refusal.QUOTA}
+
+
+def unlike_cards(count):
+    """A node whose cards have sizes of their own, from 10,000 MiB in steps of 7."""
+    return typed_ledger(n1=[{"mem": 10_000 + 7 * i} for i in range(count)])
+
+
+@pytest.mark.parametrize("policy", ["binpack", "spread"])
+@pytest.mark.parametrize("steps", [4096, 3])
+def test_cards_that_are_tried_within_a_quota_are_limited(policy, steps):
+    """A node that reports a size of its own for each card has thousands of choices, and a lock is held meanwhile."""
+    ledger = unlike_cards(20)
+    ten = request.parse(pod(gpu_count=10))
+    headroom = quota(ledger, QuotaEntry(memory=100_000 + 7 * 44))  # 1 MiB less than the ten smallest have
+    effort = SearchEffort(steps)
+    with work() as done:
+        placed = placement.Scorer(ledger.kinds, ten, policy, headroom).place_on(ledger.node("n1"), effort)
+    assert placed is Refusal.QUOTA
+    assert effort.remaining == max(0, steps - 256)
+    assert done.steps < 100_000
+
+
+@pytest.mark.parametrize("policy", ["binpack", "spread"])
+def test_cards_of_few_kinds_and_sizes_cost_no_effort_within_a_quota(policy):
+    """Thousands of such nodes are searched with one effort."""
+    ledger = typed_ledger(n1=[K80] * 8, n2=[K80, V100] * 4)
+    headroom = quota(ledger, QuotaEntry(resource_class="v100", cards=3), QuotaEntry(resource_class="k80", cards=5))
+    five = placement.Scorer(ledger.kinds, request.parse(pod(gpu_count=5)), policy, headroom)
+    effort = SearchEffort()
+    for node in ("n1", "n2"):
+        assert isinstance(five.place_on(ledger.node(node), effort), placement.Placement)
+    none_left = quota(ledger, QuotaEntry(resource_class="k80", cards=4), QuotaEntry(resource_class="v100", cards=0))
+    five = placement.Scorer(ledger.kinds, request.parse(pod(gpu_count=5)), policy, none_left)
+    for node in ("n1", "n2"):
+        assert five.place_on(ledger.node(node), effort) is Refusal.QUOTA
+    assert effort.remaining == SearchEffort().remaining
+
+
+def test_each_choice_of_the_last_request_within_a_quota_is_a_step_where_requests_give_way():
+    """Two cards of a class must give way to each other, and quotas may close each card that is tried last."""
+    ledger = typed_ledger(n1=[{"mem": 10_000 + 7 * i, "classes": frozenset({"x"})} for i in range(20)])
+    several = [of_class("x", gpu_mem=2 * 9_000, gpu_count=2), of_class("x", gpu_count=10)]
+    headroom = quota(ledger, QuotaEntry(memory=2 * 9_000 + 100_000 + 7 * 44))
+    effort = SearchEffort()
+    scorer = placement.Scorer(ledger.kinds, request.parse(pod(containers=several)), "binpack", headroom)
+    with work() as done:
+        assert scorer.place_on(ledger.node("n1"), effort) is Refusal.QUOTA
+    assert done.steps < 300_000
