@@ -12,6 +12,7 @@ result is {6, 5} at the same cost. If it allows none of the 6 GiB pod either, no
 8 GiB): {8, 3} exceeds them by one eviction, and costs `MOST` + 2.
 """
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -42,17 +43,20 @@ class _Part(NamedTuple):
 
 
 class CoverEffort:
-    """The remaining effort of the search; several covers can share it."""
+    """The remaining effort of the search; several covers can share it.
+
+    remaining: below zero where more was spent than there was: to find any cover at all.
+    """
 
     def __init__(self, looks: int = _EFFORT) -> None:
-        self._remaining = looks
+        self.remaining = looks
 
     @property
     def spent(self) -> bool:
-        return self._remaining <= 0
+        return self.remaining <= 0
 
     def spend(self, looks: int) -> None:
-        self._remaining -= looks
+        self.remaining -= looks
 
 
 def cheapest_cover(
@@ -150,8 +154,8 @@ def _cover_dimension(parts: Sequence[_Part], dimension: int, need: int, budgets:
         if need <= 0:
             break
         # As the last part, the smallest that is enough.
-        enough = [other for other in within[i:] if other.amounts[dimension] >= need]
-        chosen.append(enough[-1] if enough else part)
+        end = bisect_right(within, -need, lo=i, key=lambda part: -part.amounts[dimension])
+        chosen.append(within[end - 1] if end > i else part)
         need -= chosen[-1].amounts[dimension]
     return chosen
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from itertools import combinations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from cardwise.core.preemption import setcover
 from cardwise.core.preemption.setcover import MOST, CoverEffort, Victim
 from tests.examples import examples
 from tests.theory import theory_of
+from tests.working import work
 
 DIMENSIONS, BUDGETS = ("mem", "cpu", "pods"), ("a", "b", "c")
 
@@ -72,6 +74,16 @@ def test_whoever_has_an_answer_waits_no_longer_than_the_effort_lasts():
     effort = Counted(1000)
     assert setcover.cheapest_cover(of, {"mem": 40, "cpu": 1}, budget, effort, below=20 * MOST) is None
     assert 1000 < effort.looks < 2000
+
+
+@pytest.mark.parametrize("pods", [500, 2000])
+def test_a_cover_of_one_need_takes_no_longer_than_its_pods_are_many(pods):
+    of = [Victim(f"t{i}", {"mem": 1}) for i in range(pods)]
+    with work() as done:
+        cover = setcover.cheapest_cover(of, {"mem": pods // 2}, {}, CoverEffort())
+    assert cover is not None
+    assert cover.cost == pods // 2
+    assert done.steps < 120 * pods
 
 
 @settings(max_examples=examples(150, soak=3000))
