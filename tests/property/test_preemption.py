@@ -58,11 +58,23 @@ class World:
             wanted = self.newcomer.load
             if (wanted.cpu and free.cpu < wanted.cpu) or free.pods < wanted.pods:
                 return False
+            if self.lacks_cores(gone):
+                return False
             placed = placement.place_on(self.ledger.kinds, self.ledger.node(NODE), self.newcomer.request, POLICY)
             return not isinstance(placed, Refusal)
         finally:
             for undo in reversed(back):
                 undo()
+
+    def lacks_cores(self, gone: frozenset[str]) -> bool:
+        """By the sum of the node, which may be less than what its cards have: fewer are given than when pods came."""
+        node, request = self.full.node, self.newcomer.request
+        assert node is not None
+        assert request is not None
+        staying = [r.holding for r in self.full.residents if r.holding and not (r.uid in gone or r.going)]
+        held = sum(share.core for holding in staying for share in holding.assignment.shares() if not share.whole)
+        requested = sum(container.core for container in request.containers)
+        return requested > max(0, node.core * len(node.cards) - held)
 
     def harm(self, gone: frozenset[str]) -> tuple[int, bool, int, int]:
         victims = [resident for resident in self.full.residents if resident.uid in gone]
@@ -97,11 +109,17 @@ requests = st.one_of(
     st.builds(asking, st.integers(1, 8).map(lambda n: n * MEM // 8), of=st.just("big")),
     st.builds(asking, st.just(MEM // 4), devices=st.integers(1, 2)),
 )
-several = st.builds(
-    lambda first, other: PodRequest(containers=(first.containers[0], replace(other.containers[0], key="1", name="d"))),
-    st.one_of(st.just(asking(0)), st.builds(asking, st.integers(1, 8).map(lambda n: n * MEM // 8), of=st.just("big"))),
-    st.builds(asking, st.integers(1, 8).map(lambda n: n * MEM // 8)),
-)
+several = st.lists(
+    st.one_of(
+        st.builds(asking, st.just(0), cards=st.integers(1, 2)),
+        st.builds(asking, st.integers(1, 8).map(lambda n: n * MEM // 8), of=st.just("big")),
+        st.builds(asking, st.integers(1, 8).map(lambda n: n * MEM // 8), cards=st.integers(1, 2)),
+    ),
+    min_size=2,
+    max_size=3,
+).map(lambda drawn: PodRequest(containers=tuple(
+    replace(request.containers[0], key=str(i), name=f"c{i}") for i, request in enumerate(drawn)
+)))  # fmt: skip
 
 
 @st.composite

@@ -2,13 +2,16 @@
 
 Each choice of cards is a set of needs, and `setcover` finds the cheapest set of pods that meets them. `preemption` says
 which pods may go and what else is short. For a request of one card that is one question for each card. For several
-cards, choices that cannot be cheaper are skipped, and the search ends when its effort is spent: with the best set so
-far, or after some choices with none.
+cards, choices that cannot be cheaper are skipped, and so are those that leave a later request too few cards.
+
+Each card that is tried costs effort, whether it leads to a set or nowhere: the number of choices is exponential in the
+number of cards that a pod requests. When the effort is spent, the search ends with the best set so far. Without one it
+goes on a little; then the node counts as one where no eviction helps, though there may be a set.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from cardwise.core.api.mpsprofile import NOBODY
 from cardwise.core.placement import fitting
@@ -20,7 +23,11 @@ from cardwise.core.preemption.setcover import Cover, CoverEffort, Victim
 
 Needs = Mapping[object, int]
 MEM, CORE, CLIENTS = "mem", "core", "clients"
-_AT_LEAST: Final = 16  # choices of cards that are looked at, also when the effort is spent
+_STEP: Final = 4  # effort of trying a card
+_CHECK: Final = 256  # effort of the engine's check of a set
+_IN_VAIN: Final = 6_000  # effort beyond the usual, as long as there is no set
+_IN_ADVANCE: Final = 12_000  # effort beyond the usual, to find the cards that can be cleared for several requests
+_MOST_CARDS: Final = 128  # cards of all requests together; for a pod with more no victims are searched for
 MPS = "mps"  # a need: shares of pods with which the newcomer cannot share a daemon; by daemon and MPS client
 
 
@@ -48,7 +55,11 @@ def cheapest(
     is_good: Callable[[Cover], bool],
     effort: CoverEffort,
 ) -> Cover | None:
-    """The cheapest victims. `needs`: what is short besides cards. `is_good`: the final check of what was found."""
+    """The cheapest victims; None if there are none, or the effort ends before any are found.
+
+    needs: what is short besides cards.
+    is_good: the final check of a set.
+    """
     return _CardChoice(node, plan, candidates, needs=needs, allowed=allowed, is_good=is_good, effort=effort).best()
 
 
@@ -74,6 +85,37 @@ class _Use:
         )
 
 
+class _Wanted(NamedTuple):
+    """A card request and the cards that can be cleared for it.
+
+    costs: by position of a card, the least cost of clearing it for this request alone.
+    order: these positions, the cheapest first.
+    bits: these positions, a bit for each.
+    """
+
+    card_request: CardRequest
+    costs: Mapping[int, int]
+    order: Sequence[int]
+    bits: int
+
+
+class _Chosen(NamedTuple):
+    """The cards that are chosen so far.
+
+    uses: by position, what the pod takes of the card.
+    costs: by position, the least cost of clearing the card.
+    used: the positions of these cards, a bit for each.
+    whole: those that are taken whole.
+    headroom: what quotas leave.
+    """
+
+    uses: Mapping[int, _Use]
+    costs: Mapping[int, int]
+    used: int
+    whole: int
+    headroom: Sequence[KindHeadroom]
+
+
 class _CardChoice:
     def __init__(
         self,
@@ -87,15 +129,15 @@ class _CardChoice:
         effort: CoverEffort,
     ) -> None:
         self._node = node
+        self._plan = plan
         self._candidates = candidates
         self._needs = needs
         self._allowed = allowed
         self._is_good = is_good
-        self._headroom = plan.headroom
-        self._slots = [want for want in plan.wants for _ in range(want.card_request.cards)]
+        self._wanted: list[_Wanted] = []
         self._best: Cover | None = None
-        self._evaluations = 0
         self._effort = effort
+        self._limit = -_IN_ADVANCE  # the remaining effort at which a search that has no set ends
         # The pods on each card: only they can clear it.
         self._on: list[list[Victim]] = [[] for _ in node.cards]
         for victim in candidates:
@@ -106,28 +148,55 @@ class _CardChoice:
                 self._on[i].append(victim)
         # If no pod is on two cards, cards are cleared independently of each other.
         self._apart = sum(map(len, self._on)) == len({victim.name for indices in self._on for victim in indices})
-        self._alone = {want.card_request: self._costs(want) for want in plan.wants}
-        self._order = {card_request: _cheapest_first(costs) for card_request, costs in self._alone.items()}
+        self._clearable = [self._most_free(i) for i in range(len(node.cards))]
 
     def best(self) -> Cover | None:
-        if not self._slots:
+        if not self._plan.wants:
             cover = setcover.cheapest_cover(self._candidates, self._needs, self._allowed, self._effort)
             return cover if cover is not None and self._is_good(cover) else None
-        if all(self._order[want.card_request] for want in self._slots):
-            self._choose(0, 0, {}, (), self._headroom)
+        if self._find_clearable_cards():
+            self._limit = min(0, self._effort.remaining) - _IN_VAIN
+            self._choose_for(0, _Chosen({}, {}, 0, 0, self._plan.headroom))
         return self._best
 
-    def _costs(self, want: AllowedKinds) -> dict[int, int]:
-        """By position of the card, the least cost of clearing it for the claim."""
+    def _find_clearable_cards(self) -> bool:
+        """Find the cards for each request. False if there are too few for some request, or it takes too much effort."""
+        wants = self._plan.wants
+        if sum(want.card_request.cards for want in wants) > _MOST_CARDS:
+            return False
+        possible_cards = [self._possible_cards(want) for want in wants]
+        if any(len(cards) < want.card_request.cards for want, cards in zip(wants, possible_cards, strict=True)):
+            return False
+        for want, cards in zip(wants, possible_cards, strict=True):
+            if self._is_over():
+                return False
+            costs = self._costs(want.card_request, cards)
+            if len(costs) < want.card_request.cards:
+                return False
+            bits = sum(1 << i for i in costs)
+            self._wanted.append(_Wanted(want.card_request, costs, _cheapest_first(costs), bits))
+        self._wanted.sort(key=_spare_cards)
+        return True
+
+    def _possible_cards(self, want: AllowedKinds) -> list[int]:
+        """The positions of the cards that the request may have and that have enough free if all candidates go."""
+        node, request = self._node, want.card_request
+        use = _Use().add(request)
+        return [
+            i
+            for i, card in enumerate(node.cards)
+            if card.accepts_shares
+            and any(kinds is None or node.kinds[i] in kinds for _, kinds in want.levels)
+            and not node.mps.is_closed_for_good(i, request.untolerated, request.user)
+            and self._can_have_free(i, use)
+        ]
+
+    def _costs(self, card_request: CardRequest, cards: Sequence[int]) -> dict[int, int]:
+        """By position of the card, the least cost of clearing it for the request."""
         costs = {}
-        for i, card in enumerate(self._node.cards):
-            if not card.accepts_shares or not any(
-                kinds is None or self._node.kinds[i] in kinds for _, kinds in want.levels
-            ):
-                continue
-            if self._node.mps.is_closed_for_good(i, want.card_request.untolerated, want.card_request.user):
-                continue
-            short = self._missing_amounts(i, _Use().add(want.card_request))
+        for i in cards:
+            self._effort.spend(_STEP)
+            short = self._missing_amounts(i, _Use().add(card_request))
             cover = (
                 setcover.cheapest_cover(self._on[i], short, self._allowed, self._effort) if short is not None else None
             )
@@ -152,46 +221,103 @@ class _CardChoice:
             **others,
         }
 
-    def _choose(
-        self, slot: int, start: int, uses: dict[int, _Use], spent: tuple[int, ...], headroom: Sequence[KindHeadroom]
-    ) -> None:
-        """Tries all choices for the slots from this one on. `start`: a place in the order of the slot's claim; `spent`:
-        the sum of the single costs of the cards chosen so far for this claim.
+    def _most_free(self, i: int) -> tuple[int, int, int]:
+        """The memory, SMs and clients that are free on the card if all candidates go."""
+        node = self._node
+        free = (
+            (MEM, node.free[i]),
+            (CORE, node.free_core[i]),
+            (CLIENTS, node.max_card_clients[i] - node.clients[i]),
+        )
+        mem, core, clients = (
+            amount + sum(victim.amounts.get((dimension, i), 0) for victim in self._on[i]) for dimension, amount in free
+        )
+        return mem, core, clients
+
+    def _can_have_free(self, i: int, use: _Use) -> bool:
+        """Whether the card has enough free for this use if all candidates go."""
+        mem, core, clients = self._clearable[i]
+        if use.whole:
+            return clients >= self._node.max_card_clients[i]
+        return use.mem <= mem and (not use.core or use.core <= core) and use.clients <= clients
+
+    def _choose_for(self, at: int, chosen: _Chosen) -> None:
+        """Tries all choices of cards for the requests from this one on."""
+        if at == len(self._wanted):
+            self._evaluate(chosen.uses)
+        else:
+            self._choose(at, chosen, self._wanted[at].card_request.cards, 0, 0)
+
+    def _choose(self, at: int, chosen: _Chosen, missing: int, start: int, cost: int) -> None:
+        """Tries all choices of the missing cards for the request.
+
+        at: the request's position.
+        start: the first position in the request's order that may be chosen.
+        cost: of the cards that are chosen for the request already, each alone.
         """
-        if slot == len(self._slots):
-            self._evaluate(uses)
-            return
-        want = self._slots[slot]
-        card_request = want.card_request
-        order, costs = self._order[card_request], self._alone[card_request]
-        last_of_request = slot + 1 == len(self._slots) or self._slots[slot + 1] is not want
-        missing = sum(other is want for other in self._slots[slot:])
-        for at in range(start, len(order) - missing + 1):
-            i = order[at]
+        wanted = self._wanted[at]
+        for position in range(start, len(wanted.order) - missing + 1):
+            i = wanted.order[position]
+            cost_alone = wanted.costs[i]
             # The cards are in order of cost: those that follow cost at least as much.
-            if self._apart and not self._can_improve(sum(spent) + missing * costs[i]):
+            if not self._can_improve(cost + missing * cost_alone if self._apart else cost_alone) or self._is_over():
                 return
-            if not self._can_improve(costs[i]):
-                return
-            if self._effort.spent and (self._best is not None or self._evaluations >= _AT_LEAST):
-                return
-            before = uses.get(i, _Use())
-            if before.whole or (card_request.whole and before.clients):
+            with_card = self._add_card(at, chosen, i)
+            if with_card is None:
                 continue
-            remaining = fitting.headroom_after(headroom, self._node, i, card_request) if headroom else headroom
-            if remaining is None:
-                continue
-            now = uses | {i: before.add(card_request)}
-            if last_of_request:
-                self._choose(slot + 1, 0, now, (), remaining)
+            if missing == 1:
+                self._choose_for(at + 1, with_card)
             else:
-                self._choose(slot + 1, at + 1, now, (*spent, costs[i]), remaining)
+                self._choose(at, with_card, missing - 1, position + 1, cost + cost_alone)
+
+    def _add_card(self, at: int, chosen: _Chosen, i: int) -> _Chosen | None:
+        """The choice with this card for the request; None if it leads nowhere: the card, or what it leaves to later
+        requests, is not enough, or it costs as much as the best set.
+        """
+        card_request = self._wanted[at].card_request
+        bit = 1 << i
+        self._effort.spend(1)
+        if bit & (chosen.used if card_request.whole else chosen.whole):
+            return None
+        self._effort.spend(_STEP)
+        use = chosen.uses.get(i, _Use()).add(card_request)
+        if not self._can_have_free(i, use):
+            return None
+        costs = {**chosen.costs, i: max(chosen.costs.get(i, 0), self._wanted[at].costs[i])}
+        if self._apart and not self._can_improve(sum(costs.values())):
+            return None
+        used, whole = chosen.used | bit, chosen.whole | bit if use.whole else chosen.whole
+        if used != chosen.used and not self._is_enough_for_later(at, used, whole):
+            return None
+        headroom = chosen.headroom
+        if headroom:
+            remaining = fitting.headroom_after(headroom, self._node, i, card_request)
+            if remaining is None:
+                return None
+            headroom = remaining
+        return _Chosen({**chosen.uses, i: use}, costs, used, whole, headroom)
+
+    def _is_enough_for_later(self, at: int, used: int, whole: int) -> bool:
+        """Whether the requests after this one have enough cards left by their number."""
+        open_to_whole, whole_cards = 0, 0
+        self._effort.spend(len(self._wanted) - at)
+        for later in self._wanted[at + 1 :]:
+            request = later.card_request
+            open_cards = later.bits & ~(used if request.whole else whole)
+            if open_cards.bit_count() < request.cards:
+                return False
+            if request.whole:
+                open_to_whole, whole_cards = open_to_whole | open_cards, whole_cards + request.cards
+        return open_to_whole.bit_count() >= whole_cards
 
     def _can_improve(self, cost: int) -> bool:
         return self._best is None or cost < self._best.cost
 
+    def _is_over(self) -> bool:
+        """Whether the search ends here: its effort is spent. Without a set it goes on, but not for ever."""
+        return self._effort.remaining <= (self._limit if self._best is None else 0)
+
     def _evaluate(self, uses: Mapping[int, _Use]) -> None:
-        self._evaluations += 1
         needs = dict(self._needs)
         for i, use in uses.items():
             short = self._missing_amounts(i, use)
@@ -204,8 +330,18 @@ class _CardChoice:
         )
         below = self._best.cost if self._best is not None else None
         cover = setcover.cheapest_cover(list(candidates), needs, self._allowed, self._effort, below)
-        if cover is not None and self._is_good(cover):
+        if cover is None:
+            return
+        self._effort.spend(_CHECK)
+        if self._is_good(cover):
             self._best = cover
+
+
+def _spare_cards(wanted: _Wanted) -> tuple[int, bool]:
+    """How hard it is to find cards for the request: by how many it could do without, and whole cards first. The hardest
+    request comes first: what is left of the cards is enough for the others, or the search knows soon that it is not.
+    """
+    return len(wanted.order) - wanted.card_request.cards, not wanted.card_request.whole
 
 
 def _cheapest_first(costs: Mapping[int, int]) -> list[int]:

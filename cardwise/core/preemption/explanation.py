@@ -149,7 +149,7 @@ def find_cheapest_node(
     kept: Collection[str] = (),
 ) -> CheapestNode | None:
     """Where the fewest pods would have to end, and of equal choices those with the least memory; None if no choice
-    helps.
+    helps, or a limited search finds none (`preemption.least_harmful_victims`).
 
     views: the nodes that refused the request.
     kept: UIDs of pods that must not end.

@@ -2,7 +2,8 @@
 
 kube-scheduler counts the sums of a node, so its victims may free no single card. Here each card is looked at, and the
 node's sums as well. The placement engine checks the result, and no victim is in it in vain: if any one of them stayed,
-the pod would not fit.
+the pod would not fit. The extender's lock is held meanwhile, so each search has a limited effort: for sets of cards and
+pods (`CoverEffort`), and for placements that are tried (`SearchEffort`).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,10 +20,12 @@ from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.kinds import CardKinds
 from cardwise.core.placement.nodestate import NodeState
+from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.preemption import cardvictims, setcover
 from cardwise.core.preemption.setcover import MOST, Cover, CoverEffort, Victim
 from cardwise.core.values.refusals import Refusal
 
+_PLACEMENT_STEPS: Final = 1024  # the effort of all placements that one search tries, see `SearchEffort`
 _MOST_CLASSES: Final = 6  # classes of devices in one request: each set of them is a need of its own
 
 
@@ -95,6 +98,9 @@ class Victims:
 def least_harmful_victims(full: FullNode, newcomer: Preemptor, chosen: Collection[str] = ()) -> Victims | None:
     """The least harmful set of victims that makes the newcomer fit; None where there is none.
 
+    None also if the pod has several card requests, or requests several cards, and the effort of the search ends before
+    it finds a set. Then no pod is evicted on this node for it.
+
     `chosen`: kube-scheduler's own victims. If no sum of the node explains such a victim, the reason is one that only
     kube-scheduler knows (ports, affinity, a group that goes whole), and the victim stays in the set. If one of them is
     on another node there is no set: the answer may name only pods of this node, so a group would go in part.
@@ -160,6 +166,12 @@ class _VictimSearch:
         self._kinds = full.kinds
         self._allowed = full.allowed
         self._residents = {resident.uid: resident for resident in full.residents}
+        self._scorer = (
+            placement.Scorer(full.kinds, newcomer.request, newcomer.policy, newcomer.headroom)
+            if newcomer.request is not None
+            else None
+        )
+        self._placement_effort = SearchEffort(_PLACEMENT_STEPS, reasons=False)
         self._victims: dict[str, Victim] = {}  # by UID: each search of the question takes the same
         self._requested = _requested_sums(newcomer)
         self._sums = {resident.uid: _sums(resident.load, resident.holding) for resident in full.residents}
@@ -231,6 +243,9 @@ class _VictimSearch:
 
     def _cheapest(self, candidates: Sequence[Resident]) -> Cover | None:
         """The cheapest way to make room with these candidates, whatever their priorities."""
+        if not candidates:
+            cover = Cover(0, ())
+            return cover if self._is_good(cover) else None
         possible_victims = [self._victim_of(resident) for resident in candidates]
         short, allowed = self._short(self._node), self._remaining_budgets()
         if self._newcomer.request is None:
@@ -264,29 +279,42 @@ class _VictimSearch:
         return remaining
 
     def _is_good(self, cover: Cover) -> bool:
-        return (
-            self._fits(self._node.without_pods([self._residents[victim.name] for victim in cover.victims])) is not None
-        )
+        node = self._node.without_pods([self._residents[victim.name] for victim in cover.victims])
+        return self._can_fit(node)
 
-    def _fits(self, node: _Node) -> Assignment | bool | None:
-        """The newcomer's cards on this node; True where it asks for none; None: it does not fit."""
+    def _can_fit(self, node: _Node) -> bool:
+        """Whether the newcomer fits on this node. False also if the effort is spent."""
+        effort = self._placement_effort
+        if effort.remaining <= 0:
+            return False
+        if self._plan is not None:  # each request after the first is searched on a copy of the node
+            effort.remaining -= max(0, len(self._plan.wants) - 1)
+        return self._fits(node, effort) is not None
+
+    def _fits(self, node: _Node, effort: SearchEffort | None = None) -> Assignment | bool | None:
+        """The newcomer's cards on this node; True where it asks for none; None: it does not fit.
+
+        effort: of this and other placements; None: an effort of its own.
+        """
         if node.free.short(self._requested):
             return None
-        newcomer = self._newcomer
-        if newcomer.request is None:
+        if self._scorer is None:
             return True
-        placed = placement.place_on(self._kinds, node.state, newcomer.request, newcomer.policy, newcomer.headroom)
+        placed = self._scorer.place_on(node.state, effort)
         return None if isinstance(placed, Refusal) else placed.assignment
 
     def _minimal_victims(self, removed: list[Resident]) -> Victims | None:
-        """The result without victims that are not needed: the search may have ended before it found the cheapest."""
+        """The victims without those that are not needed: the search may have ended before it found the cheapest set.
+
+        When the effort of placements is spent, the victims that were not tried count as needed.
+        """
         node = self._node.without_pods(removed)
         for victim in sorted(removed, key=lambda resident: (-resident.priority, resident.uid)):
             fuller = node.again_with(victim)
-            if self._fits(fuller) is not None:
+            if self._can_fit(fuller):
                 removed = [resident for resident in removed if resident is not victim]
                 node = fuller
-        fits = self._fits(node)
+        fits = self._fits(node)  # an effort of its own finds again what was found before
         if fits is None:
             return None
         known = [*removed, *(self._residents[uid] for uid in self._forced)]

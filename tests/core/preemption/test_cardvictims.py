@@ -1,0 +1,129 @@
+"""Victims by card: pods whose containers need cards of their own, on a full node."""
+
+from dataclasses import replace
+
+import pytest
+
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.cards import Card
+from cardwise.core.api.request import ContainerRequest, Load, PodRequest
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.placement import Scorer
+from cardwise.core.preemption import preemption
+from cardwise.core.preemption.preemption import FullNode, Preemptor, Resident, Victims
+from tests.working import work
+
+MEM = 16276  # MiB of a card
+PODS_PER_CARD = 2
+CPU = 1000  # free millicores of the node
+
+
+def full_node(cards: int, *, classed: int | None = None) -> FullNode:
+    """A node whose cards hold `PODS_PER_CARD` pods each. `classed`: how many of its cards, the last ones, are of the
+    class "x"; None: all.
+    """
+    ledger, residents = Ledger(), []
+    first_classed = 0 if classed is None else cards - classed
+    of_class = [frozenset({"x"}) if i >= first_classed else frozenset() for i in range(cards)]
+    ledger.set_cards("n", [Card(index=i, uuid=f"GPU-{i}", mem=MEM, classes=of_class[i]) for i in range(cards)])
+    for i in range(cards):
+        for j in range(PODS_PER_CARD):
+            share = CardShare(i, f"GPU-{i}", MEM // PODS_PER_CARD, 0, MEM)
+            holding = Holding(f"r{i}-{j}", "d", f"r{i}-{j}", "n", Assignment({"0": (share,)}))
+            ledger.set_holding(holding)
+            residents.append(Resident(holding.uid, 0, Load(0, 0, 1), holding))
+    return FullNode(kinds=ledger.kinds, node=ledger.node("n"), free=Load(CPU, 0, 110), residents=residents)
+
+
+def pod_of(*containers: tuple[int, int, str]) -> PodRequest:
+    """A pod with a container for each of these: cards, MiB of each (0: whole cards), and the class."""
+    return PodRequest(
+        containers=tuple(
+            ContainerRequest(key=str(i), name=f"c{i}", cards=cards, mem=cards * mem, resource_class=of_class)
+            for i, (cards, mem, of_class) in enumerate(containers)
+        )
+    )
+
+
+def victims_for(node: FullNode, request: PodRequest, load: Load = Load(0, 0, 1)) -> Victims | None:
+    return preemption.least_harmful_victims(node, Preemptor(request=request, load=load, priority=9))
+
+
+def unlike_shares(count: int) -> list[tuple[int, int, str]]:
+    """Containers with tiny shares of two cards, no two of the same size."""
+    return [(2, 12 + i, "x") for i in range(count)]
+
+
+@pytest.mark.parametrize(("cards", "shares"), [(8, 3), (8, 6), (8, 15), (4, 8)])
+def test_choices_that_lead_nowhere_cost_effort(cards, shares):
+    """All but two cards are taken whole, so all the shares must be on these two."""
+    request = pod_of(*unlike_shares(shares), (cards - 2, 0, ""))
+    with work() as done:
+        victims = victims_for(full_node(cards), request)
+    assert victims is not None
+    whole_cards, shared_cards = (cards - 2) * PODS_PER_CARD, 2
+    assert len(victims.uids) == whole_cards + shared_cards
+    assert done.steps < 500_000
+
+
+@pytest.mark.parametrize("shares", [3, 8])
+def test_a_search_without_a_set_ends_when_its_effort_is_spent(shares):
+    """Cards can be cleared, but no eviction frees the cpu that the pod requests."""
+    request = pod_of(*unlike_shares(shares), (6, 0, ""))
+    with work() as done:
+        assert victims_for(full_node(8), request, Load(CPU + 1, 0, 1)) is None
+    assert done.steps < 500_000
+
+
+def test_shares_that_fill_all_cards_find_one_each():
+    request = pod_of(*((2, 12_000 + i, "") for i in range(4)))
+    victims = victims_for(full_node(8), request)
+    assert victims is not None
+    assert len(victims.uids) == 16
+    assert len({share.uuid for share in victims.assignment.shares()}) == 8
+
+
+@pytest.mark.parametrize("shares", [1, 3, 8])
+def test_whole_cards_leave_those_of_a_class_to_requests_that_need_them(shares):
+    """The two cards of the class are the only ones for the shares, and any six are good enough as whole cards."""
+    victims = victims_for(full_node(8, classed=2), pod_of((6, 0, ""), *unlike_shares(shares)))
+    assert victims is not None
+    shares_of_class = [share for share in victims.assignment.shares() if not share.whole]
+    assert {share.index for share in shares_of_class} == {6, 7}
+
+
+def test_a_pod_with_a_thousand_cards_is_no_deep_recursion():
+    assert victims_for(full_node(8), pod_of(*((8, 1 + i, "") for i in range(200)))) is None
+
+
+def test_where_pods_only_terminate_the_engine_alone_chooses_the_cards():
+    """What was freed for a pod is found again, also for a pod with so many cards that no victims are searched for."""
+    node = full_node(16)
+    terminating = replace(node, residents=[resident._replace(going=True) for resident in node.residents])
+    request = pod_of(*((16, 100 + i, "") for i in range(16)))
+    assert victims_for(node, request) is None
+    victims = victims_for(terminating, request)
+    assert victims is not None
+    assert victims.uids == ()
+    assert victims.assignment is not None
+
+
+def test_placements_that_are_tried_cost_effort(monkeypatch):
+    """Whether each victim must go is a placement of its own: with the effort spent, the others count as needed."""
+    placements = []
+    place_on = Scorer.place_on
+
+    def count_placement(self, node, effort=None):
+        placements.append(effort)
+        return place_on(self, node, effort)
+
+    monkeypatch.setattr(Scorer, "place_on", count_placement)
+    monkeypatch.setattr(preemption, "_PLACEMENT_STEPS", 10)
+    request = pod_of(*unlike_shares(2), (6, 0, ""))  # three requests: two steps for each placement
+    victims = victims_for(full_node(8), request)
+    assert victims is not None
+    assert len(victims.uids) == 14
+    *tried, last = placements
+    assert len(tried) == 5
+    assert last is None, "the last one has an effort of its own"
