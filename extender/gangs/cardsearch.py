@@ -28,6 +28,7 @@ from extender.cache.nodeload import NodeLoads
 from extender.cache.yielding import TURN
 
 _SLOWLY: Final = 8  # while too few cards are there, this part of them is added at a time; after a plan has failed, all
+_INDEXED: Final = 64  # nodes at a time
 
 # How often the card was given up, MiB in use on it, its node, and its positions there: in this order they are added.
 _Entry = tuple[int, int, str, tuple[int, ...]]
@@ -120,6 +121,8 @@ class CardSearch:
                 if short is not None:
                     self._due = max(1, self._count // _SLOWLY)
                     continue
+                if not self._update_index(until):
+                    return None
             planned = self._plan(policy)
             if planned is None or isinstance(planned, Planned) or self._exhausted:
                 return planned
@@ -223,6 +226,13 @@ class CardSearch:
             if capacity < len(members):
                 return members[-1], True
         return None, True
+
+    def _update_index(self, until: float) -> bool:
+        """Update the copy's index of cards for the plan. Returns whether no node is left."""
+        while self._copy.index_some(_INDEXED):
+            if self._clock.cpu() >= until:
+                return False
+        return True
 
     def _plan(self, policy: str) -> Planned | Unplanned | None:
         """A plan on the cards of the copy; None: the next turn continues it."""

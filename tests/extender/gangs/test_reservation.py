@@ -2,8 +2,10 @@
 
 import pytest
 
+from cardwise.core.placement.cardindex import CardIndex
 from cardwise.core.values.refusals import Refusal
 from extender.gangs import cardsearch
+from extender.gangs.cardsearch import CardSearch
 from extender.records.pod import Pod
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
 from tests.extender.worlds import as_card, as_quota, resource
@@ -219,6 +221,39 @@ def test_a_look_of_an_earlier_epoch_is_not_gone_on_with(monkeypatch):
     world.state.set_card(*as_card(resource(1, node="n1", health="Unhealthy")))
     world.run(5)
     assert "cannot run while suitable GPUs or nodes are cordoned or unhealthy" in world.reason("g")
+
+
+def test_the_search_indexes_the_cards_of_a_few_nodes_at_a_time_before_it_plans(monkeypatch):
+    """Thousands of nodes at once would hold the lock for too long."""
+    monkeypatch.setattr(cardsearch, "TURN", -1.0)  # one step each turn
+    monkeypatch.setattr(cardsearch, "_INDEXED", 2)
+    changed_nodes, turns = [], []
+    refresh, continue_search = CardIndex.refresh, CardSearch.continue_search
+
+    def recorded(index, changes):
+        names = dict(changes)
+        if index is not world.state._cache.ledger._index:
+            changed_nodes.append(len(names))
+        refresh(index, names.items())
+
+    def counted(search, policy):
+        before = len(changed_nodes)
+        planned = continue_search(search, policy)
+        turns.append(changed_nodes[before:])
+        return planned
+
+    monkeypatch.setattr(CardIndex, "refresh", recorded)
+    monkeypatch.setattr(CardSearch, "continue_search", counted)
+    world = World({f"n{i}": 1 for i in range(7)})
+    world.create(*(single(f"s{i}", gpu_mem=P100) for i in range(7)))
+    world.run(2)
+    world.create(*(member(f"g{i}", "g", 7, created=1, gpu_mem=P100) for i in range(7)))
+    world.run(3)
+    world.clock.advance(61)
+    world.run(40)
+    assert sum(changed_nodes) >= 7
+    assert max(map(sum, turns)) <= 2
+    assert holder(world) == "default"
 
 
 def test_what_a_gang_that_could_not_run_was_told_is_not_said_of_it_as_it_is_now():
