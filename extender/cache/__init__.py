@@ -11,6 +11,7 @@ which pod.
     gangcards       the cards of the gang reservation as holdings, for a placement that must not use them
     capacity        applies each change of a row to the ledger and the nodes' totals, and requeues pods when capacity
                     is freed
+    clusterview     all that planners read, live or as a snapshot; what has changed since a snapshot
     cache           makes these; checks a plan again at bind
     placing         asks the placement engine for one pod; `nodesearch`: the same for pods with several card requests,
                     on a snapshot

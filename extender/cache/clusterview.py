@@ -13,6 +13,7 @@ from extender.cache.gangcards import GangCards
 from extender.cache.nodeload import NodeLoads
 from extender.cache.nominations import Nominations
 from extender.cache.quotas import Quotas
+from extender.records.pod import WaitingPod
 
 
 class ClusterView:
@@ -36,6 +37,8 @@ class ClusterView:
         self.budgets = budgets
         self.nominations = nominations
         self.gang_cards = gang_cards
+        # Of a snapshot: the generations at which it was taken. A planner that changes its snapshot does not move them.
+        self.ledger_generation, self.loads_generation = ledger.generation, loads.generation
 
     def snapshot(self) -> "ClusterView":
         """The cluster as it is now. Later changes of one are not seen in the other."""
@@ -63,3 +66,35 @@ class ClusterView:
     def exclude_pod(self, uid: str) -> AbstractContextManager[None]:
         """Context manager: inside, the pod's own reservation does not count."""
         return self.ledger.what_if(released=(uid,)) if self.ledger.holding(uid) is not None else nullcontext()
+
+
+class Changes:
+    """What has changed since a snapshot was taken, for a planner of one pod. Use it in one turn at the lock."""
+
+    def __init__(self, now: ClusterView, snapshot: ClusterView, pod: WaitingPod) -> None:
+        self._now = now
+        self._snapshot = snapshot
+        self._pod = pod
+        self._nominated_nodes = now.nominations.nodes_changed_since(snapshot.nominations)
+        self._namespaces = now.budgets.namespaces_changed_since(snapshot.budgets)
+        namespace, uid = pod.ref.namespace, pod.ref.uid
+        self._everywhere = now.headroom_excluding(namespace, uid) != snapshot.headroom_excluding(namespace, uid)
+
+    def may_concern(self, node: str) -> bool:
+        """Whether a search for victims for the pod on this node may have another result than in the snapshot.
+
+        These can change it: what the pod's quotas leave, on all nodes; and of this node its cards with their classes
+        and holdings, its pods, cpu and memory, what is reserved there for nominated pods and for a gang, and the
+        PodDisruptionBudgets of its pods.
+        """
+        state, rank, namespace = self._now.ledger.node(node), self._pod.rank, self._pod.ref.namespace
+        return (
+            self._everywhere
+            or state is None
+            or state.generation > self._snapshot.ledger_generation
+            or self._now.loads.changed_at(node) > self._snapshot.loads_generation
+            or node in self._nominated_nodes
+            or self._now.gang_cards.holdings_on(node, rank, namespace, self._pod.ref.uid)
+            != self._snapshot.gang_cards.holdings_on(node, rank, namespace, self._pod.ref.uid)
+            or any(placed.namespace in self._namespaces for _, placed in self._now.loads.pods_on(node))
+        )

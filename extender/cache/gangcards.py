@@ -18,6 +18,17 @@ from cardwise.core.placement.nodestate import NodeState
 _NOTHING: Mapping[str, list[Holding]] = {}
 
 
+def comes_after(rank: Rank, namespace: str, first: Rank, first_namespace: str) -> bool:
+    """Whether the reservation of a gang with the rank `first` counts against a pod or gang of this rank and namespace.
+
+    Every user may set `cardwise.dev/queue-priority`, so it orders the pods of one namespace only; between namespaces
+    the pods' priority and age decide.
+    """
+    if namespace == first_namespace:
+        return rank > first
+    return (rank[0], *rank[2:]) > (first[0], *first[2:])
+
+
 class _Owner(NamedTuple):
     """The gang that cards are reserved for.
 
@@ -27,16 +38,6 @@ class _Owner(NamedTuple):
     namespace: str
     rank: Rank
     uids: Collection[str]
-
-    def precedes(self, rank: Rank, namespace: str) -> bool:
-        """Whether the reservation counts against a pod or gang of this rank and namespace.
-
-        Every user may set `cardwise.dev/queue-priority`, so it orders the pods of one namespace only; between
-        namespaces the pods' priority and age decide.
-        """
-        if namespace == self.namespace:
-            return rank > self.rank
-        return (rank[0], *rank[2:]) > (self.rank[0], *self.rank[2:])
 
 
 class GangCards:
@@ -75,7 +76,7 @@ class GangCards:
     def reserved_nodes(self, rank: Rank, namespace: str, uid: str = "") -> Collection[str]:
         """The nodes with reserved cards that a pod or gang of this rank and namespace must not use."""
         owner = self._owner()
-        if owner is None or uid in owner.uids or not owner.precedes(rank, namespace):
+        if owner is None or uid in owner.uids or not comes_after(rank, namespace, owner.rank, owner.namespace):
             return ()
         return self._by_node.keys()
 

@@ -34,6 +34,8 @@ class NodeLoads:
 
     def __init__(self) -> None:
         self.freed_count = 0  # counts the times at which something became less
+        self.generation = 0  # counts changes of nodes
+        self._changed_at: dict[str, int] = {}  # the generation of each node's last change
         self._nodes: dict[str, NodeRecord] = {}
         self._slots_since: dict[str, float] = {}  # nodes that had no slots, and since when they have them again
         self._sums: dict[str, Load] = {}
@@ -49,7 +51,8 @@ class NodeLoads:
     def snapshot(self) -> "NodeLoads":
         """A copy of the loads. Later changes of one are not seen in the other. The copy has no sets of `watch`."""
         twin = NodeLoads()
-        twin.freed_count = self.freed_count
+        twin.freed_count, twin.generation = self.freed_count, self.generation
+        twin._changed_at = self._changed_at.copy()
         twin._nodes, twin._slots_since, twin._sums = self._nodes.copy(), self._slots_since.copy(), self._sums.copy()
         twin._pods, twin._planned, twin._keys_by_node = self._pods, self._planned.copy(), self._keys_by_node.copy()
         twin._victims, twin._terminating = self._victims.copy(), self._terminating
@@ -62,6 +65,12 @@ class NodeLoads:
         watched = set(self._nodes)
         self._watched.append(watched)
         return watched
+
+    def changed_at(self, node: str) -> int:
+        """The generation of the last change of the node or of one of its pods; the current one if there is no such
+        node.
+        """
+        return self._changed_at.get(node, self.generation)
 
     def set_node(self, name: str, record: NodeRecord, now: float) -> None:
         """Update the node."""
@@ -88,6 +97,7 @@ class NodeLoads:
         self._nodes.pop(name, None)
         self._slots_since.pop(name, None)
         self._mark_changed(name)
+        self._changed_at.pop(name, None)
 
     def set_pod(self, key: str, placed: PlacedPod) -> None:
         """Count the pod on its node."""
@@ -222,7 +232,8 @@ class NodeLoads:
             self._count_victim(before, -1)
         self._count_victim(placed, 1)
         if before is not None and (before.node, before.load) == (placed.node, placed.load):
-            return  # node and load have not changed
+            self._count_change(placed.node)  # another priority, or it terminates: node and load have not changed
+            return
         if before is not None:
             self._add_load(before, -1)
             self._remove_from_node(key, before.node)
@@ -243,8 +254,14 @@ class NodeLoads:
                 del self._victims[placed.priority]
 
     def _mark_changed(self, node: str) -> None:
+        self._count_change(node)
         for watched in self._watched:
             watched.add(node)
+
+    def _count_change(self, node: str) -> None:
+        self.generation += 1
+        if node in self._nodes:
+            self._changed_at[node] = self.generation
 
     def _remove_from_node(self, key: str, node: str) -> None:
         keys = tuple(other for other in self._keys_by_node[node] if other != key)

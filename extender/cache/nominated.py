@@ -49,6 +49,10 @@ class NominatedPods:
         self._nominations = cluster.nominations
         self._budgets = cluster.budgets
 
+    def on_snapshot(self, snapshot: ClusterView) -> "NominatedPods":
+        """The same in a snapshot, for a planner that has not the lock."""
+        return NominatedPods(snapshot, self._policy)
+
     def reserved_nodes(self, excluded: Collection[str], priority: int) -> set[str]:
         """The nodes where cards are reserved from pods of this priority, except for `excluded`."""
         return {node for _, node, _ in self._nominations.reserved_places(excluded, priority)}
@@ -144,6 +148,17 @@ class NominatedPods:
         return preemption.least_harmful_victims(
             full_node, self._make_preemptor(claimant, policy, priority), scheduler_victims
         )
+
+    def find_unprotected_victims(
+        self, claimant: WaitingPod, policy: str, node: str, *, refused: Collection[str], excluded: Collection[str] = ()
+    ) -> Victims | None:
+        """As `find_victims`, for evictions by the extender itself: None also if a PodDisruptionBudget forbids them, or
+        if the node takes no pods any more. kube-scheduler does not call preempt for such a node.
+        """
+        if not self._cluster.loads.is_open(node):
+            return None
+        victims = self.find_victims(claimant, policy, node, excluded=excluded, refused=refused)
+        return victims if victims is not None and not victims.violations else None
 
     def count_budget_violations(self, nodes: Iterable[str], uids: Collection[str]) -> int:
         """The number of evictions beyond PodDisruptionBudgets, if all these pods on these nodes are evicted."""

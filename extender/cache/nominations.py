@@ -105,6 +105,10 @@ class Nominations:
         """The nomination of the pod with this UID."""
         return self._by_pod.get(uid)
 
+    def by_pod(self) -> Mapping[str, Nomination]:
+        """All nominations, by the UID of the pod. Do not keep the mapping."""
+        return self._by_pod
+
     def nominated_node(self, uid: str) -> str:
         """The node where victims are evicted for the pod; "" while it is not certain which node that is."""
         nomination = self._by_pod.get(uid)
@@ -113,6 +117,22 @@ class Nominations:
     def places_by_pod(self) -> dict[str, Mapping[str, NominatedPlace]]:
         """All reserved places, by pod and node."""
         return {uid: nomination.places for uid, nomination in self._by_pod.items()}
+
+    def nodes_changed_since(self, before: "Nominations") -> set[str]:
+        """The nodes where something else is reserved for nominated pods than in the snapshot `before`, or may be."""
+        now, then = self._by_pod, before.by_pod()
+        uids = {uid for uid in now.keys() | then.keys() if now.get(uid) is not then.get(uid)}
+        nodes = set[str]()
+        for uid, nomination in (*now.items(), *then.items()) if uids else ():
+            if uid in uids:
+                nodes.update(nomination.places)
+            nodes.update(
+                reservation.node
+                for place in nomination.places.values()
+                for reservation in place.member_reservations
+                if uids.intersection((uid, reservation.claimant.uid))
+            )
+        return nodes
 
     def is_node_unknown(self, now: float) -> bool:
         """Whether a recent preempt call was answered with several nodes, and it is unknown which kube-scheduler has

@@ -10,20 +10,22 @@ preempts: filter records the pod in the scheduling queue, `next_evictions` finds
 `controllers.evictions` evicts them.
 """
 
+import heapq
 import math
 import random
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from sys import intern
-from typing import Final
+from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
 from cardwise.core.preemption.preemption import Victims
 from cardwise.kube.pods.budgets import Budget
 from extender.cache.cache import Cache
+from extender.cache.clusterview import Changes, ClusterView
 from extender.cache.nominated import NominatedPods
 from extender.cache.nominations import MemberReservation, NominatedPlace
+from extender.cache.pacing import Pace
 from extender.cache.reservations import Phase
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import TURN, give_way
@@ -40,9 +42,8 @@ _CHOICE_SECONDS: Final = (
     0.25  # of these, to wait until the nodes that kube-scheduler chose of earlier answers are known
 )
 _CHECK_SECONDS: Final = 0.005  # seconds between two checks of that
-_GANG_SECONDS: Final = 5.0  # of searching for a gang, where kube-scheduler does not wait for the answer
+_OWN_SECONDS: Final = 5.0  # of searching where kube-scheduler does not wait for the answer
 _SEARCHING: Final = 0.02  # seconds of CPU, after which no further pod is searched for in one step
-_BEST: Final = 8  # nodes searched once more, before the extender evicts by itself
 _MOST_NODES: Final = 256  # that are searched for one pod; kube-scheduler tries a tenth of all, and 100 at least
 _ENOUGH: Final = 32  # nodes with victims to choose from, for a pod or for each member of a gang
 
@@ -55,6 +56,33 @@ class Eviction:
     node: str
     victims: tuple[PodRef, ...]
     place: NominatedPlace
+
+
+class _PreemptCall(NamedTuple):
+    """A call of the verb preempt.
+
+    scheduler_victims: kube-scheduler's own victims, by node.
+    own_eviction_nodes: nodes where the extender itself evicts for other members of the pod's gang.
+    excluded: members of the gang whose reserved cards the pod may use.
+    refused: pods that the Eviction API has refused.
+    """
+
+    claimant: WaitingPod
+    policy: str
+    scheduler_victims: Mapping[str, Collection[str]]
+    own_eviction_nodes: Collection[str]
+    excluded: Collection[str]
+    refused: Collection[str]
+
+    def find_victims(self, nominated: NominatedPods, node: str) -> Victims | None:
+        """The victims on the node; None if no eviction helps."""
+        if node in self.own_eviction_nodes:
+            return nominated.find_unprotected_victims(
+                self.claimant, self.policy, node, refused=self.refused, excluded=self.excluded
+            )
+        return nominated.find_victims(
+            self.claimant, self.policy, node, self.scheduler_victims[node], excluded=self.excluded
+        )
 
 
 class Preemption:
@@ -116,23 +144,20 @@ class Preemption:
             excluded = self._gang_preemption.unplaced_uids(claimant.uid)
             # Nodes where the extender itself evicts for other members.
             ours = set(self._queue.preemption_nodes(claimant.uid)) - scheduler_victims.keys() if member else set[str]()
-        answers: dict[str, Victims] = {}
-        looks_until = until - _PLANNING if member else until
+            call = _PreemptCall(claimant, policy, scheduler_victims, ours, excluded, self._refused)
+            snapshot = self._cache.snapshot()
+        nominated, answers = self._nominated.on_snapshot(snapshot), dict[str, Victims]()
+        search_until = until - _PLANNING if member else until
         for node in (*sorted(scheduler_victims), *sorted(ours)):
-            if self._clock.now() > looks_until:
+            if self._clock.now() > search_until:
                 break
-            with self._lock:  # for one node at a time: filter must not wait for all of them
-                if node in ours:
-                    victims = self._find_unprotected_victims(claimant, policy, node, excluded)
-                else:
-                    victims = self._nominated.find_victims(
-                        claimant, policy, node, scheduler_victims[node], excluded=excluded
-                    )
-                if victims is not None:
-                    answers[node] = victims
+            victims = call.find_victims(nominated, node)
+            if victims is not None:
+                answers[node] = victims
         with self._lock:
+            self._cache.sync_cards()
             if not (member and self._gang_preemption.is_in_pending_gang(claimant.uid)):
-                return self._record_answers(claimant, answers)
+                return self._commit_answers(call, snapshot, answers)
             search = GangSearch(
                 claimant,
                 policy,
@@ -218,28 +243,17 @@ class Preemption:
             pods would be evicted in vain.
         """
         with self._lock:
-            self._refused |= dict.fromkeys(refused, self._clock.now() + seconds)
+            self._refused = self._refused | dict.fromkeys(refused, self._clock.now() + seconds)
             nomination = self._nominations.get(eviction.claimant.uid)
             if nomination is not None and nomination.places.get(eviction.node) is eviction.place:
                 self._nominations.remove(eviction.claimant.uid)
                 self._cache.capacity.mark_freed()
 
     def _search_for_pod(self, pending: PendingPreemption) -> list[Eviction]:
-        candidates = self._victims_by_node(pending)
-        if any(not victims.uids for victims in candidates.values()):
-            return []  # the pod only has to wait
-        for _, node in sorted((victims.harm, node) for node, victims in candidates.items())[:_BEST]:
-            with self._lock:
-                self._cache.sync_cards()
-                # Much may have happened since the first of them was searched.
-                uid = pending.claimant.uid
-                if not self._queue.awaits_preemption_on(uid, (node,)) or self._needs_no_victims(uid):
-                    return []
-                victims = self._find_unprotected_victims(pending.claimant, pending.policy, node)
-                if victims is not None:
-                    return [self._make_eviction(pending.claimant, node, victims)] if victims.uids else []
-            give_way(self._clock)
-        return []
+        snapshot, candidates = self._victims_by_node(pending)
+        with self._lock:
+            self._cache.sync_cards()
+            return self._commit_eviction(pending, snapshot, candidates)
 
     def _search_for_gang(self, pending: PendingPreemption) -> list[Eviction]:
         """The evictions for all members that lack cards, together: if one victim may not be evicted, none is."""
@@ -250,7 +264,7 @@ class Preemption:
             if self._gang_preemption.is_over_quota(uid):
                 return []
             unhelped = self._gang_preemption.unplaced_uids(uid)
-        candidates = self._victims_by_node(pending, unhelped)
+        _, candidates = self._victims_by_node(pending, unhelped)
         search = GangSearch(
             pending.claimant,
             pending.policy,
@@ -260,7 +274,7 @@ class Preemption:
             refused=self._refused,
             for_scheduler=False,
         )
-        until, has_more = self._clock.now() + _GANG_SECONDS, bool(candidates)
+        until, has_more = self._clock.now() + _OWN_SECONDS, bool(candidates)
         while has_more and self._clock.now() <= until:
             with self._lock:
                 self._cache.sync_cards()
@@ -272,29 +286,33 @@ class Preemption:
             give_way(self._clock)
         return []
 
-    def _victims_by_node(self, pending: PendingPreemption, excluded: Collection[str] = ()) -> dict[str, Victims]:
-        """The victims on each node where an eviction helps, until there are enough to choose from.
+    def _victims_by_node(
+        self, pending: PendingPreemption, excluded: Collection[str] = ()
+    ) -> tuple[ClusterView, dict[str, Victims]]:
+        """The victims on each node where an eviction helps, until there are enough to choose from; and the snapshot on
+        which they were found.
 
         excluded: the members of the pod's gang without a place.
 
         The nodes where the pod may only have to wait come first.
         """
         with self._lock:
-            freeing_nodes = self._nodes_freeing_cards(set(pending.nodes))
+            self._cache.sync_cards()
+            freeing_nodes, refused = self._nodes_freeing_cards(set(pending.nodes)), self._refused
+            snapshot = self._cache.snapshot()
+        until = self._clock.now() + _OWN_SECONDS
+        nominated, pace = self._nominated.on_snapshot(snapshot), Pace(self._clock, lambda: self._clock.now() > until)
         other_nodes = set(pending.nodes) - freeing_nodes
-        candidates, nodes = dict[str, Victims](), deque([*freeing_nodes, *_sample_nodes(other_nodes, len(other_nodes))])
-        enough = _ENOUGH * max(1, len(excluded))
-        while nodes and len(candidates) < enough:
-            with self._lock:
-                self._cache.sync_cards()
-                until = self._clock.cpu() + TURN
-                while nodes and self._clock.cpu() < until and len(candidates) < enough:
-                    node = nodes.popleft()
-                    victims = self._find_unprotected_victims(pending.claimant, pending.policy, node, excluded)
-                    if victims is not None:
-                        candidates[node] = victims
-            give_way(self._clock)
-        return candidates
+        candidates, enough = dict[str, Victims](), _ENOUGH * max(1, len(excluded))
+        for node in (*freeing_nodes, *_sample_nodes(other_nodes, len(other_nodes))):
+            victims = nominated.find_unprotected_victims(
+                pending.claimant, pending.policy, node, refused=refused, excluded=excluded
+            )
+            if victims is not None:
+                candidates[node] = victims
+            if len(candidates) == enough or pace.pause():
+                break
+        return snapshot, candidates
 
     def _answer_for_gang(self, search: GangSearch, until: float) -> dict[str, Victims]:
         """The victims for the pod's gang, with a turn for each plan. `until`: when the search ends."""
@@ -335,19 +353,6 @@ class Preemption:
         """The given nodes where cards become free without an eviction."""
         vanished = (row.node for row in self._cache.reservations.rows_in_phases(Phase.TERMINATING))
         return self._loads.nodes_with_terminating_pods(nodes) | nodes.intersection(vanished)
-
-    def _find_unprotected_victims(
-        self, claimant: WaitingPod, policy: str, node: str, excluded: Collection[str] = ()
-    ) -> Victims | None:
-        """The victims on the node; None if no eviction helps, if a budget forbids it, or if the node takes no pods any
-        more.
-
-        kube-scheduler does not ask about a node that takes no pods.
-        """
-        if not self._loads.is_open(node):
-            return None
-        victims = self._nominated.find_victims(claimant, policy, node, excluded=excluded, refused=self._refused)
-        return victims if victims is not None and not victims.violations else None
 
     def _make_gang_evictions(self, pending: PendingPreemption, gang_victims: GangVictims) -> list[Eviction]:
         nodes = {member_victims.node for member_victims in gang_victims.member_victims}
@@ -409,7 +414,64 @@ class Preemption:
                 return True
         return False
 
-    def _record_answers(self, claimant: WaitingPod, answers: dict[str, Victims]) -> dict[str, Victims]:
+    def _commit_eviction(
+        self, pending: PendingPreemption, snapshot: ClusterView, candidates: Mapping[str, Victims]
+    ) -> list[Eviction]:
+        """The eviction of the least harmful victims, checked in the cluster as it is now.
+
+        candidates: the victims on the snapshot, by node.
+
+        Where something has changed since, the victims are searched again before they are chosen. If that takes more
+        than `TURN` seconds of CPU, no pod is evicted now.
+        """
+        claimant, changes = pending.claimant, Changes(self._cache, snapshot, pending.claimant)
+        if self._needs_no_victims(claimant.uid) or any(not victims.uids for victims in candidates.values()):
+            return []  # the pod only has to wait
+        until, current = self._clock.cpu() + TURN, dict[str, Victims]()
+        queue = [(victims.harm, node) for node, victims in candidates.items()]
+        heapq.heapify(queue)
+        while queue and self._queue.awaits_preemption_on(claimant.uid, (queue[0][1],)):
+            _, node = heapq.heappop(queue)
+            victims = current.get(node)
+            if victims is None and not self._is_outdated(changes, node, candidates[node]):
+                victims = candidates[node]
+            if victims is not None:
+                return [self._make_eviction(claimant, node, victims)]
+            if self._clock.cpu() > until:
+                return []
+            victims = self._nominated.find_unprotected_victims(claimant, pending.policy, node, refused=self._refused)
+            if victims is not None and not victims.uids:
+                return []
+            if victims is not None:
+                current[node] = victims
+                heapq.heappush(queue, (victims.harm, node))
+        return []
+
+    def _is_outdated(self, changes: Changes, node: str, victims: Victims) -> bool:
+        """Whether these victims, found on a snapshot, must be searched again."""
+        return changes.may_concern(node) or not self._refused.keys().isdisjoint(victims.uids)
+
+    def _commit_answers(
+        self, call: _PreemptCall, snapshot: ClusterView, answers: dict[str, Victims]
+    ) -> dict[str, Victims]:
+        """The answers that hold in the cluster as it is now; reserves the freed cards.
+
+        answers: the victims on the snapshot, by node.
+
+        Where something has changed since, the victims are searched again, for `TURN` seconds of CPU. Further changed
+        nodes are left out, and kube-scheduler chooses among the others.
+        """
+        claimant = call.claimant
+        if self._nominations.get(claimant.uid) is not snapshot.nominations.get(claimant.uid) and self._is_answered(
+            claimant, call.policy, call.scheduler_victims
+        ):
+            return {}
+        changes, until = Changes(self._cache, snapshot, claimant), self._clock.cpu() + TURN
+        for node in filter(changes.may_concern, list(answers)):
+            del answers[node]
+            victims = call.find_victims(self._nominated, node) if self._clock.cpu() < until else None
+            if victims is not None:
+                answers[node] = victims
         if any(not victims.uids for victims in answers.values()):
             # On some node it only has to wait for pods that terminate already, so no others are evicted: the answer has
             # these.

@@ -1,6 +1,7 @@
 """Builders for the extender's tests: JSON as the API server sends it, and a state with a clock to turn."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from cardwise.core.api import assignment, classes, quotas, request
@@ -10,9 +11,11 @@ from cardwise.core.api.quotas import GPUQuota
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
+from extender.cache.nominated import NominatedPods
 from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Assumed, KnownBinding, Timeouts
 from extender.records import objects, podinfo
+from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 from extender.state import State
 from tests.build import P100, asking, container, gpu_quota, reported_share, resource, resource_class, shares
@@ -128,16 +131,28 @@ def begin(
     return state.assume(PodRef(f"uid-{name}", namespace, name), pod_request, node, "binpack", epoch=epoch)
 
 
+def on_victim_search(state: State, callback: Callable[[WaitingPod], object]) -> None:
+    """From now on `callback` is called at each search for victims on one node, whether live or on a snapshot."""
+    nominated = state._nominated
+    on_snapshot = nominated.on_snapshot
+
+    def observed(searching: NominatedPods) -> NominatedPods:
+        find_victims = searching.find_victims
+
+        def search(claimant: WaitingPod, *args: Any, **kwargs: Any) -> Any:
+            callback(claimant)
+            return find_victims(claimant, *args, **kwargs)
+
+        searching.find_victims = search
+        return searching
+
+    nominated.on_snapshot = lambda snapshot: observed(on_snapshot(snapshot))
+    observed(nominated)
+
+
 def looks_slowly(state: State, clock: FakeClock) -> None:
-    """From now on a look for victims on one node takes 0.12 s."""
-    nominated = state.preemption._nominated
-    who_goes = nominated.find_victims
-
-    def slow(*args: Any, **kwargs: Any) -> Any:
-        clock.advance(0.12)
-        return who_goes(*args, **kwargs)
-
-    nominated.find_victims = slow
+    """From now on a search for victims on one node takes 0.12 s."""
+    on_victim_search(state, lambda _: clock.advance(0.12))
 
 
 def refuse(state: State, name: str = "w", node: str = "n1") -> None:

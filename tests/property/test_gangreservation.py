@@ -58,7 +58,12 @@ class Judged(World):
         meta, spec = self.pods[name]["metadata"], self.pods[name]["spec"]
         reserved: dict[str, int] = {}
         rank = (-spec["priority"], 0, meta["creationTimestamp"], "")
-        if gang is None or gang.plan or meta["labels"] or not comes_after(rank, meta["namespace"], gang):
+        if (
+            gang is None
+            or gang.plan
+            or meta["labels"]
+            or not comes_after(rank, meta["namespace"], gang.rank(), gang.namespace)
+        ):
             return reserved
         for holding in holdings:
             for share in holding.assignment.shares():

@@ -86,6 +86,11 @@ class Ledger:
         """Whether `index` and `memory_index` may be called: this is no snapshot."""
         return self._index is not None
 
+    @property
+    def generation(self) -> int:
+        """Counts changes of nodes; `NodeState.generation` is that of the node's last change."""
+        return self._generation
+
     def empty_copy(self) -> "Ledger":
         """An empty ledger with the same settings."""
         return Ledger(kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)

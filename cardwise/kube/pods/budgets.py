@@ -122,6 +122,10 @@ class Budgets:
         """The number of changes of the namespace's budgets."""
         return self._changes.get(namespace, 0)
 
+    def namespaces_changed_since(self, before: "Budgets") -> set[str]:
+        """The namespaces whose budgets have changed since the snapshot `before`."""
+        return {namespace for namespace, count in self._changes.items() if count != before.change_count(namespace)}
+
     def covering_keys(self, namespace: str, labels: Mapping[str, str]) -> tuple[str, ...]:
         """The keys of the budgets that cover a pod with these labels."""
         if namespace not in self._budgets:

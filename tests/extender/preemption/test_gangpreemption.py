@@ -20,7 +20,7 @@ from extender.preemption import gangpreemption
 from extender.records import wire
 from tests.examples import examples
 from tests.extender.gangworlds import NodeSpec, World, member, single
-from tests.extender.worlds import P100, as_card, as_quota, bound, looks_slowly, resource
+from tests.extender.worlds import P100, as_card, as_quota, bound, looks_slowly, on_victim_search, resource
 
 LOW, HIGH = 0, 1000
 PREFERENCES = AnswerSettings(policy="binpack", one_best_node=True)
@@ -428,14 +428,11 @@ def test_a_gang_whose_plan_would_hold_the_lock_for_long_gets_no_victims_and_is_n
 
 def takes_a_turn(world):
     """Each look for victims on a node."""
-    nominated = world.state.preemption._nominated
-    who_goes = nominated.find_victims
 
-    def costly(*args, **kwargs):
+    def costly(_):
         world.clock.worked += TURN
-        return who_goes(*args, **kwargs)
 
-    nominated.find_victims = costly
+    on_victim_search(world.state, costly)
 
 
 def test_victims_on_many_nodes_are_found_in_many_turns():

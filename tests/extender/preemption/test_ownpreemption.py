@@ -22,7 +22,17 @@ from tests.build import shares
 from tests.extender import gangworlds
 from tests.extender.preemption.test_gangpreemption import Full, gang
 from tests.extender.preemption.test_preemption import HIGH, LOW, MIDDLE, Scene, World
-from tests.extender.worlds import P100, as_card, as_class, as_pod, as_quota, bound, resource, resource_class
+from tests.extender.worlds import (
+    P100,
+    as_card,
+    as_class,
+    as_pod,
+    as_quota,
+    bound,
+    on_victim_search,
+    resource,
+    resource_class,
+)
 from tests.fakes.apiserver import Fault
 
 WHOLE = {"mem": 0, "whole_gpu": 1}
@@ -223,8 +233,8 @@ def test_no_pod_goes_for_a_gang_that_is_over_its_quota():
 def test_no_victims_are_searched_for_a_gang_that_is_over_its_quota_as_a_whole():
     """Each member alone would not be."""
     world = Gangs(n1=(1000, 1000), n2=(1000, 1000))
-    nominated = world.state._nominated
-    nominated.find_victims = searches = Mock(wraps=nominated.find_victims)
+    searches = Mock()
+    on_victim_search(world.state, searches)
     world.state.set_quota(*as_quota({"gpus": 2}))
     world.gang(3, whole_gpu=1)
     assert world.evicts() == []
@@ -285,15 +295,12 @@ class Crowd(Scene):
             self.world.budget(name, 0)
         self.pods = [self.world.show_pod(self.world.wants(f"p{i}", **WHOLE)) for i in range(size)]
         self.searched: list[str] = []
-        nominated = self.world.state._nominated
-        find_victims = nominated.find_victims
+        self.search_seconds = search_seconds
+        on_victim_search(self.world.state, self._on_search)
 
-        def searches(claimant, *args, **kwargs):
-            self.searched.append(claimant.ref.name)
-            self.world.clock.worked += search_seconds
-            return find_victims(claimant, *args, **kwargs)
-
-        nominated.find_victims = searches
+    def _on_search(self, claimant):
+        self.searched.append(claimant.ref.name)
+        self.world.clock.worked += self.search_seconds
 
     def refuses(self, *pods: dict) -> None:
         for pod in pods:
@@ -377,13 +384,7 @@ def test_searches_that_cost_little_do_not_wait_for_the_next_step():
     pods = [scene.world.show_pod(scene.world.wants(f"q{i}", mem=16_000 + i)) for i in range(10)]
     scene.refuses(*pods)
     scene.world.clock.advance(4.0)
-    find_victims = scene.world.state._nominated.find_victims
-
-    def cheap(*args, **kwargs):
-        scene.world.clock.worked -= 0.198  # of 0.2 s
-        return find_victims(*args, **kwargs)
-
-    scene.world.state._nominated.find_victims = cheap
+    scene.search_seconds = 0.002
     scene.evictions.step()
     assert len(scene.searched) == 10
 

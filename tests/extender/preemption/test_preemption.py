@@ -27,7 +27,18 @@ from extender.records.wire import FilterArgs
 from extender.state import State
 from tests.extender import nominationworlds
 from tests.extender.api.test_app import parts
-from tests.extender.worlds import P100, as_card, as_pod, as_quota, asking, bound, looks_slowly, make_state, resource
+from tests.extender.worlds import (
+    P100,
+    as_card,
+    as_pod,
+    as_quota,
+    asking,
+    bound,
+    looks_slowly,
+    make_state,
+    on_victim_search,
+    resource,
+)
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.clock import FakeClock
 
@@ -930,7 +941,7 @@ def test_not_before_the_pod_has_waited_a_while(scene):
 
 
 class Yielding(Scene):
-    """With so many nodes like the first; eight looks cost a turn, and after each turn `meanwhile` happens."""
+    """With so many nodes like the first; after eight searches there is a pause, and `meanwhile` happens in each."""
 
     def __init__(self, nodes: int) -> None:
         super().__init__()
@@ -951,14 +962,11 @@ class Yielding(Scene):
             self.meanwhile()
 
         self.world.clock.sleep = sleeps
-        nominated = self.world.state._nominated
-        look = nominated.find_victims
 
-        def looks(*of, **kwargs):
+        def costs(_) -> None:
             self.world.clock.worked += TURN / 8
-            return look(*of, **kwargs)
 
-        nominated.find_victims = looks
+        on_victim_search(self.world.state, costs)
 
     def asks(self) -> None:
         """The scheduler does, and after a while it is time to look for victims."""
@@ -969,10 +977,10 @@ class Yielding(Scene):
             self.world.state.set_pod(as_pod(event["object"]))
 
 
-def test_the_state_is_let_go_when_looks_have_cost_a_turn():
+def test_a_search_of_many_nodes_pauses_for_other_calls():
     scene = Yielding(20)
     scene.asks()
-    assert scene.slept == 3  # after 8, 16 and 20 nodes
+    assert scene.slept == 2  # after 8 and 16 nodes
     assert len(scene.evicted()) == 1
 
 
