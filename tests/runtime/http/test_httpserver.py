@@ -654,6 +654,16 @@ def test_threads_are_busy_once_what_comes_would_wait():
     until(lambda: not pool.is_busy, "that the thread has come back")
 
 
+def test_slow_calls_of_one_address_leave_a_thread_for_the_first_call_of_another(serve):
+    server = serve(threads=4)
+    for _ in range(8):
+        asks(server.connect(), "/wait")
+    for _ in range(3):
+        assert server.waiting.acquire(timeout=PATIENCE)
+    assert server.get(source="127.0.0.2") == b"ok"
+    assert not server.waiting.acquire(blocking=False)
+
+
 def test_more_whole_calls_than_may_wait_are_refused_at_once(serve):
     """Of their own address."""
     server = serve(threads=1, busy=2)
