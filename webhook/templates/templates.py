@@ -81,8 +81,11 @@ def template_of(workload: Json, resource: str) -> tuple[str, Json]:
 
 
 def find_templates(manifest: Json, resource: str) -> Iterator[tuple[str, Json]]:
-    """As `template_of`, also for custom resources: every pod template in the object."""
-    if resource in _PLACES:
+    """As `template_of`, also for custom resources: every pod template in the object.
+
+    A custom resource may have the plural of a kind of Kubernetes, as Volcano's jobs, but no template at its place.
+    """
+    if resource in _PLACES and template_of(manifest, resource)[1]:
         yield template_of(manifest, resource)
     else:
         yield from islice(_search_templates({"spec": manifest.get("spec")}, ()), _MOST)

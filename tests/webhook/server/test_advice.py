@@ -143,6 +143,7 @@ TEMPLATES: dict[str, Any] = {
     "deployments": lambda t: {"spec": {"template": t}},
     "cronjobs": lambda t: {"spec": {"jobTemplate": {"spec": {"template": t}}}},
     "podtemplates": lambda t: {"template": t},
+    "jobs": lambda t: {"spec": {"tasks": [{"name": "worker", "replicas": 2, "template": t}]}},  # Volcano's
     "pytorchjobs": lambda t: {"spec": {"pytorchReplicaSpecs": {"Worker": {"template": t}}}},
     "rayclusters": lambda t: {"spec": {"workerGroupSpecs": [{"template": t}]}},
     "jobsets": lambda t: {"spec": {"replicatedJobs": [{"template": {"spec": {"template": t}}}]}},
@@ -152,6 +153,7 @@ PATHS = {
     "deployments": "spec.template",
     "cronjobs": "spec.jobTemplate.spec.template",
     "podtemplates": "template",
+    "jobs": "spec.tasks[0].template",
     "pytorchjobs": "spec.pytorchReplicaSpecs.Worker.template",
     "rayclusters": "spec.workerGroupSpecs[0].template",
     "jobsets": "spec.replicatedJobs[0].template.spec.template",
