@@ -36,8 +36,8 @@ TOP = 10  # kube-scheduler's MaxExtenderPriority
 # Counted as used, but no pod is there yet.
 _HIDDEN_PHASES = (PHASE_NAMES[Phase.RESERVED], PHASE_NAMES[Phase.WAITING], PHASE_NAMES[Phase.BINDING])
 UNFINISHED = (
-    "not all nodes were searched in time, since the pod has several separate GPU requests; none of the others takes it "
-    "now. The pod is tried again, and the search goes on with the remaining nodes"
+    "not all nodes were searched, since the pod has several separate GPU requests and the time for such searches is "
+    "limited; no searched node takes the pod now. The pod is tried again, and the search goes on with the other nodes"
 )
 UNDECIDED = "the outcome of an earlier bind of this pod is not known yet; the pod is tried again"
 

@@ -9,8 +9,13 @@ kube-scheduler has closed the connection, and what it has learned is remembered:
 the nodes that refused it and have not changed since. Example: 5,000 nodes, of which 3,000 are searched in time and
 refuse the pod. Filter returns an error, kube-scheduler tries the pod again some seconds later, and this search begins
 with the other 2,000 nodes. If they refuse the pod as well, filter refuses it with the reasons of all 5,000.
+
+kube-scheduler places no other pod while it waits for filter. So after a long search in vain, the namespace has to pause
+ten times as long before its next one, however many such pods it has. Meanwhile its pods get what is remembered, or the
+error.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -28,11 +33,14 @@ from extender.cache.cache import Cache
 from extender.cache.pacing import Pace
 from extender.cache.placing import PlacementRequest, Placing, PodSnapshot, SearchedNodes
 from extender.cache.statelock import StateLock
+from extender.cache.yielding import REST
 
 FEW: Final = 16  # nodes that are searched under the lock; and the best ones that the decision may choose from
 # Seconds after the arrival of the call. kube-scheduler waits for one second (`httpTimeout` of our stanza); the rest is
 # for the decision and the response.
 _SEARCH_SECONDS: Final = 0.7
+# Seconds of CPU. After a shorter search in vain there is no pause: other filter calls of a large cluster take as long.
+_SHORT_SECONDS: Final = 0.05
 _REMEMBERED: Final = 8  # searches; each takes some 1 MB at 5,000 nodes
 
 _Key = tuple[str, PodRequest]  # namespace and request
@@ -64,6 +72,7 @@ class NodeSearch:
         self._placing = placing
         self._clock = clock
         self._remembered: dict[_Key, _Refused] = {}  # the searches, the last one last
+        self._paused_until: dict[str, float] = {}  # by namespace
         self._start = 0  # the position of the node with which the next search begins
 
     def search(self, placement_request: PlacementRequest) -> PlacementRequest:
@@ -78,24 +87,36 @@ class NodeSearch:
             freed = self._cache.capacity.freed_count
             remembered = self._remembered.pop(key, None)
             start = self._start
+            paused_until = self._paused_until.get(key[0], -math.inf)
         known = _Refused(snapshot.headroom, snapshot.nominated, snapshot.gang_reserved, {})
         if remembered is not None and known == remembered._replace(refusals={}):
             known = remembered
-        arrived = placement_request.call.arrived
-        deadline = (arrived if arrived is not None else self._clock.now()) + _SEARCH_SECONDS
-        pace = Pace(self._clock, lambda: self._clock.now() >= deadline or placement_request.call.is_abandoned())
+        began, now, call = self._clock.cpu(), self._clock.now(), placement_request.call
+        deadline = (call.arrived if call.arrived is not None else now) + _SEARCH_SECONDS
+        if now < paused_until:
+            deadline = now
+        pace = Pace(self._clock, lambda: self._clock.now() >= deadline or call.is_abandoned())
         scores, refusals = score_nodes(snapshot, placement_request, pace, known.refusals, start)
         unsearched = len(set(placement_request.nodes)) - len(scores) - len(refusals)
         best = sorted(scores, key=lambda name: (-scores[name], name))[:FEW]
         overtakable = sorted(snapshot.nominated_ahead & refusals.keys())[:FEW]
         with self._lock:
             self._remember(key, known)
+            if not scores:
+                self._pause(key[0], self._clock.cpu() - began)
             if unsearched:
                 self._start = (start + len(scores) + len(refusals)) % len(placement_request.nodes)
         searched = SearchedNodes([*best, *overtakable], scores, refusals, freed, unsearched)
-        if unsearched and placement_request.call.is_abandoned():
+        if unsearched and call.is_abandoned():
             searched = searched._replace(best=(), scores={})  # nothing is reserved for a call that has ended
         return placement_request._replace(searched=searched)
+
+    def _pause(self, namespace: str, cost: float) -> None:
+        """Let the namespace pause after a search in vain of `cost` seconds of CPU."""
+        if cost >= _SHORT_SECONDS:
+            now = self._clock.now()
+            self._paused_until = {name: until for name, until in self._paused_until.items() if until > now}
+            self._paused_until[namespace] = now + REST * cost
 
     def _remember(self, key: _Key, refused: _Refused) -> None:
         """Remember a search in place of the oldest one of the namespace with the most."""

@@ -227,6 +227,7 @@ def test_a_search_in_vain_is_repeated_only_where_something_changed(clock, search
     first = state.plan_pod(make_request())
     assert isinstance(first, Unplaceable)
     searched.clear()
+    clock.advance(10)
     change(state)
     second = state.plan_pod(make_request("equal"))
     assert searched == again
@@ -238,6 +239,7 @@ def test_what_is_reserved_for_a_gang_meanwhile_counts_at_the_next_search(clock, 
     wanted = make_request()._replace(rank=(0, 0, "", ""))
     assert isinstance(state.plan_pod(wanted), Unplaceable)
     searched.clear()
+    clock.advance(10)
     reserve(state, "n003", 10_000)
     assert isinstance(state.plan_pod(wanted), Unplaceable)
     assert searched == NODES
@@ -248,6 +250,7 @@ def test_a_refusal_for_want_of_effort_is_not_remembered(clock, searched, monkeyp
     state = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
     assert isinstance(state.plan_pod(make_request()), Unplaceable)
     searched.clear()
+    clock.advance(10)
     assert isinstance(state.plan_pod(make_request()), Unplaceable)
     assert searched == NODES
 
@@ -257,6 +260,7 @@ def test_many_searches_of_a_namespace_displace_only_its_own(clock, searched):
     quiet = make_request()._replace(pod=PodRef("uid-quiet", "quiet", "q"))
     state.plan_pod(quiet)
     for mem in range(8000, 8000 + 2 * nodesearch._REMEMBERED):
+        clock.advance(10)
         state.plan_pod(make_request(mem=mem))
     searched.clear()
     state.plan_pod(quiet)
@@ -272,6 +276,38 @@ def test_where_nothing_is_remembered_another_search_begins_with_other_nodes(limi
     searched.clear()
     state.plan_pod(make_request())
     assert searched == [*NODES[5:], *NODES[:5]]
+
+
+def test_after_a_long_search_in_vain_the_namespace_pauses_ten_times_as_long(clock, searched):
+    state = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
+    cost = len(NODES) * 2 * pacing._WORK_SECONDS
+    state.plan_pod(make_request())
+    searched.clear()
+    with pytest.raises(SearchUnfinished):
+        state.plan_pod(make_request("different", mem=8001))
+    assert searched == []
+    remembered = state.plan_pod(make_request("equal"))
+    assert isinstance(remembered, Unplaceable), "what is known needs no search"
+    state.plan_pod(make_request("other", mem=8002)._replace(pod=PodRef("uid-other", "other", "other")))
+    assert searched == NODES, "other namespaces do not pause"
+    searched.clear()
+    clock.advance(10 * cost - 0.1)
+    with pytest.raises(SearchUnfinished):
+        state.plan_pod(make_request("different", mem=8001))
+    clock.advance(0.1)
+    state.plan_pod(make_request("different", mem=8001))
+    assert searched == NODES, "calls during the pause do not extend it"
+
+
+@pytest.mark.parametrize("was_short", [False, True], ids=["it fits", "short"])
+def test_there_is_no_pause_after_a_search_that_was_short_or_not_in_vain(clock, searched, monkeypatch, was_short):
+    if was_short:
+        monkeypatch.setattr(nodesearch, "_SHORT_SECONDS", 1.0)
+    state = cluster(clock, dict.fromkeys(NODES, (P100, 7999 if was_short else 8000)))
+    state.plan_pod(make_request())
+    searched.clear()
+    state.plan_pod(make_request("different", mem=8001))
+    assert set(searched) == set(NODES)
 
 
 def test_filter_without_one_best_node_and_prioritize_have_all_nodes_that_fit(clock):
