@@ -26,6 +26,7 @@ from cardwise.core.preemption.setcover import MOST, Cover, CoverEffort, Victim
 from cardwise.core.values.refusals import Refusal
 
 _PLACEMENT_STEPS: Final = 1024  # the effort of all placements that one search tries, see `SearchEffort`
+_MOST_CANDIDATES: Final = 512  # pods that may be victims on a node: the least important; a kubelet runs 110 by default
 _MOST_CLASSES: Final = 6  # classes of devices in one request: each set of them is a need of its own
 
 
@@ -191,6 +192,7 @@ class _VictimSearch:
             and resident.uid not in self._forced
         ]
         candidates.sort(key=lambda resident: (resident.priority, resident.uid))
+        del candidates[_MOST_CANDIDATES:]
         cover = self._cheapest(candidates)
         if cover is None:
             return None
@@ -211,8 +213,8 @@ class _VictimSearch:
 
         kube-scheduler counts pods that are being deleted like others, but no pod whose object is gone.
         """
-        vanished = [resident for resident in self._residents.values() if resident.going and resident.fixed]
-        known = [self._residents[uid] for uid in chosen]
+        vanished = {resident.uid for resident in self._residents.values() if resident.going and resident.fixed}
+        without_chosen = now.without_pods(self._residents[uid] for uid in vanished.union(chosen))
         forced = []
         for uid in sorted(chosen):
             resident = self._residents[uid]
@@ -221,8 +223,7 @@ class _VictimSearch:
             if resident.fixed or resident.grouped or resident.priority >= self._newcomer.priority:
                 forced.append(uid)
                 continue
-            others = now.without_pods([*vanished, *(other for other in known if other is not resident)])
-            if not self._short(others):
+            if not self._short(without_chosen.again_with(resident)):
                 forced.append(uid)
         return tuple(forced)
 
