@@ -3,7 +3,7 @@
 from itertools import count, product
 from unittest.mock import patch
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.api import request
@@ -218,6 +218,7 @@ def test_a_plan_of_many_turns_is_that_of_one_turn_where_nothing_changes(nodes, s
     changes=st.lists(st.sampled_from(["n0", "n1", "n2", "cpu", "avoid", "cards", "quota", ""]), max_size=12),
     shares=st.integers(3, 9),
 )
+@example(nodes=[(1, 1, 1)], shapes_of=["whole"], changes=["cpu"], shares=3)
 def test_a_plan_of_many_turns_is_right_when_the_last_is_over(nodes, shapes_of, changes, shares):
     """Between two turns others take cards, cpu and quota, cards go, and nodes are forbidden."""
     lefts = [list(loads) for loads in nodes]

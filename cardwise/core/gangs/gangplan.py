@@ -641,8 +641,7 @@ class _Attempt:
         """Places for all these members, or the first without one."""
         if self._failed is not None:
             return self._failed
-        if self._nodes:
-            self._resume(ground)
+        self._resume(ground)
         headroom = self._headroom(ground)
         begun: set[str] = set()
         for member in self.order:
