@@ -40,8 +40,8 @@ from extender.process import ExtenderSettings, Process
 _log = structlog.get_logger(__name__)
 
 _FAST_THREADS = 4  # the scheduler calls for one pod at a time; the rest is for inspect and for binds of a single stanza
-# For pods of several card requests. Python runs one thread at a time, so more of them would only make each slower; of
-# two a namespace has one, so its searches do not delay those of another.
+# For preempt, and for filter of pods of several card requests. Python runs one thread at a time, so more of them would
+# only make each slower; of two a namespace has one, so its searches do not delay those of another.
 _SEARCH_THREADS = 2
 # All members of the biggest gang can wait in bind; the other threads are for all other binds.
 _THREADS_FOR_OTHERS = 32

@@ -258,10 +258,13 @@ def _serve_preempt(parts: Parts, environ: Environ) -> wire.PreemptResult:
         raise _Unavailable(unavailable)
     try:
         args = wire.decode_preempt_args(_read_body(environ))
+        httpcalls.move_long_call(environ, args.parsed_pod.ref.namespace)
         _bind_log_context(args)
         return verbs.preempt(parts.state, parts.preferences, args)
     except (Malformed, InvalidRequest) as error:
         raise _Unavailable(str(error)) from error
+    except TakesLong:
+        raise
     except Exception as error:
         _log.exception("preempt failed")
         raise _Unavailable(_FAILED) from error

@@ -275,6 +275,18 @@ def test_a_search_for_a_pod_of_several_requests_ends_with_the_connection():
         assert filter_of_several(**{httpcalls.SOCKET: ours})["Error"] == verbs.UNFINISHED
 
 
+def test_victims_are_searched_for_on_threads_for_long_calls():
+    wsgi, statuses = create_app(parts()).wsgi_app, []
+    body = json.dumps({"Pod": asking("p", whole_gpu=1, namespace="team"), "NodeNameToMetaVictims": {"n1": {}}}).encode()
+    environ = create_environ("/gpushare-scheduler/preempt", method="POST", data=body)
+    with pytest.raises(httpcalls.TakesLong) as moved:
+        wsgi(environ | {httpcalls.LONG_OWNER: None}, lambda status, _: statuses.append(status))
+    assert moved.value.owner == "team"
+    environ["wsgi.input"].seek(0)
+    wsgi(environ | {httpcalls.LONG_OWNER: "team"}, lambda status, _: statuses.append(status))
+    assert statuses == ["200 OK"]
+
+
 @pytest.mark.parametrize("verb", ["filter", "prioritize"])
 def test_a_pod_of_several_requests_is_searched_for_on_threads_for_long_calls(verb):
     several, plain = asking("several", whole_gpu=1, share=1, namespace="team"), asking("plain", whole_gpu=1, share=1)
