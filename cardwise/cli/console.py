@@ -13,7 +13,7 @@ import click
 
 from cardwise.core.values import wording
 
-_MOST_LINE: Final = 16 * 1024  # bytes: more than the longest command that doctor proposes
+_MAX_LINE_BYTES: Final = 16 * 1024  # bytes: more than the longest command that doctor proposes
 
 
 def print_text(text: str, *, err: bool = False) -> None:
@@ -43,4 +43,4 @@ def clean_text(text: str) -> str:
 
 def clean_line(text: str) -> str:
     """The text as one line of limited length, in which each character is seen."""
-    return wording.sanitize_line(text, _MOST_LINE)
+    return wording.sanitize_line(text, _MAX_LINE_BYTES)

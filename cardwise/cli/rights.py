@@ -14,13 +14,13 @@ _DENIED: Final = re.compile(
     r'User "(?P<user>[^"]+)" cannot (?P<verb>[a-z]+) resource "(?P<resource>[^"]+)" in API group "(?P<group>[^"]*)"'
     r'(?: in the namespace "(?P<namespace>[^"]+)")?'
 )
-_READS: Final = ("get", "list", "watch")
-_CORDONS: Final = "cardwise-drain"
+_READ_VERBS: Final = ("get", "list", "watch")
+_DRAIN_ROLE: Final = "cardwise-drain"
 # What commands that change something need, reading too.
-_ROLES: Final = {"cordon": _CORDONS, "uncordon": _CORDONS, "drain": _CORDONS, "defrag": "cardwise-defrag"}
-_OF_ALL_NAMESPACES: Final = ("gangs", "simulate")  # they need the pods of all of them besides
-_NOT_LOGGED_IN: Final = "system:anonymous"
-_IN_NO_NAME: Final = re.compile(r"[^A-Za-z0-9.:@_-]+")  # of a binding
+_ROLES: Final = {"cordon": _DRAIN_ROLE, "uncordon": _DRAIN_ROLE, "drain": _DRAIN_ROLE, "defrag": "cardwise-defrag"}
+_CLUSTER_WIDE_COMMANDS: Final = ("gangs", "simulate")  # they need the pods of all of them besides
+_ANONYMOUS_USER: Final = "system:anonymous"
+_INVALID_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9.:@_-]+")  # of a binding
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,18 @@ class _Denial:
 
     def role_for(self, command: str) -> str:
         """The ClusterRole that has the right, and all others that the command needs."""
-        ours, writes = self.group == names.GROUP, self.verb not in _READS
+        is_own_resource, is_write = self.group == names.GROUP, self.verb not in _READ_VERBS
         if command in _ROLES:
-            return _CORDONS if writes and ours else _ROLES[command]
-        if writes:
-            return _CORDONS  # of commands that look none writes
-        if not self.namespace and (not ours or command in _OF_ALL_NAMESPACES):
+            return _DRAIN_ROLE if is_write and is_own_resource else _ROLES[command]
+        if is_write:
+            return _DRAIN_ROLE  # of commands that look none writes
+        if not self.namespace and (not is_own_resource or command in _CLUSTER_WIDE_COMMANDS):
             return "cardwise-inspect"
-        return "cardwise-view" if ours else "view"
+        return "cardwise-view" if is_own_resource else "view"
 
     def is_in_namespace(self, command: str) -> bool:
         """Whether a right in that namespace is enough."""
-        return bool(self.namespace) and command not in _ROLES and self.verb in _READS
+        return bool(self.namespace) and command not in _ROLES and self.verb in _READ_VERBS
 
 
 def describe_missing(error: "errors.Forbidden") -> str:
@@ -58,7 +58,7 @@ def describe_missing(error: "errors.Forbidden") -> str:
     denial = _parse_denial(error)
     if denial is None:
         return error.message
-    if denial.user == _NOT_LOGGED_IN:
+    if denial.user == _ANONYMOUS_USER:
         return _describe_anonymous()
     return f"{denial} (ClusterRole {denial.role_for('')}, docs/admin.md#looking)"
 
@@ -71,11 +71,11 @@ def describe_refusal(error: "errors.Forbidden", command: str = "") -> str:
     denial = _parse_denial(error)
     if denial is None:
         return error.message  # of a webhook, a policy or a quota: no role helps
-    if denial.user == _NOT_LOGGED_IN:
+    if denial.user == _ANONYMOUS_USER:
         return _describe_anonymous()
     role = denial.role_for(command)
     # A name of its own for each user: kubectl makes no binding whose name is there.
-    name = _IN_NO_NAME.sub("-", f"{role}-{denial.user}")
+    name = _INVALID_IN_NAMES.sub("-", f"{role}-{denial.user}")
     binding = "clusterrolebinding {name:text}"
     if denial.is_in_namespace(command):
         binding = "rolebinding {name:text} -n {namespace}"
@@ -87,7 +87,7 @@ def describe_refusal(error: "errors.Forbidden", command: str = "") -> str:
 def _describe_anonymous() -> str:
     """The remedy for the anonymous user. Never a role: it is every client that reaches the API server."""
     return (
-        f"the API server sees you as {_NOT_LOGGED_IN}, who may read nothing: your kubeconfig has no credentials; log "
+        f"the API server sees you as {_ANONYMOUS_USER}, who may read nothing: your kubeconfig has no credentials; log "
         "in, or choose another with --context or --kubeconfig"
     )
 

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
-_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)  # the second when a terminal goes
+_ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)  # the second when a terminal goes
 
 
 @contextmanager
 def raise_on_signals() -> Iterator[None]:
     """Context in which SIGTERM and SIGHUP raise SystemExit, so that `with` and `finally` run."""
-    with ExitStack() as former:
-        for sign in _ENDING:
-            if signal.getsignal(sign) is signal.SIG_DFL:  # nohup ignores one
-                former.callback(signal.signal, sign, signal.signal(sign, _exit))
+    with ExitStack() as former_handlers:
+        for signal_number in _ENDING_SIGNALS:
+            if signal.getsignal(signal_number) is signal.SIG_DFL:  # nohup ignores one
+                former_handlers.callback(signal.signal, signal_number, signal.signal(signal_number, _exit))
         yield
 
 
-def _exit(sign: int, _frame: object) -> None:
-    sys.exit(128 + sign)
+def _exit(signal_number: int, _frame: object) -> None:
+    sys.exit(128 + signal_number)

@@ -41,8 +41,8 @@ class SimulationOptions:
     seeds: int
     seed: int
     tune: float | None
-    known: bool
-    leaving: bool
+    show_workload: bool
+    is_churn: bool
     load: float
     lifetimes: float
     cardwise_namespace: str
@@ -55,13 +55,13 @@ class SimulationOptions:
 
 
 @dataclass(slots=True)
-class _World:
-    """What is simulated. `added`: further nodes that count only for what fits; `live`: the cluster."""
+class _SimulatedWorld:
+    """What is simulated. `added_nodes`: further nodes that count only for what fits; `live`: the cluster."""
 
     workloads: list[SimulatedWorkload]
     tune: float | None
     extra_shapes: list[tuple[str, PodShape]] = field(default_factory=list)
-    added: list[SimulatedNode] = field(default_factory=list)
+    added_nodes: list[SimulatedNode] = field(default_factory=list)
     live: Snapshot | None = None
 
 
@@ -76,7 +76,7 @@ def run_simulation(settings: SimulationOptions, source: Path | KubeClient) -> No
             plotting.prepare_folder(settings.plots)
         else:
             console.print_text("note: ignoring --plots: there is no plot of what fits in a cluster", err=True)
-    if settings.leaving:
+    if settings.is_churn:
         outcome = _simulate_churn(world, settings)
     elif live is not None:
         outcome = _count_fits(live, world, settings)
@@ -85,23 +85,23 @@ def run_simulation(settings: SimulationOptions, source: Path | KubeClient) -> No
     _print_outcome(outcome, world, settings)
 
 
-def _read_trace(folder: Path, settings: SimulationOptions) -> _World:
+def _read_trace(folder: Path, settings: SimulationOptions) -> _SimulatedWorld:
     workloads = [traces.read_trace(folder, name, settings.nodes) for name in settings.pods or ("default",)]
     specs = {spec for workload in workloads for spec in traces.requested_classes(workload)}
-    world = _World(workloads, settings.tune or TUNE)
+    world = _SimulatedWorld(workloads, settings.tune or TUNE)
     models = [card.model for node in workloads[0].nodes for card in node.cards]
     return _add_simulated(
         world, settings, models, lambda card, _: replace(card, classes=traces.classes_of(card.model, specs))
     )
 
 
-def _read_cluster(client: KubeClient, settings: SimulationOptions) -> _World:
+def _read_cluster(client: KubeClient, settings: SimulationOptions) -> _SimulatedWorld:
     live = snapshots.take_snapshot(client, settings.cardwise_namespace)
     for note in live.notes:
         console.print_text(f"note: {note}", err=True)
     if not live.nodes:
         raise click.ClickException("the cluster has no GPU that Cardwise shares: run `cardwise doctor` for the cause")
-    world = _World([live.workload()], settings.tune, live=live)
+    world = _SimulatedWorld([live.workload()], settings.tune, live=live)
     world = _add_simulated(world, settings, live.models(), snapshots.card_classifier(live))
     if not live.pods and not world.extra_shapes:
         raise click.ClickException("no pod of the cluster uses or waits for GPUs: use --pod to see what would fit")
@@ -113,30 +113,36 @@ def _read_cluster(client: KubeClient, settings: SimulationOptions) -> _World:
 
 
 def _add_simulated(
-    world: _World, settings: SimulationOptions, models: Sequence[str], classify_card: Callable[[Card, str], Card]
-) -> _World:
+    world: _SimulatedWorld,
+    settings: SimulationOptions,
+    models: Sequence[str],
+    classify_card: Callable[[Card, str], Card],
+) -> _SimulatedWorld:
     """Add the pods and nodes of `--pod` and `--add-nodes`. Raises InvalidRequest."""
-    known = world.live.classes if world.live is not None else {}
+    known_classes = world.live.classes if world.live is not None else {}
     world.extra_shapes = [
         shape
-        for workload in settings.pod
-        for shape in whatif.parse_shapes(workload, known, unit=Unit(settings.gpu_mem_unit))
+        for argument in settings.pod
+        for shape in whatif.parse_shapes(argument, known_classes, unit=Unit(settings.gpu_mem_unit))
     ]
     models = list(dict.fromkeys(models))
-    added = [
+    added_nodes = [
         node
-        for i, workload in enumerate(settings.add_nodes)
-        for node in whatif.parse_nodes(workload, i, models, classify_card)
+        for i, argument in enumerate(settings.add_nodes)
+        for node in whatif.parse_nodes(argument, i, models, classify_card)
     ]
-    classes_there = {
-        class_name for node in (*world.workloads[0].nodes, *added) for card in node.cards for class_name in card.classes
+    existing_classes = {
+        class_name
+        for node in (*world.workloads[0].nodes, *added_nodes)
+        for card in node.cards
+        for class_name in card.classes
     }
     for name, shape in world.extra_shapes:
-        whatif.check_classes(name, shape, classes_there | known.keys())
+        whatif.check_classes(name, shape, existing_classes | known_classes.keys())
     if world.extra_shapes:
-        world.added = added
-    elif added:
-        world.workloads = [replace(workload, nodes=(*workload.nodes, *added)) for workload in world.workloads]
+        world.added_nodes = added_nodes
+    elif added_nodes:
+        world.workloads = [replace(argument, nodes=(*argument.nodes, *added_nodes)) for argument in world.workloads]
     return world
 
 
@@ -150,7 +156,7 @@ class _Outcome:
     plots: Callable[[int], dict[str, bytes]]
 
 
-def _plan_runs(world: _World, settings: SimulationOptions) -> list[SimulationRun]:
+def _plan_runs(world: _SimulatedWorld, settings: SimulationOptions) -> list[SimulationRun]:
     policies = settings.policy or sorted(POLICIES)
     seeds = range(settings.seed, settings.seed + settings.seeds)
     return [
@@ -158,14 +164,16 @@ def _plan_runs(world: _World, settings: SimulationOptions) -> list[SimulationRun
     ]
 
 
-def _simulate_fill(world: _World, settings: SimulationOptions) -> _Outcome:
+def _simulate_fill(world: _SimulatedWorld, settings: SimulationOptions) -> _Outcome:
     plan, workloads = _plan_runs(world, settings), world.workloads
     job = partial(
         simulate_fill,
         tune=world.tune,
-        learning=not (settings.known or world.live),  # what is simulated of a cluster is what its extender has seen
+        learning=not (
+            settings.show_workload or world.live
+        ),  # what is simulated of a cluster is what its extender has seen
         extra_shapes=tuple(shape for _, shape in world.extra_shapes),
-        added_nodes=tuple(world.added),
+        added_nodes=tuple(world.added_nodes),
     )
     with _show_progress(sum(expected_arrivals(workloads[run.workload], world.tune) for run in plan)) as on_progress:
         fills = runs.run_all(
@@ -176,29 +184,29 @@ def _simulate_fill(world: _World, settings: SimulationOptions) -> _Outcome:
     table = replays.format_fills(workloads, summaries)
     if world.extra_shapes:
         fits = [
-            (name, fill_summary.policy, fill_summary.fits[i])
-            for i, (name, _) in enumerate(world.extra_shapes)
+            (name, fill_summary.policy, fill_summary.fits[shape_index])
+            for shape_index, (name, _) in enumerate(world.extra_shapes)
             for fill_summary in summaries
         ]
         table += f"\nMore pods that fit at the end:\n{replays.format_fits(fits)}"
 
     def plots(workload: int) -> dict[str, bytes]:
-        shown = [fill_summary for fill_summary in summaries if fill_summary.workload == workload]
+        workload_summaries = [fill_summary for fill_summary in summaries if fill_summary.workload == workload]
         curves = {
             fill_summary.policy: [(p.arrived, p.allocated, p.fragmented) for p in fill_summary.points]
-            for fill_summary in shown
+            for fill_summary in workload_summaries
         }
-        refused = {fill_summary.policy: fill_summary.refused for fill_summary in shown}
+        refused = {fill_summary.policy: fill_summary.refused for fill_summary in workload_summaries}
         return plotting.draw_plots("requested so far, in percent of all GPUs", curves, refused)
 
     rows = replays.fill_rows(workloads, plan, fills)
     return _Outcome(table, rows, replays.as_json(workloads, plan, fills), plots)
 
 
-def _simulate_churn(world: _World, settings: SimulationOptions) -> _Outcome:
+def _simulate_churn(world: _SimulatedWorld, settings: SimulationOptions) -> _Outcome:
     plan, workloads = _plan_runs(world, settings), world.workloads
     load, lifetimes = settings.load, settings.lifetimes
-    job = partial(simulate_churn, load=load, lifetimes=lifetimes, learning=not (settings.known or world.live))
+    job = partial(simulate_churn, load=load, lifetimes=lifetimes, learning=not (settings.show_workload or world.live))
     with _show_progress(
         sum(expected_churn_arrivals(workloads[run.workload], load, lifetimes) for run in plan)
     ) as on_progress:
@@ -208,22 +216,22 @@ def _simulate_churn(world: _World, settings: SimulationOptions) -> _Outcome:
     summaries = summary.summarize_churns(plan, churns)
 
     def plots(workload: int) -> dict[str, bytes]:
-        shown = [churn_summary for churn_summary in summaries if churn_summary.workload == workload]
+        workload_summaries = [churn_summary for churn_summary in summaries if churn_summary.workload == workload]
         curves = {
             churn_summary.policy: [(m.time, m.allocated, m.fragmented) for m in churn_summary.samples]
-            for churn_summary in shown
+            for churn_summary in workload_summaries
         }
         return plotting.draw_plots(
             "time, in mean lifetimes of a pod",
             curves,
-            {churn_summary.policy: churn_summary.refused for churn_summary in shown},
+            {churn_summary.policy: churn_summary.refused for churn_summary in workload_summaries},
         )
 
     rows = replays.churn_rows(workloads, plan, churns)
     return _Outcome(replays.format_churns(workloads, summaries), rows, replays.as_json(workloads, plan, churns), plots)
 
 
-def _count_fits(live: Snapshot, world: _World, settings: SimulationOptions) -> _Outcome:
+def _count_fits(live: Snapshot, world: _SimulatedWorld, settings: SimulationOptions) -> _Outcome:
     """How many more of each shape have room in the cluster as it is. Nothing is drawn of that."""
     counts_by_policy = []
     shapes = [shape for _, shape in world.extra_shapes]
@@ -232,27 +240,27 @@ def _count_fits(live: Snapshot, world: _World, settings: SimulationOptions) -> _
         for holding in live.holdings:
             cluster.add_assigned_pod(holding)
         _set_workload(cluster, live, shapes)
-        counts_by_policy.append((policy, cluster.count_fitting(shapes, world.added)))
+        counts_by_policy.append((policy, cluster.count_fitting(shapes, world.added_nodes)))
     fits = [
         (name, policy, counts[i])
         for i, (name, _) in enumerate(world.extra_shapes)
         for policy, counts in counts_by_policy
     ]
-    if live.waiting:
-        console.print_text(f"note: {live.waiting} pending pods may take some of that capacity first", err=True)
-    heads = ["pod", "policy", "now", "added"]
-    rows = [heads[: 2 + len(counts)] for _, _, counts in fits[:1]] + [
+    if live.pending_count:
+        console.print_text(f"note: {live.pending_count} pending pods may take some of that capacity first", err=True)
+    keys = ["pod", "policy", "now", "added"]
+    rows = [keys[: 2 + len(counts)] for _, _, counts in fits[:1]] + [
         [name, policy, *map(str, counts)] for name, policy, counts in fits
     ]
-    runs = [dict(zip(heads, (name, policy, *counts), strict=False)) for name, policy, counts in fits]
+    runs = [dict(zip(keys, (name, policy, *counts), strict=False)) for name, policy, counts in fits]
     return _Outcome(replays.format_fits(fits), rows, runs, lambda _: {})
 
 
 def _set_workload(cluster: SimulatedCluster, live: Snapshot, shapes: Sequence[PodShape]) -> None:
     """Set the expected workload: what the extender has learned, else the present pods, else the requested ones."""
-    if live.learned:
+    if live.learned_workload:
         try:
-            cluster.load_workload(live.learned)
+            cluster.load_workload(live.learned_workload)
         except InvalidWorkload as error:
             console.print_text(f"note: the ConfigMap {names.WORKLOAD} is not used: {error}", err=True)
         else:
@@ -260,7 +268,7 @@ def _set_workload(cluster: SimulatedCluster, live: Snapshot, shapes: Sequence[Po
     cluster.set_workload([pod.shape for pod in live.pods] or shapes)
 
 
-def _print_outcome(outcome: _Outcome, world: _World, settings: SimulationOptions) -> None:
+def _print_outcome(outcome: _Outcome, world: _SimulatedWorld, settings: SimulationOptions) -> None:
     if settings.output == "json":
         console.print_data(json.dumps({"runs": outcome.runs}, indent=2))
     elif settings.output == "csv":
@@ -269,7 +277,7 @@ def _print_outcome(outcome: _Outcome, world: _World, settings: SimulationOptions
         console.print_lines(outcome.table)
     if settings.plots is not None:
         for i, workload in enumerate(world.workloads):
-            prefix = f"{workload.name}-churn" if settings.leaving else workload.name
+            prefix = f"{workload.name}-churn" if settings.is_churn else workload.name
             for path in plotting.write_plots(settings.plots, prefix, outcome.plots(i)):
                 console.print_text(f"wrote {path}", err=True)
 

@@ -26,14 +26,14 @@ ALIYUN_COM_GPU_MEM_IDX). Variables that are not set are read from the share agen
 """
 
 
-def format_text(share: reading.Share) -> str:
+def format_table(share: reading.Share) -> str:
     """The share as a table for people, with units."""
-    several = "," in share.card
+    has_several_cards = "," in share.card
     amount = f"{share.limit_mib} MiB ({share.limit_mib / 1024:.2f} GiB)"
     total = f" of {share.total_mib} MiB" if share.total_mib is not None else ""
     rows = [
-        ("cards" if several else "card", " ".join(part for part in (share.card, share.uuid) if part)),
-        ("memory", amount + total + (" on each GPU" if several else "")),
+        ("cards" if has_several_cards else "card", " ".join(part for part in (share.card, share.uuid) if part)),
+        ("memory", amount + total + (" on each GPU" if has_several_cards else "")),
         ("fraction", share.fraction),
         ("enforced", reading.ENFORCEMENTS[share.enforced]),
     ]
@@ -46,7 +46,7 @@ def format_share(share: reading.Share, output_format: str) -> str:
         return json.dumps(share.as_json()) + "\n"
     if output_format == "env":
         return "".join(f"export {name}={shlex.quote(setting)}\n" for name, setting in share.as_env().items())
-    return format_text(share)
+    return format_table(share)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,26 +9,26 @@ import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parent
-_READER = ("__init__.py", "__main__.py", "reading.py")
+_READER_FILES = ("__init__.py", "__main__.py", "reading.py")
 
 
-def container_files() -> dict[str, bytes]:
+def list_container_files() -> dict[str, bytes]:
     """The files that are mounted: contents by relative path."""
     hook = {path.name: path.read_bytes() for path in sorted((_PACKAGE / "hook").glob("*.py"))}
     hook.pop("__init__.py")
-    reader = {f"cardwise/share/{name}": (_PACKAGE / name).read_bytes() for name in _READER}
+    reader = {f"cardwise/share/{name}": (_PACKAGE / name).read_bytes() for name in _READER_FILES}
     return {**hook, "cardwise/__init__.py": b"", **reader}
 
 
 def install_files(folder: Path) -> None:
-    """Write `container_files` below `folder`, each atomically: containers that mount it never read partial files.
+    """Write `list_container_files` below `folder`, each atomically: containers that mount it never read partial files.
 
     Files that already have the right content are not touched. Raises OSError.
     """
     for directory in (folder, folder / "cardwise", folder / "cardwise" / "share"):
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o755)  # the programs of a container may run as any user
-    for name, content in container_files().items():
+    for name, content in list_container_files().items():
         path = folder / name
         if path.is_file() and path.read_bytes() == content:
             continue

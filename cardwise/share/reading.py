@@ -69,14 +69,14 @@ class Share:
 
     def as_env(self) -> dict[str, str]:
         """The share as environment variables of a container."""
-        known = {
+        variables = {
             LIMIT: str(self.limit_mib),
             FRACTION: self.fraction,
             CUPY_LIMIT: str(self.limit_mib * MIB),
             TOTAL: str(self.total_mib or ""),
             CARD: self.card,
         }
-        return {name: setting for name, setting in known.items() if setting}
+        return {name: setting for name, setting in variables.items() if setting}
 
 
 def read(environ: Mapping[str, str]) -> Share:
@@ -90,7 +90,7 @@ def read(environ: Mapping[str, str]) -> Share:
             "request one with a limit of aliyun.com/gpu-mem in the pod"
         )
     total = _parse_mib(TOTAL, environ.get(TOTAL, "")) or _parse_mib(f"{path}: totalMiB", document.get("totalMiB"))
-    fraction = _fraction(FRACTION, environ.get(FRACTION, "")) or _fraction(
+    fraction = _check_fraction(FRACTION, environ.get(FRACTION, "")) or _check_fraction(
         f"{path}: fraction", document.get("fraction")
     )
     enforced = document.get("enforced") or ""
@@ -98,13 +98,15 @@ def read(environ: Mapping[str, str]) -> Share:
         expected = ", ".join(sorted(filter(None, ENFORCEMENTS)))
         raise UnreadableShare(f"{path}: enforced", f"{enforced!r} is unknown", f"expected one of {expected}")
     # With CDI the variable is "void"; the file has the UUIDs.
-    visible = environ.get(UUIDS, "")
-    uuids = _join(document.get("uuid")) or (visible if visible.startswith(("GPU-", "MIG-")) else "")
+    visible_devices = environ.get(UUIDS, "")
+    uuids = _join_entries(document.get("uuid")) or (
+        visible_devices if visible_devices.startswith(("GPU-", "MIG-")) else ""
+    )
     return Share(
         limit_mib=limit,
         total_mib=total,
-        fraction=fraction or _fraction_of(limit, total),
-        card=environ.get(CARD, "") or _join(document.get("card")),
+        fraction=fraction or _compute_fraction(limit, total),
+        card=environ.get(CARD, "") or _join_entries(document.get("card")),
         uuid=uuids,
         enforced=enforced,
     )
@@ -136,7 +138,7 @@ def _parse_mib(field: str, amount: object) -> int | None:
     raise UnreadableShare(field, f"{amount!r} is not an amount of MiB", "expected a whole number above 0, such as 8138")
 
 
-def _fraction(field: str, fraction: object) -> str:
+def _check_fraction(field: str, fraction: object) -> str:
     """Check that a fraction is above 0 and at most 1; "" if there is none. Raises UnreadableShare."""
     if fraction is None or fraction == "":
         return ""
@@ -149,7 +151,7 @@ def _fraction(field: str, fraction: object) -> str:
     raise UnreadableShare(field, f"{fraction!r} is not a fraction", "expected a number between 0 and 1, such as 0.4999")
 
 
-def _fraction_of(limit: int, total: int | None) -> str:
+def _compute_fraction(limit: int, total: int | None) -> str:
     """The fraction, rounded down to four digits, so that a framework never takes more than its share."""
     if total is None:
         return ""
@@ -157,7 +159,7 @@ def _fraction_of(limit: int, total: int | None) -> str:
     return f"{digits // 10_000}.{digits % 10_000:04d}"
 
 
-def _join(entries: object) -> str:
+def _join_entries(entries: object) -> str:
     if entries is None:
         return ""
     return ",".join(str(part) for part in (entries if isinstance(entries, list) else [entries]))

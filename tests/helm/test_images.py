@@ -88,7 +88,7 @@ def test_the_agent_s_image_has_all_that_the_agent_imports(agent: Path) -> None:
     lines += [
         "from mps.agent import probe, running",
         "from cardwise.share import installation",
-        "print(len(installation.container_files()))",
+        "print(len(installation.list_container_files()))",
     ]
     assert int(inside(agent, *lines)) > 5, "the frameworks' hook comes from here"
     assert inside(agent, "import hashlib; print(hashlib.sha256(b'x').hexdigest()[:4])") == "2d71\n"

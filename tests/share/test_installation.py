@@ -10,17 +10,17 @@ from cardwise.share import FRAMEWORKS, installation
 
 
 def test_it_has_the_hook_at_its_root_and_a_file_for_each_framework():
-    names = set(installation.container_files())
+    names = set(installation.list_container_files())
     assert {"sitecustomize.py", "cardwise/share/__main__.py"} <= names
     assert {f"_cardwise_{framework}.py" for framework in FRAMEWORKS} <= names
     # An __init__.py there would do nothing, and installation.py is the node's.
     assert not {"__init__.py", "cardwise/share/installation.py"} & names
 
 
-@pytest.mark.parametrize("name", sorted(installation.container_files()))
+@pytest.mark.parametrize("name", sorted(installation.list_container_files()))
 def test_every_file_is_python_3_7(name):
     # Names of later standard libraries it cannot see: the frameworks' tests run it, by the image's Python.
-    ast.parse(installation.container_files()[name], filename=name, feature_version=(3, 7))
+    ast.parse(installation.list_container_files()[name], filename=name, feature_version=(3, 7))
 
 
 def test_any_user_can_read_it(tmp_path):
@@ -39,7 +39,7 @@ def test_laid_out_again_it_touches_only_what_differs(tmp_path):
     before = {path: path.stat().st_ino for path in tmp_path.rglob("*.py")}
     (tmp_path / "sitecustomize.py").write_text("damaged")
     installation.install_files(tmp_path)
-    assert (tmp_path / "sitecustomize.py").read_bytes() == installation.container_files()["sitecustomize.py"]
+    assert (tmp_path / "sitecustomize.py").read_bytes() == installation.list_container_files()["sitecustomize.py"]
     changed = {path.name for path, inode in before.items() if path.stat().st_ino != inode}
     assert changed == {"sitecustomize.py"}
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]

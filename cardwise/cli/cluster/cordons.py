@@ -24,35 +24,37 @@ from cardwise.kube.wire import Cordon, ExtendedResource
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _DEFRAG_REASON = "cardwise defrag is moving its pods"
-_LEFT_AFTER = timedelta(minutes=30)  # a defrag has given its cards back by then, unless its pods start slowly
-_MOST = 5  # cards named where a prefix fits several
-_LONGEST, _LONGEST_NAME = 1024, 253  # characters of a reason, and of who gave it, by the CRD
-_SUGGESTED, _SUGGEST_SECONDS = 500, 2.0  # cards that a shell is offered, and how long it waits for them
-_CONFLICTS = 5  # with other writers of a card, after which a change fails
+_ABANDONED_AFTER = timedelta(minutes=30)  # a defrag has given its cards back by then, unless its pods start slowly
+_MAX_NAMED_CARDS = 5  # cards named where a prefix fits several
+_MAX_REASON, _MAX_USER_NAME = 1024, 253  # characters of a reason, and of who gave it, by the CRD
+_MAX_COMPLETIONS, _COMPLETION_SECONDS = 500, 2.0  # cards that a shell is offered, and how long it waits for them
+_MAX_CONFLICTS = 5  # with other writers of a card, after which a change fails
 _NO_CORDON: Json = {"unschedulable": None, "cordon": None}
-_WHO = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+_SELF_REVIEW = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
 
 
-_CARDS = wire.ListOf[ExtendedResource]
+_RESOURCE_LIST = wire.ListOf[ExtendedResource]
 
 
-def _suggest_cards(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
+def _complete_card(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """Shell completion: NODE/INDEX of the first cards; empty if they cannot be read quickly."""
-    node = begun.partition("/")[0] if "/" in begun else ""
+    node = incomplete.partition("/")[0] if "/" in incomplete else ""
     try:
         client = options.load_client(context)
         query = paths.label_query(names.NODE_LABEL, node) if node else None
-        listed = client.list_as(paths.extendedresources(), _CARDS, query, _SUGGESTED, timeout=_SUGGEST_SECONDS)
-        cards = list(islice(listed, _SUGGESTED))
+        listed_cards = client.list_as(
+            paths.extendedresources(), _RESOURCE_LIST, query, _MAX_COMPLETIONS, timeout=_COMPLETION_SECONDS
+        )
+        cards = list(islice(listed_cards, _MAX_COMPLETIONS))
     except (errors.KubeError, errors.KubeConfigError):
         return []
-    places = (f"{card.spec.node}/{card.spec.index}" for card in cards if card.spec.kind == classes.KIND)
-    return sorted(place for place in places if place.startswith(begun) and place.isprintable())
+    positions = (f"{card.spec.node}/{card.spec.index}" for card in cards if card.spec.kind == classes.KIND)
+    return sorted(position for position in positions if position.startswith(incomplete) and position.isprintable())
 
 
 def card_argument(function: _F) -> _F:
     """Which card."""
-    return click.argument("card", shell_complete=_suggest_cards)(function)
+    return click.argument("card", shell_complete=_complete_card)(function)
 
 
 def cordon_card(client: KubeClient, card: ExtendedResource, reason: str, *, dry_run: bool = False) -> bool:
@@ -63,15 +65,15 @@ def cordon_card(client: KubeClient, card: ExtendedResource, reason: str, *, dry_
     Raises `ClickException` and `KubeError`.
     """
 
-    def may_replace(now: ExtendedResource) -> bool:
-        return bool(reason) or not now.spec.unschedulable or is_of_defrag(now)
+    def may_replace(current: ExtendedResource) -> bool:
+        return bool(reason) or not current.spec.unschedulable or is_cordoned_by_defrag(current)
 
     return may_replace(card) and write_cordon(client, card, new_cordon(client, reason), may_replace, dry_run=dry_run)
 
 
 def new_cordon(client: KubeClient, reason: str) -> Cordon:
     """A cordon of the user's, of now."""
-    return Cordon(reason[:_LONGEST], _own_user_name(client), client.server_time().strftime("%Y-%m-%dT%H:%M:%SZ"))
+    return Cordon(reason[:_MAX_REASON], _own_user_name(client), client.server_time().strftime("%Y-%m-%dT%H:%M:%SZ"))
 
 
 def new_defrag_cordon(client: KubeClient) -> Cordon:
@@ -79,19 +81,23 @@ def new_defrag_cordon(client: KubeClient) -> Cordon:
     return new_cordon(client, _DEFRAG_REASON)
 
 
-def is_of_defrag(card: ExtendedResource) -> bool:
+def is_cordoned_by_defrag(card: ExtendedResource) -> bool:
     """Whether a defrag has cordoned the card, which may run, or was killed and has left it so."""
     return card.spec.unschedulable and card.spec.cordon.reason == _DEFRAG_REASON
 
 
 def abandoned_defrag_cordons(cards: Iterable[ExtendedResource], now: datetime) -> list[ExtendedResource]:
     """The cards that a defrag has cordoned so long ago that it was probably killed."""
-    return [card for card in cards if is_of_defrag(card) and _is_older(card.spec.cordon.time, now - _LEFT_AFTER)]
+    return [
+        card
+        for card in cards
+        if is_cordoned_by_defrag(card) and _is_older(card.spec.cordon.time, now - _ABANDONED_AFTER)
+    ]
 
 
-def _is_older(at: str, limit: datetime) -> bool:
+def _is_older(timestamp: str, limit: datetime) -> bool:
     try:
-        return datetime.fromisoformat(at).astimezone(UTC) < limit
+        return datetime.fromisoformat(timestamp).astimezone(UTC) < limit
     except ValueError:
         return True
 
@@ -109,14 +115,14 @@ def write_cordon(
     Raises `ClickException` and `KubeError`.
     """
     spec = {"unschedulable": True, "cordon": msgspec.structs.asdict(cordon)}
-    written = _write_spec(client, card, spec, may_replace, {"dryRun": "All"} if dry_run else None)
-    if written is not None and not written["spec"].get("unschedulable"):
+    written_resource = _write_spec(client, card, spec, may_replace, {"dryRun": "All"} if dry_run else None)
+    if written_resource is not None and not written_resource["spec"].get("unschedulable"):
         # An older kind drops what it does not know, without a word.
         raise click.ClickException(
             "the cluster's CRD of ExtendedResources has no field for a cordon yet: upgrade the chart together with "
             "its CRDs"
         )
-    return written is not None
+    return written_resource is not None
 
 
 def remove(client: KubeClient, card: ExtendedResource, cordon: Cordon) -> bool:
@@ -150,7 +156,7 @@ def _write_spec(
             return client.patch(path, {"metadata": metadata, "spec": spec}, query=query)
         except errors.Conflict:
             conflicts += 1
-            if conflicts == _CONFLICTS:
+            if conflicts == _MAX_CONFLICTS:
                 raise
 
 
@@ -180,22 +186,22 @@ def describe_card(card: ExtendedResource) -> str:
 
 def find_card(client: KubeClient, text: str) -> ExtendedResource:
     """The one card or device that is meant. Raises `ClickException` and `KubeError`."""
-    node, slash, index = text.rpartition("/")
-    if slash:
-        return _card_at(client, node, index)
+    node, separator, index = text.rpartition("/")
+    if separator:
+        return _find_card_by_index(client, node, index)
     name = names.extended_resource_name(text)
     cards = list(_list_resources(client))
-    matching = [card for card in cards if card.metadata.name == name]
-    matching = matching or [card for card in cards if _has_prefix(card.metadata.name, name)]
-    if not matching:
+    matching_cards = [card for card in cards if card.metadata.name == name]
+    matching_cards = matching_cards or [card for card in cards if _has_prefix(card.metadata.name, name)]
+    if not matching_cards:
         raise click.ClickException(f"no GPU has a UUID that begins with {text!r}; `cardwise top` shows them")
-    if len(matching) > 1:
-        descriptions = wording.enumerate_first([describe_card(card) for card in matching], _MOST)
+    if len(matching_cards) > 1:
+        descriptions = wording.enumerate_first([describe_card(card) for card in matching_cards], _MAX_NAMED_CARDS)
         raise click.ClickException(f"{text!r} matches several UUIDs: {descriptions}; give more characters")
-    return matching[0]
+    return matching_cards[0]
 
 
-def _card_at(client: KubeClient, node: str, index: str) -> ExtendedResource:
+def _find_card_by_index(client: KubeClient, node: str, index: str) -> ExtendedResource:
     """The card of the node with this index; devices of other kinds are meant by their UUIDs only."""
     cards_of_node = _list_resources(client, paths.label_query(names.NODE_LABEL, node))
     # The label is what its writer made it: another node's card can carry it.
@@ -207,13 +213,13 @@ def _card_at(client: KubeClient, node: str, index: str) -> ExtendedResource:
     if not cards:
         raise click.ClickException(f"node {node!r} has no GPU that Cardwise shares")
     if index not in cards:
-        known = ", ".join(sorted(cards, key=int))
-        raise click.ClickException(f"node {node!r} has no GPU {index!r}; its GPUs are {known}")
+        indices = ", ".join(sorted(cards, key=int))
+        raise click.ClickException(f"node {node!r} has no GPU {index!r}; its GPUs are {indices}")
     return cards[index]
 
 
 def _list_resources(client: KubeClient, query: dict[str, str] | None = None) -> Iterator[ExtendedResource]:
-    return client.list_as(paths.extendedresources(), _CARDS, query)
+    return client.list_as(paths.extendedresources(), _RESOURCE_LIST, query)
 
 
 def _has_prefix(name: str, prefix: str) -> bool:
@@ -224,7 +230,7 @@ def _has_prefix(name: str, prefix: str) -> bool:
 def _own_user_name(client: KubeClient) -> str:
     """The client's user name, from the API server; "" if unknown."""
     try:
-        review = client.create(paths.selfsubjectreviews(), _WHO)
+        review = client.create(paths.selfsubjectreviews(), _SELF_REVIEW)
     except errors.KubeError:
         return ""
-    return str(((review.get("status") or {}).get("userInfo") or {}).get("username", ""))[:_LONGEST_NAME]
+    return str(((review.get("status") or {}).get("userInfo") or {}).get("username", ""))[:_MAX_USER_NAME]

@@ -43,9 +43,9 @@ class SurveyedEngine(Engine):
 
     def add_load(self, node: str, load: Load, sign: int = 1) -> None:
         """Add (1) or remove (-1) a pod's load on a node."""
-        free = self._free_loads.get(node)
-        if free is not None:
-            self._free_loads[node] = free.add(load, -sign)
+        free_load = self._free_loads.get(node)
+        if free_load is not None:
+            self._free_loads[node] = free_load.add(load, -sign)
             self.mark_changed(node)
 
     def rank_nodes(

@@ -19,8 +19,10 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import eviction
 from cardwise.kube.wire import Cordon, ExtendedResource
 
-_LOOK_SECONDS: Final = 1.0  # between two looks at the pods, and for the extender to see a cordon
-_ASK_SECONDS: Final = 5.0  # between two requests to evict a pod that a disruption budget holds back, as kubectl drain
+_POLL_SECONDS: Final = 1.0  # between two looks at the pods, and for the extender to see a cordon
+_EVICTION_RETRY_SECONDS: Final = (
+    5.0  # between two requests to evict a pod that a disruption budget holds back, as kubectl drain
+)
 
 
 @dataclass(slots=True)
@@ -30,7 +32,7 @@ class MoveRun:
     client: KubeClient
     timeout: float
     clock: Clock
-    _written: dict[str, Cordon] = field(default_factory=dict)  # the last cordon of each card
+    _written_cordons: dict[str, Cordon] = field(default_factory=dict)  # the last cordon of each card
 
     def cordon_cards(self, holding: Holding, stack: ExitStack) -> None:
         """Cordon the cards until the end of the run, however it ends. Cards that are cordoned already stay so
@@ -43,14 +45,16 @@ class MoveRun:
         for share in holding.assignment.shares():
             # By the UUID: if a card has failed and the node has booted, the index may be another card's.
             card = cordons.find_card(self.client, share.uuid or f"{holding.node}/{share.index}")
-            written = self._written.get(card.metadata.name)
+            written_cordon = self._written_cordons.get(card.metadata.name)
 
-            def may_replace(now: ExtendedResource, written: Cordon | None = written) -> bool:
-                return not now.spec.unschedulable or (now.spec.cordon != written and cordons.is_of_defrag(now))
+            def may_replace(current: ExtendedResource, written_cordon: Cordon | None = written_cordon) -> bool:
+                return not current.spec.unschedulable or (
+                    current.spec.cordon != written_cordon and cordons.is_cordoned_by_defrag(current)
+                )
 
             if not may_replace(card):
                 continue
-            cordon = self._written[card.metadata.name] = cordons.new_defrag_cordon(self.client)
+            cordon = self._written_cordons[card.metadata.name] = cordons.new_defrag_cordon(self.client)
             stack.callback(self.restore_card, card, cordon)  # first, since the answer to what follows may be lost
             try:
                 if not cordons.write_cordon(self.client, card, cordon, may_replace):
@@ -61,7 +65,7 @@ class MoveRun:
                     "the ClusterRole cardwise-drain; or use --no-cordon"
                 ) from error
             console.print_text(f"{cordons.describe_card(card)} cordoned", err=True)
-            self.clock.sleep(_LOOK_SECONDS)
+            self.clock.sleep(_POLL_SECONDS)
 
     def restore_card(self, card: ExtendedResource, cordon: Cordon) -> None:
         """Remove this run's cordon, unless the card has another one by now: of a user, or of another defrag.
@@ -83,33 +87,33 @@ class MoveRun:
                     err=True,
                 )
 
-    def move_pod(self, move: Move, pod: Json, number: str) -> None:
+    def move_pod(self, move: Move, pod: Json, progress: str) -> None:
         """Evict the pod and wait for its replacement. Raises `ClickException` at any deviation from the plan, and
         `KubeError`.
         """
         name = f"{move.before.namespace}/{move.before.name}"
-        owner = workloads.controller_of(pod)["uid"]
-        before = self._evict(move, pod, name, number)
+        owner_uid = workloads.controller_of(pod)["uid"]
+        uids_before = self._evict(move, pod, name, progress)
         deadline = self.clock.now() + self.timeout
-        while (came := self._replacement_ready(move, owner, before, name)) is None:
+        while (replacement := self._find_ready_replacement(move, owner_uid, uids_before, name)) is None:
             if self.clock.now() >= deadline:
                 raise self._stop_error(f"no replacement for pod {name} is ready after {self.timeout:g} s")
-            self.clock.sleep(_LOOK_SECONDS)
+            self.clock.sleep(_POLL_SECONDS)
         cards = ",".join(map(str, move.after.assignment.indices()))
-        console.print_text(f"{number} {came} runs on {move.after.node} {cards}", err=True)
+        console.print_text(f"{progress} {replacement} runs on {move.after.node} {cards}", err=True)
 
-    def _evict(self, move: Move, pod: Json, name: str, number: str) -> set[str]:
+    def _evict(self, move: Move, pod: Json, name: str, progress: str) -> set[str]:
         """Evicts it as soon as disruption budgets allow. Returns the UIDs of its controller's pods just before.
 
         Raises `ClickException` and `KubeError`.
         """
-        owner = workloads.controller_of(pod)["uid"]
+        owner_uid = workloads.controller_of(pod)["uid"]
         deadline = self.clock.now() + self.timeout
         last_message = ""
         while True:
             self._check_unchanged(move, name)
             self._check_job(move, pod, name)
-            uids_before = {listed["metadata"]["uid"] for listed in self._pods_of_controller(owner, move)}
+            uids_before = {other_pod["metadata"]["uid"] for other_pod in self._pods_of_controller(owner_uid, move)}
             try:
                 eviction.evict(self.client, move.before.namespace, move.before.name, move.before.uid)
             except errors.TooManyRequests as error:
@@ -119,22 +123,24 @@ class MoveRun:
                     ) from error
                 if error.message != last_message:
                     last_message = error.message
-                    retry_note = f"trying again every {_ASK_SECONDS:g} s"
-                    console.print_text(f"{number} {name} cannot be evicted yet: {last_message}; {retry_note}", err=True)
-                self.clock.sleep(max(0.0, min(_ASK_SECONDS, deadline - self.clock.now())))
+                    retry_note = f"trying again every {_EVICTION_RETRY_SECONDS:g} s"
+                    console.print_text(
+                        f"{progress} {name} cannot be evicted yet: {last_message}; {retry_note}", err=True
+                    )
+                self.clock.sleep(max(0.0, min(_EVICTION_RETRY_SECONDS, deadline - self.clock.now())))
             except (errors.NotFound, errors.Conflict) as error:
                 raise self._stop_error(f"{name} ended by itself") from error
             else:
-                console.print_text(f"{number} evicted {name}", err=True)
+                console.print_text(f"{progress} evicted {name}", err=True)
                 return uids_before
 
     def _check_unchanged(self, move: Move, name: str) -> None:
         """The pod is as it was when it was looked at."""
         try:
-            now = self.client.get(paths.pods(move.before.namespace, move.before.name))
+            pod = self.client.get(paths.pods(move.before.namespace, move.before.name))
         except errors.NotFound:
             raise self._stop_error(f"{name} ended by itself") from None
-        metadata = now["metadata"]
+        metadata = pod["metadata"]
         if metadata["uid"] != move.before.uid or metadata.get("deletionTimestamp"):
             raise self._stop_error(f"{name} ended by itself")
 
@@ -147,19 +153,21 @@ class MoveRun:
         name_query = paths.field_query("metadata.name", owner["name"])
         jobs = self.client.list_objects(paths.jobs(move.before.namespace), name_query)
         job = next((job for job in jobs if job["metadata"]["uid"] == owner["uid"]), None)
-        if movables.failures_left(job) == 0:
+        if movables.count_remaining_failures(job) == 0:
             raise self._stop_error(f"{name} belongs to a Job that would fail because of the eviction ({owner['name']})")
 
-    def _replacement_ready(self, move: Move, owner: str, before: set[str], name: str) -> str | None:
+    def _find_ready_replacement(self, move: Move, owner_uid: str, uids_before: set[str], name: str) -> str | None:
         """The pod that is ready in place of the old one, which is gone; None while that is not so yet.
 
         Running is not enough: until it is ready, a PodDisruptionBudget counts it as missing.
         """
-        pods = self._pods_of_controller(owner, move)
-        new = [pod for pod in pods if pod["metadata"]["uid"] not in before]
-        placed = [(pod, assigned) for pod in new if (assigned := _assignment_of(pod)) is not None]
-        for pod, assigned in placed:
-            if (pod["spec"]["nodeName"], _card_uuids(assigned)) == (
+        pods = self._pods_of_controller(owner_uid, move)
+        new_pods = [pod for pod in pods if pod["metadata"]["uid"] not in uids_before]
+        placed_pods = [
+            (pod, pod_assignment) for pod in new_pods if (pod_assignment := _decode_bound_assignment(pod)) is not None
+        ]
+        for pod, pod_assignment in placed_pods:
+            if (pod["spec"]["nodeName"], _card_uuids(pod_assignment)) == (
                 move.after.node,
                 _card_uuids(move.after.assignment),
             ):
@@ -170,19 +178,19 @@ class MoveRun:
                     )
                 is_present = any(listed["metadata"]["uid"] == move.before.uid for listed in pods)
                 return pod["metadata"]["name"] if _is_ready(pod) and not is_present else None
-        if placed:
-            pod, assigned = placed[0]
-            actual = f"{pod['spec']['nodeName']} {','.join(map(str, assigned.indices()))}"
+        if placed_pods:
+            pod, pod_assignment = placed_pods[0]
+            actual = f"{pod['spec']['nodeName']} {','.join(map(str, pod_assignment.indices()))}"
             planned = f"{move.after.node} {','.join(map(str, move.after.assignment.indices()))}"
             raise self._stop_error(
                 f"{pod['metadata']['name']}, the replacement for {name}, is on {actual} instead of {planned}"
             )
         return None
 
-    def _pods_of_controller(self, owner: str, move: Move) -> list[Json]:
+    def _pods_of_controller(self, owner_uid: str, move: Move) -> list[Json]:
         """The pods of the controller."""
         pods = self.client.list_objects(paths.pods(move.before.namespace))
-        return [pod for pod in pods if workloads.controller_of(pod).get("uid") == owner]
+        return [pod for pod in pods if workloads.controller_of(pod).get("uid") == owner_uid]
 
     def _stop_error(self, reason: str) -> click.ClickException:
         return click.ClickException(f"stopped: {reason}; check the cluster, then run cardwise defrag again")
@@ -193,7 +201,7 @@ def _is_ready(pod: Json) -> bool:
     return any(condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions)
 
 
-def _assignment_of(pod: Json) -> Assignment | None:
+def _decode_bound_assignment(pod: Json) -> Assignment | None:
     """What a bound pod holds on its node."""
     if not (pod.get("spec") or {}).get("nodeName"):
         return None
@@ -203,5 +211,5 @@ def _assignment_of(pod: Json) -> Assignment | None:
         return None
 
 
-def _card_uuids(held: Assignment) -> set[str]:
-    return {share.uuid for share in held.shares()}
+def _card_uuids(pod_assignment: Assignment) -> set[str]:
+    return {share.uuid for share in pod_assignment.shares()}

@@ -15,23 +15,23 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
-_NOT_EXEMPT: Final = "not-exempt"  # the chart's matchCondition: !(request.namespace in ['kube-system', ...])
+_EXEMPTION_CONDITION: Final = "not-exempt"  # the chart's matchCondition: !(request.namespace in ['kube-system', ...])
 _EXEMPT_OPTION: Final = "--exempt-namespaces="  # of the webhook's command line: the chart writes it from one setting
 WEBHOOK: Final = "cardwise-webhook"  # the chart's Deployment
-_NAME: Final = re.compile("'([^']*)'")
-_SILENT_SECONDS: Final = 60.0  # without renewing its Lease: by far more than an extender needs to take over
+_QUOTED_NAME: Final = re.compile("'([^']*)'")
+_LEADERLESS_SECONDS: Final = 60.0  # without renewing its Lease: by far more than an extender needs to take over
 
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
     """The webhook as the API server knows it.
 
-    since: when its configuration was created; None without one.
-    exempt: the namespaces whose pods it does not see, or will not see once it is registered.
+    registered_at: when its configuration was created; None without one.
+    exempt_namespaces: the namespaces whose pods it does not see, or will not see once it is registered.
     """
 
-    since: datetime | None = None
-    exempt: frozenset[str] = frozenset()
+    registered_at: datetime | None = None
+    exempt_namespaces: frozenset[str] = frozenset()
 
 
 def read_webhook(client: KubeClient, namespace: str) -> Webhook | None:
@@ -39,11 +39,11 @@ def read_webhook(client: KubeClient, namespace: str) -> Webhook | None:
     try:
         configuration = client.get(paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION))
     except errors.NotFound:
-        return Webhook(exempt=planned_exempt_namespaces(_list_deployments(client, namespace), namespace))
+        return Webhook(exempt_namespaces=planned_exempt_namespaces(_list_deployments(client, namespace), namespace))
     except errors.Forbidden:
         return None
-    since = configuration["metadata"].get("creationTimestamp")
-    return Webhook(datetime.fromisoformat(since) if since else None, exempt_namespaces(configuration))
+    created = configuration["metadata"].get("creationTimestamp")
+    return Webhook(datetime.fromisoformat(created) if created else None, exempt_namespaces(configuration))
 
 
 def exempt_namespaces(configuration: Json) -> frozenset[str]:
@@ -52,9 +52,14 @@ def exempt_namespaces(configuration: Json) -> frozenset[str]:
         condition for hook in configuration.get("webhooks") or () for condition in hook.get("matchConditions") or ()
     )
     text = next(
-        (condition.get("expression") or "" for condition in conditions if condition.get("name") == _NOT_EXEMPT), ""
+        (
+            condition.get("expression") or ""
+            for condition in conditions
+            if condition.get("name") == _EXEMPTION_CONDITION
+        ),
+        "",
     )
-    return frozenset(_NAME.findall(text))
+    return frozenset(_QUOTED_NAME.findall(text))
 
 
 def planned_exempt_namespaces(deployments: Iterable[Json], namespace: str) -> frozenset[str]:
@@ -93,7 +98,7 @@ def leaderless_seconds(client: KubeClient, namespace: str) -> float | None:
     except errors.Forbidden:
         return None
     age = lease_age(lease, client.fetch_server_time())
-    return age if age is not None and age > _SILENT_SECONDS else None
+    return age if age is not None and age > _LEADERLESS_SECONDS else None
 
 
 def lease_age(lease: Json, now: datetime | None) -> float | None:

@@ -18,14 +18,14 @@ from cardwise.kube.pods import eligible
 from cardwise.kube.pods.budgets import Budgets
 
 _JOB: Final = ("batch", "Job")  # API group and kind: others have Jobs too
-_REMAKERS: Final = (_JOB, ("apps", "ReplicaSet"), ("apps", "StatefulSet"), ("", "ReplicationController"))
-_DAEMONS: Final = ("DaemonSet", "Node")  # whose pods come back to where they were
-_BACKOFF_LIMIT: Final = 6  # Kubernetes' default
-_ENDING: Final = ("FailJob", "FailIndex")  # actions of a podFailurePolicy
-_IGNORING: Final = ("Ignore",)
-_EVICTED: Final = "DisruptionTarget"  # the condition of an evicted pod
-_OF_NVIDIA: Final = {"key": names.NVIDIA_GPU, "operator": "Exists", "effect": "NoSchedule"}
-_STATES: Final = "node.kubernetes.io/"  # begins the keys of Kubernetes' own taints
+_RECREATING_KINDS: Final = (_JOB, ("apps", "ReplicaSet"), ("apps", "StatefulSet"), ("", "ReplicationController"))
+_PINNED_KINDS: Final = ("DaemonSet", "Node")  # whose pods come back to where they were
+_DEFAULT_BACKOFF_LIMIT: Final = 6  # Kubernetes' default
+_FAILING_ACTIONS: Final = ("FailJob", "FailIndex")  # actions of a podFailurePolicy
+_IGNORING_ACTIONS: Final = ("Ignore",)
+_EVICTION_CONDITION: Final = "DisruptionTarget"  # the condition of an evicted pod
+_NVIDIA_TOLERATION: Final = {"key": names.NVIDIA_GPU, "operator": "Exists", "effect": "NoSchedule"}
+_STATE_TAINT_PREFIX: Final = "node.kubernetes.io/"  # begins the keys of Kubernetes' own taints
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class MovablePods:
     unmovable: Counter[str] = field(default_factory=Counter)
 
 
-def find_movable_pods(facts: ClusterFacts, ledger: Ledger, is_wanted: Callable[[Holding], bool]) -> MovablePods:
-    """The pods with cards that may be moved, among those for which `is_wanted` returns True."""
+def find_movable_pods(facts: ClusterFacts, ledger: Ledger, is_candidate: Callable[[Holding], bool]) -> MovablePods:
+    """The pods with cards that may be moved, among those for which `is_candidate` returns True."""
     movable = MovablePods()
     for pod in facts.pods:
         holding = ledger.holding(pod["metadata"].get("uid", ""))
-        if holding is None or not holding.assignment.containers or not is_wanted(holding):
+        if holding is None or not holding.assignment.containers or not is_candidate(holding):
             continue
         reason = _unmovable_reason(pod, facts)
         if ledger.nodes_of(holding) != {holding.node}:
@@ -81,7 +81,7 @@ def find_movable_pods(facts: ClusterFacts, ledger: Ledger, is_wanted: Callable[[
                 mem=holding.assignment.mem,
                 age=_age_seconds(pod, facts.now),
                 owner=owner,
-                at_most=failures_left(facts.jobs.get(owner)) if is_job_pod(pod) else None,
+                at_most=count_remaining_failures(facts.jobs.get(owner)) if is_job_pod(pod) else None,
             )
         )
     return movable
@@ -109,11 +109,11 @@ def _unmovable_reason(pod: Json, facts: ClusterFacts) -> str:
     owner = workloads.controller_of(pod)
     if not owner:
         return "have no controller that would recreate them"
-    if owner.get("kind") in _DAEMONS:
+    if owner.get("kind") in _PINNED_KINDS:
         return "belong to a DaemonSet"
-    if is_job_pod(pod) and failures_left(facts.jobs.get(owner.get("uid", ""))) == 0:
+    if is_job_pod(pod) and count_remaining_failures(facts.jobs.get(owner.get("uid", ""))) == 0:
         return "belong to Jobs that would fail because of the eviction"
-    if _group_and_kind(owner) not in _REMAKERS and annotations.get(names.SAFE_TO_EVICT) != "true":
+    if _group_and_kind(owner) not in _RECREATING_KINDS and annotations.get(names.SAFE_TO_EVICT) != "true":
         # To a workflow or a training operator a pod that is gone may be a failure of the whole.
         return f"belong to other controllers and lack the annotation {names.SAFE_TO_EVICT}: true"
     if metadata.get("deletionTimestamp"):
@@ -125,17 +125,17 @@ def _unmovable_reason(pod: Json, facts: ClusterFacts) -> str:
     if annotations.get(names.SAFE_TO_EVICT) == "false":
         return f"say {names.SAFE_TO_EVICT}: false"
     if any(
-        allowance < 1
-        for allowance in facts.budgets.allowed_disruptions(
+        allowed < 1
+        for allowed in facts.budgets.allowed_disruptions(
             facts.budgets.covering_keys(metadata["namespace"], labels)
         ).values()
     ):
         return "are protected by a PodDisruptionBudget"
-    bound = eligible.other_constraint(pod)
-    return f"are tied to their node by {bound}" if bound else ""
+    constraint = eligible.other_constraint(pod)
+    return f"are tied to their node by {constraint}" if constraint else ""
 
 
-def failures_left(job: Json | None) -> int | None:
+def count_remaining_failures(job: Json | None) -> int | None:
     """How many pods the Job may lose by eviction before it fails; None: any number; 0 for a Job that does not exist.
 
     An evicted pod counts as a failure, unless the Job's first rule ignores it. If each index has its own limit the
@@ -146,20 +146,22 @@ def failures_left(job: Json | None) -> int | None:
     if (
         job is None
         or spec.get("backoffLimitPerIndex") is not None
-        or any(_rule_applies(rule, _ENDING) for rule in rules)
+        or any(_rule_applies(rule, _FAILING_ACTIONS) for rule in rules)
     ):
         return 0
-    if rules and _rule_applies(rules[0], _IGNORING):  # a rule before it may take the exit code for a failure
+    if rules and _rule_applies(rules[0], _IGNORING_ACTIONS):  # a rule before it may take the exit code for a failure
         return None
     status = job.get("status") or {}
     failed = (status.get("failed") or 0) + len((status.get("uncountedTerminatedPods") or {}).get("failed") or ())
-    return max(0, int(spec.get("backoffLimit", _BACKOFF_LIMIT)) - failed)
+    return max(0, int(spec.get("backoffLimit", _DEFAULT_BACKOFF_LIMIT)) - failed)
 
 
 def _rule_applies(rule: Json, actions: Sequence[str]) -> bool:
     """Whether the rule of a podFailurePolicy does one of these about an evicted pod."""
     conditions = rule.get("onPodConditions") or ()
-    return rule.get("action") in actions and any(condition.get("type") == _EVICTED for condition in conditions)
+    return rule.get("action") in actions and any(
+        condition.get("type") == _EVICTION_CONDITION for condition in conditions
+    )
 
 
 def allowed_nodes(pod: Json, nodes: Sequence[Json], ledger: Ledger) -> frozenset[str] | None:
@@ -177,24 +179,24 @@ def common_tolerations(facts: ClusterFacts, ledger: Ledger) -> list[Json]:
     The webhook adds them: by default for NVIDIA's taint. If a setting names other taints, all pods with cards tolerate
     them. Tolerations for nodes that are down or cordoned are left out.
     """
-    held = [pod for pod in facts.pods if ledger.holding(pod["metadata"].get("uid", "")) is not None]
-    first, *others = [pod["spec"].get("tolerations") or [] for pod in held] or [[]]
-    shared = [
+    gpu_pods = [pod for pod in facts.pods if ledger.holding(pod["metadata"].get("uid", "")) is not None]
+    first, *other_tolerations = [pod["spec"].get("tolerations") or [] for pod in gpu_pods] or [[]]
+    shared_tolerations = [
         toleration
         for toleration in first
-        if _is_of_one_taint(toleration) and all(toleration in tolerations for tolerations in others)
+        if _tolerates_single_taint(toleration) and all(toleration in tolerations for tolerations in other_tolerations)
     ]
-    return [_OF_NVIDIA, *shared]
+    return [_NVIDIA_TOLERATION, *shared_tolerations]
 
 
-def _is_of_one_taint(toleration: Json) -> bool:
+def _tolerates_single_taint(toleration: Json) -> bool:
     """Whether it tolerates one taint, other than Kubernetes' taints about a node's state."""
     key = toleration.get("key") or ""
-    return bool(key) and not key.startswith(_STATES)
+    return bool(key) and not key.startswith(_STATE_TAINT_PREFIX)
 
 
 def _age_seconds(pod: Json, now: datetime) -> float:
     """Seconds since it was started."""
     status, metadata = pod.get("status") or {}, pod["metadata"]
-    began = status.get("startTime") or metadata.get("creationTimestamp")
-    return (now - datetime.fromisoformat(began)).total_seconds() if began else 0.0
+    start_time = status.get("startTime") or metadata.get("creationTimestamp")
+    return (now - datetime.fromisoformat(start_time)).total_seconds() if start_time else 0.0

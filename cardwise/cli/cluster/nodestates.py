@@ -14,45 +14,45 @@ from cardwise.kube.pods.nodeconstraints import HARD
 
 CORDONED: Final = "cordoned"
 NOT_READY: Final = "NotReady"
-_DOMAIN: Final = "node.kubernetes.io/"  # Kubernetes writes these taints itself
-_TAINTS: Final[Mapping[str, str]] = {
-    f"{_DOMAIN}not-ready": NOT_READY,
-    f"{_DOMAIN}unreachable": "NotReady (its kubelet does not report)",
-    f"{_DOMAIN}unschedulable": CORDONED,
-    f"{_DOMAIN}memory-pressure": "under MemoryPressure",
-    f"{_DOMAIN}disk-pressure": "under DiskPressure",
-    f"{_DOMAIN}pid-pressure": "under PIDPressure",
-    f"{_DOMAIN}network-unavailable": "without network (NetworkUnavailable)",
-    f"{_DOMAIN}out-of-service": "out of service",
+_TAINT_DOMAIN: Final = "node.kubernetes.io/"  # Kubernetes writes these taints itself
+_STATE_BY_TAINT: Final[Mapping[str, str]] = {
+    f"{_TAINT_DOMAIN}not-ready": NOT_READY,
+    f"{_TAINT_DOMAIN}unreachable": "NotReady (its kubelet does not report)",
+    f"{_TAINT_DOMAIN}unschedulable": CORDONED,
+    f"{_TAINT_DOMAIN}memory-pressure": "under MemoryPressure",
+    f"{_TAINT_DOMAIN}disk-pressure": "under DiskPressure",
+    f"{_TAINT_DOMAIN}pid-pressure": "under PIDPressure",
+    f"{_TAINT_DOMAIN}network-unavailable": "without network (NetworkUnavailable)",
+    f"{_TAINT_DOMAIN}out-of-service": "out of service",
     "node.cloudprovider.kubernetes.io/uninitialized": "not initialized by its cloud provider",
     "node.cloudprovider.kubernetes.io/shutdown": "shut down",
 }
 _FROM_CACHE: Final = {"resourceVersion": "0"}
-_MANY: Final = 32  # nodes from which on one request for all is less than one for each
-_PRESSURES: Final = {  # by the type of a node's condition
-    "MemoryPressure": _TAINTS[f"{_DOMAIN}memory-pressure"],
-    "DiskPressure": _TAINTS[f"{_DOMAIN}disk-pressure"],
-    "PIDPressure": _TAINTS[f"{_DOMAIN}pid-pressure"],
-    "NetworkUnavailable": _TAINTS[f"{_DOMAIN}network-unavailable"],
+_MAX_SINGLE_REQUESTS: Final = 32  # nodes from which on one request for all is less than one for each
+_STATE_BY_CONDITION: Final = {  # by the type of a node's condition
+    "MemoryPressure": _STATE_BY_TAINT[f"{_TAINT_DOMAIN}memory-pressure"],
+    "DiskPressure": _STATE_BY_TAINT[f"{_TAINT_DOMAIN}disk-pressure"],
+    "PIDPressure": _STATE_BY_TAINT[f"{_TAINT_DOMAIN}pid-pressure"],
+    "NetworkUnavailable": _STATE_BY_TAINT[f"{_TAINT_DOMAIN}network-unavailable"],
 }
 
 
 def state_of_taint(key: str) -> str:
     """The state that a taint of this key means; "" if users or other programs set it."""
-    return _TAINTS.get(key, "")
+    return _STATE_BY_TAINT.get(key, "")
 
 
-def closed_reason(node: Json) -> str:
+def unschedulable_reason(node: Json) -> str:
     """Why the node takes no new pods, by its conditions, taints and cordon; "" if it takes them."""
     spec, states = node.get("spec") or {}, []
     for condition in (node.get("status") or {}).get("conditions") or ():
-        kind, status = condition.get("type"), condition.get("status")
-        if kind == "Ready" and status == "Unknown":
-            states.append(_TAINTS[f"{_DOMAIN}unreachable"])
-        elif kind == "Ready" and status != "True":
+        condition_type, status = condition.get("type"), condition.get("status")
+        if condition_type == "Ready" and status == "Unknown":
+            states.append(_STATE_BY_TAINT[f"{_TAINT_DOMAIN}unreachable"])
+        elif condition_type == "Ready" and status != "True":
             states.append(NOT_READY)
-        elif kind in _PRESSURES and status == "True":
-            states.append(_PRESSURES[kind])
+        elif condition_type in _STATE_BY_CONDITION and status == "True":
+            states.append(_STATE_BY_CONDITION[condition_type])
     taints = [taint["key"] for taint in spec.get("taints") or () if taint.get("effect") in HARD]
     states += [state for state in map(state_of_taint, taints) if state and not (state == NOT_READY and states)]
     if spec.get("unschedulable"):
@@ -60,28 +60,30 @@ def closed_reason(node: Json) -> str:
     return " and ".join(dict.fromkeys(states))
 
 
-def closed_reasons(nodes: Iterable[Json]) -> dict[str, str]:
+def unschedulable_reasons(nodes: Iterable[Json]) -> dict[str, str]:
     """Why nodes take no new pods, by name. Nodes that take pods are left out."""
-    states = {node["metadata"]["name"]: closed_reason(node) for node in nodes}
+    states = {node["metadata"]["name"]: unschedulable_reason(node) for node in nodes}
     return {name: state for name, state in states.items() if state}
 
 
-def read_closed_reasons(client: KubeClient, names: Sequence[str]) -> dict[str, str]:
-    """As `closed_reasons`, for the nodes with these names; empty if nodes may not be read. Raises `KubeError`.
+def read_unschedulable_reasons(client: KubeClient, names: Sequence[str]) -> dict[str, str]:
+    """As `unschedulable_reasons`, for the nodes with these names; empty if nodes may not be read. Raises `KubeError`.
 
     Reads from the API server's cache, which may be a second old.
     """
-    selectors = [paths.field_query("metadata.name", name) for name in names] if len(names) <= _MANY else [{}]
+    queries = (
+        [paths.field_query("metadata.name", name) for name in names] if len(names) <= _MAX_SINGLE_REQUESTS else [{}]
+    )
     states: dict[str, str] = {}
     try:
-        for selector in selectors:
-            states |= closed_reasons(client.list_as(paths.nodes(), wire.ListOf[Json], _FROM_CACHE | selector, 0))
+        for query in queries:
+            states |= unschedulable_reasons(client.list_as(paths.nodes(), wire.ListOf[Json], _FROM_CACHE | query, 0))
     except errors.Forbidden:
         return {}
     return {name: states[name] for name in names if name in states}
 
 
-def describe_closed(states: Mapping[str, str]) -> list[str]:
+def describe_unschedulable(states: Mapping[str, str]) -> list[str]:
     """A sentence for each of these nodes."""
     return [f"node {name} takes no new pods: it is {states[name]}" for name in sorted(states)]
 

@@ -17,42 +17,42 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
-REFUSED: Final = "FailedCreate"  # reason by which controllers say that they could not create a pod
-_OF_A_TRY: Final = re.compile(
+CREATION_REFUSED: Final = "FailedCreate"  # reason by which controllers say that they could not create a pod
+_ATTEMPT_PREFIX: Final = re.compile(
     r'(?:\(combined from similar events\): )?(?:Error creating: )?pods? "[^"]*" (?:is forbidden: )?'
 )
 _KIND: Final = re.compile("[A-Za-z][A-Za-z0-9]{0,62}")
-_MOST_WORD: Final = 128  # bytes of a reason or of a writer: what the API server takes in an Event of events.k8s.io
-_OF_CLUSTER_OBJECTS: Final = "default"
-_OVER: Final = ("FailedScheduling", "Failed", "BackOff")
-_DELETED: Final = "SuccessfulDelete"  # of a controller that has deleted one of its pods
+_MAX_WORD_BYTES: Final = 128  # bytes of a reason or of a writer: what the API server takes in an Event of events.k8s.io
+_CLUSTER_OBJECT_NAMESPACE: Final = "default"
+_OUTDATED_REASONS: Final = ("FailedScheduling", "Failed", "BackOff")
+_POD_DELETED: Final = "SuccessfulDelete"  # of a controller that has deleted one of its pods
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """An event.
 
-    at: its last time, in Kubernetes' format.
+    last_timestamp: its last time, in Kubernetes' format.
     reason, message: one line each, at most 128 and 1024 bytes.
     kind, namespace, name, uid: its object; the namespace is "" for cluster-scoped objects.
-    warns: whether its type is Warning.
-    writer: the name of the reporting component; "" if it has none.
+    is_warning: whether its type is Warning.
+    reporter: the name of the reporting component; "" if it has none.
     """
 
-    at: str
+    last_timestamp: str
     reason: str
     message: str
     kind: str
     name: str
     uid: str
-    warns: bool = False
+    is_warning: bool = False
     namespace: str = ""
-    writer: str = ""
+    reporter: str = ""
 
     @property
     def time(self) -> datetime:
         """When the event was last repeated."""
-        return datetime.fromisoformat(self.at).astimezone(UTC)
+        return datetime.fromisoformat(self.last_timestamp).astimezone(UTC)
 
 
 def parse_event(manifest: Json) -> Event | None:
@@ -60,27 +60,31 @@ def parse_event(manifest: Json) -> Event | None:
 
     Events about cluster-scoped objects, such as nodes, are in the namespace `default`.
     """
-    involved, metadata, source = (
+    involved_object, metadata, source = (
         manifest.get("involvedObject") or {},
         manifest.get("metadata") or {},
         manifest.get("source") or {},
     )
-    kind, name, namespace = (str(involved.get(key) or "") for key in ("kind", "name", "namespace"))
-    if metadata.get("namespace") != (namespace or _OF_CLUSTER_OBJECTS):
+    kind, name, namespace = (str(involved_object.get(key) or "") for key in ("kind", "name", "namespace"))
+    if metadata.get("namespace") != (namespace or _CLUSTER_OBJECT_NAMESPACE):
         return None
-    if not _KIND.fullmatch(kind) or not objectnames.is_subdomain(name) or not _is_time(at := last_time(manifest)):
+    if (
+        not _KIND.fullmatch(kind)
+        or not objectnames.is_subdomain(name)
+        or not _is_time(last_timestamp := last_time(manifest))
+    ):
         return None
     return Event(
-        at=at,
-        reason=wording.sanitize_message(str(manifest.get("reason") or ""), _MOST_WORD),
+        last_timestamp=last_timestamp,
+        reason=wording.sanitize_message(str(manifest.get("reason") or ""), _MAX_WORD_BYTES),
         message=wording.sanitize_message(str(manifest.get("message") or "")),
         kind=kind,
         name=name,
-        uid=str(involved.get("uid") or ""),
-        warns=manifest.get("type") == "Warning",
+        uid=str(involved_object.get("uid") or ""),
+        is_warning=manifest.get("type") == "Warning",
         namespace=namespace,
-        writer=wording.sanitize_message(
-            str(manifest.get("reportingComponent") or source.get("component") or ""), _MOST_WORD
+        reporter=wording.sanitize_message(
+            str(manifest.get("reportingComponent") or source.get("component") or ""), _MAX_WORD_BYTES
         ),
     )
 
@@ -97,9 +101,10 @@ def events_of_pod(client: KubeClient, namespace: str, name: str) -> list[Event]:
     pod_events = (
         event for event in _read_events(client, namespace, "involvedObject.name", name) if event.kind == "Pod"
     )
-    deletions = _read_events(client, namespace, "reason", _DELETED)
+    deletions = _read_events(client, namespace, "reason", _POD_DELETED)
     return sorted(
-        {*pod_events, *(event for event in deletions if name in event.message.split())}, key=lambda event: event.at
+        {*pod_events, *(event for event in deletions if name in event.message.split())},
+        key=lambda event: event.last_timestamp,
     )
 
 
@@ -110,8 +115,12 @@ def last_warning(client: KubeClient, pod: Json) -> Event | None:
     """
     metadata = pod["metadata"]
     events = _read_events(client, metadata["namespace"], "involvedObject.name", metadata["name"])
-    own_warnings = (event for event in events if event.warns and event.uid == metadata.get("uid"))
-    return max((event for event in own_warnings if event.reason not in _OVER), key=lambda event: event.at, default=None)
+    own_warnings = (event for event in events if event.is_warning and event.uid == metadata.get("uid"))
+    return max(
+        (event for event in own_warnings if event.reason not in _OUTDATED_REASONS),
+        key=lambda event: event.last_timestamp,
+        default=None,
+    )
 
 
 def direct_bind_events(client: KubeClient, namespace: str) -> list[Event]:
@@ -122,7 +131,7 @@ def direct_bind_events(client: KubeClient, namespace: str) -> list[Event]:
 
 def refused_creations(client: KubeClient, namespace: str) -> list[Event]:
     """Events of controllers that could not create a pod, the oldest first."""
-    return sorted(_read_events(client, namespace, "reason", REFUSED), key=lambda event: event.at)
+    return sorted(_read_events(client, namespace, "reason", CREATION_REFUSED), key=lambda event: event.last_timestamp)
 
 
 def _read_events(client: KubeClient, namespace: str, field: str, text: str) -> Iterator[Event]:
@@ -153,4 +162,4 @@ def last_time(event: Json) -> str:
 
 def refusal_cause(refusal: str) -> str:
     """The message of a controller that could not create a pod, without the pod's name, which differs at each try."""
-    return _OF_A_TRY.sub("", refusal, count=1)
+    return _ATTEMPT_PREFIX.sub("", refusal, count=1)

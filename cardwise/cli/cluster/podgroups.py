@@ -15,7 +15,7 @@ from cardwise.kube.client import KubeClient
 
 UNKNOWN = "Unknown"
 _NO_STATUS = "the extender has not reported on this gang yet"
-_NO_NUMBER = f"no PodGroup that the extender knows and no annotation {names.GROUP_NUM} says how many pods it needs"
+_NO_MINIMUM = f"no PodGroup that the extender knows and no annotation {names.GROUP_NUM} says how many pods it needs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ def list_gangs(client: KubeClient, namespace: str = "", name: str = "") -> list[
     pods: dict[tuple[str, str], list[Json]] = {}
     selector = paths.label_query(names.GANG, name) if name else {"labelSelector": names.GANG}
     for pod in client.list_objects(paths.pods(namespace), selector):
-        pods.setdefault((pod["metadata"]["namespace"], _gang_of(pod)), []).append(pod)
-    keys = sorted(groups.keys() | {key for key, members in pods.items() if not _is_basic(members)})
+        pods.setdefault((pod["metadata"]["namespace"], _gang_name(pod)), []).append(pod)
+    keys = sorted(groups.keys() | {key for key, members in pods.items() if not _has_no_minimum(members)})
     return [_view_gang(key, groups.get(key, {}), pods.get(key, [])) for key in keys if name in ("", key[1])]
 
 
 def gang_of_pod(client: KubeClient, pod: Json) -> GangView | None:
     """The gang of the pod; None if it is in none. Raises `KubeError`."""
-    name = _gang_of(pod)
+    name = _gang_name(pod)
     return next(iter(list_gangs(client, pod["metadata"]["namespace"], name)), None) if name else None
 
 
@@ -83,7 +83,7 @@ def reserving_gangs(client: KubeClient) -> list[GangView]:
         return []
 
 
-def _gang_of(pod: Json) -> str:
+def _gang_name(pod: Json) -> str:
     return str(labels_of(pod).get(names.GANG) or "")
 
 
@@ -100,17 +100,17 @@ def _namespaced_name(manifest: Json) -> tuple[str, str]:
 
 def _view_gang(key: tuple[str, str], group: Json, pods: Sequence[Json]) -> GangView:
     status = group.get("status") or {}
-    counted_pods = [pod for pod in pods if _is_counted(pod)]
+    counted_pods = [pod for pod in pods if _counts_as_member(pod)]
     created = [manifest["metadata"].get("creationTimestamp") or "" for manifest in (group or {"metadata": {}}, *pods)]
     has_status = bool(status.get("phase"))
     minimum = status.get("minMember") or (group.get("spec") or {}).get("minMember") or _requested_minimum(counted_pods)
     # The extender reports nothing on a gang whose number is unknown.
-    without_status = _NO_STATUS if minimum else _NO_NUMBER
+    reason_without_status = _NO_STATUS if minimum else _NO_MINIMUM
     return GangView(
         namespace=key[0],
         name=key[1],
         phase=status["phase"] if has_status else UNKNOWN,
-        reason=(status.get("reason") or "") if has_status else without_status,
+        reason=(status.get("reason") or "") if has_status else reason_without_status,
         minimum=minimum,
         members=tuple(sorted(_pod_names(counted_pods))),
         bound=tuple(sorted(_pod_names(pod for pod in counted_pods if (pod.get("spec") or {}).get("nodeName")))),
@@ -124,12 +124,12 @@ def _view_gang(key: tuple[str, str], group: Json, pods: Sequence[Json]) -> GangV
     )
 
 
-def _is_counted(pod: Json) -> bool:
+def _counts_as_member(pod: Json) -> bool:
     """As the extender counts: it is not being deleted and has not failed."""
     return not pod["metadata"].get("deletionTimestamp") and (pod.get("status") or {}).get("phase") != "Failed"
 
 
-def _is_basic(pods: Sequence[Json]) -> bool:
+def _has_no_minimum(pods: Sequence[Json]) -> bool:
     """Whether the PodGroup of Kubernetes that they name has no minimum: the extender has let them go, and keeps no
     PodGroup of its own for them.
     """

@@ -14,7 +14,7 @@ from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
-_NONE: Final = (
+_MISSING_REMEDY: Final = (
     "the leading extender creates it; if Cardwise is installed in another namespace, give --cardwise-namespace or "
     "$CARDWISE_NAMESPACE"
 )
@@ -46,7 +46,7 @@ def read_published(client: KubeClient, namespace: str = names.NAMESPACE) -> Publ
     try:
         saved = client.get(paths.configmaps(namespace, names.WORKLOAD))
     except errors.NotFound:
-        return PublishedPolicy(note=f"there is no {configmap}; {_NONE}")
+        return PublishedPolicy(note=f"there is no {configmap}; {_MISSING_REMEDY}")
     except errors.Forbidden as error:
         return PublishedPolicy(note=f"you may not read the {configmap} ({error.message})")
     data = saved.get("data") or {}

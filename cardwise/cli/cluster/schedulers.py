@@ -15,12 +15,12 @@ from cardwise.kube.client import KubeClient
 _APPS: Final = "/apis/apps/v1"
 
 
-def read_deployments(client: KubeClient, installed: str) -> list[Json] | None:
+def read_deployments(client: KubeClient, cardwise_namespace: str) -> list[Json] | None:
     """The Deployment of the chart's own kube-scheduler, if it exists; None if Deployments may not be read.
 
-    installed: the namespace of Cardwise. A Deployment with that name in another namespace is a tenant's.
+    cardwise_namespace: the namespace of Cardwise. A Deployment with that name in another namespace is a tenant's.
     """
-    path = paths.namespaced(_APPS, "deployments", installed)
+    path = paths.namespaced(_APPS, "deployments", cardwise_namespace)
     try:
         return list(client.list_objects(path, {"fieldSelector": f"metadata.name={names.SCHEDULER}"}))
     except errors.Forbidden:
@@ -32,12 +32,12 @@ def scheduler_names(deployments: Iterable[Json]) -> frozenset[str]:
     return frozenset(map(_scheduler_name, _select_own(deployments)))
 
 
-def stopped_names(deployments: Iterable[Json]) -> frozenset[str]:
+def stopped_scheduler_names(deployments: Iterable[Json]) -> frozenset[str]:
     """As `scheduler_names`, of those Deployments that have no ready pod: nothing is placed."""
     return frozenset(
-        _scheduler_name(ours)
-        for ours in _select_own(deployments)
-        if not (ours.get("status") or {}).get("readyReplicas")
+        _scheduler_name(deployment)
+        for deployment in _select_own(deployments)
+        if not (deployment.get("status") or {}).get("readyReplicas")
     )
 
 

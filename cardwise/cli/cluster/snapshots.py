@@ -25,36 +25,38 @@ class Snapshot:
     """The cluster as a workload.
 
     nodes: with what they have left besides cards.
-    empty: with what they have without the pods that use cards.
+    empty_nodes: with what they have without the pods that use cards.
     pods: those that use cards or wait for them.
-    learned: the workload that the extender has saved, if any.
+    learned_workload: the workload that the extender has saved, if any.
     notes: what is inexact, and why.
     """
 
     nodes: list[SimulatedNode] = field(default_factory=list)
-    empty: list[SimulatedNode] = field(default_factory=list)
+    empty_nodes: list[SimulatedNode] = field(default_factory=list)
     pods: list[SimulatedPod] = field(default_factory=list)
     holdings: list[Holding] = field(default_factory=list)
-    waiting: int = 0
+    pending_count: int = 0
     classes: dict[str, ResourceClass] = field(default_factory=dict)
-    learned: str = ""
+    learned_workload: str = ""
     notes: list[str] = field(default_factory=list)
 
     def workload(self) -> SimulatedWorkload:
         """A workload to simulate: the same pods come to the same nodes, which are empty."""
-        return SimulatedWorkload("cluster", tuple(self.empty), tuple(self.pods))
+        return SimulatedWorkload("cluster", tuple(self.empty_nodes), tuple(self.pods))
 
     def models(self) -> list[str]:
         """The models of its cards, each once."""
         return list(dict.fromkeys(card.model for node in self.nodes for card in node.cards))
 
 
-def take_snapshot(client: KubeClient, installed: str = names.NAMESPACE) -> Snapshot:
-    """Reads it. `installed`: the namespace of Cardwise. Raises `KubeError`."""
-    seen = survey.take_survey(client, addresses=False, own=client.namespace)
-    snapshot = Snapshot(holdings=seen.ledger.holdings(), classes=seen.classes, notes=list(seen.problems))
-    if seen.partial:
-        snapshot.notes.append(seen.partial)
+def take_snapshot(client: KubeClient, cardwise_namespace: str = names.NAMESPACE) -> Snapshot:
+    """Reads it. `cardwise_namespace`: the namespace of Cardwise. Raises `KubeError`."""
+    cluster_survey = survey.take_survey(client, addresses=False, own=client.namespace)
+    snapshot = Snapshot(
+        holdings=cluster_survey.ledger.holdings(), classes=cluster_survey.classes, notes=list(cluster_survey.problems)
+    )
+    if cluster_survey.partial:
+        snapshot.notes.append(cluster_survey.partial)
     try:
         nodes = list(client.list_objects(paths.nodes()))
         pods = [pod for pod in client.list_objects(paths.pods()) if not _is_finished(pod)]
@@ -62,18 +64,21 @@ def take_snapshot(client: KubeClient, installed: str = names.NAMESPACE) -> Snaps
         snapshot.notes.append(describe_unlimited(error))
         snapshot.pods += [
             SimulatedPod(f"{namespace}/{name}", PodShape(pod_request, Load()))
-            for namespace, name, pod_request in seen.waiting
+            for namespace, name, pod_request in cluster_survey.waiting
         ]
-        snapshot.waiting = len(snapshot.pods)
-        now = empty = {node.name: UNLIMITED_LOAD for node in seen.ledger.nodes()}
+        snapshot.pending_count = len(snapshot.pods)
+        current_loads = empty_loads = {node.name: UNLIMITED_LOAD for node in cluster_survey.ledger.nodes()}
     else:
-        now, empty = free_loads(nodes, pods), free_loads(nodes, [pod for pod in pods if not _add_pod(snapshot, pod)])
-    snapshot.learned = published.read_published(client, installed).workload
-    for node in seen.ledger.nodes():
+        current_loads, empty_loads = (
+            free_loads(nodes, pods),
+            free_loads(nodes, [pod for pod in pods if not _add_pod_to_snapshot(snapshot, pod)]),
+        )
+    snapshot.learned_workload = published.read_published(client, cardwise_namespace).workload
+    for node in cluster_survey.ledger.nodes():
         if node.cards or node.devices:
             cards, devices = tuple(node.cards), tuple(node.devices)
-            snapshot.nodes.append(SimulatedNode(node.name, cards, now.get(node.name, _NOTHING), devices))
-            snapshot.empty.append(SimulatedNode(node.name, cards, empty.get(node.name, _NOTHING), devices))
+            snapshot.nodes.append(SimulatedNode(node.name, cards, current_loads.get(node.name, _NO_LOAD), devices))
+            snapshot.empty_nodes.append(SimulatedNode(node.name, cards, empty_loads.get(node.name, _NO_LOAD), devices))
     return snapshot
 
 
@@ -82,34 +87,34 @@ def card_classifier(snapshot: Snapshot) -> Callable[[Card, str], Card]:
     classifier = Classifier(snapshot.classes.values())
 
     def classify_card(card: Card, node: str) -> Card:
-        seen = classes.labels(
+        labels = classes.labels(
             node=node, index=card.index, uuid=card.uuid, model=card.model, memory=card.mem, properties={}, own={}
         )
-        names_of_classes = classifier.classes_of(seen)
-        return dataclasses.replace(card, classes=names_of_classes, priority=classifier.priority_of(names_of_classes))
+        class_names = classifier.classes_of(labels)
+        return dataclasses.replace(card, classes=class_names, priority=classifier.priority_of(class_names))
 
     return classify_card
 
 
-_NOTHING = Load(0, 0, 0)
+_NO_LOAD = Load(0, 0, 0)
 
 
 def _allocatable_load(node: Json) -> Load:
     """What the node offers to pods; nothing if it is cordoned."""
     if (node.get("spec") or {}).get("unschedulable"):
-        return _NOTHING
+        return _NO_LOAD
     allocatable = (node.get("status") or {}).get("allocatable")
     return loads.load_of_node(msgspec.convert(allocatable, loads.ResourceList)) if allocatable else UNLIMITED_LOAD
 
 
 def free_loads(nodes: Iterable[Json], pods: Iterable[Json]) -> dict[str, Load]:
     """What each node has left besides cards, with these pods on it."""
-    free = {node["metadata"]["name"]: _allocatable_load(node) for node in nodes}
+    load_by_node = {node["metadata"]["name"]: _allocatable_load(node) for node in nodes}
     for pod in pods:
         node = (pod.get("spec") or {}).get("nodeName") or ""
-        if node in free and not _is_finished(pod):
-            free[node] = free[node].add(load_of(pod), -1)
-    return free
+        if node in load_by_node and not _is_finished(pod):
+            load_by_node[node] = load_by_node[node].add(load_of(pod), -1)
+    return load_by_node
 
 
 def read_free_loads(client: KubeClient) -> tuple[dict[str, Load], str]:
@@ -129,7 +134,7 @@ def _is_finished(pod: Json) -> bool:
     return (pod.get("status") or {}).get("phase") in names.FINISHED_PHASES
 
 
-def _add_pod(snapshot: Snapshot, pod: Json) -> bool:
+def _add_pod_to_snapshot(snapshot: Snapshot, pod: Json) -> bool:
     """Enters the pod if it uses cards or waits for some; whether it does."""
     metadata = pod["metadata"]
     try:
@@ -140,7 +145,7 @@ def _add_pod(snapshot: Snapshot, pod: Json) -> bool:
         return False
     shape = PodShape(pod_request, load_of(pod))
     snapshot.pods.append(SimulatedPod(f"{metadata['namespace']}/{metadata['name']}", shape))
-    snapshot.waiting += not (pod.get("spec") or {}).get("nodeName")
+    snapshot.pending_count += not (pod.get("spec") or {}).get("nodeName")
     return True
 
 

@@ -19,8 +19,8 @@ from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 
 _FROM_CACHE = {"resourceVersion": "0"}  # good enough for a look, and never a burden to etcd
-_AT_ONCE = 8  # requests
-_MANY = 64  # nodes from which on the pods of all are one request
+_MAX_PARALLEL_REQUESTS = 8  # requests
+_MAX_SINGLE_REQUESTS = 64  # nodes from which on the pods of all are one request
 _PROXY_SECONDS = 2.0  # a manager that does not answer must not hold the screen back
 _METRIC, _METRICS_PORT = "cardwise_mps_used_bytes", 9400
 _MANAGERS = "app.kubernetes.io/name=cardwise,app.kubernetes.io/component=mps"
@@ -70,16 +70,16 @@ class CardUsage:
 
 @dataclass(frozen=True, slots=True)
 class NodeUsage:
-    """A node and its cards in order. `closed`: why it takes no new pods; "" if it takes them."""
+    """A node and its cards in order. `unschedulable_reason`: why it takes no new pods; "" if it takes them."""
 
     name: str
     cards: tuple[CardUsage, ...]
-    closed: str = ""
+    unschedulable_reason: str = ""
 
     @property
     def granted_fraction(self) -> float:
         """How much of its memory is granted, from 0 to 1."""
-        return granted_of(self.cards) / max(1, sum(card.total for card in self.cards))
+        return sum_granted_mib(self.cards) / max(1, sum(card.total for card in self.cards))
 
 
 def group_by_node(cards: Iterable[CardUsage]) -> list[NodeUsage]:
@@ -94,7 +94,7 @@ def group_by_node(cards: Iterable[CardUsage]) -> list[NodeUsage]:
     return sorted(nodes, key=lambda node: (-node.granted_fraction, node.name))
 
 
-def granted_of(cards: Iterable[CardUsage]) -> int:
+def sum_granted_mib(cards: Iterable[CardUsage]) -> int:
     """MiB that are granted of all of them, as far as that is known."""
     return sum(card.granted or 0 for card in cards)
 
@@ -187,64 +187,68 @@ class UsageDetails:
     """Holders and use of cards, and the states of their nodes.
 
     holders: by card, without `used`.
-    own: whether the holders are pods of one namespace only.
+    only_own_pods: whether the holders are pods of one namespace only.
     measured: MiB by namespace, pod and UUID.
-    closed: by node, why it takes no new pods.
+    unschedulable_reasons: by node, why it takes no new pods.
     notes: what could not be read, and nodes that take no new pods.
     """
 
     holders: dict[str, list[Holder]] | None = None
-    own: bool = False
-    measured: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    closed: dict[str, str] = field(default_factory=dict)
+    only_own_pods: bool = False
+    used_mib: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    unschedulable_reasons: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def with_details(self, card: CardUsage) -> CardUsage:
+    def add_details(self, card: CardUsage) -> CardUsage:
         """The card with them."""
-        terminating = card.holders or ()
+        terminating_holders = card.holders or ()
         if self.holders is None:
             return replace(card, holders=None)
-        living_holders = self.holders.get(card.uuid, []) + self.holders.get(_card_place(card.node, card.index), [])
-        living = {(holder.namespace, holder.name) for holder in living_holders}
-        everyone = [
-            *living_holders,
-            *(holder for holder in terminating if (holder.namespace, holder.name) not in living),
+        bound_holders = self.holders.get(card.uuid, []) + self.holders.get(_card_position(card.node, card.index), [])
+        bound_names = {(holder.namespace, holder.name) for holder in bound_holders}
+        all_holders = [
+            *bound_holders,
+            *(holder for holder in terminating_holders if (holder.namespace, holder.name) not in bound_names),
         ]
         holders = [
-            replace(holder, used=self.measured.get((holder.namespace, holder.name, card.uuid)))
-            for holder in sorted(everyone, key=lambda holder: (-holder.granted, holder.namespace, holder.name))
+            replace(holder, used=self.used_mib.get((holder.namespace, holder.name, card.uuid)))
+            for holder in sorted(all_holders, key=lambda holder: (-holder.granted, holder.namespace, holder.name))
         ]
         # A card of which the extender has not told yet.
-        granted = sum(holder.granted for holder in holders) if card.granted is None and not self.own else card.granted
+        granted = (
+            sum(holder.granted for holder in holders)
+            if card.granted is None and not self.only_own_pods
+            else card.granted
+        )
         return replace(card, holders=tuple(holders), granted=granted)
 
 
-def read_details(client: KubeClient, nodes: Sequence[str], installed: str = names.NAMESPACE) -> UsageDetails:
+def read_details(client: KubeClient, nodes: Sequence[str], cardwise_namespace: str = names.NAMESPACE) -> UsageDetails:
     """The holders and users of cards on these nodes. Raises `KubeError`."""
-    gathered = UsageDetails()
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        measuring = pool.submit(_measure_usage, client, nodes, installed, gathered.notes)
-        reading = pool.submit(nodestates.read_closed_reasons, client, nodes)
+    details = UsageDetails()
+    with ThreadPoolExecutor(_MAX_PARALLEL_REQUESTS) as pool:
+        usage_future = pool.submit(_measure_usage, client, nodes, cardwise_namespace, details.notes)
+        reasons_future = pool.submit(nodestates.read_unschedulable_reasons, client, nodes)
         try:
-            gathered.holders = _group_holders(
-                pod for of_node in pool.map(partial(_list_pods, client), _nodes_to_query(nodes)) for pod in of_node
+            details.holders = _group_holders(
+                pod for node_pods in pool.map(partial(_list_pods, client), _nodes_to_query(nodes)) for pod in node_pods
             )
         except errors.Forbidden:
-            gathered.own = True
-            gathered.holders = _read_own_holders(client, nodes)
-            shown = (
-                "the holders are not shown" if gathered.holders is None else "only your own pods are shown as holders"
+            details.only_own_pods = True
+            details.holders = _read_own_holders(client, nodes)
+            shown_note = (
+                "the holders are not shown" if details.holders is None else "only your own pods are shown as holders"
             )
-            gathered.notes.append(f"you may not read the pods of all namespaces: {shown}")
-        gathered.measured = measuring.result()
-        gathered.closed = reading.result()
-        gathered.notes += nodestates.describe_closed(gathered.closed)
-    return gathered
+            details.notes.append(f"you may not read the pods of all namespaces: {shown_note}")
+        details.used_mib = usage_future.result()
+        details.unschedulable_reasons = reasons_future.result()
+        details.notes += nodestates.describe_unschedulable(details.unschedulable_reasons)
+    return details
 
 
 def _nodes_to_query(nodes: Sequence[str]) -> Sequence[str]:
     """The nodes to query one by one, because the API server has an index for that; with many nodes, all at once."""
-    return nodes if len(nodes) <= _MANY else [""]
+    return nodes if len(nodes) <= _MAX_SINGLE_REQUESTS else [""]
 
 
 def _list_pods(client: KubeClient, node: str) -> list[_Pod]:
@@ -270,60 +274,64 @@ def _group_holders(pods: Iterable[_Pod]) -> dict[str, list[Holder]]:
         if pod.status.phase in names.FINISHED_PHASES or names.MIRROR in meta.annotations:
             continue
         try:
-            assigned = assignment.decode(meta.annotations)
+            pod_assignment = assignment.decode(meta.annotations)
         except assignment.InvalidAssignment:
             continue  # it holds nothing that anybody could tell; `cardwise inspect` warns of it
-        shares = _sum_by_card(pod.spec.node_name, assigned.shares() if assigned is not None else ())
+        shares = _sum_by_card(pod.spec.node_name, pod_assignment.shares() if pod_assignment is not None else ())
         for card, granted in shares.items():
             holders[card].append(Holder(namespace=meta.namespace, name=meta.name, granted=granted))
     return holders
 
 
 def _sum_by_card(node: str, shares: Iterable[CardShare]) -> dict[str, int]:
-    sums: dict[str, int] = defaultdict(int)
+    mib_by_card: dict[str, int] = defaultdict(int)
     for share in shares:
-        sums[share.uuid or _card_place(node, share.index)] += share.mem
-    return sums
+        mib_by_card[share.uuid or _card_position(node, share.index)] += share.mem
+    return mib_by_card
 
 
-def _card_place(node: str, index: int) -> str:
+def _card_position(node: str, index: int) -> str:
     return f"{node}/{index}"
 
 
 def _measure_usage(
-    client: KubeClient, nodes: Sequence[str], installed: str, notes: list[str]
+    client: KubeClient, nodes: Sequence[str], cardwise_namespace: str, notes: list[str]
 ) -> dict[tuple[str, str, str], int]:
     """What the MPS managers of these nodes measure; empty without managers, or if they may not be queried."""
     try:
-        managers = _manager_pods(client, installed)
+        managers = _list_manager_pods(client, cardwise_namespace)
     except errors.KubeError:
         managers = {}
-    queried = [managers[node] for node in nodes if node in managers]
-    if not queried:
+    queried_managers = [managers[node] for node in nodes if node in managers]
+    if not queried_managers:
         notes.append("usage not measured: no MPS manager runs on these nodes")
         return {}
     usage: dict[tuple[str, str, str], int] = {}
-    refused = ""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for answer in pool.map(lambda name: _read_manager(client, installed, name), queried):
-            if isinstance(answer, errors.KubeError):
-                refused = answer.message or answer.reason
+    refusal_message = ""
+    with ThreadPoolExecutor(_MAX_PARALLEL_REQUESTS) as pool:
+        for response in pool.map(lambda name: _read_manager_usage(client, cardwise_namespace, name), queried_managers):
+            if isinstance(response, errors.KubeError):
+                refusal_message = response.message or response.reason
             else:
-                usage |= answer
-    if refused:
-        notes.append(f"usage is unknown for some nodes: {refused}")
+                usage |= response
+    if refusal_message:
+        notes.append(f"usage is unknown for some nodes: {refusal_message}")
     return usage
 
 
-def _manager_pods(client: KubeClient, installed: str) -> Mapping[str, str]:
+def _list_manager_pods(client: KubeClient, cardwise_namespace: str) -> Mapping[str, str]:
     """Names of the managers' pods by node."""
-    pods = client.list_as(paths.pods(installed), wire.ListOf[_Pod], _FROM_CACHE | {"labelSelector": _MANAGERS}, 0)
+    pods = client.list_as(
+        paths.pods(cardwise_namespace), wire.ListOf[_Pod], _FROM_CACHE | {"labelSelector": _MANAGERS}, 0
+    )
     return {pod.spec.node_name: pod.metadata.name for pod in pods if pod.status.phase == "Running"}
 
 
-def _read_manager(client: KubeClient, installed: str, name: str) -> dict[tuple[str, str, str], int] | errors.KubeError:
+def _read_manager_usage(
+    client: KubeClient, cardwise_namespace: str, manager: str
+) -> dict[tuple[str, str, str], int] | errors.KubeError:
     """Through the API server's proxy, which takes the right to get `pods/proxy`."""
-    path = paths.pods(installed, f"{name}:{_METRICS_PORT}", "proxy", "metrics")
+    path = paths.pods(cardwise_namespace, f"{manager}:{_METRICS_PORT}", "proxy", "metrics")
     try:
         return parse_usage(client.request("GET", path, timeout=_PROXY_SECONDS).decode("utf-8", "replace"))
     except errors.KubeError as error:

@@ -29,7 +29,7 @@ class ClassSummary:
     share: one unit of it, in words.
     priority, auto: the texts of the columns; "-" for a class that cannot be read. `auto`: whether Cardwise created it;
         "edited" if a user changed it since, so that Cardwise no longer changes it.
-    other: it is of devices other than GPUs.
+    is_device_class: it is of devices other than GPUs.
     """
 
     name: str
@@ -37,7 +37,7 @@ class ClassSummary:
     amounts: Mapping[str, int | None]
     priority: str = "-"
     auto: str = "-"
-    other: bool = False
+    is_device_class: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +60,18 @@ class VisibleCluster:
     shares: tuple[PodShare, ...] | None
 
 
-def summarize_class(known: ResourceClass, amounts: Mapping[str, int | None]) -> ClassSummary:
+def summarize_class(resource_class: ResourceClass, amounts: Mapping[str, int | None]) -> ClassSummary:
     """A class that can be read."""
-    auto = "no" if not known.auto else "yes" if known.untouched else "edited"
-    share = "device" if known.other else _describe_share(known)
-    return ClassSummary(known.name, share, amounts, str(known.priority), auto, known.other)
+    auto = "no" if not resource_class.auto else "yes" if resource_class.untouched else "edited"
+    share = "device" if resource_class.other else _describe_share(resource_class)
+    return ClassSummary(resource_class.name, share, amounts, str(resource_class.priority), auto, resource_class.other)
 
 
-def _describe_share(known: ResourceClass) -> str:
-    if known.share is None:
+def _describe_share(resource_class: ResourceClass) -> str:
+    if resource_class.share is None:
         return "whole GPU"
-    core = f" {known.share.core}%" if known.share.core else ""
-    return f"{known.share.memory} MiB{core}"
+    core = f" {resource_class.share.core}%" if resource_class.share.core else ""
+    return f"{resource_class.share.memory} MiB{core}"
 
 
 def _summarize_manifest(manifest: Json) -> ClassSummary:
@@ -95,19 +95,19 @@ def read_visible(client: KubeClient, missing: errors.Forbidden, only_nodes: Coll
     only_nodes: include only pods on these nodes; empty for all.
     """
     try:
-        known: tuple[ClassSummary, ...] | None = read_classes(client)
+        summaries: tuple[ClassSummary, ...] | None = read_classes(client)
     except errors.Forbidden:
-        known = None
+        summaries = None
     try:
-        held = survey.read_own_ledger(client, client.namespace)
+        own_ledger = survey.read_own_ledger(client, client.namespace)
     except errors.Forbidden:
-        if known is None:
+        if summaries is None:
             raise missing from None
-        return VisibleCluster(client.namespace, known, None)
+        return VisibleCluster(client.namespace, summaries, None)
     shares = (
         PodShare(holding.namespace, holding.name, holding.node, card_share.index, card_share.mem)
-        for holding in held.holdings()
+        for holding in own_ledger.holdings()
         for card_share in holding.assignment.shares()
         if not only_nodes or holding.node in only_nodes
     )
-    return VisibleCluster(client.namespace, known, tuple(sorted(shares, key=lambda share: (share.pod, share.card))))
+    return VisibleCluster(client.namespace, summaries, tuple(sorted(shares, key=lambda share: (share.pod, share.card))))

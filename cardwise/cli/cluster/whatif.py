@@ -22,16 +22,16 @@ from cardwise.simulation.workload import UNLIMITED_LOAD, PodShape, SimulatedNode
 
 CardClassifier = Callable[[Card, str], Card]  # the card with the classes that it is in on the node of this name
 
-_LIMITS: Final = {
+_RESOURCE_BY_KEY: Final = {
     "gpu-mem": names.GPU_MEM, "gpu-count": names.GPU_COUNT, "gpu": names.WHOLE_GPU, "core": names.GPU_CORE,
 }  # fmt: skip
-_BESIDE: Final = ("cpu", "memory")
-_KEYS: Final = ", ".join([*_LIMITS, *_BESIDE, "class"])
+_LOAD_KEYS: Final = ("cpu", "memory")
+_KEYS: Final = ", ".join([*_RESOURCE_BY_KEY, *_LOAD_KEYS, "class"])
 _CONTAINERS: Final = ("initContainers", "containers")
-_POD, _ADD = "--pod", "--add-nodes"
+_POD_OPTION, _ADD_NODES_OPTION = "--pod", "--add-nodes"
 _NODES: Final = re.compile(r"(\d+)x(\d+)x([^:,]+):([^,]+)((?:,[^,]*)*)")
-_MOST: Final = 10_000  # nodes that are added at once
-_CARDS: Final = 1024  # of each of them
+_MAX_NODES: Final = 10_000  # nodes that are added at once
+_MAX_CARDS: Final = 1024  # of each of them
 
 
 class _Expression(msgspec.Struct):
@@ -74,33 +74,33 @@ class NamedPod(NamedTuple):
 
 
 def parse_shapes(
-    written: str, known: Mapping[str, ResourceClass], *, unit: Unit = Unit.MIB
+    text: str, classes_by_name: Mapping[str, ResourceClass], *, unit: Unit = Unit.MIB
 ) -> list[tuple[str, PodShape]]:
     """As `parse_pods`, without their specs."""
-    return [(named_pod.name, named_pod.shape) for named_pod in parse_pods(written, known, unit=unit)]
+    return [(named_pod.name, named_pod.shape) for named_pod in parse_pods(text, classes_by_name, unit=unit)]
 
 
 def parse_pods(
-    written: str, known: Mapping[str, ResourceClass], option: str = _POD, *, unit: Unit = Unit.MIB
+    text: str, classes_by_name: Mapping[str, ResourceClass], option: str = _POD_OPTION, *, unit: Unit = Unit.MIB
 ) -> list[NamedPod]:
     """The pods of `--pod`: from `gpu-mem=8138,cpu=2`, or from a file of manifests, each with a name. Raises
     InvalidRequest.
 
-    known: the classes of the cluster.
+    classes_by_name: the classes of the cluster.
     option: the option's name, for messages.
     unit: the unit of bare gpu-mem numbers in the manifests.
     """
-    field = f"{option} {written}"
-    if "=" in written:
-        pod = _parse_pod(written, field)
-        return [NamedPod(written, _pod_shape(pod, known, field), pod["spec"])]
-    path = Path(written)
+    field = f"{option} {text}"
+    if "=" in text:
+        pod = _parse_pod(text, field)
+        return [NamedPod(text, _pod_shape(pod, classes_by_name, field), pod["spec"])]
+    path = Path(text)
     if not path.is_file():
         raise InvalidRequest(
             field, "is neither a file nor a list of KEY=AMOUNT", "write, for example, gpu-mem=8138,cpu=2"
         )
     named_pods = [
-        NamedPod(name, _pod_shape(pod, known, f"{path.name}: {name}", unit), pod.get("spec") or {})
+        NamedPod(name, _pod_shape(pod, classes_by_name, f"{path.name}: {name}", unit), pod.get("spec") or {})
         for name, pod in _read_pods(path)
     ]
     if not named_pods:
@@ -108,34 +108,34 @@ def parse_pods(
     return named_pods
 
 
-def _parse_pod(written: str, field: str) -> Json:
+def _parse_pod(text: str, field: str) -> Json:
     limits: dict[str, str] = {}
     requests: dict[str, str] = {}
     annotations: dict[str, str] = {}
-    for part in written.split(","):
+    for part in text.split(","):
         key, _, amount = part.partition("=")
         key = key.strip()
-        if key in _BESIDE:
+        if key in _LOAD_KEYS:
             _check_amount(f"{field}: {key}", amount)
             requests[key] = amount
         elif key == "class":
             annotations[names.CLASS] = amount
-        elif key in _LIMITS or "/" in key:
-            limits[_LIMITS.get(key, key)] = amount
+        elif key in _RESOURCE_BY_KEY or "/" in key:
+            limits[_RESOURCE_BY_KEY.get(key, key)] = amount
         else:
             raise InvalidRequest(field, f"{key!r} is unknown", f"write {_KEYS}, or the name of a resource")
     container = {"name": "main", "resources": {"limits": limits, "requests": requests}}
     return {"metadata": {"annotations": annotations}, "spec": {"containers": [container]}}
 
 
-def _check_amount(field: str, written: Any, remedy: str = "write for example cpu=2 or memory=4Gi") -> None:
+def _check_amount(field: str, amount_text: Any, remedy: str = "write for example cpu=2 or memory=4Gi") -> None:
     """Check an amount as Kubernetes reads it: the sum of loads would count an invalid one as 0."""
     try:
-        amount, _ = quantity.parse(written)
+        amount, _ = quantity.parse(amount_text)
     except InvalidQuantity as error:
         raise InvalidRequest(field, error.problem, remedy) from error
     if amount < 0:
-        raise InvalidRequest(field, f"{written} is below zero", remedy)
+        raise InvalidRequest(field, f"{amount_text} is below zero", remedy)
 
 
 def _read_pods(path: Path) -> Iterator[tuple[str, Json]]:
@@ -187,16 +187,21 @@ def _get_mappings(parent: Json, key: str, field: str) -> list[Json]:
     return [_check_mapping(content, f"{field}[{i}]") for i, content in enumerate(listed)]
 
 
-def _pod_shape(pod: Json, known: Mapping[str, ResourceClass], source: str, unit: Unit = Unit.MIB) -> PodShape:
+def _pod_shape(pod: Json, classes_by_name: Mapping[str, ResourceClass], source: str, unit: Unit = Unit.MIB) -> PodShape:
     """The pod's request after the webhook and the API server have completed it."""
-    of_devices = request.write_device_classes(name for name, resource_class in known.items() if resource_class.other)
+    device_classes = request.write_device_classes(
+        name for name, resource_class in classes_by_name.items() if resource_class.other
+    )
     try:
         metadata = _get_mapping(pod, "metadata", "metadata")
-        annotations = {**_get_annotations(metadata), **({names.DEVICE_CLASSES: of_devices} if of_devices else {})}
-        spec = _complete_spec(_get_mapping(pod, "spec", "spec"), known, unit)
+        annotations = {
+            **_get_annotations(metadata),
+            **({names.DEVICE_CLASSES: device_classes} if device_classes else {}),
+        }
+        spec = _complete_spec(_get_mapping(pod, "spec", "spec"), classes_by_name, unit)
         load = _parse_load(spec)
         pod_request = _check_request(
-            request.parse({"metadata": {**metadata, "annotations": annotations}, "spec": spec}), known
+            request.parse({"metadata": {**metadata, "annotations": annotations}, "spec": spec}), classes_by_name
         )
     except InvalidRequest as error:
         raise InvalidRequest(f"{source}: {error.field}", error.problem, error.remedy) from error
@@ -231,18 +236,18 @@ def _check_resources(parent: Json, field: str) -> None:
 
 
 def _check_amounts(amounts: Json, field: str) -> None:
-    for key in _BESIDE:
+    for key in _LOAD_KEYS:
         if key in amounts:
             _check_amount(f"{field}[{key}]", amounts[key], "write for example cpu: 2 or memory: 4Gi")
 
 
-def _complete_spec(spec: Json, known: Mapping[str, ResourceClass], unit: Unit) -> Json:
+def _complete_spec(spec: Json, classes_by_name: Mapping[str, ResourceClass], unit: Unit) -> Json:
     """The spec with units, class names in Cardwise's domain, and requests of cpu and memory equal to limits without
     one.
     """
     containers = {
         key: [
-            _complete_container(container, known, f"spec.{key}[{i}]", unit)
+            _complete_container(container, classes_by_name, f"spec.{key}[{i}]", unit)
             for i, container in enumerate(_get_mappings(spec, key, f"spec.{key}"))
         ]
         for key in _CONTAINERS
@@ -250,21 +255,25 @@ def _complete_spec(spec: Json, known: Mapping[str, ResourceClass], unit: Unit) -
     return {**spec, **containers}
 
 
-def _complete_container(container: Json, known: Mapping[str, ResourceClass], field: str, unit: Unit) -> Json:
+def _complete_container(container: Json, classes_by_name: Mapping[str, ResourceClass], field: str, unit: Unit) -> Json:
     _check_resources(container, field)
     _get_mapping(container, "securityContext", f"{field}.securityContext")
     resources = container.get("resources") or {}
     # With a share slot it is of a pod as the webhook left it, in MiB.
-    written = Unit.MIB if names.SHARE in (resources.get("limits") or {}) else unit
+    number_unit = Unit.MIB if names.SHARE in (resources.get("limits") or {}) else unit
     limits, requests = (
-        _add_unit(resources.get(kind) or {}, written, f"{field}.resources.{kind}") for kind in ("limits", "requests")
+        _add_unit(resources.get(kind) or {}, number_unit, f"{field}.resources.{kind}")
+        for kind in ("limits", "requests")
     )
     limits_in_domain = {
-        names.CLASS_PREFIX + name if classes.is_bare(name, known.__contains__) else name: amount
+        names.CLASS_PREFIX + name if classes.is_bare(name, classes_by_name.__contains__) else name: amount
         for name, amount in limits.items()
     }
-    beside = {name: amount for name, amount in limits.items() if name in _BESIDE}
-    return {**container, "resources": {**resources, "limits": limits_in_domain, "requests": {**beside, **requests}}}
+    other_limits = {name: amount for name, amount in limits.items() if name in _LOAD_KEYS}
+    return {
+        **container,
+        "resources": {**resources, "limits": limits_in_domain, "requests": {**other_limits, **requests}},
+    }
 
 
 def _add_unit(amounts: Json, unit: Unit, field: str) -> Json:
@@ -276,7 +285,9 @@ def _add_unit(amounts: Json, unit: Unit, field: str) -> Json:
         raise InvalidRequest(f"{field}[{names.GPU_MEM}]", error.problem, error.remedy) from error
 
 
-def _check_request(pod_request: request.PodRequest | None, known: Mapping[str, ResourceClass]) -> request.PodRequest:
+def _check_request(
+    pod_request: request.PodRequest | None, classes_by_name: Mapping[str, ResourceClass]
+) -> request.PodRequest:
     """Check that the pod requests something, and no class with a share without its amount, which the webhook would
     write.
 
@@ -286,7 +297,7 @@ def _check_request(pod_request: request.PodRequest | None, known: Mapping[str, R
         field = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
         raise InvalidRequest(field, "the pod requests no GPU", "write, for example, gpu-mem=8138")
     for container in pod_request.containers:
-        resource_class = known.get(container.resource_class)
+        resource_class = classes_by_name.get(container.resource_class)
         if container.whole and resource_class is not None and resource_class.share is not None:
             resource = names.CLASS_PREFIX + resource_class.name
             raise InvalidRequest(
@@ -297,48 +308,54 @@ def _check_request(pod_request: request.PodRequest | None, known: Mapping[str, R
     return pod_request
 
 
-def check_classes(name: str, shape: PodShape, class_names: Collection[str], option: str = _POD) -> None:
+def check_classes(name: str, shape: PodShape, class_names: Collection[str], option: str = _POD_OPTION) -> None:
     """Raises InvalidRequest if the pod requests a class that does not exist."""
     containers = shape.request.containers if shape.request is not None else ()
-    for missing in (c.resource_class for c in containers if c.resource_class and c.resource_class not in class_names):
-        known = ", ".join(sorted(class_names)) or "none"
-        raise InvalidRequest(f"{option} {name}", f"no GPU or device matches class {missing}", f"write one of: {known}")
+    for missing_class in (
+        container.resource_class
+        for container in containers
+        if container.resource_class and container.resource_class not in class_names
+    ):
+        available = ", ".join(sorted(class_names)) or "none"
+        raise InvalidRequest(
+            f"{option} {name}", f"no GPU or device matches class {missing_class}", f"write one of: {available}"
+        )
 
 
-def parse_nodes(written: str, number: int, models: Sequence[str], classify_card: CardClassifier) -> list[SimulatedNode]:
+def parse_nodes(text: str, number: int, models: Sequence[str], classify_card: CardClassifier) -> list[SimulatedNode]:
     """The nodes of one `--add-nodes 4x8xTesla-T4:16384`, with `number` in their names. Raises InvalidRequest.
 
     models: the existing models, of which `Tesla-T4` may be one with blanks.
     """
-    field = f"{_ADD} {written}"
-    match = _NODES.fullmatch(written)
+    field = f"{_ADD_NODES_OPTION} {text}"
+    match = _NODES.fullmatch(text)
     if match is None:
         remedy = "write NODES x GPUS x MODEL : MIB, for example 4x8xTesla-T4:16384,cpu=64,memory=256Gi"
         raise InvalidRequest(field, "cannot be read", remedy)
     count, cards = int(match[1]), int(match[2])
-    if not 1 <= count <= _MOST or not 1 <= cards <= _CARDS:
-        bounds = f"write 1 to {_MOST} x 1 to {_CARDS}"
+    if not 1 <= count <= _MAX_NODES or not 1 <= cards <= _MAX_CARDS:
+        bounds = f"write 1 to {_MAX_NODES} x 1 to {_MAX_CARDS}"
         raise InvalidRequest(field, f"{count} nodes of {cards} GPUs are out of range", bounds)
     try:
-        mem = quantity.memory(match[4])
+        memory = quantity.memory(match[4])
     except InvalidQuantity as error:
         raise InvalidRequest(field, error.problem, error.remedy) from error
     free_load = _parse_free_load(field, match[5])
-    alike = classes.accelerator_of_model(match[3])
+    label = classes.accelerator_of_model(match[3])
     model = next(
-        (known_model for known_model in models if classes.accelerator_of_model(known_model) == alike), match[3]
+        (known_model for known_model in models if classes.accelerator_of_model(known_model) == label), match[3]
     )
-    card = Card(index=0, uuid="", mem=mem, model=model)
+    card = Card(index=0, uuid="", mem=memory, model=model)
     return [_simulate_node(f"added-{number}-{i}", [card] * cards, free_load, classify_card) for i in range(count)]
 
 
-def _parse_free_load(field: str, written: str) -> Load:
+def _parse_free_load(field: str, text: str) -> Load:
     """What the nodes have besides cards; unlimited if not given."""
     amounts: dict[str, str] = {}
-    for part in filter(None, written.split(",")):
+    for part in filter(None, text.split(",")):
         key, _, amount = part.partition("=")
-        if key not in _BESIDE:
-            raise InvalidRequest(field, f"{key!r} is unknown", f"write {' and '.join(_BESIDE)} after the GPUs")
+        if key not in _LOAD_KEYS:
+            raise InvalidRequest(field, f"{key!r} is unknown", f"write {' and '.join(_LOAD_KEYS)} after the GPUs")
         _check_amount(f"{field}: {key}", amount)
         amounts[key] = amount
     parsed = loads.load_of_node(loads.ResourceList(**amounts))

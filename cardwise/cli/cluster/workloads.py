@@ -25,42 +25,45 @@ _PATHS: Final[Mapping[str, tuple[str, str]]] = {
     "replicaset": (_APPS, "replicasets"),
     "daemonset": (_APPS, "daemonsets"),
 }
-_SHORT: Final[Mapping[str, str]] = {
+_KIND_BY_ABBREVIATION: Final[Mapping[str, str]] = {
     "po": POD, "deploy": "deployment", "sts": "statefulset", "cj": "cronjob", "rs": "replicaset", "ds": "daemonset",
 }  # fmt: skip
 KINDS: Final = (POD, *_PATHS)
-_REMAKING: Final = ("ReplicaSet", "StatefulSet", "ReplicationController")
-_CONTROLLERS: Final = (*_REMAKING, "DaemonSet")
-_ENDING: Final = re.compile("([0-9]+-)?[a-z0-9]+")  # of a pod's name: an index, a random word, or both
+_REPLACING_KINDS: Final = ("ReplicaSet", "StatefulSet", "ReplicationController")
+_CERTAINLY_REPLACING_KINDS: Final = (*_REPLACING_KINDS, "DaemonSet")
+_POD_NAME_SUFFIX: Final = re.compile("([0-9]+-)?[a-z0-9]+")  # of a pod's name: an index, a random word, or both
 _GATED: Final = "SchedulingGated"  # reason of a condition that the API server writes
-_FEW: Final = 5  # finalizers that a line names
-_MAKERS: Final[Mapping[str, str]] = {"deployment": "replicaset", "cronjob": "job"}  # who makes the pods for it
+_MAX_LISTED: Final = 5  # finalizers that a line names
+_POD_CREATOR_KINDS: Final[Mapping[str, str]] = {
+    "deployment": "replicaset",
+    "cronjob": "job",
+}  # who makes the pods for it
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadState:
     """A workload and its pods.
 
-    makers: the ReplicaSets or Jobs that create its pods; else the workload itself.
-    refused: the API server's last message when it refused a pod; "" if it refused none.
-    refused_maker: kind and name of the object whose controller was refused, as arguments of kubectl.
+    pod_creators: the ReplicaSets or Jobs that create its pods; else the workload itself.
+    refusal_message: the API server's last message when it refused a pod; "" if it refused none.
+    refused_creator: kind and name of the object whose controller was refused, as arguments of kubectl.
     directly_bound: names of its pods that the extender deleted recently because another scheduler had bound them.
     """
 
     kind: str
     manifest: Json
-    makers: tuple[Json, ...] = ()
+    pod_creators: tuple[Json, ...] = ()
     pods: tuple[Json, ...] = ()
-    refused: str = ""
-    refused_maker: str = ""
+    refusal_message: str = ""
+    refused_creator: str = ""
     directly_bound: tuple[str, ...] = ()
 
 
-def kind_of(word: str) -> str:
+def parse_kind(word: str) -> str:
     """The kind by any word for it, "" for none that is known."""
-    plain = word.lower().partition(".")[0]
-    for name in (plain, plain.removesuffix("s")):
-        kind = _SHORT.get(name, name)
+    singular_or_plural = word.lower().partition(".")[0]
+    for name in (singular_or_plural, singular_or_plural.removesuffix("s")):
+        kind = _KIND_BY_ABBREVIATION.get(name, name)
         if kind in KINDS:
             return kind
     return ""
@@ -78,19 +81,21 @@ def read_workload(client: KubeClient, kind: str, namespace: str, name: str) -> J
 def read_state(client: KubeClient, kind: str, manifest: Json) -> WorkloadState:
     """Raises KubeError."""
     namespace = manifest["metadata"]["namespace"]
-    makers: tuple[Json, ...] = (manifest,)
-    if kind in _MAKERS:
-        api, plural = _PATHS[_MAKERS[kind]]
-        makers = tuple(_filter_owned(client.list_objects(paths.namespaced(api, plural, namespace)), makers))
-    pods = tuple(_filter_owned(client.list_objects(paths.pods(namespace)), makers))
-    present = {pod["metadata"]["name"] for pod in pods}
-    maker_names = [maker["metadata"]["name"] for maker in makers]
-    deleted = dict.fromkeys(maker.name for maker in podevents.direct_bind_events(client, namespace))
+    pod_creators: tuple[Json, ...] = (manifest,)
+    if kind in _POD_CREATOR_KINDS:
+        api, plural = _PATHS[_POD_CREATOR_KINDS[kind]]
+        pod_creators = tuple(_filter_owned(client.list_objects(paths.namespaced(api, plural, namespace)), pod_creators))
+    pods = tuple(_filter_owned(client.list_objects(paths.pods(namespace)), pod_creators))
+    present_names = {pod["metadata"]["name"] for pod in pods}
+    creator_names = [creator["metadata"]["name"] for creator in pod_creators]
+    deleted_names = dict.fromkeys(creator.name for creator in podevents.direct_bind_events(client, namespace))
     directly_bound = tuple(
-        name for name in deleted if name not in present and any(_has_name_of(name, maker) for maker in maker_names)
+        name
+        for name in deleted_names
+        if name not in present_names and any(_has_name_of_creator(name, creator) for creator in creator_names)
     )
-    refused, refused_maker = _last_refusal(client, namespace, kind, (manifest, *makers))
-    return WorkloadState(kind, manifest, makers, pods, refused, refused_maker, directly_bound)
+    refusal_message, refused_creator = _last_refusal(client, namespace, kind, (manifest, *pod_creators))
+    return WorkloadState(kind, manifest, pod_creators, pods, refusal_message, refused_creator, directly_bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +104,8 @@ class Replicas:
     pods that end.
     """
 
-    former: frozenset[str] = frozenset()
-    fellows: frozenset[str] = frozenset()
+    from_former_template: frozenset[str] = frozenset()
+    of_same_controller: frozenset[str] = frozenset()
 
 
 def other_replicas(client: KubeClient, pod: Json) -> Replicas:
@@ -114,9 +119,11 @@ def other_replicas(client: KubeClient, pod: Json) -> Replicas:
         return Replicas()
     name = pod["metadata"]["name"]
     pods = [other for other in client.list_objects(paths.pods(namespace)) if other["metadata"]["name"] != name]
-    of_same = [other for other in pods if deployment and _deployment_name(other) == deployment]
+    deployment_pods = [other for other in pods if deployment and _deployment_name(other) == deployment]
     return Replicas(
-        frozenset(other["metadata"]["name"] for other in of_same if _recreating_controller(other) != controller),
+        frozenset(
+            other["metadata"]["name"] for other in deployment_pods if _recreating_controller(other) != controller
+        ),
         frozenset(other["metadata"]["name"] for other in pods if _recreating_controller(other) == controller),
     )
 
@@ -137,7 +144,7 @@ def controller_of(manifest: Json) -> Json:
 def _recreating_controller(pod: Json) -> tuple[str, ...]:
     """Kind and name of its controller, if that makes another pod for each that ends."""
     owner = controller_of(pod)
-    return (owner["kind"], owner["name"]) if owner.get("kind") in _REMAKING else ()
+    return (owner["kind"], owner["name"]) if owner.get("kind") in _REPLACING_KINDS else ()
 
 
 def is_bare(pod: Json) -> bool:
@@ -145,41 +152,41 @@ def is_bare(pod: Json) -> bool:
     return not controller_of(pod) and names.MIRROR not in annotations_of(pod)
 
 
-def recreate_command(namespace: str, pods: Sequence[str], *, dropping: Sequence[str] = ()) -> str:
+def recreate_command(namespace: str, pods: Sequence[str], *, dropped_fields: Sequence[str] = ()) -> str:
     """A shell command that saves pods of a namespace to a file, deletes them and creates them again.
 
-    `dropping`: fields of the spec that the new pod must not have, such as the node; only of a single pod, since kubectl
-    indents the pods of a list.
+    `dropped_fields`: fields of the spec that the new pod must not have, such as the node; only of a single pod, since
+    kubectl indents the pods of a list.
     """
     file = pods[0] if len(pods) == 1 else f"pods-of-{namespace}"
-    fields = "|".join(dropping)
-    without = f" | grep -vE '^  ({fields}):'" if fields else ""
-    save = f"kubectl get pod -n {{namespace}} {{pods}} -o yaml{without} > {{file}}.yaml"
+    fields = "|".join(dropped_fields)
+    drop_filter = f" | grep -vE '^  ({fields}):'" if fields else ""
+    save = f"kubectl get pod -n {{namespace}} {{pods}} -o yaml{drop_filter} > {{file}}.yaml"
     recreate = f"{save} && kubectl replace --force -f {{file}}.yaml"
     return command(recreate, namespace=namespace, pods=pods, file=file)
 
 
-def describe_recreation(pod: Json, *, dropping: Sequence[str] = ()) -> str:
+def describe_recreation(pod: Json, *, dropped_fields: Sequence[str] = ()) -> str:
     """How to recreate the pod: the command and what it does, as the end of a sentence.
 
-    dropping: fields of the spec that keep this pod from running; its controller's template must not have them.
+    dropped_fields: fields of the spec that keep this pod from running; its controller's template must not have them.
     """
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     if not is_bare(pod):
         delete = command("kubectl delete pod -n {namespace} {pod}", namespace=namespace, pod=name)
         return f"`{delete}` deletes it; {describe_replacement(pod)}"
     if (pod.get("spec") or {}).get("nodeName"):
-        dropping = ("nodeName", *dropping)
-    recreate = recreate_command(namespace, [name], dropping=dropping)
+        dropped_fields = ("nodeName", *dropped_fields)
+    recreate = recreate_command(namespace, [name], dropped_fields=dropped_fields)
     return f"no controller recreates it: `{recreate}` saves it to {name}.yaml, deletes it and creates it again"
 
 
-def retry_command(namespace: str, maker: str) -> str:
+def retry_command(namespace: str, creator: str) -> str:
     """Makes a controller try at once to create the pods that it could not: any change of its object does.
 
-    `maker`: kind and name of the object, as kubectl takes them.
+    `creator`: kind and name of the object, as kubectl takes them.
     """
-    kind, _, name = maker.partition(" ")
+    kind, _, name = creator.partition(" ")
     retry = "kubectl annotate -n {namespace} {kind} {name} retried-at=$(date +%s) --overwrite"
     return command(retry, namespace=namespace, kind=kind, name=name)
 
@@ -193,7 +200,7 @@ def describe_replacement(pod: Json) -> str:
         return "the kubelet recreates it while its manifest exists"
     if kind == "Job":
         return "its Job recreates it while its backoffLimit allows"
-    return f"its {quote_unless_name(kind)} {'makes' if kind in _CONTROLLERS else 'may make'} another"
+    return f"its {quote_unless_name(kind)} {'makes' if kind in _CERTAINLY_REPLACING_KINDS else 'may make'} another"
 
 
 def _filter_owned(objects: Iterable[Json], owners: Iterable[Json]) -> Iterable[Json]:
@@ -201,18 +208,18 @@ def _filter_owned(objects: Iterable[Json], owners: Iterable[Json]) -> Iterable[J
     return (candidate for candidate in objects if controller_of(candidate).get("uid") in uids)
 
 
-def _has_name_of(pod: str, maker: str) -> bool:
+def _has_name_of_creator(pod: str, creator: str) -> bool:
     """Whether a ReplicaSet, StatefulSet, DaemonSet or Job of the name calls its pods so."""
-    return pod.startswith(f"{maker}-") and _ENDING.fullmatch(pod.removeprefix(f"{maker}-")) is not None
+    return pod.startswith(f"{creator}-") and _POD_NAME_SUFFIX.fullmatch(pod.removeprefix(f"{creator}-")) is not None
 
 
 def _last_refusal(client: KubeClient, namespace: str, kind: str, owners: Sequence[Json]) -> tuple[str, str]:
-    """`refused` and `refused_maker` of `WorkloadState`, from the last event.
+    """`refusal_message` and `refused_creator` of `WorkloadState`, from the last event.
 
     Events are kept for an hour; a condition of ReplicaSets has it for longer. `owners`: the workload, of this kind, and
     its makers.
     """
-    kinds = {owner["metadata"].get("uid"): _MAKERS.get(kind, kind) for owner in owners}
+    kinds = {owner["metadata"].get("uid"): _POD_CREATOR_KINDS.get(kind, kind) for owner in owners}
     kinds[owners[0]["metadata"].get("uid")] = kind
     names_by_uid = {owner["metadata"].get("uid"): owner["metadata"]["name"] for owner in owners}
     events = [event for event in podevents.refused_creations(client, namespace) if event.uid in kinds]
@@ -221,8 +228,8 @@ def _last_refusal(client: KubeClient, namespace: str, kind: str, owners: Sequenc
     for owner in owners:
         for condition in (owner.get("status") or {}).get("conditions") or ():
             if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
-                maker = f"{kinds[owner['metadata'].get('uid')]} {owner['metadata']['name']}"
-                return str(condition.get("message") or ""), maker
+                creator = f"{kinds[owner['metadata'].get('uid')]} {owner['metadata']['name']}"
+                return str(condition.get("message") or ""), creator
     return "", ""
 
 
@@ -236,7 +243,7 @@ def scheduler_message(pod: Json) -> str:
     return "" if was_gated else str(condition.get("message") or "")
 
 
-def deleted_at(metadata: Json) -> str:
+def deletion_time(metadata: Json) -> str:
     """When the object was deleted. Its deletionTimestamp is later: the end of its grace period."""
     end, grace = str(metadata["deletionTimestamp"]), int(metadata.get("deletionGracePeriodSeconds") or 0)
     return (datetime.fromisoformat(end) - timedelta(seconds=grace)).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -245,7 +252,7 @@ def deleted_at(metadata: Json) -> str:
 def describe_finalizers(metadata: Json) -> str:
     """Why a deleted object still exists, as the end of a sentence; "" without finalizers."""
     finalizers = metadata.get("finalizers") or ()
-    finalizer_names = wording.enumerate_first([*map(quote_unless_name, finalizers)], _FEW)
+    finalizer_names = wording.enumerate_first([*map(quote_unless_name, finalizers)], _MAX_LISTED)
     return f", and exists as long as it has the finalizers {finalizer_names}" if finalizers else ""
 
 

@@ -27,25 +27,25 @@ from cardwise.kube.client import KubeClient
 HIDDEN: Final = "(left out)"
 _LOG_LINES: Final = 2000
 _APPS: Final = "/apis/apps/v1"
-_PARTS: Final = {"labelSelector": "app.kubernetes.io/name=cardwise"}  # the chart gives it to all that it makes
-_NOISE: Final = ("kubectl.kubernetes.io/last-applied-configuration",)
-_OURS: Final = ("CARDWISE_", names.GPUSHARE_PREFIX, *names.ENV_LIMIT_PREFIXES)
+_PARTS_QUERY: Final = {"labelSelector": "app.kubernetes.io/name=cardwise"}  # the chart gives it to all that it makes
+_NOISY_ANNOTATIONS: Final = ("kubectl.kubernetes.io/last-applied-configuration",)
+_OWN_VARIABLE_PREFIXES: Final = ("CARDWISE_", names.GPUSHARE_PREFIX, *names.ENV_LIMIT_PREFIXES)
 _CONTAINERS: Final = ("containers", "initContainers", "ephemeralContainers")
-_DOMAINS: Final = frozenset(key.partition("/")[0] for key in (names.API_VERSION, names.GPU_MEM, names.GROUP_NAME))
+_OWN_DOMAINS: Final = frozenset(key.partition("/")[0] for key in (names.API_VERSION, names.GPU_MEM, names.GROUP_NAME))
 _GPUSHARE: Final = ("ALIYUN_COM_", names.GPUSHARE_ALLOCATION)
 # Fields that are kept, by space.
-_METADATA: Final = """
+_METADATA_FIELDS: Final = """
     name namespace uid resourceVersion generation generateName labels ownerReferences finalizers
     creationTimestamp deletionTimestamp deletionGracePeriodSeconds"""
-_SPEC: Final = """
+_SPEC_FIELDS: Final = """
     nodeName nodeSelector affinity tolerations topologySpreadConstraints schedulerName schedulingGates priority
     priorityClassName preemptionPolicy runtimeClassName restartPolicy terminationGracePeriodSeconds
     activeDeadlineSeconds overhead resources resourceClaims serviceAccountName automountServiceAccountToken
     enableServiceLinks hostNetwork hostPID hostIPC hostUsers shareProcessNamespace securityContext os"""
-_CONTAINER: Final = """
+_CONTAINER_FIELDS: Final = """
     name image imagePullPolicy resources resizePolicy restartPolicy ports volumeMounts volumeDevices securityContext
     targetContainerName"""
-_PRESENCE: Final = ("command", "args")  # whether they are there says much, their text is nobody's business
+_HIDDEN_FIELDS: Final = ("command", "args")  # whether they are there says much, their text is nobody's business
 
 
 @click.command()
@@ -60,7 +60,7 @@ def bundle(cardwise_namespace: str, file: Path) -> None:
     client = options.load_client()
     try:
         findings = checks.run_all_checks(client, cardwise_namespace)
-        missing, wanted = write_bundle(client, file, findings, cardwise_namespace, options.current_clock().wall())
+        missing, file_count = write_bundle(client, file, findings, cardwise_namespace, options.current_clock().wall())
     except FileExistsError:
         raise click.ClickException(f"{file} exists already; name another file") from None
     except OSError as error:
@@ -70,15 +70,16 @@ def bundle(cardwise_namespace: str, file: Path) -> None:
     if missing:
         missing_files = ", ".join(line.partition(":")[0] for line in missing)
         console.print_text(
-            f"note: could not read {len(missing)} of {wanted} files (missing.json says why): {missing_files}", err=True
+            f"note: could not read {len(missing)} of {file_count} files (missing.json says why): {missing_files}",
+            err=True,
         )
     console.print_text(f"wrote {file}; check it for secrets before you send it")
 
 
 def write_bundle(
-    client: KubeClient, target: Path, findings: Sequence[Finding], installed: str, now: datetime
+    client: KubeClient, target: Path, findings: Sequence[Finding], cardwise_namespace: str, now: datetime
 ) -> tuple[list[str], int]:
-    """Makes the archive (gzip). `installed`: the namespace of Cardwise.
+    """Makes the archive (gzip). `cardwise_namespace`: the namespace of Cardwise.
 
     Returns what could not be read, each with the reason, and how many files there are with these.
 
@@ -89,28 +90,28 @@ def write_bundle(
         try:
             with tarfile.open(fileobj=file, mode="w:gz") as archive:
                 _add_file(archive, f"{folder}/doctor.json", as_json(findings), now)
-                missing, wanted = _write_contents(archive, folder, _list_contents(client, installed), now)
+                missing, file_count = _write_contents(archive, folder, _list_contents(client, cardwise_namespace), now)
                 _add_file(archive, f"{folder}/missing.json", missing, now)
         except BaseException:
             target.unlink()  # half an archive helps nobody
             raise
-    return missing, wanted
+    return missing, file_count
 
 
 def _write_contents(
     archive: tarfile.TarFile, folder: str, contents: Iterable[tuple[str, Callable[[], object]]], now: datetime
 ) -> tuple[list[str], int]:
-    missing, wanted = [], 0
+    missing, file_count = [], 0
     for name, read_content in contents:
-        wanted += 1
+        file_count += 1
         try:
             _add_file(archive, f"{folder}/{name}", read_content(), now)
         except errors.KubeError as error:
             missing.append(f"{name}: {error}")
-    return missing, wanted
+    return missing, file_count
 
 
-def _list_contents(client: KubeClient, installed: str) -> Iterator[tuple[str, Callable[[], object]]]:
+def _list_contents(client: KubeClient, cardwise_namespace: str) -> Iterator[tuple[str, Callable[[], object]]]:
     def objects(
         path: str, clean: Callable[[Json], Json] = _remove_noise, query: Mapping[str, str] | None = None
     ) -> Callable[[], object]:
@@ -125,21 +126,24 @@ def _list_contents(client: KubeClient, installed: str) -> Iterator[tuple[str, Ca
     yield "mutatingwebhooks.json", objects(paths.mutatingwebhookconfigurations())
     yield "validatingwebhooks.json", objects(paths.validatingwebhookconfigurations())
     yield "events.json", objects(paths.events())
-    yield "pods.json", lambda: [_redact_pod(pod) for pod in client.list_objects(paths.pods()) if _is_of_interest(pod)]
+    yield (
+        "pods.json",
+        lambda: [_redact_pod(pod) for pod in client.list_objects(paths.pods()) if _concerns_cardwise(pod)],
+    )
     for kind in ("daemonsets", "deployments"):
-        yield f"{kind}.json", objects(paths.namespaced(_APPS, kind, installed), query=_PARTS)
-    yield "leases.json", objects(paths.leases(installed))
-    yield "parts/pods.json", objects(paths.pods(installed), query=_PARTS)
+        yield f"{kind}.json", objects(paths.namespaced(_APPS, kind, cardwise_namespace), query=_PARTS_QUERY)
+    yield "leases.json", objects(paths.leases(cardwise_namespace))
+    yield "parts/pods.json", objects(paths.pods(cardwise_namespace), query=_PARTS_QUERY)
     try:
-        parts = list(client.list_objects(paths.pods(installed), _PARTS))
+        parts = list(client.list_objects(paths.pods(cardwise_namespace), _PARTS_QUERY))
     except errors.KubeError:
         return  # said by the line above
     for pod in parts:
         statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-        restarted = {status["name"] for status in statuses if status.get("restartCount")}
+        restarted_containers = {status["name"] for status in statuses if status.get("restartCount")}
         for container in pod["spec"]["containers"]:
             yield _read_log(client, pod, container["name"], previous=False)
-            if container["name"] in restarted:
+            if container["name"] in restarted_containers:
                 yield _read_log(client, pod, container["name"], previous=True)
 
 
@@ -151,7 +155,7 @@ def _read_log(client: KubeClient, pod: Json, container: str, *, previous: bool) 
     return name, lambda: client.request("GET", path, query=query)
 
 
-def _is_of_interest(pod: Json) -> bool:
+def _concerns_cardwise(pod: Json) -> bool:
     """Whether it requests resources of Cardwise, or is in a gang."""
     if labels_of(pod).get(names.GANG):
         return True
@@ -167,7 +171,7 @@ def _is_of_interest(pod: Json) -> bool:
 def _remove_noise(manifest: Json) -> Json:
     metadata = manifest.get("metadata") or {}
     metadata.pop("managedFields", None)
-    for key in _NOISE:
+    for key in _NOISY_ANNOTATIONS:
         (metadata.get("annotations") or {}).pop(key, None)
     return manifest
 
@@ -175,12 +179,12 @@ def _remove_noise(manifest: Json) -> Json:
 def _redact_pod(pod: Json) -> Json:
     """The listed fields of a user's pod, without anything else that users write."""
     spec = pod["spec"]
-    redacted = _select_fields(_SPEC, spec)
+    redacted = _select_fields(_SPEC_FIELDS, spec)
     for group in _CONTAINERS:
         if group in spec:
-            redacted[group] = [_redact_container(listed) for listed in spec[group] or ()]
+            redacted[group] = [_redact_container(part) for part in spec[group] or ()]
     if "volumes" in spec:
-        redacted["volumes"] = [_redact_volume(listed) for listed in spec["volumes"] or ()]
+        redacted["volumes"] = [_redact_volume(part) for part in spec["volumes"] or ()]
     return _redact_annotations(
         {"metadata": pod["metadata"], "spec": redacted, "status": _redact_status(pod.get("status") or {})}
     )
@@ -188,19 +192,22 @@ def _redact_pod(pod: Json) -> Json:
 
 def _redact_annotations(manifest: Json) -> Json:
     """Without the annotations that are none of ours."""
-    metadata = _select_fields(_METADATA, manifest["metadata"])
+    metadata = _select_fields(_METADATA_FIELDS, manifest["metadata"])
     annotations = annotations_of(manifest)
     return manifest | {
-        "metadata": metadata | {"annotations": {key: annotations[key] for key in annotations if _is_relevant(key)}}
+        "metadata": metadata
+        | {"annotations": {key: annotations[key] for key in annotations if _is_own_annotation(key)}}
     }
 
 
-def _select_fields(listed: str, manifest: Json) -> Json:
-    return {key: manifest[key] for key in listed.split() if key in manifest}
+def _select_fields(field_names: str, manifest: Json) -> Json:
+    return {key: manifest[key] for key in field_names.split() if key in manifest}
 
 
 def _redact_container(container: Json) -> Json:
-    redacted = _select_fields(_CONTAINER, container) | {key: HIDDEN for key in _PRESENCE if key in container}
+    redacted = _select_fields(_CONTAINER_FIELDS, container) | {
+        key: HIDDEN for key in _HIDDEN_FIELDS if key in container
+    }
     if "env" in container:
         redacted["env"] = [_redact_variable(variable) for variable in container["env"] or ()]
     return redacted
@@ -208,7 +215,7 @@ def _redact_container(container: Json) -> Json:
 
 def _redact_variable(variable: Json) -> Json:
     """The variable with its source; its value only if it is Cardwise's."""
-    if "value" not in variable or _is_ours(variable):
+    if "value" not in variable or _is_own_variable(variable):
         return variable
     return variable | {"value": HIDDEN}
 
@@ -239,14 +246,14 @@ def _redact_container_status(container: Json) -> Json:
     return redacted
 
 
-def _is_relevant(annotation: str) -> bool:
+def _is_own_annotation(annotation: str) -> bool:
     """Whether it is of Cardwise, gpushare or gangs."""
-    return annotation.startswith(_GPUSHARE) or annotation.partition("/")[0] in _DOMAINS
+    return annotation.startswith(_GPUSHARE) or annotation.partition("/")[0] in _OWN_DOMAINS
 
 
-def _is_ours(variable: Json) -> bool:
+def _is_own_variable(variable: Json) -> bool:
     name = str(variable["name"])
-    return name == names.ENV_VISIBLE_DEVICES or name.startswith(_OURS)
+    return name == names.ENV_VISIBLE_DEVICES or name.startswith(_OWN_VARIABLE_PREFIXES)
 
 
 def _add_file(archive: tarfile.TarFile, name: str, content: object, now: datetime) -> None:

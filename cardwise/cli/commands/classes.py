@@ -23,53 +23,56 @@ def classes(output: str, name: str | None) -> None:
     """
     client = options.load_client()
     try:
-        views = survey.take_survey(client, addresses=False, own=client.namespace)
+        cluster_survey = survey.take_survey(client, addresses=False, own=client.namespace)
     except errors.Forbidden as error:
         _print_summaries(client, name, output, error)
         return
-    printing.print_survey_warnings(views)
-    if name is not None and name not in views.classes:
-        raise _unknown_class(name, views.classes)
-    of_cards = totals.classes_of_cards(views.ledger, views.classes, name)
-    of_devices = totals.classes_of_devices(views.ledger, views.classes, name)
+    printing.print_survey_warnings(cluster_survey)
+    if name is not None and name not in cluster_survey.classes:
+        raise _unknown_class_error(name, cluster_survey.classes)
+    card_classes = totals.classes_of_cards(cluster_survey.ledger, cluster_survey.classes, name)
+    device_classes = totals.classes_of_devices(cluster_survey.ledger, cluster_survey.classes, name)
     if output in ("json", "yaml"):
         printing.print_object(
-            {"classes": classtable.cards_as_json(of_cards), "deviceClasses": classtable.devices_as_json(of_devices)},
+            {
+                "classes": classtable.cards_as_json(card_classes),
+                "deviceClasses": classtable.devices_as_json(device_classes),
+            },
             output,
         )
-    elif not views.classes:
+    elif not cluster_survey.classes:
         console.print_text(
             "there is no ResourceClass yet; Cardwise creates one for the first GPU of each model", err=True
         )
     elif name is not None and output == "table":
-        of_one = (
-            classtable.format_device_class(of_devices[0])
-            if of_devices
-            else classtable.format_card_class(of_cards[0], console.terminal_columns())
+        class_text = (
+            classtable.format_device_class(device_classes[0])
+            if device_classes
+            else classtable.format_card_class(card_classes[0], console.terminal_columns())
         )
-        console.print_lines(of_one)
+        console.print_lines(class_text)
     else:
         wide = output == "wide"
-        parts = (
-            [classtable.format_card_classes(of_cards, None if wide else console.terminal_columns(), wide=wide)]
-            if of_cards
+        class_tables = (
+            [classtable.format_card_classes(card_classes, None if wide else console.terminal_columns(), wide=wide)]
+            if card_classes
             else []
         )
-        parts += [classtable.format_device_classes(of_devices, wide=wide)] if of_devices else []
-        console.print_lines("\n".join(parts))
+        class_tables += [classtable.format_device_classes(device_classes, wide=wide)] if device_classes else []
+        console.print_lines("\n".join(class_tables))
 
 
-def _unknown_class(name: str, class_names: Iterable[str]) -> click.ClickException:
-    known = ", ".join(sorted(class_names)) or "none"
-    return click.ClickException(f"there is no ResourceClass {name!r}; available: {known}")
+def _unknown_class_error(name: str, class_names: Iterable[str]) -> click.ClickException:
+    available = ", ".join(sorted(class_names)) or "none"
+    return click.ClickException(f"there is no ResourceClass {name!r}; available: {available}")
 
 
 def _print_summaries(client: KubeClient, name: str | None, output: str, missing: errors.Forbidden) -> None:
     """Print the classes from their statuses, for users without the right to read cards. Raises `KubeError`."""
-    there = list(visible.read_classes(client))
-    if name is not None and name not in {summary.name for summary in there}:
-        raise _unknown_class(name, [summary.name for summary in there])
-    summaries = [summary for summary in there if name in (None, summary.name)]
+    all_summaries = list(visible.read_classes(client))
+    if name is not None and name not in {summary.name for summary in all_summaries}:
+        raise _unknown_class_error(name, [summary.name for summary in all_summaries])
+    summaries = [summary for summary in all_summaries if name in (None, summary.name)]
     reason = rights.describe_missing(missing)
     console.print_text(f"note: as last written by the extender, without the users of each class: {reason}", err=True)
     if output in ("json", "yaml"):

@@ -36,11 +36,11 @@ def completion(context: click.Context, shell: str) -> None:
 
 def complete_for_kubectl(root: click.Command, words: Sequence[str]) -> str:
     """The output of kubectl_complete-cardwise. `words`: those after `kubectl cardwise`; the last may be incomplete."""
-    *whole, begun = words or [""]
-    completions = ShellComplete(root, {}, PROGRAM, _VARIABLE).get_completions(whole, begun)
-    files = any(entry.type != "plain" for entry in completions)
+    *complete_words, incomplete_word = words or [""]
+    completions = ShellComplete(root, {}, PROGRAM, _VARIABLE).get_completions(complete_words, incomplete_word)
+    has_files = any(entry.type != "plain" for entry in completions)
     lines = [_format_completion(entry) for entry in completions if entry.type == "plain"]
-    return "\n".join([*lines, _FILES if files else _NO_FILES])
+    return "\n".join([*lines, _FILES if has_files else _NO_FILES])
 
 
 def _format_completion(entry: CompletionItem) -> str:

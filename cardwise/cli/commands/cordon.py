@@ -16,10 +16,10 @@ def cordon(reason: str, card: str) -> None:
     """Cordon a GPU: new pods do not get it, running pods stay. CARD: a UUID, a prefix of one, or NODE/INDEX."""
     client = options.load_client()
     resource = cordons.find_card(client, card)
-    done = cordons.cordon_card(client, resource, reason)
+    is_changed = cordons.cordon_card(client, resource, reason)
     console.print_text(
         f"{cordons.describe_card(resource)} cordoned"
-        if done
+        if is_changed
         else f"{cordons.describe_card(resource)} already cordoned{_describe_cordon(resource)}"
     )
 

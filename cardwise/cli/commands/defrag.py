@@ -49,8 +49,8 @@ _HELP: Final = """Find the fewest pods to move so that whole GPUs are free, or p
     cardwise defrag --fit gpu-mem=8138,cpu=2x4   capacity for four more of these
     cardwise defrag --free-gpus 1 --class nvidia.l4 --max-moves 3 --evict
 """
-_TIMES: Final = re.compile(r"(.+)x([0-9]+)", re.DOTALL)
-_MOST_FITS: Final = 1000
+_SHAPE_AND_COUNT: Final = re.compile(r"(.+)x([0-9]+)", re.DOTALL)
+_MAX_FITS: Final = 1000
 _UNKNOWN_LIMITS: Final = (
     "warning: the extender's limits per GPU are unknown (headroomMiB, maxClients, coreOvercommit): if one of them is "
     "set, pods may be moved to a GPU that the extender then considers full"
@@ -78,14 +78,14 @@ class DefragRequest:
 
 @dataclass(frozen=True, slots=True)
 class DefragOutcome:
-    """A plan, with the pods that may be moved. `barred`: "1 of 4 nodes with cards" that the request cannot use; "" for
-    none.
+    """A plan, with the pods that may be moved. `excluded_nodes`: "1 of 4 nodes with cards" that the request cannot use;
+    "" for none.
     """
 
-    wanted: DefragRequest
+    request: DefragRequest
     plan: MovePlan
     movable: movables.MovablePods
-    barred: str = ""
+    excluded_nodes: str = ""
 
     def steps(self) -> Iterator[tuple[Move, MovablePod, Json, int]]:
         """Each move with its pod, the controller that recreates it, and how many of the request fit after it."""
@@ -102,12 +102,12 @@ class DefragOutcome:
 
     @property
     def is_reached(self) -> bool:
-        return self.plan.fits[-1] >= self.wanted.count
+        return self.plan.fits[-1] >= self.request.count
 
 
 @click.command("defrag", help=_HELP)
 @options.cluster
-@click.option("--free-gpus", type=click.IntRange(1, _MOST_FITS), metavar="N", help="How many whole GPUs to free.")
+@click.option("--free-gpus", type=click.IntRange(1, _MAX_FITS), metavar="N", help="How many whole GPUs to free.")
 @click.option(
     "--fit", metavar="SHAPE[xN]", help="Free capacity for N pods of this shape (as --pod of cardwise simulate)."
 )
@@ -158,7 +158,7 @@ def defrag(
     settings = published.read_published(client, cardwise_namespace)
     cluster_survey = survey.take_survey(client, addresses=False, beyond=True, limits=settings.limits)
     try:
-        wanted = _parse_request(
+        defrag_request = _parse_request(
             cluster_survey,
             free_gpus,
             fit,
@@ -181,7 +181,7 @@ def defrag(
             f"{next_step}",
             err=True,
         )
-    outcome = _search_plan(client, cluster_survey, wanted, settings, client.server_time())
+    outcome = _search_plan(client, cluster_survey, defrag_request, settings, client.server_time())
     if output == "table":
         console.print_lines(format_outcome(outcome))
     else:
@@ -198,13 +198,14 @@ def defrag(
         if settings.known_limits is None:
             console.print_text(_UNKNOWN_LIMITS, err=True)
         _execute_plan(move_run, outcome)
-        now = survey.take_survey(client, addresses=False, limits=settings.limits)
-        after = _search_plan(client, now, wanted, settings, client.server_time()).plan.fits[0]
-        if after < wanted.count:
+        new_survey = survey.take_survey(client, addresses=False, limits=settings.limits)
+        fits_after = _search_plan(client, new_survey, defrag_request, settings, client.server_time()).plan.fits[0]
+        if fits_after < defrag_request.count:
             raise click.ClickException(
-                f"all pods have moved, but {_describe_fits(after, wanted)}: other pods have been placed meanwhile"
+                f"all pods have moved, but {_describe_fits(fits_after, defrag_request)}: other pods have been placed "
+                "meanwhile"
             )
-        console.print_text(f"done: {_describe_fits(after, wanted)}", err=True)
+        console.print_text(f"done: {_describe_fits(fits_after, defrag_request)}", err=True)
 
 
 def _parse_request(
@@ -227,7 +228,7 @@ def _parse_request(
         spec: Json = {}
         text, count = f"free whole GPU{' of class ' * bool(resource_class)}{resource_class}", cards
     else:
-        count, pod = _parse_pod(cluster_survey, fit or "", resource_class, unit)
+        count, pod = _parse_fit_option(cluster_survey, fit or "", resource_class, unit)
         text, shape, spec = f"pod {pod.name}", pod.shape, pod.spec
         whatif.check_classes(text, shape, class_names, _FIT)
     if shape.request is None:
@@ -247,7 +248,7 @@ def _parse_request(
 
 def _ignore_cordons_of_defrag(cluster_survey: survey.Survey) -> list[ExtendedResource]:
     """Count the cards that a defrag has cordoned as free, and return them."""
-    abandoned = [card for card in cluster_survey.resources if cordons.is_of_defrag(card)]
+    abandoned = [card for card in cluster_survey.resources if cordons.is_cordoned_by_defrag(card)]
     uuids = {card.spec.uuid for card in abandoned}
     for name in {card.spec.node for card in abandoned}:
         if (node := cluster_survey.ledger.node(name)) is not None:
@@ -265,28 +266,30 @@ def _execute_plan(move_run: evicting.MoveRun, outcome: DefragOutcome) -> None:
             move_run.move_pod(move, outcome.movable.objects[move.before.uid], f"{i}/{len(outcome.plan.moves)}")
 
 
-def _parse_pod(cluster_survey: survey.Survey, fit: str, resource_class: str, unit: Unit) -> tuple[int, whatif.NamedPod]:
+def _parse_fit_option(
+    cluster_survey: survey.Survey, fit: str, resource_class: str, unit: Unit
+) -> tuple[int, whatif.NamedPod]:
     """How many, and one of them. Raises InvalidRequest."""
-    count_match = _TIMES.fullmatch(fit)
-    written, count = (
+    count_match = _SHAPE_AND_COUNT.fullmatch(fit)
+    shape_text, count = (
         (count_match[1], int(count_match[2])) if count_match is not None and not Path(fit).is_file() else (fit, 1)
     )
-    if not 1 <= count <= _MOST_FITS:
-        raise InvalidRequest(f"{_FIT} {fit}", f"{count} pods are out of range", f"write 1 to {_MOST_FITS}")
-    if resource_class and "=" not in written:
+    if not 1 <= count <= _MAX_FITS:
+        raise InvalidRequest(f"{_FIT} {fit}", f"{count} pods are out of range", f"write 1 to {_MAX_FITS}")
+    if resource_class and "=" not in shape_text:
         raise InvalidRequest(f"{_FIT} {fit}", "a file names its class itself", "leave --class out")
-    with_class = f"{written},class={resource_class}" if resource_class else written
+    with_class = f"{shape_text},class={resource_class}" if resource_class else shape_text
     pods = whatif.parse_pods(with_class, cluster_survey.classes, _FIT, unit=unit)
     if len(pods) > 1:
-        known = ", ".join(pod.name for pod in pods)
-        raise InvalidRequest(f"{_FIT} {fit}", f"has several pods ({known})", "write each into its own file")
+        pod_names = ", ".join(pod.name for pod in pods)
+        raise InvalidRequest(f"{_FIT} {fit}", f"has several pods ({pod_names})", "write each into its own file")
     return count, pods[0]
 
 
 def _search_plan(
     client: KubeClient,
     cluster_survey: survey.Survey,
-    wanted: DefragRequest,
+    defrag_request: DefragRequest,
     settings: published.PublishedPolicy,
     now: datetime,
 ) -> DefragOutcome:
@@ -307,40 +310,45 @@ def _search_plan(
         console.print_text(f"note: {engine.note}", err=True)
 
     def is_in_namespace(holding: Holding) -> bool:
-        return wanted.namespace in (None, holding.namespace)
+        return defrag_request.namespace in (None, holding.namespace)
 
     facts = movables.ClusterFacts(pods, nodes, jobs, limits, settings, now)
     movable = movables.find_movable_pods(facts, ledger, is_in_namespace)
     world = WhatIfCluster(
         ledger, engine, lambda namespace: [headroom for _, headroom in cluster_survey.quota_headroom(namespace)]
     )
-    tolerations = [*(wanted.spec.get("tolerations") or ()), *movables.common_tolerations(facts, ledger)]
-    allowed = movables.allowed_nodes({"spec": {**wanted.spec, "tolerations": tolerations}}, nodes, ledger)
+    tolerations = [*(defrag_request.spec.get("tolerations") or ()), *movables.common_tolerations(facts, ledger)]
+    allowed = movables.allowed_nodes({"spec": {**defrag_request.spec, "tolerations": tolerations}}, nodes, ledger)
     goal = DefragGoal(
-        request=wanted.request, load=wanted.load, count=wanted.count, policy=settings.policy, nodes=allowed
+        request=defrag_request.request,
+        load=defrag_request.load,
+        count=defrag_request.count,
+        policy=settings.policy,
+        nodes=allowed,
     )
-    move_plan = plan(world, goal, movable.pods, max_moves=wanted.max_moves, cordon=wanted.cordon)
-    return DefragOutcome(wanted, move_plan, movable, _describe_excluded_nodes(ledger, allowed))
+    move_plan = plan(world, goal, movable.pods, max_moves=defrag_request.max_moves, cordon=defrag_request.cordon)
+    return DefragOutcome(defrag_request, move_plan, movable, _describe_excluded_nodes(ledger, allowed))
 
 
 def _describe_excluded_nodes(ledger: Ledger, allowed: frozenset[str] | None) -> str:
-    with_cards = [node.name for node in ledger.nodes()]
-    barred = sum(name not in allowed for name in with_cards) if allowed is not None else 0
-    return f"{barred} of {wording.pluralize(len(with_cards), 'node')} with GPUs" if barred else ""
+    card_nodes = [node.name for node in ledger.nodes()]
+    excluded_count = sum(name not in allowed for name in card_nodes) if allowed is not None else 0
+    return f"{excluded_count} of {wording.pluralize(len(card_nodes), 'node')} with GPUs" if excluded_count else ""
 
 
 def format_outcome(outcome: DefragOutcome) -> str:
     """What fits, which pods move, and what prevents more."""
-    wanted, move_plan = outcome.wanted, outcome.plan
+    defrag_request, move_plan = outcome.request, outcome.plan
     # Nobody counts further than to what is wanted.
-    enough = move_plan.fits[0] >= wanted.count
-    lines = [f"Now {_describe_fits(move_plan.fits[0], wanted, least=enough)}, of {wanted.count} that are wanted."]
+    has_enough = move_plan.fits[0] >= defrag_request.count
+    fits_text = _describe_fits(move_plan.fits[0], defrag_request, is_minimum=has_enough)
+    lines = [f"Now {fits_text}, of {defrag_request.count} that are wanted."]
     if not outcome.is_reached:
         lines += _describe_failure(outcome)
         return "\n".join(lines) + "\n"
     if not move_plan.moves:
         return f"{lines[0]} No pod has to be moved.\n"
-    lines.append(f"{wording.pluralize(len(move_plan.moves), 'pod')} would move{_describe_bound(move_plan)}:")
+    lines.append(f"{wording.pluralize(len(move_plan.moves), 'pod')} would move{_describe_lower_bound(move_plan)}:")
     rows = [["#", "POD", "FROM", "TO", "MIB", "PRIORITY", "AGE", "CONTROLLER", "FITS"]]
     for i, (move, pod, owner, fits) in enumerate(outcome.steps(), 1):
         row = [
@@ -367,42 +375,47 @@ def format_outcome(outcome: DefragOutcome) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _describe_bound(move_plan: MovePlan) -> str:
+def _describe_lower_bound(move_plan: MovePlan) -> str:
     return "" if move_plan.exact else f", possibly more than necessary (at least {move_plan.least})"
 
 
-def _describe_fits(fits: int, wanted: DefragRequest, *, least: bool = False) -> str:
-    """Such as "there is 1 free whole GPU", "there is capacity for 2 pods gpu-mem=100". `least`: there may be more."""
-    at = "at least " * least
-    noun, shape = wanted.text.split(" ", 1) if wanted.text.startswith("pod ") else (wanted.text, "")
+def _describe_fits(fits: int, defrag_request: DefragRequest, *, is_minimum: bool = False) -> str:
+    """Such as "there is 1 free whole GPU", "there is capacity for 2 pods gpu-mem=100". `is_minimum`: there may be
+    more.
+    """
+    prefix = "at least " * is_minimum
+    noun, shape = (
+        defrag_request.text.split(" ", 1) if defrag_request.text.startswith("pod ") else (defrag_request.text, "")
+    )
     if shape:
-        return f"there is capacity for {at}{wording.pluralize(fits, noun)} of {shape}"
+        return f"there is capacity for {prefix}{wording.pluralize(fits, noun)} of {shape}"
     head, _, tail = noun.partition(" of class ")
     return (
-        f"there {'is' if fits == 1 else 'are'} {at}{wording.pluralize(fits, head)}{f' of class {tail}' if tail else ''}"
+        f"there {'is' if fits == 1 else 'are'} "
+        f"{prefix}{wording.pluralize(fits, head)}{f' of class {tail}' if tail else ''}"
     )
 
 
 def _describe_failure(outcome: DefragOutcome) -> list[str]:
-    move_plan, wanted = outcome.plan, outcome.wanted
+    move_plan, defrag_request = outcome.plan, outcome.request
     verdict = f"{'It is impossible' if move_plan.searched else 'No plan was found'} to get there by moving pods"
-    if wanted.max_moves is not None:
-        verdict += f" with at most {wording.pluralize(wanted.max_moves, 'move')}"
-    if not wanted.cordon:
+    if defrag_request.max_moves is not None:
+        verdict += f" with at most {wording.pluralize(defrag_request.max_moves, 'move')}"
+    if not defrag_request.cordon:
         verdict += " without cordoning the GPUs that they leave"
     if move_plan.moves:
         moves = wording.pluralize(len(move_plan.moves), "move")
-        verdict += f"; the best plan found: {_describe_fits(move_plan.fits[-1], wanted)}, by {moves}"
+        verdict += f"; the best plan found: {_describe_fits(move_plan.fits[-1], defrag_request)}, by {moves}"
     lines = [f"{verdict}."]
     if not move_plan.searched:
         lines.append("One may exist: not all plans could be tried.")
-    if not wanted.cordon:
+    if not defrag_request.cordon:
         lines.append(
             "There may be a plan without --no-cordon, or if you cordon the GPUs that should become free: cardwise "
             "cordon NODE/INDEX."
         )
-    if outcome.barred:
-        lines.append(f"No room: {outcome.barred}, because of a taint or of the pod's constraints on its node.")
+    if outcome.excluded_nodes:
+        lines.append(f"No room: {outcome.excluded_nodes}, because of a taint or of the pod's constraints on its node.")
     lines.append(f"{wording.pluralize(len(outcome.movable.pods), 'pod')} may be moved.")
     for reason, count in sorted(outcome.movable.unmovable.items(), key=lambda pair: (-pair[1], pair[0])):
         lines.append(f"Pods that cannot be moved because they {reason}: {count}.")
@@ -416,7 +429,7 @@ def _format_place(holding: Holding) -> str:
 
 def as_json(outcome: DefragOutcome) -> Json:
     """The output as JSON, with all fields."""
-    move_plan, wanted = outcome.plan, outcome.wanted
+    move_plan, defrag_request = outcome.plan, outcome.request
     moves = [
         {
             "namespace": move.before.namespace,
@@ -433,7 +446,7 @@ def as_json(outcome: DefragOutcome) -> Json:
         for move, pod, owner, fits in outcome.steps()
     ]
     return {
-        "requested": wanted.count,
+        "requested": defrag_request.count,
         "fitsBefore": move_plan.fits[0],
         "fitsAfter": move_plan.fits[-1],
         "goalReached": outcome.is_reached,

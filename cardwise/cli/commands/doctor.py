@@ -42,10 +42,10 @@ def doctor(
     if before_install:
         _print_proposal(client, cardwise_namespace, output, probe=probe)
         return
-    probe_in = (namespace or client.namespace) if probe else ""
-    if probe_in:
-        options.check_namespace(client, probe_in)
-    findings = list(checks.run_all_checks(client, cardwise_namespace, probe_in, probe_image))
+    dry_run_namespace = (namespace or client.namespace) if probe else ""
+    if dry_run_namespace:
+        options.check_namespace(client, dry_run_namespace)
+    findings = list(checks.run_all_checks(client, cardwise_namespace, dry_run_namespace, probe_image))
     if output == "table":
         console.print_lines(finding.table(findings))
     else:

@@ -17,9 +17,9 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import eviction
 from cardwise.kube.wire import ExtendedResource
 
-_LOOK_SECONDS = 2.0  # between two looks at the card
-_ASK_SECONDS = 5.0  # between two requests to evict a pod that a disruption budget holds back
-_FEW = 5  # pods named in one line
+_POLL_SECONDS = 2.0  # between two looks at the card
+_EVICTION_RETRY_SECONDS = 5.0  # between two requests to evict a pod that a disruption budget holds back
+_MAX_LISTED = 5  # pods named in one line
 
 
 class _Owner(msgspec.Struct):
@@ -47,11 +47,13 @@ class _Pod(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRules:
-    """What the user allows. `timeout`: seconds, 0 for no limit; `grace`: seconds, negative for the pods' own."""
+    """What the user allows. `timeout`: seconds, 0 for no limit; `grace_seconds`: seconds, negative for the pods'
+    own.
+    """
 
     force: bool = False
     ignore_daemonsets: bool = False
-    grace: int = -1
+    grace_seconds: int = -1
     timeout: float = 0.0
 
 
@@ -86,7 +88,7 @@ def drain(
     GPU does not become empty; it stays cordoned.
     """
     client = options.load_client()
-    rules = DrainRules(force=force, ignore_daemonsets=ignore_daemonsets, grace=grace_period, timeout=timeout)
+    rules = DrainRules(force=force, ignore_daemonsets=ignore_daemonsets, grace_seconds=grace_period, timeout=timeout)
     drain_run = Drain(client, cordons.find_card(client, card), rules, options.current_clock())
     if dry_run:
         drain_run.simulate_run(reason)
@@ -103,7 +105,7 @@ class Drain:
     rules: DrainRules
     clock: Clock
     _requested_at: dict[str, float] = field(default_factory=dict)  # by UID, when its eviction was asked for
-    _accepted: dict[str, str] = field(default_factory=dict)  # names by UID, of those that were evicted
+    _evicted_names: dict[str, str] = field(default_factory=dict)  # names by UID, of those that were evicted
     _refusals: dict[str, str] = field(default_factory=dict)  # by UID, why its eviction was refused
 
     def simulate_run(self, reason: str) -> None:
@@ -122,16 +124,16 @@ class Drain:
         if cordons.cordon_card(self.client, self.card, reason):
             console.print_text(f"{cordons.describe_card(self.card)} cordoned")
         deadline = self.clock.now() + self.rules.timeout if self.rules.timeout > 0 else float("inf")
-        empty = 0
+        empty_checks = 0
         while True:
             remaining, terminating = self._evict_due_pods()
             # Twice, since a pod that was being bound while the card was cordoned comes a moment later.
-            empty = 0 if remaining or terminating else empty + 1
-            if empty > 1:
+            empty_checks = 0 if remaining or terminating else empty_checks + 1
+            if empty_checks > 1:
                 break
             if self.clock.now() >= deadline:
                 raise click.ClickException(self._describe_timeout(remaining, terminating))
-            self.clock.sleep(min(_LOOK_SECONDS, max(0.0, deadline - self.clock.now())))
+            self.clock.sleep(min(_POLL_SECONDS, max(0.0, deadline - self.clock.now())))
         console.print_text(f"{cordons.describe_card(self.card)} drained")
 
     def _evict_due_pods(self) -> tuple[list[_Pod], list[str]]:
@@ -139,35 +141,36 @@ class Drain:
         pods = self._list_pods()
         self._check_bare_pods(pods)
         remaining = self._select_evictable(pods)
-        present = {pod.metadata.uid for pod in pods}
-        for uid in [uid for uid in self._accepted if uid not in present]:
-            console.print_text(f"pod {self._accepted.pop(uid)} is gone")
+        present_uids = {pod.metadata.uid for pod in pods}
+        for uid in [uid for uid in self._evicted_names if uid not in present_uids]:
+            console.print_text(f"pod {self._evicted_names.pop(uid)} is gone")
         for pod in remaining:
             uid = pod.metadata.uid
-            if pod.metadata.deletion_timestamp is not None or uid in self._accepted:
+            if pod.metadata.deletion_timestamp is not None or uid in self._evicted_names:
                 continue
-            if self.clock.now() - self._requested_at.get(uid, float("-inf")) >= _ASK_SECONDS:
+            if self.clock.now() - self._requested_at.get(uid, float("-inf")) >= _EVICTION_RETRY_SECONDS:
                 self._requested_at[uid] = self.clock.now()
                 self._request_eviction(pod)
-        return remaining, self._terminating_shares(present)
+        return remaining, self._list_terminating_pods(present_uids)
 
     def _request_eviction(self, pod: _Pod) -> None:
         uid, refusal = pod.metadata.uid, self._evict(pod)
         if not refusal:
             console.print_text(f"evicting pod {pod.name}")
-            self._accepted[uid] = pod.name
+            self._evicted_names[uid] = pod.name
         elif self._refusals.get(uid) != refusal:
             console.print_text(
-                f"pod {pod.name} cannot be evicted yet: {refusal}; retrying every {_ASK_SECONDS:g} s", err=True
+                f"pod {pod.name} cannot be evicted yet: {refusal}; retrying every {_EVICTION_RETRY_SECONDS:g} s",
+                err=True,
             )
         self._refusals[uid] = refusal
 
     def _evict(self, pod: _Pod, *, dry_run: bool = False) -> str:
         """Evict a pod. Returns why it cannot be evicted yet, or "". Raises `KubeError` if a retry would not help."""
-        grace = self.rules.grace if self.rules.grace >= 0 else None
+        grace_seconds = self.rules.grace_seconds if self.rules.grace_seconds >= 0 else None
         meta = pod.metadata
         try:
-            eviction.evict(self.client, meta.namespace, meta.name, meta.uid, dry_run=dry_run, grace=grace)
+            eviction.evict(self.client, meta.namespace, meta.name, meta.uid, dry_run=dry_run, grace=grace_seconds)
         except errors.NotFound:
             return ""
         except (errors.TooManyRequests, errors.Conflict, errors.Unreachable) as error:
@@ -176,16 +179,16 @@ class Drain:
 
     def _check_bare_pods(self, pods: Sequence[_Pod]) -> None:
         """Raises `ClickException` for pods that may be evicted, or left, only with an option of the user."""
-        bare = [pod.name for pod in pods if not pod.controller and pod.metadata.deletion_timestamp is None]
-        if bare and not self.rules.force:
+        bare_names = [pod.name for pod in pods if not pod.controller and pod.metadata.deletion_timestamp is None]
+        if bare_names and not self.rules.force:
             raise click.ClickException(
                 "pods without a controller would not be recreated: "
-                f"{wording.enumerate_first(bare, _FEW)}; --force evicts them anyway"
+                f"{wording.enumerate_first(bare_names, _MAX_LISTED)}; --force evicts them anyway"
             )
-        daemons = [pod.name for pod in pods if pod.controller == "DaemonSet"]
-        if daemons and not self.rules.ignore_daemonsets:
+        daemon_names = [pod.name for pod in pods if pod.controller == "DaemonSet"]
+        if daemon_names and not self.rules.ignore_daemonsets:
             raise click.ClickException(
-                f"pods of DaemonSets would be recreated at once: {wording.enumerate_first(daemons, _FEW)}; "
+                f"pods of DaemonSets would be recreated at once: {wording.enumerate_first(daemon_names, _MAX_LISTED)}; "
                 "--ignore-daemonsets leaves "
                 "them on the GPU"
             )
@@ -202,30 +205,32 @@ class Drain:
         if pod.status.phase in names.FINISHED_PHASES or names.MIRROR in pod.metadata.annotations:
             return False
         try:
-            assigned = assignment.decode(pod.metadata.annotations)
+            pod_assignment = assignment.decode(pod.metadata.annotations)
         except assignment.InvalidAssignment as error:
             console.print_text(f"warning: what pod {pod.name} holds is unknown: {error}", err=True)
             return False
-        if assigned is None:
+        if pod_assignment is None:
             return False
         uuid, index = self.card.spec.uuid, self.card.spec.index
-        on_card = any(share.uuid == uuid or (not share.uuid and share.index == index) for share in assigned.shares())
-        return on_card or any(device.uuid == uuid for device in assigned.device_shares())
+        on_card = any(
+            share.uuid == uuid or (not share.uuid and share.index == index) for share in pod_assignment.shares()
+        )
+        return on_card or any(device.uuid == uuid for device in pod_assignment.device_shares())
 
-    def _terminating_shares(self, present: set[str]) -> list[str]:
+    def _list_terminating_pods(self, present_uids: set[str]) -> list[str]:
         """Pods that are gone, while the node still has containers of them on the card."""
         try:
             resource = self.client.get(paths.extendedresources(self.card.metadata.name))
         except errors.NotFound:
             return []
         shares = msgspec.convert(resource, ExtendedResource).status.reported or ()
-        return sorted({f"{share.namespace}/{share.name}" for share in shares if share.pod_uid not in present})
+        return sorted({f"{share.namespace}/{share.name}" for share in shares if share.pod_uid not in present_uids})
 
     def _describe_timeout(self, remaining: Sequence[_Pod], terminating: Sequence[str]) -> str:
         remaining_names = [f"{pod.name} ({self._describe_state(pod)})" for pod in remaining]
         remaining_names += [f"{name} (its containers still run)" for name in terminating]
         summary = (
-            wording.enumerate_first(remaining_names, _FEW)
+            wording.enumerate_first(remaining_names, _MAX_LISTED)
             if remaining_names
             else "none at the last check, which has to be repeated"
         )
@@ -235,6 +240,6 @@ class Drain:
         )
 
     def _describe_state(self, pod: _Pod) -> str:
-        if pod.metadata.deletion_timestamp is not None or pod.metadata.uid in self._accepted:
+        if pod.metadata.deletion_timestamp is not None or pod.metadata.uid in self._evicted_names:
             return "ending"
         return self._refusals.get(pod.metadata.uid) or "not evicted yet"

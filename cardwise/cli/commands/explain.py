@@ -19,8 +19,8 @@ from cardwise.cli.cluster import (
     workloads,
 )
 from cardwise.cli.cluster.podgroups import GangView
-from cardwise.cli.explanation import absences, holdups, objects, remedies, sentences
-from cardwise.cli.explanation.holdups import PodSurroundings
+from cardwise.cli.explanation import blockers, missingpods, objects, remedies, sentences
+from cardwise.cli.explanation.blockers import PodSurroundings
 from cardwise.cli.render import printing
 from cardwise.core.api import names, policies, request
 from cardwise.core.placement import totals
@@ -32,7 +32,7 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import eligible
 from cardwise.kube.survey import Survey
 
-_WORST: Final = ("waiting", "starting", "running", "ending", "ended")  # whom to explain first
+_STATES_BY_URGENCY: Final = ("waiting", "starting", "running", "ending", "ended")  # whom to explain first
 
 
 @click.command()
@@ -51,19 +51,19 @@ def explain(namespace: str | None, cardwise_namespace: str, output: str, target:
     kind, name = _parse_target(target)
     client = options.load_client()
     namespace = namespace or client.namespace
-    located = find_target(client, kind, namespace, name)
-    if located is None and kind in ("", workloads.POD):
-        sentences_of_gone = absences.explain_gone_pod(namespace, name, podevents.events_of_pod(client, namespace, name))
-        if sentences_of_gone:
-            text = sentences.join_lines(sentences_of_gone)
-            _print_explanation(text, absences.as_json(namespace, name, text), output)
+    kind_and_manifest = find_target(client, kind, namespace, name)
+    if kind_and_manifest is None and kind in ("", workloads.POD):
+        deletion_lines = missingpods.explain_gone_pod(namespace, name, podevents.events_of_pod(client, namespace, name))
+        if deletion_lines:
+            text = sentences.join_lines(deletion_lines)
+            _print_explanation(text, missingpods.as_json(namespace, name, text), output)
             return
-    if located is None:
+    if kind_and_manifest is None:
         options.check_namespace(client, namespace)
         raise click.ClickException(
             f"there is no {kind or 'pod or workload'} {name!r} in namespace {namespace!r}; -n names another"
         )
-    kind, manifest = located
+    kind, manifest = kind_and_manifest
     if kind == workloads.POD:
         text, data = explain_pod(client, manifest, namespace, cardwise_namespace)
     else:
@@ -87,7 +87,7 @@ def _parse_target(words: tuple[str, ...]) -> tuple[str, str]:
         name = words[1]
     if not name or len(words) != (1 if slash else 2):
         raise click.UsageError("name one object: NAME, KIND NAME or KIND/NAME")
-    kind = workloads.kind_of(word)
+    kind = workloads.parse_kind(word)
     if not kind:
         raise click.UsageError(f"{word!r} is not a kind that creates pods; write one of: {', '.join(workloads.KINDS)}")
     return kind, name
@@ -97,50 +97,56 @@ def find_target(client: KubeClient, kind: str, namespace: str, name: str) -> tup
     """The object; None if it does not exist. Raises KubeError, and Forbidden if it may be a pod that the user may not
     read.
     """
-    refused = None
+    refusal = None
     for candidate_kind in (kind,) if kind else workloads.KINDS:
         try:
             manifest = workloads.read_workload(client, candidate_kind, namespace, name)
         except errors.Forbidden as error:
             if candidate_kind in (kind, workloads.POD):
-                refused = error
+                refusal = error
             continue
         if manifest is not None:
             return candidate_kind, manifest
-    if refused is not None:
-        raise refused
+    if refusal is not None:
+        raise refusal
     return None
 
 
-def explain_workload(client: KubeClient, kind: str, manifest: Json, namespace: str, installed: str) -> tuple[str, Json]:
+def explain_workload(
+    client: KubeClient, kind: str, manifest: Json, namespace: str, cardwise_namespace: str
+) -> tuple[str, Json]:
     """The text about the workload, and about its first pod; as `explain_pod`."""
     workload = workloads.read_state(client, kind, manifest)
-    pods = sorted(workload.pods, key=lambda pod: (_WORST.index(workloads.pod_state(pod)), pod["metadata"]["name"]))
+    pods = sorted(
+        workload.pods, key=lambda pod: (_STATES_BY_URGENCY.index(workloads.pod_state(pod)), pod["metadata"]["name"])
+    )
     counts = Counter(map(workloads.pod_state, pods))
-    states = ", ".join(f"{counts[state]} {state}" for state in _WORST if counts[state]) or "none"
+    states = ", ".join(f"{counts[state]} {state}" for state in _STATES_BY_URGENCY if counts[state]) or "none"
     lines = [
         f"{kind} {namespace}/{manifest['metadata']['name']} has {len(pods)} pod{'s' * (len(pods) != 1)}: {states}."
     ]
     if len(pods) == 0:
         lines[0] = f"{kind} {namespace}/{manifest['metadata']['name']} has no pod."
-    placed = [name for pod in pods if (name := (pod.get("spec") or {}).get("nodeName"))]
-    closed = nodestates.read_closed_reasons(client, list(dict.fromkeys(placed)))
-    text = sentences.join_lines([*lines, *absences.explain_nodes(pods, closed), *absences.explain_workload(workload)])
+    node_names = [name for pod in pods if (name := (pod.get("spec") or {}).get("nodeName"))]
+    reasons = nodestates.read_unschedulable_reasons(client, list(dict.fromkeys(node_names)))
+    text = sentences.join_lines(
+        [*lines, *missingpods.explain_nodes(pods, reasons), *missingpods.explain_workload(workload)]
+    )
     data: Json = {"kind": kind, "namespace": namespace, "name": manifest["metadata"]["name"], "pods": dict(counts)}
     if pods:
-        inner, first = explain_pod(client, pods[0], namespace, installed)
-        text, data = text + inner, data | {"first": first}
+        pod_text, pod_data = explain_pod(client, pods[0], namespace, cardwise_namespace)
+        text, data = text + pod_text, data | {"first": pod_data}
     return text, data | {"text": text.splitlines()}
 
 
-def explain_pod(client: KubeClient, pod: Json, namespace: str, installed: str) -> tuple[str, Json]:
-    """The text about the pod, and its JSON. `installed`: Cardwise's namespace. Raises KubeError."""
+def explain_pod(client: KubeClient, pod: Json, namespace: str, cardwise_namespace: str) -> tuple[str, Json]:
+    """The text about the pod, and its JSON. `cardwise_namespace`: Cardwise's namespace. Raises KubeError."""
     if (pod.get("status") or {}).get("phase") in names.FINISHED_PHASES:  # what is around it changes nothing any more
         text = sentences.explain_pod(pod, None)
         return text, objects.as_json(pod, None, "", text)
     gang = podgroups.gang_of_pod(client, pod)
-    settings = published.read_published(client, installed)
-    waits = not pod["spec"].get("nodeName")
+    settings = published.read_published(client, cardwise_namespace)
+    is_pending = not pod["spec"].get("nodeName")
     cluster_survey = None
     try:
         cluster_survey = survey.take_survey(client, addresses=False, own=namespace, limits=settings.limits)
@@ -150,28 +156,30 @@ def explain_pod(client: KubeClient, pod: Json, namespace: str, installed: str) -
         )
     if cluster_survey is not None and cluster_survey.partial:
         console.print_text(f"note: {cluster_survey.partial}", err=True)
-    if settings.note and cluster_survey is not None and waits:  # of a placed pod no policy decides any more
+    if settings.note and cluster_survey is not None and is_pending:  # of a placed pod no policy decides any more
         console.print_text(f"note: assuming that the extender's policy is {settings.policy}: {settings.note}", err=True)
     pods: Sequence[Json] = ()
     if cluster_survey is not None:
-        pods = _visible_pods(client, namespace)
+        pods = _list_visible_pods(client, namespace)
         _mark_terminating(cluster_survey, pods)
     engine = None
-    if cluster_survey is not None and waits and published.policy_of_pod(pod, settings) in policies.SCORED:
+    if cluster_survey is not None and is_pending and published.policy_of_pod(pod, settings) in policies.SCORED:
         from cardwise.cli.cluster.engine import SurveyedEngine  # noqa: PLC0415 - loads numpy
 
         free_loads, unread_nodes = snapshots.read_free_loads(client)
         engine = SurveyedEngine(cluster_survey.ledger, free_loads, settings.workload)
         for note in filter(None, (unread_nodes, engine.note)):
             console.print_text(f"note: {note}", err=True)
-    bare = frozenset(str(pod["metadata"].get("uid")) for pod in pods if workloads.is_bare(pod))
-    surroundings = replace(_read_surroundings(client, pod, cluster_survey, gang, installed), bare=bare)
-    of_gang = holdups.explain_gang(gang) if gang is not None else ()
-    text = sentences.explain_pod(pod, cluster_survey, of_gang, settings, engine, surroundings=surroundings)
+    bare_uids = frozenset(str(pod["metadata"].get("uid")) for pod in pods if workloads.is_bare(pod))
+    surroundings = replace(
+        _read_surroundings(client, pod, cluster_survey, gang, cardwise_namespace), bare_uids=bare_uids
+    )
+    gang_lines = blockers.explain_gang(gang) if gang is not None else ()
+    text = sentences.explain_pod(pod, cluster_survey, gang_lines, settings, engine, surroundings=surroundings)
     return text, objects.as_json(pod, cluster_survey, published.policy_of_pod(pod, settings), text)
 
 
-def _visible_pods(client: KubeClient, namespace: str) -> Sequence[Json]:
+def _list_visible_pods(client: KubeClient, namespace: str) -> Sequence[Json]:
     """All pods; if these may not be read, those of the namespace. Raises KubeError."""
     try:
         return list(client.list_objects(paths.pods()))
@@ -181,20 +189,20 @@ def _visible_pods(client: KubeClient, namespace: str) -> Sequence[Json]:
 
 def _mark_terminating(cluster_survey: Survey, pods: Sequence[Json]) -> None:
     """Mark the shares of pods that are already being deleted, so that they are not named as pods to delete."""
-    ending = {pod["metadata"].get("uid") for pod in pods if pod["metadata"].get("deletionTimestamp")}
+    terminating_uids = {pod["metadata"].get("uid") for pod in pods if pod["metadata"].get("deletionTimestamp")}
     for holding in cluster_survey.ledger.holdings():
-        if holding.uid in ending and not holding.phase_name:
+        if holding.uid in terminating_uids and not holding.phase_name:
             cluster_survey.ledger.set_holding(replace(holding, phase_name=remedies.ENDING))
 
 
 def _read_surroundings(
-    client: KubeClient, pod: Json, cluster_survey: Survey | None, gang: GangView | None, installed: str
+    client: KubeClient, pod: Json, cluster_survey: Survey | None, gang: GangView | None, cardwise_namespace: str
 ) -> PodSurroundings:
     """The facts besides cards; for a placed pod only its node is needed."""
-    webhook = installation.read_webhook(client, installed) if _is_not_rewritten(pod) else None
+    webhook = installation.read_webhook(client, cardwise_namespace) if _lacks_rewrite(pod) else None
     if name := pod["spec"].get("nodeName"):
-        starts = workloads.pod_state(pod) == "starting"
-        warning = podevents.last_warning(client, pod) if starts else None
+        is_starting = workloads.pod_state(pod) == "starting"
+        warning = podevents.last_warning(client, pod) if is_starting else None
         nodes: list[Json] | None
         try:
             nodes = [client.get(paths.nodes(name))]
@@ -209,31 +217,31 @@ def _read_surroundings(
         nodes = list(client.list_objects(paths.nodes()))
     except errors.Forbidden:
         nodes = None
-    waiting, bound = (gang.waiting, frozenset(gang.bound)) if gang is not None else (frozenset(), frozenset())
+    pending_members, bound = (gang.waiting, frozenset(gang.bound)) if gang is not None else (frozenset(), frozenset())
     metadata = pod["metadata"]
     partners = {
         name: pod_request
         for namespace, name, pod_request in (cluster_survey.waiting if cluster_survey is not None else ())
-        if namespace == metadata["namespace"] and name in waiting and name != metadata["name"]
+        if namespace == metadata["namespace"] and name in pending_members and name != metadata["name"]
     }
-    reach = {}
+    reachable_nodes = {}
     if gang is not None and partners and nodes is not None:
         members = client.list_objects(paths.pods(metadata["namespace"]), paths.label_query(names.GANG, gang.name))
-        reach = {member["metadata"]["name"]: eligible.eligible_nodes(member, nodes) for member in members}
+        reachable_nodes = {member["metadata"]["name"]: eligible.eligible_nodes(member, nodes) for member in members}
     replicas = workloads.other_replicas(client, pod)
-    deployments = schedulers.read_deployments(client, installed)
+    deployments = schedulers.read_deployments(client, cardwise_namespace)
     return PodSurroundings(
         nodes,
-        former=replicas.former,
-        siblings=replicas.fellows | bound,
-        partners=partners,
-        reachable_nodes=reach,
-        bound=bound,
-        needed=max(0, gang.minimum - len(gang.bound)) if gang is not None else 0,
+        former_replicas=replicas.from_former_template,
+        hopeless_pods=replicas.of_same_controller | bound,
+        pending_members=partners,
+        reachable_nodes=reachable_nodes,
+        bound_members=bound,
+        missing_members=max(0, gang.minimum - len(gang.bound)) if gang is not None else 0,
         is_planned=gang is not None and bool(gang.reserved or gang.waiting_for),
         schedulers=schedulers.scheduler_names(deployments) if deployments is not None else None,
-        stopped=schedulers.stopped_names(deployments or ()),
-        leaderless_seconds=installation.leaderless_seconds(client, installed),
+        stopped_schedulers=schedulers.stopped_scheduler_names(deployments or ()),
+        leaderless_seconds=installation.leaderless_seconds(client, cardwise_namespace),
         directly_bound=tuple(
             dict.fromkeys(event.name for event in podevents.direct_bind_events(client, metadata["namespace"]))
         ),
@@ -241,7 +249,7 @@ def _read_surroundings(
     )
 
 
-def _is_not_rewritten(pod: Json) -> bool:
+def _lacks_rewrite(pod: Json) -> bool:
     """Whether it requests cards or devices in a form that the webhook would have rewritten."""
     try:
         request.parse_mutated(pod)

@@ -29,22 +29,24 @@ def inspect(details: bool, output: str, node: str | None) -> None:
 
         visibletable.print_visible(visible.read_visible(client, error, [node] if node else []), error, output)
         return
-    shown = (inspecttable.nodes_with_devices if details or output != "table" else inspecttable.nodes_with_cards)(
+    nodes = (inspecttable.nodes_with_devices if details or output != "table" else inspecttable.nodes_with_cards)(
         cluster_survey.ledger
     )
-    if node is not None and node not in {state.name for state in shown}:
-        known = ", ".join(state.name for state in shown) or "none"
-        raise click.ClickException(f"node {node!r} has no GPU that Cardwise shares; nodes that have: {known}")
-    closed = nodestates.read_closed_reasons(client, [state.name for state in shown if node in (None, state.name)])
-    for note in nodestates.describe_closed(closed):
+    if node is not None and node not in {state.name for state in nodes}:
+        available = ", ".join(state.name for state in nodes) or "none"
+        raise click.ClickException(f"node {node!r} has no GPU that Cardwise shares; nodes that have: {available}")
+    reasons = nodestates.read_unschedulable_reasons(
+        client, [state.name for state in nodes if node in (None, state.name)]
+    )
+    for note in nodestates.describe_unschedulable(reasons):
         console.print_text(f"note: {note}", err=True)
     if output != "table":
         printing.print_object(
-            inspecttable.as_json(cluster_survey.ledger, cluster_survey.addresses, closed, node), output
+            inspecttable.as_json(cluster_survey.ledger, cluster_survey.addresses, reasons, node), output
         )
         return
-    draw = inspecttable.details if details else inspecttable.summary
-    console.print_lines(draw(cluster_survey.ledger, cluster_survey.addresses, node))
+    format_nodes = inspecttable.details if details else inspecttable.summary
+    console.print_lines(format_nodes(cluster_survey.ledger, cluster_survey.addresses, node))
     if details:
         from cardwise.cli.cluster import podgroups  # noqa: PLC0415 - nor for what is held for gangs
         from cardwise.cli.render import gangtable  # noqa: PLC0415 - the same

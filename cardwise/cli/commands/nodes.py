@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cardwise.core.placement.scored.shapes import RequestSize
 
 _ALL = "CLUSTER"  # no node can be called so
-_SPARE = ("PODS", "FRAGMENTED(MiB)")  # of a terminal that has few columns
+_OPTIONAL_COLUMNS = ("PODS", "FRAGMENTED(MiB)")  # of a terminal that has few columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class NodeSummary:
 
     largest: MiB of the largest share that still fits on one card.
     mps: the MPS states of its cards.
-    closed: why the whole node takes no new pods; "" if it takes them.
+    unschedulable_reason: why the whole node takes no new pods; "" if it takes them.
     usable: the number of its cards that take new pods.
     """
 
@@ -51,7 +51,7 @@ class NodeSummary:
     pods: int
     mps: tuple[str, ...]
     memory: "Memory"
-    closed: str = ""
+    unschedulable_reason: str = ""
     usable: int = 0
 
 
@@ -59,19 +59,19 @@ class NodeSummary:
 class ClusterSummary:
     """All nodes, sorted by name.
 
-    typical: the pods by which fragmentation is measured: "learned" or "running"; "" if none is known.
+    fragmentation_basis: the pods by which fragmentation is measured: "learned" or "running"; "" if none is known.
     notes: what is inexact, and why.
     """
 
     nodes: list[NodeSummary]
     cluster: NodeSummary
     classes: "Mapping[str, Memory]"
-    typical: str
+    fragmentation_basis: str
     notes: list[str]
 
-    def fragmented(self, memory: "Memory") -> str:
-        """The fragmented part, if known."""
-        return f"{round(memory.fragmented)} ({round(memory.percent)}%)" if self.typical else "-"
+    def format_fragmented(self, memory: "Memory") -> str:
+        """The fragmented MiB and their percentage; "-" if they are unknown."""
+        return f"{round(memory.fragmented)} ({round(memory.percent)}%)" if self.fragmentation_basis else "-"
 
 
 @click.command()
@@ -91,12 +91,12 @@ def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
     except errors.Forbidden as error:
         visibletable.print_visible(visible.read_visible(client, error, node), error, output)
         return
-    known = [state.name for state in inspecttable.nodes_with_cards(cluster_survey.ledger)]
-    missing = [name for name in node if name not in known]
+    available = [state.name for state in inspecttable.nodes_with_cards(cluster_survey.ledger)]
+    missing = [name for name in node if name not in available]
     if missing:
-        class_names = ", ".join(known) or "none"
+        available_text = ", ".join(available) or "none"
         raise click.ClickException(
-            f"node {missing[0]!r} has no GPU that Cardwise shares; nodes that have: {class_names}"
+            f"node {missing[0]!r} has no GPU that Cardwise shares; nodes that have: {available_text}"
         )
     summary = summarize_cluster(client, cluster_survey, cardwise_namespace)
     for card in cordons.abandoned_defrag_cordons(cluster_survey.resources, client.server_time()):
@@ -113,15 +113,19 @@ def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
         console.print_lines(table(summary, node, console.terminal_columns(), wide=output == "wide"))
 
 
-def summarize_cluster(client: KubeClient, cluster_survey: Survey, installed: str = names.NAMESPACE) -> ClusterSummary:
-    """Read what the survey lacks, and summarize. `installed`: the namespace of Cardwise. Raises `KubeError`."""
+def summarize_cluster(
+    client: KubeClient, cluster_survey: Survey, cardwise_namespace: str = names.NAMESPACE
+) -> ClusterSummary:
+    """Read what the survey lacks, and summarize. `cardwise_namespace`: the namespace of Cardwise. Raises
+    `KubeError`.
+    """
     from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
 
-    free_loads, closed, without_left = _read_free_loads(client)
-    asks, typical, without_asks = _read_requests(client, cluster_survey, installed)
-    fragments = fragmentation.Fragments(fragmentation.typical_pods(asks, cluster_survey.ledger.kinds))
+    free_loads, reasons, loads_note = _read_free_loads(client)
+    request_weights, typical, requests_note = _read_requests(client, cluster_survey, cardwise_namespace)
+    fragments = fragmentation.Fragments(fragmentation.typical_pods(request_weights, cluster_survey.ledger.kinds))
     cordoned = {state.name: _cordoned_cards(state) for state in cluster_survey.ledger.nodes()}
-    for name in closed:  # its cards take no pods: what is free of them is neither free nor a fragment
+    for name in reasons:  # its cards take no pods: what is free of them is neither free nor a fragment
         if (node := cluster_survey.ledger.node(name)) is not None:
             cluster_survey.ledger.set_cards(name, [replace(card, cordoned=True) for card in node.cards])
     states = inspecttable.nodes_with_cards(cluster_survey.ledger)
@@ -135,13 +139,15 @@ def summarize_cluster(client: KubeClient, cluster_survey: Survey, installed: str
         replace(
             _summarize_node(cluster_survey, state, mps.get(state.name, ()), fragments.memory_of_node(state.name)),
             cordoned=cordoned[state.name],
-            closed=closed.get(state.name, ""),
+            unschedulable_reason=reasons.get(state.name, ""),
         )
         for state in states
     ]
     cluster = _summarize_all(summaries, fragments.total())
-    notes = nodestates.describe_closed({node.name: node.closed for node in summaries if node.closed})
-    notes += filter(None, (without_left, without_asks))
+    notes = nodestates.describe_unschedulable(
+        {node.name: node.unschedulable_reason for node in summaries if node.unschedulable_reason}
+    )
+    notes += filter(None, (loads_note, requests_note))
     return ClusterSummary(summaries, cluster, fragments.memory_by_class(cluster_survey.ledger.kinds), typical, notes)
 
 
@@ -152,7 +158,7 @@ def _read_free_loads(client: KubeClient) -> tuple[Mapping[str, Load], Mapping[st
         free_loads = snapshots.free_loads(nodes, client.list_objects(paths.pods()))
     except errors.Forbidden as error:
         return {}, {}, snapshots.describe_unlimited(error)
-    return free_loads, nodestates.closed_reasons(nodes), ""
+    return free_loads, nodestates.unschedulable_reasons(nodes), ""
 
 
 def _cordoned_cards(state: NodeState) -> tuple[str, ...]:
@@ -160,7 +166,7 @@ def _cordoned_cards(state: NodeState) -> tuple[str, ...]:
 
 
 def _read_requests(
-    client: KubeClient, cluster_survey: Survey, installed: str
+    client: KubeClient, cluster_survey: Survey, cardwise_namespace: str
 ) -> "tuple[Mapping[RequestSize, float], str, str]":
     """The requests of typical pods: as the extender has learned them, else those of the pods that hold cards now.
 
@@ -169,7 +175,7 @@ def _read_requests(
     from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
     from cardwise.core.placement.scored.workload import InvalidWorkload, Workload  # noqa: PLC0415 - see above
 
-    settings = published.read_published(client, installed)
+    settings = published.read_published(client, cardwise_namespace)
     reason = settings.note or "the extender has not seen enough pods yet"
     if settings.workload:
         learned = Workload()
@@ -237,28 +243,37 @@ def table(
     for view in _select_summaries(summary, only):
         memory = view.memory
         row = [view.name, f"{view.usable}/{view.cards}", f"{memory.used}/{memory.total}", str(view.empty)]
-        row += [str(view.largest), summary.fragmented(memory), ",".join(view.mps) or "-", str(view.pods)]
+        row += [str(view.largest), summary.format_fragmented(memory), ",".join(view.mps) or "-", str(view.pods)]
         wide_cells = [",".join(view.unhealthy) or "-", ",".join(view.cordoned) or "-", ", ".join(view.models)]
         rows.append([*row, *wide_cells] if wide else row)
-    return tables.stack_tables([rows, _class_rows(summary)]) if wide else tables.fit_columns(rows, columns, _SPARE)
+    return (
+        tables.stack_tables([rows, _class_rows(summary)])
+        if wide
+        else tables.fit_columns(rows, columns, _OPTIONAL_COLUMNS)
+    )
 
 
 def _class_rows(summary: ClusterSummary) -> list[list[str]]:
     rows = [["CLASS", "USED/TOTAL(MiB)", "FREE(MiB)", "FRAGMENTED(MiB)"]]
     for name, memory in sorted(summary.classes.items()):
-        rows.append([name, f"{memory.used}/{memory.total}", str(memory.free), summary.fragmented(memory)])
+        rows.append([name, f"{memory.used}/{memory.total}", str(memory.free), summary.format_fragmented(memory)])
     return rows
 
 
 def as_json(summary: ClusterSummary, only: Collection[str] = ()) -> Json:
     """The output as JSON, with all fields."""
-    measured = bool(summary.typical)
+    measured = bool(summary.fragmentation_basis)
     *node_objects, cluster = [_summary_as_json(view, measured=measured) for view in _select_summaries(summary, only)]
     del cluster["name"], cluster["unschedulableReason"]
     of_classes = [
         {"name": name, **_memory_as_json(memory, measured=measured)} for name, memory in sorted(summary.classes.items())
     ]
-    return {"nodes": node_objects, "classes": of_classes, "cluster": cluster, "typicalPods": summary.typical or None}
+    return {
+        "nodes": node_objects,
+        "classes": of_classes,
+        "cluster": cluster,
+        "typicalPods": summary.fragmentation_basis or None,
+    }
 
 
 def _memory_as_json(memory: "Memory", *, measured: bool) -> Json:
@@ -287,5 +302,5 @@ def _summary_as_json(view: NodeSummary, *, measured: bool) -> Json:
         "largestFreeMiB": view.largest,
         "mps": list(view.mps),
         "pods": view.pods,
-        "unschedulableReason": view.closed,
+        "unschedulableReason": view.unschedulable_reason,
     }

@@ -55,9 +55,9 @@ class _Positive(click.FloatRange):
         return number
 
 
-def _remove_duplicates(_ctx: click.Context, _param: click.Parameter, written: tuple[str, ...]) -> tuple[str, ...]:
+def _remove_duplicates(_ctx: click.Context, _param: click.Parameter, arguments: tuple[str, ...]) -> tuple[str, ...]:
     """Remove repeated arguments: their runs would be equal, and count twice."""
-    return tuple(dict.fromkeys(written))
+    return tuple(dict.fromkeys(arguments))
 
 
 @click.command("simulate", help=_HELP)
@@ -96,11 +96,12 @@ def _remove_duplicates(_ctx: click.Context, _param: click.Parameter, written: tu
 @click.option("--tune", type=_Positive(), help=f"Total amount to request, as a multiple of all GPUs. [{TUNE}]")
 @click.option(
     "--known",
+    "show_workload",
     is_flag=True,
     help="Show all pods to the policies in advance. Default: they learn from the pods that have arrived.",
 )
 @click.option(
-    "--churn", "leaving", is_flag=True, help="Let pods arrive and end all the time instead of filling the cluster."
+    "--churn", "is_churn", is_flag=True, help="Let pods arrive and end all the time instead of filling the cluster."
 )
 @click.option(
     "--load",
@@ -127,14 +128,14 @@ def simulate(*, trace: Path | None, from_cluster: bool, **settings: Any) -> None
         raise click.UsageError("name the folder of a trace, or give --from-cluster")
     if from_cluster and settings["pods"]:
         raise click.UsageError("--pods names a list of a trace, which --from-cluster does not use: remove one of them")
-    if settings["leaving"] and settings["pod"]:
+    if settings["is_churn"] and settings["pod"]:
         raise click.UsageError(
             "--pod needs a simulation that ends with a full cluster, and --churn never fills it: remove one of them"
         )
-    unheeded = ("tune",) if settings["leaving"] else ("load", "lifetimes")
-    for name in unheeded:
+    ignored_options = ("tune",) if settings["is_churn"] else ("load", "lifetimes")
+    for name in ignored_options:
         if click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            advice = "do not give it with --churn" if settings["leaving"] else "it has an effect only with --churn"
+            advice = "do not give it with --churn" if settings["is_churn"] else "it has an effect only with --churn"
             raise click.UsageError(f"--{name} changes nothing: {advice}")
     from cardwise.cli import simulation  # noqa: PLC0415 - see above
 

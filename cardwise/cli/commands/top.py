@@ -19,9 +19,11 @@ from cardwise.core.values import wording
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 
-_NODES = 20  # shown unless more are asked for
-_ALL_SECONDS = 30.0  # between two looks at all cards of a big cluster; those that are shown are looked at each time
-_BIG = 2000  # cards from which on a cluster is big
+_DEFAULT_LIMIT = 20  # shown unless more are asked for
+_FULL_REFRESH_SECONDS = (
+    30.0  # between two looks at all cards of a big cluster; those that are shown are looked at each time
+)
+_BIG_CLUSTER_CARDS = 2000  # cards from which on a cluster is big
 
 
 @click.command()
@@ -31,7 +33,11 @@ _BIG = 2000  # cards from which on a cluster is big
 )
 @click.option("--interval", type=DURATION, default="3s", show_default=True, help="Refresh interval, at least 1s.")
 @click.option(
-    "--limit", type=click.IntRange(min=0), default=_NODES, show_default=True, help="Number of nodes to show; 0: all."
+    "--limit",
+    type=click.IntRange(min=0),
+    default=_DEFAULT_LIMIT,
+    show_default=True,
+    help="Number of nodes to show; 0: all.",
 )
 @options.plain_output
 @options.cardwise_namespace
@@ -52,7 +58,9 @@ def top(
     if watch and output != "table":
         raise click.UsageError(f"-o {output} prints once, for programs: remove --watch")
     client = options.load_client()
-    view = TopView(client, nodes=node, limit=limit, installed=cardwise_namespace, clock=options.current_clock())
+    view = TopView(
+        client, nodes=node, limit=limit, cardwise_namespace=cardwise_namespace, clock=options.current_clock()
+    )
     try:
         if watch or (watch is None and output == "table" and sys.stdout.isatty()):
             show_live(view, max(1.0, interval), options.current_clock())
@@ -69,8 +77,8 @@ def top(
 
 @dataclass(slots=True, kw_only=True)
 class _Screen:
-    everything: list[NodeUsage] = field(default_factory=list)
-    shown: list[NodeUsage] = field(default_factory=list)
+    all_nodes: list[NodeUsage] = field(default_factory=list)
+    shown_nodes: list[NodeUsage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -84,18 +92,18 @@ class TopView:
         client: KubeClient,
         *,
         nodes: Sequence[str] = (),
-        limit: int = _NODES,
-        installed: str = names.NAMESPACE,
+        limit: int = _DEFAULT_LIMIT,
+        cardwise_namespace: str = names.NAMESPACE,
         clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
         self._nodes = tuple(dict.fromkeys(nodes))
         self._limit = 0 if nodes else limit
-        self._installed = installed
+        self._cardwise_namespace = cardwise_namespace
         self._clock = clock
-        self._all_at = float("-inf")
+        self._last_full_refresh = float("-inf")
         self._cards: list[CardUsage] = []
-        self._seen = _Screen()
+        self._screen = _Screen()
 
     def refresh(self, max_lines: int | None = None) -> None:
         """Read the present state. Raises `ClickException` for a node without cards, and `KubeError`.
@@ -103,30 +111,36 @@ class TopView:
         max_lines: the number of lines of the screen.
         """
         now = self._clock.now()
-        if len(self._cards) < _BIG or now - self._all_at >= _ALL_SECONDS:
+        if len(self._cards) < _BIG_CLUSTER_CARDS or now - self._last_full_refresh >= _FULL_REFRESH_SECONDS:
             self._cards = usage.read_cards(self._client, self._nodes)
-            self._all_at = now
-            everything = usage.group_by_node(self._cards)
-            shown = self._first_nodes(everything, max_lines)
+            self._last_full_refresh = now
+            all_nodes = usage.group_by_node(self._cards)
+            shown_nodes = self._select_shown_nodes(all_nodes, max_lines)
         else:
-            everything = self._seen.everything
-            wanted = [node.name for node in self._first_nodes(everything, max_lines)]
-            shown = usage.group_by_node(usage.read_cards(self._client, wanted))
-        missing = set(self._nodes) - {node.name for node in everything}
+            all_nodes = self._screen.all_nodes
+            refreshed_names = [node.name for node in self._select_shown_nodes(all_nodes, max_lines)]
+            shown_nodes = usage.group_by_node(usage.read_cards(self._client, refreshed_names))
+        missing = set(self._nodes) - {node.name for node in all_nodes}
         if missing:
             raise click.ClickException(
                 f"no GPU that Cardwise shares on {wording.enumerate_first(sorted(missing), 5, 'node')}"
             )
-        details = usage.read_details(self._client, [node.name for node in shown], self._installed) if shown else None
+        details = (
+            usage.read_details(self._client, [node.name for node in shown_nodes], self._cardwise_namespace)
+            if shown_nodes
+            else None
+        )
         if details is not None:
-            closed = details.closed
-            shown = [
-                NodeUsage(node.name, tuple(map(details.with_details, node.cards)), closed.get(node.name, ""))
-                for node in shown
+            reasons = details.unschedulable_reasons
+            shown_nodes = [
+                NodeUsage(node.name, tuple(map(details.add_details, node.cards)), reasons.get(node.name, ""))
+                for node in shown_nodes
             ]
-        self._seen = _Screen(everything=everything, shown=shown, notes=details.notes if details is not None else [])
+        self._screen = _Screen(
+            all_nodes=all_nodes, shown_nodes=shown_nodes, notes=details.notes if details is not None else []
+        )
 
-    def _first_nodes(self, nodes: Sequence[NodeUsage], max_lines: int | None) -> list[NodeUsage]:
+    def _select_shown_nodes(self, nodes: Sequence[NodeUsage], max_lines: int | None) -> list[NodeUsage]:
         """As many as are wanted and have room, one at least."""
         first_nodes: list[NodeUsage] = []
         lines = 0
@@ -139,21 +153,22 @@ class TopView:
 
     def render_screen(self, columns: int | None = None) -> str:
         """The text. `columns`: of the terminal; None without one."""
-        seen = self._seen
-        if not seen.everything:
+        screen = self._screen
+        if not screen.all_nodes:
             return "no GPU is shared: run `cardwise doctor` for the cause\n"
-        hidden = len(seen.everything) - len(seen.shown)
+        hidden_count = len(screen.all_nodes) - len(screen.shown_nodes)
         hidden_note = (
-            f"{wording.pluralize(hidden, 'more node')} with lower use; --limit shows more, NODE shows one\n"
-            if hidden
+            f"{wording.pluralize(hidden_count, 'more node')} with lower use; --limit shows more, NODE shows one\n"
+            if hidden_count
             else ""
         )
-        notes = "".join(f"{console.clean_line(f'note: {note}')}\n" for note in seen.notes)
-        return f"{toptable.summary_line(seen.everything)}\n\n{toptable.table(seen.shown, columns)}{hidden_note}{notes}"
+        notes = "".join(f"{console.clean_line(f'note: {note}')}\n" for note in screen.notes)
+        table = toptable.table(screen.shown_nodes, columns)
+        return f"{toptable.summary_line(screen.all_nodes)}\n\n{table}{hidden_note}{notes}"
 
     def as_json(self) -> dict[str, object]:
         """The output as JSON."""
-        return toptable.as_json(self._seen.everything, self._seen.shown, self._seen.notes)
+        return toptable.as_json(self._screen.all_nodes, self._screen.shown_nodes, self._screen.notes)
 
 
 def show_live(view: TopView, interval: float, clock: Clock = SYSTEM) -> None:
@@ -162,13 +177,13 @@ def show_live(view: TopView, interval: float, clock: Clock = SYSTEM) -> None:
 
     view.refresh(_terminal_size()[1])  # what is wrong from the start is told as of any other command
     problem = ""
-    with suppress(KeyboardInterrupt), livescreen.open_screen() as draw, livescreen.open_keyboard(clock) as keys:
-        ends = "q ends" if keys.has_terminal else "Ctrl-C ends"
+    with suppress(KeyboardInterrupt), livescreen.open_screen() as draw, livescreen.open_keyboard(clock) as keyboard:
+        quit_hint = "q ends" if keyboard.has_terminal else "Ctrl-C ends"
         while True:
             now = clock.wall().astimezone()
-            head = f"cardwise top, {now:%H:%M:%S}, {ends}{problem}"
+            head = f"cardwise top, {now:%H:%M:%S}, {quit_hint}{problem}"
             draw(console.clean_text(f"{head}\n{view.render_screen(_terminal_size()[0])}"))
-            if keys.wait_for_key("q", interval):
+            if keyboard.wait_for_key("q", interval):
                 return
             try:
                 view.refresh(_terminal_size()[1])

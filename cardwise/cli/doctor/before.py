@@ -23,16 +23,19 @@ from cardwise.kube.pods.nodeconstraints import NodeLabels
 
 _APPS: Final = "/apis/apps/v1"
 _BATCH: Final = "/apis/batch/v1"
-_FEW: Final = 5
-_NAMESPACE: Final = "namespace"  # the check whose remedies are commands that come before the installation
+_MAX_LISTED: Final = 5
+_NAMESPACE_CHECK: Final = "namespace"  # the check whose remedies are commands that come before the installation
 _CONTROL_PLANE: Final = "node-role.kubernetes.io/control-plane"
-_ENFORCE: Final = "pod-security.kubernetes.io/enforce"
-_MODES: Final = "docs/admin.md, Install"
+_POD_SECURITY_LABEL: Final = "pod-security.kubernetes.io/enforce"
+_MODES_DOC: Final = "docs/admin.md, Install"
 _DEFAULT_TAINT: Final = f"{names.NVIDIA_GPU}:NoSchedule"  # webhook.toleratedTaints of the chart
-_OF_KUBERNETES: Final = "node.kubernetes.io/"  # taints that go by themselves
-_SOCKETS: Final = {"k3s": "/run/k3s/containerd/containerd.sock", "rke2": "/run/k3s/containerd/containerd.sock"}
+_KUBERNETES_TAINT_PREFIX: Final = "node.kubernetes.io/"  # taints that go by themselves
+_SOCKET_BY_DISTRIBUTION: Final = {
+    "k3s": "/run/k3s/containerd/containerd.sock",
+    "rke2": "/run/k3s/containerd/containerd.sock",
+}
 _CRIO_SOCKET: Final = "/var/run/crio/crio.sock"
-_SPEC: Final = {  # of the parts on nodes, as far as admission looks at it
+_NODE_PART_SPEC: Final = {  # of the parts on nodes, as far as admission looks at it
     "containers": [
         {
             "name": "probe",
@@ -63,7 +66,7 @@ KINDS: Final = facts.KINDS + len(fields(PreinstallFacts)) - len(fields(Facts))
 
 def read_preinstall_facts(client: KubeClient, namespace: str) -> PreinstallFacts:
     """Read the cluster. Raises `errors.Unreachable` only. `namespace`: of the planned installation."""
-    cluster_facts = PreinstallFacts(installed=namespace)
+    cluster_facts = PreinstallFacts(cardwise_namespace=namespace)
     facts.fill_facts(cluster_facts, client, namespace)
     lists = {
         "pods": paths.pods(),
@@ -83,13 +86,13 @@ def run_preinstall_checks(client: KubeClient, namespace: str, *, probe: bool = T
     probe: create a pod there by dry run.
     """
     cluster_facts = read_preinstall_facts(client, namespace)
-    findings = [*check_preview(cluster_facts, namespace)]
+    findings = [*check_preinstall_facts(cluster_facts, namespace)]
     if probe and cluster_facts.namespace is not None:
         findings += check_admission(client, namespace)
     return finding.sort_findings(findings)
 
 
-def check_preview(cluster_facts: PreinstallFacts, namespace: str) -> Iterator[Finding]:
+def check_preinstall_facts(cluster_facts: PreinstallFacts, namespace: str) -> Iterator[Finding]:
     """All checks of the facts."""
     if parts.is_installed(cluster_facts):
         text = "Cardwise is already installed here: these values are for another installation"
@@ -107,56 +110,65 @@ def check_preview(cluster_facts: PreinstallFacts, namespace: str) -> Iterator[Fi
     yield from check_runtime_classes(cluster_facts)
     yield from check_pod_security(cluster_facts, namespace)
     yield from check_other_plugins(cluster_facts)
-    yield from cluster.check_gpushare_remains(cluster_facts)
+    yield from cluster.check_gpushare_leftovers(cluster_facts)
     yield from units.check_bare_numbers(cluster_facts)
     yield from check_refused_workloads(cluster_facts, namespace)
-    yield from finding.report_unread(cluster_facts.unread, KINDS)
+    yield from finding.report_unread_kinds(cluster_facts.unread_kinds, KINDS)
 
 
 def install_command(findings: Iterable[Finding], namespace: str) -> str:
     """The installation with the proposed values: the namespace if it needs something, helm, and the chart's test."""
     all_findings = list(findings)
-    first = [finding.remedy for finding in all_findings if finding.check == _NAMESPACE and finding.remedy]
+    namespace_commands = [
+        finding.remedy for finding in all_findings if finding.check == _NAMESPACE_CHECK and finding.remedy
+    ]
     settings = dict.fromkeys(shlex.quote(setting) for proposal in all_findings for setting in proposal.values)
     flags = [f"--set {setting}" for setting in ("image.repository=$REGISTRY/cardwise", *settings)]
     helm = shellcommand.command("helm install cardwise helm/cardwise --namespace {namespace}", namespace=namespace)
     test = shellcommand.command("helm test cardwise --namespace {namespace}", namespace=namespace)
-    return "\n".join([*first, " \\\n  ".join([helm, *flags, "--wait"]), test, ""])
+    return "\n".join([*namespace_commands, " \\\n  ".join([helm, *flags, "--wait"]), test, ""])
 
 
 def check_control_plane(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
     """Which way to configure kube-scheduler: `scheduler.mode`."""
-    if cluster_facts.unread.keys() & {"nodes", "schedulers"}:
+    if cluster_facts.unread_kinds.keys() & {"nodes", "schedulers"}:
         return
-    static = [
+    static_nodes = [
         pod["spec"].get("nodeName", "") for pod in cluster_facts.schedulers if names.MIRROR in annotations_of(pod)
     ]
-    planes = {
+    control_plane_nodes = {
         node["metadata"]["name"]: labels_of(node)[_CONTROL_PLANE]
         for node in cluster_facts.nodes
         if _is_control_plane(node)
     }
-    own = ("scheduler.mode=own", f"scheduler.image={repairs.scheduler_image(cluster_facts)}")
-    by_kubeadm = [name for name, label in planes.items() if not label]  # k3s and RKE2 write "true"
-    if static and by_kubeadm:
-        text = f"kube-scheduler is a static pod on {finding.name_nodes(sorted(static))}, as kubeadm creates it"
+    own_mode_values = ("scheduler.mode=own", f"scheduler.image={repairs.scheduler_image(cluster_facts)}")
+    kubeadm_nodes = [name for name, label in control_plane_nodes.items() if not label]  # k3s and RKE2 write "true"
+    if static_nodes and kubeadm_nodes:
+        text = f"kube-scheduler is a static pod on {finding.name_nodes(sorted(static_nodes))}, as kubeadm creates it"
         remedy = (
-            f"scheduler.mode=kubeadm changes its manifest, scheduler.mode=own leaves it unchanged ({_MODES}); for helm "
-            f"template also scheduler.controlPlaneNodes={len(by_kubeadm)}"
+            f"scheduler.mode=kubeadm changes its manifest, scheduler.mode=own leaves it unchanged ({_MODES_DOC}); "
+            "for helm "
+            f"template also scheduler.controlPlaneNodes={len(kubeadm_nodes)}"
         )
         yield Finding("scheduler", Severity.OK, text, remedy, values=("scheduler.mode=kubeadm",))
         return
-    if static and planes:
-        text = f"kube-scheduler is a static pod on {finding.name_nodes(sorted(static))}, but kubeadm did not create it"
-    elif planes:
-        text = f"kube-scheduler is not a static pod on the control plane ({finding.name_nodes(sorted(planes))})"
+    if static_nodes and control_plane_nodes:
+        text = (
+            f"kube-scheduler is a static pod on {finding.name_nodes(sorted(static_nodes))}, but kubeadm did not "
+            "create it"
+        )
+    elif control_plane_nodes:
+        text = (
+            "kube-scheduler is not a static pod on the control plane "
+            f"({finding.name_nodes(sorted(control_plane_nodes))})"
+        )
     else:
         text = "no control plane node is visible: a provider runs the control plane"
     remedy = (
-        f"scheduler.mode=own runs a second kube-scheduler for pods that request GPUs ({_MODES}); "
+        f"scheduler.mode=own runs a second kube-scheduler for pods that request GPUs ({_MODES_DOC}); "
         "scheduler.mode=kubeadm cannot work"
     )
-    yield Finding("scheduler", Severity.OK, text, remedy, values=own)
+    yield Finding("scheduler", Severity.OK, text, remedy, values=own_mode_values)
 
 
 def _is_control_plane(node: Json) -> bool:
@@ -165,36 +177,40 @@ def _is_control_plane(node: Json) -> bool:
 
 def check_gpu_nodes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
     """On which nodes the device plugin would run."""
-    if "nodes" in cluster_facts.unread:
+    if "nodes" in cluster_facts.unread_kinds:
         return
-    labelled = [node["metadata"]["name"] for node in _labelled_nodes(cluster_facts)]
-    offering = [name for name, offered in _count_offered(cluster_facts).items() if offered and name not in labelled]
-    if labelled:
-        text = f"{finding.name_nodes(labelled)} with a GPU label: Cardwise's DaemonSets would run there"
+    labelled_nodes = [node["metadata"]["name"] for node in _list_labelled_nodes(cluster_facts)]
+    offering_nodes = [
+        name
+        for name, gpu_count in _count_offered_gpus(cluster_facts).items()
+        if gpu_count and name not in labelled_nodes
+    ]
+    if labelled_nodes:
+        text = f"{finding.name_nodes(labelled_nodes)} with a GPU label: Cardwise's DaemonSets would run there"
         yield Finding("nodes", Severity.OK, text)
     label_command = shellcommand.command("kubectl label node NODE {label:text}", label=f"{gpunodes.PRESENT}=true")
-    label = f"{label_command}, or set nodes.selector to a label that they have"
-    if offering:
-        offer, have = ("offers", "has") if len(offering) == 1 else ("offer", "have")
-        nodes = finding.name_nodes(offering)
-        text = f"{nodes} {offer} {names.NVIDIA_GPU}, but {have} no GPU label that Cardwise knows"
-        yield Finding("nodes", Severity.WARNING, text, label)
-    if not labelled and not offering:
+    label_remedy = f"{label_command}, or set nodes.selector to a label that they have"
+    if offering_nodes:
+        offer_verb, has_verb = ("offers", "has") if len(offering_nodes) == 1 else ("offer", "have")
+        nodes = finding.name_nodes(offering_nodes)
+        text = f"{nodes} {offer_verb} {names.NVIDIA_GPU}, but {has_verb} no GPU label that Cardwise knows"
+        yield Finding("nodes", Severity.WARNING, text, label_remedy)
+    if not labelled_nodes and not offering_nodes:
         text = "no node has a GPU label: no GPU will be found until such a node joins"
-        yield Finding("nodes", Severity.WARNING, text, label)
+        yield Finding("nodes", Severity.WARNING, text, label_remedy)
 
 
 def check_taints(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
     """Taints of nodes with GPUs that pods with a share would not tolerate."""
-    unusual = {
+    unusual_taints = {
         quote_unless_name(taint)
-        for node in _labelled_nodes(cluster_facts)
+        for node in _list_labelled_nodes(cluster_facts)
         for taint in NodeLabels.from_node(node).taints
-        if not taint.key.startswith(_OF_KUBERNETES) and f"{taint.key}:{taint.effect}" != _DEFAULT_TAINT
+        if not taint.key.startswith(_KUBERNETES_TAINT_PREFIX) and f"{taint.key}:{taint.effect}" != _DEFAULT_TAINT
     }
-    if unusual:
-        taints = sorted(unusual)
-        listing = wording.enumerate_first(taints, _FEW)
+    if unusual_taints:
+        taints = sorted(unusual_taints)
+        listing = wording.enumerate_first(taints, _MAX_LISTED)
         text = f"nodes with GPUs have taints that pods with a share do not tolerate: {listing}"
         remedy = "add the taints that keep pods without GPUs away, but not those that reserve nodes for a team"
         setting = f"webhook.toleratedTaints={{{','.join([_DEFAULT_TAINT, *taints])}}}"
@@ -203,22 +219,22 @@ def check_taints(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
 
 def check_container_runtimes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
     """Whether containers can get a card by CDI, and the path of the runtime's socket."""
-    by_runtime: dict[str, list[str]] = {}
-    for node in _labelled_nodes(cluster_facts):
+    nodes_by_runtime: dict[str, list[str]] = {}
+    for node in _list_labelled_nodes(cluster_facts):
         runtime = str(((node.get("status") or {}).get("nodeInfo") or {}).get("containerRuntimeVersion", ""))
-        by_runtime.setdefault(runtime, []).append(node["metadata"]["name"])
-    sockets = {_cri_socket(runtime) for runtime in by_runtime} - {""}
+        nodes_by_runtime.setdefault(runtime, []).append(node["metadata"]["name"])
+    sockets = {_cri_socket(runtime) for runtime in nodes_by_runtime} - {""}
     settings = tuple(f"nodes.criSocket={socket}" for socket in sockets) if len(sockets) == 1 else ()
-    for runtime, nodes in by_runtime.items():
-        name, _, number = runtime.partition("://")
+    for runtime, nodes in nodes_by_runtime.items():
+        name, _, version = runtime.partition("://")
         subject = (
             f"{finding.name_nodes(nodes)}: {quote_unless_name(runtime) if runtime else 'unknown container runtime'}"
         )
         if name not in cdiruntimes.CDI_AT_ALL:
-            yield Finding("runtime", Severity.PROBLEM, f"{subject} has no CDI", cluster.cdi_remedy(name, number))
-        elif not cdiruntimes.has_cdi(name, number):
+            yield Finding("runtime", Severity.PROBLEM, f"{subject} has no CDI", cluster.cdi_remedy(name, version))
+        elif not cdiruntimes.has_cdi(name, version):
             text = f"{subject} does not support CDI by default; without CDI a container can use other GPUs than its own"
-            yield Finding("runtime", Severity.WARNING, text, cluster.cdi_remedy(name, number), values=settings)
+            yield Finding("runtime", Severity.WARNING, text, cluster.cdi_remedy(name, version), values=settings)
         else:
             remedy = f"its socket: {settings[0]}" if settings else ""
             yield Finding("runtime", Severity.OK, f"{subject} takes CDI devices", remedy, values=settings)
@@ -231,14 +247,14 @@ def _cri_socket(runtime: str) -> str:
     """nodes.criSocket for a runtime as nodes report it; "" for the chart's default."""
     if runtime.startswith("cri-o://"):
         return _CRIO_SOCKET
-    return next((socket for word, socket in _SOCKETS.items() if word in runtime), "")
+    return next((socket for word, socket in _SOCKET_BY_DISTRIBUTION.items() if word in runtime), "")
 
 
 def check_runtime_classes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
     """Which RuntimeClass gives the device plugin the driver: `nodes.runtimeClass`; and which ones pods without a share
     must not use: `policies.runtimeClasses`.
     """
-    if "runtimeclasses" in cluster_facts.unread:
+    if "runtimeclasses" in cluster_facts.unread_kinds:
         return
     classes = [name for name, _ in facts.nvidia_runtimes(cluster_facts)]
     suggested_class = "nvidia" if "nvidia" in classes else classes[0] if len(classes) == 1 else ""
@@ -259,43 +275,45 @@ def check_runtime_classes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
             "container toolkit there, and its RuntimeClass"
         )
         yield Finding("driver", Severity.NOTE, text, remedy)
-    if unlisted := [name for name in classes if name not in bypasses.RUNTIME_CLASSES]:
-        text = f"pods without a share would get GPUs through {', '.join(unlisted)}"
-        setting = f"policies.runtimeClasses={{{','.join([*bypasses.RUNTIME_CLASSES, *unlisted])}}}"
+    if unlisted_classes := [name for name in classes if name not in bypasses.RUNTIME_CLASSES]:
+        text = f"pods without a share would get GPUs through {', '.join(unlisted_classes)}"
+        setting = f"policies.runtimeClasses={{{','.join([*bypasses.RUNTIME_CLASSES, *unlisted_classes])}}}"
         yield Finding("policies", Severity.NOTE, text, f"let a policy prevent that: {setting}", values=(setting,))
 
 
 def check_pod_security(cluster_facts: PreinstallFacts, namespace: str) -> Iterator[Finding]:
     """Whether the namespace admits pods with hostPath volumes."""
-    label = repairs.label_namespace(namespace)
-    if "namespace" in cluster_facts.absent:
+    label = repairs.label_namespace_command(namespace)
+    if "namespace" in cluster_facts.unknown_kinds:
         text = f"namespace {namespace} does not exist yet"
         create = shellcommand.command("kubectl create namespace {namespace}", namespace=namespace)
-        yield Finding(_NAMESPACE, Severity.NOTE, text, f"{create} && {label}")
+        yield Finding(_NAMESPACE_CHECK, Severity.NOTE, text, f"{create} && {label}")
     elif cluster_facts.namespace is not None:
-        enforced = labels_of(cluster_facts.namespace).get(_ENFORCE)
-        if enforced == "privileged":
-            yield Finding(_NAMESPACE, Severity.OK, f"{namespace} admits pods with hostPath volumes")
-        elif enforced:
+        enforced_level = labels_of(cluster_facts.namespace).get(_POD_SECURITY_LABEL)
+        if enforced_level == "privileged":
+            yield Finding(_NAMESPACE_CHECK, Severity.OK, f"{namespace} admits pods with hostPath volumes")
+        elif enforced_level:
             text = (
-                f"Pod Security enforces {enforced} in {namespace}: the pods of Cardwise's DaemonSets would not be "
+                f"Pod Security enforces {enforced_level} in {namespace}: the pods of Cardwise's DaemonSets would not "
+                "be "
                 "created"
             )
-            yield Finding(_NAMESPACE, Severity.PROBLEM, text, label)
+            yield Finding(_NAMESPACE_CHECK, Severity.PROBLEM, text, label)
         else:
             text = f"{namespace} has no label of Pod Security; some clusters (Talos) enforce baseline then"
-            yield Finding(_NAMESPACE, Severity.NOTE, text, label)
+            yield Finding(_NAMESPACE_CHECK, Severity.NOTE, text, label)
 
 
 def check_admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
     """Tries by dry runs whether the namespace admits a pod like those on nodes, and its PriorityClass."""
-    plain = _dry_run_error(client, namespace, {})
-    if plain is not None:
+    plain_error = _dry_run_error(client, namespace, {})
+    if plain_error is not None:
         text = (
-            f"{namespace} refuses a pod like those of Cardwise's DaemonSets: {wording.sanitize_message(plain.message)}"
+            f"{namespace} refuses a pod like those of Cardwise's DaemonSets: "
+            f"{wording.sanitize_message(plain_error.message)}"
         )
-        if isinstance(plain, errors.Forbidden) and "violates PodSecurity" in plain.message:
-            yield Finding("admission", Severity.PROBLEM, text, repairs.label_namespace(namespace))
+        if isinstance(plain_error, errors.Forbidden) and "violates PodSecurity" in plain_error.message:
+            yield Finding("admission", Severity.PROBLEM, text, repairs.label_namespace_command(namespace))
         else:
             remedy = (
                 "run this as an administrator, or change what refuses it (a ResourceQuota, a LimitRange, a webhook)"
@@ -330,7 +348,7 @@ def check_admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
 def _dry_run_error(client: KubeClient, namespace: str, spec: Json) -> errors.KubeError | None:
     """Why such a pod is refused; None if it is not."""
     metadata = {"generateName": PROBE_POD_PREFIX}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _SPEC | spec}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _NODE_PART_SPEC | spec}
     try:
         client.create(paths.pods(namespace), pod, query={"dryRun": "All"})
     except errors.Unreachable:
@@ -342,15 +360,16 @@ def _dry_run_error(client: KubeClient, namespace: str, spec: Json) -> errors.Kub
 
 def check_other_plugins(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
     """Nodes that both NVIDIA's device plugin and ours would serve, and others that share GPUs."""
-    offering = _count_offered(cluster_facts)
-    names_of = [node["metadata"]["name"] for node in _labelled_nodes(cluster_facts)]
-    contested = {name: offering[name] for name in names_of if name in offering}
-    for other in cluster.check_other_plugins(cluster_facts):
-        if not (contested and other.level is Severity.OK):
-            yield other
-    if contested:
+    offered_by_node = _count_offered_gpus(cluster_facts)
+    labelled_names = [node["metadata"]["name"] for node in _list_labelled_nodes(cluster_facts)]
+    contested_nodes = {name: offered_by_node[name] for name in labelled_names if name in offered_by_node}
+    for other_finding in cluster.check_other_plugins(cluster_facts):
+        if not (contested_nodes and other_finding.level is Severity.OK):
+            yield other_finding
+    if contested_nodes:
         text = (
-            f"{finding.name_nodes(sorted(contested))}, {wording.pluralize(sum(contested.values()), 'GPU')}: NVIDIA's "
+            f"{finding.name_nodes(sorted(contested_nodes))}, "
+            f"{wording.pluralize(sum(contested_nodes.values()), 'GPU')}: NVIDIA's "
             "device plugin offers them, and Cardwise does not use them while it does"
         )
         remedy = (
@@ -360,7 +379,7 @@ def check_other_plugins(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
         yield Finding("other-plugins", Severity.WARNING, text, remedy)
 
 
-def _count_offered(cluster_facts: PreinstallFacts) -> Mapping[str, int]:
+def _count_offered_gpus(cluster_facts: PreinstallFacts) -> Mapping[str, int]:
     """How many cards of NVIDIA's device plugin each node offers."""
     return {
         node["metadata"]["name"]: int(cards) if cards.isdigit() else 1
@@ -370,28 +389,31 @@ def _count_offered(cluster_facts: PreinstallFacts) -> Mapping[str, int]:
     }
 
 
-def _labelled_nodes(cluster_facts: PreinstallFacts) -> list[Json]:
+def _list_labelled_nodes(cluster_facts: PreinstallFacts) -> list[Json]:
     return [node for node in cluster_facts.nodes if gpunodes.is_labelled(labels_of(node))]
 
 
 def check_refused_workloads(cluster_facts: PreinstallFacts, namespace: str) -> Iterator[Finding]:
     """Pods, and templates of pods, that the chart's policies would refuse when they are created again."""
-    by_reason: dict[bypasses.Bypass, list[str]] = {}
-    ours = parts.service_namespaces(cluster_facts)
+    workloads_by_bypass: dict[bypasses.Bypass, list[str]] = {}
+    own_namespaces = parts.service_namespaces(cluster_facts)
     for kind, manifest, spec in _pod_specs(cluster_facts):
         workload_namespace = manifest["metadata"]["namespace"]
         if workload_namespace in (*bypasses.INFRASTRUCTURE, namespace) or (
-            workload_namespace in ours and facts.is_of_chart(manifest)
+            workload_namespace in own_namespaces and facts.is_of_chart(manifest)
         ):
             continue
-        for reason in bypasses.find_bypasses(spec):
-            by_reason.setdefault(reason, []).append(f"{kind} {name_of(manifest)}")
-    for reason, workloads in by_reason.items():
-        listed = f"{wording.pluralize(len(workloads), 'workload')} ({wording.enumerate_first(sorted(workloads), _FEW)})"
-        text = f"{listed} would be refused when created again, because they have {reason.text}"
-        yield Finding("policies", Severity.WARNING, text, reason.remedy)
+        for bypass in bypasses.find_bypasses(spec):
+            workloads_by_bypass.setdefault(bypass, []).append(f"{kind} {name_of(manifest)}")
+    for bypass, workloads in workloads_by_bypass.items():
+        workloads_text = (
+            f"{wording.pluralize(len(workloads), 'workload')} "
+            f"({wording.enumerate_first(sorted(workloads), _MAX_LISTED)})"
+        )
+        text = f"{workloads_text} would be refused when created again, because they have {bypass.text}"
+        yield Finding("policies", Severity.WARNING, text, bypass.remedy)
     lists = {"pods", "daemonsets", "deployments", "statefulsets", "replicasets", "jobs", "cronjobs"}
-    if not by_reason and not cluster_facts.unread.keys() & lists:
+    if not workloads_by_bypass and not cluster_facts.unread_kinds.keys() & lists:
         yield Finding("policies", Severity.OK, "the chart's policies refuse no existing pod or template")
 
 

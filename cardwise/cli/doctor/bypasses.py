@@ -26,9 +26,9 @@ RUNTIME_CLASSES: Final = ("nvidia", "nvidia-cdi", "nvidia-legacy", "nvidia-exper
 NVIDIA_RESOURCES: Final = (names.NVIDIA_GPU, "nvidia.com/gpu.shared", "nvidia.com/mig-*")
 
 _CONTAINER_DEVICES: Final = "/var/run/nvidia-container-devices"  # a mount there asks NVIDIA's runtime for cards
-_PROCESSES: Final = re.compile(r"^/(proc/(self|thread-self|[0-9]+)|dev/fd)(/|$)")
-_HARMLESS: Final = ("", names.NO_CARDS, "none")
-_WRITTEN_LIMITS: Final = {  # of MPS, as the webhook writes them
+_PROCESS_PATH: Final = re.compile(r"^/(proc/(self|thread-self|[0-9]+)|dev/fd)(/|$)")
+_HARMLESS_VALUES: Final = ("", names.NO_CARDS, "none")
+_WEBHOOK_LIMITS: Final = {  # of MPS, as the webhook writes them
     mps.LIMIT_ENV: re.compile("0=[1-9][0-9]*M"),
     mps.PERCENT_ENV: re.compile("[1-9][0-9]?|100"),
 }
@@ -68,62 +68,66 @@ OPEN_CONTAINER: Final = Bypass(
 def find_bypasses(spec: Json) -> Iterator[Bypass]:
     """The reasons for which a new pod of this spec is refused, each once."""
     containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
-    asks = any(_is_own_resource(name) for container in containers for name in _requested_resources(container))
-    if any(map(_opens_cards, containers)):
+    requests_gpu = any(_is_own_resource(name) for container in containers for name in _requested_resources(container))
+    if any(map(_opens_cards_by_env, containers)):
         yield ENVIRONMENT
-    if _mounts_cards(spec, containers, asks=asks):
+    if _mounts_cards(spec, containers, requests_gpu=requests_gpu):
         yield HOST_PATH
     if spec.get("runtimeClassName") in RUNTIME_CLASSES:
-        plugins = not spec.get("nodeName") and any(map(_requests_nvidia, containers))
-        if not asks and not plugins:
+        has_nvidia_plugin_request = not spec.get("nodeName") and any(map(_requests_nvidia, containers))
+        if not requests_gpu and not has_nvidia_plugin_request:
             yield RUNTIME_CLASS
         # Of pods with a share the webhook closes the other containers.
-        elif not asks and not all(_requests_nvidia(container) or _is_closed(container) for container in containers):
+        elif not requests_gpu and not all(
+            _requests_nvidia(container) or _hides_all_cards(container) for container in containers
+        ):
             yield OPEN_CONTAINER
 
 
-def _opens_cards(container: Json) -> bool:
+def _opens_cards_by_env(container: Json) -> bool:
     """Whether its environment opens cards or sets limits.
 
     The entries that the webhook has written do not, in a container that has a share slot: pods keep these when Cardwise
     is upgraded or uninstalled, and so do the copies that people make of them.
     """
     has_slot = names.SHARE in ((container.get("resources") or {}).get("limits") or {})
-    return any(_is_reserved(entry) and not (has_slot and _is_of_webhook(entry)) for entry in container.get("env") or ())
+    return any(
+        _is_reserved(entry) and not (has_slot and _is_written_by_webhook(entry)) for entry in container.get("env") or ()
+    )
 
 
 def _is_reserved(entry: Json) -> bool:
     name = str(entry.get("name"))
     if name == names.ENV_VISIBLE_DEVICES:
-        return bool(entry.get("valueFrom")) or entry.get("value", "") not in _HARMLESS
+        return bool(entry.get("valueFrom")) or entry.get("value", "") not in _HARMLESS_VALUES
     return name.startswith(names.ENV_LIMIT_PREFIXES)
 
 
-def _is_of_webhook(entry: Json) -> bool:
+def _is_written_by_webhook(entry: Json) -> bool:
     name = str(entry.get("name"))
-    if name in _WRITTEN_LIMITS:
-        return _WRITTEN_LIMITS[name].fullmatch(str(entry.get("value", ""))) is not None
+    if name in _WEBHOOK_LIMITS:
+        return _WEBHOOK_LIMITS[name].fullmatch(str(entry.get("value", ""))) is not None
     path = str(((entry.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath", ""))
     return name == names.ENV_VISIBLE_DEVICES and path.startswith(f"metadata.annotations['{names.DEVICES_OF}")
 
 
-def _mounts_cards(spec: Json, containers: list[Json], *, asks: bool) -> bool:
-    host = {
+def _mounts_cards(spec: Json, containers: list[Json], *, requests_gpu: bool) -> bool:
+    host_paths = {
         str(volume.get("name")): _normalize_path(str(volume["hostPath"].get("path", "")))
         for volume in spec.get("volumes") or ()
         if volume.get("hostPath")
     }
-    for path in host.values():
-        if path.startswith(HOST_PATHS) or _PROCESSES.match(path):
+    for path in host_paths.values():
+        if path.startswith(HOST_PATHS) or _PROCESS_PATH.match(path):
             return True
-        if asks and (path == "/" or any(prefix.startswith(f"{path}/") for prefix in HOST_PATHS)):
+        if requests_gpu and (path == "/" or any(prefix.startswith(f"{path}/") for prefix in HOST_PATHS)):
             return True
     mounts = [mount for container in containers for mount in container.get("volumeMounts") or ()]
     return any(
         ".." in str(mount.get("mountPath", "")).split("/")
         or _normalize_path(str(mount.get("mountPath", ""))).startswith(_CONTAINER_DEVICES)
         for mount in mounts
-        if mount.get("name") in host
+        if mount.get("name") in host_paths
     )
 
 
@@ -148,12 +152,12 @@ def _requests_nvidia(container: Json) -> bool:
     return any(
         str(amount)[:1] in "123456789"
         for name, amount in limits.items()
-        for known in NVIDIA_RESOURCES
-        if (name.startswith(known[:-1]) if known.endswith("*") else name == known)
+        for resource in NVIDIA_RESOURCES
+        if (name.startswith(resource[:-1]) if resource.endswith("*") else name == resource)
     )
 
 
-def _is_closed(container: Json) -> bool:
+def _hides_all_cards(container: Json) -> bool:
     visible_devices = [
         variable.get("value")
         for variable in container.get("env") or ()

@@ -31,14 +31,14 @@ _CHECKS = (
     parts.check_policies,
     parts.check_leader,
     scheduler.check_stranded_pods,
-    scheduler.check_unwired_nodes,
+    scheduler.check_unconfigured_schedulers,
     scheduler.check_deleted_pods,
     waiting.check_unrewritten_pods,
     cluster.check_other_plugins,
-    cluster.check_gpushare_remains,
+    cluster.check_gpushare_leftovers,
     units.check_bare_numbers,
     parts.check_cards,
-    cluster.check_closed_nodes,
+    cluster.check_unschedulable_nodes,
     limits.check_classes_without_cards,
     limits.check_resource_quotas,
     cluster.check_runtimes,
@@ -47,50 +47,59 @@ _CHECKS = (
 )
 
 # All of them where Cardwise is not installed.
-_BEFORE = (
+_CHECKS_BEFORE_INSTALL = (
     cluster.check_kubernetes_version,
     parts.check_definitions,
     scheduler.check_stranded_pods,
     cluster.check_other_plugins,
-    cluster.check_gpushare_remains,
+    cluster.check_gpushare_leftovers,
     units.check_bare_numbers,
 )
 
 
-def run_all_checks(client: KubeClient, installed: str, probe_in: str = "", image: str = "") -> list[Finding]:
+def run_all_checks(
+    client: KubeClient, cardwise_namespace: str, dry_run_namespace: str = "", image: str = ""
+) -> list[Finding]:
     """Run all checks, in the order in which to fix their findings. Raises `errors.KubeError` if nothing can be read.
 
-    installed: the namespace of Cardwise.
-    probe_in: the namespace of the probe pods' dry run; "" for no probes.
+    cardwise_namespace: the namespace of Cardwise.
+    dry_run_namespace: the namespace of the probe pods' dry run; "" for no probes.
     image: of the pods that check for GPUs on nodes; "" for that of the device plugin.
     """
-    cluster_facts = facts.read_facts(client, installed)
+    cluster_facts = facts.read_facts(client, cardwise_namespace)
     findings = [*check_facts(cluster_facts), *_check_schedulers(client, cluster_facts)]
     if parts.is_installed(cluster_facts) is False or any(parts.check_namespace(cluster_facts)):
         return finding.sort_findings(findings)
-    if probe_in in waiting.exempt_namespaces(cluster_facts):
-        text = f"no probe pod was created: namespace {probe_in} is exempt from the webhook"
+    if dry_run_namespace in waiting.exempt_namespaces(cluster_facts):
+        text = f"no probe pod was created: namespace {dry_run_namespace} is exempt from the webhook"
         findings.append(
             Finding("probe", Severity.NOTE, text, "name a namespace that is not exempt: cardwise doctor -n NAMESPACE")
         )
-    elif probe_in:
-        wiring_remedy, renewal_remedy = repairs.wire_scheduler(cluster_facts), repairs.renew_certificates(cluster_facts)
-        findings += probing.send_probe(
-            client, probe_in, installed, wiring_remedy=wiring_remedy, renewal_remedy=renewal_remedy
+    elif dry_run_namespace:
+        configuration_remedy, renewal_remedy = (
+            repairs.suggest_scheduler_configuration(cluster_facts),
+            repairs.suggest_certificate_renewal(cluster_facts),
         )
-        findings += exposure.check_exposure(client, probe_in, installed, cluster_facts, image=image)
+        findings += probing.send_probe(
+            client,
+            dry_run_namespace,
+            cardwise_namespace,
+            configuration_remedy=configuration_remedy,
+            renewal_remedy=renewal_remedy,
+        )
+        findings += exposure.check_exposure(client, dry_run_namespace, cardwise_namespace, cluster_facts, image=image)
     return finding.sort_findings(findings)
 
 
 def check_facts(cluster_facts: Facts) -> Iterator[Finding]:
     """All checks of the facts."""
     is_installed = parts.is_installed(cluster_facts) is not False
-    if is_installed and (mistaken := [*parts.check_namespace(cluster_facts)]):
-        yield from mistaken  # else all would be missing there
+    if is_installed and (namespace_findings := [*parts.check_namespace(cluster_facts)]):
+        yield from namespace_findings  # else all would be missing there
     else:
-        for check in _CHECKS if is_installed else _BEFORE:
+        for check in _CHECKS if is_installed else _CHECKS_BEFORE_INSTALL:
             yield from check(cluster_facts)
-    yield from finding.report_unread(cluster_facts.unread, facts.KINDS)
+    yield from finding.report_unread_kinds(cluster_facts.unread_kinds, facts.KINDS)
 
 
 def _check_schedulers(client: KubeClient, cluster_facts: Facts) -> Iterator[Finding]:
@@ -101,4 +110,6 @@ def _check_schedulers(client: KubeClient, cluster_facts: Facts) -> Iterator[Find
             text = f"{name} does not show its configuration (kubeadm binds it to the loopback address)"
             yield Finding("scheduler", Severity.NOTE, text, "the probe pod shows whether it calls the extender")
         else:
-            yield from scheduler.check_wiring(config, name, repairs.wire_scheduler(cluster_facts))
+            yield from scheduler.check_scheduler_configuration(
+                config, name, repairs.suggest_scheduler_configuration(cluster_facts)
+            )

@@ -13,11 +13,11 @@ from cardwise.core.values.decoded import Json, labels_of
 from cardwise.core.values.wording import quote_unless_name
 
 _MIN_VERSION: Final = (1, 31)  # as the chart says
-_SKEW_SECONDS: Final = 5.0  # a Lease loses its safety margin with the clocks of those who share it
-_FEW: Final = 5
+_MAX_SKEW_SECONDS: Final = 5.0  # a Lease loses its safety margin with the clocks of those who share it
+_MAX_LISTED: Final = 5
 
 # Names that DaemonSets and Deployments of other GPU sharers have, whatever their release is called.
-_OTHERS: Final = {
+_PLUGIN_BY_NAME_PART: Final = {
     "nvidia-device-plugin": "NVIDIA's device plugin",
     "nvidia-gpu-device-plugin": "GKE's device plugin for NVIDIA's GPUs",
     "nvidia-dra-driver": "NVIDIA's DRA driver",
@@ -26,94 +26,97 @@ _OTHERS: Final = {
     "volcano-device-plugin": "Volcano's vGPU plugin",
     "gpu-manager": "Tencent's gpu-manager",
 }
-_GPUSHARE: Final = ("gpushare-device-plugin", "gpushare-schd-extender")
+_GPUSHARE_NAME_PARTS: Final = ("gpushare-device-plugin", "gpushare-schd-extender")
 _GPUSHARE_LABEL: Final = "gpushare"
 
 
 def check_kubernetes_version(facts: Facts) -> Iterator[Finding]:
     """Kubernetes itself."""
-    running = str(facts.version.get("gitVersion", ""))
-    least = cdiruntimes.format_version(_MIN_VERSION)
-    if cdiruntimes.parse_version(running) >= _MIN_VERSION:
-        yield Finding("kubernetes", Severity.OK, f"Kubernetes {running}")
+    version = str(facts.version.get("gitVersion", ""))
+    min_version = cdiruntimes.format_version(_MIN_VERSION)
+    if cdiruntimes.parse_version(version) >= _MIN_VERSION:
+        yield Finding("kubernetes", Severity.OK, f"Kubernetes {version}")
     else:
-        remedy = f"upgrade the control plane to {least} or later"
+        remedy = f"upgrade the control plane to {min_version} or later"
         yield Finding(
-            "kubernetes", Severity.PROBLEM, f"Kubernetes {running or 'of unknown version'}, not {least}", remedy
+            "kubernetes", Severity.PROBLEM, f"Kubernetes {version or 'of unknown version'}, not {min_version}", remedy
         )
 
 
-def check_closed_nodes(facts: Facts) -> Iterator[Finding]:
+def check_unschedulable_nodes(facts: Facts) -> Iterator[Finding]:
     """Nodes with cards that take no new pods: not ready, cordoned or under pressure."""
-    states = {node["metadata"]["name"]: nodestates.closed_reason(node) for node in facts.nodes}
-    with_cards = sorted(name for name in facts.card_nodes() if name in states)
-    closed: dict[str, list[str]] = {}
-    for name in with_cards:
+    states = {node["metadata"]["name"]: nodestates.unschedulable_reason(node) for node in facts.nodes}
+    card_nodes = sorted(name for name in facts.card_nodes() if name in states)
+    nodes_by_state: dict[str, list[str]] = {}
+    for name in card_nodes:
         if states[name]:
-            closed.setdefault(states[name], []).append(name)
-    usable = any(not states[name] for name in with_cards)
-    for state, nodes in closed.items():
+            nodes_by_state.setdefault(states[name], []).append(name)
+    has_schedulable_node = any(not states[name] for name in card_nodes)
+    for state, nodes in nodes_by_state.items():
         node_argument = nodes[0] if len(nodes) == 1 else "NODE"
         text = f"{finding.name_nodes(nodes)} take{'s' * (len(nodes) == 1)} no new pods: {state}"
-        level = Severity.WARNING if usable else Severity.PROBLEM
+        level = Severity.WARNING if has_schedulable_node else Severity.PROBLEM
         yield Finding("nodes", level, text, nodestates.suggest_remedy(state, node_argument).replace("`", ""))
 
 
 def check_runtimes(facts: Facts) -> Iterator[Finding]:
     """Whether each node with cards can restrict containers to their card."""
-    access = {card["spec"]["node"]: (card.get("status") or {}).get("gpuAccess") for card in facts.cards}
-    open_: dict[tuple[str, str], list[str]] = {}
+    access_by_node = {card["spec"]["node"]: (card.get("status") or {}).get("gpuAccess") for card in facts.cards}
+    nodes_by_access: dict[tuple[str, str], list[str]] = {}
     for node in facts.nodes:
         name = node["metadata"]["name"]
-        if name not in access or access[name] == "cdi":
+        if name not in access_by_node or access_by_node[name] == "cdi":
             continue
-        reported = node.get("status", {}).get("nodeInfo", {}).get("containerRuntimeVersion", "")
-        open_.setdefault((access[name] or "", reported), []).append(name)
-    for (method, reported), nodes in open_.items():
+        runtime_version = node.get("status", {}).get("nodeInfo", {}).get("containerRuntimeVersion", "")
+        nodes_by_access.setdefault((access_by_node[name] or "", runtime_version), []).append(name)
+    for (method, runtime_version), nodes in nodes_by_access.items():
         subject = finding.name_nodes(nodes)
-        runtime, _, number = reported.partition("://")
+        runtime, _, version = runtime_version.partition("://")
         if method == "env":
-            version_text = quote_unless_name(reported)
+            version_text = quote_unless_name(runtime_version)
             text = (
                 f"{subject}: GPUs are assigned by environment variable only, which a container can circumvent "
                 f"({version_text})"
             )
-            yield Finding("card-access", Severity.WARNING, text, cdi_remedy(runtime, number))
+            yield Finding("card-access", Severity.WARNING, text, cdi_remedy(runtime, version))
         else:
-            version_text = quote_unless_name(reported or "unknown")
+            version_text = quote_unless_name(runtime_version or "unknown")
             text = f"{subject}: the device plugin has not reported how containers get their GPUs ({version_text})"
-            log = repairs.log(facts, "daemonset/cardwise-deviceplugin")
+            log = repairs.log_command(facts, "daemonset/cardwise-deviceplugin")
             yield Finding("card-access", Severity.WARNING, text, f"see the log of the device plugin there: {log}")
-    closed = sum(method == "cdi" for method in access.values())
-    if closed:
+    cdi_node_count = sum(method == "cdi" for method in access_by_node.values())
+    if cdi_node_count:
         yield Finding(
             "card-access",
             Severity.OK,
-            f"{wording.pluralize(closed, 'node')} with GPUs assigned by CDI: a container can open only its own",
+            f"{wording.pluralize(cdi_node_count, 'node')} with GPUs assigned by CDI: a container can open only its own",
         )
 
 
-def cdi_remedy(runtime: str, number: str) -> str:
+def cdi_remedy(runtime: str, version: str) -> str:
     if runtime not in cdiruntimes.CDI_AT_ALL:
         return "use containerd 2 or CRI-O: this runtime does not support CDI"
-    least = cdiruntimes.CDI_AT_ALL[runtime]
-    if cdiruntimes.parse_version(number) < least:
-        return f"upgrade {runtime} to {cdiruntimes.format_version(least)} or later: earlier versions do not support CDI"
-    if not cdiruntimes.has_cdi(runtime, number):
-        since = cdiruntimes.format_version(cdiruntimes.CDI_BY_DEFAULT[runtime])
-        return f"set enable_cdi = true in the configuration of {runtime} (the default since {since})"
+    min_version = cdiruntimes.CDI_AT_ALL[runtime]
+    if cdiruntimes.parse_version(version) < min_version:
+        return (
+            f"upgrade {runtime} to {cdiruntimes.format_version(min_version)} or later: earlier versions do not "
+            "support CDI"
+        )
+    if not cdiruntimes.has_cdi(runtime, version):
+        default_version = cdiruntimes.format_version(cdiruntimes.CDI_BY_DEFAULT[runtime])
+        return f"set enable_cdi = true in the configuration of {runtime} (the default since {default_version})"
     return "let the device plugin choose (deviceplugin.gpuAccess=auto), and check that the runtime reads /var/run/cdi"
 
 
 def check_clocks(facts: Facts) -> Iterator[Finding]:
     """A node's clock beside the API server's: both write a time into the node's Lease, of the same renewal."""
-    skewed = []
+    skewed_clocks = []
     for lease in (*facts.node_leases, *facts.leases):
         difference = _clock_skew(lease)
-        if difference is not None and abs(difference) > _SKEW_SECONDS:
-            skewed.append(f"{lease['metadata']['name']} ({difference:+.0f} s)")
-    if skewed:
-        text = f"clocks differ from the API server's: {wording.enumerate_first(skewed, _FEW)}"
+        if difference is not None and abs(difference) > _MAX_SKEW_SECONDS:
+            skewed_clocks.append(f"{lease['metadata']['name']} ({difference:+.0f} s)")
+    if skewed_clocks:
+        text = f"clocks differ from the API server's: {wording.enumerate_first(skewed_clocks, _MAX_LISTED)}"
         yield Finding(
             "clocks", Severity.WARNING, text, "run NTP or chrony there: Leases and ages depend on these clocks"
         )
@@ -127,21 +130,21 @@ def check_clocks(facts: Facts) -> Iterator[Finding]:
 
 def _clock_skew(lease: Json) -> float | None:
     """Seconds that the holder's clock is ahead."""
-    renewed = (lease.get("spec") or {}).get("renewTime")
-    recorded = installation.last_write(lease)
-    if not renewed or recorded is None:
+    renew_time = (lease.get("spec") or {}).get("renewTime")
+    recorded_time = installation.last_write(lease)
+    if not renew_time or recorded_time is None:
         return None
-    return (parse_time(renewed) - recorded).total_seconds()
+    return (parse_time(renew_time) - recorded_time).total_seconds()
 
 
 def check_other_plugins(facts: Facts) -> Iterator[Finding]:
     """Others that give out the same cards."""
-    ours = facts.card_nodes()
+    card_nodes = facts.card_nodes()
     offering_nodes = {
-        node["metadata"]["name"]: offered
+        node["metadata"]["name"]: gpu_count
         for node in facts.nodes
-        if (offered := (node.get("status", {}).get("allocatable") or {}).get(names.NVIDIA_GPU, "0")) != "0"
-        and node["metadata"]["name"] in ours
+        if (gpu_count := (node.get("status", {}).get("allocatable") or {}).get(names.NVIDIA_GPU, "0")) != "0"
+        and node["metadata"]["name"] in card_nodes
     }
     is_shared = bool(offering_nodes)
     if offering_nodes:
@@ -155,14 +158,14 @@ def check_other_plugins(facts: Facts) -> Iterator[Finding]:
             "stop NVIDIA's plugin there, or split the GPUs between the two with nodes.gpus and that plugin's "
             "NVIDIA_VISIBLE_DEVICES",
         )
-    similar: list[str] = []
+    similar_names: list[str] = []
     for kind, workload in _list_workloads(facts):
-        for part, vendor in _OTHERS.items():
-            if part not in workload["metadata"]["name"]:
+        for name_part, vendor in _PLUGIN_BY_NAME_PART.items():
+            if name_part not in workload["metadata"]["name"]:
                 continue
             is_shared = True
             if not is_infrastructure(facts, workload):
-                similar.append(f"{kind} {name_of(workload)}")
+                similar_names.append(f"{kind} {name_of(workload)}")
                 continue
             yield Finding(
                 "other-plugins",
@@ -170,45 +173,54 @@ def check_other_plugins(facts: Facts) -> Iterator[Finding]:
                 f"{vendor} is installed: {kind} {name_of(workload)}",
                 "use a nodeSelector to run it on other nodes than Cardwise",
             )
-    if similar:
+    if similar_names:
         text = (
-            f"workloads in user namespaces are named like other GPU plugins: {wording.enumerate_first(similar, _FEW)}"
+            "workloads in user namespaces are named like other GPU plugins: "
+            f"{wording.enumerate_first(similar_names, _MAX_LISTED)}"
         )
         remedy = "if they are such plugins, use a nodeSelector to run them on other nodes than Cardwise"
         yield Finding("other-plugins", Severity.NOTE, text, remedy)
-    if not is_shared and not facts.unread.keys() & {"nodes", "daemonsets"}:
+    if not is_shared and not facts.unread_kinds.keys() & {"nodes", "daemonsets"}:
         yield Finding("other-plugins", Severity.OK, "no other plugin assigns the GPUs of Cardwise's nodes")
 
 
-def check_gpushare_remains(facts: Facts) -> Iterator[Finding]:
+def check_gpushare_leftovers(facts: Facts) -> Iterator[Finding]:
     """Remains of an installation of gpushare."""
-    ours = facts.card_nodes()
-    remains = [
+    card_nodes = facts.card_nodes()
+    gpushare_workloads = [
         (kind, workload)
         for kind, workload in _list_workloads(facts)
-        if any(part in workload["metadata"]["name"] for part in _GPUSHARE)
+        if any(name_part in workload["metadata"]["name"] for name_part in _GPUSHARE_NAME_PARTS)
     ]
-    leftovers = [f"{kind} {name_of(workload)}" for kind, workload in remains if is_infrastructure(facts, workload)]
-    similar = [f"{kind} {name_of(workload)}" for kind, workload in remains if not is_infrastructure(facts, workload)]
+    leftovers = [
+        f"{kind} {name_of(workload)}" for kind, workload in gpushare_workloads if is_infrastructure(facts, workload)
+    ]
+    similar_names = [
+        f"{kind} {name_of(workload)}" for kind, workload in gpushare_workloads if not is_infrastructure(facts, workload)
+    ]
     for node in facts.nodes:
         metadata = node["metadata"]
         capacity = (node.get("status", {}).get("capacity") or {}).get(names.GPU_MEM, "0")
         if _GPUSHARE_LABEL in labels_of(node):
             leftovers.append(f"label {_GPUSHARE_LABEL} of node {metadata['name']}")
-        elif capacity != "0" and metadata["name"] not in ours:
+        elif capacity != "0" and metadata["name"] not in card_nodes:
             leftovers.append(f"{names.GPU_MEM}: {capacity} of node {metadata['name']}, where Cardwise has no GPU")
     if leftovers:
         remedy = "stop its DaemonSet node by node and its extender last; its running pods stay and are counted"
         yield Finding(
-            "gpushare", Severity.WARNING, f"leftovers of gpushare: {wording.enumerate_first(leftovers, _FEW)}", remedy
+            "gpushare",
+            Severity.WARNING,
+            f"leftovers of gpushare: {wording.enumerate_first(leftovers, _MAX_LISTED)}",
+            remedy,
         )
-    if similar:
+    if similar_names:
         text = (
-            f"workloads in user namespaces are named like those of gpushare: {wording.enumerate_first(similar, _FEW)}"
+            "workloads in user namespaces are named like those of gpushare: "
+            f"{wording.enumerate_first(similar_names, _MAX_LISTED)}"
         )
         remedy = "if they belong to gpushare, see docs/migration.md for the meaning of its numbers and how to stop it"
         yield Finding("gpushare", Severity.NOTE, text, remedy)
-    elif not leftovers and not facts.unread.keys() & {"nodes", "daemonsets", "deployments"}:
+    elif not leftovers and not facts.unread_kinds.keys() & {"nodes", "daemonsets", "deployments"}:
         yield Finding("gpushare", Severity.OK, "no leftovers of gpushare")
 
 

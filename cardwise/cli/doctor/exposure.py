@@ -23,36 +23,42 @@ from cardwise.kube.client import KubeClient
 CHECK: Final = "runtime"
 _POLICY: Final = f"runtimeclasses.{names.GROUP}"
 _DEVICE_PLUGIN: Final = "cardwise-deviceplugin"
-_SECONDS: Final = 60.0
-_EVERY: Final = 0.5
-_AT_ONCE: Final = 50  # pods
-_FEW: Final = 5
-_SHOWN: Final = 200  # bytes of a reason
-_SETTING: Final = "accept-nvidia-visible-devices-envvar-when-unprivileged"
-_STARTED: Final = "looked"
+_TIMEOUT_SECONDS: Final = 60.0
+_POLL_SECONDS: Final = 0.5
+_MAX_PARALLEL_PODS: Final = 50  # pods
+_MAX_LISTED: Final = 5
+_MAX_REASON_BYTES: Final = 200  # bytes of a reason
+_TOOLKIT_SETTING: Final = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+_STARTED_MARK: Final = "looked"
 _SCRIPT: Final = (
-    f"echo {_STARTED} >/dev/termination-log; ls -d /dev/nvidia[0-9]* >>/dev/termination-log 2>/dev/null; exit 0"
+    f"echo {_STARTED_MARK} >/dev/termination-log; ls -d /dev/nvidia[0-9]* >>/dev/termination-log 2>/dev/null; exit 0"
 )
-_REMEDIES: Final = {
-    "cdi": f"set {_SETTING} = false in config.toml of NVIDIA's container toolkit there, and deviceplugin.privileged of "
-    "the chart: shares get their GPUs by CDI",
-    "env": f"enable CDI in the container runtime there, then set {_SETTING} = false; until then make runc its default "
-    "runtime",
+_REMEDY_BY_ACCESS: Final = {
+    "cdi": f"set {_TOOLKIT_SETTING} = false in config.toml of NVIDIA's container toolkit there, and "
+    "deviceplugin.privileged of the chart: shares get their GPUs by CDI",
+    "env": f"enable CDI in the container runtime there, then set {_TOOLKIT_SETTING} = false; until then make runc its "
+    "default runtime",
 }
 
 
 def check_exposure(
-    client: KubeClient, namespace: str, installed: str, cluster_facts: Facts, *, image: str = "", clock: Clock = SYSTEM
+    client: KubeClient,
+    namespace: str,
+    cardwise_namespace: str,
+    cluster_facts: Facts,
+    *,
+    image: str = "",
+    clock: Clock = SYSTEM,
 ) -> Iterator[Finding]:
-    """`namespace`: of the dry runs. `installed`: that of Cardwise. `image` has a shell; "": that of the device plugin,
-    which the nodes have already.
+    """`namespace`: of the dry runs. `cardwise_namespace`: that of Cardwise. `image` has a shell; "": that of the device
+    plugin, which the nodes have already.
     """
-    access = {
+    access_by_node = {
         card["spec"]["node"]: (card.get("status") or {}).get("gpuAccess") or "cdi"
         for card in cluster_facts.cards
         if card["spec"].get("memoryMiB")
     }
-    nodes = [node for node in cluster_facts.nodes if node["metadata"]["name"] in access]
+    nodes = [node for node in cluster_facts.nodes if node["metadata"]["name"] in access_by_node]
     image = image or _probe_image(cluster_facts)
     if not nodes:
         return
@@ -64,26 +70,31 @@ def check_exposure(
         return
     for name, handler in [("", ""), *nvidia_runtimes(cluster_facts)]:  # the default, and NVIDIA's
         title = f"RuntimeClass {name}" if name else "the default runtime"
-        served = [node["metadata"]["name"] for node in nodes if not name or _has_handler(node, handler)]
-        if not served:
+        nodes_with_handler = [node["metadata"]["name"] for node in nodes if not name or _has_handler(node, handler)]
+        if not nodes_with_handler:
             continue
         try:
-            client.create(paths.pods(namespace), _probe_pod(image, name, served[0]), query={"dryRun": "All"})
+            client.create(
+                paths.pods(namespace), _probe_pod(image, name, nodes_with_handler[0]), query={"dryRun": "All"}
+            )
         except errors.Unreachable:
             raise
         except errors.KubeError as error:
-            yield _judge_refusal(title, error)
+            yield _explain_refusal(title, error)
             continue
         results_by_node: dict[str, _ProbeResult] = {}
-        for start in range(0, len(served), _AT_ONCE):
-            pods = {node: _probe_pod(image, name, node) for node in served[start : start + _AT_ONCE]}
+        for first_index in range(0, len(nodes_with_handler), _MAX_PARALLEL_PODS):
+            pods = {
+                node: _probe_pod(image, name, node)
+                for node in nodes_with_handler[first_index : first_index + _MAX_PARALLEL_PODS]
+            }
             try:
-                results_by_node |= _run_probes(client, installed, pods, clock)
+                results_by_node |= _run_probes(client, cardwise_namespace, pods, clock)
             except errors.Forbidden as error:
-                yield _judge_refusal(title, error)
+                yield _explain_refusal(title, error)
                 return
         runtime_class_remedy = f"list {name} in policies.runtimeClasses of the chart; " if name else ""
-        yield from _judge_results(title, results_by_node, access, runtime_class_remedy)
+        yield from _report_probe_results(title, results_by_node, access_by_node, runtime_class_remedy)
 
 
 def _probe_image(cluster_facts: Facts) -> str:
@@ -97,19 +108,19 @@ def _probe_image(cluster_facts: Facts) -> str:
 def _has_handler(node: Json, handler: str) -> bool:
     """Whether the node's kubelet has the handler; True if it does not list its handlers."""
     handlers = node.get("status", {}).get("runtimeHandlers") or ()
-    return not handlers or any(known_handler.get("name") == handler for known_handler in handlers)
+    return not handlers or any(entry.get("name") == handler for entry in handlers)
 
 
 def _probe_pod(image: str, runtime_class: str, node: str) -> Json:
-    asking = {"CUDA_VERSION": "1.0", "NVIDIA_DISABLE_REQUIRE": "true"}
+    variables = {"CUDA_VERSION": "1.0", "NVIDIA_DISABLE_REQUIRE": "true"}
     container = {
         "name": "look",
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["sh", "-c", _SCRIPT],
-        "env": [{"name": name, "value": text} for name, text in asking.items()],
+        "env": [{"name": name, "value": text} for name, text in variables.items()],
     }
-    return probing.pod_of(
+    return probing.build_restricted_pod(
         container,
         {names.DEFAULTS_OPT_OUT: "disabled"},
         nodeName=node,
@@ -119,7 +130,7 @@ def _probe_pod(image: str, runtime_class: str, node: str) -> Json:
     )
 
 
-def _judge_refusal(title: str, error: errors.KubeError) -> Finding:
+def _explain_refusal(title: str, error: errors.KubeError) -> Finding:
     if _POLICY in error.message:
         return Finding(CHECK, Severity.OK, f"a pod without a GPU request may not use {title.removeprefix('the ')}")
     text = f"not tested whether a pod without a GPU request gets one through {title}: {error.message}"
@@ -135,36 +146,36 @@ class _ProbeResult:
 
     @property
     def has_run(self) -> bool:
-        return self.message.startswith(_STARTED)
+        return self.message.startswith(_STARTED_MARK)
 
 
 def _run_probes(client: KubeClient, namespace: str, pods: Mapping[str, Json], clock: Clock) -> dict[str, _ProbeResult]:
     """The results of each node's pod; the pods are deleted."""
-    outcomes: dict[str, _ProbeResult] = {}
-    finished_pods: dict[str, Json] = {}
-    created = []
+    probe_results: dict[str, _ProbeResult] = {}
+    pods_by_node: dict[str, Json] = {}
+    created_names = []
     try:
         for pod in pods.values():
-            created.append(pod["metadata"]["name"])
+            created_names.append(pod["metadata"]["name"])
             client.create(paths.pods(namespace), pod)
-        deadline = clock.now() + _SECONDS
-        while len(outcomes) < len(pods) and clock.now() < deadline:
+        deadline = clock.now() + _TIMEOUT_SECONDS
+        while len(probe_results) < len(pods) and clock.now() < deadline:
             for node, pod in pods.items():
-                if node not in outcomes:
-                    finished_pods[node] = client.get(paths.pods(namespace, pod["metadata"]["name"]))
-                    message = _termination_message(finished_pods[node])
-                    outcomes |= (
-                        {node: _ProbeResult(message, _failure_reason(finished_pods[node]))}
+                if node not in probe_results:
+                    pods_by_node[node] = client.get(paths.pods(namespace, pod["metadata"]["name"]))
+                    message = _termination_message(pods_by_node[node])
+                    probe_results |= (
+                        {node: _ProbeResult(message, _failure_reason(pods_by_node[node]))}
                         if message is not None
                         else {}
                     )
-            clock.sleep(_EVERY)
+            clock.sleep(_POLL_SECONDS)
         return {
-            node: outcomes.get(node) or _ProbeResult(reason=_failure_reason(finished_pods.get(node, {})))
+            node: probe_results.get(node) or _ProbeResult(reason=_failure_reason(pods_by_node.get(node, {})))
             for node in pods
         }
     finally:
-        for name in created:
+        for name in created_names:
             probing.delete(client, namespace, name, {"gracePeriodSeconds": 0})
 
 
@@ -185,38 +196,44 @@ def _failure_reason(pod: Json) -> str:
         end = state.get("terminated") or state.get("waiting") or {}
         if end.get("reason"):
             message = f": {end['message']}" if end.get("message") else ""
-            return wording.sanitize_message(f"{end['reason']}{message}", _SHOWN)
-    return wording.sanitize_message(": ".join(filter(None, (status.get("reason"), status.get("message")))), _SHOWN)
+            return wording.sanitize_message(f"{end['reason']}{message}", _MAX_REASON_BYTES)
+    return wording.sanitize_message(
+        ": ".join(filter(None, (status.get("reason"), status.get("message")))), _MAX_REASON_BYTES
+    )
 
 
-def _judge_results(
-    title: str, probe_results: Mapping[str, _ProbeResult], access: Mapping[str, str], runtime_class_remedy: str
+def _report_probe_results(
+    title: str, probe_results: Mapping[str, _ProbeResult], access_by_node: Mapping[str, str], runtime_class_remedy: str
 ) -> Iterator[Finding]:
-    cards = {
-        node: [line for line in probed.message.split() if line.startswith("/dev/")]
-        for node, probed in probe_results.items()
+    card_files_by_node = {
+        node: [line for line in probe_result.message.split() if line.startswith("/dev/")]
+        for node, probe_result in probe_results.items()
     }
-    for method, remedy in _REMEDIES.items():
-        open_to_all = [
-            f"{node} ({', '.join(gpu_count)})"
-            for node, gpu_count in cards.items()
-            if gpu_count and access.get(node, "cdi") == method
+    for method, remedy in _REMEDY_BY_ACCESS.items():
+        exposed_nodes = [
+            f"{node} ({', '.join(card_files)})"
+            for node, card_files in card_files_by_node.items()
+            if card_files and access_by_node.get(node, "cdi") == method
         ]
-        if open_to_all:
-            nodes_text = wording.enumerate_first(open_to_all, _FEW)
+        if exposed_nodes:
+            nodes_text = wording.enumerate_first(exposed_nodes, _MAX_LISTED)
             text = f"a pod without a GPU request gets GPUs through {title}: {nodes_text}"
             yield Finding(CHECK, Severity.WARNING, text, runtime_class_remedy + remedy)
-    silent: dict[str, list[str]] = {}
-    for node, probed in probe_results.items():
-        if not probed.has_run:
-            silent.setdefault(probed.reason, []).append(node)
-    for reason, nodes in silent.items():
-        nodes_text = wording.enumerate_first(nodes, _FEW)
+    nodes_by_reason: dict[str, list[str]] = {}
+    for node, probe_result in probe_results.items():
+        if not probe_result.has_run:
+            nodes_by_reason.setdefault(probe_result.reason, []).append(node)
+    for reason, nodes in nodes_by_reason.items():
+        nodes_text = wording.enumerate_first(nodes, _MAX_LISTED)
         text = f"unknown whether pods without a GPU request get one through {title} on {nodes_text}"
         detail = f": Kubernetes reports about the test pod: {reason}" if reason else ""
         remedy = "check whether pods start there; give an image with a shell that the nodes have with --probe-image"
         yield Finding(CHECK, Severity.NOTE, text + detail, remedy)
-    closed = sum(probed.has_run and not cards[node] for node, probed in probe_results.items())
-    if closed:
-        text = f"a pod without a GPU request gets none through {title} on {wording.pluralize(closed, 'node')}"
+    closed_node_count = sum(
+        probe_result.has_run and not card_files_by_node[node] for node, probe_result in probe_results.items()
+    )
+    if closed_node_count:
+        text = (
+            f"a pod without a GPU request gets none through {title} on {wording.pluralize(closed_node_count, 'node')}"
+        )
         yield Finding(CHECK, Severity.OK, text)

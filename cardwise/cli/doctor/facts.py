@@ -19,23 +19,23 @@ _POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 _NETWORKING = "/apis/networking.k8s.io/v1"
 RUNTIME_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 NODE_LEASES = "kube-node-lease"
-SYSTEM = "kube-system"
+SYSTEM_NAMESPACE = "kube-system"
 _SCHEDULER_LABEL = "component=kube-scheduler"
-WAITING = "spec.nodeName=,status.phase=Pending"  # a field selector of pods
+PENDING_SELECTOR = "spec.nodeName=,status.phase=Pending"  # a field selector of pods
 _NAME_LABEL: Final = "app.kubernetes.io/name"
-_OF_CARDWISE = f"{_NAME_LABEL}=cardwise"  # the chart gives this label to all that it makes
+_PARTS_SELECTOR = f"{_NAME_LABEL}=cardwise"  # the chart gives this label to all that it makes
 
 
 @dataclass(slots=True)
 class Facts:
-    """Decoded objects by kind. A kind that the API server does not know is in `absent`, one that may not be read in
-    `unread`, with what the API server said if it was not a missing right; both are then empty here.
+    """Decoded objects by kind. A kind that the API server does not know is in `unknown_kinds`, one that may not be read
+    in `unread_kinds`, with what the API server said if it was not a missing right; both are then empty here.
 
     Tenants create workloads with any name and label in their namespaces. So `collect_lists` separates the workloads of
     Cardwise's namespace from all others: the checks of Cardwise's parts see only the former.
     """
 
-    installed: str = names.NAMESPACE  # the namespace of Cardwise
+    cardwise_namespace: str = names.NAMESPACE  # the namespace of Cardwise
     version: Json = field(default_factory=dict)
     now: datetime | None = None  # by the API server's clock, since whoever asks may have another
     nodes: Sequence[Json] = ()
@@ -45,13 +45,13 @@ class Facts:
     deployments: Sequence[Json] = ()
     other_daemonsets: Sequence[Json] = ()  # of all other namespaces: what they say is what a tenant may have written
     other_deployments: Sequence[Json] = ()
-    mutating: Sequence[Json] = ()
-    validating: Sequence[Json] = ()
+    mutating_webhooks: Sequence[Json] = ()
+    validating_webhooks: Sequence[Json] = ()
     policies: Sequence[Json] = ()
     node_leases: Sequence[Json] = ()
     leases: Sequence[Json] = ()
     schedulers: Sequence[Json] = ()  # pods of kube-scheduler
-    waiting_pods: Sequence[Json] = ()  # of all namespaces, those without a node
+    pending_pods: Sequence[Json] = ()  # of all namespaces, those without a node
     own_pods: Sequence[Json] = ()  # of Cardwise's parts
     own_events: Sequence[Event] = ()  # warnings of Cardwise's namespace
     pod_events: Sequence[Event] = ()  # of pods that were deleted, since something else had bound them; from tenants too
@@ -62,8 +62,8 @@ class Facts:
     node_events: Sequence[Event] = ()  # of nodes whose card is another node's by its ExtendedResource
     namespaces: Sequence[Json] = ()  # that say the unit of their bare numbers
     namespace: Json | None = None  # that of Cardwise; None where it does not exist or may not be read
-    absent: set[str] = field(default_factory=set)
-    unread: dict[str, str] = field(default_factory=dict)
+    unknown_kinds: set[str] = field(default_factory=set)
+    unread_kinds: dict[str, str] = field(default_factory=dict)
 
     def card_nodes(self) -> set[str]:
         """Nodes on which Cardwise knows a card or another device."""
@@ -72,15 +72,22 @@ class Facts:
 
 PROBE_POD_PREFIX: Final = "cardwise-doctor-"  # of the names of doctor's own pods
 
-_EVENTS: Final = ("own_events", "pod_events", "node_events")
-_SEPARATED: Final = {"daemonsets": "other_daemonsets", "deployments": "other_deployments"}
-_NOT_READ: Final = ("installed", "version", "now", "absent", "unread", *_SEPARATED.values())
-KINDS = len(fields(Facts)) - len(_NOT_READ)  # of objects that are read
+_EVENT_FIELDS: Final = ("own_events", "pod_events", "node_events")
+_OTHER_NAMESPACES_FIELD: Final = {"daemonsets": "other_daemonsets", "deployments": "other_deployments"}
+_FIELDS_WITHOUT_LIST: Final = (
+    "cardwise_namespace",
+    "version",
+    "now",
+    "unknown_kinds",
+    "unread_kinds",
+    *_OTHER_NAMESPACES_FIELD.values(),
+)
+KINDS = len(fields(Facts)) - len(_FIELDS_WITHOUT_LIST)  # of objects that are read
 
 
 def read_facts(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
     """Read the cluster. Raises `errors.Unreachable` only. `namespace`: of Cardwise."""
-    facts = Facts(installed=namespace)
+    facts = Facts(cardwise_namespace=namespace)
     fill_facts(facts, client, namespace)
     return facts
 
@@ -93,40 +100,40 @@ def fill_facts(facts: Facts, client: KubeClient, namespace: str) -> None:
         "classes": (paths.resourceclasses(), ""),
         "daemonsets": (paths.namespaced(_APPS, "daemonsets"), ""),
         "deployments": (paths.namespaced(_APPS, "deployments"), ""),
-        "mutating": (paths.mutatingwebhookconfigurations(), ""),
-        "validating": (paths.validatingwebhookconfigurations(), ""),
+        "mutating_webhooks": (paths.mutatingwebhookconfigurations(), ""),
+        "validating_webhooks": (paths.validatingwebhookconfigurations(), ""),
         "policies": (_POLICIES, ""),
         "node_leases": (paths.leases(NODE_LEASES), ""),
         "leases": (paths.leases(namespace), ""),
-        "schedulers": (paths.pods(SYSTEM), _SCHEDULER_LABEL),
+        "schedulers": (paths.pods(SYSTEM_NAMESPACE), _SCHEDULER_LABEL),
         "networkpolicies": (paths.namespaced(_NETWORKING, "networkpolicies", namespace), ""),
         "runtimeclasses": (RUNTIME_CLASSES, ""),
         "resourcequotas": (paths.namespaced("/api/v1", "resourcequotas"), ""),
         "gpuquotas": (paths.gpuquotas(), ""),
         "namespaces": (paths.namespaces(), names.GPU_MEM_UNIT),
-        "own_pods": (paths.pods(namespace), _OF_CARDWISE),
+        "own_pods": (paths.pods(namespace), _PARTS_SELECTOR),
     }
     queries = {
         kind: (path, {"labelSelector": selector} if selector else {}) for kind, (path, selector) in lists.items()
     }
-    queries["waiting_pods"] = (paths.pods(), {"fieldSelector": WAITING})
+    queries["pending_pods"] = (paths.pods(), {"fieldSelector": PENDING_SELECTOR})
     queries["own_events"] = (paths.namespaced("/api/v1", "events", namespace), {"fieldSelector": "type=Warning"})
     queries["pod_events"] = (paths.events(), {"fieldSelector": f"reason={names.BOUND_WITHOUT_EXTENDER}"})
-    about_nodes = f"reason={names.GPU_ON_ANOTHER_NODE},involvedObject.kind=Node"
-    queries["node_events"] = (paths.events("default"), {"fieldSelector": about_nodes})
+    node_event_selector = f"reason={names.GPU_ON_ANOTHER_NODE},involvedObject.kind=Node"
+    queries["node_events"] = (paths.events("default"), {"fieldSelector": node_event_selector})
     facts.version, facts.now = client.get("/version"), client.fetch_server_time()
     collect_lists(facts, client, queries)
     # Those of another doctor, or of the chart's test, which delete them themselves.
-    facts.waiting_pods = [pod for pod in facts.waiting_pods if not pod["metadata"]["name"].startswith(PROBE_POD_PREFIX)]
+    facts.pending_pods = [pod for pod in facts.pending_pods if not pod["metadata"]["name"].startswith(PROBE_POD_PREFIX)]
     with _record_errors(facts, "namespace"):
         facts.namespace = client.get(paths.namespaces(namespace))
 
 
-def queries_of_parts(namespace: str) -> dict[str, tuple[str, Mapping[str, str]]]:
+def build_part_queries(namespace: str) -> dict[str, tuple[str, Mapping[str, str]]]:
     """The lists in Cardwise's namespace that `collect_lists` reads to find why the parts on nodes do not run."""
     return {
         "daemonsets": (paths.namespaced(_APPS, "daemonsets", namespace), {}),
-        "own_pods": (paths.pods(namespace), {"labelSelector": _OF_CARDWISE}),
+        "own_pods": (paths.pods(namespace), {"labelSelector": _PARTS_SELECTOR}),
         "own_events": (paths.events(namespace), {"fieldSelector": "type=Warning"}),
         "runtimeclasses": (RUNTIME_CLASSES, {}),
     }
@@ -137,14 +144,16 @@ def collect_lists(facts: Facts, client: KubeClient, queries: Mapping[str, tuple[
     for kind, (path, query) in queries.items():
         with _record_errors(facts, kind):
             objects = list(client.list_objects(path, query))
-            if kind in _SEPARATED:
+            if kind in _OTHER_NAMESPACES_FIELD:
                 setattr(
                     facts,
-                    _SEPARATED[kind],
-                    [manifest for manifest in objects if not _is_in_namespace(facts.installed, manifest)],
+                    _OTHER_NAMESPACES_FIELD[kind],
+                    [manifest for manifest in objects if not _is_in_namespace(facts.cardwise_namespace, manifest)],
                 )
-                objects = [manifest for manifest in objects if _is_in_namespace(facts.installed, manifest)]
-            setattr(facts, kind, [*filter(None, map(podevents.parse_event, objects))] if kind in _EVENTS else objects)
+                objects = [manifest for manifest in objects if _is_in_namespace(facts.cardwise_namespace, manifest)]
+            setattr(
+                facts, kind, [*filter(None, map(podevents.parse_event, objects))] if kind in _EVENT_FIELDS else objects
+            )
 
 
 def _is_in_namespace(namespace: str, manifest: Json) -> bool:
@@ -153,17 +162,17 @@ def _is_in_namespace(namespace: str, manifest: Json) -> bool:
 
 @contextmanager
 def _record_errors(facts: Facts, kind: str) -> Iterator[None]:
-    """Notes in `absent` or `unread` why the kind cannot be read. Raises `errors.Unreachable` only."""
+    """Notes in `unknown_kinds` or `unread_kinds` why the kind cannot be read. Raises `errors.Unreachable` only."""
     try:
         yield
     except errors.NotFound:
-        facts.absent.add(kind)
+        facts.unknown_kinds.add(kind)
     except errors.Unreachable:
         raise
     except errors.Forbidden:
-        facts.unread[kind] = ""
+        facts.unread_kinds[kind] = ""
     except errors.KubeError as error:
-        facts.unread[kind] = error.message
+        facts.unread_kinds[kind] = error.message
 
 
 def is_infrastructure(facts: Facts, workload: Json) -> bool:
@@ -171,7 +180,7 @@ def is_infrastructure(facts: Facts, workload: Json) -> bool:
 
     A workload in any other namespace may be a tenant's, whatever it is called.
     """
-    return workload["metadata"]["namespace"] in (facts.installed, *bypasses.INFRASTRUCTURE)
+    return workload["metadata"]["namespace"] in (facts.cardwise_namespace, *bypasses.INFRASTRUCTURE)
 
 
 def name_of(manifest: Json) -> str:
@@ -210,8 +219,8 @@ def read_configz(client: KubeClient, pod: Json) -> Json | None:
     """
     name = pod["metadata"]["name"]
     try:
-        answer = client.get(paths.pods(SYSTEM, f"https:{name}:10259", "proxy", "configz"), timeout=5.0)
+        response = client.get(paths.pods(SYSTEM_NAMESPACE, f"https:{name}:10259", "proxy", "configz"), timeout=5.0)
     except errors.KubeError:
         return None
-    configuration = answer.get("componentconfig")
+    configuration = response.get("componentconfig")
     return configuration if isinstance(configuration, dict) else None

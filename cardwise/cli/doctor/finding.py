@@ -19,8 +19,8 @@ class Severity(StrEnum):
     PROBLEM = "problem"
 
 
-_FEW = 3  # nodes that a line names
-_WIDTH = max(map(len, Severity))
+_MAX_LISTED = 3  # nodes that a line names
+_SEVERITY_WIDTH = max(map(len, Severity))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Finding:
     check: the name of the check.
     text: what was found.
     remedy: what to do; "" for nothing.
-    unread: the number of kinds that could not be read.
+    unread_kinds: the number of kinds that could not be read.
     values: the proposed values of the chart, as KEY=VALUE.
     """
 
@@ -42,8 +42,8 @@ class Finding:
     values: tuple[str, ...] = ()
 
 
-def report_unread(reasons: Mapping[str, str], kinds: int) -> Iterator[Finding]:
-    """The note about lists that could not be read. `kinds`: the number of all lists.
+def report_unread_kinds(reasons: Mapping[str, str], kind_count: int) -> Iterator[Finding]:
+    """The note about lists that could not be read. `kind_count`: the number of all lists.
 
     reasons: by kind, the API server's message; "" for a missing right.
     """
@@ -52,19 +52,19 @@ def report_unread(reasons: Mapping[str, str], kinds: int) -> Iterator[Finding]:
             yield Finding(
                 "rights", Severity.NOTE, f"could not read {_kind_title(kind)}: {reason}", "try again", unread=1
             )
-    hidden = [_kind_title(kind) for kind, reason in reasons.items() if not reason]
-    if hidden:
+    hidden_titles = [_kind_title(kind) for kind, reason in reasons.items() if not reason]
+    if hidden_titles:
         text = (
-            f"could not read {len(hidden)} of {kinds} kinds of objects, because you lack the rights: "
-            f"{', '.join(hidden)}"
+            f"could not read {len(hidden_titles)} of {kind_count} kinds of objects, because you lack the rights: "
+            f"{', '.join(hidden_titles)}"
         )
-        yield Finding("rights", Severity.NOTE, text, "run this as an administrator", unread=len(hidden))
+        yield Finding("rights", Severity.NOTE, text, "run this as an administrator", unread=len(hidden_titles))
 
 
 def _kind_title(kind: str) -> str:
     if kind == "namespace":
         return "the namespace of Cardwise"
-    return f"{kind} webhooks" if kind in ("mutating", "validating") else kind.replace("_", " ")
+    return kind.replace("_", " ")
 
 
 def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
@@ -78,7 +78,7 @@ def name_nodes(node_names: Sequence[str]) -> str:
     return (
         f"node {node_names[0]}"
         if len(node_names) == 1
-        else f"{len(node_names)} nodes ({wording.enumerate_first(node_names, _FEW)})"
+        else f"{len(node_names)} nodes ({wording.enumerate_first(node_names, _MAX_LISTED)})"
     )
 
 
@@ -88,22 +88,25 @@ def worst_severity(findings: Sequence[Finding]) -> Severity:
     return max((finding.level for finding in findings), key=order.index, default=Severity.OK)
 
 
-def table(findings: Sequence[Finding], kinds: int = KINDS) -> str:
-    """One row per finding, followed by its remedy. `kinds`: the number of lists that were to be read."""
-    widest = max((len(finding.check) for finding in findings), default=0)
-    shown: list[str] = []
+def table(findings: Sequence[Finding], kind_count: int = KINDS) -> str:
+    """One row per finding, followed by its remedy. `kind_count`: the number of lists that were to be read."""
+    check_width = max((len(finding.check) for finding in findings), default=0)
+    lines: list[str] = []
     for finding in findings:
-        shown.append(f"{finding.level.upper():{_WIDTH}}  {finding.check:{widest}}  {console.clean_line(finding.text)}")
+        lines.append(
+            f"{finding.level.upper():{_SEVERITY_WIDTH}}  {finding.check:{check_width}}  "
+            f"{console.clean_line(finding.text)}"
+        )
         if finding.remedy:
-            shown.append(f"{'':{_WIDTH}}  -> {console.clean_line(finding.remedy)}")
+            lines.append(f"{'':{_SEVERITY_WIDTH}}  -> {console.clean_line(finding.remedy)}")
     counts = ", ".join(
-        f"{number} ok" if level is Severity.OK else wording.pluralize(number, level)
-        for level in reversed(Severity)
-        for number in [sum(finding.level is level for finding in findings)]
+        f"{count} ok" if severity is Severity.OK else wording.pluralize(count, severity)
+        for severity in reversed(Severity)
+        for count in [sum(finding.level is severity for finding in findings)]
     )
-    if hidden := sum(finding.unread for finding in findings):
-        counts = f"could not read {hidden} of {kinds} kinds of objects; the others: {counts}"
-    return "".join(f"{line}\n" for line in [*shown, counts])
+    if unread_count := sum(finding.unread for finding in findings):
+        counts = f"could not read {unread_count} of {kind_count} kinds of objects; the others: {counts}"
+    return "".join(f"{line}\n" for line in [*lines, counts])
 
 
 def as_json(findings: Sequence[Finding]) -> dict[str, Any]:

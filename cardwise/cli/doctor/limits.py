@@ -12,24 +12,24 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.shellcommand import command
 from cardwise.core.values.wording import quote_unless_name
 
-_FEW: Final = 5
+_MAX_LISTED: Final = 5
 
 
 def check_classes_without_cards(facts: Facts) -> Iterator[Finding]:
     """Automatic classes outlive their cards, so that pods may wait for a node group that is scaled to zero."""
-    empty = [
+    empty_classes = [
         resource_class["metadata"]["name"]
         for resource_class in facts.classes
         if labels_of(resource_class).get(names.AUTO_LABEL) == "true"
         and (resource_class.get("status") or {}).get("devices") == 0
     ]
-    if empty:
-        pronoun = "it" if len(empty) == 1 else "them"
+    if empty_classes:
+        pronoun = "it" if len(empty_classes) == 1 else "them"
         text = (
-            f"no GPU matches {wording.enumerate_first(empty, _FEW)}: pods that "
+            f"no GPU matches {wording.enumerate_first(empty_classes, _MAX_LISTED)}: pods that "
             f"request {pronoun} wait until a node brings one"
         )
-        delete = command("kubectl delete resourceclass {name}", name=empty[0])
+        delete = command("kubectl delete resourceclass {name}", name=empty_classes[0])
         remedy = f"remove a type that will not return: {delete}"
         yield Finding("classes", Severity.NOTE, text, remedy)
 
@@ -38,56 +38,59 @@ def check_resource_quotas(facts: Facts) -> Iterator[Finding]:
     """Whether ResourceQuotas count what their authors expect: names that no node offers, only shares or only whole
     cards.
     """
-    if facts.unread.keys() & {"resourcequotas", "gpuquotas", "nodes", "classes"}:
+    if facts.unread_kinds.keys() & {"resourcequotas", "gpuquotas", "nodes", "classes"}:
         return
-    offered = {
+    offered_names = {
         name
         for node in facts.nodes
         for name, amount in ((node.get("status") or {}).get("capacity") or {}).items()
         if lookalikes.is_like_gpu(name) and amount != "0"
     }
-    known = [resource_class["metadata"]["name"] for resource_class in facts.classes]
-    of_namespace: dict[str, set[str]] = {}
+    class_names = [resource_class["metadata"]["name"] for resource_class in facts.classes]
+    keys_by_namespace: dict[str, set[str]] = {}
     for quota in facts.resourcequotas:
         hard = (quota.get("spec") or {}).get("hard") or {}
-        of_namespace.setdefault(quota["metadata"]["namespace"], set()).update(hard)
+        keys_by_namespace.setdefault(quota["metadata"]["namespace"], set()).update(hard)
         for key in sorted(hard):
-            if suggested_name := _suggest_key(key, offered, known):
+            if suggested_name := _suggest_key(key, offered_names, class_names):
                 text = (
                     f"ResourceQuota {name_of(quota)}: {quote_unless_name(key)} counts nothing, because no node offers "
                     "it"
                 )
                 yield Finding("quotas", Severity.WARNING, text, f"did you mean requests.{suggested_name}?")
-    for missing, counted_key in ((quotas.WHOLE_CARDS, quotas.SHARES), (quotas.SHARES, quotas.WHOLE_CARDS)):
-        open_ = sorted(
+    for missing_key, counted_key in ((quotas.WHOLE_CARDS, quotas.SHARES), (quotas.SHARES, quotas.WHOLE_CARDS)):
+        uncovered_namespaces = sorted(
             namespace
-            for namespace, keys in of_namespace.items()
-            if quotas.uncounted_key(keys) == missing
-            and not _is_counted_by_gpuquota(facts.gpuquotas, namespace, missing)
+            for namespace, keys in keys_by_namespace.items()
+            if quotas.uncounted_key(keys) == missing_key
+            and not _is_counted_by_gpuquota(facts.gpuquotas, namespace, missing_key)
         )
-        if open_:
-            uncounted = "whole GPUs (gpu-count or a class)" if missing == quotas.WHOLE_CARDS else "shares"
-            text = f"{wording.enumerate_first(open_, _FEW)}: a ResourceQuota limits {counted_key}, but not {uncounted}"
-            yield Finding("quotas", Severity.WARNING, text, f"add {missing} to it, or create a GPUQuota")
+        if uncovered_namespaces:
+            uncounted_requests = "whole GPUs (gpu-count or a class)" if missing_key == quotas.WHOLE_CARDS else "shares"
+            text = (
+                f"{wording.enumerate_first(uncovered_namespaces, _MAX_LISTED)}: a ResourceQuota limits "
+                f"{counted_key}, but not {uncounted_requests}"
+            )
+            yield Finding("quotas", Severity.WARNING, text, f"add {missing_key} to it, or create a GPUQuota")
 
 
-def _suggest_key(key: str, offered: set[str], classes: list[str]) -> str:
+def _suggest_key(key: str, offered_names: set[str], classes: list[str]) -> str:
     """The resource that was probably meant by the key of a ResourceQuota that counts nothing; "" for none."""
     name = key.removeprefix("requests.")
-    ours = name in (*names.REQUESTED, *names.OWN_RESOURCES) or names.class_of(name)
-    if ours or name in offered or not lookalikes.is_like_gpu(name):
+    is_own = name in (*names.REQUESTED, *names.OWN_RESOURCES) or names.class_of(name)
+    if is_own or name in offered_names or not lookalikes.is_like_gpu(name):
         return ""
-    suggested_name = lookalikes.suggest_resource(name, (*sorted(offered), *classes))
+    suggested_name = lookalikes.suggest_resource(name, (*sorted(offered_names), *classes))
     return suggested_name if not suggested_name or "/" in suggested_name else f"{names.CLASS_PREFIX}{suggested_name}"
 
 
-def _is_counted_by_gpuquota(gpu_quotas: Sequence[Json], namespace: str, missing: str) -> bool:
+def _is_counted_by_gpuquota(gpu_quotas: Sequence[Json], namespace: str, missing_key: str) -> bool:
     """Whether a GPUQuota of the namespace limits what the ResourceQuotas do not count."""
     for manifest in gpu_quotas:
         if manifest["metadata"]["namespace"] != namespace:
             continue
         try:
-            if quotas.counts_in_place_of(quotas.parse(manifest), missing):
+            if quotas.counts_in_place_of(quotas.parse(manifest), missing_key):
                 return True
         except InvalidRequest:
             continue

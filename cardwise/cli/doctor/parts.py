@@ -25,23 +25,34 @@ from cardwise.kube.wire import ExtendedResource
 
 _EXTENDER: Final = "cardwise-extender"
 _PLUGIN: Final = "cardwise-deviceplugin"
-_LEASE_SECONDS: Final = 15.0  # of a Lease that does not tell
-_RECENT: Final = timedelta(minutes=10)  # the device plugin repeats an event at least so often while its cause lasts
-_USABLE: Final = ("Ready", "Off")
-_FEW_REASONS: Final = 3
-_CARD: Final = re.compile(r"ExtendedResource (\S+) belongs to a GPU of node ")  # in an event of the device plugin
+_DEFAULT_LEASE_SECONDS: Final = 15.0  # of a Lease that does not tell
+_EVENT_MAX_AGE: Final = timedelta(
+    minutes=10
+)  # the device plugin repeats an event at least so often while its cause lasts
+_USABLE_MPS_STATES: Final = ("Ready", "Off")
+_MAX_LISTED_REASONS: Final = 3
+_RESOURCE_IN_EVENT: Final = re.compile(
+    r"ExtendedResource (\S+) belongs to a GPU of node "
+)  # in an event of the device plugin
 _POLICY_SUFFIX: Final = f".{names.GROUP}"  # how names of our policies end
 
 
 def is_installed(facts: Facts) -> bool | None:
     """Whether any object of the chart exists: else all checks would fail for the same reason. None if unknown."""
-    if facts.absent >= {"cards", "classes"}:
+    if facts.unknown_kinds >= {"cards", "classes"}:
         return False
-    present = {manifest["metadata"]["name"] for manifest in (*facts.mutating, *facts.validating, *facts.daemonsets)}
-    ours = {names.WEBHOOK_CONFIGURATION, _PLUGIN}
-    if present & ours or _count_own_policies(facts.policies) or facts.cards:
+    present_names = {
+        manifest["metadata"]["name"]
+        for manifest in (*facts.mutating_webhooks, *facts.validating_webhooks, *facts.daemonsets)
+    }
+    own_names = {names.WEBHOOK_CONFIGURATION, _PLUGIN}
+    if present_names & own_names or _count_own_policies(facts.policies) or facts.cards:
         return True
-    return None if facts.unread.keys() & {"mutating", "validating", "policies", "daemonsets", "cards"} else False
+    return (
+        None
+        if facts.unread_kinds.keys() & {"mutating_webhooks", "validating_webhooks", "policies", "daemonsets", "cards"}
+        else False
+    )
 
 
 def check_namespace(facts: Facts) -> Iterator[Finding]:
@@ -50,28 +61,30 @@ def check_namespace(facts: Facts) -> Iterator[Finding]:
     The namespace of the webhook's Service decides: only administrators write the webhook's configuration. Without it,
     workloads with the chart's label are a hint, without a command: every tenant can give a workload this label.
     """
-    namespace_in_use = facts.installed
-    namespaces = service_namespaces(facts)
-    others = (manifest for manifest in (*facts.other_daemonsets, *facts.other_deployments) if is_of_chart(manifest))
-    hints = sorted({workload["metadata"]["namespace"] for workload in others})
-    is_here = any(map(is_of_chart, (*facts.daemonsets, *facts.deployments)))
-    if namespaces and namespace_in_use not in namespaces:
+    given_namespace = facts.cardwise_namespace
+    used_namespaces = service_namespaces(facts)
+    labelled_workloads = (
+        manifest for manifest in (*facts.other_daemonsets, *facts.other_deployments) if is_of_chart(manifest)
+    )
+    labelled_namespaces = sorted({workload["metadata"]["namespace"] for workload in labelled_workloads})
+    has_workload = any(map(is_of_chart, (*facts.daemonsets, *facts.deployments)))
+    if used_namespaces and given_namespace not in used_namespaces:
         text = (
-            f"Cardwise is not installed in namespace {namespace_in_use} but in "
-            f"{wording.enumerate_first(sorted(namespaces), _FEW_REASONS)}"
+            f"Cardwise is not installed in namespace {given_namespace} but in "
+            f"{wording.enumerate_first(sorted(used_namespaces), _MAX_LISTED_REASONS)}"
         )
-        retry_command = command("cardwise doctor --cardwise-namespace {namespace}", namespace=min(namespaces))
+        retry_command = command("cardwise doctor --cardwise-namespace {namespace}", namespace=min(used_namespaces))
         remedy = f"{retry_command} (or $CARDWISE_NAMESPACE)"
         yield Finding("installation", Severity.PROBLEM, text, remedy)
-    elif not namespaces and hints and not is_here:
+    elif not used_namespaces and labelled_namespaces and not has_workload:
         text = (
-            f"no workload in namespace {namespace_in_use} has Cardwise's label, but some in "
-            f"{wording.enumerate_first(hints, _FEW_REASONS)}"
+            f"no workload in namespace {given_namespace} has Cardwise's label, but some in "
+            f"{wording.enumerate_first(labelled_namespaces, _MAX_LISTED_REASONS)}"
         )
         remedy = "if Cardwise is in another namespace: cardwise doctor --cardwise-namespace NAMESPACE"
         yield Finding("installation", Severity.PROBLEM, text, remedy)
-    elif "namespace" in facts.absent:
-        text = f"namespace {namespace_in_use}, where Cardwise was expected, does not exist"
+    elif "namespace" in facts.unknown_kinds:
+        text = f"namespace {given_namespace}, where Cardwise was expected, does not exist"
         remedy = (
             "give the namespace of Cardwise: cardwise doctor --cardwise-namespace NAMESPACE (kubectl get "
             "namespaces lists them)"
@@ -83,7 +96,7 @@ def service_namespaces(facts: Facts) -> set[str]:
     """The namespaces of the webhook's Service in its configurations, which is that of Cardwise; empty without one."""
     hooks = (
         hook
-        for configuration in facts.mutating
+        for configuration in facts.mutating_webhooks
         if _is_own_configuration(configuration)
         for hook in configuration.get("webhooks") or ()
     )
@@ -102,15 +115,18 @@ def _count_own_policies(policies: Sequence[Json]) -> int:
 
 def check_definitions(facts: Facts) -> Iterator[Finding]:
     """The kinds of `cardwise.dev`."""
-    missing = sorted(facts.absent & {"cards", "classes"})
-    if missing:
+    missing_kinds = sorted(facts.unknown_kinds & {"cards", "classes"})
+    if missing_kinds:
         yield Finding(
-            "installation", Severity.PROBLEM, "the CRDs of cardwise.dev are not installed", repairs.install(facts)
+            "installation",
+            Severity.PROBLEM,
+            "the CRDs of cardwise.dev are not installed",
+            repairs.suggest_installation(facts),
         )
     elif is_installed(facts) is False:
         text = "only Cardwise's CRDs are installed: Cardwise was uninstalled, or its installation has failed"
-        yield Finding("installation", Severity.PROBLEM, text, repairs.install(facts))
-    elif "cards" not in facts.unread:
+        yield Finding("installation", Severity.PROBLEM, text, repairs.suggest_installation(facts))
+    elif "cards" not in facts.unread_kinds:
         yield Finding("installation", Severity.OK, f"the CRDs of {names.API_VERSION} are installed")
 
 
@@ -118,25 +134,29 @@ def check_webhooks(facts: Facts) -> Iterator[Finding]:
     """Our configurations, with the CA that the webhook puts in once it has run; and mutating ones of others that run
     after ours.
     """
-    if facts.unread.keys() & {"mutating", "validating"}:
+    if facts.unread_kinds.keys() & {"mutating_webhooks", "validating_webhooks"}:
         return
     for kind, configurations, name in (
-        ("Mutating", facts.mutating, names.WEBHOOK_CONFIGURATION),
-        ("Mutating", facts.mutating, names.LATE_CONFIGURATION),
-        ("Validating", facts.validating, names.WEBHOOK_CONFIGURATION),
+        ("Mutating", facts.mutating_webhooks, names.WEBHOOK_CONFIGURATION),
+        ("Mutating", facts.mutating_webhooks, names.LATE_CONFIGURATION),
+        ("Validating", facts.validating_webhooks, names.WEBHOOK_CONFIGURATION),
     ):
-        ours = next(
+        configuration_object = next(
             (configuration for configuration in configurations if configuration["metadata"]["name"] == name), None
         )
         title = f"{kind}WebhookConfiguration {name}"
-        if ours is None:
-            is_there = _plugin_daemonsets(facts) or "daemonsets" in facts.unread
-            remedy = f"let the chart recreate it: {repairs.upgrade(facts)}" if is_there else repairs.install(facts)
+        if configuration_object is None:
+            may_be_installed = _plugin_daemonsets(facts) or "daemonsets" in facts.unread_kinds
+            remedy = (
+                f"let the chart recreate it: {repairs.upgrade_command(facts)}"
+                if may_be_installed
+                else repairs.suggest_installation(facts)
+            )
             yield Finding("webhook", Severity.PROBLEM, f"there is no {title}", remedy)
-        elif not all(hook["clientConfig"].get("caBundle") for hook in ours.get("webhooks") or ()):
-            remedy = f"see its log: {repairs.log(facts, f'deployment/{installation.WEBHOOK}')}"
+        elif not all(hook["clientConfig"].get("caBundle") for hook in configuration_object.get("webhooks") or ()):
+            remedy = f"see its log: {repairs.log_command(facts, f'deployment/{installation.WEBHOOK}')}"
             yield Finding("webhook", Severity.PROBLEM, f"{title} has no CA: the webhook has never started", remedy)
-    for configuration in facts.mutating:
+    for configuration in facts.mutating_webhooks:
         name = configuration["metadata"]["name"]
         if name > names.LATE_CONFIGURATION and any(map(_changes_new_pods, configuration.get("webhooks") or ())):
             text = (
@@ -161,21 +181,23 @@ def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
     clients.
     """
     webhook = next((listed for listed in facts.deployments if listed["metadata"]["name"] == installation.WEBHOOK), None)
-    if webhook is None or "networkpolicies" in facts.unread:
+    if webhook is None or "networkpolicies" in facts.unread_kinds:
         return
     template = webhook["spec"]["template"]
     spec = template["spec"]
-    if any(arg.startswith("--client-ca=") for listed in spec["containers"] for arg in listed.get("args") or ()):
+    if any(
+        argument.startswith("--client-ca=") for listed in spec["containers"] for argument in listed.get("args") or ()
+    ):
         return
-    served = [
+    https_ports = [
         port for listed in spec["containers"] for port in listed.get("ports") or () if port.get("name") == "https"
     ]
-    ports = {"https", *(port["containerPort"] for port in served)}
+    ports = {"https", *(port["containerPort"] for port in https_ports)}
     labels = (template.get("metadata") or {}).get("labels") or {}
     remedy = "set webhook.clientCA of the chart (docs/admin.md, Only the API server asks the webhook)"
     if spec.get("hostNetwork"):
         reason = "it uses the nodes' network, to which no NetworkPolicy applies"
-    elif _restricts_callers(facts.networkpolicies, labels, ports):
+    elif _restrict_callers(facts.networkpolicies, labels, ports):
         return
     else:
         reason = "it requires no client certificate, and no NetworkPolicy restricts who may connect"
@@ -183,7 +205,7 @@ def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
     yield Finding("webhook", Severity.NOTE, f"the webhook is open to pods: {reason}", remedy)
 
 
-def _restricts_callers(policies: Iterable[Json], labels: Mapping[str, str], ports: Collection[int | str]) -> bool:
+def _restrict_callers(policies: Iterable[Json], labels: Mapping[str, str], ports: Collection[int | str]) -> bool:
     """Whether NetworkPolicies select the pods of these labels, and each rule that opens these ports names callers that
     are not all pods.
     """
@@ -194,16 +216,18 @@ def _restricts_callers(policies: Iterable[Json], labels: Mapping[str, str], port
         and all(condition.matches(labels) for condition in parse_conditions(listed["spec"].get("podSelector") or {}))
     ]
     rules = [rule for spec in selecting_policies for rule in spec.get("ingress") or ()]
-    opened = [rule for rule in rules if not rule.get("ports") or any(_opens(port, ports) for port in rule["ports"])]
-    return bool(selecting_policies) and not any(_admits_all_pods(rule.get("from")) for rule in opened)
+    opening_rules = [
+        rule for rule in rules if not rule.get("ports") or any(_opens_port(port, ports) for port in rule["ports"])
+    ]
+    return bool(selecting_policies) and not any(_admits_all_pods(rule.get("from")) for rule in opening_rules)
 
 
-def _opens(port: Json, ports: Collection[int | str]) -> bool:
+def _opens_port(port: Json, ports: Collection[int | str]) -> bool:
     """Whether the port of a rule is one of these; it may be a range, or all ports."""
-    first = port.get("port")
-    if not isinstance(first, int):
-        return first is None or first in ports
-    return any(isinstance(listed, int) and first <= listed <= port.get("endPort", first) for listed in ports)
+    first_port = port.get("port")
+    if not isinstance(first_port, int):
+        return first_port is None or first_port in ports
+    return any(isinstance(listed, int) and first_port <= listed <= port.get("endPort", first_port) for listed in ports)
 
 
 def _admits_all_pods(peers: Sequence[Json] | None) -> bool:
@@ -217,11 +241,11 @@ def _admits_all_pods(peers: Sequence[Json] | None) -> bool:
 
 def check_policies(facts: Facts) -> Iterator[Finding]:
     """The rules that hold also while the webhook is down."""
-    if "policies" in facts.unread:
+    if "policies" in facts.unread_kinds:
         return
-    if ours := _count_own_policies(facts.policies):
+    if policy_count := _count_own_policies(facts.policies):
         yield Finding(
-            "policies", Severity.OK, f"ValidatingAdmissionPolicies apply also while the webhook is down: {ours}"
+            "policies", Severity.OK, f"ValidatingAdmissionPolicies apply also while the webhook is down: {policy_count}"
         )
     else:
         text = "no ValidatingAdmissionPolicy of Cardwise: users can write placement annotations themselves"
@@ -230,7 +254,7 @@ def check_policies(facts: Facts) -> Iterator[Finding]:
 
 def check_leader(facts: Facts) -> Iterator[Finding]:
     """Whether an extender leads, by the API server's clock, which also recorded the last renewal."""
-    if "leases" in facts.unread:
+    if "leases" in facts.unread_kinds:
         return
     lease = next((listed for listed in facts.leases if listed["metadata"]["name"] == names.LEASE), None)
     spec = (lease or {}).get("spec") or {}
@@ -247,12 +271,12 @@ def check_leader(facts: Facts) -> Iterator[Finding]:
     age = installation.lease_age(lease, facts.now)
     if age is None:
         text = f"extender {holder} holds the Lease {names.LEASE}, which has no renewal time"
-        remedy = f"a running extender writes it within seconds: {_suggest_look(facts)}"
+        remedy = f"a running extender writes it within seconds: {_pods_command(facts)}"
         yield Finding("extender", Severity.WARNING, text, remedy)
         return
-    if age > min(spec.get("leaseDurationSeconds") or _LEASE_SECONDS, MAX_DURATION):
+    if age > min(spec.get("leaseDurationSeconds") or _DEFAULT_LEASE_SECONDS, MAX_DURATION):
         text = f"extender {holder} leads, but has not renewed its Lease for {age:.0f} s"
-        remedy = f"another replica takes over by itself; check that one runs: {_suggest_look(facts)}"
+        remedy = f"another replica takes over by itself; check that one runs: {_pods_command(facts)}"
         yield Finding("extender", Severity.PROBLEM, text, remedy)
     else:
         yield Finding("extender", Severity.OK, f"extender {holder} leads")
@@ -261,26 +285,26 @@ def check_leader(facts: Facts) -> Iterator[Finding]:
 def _suggest_start(facts: Facts, deployment: Json | None) -> str:
     """The remedy if no extender leads although one has led, or its Deployment exists."""
     if deployment is None:
-        return f"let the chart start it: {repairs.upgrade(facts, extender_enabled='true')}"
+        return f"let the chart start it: {repairs.upgrade_command(facts, extender_enabled='true')}"
     if not startup.desired_replicas(deployment):
-        return repairs.scale(facts, _EXTENDER)
+        return repairs.scale_command(facts, _EXTENDER)
     if startup.is_faulty(facts, "extender"):
         return "first fix what `parts` reports about its pods"
-    return f"check that one runs: {_suggest_look(facts)}"
+    return f"check that one runs: {_pods_command(facts)}"
 
 
-def _suggest_look(facts: Facts) -> str:
-    return repairs.get_pods(facts.installed, "extender")
+def _pods_command(facts: Facts) -> str:
+    return repairs.get_pods_command(facts.cardwise_namespace, "extender")
 
 
 def check_cards(facts: Facts) -> Iterator[Finding]:
     """What the device plugins report: cards, their health, and whether the kubelet knows the plugin."""
-    if facts.absent & {"cards"} or "cards" in facts.unread:
+    if facts.unknown_kinds & {"cards"} or "cards" in facts.unread_kinds:
         return
     if not facts.cards:
         remedy = (
             "check that the device plugin runs on the nodes with GPUs (nodes.selector), and see its log: "
-            f"{repairs.log(facts, f'daemonset/{_PLUGIN}')}"
+            f"{repairs.log_command(facts, f'daemonset/{_PLUGIN}')}"
         )
         text = "no GPU is known"
         plugins = _plugin_daemonsets(facts)
@@ -294,44 +318,49 @@ def check_cards(facts: Facts) -> Iterator[Finding]:
             text = f"no GPU is known: the device plugin runs without NVIDIA's RuntimeClass {runtime_names[0]}"
             remedy = (
                 "without it the device plugin finds no driver, unless NVIDIA's runtime is the default: "
-                f"{repairs.upgrade(facts, nodes_runtimeClass=runtime_names[0])}"
+                f"{repairs.upgrade_command(facts, nodes_runtimeClass=runtime_names[0])}"
             )
         yield Finding("cards", Severity.PROBLEM, text, remedy)
         return
-    sick = [card for card in facts.cards if (card.get("status") or {}).get("health") == "Unhealthy"]
-    cordoned = [card for card in facts.cards if card["spec"].get("unschedulable")]
-    usable = len(facts.cards) - len({card["spec"]["uuid"] for card in (*sick, *cordoned)})
+    unhealthy_cards = [card for card in facts.cards if (card.get("status") or {}).get("health") == "Unhealthy"]
+    cordoned_cards = [card for card in facts.cards if card["spec"].get("unschedulable")]
+    usable_count = len(facts.cards) - len({card["spec"]["uuid"] for card in (*unhealthy_cards, *cordoned_cards)})
     for reason, cards_of_reason in _group_by_reason(
-        sick, lambda card: wording.sanitize_message(card["status"].get("reason") or "no reason given")
+        unhealthy_cards, lambda card: wording.sanitize_message(card["status"].get("reason") or "no reason given")
     ).items():
         text = f"{_describe_cards(cards_of_reason)} unhealthy: {reason}"
         remedy = "no pod gets a GPU until one is healthy: fix that, or give Cardwise other GPUs (nodes.gpus)"
-        level = Severity.WARNING if usable else Severity.PROBLEM
+        level = Severity.WARNING if usable_count else Severity.PROBLEM
         yield Finding(
-            "cards", level, text, "it gets no new pods; this ends by itself once it is healthy" if usable else remedy
+            "cards",
+            level,
+            text,
+            "it gets no new pods; this ends by itself once it is healthy" if usable_count else remedy,
         )
     now = facts.now or datetime.now(UTC)
-    resources = msgspec.convert(cordoned, list[ExtendedResource])
+    resources = msgspec.convert(cordoned_cards, list[ExtendedResource])
     for listed in cordons.abandoned_defrag_cordons(resources, now):
         card = cordons.describe_card(listed)
         text = f"{card} was cordoned{cordons.describe_author(listed)} by a defrag and has not been uncordoned"
         remedy = f"if none runs any more: {cordons.uncordon_command(listed)}"
         yield Finding("cards", Severity.WARNING, text, remedy)
-    if cordoned and not usable:
-        text = f"{_describe_cards(cordoned)} cordoned, and no other is healthy"
+    if cordoned_cards and not usable_count:
+        text = f"{_describe_cards(cordoned_cards)} cordoned, and no other is healthy"
         yield Finding("cards", Severity.PROBLEM, text, f"uncordon some: {cordons.uncordon_command(resources[0])}")
     yield from _find_conflicts(facts)
-    by_name = {node["metadata"]["name"]: node for node in facts.nodes}
-    with_cards = sorted(facts.card_nodes())
-    if "nodes" not in facts.unread:
-        yield from _check_slots(facts, {name: by_name.get(name) for name in with_cards}, _plugin_daemonsets(facts))
-    number = "1 GPU or device" if len(facts.cards) == 1 else f"{len(facts.cards)} GPUs and devices"
-    closed = {name for name in with_cards if name not in by_name or nodestates.closed_reason(by_name[name])}
-    withheld = {card["spec"]["uuid"] for card in (*sick, *cordoned)}
-    if "nodes" not in facts.unread:  # of a node that takes no pods another finding tells
-        withheld |= {card["spec"]["uuid"] for card in facts.cards if card["spec"]["node"] in closed}
-    if usable := len(facts.cards) - len(withheld):
-        text = f"{number} on {wording.pluralize(len(with_cards), 'node')}, {usable} usable"
+    node_by_name = {node["metadata"]["name"]: node for node in facts.nodes}
+    card_nodes = sorted(facts.card_nodes())
+    if "nodes" not in facts.unread_kinds:
+        yield from _check_slots(facts, {name: node_by_name.get(name) for name in card_nodes}, _plugin_daemonsets(facts))
+    count_text = "1 GPU or device" if len(facts.cards) == 1 else f"{len(facts.cards)} GPUs and devices"
+    unschedulable_nodes = {
+        name for name in card_nodes if name not in node_by_name or nodestates.unschedulable_reason(node_by_name[name])
+    }
+    unusable_uuids = {card["spec"]["uuid"] for card in (*unhealthy_cards, *cordoned_cards)}
+    if "nodes" not in facts.unread_kinds:  # of a node that takes no pods another finding tells
+        unusable_uuids |= {card["spec"]["uuid"] for card in facts.cards if card["spec"]["node"] in unschedulable_nodes}
+    if usable_count := len(facts.cards) - len(unusable_uuids):
+        text = f"{count_text} on {wording.pluralize(len(card_nodes), 'node')}, {usable_count} usable"
         yield Finding("cards", Severity.OK, text)
 
 
@@ -341,23 +370,26 @@ def _find_conflicts(facts: Facts) -> Iterator[Finding]:
     From an Event only the ExtendedResource's name is used. That object has the card's node, and that node's state
     decides whether deleting it is a remedy: a forged Event in `default` must not propose to delete a healthy node.
     """
-    owners = {card["metadata"]["name"]: card["spec"]["node"] for card in facts.cards}
+    node_by_resource = {resource["metadata"]["name"]: resource["spec"]["node"] for resource in facts.cards}
     nodes = {node["metadata"]["name"]: node for node in facts.nodes}
-    latest: dict[str, str] = {}
+    resource_by_node: dict[str, str] = {}
     for event in sorted(facts.node_events, key=lambda event: event.time):
-        match = _CARD.search(event.message)
-        is_there = event.name in nodes or "nodes" in facts.unread
-        if match and event.kind == "Node" and is_there and is_recent(facts, event, _RECENT):
-            latest[event.name] = match[1]
-    for node, card in sorted(latest.items()):
-        other = owners.get(card, node)
-        if other == node:
+        match = _RESOURCE_IN_EVENT.search(event.message)
+        may_exist = event.name in nodes or "nodes" in facts.unread_kinds
+        if match and event.kind == "Node" and may_exist and is_recent(facts, event, _EVENT_MAX_AGE):
+            resource_by_node[event.name] = match[1]
+    for node, resource in sorted(resource_by_node.items()):
+        other_node = node_by_resource.get(resource, node)
+        if other_node == node:
             continue
-        text = f"node {node}: ExtendedResource {card} belongs to a GPU of node {other}, so this node cannot publish it"
-        state = nodestates.closed_reason(nodes[other]) if other in nodes else "gone"
-        if "nodes" not in facts.unread and (state == "gone" or nodestates.NOT_READY in state):
-            delete = command("kubectl delete node {node}", node=other)
-            remedy = f"node {other} is {state}; if {node} was previously called {other}: {delete}"
+        text = (
+            f"node {node}: ExtendedResource {resource} belongs to a GPU of node {other_node}, so this node cannot "
+            "publish it"
+        )
+        state = nodestates.unschedulable_reason(nodes[other_node]) if other_node in nodes else "gone"
+        if "nodes" not in facts.unread_kinds and (state == "gone" or nodestates.NOT_READY in state):
+            delete = command("kubectl delete node {node}", node=other_node)
+            remedy = f"node {other_node} is {state}; if {node} was previously called {other_node}: {delete}"
         else:
             remedy = (
                 "compare what nvidia-smi -L prints on both nodes: where they report the same UUID (clones of a "
@@ -374,46 +406,48 @@ def _check_slots(facts: Facts, nodes: Mapping[str, Json | None], plugins: Sequen
         verb = "is" if len(deleted_nodes) == 1 else "are"
         text = f"{finding.name_nodes(deleted_nodes)} {verb} gone, but the GPUs are still listed"
         yield Finding("cards", Severity.NOTE, text, remedy)
-    without_slots = {
+    nodes_without_slots = {
         name: node
         for name, node in nodes.items()
         if node is not None and (node.get("status", {}).get("allocatable") or {}).get(names.SHARE, "0") == "0"
     }
-    selections = [nodeconstraints.constraints_of(_pod_spec(selection)) for selection in plugins]
-    node_labels = {name: NodeLabels(node["metadata"].get("labels") or {}) for name, node in without_slots.items()}
-    unselected = [
+    constraints = [nodeconstraints.constraints_of(_pod_spec(constraint)) for constraint in plugins]
+    node_labels = {name: NodeLabels(node["metadata"].get("labels") or {}) for name, node in nodes_without_slots.items()}
+    unselected_nodes = [
         name
-        for name, labels_of_node in node_labels.items()
-        if selections and not any(selection.admits(name, labels_of_node) for selection in selections)
+        for name, labels in node_labels.items()
+        if constraints and not any(constraint.admits(name, labels) for constraint in constraints)
     ]
-    upgrading = [name for name in unselected if gpunodes.upgrade_label(node_labels[name].labels)]
-    if upgrading:
-        label = gpunodes.upgrade_label(node_labels[upgrading[0]].labels)
+    upgrading_nodes = [name for name in unselected_nodes if gpunodes.upgrade_label(node_labels[name].labels)]
+    if upgrading_nodes:
+        label = gpunodes.upgrade_label(node_labels[upgrading_nodes[0]].labels)
         text = (
-            f"{finding.name_nodes(upgrading)}: NVIDIA's GPU Operator is replacing the driver, so the device plugin "
+            f"{finding.name_nodes(upgrading_nodes)}: NVIDIA's GPU Operator is replacing the driver, so the device "
+            "plugin "
             "was stopped"
         )
         remedy = f"it starts again once the operator has changed the label {label}"
         yield Finding("cards", Severity.WARNING, text, remedy)
-    unselected = [name for name in unselected if name not in upgrading]
-    if unselected:
+    unselected_nodes = [name for name in unselected_nodes if name not in upgrading_nodes]
+    if unselected_nodes:
         text = (
-            f"{finding.name_nodes(unselected)}: the device plugin does not run there, because nodes.selector does not "
+            f"{finding.name_nodes(unselected_nodes)}: the device plugin does not run there, because nodes.selector "
+            "does not "
             "match"
         )
-        label = command("kubectl label node {node} nvidia.com/gpu.present=true", node=unselected[0])
+        label = command("kubectl label node {node} nvidia.com/gpu.present=true", node=unselected_nodes[0])
         remedy = f"{label}, or set nodes.selector"
         yield Finding("cards", Severity.PROBLEM, text, remedy)
-    others = [name for name in without_slots if name not in (*unselected, *upgrading)]
-    if others:
-        nodes_of = finding.name_nodes(others)
+    other_nodes = [name for name in nodes_without_slots if name not in (*unselected_nodes, *upgrading_nodes)]
+    if other_nodes:
+        nodes_text = finding.name_nodes(other_nodes)
         text = (
-            f"{nodes_of}: no {names.SHARE} is offered: Cardwise's device plugin is not registered with the kubelet "
+            f"{nodes_text}: no {names.SHARE} is offered: Cardwise's device plugin is not registered with the kubelet "
             "there"
         )
         remedy = (
             "check that the device plugin runs there and that nodes.kubeletDir is the kubelet's folder: "
-            f"{repairs.get_pods(facts.installed, 'deviceplugin')} -o wide"
+            f"{repairs.get_pods_command(facts.cardwise_namespace, 'deviceplugin')} -o wide"
         )
         if startup.is_faulty(facts, "deviceplugin"):
             remedy = "first fix what `parts` reports about the device plugin"
@@ -422,10 +456,10 @@ def _check_slots(facts: Facts, nodes: Mapping[str, Json | None], plugins: Sequen
 
 def _group_by_reason(cards: Iterable[Json], reason: Callable[[Json], str]) -> dict[str, list[Json]]:
     """The cards of each reason."""
-    by_reason: dict[str, list[Json]] = {}
+    cards_by_reason: dict[str, list[Json]] = {}
     for card in cards:
-        by_reason.setdefault(reason(card), []).append(card)
-    return by_reason
+        cards_by_reason.setdefault(reason(card), []).append(card)
+    return cards_by_reason
 
 
 def _plugin_daemonsets(facts: Facts) -> list[Json]:
@@ -448,31 +482,39 @@ def _describe_cards(cards: Sequence[Json]) -> str:
 
 def check_mps(facts: Facts) -> Iterator[Finding]:
     """The MPS daemons, if there is an MPS manager."""
-    known = {card["spec"]["uuid"]: (card.get("status") or {}).get("mps") for card in facts.cards if _is_card(card)}
-    reported = {uuid: status for uuid, status in known.items() if status}
-    if known and not reported:
+    status_by_uuid = {
+        card["spec"]["uuid"]: (card.get("status") or {}).get("mps") for card in facts.cards if _is_card(card)
+    }
+    reported_status = {uuid: status for uuid, status in status_by_uuid.items() if status}
+    if status_by_uuid and not reported_status:
         text = "no node has an MPS manager: memory limits depend on the programs' frameworks"
         yield Finding("mps", Severity.NOTE, text, "run cardwise-mps on the nodes with GPUs: mps.enabled=true")
-    ill = [
-        card for card in facts.cards if (reported.get(card["spec"]["uuid"]) or {}).get("state", "Off") not in _USABLE
+    unusable_cards = [
+        card
+        for card in facts.cards
+        if (reported_status.get(card["spec"]["uuid"]) or {}).get("state", "Off") not in _USABLE_MPS_STATES
     ]
-    reasons = _group_by_reason(
-        ill, lambda card: f"{quote_unless_name(reported[card['spec']['uuid']].get('state'))}: {_mps_reason(card)}"
+    cards_by_reason = _group_by_reason(
+        unusable_cards,
+        lambda card: f"{quote_unless_name(reported_status[card['spec']['uuid']].get('state'))}: {_mps_reason(card)}",
     )
-    if ill and len(ill) == len(known):
-        by_number = sorted(reasons, key=lambda reason: -len(reasons[reason]))
+    if unusable_cards and len(unusable_cards) == len(status_by_uuid):
+        sorted_reasons = sorted(cards_by_reason, key=lambda reason: -len(cards_by_reason[reason]))
         text = (
-            f"{_describe_cards(ill)} without working MPS, {wording.enumerate_first(by_number, _FEW_REASONS)}: "
+            f"{_describe_cards(unusable_cards)} without working MPS, "
+            f"{wording.enumerate_first(sorted_reasons, _MAX_LISTED_REASONS)}: "
             "no GPU is left for pods that use MPS"
         )
-        yield Finding("mps", Severity.PROBLEM, text, _mps_remedy(facts, by_number[0]))
+        yield Finding("mps", Severity.PROBLEM, text, _mps_remedy(facts, sorted_reasons[0]))
     else:
-        for reason, cards_of_reason in reasons.items():
+        for reason, cards_of_reason in cards_by_reason.items():
             text = f"{_describe_cards(cards_of_reason)} without MPS, {reason}"
             yield Finding("mps", Severity.WARNING, text, _mps_remedy(facts, reason))
-    ready = sum(status.get("state") in _USABLE for status in reported.values())
-    if ready:
-        yield Finding("mps", Severity.OK, f"MPS of {wording.pluralize(ready, 'GPU')} is ready, or off as requested")
+    usable_count = sum(status.get("state") in _USABLE_MPS_STATES for status in reported_status.values())
+    if usable_count:
+        yield Finding(
+            "mps", Severity.OK, f"MPS of {wording.pluralize(usable_count, 'GPU')} is ready, or off as requested"
+        )
 
 
 def _mps_remedy(facts: Facts, reason: str) -> str:
@@ -488,7 +530,7 @@ def _mps_remedy(facts: Facts, reason: str) -> str:
             "run cardwise-mps there (mps.enabled=true) until the pods with MPS on these GPUs have ended, then remove "
             "it; or drain and reboot the node"
         )
-    return f"the manager tries again by itself; see its log: {repairs.log(facts, 'daemonset/cardwise-mps')}"
+    return f"the manager tries again by itself; see its log: {repairs.log_command(facts, 'daemonset/cardwise-mps')}"
 
 
 def _mps_reason(card: Json) -> str:

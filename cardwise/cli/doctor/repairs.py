@@ -12,20 +12,20 @@ from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.shellcommand import command
 
 _CHART: Final = "helm/cardwise"
-_RELEASE: Final = "meta.helm.sh/release-name"  # annotations that Helm writes
+_RELEASE_NAME: Final = "meta.helm.sh/release-name"  # annotations that Helm writes
 _RELEASE_NAMESPACE: Final = "meta.helm.sh/release-namespace"
-_MOST: Final = 10  # pods that a command names
+_MAX_NAMED_PODS: Final = 10  # pods that a command names
 _VERSION: Final = re.compile(r"v\d+\.\d+\.\d+")  # without what providers add: v1.37.2-gke.100, v1.37.2+k3s1
 
 
-def install(facts: Facts) -> str:
+def suggest_installation(facts: Facts) -> str:
     """Installs the chart: by the command that doctor proposes for this cluster."""
-    namespace_option = "" if facts.installed == names.NAMESPACE else " --cardwise-namespace {namespace}"
-    propose = command("cardwise doctor --before-install" + namespace_option, namespace=facts.installed)
+    namespace_option = "" if facts.cardwise_namespace == names.NAMESPACE else " --cardwise-namespace {namespace}"
+    propose = command("cardwise doctor --before-install" + namespace_option, namespace=facts.cardwise_namespace)
     return f"install the chart; {propose} prints the command (docs/admin.md#install)"
 
 
-def upgrade(facts: Facts, **settings: str) -> str:
+def upgrade_command(facts: Facts, **settings: str) -> str:
     """Has the chart write its objects again, with these values changed; "_" stands for the dot of a value's name.
 
     An installation that Helm does not know (`helm template`, GitOps) takes them from its values.
@@ -41,29 +41,29 @@ def upgrade(facts: Facts, **settings: str) -> str:
     return command(change + set_, name=name, chart=_CHART, namespace=namespace, values=changed_values)
 
 
-def wire_scheduler(facts: Facts) -> str:
+def suggest_scheduler_configuration(facts: Facts) -> str:
     """The command that configures kube-scheduler to call the extender, with the scheduler.mode for this cluster."""
     if schedulers.scheduler_names(facts.deployments):
-        return f"let the chart rewrite its scheduler's configuration: {upgrade(facts)}"
+        return f"let the chart rewrite its scheduler's configuration: {upgrade_command(facts)}"
     if any(names.MIRROR in annotations_of(pod) for pod in facts.schedulers):
-        change = upgrade(facts, scheduler_mode="kubeadm")
+        change = upgrade_command(facts, scheduler_mode="kubeadm")
     else:
-        change = upgrade(facts, scheduler_mode="own", scheduler_image=scheduler_image(facts))
+        change = upgrade_command(facts, scheduler_mode="own", scheduler_image=scheduler_image(facts))
     return f"let the chart do it: {change} (by hand: docs/admin.md#kube-scheduler)"
 
 
-def renew_certificates(facts: Facts) -> str:
+def suggest_certificate_renewal(facts: Facts) -> str:
     """Gives kube-scheduler the extender's certificates of now, which it reads when it starts."""
     if schedulers.scheduler_names(facts.deployments):
         restart = "kubectl rollout restart deployment/{name} -n {namespace}"
-        return command(restart, name=names.SCHEDULER, namespace=facts.installed)
+        return command(restart, name=names.SCHEDULER, namespace=facts.cardwise_namespace)
     if any(names.FORMER_CONFIG in annotations_of(pod) for pod in facts.schedulers):
-        return f"let the chart do it: {upgrade(facts)}"
+        return f"let the chart do it: {upgrade_command(facts)}"
     release = _helm_release(facts)
     steps = "the notes of the chart"
     if release:
         steps = command("helm get notes {name} -n {namespace}", name=release[0], namespace=release[1])
-    return f"give it the current ones (steps 1 and 3 of: {steps}), or {wire_scheduler(facts)}"
+    return f"give it the current ones (steps 1 and 3 of: {steps}), or {suggest_scheduler_configuration(facts)}"
 
 
 def scheduler_image(facts: Facts) -> str:
@@ -72,65 +72,73 @@ def scheduler_image(facts: Facts) -> str:
     return f"registry.k8s.io/kube-scheduler:{version[0] if version else 'VERSION'}"
 
 
-def recreate(pods: Sequence[Json], *, delete: str = "", dropping: Sequence[str] = ()) -> str:
+def recreate_command(pods: Sequence[Json], *, delete_all: str = "", dropped_fields: Sequence[str] = ()) -> str:
     """The commands that recreate pods: those of controllers are deleted, the others are saved and replaced by kubectl.
 
-    Names ten of each. `delete`: the command that deletes all of them, if each has a controller. `dropping`: fields of
-    the spec that the new pods must not have.
+    Names ten of each. `delete_all`: the command that deletes all of them, if each has a controller. `dropped_fields`:
+    fields of the spec that the new pods must not have.
     """
-    controlled = [pod for pod in pods if not workloads.is_bare(pod)]
-    bare = [pod for pod in pods if workloads.is_bare(pod)]
+    controlled_pods = [pod for pod in pods if not workloads.is_bare(pod)]
+    bare_pods = [pod for pod in pods if workloads.is_bare(pod)]
     parts = []
-    if controlled:
+    if controlled_pods:
         commands = [
             command("kubectl delete pods -n {namespace} {pods}", namespace=namespace, pods=pod_names)
-            for namespace, pod_names in _names_by_namespace(controlled)
+            for namespace, pod_names in _names_by_namespace(controlled_pods)
         ]
-        deletion = delete if delete and not bare else " && ".join(commands) + _describe_omitted(controlled)
+        deletion = (
+            delete_all if delete_all and not bare_pods else " && ".join(commands) + _describe_omitted(controlled_pods)
+        )
         parts.append(f"delete those with a controller, which recreates them: {deletion}")
-    if bare:
-        one_by_one = [(namespace, [name]) for namespace, pod_names in _names_by_namespace(bare) for name in pod_names]
-        commands = [
-            workloads.recreate_command(namespace, pod_names, dropping=dropping)
-            for namespace, pod_names in (one_by_one if dropping else _names_by_namespace(bare))
+    if bare_pods:
+        single_pods = [
+            (namespace, [name]) for namespace, pod_names in _names_by_namespace(bare_pods) for name in pod_names
         ]
-        saved = f"{' && '.join(commands)}{_describe_omitted(bare)}"
-        parts.append(f"save and recreate those without a controller: {saved}")
+        commands = [
+            workloads.recreate_command(namespace, pod_names, dropped_fields=dropped_fields)
+            for namespace, pod_names in (single_pods if dropped_fields else _names_by_namespace(bare_pods))
+        ]
+        save_commands = f"{' && '.join(commands)}{_describe_omitted(bare_pods)}"
+        parts.append(f"save and recreate those without a controller: {save_commands}")
     return "; ".join(parts)
 
 
 def _names_by_namespace(pods: Sequence[Json]) -> list[tuple[str, list[str]]]:
     """The names of the first pods by namespace."""
-    by_namespace: dict[str, list[str]] = {}
-    for pod in pods[:_MOST]:
-        by_namespace.setdefault(pod["metadata"]["namespace"], []).append(pod["metadata"]["name"])
-    return [*by_namespace.items()]
+    names_by_namespace: dict[str, list[str]] = {}
+    for pod in pods[:_MAX_NAMED_PODS]:
+        names_by_namespace.setdefault(pod["metadata"]["namespace"], []).append(pod["metadata"]["name"])
+    return [*names_by_namespace.items()]
 
 
 def _describe_omitted(pods: Sequence[Json]) -> str:
-    return f" (and so on: {wording.pluralize(len(pods) - _MOST, 'more pod')})" if len(pods) > _MOST else ""
+    return (
+        f" (and so on: {wording.pluralize(len(pods) - _MAX_NAMED_PODS, 'more pod')})"
+        if len(pods) > _MAX_NAMED_PODS
+        else ""
+    )
 
 
-def log(facts: Facts, pod: str, *, previous: bool = False) -> str:
+def log_command(facts: Facts, pod: str, *, previous: bool = False) -> str:
     """The command that shows the log of a pod of Cardwise. `pod`: its name, or KIND/NAME of its controller."""
     kind, slash, name = pod.rpartition("/")
     show = "kubectl logs -n {namespace} {kind}/{name}" if slash else "kubectl logs -n {namespace} {name}"
-    return command(show + " --previous" * previous, namespace=facts.installed, kind=kind, name=name)
+    return command(show + " --previous" * previous, namespace=facts.cardwise_namespace, kind=kind, name=name)
 
 
-def get_pods(installed: str, component: str) -> str:
-    """Shows the pods of a part. `installed`: the namespace of Cardwise."""
+def get_pods_command(cardwise_namespace: str, component: str) -> str:
+    """Shows the pods of a part. `cardwise_namespace`: the namespace of Cardwise."""
     show = "kubectl get pods -n {namespace} -l app.kubernetes.io/component={component}"
-    return command(show, namespace=installed, component=component)
+    return command(show, namespace=cardwise_namespace, component=component)
 
 
-def scale(facts: Facts, deployment: str) -> str:
+def scale_command(facts: Facts, deployment: str) -> str:
     """Gives a Deployment of Cardwise's its pods."""
     up = "kubectl scale deployment {deployment} -n {namespace} --replicas 2"
-    return command(up, deployment=deployment, namespace=facts.installed)
+    return command(up, deployment=deployment, namespace=facts.cardwise_namespace)
 
 
-def label_namespace(namespace: str) -> str:
+def label_namespace_command(namespace: str) -> str:
     """Lets Pod Security admit the parts on nodes in Cardwise's namespace."""
     label = "kubectl label namespace {namespace} pod-security.kubernetes.io/enforce=privileged --overwrite"
     return command(label, namespace=namespace)
@@ -138,12 +146,12 @@ def label_namespace(namespace: str) -> str:
 
 def _helm_release(facts: Facts) -> tuple[str, str] | None:
     """Name and namespace of the Helm release; those of the documents if no object of Cardwise is visible."""
-    ours = [
+    all_annotations = [
         annotations_of(workload)
         for workload in (*facts.deployments, *facts.daemonsets)
         if workload["metadata"]["name"].startswith("cardwise-")
     ]
-    for annotations in ours:
-        if _RELEASE in annotations:
-            return annotations[_RELEASE], annotations.get(_RELEASE_NAMESPACE, facts.installed)
-    return None if ours else ("cardwise", facts.installed)
+    for annotations in all_annotations:
+        if _RELEASE_NAME in annotations:
+            return annotations[_RELEASE_NAME], annotations.get(_RELEASE_NAMESPACE, facts.cardwise_namespace)
+    return None if all_annotations else ("cardwise", facts.cardwise_namespace)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from cardwise.cli.cluster import schedulers
 from cardwise.cli.doctor import finding, repairs
-from cardwise.cli.doctor.facts import PROBE_POD_PREFIX, WAITING, Facts, is_recent, name_of
+from cardwise.cli.doctor.facts import PENDING_SELECTOR, PROBE_POD_PREFIX, Facts, is_recent, name_of
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.core.values import wording
@@ -15,49 +15,57 @@ from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.shellcommand import command
 from cardwise.core.values.wording import quote_unless_name
 
-_FAST: Final = (names.GPU_MEM, names.WHOLE_GPU, names.PLACE_MARKER)
-_SLOW: Final = (names.SHARE, names.BIND_MARKER)
-_FEW: Final = 3  # pods that a line names
-_LEFT: Final = f"spec.schedulerName={names.SCHEDULER},{WAITING}"
-_LATELY: Final = timedelta(minutes=10)
-_CONFIG: Final = re.compile(r"(?<!\S)--?config(?:[=\s]|$)")  # in a command line of kube-scheduler
+_FILTERED_RESOURCES: Final = (names.GPU_MEM, names.WHOLE_GPU, names.PLACE_MARKER)
+_BOUND_RESOURCES: Final = (names.SHARE, names.BIND_MARKER)
+_MAX_LISTED: Final = 3  # pods that a line names
+_STRANDED_SELECTOR: Final = f"spec.schedulerName={names.SCHEDULER},{PENDING_SELECTOR}"
+_EVENT_MAX_AGE: Final = timedelta(minutes=10)
+_CONFIG_FLAG: Final = re.compile(r"(?<!\S)--?config(?:[=\s]|$)")  # in a command line of kube-scheduler
 _MARKERS: Final = (names.PLACE_MARKER, names.BIND_MARKER)
 
 
 def check_stranded_pods(facts: Facts) -> Iterator[Finding]:
     """Pods that wait for the chart's own kube-scheduler, which no longer exists or has another name."""
-    waiting = [pod for pod in facts.waiting_pods if pod["spec"].get("schedulerName") == names.SCHEDULER]
-    pods = [name_of(pod) for pod in waiting]
-    if not pods or "deployments" in facts.unread or names.SCHEDULER in schedulers.scheduler_names(facts.deployments):
+    stranded_pods = [pod for pod in facts.pending_pods if pod["spec"].get("schedulerName") == names.SCHEDULER]
+    pod_names = [name_of(pod) for pod in stranded_pods]
+    if (
+        not pod_names
+        or "deployments" in facts.unread_kinds
+        or names.SCHEDULER in schedulers.scheduler_names(facts.deployments)
+    ):
         return
-    alone = len(pods) == 1
+    is_single = len(pod_names) == 1
     text = (
-        f"{wording.pluralize(len(pods), 'pod')} ({wording.enumerate_first(pods, _FEW)}) "
-        f"wait{'s' * alone} for the scheduler "
-        f"{names.SCHEDULER}, which no longer exists: nothing places {'it' if alone else 'them'}"
+        f"{wording.pluralize(len(pod_names), 'pod')} ({wording.enumerate_first(pod_names, _MAX_LISTED)}) "
+        f"wait{'s' * is_single} for the scheduler "
+        f"{names.SCHEDULER}, which no longer exists: nothing places {'it' if is_single else 'them'}"
     )
-    delete = command("kubectl delete pods -A --field-selector={selector:text}", selector=_LEFT)
-    remedy = repairs.recreate(waiting, delete=delete, dropping=["schedulerName"])
+    delete = command("kubectl delete pods -A --field-selector={selector:text}", selector=_STRANDED_SELECTOR)
+    remedy = repairs.recreate_command(stranded_pods, delete_all=delete, dropped_fields=["schedulerName"])
     yield Finding("scheduler", Severity.PROBLEM, text, remedy)
 
 
-def check_unwired_nodes(facts: Facts) -> Iterator[Finding]:
+def check_unconfigured_schedulers(facts: Facts) -> Iterator[Finding]:
     """Control plane nodes that joined after the chart had configured the others (`scheduler.mode=kubeadm`).
 
     Only the leading kube-scheduler places pods: once one of these nodes' leads, no pod gets a card.
     """
-    static = [pod for pod in facts.schedulers if names.MIRROR in annotations_of(pod)]
-    nodes = {pod["spec"]["nodeName"]: annotations_of(pod) for pod in static}
-    wired = [node for node in sorted(nodes) if names.FORMER_CONFIG in nodes[node]]
-    late = [node for node in sorted(nodes) if node not in wired]
-    if wired and late:
+    static_pods = [pod for pod in facts.schedulers if names.MIRROR in annotations_of(pod)]
+    annotations_by_node = {pod["spec"]["nodeName"]: annotations_of(pod) for pod in static_pods}
+    configured_nodes = [
+        node for node in sorted(annotations_by_node) if names.FORMER_CONFIG in annotations_by_node[node]
+    ]
+    unconfigured_nodes = [node for node in sorted(annotations_by_node) if node not in configured_nodes]
+    if configured_nodes and unconfigured_nodes:
         text = (
-            f"kube-scheduler calls the extender on {finding.name_nodes(wired)}, and does not on "
-            f"{finding.name_nodes(late)}: while that one is leader, it binds pods without a GPU, and the extender "
+            f"kube-scheduler calls the extender on {finding.name_nodes(configured_nodes)}, and does not on "
+            f"{finding.name_nodes(unconfigured_nodes)}: while that one is leader, it binds pods without a GPU, and "
+            "the extender "
             "deletes them"
         )
         remedy = (
-            f"let the chart configure it too: {repairs.upgrade(facts)} (scheduler.controlPlaneNodes too, if it is set)"
+            f"let the chart configure it too: {repairs.upgrade_command(facts)} (scheduler.controlPlaneNodes too, if "
+            "it is set)"
         )
         yield Finding("scheduler", Severity.PROBLEM, text, remedy)
 
@@ -69,55 +77,58 @@ def check_deleted_pods(facts: Facts) -> Iterator[Finding]:
     who may have written them. So they are a warning, with the command that configures kube-scheduler only if its
     configuration shows that it does not call the extender.
     """
-    recent_events = [event for event in facts.pod_events if event.kind == "Pod" and is_recent(facts, event, _LATELY)]
+    recent_events = [
+        event for event in facts.pod_events if event.kind == "Pod" and is_recent(facts, event, _EVENT_MAX_AGE)
+    ]
     events = [event for event in recent_events if not event.name.startswith(PROBE_POD_PREFIX)]
     pods = sorted({f"{event.namespace}/{event.name}" for event in events})
     if pods:
-        writers = sorted({quote_unless_name(event.writer) if event.writer else "no name" for event in events})
+        writers = sorted({quote_unless_name(event.reporter) if event.reporter else "no name" for event in events})
         text = (
             f"in the last 10 minutes {wording.pluralize(len(pods), 'pod')} "
-            f"({wording.enumerate_first(pods, _FEW)}) disappeared: bound without the extender, so without a GPU, and "
-            f"then deleted (Events of {wording.enumerate_first(writers, _FEW)})"
+            f"({wording.enumerate_first(pods, _MAX_LISTED)}) disappeared: bound without the extender, so without a "
+            "GPU, and "
+            f"then deleted (Events of {wording.enumerate_first(writers, _MAX_LISTED)})"
         )
-        level = Severity.WARNING if _lacks_extender(facts) else Severity.NOTE
+        level = Severity.WARNING if _calls_no_extender(facts) else Severity.NOTE
         yield Finding("scheduler", level, text, _suggest_stop(facts, len(pods)))
 
 
-def _suggest_stop(facts: Facts, number: int) -> str:
-    them = "it" if number == 1 else "them"
-    if _lacks_extender(facts):
+def _suggest_stop(facts: Facts, pod_count: int) -> str:
+    pronoun = "it" if pod_count == 1 else "them"
+    if _calls_no_extender(facts):
         return (
-            f"if no one bound {them} by hand, kube-scheduler does not call the extender; "
-            f"{repairs.wire_scheduler(facts)}"
+            f"if no one bound {pronoun} by hand, kube-scheduler does not call the extender; "
+            f"{repairs.suggest_scheduler_configuration(facts)}"
         )
-    if not _asks_extender(facts):
+    if not _calls_extender(facts):
         return (
-            f"if no one bound {them} by hand, check whether kube-scheduler calls the extender: cardwise doctor "
+            f"if no one bound {pronoun} by hand, check whether kube-scheduler calls the extender: cardwise doctor "
             "without --no-probe tests that with a pod"
         )
-    pods, were = ("the pod", "was") if number == 1 else ("the pods", "were")
+    pods, were = ("the pod", "was") if pod_count == 1 else ("the pods", "were")
     return (
         f"kube-scheduler is set to call the extender, so {pods} named a node (spec.nodeName) or another scheduler "
         f"(spec.schedulerName), {were} bound by hand, or {were} created while the webhook was down: remove these fields"
     )
 
 
-def _asks_extender(facts: Facts) -> bool:
+def _calls_extender(facts: Facts) -> bool:
     """Whether the chart has configured each kube-scheduler that places pods with cards."""
-    static = [pod for pod in facts.schedulers if names.MIRROR in annotations_of(pod)]
-    wired = bool(static) and all(names.FORMER_CONFIG in annotations_of(pod) for pod in static)
-    return wired or bool(schedulers.scheduler_names(facts.deployments))
+    static_pods = [pod for pod in facts.schedulers if names.MIRROR in annotations_of(pod)]
+    are_configured = bool(static_pods) and all(names.FORMER_CONFIG in annotations_of(pod) for pod in static_pods)
+    return are_configured or bool(schedulers.scheduler_names(facts.deployments))
 
 
-def _lacks_extender(facts: Facts) -> bool:
+def _calls_no_extender(facts: Facts) -> bool:
     """Whether no kube-scheduler has a configuration file: extenders are nowhere but there."""
-    static = [pod for pod in facts.schedulers if names.MIRROR in annotations_of(pod)]
+    static_pods = [pod for pod in facts.schedulers if names.MIRROR in annotations_of(pod)]
     commands = [
         [str(word) for container in pod["spec"].get("containers") or () for word in _command_line(container)]
-        for pod in static
+        for pod in static_pods
     ]
-    has_none = all(words and not any(map(_CONFIG.search, words)) for words in commands)
-    return bool(static) and has_none and not schedulers.scheduler_names(facts.deployments)
+    lack_config = all(words and not any(map(_CONFIG_FLAG.search, words)) for words in commands)
+    return bool(static_pods) and lack_config and not schedulers.scheduler_names(facts.deployments)
 
 
 def _command_line(container: Json) -> tuple[Any, ...]:
@@ -125,31 +136,31 @@ def _command_line(container: Json) -> tuple[Any, ...]:
     return (*(container.get("command") or ()), *(container.get("args") or ()))
 
 
-def check_wiring(config: Json, title: str, remedy: str) -> Iterator[Finding]:
+def check_scheduler_configuration(config: Json, title: str, remedy: str) -> Iterator[Finding]:
     """What a KubeSchedulerConfiguration lacks: a stanza for each of Cardwise's resources that ignores the markers.
 
     title: the pod of kube-scheduler.
     remedy: how to configure it to call the extender.
     """
     stanzas = config.get("Extenders") or config.get("extenders") or ()
-    managed = {
+    stanza_by_resource = {
         _get_field(resource, "name"): (stanza, bool(_get_field(resource, "ignoredByScheduler")))
         for stanza in stanzas
         for resource in _get_field(stanza, "managedResources") or ()
     }
-    missing = [name for name in (*_FAST, *_SLOW) if name not in managed]
-    if len(missing) == len(_FAST) + len(_SLOW):
+    missing_resources = [name for name in (*_FILTERED_RESOURCES, *_BOUND_RESOURCES) if name not in stanza_by_resource]
+    if len(missing_resources) == len(_FILTERED_RESOURCES) + len(_BOUND_RESOURCES):
         yield Finding("scheduler", Severity.PROBLEM, f"{title} has no extender for Cardwise's resources", remedy)
         return
-    if missing:
-        text = f"{title} does not call an extender for {', '.join(missing)}"
+    if missing_resources:
+        text = f"{title} does not call an extender for {', '.join(missing_resources)}"
         yield Finding("scheduler", Severity.PROBLEM, text, remedy)
-    unignored = [name for name in _MARKERS if name in managed and not managed[name][1]]
-    if unignored:
-        text = f"{title} does not ignore {', '.join(unignored)}, which no node offers: gang members never start"
+    unignored_markers = [name for name in _MARKERS if name in stanza_by_resource and not stanza_by_resource[name][1]]
+    if unignored_markers:
+        text = f"{title} does not ignore {', '.join(unignored_markers)}, which no node offers: gang members never start"
         yield Finding("scheduler", Severity.PROBLEM, text, f"set ignoredByScheduler: true there, or {remedy}")
-    ignorable = [stanza for stanza, _ in managed.values() if _get_field(stanza, "ignorable")]
-    if ignorable:
+    ignorable_stanzas = [stanza for stanza, _ in stanza_by_resource.values() if _get_field(stanza, "ignorable")]
+    if ignorable_stanzas:
         text = (
             f"{title} ignores the extender when it does not answer (ignorable: true): pods are bound without a GPU "
             "and then deleted"
@@ -159,7 +170,7 @@ def check_wiring(config: Json, title: str, remedy: str) -> Iterator[Finding]:
     if percent not in (None, 100):
         text = f"{title} considers only {percent or 'some'} % of the nodes: pods are packed less tightly"
         yield Finding("scheduler", Severity.NOTE, text, "set percentageOfNodesToScore: 100")
-    if not missing and not unignored and not ignorable:
+    if not missing_resources and not unignored_markers and not ignorable_stanzas:
         yield Finding("scheduler", Severity.OK, f"{title} calls the extender for all of Cardwise's resources")
 
 

@@ -21,23 +21,27 @@ from cardwise.core.values.decoded import Json, labels_of
 from cardwise.core.values.shellcommand import command
 
 CHECK: Final = "parts"
-_CREATORS: Final = ("DaemonSet", "ReplicaSet", "Job")
-_PREFIX: Final = "cardwise-"  # of the names of all that the chart makes
+_CREATOR_KINDS: Final = ("DaemonSet", "ReplicaSet", "Job")
+_NAME_PREFIX: Final = "cardwise-"  # of the names of all that the chart makes
 _COMPONENT: Final = "app.kubernetes.io/component"
-_LONG_RUNNING: Final = ("webhook", "extender", "scheduler", "deviceplugin", "mps")
-_ON_NODES: Final = ("deviceplugin", "mps")
-_JOBS: Final = ("kubeadm",)  # whose failed pods stay, and with them the kube-scheduler as it was
+_LONG_RUNNING_PARTS: Final = ("webhook", "extender", "scheduler", "deviceplugin", "mps")
+_NODE_PARTS: Final = ("deviceplugin", "mps")
+_JOB_PARTS: Final = ("kubeadm",)  # whose failed pods stay, and with them the kube-scheduler as it was
 _RETRY_MINUTES: Final = 17  # between two tries of a controller, at most
-_CREATION: Final = timedelta(minutes=_RETRY_MINUTES + 3)
-_LATELY: Final = timedelta(minutes=10)
-_SOON: Final = timedelta(minutes=1)  # until then a pod may just be starting
-_RESTARTS: Final = 3  # from so many on a container that runs now has not only been unlucky
+_CREATION_MAX_AGE: Final = timedelta(minutes=_RETRY_MINUTES + 3)
+_EVENT_MAX_AGE: Final = timedelta(minutes=10)
+_STARTING_TIME: Final = timedelta(minutes=1)  # until then a pod may just be starting
+_MIN_RESTARTS: Final = 3  # from so many on a container that runs now has not only been unlucky
 _BACK_OFF: Final = "CrashLoopBackOff"
-_MEMORY: Final = "OOMKilled"
-_SHOWN: Final = 300  # bytes of a reason
-_FEW: Final = 3
+_OUT_OF_MEMORY: Final = "OOMKilled"
+_MAX_REASON_BYTES: Final = 300  # bytes of a reason
+_MAX_LISTED: Final = 3
 
-_STARTS: Final = ("FailedMount", "FailedCreatePodSandBox", "FailedScheduling")  # events that say why nothing starts
+_START_EVENTS: Final = (
+    "FailedMount",
+    "FailedCreatePodSandBox",
+    "FailedScheduling",
+)  # events that say why nothing starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +60,19 @@ class _Fault:
 
 def check_uncreated_pods(facts: Facts) -> Iterator[Finding]:
     """Cardwise's controllers whose pods Kubernetes refuses: Pod Security, quotas, priority classes, other webhooks."""
-    latest: dict[tuple[str, str], str] = {}
+    message_by_controller: dict[tuple[str, str], str] = {}
     for event in sorted(facts.own_events, key=lambda event: event.time):
         kind, name = event.kind, event.name
-        ours = event.reason == podevents.REFUSED and kind in _CREATORS and name.startswith(_PREFIX)
-        if ours and is_recent(facts, event, _CREATION) and _has_too_few_pods(facts, kind, name):
-            latest[kind, name] = event.message
-    for (kind, name), message in latest.items():
-        refused = wording.sanitize_message(podevents.refusal_cause(message), _SHOWN)
-        text = f"{kind} {name} cannot create pods: {refused}"
+        is_own_refusal = (
+            event.reason == podevents.CREATION_REFUSED and kind in _CREATOR_KINDS and name.startswith(_NAME_PREFIX)
+        )
+        if is_own_refusal and is_recent(facts, event, _CREATION_MAX_AGE) and _has_too_few_pods(facts, kind, name):
+            message_by_controller[kind, name] = event.message
+    for (kind, name), message in message_by_controller.items():
+        refusal_text = wording.sanitize_message(podevents.refusal_cause(message), _MAX_REASON_BYTES)
+        text = f"{kind} {name} cannot create pods: {refusal_text}"
         remedy = _admission_remedy(facts, name, message)
-        retry = workloads.retry_command(facts.installed, f"{kind.lower()} {name}")
+        retry = workloads.retry_command(facts.cardwise_namespace, f"{kind.lower()} {name}")
         pauses = f"its controller waits longer after each failure, up to {_RETRY_MINUTES} minutes"
         remedy += f"{' &&' if remedy.startswith('kubectl') else '; then'} {retry} ({pauses})"
         yield Finding(CHECK, Severity.PROBLEM, text, remedy)
@@ -82,36 +88,38 @@ def _has_too_few_pods(facts: Facts, kind: str, name: str) -> bool:
             return int(status.get("replicas", 0)) < desired_replicas(workload) or bool(
                 status.get("unavailableReplicas")
             )
-    return kind == "Job" or bool(facts.unread.keys() & {"daemonsets", "deployments"})
+    return kind == "Job" or bool(facts.unread_kinds.keys() & {"daemonsets", "deployments"})
 
 
 def _admission_remedy(facts: Facts, name: str, message: str) -> str:
-    part = name.removeprefix(_PREFIX).partition("-")[0]
+    part = name.removeprefix(_NAME_PREFIX).partition("-")[0]
     if "violates PodSecurity" in message:
-        return repairs.label_namespace(facts.installed)
+        return repairs.label_namespace_command(facts.cardwise_namespace)
     if quota := re.search(r"exceeded quota: ([^,\s]+)", message):
-        edit = command("kubectl edit resourcequota {quota} -n {namespace}", quota=quota[1], namespace=facts.installed)
+        edit = command(
+            "kubectl edit resourcequota {quota} -n {namespace}", quota=quota[1], namespace=facts.cardwise_namespace
+        )
         return f"raise that quota: {edit}"
     if "insufficient quota to match these scopes" in message:
         return (
-            f"a ResourceQuota of {facts.installed} has to allow the PriorityClass, as the chart's does for "
-            f"system-node-critical and system-cluster-critical; recreate it: {repairs.upgrade(facts)}"
+            f"a ResourceQuota of {facts.cardwise_namespace} has to allow the PriorityClass, as the chart's does for "
+            f"system-node-critical and system-cluster-critical; recreate it: {repairs.upgrade_command(facts)}"
         )
     if "PriorityClass" in message:
         return f"set {part}.priorityClassName of the chart to one of: kubectl get priorityclasses"
     if "webhook" in message:
-        return f"exempt the namespace {facts.installed} from that webhook, or start that webhook"
-    return f"change what refuses it, so that it admits the pods of namespace {facts.installed}"
+        return f"exempt the namespace {facts.cardwise_namespace} from that webhook, or start that webhook"
+    return f"change what refuses it, so that it admits the pods of namespace {facts.cardwise_namespace}"
 
 
 def check_scaled_down(facts: Facts) -> Iterator[Finding]:
     """Cardwise's Deployments that are scaled to zero; the extender's Lease has more."""
     for workload in facts.deployments:
         metadata = workload["metadata"]
-        part = metadata["name"].removeprefix(_PREFIX)
+        part = metadata["name"].removeprefix(_NAME_PREFIX)
         if part in ("webhook", "scheduler") and not desired_replicas(workload):
             text = f"Deployment {metadata['name']} is scaled to 0"
-            yield Finding(CHECK, Severity.PROBLEM, text, repairs.scale(facts, metadata["name"]))
+            yield Finding(CHECK, Severity.PROBLEM, text, repairs.scale_command(facts, metadata["name"]))
 
 
 def desired_replicas(deployment: Json) -> int:
@@ -122,19 +130,19 @@ def desired_replicas(deployment: Json) -> int:
 
 def check_unready_pods(facts: Facts) -> Iterator[Finding]:
     """Pods of ours that crash, do not start, or are not ready."""
-    faults: dict[_Fault, list[Json]] = {}
-    ready: set[str] = set()
+    pods_by_fault: dict[_Fault, list[Json]] = {}
+    ready_components: set[str] = set()
     for pod in facts.own_pods:
         component = labels_of(pod).get(_COMPONENT, "")
-        if component not in (*_LONG_RUNNING, *_JOBS) or pod["metadata"].get("deletionTimestamp"):
+        if component not in (*_LONG_RUNNING_PARTS, *_JOB_PARTS) or pod["metadata"].get("deletionTimestamp"):
             continue
         fault = _find_fault(facts, component, pod)
         if fault is not None:
-            faults.setdefault(fault, []).append(pod)
+            pods_by_fault.setdefault(fault, []).append(pod)
         elif _is_ready(pod):
-            ready.add(component)
-    for fault, pods in faults.items():
-        level = Severity.WARNING if fault.component in ready else Severity.PROBLEM
+            ready_components.add(component)
+    for fault, pods in pods_by_fault.items():
+        level = Severity.WARNING if fault.component in ready_components else Severity.PROBLEM
         text = f"{_describe_pods(fault.component, pods)} {fault.state}"
         text += f": {fault.reason}" if fault.reason else ""
         yield Finding(CHECK, level, text, _suggest_remedy(facts, fault, pods[0]))
@@ -142,19 +150,19 @@ def check_unready_pods(facts: Facts) -> Iterator[Finding]:
 
 def is_faulty(facts: Facts, component: str) -> bool:
     """Whether pods of this part are not created, do not start or crash, so that the part does not work."""
-    refused = any(f"{_PREFIX}{component}" in finding.text for finding in check_uncreated_pods(facts))
+    has_refused_pods = any(f"{_NAME_PREFIX}{component}" in finding.text for finding in check_uncreated_pods(facts))
     pods = [pod for pod in facts.own_pods if labels_of(pod).get(_COMPONENT) == component]
-    return refused or any(_find_fault(facts, component, pod) is not None for pod in pods)
+    return has_refused_pods or any(_find_fault(facts, component, pod) is not None for pod in pods)
 
 
 def _describe_pods(component: str, pods: list[Json]) -> str:
     nodes = sorted({str((pod.get("spec") or {}).get("nodeName") or "") for pod in pods} - {""})
-    if component in _ON_NODES and nodes:
-        return f"{_PREFIX}{component} on {finding.name_nodes(nodes)}"
-    names_of = [pod["metadata"]["name"] for pod in pods]
+    if component in _NODE_PARTS and nodes:
+        return f"{_NAME_PREFIX}{component} on {finding.name_nodes(nodes)}"
+    pod_names = [pod["metadata"]["name"] for pod in pods]
     if len(pods) == 1:
-        return f"pod {names_of[0]}"
-    return f"{_PREFIX}{component} in {len(pods)} pods ({wording.enumerate_first(names_of, _FEW)})"
+        return f"pod {pod_names[0]}"
+    return f"{_NAME_PREFIX}{component} in {len(pods)} pods ({wording.enumerate_first(pod_names, _MAX_LISTED)})"
 
 
 def _is_ready(pod: Json) -> bool:
@@ -165,74 +173,79 @@ def _is_ready(pod: Json) -> bool:
 def _find_fault(facts: Facts, component: str, pod: Json) -> _Fault | None:
     """The fault; None if the pod is ready, has just begun to start, or has ended without a fault."""
     status = pod.get("status") or {}
-    if component in _JOBS:
+    if component in _JOB_PARTS:
         return _find_job_fault(component, status) if status.get("phase") == "Failed" else None
     if status.get("phase") in ("Succeeded", "Failed"):
         return None  # evicted, say: its controller has made another
-    if not _is_ready(pod) and (state := _state_of_dead_node(facts, pod)):
-        is_told = component in _ON_NODES and pod["spec"]["nodeName"] in facts.card_nodes()  # by the check `nodes`
-        return None if is_told else _Fault(component, f"is not ready, because its node is {state}", "", "node")
+    if not _is_ready(pod) and (state := _find_not_ready_state(facts, pod)):
+        is_reported = component in _NODE_PARTS and pod["spec"]["nodeName"] in facts.card_nodes()  # by the check `nodes`
+        return None if is_reported else _Fault(component, f"is not ready, because its node is {state}", "", "node")
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         fault = _find_container_fault(facts, component, container)
         if fault is not None:
             return fault
     if _is_ready(pod):
         return None
-    event = _reason_of_start(facts, pod)
+    event = _last_start_event(facts, pod)
     if event:
         return _Fault(component, "does not start", event)
     created = pod["metadata"].get("creationTimestamp")
-    if created and facts.now is not None and facts.now - parse_time(created) < _SOON:
+    if created and facts.now is not None and facts.now - parse_time(created) < _STARTING_TIME:
         return None
     if status.get("phase") == "Pending":
         return _Fault(component, "does not start", "", "describe")
     return _Fault(component, "is running but not ready", "", "readyz")
 
 
-def _state_of_dead_node(facts: Facts, pod: Json) -> str:
+def _find_not_ready_state(facts: Facts, pod: Json) -> str:
     """The state of the pod's node, if no kubelet reports from there or it does not run pods; "" otherwise."""
     name = (pod.get("spec") or {}).get("nodeName")
     node = next((node for node in facts.nodes if name and node["metadata"]["name"] == name), None)
-    state = nodestates.closed_reason(node) if node is not None else ""
+    state = nodestates.unschedulable_reason(node) if node is not None else ""
     return state if nodestates.NOT_READY in state else ""
 
 
 def _find_job_fault(component: str, status: Json) -> _Fault:
     ends = [(status.get("state") or {}).get("terminated") or {} for status in status.get("containerStatuses") or ()]
     reason = next((error for error in map(_last_error, ends) if error), str(status.get("message") or ""))
-    return _Fault(component, "failed", wording.sanitize_message(reason, _SHOWN), "log")
+    return _Fault(component, "failed", wording.sanitize_message(reason, _MAX_REASON_BYTES), "log")
 
 
 def _find_container_fault(facts: Facts, component: str, container: Json) -> _Fault | None:
     state = container.get("state") or {}
-    waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+    waiting, terminated = state.get("waiting") or {}, state.get("terminated") or {}
     reason = str(waiting.get("reason") or "")
     if reason not in ("", _BACK_OFF, "ContainerCreating", "PodInitializing"):
         message, fault_name = (
-            wording.sanitize_message(str(waiting.get("message") or ""), _SHOWN),
+            wording.sanitize_message(str(waiting.get("message") or ""), _MAX_REASON_BYTES),
             wording.quote_unless_name(reason),
         )
         return _Fault(component, "does not start", f"{fault_name}: {message}" if message else fault_name, "describe")
-    end = ended or (container.get("lastState") or {}).get("terminated") or {}
-    if not (reason == _BACK_OFF or ended.get("exitCode") or _has_just_crashed(facts, container, end)):
+    end = terminated or (container.get("lastState") or {}).get("terminated") or {}
+    if not (reason == _BACK_OFF or terminated.get("exitCode") or _has_just_crashed(facts, container, end)):
         return None
     error = _last_error(end) or f"exit code {end.get('exitCode')}, and its log is empty"
-    if end.get("reason") == _MEMORY:
-        error = f"{_MEMORY}: it uses more memory than its limit"
-    return _Fault(component, "crashes, last error", wording.sanitize_message(error, _SHOWN), "previous log")
+    if end.get("reason") == _OUT_OF_MEMORY:
+        error = f"{_OUT_OF_MEMORY}: it uses more memory than its limit"
+    return _Fault(component, "crashes, last error", wording.sanitize_message(error, _MAX_REASON_BYTES), "previous log")
 
 
 def _has_just_crashed(facts: Facts, container: Json, end: Json) -> bool:
     """Whether a container that runs now ended with an error a moment ago: again and again, or it is not ready yet."""
     finished = end.get("finishedAt")
-    if not end.get("exitCode") or not finished or facts.now is None or facts.now - parse_time(finished) > _LATELY:
+    if (
+        not end.get("exitCode")
+        or not finished
+        or facts.now is None
+        or facts.now - parse_time(finished) > _EVENT_MAX_AGE
+    ):
         return False
-    return not container.get("ready") or int(container.get("restartCount", 0)) >= _RESTARTS
+    return not container.get("ready") or int(container.get("restartCount", 0)) >= _MIN_RESTARTS
 
 
 def _last_error(end: Mapping[str, object]) -> str:
     """The last error of a container that has ended: the message of its end is the end of its log."""
-    last_line = ""
+    fallback = ""
     for line in reversed(str(end.get("message") or "").splitlines()):
         if not line.strip():
             continue
@@ -246,26 +259,32 @@ def _last_error(end: Mapping[str, object]) -> str:
                 traceback = str(entry.get("exception", "")).strip().splitlines()
                 error = str(entry.get("error", "")) or (traceback[-1] if traceback else "")
                 return f"{event}: {error}" if error else event
-            last_line = last_line or event
+            fallback = fallback or event
         elif line.startswith("Error") or "[error" in line:
             return line.strip()
         else:
-            last_line = last_line or line.strip()
-    return last_line
+            fallback = fallback or line.strip()
+    return fallback
 
 
-def _reason_of_start(facts: Facts, pod: Json) -> str:
+def _last_start_event(facts: Facts, pod: Json) -> str:
     """The last event about a pod without a started container; "" without one."""
     name = pod["metadata"]["name"]
     events = [
         event
         for event in facts.own_events
-        if event.kind == "Pod" and event.name == name and event.reason in _STARTS and is_recent(facts, event, _LATELY)
+        if event.kind == "Pod"
+        and event.name == name
+        and event.reason in _START_EVENTS
+        and is_recent(facts, event, _EVENT_MAX_AGE)
     ]
     if not events:
         return ""
     last_event = max(events, key=lambda event: event.time)
-    return f"{wording.quote_unless_name(last_event.reason)}: {wording.sanitize_message(last_event.message, _SHOWN)}"
+    return (
+        f"{wording.quote_unless_name(last_event.reason)}: "
+        f"{wording.sanitize_message(last_event.message, _MAX_REASON_BYTES)}"
+    )
 
 
 def _suggest_remedy(facts: Facts, fault: _Fault, pod: Json) -> str:
@@ -279,21 +298,24 @@ def _suggest_remedy(facts: Facts, fault: _Fault, pod: Json) -> str:
         )
     if "FailedMount" in reason and "hostPath" in reason:
         return "set the folder as it is on that node: nodes.kubeletDir, nodes.criSocket of the chart"
-    if any(sign in reason for sign in ("ImagePull", "ErrImage", "InvalidImageName")):
+    if any(reason_part in reason for reason_part in ("ImagePull", "ErrImage", "InvalidImageName")):
         return "check image.repository, image.tag and image.pullSecrets of the chart (of `own` scheduler.image too)"
-    if reason.startswith(_MEMORY):
+    if reason.startswith(_OUT_OF_MEMORY):
         return f"raise its memory limit in {part}.resources of the chart"
     match fault.hint:
         case "readyz":
             ready = "kubectl get --raw /api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/readyz"
-            return f"what is missing: {command(ready, namespace=facts.installed, pod=name, port=_metrics_port(pod))}"
+            return (
+                "what is missing: "
+                f"{command(ready, namespace=facts.cardwise_namespace, pod=name, port=_metrics_port(pod))}"
+            )
         case "node":
             return nodestates.suggest_remedy(nodestates.NOT_READY, pod["spec"]["nodeName"]).replace("`", "")
         case "log":
-            return f"full log: {repairs.log(facts, name)}"
+            return f"full log: {repairs.log_command(facts, name)}"
         case "previous log":
-            return f"full log: {repairs.log(facts, name, previous=True)}"
-    describe = command("kubectl describe pod -n {namespace} {pod}", namespace=facts.installed, pod=name)
+            return f"full log: {repairs.log_command(facts, name, previous=True)}"
+    describe = command("kubectl describe pod -n {namespace} {pod}", namespace=facts.cardwise_namespace, pod=name)
     return f"details: {describe}"
 
 
@@ -307,10 +329,12 @@ def _metrics_port(pod: Json) -> int:
 def _driver_remedy(facts: Facts, pod: Json) -> str:
     """The remedy if the part does not find NVIDIA's driver in its container."""
     runtime_names = [name for name, _ in nvidia_runtimes(facts)]
-    runs_with = (pod.get("spec") or {}).get("runtimeClassName")
-    if runtime_names and not runs_with:
-        return f"run it with NVIDIA's RuntimeClass: {repairs.upgrade(facts, nodes_runtimeClass=runtime_names[0])}"
-    if runs_with:
+    runtime_class = (pod.get("spec") or {}).get("runtimeClassName")
+    if runtime_names and not runtime_class:
+        return (
+            f"run it with NVIDIA's RuntimeClass: {repairs.upgrade_command(facts, nodes_runtimeClass=runtime_names[0])}"
+        )
+    if runtime_class:
         return "install NVIDIA's driver on that node (nvidia-smi has to work there), or remove the node's GPU label"
     return (
         "its containers cannot access NVIDIA's driver: install the driver and NVIDIA's container toolkit on that node, "

@@ -11,7 +11,7 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, labels_of
 from cardwise.core.values.quantity import Unit
 
-_FEW: Final = 3
+_MAX_LISTED: Final = 3
 _PLUGIN: Final = "gpushare-device-plugin"
 _FLAG: Final = re.compile(r"(?<!\S)--?memory-unit(?:=|\s+)['\"]?(\w+)")  # as Go's package flag reads it
 _PODS: Final = f"pods.{names.GROUP}"  # the entry of the webhook configuration whose path says the unit
@@ -29,39 +29,41 @@ def check_bare_numbers(facts: Facts) -> Iterator[Finding]:
             label = f"its label {names.GPU_MEM_UNIT} is {wording.quote_text(unit_label)}"
             text = f"namespace {name}: {label}, which is not a unit and is ignored"
             yield Finding("gpu-mem-unit", Severity.WARNING, text, "write MiB or GiB, or remove the label")
-    ours = _configured_unit(facts.mutating)
+    own_unit = _configured_unit(facts.mutating_webhooks)
     gpushare_units = {
         name_of(daemonset): _gpushare_unit(daemonset)
         for daemonset in (*facts.daemonsets, *facts.other_daemonsets)
         if _PLUGIN in daemonset["metadata"]["name"] and is_infrastructure(facts, daemonset)
     }
-    if ours is None and "mutating" in facts.unread:
+    if own_unit is None and "mutating_webhooks" in facts.unread_kinds:
         return
-    if ours is None:
+    if own_unit is None:
         for name, unit in gpushare_units.items():
             text = f"gpushare counts {names.GPU_MEM} in {unit} (--memory-unit of DaemonSet {name})"
             yield Finding("gpu-mem-unit", Severity.NOTE, text, f"install Cardwise with webhook.gpuMemUnit={unit}")
         return
-    others = {name: unit for name, unit in gpushare_units.items() if unit is not ours}
-    for name, unit in others.items():
+    other_units = {name: unit for name, unit in gpushare_units.items() if unit is not own_unit}
+    for name, unit in other_units.items():
         yield Finding(
             "gpu-mem-unit",
             Severity.WARNING,
-            f"gpushare counts {names.GPU_MEM} in {unit} (--memory-unit of DaemonSet {name}), Cardwise in {ours}: a "
-            f"number without a unit, such as {names.GPU_MEM}: 2, means {ours} now",
+            f"gpushare counts {names.GPU_MEM} in {unit} (--memory-unit of DaemonSet {name}), Cardwise in {own_unit}: a "
+            f"number without a unit, such as {names.GPU_MEM}: 2, means {own_unit} now",
             f"set webhook.gpuMemUnit={unit}, or label namespaces {names.GPU_MEM_UNIT}={unit} one by one; and add the "
             "unit to existing ResourceQuotas and LimitRanges (docs/migration.md)",
         )
-    if not others:
+    if not other_units:
         other_unit_namespaces = [
-            name for unit, names_in_unit in namespaces_by_unit.items() if unit is not ours for name in names_in_unit
+            name for unit, names_in_unit in namespaces_by_unit.items() if unit is not own_unit for name in names_in_unit
         ]
-        other = Unit.MIB if ours is Unit.GIB else Unit.GIB
+        other_unit = Unit.MIB if own_unit is Unit.GIB else Unit.GIB
         other_unit_note = (
-            f", in {wording.enumerate_first(other_unit_namespaces, _FEW)} {other}" if other_unit_namespaces else ""
+            f", in {wording.enumerate_first(other_unit_namespaces, _MAX_LISTED)} {other_unit}"
+            if other_unit_namespaces
+            else ""
         )
         yield Finding(
-            "gpu-mem-unit", Severity.OK, f"numbers without a unit in {names.GPU_MEM} mean {ours}{other_unit_note}"
+            "gpu-mem-unit", Severity.OK, f"numbers without a unit in {names.GPU_MEM} mean {own_unit}{other_unit_note}"
         )
 
 

@@ -13,35 +13,37 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 
-_FEW: Final = 3  # pods that the text names
+_MAX_LISTED: Final = 3  # pods that the text names
 
 
 def check_unrewritten_pods(facts: Facts) -> Iterator[Finding]:
     """Pods that were created before the webhook was there, while its configuration was missing, or where it is not
     called.
     """
-    exempt = exempt_namespaces(facts)
-    unrewritten = [pod for pod in facts.waiting_pods if not _is_rewritten(pod)]
-    if in_exempt := [pod for pod in unrewritten if pod["metadata"]["namespace"] in exempt]:
-        yield _report_exempt(in_exempt)
-    pods = [pod for pod in unrewritten if pod["metadata"]["namespace"] not in exempt]
+    exempt_names = exempt_namespaces(facts)
+    unrewritten_pods = [pod for pod in facts.pending_pods if not _is_rewritten(pod)]
+    if exempt_pods := [pod for pod in unrewritten_pods if pod["metadata"]["namespace"] in exempt_names]:
+        yield _report_exempt(exempt_pods)
+    pods = [pod for pod in unrewritten_pods if pod["metadata"]["namespace"] not in exempt_names]
     if not pods:
         return
-    alone = len(pods) == 1
+    is_single = len(pods) == 1
     text = (
-        f"{wording.pluralize(len(pods), 'pod')} ({wording.enumerate_first([name_of(pod) for pod in pods], _FEW)}) "
-        f"{'was' if alone else 'were'} created without the webhook: "
-        f"{'it waits' if alone else 'they wait'} forever"
+        f"{wording.pluralize(len(pods), 'pod')} "
+        f"({wording.enumerate_first([name_of(pod) for pod in pods], _MAX_LISTED)}) "
+        f"{'was' if is_single else 'were'} created without the webhook: "
+        f"{'it waits' if is_single else 'they wait'} forever"
     )
-    yield Finding("webhook", Severity.WARNING, text, f"when the webhook runs: {repairs.recreate(pods)}")
+    yield Finding("webhook", Severity.WARNING, text, f"when the webhook runs: {repairs.recreate_command(pods)}")
 
 
 def _report_exempt(pods: Sequence[Json]) -> Finding:
-    alone = len(pods) == 1
+    is_single = len(pods) == 1
     text = (
-        f"{wording.pluralize(len(pods), 'pod')} ({wording.enumerate_first([name_of(pod) for pod in pods], _FEW)}) "
-        f"{'requests' if alone else 'request'} GPUs in a namespace that is exempt from the webhook: "
-        f"{'it waits' if alone else 'they wait'} forever"
+        f"{wording.pluralize(len(pods), 'pod')} "
+        f"({wording.enumerate_first([name_of(pod) for pod in pods], _MAX_LISTED)}) "
+        f"{'requests' if is_single else 'request'} GPUs in a namespace that is exempt from the webhook: "
+        f"{'it waits' if is_single else 'they wait'} forever"
     )
     remedy = "create such pods in another namespace, or take theirs out of webhook.exemptNamespaces of the chart"
     return Finding("webhook", Severity.WARNING, text, remedy)
@@ -49,10 +51,10 @@ def _report_exempt(pods: Sequence[Json]) -> Finding:
 
 def exempt_namespaces(facts: Facts) -> frozenset[str]:
     """The namespaces whose pods the API server does not send to the webhook, or will not send once it is registered."""
-    for configuration in facts.mutating:
+    for configuration in facts.mutating_webhooks:
         if configuration["metadata"]["name"] == names.WEBHOOK_CONFIGURATION:
             return installation.exempt_namespaces(configuration)
-    return installation.planned_exempt_namespaces(facts.deployments, facts.installed)
+    return installation.planned_exempt_namespaces(facts.deployments, facts.cardwise_namespace)
 
 
 def _is_rewritten(pod: Json) -> bool:

@@ -3,9 +3,9 @@
 Input: a pod, a survey, the engine. Output: lines for people, objects for programs.
 
     sentences  why a pod is pending, or why it runs where it runs. Read this first
-    holdups    what blocks the pod before any card is checked: scheduler, gates, gang, nodes, classes, quotas
+    blockers    what blocks the pod before any card is checked: scheduler, gates, gang, nodes, classes, quotas
     gangfit    whether its gang could ever start
     remedies   what would let it run
-    absences   why a workload has no pod, and what happened to a deleted pod
+    missingpods   why a workload has no pod, and what happened to a deleted pod
     objects    the same as JSON
 """

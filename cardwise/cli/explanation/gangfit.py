@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from cardwise.cli.explanation.holdups import PodSurroundings
+from cardwise.cli.explanation.blockers import PodSurroundings
 from cardwise.core.api import quotas
 from cardwise.core.api.quotas import NOTHING
 from cardwise.core.api.request import PodRequest
@@ -13,8 +13,8 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.kube.survey import Survey
 
-_MEMBERS: Final = 32  # members that are placed for it: more take seconds on a big cluster
-_FEW_NODES: Final = 3  # with one refusal, named in one line
+_MAX_MEMBERS: Final = 32  # members that are placed for it: more take seconds on a big cluster
+_MAX_LISTED_NODES: Final = 3  # with one refusal, named in one line
 
 
 def find_obstacles(
@@ -31,41 +31,44 @@ def find_obstacles(
 
     nodes: the nodes with cards that the pod may use.
     """
-    if not surroundings.partners or surroundings.is_planned:
+    if not surroundings.pending_members or surroundings.is_planned:
         return []
     namespace = pod["metadata"]["namespace"]
-    members = {pod["metadata"]["name"]: pod_request, **surroundings.partners}
-    needed = surroundings.needed or len(members)
+    members = {pod["metadata"]["name"]: pod_request, **surroundings.pending_members}
+    needed = surroundings.missing_members or len(members)
     lines = _find_exceeded_quotas(namespace, members, survey) if needed >= len(members) else []
-    names = list(members)[:_MEMBERS]
-    every = [node.name for node in survey.ledger.nodes()]
-    allowed = [
-        nodes if i == 0 else [node for node in every if node in surroundings.reachable_nodes.get(name, every)]
+    names = list(members)[:_MAX_MEMBERS]
+    all_nodes = [node.name for node in survey.ledger.nodes()]
+    nodes_by_member = [
+        nodes if i == 0 else [node for node in all_nodes if node in surroundings.reachable_nodes.get(name, all_nodes)]
         for i, name in enumerate(names)
     ]
-    blocking_holders = {
+    bound_uids = {
         holding.uid
         for holding in survey.ledger.holdings()
-        if holding.namespace == namespace and holding.name in surroundings.bound
+        if holding.namespace == namespace and holding.name in surroundings.bound_members
     }
     requests = [members[name] for name in names]
-    count, first = explanation.place_on_empty(survey.ledger, requests, allowed, policy, kept=blocking_holders)
-    if first is None or count >= min(needed, len(names)):
+    fitting_count, first_misfit = explanation.place_on_empty(
+        survey.ledger, requests, nodes_by_member, policy, kept=bound_uids
+    )
+    if first_misfit is None or fitting_count >= min(needed, len(names)):
         return lines
     nodes_by_text: dict[str, list[str]] = {}
-    for node, refusal in first.refusals.items():
+    for node, refusal in first_misfit.refusals.items():
         nodes_by_text.setdefault(refusal.text, []).append(node)
     reasons = "; ".join(
-        f"{wording.enumerate_first(node_names, _FEW_NODES, 'node')}: {text}"
+        f"{wording.enumerate_first(node_names, _MAX_LISTED_NODES, 'node')}: {text}"
         for text, node_names in nodes_by_text.items()
     )
     reasons = reasons or "it may run on no node with GPUs"
-    name = names[first.index]
-    if first.alone:
+    name = names[first_misfit.index]
+    if first_misfit.alone:
         lines.append(f"Its gang cannot start: member {name} would not fit even if every GPU were empty ({reasons}).")
     else:
         lines.append(
-            f"Its gang would not fit as a whole even if every GPU were empty: placed one after another, {count} of its "
+            "Its gang would not fit as a whole even if every GPU were empty: placed one after another, "
+            f"{fitting_count} of its "
             f"{len(names)} waiting members fit, and {needed} have to; {name} does not fit ({reasons})."
         )
     return lines
@@ -82,11 +85,11 @@ def _find_exceeded_quotas(namespace: str, members: dict[str, PodRequest], survey
     ]
     for quota, headroom in survey.quota_headroom(namespace):
         entry = headroom.entry
-        of_all = not (entry.resource_class or entry.model)
+        covers_all = not (entry.resource_class or entry.model)
         covered_requests = [
             card_request
             for card_request in card_requests
-            if of_all or card_request.resource_class == entry.resource_class != ""
+            if covers_all or card_request.resource_class == entry.resource_class != ""
         ]
         charge = quotas.total(card_request.charge(card_request.cards, 0) for card_request in covered_requests)
         lines += [

@@ -1,6 +1,6 @@
 """The JSON of `cardwise explain`: the text in lines, and each node and card with its numbers."""
 
-from cardwise.cli.explanation import holdups
+from cardwise.cli.explanation import blockers
 from cardwise.core.api import assignment, names, request
 from cardwise.core.preemption import explanation
 from cardwise.core.preemption.explanation import CardView, NodeView
@@ -15,34 +15,34 @@ def as_json(pod: Json, survey: Survey | None, policy: str, text: str) -> Json:
     With nodes for a pending pod, if cards may be read; with its cards for a placed pod.
     """
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
-    waits = not spec.get("nodeName") and status.get("phase") not in names.FINISHED_PHASES
+    is_pending = not spec.get("nodeName") and status.get("phase") not in names.FINISHED_PHASES
     return {
         "namespace": metadata["namespace"],
         "name": metadata["name"],
         "phase": status.get("phase"),
         "node": spec.get("nodeName"),
         "gpus": _shares_as_json(pod) if spec.get("nodeName") else [],
-        "nodes": _nodes_as_json(pod, survey, policy) if waits and survey is not None else [],
+        "nodes": _nodes_as_json(pod, survey, policy) if is_pending and survey is not None else [],
         "text": text.splitlines(),
     }
 
 
 def _shares_as_json(pod: Json) -> list[Json]:
     try:
-        assigned = assignment.decode(annotations_of(pod))
+        pod_assignment = assignment.decode(annotations_of(pod))
     except assignment.InvalidAssignment:
         return []  # the text says so
-    container_names = {listed.key: listed.spec.get("name") for listed in request.containers(pod)}
+    container_names = {share.key: share.spec.get("name") for share in request.containers(pod)}
     return [
         {
             "container": container_names.get(key) or key,
-            "index": listed.index,
-            "uuid": listed.uuid,
-            "memoryMiB": listed.mem,
-            "corePercent": listed.core,
+            "index": share.index,
+            "uuid": share.uuid,
+            "memoryMiB": share.mem,
+            "corePercent": share.core,
         }
-        for key, shares in (assigned.containers.items() if assigned is not None else ())
-        for listed in shares
+        for key, shares in (pod_assignment.containers.items() if pod_assignment is not None else ())
+        for share in shares
     ]
 
 
@@ -54,8 +54,8 @@ def _nodes_as_json(pod: Json, survey: Survey, policy: str) -> list[Json]:
     if pod_request is None:
         return []
     headroom = [entry_headroom for _, entry_headroom in survey.quota_headroom(pod["metadata"]["namespace"])]
-    ledger, only = survey.ledger, holdups.daemonset_node(pod)
-    node_names = [node.name for node in ledger.nodes() if only in ("", node.name)]
+    ledger, only_node = survey.ledger, blockers.daemonset_node(pod)
+    node_names = [node.name for node in ledger.nodes() if only_node in ("", node.name)]
     views = explanation.explain(ledger, node_names, pod_request, policy, headroom)
     return [_node_as_json(view) for view in views]
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from cardwise.cli.cluster import nodestates
-from cardwise.cli.explanation import holdups
-from cardwise.cli.explanation.holdups import PodSurroundings
+from cardwise.cli.explanation import blockers
+from cardwise.cli.explanation.blockers import PodSurroundings
 from cardwise.core.api import names, quotas
 from cardwise.core.api.mps import MODE, Mode
 from cardwise.core.api.quotas import Headroom
@@ -22,9 +22,9 @@ from cardwise.core.values.shellcommand import command
 from cardwise.kube.survey import Survey
 
 ENDING = "ending"  # the phase name of a pod that is deleted and whose containers may still run
-_FEW = 5  # pods or cards named in one line
-_LEAST = 256  # MiB: less is nothing to advise
-_MEMBERS = 16  # of a gang, for whom room is looked for
+_MAX_LISTED = 5  # pods or cards named in one line
+_MIN_SUGGESTED_MIB = 256  # MiB: less is nothing to advise
+_MAX_MEMBERS = 16  # of a gang, for whom room is looked for
 
 
 def suggest_remedies(
@@ -46,19 +46,19 @@ def suggest_remedies(
     namespace = pod["metadata"]["namespace"]
     headroom = [entry_headroom for _, entry_headroom in survey.quota_headroom(namespace)]
     suggestions = [
-        *_suggest_less(pod_request, survey.ledger, views, policy, headroom),
-        *_suggest_elsewhere(
+        *_suggest_smaller_request(pod_request, survey.ledger, views, policy, headroom),
+        *_suggest_other_nodes(
             pod, explanation.explain(survey.ledger, avoided_nodes, pod_request, policy, headroom), surroundings
         ),
         *_suggest_without_mps(pod_request, survey.ledger, views, policy, headroom),
-        *_suggest_withheld(pod_request, views),
-        *_suggest_former(namespace, views, surroundings),
-        *_suggest_holders(
+        *_suggest_unusable_cards(pod_request, views),
+        *_suggest_recreate_strategy(namespace, views, surroundings),
+        *_suggest_deletions(
             pod_request, survey.ledger, views, policy, headroom, namespace=namespace, surroundings=surroundings
         ),
         *_suggest_quotas(pod_request, namespace, survey),
         *_suggest_split(pod_request, survey.ledger, views),
-        *_suggest_own_pods(views),
+        *_suggest_several_pods(views),
     ]
     return ["It would run if one of these were true:", *(f"  - {line}" for line in suggestions)] if suggestions else []
 
@@ -66,36 +66,45 @@ def suggest_remedies(
 def describe_holder(holding: Holding, uuid: str = "") -> str:
     """A pod and what it holds, or what it holds of the card `uuid`. Terminating and deleted pods have a mark."""
     state_note = ", is ending" if holding.phase_name == ENDING else ", its pod is gone" if holding.phase_name else ""
-    of_card = sum(share.mem for share in holding.assignment.shares() if share.uuid == uuid)
-    return f"{holding.namespace}/{holding.name} ({of_card or holding.assignment.mem} MiB{state_note})"
+    card_mib = sum(share.mem for share in holding.assignment.shares() if share.uuid == uuid)
+    return f"{holding.namespace}/{holding.name} ({card_mib or holding.assignment.mem} MiB{state_note})"
 
 
-def _suggest_less(
+def _suggest_smaller_request(
     pod_request: PodRequest, ledger: Ledger, views: Sequence[NodeView], policy: str, headroom: Sequence[Headroom]
 ) -> Iterator[str]:
     """The largest request that fits now, if any does."""
-    smaller = explanation.find_smaller_request(ledger, [view.name for view in views], pod_request, policy, headroom)
-    if smaller is not None and smaller.mem >= _LEAST:
-        yield f"it requested at most {smaller.mem} MiB: that fits now, on {_name_cards(smaller.node, smaller.cards)}"
+    smaller_request = explanation.find_smaller_request(
+        ledger, [view.name for view in views], pod_request, policy, headroom
+    )
+    if smaller_request is not None and smaller_request.mem >= _MIN_SUGGESTED_MIB:
+        yield (
+            f"it requested at most {smaller_request.mem} MiB: that fits now, on "
+            f"{_name_cards(smaller_request.node, smaller_request.cards)}"
+        )
 
 
-def _suggest_former(namespace: str, views: Sequence[NodeView], surroundings: PodSurroundings) -> Iterator[str]:
+def _suggest_recreate_strategy(
+    namespace: str, views: Sequence[NodeView], surroundings: PodSurroundings
+) -> Iterator[str]:
     """During a rolling update the new pod starts before the old one ends, which still holds the card."""
     holders = (
         holding for view in views for card in view.cards for holding in card.holders if holding.phase_name != ENDING
     )
-    own_request = dict.fromkeys(
-        holding.name for holding in holders if holding.namespace == namespace and holding.name in surroundings.former
+    former_pods = dict.fromkeys(
+        holding.name
+        for holding in holders
+        if holding.namespace == namespace and holding.name in surroundings.former_replicas
     )
-    if own_request:
+    if former_pods:
         yield (
-            f"its own previous replica ended ({wording.enumerate_first(list(own_request), _FEW, 'pod')}): "
+            f"its own previous replica ended ({wording.enumerate_first(list(former_pods), _MAX_LISTED, 'pod')}): "
             "write strategy.type: Recreate in "
             "the Deployment, or maxSurge: 0 with maxUnavailable: 1"
         )
 
 
-def _suggest_holders(
+def _suggest_deletions(
     pod_request: PodRequest,
     ledger: Ledger,
     views: Sequence[NodeView],
@@ -105,45 +114,51 @@ def _suggest_holders(
     namespace: str,
     surroundings: PodSurroundings,
 ) -> Iterator[str]:
-    unmovable = {
+    sibling_uids = {
         holding.uid
         for holding in ledger.holdings()
-        if holding.namespace == namespace and holding.name in surroundings.siblings
+        if holding.namespace == namespace and holding.name in surroundings.hopeless_pods
     }
-    if surroundings.partners:
-        asking = [pod_request, *surroundings.partners.values()][:_MEMBERS]
-        every = explanation.pods_in_the_way(
-            ledger, [view.name for view in views], asking, policy, headroom, kept=unmovable
+    if surroundings.pending_members:
+        gang_requests = [pod_request, *surroundings.pending_members.values()][:_MAX_MEMBERS]
+        blocking_pods = explanation.pods_in_the_way(
+            ledger, [view.name for view in views], gang_requests, policy, headroom, kept=sibling_uids
         )
-        if every:
-            holder_names = wording.enumerate_first([describe_holder(holding) for holding in every], _FEW, "pod")
-            bare = _warn_bare_pods(every, surroundings)
-            pods = len(surroundings.partners) + 1
-            yield f"these ended, for all {pods} waiting pods of its gang: {holder_names}{bare}"
+        if blocking_pods:
+            holder_names = wording.enumerate_first(
+                [describe_holder(holding) for holding in blocking_pods], _MAX_LISTED, "pod"
+            )
+            bare_warning = _warn_bare_pods(blocking_pods, surroundings)
+            pods = len(surroundings.pending_members) + 1
+            yield f"these ended, for all {pods} waiting pods of its gang: {holder_names}{bare_warning}"
         return
-    cheapest = explanation.find_cheapest_node(ledger, views, pod_request, policy, headroom, kept=unmovable)
-    if cheapest is None:
+    cheapest_node = explanation.find_cheapest_node(ledger, views, pod_request, policy, headroom, kept=sibling_uids)
+    if cheapest_node is None:
         return
-    if cheapest.holders and all(
-        holding.namespace == namespace and holding.name in surroundings.former for holding in cheapest.holders
+    if cheapest_node.holders and all(
+        holding.namespace == namespace and holding.name in surroundings.former_replicas
+        for holding in cheapest_node.holders
     ):
         return  # said with what to do about it
-    place = _name_cards(cheapest.node, cheapest.cards)
-    short = f", {cheapest.short} MiB short" if cheapest.short else ""
-    if not cheapest.holders:
-        yield f"the terminating pods on {cheapest.node} are gone: no other pod has to end"
+    place = _name_cards(cheapest_node.node, cheapest_node.cards)
+    shortage = f", {cheapest_node.short} MiB short" if cheapest_node.short else ""
+    if not cheapest_node.holders:
+        yield f"the terminating pods on {cheapest_node.node} are gone: no other pod has to end"
         return
-    holder_names = wording.enumerate_first([describe_holder(holding) for holding in cheapest.holders], _FEW, "pod")
-    yield f"these ended ({place}{short}): {holder_names}{_warn_bare_pods(cheapest.holders, surroundings)}"
+    holder_names = wording.enumerate_first(
+        [describe_holder(holding) for holding in cheapest_node.holders], _MAX_LISTED, "pod"
+    )
+    yield f"these ended ({place}{shortage}): {holder_names}{_warn_bare_pods(cheapest_node.holders, surroundings)}"
 
 
 def _warn_bare_pods(holders: Sequence[Holding], surroundings: PodSurroundings) -> str:
     """Which of these pods no controller recreates, as the end of a sentence; "" for none."""
-    bare = [f"{holding.namespace}/{holding.name}" for holding in holders if holding.uid in surroundings.bare]
-    if not bare:
+    bare_names = [f"{holding.namespace}/{holding.name}" for holding in holders if holding.uid in surroundings.bare_uids]
+    if not bare_names:
         return ""
     return (
-        f"; no controller recreates {wording.enumerate_first(bare, _FEW, 'pod')}, so save their manifests first: "
+        f"; no controller recreates {wording.enumerate_first(bare_names, _MAX_LISTED, 'pod')}, so save their "
+        "manifests first: "
         "kubectl get pod -o yaml"
     )
 
@@ -154,35 +169,40 @@ def _suggest_without_mps(
     """A pod that requires MPS, and would run at once if it did not."""
     if pod_request.mps is not Mode.REQUIRED:
         return
-    content = replace(pod_request, mps=Mode.PREFERRED)
+    request_without_mps = replace(pod_request, mps=Mode.PREFERRED)
     node_names = [view.name for view in views]
-    fits = [
+    fitting_nodes = [
         view_without_mps.name
-        for view_without_mps in explanation.explain(ledger, node_names, content, policy, headroom)
+        for view_without_mps in explanation.explain(ledger, node_names, request_without_mps, policy, headroom)
         if view_without_mps.refusal is None
     ]
-    if fits:
-        yield f"it had {MODE}: {Mode.PREFERRED} and so did not require MPS: that fits now, on {fits[0]}"
+    if fitting_nodes:
+        yield f"it had {MODE}: {Mode.PREFERRED} and so did not require MPS: that fits now, on {fitting_nodes[0]}"
 
 
-def _suggest_elsewhere(pod: Json, avoided_views: Sequence[NodeView], surroundings: PodSurroundings) -> Iterator[str]:
+def _suggest_other_nodes(pod: Json, avoided_views: Sequence[NodeView], surroundings: PodSurroundings) -> Iterator[str]:
     """Nodes that would take the pod, if it did not exclude them."""
-    free = [view.name for view in avoided_views if view.refusal is None]
-    closed = holdups.blocking_states(pod, free, surroundings)
-    for name, state in list(closed.items())[:_FEW]:
+    fitting_nodes = [view.name for view in avoided_views if view.refusal is None]
+    blocking_states = blockers.find_blocking_states(pod, fitting_nodes, surroundings)
+    for name, state in list(blocking_states.items())[:_MAX_LISTED]:
         yield f"node {name} were not {state} ({nodestates.suggest_remedy(state, name)}): its request fits there"
     # What a node's state keeps away as well would not run there for another selector alone.
-    free = [name for name in free if name not in holdups.closed_states(pod, free, surroundings)]
-    if free:
-        causes = holdups.avoidance_reasons(pod, free, surroundings)
-        yield (f"it did not exclude {wording.enumerate_first(free, _FEW, 'node')} by {causes}: its request fits there")
+    fitting_nodes = [
+        name for name in fitting_nodes if name not in blockers.unschedulable_states(pod, fitting_nodes, surroundings)
+    ]
+    if fitting_nodes:
+        causes = blockers.avoidance_reasons(pod, fitting_nodes, surroundings)
+        yield (
+            f"it did not exclude {wording.enumerate_first(fitting_nodes, _MAX_LISTED, 'node')} by {causes}: its "
+            "request fits there"
+        )
 
 
 def _name_cards(node: str, indices: Sequence[int]) -> str:
     return f"GPU{'s' * (len(indices) > 1)} {', '.join(map(str, indices))} of {node}" if indices else node
 
 
-def _suggest_withheld(pod_request: PodRequest, views: Sequence[NodeView]) -> Iterator[str]:
+def _suggest_unusable_cards(pod_request: PodRequest, views: Sequence[NodeView]) -> Iterator[str]:
     """Cards that would do and that take nothing new."""
     for view in views:
         for card in view.cards:
@@ -213,12 +233,12 @@ def _suggest_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> 
             (holding, totals.charge(survey.ledger, holding, headroom.entry).memory)
             for holding in survey.ledger.holdings()
         ]
-        here = [(holding, mem) for holding, mem in charges if holding.namespace == namespace and mem]
-        largest = sorted(here, key=lambda holding: (-holding[1], holding[0].name))
+        own_holdings = [(holding, mem) for holding, mem in charges if holding.namespace == namespace and mem]
+        largest = sorted(own_holdings, key=lambda holding: (-holding[1], holding[0].name))
         quota_names = (
             (
                 "; it is held by "
-                f"{wording.enumerate_first([describe_holder(holding) for holding, _ in largest], _FEW, 'pod')}"
+                f"{wording.enumerate_first([describe_holder(holding) for holding, _ in largest], _MAX_LISTED, 'pod')}"
             )
             if largest
             else ""
@@ -228,27 +248,27 @@ def _suggest_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> 
 
 def _suggest_split(pod_request: PodRequest, ledger: Ledger, views: Sequence[NodeView]) -> Iterator[str]:
     """Split the share, if no existing card could ever hold it."""
-    shares = [container for container in pod_request.containers if not container.whole]
-    impossible = {Refusal.CARD_TOO_SMALL, Refusal.NOT_OURS, Refusal.NO_SUCH_TYPE}
-    if not shares or not views or {view.refusal for view in views} - impossible:
+    share_containers = [container for container in pod_request.containers if not container.whole]
+    final_refusals = {Refusal.CARD_TOO_SMALL, Refusal.NOT_OURS, Refusal.NO_SUCH_TYPE}
+    if not share_containers or not views or {view.refusal for view in views} - final_refusals:
         return
-    shares_asked = [card_request for card_request in fitting.card_requests(pod_request) if not card_request.whole]
-    classes = {card_request.resource_class for card_request in shares_asked}
-    may_be_on = {view.name for view in views}
+    share_requests = [card_request for card_request in fitting.card_requests(pod_request) if not card_request.whole]
+    classes = {card_request.resource_class for card_request in share_requests}
+    node_names = {view.name for view in views}
     sizes = [
         card.mem - node.kept_back
         for node in ledger.nodes()
-        if node.name in may_be_on
+        if node.name in node_names
         for card in node.cards
         if all(not name or name in card.classes for name in classes)
     ]
-    if sizes and max(card_request.mem for card_request in shares_asked) > max(sizes):
+    if sizes and max(card_request.mem for card_request in share_requests) > max(sizes):
         split_hint = f"more than that can be split over GPUs with {names.GPU_COUNT}"
         size = f"{max(sizes)} MiB of a GPU, the size of the largest GPU that it may use"
         yield f"it requested at most {size}; {split_hint}"
 
 
-def _suggest_own_pods(views: Sequence[NodeView]) -> Iterator[str]:
+def _suggest_several_pods(views: Sequence[NodeView]) -> Iterator[str]:
     """Use several pods, if the requests of one pod are too large for the cards of a node."""
     if any(view.refusal is Refusal.NEVER_TOGETHER for view in views):
         yield "its containers requested less, or were separate pods"

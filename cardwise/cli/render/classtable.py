@@ -12,8 +12,8 @@ from cardwise.cli.render import tables
 from cardwise.core.placement.totals import CardClassView, DeviceClassView
 from cardwise.core.values.decoded import Json
 
-_SPARE: Final = ("AUTO", "PRIORITY", "NODES", "USED-MIB")  # of a terminal that has few columns
-_NOBODY: Final = "No pod uses it.\n"
+_OPTIONAL_COLUMNS: Final = ("AUTO", "PRIORITY", "NODES", "USED-MIB")  # of a terminal that has few columns
+_NO_USERS_TEXT: Final = "No pod uses it.\n"
 
 
 # Classes of cards.
@@ -23,17 +23,17 @@ def format_card_classes(views: Sequence[CardClassView], columns: int | None = No
     """One row per class; wide: also the namespaces that use it. `columns`: of the terminal."""
     rows = _card_rows(visible.summarize_class(view.known, view.amounts) for view in views)
     if not wide:
-        return tables.fit_columns(rows, columns, _SPARE)
-    healthy = ["HEALTHY", *(str(view.amounts[HEALTHY]) for view in views)]
+        return tables.fit_columns(rows, columns, _OPTIONAL_COLUMNS)
+    healthy_column = ["HEALTHY", *(str(view.amounts[HEALTHY]) for view in views)]
     return tables.stack_tables(
-        [[[*row, cell] for row, cell in zip(rows, healthy, strict=True)], _users_of_cards(views)]
+        [[[*row, cell] for row, cell in zip(rows, healthy_column, strict=True)], _card_user_rows(views)]
     )
 
 
 def format_card_class(view: CardClassView, columns: int | None = None) -> str:
     """The row of one class and the namespaces that use it. `columns`: of the terminal."""
-    users = [row[1:] for row in _users_of_cards([view])]
-    return f"{format_card_classes([view], columns)}\n{tables.align_rows(users) if view.users else _NOBODY}"
+    users = [row[1:] for row in _card_user_rows([view])]
+    return f"{format_card_classes([view], columns)}\n{tables.align_rows(users) if view.users else _NO_USERS_TEXT}"
 
 
 def cards_as_json(views: Sequence[CardClassView]) -> list[Json]:
@@ -51,18 +51,18 @@ def _class_as_json(view: CardClassView) -> Json:
         "auto": view.known.auto,
         "edited": view.known.auto and not view.known.untouched,
         "users": [
-            {"namespace": namespace, "shares": held.shares, "memoryMiB": held.memory, "gpus": held.cards}
-            for namespace, held in view.users
+            {"namespace": namespace, "shares": used.shares, "memoryMiB": used.memory, "gpus": used.cards}
+            for namespace, used in view.users
         ],
     }
 
 
-def _users_of_cards(views: Sequence[CardClassView]) -> list[list[str]]:
+def _card_user_rows(views: Sequence[CardClassView]) -> list[list[str]]:
     rows = [["CLASS", "NAMESPACE", "SHARES", "MIB", "WHOLE-GPUS"]]
     rows += [
-        [view.known.name, namespace, str(held.shares), str(held.memory), str(held.cards)]
+        [view.known.name, namespace, str(used.shares), str(used.memory), str(used.cards)]
         for view in views
-        for namespace, held in view.users
+        for namespace, used in view.users
     ]
     return rows
 
@@ -78,13 +78,13 @@ def format_device_classes(views: Sequence[DeviceClassView], *, wide: bool = Fals
         counts = (view.devices, view.nodes, view.free, view.used)
         row = [view.known.name, *map(str, counts)]
         rows.append([*row, str(view.healthy)] if wide else row)
-    return tables.stack_tables([rows, _users_of_devices(views)]) if wide else tables.align_rows(rows)
+    return tables.stack_tables([rows, _device_user_rows(views)]) if wide else tables.align_rows(rows)
 
 
 def format_device_class(view: DeviceClassView) -> str:
     """The row of one class and the namespaces that use it."""
-    users = [row[1:] for row in _users_of_devices([view])]
-    return f"{format_device_classes([view])}\n{tables.align_rows(users) if view.users else _NOBODY}"
+    users = [row[1:] for row in _device_user_rows([view])]
+    return f"{format_device_classes([view])}\n{tables.align_rows(users) if view.users else _NO_USERS_TEXT}"
 
 
 def devices_as_json(views: Sequence[DeviceClassView]) -> list[Json]:
@@ -103,7 +103,7 @@ def devices_as_json(views: Sequence[DeviceClassView]) -> list[Json]:
     ]
 
 
-def _users_of_devices(views: Sequence[DeviceClassView]) -> list[list[str]]:
+def _device_user_rows(views: Sequence[DeviceClassView]) -> list[list[str]]:
     rows = [["DEVICE-CLASS", "NAMESPACE", "DEVICES"]]
     return rows + [[view.known.name, namespace, str(count)] for view in views for namespace, count in view.users]
 
@@ -113,14 +113,14 @@ def _users_of_devices(views: Sequence[DeviceClassView]) -> list[list[str]]:
 
 def format_summaries(summaries: Sequence[ClassSummary], columns: int | None) -> str:
     """As `format_card_classes` and `format_device_classes` have them. `columns`: of the terminal."""
-    cards = _card_rows(summary for summary in summaries if not summary.other)
+    cards = _card_rows(summary for summary in summaries if not summary.is_device_class)
     devices = [["DEVICE-CLASS", "DEVICES", "NODES", "HEALTHY"]]
     devices += [
         [summary.name, *(_format_amount(summary, key) for key in ("devices", "nodes", HEALTHY))]
         for summary in summaries
-        if summary.other
+        if summary.is_device_class
     ]
-    parts = [tables.fit_columns(cards, columns, _SPARE)] if len(cards) > 1 or len(devices) == 1 else []
+    parts = [tables.fit_columns(cards, columns, _OPTIONAL_COLUMNS)] if len(cards) > 1 or len(devices) == 1 else []
     return "\n".join([*parts, *([tables.align_rows(devices)] if len(devices) > 1 else [])])
 
 

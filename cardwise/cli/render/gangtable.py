@@ -8,7 +8,7 @@ from cardwise.cli.cluster.podgroups import GangView
 from cardwise.cli.render import tables
 from cardwise.core.values import wording
 
-_FEW = 5  # pods that a cell names
+_MAX_LISTED = 5  # pods that a cell names
 
 
 def table(views: Sequence[GangView], now: datetime, *, wide: bool = False) -> str:
@@ -22,21 +22,21 @@ def table(views: Sequence[GangView], now: datetime, *, wide: bool = False) -> st
         rows.append(
             [
                 *row,
-                *([wording.enumerate_first(view.waiting_for, _FEW) or "-", places or "-"] if wide else []),
+                *([wording.enumerate_first(view.waiting_for, _MAX_LISTED) or "-", places or "-"] if wide else []),
                 view.reason,
             ]
         )
     return tables.align_rows(rows)
 
 
-def reservations_table(views: Sequence[GangView], only: str | None) -> str:
+def reservations_table(views: Sequence[GangView], node_name: str | None) -> str:
     """The cards reserved for gangs, by node; "" if none are."""
     rows = [["GANG", "NAMESPACE", "NODE", "MEMBERS", "GPUS"]]
     rows += [
         [view.name, view.namespace, reservation.node, str(reservation.members), str(reservation.cards)]
         for view in views
         for reservation in view.reserved
-        if only in (None, reservation.node)
+        if node_name in (None, reservation.node)
     ]
     return f"\nReserved for gangs that are not bound yet:\n{tables.align_rows(rows)}" if len(rows) > 1 else ""
 

@@ -14,9 +14,9 @@ from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.decoded import Json
 
 
-def summary(ledger: Ledger, addresses: Mapping[str, str], only: str | None = None) -> str:
+def summary(ledger: Ledger, addresses: Mapping[str, str], node_name: str | None = None) -> str:
     """One row per node: used/total MiB of each card and of the node."""
-    nodes = nodes_with_cards(ledger, only)
+    nodes = nodes_with_cards(ledger, node_name)
     columns = max((card.index + 1 for node in nodes for card in node.cards), default=0)
     rows = [["NAME", "IPADDRESS", *(f"GPU{i}(Allocated/Total)" for i in range(columns)), "GPU Memory(MiB)"]]
     for node in nodes:
@@ -27,15 +27,15 @@ def summary(ledger: Ledger, addresses: Mapping[str, str], only: str | None = Non
     table = tables.align_rows(rows)
     line = "-" * max(len(row) for row in table.splitlines())
     # Below, since scripts split the rows above.
-    marked = _mark_cards("Unhealthy", nodes, _unhealthy_cards) + _mark_cards("Cordoned", nodes, _cordoned_cards)
-    return f"{table}{line}\nAllocated/Total GPU Memory In Cluster:\n{_format_cluster(nodes)}\n{marked}"
+    unusable_text = _mark_cards("Unhealthy", nodes, _unhealthy_cards) + _mark_cards("Cordoned", nodes, _cordoned_cards)
+    return f"{table}{line}\nAllocated/Total GPU Memory In Cluster:\n{_format_cluster(nodes)}\n{unusable_text}"
 
 
-def details(ledger: Ledger, addresses: Mapping[str, str], only: str | None = None) -> str:
+def details(ledger: Ledger, addresses: Mapping[str, str], node_name: str | None = None) -> str:
     """Per node one table of its pods and what each holds on each card, in MiB, and one of its other devices."""
-    nodes = nodes_with_cards(ledger, only)
+    nodes = nodes_with_cards(ledger, node_name)
     parts = []
-    for node in nodes_with_devices(ledger, only):
+    for node in nodes_with_devices(ledger, node_name):
         names = [["NAME:", node.name], ["IPADDRESS:", addresses.get(node.name, "unknown")]]
         head = tables.align_rows([*names, *_model_rows(node), *_unusable_rows(node)])
         body = [_pods_table(ledger, node)] if node.cards else []
@@ -51,13 +51,13 @@ def _pods_table(ledger: Ledger, node: NodeState) -> str:
     for holding in sorted(ledger.holdings(node.name), key=lambda entry: (entry.namespace, entry.name)):
         if not holding.assignment.containers:
             continue  # it has devices only
-        held = [0] * len(node.cards)
+        mib_by_card = [0] * len(node.cards)
         for share in holding.assignment.shares():
             position = node.position(share)
             if position is not None:
-                held[position] += share.mem
-        of_node = f" (of node {holding.node})" if holding.node != node.name else ""
-        rows.append([holding.name_with_phase + of_node, holding.namespace, *map(str, held)])
+                mib_by_card[position] += share.mem
+        other_node_note = f" (of node {holding.node})" if holding.node != node.name else ""
+        rows.append([holding.name_with_phase + other_node_note, holding.namespace, *map(str, mib_by_card)])
     sums = [
         ["Allocated :", f"{_used_mib(node)} ({_format_percent(_used_mib(node), _total_mib(node))})"],
         ["Total :", str(_total_mib(node))],
@@ -69,11 +69,11 @@ def _pods_table(ledger: Ledger, node: NodeState) -> str:
 
 def _devices_table(ledger: Ledger, node: NodeState) -> str:
     """The devices of the node and the pods that hold them."""
-    held = totals.device_holders(ledger, node)
+    holders_by_uuid = totals.device_holders(ledger, node)
     rows = [["DEVICE", "KIND", "MODEL", "CLASSES", "USED-BY"]]
     for device in node.devices:
         holder_names = ", ".join(
-            f"{holding.namespace}/{holding.name_with_phase}" for holding in held.get(device.uuid, ())
+            f"{holding.namespace}/{holding.name_with_phase}" for holding in holders_by_uuid.get(device.uuid, ())
         )
         reason = ", ".join(["unhealthy"] * (not device.healthy) + ["cordoned"] * device.cordoned)
         state = (holder_names or "-") + (f" ({reason})" if reason and (device.cordoned or not holder_names) else "")
@@ -81,14 +81,14 @@ def _devices_table(ledger: Ledger, node: NodeState) -> str:
     return tables.stack_tables([rows])
 
 
-def nodes_with_cards(ledger: Ledger, only: str | None = None) -> list[NodeState]:
+def nodes_with_cards(ledger: Ledger, node_name: str | None = None) -> list[NodeState]:
     """The nodes that have cards, or the one of them."""
-    return [node for node in ledger.nodes() if node.cards and only in (None, node.name)]
+    return [node for node in ledger.nodes() if node.cards and node_name in (None, node.name)]
 
 
-def nodes_with_devices(ledger: Ledger, only: str | None = None) -> list[NodeState]:
+def nodes_with_devices(ledger: Ledger, node_name: str | None = None) -> list[NodeState]:
     """The nodes that have cards or other devices, or the one of them."""
-    return [node for node in ledger.nodes() if (node.cards or node.devices) and only in (None, node.name)]
+    return [node for node in ledger.nodes() if (node.cards or node.devices) and node_name in (None, node.name)]
 
 
 def _model_rows(node: NodeState) -> list[list[str]]:
@@ -138,23 +138,25 @@ def _format_cluster(nodes: Sequence[NodeState]) -> str:
     return f"{used}/{total} ({_format_percent(used, total)})"
 
 
-def as_json(ledger: Ledger, addresses: Mapping[str, str], closed: Mapping[str, str], only: str | None = None) -> Json:
+def as_json(
+    ledger: Ledger, addresses: Mapping[str, str], unschedulable_reasons: Mapping[str, str], node_name: str | None = None
+) -> Json:
     """The output as JSON, with all fields.
 
-    closed: by node, why it takes no new pods.
-    only: the name of the one node to print; None for all nodes.
+    unschedulable_reasons: by node, why it takes no new pods.
+    node_name: the name of the one node to print; None for all nodes.
     """
     return {
         "nodes": [
             {
                 "name": node.name,
                 "address": addresses.get(node.name, "unknown"),
-                "unschedulableReason": closed.get(node.name, ""),
+                "unschedulableReason": unschedulable_reasons.get(node.name, ""),
                 "gpus": _card_objects(ledger, node),
                 "devices": _device_objects(ledger, node),
             }
             for node in ledger.nodes()
-            if only in (None, node.name)
+            if node_name in (None, node.name)
         ]
     }
 
@@ -182,7 +184,7 @@ def _card_objects(ledger: Ledger, node: NodeState) -> list[Json]:
 
 
 def _device_objects(ledger: Ledger, node: NodeState) -> list[Json]:
-    held = totals.device_holders(ledger, node)
+    holders_by_uuid = totals.device_holders(ledger, node)
     return [
         {
             "index": device.index,
@@ -194,7 +196,7 @@ def _device_objects(ledger: Ledger, node: NodeState) -> list[Json]:
             "classes": sorted(device.classes),
             "pods": [
                 {"namespace": holding.namespace, "name": holding.name, "uid": holding.uid}
-                for holding in held.get(device.uuid, ())
+                for holding in holders_by_uuid.get(device.uuid, ())
             ],
         }
         for device in node.devices

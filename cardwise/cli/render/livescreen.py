@@ -22,14 +22,14 @@ from cardwise.cli import signals
 from cardwise.clock import Clock
 
 # By what stands in the text, so that a live screen and what `--once` prints have the same words.
-_COLOURS: Final = {
+_PATTERN_BY_STYLE: Final = {
     "bold": r"\A[^\n]*|^NODE .*$",
     "green": r"(?<=\[)#+(?=[.\]])",
     "yellow": r"\bcordoned\b|^note: .*$",
     "red": r"\bunhealthy\b|\bMPS-\w+|\S+!|not of now: .*$",
 }
-_LOOK_SECONDS: Final = 1.0  # a signal that comes just before `select` is called does not end it: it ends the next one
-_KEYS: Final = 64  # bytes read at once: more than a hand types in a moment
+_POLL_SECONDS: Final = 1.0  # a signal that comes just before `select` is called does not end it: it ends the next one
+_MAX_KEY_BYTES: Final = 64  # bytes read at once: more than a hand types in a moment
 
 
 @contextmanager
@@ -58,9 +58,9 @@ class Keyboard:
         """Waits so long, or until the key is typed, in either case; returns whether it was."""
         deadline = self._clock.now() + seconds
         while self._terminal is not None and (remaining := deadline - self._clock.now()) > 0:
-            if not select.select([self._terminal], [], [], min(remaining, _LOOK_SECONDS))[0]:
+            if not select.select([self._terminal], [], [], min(remaining, _POLL_SECONDS))[0]:
                 continue
-            key_bytes = os.read(self._terminal, _KEYS)
+            key_bytes = os.read(self._terminal, _MAX_KEY_BYTES)
             if key.encode() in key_bytes.lower():
                 return True
             if not key_bytes:  # the terminal has hung up
@@ -73,19 +73,21 @@ class Keyboard:
 @contextmanager
 def open_keyboard(clock: Clock) -> Iterator[Keyboard]:
     """The keys of the terminal on standard input; none if it is not a terminal, or another program reads it."""
-    terminal = _own_terminal()
+    terminal = _open_own_terminal()
     if terminal is None:
         yield Keyboard(None, clock)
         return
-    former = termios.tcgetattr(terminal)
+    former_mode = termios.tcgetattr(terminal)
     try:
         tty.setcbreak(terminal)
         yield Keyboard(terminal, clock)
     finally:
-        termios.tcsetattr(terminal, termios.TCSAFLUSH, former)  # keys that nobody has read are no command of the shell
+        termios.tcsetattr(
+            terminal, termios.TCSAFLUSH, former_mode
+        )  # keys that nobody has read are no command of the shell
 
 
-def _own_terminal() -> int | None:
+def _open_own_terminal() -> int | None:
     """Standard input, if it is a terminal with this program in the foreground: others are stopped if they set it."""
     try:
         terminal = sys.stdin.fileno()
@@ -97,6 +99,6 @@ def _own_terminal() -> int | None:
 def color_text(text: str) -> Text:
     """The text with colours, no line of which wraps."""
     colored = Text(text, no_wrap=True, overflow="crop")
-    for style, pattern in _COLOURS.items():
+    for style, pattern in _PATTERN_BY_STYLE.items():
         colored.highlight_regex(rf"(?m){pattern}", style)
     return colored

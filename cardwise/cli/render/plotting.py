@@ -15,7 +15,7 @@ from cardwise.simulation.refusals import SIZES, RefusedPods
 Curve = Sequence[tuple[float, float, float]]  # how far it is, and what is allocated and fragmented then, in percent
 
 # No script from elsewhere in the file, which browsers would fetch.
-_PLAIN: Final[Mapping[str, Any]] = {"js": [], "legend_at_bottom": True}
+_CHART_OPTIONS: Final[Mapping[str, Any]] = {"js": [], "legend_at_bottom": True}
 
 
 def check_pygal() -> None:
@@ -34,15 +34,17 @@ def prepare_folder(folder: Path) -> None:
 
 
 def draw_plots(
-    below: str, curves: Mapping[str, Curve], refused: Mapping[str, Sequence[RefusedPods]]
+    x_title: str, curves: Mapping[str, Curve], refusals_by_policy: Mapping[str, Sequence[RefusedPods]]
 ) -> dict[str, bytes]:
-    """The SVG by the name of a plot. `curves` and `refused` are by policy; `below` is the label of the x axis."""
+    """The SVG by the name of a plot. `curves` and `refusals_by_policy` are by policy; `x_title` is the label of the x
+    axis.
+    """
     allocated = {policy: [(x, y) for x, y, _ in curve] for policy, curve in curves.items()}
     fragmented = {policy: [(x, y) for x, _, y in curve] for policy, curve in curves.items()}
     return {
-        "allocated": _draw_lines("GPUs allocated, in percent", below, allocated),
-        "fragmented": _draw_lines("Idle GPUs that the pods cannot use, in percent", below, fragmented),
-        "refused": _draw_bars(refused),
+        "allocated": _draw_lines("GPUs allocated, in percent", x_title, allocated),
+        "fragmented": _draw_lines("Idle GPUs that the pods cannot use, in percent", x_title, fragmented),
+        "refused": _draw_bars(refusals_by_policy),
     }
 
 
@@ -63,20 +65,20 @@ def _unwritable_error(folder: Path, error: OSError) -> InvalidRequest:
     return InvalidRequest(f"--plots {folder}", problem, "name a folder in which you may write")
 
 
-def _draw_lines(title: str, below: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> bytes:
-    chart = _import_pygal().XY(title=title, x_title=below, dots_size=1, **_PLAIN)
+def _draw_lines(title: str, x_title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> bytes:
+    chart = _import_pygal().XY(title=title, x_title=x_title, dots_size=1, **_CHART_OPTIONS)
     for name, line in lines.items():
         chart.add(name, line)
     return bytes(chart.render())
 
 
-def _draw_bars(refused: Mapping[str, Sequence[RefusedPods]]) -> bytes:
-    sizes = [size for size in SIZES if any(row.size == size for rows in refused.values() for row in rows)]
+def _draw_bars(refusals_by_policy: Mapping[str, Sequence[RefusedPods]]) -> bytes:
+    sizes = [size for size in SIZES if any(row.size == size for rows in refusals_by_policy.values() for row in rows)]
     chart = _import_pygal().Bar(
-        title="Pods refused, in percent of the pods of the same size", x_title="GPUs requested", **_PLAIN
+        title="Pods refused, in percent of the pods of the same size", x_title="GPUs requested", **_CHART_OPTIONS
     )
     chart.x_labels = sizes
-    for policy, rows in refused.items():
+    for policy, rows in refusals_by_policy.items():
         parts = {row.size: row.percent for row in rows}
         chart.add(policy, [parts.get(size) for size in sizes])
     return bytes(chart.render())

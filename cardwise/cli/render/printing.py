@@ -9,7 +9,7 @@ from cardwise.cli import console
 from cardwise.core.values import wording
 from cardwise.kube.survey import Survey
 
-_FEW: Final = 3  # objects named in one warning
+_MAX_LISTED: Final = 3  # objects named in one warning
 
 
 def print_object(data: dict[str, Any], output: str) -> None:
@@ -29,4 +29,4 @@ def print_survey_warnings(cluster_survey: Survey) -> None:
         name, _, text = problem.partition(": ")
         objects_by_problem.setdefault(text, []).append(name)
     for text, objects in objects_by_problem.items():
-        console.print_text(f"warning: {wording.enumerate_first(objects, _FEW)}: {text}", err=True)
+        console.print_text(f"warning: {wording.enumerate_first(objects, _MAX_LISTED)}: {text}", err=True)

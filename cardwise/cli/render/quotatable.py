@@ -30,9 +30,9 @@ def table(views: Sequence[EntryView], native: Sequence[NativeQuota], *, wide: bo
 def _holder_rows(views: Sequence[EntryView]) -> list[list[str]]:
     rows = [["NAMESPACE", "GPUQUOTA", "TYPE", "POD", "NODE", "SHARES", "MIB", "WHOLE-GPUS"]]
     for view in views:
-        for holding, part in view.holders:
+        for holding, amounts in view.holders:
             quota_cells = [view.quota.namespace, view.quota.name, quotas.title(view.entry)]
-            rows.append([*quota_cells, holding.name_with_phase, holding.node, *map(str, part)])
+            rows.append([*quota_cells, holding.name_with_phase, holding.node, *map(str, amounts)])
     return rows
 
 
@@ -65,7 +65,7 @@ def _entry_as_json(view: EntryView) -> Json:
         "used": quotas.to_fields(view.used),
         **({"problem": view.missing} if view.missing else {}),
         "pods": [
-            {"name": holding.name, "uid": holding.uid, "node": holding.node, **quotas.to_fields(part)}
-            for holding, part in view.holders
+            {"name": holding.name, "uid": holding.uid, "node": holding.node, **quotas.to_fields(amounts)}
+            for holding, amounts in view.holders
         ],
     }

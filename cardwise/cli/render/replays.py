@@ -14,33 +14,33 @@ from cardwise.simulation.runs import SimulationRun
 from cardwise.simulation.summary import ChurnSummary, FillSummary
 from cardwise.simulation.workload import SimulatedWorkload
 
-_FRAGMENTED_AT: Final = 95  # percent arrived: there policies differ, and at 100 all that is left is fragments
+_FRAGMENTATION_LEVEL: Final = 95  # percent arrived: there policies differ, and at 100 all that is left is fragments
 Rows = list[list[str]]
 
 
 def format_fills(workloads: Sequence[SimulatedWorkload], summaries: Sequence[FillSummary]) -> str:
     """Both tables."""
-    shown = list(summaries[0].at) if summaries else []
-    reference = max((level for level in shown if level <= 100), default=0)
-    least = min(_FRAGMENTED_AT, reference)
-    heads = ["TRACE", "POLICY", "SEEDS", *(f"{level}%" for level in shown)]
+    levels = list(summaries[0].at) if summaries else []
+    compared_level = max((level for level in levels if level <= 100), default=0)
+    fragmentation_level = min(_FRAGMENTATION_LEVEL, compared_level)
+    heads = ["TRACE", "POLICY", "SEEDS", *(f"{level}%" for level in levels)]
     rows = [[*heads, "S.D.", "IDLE GPUS", "FRAGMENTED", "FIRST REFUSAL"]]
     for fill in summaries:
         workload = workloads[fill.workload]
-        idle = (100 - fill.at[reference].mean) / 100 * workload.capacity / workload.mean_card_size
-        fragmented = next((p.fragmented for p in reversed(fill.points) if p.arrived <= least), 0.0)
-        first = f"{fill.first_refusal:.1f}%" if fill.first_refusal is not None else "none"
+        idle = (100 - fill.at[compared_level].mean) / 100 * workload.capacity / workload.mean_card_size
+        fragmented = next((p.fragmented for p in reversed(fill.points) if p.arrived <= fragmentation_level), 0.0)
+        first_refusal = f"{fill.first_refusal:.1f}%" if fill.first_refusal is not None else "none"
         rows.append(
             [
                 workload.name, fill.policy, f"{fill.seeds}", *(f"{mean.mean:.2f}" for mean in fill.at.values()),
-                f"{fill.at[reference].sd:.2f}", f"{idle:.0f}", f"{fragmented:.1f}%", first,
+                f"{fill.at[compared_level].sd:.2f}", f"{idle:.0f}", f"{fragmented:.1f}%", first_refusal,
             ]
         )  # fmt: skip
     refusals = [(workloads[fill.workload].name, fill.policy, fill.refused) for fill in summaries]
     return (
         "Allocated GPUs in percent, by the percentage requested so far;\n"
-        f"standard deviation over the seeds and idle GPUs at {reference}%, unusable part of the idle GPUs at "
-        f"{least}%:\n"
+        f"standard deviation over the seeds and idle GPUs at {compared_level}%, unusable part of the idle GPUs at "
+        f"{fragmentation_level}%:\n"
         f"{tables.align_rows(rows)}\n{_refusals_table(refusals)}"
     )
 
@@ -66,8 +66,8 @@ def format_churns(workloads: Sequence[SimulatedWorkload], summaries: Sequence[Ch
 def _refusals_table(refusals: Iterable[tuple[str, str, Sequence[RefusedPods]]]) -> str:
     rows = []
     for trace, policy, refused in refusals:
-        by_size = {row.size: row for row in refused}
-        rows.append([trace, policy, *(_format_refused(by_size.get(size)) for size in SIZES)])
+        refused_by_size = {row.size: row for row in refused}
+        rows.append([trace, policy, *(_format_refused(refused_by_size.get(size)) for size in SIZES)])
     heads = ["TRACE", "POLICY", *(size.upper() for size in SIZES)]
     return f"Pods refused in percent, by the number of GPUs requested:\n{tables.align_rows([heads, *rows])}"
 

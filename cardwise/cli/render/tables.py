@@ -5,7 +5,7 @@ from typing import Final
 
 from cardwise.core.values import wording
 
-_MOST_CELL: Final = 512  # bytes
+_MAX_CELL_BYTES: Final = 512  # bytes
 
 
 def align_rows(rows: Sequence[Sequence[str]]) -> str:
@@ -14,7 +14,10 @@ def align_rows(rows: Sequence[Sequence[str]]) -> str:
     No cell but the last of a row makes its column wide.
     """
     rows = [
-        [*(wording.sanitize_message(cell, _MOST_CELL) for cell in row[:-1]), *map(wording.sanitize_message, row[-1:])]
+        [
+            *(wording.sanitize_message(cell, _MAX_CELL_BYTES) for cell in row[:-1]),
+            *map(wording.sanitize_message, row[-1:]),
+        ]
         for row in rows
     ]
     widths: list[int] = []
@@ -25,16 +28,16 @@ def align_rows(rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def fit_columns(rows: Sequence[Sequence[str]], columns: int | None, spare: Sequence[str]) -> str:
+def fit_columns(rows: Sequence[Sequence[str]], columns: int | None, optional_heads: Sequence[str]) -> str:
     """As `align_rows`; a table that is wider than the terminal loses the columns with these heads, the first one first.
 
     Each row has a cell below each head.
     """
-    for head in spare:
+    for head in optional_heads:
         if columns is None or max(map(len, align_rows(rows).splitlines())) <= columns:
             break
-        at = list(rows[0]).index(head)
-        rows = [[cell for i, cell in enumerate(row) if i != at] for row in rows]
+        removed_index = list(rows[0]).index(head)
+        rows = [[cell for i, cell in enumerate(row) if i != removed_index] for row in rows]
     return align_rows(rows)
 
 

@@ -3,30 +3,30 @@
 from collections.abc import Sequence
 from typing import Any
 
-from cardwise.cli.cluster.usage import CardUsage, Holder, NodeUsage, granted_of
+from cardwise.cli.cluster.usage import CardUsage, Holder, NodeUsage, sum_granted_mib
 from cardwise.cli.render import tables
 from cardwise.core.api import mps
 from cardwise.core.values import wording
 
-_BAR = 10  # characters
-_FEW = 3  # holders named in a line
+_BAR_WIDTH = 10  # characters
+_MAX_LISTED = 3  # holders named in a line
 _UNKNOWN = "-"
-_AMOUNTS = ("USED-MIB", "GRANTED-MIB", "TOTAL-MIB")
-_NODE = 24  # characters of a node's name where columns are few
+_AMOUNT_HEADS = ("USED-MIB", "GRANTED-MIB", "TOTAL-MIB")
+_MAX_NODE_WIDTH = 24  # characters of a node's name where columns are few
 _NARROW_HEADS = ("NODE", "GPU", "STATE", "GRANTED/TOTAL", "HOLDERS(USED/GRANTED)")
-_HEADS = ("NODE", "GPU", "MODEL", "GRANTED", "", *_AMOUNTS, "CORE", "PODS", "STATE", "HOLDERS(USED/GRANTED)")
+_HEADS = ("NODE", "GPU", "MODEL", "GRANTED", "", *_AMOUNT_HEADS, "CORE", "PODS", "STATE", "HOLDERS(USED/GRANTED)")
 
 
 def summary_line(nodes: Sequence[NodeUsage]) -> str:
     """The whole cluster in one line."""
     cards = [card for node in nodes for card in node.cards]
-    granted, total = granted_of(cards), sum(card.total for card in cards)
-    sick, cordoned = sum(not card.healthy for card in cards), sum(card.cordoned for card in cards)
-    number = f"{wording.pluralize(len(cards), 'GPU')} on {wording.pluralize(len(nodes), 'node')}"
+    granted, total = sum_granted_mib(cards), sum(card.total for card in cards)
+    unhealthy_count, cordoned_count = sum(not card.healthy for card in cards), sum(card.cordoned for card in cards)
+    counts_text = f"{wording.pluralize(len(cards), 'GPU')} on {wording.pluralize(len(nodes), 'node')}"
     return (
-        f"{number}: {granted} of {total} MiB granted ({format_percent(granted, total)})"
-        + f", {sick} unhealthy" * bool(sick)
-        + f", {cordoned} cordoned" * bool(cordoned)
+        f"{counts_text}: {granted} of {total} MiB granted ({format_percent(granted, total)})"
+        + f", {unhealthy_count} unhealthy" * bool(unhealthy_count)
+        + f", {cordoned_count} cordoned" * bool(cordoned_count)
     )
 
 
@@ -34,16 +34,16 @@ def table(nodes: Sequence[NodeUsage], columns: int | None = None) -> str:
     """One line per card. On a narrow terminal only the important columns, cut to its width."""
     rows = [list(_HEADS)]
     rows += [_wide_row(card) for node in nodes for card in node.cards]
-    whole = tables.align_rows(rows)
-    if columns is None or max(map(len, whole.splitlines())) <= columns:
-        return whole
+    wide_table = tables.align_rows(rows)
+    if columns is None or max(map(len, wide_table.splitlines())) <= columns:
+        return wide_table
     rows = [list(_NARROW_HEADS)]
     rows += [_narrow_row(card) for node in nodes for card in node.cards]
     return "".join(f"{_truncate(line, columns)}\n" for line in tables.align_rows(rows).splitlines())
 
 
 def _narrow_row(card: CardUsage) -> list[str]:
-    name = _truncate(card.node, _NODE)
+    name = _truncate(card.node, _MAX_NODE_WIDTH)
     return [
         name,
         str(card.index),
@@ -76,10 +76,10 @@ def _wide_row(card: CardUsage) -> list[str]:
 
 def draw_bar(part: int, whole: int) -> str:
     """A bar; full only if nothing is left, and empty only if nothing is granted."""
-    marks = min(_BAR, part * _BAR // whole) if whole else 0
+    marks = min(_BAR_WIDTH, part * _BAR_WIDTH // whole) if whole else 0
     if part > 0:
         marks = max(1, marks)
-    return f"[{'#' * marks}{'.' * (_BAR - marks)}]"
+    return f"[{'#' * marks}{'.' * (_BAR_WIDTH - marks)}]"
 
 
 def format_percent(part: int | None, whole: int) -> str:
@@ -98,13 +98,13 @@ def _format_holders(card: CardUsage) -> str:
     """The pods on the card, each with what it uses and what it was granted: `used/granted`."""
     if card.holders is None:
         return _UNKNOWN
-    return wording.enumerate_first([_format_holder(holder) for holder in card.holders], _FEW, "pod") or _UNKNOWN
+    return wording.enumerate_first([_format_holder(holder) for holder in card.holders], _MAX_LISTED, "pod") or _UNKNOWN
 
 
 def _format_holder(holder: Holder) -> str:
-    over = "!" * (holder.used is not None and holder.used > holder.granted + mps.CONTEXT)
+    excess_mark = "!" * (holder.used is not None and holder.used > holder.granted + mps.CONTEXT)
     return (
-        f"{holder.namespace}/{holder.name} {_format_known(holder.used)}/{holder.granted}{over}"
+        f"{holder.namespace}/{holder.name} {_format_known(holder.used)}/{holder.granted}{excess_mark}"
         + " (terminating)" * holder.terminating
     )
 
@@ -113,23 +113,23 @@ def _format_known(amount: int | None) -> str:
     return _UNKNOWN if amount is None else str(amount)
 
 
-def as_json(everything: Sequence[NodeUsage], shown: Sequence[NodeUsage], notes: Sequence[str]) -> dict[str, Any]:
+def as_json(all_nodes: Sequence[NodeUsage], shown_nodes: Sequence[NodeUsage], notes: Sequence[str]) -> dict[str, Any]:
     """The output as JSON; unknown amounts are null."""
-    cards = [card for node in everything for card in node.cards]
+    cards = [card for node in all_nodes for card in node.cards]
     return {
         "gpus": len(cards),
-        "grantedMiB": granted_of(cards),
+        "grantedMiB": sum_granted_mib(cards),
         "totalMiB": sum(card.total for card in cards),
         "unhealthyGPUs": sum(not card.healthy for card in cards),
         "cordonedGPUs": sum(card.cordoned for card in cards),
-        "nodeCount": len(everything),
+        "nodeCount": len(all_nodes),
         "nodes": [
             {
                 "name": node.name,
-                "unschedulableReason": node.closed,
+                "unschedulableReason": node.unschedulable_reason,
                 "gpus": [_card_as_json(card) for card in node.cards],
             }
-            for node in shown
+            for node in shown_nodes
         ],
         "notes": list(notes),
     }

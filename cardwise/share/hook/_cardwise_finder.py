@@ -78,12 +78,12 @@ def start_watching(frameworks: str, file: str) -> None:
     """Watch for the frameworks of a comma-separated list; for all of them if it is empty."""
     if any(isinstance(finder, Finder) for finder in sys.meta_path):  # a tool may run sitecustomize again
         return
-    chosen = {part.strip() for part in frameworks.split(",") if part.strip()}
+    chosen_frameworks = {part.strip() for part in frameworks.split(",") if part.strip()}
     pending = {
         name: framework
         for name, framework in MODULES.items()
         # Modules that are imported already, for example by a .pth file, cannot be handled.
-        if (not chosen or framework in chosen) and name not in sys.modules
+        if (not chosen_frameworks or framework in chosen_frameworks) and name not in sys.modules
     }
     if pending:
         sys.meta_path.insert(0, Finder(pending, file))

@@ -12,15 +12,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_OLD = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-_NEW = "XLA_CLIENT_MEM_FRACTION"
+_OLD_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+_NEW_VARIABLE = "XLA_CLIENT_MEM_FRACTION"
 # Where jaxlib reads it: the plugins' options; before jaxlib 0.4.16 or so, the creation of the client.
-_READERS = ("generate_pjrt_gpu_plugin_options", "make_gpu_client")
+_READING_FUNCTIONS = ("generate_pjrt_gpu_plugin_options", "make_gpu_client")
 
 
 def after_import(module: "Any", share: "Any") -> None:
     """Wrap the functions of jaxlib.xla_client that read the fraction."""
-    for name in _READERS:
+    for name in _READING_FUNCTIONS:
         original = getattr(module, name, None)
         if original is not None:
             setattr(module, name, _with_fraction(original, share))
@@ -28,18 +28,18 @@ def after_import(module: "Any", share: "Any") -> None:
 
 def _with_fraction(original: "Any", share: "Any") -> "Any":
     @functools.wraps(original)
-    def reading(*arguments: "Any", **named: "Any") -> "Any":
-        old, new = os.environ.get(_OLD), os.environ.get(_NEW)
-        if not old and not new:
-            os.environ[_OLD] = share.text
-        elif new and old == share.text:
-            del os.environ[_OLD]
+    def read_with_fraction(*arguments: "Any", **named: "Any") -> "Any":
+        old_text, new_text = os.environ.get(_OLD_VARIABLE), os.environ.get(_NEW_VARIABLE)
+        if not old_text and not new_text:
+            os.environ[_OLD_VARIABLE] = share.text
+        elif new_text and old_text == share.text:
+            del os.environ[_OLD_VARIABLE]
         try:
             return original(*arguments, **named)
         finally:
-            if old is None:
-                os.environ.pop(_OLD, None)
+            if old_text is None:
+                os.environ.pop(_OLD_VARIABLE, None)
             else:
-                os.environ[_OLD] = old
+                os.environ[_OLD_VARIABLE] = old_text
 
-    return reading
+    return read_with_fraction

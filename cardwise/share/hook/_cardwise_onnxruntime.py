@@ -16,11 +16,11 @@ def after_import(module: "Any", share: "Any") -> None:
     original = module.check_and_normalize_provider_args
 
     @functools.wraps(original)
-    def normalized(*arguments: "Any", **named: "Any") -> "Any":
+    def normalize_with_limit(*arguments: "Any", **named: "Any") -> "Any":
         providers, all_options = original(*arguments, **named)
         for provider, options in zip(providers, all_options):
             if provider == "CUDAExecutionProvider":
                 options.setdefault("gpu_mem_limit", str(share.limit_bytes))
         return providers, all_options
 
-    module.check_and_normalize_provider_args = normalized
+    module.check_and_normalize_provider_args = normalize_with_limit

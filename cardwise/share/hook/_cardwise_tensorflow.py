@@ -82,11 +82,11 @@ def _limit_context(module: "Any", context: "Any", share: "Any") -> None:
         gpus = [] if context._context_handle is not None else context.get_visible_devices("GPU")
         if not gpus or any(context.get_logical_device_configuration(gpu) is not None for gpu in gpus):
             return
-        own = context._config if context._config is not None else module.config_pb2.ConfigProto()
-        if _has_memory_limit(own):
+        own_config = context._config if context._config is not None else module.config_pb2.ConfigProto()
+        if _has_memory_limit(own_config):
             return
         if any(context.get_memory_growth(gpu) for gpu in gpus):
-            context._config = _with_fraction(own, share)
+            context._config = _with_fraction(own_config, share)
             return
         for gpu in gpus:
             limit = module.LogicalDeviceConfiguration(memory_limit=share.limit_mib)

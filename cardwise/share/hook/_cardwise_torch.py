@@ -10,8 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_KEY = "per_process_memory_fraction"
-_CONFIGURATIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_FRACTION_SETTING = "per_process_memory_fraction"
+_CONFIGURATION_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def after_import(cuda: "Any", share: "Any") -> None:
@@ -27,7 +27,7 @@ def after_import(cuda: "Any", share: "Any") -> None:
 
 
 def _limit(cuda: "Any", share: "Any") -> None:
-    if any(_KEY in os.environ.get(name, "") for name in _CONFIGURATIONS):
+    if any(_FRACTION_SETTING in os.environ.get(name, "") for name in _CONFIGURATION_VARIABLES):
         return
     device = _device_to_limit(cuda.device_count())
     if device is None:
@@ -37,7 +37,7 @@ def _limit(cuda: "Any", share: "Any") -> None:
         return
     # Setting the fraction makes `device` the current one; `with` restores the previous one.
     with cuda.device(device):
-        get_fraction = getattr(cuda.memory, "get_" + _KEY, None)
+        get_fraction = getattr(cuda.memory, "get_" + _FRACTION_SETTING, None)
         if get_fraction is None or get_fraction(device) == 1.0:
             cuda.set_per_process_memory_fraction(share.fraction, device)
 

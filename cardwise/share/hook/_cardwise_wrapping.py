@@ -37,8 +37,8 @@ def read_share(file: str, log: "Any") -> "FrameworkShare | None":
     if os.path.exists(file):
         import json
 
-        with open(file, encoding="utf-8") as opened:
-            document = json.load(opened)
+        with open(file, encoding="utf-8") as stream:
+            document = json.load(stream)
     limit = os.environ.get("CARDWISE_MEM_LIMIT_MIB") or document["limitMiB"]
     fraction = os.environ.get("CARDWISE_MEM_FRACTION") or document["fraction"]
     share = FrameworkShare(int(limit), str(fraction), log)
@@ -55,23 +55,23 @@ def wrap(finder: "Any", loader: "Any", name: str) -> None:
         finder.pending.clear()
         _stop_if_done(finder)
         return
-    run = loader.exec_module
+    original_exec_module = loader.exec_module
 
     def exec_module(module: "Any") -> None:
         # A zip file has one loader for a whole folder. And `pending` is checked again: a spec may be requested several
         # times, and another hook that calls all finders makes us wrap a loader twice.
         framework = finder.pending.get(name) if module.__name__ == name else None
         if framework is None:
-            run(module)
+            original_exec_module(module)
             return
-        actor = _run_step(hook, framework, hook.load, framework)
-        _run_step(hook, framework, getattr(actor, "before_import", None), share)
-        run(module)
+        framework_hook = _run_step(hook, framework, hook.load, framework)
+        _run_step(hook, framework, getattr(framework_hook, "before_import", None), share)
+        original_exec_module(module)
         # If the import failed, keep watching: the program may try again.
         if finder.pending.pop(name, None) is not None:
             if vars(loader).get("exec_module") is exec_module:
                 del loader.exec_module
-            _run_step(hook, framework, getattr(actor, "after_import", None), module, share)
+            _run_step(hook, framework, getattr(framework_hook, "after_import", None), module, share)
             hook.log(framework, f"{name}: {share.limit_mib} MiB, fraction {share.text}")
         _stop_if_done(finder)
 

@@ -86,7 +86,7 @@ def check_gpus(client: KubeClient, cardwise_namespace: str, clock: Clock = SYSTE
     deadline = clock.now() + REPORT_SECONDS
     while not (resources := list(client.list_objects(paths.extendedresources()))):
         seen = facts.Facts(installed=cardwise_namespace, now=client.fetch_server_time())
-        facts.collect_lists(seen, client, facts.queries_of_parts(cardwise_namespace))
+        facts.collect_lists(seen, client, facts.build_part_queries(cardwise_namespace))
         causes = [*startup.check_uncreated_pods(seen), *startup.check_unready_pods(seen)]
         if causes or seen.unread or clock.now() >= deadline:
             raise LookupError("; ".join(f"{cause.text}; {cause.remedy}" for cause in causes or parts.check_cards(seen)))

@@ -184,7 +184,7 @@ class Cordoned(Cards):
         ]
         self.replace("pods", *self.then)
 
-    def closed(self) -> list[str]:
+    def unschedulable_reason(self) -> list[str]:
         return [
             resource["metadata"]["name"]
             for resource in self.objects("extendedresources")
@@ -227,7 +227,7 @@ def test_the_card_that_is_cordoned_is_the_one_that_the_pod_holds(monkeypatch):
 def test_a_card_is_given_back_after_a_surprise(monkeypatch):
     api = Cordoned(came("n2", 1))
     shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
-    assert (shown.exit_code, api.closed_at_eviction, api.closed()) == (1, ["gpu-n1-0"], [])
+    assert (shown.exit_code, api.closed_at_eviction, api.unschedulable_reason()) == (1, ["gpu-n1-0"], [])
     assert "stopped: small-2, the replacement for team/small, is on n2 1 instead of n1 1" in shown.stderr
 
 
@@ -252,7 +252,7 @@ def test_a_card_is_given_back_when_somebody_ends_it(monkeypatch, sign):
     api = Cordoned()
     monkeypatch.setattr(MoveRun, "move_pod", lambda *_: signal.raise_signal(sign))
     shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
-    assert (shown.exit_code, api.closed()) == (128 + sign, [])
+    assert (shown.exit_code, api.unschedulable_reason()) == (128 + sign, [])
     assert "GPU 0 of node n1 (GPU-n1-0) uncordoned\n" in shown.stderr
     assert signal.getsignal(sign) is before
 
@@ -284,7 +284,7 @@ def test_a_card_that_is_written_just_before_it_is_given_back_loses_nothing(monke
     shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
     card = api.card("gpu-n1-0")
     if status_only:
-        assert (api.closed(), card["status"]["phase"]) == ([], "Bound"), shown.stderr
+        assert (api.unschedulable_reason(), card["status"]["phase"]) == ([], "Bound"), shown.stderr
     else:
         assert card["spec"] | by_hand == card["spec"], shown.stderr
 
@@ -318,7 +318,7 @@ def test_a_card_is_given_back_also_when_nobody_was_told_that_it_was_cordoned(mon
     api = Cordoned()
     api.fault(Fault(lost=True), "patch")
     shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
-    assert (shown.exit_code, api.evicted, api.closed()) == (1, [], [])
+    assert (shown.exit_code, api.evicted, api.unschedulable_reason()) == (1, [], [])
 
 
 def test_a_card_that_cannot_be_given_back_is_named_with_the_command(monkeypatch):
@@ -344,7 +344,7 @@ def test_what_a_killed_defrag_has_cordoned_is_taken_over_and_given_back(monkeypa
     api = left_by_a_killed_one("gpu-n1-0")
     shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert shown.exit_code == 0, shown.output
-    assert (api.closed_at_eviction, api.closed()) == (["gpu-n1-0"], [])
+    assert (api.closed_at_eviction, api.unschedulable_reason()) == (["gpu-n1-0"], [])
     assert shown.stderr.startswith(
         "note: GPU 0 of node n1 (GPU-n1-0) was cordoned by jane at 2026-11-21T11:00:00Z by another defrag and counts "
         "as free: it will be uncordoned or taken over\n"
@@ -356,13 +356,13 @@ def test_a_card_that_the_new_plan_does_not_cordon_is_given_back_before_pods_move
     api = left_by_a_killed_one("gpu-n1-1", "gpu-n2-0")
     shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert shown.exit_code == 0, shown.output
-    assert (api.closed_at_eviction, api.closed()) == (["gpu-n1-0"], [])
+    assert (api.closed_at_eviction, api.unschedulable_reason()) == (["gpu-n1-0"], [])
 
 
 def test_without_a_plan_the_cards_of_a_killed_defrag_are_given_back_too(monkeypatch):
     api = left_by_a_killed_one("gpu-n1-1")
     shown = run(monkeypatch, api, "--free-gpus", "4", "--evict")
-    assert (shown.exit_code, api.evicted, api.closed()) == (1, [], [])
+    assert (shown.exit_code, api.evicted, api.unschedulable_reason()) == (1, [], [])
 
 
 @pytest.mark.parametrize("words", [("cordon", "n1/1"), ("drain", "n1/1", "--force", "--timeout", "5s")])
@@ -374,7 +374,7 @@ def test_a_card_of_a_killed_defrag_that_a_person_cordons_without_a_reason_is_the
     assert (cordon["reason"], cordon["time"]) == ("", api.clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ"))
     shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert "by another defrag" not in shown.stderr
-    assert (api.closed(), api.card("gpu-n1-1")["spec"]["cordon"]) == (["gpu-n1-1"], cordon)
+    assert (api.unschedulable_reason(), api.card("gpu-n1-1")["spec"]["cordon"]) == (["gpu-n1-1"], cordon)
 
 
 @pytest.mark.parametrize("words", [("cordon", "n1/0"), ("drain", "n1/0", "--force", "--timeout", "5s")])
@@ -383,14 +383,14 @@ def test_a_card_that_a_person_cordons_while_defrag_moves_its_pods_stays_cordoned
     monkeypatch.setattr(MoveRun, "move_pod", lambda *_: worlds.run(monkeypatch, api, *words, clock=FakeClock(wall=NOW)))
     run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert api.card("gpu-n1-0")["spec"]["cordon"]["reason"] == ""
-    assert api.closed() == ["gpu-n1-0"]
+    assert api.unschedulable_reason() == ["gpu-n1-0"]
 
 
 def test_a_dry_run_says_whose_cards_it_counts_as_free_and_changes_nothing(monkeypatch):
     api = left_by_a_killed_one("gpu-n1-0")
     shown = run(monkeypatch, api, "--free-gpus", "1")
     assert "and counts as free: --evict uncordons it or takes it over\n" in shown.stderr
-    assert api.closed() == ["gpu-n1-0"]
+    assert api.unschedulable_reason() == ["gpu-n1-0"]
     assert api.sent("patch") == []
 
 

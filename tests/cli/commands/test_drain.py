@@ -42,7 +42,7 @@ def test_only_the_pods_of_the_card_are_evicted_and_it_ends_when_they_are_gone(ca
 
 def test_the_time_that_pods_get_to_end_can_be_set():
     api = Cards([card("n1", 0)], [running("a")])
-    work(api, grace=0).run("")
+    work(api, grace_seconds=0).run("")
     assert api.evicted[0][1]["gracePeriodSeconds"] == 0
 
 

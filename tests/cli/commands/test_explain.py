@@ -201,7 +201,7 @@ def test_former_replicas_are_of_the_same_deployment_and_another_template_and_fel
     jobs = [owned(waiting("t", f"train-{x}", limits), "Job", "train") for x in "ab"]
     api = lists(pods=[*replicas, fellow, *jobs])
     of_web = workloads.other_replicas(api.kube, replicas[1])
-    assert (of_web.former, of_web.fellows) == ({"web-1-x"}, {"web-2-y"})
+    assert (of_web.from_former_template, of_web.of_same_controller) == ({"web-1-x"}, {"web-2-y"})
     for other in (jobs[0], waiting("t", "bare", limits)):
         assert workloads.other_replicas(api.kube, other) == workloads.Replicas(), "each of a Job ends by itself"
 

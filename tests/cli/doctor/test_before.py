@@ -59,18 +59,22 @@ def preview() -> PreinstallFacts:
         schedulers=[mirror("cp1")],
         runtimeclasses=[runtime_class("nvidia"), runtime_class("gvisor", "runsc")],
         namespace=namespace(enforce="privileged"),
-        absent={"cards", "classes"},
+        unknown_kinds={"cards", "classes"},
     )
 
 
 def troubles(preview: PreinstallFacts) -> list[Finding]:
-    return [finding for finding in before.check_preview(preview, names.NAMESPACE) if finding.level is not Severity.OK]
+    return [
+        finding
+        for finding in before.check_preinstall_facts(preview, names.NAMESPACE)
+        if finding.level is not Severity.OK
+    ]
 
 
 def proposed(preview: PreinstallFacts) -> dict[str, str]:
     return dict(
         setting.split("=", 1)
-        for finding in before.check_preview(preview, names.NAMESPACE)
+        for finding in before.check_preinstall_facts(preview, names.NAMESPACE)
         for setting in finding.values
     )
 
@@ -78,7 +82,9 @@ def proposed(preview: PreinstallFacts) -> dict[str, str]:
 def test_a_cluster_that_is_ready_has_no_trouble_and_gets_the_values_that_decide(preview):
     assert troubles(preview) == []
     assert proposed(preview) == {"scheduler.mode": "kubeadm", "nodes.runtimeClass": "nvidia"}
-    assert before.install_command(before.check_preview(preview, names.NAMESPACE), names.NAMESPACE).splitlines() == [
+    assert before.install_command(
+        before.check_preinstall_facts(preview, names.NAMESPACE), names.NAMESPACE
+    ).splitlines() == [
         "helm install cardwise helm/cardwise --namespace cardwise-system \\",
         "  --set image.repository=$REGISTRY/cardwise \\",
         "  --set scheduler.mode=kubeadm \\",
@@ -102,7 +108,7 @@ def test_the_proposed_installation_makes_the_namespace_ready_first(preview, enfo
         plant_no_namespace(preview)
     else:
         preview.namespace = namespace(**({"enforce": enforced} if enforced else {}))
-    lines = before.install_command(before.check_preview(preview, "gpu"), "gpu").splitlines()
+    lines = before.install_command(before.check_preinstall_facts(preview, "gpu"), "gpu").splitlines()
     assert lines[0].startswith(first)
     assert lines[-1] == "helm test cardwise --namespace gpu"
 
@@ -199,7 +205,7 @@ def plant_other_runtime_class(preview: PreinstallFacts) -> None:
 
 
 def plant_no_namespace(preview: PreinstallFacts) -> None:
-    preview.namespace, preview.absent = None, {*preview.absent, "namespace"}
+    preview.namespace, preview.unknown_kinds = None, {*preview.unknown_kinds, "namespace"}
 
 
 def plant_unlabelled_namespace(preview: PreinstallFacts) -> None:
@@ -228,12 +234,12 @@ def plant_old_kubernetes(preview: PreinstallFacts) -> None:
 
 
 def plant_installed(preview: PreinstallFacts) -> None:
-    preview.absent = set()
-    preview.mutating = [{"metadata": {"name": names.WEBHOOK_CONFIGURATION}}]
+    preview.unknown_kinds = set()
+    preview.mutating_webhooks = [{"metadata": {"name": names.WEBHOOK_CONFIGURATION}}]
 
 
 def plant_no_rights(preview: PreinstallFacts) -> None:
-    preview.unread = {"pods": "", "namespace": ""}
+    preview.unread_kinds = {"pods": "", "namespace": ""}
     preview.namespace = None
 
 
@@ -305,8 +311,8 @@ def test_what_is_in_the_way_is_found_alone_and_with_a_remedy(preview, plant, *, 
 
 
 def test_what_may_not_be_read_is_not_taken_for_an_installation(preview):
-    lists = ("mutating", "validating", "policies", "daemonsets", "cards", "classes")
-    preview.absent, preview.unread = set(), dict.fromkeys(lists, "")
+    lists = ("mutating_webhooks", "validating_webhooks", "policies", "daemonsets", "cards", "classes")
+    preview.unknown_kinds, preview.unread_kinds = set(), dict.fromkeys(lists, "")
     assert [finding.check for finding in troubles(preview)] == ["rights"]
     plant_installed(preview)
     assert "installation" in [finding.check for finding in troubles(preview)], "what may be read shows it"
@@ -387,7 +393,7 @@ def test_parts_of_an_installation_in_another_namespace_are_not_accused(preview):
         "a label alone"
     )
     hook = {"clientConfig": {"service": {"namespace": "gpu", "name": "cardwise-webhook"}}}
-    preview.mutating = [{"metadata": {"name": names.WEBHOOK_CONFIGURATION}, "webhooks": [hook]}]
+    preview.mutating_webhooks = [{"metadata": {"name": names.WEBHOOK_CONFIGURATION}, "webhooks": [hook]}]
     assert not any("refused when" in finding.text for finding in troubles(preview))
 
 

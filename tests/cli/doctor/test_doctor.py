@@ -85,10 +85,10 @@ def test_without_rights_it_does_not_say_that_there_is_no_problem(sound):
     plant_no_rights(sound)
     shown = table(list(checks.check_facts(sound))).splitlines()
     assert shown[-1].startswith("could not read 2 of 22 kinds of objects; the others: 0 problems, 0 warnings, 1 note")
-    sound.unread = {"leases": "the server is currently unable to handle the request"}
+    sound.unread_kinds = {"leases": "the server is currently unable to handle the request"}
     shown = table(list(checks.check_facts(sound))).splitlines()
     assert shown[-1].startswith("could not read 1 of 22 kinds of objects; the others: 0 problems")
-    sound.unread = {}
+    sound.unread_kinds = {}
     assert table(list(checks.check_facts(sound))).splitlines()[-1].startswith("0 problems")
 
 
@@ -133,7 +133,7 @@ def of_gpushare(*words: str) -> Json:
 
 
 def in_gib(seen: Facts) -> None:
-    seen.mutating[0]["webhooks"][0]["clientConfig"]["service"] = {"path": "/mutate/gib"}
+    seen.mutating_webhooks[0]["webhooks"][0]["clientConfig"]["service"] = {"path": "/mutate/gib"}
 
 
 def said_of_units(seen: Facts) -> Finding:
@@ -190,7 +190,7 @@ def test_a_webhook_that_pods_can_connect_to_is_said_to_be_open(
     findings = troubles(sound)
     assert [finding.text.partition(":")[0] for finding in findings] == ["the webhook is open to pods"] * is_open
     assert all("webhook.clientCA" in finding.remedy and finding.level is Severity.NOTE for finding in findings)
-    sound.unread["networkpolicies"] = ""
+    sound.unread_kinds["networkpolicies"] = ""
     assert "open to pods" not in str(troubles(sound))
 
 
@@ -255,25 +255,25 @@ def plant_old_kubernetes(seen: Facts) -> None:
 
 
 def plant_no_kinds(seen: Facts) -> None:
-    seen.absent, seen.cards, seen.nodes = {"cards", "classes"}, [], []
+    seen.unknown_kinds, seen.cards, seen.nodes = {"cards", "classes"}, [], []
 
 
 def plant_no_webhook(seen: Facts) -> None:
-    del seen.mutating[0]
+    del seen.mutating_webhooks[0]
 
 
 def plant_no_late_webhook(seen: Facts) -> None:
-    del seen.mutating[1]
+    del seen.mutating_webhooks[1]
 
 
 def plant_webhook_after_ours(seen: Facts) -> None:
     for name, resources in (("aaa", ["pods"]), ("zzz-of-services", ["services"]), ("zzz-mesh", ["*"])):
         rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": resources}
-        seen.mutating.append({"metadata": {"name": name}, "webhooks": [{"name": "a.b.c", "rules": [rule]}]})
+        seen.mutating_webhooks.append({"metadata": {"name": name}, "webhooks": [{"name": "a.b.c", "rules": [rule]}]})
 
 
 def plant_webhook_that_never_ran(seen: Facts) -> None:
-    seen.validating = [configuration("")]
+    seen.validating_webhooks = [configuration("")]
 
 
 def plant_no_policies(seen: Facts) -> None:
@@ -321,13 +321,13 @@ def plant_no_runtime_class(seen: Facts) -> None:
 
 
 def plant_nothing_installed(seen: Facts) -> None:
-    seen.absent, seen.nodes, seen.cards, seen.classes = {"cards", "classes"}, [], [], []
-    seen.mutating, seen.validating, seen.policies, seen.leases = [], [], [], []
+    seen.unknown_kinds, seen.nodes, seen.cards, seen.classes = {"cards", "classes"}, [], [], []
+    seen.mutating_webhooks, seen.validating_webhooks, seen.policies, seen.leases = [], [], [], []
 
 
 def plant_uninstalled(seen: Facts) -> None:
     seen.nodes, seen.cards = [], []
-    seen.mutating, seen.validating, seen.policies = [], [], []
+    seen.mutating_webhooks, seen.validating_webhooks, seen.policies = [], [], []
 
 
 def plant_class_without_cards(seen: Facts) -> None:
@@ -437,7 +437,7 @@ def plant_nvidia_plugin(seen: Facts) -> None:
 
 
 def plant_hami(seen: Facts) -> None:
-    seen.other_daemonsets = [workload("hami-device-plugin", facts.SYSTEM)]
+    seen.other_daemonsets = [workload("hami-device-plugin", facts.SYSTEM_NAMESPACE)]
 
 
 def plant_dra_driver(seen: Facts) -> None:
@@ -445,7 +445,7 @@ def plant_dra_driver(seen: Facts) -> None:
 
 
 def plant_gpushare(seen: Facts) -> None:
-    seen.other_deployments = [workload("gpushare-schd-extender", facts.SYSTEM)]
+    seen.other_deployments = [workload("gpushare-schd-extender", facts.SYSTEM_NAMESPACE)]
     seen.nodes = [*seen.nodes, node("n2")]
     seen.nodes[0]["metadata"]["labels"] = {"gpushare": "true"}
 
@@ -456,7 +456,7 @@ def plant_skew(seen: Facts) -> None:
 
 def plant_left_scheduler(seen: Facts) -> None:
     spec = {"schedulerName": names.SCHEDULER}
-    seen.waiting_pods = [
+    seen.pending_pods = [
         controlled(workload("a") | {"spec": spec}),
         controlled(workload("b") | {"spec": spec}),
         workload("of another") | {"spec": {}},
@@ -472,7 +472,7 @@ def plant_renamed_scheduler(seen: Facts) -> None:
 def kube_scheduler(on: str, *, wired: bool = True) -> Json:
     """The mirror of a static pod of kubeadm's."""
     annotations = {names.MIRROR: "x"} | ({names.FORMER_CONFIG: ""} if wired else {})
-    metadata = {"namespace": facts.SYSTEM, "name": f"kube-scheduler-{on}", "annotations": annotations}
+    metadata = {"namespace": facts.SYSTEM_NAMESPACE, "name": f"kube-scheduler-{on}", "annotations": annotations}
     return {"metadata": metadata, "spec": {"nodeName": on}}
 
 
@@ -500,7 +500,7 @@ def plant_same_uuid(seen: Facts, minutes: int = 1, server_minutes: int | None = 
 
 
 def plant_no_rights(seen: Facts) -> None:
-    seen.unread = {"node_leases": "", "schedulers": ""}
+    seen.unread_kinds = {"node_leases": "", "schedulers": ""}
 
 
 @pytest.mark.parametrize(
@@ -727,7 +727,7 @@ def test_control_planes_are_a_fault_only_where_they_differ(sound):
 
 def test_waiting_pods_that_nobody_makes_again_are_not_just_deleted(sound):
     plant_left_scheduler(sound)
-    del sound.waiting_pods[1]["metadata"]["ownerReferences"]
+    del sound.pending_pods[1]["metadata"]["ownerReferences"]
     (finding,) = troubles(sound)
     controlled, bare = finding.remedy.split("; ")
     assert controlled.endswith(": kubectl delete pods -n gpu a")
@@ -738,7 +738,7 @@ def test_who_waits_for_a_scheduler_that_is_there_or_may_be_is_no_fault(sound):
     plant_left_scheduler(sound)
     sound.deployments = [workload(names.SCHEDULER, names.NAMESPACE)]
     assert troubles(sound) == []
-    sound.deployments, sound.unread = [], {"deployments": ""}
+    sound.deployments, sound.unread_kinds = [], {"deployments": ""}
     assert [finding.level for finding in troubles(sound)] == [Severity.NOTE]
 
 
@@ -793,7 +793,7 @@ def test_the_wiring_of_kube_scheduler_is_judged():
     def wiring_findings(stanzas: list[Json], **fields: Any) -> list[tuple[Severity, str]]:
         return [
             (finding.level, finding.text)
-            for finding in scheduler.check_wiring({"extenders": stanzas} | fields, "sched", "do so")
+            for finding in scheduler.check_scheduler_configuration({"extenders": stanzas} | fields, "sched", "do so")
         ]
 
     assert wiring_findings(CONFIG) == [(Severity.OK, "sched calls the extender for all of Cardwise's resources")]
@@ -841,7 +841,7 @@ class Probed:
                 "default",
                 names.NAMESPACE,
                 self.clock,
-                wiring_remedy="wire it",
+                configuration_remedy="wire it",
                 renewal_remedy="renew it",
             )
         )
@@ -1109,12 +1109,12 @@ def test_in_a_namespace_about_which_the_webhook_is_not_asked_no_probe_is_sent(mo
 
 def test_a_namespace_where_cardwise_is_not_is_the_only_finding(sound):
     sound.leases = []
-    sound.mutating[0]["webhooks"][0]["clientConfig"]["service"] = {"namespace": "cards"}
+    sound.mutating_webhooks[0]["webhooks"][0]["clientConfig"]["service"] = {"namespace": "cards"}
     (finding,) = troubles(sound)
     assert (finding.check, finding.level) == ("installation", Severity.PROBLEM)
     assert finding.text == "Cardwise is not installed in namespace cardwise-system but in cards"
     assert "cardwise doctor --cardwise-namespace cards" in finding.remedy
-    sound.installed = "cards"
+    sound.cardwise_namespace = "cards"
     assert [finding.check for finding in troubles(sound)] == ["extender"]
 
 
@@ -1125,9 +1125,9 @@ def test_a_label_of_the_chart_on_somebodys_workload_is_a_hint_and_no_command(sou
     (finding,) = troubles(sound)
     assert "a-team" in finding.text
     assert finding.remedy.endswith("cardwise doctor --cardwise-namespace NAMESPACE")
-    sound.mutating[0]["webhooks"][0]["clientConfig"]["service"] = {"namespace": names.NAMESPACE}
+    sound.mutating_webhooks[0]["webhooks"][0]["clientConfig"]["service"] = {"namespace": names.NAMESPACE}
     assert troubles(sound) == [], "the webhook's configuration says where Cardwise is"
-    del sound.mutating[0]["webhooks"][0]["clientConfig"]["service"]  # webhook.url
+    del sound.mutating_webhooks[0]["webhooks"][0]["clientConfig"]["service"]  # webhook.url
     ours = part("deviceplugin", "DaemonSet")
     ours["metadata"]["labels"] = theirs["metadata"]["labels"]
     sound.daemonsets = [ours]
@@ -1144,10 +1144,10 @@ def test_a_namespace_of_cardwise_that_does_not_exist_is_named_and_no_probe_is_se
 
 def test_without_the_right_to_read_webhooks_it_proposes_no_installation(sound):
     plant_uninstalled(sound)
-    sound.other_daemonsets, sound.unread = [of_gpushare()], {"mutating": "", "validating": ""}
+    sound.other_daemonsets, sound.unread_kinds = [of_gpushare()], {"mutating_webhooks": "", "validating_webhooks": ""}
     assert not any("install Cardwise" in finding.remedy for finding in troubles(sound))
-    sound.unread = {"daemonsets": ""}
-    sound.other_daemonsets, sound.validating = [], [configuration()]
+    sound.unread_kinds = {"daemonsets": ""}
+    sound.other_daemonsets, sound.validating_webhooks = [], [configuration()]
     remedies = {finding.remedy for finding in troubles(sound) if "there is no Mutating" in finding.text}
     assert remedies
     assert all("helm upgrade cardwise" in remedy for remedy in remedies)

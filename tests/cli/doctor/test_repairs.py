@@ -44,7 +44,7 @@ def remedies() -> Iterator[str]:
         yield from (finding.remedy for finding in troubles(seen))
     for deployments in ([part("scheduler")], [part("extender")], [part("extender", release="")]):
         seen = planted.installation()
-        seen.unread["networkpolicies"] = "not of this test"
+        seen.unread_kinds["networkpolicies"] = "not of this test"
         seen.pod_events, seen.deployments = [test_startup.deletion("a", 1)], deployments
         yield from (finding.remedy for finding in troubles(seen))
 
@@ -97,6 +97,6 @@ def test_stale_certificates_are_renewed_in_the_way_of_the_mode(mode: str, comman
     seen = planted.installation()
     seen.schedulers = [test_doctor.kube_scheduler("cp1", wired=mode == "kubeadm")]
     seen.deployments = [part("extender"), *([part("scheduler")] if mode == "own" else [])]
-    remedy = repairs.renew_certificates(seen)
+    remedy = repairs.suggest_certificate_renewal(seen)
     assert command in remedy
     assert ("scheduler.mode=" in remedy) == (mode == "manual")

@@ -119,7 +119,7 @@ def test_a_controller_of_ours_whose_pods_are_refused_is_found(sound, controller,
     ]
     sound.deployments = [part("extender", replicas=2), part("webhook", replicas=2)]
     sound.networkpolicies = []
-    sound.unread["networkpolicies"] = "not of this test"
+    sound.unread_kinds["networkpolicies"] = "not of this test"
     sound.own_events = read(event(*controller.split("/"), "FailedCreate", message))
     finding = next(each_finding for each_finding in troubles(sound) if each_finding.check == startup.CHECK)
     assert (finding.level, text in finding.text, remedy in finding.remedy) == (Severity.PROBLEM, True, True), finding
@@ -327,7 +327,7 @@ def test_a_job_that_could_not_wire_kube_scheduler_says_why(sound):
 @pytest.mark.parametrize("name", ["webhook", "scheduler"])
 def test_a_deployment_that_is_scaled_down_is_found(sound, name):
     sound.deployments = [part(name, replicas=0)]
-    sound.unread["networkpolicies"] = "not of this test"
+    sound.unread_kinds["networkpolicies"] = "not of this test"
     finding = next(each_finding for each_finding in troubles(sound) if each_finding.check == startup.CHECK)
     assert finding.text == f"Deployment cardwise-{name} is scaled to 0"
     assert finding.remedy == f"kubectl scale deployment cardwise-{name} -n cardwise-system --replicas 2"
@@ -384,13 +384,13 @@ def plant_unrewritten(seen: Facts, count: int = 2, exempt: int = 0) -> None:
         "name": "not-exempt",
         "expression": "!(request.namespace in ['cardwise-system', 'old'])",
     }
-    seen.mutating[0]["webhooks"][0]["matchConditions"] = [condition]
+    seen.mutating_webhooks[0]["webhooks"][0]["matchConditions"] = [condition]
     right = asking("team", "right", **{names.GPU_MEM: "100", names.SHARE: "1"})
     right["spec"]["schedulerName"] = names.SCHEDULER
     seen.deployments = [part("scheduler")]
-    seen.waiting_pods = [right, asking("team", "plain", cpu="1")]
+    seen.pending_pods = [right, asking("team", "plain", cpu="1")]
     for namespace, some in (("team", count), ("old", exempt), ("cardwise-system", exempt)):
-        seen.waiting_pods += [asking(namespace, f"p{number}", **{names.GPU_MEM: "100"}) for number in range(some)]
+        seen.pending_pods += [asking(namespace, f"p{number}", **{names.GPU_MEM: "100"}) for number in range(some)]
 
 
 def test_pods_that_the_webhook_has_not_seen_are_one_finding(sound):
@@ -422,7 +422,7 @@ def test_pods_of_exempt_namespaces_that_the_webhook_never_sees_are_one_finding(s
 
 def test_a_pod_of_no_controller_is_saved_before_it_is_deleted(sound):
     plant_unrewritten(sound)
-    del sound.waiting_pods[-2]["metadata"]["ownerReferences"]
+    del sound.pending_pods[-2]["metadata"]["ownerReferences"]
     assert the_finding(sound).remedy == (
         "when the webhook runs: delete those with a controller, which recreates them: kubectl delete pods -n team p1; "
         "save and recreate those without a controller: kubectl get pod -n team p0 -o yaml > p0.yaml && "
@@ -432,7 +432,7 @@ def test_a_pod_of_no_controller_is_saved_before_it_is_deleted(sound):
 
 def test_while_the_configuration_is_missing_exempt_namespaces_are_those_of_the_webhooks_command_line(sound):
     plant_unrewritten(sound, exempt=1)
-    sound.mutating = []
+    sound.mutating_webhooks = []
     own, others = (finding.text for finding in check_unrewritten_pods(sound))
     assert "1 pod (cardwise-system/p0)" in own
     assert "3 pods (team/p0, team/p1, old/p0)" in others, "the chart's default"
@@ -481,7 +481,10 @@ def test_pods_that_disappear_are_found_and_only_a_configuration_without_extender
 
 def test_an_installation_that_helm_does_not_know_is_changed_by_its_values(sound):
     sound.deployments = [part("extender", release="")]
-    assert repairs.upgrade(sound, scheduler_mode="own") == "render and apply the chart again with scheduler.mode=own"
+    assert (
+        repairs.upgrade_command(sound, scheduler_mode="own")
+        == "render and apply the chart again with scheduler.mode=own"
+    )
 
 
 def test_a_probe_that_was_deleted_before_it_was_looked_at_is_no_fault_of_the_webhook():
@@ -489,6 +492,6 @@ def test_a_probe_that_was_deleted_before_it_was_looked_at_is_no_fault_of_the_web
     limits = lambda request: request.body["spec"]["containers"][0]["resources"]["limits"]  # noqa: E731
     api.before_request(lambda request: limits(request).update({names.SHARE: "1"}), "create")
     api.before_request(lambda request: api.remove(request.path), "get")
-    webhook, finding = probing.send_probe(api.kube, "default", SYSTEM, clock, wiring_remedy="do so")
+    webhook, finding = probing.send_probe(api.kube, "default", SYSTEM, clock, configuration_remedy="do so")
     assert (webhook.level, finding.level, finding.remedy) == (Severity.OK, Severity.PROBLEM, "do so")
     assert "the probe pod was deleted while it was pending: something had" in finding.text

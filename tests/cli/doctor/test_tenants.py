@@ -39,7 +39,7 @@ def installed(*, own_scheduler: bool = False) -> Cluster:
     seen = planted.installation()
     api = Cluster({"nodes": seen.nodes, "extendedresources": seen.cards, "leases": [*seen.node_leases, *seen.leases]})
     service = {"namespace": names.NAMESPACE, "name": "cardwise-webhook", "path": "/mutate"}
-    for kind, configurations in (("mutating", seen.mutating), ("validating", seen.validating)):
+    for kind, configurations in (("mutating", seen.mutating_webhooks), ("validating", seen.validating_webhooks)):
         for configuration in configurations:
             configuration["webhooks"][0]["clientConfig"]["service"] = service
         api.add(f"{kind}webhookconfigurations", *configurations)
@@ -133,7 +133,12 @@ def test_a_tenants_scheduler_changes_no_remedy_and_no_sentence_of_explain():
     sound = facts.read_facts(api.kube)
     plant_workloads(api)
     after = facts.read_facts(api.kube)
-    for remedy in (repairs.wire_scheduler, repairs.renew_certificates, repairs.upgrade):
+    suggestions = (
+        repairs.suggest_scheduler_configuration,
+        repairs.suggest_certificate_renewal,
+        repairs.upgrade_command,
+    )
+    for remedy in suggestions:
         assert remedy(sound) == remedy(after)
     deployments = schedulers.read_deployments(api.kube, names.NAMESPACE)
     assert deployments == []
@@ -148,7 +153,7 @@ def test_before_an_installation_a_tenants_workloads_propose_no_value():
             kind, *(manifest for manifest in api.objects(kind) if manifest["metadata"]["name"] in FOREIGN_NAMES)
         )
     seen = before.read_preinstall_facts(api.kube, names.NAMESPACE)
-    all_findings = [*before.check_preview(seen, names.NAMESPACE)]
+    all_findings = [*before.check_preinstall_facts(seen, names.NAMESPACE)]
     assert any("in user namespaces" in finding.text for finding in all_findings)
     assert not any("webhook.gpuMemUnit" in finding.remedy for finding in all_findings)
 

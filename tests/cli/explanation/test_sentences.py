@@ -4,7 +4,7 @@ from cardwise.cli.cluster import published
 from cardwise.cli.cluster.engine import SurveyedEngine
 from cardwise.cli.cluster.published import PublishedPolicy
 from cardwise.cli.explanation import sentences
-from cardwise.cli.explanation.holdups import PodSurroundings
+from cardwise.cli.explanation.blockers import PodSurroundings
 from cardwise.core.api import assignment, names, quotas, request
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.request import Load
@@ -473,7 +473,9 @@ def test_the_former_replica_of_its_own_deployment_is_named_with_the_strategy():
     seen = Survey(ledger=ledger_with_free(n1=[100]))
     seen.ledger.release("n1-0")
     seen.ledger.set_holding(Holding("old", "team-b", "web-1-x", "n1", Assignment({"0": shares(16000, 0)})))
-    text = sentences.explain_pod(waiting_for(4000), seen, surroundings=surroundings(former=frozenset({"web-1-x"})))
+    text = sentences.explain_pod(
+        waiting_for(4000), seen, surroundings=surroundings(former_replicas=frozenset({"web-1-x"}))
+    )
     assert "  - its own previous replica ended (web-1-x): write strategy.type: Recreate in the Deployment, or" in text
     assert "these ended" not in text, "no other pod has to"
 
@@ -482,7 +484,9 @@ def test_for_a_gang_all_that_must_end_are_named():
     seen = Survey(ledger=ledger_with_free(n1=[100], n2=[200], n3=[300]))
     partners = {name: pod_request for name in "ab" if (pod_request := request.parse(waiting_for(16000)))}
     nodes = [labelled(name) for name in ("n1", "n2", "n3")]
-    text = sentences.explain_pod(waiting_for(16000), seen, surroundings=PodSurroundings(nodes, partners=partners))
+    text = sentences.explain_pod(
+        waiting_for(16000), seen, surroundings=PodSurroundings(nodes, pending_members=partners)
+    )
     victims = "default/n1-0 (16176 MiB), default/n2-0 (16076 MiB), default/n3-0 (15976 MiB)"
     assert "  - these ended, for all 3 waiting pods of its gang: " in text
     assert all(victim in text.rpartition("gang: ")[2] for victim in victims.split(", "))
@@ -497,7 +501,9 @@ def of_gang(mem: int, partners: dict[str, int], *, seen: Survey | None = None, *
     }
     held = seen.ledger.holdings()
     text = sentences.explain_pod(
-        waiting_for(mem), seen, surroundings=surroundings(labelled("n1"), labelled("n2"), partners=asking, **fields)
+        waiting_for(mem),
+        seen,
+        surroundings=surroundings(labelled("n1"), labelled("n2"), pending_members=asking, **fields),
     )
     assert seen.ledger.holdings() == held, "as it was"
     return text
@@ -512,9 +518,9 @@ def test_a_gang_that_could_never_start_hears_which_member_finds_no_place():
     )
     assert crowded in of_gang(16000, {"a": 16000, "b": 16000})
     assert "Its gang" not in of_gang(16000, {"a": 16000}), "what runs now may end"
-    for fields in ({"is_planned": True}, {"needed": 2}):
+    for fields in ({"is_planned": True}, {"missing_members": 2}):
         assert "Its gang" not in of_gang(16000, {"a": 16000, "b": 16000}, **fields)
-    assert "Its gang" not in of_gang(4000, {"a": 99999, "b": 4000}, needed=2)
+    assert "Its gang" not in of_gang(4000, {"a": 99999, "b": 4000}, missing_members=2)
     narrow = of_gang(4000, {"a": 4000}, reachable_nodes={"a": frozenset()})
     assert "member a would not fit even if every GPU were empty (it may run on no node with GPUs)." in narrow
 
@@ -524,7 +530,7 @@ def test_what_bound_members_of_a_gang_hold_is_not_free_to_the_others():
     seen.ledger.set_holding(Holding("first", "team-b", "first", "n1", Assignment({"0": shares(16000, 0)})))
     assert "Its gang" not in of_gang(16000, {"a": 16000}, seen=seen)
     assert "1 of its 2 waiting members fit, and 2 have to; a does not fit" in of_gang(
-        16000, {"a": 16000}, seen=seen, bound=frozenset({"first"})
+        16000, {"a": 16000}, seen=seen, bound_members=frozenset({"first"})
     )
 
 
@@ -543,15 +549,15 @@ def test_nobody_is_told_to_end_what_would_come_again_and_wait():
     seen.ledger.set_holding(Holding("own", "team-b", "serve-x", "n2", Assignment({"0": shares(16076, 0, node="n2")})))
     nodes = [labelled(name) for name in ("n1", "n2")]
     alone = sentences.explain_pod(
-        waiting_for(4000), seen, surroundings=PodSurroundings(nodes, siblings=frozenset({"serve-x"}))
+        waiting_for(4000), seen, surroundings=PodSurroundings(nodes, hopeless_pods=frozenset({"serve-x"}))
     )
     assert alone.endswith("  - these ended (GPU 0 of n1, 3900 MiB short): default/n1-0 (16176 MiB)\n")
     partners = {"serve-y": pod_request} if (pod_request := request.parse(waiting_for(4000))) else {}
-    ganged = PodSurroundings(nodes, siblings=frozenset({"serve-x"}), partners=partners)
+    ganged = PodSurroundings(nodes, hopeless_pods=frozenset({"serve-x"}), pending_members=partners)
     text = sentences.explain_pod(waiting_for(4000), seen, surroundings=ganged)
     assert text.endswith("  - these ended, for all 2 waiting pods of its gang: default/n1-0 (16176 MiB)\n")
     assert "these ended" in sentences.explain_pod(waiting_for(4000), seen, surroundings=PodSurroundings(nodes[1:]))
-    only = PodSurroundings(nodes[1:], siblings=frozenset({"serve-x"}))
+    only = PodSurroundings(nodes[1:], hopeless_pods=frozenset({"serve-x"}))
     assert "these ended" not in sentences.explain_pod(waiting_for(4000), seen, surroundings=only)
 
 
@@ -561,7 +567,7 @@ def test_of_a_gangs_pod_without_cards_the_pods_with_some_say_more():
         pod("tf-ps-0", containers=[{"name": "x"}]),
         Survey(),
         ["Its gang waits."],
-        surroundings=PodSurroundings(None, partners=partners),
+        surroundings=PodSurroundings(None, pending_members=partners),
     )
     assert text.endswith("Its gang waits.\nTo explain members that request GPUs: cardwise explain pod tf-worker-0\n")
 

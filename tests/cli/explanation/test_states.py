@@ -18,7 +18,7 @@ import yaml
 
 from cardwise.cli.cluster import podevents
 from cardwise.cli.commands import explain
-from cardwise.cli.explanation import absences, sentences
+from cardwise.cli.explanation import missingpods, sentences
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from tests.cli.worlds import Cluster, card, placed, waiting
@@ -99,7 +99,7 @@ OF_ONE_NODE: Json = {
 }  # fmt: skip
 
 
-def pod_of(cell: PodCell) -> Json:
+def build_restricted_pod(cell: PodCell) -> Json:
     limits = {names.GPU_MEM: "4000"} | ({names.SHARE: "1"} if cell.is_rewritten else {})
     pod = waiting("team-a", "p", limits)
     metadata, spec = pod["metadata"], pod["spec"]
@@ -200,7 +200,7 @@ def objects_of(cell: PodCell) -> dict[str, list[Json]]:
     return {
         "nodes": [there | NODES[cell.node]] if cell.node in NODES else [],
         "extendedresources": [card("n1", 0)],
-        "pods": [pod_of(cell)] if cell.phase != "Gone" else [],
+        "pods": [build_restricted_pod(cell)] if cell.phase != "Gone" else [],
         "events": list(events_of(cell)),
         "mutatingwebhookconfigurations": [configuration] if cell.installation != "unregistered" else [],
         "deployments": [{"metadata": ours | {"name": names.SCHEDULER}}] if cell.installation == "stopped" else [],
@@ -222,7 +222,7 @@ def explanation_of(objects: str) -> str:
     target = explain.find_target(client, "pod", "team-a", "p")
     if target is None:
         return sentences.join_lines(
-            absences.explain_gone_pod("team-a", "p", podevents.events_of_pod(client, "team-a", "p"))
+            missingpods.explain_gone_pod("team-a", "p", podevents.events_of_pod(client, "team-a", "p"))
         )
     return explain.explain_pod(client, target[1], "team-a", names.NAMESPACE)[0]
 

@@ -24,11 +24,11 @@ from cardwise.core.values.wording import quote_unless_name
 from cardwise.kube.pods import eligible, nodeconstraints
 from cardwise.kube.survey import Survey
 
-_DEFAULT: Final = "default-scheduler"  # asks us, unless the installation is wrong
-_KUEUE: Final = "kueue.x-k8s.io/"
-_FEW: Final = 5
-_FEW_NODES: Final = 10  # with cards or devices of a class, named in one line
-_NO_MATCH: Final = "didn't match Pod's node affinity/selector"  # of kube-scheduler
+_DEFAULT_SCHEDULER: Final = "default-scheduler"  # asks us, unless the installation is wrong
+_KUEUE_GATE_PREFIX: Final = "kueue.x-k8s.io/"
+_MAX_LISTED: Final = 5
+_MAX_LISTED_NODES: Final = 10  # with cards or devices of a class, named in one line
+_SELECTOR_MESSAGE: Final = "didn't match Pod's node affinity/selector"  # of kube-scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +36,17 @@ class PodSurroundings:
     """Facts about a pod besides cards.
 
     nodes: decoded Nodes; None if they may not be read.
-    former: names of pods that the pod's own Deployment created before its last change.
-    siblings: names of pods whose end would not help, because each would be recreated and wait beside this one: of its
-        own
-        gang, or of its own controller.
+    former_replicas: names of pods that the pod's own Deployment created before its last change.
+    hopeless_pods: names of pods whose end would not help, because each would be recreated and wait beside this one: of
+        its own gang, or of its own controller.
     bare: UIDs of pods that no controller recreates.
-    partners: the requests of the other pending pods of its gang, by name.
+    pending_members: the requests of the other pending pods of its gang, by name.
     reachable_nodes: the nodes that these may use, by name; unknown for pods that are missing here.
-    bound: names of the pods of its gang that have a node.
-    needed: how many more pods of its gang must get a node together; 0 if unknown.
+    bound_members: names of the pods of its gang that have a node.
+    missing_members: how many more pods of its gang must get a node together; 0 if unknown.
     is_planned: whether cards are reserved for its gang, or it waits for kube-scheduler alone.
     schedulers: the names of the chart's own kube-scheduler; None if unknown.
-    stopped: those of them that do not run.
+    stopped_schedulers: those of them that do not run.
     webhook: None if unknown or not needed.
     leaderless_seconds: seconds without a leading extender; infinite if none ever led, None if one leads.
     directly_bound: pods of the namespace that the extender deleted recently because another scheduler had bound them.
@@ -56,16 +55,16 @@ class PodSurroundings:
     """
 
     nodes: Sequence[Json] | None = None
-    former: frozenset[str] = frozenset()
-    siblings: frozenset[str] = frozenset()
-    bare: frozenset[str] = frozenset()
-    partners: Mapping[str, PodRequest] = field(default_factory=dict)
+    former_replicas: frozenset[str] = frozenset()
+    hopeless_pods: frozenset[str] = frozenset()
+    bare_uids: frozenset[str] = frozenset()
+    pending_members: Mapping[str, PodRequest] = field(default_factory=dict)
     reachable_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    bound: frozenset[str] = frozenset()
-    needed: int = 0
+    bound_members: frozenset[str] = frozenset()
+    missing_members: int = 0
     is_planned: bool = False
     schedulers: frozenset[str] | None = None
-    stopped: frozenset[str] = frozenset()
+    stopped_schedulers: frozenset[str] = frozenset()
     webhook: Webhook | None = None
     leaderless_seconds: float | None = None
     directly_bound: tuple[str, ...] = ()
@@ -99,42 +98,45 @@ def explain_node_state(pod: Json, surroundings: PodSurroundings) -> list[str]:
     if surroundings.nodes is None:
         return []
     if surroundings.is_node_gone(name):
-        another = workloads.describe_replacement(pod)
+        replacement_note = workloads.describe_replacement(pod)
         if workloads.controller_of(pod).get("kind") in ("DaemonSet", "Node"):
-            another = "no controller replaces it"
-        return [f"Node {name} is gone from the cluster: Kubernetes deletes its pods within minutes; {another}."]
+            replacement_note = "no controller replaces it"
+        return [
+            f"Node {name} is gone from the cluster: Kubernetes deletes its pods within minutes; {replacement_note}."
+        ]
     node = next((node for node in surroundings.nodes if node["metadata"]["name"] == name), None)
-    state = nodestates.closed_reason(node) if node is not None else ""
+    state = nodestates.unschedulable_reason(node) if node is not None else ""
     if not state:
         return []
-    old = ": the pod's reported state may be outdated" if nodestates.NOT_READY in state else ""
-    return [f"Node {name} is {state}{old}."]
+    outdated_note = ": the pod's reported state may be outdated" if nodestates.NOT_READY in state else ""
+    return [f"Node {name} is {state}{outdated_note}."]
 
 
 def explain_not_rewritten(pod: Json, surroundings: PodSurroundings) -> str:
     """Why the webhook has not rewritten the pod, and what to do: one or two sentences."""
-    metadata, known = pod["metadata"], surroundings.webhook
+    metadata, webhook = pod["metadata"], surroundings.webhook
     namespace = metadata["namespace"]
     recreation = workloads.describe_recreation(pod)
-    if known is None:
+    if webhook is None:
         return (
             "It was created while the webhook was not registered, or its namespace is exempt from the webhook "
             "(webhook.exemptNamespaces of the chart). In an exempt namespace no pod gets a GPU. Otherwise "
             f"{recreation}."
         )
-    if namespace in known.exempt:
+    if namespace in webhook.exempt_namespaces:
         return (
             f"Namespace {namespace} is exempt from the webhook (webhook.exemptNamespaces of the chart), so no pod in "
             "it gets a GPU: create the pod in another namespace."
         )
-    if known.since is None:
+    if webhook.registered_at is None:
         return (
             f"The webhook is not registered: ask your administrator to run `cardwise doctor`. Once it is, {recreation}."
         )
     created = metadata.get("creationTimestamp")
-    if created and datetime.fromisoformat(created) < known.since:
+    if created and datetime.fromisoformat(created) < webhook.registered_at:
         return (
-            f"It was created at {created}, before the webhook was registered (at {known.since:%Y-%m-%dT%H:%M:%SZ}): "
+            f"It was created at {created}, before the webhook was registered (at "
+            f"{webhook.registered_at:%Y-%m-%dT%H:%M:%SZ}): "
             f"{recreation}."
         )
     return (
@@ -146,12 +148,12 @@ def explain_not_rewritten(pod: Json, surroundings: PodSurroundings) -> str:
 
 def daemonset_node(pod: Json) -> str:
     """The node for which a DaemonSet has made the pod; "" of all other pods."""
-    required = (((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}).get(
+    required_affinity = (((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}).get(
         nodeconstraints.REQUIRED
     ) or {}
     fields = [
         expression
-        for term in required.get("nodeSelectorTerms") or ()
+        for term in required_affinity.get("nodeSelectorTerms") or ()
         for expression in term.get("matchFields") or ()
         if expression.get("key") == "metadata.name" and expression.get("operator") == "In"
     ]
@@ -159,17 +161,19 @@ def daemonset_node(pod: Json) -> str:
     return node_names.pop() if len(node_names) == 1 and workloads.controller_of(pod).get("kind") == "DaemonSet" else ""
 
 
-def explain_daemonset_node(name: str, surroundings: PodSurroundings, *, has_some: bool) -> list[str]:
-    """The state of the node for which a DaemonSet created a pod. `has_some`: whether it has cards or devices."""
+def explain_daemonset_node(name: str, surroundings: PodSurroundings, *, has_devices: bool) -> list[str]:
+    """The state of the node for which a DaemonSet created a pod. `has_devices`: whether it has cards or devices."""
     lines = [f"It is for node {name} only: its DaemonSet creates one pod for each node that its template allows."]
     if surroundings.is_node_gone(name):
         return [*lines, f"Node {name} is gone from the cluster: the DaemonSet's controller deletes the pod."]
     states = (
-        nodestates.closed_reason(listed) for listed in surroundings.nodes or () if listed["metadata"]["name"] == name
+        nodestates.unschedulable_reason(listed)
+        for listed in surroundings.nodes or ()
+        if listed["metadata"]["name"] == name
     )
     if nodestates.NOT_READY in (state := next(states, "")):
         lines.append(f"Node {name} is {state}: the pod starts once it is ready.")
-    if not has_some:
+    if not has_devices:
         lines.append(
             f"Node {name} has no GPU or device of Cardwise: a nodeSelector in the DaemonSet's template limits its "
             "pods to nodes that have some."
@@ -192,11 +196,11 @@ def explain_installation(pod: Json, surroundings: PodSurroundings) -> list[str]:
             "ask your administrator to run `cardwise doctor`."
         )
     if surroundings.directly_bound:
-        pod_names = wording.enumerate_first(surroundings.directly_bound, _FEW, "pod")
-        asks = any(refusal.text in scheduler_message(pod) for refusal in Refusal)
+        pod_names = wording.enumerate_first(surroundings.directly_bound, _MAX_LISTED, "pod")
+        calls_extender = any(refusal.text in scheduler_message(pod) for refusal in Refusal)
         cause = (
             "The scheduler of this pod does call the extender."
-            if asks
+            if calls_extender
             else "If nobody did so by hand (spec.nodeName, a Binding), kube-scheduler does not call the extender: ask "
             "your administrator to run `cardwise doctor`."
         )
@@ -213,7 +217,7 @@ def explain_scheduler(pod: Json, surroundings: PodSurroundings) -> list[str]:
     spec, metadata = pod.get("spec") or {}, pod["metadata"]
     lines = []
     for name in (gate.get("name") or "" for gate in spec.get("schedulingGates") or ()):
-        if name.startswith(_KUEUE):
+        if name.startswith(_KUEUE_GATE_PREFIX):
             lines.append(
                 f"Kueue has not admitted it yet (scheduling gate {quote_unless_name(name)}): "
                 f"`{command('kubectl get workloads -n {namespace}', namespace=metadata['namespace'])}` shows why."
@@ -224,17 +228,17 @@ def explain_scheduler(pod: Json, surroundings: PodSurroundings) -> list[str]:
                 f"It is not scheduled until its scheduling gate {gate} is removed by the controller or "
                 "person that set it."
             )
-    scheduler = spec.get("schedulerName") or _DEFAULT
-    if scheduler in surroundings.stopped:
+    scheduler = spec.get("schedulerName") or _DEFAULT_SCHEDULER
+    if scheduler in surroundings.stopped_schedulers:
         lines.append(
             f"Its scheduler {quote_unless_name(scheduler)} is not running: the Deployment "
             f"{names.SCHEDULER} of Cardwise has no ready pod. Ask your administrator to run `cardwise doctor`."
         )
         return lines
-    if scheduler in {_DEFAULT, *((names.SCHEDULER,) if schedulers is None else schedulers)}:
+    if scheduler in {_DEFAULT_SCHEDULER, *((names.SCHEDULER,) if schedulers is None else schedulers)}:
         return lines
     if scheduler == names.SCHEDULER:
-        recreation = workloads.describe_recreation(pod, dropping=["schedulerName"])
+        recreation = workloads.describe_recreation(pod, dropped_fields=["schedulerName"])
         lines.append(
             f"Its scheduler {scheduler} no longer exists, so nothing places the pod: {recreation}. The new pod gets a "
             "scheduler that exists."
@@ -250,94 +254,99 @@ def explain_scheduler(pod: Json, surroundings: PodSurroundings) -> list[str]:
 def _describe_default_scheduler(pod: Json) -> str:
     """How to leave the pod to the default scheduler: one sentence."""
     if workloads.is_bare(pod):
-        recreation = workloads.describe_recreation(pod, dropping=["schedulerName"])
-        return f"Without spec.schedulerName its scheduler would be {_DEFAULT}: {recreation}."
-    maker = quote_unless_name(workloads.controller_of(pod).get("kind") or "manifest")
-    return f"Remove spec.schedulerName from the template of its {maker}, or write {_DEFAULT} there."
+        recreation = workloads.describe_recreation(pod, dropped_fields=["schedulerName"])
+        return f"Without spec.schedulerName its scheduler would be {_DEFAULT_SCHEDULER}: {recreation}."
+    creator = quote_unless_name(workloads.controller_of(pod).get("kind") or "manifest")
+    return f"Remove spec.schedulerName from the template of its {creator}, or write {_DEFAULT_SCHEDULER} there."
 
 
 def explain_gang(view: GangView) -> list[str]:
     """The gang's phase and its missing pods."""
     since = f" since {quote_unless_name(view.since)}" if view.since else ""
-    there = f"{len(view.members)} exist, {len(view.bound)} have a node"
+    counts_text = f"{len(view.members)} exist, {len(view.bound)} have a node"
     state = f" ({quote_unless_name(view.phase)}{since})" if view.phase != UNKNOWN else ""
-    lines = [f"Its gang {view.name} needs {view.minimum or 'an unknown number of'} pods: {there}{state}."]
+    lines = [f"Its gang {view.name} needs {view.minimum or 'an unknown number of'} pods: {counts_text}{state}."]
     if not view.minimum:
         lines.append(
             f"The number is unknown, so the gang waits forever: create a PodGroup {view.name} with spec.minMember, or "
             f"create its pods again with the annotation {names.GROUP_NUM}."
         )
     waiting_for = [*map(quote_unless_name, view.waiting_for)]
-    missing = view.minimum - len(view.members)
-    if missing > 0:
-        there = wording.enumerate_first(view.members, _FEW) or "none"
-        lines.append(f"{missing} more must be created before any of them is scheduled; existing: {there}.")
+    missing_count = view.minimum - len(view.members)
+    if missing_count > 0:
+        counts_text = wording.enumerate_first(view.members, _MAX_LISTED) or "none"
+        lines.append(f"{missing_count} more must be created before any of them is scheduled; existing: {counts_text}.")
     elif len(view.bound) < view.minimum and view.waiting_for:
-        lines.append(f"The gang fits and waits for {wording.enumerate_first(waiting_for, _FEW)} to be scheduled.")
+        lines.append(
+            f"The gang fits and waits for {wording.enumerate_first(waiting_for, _MAX_LISTED)} to be scheduled."
+        )
     if view.reserved:
         reserved_nodes = [
             f"{quote_unless_name(reservation.node)} ({reservation.cards})" for reservation in view.reserved
         ]
         lines.append(
-            f"GPUs reserved for it: {view.cards}, on {wording.enumerate_first(reserved_nodes, _FEW_NODES, 'node')}."
+            f"GPUs reserved for it: {view.cards}, on "
+            f"{wording.enumerate_first(reserved_nodes, _MAX_LISTED_NODES, 'node')}."
         )
     if view.reason and view.minimum:
         lines.append(f"Last status: {wording.sanitize_message(view.reason)}.")
     return lines
 
 
-def explain_avoided_nodes(pod: Json, with_cards: Sequence[str], surroundings: PodSurroundings) -> list[str]:
+def explain_avoided_nodes(pod: Json, card_nodes: Sequence[str], surroundings: PodSurroundings) -> list[str]:
     """Which nodes with cards the pod cannot use, in one line, and which of them take no pods; empty for none."""
-    admitted = surroundings.admitting_nodes(pod)
-    if admitted is None:
+    admitting_nodes = surroundings.admitting_nodes(pod)
+    if admitting_nodes is None:
         selector = _describe_selector(pod)
-        if not selector or _NO_MATCH not in scheduler_message(pod):
+        if not selector or _SELECTOR_MESSAGE not in scheduler_message(pod):
             return []
-        nodes_by_reason = f"its nodeSelector ({selector}), or its node affinity"
-        return [f"It excludes nodes by {nodes_by_reason}; ask an administrator which labels the nodes have."]
-    avoided_nodes = [name for name in with_cards if name not in admitted]
+        excluding_fields = f"its nodeSelector ({selector}), or its node affinity"
+        return [f"It excludes nodes by {excluding_fields}; ask an administrator which labels the nodes have."]
+    avoided_nodes = [name for name in card_nodes if name not in admitting_nodes]
     gone_nodes = [name for name in avoided_nodes if surroundings.is_node_gone(name)]
     lines = [f"Node {name} is gone from the cluster; its GPUs stay listed for some minutes." for name in gone_nodes]
     avoided_nodes = [name for name in avoided_nodes if name not in gone_nodes]
     if not avoided_nodes:
         return lines
-    states = closed_states(pod, avoided_nodes, surroundings)
+    states = unschedulable_states(pod, avoided_nodes, surroundings)
     lines += [
         f"Node {node} takes no new pods: it is {state}."
-        if len(names_of) == 1
-        else f"{wording.enumerate_first(names_of, _FEW, 'node')} take no new pods: they are {state}."
-        for state, names_of in _group_by_state(states).items()
-        for node in names_of[:1]
+        if len(node_names) == 1
+        else f"{wording.enumerate_first(node_names, _MAX_LISTED, 'node')} take no new pods: they are {state}."
+        for state, node_names in _group_by_state(states).items()
+        for node in node_names[:1]
     ]
-    avoided = [name for name in avoided_nodes if not states.get(name) or not _admits_if_open(pod, name, surroundings)]
-    if avoided:
-        listed = (
+    excluded_nodes = [
+        name for name in avoided_nodes if not states.get(name) or not _admits_without_state(pod, name, surroundings)
+    ]
+    if excluded_nodes:
+        excluded_text = (
             "every node with GPUs"
-            if len(avoided) == len(with_cards)
-            else wording.enumerate_first(avoided, _FEW, "node")
+            if len(excluded_nodes) == len(card_nodes)
+            else wording.enumerate_first(excluded_nodes, _MAX_LISTED, "node")
         )
-        lines.append(f"It excludes {listed} by {avoidance_reasons(pod, avoided, surroundings)}.")
+        lines.append(f"It excludes {excluded_text} by {avoidance_reasons(pod, excluded_nodes, surroundings)}.")
     return lines
 
 
-def closed_states(pod: Json, avoided_nodes: Collection[str], surroundings: PodSurroundings) -> dict[str, str]:
+def unschedulable_states(pod: Json, avoided_nodes: Collection[str], surroundings: PodSurroundings) -> dict[str, str]:
     """The nodes of `avoided_nodes` that one of Kubernetes' own taints closes to the pod, with the node's state."""
     tolerations = (pod.get("spec") or {}).get("tolerations") or ()
     states = {}
     for node in surroundings.nodes or ():
         keys = [taint.partition(":")[0].partition("=")[0] for taint in eligible.untolerated_taints(node, tolerations)]
         if node["metadata"]["name"] in avoided_nodes and any(map(nodestates.state_of_taint, keys)):
-            states[node["metadata"]["name"]] = nodestates.closed_reason(node)
+            states[node["metadata"]["name"]] = nodestates.unschedulable_reason(node)
     return states
 
 
-def blocking_states(pod: Json, avoided_nodes: Collection[str], surroundings: PodSurroundings) -> dict[str, str]:
+def find_blocking_states(pod: Json, avoided_nodes: Collection[str], surroundings: PodSurroundings) -> dict[str, str]:
     """The nodes of `avoided_nodes` that only their state keeps the pod from, with that state."""
-    states = closed_states(pod, avoided_nodes, surroundings)
-    return {name: state for name, state in states.items() if _admits_if_open(pod, name, surroundings)}
+    states = unschedulable_states(pod, avoided_nodes, surroundings)
+    return {name: state for name, state in states.items() if _admits_without_state(pod, name, surroundings)}
 
 
-def _admits_if_open(pod: Json, name: str, surroundings: PodSurroundings) -> bool:
+def _admits_without_state(pod: Json, name: str, surroundings: PodSurroundings) -> bool:
     """Whether the pod might be on the node, were it not for the node's state."""
     node = next(node for node in surroundings.nodes or () if node["metadata"]["name"] == name)
     spec = node.get("spec") or {}
@@ -346,27 +355,27 @@ def _admits_if_open(pod: Json, name: str, surroundings: PodSurroundings) -> bool
 
 
 def _group_by_state(states: Mapping[str, str]) -> dict[str, list[str]]:
-    nodes: dict[str, list[str]] = {}
+    nodes_by_state: dict[str, list[str]] = {}
     for name, state in states.items():
-        nodes.setdefault(state, []).append(name)
-    return nodes
+        nodes_by_state.setdefault(state, []).append(name)
+    return nodes_by_state
 
 
 def avoidance_reasons(pod: Json, avoided_nodes: Collection[str], surroundings: PodSurroundings) -> str:
     """Which fields of the pod exclude some of these nodes."""
     spec = pod.get("spec") or {}
-    tolerating = [{"operator": "Exists"}]
+    all_tolerations = [{"operator": "Exists"}]
     nodes = [node for node in surroundings.nodes or () if node["metadata"]["name"] in avoided_nodes]
-    parts = {
+    spec_by_reason = {
         f"its nodeSelector ({_describe_selector(pod)})": {
             "nodeSelector": spec.get("nodeSelector"),
-            "tolerations": tolerating,
+            "tolerations": all_tolerations,
         },
-        "its node affinity": {"affinity": spec.get("affinity"), "tolerations": tolerating},
+        "its node affinity": {"affinity": spec.get("affinity"), "tolerations": all_tolerations},
     }
     reasons = [
         reason
-        for reason, part in parts.items()
+        for reason, part in spec_by_reason.items()
         if not all(eligible.is_node_eligible(node, {"spec": part}) for node in nodes)
     ]
     taints = {
@@ -378,17 +387,17 @@ def avoidance_reasons(pod: Json, avoided_nodes: Collection[str], surroundings: P
     if taints:
         reasons.append(
             "taints that it does not tolerate "
-            f"({wording.enumerate_first([*map(quote_unless_name, sorted(taints))], _FEW)})"
+            f"({wording.enumerate_first([*map(quote_unless_name, sorted(taints))], _MAX_LISTED)})"
         )
     return " and ".join(reasons)
 
 
 def _describe_selector(pod: Json) -> str:
     labels = ((pod.get("spec") or {}).get("nodeSelector") or {}).items()
-    return wording.enumerate_first([quote_unless_name(f"{key}={text}") for key, text in labels], _FEW)
+    return wording.enumerate_first([quote_unless_name(f"{key}={text}") for key, text in labels], _MAX_LISTED)
 
 
-def explain_other_reasons(pod: Json, message: str, foreign: Sequence[str]) -> str:
+def explain_other_reasons(pod: Json, message: str, foreign_lines: Sequence[str]) -> str:
     """What keeps a pod pending although cards are free, as far as known; "" if unknown.
 
     message: kube-scheduler's reason. If it is about cards it may be older than the cards that are free now.
@@ -396,16 +405,16 @@ def explain_other_reasons(pod: Json, message: str, foreign: Sequence[str]) -> st
     gates = [gate.get("name") for gate in (pod.get("spec") or {}).get("schedulingGates") or ()]
     if names.GANG in gates:
         return "it waits for its gang"
-    if foreign:
+    if foreign_lines:
         return "the lines above say what it waits for"
     if f"Insufficient {names.SHARE}" in message:
         return f"their device plugins offer no {names.SHARE} now: ask your administrator to run `cardwise doctor`"
     if f"{names.EXTENDER_PREFIX}/" in message:
         return "no Cardwise extender answers kube-scheduler: ask your administrator to run `cardwise doctor`"
-    about_us = (*(refusal.text for refusal in Refusal), *(f"Insufficient {name}" for name in names.REQUESTED))
+    own_messages = (*(refusal.text for refusal in Refusal), *(f"Insufficient {name}" for name in names.REQUESTED))
     if (
         message
-        and not any(text in message for text in about_us)
+        and not any(text in message for text in own_messages)
         and f"Insufficient {names.CLASS_PREFIX}" not in message
     ):
         return "kube-scheduler's message above says what it waits for"
@@ -414,20 +423,20 @@ def explain_other_reasons(pod: Json, message: str, foreign: Sequence[str]) -> st
 
 def explain_foreign_resources(pod: Json, surroundings: PodSurroundings, classes: Sequence[str]) -> list[str]:
     """The GPU resources that it requests and that are not Cardwise's."""
-    offered = surroundings.offered_resources()
+    offered_names = surroundings.offered_resources()
     lines = []
     for name in dict.fromkeys(_requested_names(pod)):
         if not lookalikes.is_like_gpu(name) or name in names.REQUESTED or name.startswith(names.CLASS_PREFIX):
             continue
-        if offered is not None and name in offered:
+        if offered_names is not None and name in offered_names:
             resource = quote_unless_name(name)
             lines.append(f"It requests {resource}, which belongs to another device plugin, not to Cardwise.")
             continue
-        suggested_name = lookalikes.suggest_resource(name, (*sorted(offered or ()), *classes))
-        no = "which no node offers" if offered is not None else "which does not belong to Cardwise"
-        other = " Cardwise shares NVIDIA GPUs only." if lookalikes.is_of_other_vendor(name) else ""
+        suggested_name = lookalikes.suggest_resource(name, (*sorted(offered_names or ()), *classes))
+        offer_note = "which no node offers" if offered_names is not None else "which does not belong to Cardwise"
+        vendor_note = " Cardwise shares NVIDIA GPUs only." if lookalikes.is_of_other_vendor(name) else ""
         hint = f"; did you mean {suggested_name}?" if suggested_name else "."
-        lines.append(f"It requests {quote_unless_name(name)}, {no}{hint}{other}")
+        lines.append(f"It requests {quote_unless_name(name)}, {offer_note}{hint}{vendor_note}")
     return lines
 
 
@@ -442,12 +451,12 @@ def _requested_names(pod: Json) -> list[str]:
 
 def explain_classes(pod_request: PodRequest, survey: Survey) -> list[str]:
     """A line for each class that the pod names: which cards or devices are in it."""
-    class_names = dict.fromkeys(
+    card_classes = dict.fromkeys(
         container.resource_class for container in pod_request.containers if container.resource_class
     )
-    of_devices = dict.fromkeys(device.resource_class for device in pod_request.devices)
-    return [_explain_unknown_class(name, survey) or _explain_card_class(name, survey) for name in class_names] + [
-        _explain_unknown_class(name, survey) or _explain_device_class(name, survey) for name in of_devices
+    device_classes = dict.fromkeys(device.resource_class for device in pod_request.devices)
+    return [_explain_unknown_class(name, survey) or _explain_card_class(name, survey) for name in card_classes] + [
+        _explain_unknown_class(name, survey) or _explain_device_class(name, survey) for name in device_classes
     ]
 
 
@@ -455,49 +464,54 @@ def _explain_unknown_class(name: str, survey: Survey) -> str:
     """Why the class cannot be described; "" if it can."""
     if not survey.missing_class(name):
         return ""
-    known = ", ".join(sorted(survey.classes)) or "none"
-    broken = next((text for text in survey.problems if text.startswith(f"ResourceClass {name}: ")), None)
-    return broken or f"There is no ResourceClass {name}; available: {known}."
+    available = ", ".join(sorted(survey.classes)) or "none"
+    problem = next((text for text in survey.problems if text.startswith(f"ResourceClass {name}: ")), None)
+    return problem or f"There is no ResourceClass {name}; available: {available}."
 
 
 def _explain_card_class(name: str, survey: Survey) -> str:
-    nodes = {node.name: [card for card in node.cards if name in card.classes] for node in survey.ledger.nodes()}
-    cards = [card for of_node in nodes.values() for card in of_node]
+    cards_by_node = {node.name: [card for card in node.cards if name in card.classes] for node in survey.ledger.nodes()}
+    cards = [card for node_cards in cards_by_node.values() for card in node_cards]
     if not cards and survey.classes[name].untouched:
         return f"The cluster has no GPU of class {name} now: the pod waits until a node brings one."
     if not cards:
-        return f"No GPU matches class {name}: see its selector with `{_show_class(name)}`."
-    shown = _list_nodes({node: len(of_node) for node, of_node in nodes.items()})
-    sick = sum(not card.healthy for card in cards)
-    return f"Of class {name}: {len(cards)} GPU{'s' * (len(cards) > 1)} on {shown}" + (
-        f", {sick} of them unhealthy." if sick else "."
+        return f"No GPU matches class {name}: see its selector with `{_show_class_command(name)}`."
+    nodes_text = _list_nodes_with_counts({node: len(node_cards) for node, node_cards in cards_by_node.items()})
+    unhealthy_count = sum(not card.healthy for card in cards)
+    return f"Of class {name}: {len(cards)} GPU{'s' * (len(cards) > 1)} on {nodes_text}" + (
+        f", {unhealthy_count} of them unhealthy." if unhealthy_count else "."
     )
 
 
 def _explain_device_class(name: str, survey: Survey) -> str:
     """The devices of the class, and where some are free."""
-    nodes = {node: [device for device in node.devices if name in device.classes] for node in survey.ledger.nodes()}
-    devices = [device for of_node in nodes.values() for device in of_node]
+    devices_by_node = {
+        node: [device for device in node.devices if name in device.classes] for node in survey.ledger.nodes()
+    }
+    devices = [device for node_devices in devices_by_node.values() for device in node_devices]
     if not devices:
-        return f"No device matches class {name}: see its selector with `{_show_class(name)}`."
-    counts = {node.name: len(of_node) for node, of_node in nodes.items()}
-    free = {node.name: sum(node.is_free(device) for device in of_node) for node, of_node in nodes.items()}
-    sick = sum(not device.healthy for device in devices)
+        return f"No device matches class {name}: see its selector with `{_show_class_command(name)}`."
+    counts = {node.name: len(node_devices) for node, node_devices in devices_by_node.items()}
+    free_by_node = {
+        node.name: sum(node.is_free(device) for device in node_devices)
+        for node, node_devices in devices_by_node.items()
+    }
+    unhealthy_count = sum(not device.healthy for device in devices)
     return (
-        f"Of class {name}: {wording.pluralize(len(devices), 'device')} on {_list_nodes(counts)}"
-        + (f", {sick} of them unhealthy" if sick else "")
-        + f"; free: {_list_nodes(free) or 'none'}."
+        f"Of class {name}: {wording.pluralize(len(devices), 'device')} on {_list_nodes_with_counts(counts)}"
+        + (f", {unhealthy_count} of them unhealthy" if unhealthy_count else "")
+        + f"; free: {_list_nodes_with_counts(free_by_node) or 'none'}."
     )
 
 
-def _show_class(name: str) -> str:
+def _show_class_command(name: str) -> str:
     return command("kubectl get resourceclass {name} -o yaml", name=name)
 
 
-def _list_nodes(counts: Mapping[str, int]) -> str:
+def _list_nodes_with_counts(counts: Mapping[str, int]) -> str:
     """Nodes with a number each, without zeros."""
     nodes_with_counts = [f"{node} ({count})" for node, count in counts.items() if count]
-    return wording.enumerate_first(nodes_with_counts, _FEW_NODES, "node")
+    return wording.enumerate_first(nodes_with_counts, _MAX_LISTED_NODES, "node")
 
 
 def explain_quota_status(pod_request: PodRequest, views: Sequence[EntryView]) -> list[str]:
@@ -510,15 +524,15 @@ def explain_quota_status(pod_request: PodRequest, views: Sequence[EntryView]) ->
     for view in views:
         entry = view.entry
         card_requests = [
-            counted
-            for counted in fitting.card_requests(pod_request)
-            if not (entry.resource_class or entry.model) or counted.resource_class == entry.resource_class != ""
+            limit
+            for limit in fitting.card_requests(pod_request)
+            if not (entry.resource_class or entry.model) or limit.resource_class == entry.resource_class != ""
         ]
-        charge = quotas.total(counted.charge(counted.cards, 0) for counted in card_requests)
+        charge = quotas.total(limit.charge(limit.cards, 0) for limit in card_requests)
         amounts = ", ".join(
-            f"{counted.used} of {counted.hard} {counted.unit} used"
-            + (f", {counted.requested} requested" if counted.requested else "")
-            for counted in quotas.limits(entry, view.used, charge)
+            f"{limit.used} of {limit.hard} {limit.unit} used"
+            + (f", {limit.requested} requested" if limit.requested else "")
+            for limit in quotas.limits(entry, view.used, charge)
         )
         verdict = "does not allow this on" if quotas.exceeded_limits(entry, view.used, charge) else "on"
         lines.append(f"GPUQuota {view.quota.name} {verdict} {quotas.title(entry)}: {amounts}.")
@@ -533,12 +547,15 @@ def explain_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> l
         excess = explanation.find_exceeding_charge(card_requests, headroom, survey.ledger)
         if excess is None:
             continue
-        charge, everywhere = excess
+        charge, closes_all_cards = excess
         used = survey.ledger.used(namespace, headroom.entry)
-        full = ", ".join(
+        exceeded_text = ", ".join(
             f"{limit.used} of {limit.hard} {limit.unit} used, {limit.requested} requested"
             for limit in quotas.exceeded_limits(headroom.entry, used, charge)
         )
-        steer = "" if everywhere else "; GPUs that it does not limit are still available"
-        lines.append(f"GPUQuota {quota.name} does not allow this on {quotas.title(headroom.entry)}: {full}{steer}.")
+        other_gpus_note = "" if closes_all_cards else "; GPUs that it does not limit are still available"
+        lines.append(
+            f"GPUQuota {quota.name} does not allow this on {quotas.title(headroom.entry)}: "
+            f"{exceeded_text}{other_gpus_note}."
+        )
     return lines

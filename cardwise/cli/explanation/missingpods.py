@@ -12,10 +12,10 @@ from cardwise.core.values.decoded import Json, labels_of
 from cardwise.core.values.shellcommand import command
 from cardwise.core.values.wording import quote_unless_name
 
-_FEW: Final = 5
-_KUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of what Kueue admits
+_MAX_LISTED: Final = 5
+_KUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"  # the label of what Kueue admits
 _JOB_CONTROLLER: Final = "kubernetes.io/job-controller"  # Kubernetes' own
-_UNWIRED: Final = (
+_BOUND_BY_OTHERS: Final = (
     "something other than Cardwise's extender had bound {them}. If nobody did so by hand (spec.nodeName, a Binding), "
     "kube-scheduler may not call the extender: ask your administrator to run `cardwise doctor`, which tests that with "
     "a pod"
@@ -26,26 +26,27 @@ def explain_workload(workload: WorkloadState) -> list[str]:
     """A line for each thing that keeps the workload from making pods, or that makes its pods vanish."""
     if workload.manifest["metadata"].get("deletionTimestamp"):
         metadata = workload.manifest["metadata"]
-        deleted_since, finalizer_note = workloads.deleted_at(metadata), workloads.describe_finalizers(metadata)
+        deleted_since, finalizer_note = workloads.deletion_time(metadata), workloads.describe_finalizers(metadata)
         return [f"It is being deleted (since {deleted_since}){finalizer_note}: it creates no more pods."]
     lines = [*_explain_stopped(workload)]
-    running = sum(workloads.pod_state(pod) != "ended" for pod in workload.pods)
-    wanted = _count_desired_pods(workload)
-    if workload.refused and (wanted is None or running < wanted):
+    running_count = sum(workloads.pod_state(pod) != "ended" for pod in workload.pods)
+    desired_count = _count_desired_pods(workload)
+    if workload.refusal_message and (desired_count is None or running_count < desired_count):
         lines.append(
-            f"Kubernetes could not create a pod: {wording.sanitize_message(podevents.refusal_cause(workload.refused))}"
+            "Kubernetes could not create a pod: "
+            f"{wording.sanitize_message(podevents.refusal_cause(workload.refusal_message))}"
         )
         namespace = workload.manifest["metadata"]["namespace"]
-        retry = workloads.retry_command(namespace, workload.refused_maker)
+        retry = workloads.retry_command(namespace, workload.refused_creator)
         lines.append(
             f"Its controller waits longer after each failure, up to 17 minutes. Once the cause is removed, `{retry}` "
             "makes it try at once."
         )
     if workload.directly_bound:
-        pod_names = wording.enumerate_first(workload.directly_bound, _FEW, "pod")
+        pod_names = wording.enumerate_first(workload.directly_bound, _MAX_LISTED, "pod")
         lines.append(
             f"The extender has deleted pods of this workload within the last hour ({pod_names}): "
-            f"{_UNWIRED.format(them='them')}."
+            f"{_BOUND_BY_OTHERS.format(them='them')}."
         )
     if not workload.pods and not lines:
         metadata = workload.manifest["metadata"]
@@ -57,17 +58,19 @@ def explain_workload(workload: WorkloadState) -> list[str]:
     return lines
 
 
-def explain_nodes(pods: Iterable[Json], closed: Mapping[str, str]) -> list[str]:
-    """A line for each of these nodes on which some of the pods are. `closed`: by node, why it takes no new pods."""
+def explain_nodes(pods: Iterable[Json], reasons: Mapping[str, str]) -> list[str]:
+    """A line for each of these nodes on which some of the pods are. `reasons`: by node, why it takes no new pods."""
     lines = []
-    on_node: dict[str, list[str]] = {}
+    pods_by_node: dict[str, list[str]] = {}
     for pod in pods:
         node = str((pod.get("spec") or {}).get("nodeName") or "")
-        if node in closed and workloads.pod_state(pod) != "ended":
-            on_node.setdefault(node, []).append(pod["metadata"]["name"])
-    for node, names_of in on_node.items():
-        old = ", so their reported state may be outdated" if nodestates.NOT_READY in closed[node] else ""
-        lines.append(f"Node {node} is {closed[node]}{old}: {wording.enumerate_first(names_of, _FEW, 'pod')}.")
+        if node in reasons and workloads.pod_state(pod) != "ended":
+            pods_by_node.setdefault(node, []).append(pod["metadata"]["name"])
+    for node, pod_names in pods_by_node.items():
+        outdated_note = ", so their reported state may be outdated" if nodestates.NOT_READY in reasons[node] else ""
+        lines.append(
+            f"Node {node} is {reasons[node]}{outdated_note}: {wording.enumerate_first(pod_names, _MAX_LISTED, 'pod')}."
+        )
     return lines
 
 
@@ -92,8 +95,8 @@ def _explain_stopped(workload: WorkloadState) -> Iterator[str]:
             if spec.get("replicas") == 0:
                 scale = command("kubectl scale {kind} -n {namespace} {name} --replicas=1", **fields)
                 owner = workloads.controller_of(workload.manifest)
-                maker = " ".join(quote_unless_name(owner[key]) for key in ("kind", "name") if owner)
-                owner_note = f"{maker} uses a newer one, or is scaled to zero" if owner else ""
+                creator = " ".join(quote_unless_name(owner[key]) for key in ("kind", "name") if owner)
+                owner_note = f"{creator} uses a newer one, or is scaled to zero" if owner else ""
                 yield f"It is scaled to zero (spec.replicas is 0): {owner_note or f'`{scale}` creates one'}."
             if spec.get("paused"):
                 resume = command("kubectl rollout resume {kind} -n {namespace} {name}", **fields)
@@ -114,17 +117,22 @@ def _explain_job(job: Json) -> Iterator[str]:
         yield f"The controller {controller} manages it (spec.managedBy) and may create its pods elsewhere."
     if spec.get("suspend"):
         namespace = job["metadata"]["namespace"]
-        if _KUEUE in labels_of(job):
+        if _KUEUE_LABEL in labels_of(job):
             workloads_of = command("kubectl get workloads -n {namespace}", namespace=namespace)
             yield f"It is suspended until Kueue admits it: `{workloads_of}` shows why it waits."
         else:
             yield "It is suspended (spec.suspend): it creates pods once that is set to false."
     if spec.get("parallelism") == 0:
         yield "It runs no pods (spec.parallelism is 0)."
-    if end := _end_condition(job):
-        reason = ": ".join(filter(None, (end.get("reason"), end.get("message"))))
-        says = f" Its status: {wording.sanitize_message(reason)}" if end["type"] == "Failed" and reason else ""
-        yield f"It {'is complete' if end['type'] == 'Complete' else 'has failed'}: it creates no more pods.{says}"
+    if end_condition := _end_condition(job):
+        reason = ": ".join(filter(None, (end_condition.get("reason"), end_condition.get("message"))))
+        status_note = (
+            f" Its status: {wording.sanitize_message(reason)}" if end_condition["type"] == "Failed" and reason else ""
+        )
+        yield (
+            f"It {'is complete' if end_condition['type'] == 'Complete' else 'has failed'}: it creates no more "
+            f"pods.{status_note}"
+        )
 
 
 def _end_condition(job: Json) -> Json:
@@ -143,18 +151,21 @@ def _explain_cronjob(workload: WorkloadState) -> Iterator[str]:
     if spec.get("suspend"):
         yield "It is suspended (spec.suspend): it creates no Job until that is false."
         return
-    unfinished = [job for job in workload.makers if not _end_condition(job)]
-    for job in unfinished:
+    unfinished_jobs = [job for job in workload.pod_creators if not _end_condition(job)]
+    for job in unfinished_jobs:
         yield from (f"About its Job {job['metadata']['name']}: {line}" for line in _explain_job(job))
-    if not unfinished:
-        zone = f" {quote_unless_name(spec['timeZone'])}" if spec.get("timeZone") else ""
+    if not unfinished_jobs:
+        time_zone = f" {quote_unless_name(spec['timeZone'])}" if spec.get("timeZone") else ""
         last_schedule = status.get("lastScheduleTime")
-        when = (
+        last_job_note = (
             f"its last Job was created at {quote_unless_name(last_schedule)}"
             if last_schedule
             else "it has not created a Job yet"
         )
-        yield f"It is not due yet: its schedule is {wording.quote_text(spec.get('schedule', '?'))}{zone}, and {when}."
+        yield (
+            f"It is not due yet: its schedule is {wording.quote_text(spec.get('schedule', '?'))}{time_zone}, and "
+            f"{last_job_note}."
+        )
 
 
 def explain_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list[str]:
@@ -162,18 +173,19 @@ def explain_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list
     if not events:
         return []
     lines = [f"pod {namespace}/{name} no longer exists. Its last events:"]
-    for event in events[-_FEW:]:
+    for event in events[-_MAX_LISTED:]:
         author = f"{event.kind} {event.name}: " if event.kind != "Pod" else ""
         reason = quote_unless_name(event.reason)
-        lines.append(f"  {event.at} {reason}: {author}{wording.sanitize_message(event.message)}")
+        lines.append(f"  {event.last_timestamp} {reason}: {author}{wording.sanitize_message(event.message)}")
     if any(event.reason == names.BOUND_WITHOUT_EXTENDER for event in events):
         lines.append(
-            f"It got no GPU, because {_UNWIRED.format(them='it')}; until that is fixed, replacement pods are deleted "
+            f"It got no GPU, because {_BOUND_BY_OTHERS.format(them='it')}; until that is fixed, replacement pods are "
+            "deleted "
             "too."
         )
     deleters = dict.fromkeys((event.kind, event.name) for event in events if event.kind != "Pod")
     for kind, owner in deleters:
-        if word := workloads.kind_of(kind):
+        if word := workloads.parse_kind(kind):
             explain_command = command(
                 "cardwise explain -n {namespace} {kind}/{name}", namespace=namespace, kind=word, name=owner
             )
