@@ -26,8 +26,8 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
+from extender.cache.clusterview import ClusterView
 from extender.cache.inventory import Report
-from extender.cache.nodeload import NodeLoads
 from extender.cache.nodesearch import NodeSearch
 from extender.cache.nominated import LOWEST, NominatedPods
 from extender.cache.placing import PlacementRequest, Placing
@@ -106,16 +106,24 @@ class State:
 
     @contextmanager
     def view(self) -> Iterator[Ledger]:
-        """Context manager: the ledger, with the lock held. Read it and leave soon."""
+        """Context manager: the ledger, with the lock held, to read a few nodes. `snapshot` is for more."""
         with self._lock:
             self._cache.sync_cards()
             yield self._ledger
 
-    @contextmanager
-    def view_loads(self) -> Iterator[tuple[Ledger, NodeLoads]]:
-        """As `view`, with the cpu, memory and pods that nodes have left."""
-        with self.view() as ledger:
-            yield ledger, self._loads
+    def snapshot(self) -> ClusterView:
+        """The cluster as it is now, to be read without the lock."""
+        with self._lock:
+            self._cache.sync_cards()
+            return self._cache.snapshot()
+
+    def watch_nodes(self) -> tuple[set[str], set[str]]:
+        """Two sets that collect the nodes whose cards, or whose cpu, memory and pods, change; initially all nodes.
+
+        The caller clears them under the lock.
+        """
+        with self._lock:
+            return self._ledger.watch(), self._loads.watch()
 
     @contextmanager
     def queue(self) -> Iterator[SchedulingQueue]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from cardwise.core.api import policies
 from cardwise.core.api.request import Load
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
@@ -194,14 +195,15 @@ def inspect(state: State, node: str | None = None, unit: Unit = Unit.MIB) -> dic
     node: only this node. None: all nodes.
     unit: the unit of memory in the result.
     """
+    ledger = state.snapshot().ledger
     if node is not None:
-        shown = _inspect_node(state, node, unit)
+        shown = _inspect_node(ledger, node, unit)
         if shown is None:
             return {"nodes": [], "error": f"node {node} has no GPU that Cardwise shares"}
         return {"unit": unit, "nodes": [shown]}
-    with state.view() as ledger:
-        node_names = sorted(ledger.nodes_by_name())
-    nodes = [shown for name in node_names if (shown := _inspect_node(state, name, unit)) is not None]
+    nodes = [
+        shown for name in sorted(ledger.nodes_by_name()) if (shown := _inspect_node(ledger, name, unit)) is not None
+    ]
     return {"unit": unit, "nodes": nodes}
 
 
@@ -257,15 +259,12 @@ def _undecided_result(candidates: list[str], *, grouped: bool) -> FilterResult:
     return FilterResult(error=UNDECIDED)
 
 
-def _inspect_node(state: State, name: str, unit: Unit) -> dict[str, Any] | None:
-    # Filter must not wait while thousands of nodes are formatted: the lock is held only to copy one node.
-    with state.view() as ledger:
-        state_of_node = ledger.node(name)
-        if state_of_node is None or not state_of_node.cards:
-            return None
-        node, holdings = state_of_node.copy(), ledger.holdings(name)
+def _inspect_node(ledger: Ledger, name: str, unit: Unit) -> dict[str, Any] | None:
+    node = ledger.node(name)
+    if node is None or not node.cards:
+        return None
     pods: dict[int, list[dict[str, Any]]] = {}
-    for holding in holdings:
+    for holding in ledger.holdings(name):
         if holding.phase_name in _HIDDEN_PHASES:
             continue
         mib_by_position: dict[int, int] = {}

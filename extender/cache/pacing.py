@@ -1,6 +1,6 @@
-"""Pauses for planners that compute without the lock.
+"""Pauses for planners, and readers of many nodes, that compute without the lock.
 
-Python runs one thread at a time. A planner that computes without pause delays each call of kube-scheduler by some
+Python runs one thread at a time. A thread that computes without pause delays each call of kube-scheduler by some
 milliseconds, so it sleeps now and then (docs/design/0032-snapshots.md has the measurements).
 """
 
@@ -19,7 +19,7 @@ class Pace:
     is_over: returns whether the planner should end; it is called now, and after each pause.
     """
 
-    def __init__(self, clock: Clock, is_over: Callable[[], bool]) -> None:
+    def __init__(self, clock: Clock, is_over: Callable[[], bool] = lambda: False) -> None:
         self._clock = clock
         self._is_over = is_over
         self._since = clock.cpu()

@@ -12,7 +12,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cardwise.clock import SYSTEM, Clock
-from extender.cache.yielding import slices
+from cardwise.core.placement.kinds import CardKinds
+from cardwise.core.placement.ledger import Ledger
+from extender.cache.clusterview import ClusterView
+from extender.cache.pacing import Pace
 from extender.state import State
 
 if TYPE_CHECKING:
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
 _SCRAPED: Final = 300.0  # seconds for which a scrape keeps the counting going
 _EVERY: Final = 5.0  # seconds between two counts
 _LEARN: Final = 60.0  # seconds between two readings of the requests of arriving pods
-_SLICE: Final = 32  # nodes read while the state is locked: below 1 ms
 
 
 class FragMetrics(Collector):
@@ -58,49 +60,43 @@ class FragMetrics(Collector):
             from cardwise.core.defrag.fragmentation import Fragments  # noqa: PLC0415 - loads numpy, only if a client scrapes
 
             self._fragments = Fragments()
-            with self._state.view_loads() as (ledger, loads):
-                self._changed = ledger.watch(), loads.watch()
-        self._update_changed(self._fragments)
-        self._learn_requests(self._fragments, now)
-        self._metrics = tuple(self._make_metrics(self._fragments))
+            self._changed = self._state.watch_nodes()
+        cluster = self._update_changed(self._fragments)
+        self._learn_requests(self._fragments, cluster.ledger, now)
+        self._metrics = tuple(self._make_metrics(self._fragments, cluster.ledger.kinds))
         self._counted = self._clock.now()
 
-    def _update_changed(self, fragments: "Fragments") -> None:
-        """Update the nodes that have changed."""
+    def _update_changed(self, fragments: "Fragments") -> ClusterView:
+        """Update the nodes that have changed. Returns the snapshot on which they were counted."""
         with self._state.view():
             names = sorted(set().union(*self._changed))
             for changed in self._changed:
                 changed.clear()
-        for some_nodes in slices(names, _SLICE, self._clock):
-            with self._state.view_loads() as (ledger, loads):
-                for name in some_nodes:
-                    fragments.set_node(name, ledger.node(name), loads.free_load(name))
+        cluster, pace = self._state.snapshot(), Pace(self._clock)  # a later change is in the sets again
+        for name in names:
+            fragments.set_node(name, cluster.ledger.node(name), cluster.loads.free_load(name))
+            pace.pause()
+        return cluster
 
-    def _learn_requests(self, fragments: "Fragments", now: float) -> None:
+    def _learn_requests(self, fragments: "Fragments", ledger: Ledger, now: float) -> None:
         """Learn the requests of arriving pods; if no policy counts these, the requests of the pods that hold
         cards now.
         """
         from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
 
-        with self._state.view() as ledger:
-            changes = ledger.kinds.changes
-            holdings = ledger.holdings() if now >= self._learned + _LEARN else []
+        changes = ledger.kinds.changes
         if now < self._learned + _LEARN and changes == self._kinds_at:
             return
         if now >= self._learned + _LEARN:
             asks = fragmentation.only_card_requests(self._state.policies.request_rates())
             self._known = bool(asks)
-            self._asks = asks or fragmentation.count_requests(holdings)
+            self._asks = asks or fragmentation.count_requests(ledger.holdings())
             self._learned = now
         self._kinds_at = changes
-        with self._state.view() as ledger:
-            pods = fragmentation.typical_pods(self._asks, ledger.kinds)
-        fragments.learn(pods)
+        fragments.learn(fragmentation.typical_pods(self._asks, ledger.kinds))
 
-    def _make_metrics(self, fragments: "Fragments") -> Iterator[Metric]:
-        total = fragments.total()  # before the state is locked: it is here that fragments are computed
-        with self._state.view() as ledger:
-            by_class = fragments.memory_by_class(ledger.kinds)
+    def _make_metrics(self, fragments: "Fragments", kinds: CardKinds) -> Iterator[Metric]:
+        total, by_class = fragments.total(), fragments.memory_by_class(kinds)
         of_class = GaugeMetricFamily(
             "cardwise_class_memory_mib",
             "Memory in MiB of the GPUs of a ResourceClass. A GPU may be in several.",

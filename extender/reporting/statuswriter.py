@@ -22,7 +22,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
-from extender.cache.yielding import slices
+from extender.cache.pacing import Pace
 from extender.records.objects import QuotaRecord
 from extender.reporting import statuses
 from extender.reporting.ledgercheck import LedgerCheck
@@ -43,8 +43,6 @@ _STORM = 4.0  # writes a second
 _STORM_NODES = 5  # changed nodes in one step (there are four steps a second): more than any rate keeps up with
 _STORM_SECONDS = 1.0  # a storm is over when no step has found so many for this long
 _STORM_LASTS = 30.0  # seconds; a longer storm is normal load, and each pending status is then written within this time
-_TOGETHER = 8  # nodes counted under one lock: half a millisecond
-_NAMESPACES_TOGETHER = 200
 _MOST_NODES = 1000  # counted in one step
 _AUDIT_SECONDS = 30.0  # in which each node is counted once more, in case a change was missed
 _USAGE_SECONDS = 1.0
@@ -131,13 +129,12 @@ class StatusWriter:
         for nodes in (changed, self._listers.cards.take_changed(), self._nodes_to_audit(now)):
             self._nodes.update(dict.fromkeys(nodes))
         counted = list(islice(self._nodes, _MOST_NODES))
-        for some_nodes in slices(counted, _TOGETHER, self._clock):
-            with self._state.view() as ledger:
-                node_counts = [statuses.count_node(ledger, node) for node in some_nodes]
-            for node, node_count in zip(some_nodes, node_counts, strict=True):
-                self._compare_cards(node, node_count, now)
-        for node in counted:
-            del self._nodes[node]
+        if counted:
+            ledger, pace = self._state.snapshot().ledger, Pace(self._clock)
+            for node in counted:
+                self._compare_cards(node, statuses.count_node(ledger, node), now)
+                del self._nodes[node]
+                pace.pause()
         self.ledger_check.update_counts(now)
 
     def _compare_cards(self, node: str, node_count: statuses.NodeCount, now: float) -> None:
@@ -191,14 +188,11 @@ class StatusWriter:
         keys: dict[str, list[Key]] = {}
         for key, quota in self._listers.quotas.snapshot().items():
             keys.setdefault(quota.namespace, []).append(Key(QUOTA, key))
-        namespaces = list(keys)
-        usage: dict[str, Mapping[int, Charge]] = {}
-        for some_namespaces in slices(namespaces, _NAMESPACES_TOGETHER, self._clock):
-            with self._state.view() as ledger:
-                usage |= {name: dict(ledger.usage(name)) for name in some_namespaces}
-        for namespace in namespaces:
+        ledger = self._state.snapshot().ledger
+        usage = {namespace: ledger.usage(namespace) for namespace in keys}
+        for namespace, its_keys in keys.items():
             if usage[namespace] != self._usage.get(namespace):
-                self._schedule.enqueue_all(keys[namespace], now)
+                self._schedule.enqueue_all(its_keys, now)
         self._usage = usage
 
     def _write(self) -> None:

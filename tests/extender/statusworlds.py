@@ -12,6 +12,8 @@ from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
+from extender.cache.cache import Cache
+from extender.cache.reservations import Timeouts
 from extender.records import objects
 from extender.reporting.listers import Listers
 from extender.reporting.statuswriter import StatusWriter
@@ -27,7 +29,8 @@ class FakeState:
     """A ledger that says what changed, as the state does."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger()
+        self._cache = Cache(Ledger(), Timeouts(), FakeClock())
+        self.ledger = self._cache.ledger
         self.changed: set[str] = set()
         self.views = 0
 
@@ -35,6 +38,9 @@ class FakeState:
     def view(self):
         self.views += 1
         yield self.ledger
+
+    def snapshot(self):
+        return self._cache.snapshot()
 
     def take_changed_nodes(self) -> set[str]:
         changed, self.changed = self.changed, set()

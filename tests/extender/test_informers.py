@@ -84,8 +84,7 @@ def caught_up(feeds):
 
 
 def free_load_of(state):
-    with state.view_loads() as (_, loads):
-        return loads.free_load("n1")
+    return state.snapshot().loads.free_load("n1")
 
 
 KINDS = [

@@ -353,12 +353,10 @@ def test_of_a_pod_that_waits_again_the_node_has_its_cpu_back_and_its_report_coun
     world = with_cards(make_state(clock), n1=1)
     whole = free(world)
     world.set_node("n1")
-    with world.view_loads() as (_, loads):
-        before = len(loads._pods)
+    before = len(world.snapshot().loads._pods)
     world.set_pod(as_pod(bound("p", 10, 0)))
     world.set_pod(as_pod(asking("p", gpu_mem=10)))
-    with world.view_loads() as (_, loads):
-        assert len(loads._pods) == before
+    assert len(world.snapshot().loads._pods) == before
     world.set_card(*as_card(resource(0, reported=[reported_share("uid-p", 10)])))
     clock.advance(150.1)
     world.expire_reservations()

@@ -469,11 +469,12 @@ def test_no_class_is_told_half_counted(world):
     assert write.body["status"]["devices"] == 1500
 
 
-def test_the_state_is_locked_for_a_few_nodes_at_a_time(world):
+def test_many_nodes_are_counted_without_the_lock(world):
     for i in range(400):
         world.node(f"n{i}", card(f"GPU-{i}"))
+    before = world.state.views
     world.writer.step()
-    assert world.state.views >= 10
+    assert world.state.views - before <= 1, "to list the nodes of the audit"
 
 
 def test_objects_that_change_while_they_are_looked_at_do_no_harm(world):
