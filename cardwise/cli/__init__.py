@@ -1,10 +1,11 @@
-"""`cardwise`, the command line: shows the state of GPUs, pods and the installation, and changes a few things.
+"""`cardwise`, the command line: shows the state of GPUs, pods and the installation; some commands change it.
 
 Input: arguments, and a cluster through its API server. Output: text, JSON, an exit status; some commands write:
 cordons, evictions, probe pods.
 
-The packages and modules, none of which imports one above it: `main` (the program), `commands` (one file per command,
-with the command's name), `simulation` (of `simulate`), `explanation` and `doctor` (what `explain` and `doctor` find),
-`render` (tables, bars, JSON), `cluster` (what is read of a cluster, and the engine over it), `options`, `rights`
-(missing rights and the roles that grant them), `console` (printing), `signals` (that end a program).
+The packages and modules, each of which imports only from those after it: `main` (the program), `commands` (one file per
+command, with the command's name), `simulation` (the implementation of `simulate`), `explanation` and `doctor` (the
+findings of `explain` and `doctor`), `render` (tables, bars, JSON), `cluster` (reads the cluster, and runs the engine on
+what it has read), `options`, `rights` (missing rights and the roles that grant them), `console` (printing), `signals`
+(the signals that end a program).
 """

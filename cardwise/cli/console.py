@@ -1,8 +1,8 @@
 """Printing: all output of the command line, for people and for programs.
 
-Other users write reasons, process names, event messages and annotations, and a terminal obeys escape sequences in them.
-So in text for people control characters are escaped, lines have a maximum length, and only the program ends a line.
-JSON and YAML stay as they are, because their encoders escape control characters.
+Reasons, process names, event messages and annotations come from other users, and may contain escape sequences, which a
+terminal would obey. So text for people has its control characters escaped, its lines have a maximum length, and only
+the program starts a new line. JSON and YAML are printed unchanged, since their encoders escape control characters.
 """
 
 import shutil
@@ -13,34 +13,34 @@ import click
 
 from cardwise.core.values import wording
 
-_MAX_LINE_BYTES: Final = 16 * 1024  # bytes: more than the longest command that doctor proposes
+_MAX_LINE_BYTES: Final = 16 * 1024  # longer than the longest command that doctor proposes
 
 
 def print_text(text: str, *, err: bool = False) -> None:
-    """A sentence for people, as one line."""
+    """Print a sentence for people, as one line."""
     click.echo(clean_line(text), err=err)
 
 
 def print_lines(text: str) -> None:
-    """Lines for people, on a terminal or in a file: a table, or sentences of which each is one line already."""
+    """Print lines for people: a table, or sentences that are one line each."""
     click.echo(clean_text(text), nl=False)
 
 
 def print_data(text: str, *, nl: bool = True) -> None:
-    """Print output that programs read: unchanged, without cleaning or cutting."""
+    """Print output for programs, without any change."""
     click.echo(text, nl=nl)
 
 
 def terminal_columns() -> int | None:
-    """The width of the terminal; None if the output is no terminal."""
+    """The width of the terminal in columns; None if the output is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def clean_text(text: str) -> str:
-    """The text in its lines, each as `clean_line` has it."""
+    """Clean each line of a text with `clean_line`."""
     return "\n".join(map(clean_line, text.split("\n")))
 
 
 def clean_line(text: str) -> str:
-    """The text as one line of limited length, in which each character is seen."""
+    """Make a text one line of limited length, with its control characters escaped."""
     return wording.sanitize_line(text, _MAX_LINE_BYTES)

@@ -1,6 +1,7 @@
-"""`cardwise`: the program. Most commands only read; doctor creates a probe pod, cordon, drain and defrag change GPUs.
+"""The program `cardwise`.
 
-A command's module is loaded when the command is called, and `--help` loads none, so that both start fast.
+Most commands only read; `doctor` creates probe pods, and `cordon`, `drain` and `defrag` change GPUs. A command's module
+is loaded when the command is called, and `--help` loads none, so that both start fast.
 """
 
 import sys
@@ -12,7 +13,7 @@ import click
 from cardwise.cli import console, options, rights
 
 _INTERRUPTED = 130  # 128 and the number of SIGINT
-# By the command's name: its module, and what it is in one line of 80 columns.
+# By the command's name: its module, and its description in one line of 80 columns.
 _COMMANDS: Final = {
     "bundle": ("bundle", "Collect a support bundle"),
     "classes": ("classes", "List the types of GPUs and devices, and what is free"),
@@ -34,7 +35,10 @@ _COMMANDS: Final = {
 
 
 class _Group(click.Group):
-    """Ends silently on Ctrl-C, as shells expect. `command_run`: the command that ran."""
+    """The group of all commands. It ends silently on Ctrl-C, as shells expect.
+
+    command_run: the name of the command that ran.
+    """
 
     command_run = ""
 
@@ -54,7 +58,7 @@ class _Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Suggest commands with names similar to an unknown one. Raises UsageError."""
         if args[0] not in _COMMANDS and not args[0].startswith("-"):
-            import difflib  # noqa: PLC0415 - no right command needs it
+            import difflib  # noqa: PLC0415 - needed for a wrong command only
 
             close_matches = difflib.get_close_matches(args[0], _COMMANDS)
             hint = f" Did you mean {' or '.join(close_matches)}?" if close_matches else ""
@@ -67,7 +71,7 @@ class _Group(click.Group):
         except KeyboardInterrupt:
             ctx.exit(_INTERRUPTED)
         except click.UsageError:
-            raise  # nobody's words but ours and of who types
+            raise  # the message has only our words and the user's
         except click.ClickException as error:
             raise click.ClickException(console.clean_line(error.message)) from error
         finally:
@@ -90,11 +94,14 @@ def cli() -> None:
 
 
 def main(program: str | None = None) -> None:
-    """Run, with errors of the cluster as one line. `program`: the program's name, if it is not that of its file."""
+    """Run the program, with errors of the cluster as one line.
+
+    program: the program's name, if it differs from the name of its file.
+    """
     try:
         cli(prog_name=program)
     except Exception as error:
-        from cardwise.kube import errors  # noqa: PLC0415 - `--help` has none of them
+        from cardwise.kube import errors  # noqa: PLC0415 - `--help` needs no errors
 
         match error:
             case errors.Forbidden():
@@ -115,27 +122,27 @@ def main(program: str | None = None) -> None:
 
 
 def _is_header_error(error: Exception) -> bool:
-    """Whether Python's HTTP client has refused the value of a header, which its text quotes."""
+    """Whether Python's HTTP client has refused a header, whose value, a credential, its message quotes."""
     trace, file = error.__traceback__, ""
     while trace is not None:
         file, trace = trace.tb_frame.f_code.co_filename, trace.tb_next
-    client = sys.modules.get("http.client")  # whoever asks nothing of a cluster does not wait for its import
+    client = sys.modules.get("http.client")  # not imported if no cluster was called
     return client is not None and file == client.__file__
 
 
 def kubectl() -> None:
-    """`kubectl cardwise`: all of it as a plugin."""
+    """Run the program as the kubectl plugin `kubectl cardwise`."""
     main("kubectl cardwise")
 
 
 def kubectl_complete() -> None:
-    """`kubectl_complete-cardwise`, which kubectl runs to complete `kubectl cardwise`."""
-    from cardwise.cli.commands import completion  # noqa: PLC0415 - as any command
+    """Run `kubectl_complete-cardwise`, which kubectl calls to complete `kubectl cardwise`."""
+    from cardwise.cli.commands import completion  # noqa: PLC0415 - loaded on demand, as all commands are
 
     console.print_data(completion.complete_for_kubectl(cli, sys.argv[1:]))
 
 
 def kubectl_inspect() -> None:
-    """`kubectl inspect cardwise`: the plugin name that people of gpushare are used to."""
+    """Run `inspect` as `kubectl inspect cardwise`, the plugin name that users of gpushare know."""
     sys.argv.insert(1, "inspect")
     main()

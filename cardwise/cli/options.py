@@ -1,6 +1,6 @@
 """Options that several commands share, the client, and the clock.
 
-The client is imported only where it is created: its import takes most of the start, and `--help` does not need it.
+The client is imported only when it is created, since the import takes most of the start, and `--help` does not need it.
 """
 
 import os
@@ -37,14 +37,17 @@ plain_output = _output_option("table", "json", "yaml")
 
 
 class _Duration(click.ParamType[float]):
-    """Seconds, as the parts' settings spell them. A number is a default."""
+    """A duration such as `5m`, as in the settings of the parts, converted to seconds.
+
+    A number is a default in seconds.
+    """
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, int | float):
             return float(value)
-        from cardwise.runtime.settings import DURATION  # noqa: PLC0415 - loads the logging of the parts: 0.1 s
+        from cardwise.runtime.settings import DURATION  # noqa: PLC0415 - imports the logging of the parts, which takes 0.1 s
 
         return DURATION.convert(value, param, ctx)
 
@@ -53,14 +56,14 @@ DURATION = _Duration()
 
 
 def current_clock() -> Clock:
-    """The machine's clock, or the one that a test passes to the command as `obj`."""
+    """The machine's clock, or the clock that a test passes to the command as `obj`."""
     injected = click.get_current_context().obj
     return injected if isinstance(injected, Clock) else SYSTEM
 
 
 def cluster(function: _F) -> _F:
-    """The options of the cluster, accepted before a command's name, as kubectl does, or after it. `load_client` reads
-    both.
+    """Add the options --context and --kubeconfig, which are accepted before or after a command's name, as in
+    kubectl.
     """
     context = click.option(
         "--context",
@@ -79,16 +82,18 @@ def cluster(function: _F) -> _F:
 
 
 def _store_option(context: click.Context, option: click.Parameter, setting: Any) -> None:
-    """Kept where the contexts of group and command are one."""
+    """Store an option in `meta`, which the contexts of the group and of the command share."""
     if setting is not None:
         context.meta[f"{__name__}.{option.name}"] = setting
 
 
 def load_client(context: click.Context | None = None) -> "KubeClient":
-    """A client of the cluster that the options name. `context`: the command's, if click is not running it.
+    """Load a client of the cluster that the options name.
 
-    Raises KubeConfigError, also for unexpected content of a kubeconfig; the original error's text may contain a
-    credential, and is left out.
+    context: the command's context, if click does not run the command now.
+
+    Raises KubeConfigError, also for unexpected content of a kubeconfig. The text of the original error is left out,
+    since it may contain a credential.
     """
     from cardwise.kube import errors  # noqa: PLC0415 - see above
     from cardwise.kube.client import KubeClient  # noqa: PLC0415 - see above
@@ -111,7 +116,7 @@ def load_client(context: click.Context | None = None) -> "KubeClient":
 
 
 def check_namespace(client: "KubeClient", name: str) -> None:
-    """Raise ClickException if the namespace does not exist. Passes if the caller may not read namespaces."""
+    """Check that the namespace exists, as far as the user may read it. Raises ClickException if it does not."""
     from cardwise.kube import errors, paths  # noqa: PLC0415 - see above
 
     try:

@@ -16,16 +16,16 @@ _DENIED: Final = re.compile(
 )
 _READ_VERBS: Final = ("get", "list", "watch")
 _DRAIN_ROLE: Final = "cardwise-drain"
-# What commands that change something need, reading too.
+# The roles of commands that change something; they include the rights to read.
 _ROLES: Final = {"cordon": _DRAIN_ROLE, "uncordon": _DRAIN_ROLE, "drain": _DRAIN_ROLE, "defrag": "cardwise-defrag"}
-_CLUSTER_WIDE_COMMANDS: Final = ("gangs", "simulate")  # they need the pods of all of them besides
+_CLUSTER_WIDE_COMMANDS: Final = ("gangs", "simulate")  # commands that also read the pods of all namespaces
 _ANONYMOUS_USER: Final = "system:anonymous"
-_INVALID_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9.:@_-]+")  # of a binding
+_INVALID_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9.:@_-]+")  # characters that the name of a binding may not have
 
 
 @dataclass(frozen=True, slots=True)
 class _Denial:
-    """What the API server denied. `namespace`: "" for the whole cluster."""
+    """A request that the API server denied. `namespace`: "" for the whole cluster."""
 
     user: str
     verb: str
@@ -38,23 +38,23 @@ class _Denial:
         return f"the right to {self.verb} {self.resource} in {scope} is missing"
 
     def role_for(self, command: str) -> str:
-        """The ClusterRole that has the right, and all others that the command needs."""
+        """The ClusterRole that grants this right, and the other rights that the command needs."""
         is_own_resource, is_write = self.group == names.GROUP, self.verb not in _READ_VERBS
         if command in _ROLES:
             return _DRAIN_ROLE if is_write and is_own_resource else _ROLES[command]
         if is_write:
-            return _DRAIN_ROLE  # of commands that look none writes
+            return _DRAIN_ROLE  # commands that only read need no such right
         if not self.namespace and (not is_own_resource or command in _CLUSTER_WIDE_COMMANDS):
             return "cardwise-inspect"
         return "cardwise-view" if is_own_resource else "view"
 
     def is_in_namespace(self, command: str) -> bool:
-        """Whether a right in that namespace is enough."""
+        """Whether the right is enough if it is granted in that namespace only."""
         return bool(self.namespace) and command not in _ROLES and self.verb in _READ_VERBS
 
 
 def describe_missing(error: "errors.Forbidden") -> str:
-    """The missing right and the role that grants it, for a note beside a command's output."""
+    """Describe the missing right and the role that grants it, for a note beside a command's output."""
     denial = _parse_denial(error)
     if denial is None:
         return error.message
@@ -64,17 +64,17 @@ def describe_missing(error: "errors.Forbidden") -> str:
 
 
 def describe_refusal(error: "errors.Forbidden", command: str = "") -> str:
-    """The missing right, and the command by which an administrator grants it to the user.
+    """Describe the missing right, and the command by which an administrator grants it to the user.
 
-    command: the command that ran; if one role has all its rights, that role is proposed.
+    command: the command that ran; if one role has all rights that it needs, that role is proposed.
     """
     denial = _parse_denial(error)
     if denial is None:
-        return error.message  # of a webhook, a policy or a quota: no role helps
+        return error.message  # refused by a webhook, a policy or a quota: no role helps
     if denial.user == _ANONYMOUS_USER:
         return _describe_anonymous()
     role = denial.role_for(command)
-    # A name of its own for each user: kubectl makes no binding whose name is there.
+    # The name contains the user, since kubectl does not create a binding whose name exists.
     name = _INVALID_IN_NAMES.sub("-", f"{role}-{denial.user}")
     binding = "clusterrolebinding {name:text}"
     if denial.is_in_namespace(command):
@@ -85,7 +85,10 @@ def describe_refusal(error: "errors.Forbidden", command: str = "") -> str:
 
 
 def _describe_anonymous() -> str:
-    """The remedy for the anonymous user. Never a role: it is every client that reaches the API server."""
+    """The remedy for the anonymous user.
+
+    It is never a role, since every client that reaches the API server has this user.
+    """
     return (
         f"the API server sees you as {_ANONYMOUS_USER}, who may read nothing: your kubeconfig has no credentials; log "
         "in, or choose another with --context or --kubeconfig"
@@ -93,7 +96,7 @@ def _describe_anonymous() -> str:
 
 
 def _parse_denial(error: "errors.Forbidden") -> _Denial | None:
-    """The denied right; None if the message has none."""
+    """Parse the denied request; None if the message does not name one."""
     match = _DENIED.search(error.message)
     if match is None:
         return None

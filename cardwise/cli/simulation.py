@@ -56,7 +56,13 @@ class SimulationOptions:
 
 @dataclass(slots=True)
 class _SimulatedWorld:
-    """What is simulated. `added_nodes`: further nodes that count only for what fits; `live`: the cluster."""
+    """The workloads and nodes to simulate.
+
+    tune: the total amount to request, as a multiple of all GPUs; None: the pods of the workload.
+    extra_shapes: pods of --pod, by name.
+    added_nodes: nodes of --add-nodes, used only to count how many of the extra pods fit.
+    live: the snapshot of the cluster, None for a trace.
+    """
 
     workloads: list[SimulatedWorkload]
     tune: float | None
@@ -148,7 +154,7 @@ def _add_simulated(
 
 @dataclass(slots=True)
 class _Outcome:
-    """The results: `table` for people, `rows` and `runs` for programs, `plots` by workload."""
+    """The output of a simulation: `table` for people, `rows` and `runs` for programs, `plots` by workload."""
 
     table: str
     rows: replays.Rows
@@ -171,7 +177,7 @@ def _simulate_fill(world: _SimulatedWorld, settings: SimulationOptions) -> _Outc
         tune=world.tune,
         learning=not (
             settings.show_workload or world.live
-        ),  # what is simulated of a cluster is what its extender has seen
+        ),  # the extender of a live cluster has already seen these pods
         extra_shapes=tuple(shape for _, shape in world.extra_shapes),
         added_nodes=tuple(world.added_nodes),
     )
@@ -232,7 +238,7 @@ def _simulate_churn(world: _SimulatedWorld, settings: SimulationOptions) -> _Out
 
 
 def _count_fits(live: Snapshot, world: _SimulatedWorld, settings: SimulationOptions) -> _Outcome:
-    """How many more of each shape have room in the cluster as it is. Nothing is drawn of that."""
+    """Count how many more pods of each shape fit into the cluster as it is. There are no plots of this."""
     counts_by_policy = []
     shapes = [shape for _, shape in world.extra_shapes]
     for policy in settings.policy or sorted(POLICIES):
@@ -257,7 +263,9 @@ def _count_fits(live: Snapshot, world: _SimulatedWorld, settings: SimulationOpti
 
 
 def _set_workload(cluster: SimulatedCluster, live: Snapshot, shapes: Sequence[PodShape]) -> None:
-    """Set the expected workload: what the extender has learned, else the present pods, else the requested ones."""
+    """Set the expected workload: the one that the extender has learned, else the present pods, else the requested
+    pods.
+    """
     if live.learned_workload:
         try:
             cluster.load_workload(live.learned_workload)
@@ -284,7 +292,7 @@ def _print_outcome(outcome: _Outcome, world: _SimulatedWorld, settings: Simulati
 
 @contextmanager
 def _show_progress(pods: int) -> Iterator[OnProgress]:
-    """A progress bar on stderr, if that is a terminal."""
+    """Show a progress bar on stderr, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

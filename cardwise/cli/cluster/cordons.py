@@ -1,7 +1,7 @@
-"""Cordons: finds the card that an argument names, and marks it as out of use.
+"""Cordons and uncordons cards, which command arguments name.
 
-The mark is in the spec of the card's ExtendedResource. The extender places nothing on a cordoned card, and the device
-plugin keeps the mark (docs/reference/cards.md).
+The cordon is in the spec of the card's ExtendedResource. The extender places no pod on a cordoned card, and the device
+plugin keeps the cordon (docs/reference/cards.md).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -24,11 +24,13 @@ from cardwise.kube.wire import Cordon, ExtendedResource
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _DEFRAG_REASON = "cardwise defrag is moving its pods"
-_ABANDONED_AFTER = timedelta(minutes=30)  # a defrag has given its cards back by then, unless its pods start slowly
-_MAX_NAMED_CARDS = 5  # cards named where a prefix fits several
-_MAX_REASON, _MAX_USER_NAME = 1024, 253  # characters of a reason, and of who gave it, by the CRD
-_MAX_COMPLETIONS, _COMPLETION_SECONDS = 500, 2.0  # cards that a shell is offered, and how long it waits for them
-_MAX_CONFLICTS = 5  # with other writers of a card, after which a change fails
+_ABANDONED_AFTER = timedelta(
+    minutes=30
+)  # by then a running defrag has uncordoned the card, unless its pods start slowly
+_MAX_NAMED_CARDS = 5  # cards that a message names if a prefix matches several
+_MAX_REASON, _MAX_USER_NAME = 1024, 253  # characters of a reason and of a user name, by the CRD
+_MAX_COMPLETIONS, _COMPLETION_SECONDS = 500, 2.0  # cards that a shell is offered, and its maximum wait for them
+_MAX_CONFLICTS = 5  # conflicts with other writers of a card after which a change fails
 _NO_CORDON: Json = {"unschedulable": None, "cordon": None}
 _SELF_REVIEW = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
 
@@ -37,7 +39,7 @@ _RESOURCE_LIST = wire.ListOf[ExtendedResource]
 
 
 def _complete_card(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Shell completion: NODE/INDEX of the first cards; empty if they cannot be read quickly."""
+    """Complete a card in a shell: NODE/INDEX of the first matching cards; [] if they cannot be read quickly."""
     node = incomplete.partition("/")[0] if "/" in incomplete else ""
     try:
         client = options.load_client(context)
@@ -53,14 +55,14 @@ def _complete_card(context: click.Context, _: click.Parameter, incomplete: str) 
 
 
 def card_argument(function: _F) -> _F:
-    """Which card."""
+    """Add the argument `card`, with its shell completion."""
     return click.argument("card", shell_complete=_complete_card)(function)
 
 
 def cordon_card(client: KubeClient, card: ExtendedResource, reason: str, *, dry_run: bool = False) -> bool:
     """Cordon a card. Returns False if it is cordoned already and no new reason is given.
 
-    A cordon of a defrag is always replaced: it would end with that defrag, or with the next one.
+    A cordon by a defrag is always replaced: that defrag, or the next one, would remove it.
 
     Raises `ClickException` and `KubeError`.
     """
@@ -72,7 +74,7 @@ def cordon_card(client: KubeClient, card: ExtendedResource, reason: str, *, dry_
 
 
 def new_cordon(client: KubeClient, reason: str) -> Cordon:
-    """A cordon of the user's, of now."""
+    """A cordon by the user, with the present time."""
     return Cordon(reason[:_MAX_REASON], _own_user_name(client), client.server_time().strftime("%Y-%m-%dT%H:%M:%SZ"))
 
 
@@ -82,7 +84,7 @@ def new_defrag_cordon(client: KubeClient) -> Cordon:
 
 
 def is_cordoned_by_defrag(card: ExtendedResource) -> bool:
-    """Whether a defrag has cordoned the card, which may run, or was killed and has left it so."""
+    """Whether a defrag has cordoned the card: it may still run, or was killed before it could uncordon the card."""
     return card.spec.unschedulable and card.spec.cordon.reason == _DEFRAG_REASON
 
 
@@ -110,14 +112,14 @@ def write_cordon(
     *,
     dry_run: bool = False,
 ) -> bool:
-    """Cordon the card. Returns whether `may_replace` allows it for the card as it is now.
+    """Cordon the card, if `may_replace` allows it for the card's current state. Returns whether it was allowed.
 
     Raises `ClickException` and `KubeError`.
     """
     spec = {"unschedulable": True, "cordon": msgspec.structs.asdict(cordon)}
     written_resource = _write_spec(client, card, spec, may_replace, {"dryRun": "All"} if dry_run else None)
     if written_resource is not None and not written_resource["spec"].get("unschedulable"):
-        # An older kind drops what it does not know, without a word.
+        # The API server silently drops fields that an older CRD does not have.
         raise click.ClickException(
             "the cluster's CRD of ExtendedResources has no field for a cordon yet: upgrade the chart together with "
             "its CRDs"
@@ -126,7 +128,7 @@ def write_cordon(
 
 
 def remove(client: KubeClient, card: ExtendedResource, cordon: Cordon) -> bool:
-    """Uncordon the card if it has this cordon. Returns whether it has. Raises `KubeError`."""
+    """Uncordon the card if it has exactly this cordon. Returns whether it had. Raises `KubeError`."""
     return (
         _write_spec(client, card, _NO_CORDON, lambda now: now.spec.unschedulable and now.spec.cordon == cordon)
         is not None
@@ -142,8 +144,8 @@ def _write_spec(
 ) -> Json | None:
     """Read the card, and write `spec` if `may_change` allows it. Returns the written object, or None.
 
-    The write has the version that was read, so that the API server refuses it if another user writes a cordon in
-    between. Then the card is read again. That also happens after a status write of the device plugin or the extender.
+    The write has the resourceVersion that was read. So the API server refuses it if another user has written a cordon,
+    or a component a status, in between; then the card is read again.
     """
     path = paths.extendedresources(card.metadata.name)
     conflicts = 0
@@ -161,31 +163,31 @@ def _write_spec(
 
 
 def uncordon_card(client: KubeClient, card: ExtendedResource) -> None:
-    """Gives it back. Raises `KubeError`."""
+    """Uncordon a card. Raises `KubeError`."""
     client.patch(paths.extendedresources(card.metadata.name), {"spec": _NO_CORDON})
 
 
 def uncordon_command(card: ExtendedResource) -> str:
-    """The command that gives the card back."""
+    """The command that uncordons the card."""
     return command("cardwise uncordon {node}/{index}", node=card.spec.node, index=card.spec.index)
 
 
 def describe_author(card: ExtendedResource) -> str:
-    """The user and time of the cordon, as a part of a sentence with a space before it; "" if unknown."""
+    """The user and time of the cordon, such as " by anna at TIME", with a leading space; "" if unknown."""
     cordon = card.spec.cordon
     author = f" by {wording.quote_unless_name(cordon.user)}" if cordon.user else ""
     return author + (f" at {wording.quote_unless_name(cordon.time)}" if cordon.time else "")
 
 
 def describe_card(card: ExtendedResource) -> str:
-    """The card's name in messages."""
+    """The name of a card or device in messages."""
     spec = card.spec
     noun = "GPU" if spec.kind == classes.KIND else f"{wording.quote_unless_name(spec.kind)} device"
     return f"{noun} {spec.index} of node {spec.node} ({wording.quote_unless_name(spec.uuid)})"
 
 
 def find_card(client: KubeClient, text: str) -> ExtendedResource:
-    """The one card or device that is meant. Raises `ClickException` and `KubeError`."""
+    """Find the card or device that an argument names. Raises `ClickException` and `KubeError`."""
     node, separator, index = text.rpartition("/")
     if separator:
         return _find_card_by_index(client, node, index)
@@ -202,9 +204,9 @@ def find_card(client: KubeClient, text: str) -> ExtendedResource:
 
 
 def _find_card_by_index(client: KubeClient, node: str, index: str) -> ExtendedResource:
-    """The card of the node with this index; devices of other kinds are meant by their UUIDs only."""
+    """Find a card by its node and index. Devices of other kinds can be named only by their UUIDs."""
     cards_of_node = _list_resources(client, paths.label_query(names.NODE_LABEL, node))
-    # The label is what its writer made it: another node's card can carry it.
+    # The query is by label, but the card of another node can have the same label.
     cards = {
         str(card.spec.index): card
         for card in cards_of_node
@@ -223,7 +225,7 @@ def _list_resources(client: KubeClient, query: dict[str, str] | None = None) -> 
 
 
 def _has_prefix(name: str, prefix: str) -> bool:
-    """With or without the "GPU-" that all UUIDs of cards begin with."""
+    """Whether a UUID has the prefix, with or without "GPU-", with which UUIDs of cards begin."""
     return bool(prefix) and (name.startswith(prefix) or name.partition("-")[2].startswith(prefix))
 
 

@@ -17,9 +17,9 @@ from cardwise.simulation.workload import UNLIMITED_LOAD
 class SurveyedEngine(Engine):
     """The engine over a survey.
 
-    free_load: what nodes have left besides cards; nodes that are not in it have no limit.
-    workload: as the extender saved it.
-    note: why the saved workload cannot be used.
+    free_loads: the free cpu and memory of nodes; other nodes have no limit.
+    workload: the learned workload, as the extender saved it.
+    note: why the saved workload cannot be used, "" if it can.
     """
 
     def __init__(self, ledger: Ledger, free_loads: Mapping[str, Load], workload: str) -> None:
@@ -38,7 +38,7 @@ class SurveyedEngine(Engine):
             self.adopt(learn_workload(sample))
 
     def free_load(self, node: str) -> Load | None:
-        """What a node has left besides cards; the engine calls it."""
+        """The free cpu and memory of a node. The engine calls this method."""
         return self._free_loads.get(node, UNLIMITED_LOAD)
 
     def add_load(self, node: str, load: Load, sign: int = 1) -> None:
@@ -51,7 +51,5 @@ class SurveyedEngine(Engine):
     def rank_nodes(
         self, request: PodRequest, load: Load, policy: str, nodes: Collection[str], headroom: Sequence[Headroom]
     ) -> dict[str, int] | None:
-        """The scores of the nodes that fit the pod, the best has the highest; None if the policy leaves the choice to
-        `binpack`.
-        """
+        """The scores of the nodes that the pod fits on; None if the policy has no scores, as `binpack`."""
         return self.scores(request, load, policy, nodes, headroom) if policy in policies.SCORED else None

@@ -1,4 +1,4 @@
-"""Moves pods as planned by `cardwise defrag`: one at a time, waiting for each, and stopping at the first deviation."""
+"""Moves pods by the plan of `cardwise defrag`, one after another, and stops at the first deviation from the plan."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -19,31 +19,35 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import eviction
 from cardwise.kube.wire import Cordon, ExtendedResource
 
-_POLL_SECONDS: Final = 1.0  # between two looks at the pods, and for the extender to see a cordon
+_POLL_SECONDS: Final = 1.0  # between two reads of the pods; also the time in which the extender observes a cordon
 _EVICTION_RETRY_SECONDS: Final = (
-    5.0  # between two requests to evict a pod that a disruption budget holds back, as kubectl drain
+    5.0  # between two requests to evict a pod that a disruption budget protects, as in kubectl drain
 )
 
 
 @dataclass(slots=True)
 class MoveRun:
-    """`timeout`: seconds for each pod until its eviction is allowed, and as many again until the new one is ready."""
+    """One run of `cardwise defrag --evict`.
+
+    timeout: seconds to wait until the eviction of a pod is allowed, and again until its replacement is ready.
+    """
 
     client: KubeClient
     timeout: float
     clock: Clock
-    _written_cordons: dict[str, Cordon] = field(default_factory=dict)  # the last cordon of each card
+    _written_cordons: dict[str, Cordon] = field(
+        default_factory=dict
+    )  # card name -> the last cordon that this run wrote
 
     def cordon_cards(self, holding: Holding, stack: ExitStack) -> None:
-        """Cordon the cards until the end of the run, however it ends. Cards that are cordoned already stay so
-        afterwards.
+        """Cordon the cards of a pod until the run ends, in any way. Cards that were cordoned before stay cordoned.
 
-        A cordon of another defrag is taken over: that defrag was killed, or leaves the card to this one.
+        A cordon by another defrag is taken over: that defrag was killed, or does not touch a card whose cordon changed.
 
         Raises `ClickException` and `KubeError`.
         """
         for share in holding.assignment.shares():
-            # By the UUID: if a card has failed and the node has booted, the index may be another card's.
+            # Find it by UUID: after a failure of a card and a reboot, the index may belong to another card.
             card = cordons.find_card(self.client, share.uuid or f"{holding.node}/{share.index}")
             written_cordon = self._written_cordons.get(card.metadata.name)
 
@@ -55,7 +59,9 @@ class MoveRun:
             if not may_replace(card):
                 continue
             cordon = self._written_cordons[card.metadata.name] = cordons.new_defrag_cordon(self.client)
-            stack.callback(self.restore_card, card, cordon)  # first, since the answer to what follows may be lost
+            stack.callback(
+                self.restore_card, card, cordon
+            )  # registered first, since the response to the write may be lost
             try:
                 if not cordons.write_cordon(self.client, card, cordon, may_replace):
                     continue
@@ -68,9 +74,9 @@ class MoveRun:
             self.clock.sleep(_POLL_SECONDS)
 
     def restore_card(self, card: ExtendedResource, cordon: Cordon) -> None:
-        """Remove this run's cordon, unless the card has another one by now: of a user, or of another defrag.
+        """Remove this run's cordon, unless a user or another defrag has replaced it.
 
-        If the removal fails, or a second Ctrl-C interrupts it, prints the command that removes the cordon.
+        If the removal fails, or a second Ctrl-C interrupts it, the command that uncordons the card is printed.
         """
         failure = "interrupted"
         try:
@@ -88,8 +94,11 @@ class MoveRun:
                 )
 
     def move_pod(self, move: Move, pod: Json, progress: str) -> None:
-        """Evict the pod and wait for its replacement. Raises `ClickException` at any deviation from the plan, and
-        `KubeError`.
+        """Evict the pod and wait for its replacement.
+
+        progress: the number of the move, such as "1/3", for messages.
+
+        Raises `ClickException` at any deviation from the plan, and `KubeError`.
         """
         name = f"{move.before.namespace}/{move.before.name}"
         owner_uid = workloads.controller_of(pod)["uid"]
@@ -103,7 +112,9 @@ class MoveRun:
         console.print_text(f"{progress} {replacement} runs on {move.after.node} {cards}", err=True)
 
     def _evict(self, move: Move, pod: Json, name: str, progress: str) -> set[str]:
-        """Evicts it as soon as disruption budgets allow. Returns the UIDs of its controller's pods just before.
+        """Evict the pod as soon as disruption budgets allow it.
+
+        Returns the UIDs that its controller's pods had just before.
 
         Raises `ClickException` and `KubeError`.
         """
@@ -135,7 +146,7 @@ class MoveRun:
                 return uids_before
 
     def _check_unchanged(self, move: Move, name: str) -> None:
-        """The pod is as it was when it was looked at."""
+        """Check that the pod still exists and is not being deleted. Raises `ClickException` and `KubeError`."""
         try:
             pod = self.client.get(paths.pods(move.before.namespace, move.before.name))
         except errors.NotFound:
@@ -145,11 +156,11 @@ class MoveRun:
             raise self._stop_error(f"{name} ended by itself")
 
     def _check_job(self, move: Move, pod: Json, name: str) -> None:
-        """Check that the pod's Job, if any, survives the eviction: pods may have failed since the plan was made."""
+        """Check that the eviction would not fail the pod's Job, whose pods may have failed since the plan was made."""
         if not movables.is_job_pod(pod):
             return
         owner = workloads.controller_of(pod)
-        # A list, since the ClusterRole cardwise-defrag has no other verb for Jobs.
+        # A list request, since the ClusterRole cardwise-defrag has no other verb for Jobs.
         name_query = paths.field_query("metadata.name", owner["name"])
         jobs = self.client.list_objects(paths.jobs(move.before.namespace), name_query)
         job = next((job for job in jobs if job["metadata"]["uid"] == owner["uid"]), None)
@@ -157,9 +168,11 @@ class MoveRun:
             raise self._stop_error(f"{name} belongs to a Job that would fail because of the eviction ({owner['name']})")
 
     def _find_ready_replacement(self, move: Move, owner_uid: str, uids_before: set[str], name: str) -> str | None:
-        """The pod that is ready in place of the old one, which is gone; None while that is not so yet.
+        """Find the ready replacement of the pod, which must be deleted by then.
 
-        Running is not enough: until it is ready, a PodDisruptionBudget counts it as missing.
+        Returns its name, None until it is ready.
+
+        A running replacement is not enough: until it is ready, a PodDisruptionBudget counts it as missing.
         """
         pods = self._pods_of_controller(owner_uid, move)
         new_pods = [pod for pod in pods if pod["metadata"]["uid"] not in uids_before]
@@ -202,7 +215,7 @@ def _is_ready(pod: Json) -> bool:
 
 
 def _decode_bound_assignment(pod: Json) -> Assignment | None:
-    """What a bound pod holds on its node."""
+    """The assignment of a bound pod; None if it is pending, or its assignment is missing or invalid."""
     if not (pod.get("spec") or {}).get("nodeName"):
         return None
     try:

@@ -1,6 +1,6 @@
-"""The installation as seen from outside: whether the webhook is called for a namespace, and whether an extender leads.
+"""Whether the API server calls the webhook for a namespace, and whether an extender is leader.
 
-Read from the same objects that the API server and the extenders use: the webhook's configuration and the Lease.
+Read from the objects that the API server and the extenders use themselves: the webhook's configuration and the Lease.
 """
 
 import math
@@ -15,19 +15,21 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
-_EXEMPTION_CONDITION: Final = "not-exempt"  # the chart's matchCondition: !(request.namespace in ['kube-system', ...])
+_EXEMPTION_CONDITION: Final = "not-exempt"  # of the chart: !(request.namespace in ['kube-system', ...])
 _EXEMPT_OPTION: Final = "--exempt-namespaces="  # of the webhook's command line: the chart writes it from one setting
 WEBHOOK: Final = "cardwise-webhook"  # the chart's Deployment
 _QUOTED_NAME: Final = re.compile("'([^']*)'")
-_LEADERLESS_SECONDS: Final = 60.0  # without renewing its Lease: by far more than an extender needs to take over
+_LEADERLESS_SECONDS: Final = (
+    60.0  # without a renewal of the Lease; much longer than another extender needs to take over
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """The webhook as the API server knows it.
+    """The registration of the webhook.
 
-    registered_at: when its configuration was created; None without one.
-    exempt_namespaces: the namespaces whose pods it does not see, or will not see once it is registered.
+    registered_at: when its configuration was created; None if it is not registered.
+    exempt_namespaces: the namespaces whose pods the API server does not send to it, or will not once it is registered.
     """
 
     registered_at: datetime | None = None
@@ -35,7 +37,7 @@ class Webhook:
 
 
 def read_webhook(client: KubeClient, namespace: str) -> Webhook | None:
-    """The webhook; None if its configuration may not be read. `namespace`: of Cardwise."""
+    """Read the webhook's registration; None if its configuration may not be read. `namespace`: Cardwise's."""
     try:
         configuration = client.get(paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION))
     except errors.NotFound:
@@ -63,9 +65,9 @@ def exempt_namespaces(configuration: Json) -> frozenset[str]:
 
 
 def planned_exempt_namespaces(deployments: Iterable[Json], namespace: str) -> frozenset[str]:
-    """The namespaces that will be exempt once the webhook is registered: those that the webhook itself ignores.
+    """The namespaces that will be exempt once the webhook is registered, by the arguments of its Deployment.
 
-    Without its Deployment, the chart's default. `namespace`: of Cardwise.
+    Without a Deployment they are the chart's default. `namespace`: Cardwise's.
     """
     for deployment in deployments:
         if (deployment["metadata"]["namespace"], deployment["metadata"]["name"]) == (namespace, WEBHOOK):
@@ -78,7 +80,7 @@ def planned_exempt_namespaces(deployments: Iterable[Json], namespace: str) -> fr
 
 
 def _list_deployments(client: KubeClient, namespace: str) -> list[Json]:
-    """The Deployments of the namespace; empty if they may not be read."""
+    """List the Deployments of the namespace; [] if they may not be read."""
     try:
         return list(client.list_objects(paths.namespaced("/apis/apps/v1", "deployments", namespace)))
     except errors.Forbidden:
@@ -86,10 +88,9 @@ def _list_deployments(client: KubeClient, namespace: str) -> list[Json]:
 
 
 def leaderless_seconds(client: KubeClient, namespace: str) -> float | None:
-    """The seconds since an extender last renewed the Lease, if that is long ago; None if one leads, or if it is
-    unknown.
+    """The seconds without a leading extender; None if an extender is leader, or if it is unknown.
 
-    Infinite without a Lease: no extender has ever led there, or Cardwise was uninstalled. `namespace`: of Cardwise.
+    Infinite without a Lease: no extender was ever leader there, or Cardwise was uninstalled. `namespace`: Cardwise's.
     """
     try:
         lease = client.get(paths.leases(namespace, names.LEASE), managed_fields=True)
@@ -102,10 +103,10 @@ def leaderless_seconds(client: KubeClient, namespace: str) -> float | None:
 
 
 def lease_age(lease: Json, now: datetime | None) -> float | None:
-    """Seconds since the Lease was renewed; None if unknown. `now`: by the API server's clock.
+    """Seconds since the Lease was renewed; None if unknown. `now`: the time by the API server's clock.
 
-    The API server has recorded the time of the last write by its own clock. The holder's time, whose clock may be
-    wrong, counts only without that record.
+    The API server records the time of the last write by its own clock. Without that record the time that the holder has
+    written is used, although the holder's clock may be wrong.
     """
     renewed = last_write(lease) or _renew_time(lease)
     if renewed is None:
@@ -121,7 +122,7 @@ def last_write(manifest: Json) -> datetime | None:
 
 
 def _renew_time(lease: Json) -> datetime | None:
-    """The time that the holder wrote; None if it is missing or is no time."""
+    """The renewal time that the Lease's holder wrote; None if it is missing or invalid."""
     try:
         return datetime.fromisoformat((lease.get("spec") or {})["renewTime"]).astimezone(UTC)
     except (KeyError, TypeError, ValueError):

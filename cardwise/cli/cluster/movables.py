@@ -1,4 +1,4 @@
-"""The pods that `cardwise defrag` may move: their controller recreates them, and nothing ties them to their node."""
+"""Finds the pods that `cardwise defrag` may move: a controller recreates them, and nothing ties them to their node."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,20 +17,20 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube.pods import eligible
 from cardwise.kube.pods.budgets import Budgets
 
-_JOB: Final = ("batch", "Job")  # API group and kind: others have Jobs too
+_JOB: Final = ("batch", "Job")  # API group and kind, since other API groups have Jobs too
 _RECREATING_KINDS: Final = (_JOB, ("apps", "ReplicaSet"), ("apps", "StatefulSet"), ("", "ReplicationController"))
-_PINNED_KINDS: Final = ("DaemonSet", "Node")  # whose pods come back to where they were
-_DEFAULT_BACKOFF_LIMIT: Final = 6  # Kubernetes' default
+_PINNED_KINDS: Final = ("DaemonSet", "Node")  # their pods are recreated on the same node
+_DEFAULT_BACKOFF_LIMIT: Final = 6  # the default of Kubernetes
 _FAILING_ACTIONS: Final = ("FailJob", "FailIndex")  # actions of a podFailurePolicy
 _IGNORING_ACTIONS: Final = ("Ignore",)
 _EVICTION_CONDITION: Final = "DisruptionTarget"  # the condition of an evicted pod
 _NVIDIA_TOLERATION: Final = {"key": names.NVIDIA_GPU, "operator": "Exists", "effect": "NoSchedule"}
-_STATE_TAINT_PREFIX: Final = "node.kubernetes.io/"  # begins the keys of Kubernetes' own taints
+_STATE_TAINT_PREFIX: Final = "node.kubernetes.io/"  # the prefix of Kubernetes' own taints
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """What `defrag` reads of the cluster. `jobs`: the pods' Jobs, by UID."""
+    """The objects that `defrag` reads. `jobs`: the Jobs of the pods, by UID."""
 
     pods: Sequence[Json]
     nodes: Sequence[Json]
@@ -42,7 +42,11 @@ class ClusterFacts:
 
 @dataclass(slots=True)
 class MovablePods:
-    """`pods` may be moved, `objects` are theirs by UID; `unmovable`: how many may not, by why."""
+    """The pods that may be moved.
+
+    objects: the decoded objects of these pods, by UID.
+    unmovable: the number of other pods, by the reason why they may not be moved.
+    """
 
     pods: list[MovablePod] = field(default_factory=list)
     objects: dict[str, Json] = field(default_factory=dict)
@@ -50,7 +54,7 @@ class MovablePods:
 
 
 def find_movable_pods(facts: ClusterFacts, ledger: Ledger, is_candidate: Callable[[Holding], bool]) -> MovablePods:
-    """The pods with cards that may be moved, among those for which `is_candidate` returns True."""
+    """Find the pods that may be moved, among the pods with cards for which `is_candidate` returns True."""
     movable = MovablePods()
     for pod in facts.pods:
         holding = ledger.holding(pod["metadata"].get("uid", ""))
@@ -58,7 +62,7 @@ def find_movable_pods(facts: ClusterFacts, ledger: Ledger, is_candidate: Callabl
             continue
         reason = _unmovable_reason(pod, facts)
         if ledger.nodes_of(holding) != {holding.node}:
-            # Nobody would end it there: the machine has come back under another name.
+            # The machine was renamed: no kubelet would end the pod there.
             reason = reason or "hold GPUs that another node reports now"
         pod_request = None
         try:
@@ -88,17 +92,17 @@ def find_movable_pods(facts: ClusterFacts, ledger: Ledger, is_candidate: Callabl
 
 
 def has_job_pods(pods: Iterable[Json]) -> bool:
-    """Whether any of them is a Job's."""
+    """Whether any of the pods belongs to a Job."""
     return any(map(is_job_pod, pods))
 
 
 def is_job_pod(pod: Json) -> bool:
-    """Whether its controller is a Job of Kubernetes."""
+    """Whether the pod's controller is a Job of Kubernetes."""
     return _group_and_kind(workloads.controller_of(pod)) == _JOB
 
 
 def _group_and_kind(owner: Json) -> tuple[str, str]:
-    """With the API group before it."""
+    """The API group and the kind of a pod's owner."""
     return owner.get("apiVersion", "").rpartition("/")[0], owner.get("kind", "")
 
 
@@ -114,7 +118,7 @@ def _unmovable_reason(pod: Json, facts: ClusterFacts) -> str:
     if is_job_pod(pod) and count_remaining_failures(facts.jobs.get(owner.get("uid", ""))) == 0:
         return "belong to Jobs that would fail because of the eviction"
     if _group_and_kind(owner) not in _RECREATING_KINDS and annotations.get(names.SAFE_TO_EVICT) != "true":
-        # To a workflow or a training operator a pod that is gone may be a failure of the whole.
+        # A workflow or a training operator may fail as a whole if one of its pods is deleted.
         return f"belong to other controllers and lack the annotation {names.SAFE_TO_EVICT}: true"
     if metadata.get("deletionTimestamp"):
         return "are ending"
@@ -136,10 +140,10 @@ def _unmovable_reason(pod: Json, facts: ClusterFacts) -> str:
 
 
 def count_remaining_failures(job: Json | None) -> int | None:
-    """How many pods the Job may lose by eviction before it fails; None: any number; 0 for a Job that does not exist.
+    """Count the pods that a Job may lose by eviction before it fails. None: any number; 0 if the Job does not exist.
 
     An evicted pod counts as a failure, unless the Job's first rule ignores it. If each index has its own limit the
-    number is 0: only deleted pods record how many failures an index has left.
+    number is 0, since the Job's status does not tell how many failures an index may still have.
     """
     spec = (job or {}).get("spec") or {}
     rules = (spec.get("podFailurePolicy") or {}).get("rules") or ()
@@ -149,7 +153,9 @@ def count_remaining_failures(job: Json | None) -> int | None:
         or any(_rule_applies(rule, _FAILING_ACTIONS) for rule in rules)
     ):
         return 0
-    if rules and _rule_applies(rules[0], _IGNORING_ACTIONS):  # a rule before it may take the exit code for a failure
+    if rules and _rule_applies(
+        rules[0], _IGNORING_ACTIONS
+    ):  # only the first rule: an earlier rule may count the exit code as a failure
         return None
     status = job.get("status") or {}
     failed = (status.get("failed") or 0) + len((status.get("uncountedTerminatedPods") or {}).get("failed") or ())
@@ -157,7 +163,7 @@ def count_remaining_failures(job: Json | None) -> int | None:
 
 
 def _rule_applies(rule: Json, actions: Sequence[str]) -> bool:
-    """Whether the rule of a podFailurePolicy does one of these about an evicted pod."""
+    """Whether a rule of a podFailurePolicy applies one of these actions to an evicted pod."""
     conditions = rule.get("onPodConditions") or ()
     return rule.get("action") in actions and any(
         condition.get("type") == _EVICTION_CONDITION for condition in conditions
@@ -167,16 +173,16 @@ def _rule_applies(rule: Json, actions: Sequence[str]) -> bool:
 def allowed_nodes(pod: Json, nodes: Sequence[Json], ledger: Ledger) -> frozenset[str] | None:
     """The existing nodes that the pod may use; None if it may use all nodes with cards.
 
-    The ledger may still know cards of deleted nodes.
+    The ledger may still have cards of deleted nodes.
     """
     allowed = eligible.eligible_nodes(pod, nodes)
     return None if ledger.nodes_by_name().keys() <= allowed else allowed
 
 
 def common_tolerations(facts: ClusterFacts, ledger: Ledger) -> list[Json]:
-    """The tolerations that every pod with a GPU request has, whatever its author wrote.
+    """The tolerations that the webhook adds to every pod with a GPU request.
 
-    The webhook adds them: by default for NVIDIA's taint. If a setting names other taints, all pods with cards tolerate
+    By default this is a toleration of NVIDIA's taint. If a setting names other taints, all pods with cards tolerate
     them. Tolerations for nodes that are down or cordoned are left out.
     """
     gpu_pods = [pod for pod in facts.pods if ledger.holding(pod["metadata"].get("uid", "")) is not None]
@@ -190,13 +196,13 @@ def common_tolerations(facts: ClusterFacts, ledger: Ledger) -> list[Json]:
 
 
 def _tolerates_single_taint(toleration: Json) -> bool:
-    """Whether it tolerates one taint, other than Kubernetes' taints about a node's state."""
+    """Whether a toleration is for a single taint, and not for one of Kubernetes' taints of a node's state."""
     key = toleration.get("key") or ""
     return bool(key) and not key.startswith(_STATE_TAINT_PREFIX)
 
 
 def _age_seconds(pod: Json, now: datetime) -> float:
-    """Seconds since it was started."""
+    """Seconds since the pod was started."""
     status, metadata = pod.get("status") or {}, pod["metadata"]
     start_time = status.get("startTime") or metadata.get("creationTimestamp")
     return (now - datetime.fromisoformat(start_time)).total_seconds() if start_time else 0.0

@@ -1,6 +1,6 @@
-"""Why a whole node takes no new pods now, regardless of its cards: not ready, cordoned, under pressure.
+"""Why a whole node takes no new pods, regardless of its cards: it is not ready, cordoned, or under pressure.
 
-Kubernetes puts taints on such nodes. The advice is never to tolerate them: the node's state must change.
+Kubernetes puts taints on such nodes. Pods should not tolerate these taints; the node's state must change instead.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ _STATE_BY_TAINT: Final[Mapping[str, str]] = {
     "node.cloudprovider.kubernetes.io/shutdown": "shut down",
 }
 _FROM_CACHE: Final = {"resourceVersion": "0"}
-_MAX_SINGLE_REQUESTS: Final = 32  # nodes from which on one request for all is less than one for each
+_MAX_SINGLE_REQUESTS: Final = 32  # with more nodes, one request for all nodes is cheaper
 _STATE_BY_CONDITION: Final = {  # by the type of a node's condition
     "MemoryPressure": _STATE_BY_TAINT[f"{_TAINT_DOMAIN}memory-pressure"],
     "DiskPressure": _STATE_BY_TAINT[f"{_TAINT_DOMAIN}disk-pressure"],
@@ -38,12 +38,12 @@ _STATE_BY_CONDITION: Final = {  # by the type of a node's condition
 
 
 def state_of_taint(key: str) -> str:
-    """The state that a taint of this key means; "" if users or other programs set it."""
+    """The node state for which Kubernetes sets a taint with this key; "" for taints of users and other programs."""
     return _STATE_BY_TAINT.get(key, "")
 
 
 def unschedulable_reason(node: Json) -> str:
-    """Why the node takes no new pods, by its conditions, taints and cordon; "" if it takes them."""
+    """Why the node takes no new pods, by its conditions, taints and cordon; "" if it takes pods."""
     spec, states = node.get("spec") or {}, []
     for condition in (node.get("status") or {}).get("conditions") or ():
         condition_type, status = condition.get("type"), condition.get("status")
@@ -67,7 +67,7 @@ def unschedulable_reasons(nodes: Iterable[Json]) -> dict[str, str]:
 
 
 def read_unschedulable_reasons(client: KubeClient, names: Sequence[str]) -> dict[str, str]:
-    """As `unschedulable_reasons`, for the nodes with these names; empty if nodes may not be read. Raises `KubeError`.
+    """Read why the nodes with these names take no new pods, by name; {} if nodes may not be read. Raises `KubeError`.
 
     Reads from the API server's cache, which may be a second old.
     """
@@ -84,12 +84,15 @@ def read_unschedulable_reasons(client: KubeClient, names: Sequence[str]) -> dict
 
 
 def describe_unschedulable(states: Mapping[str, str]) -> list[str]:
-    """A sentence for each of these nodes."""
+    """A sentence for each of these unschedulable nodes.
+
+    states: the reason by the node's name.
+    """
     return [f"node {name} takes no new pods: it is {states[name]}" for name in sorted(states)]
 
 
 def suggest_remedy(state: str, node: str) -> str:
-    """What an administrator can do about a state."""
+    """The command with which an administrator can change, or inspect, the node's state."""
     if state == CORDONED:
         return command("`kubectl uncordon {node}`", node=node)
     return command("`kubectl describe node {node}` says why", node=node)

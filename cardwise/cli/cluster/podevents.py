@@ -1,7 +1,7 @@
 """Recent events about pods, nodes and controllers. The API server keeps events for an hour.
 
 Every user with the role `edit` can write Events into a namespace, with any text and any author. So the text of an Event
-is shown as a quotation. `parse_event` is the only reader of Events.
+is quoted where it is shown, and all Events are read through `parse_event`.
 """
 
 import re
@@ -17,26 +17,26 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
-CREATION_REFUSED: Final = "FailedCreate"  # reason by which controllers say that they could not create a pod
+CREATION_REFUSED: Final = "FailedCreate"  # the reason of a controller's Event when it could not create a pod
 _ATTEMPT_PREFIX: Final = re.compile(
     r'(?:\(combined from similar events\): )?(?:Error creating: )?pods? "[^"]*" (?:is forbidden: )?'
 )
 _KIND: Final = re.compile("[A-Za-z][A-Za-z0-9]{0,62}")
-_MAX_WORD_BYTES: Final = 128  # bytes of a reason or of a writer: what the API server takes in an Event of events.k8s.io
+_MAX_WORD_BYTES: Final = 128  # of a reason or a reporter: the limits of events.k8s.io
 _CLUSTER_OBJECT_NAMESPACE: Final = "default"
 _OUTDATED_REASONS: Final = ("FailedScheduling", "Failed", "BackOff")
-_POD_DELETED: Final = "SuccessfulDelete"  # of a controller that has deleted one of its pods
+_POD_DELETED: Final = "SuccessfulDelete"  # the reason of a controller's Event when it has deleted a pod
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event.
+    """An Event of Kubernetes.
 
-    last_timestamp: its last time, in Kubernetes' format.
+    last_timestamp: when it was last repeated, in Kubernetes' format.
     reason, message: one line each, at most 128 and 1024 bytes.
-    kind, namespace, name, uid: its object; the namespace is "" for cluster-scoped objects.
+    kind, namespace, name, uid: the object that it concerns; the namespace is "" for cluster-scoped objects.
     is_warning: whether its type is Warning.
-    reporter: the name of the reporting component; "" if it has none.
+    reporter: the name of the component that reported it; "" if it names none.
     """
 
     last_timestamp: str
@@ -51,12 +51,12 @@ class Event:
 
     @property
     def time(self) -> datetime:
-        """When the event was last repeated."""
+        """When the Event was last repeated, in UTC."""
         return datetime.fromisoformat(self.last_timestamp).astimezone(UTC)
 
 
 def parse_event(manifest: Json) -> Event | None:
-    """The event; None if its object's name is invalid or in another namespace, or if it has no time.
+    """Parse an Event; None if its object's name is invalid or in another namespace, or if it has no time.
 
     Events about cluster-scoped objects, such as nodes, are in the namespace `default`.
     """
@@ -97,7 +97,7 @@ def _is_time(text: str) -> bool:
 
 
 def events_of_pod(client: KubeClient, namespace: str, name: str) -> list[Event]:
-    """All events of the pod, and events of controllers that deleted it; the oldest first."""
+    """Read all Events about the pod, and Events of controllers that deleted it, the oldest first."""
     pod_events = (
         event for event in _read_events(client, namespace, "involvedObject.name", name) if event.kind == "Pod"
     )
@@ -109,9 +109,10 @@ def events_of_pod(client: KubeClient, namespace: str, name: str) -> list[Event]:
 
 
 def last_warning(client: KubeClient, pod: Json) -> Event | None:
-    """The newest warning about a bound pod whose containers do not start: mounts, sandboxes, devices.
+    """The newest warning about a bound pod whose containers do not start, such as a failed mount.
 
-    Earlier messages of kube-scheduler no longer apply, and the pod's status has the kubelet's about images.
+    Messages of kube-scheduler are left out, since they no longer apply; so are the kubelet's messages about images,
+    since the pod's status has them.
     """
     metadata = pod["metadata"]
     events = _read_events(client, metadata["namespace"], "involvedObject.name", metadata["name"])
@@ -144,10 +145,10 @@ def _read_events(client: KubeClient, namespace: str, field: str, text: str) -> I
 
 
 def last_time(event: Json) -> str:
-    """When the event was repeated last, in Kubernetes' format; "" if unknown.
+    """When the Event was last repeated, in Kubernetes' format; "" if unknown.
 
-    By the API server's clock if it recorded the last write, because the clock of the event's writer may be wrong. The
-    field of the writer's time depends on its client, and on whether the event was repeated.
+    Uses the API server's record of the last write, if there is one, since the clock of the Event's reporter may be
+    wrong. Which field has the reporter's time depends on its client, and on whether the Event was repeated.
     """
     if written_at := installation.last_write(event):
         return written_at.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -161,5 +162,5 @@ def last_time(event: Json) -> str:
 
 
 def refusal_cause(refusal: str) -> str:
-    """The message of a controller that could not create a pod, without the pod's name, which differs at each try."""
+    """Why a controller could not create a pod: its message without the pod's name, which differs at each attempt."""
     return _ATTEMPT_PREFIX.sub("", refusal, count=1)

@@ -1,6 +1,6 @@
-"""Gangs as the cluster shows them: their PodGroups, whose status the extender writes, and their pods.
+"""Reads the gangs of the cluster from their PodGroups, whose status the extender writes, and from their pods.
 
-Members are counted from the pods, so the count is right even if no extender runs.
+Members are counted by the pods, so the count is right even if no extender runs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ _NO_MINIMUM = f"no PodGroup that the extender knows and no annotation {names.GRO
 
 @dataclass(frozen=True, slots=True)
 class NodeReservation:
-    """What a planned gang holds on one node, and for how many members."""
+    """The cards that are reserved for a planned gang on one node, and the number of members that will use them."""
 
     node: str
     members: int
@@ -29,7 +29,15 @@ class NodeReservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangView:
-    """A gang. `members` are the names of its pods that count, `bound` of those with a node; `minimum` 0: unknown."""
+    """A gang.
+
+    minimum: number of members that it needs, 0 if unknown.
+    members: names of its pods, without failed and deleted ones.
+    bound: names of the members that are bound to a node.
+    waiting_for: names of the planned pods for which kube-scheduler has not asked yet.
+    reserved: the cards that are reserved for it, by node.
+    since: when its phase last changed.
+    """
 
     namespace: str
     name: str
@@ -55,7 +63,10 @@ class GangView:
 
 
 def list_gangs(client: KubeClient, namespace: str = "", name: str = "") -> list[GangView]:
-    """The gangs of a namespace or of all, or the one of that name. Raises `KubeError`."""
+    """List the gangs of a namespace, or of all namespaces if it is ""; with `name`, only that gang.
+
+    Raises `KubeError`.
+    """
     groups = {_namespaced_name(group): group for group in _list_groups(client, namespace)}
     pods: dict[tuple[str, str], list[Json]] = {}
     selector = paths.label_query(names.GANG, name) if name else {"labelSelector": names.GANG}
@@ -66,13 +77,13 @@ def list_gangs(client: KubeClient, namespace: str = "", name: str = "") -> list[
 
 
 def gang_of_pod(client: KubeClient, pod: Json) -> GangView | None:
-    """The gang of the pod; None if it is in none. Raises `KubeError`."""
+    """The gang of the pod; None if the pod is in no gang. Raises `KubeError`."""
     name = _gang_name(pod)
     return next(iter(list_gangs(client, pod["metadata"]["namespace"], name)), None) if name else None
 
 
 def reserving_gangs(client: KubeClient) -> list[GangView]:
-    """The gangs with reserved cards; empty if PodGroups may not be read, or do not exist."""
+    """List the gangs with reserved cards; [] if PodGroups may not be read, or do not exist."""
     try:
         return [
             view
@@ -104,7 +115,7 @@ def _view_gang(key: tuple[str, str], group: Json, pods: Sequence[Json]) -> GangV
     created = [manifest["metadata"].get("creationTimestamp") or "" for manifest in (group or {"metadata": {}}, *pods)]
     has_status = bool(status.get("phase"))
     minimum = status.get("minMember") or (group.get("spec") or {}).get("minMember") or _requested_minimum(counted_pods)
-    # The extender reports nothing on a gang whose number is unknown.
+    # The extender does not report on a gang whose minimum is unknown.
     reason_without_status = _NO_STATUS if minimum else _NO_MINIMUM
     return GangView(
         namespace=key[0],
@@ -125,13 +136,14 @@ def _view_gang(key: tuple[str, str], group: Json, pods: Sequence[Json]) -> GangV
 
 
 def _counts_as_member(pod: Json) -> bool:
-    """As the extender counts: it is not being deleted and has not failed."""
+    """Whether the extender counts the pod as a member: it is not being deleted and has not failed."""
     return not pod["metadata"].get("deletionTimestamp") and (pod.get("status") or {}).get("phase") != "Failed"
 
 
 def _has_no_minimum(pods: Sequence[Json]) -> bool:
-    """Whether the PodGroup of Kubernetes that they name has no minimum: the extender has let them go, and keeps no
-    PodGroup of its own for them.
+    """Whether the pods are in a PodGroup of Kubernetes without a minimum.
+
+    Such pods have no gate, and the extender has no PodGroup of its own for them.
     """
     return all((pod.get("spec") or {}).get("schedulingGroup") and not gangs.is_gated(pod) for pod in pods)
 
@@ -147,6 +159,6 @@ def _requested_minimum(pods: Sequence[Json]) -> int:
         try:
             member = gangs.membership(pod)
         except InvalidRequest:
-            continue  # made while nobody checked
+            continue  # created while the webhook did not run
         minimums.append(member.minimum or 0 if member is not None else 0)
     return max(minimums, default=0)

@@ -1,7 +1,7 @@
-"""The extender's ConfigMap: its policy, its limits per card, and the workload that it has learned.
+"""Reads the extender's ConfigMap: its policy, its limits per card, and the workload that it has learned.
 
-Readable with the right to view the extender's namespace. Without that right the default policy is assumed, and a note
-says so.
+Reading it takes the right to view the extender's namespace. Without that right the default policy is assumed, and a
+note tells the user.
 """
 
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ _MISSING_REMEDY: Final = (
 class PublishedPolicy:
     """The policy and the workload of the extender.
 
-    workload: as the engine wrote it; "" if no policy has learned yet.
-    note: why the policy is unknown.
-    known_limits: None if the extender does not publish them, as older ones do.
+    workload: the learned workload, as the engine saved it; "" if no policy has learned yet.
+    note: why the policy is unknown, "" if it is known.
+    known_limits: the extender's limits per card; None if it does not publish them, as older versions do not.
     """
 
     policy: str = policies.DEFAULT
@@ -41,7 +41,7 @@ class PublishedPolicy:
 
 
 def read_published(client: KubeClient, namespace: str = names.NAMESPACE) -> PublishedPolicy:
-    """Read the ConfigMap. Missing entries have the defaults. `namespace`: of Cardwise."""
+    """Read the ConfigMap; defaults replace missing entries. `namespace`: Cardwise's."""
     configmap = f"ConfigMap {names.WORKLOAD} in {namespace}"
     try:
         saved = client.get(paths.configmaps(namespace, names.WORKLOAD))
@@ -61,6 +61,6 @@ def read_published(client: KubeClient, namespace: str = names.NAMESPACE) -> Publ
 
 
 def policy_of_pod(pod: Json, published: PublishedPolicy) -> str:
-    """The policy that decides for the pod: its own, which it may have from its namespace, else the extender's."""
+    """The placement policy of the pod: its own annotation, which its namespace may set, else the extender's policy."""
     pod_policy = annotations_of(pod).get(names.POLICY)
     return pod_policy if pod_policy in policies.POLICIES else published.policy

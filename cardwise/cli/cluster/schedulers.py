@@ -1,7 +1,7 @@
 """The chart's own kube-scheduler (`scheduler.mode=own`): whether its Deployment exists and runs.
 
-The webhook writes its name into pods, where it cannot be changed. So these pods wait for ever once that scheduler is
-gone: after an uninstallation, in another mode, or under another name.
+The webhook writes this scheduler's name into pods, where it cannot be changed. So these pods wait for ever if that
+scheduler no longer exists: after an uninstallation, or a change of its mode or name.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,9 +16,9 @@ _APPS: Final = "/apis/apps/v1"
 
 
 def read_deployments(client: KubeClient, cardwise_namespace: str) -> list[Json] | None:
-    """The Deployment of the chart's own kube-scheduler, if it exists; None if Deployments may not be read.
+    """Read the Deployment of the chart's own kube-scheduler; [] if it does not exist, None if it may not be read.
 
-    cardwise_namespace: the namespace of Cardwise. A Deployment with that name in another namespace is a tenant's.
+    Only Cardwise's namespace is read: a Deployment with that name in another namespace is a tenant's.
     """
     path = paths.namespaced(_APPS, "deployments", cardwise_namespace)
     try:
@@ -28,12 +28,12 @@ def read_deployments(client: KubeClient, cardwise_namespace: str) -> list[Json] 
 
 
 def scheduler_names(deployments: Iterable[Json]) -> frozenset[str]:
-    """The schedulerName of Cardwise's own kube-scheduler; empty if its Deployment is not in `deployments`."""
+    """The schedulerName of the chart's own kube-scheduler; empty if its Deployment is not in `deployments`."""
     return frozenset(map(_scheduler_name, _select_own(deployments)))
 
 
 def stopped_scheduler_names(deployments: Iterable[Json]) -> frozenset[str]:
-    """As `scheduler_names`, of those Deployments that have no ready pod: nothing is placed."""
+    """The schedulerName of the chart's own kube-scheduler if it has no ready pod, so that it places no pods."""
     return frozenset(
         _scheduler_name(deployment)
         for deployment in _select_own(deployments)

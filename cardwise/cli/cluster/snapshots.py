@@ -1,4 +1,4 @@
-"""The live cluster as a workload to simulate: nodes, the pods on them, and pending pods."""
+"""Reads the live cluster as a workload to simulate: nodes, the pods on them, and pending pods."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -24,11 +24,13 @@ from cardwise.simulation.workload import UNLIMITED_LOAD, PodShape, SimulatedNode
 class Snapshot:
     """The cluster as a workload.
 
-    nodes: with what they have left besides cards.
-    empty_nodes: with what they have without the pods that use cards.
-    pods: those that use cards or wait for them.
-    learned_workload: the workload that the extender has saved, if any.
-    notes: what is inexact, and why.
+    nodes: the nodes with their present free cpu and memory.
+    empty_nodes: the nodes with the cpu and memory that are free without the pods that use cards.
+    pods: the pods that use cards or wait for them.
+    holdings: the cards and devices that pods hold.
+    pending_count: the number of pending pods.
+    learned_workload: the workload that the extender has saved, "" if there is none.
+    notes: inexact parts of the snapshot, with the reasons.
     """
 
     nodes: list[SimulatedNode] = field(default_factory=list)
@@ -41,16 +43,16 @@ class Snapshot:
     notes: list[str] = field(default_factory=list)
 
     def workload(self) -> SimulatedWorkload:
-        """A workload to simulate: the same pods come to the same nodes, which are empty."""
+        """A workload to simulate: the same pods arrive at the same nodes, which are empty at first."""
         return SimulatedWorkload("cluster", tuple(self.empty_nodes), tuple(self.pods))
 
     def models(self) -> list[str]:
-        """The models of its cards, each once."""
+        """The models of the cluster's cards, each once."""
         return list(dict.fromkeys(card.model for node in self.nodes for card in node.cards))
 
 
 def take_snapshot(client: KubeClient, cardwise_namespace: str = names.NAMESPACE) -> Snapshot:
-    """Reads it. `cardwise_namespace`: the namespace of Cardwise. Raises `KubeError`."""
+    """Read the cluster. Raises `KubeError`."""
     cluster_survey = survey.take_survey(client, addresses=False, own=client.namespace)
     snapshot = Snapshot(
         holdings=cluster_survey.ledger.holdings(), classes=cluster_survey.classes, notes=list(cluster_survey.problems)
@@ -83,7 +85,7 @@ def take_snapshot(client: KubeClient, cardwise_namespace: str = names.NAMESPACE)
 
 
 def card_classifier(snapshot: Snapshot) -> Callable[[Card, str], Card]:
-    """Puts a card that is not there yet into the classes that it will be in on the node of this name."""
+    """A function that sets the classes of a card that does not exist yet, by the name of its future node."""
     classifier = Classifier(snapshot.classes.values())
 
     def classify_card(card: Card, node: str) -> Card:
@@ -100,7 +102,7 @@ _NO_LOAD = Load(0, 0, 0)
 
 
 def _allocatable_load(node: Json) -> Load:
-    """What the node offers to pods; nothing if it is cordoned."""
+    """The cpu, memory and pods that the node offers; nothing if it is cordoned."""
     if (node.get("spec") or {}).get("unschedulable"):
         return _NO_LOAD
     allocatable = (node.get("status") or {}).get("allocatable")
@@ -108,7 +110,7 @@ def _allocatable_load(node: Json) -> Load:
 
 
 def free_loads(nodes: Iterable[Json], pods: Iterable[Json]) -> dict[str, Load]:
-    """What each node has left besides cards, with these pods on it."""
+    """The free cpu, memory and pods of each node, by name, with these pods on it."""
     load_by_node = {node["metadata"]["name"]: _allocatable_load(node) for node in nodes}
     for pod in pods:
         node = (pod.get("spec") or {}).get("nodeName") or ""
@@ -118,7 +120,7 @@ def free_loads(nodes: Iterable[Json], pods: Iterable[Json]) -> dict[str, Load]:
 
 
 def read_free_loads(client: KubeClient) -> tuple[dict[str, Load], str]:
-    """`free_loads` of the cluster; empty if nodes or pods may not be read, with the reason."""
+    """Read the free cpu, memory and pods of all nodes; {} with the reason if nodes or pods may not be read."""
     try:
         return free_loads(client.list_objects(paths.nodes()), client.list_objects(paths.pods())), ""
     except errors.Forbidden as error:
@@ -126,7 +128,7 @@ def read_free_loads(client: KubeClient) -> tuple[dict[str, Load], str]:
 
 
 def load_of(pod: Json) -> Load:
-    """What the pod uses besides cards."""
+    """The cpu and memory that the pod requests."""
     return loads.load_of_pod(msgspec.convert(pod.get("spec") or {}, loads.PodSpec))
 
 
@@ -135,11 +137,11 @@ def _is_finished(pod: Json) -> bool:
 
 
 def _add_pod_to_snapshot(snapshot: Snapshot, pod: Json) -> bool:
-    """Enters the pod if it uses cards or waits for some; whether it does."""
+    """Add the pod to the snapshot if it uses cards or waits for them. Returns whether it does."""
     metadata = pod["metadata"]
     try:
         pod_request = request.parse(pod)
-    except InvalidRequest:  # of what runs, or can never be placed; the survey has told it
+    except InvalidRequest:  # the survey has a warning about this pod
         pod_request = None
     if pod_request is None:
         return False
@@ -150,5 +152,5 @@ def _add_pod_to_snapshot(snapshot: Snapshot, pod: Json) -> bool:
 
 
 def describe_unlimited(error: errors.Forbidden) -> str:
-    """What is inexact if nodes or pods may not be read."""
+    """A note that the free cpu and memory of nodes are unknown, since nodes or pods may not be read."""
     return f"assuming unlimited cpu and memory of nodes: {error.message}"

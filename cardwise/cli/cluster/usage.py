@@ -1,7 +1,7 @@
-"""Cards and their use for `cardwise top`: each card from its status; holders and use only of the cards on the screen.
+"""Reads the cards and their use for `cardwise top`: all cards, but pods and measured use only for the shown nodes.
 
 A big cluster has 40,000 cards and 60,000 pods. So all cards are read in one request from the API server's cache, and
-pods only for the shown nodes. Only the MPS managers measure the memory that a pod really uses.
+pods only of the shown nodes. Only the MPS managers measure the memory that a pod really uses.
 """
 
 from collections import defaultdict
@@ -18,10 +18,10 @@ from cardwise.core.api.assignment import CardShare
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 
-_FROM_CACHE = {"resourceVersion": "0"}  # good enough for a look, and never a burden to etcd
+_FROM_CACHE = {"resourceVersion": "0"}  # read from the API server's cache, which spares etcd
 _MAX_PARALLEL_REQUESTS = 8  # requests
-_MAX_SINGLE_REQUESTS = 64  # nodes from which on the pods of all are one request
-_PROXY_SECONDS = 2.0  # a manager that does not answer must not hold the screen back
+_MAX_SINGLE_REQUESTS = 64  # with more nodes, one request lists the pods of all nodes
+_PROXY_SECONDS = 2.0  # a manager that does not answer must not delay the screen
 _METRIC, _METRICS_PORT = "cardwise_mps_used_bytes", 9400
 _MANAGERS = "app.kubernetes.io/name=cardwise,app.kubernetes.io/component=mps"
 _BYTES = 1024 * 1024
@@ -29,10 +29,11 @@ _BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A pod on a card, in MiB.
+    """A pod that holds a share of a card.
 
-    used: None where it was not measured.
-    terminating: the pod object is gone, its containers may run.
+    granted: MiB of its share.
+    used: MiB that it uses, None if they were not measured.
+    terminating: whether the pod object is deleted while its containers may still run.
     """
 
     namespace: str
@@ -44,7 +45,17 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardUsage:
-    """A card; memory in MiB, SMs in percent. None: not reported yet. `holders` None: pods may not be read."""
+    """A card and its use.
+
+    total, granted: MiB.
+    core: granted percent of SMs.
+    pods: number of pods with a share.
+    whole: whether a pod holds the whole card.
+    mps: its MPS state, "" without a manager.
+    holders: None if pods may not be read.
+
+    granted, core and pods are None until the extender has reported them.
+    """
 
     node: str
     index: int
@@ -63,14 +74,14 @@ class CardUsage:
 
     @property
     def used(self) -> int | None:
-        """The memory that its holders use together, as far as it is measured."""
+        """The MiB that all holders use together, as far as they are measured; None if none is."""
         measured = [holder.used for holder in self.holders or () if holder.used is not None]
         return sum(measured) if measured else None
 
 
 @dataclass(frozen=True, slots=True)
 class NodeUsage:
-    """A node and its cards in order. `unschedulable_reason`: why it takes no new pods; "" if it takes them."""
+    """A node and its cards, by index. `unschedulable_reason`: why it takes no new pods; "" if it takes pods."""
 
     name: str
     cards: tuple[CardUsage, ...]
@@ -78,12 +89,12 @@ class NodeUsage:
 
     @property
     def granted_fraction(self) -> float:
-        """How much of its memory is granted, from 0 to 1."""
+        """The granted fraction of its GPU memory, from 0 to 1."""
         return sum_granted_mib(self.cards) / max(1, sum(card.total for card in self.cards))
 
 
 def group_by_node(cards: Iterable[CardUsage]) -> list[NodeUsage]:
-    """The most used first."""
+    """Group cards by node, and sort the nodes by their granted fraction, the largest first."""
     cards_by_node: dict[str, list[CardUsage]] = {}
     for card in cards:
         cards_by_node.setdefault(card.node, []).append(card)
@@ -95,11 +106,11 @@ def group_by_node(cards: Iterable[CardUsage]) -> list[NodeUsage]:
 
 
 def sum_granted_mib(cards: Iterable[CardUsage]) -> int:
-    """MiB that are granted of all of them, as far as that is known."""
+    """The granted MiB of all these cards, as far as they are known."""
     return sum(card.granted or 0 for card in cards)
 
 
-# Of forty thousand: no part that is not shown, and nothing for the garbage collector to walk through.
+# Decoded for up to 40,000 cards: only the fields that are shown, and without tracking by the garbage collector.
 class _Allocated(msgspec.Struct, rename="camel", gc=False):
     memory_mib: int | None = msgspec.field(default=None, name="memoryMiB")
     core_percent: int | None = None
@@ -150,7 +161,7 @@ def read_cards(client: KubeClient, nodes: Collection[str] = ()) -> list[CardUsag
     if nodes:
         query |= paths.label_in_query(names.NODE_LABEL, sorted(nodes))
     resources = client.list_as(paths.extendedresources(), wire.ListOf[_Resource], query, 0)
-    # The label is what its writer made it: another node's card can carry it.
+    # The query is by label, but the card of another node can have the same label.
     return [
         _card_usage(resource)
         for resource in resources
@@ -184,13 +195,13 @@ def _card_usage(resource: _Resource) -> CardUsage:
 
 @dataclass(slots=True)
 class UsageDetails:
-    """Holders and use of cards, and the states of their nodes.
+    """The holders of cards, the memory they use, and the states of the nodes.
 
-    holders: by card, without `used`.
-    only_own_pods: whether the holders are pods of one namespace only.
-    measured: MiB by namespace, pod and UUID.
-    unschedulable_reasons: by node, why it takes no new pods.
-    notes: what could not be read, and nodes that take no new pods.
+    holders: the holders of each card, by UUID; their measured memory is in `used_mib`.
+    only_own_pods: whether the holders are the pods of one namespace only.
+    used_mib: measured GPU memory in MiB, by namespace, pod and UUID.
+    unschedulable_reasons: by node, why the node takes no new pods.
+    notes: the reads that failed, and the nodes that take no new pods.
     """
 
     holders: dict[str, list[Holder]] | None = None
@@ -200,7 +211,7 @@ class UsageDetails:
     notes: list[str] = field(default_factory=list)
 
     def add_details(self, card: CardUsage) -> CardUsage:
-        """The card with them."""
+        """The card with its holders and their use."""
         terminating_holders = card.holders or ()
         if self.holders is None:
             return replace(card, holders=None)
@@ -214,7 +225,7 @@ class UsageDetails:
             replace(holder, used=self.used_mib.get((holder.namespace, holder.name, card.uuid)))
             for holder in sorted(all_holders, key=lambda holder: (-holder.granted, holder.namespace, holder.name))
         ]
-        # A card of which the extender has not told yet.
+        # The extender has not reported on this card yet.
         granted = (
             sum(holder.granted for holder in holders)
             if card.granted is None and not self.only_own_pods
@@ -224,7 +235,7 @@ class UsageDetails:
 
 
 def read_details(client: KubeClient, nodes: Sequence[str], cardwise_namespace: str = names.NAMESPACE) -> UsageDetails:
-    """The holders and users of cards on these nodes. Raises `KubeError`."""
+    """Read the holders of cards on these nodes, and their measured use. Raises `KubeError`."""
     details = UsageDetails()
     with ThreadPoolExecutor(_MAX_PARALLEL_REQUESTS) as pool:
         usage_future = pool.submit(_measure_usage, client, nodes, cardwise_namespace, details.notes)
@@ -247,18 +258,20 @@ def read_details(client: KubeClient, nodes: Sequence[str], cardwise_namespace: s
 
 
 def _nodes_to_query(nodes: Sequence[str]) -> Sequence[str]:
-    """The nodes to query one by one, because the API server has an index for that; with many nodes, all at once."""
+    """The nodes whose pods are listed one by one, by an index of the API server; [""] for all at once, if they are
+    many.
+    """
     return nodes if len(nodes) <= _MAX_SINGLE_REQUESTS else [""]
 
 
 def _list_pods(client: KubeClient, node: str) -> list[_Pod]:
-    """The pods of the node; "": of all nodes."""
+    """List the pods of a node; "" for all nodes."""
     query = _FROM_CACHE | (paths.field_query("spec.nodeName", node) if node else {})
     return list(client.list_as(paths.pods(), wire.ListOf[_Pod], query, 0))
 
 
 def _read_own_holders(client: KubeClient, nodes: Collection[str]) -> dict[str, list[Holder]] | None:
-    """The pods of the client's namespace; None if they may not be read either."""
+    """Read the holders among the pods of the user's namespace; None if these may not be read either."""
     try:
         pods = list(client.list_as(paths.pods(client.namespace), wire.ListOf[_Pod], _FROM_CACHE, 0))
     except errors.Forbidden:
@@ -267,7 +280,7 @@ def _read_own_holders(client: KubeClient, nodes: Collection[str]) -> dict[str, l
 
 
 def _group_holders(pods: Iterable[_Pod]) -> dict[str, list[Holder]]:
-    """The holders by the card's UUID; for pods of gpushare, which have none, by the card's place."""
+    """Group pods by the card that they hold: by its UUID, or for pods of gpushare, which name none, by its position."""
     holders: dict[str, list[Holder]] = defaultdict(list)
     for pod in pods:
         meta = pod.metadata
@@ -276,7 +289,7 @@ def _group_holders(pods: Iterable[_Pod]) -> dict[str, list[Holder]]:
         try:
             pod_assignment = assignment.decode(meta.annotations)
         except assignment.InvalidAssignment:
-            continue  # it holds nothing that anybody could tell; `cardwise inspect` warns of it
+            continue  # its share is unknown; `cardwise inspect` prints a warning
         shares = _sum_by_card(pod.spec.node_name, pod_assignment.shares() if pod_assignment is not None else ())
         for card, granted in shares.items():
             holders[card].append(Holder(namespace=meta.namespace, name=meta.name, granted=granted))
@@ -297,7 +310,7 @@ def _card_position(node: str, index: int) -> str:
 def _measure_usage(
     client: KubeClient, nodes: Sequence[str], cardwise_namespace: str, notes: list[str]
 ) -> dict[tuple[str, str, str], int]:
-    """What the MPS managers of these nodes measure; empty without managers, or if they may not be queried."""
+    """Read the MiB that the MPS managers of these nodes measure; {} without managers, or without the right."""
     try:
         managers = _list_manager_pods(client, cardwise_namespace)
     except errors.KubeError:
@@ -320,7 +333,7 @@ def _measure_usage(
 
 
 def _list_manager_pods(client: KubeClient, cardwise_namespace: str) -> Mapping[str, str]:
-    """Names of the managers' pods by node."""
+    """List the names of the managers' pods, by node."""
     pods = client.list_as(
         paths.pods(cardwise_namespace), wire.ListOf[_Pod], _FROM_CACHE | {"labelSelector": _MANAGERS}, 0
     )
@@ -330,7 +343,7 @@ def _list_manager_pods(client: KubeClient, cardwise_namespace: str) -> Mapping[s
 def _read_manager_usage(
     client: KubeClient, cardwise_namespace: str, manager: str
 ) -> dict[tuple[str, str, str], int] | errors.KubeError:
-    """Through the API server's proxy, which takes the right to get `pods/proxy`."""
+    """Read the metrics of a manager through the API server's proxy, which takes the right to get `pods/proxy`."""
     path = paths.pods(cardwise_namespace, f"{manager}:{_METRICS_PORT}", "proxy", "metrics")
     try:
         return parse_usage(client.request("GET", path, timeout=_PROXY_SECONDS).decode("utf-8", "replace"))
@@ -340,7 +353,7 @@ def _read_manager_usage(
 
 def parse_usage(exposition: str) -> dict[tuple[str, str, str], int]:
     """MiB by namespace, pod and card UUID, from the metrics of an MPS manager."""
-    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - the first screen waits for it
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - needed only where a manager runs
 
     lines = [line for line in exposition.splitlines() if line.startswith(_METRIC)]
     used_bytes: dict[tuple[str, str, str], int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""The view of a user without the right to read cards: GPU types with what is free of each, and the user's own pods.
+"""The view of a user without the right to read cards: the GPU types with their free amounts, and the user's own pods.
 
 The types are read from the statuses of ResourceClasses, the pods' cards from the pods' annotations.
 """
@@ -14,7 +14,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths, survey
 from cardwise.kube.client import KubeClient
 
-# Of a ResourceClass's status, by the heads of their columns.
+# Fields of a ResourceClass's status, by the heads of their columns.
 COLUMNS: Final = {
     "GPUS": "devices", "NODES": "nodes", "FREE-MIB": "freeMiB", "USED-MIB": "usedMiB", "TOTAL-MIB": "memoryMiB",
 }  # fmt: skip
@@ -24,12 +24,14 @@ AMOUNTS: Final = (*COLUMNS.values(), HEALTHY)
 
 @dataclass(frozen=True, slots=True)
 class ClassSummary:
-    """A class, with AMOUNTS by their names in its status; None if the extender has not written them.
+    """A ResourceClass in the tables.
 
     share: one unit of it, in words.
-    priority, auto: the texts of the columns; "-" for a class that cannot be read. `auto`: whether Cardwise created it;
-        "edited" if a user changed it since, so that Cardwise no longer changes it.
-    is_device_class: it is of devices other than GPUs.
+    amounts: its AMOUNTS by their names in the status; None if the extender has not written them.
+    priority: its priority; "-" for an invalid class.
+    auto: "yes" if Cardwise created it; "edited" if a user has changed it since, so that Cardwise no longer does;
+        "-" for an invalid class.
+    is_device_class: whether it is for devices other than GPUs.
     """
 
     name: str
@@ -42,7 +44,7 @@ class ClassSummary:
 
 @dataclass(frozen=True, slots=True)
 class PodShare:
-    """A pod's share of a card."""
+    """A pod's share of a card. `card`: its index; `mem`: MiB."""
 
     namespace: str
     pod: str
@@ -53,7 +55,7 @@ class PodShare:
 
 @dataclass(frozen=True, slots=True)
 class VisibleCluster:
-    """The view. `shares`: of pods of the namespace. `types` and `shares` are None if they may not be read."""
+    """The GPU types, and the shares of pods in the user's namespace; None if they may not be read."""
 
     namespace: str
     types: tuple[ClassSummary, ...] | None
@@ -61,7 +63,10 @@ class VisibleCluster:
 
 
 def summarize_class(resource_class: ResourceClass, amounts: Mapping[str, int | None]) -> ClassSummary:
-    """A class that can be read."""
+    """Summarize a valid class.
+
+    amounts: as in ClassSummary.
+    """
     auto = "no" if not resource_class.auto else "yes" if resource_class.untouched else "edited"
     share = "device" if resource_class.other else _describe_share(resource_class)
     return ClassSummary(resource_class.name, share, amounts, str(resource_class.priority), auto, resource_class.other)
@@ -90,7 +95,7 @@ def read_classes(client: KubeClient) -> tuple[ClassSummary, ...]:
 
 
 def read_visible(client: KubeClient, missing: errors.Forbidden, only_nodes: Collection[str] = ()) -> VisibleCluster:
-    """Read the view. Raises `missing` if nothing may be read, and `KubeError`.
+    """Read the view. Raises `missing` if neither types nor pods may be read, and `KubeError`.
 
     only_nodes: include only pods on these nodes; empty for all.
     """

@@ -20,7 +20,7 @@ from cardwise.core.values.quantity import InvalidQuantity, Unit
 from cardwise.kube.pods import loads, nodeconstraints
 from cardwise.simulation.workload import UNLIMITED_LOAD, PodShape, SimulatedNode
 
-CardClassifier = Callable[[Card, str], Card]  # the card with the classes that it is in on the node of this name
+CardClassifier = Callable[[Card, str], Card]  # sets the classes of a card, by the name of its node
 
 _RESOURCE_BY_KEY: Final = {
     "gpu-mem": names.GPU_MEM, "gpu-count": names.GPU_COUNT, "gpu": names.WHOLE_GPU, "core": names.GPU_CORE,
@@ -30,8 +30,8 @@ _KEYS: Final = ", ".join([*_RESOURCE_BY_KEY, *_LOAD_KEYS, "class"])
 _CONTAINERS: Final = ("initContainers", "containers")
 _POD_OPTION, _ADD_NODES_OPTION = "--pod", "--add-nodes"
 _NODES: Final = re.compile(r"(\d+)x(\d+)x([^:,]+):([^,]+)((?:,[^,]*)*)")
-_MAX_NODES: Final = 10_000  # nodes that are added at once
-_MAX_CARDS: Final = 1024  # of each of them
+_MAX_NODES: Final = 10_000  # nodes of one option
+_MAX_CARDS: Final = 1024  # cards of each node
 
 
 class _Expression(msgspec.Struct):
@@ -66,7 +66,7 @@ class _NodeSpec(msgspec.Struct, rename="camel"):
 
 
 class NamedPod(NamedTuple):
-    """A pod that is not there yet. `spec`: as it is written."""
+    """A pod that does not exist yet. `spec`: as the user has written it."""
 
     name: str
     shape: PodShape
@@ -76,15 +76,14 @@ class NamedPod(NamedTuple):
 def parse_shapes(
     text: str, classes_by_name: Mapping[str, ResourceClass], *, unit: Unit = Unit.MIB
 ) -> list[tuple[str, PodShape]]:
-    """As `parse_pods`, without their specs."""
+    """Parse the pods of `--pod` into names and shapes. See `parse_pods`."""
     return [(named_pod.name, named_pod.shape) for named_pod in parse_pods(text, classes_by_name, unit=unit)]
 
 
 def parse_pods(
     text: str, classes_by_name: Mapping[str, ResourceClass], option: str = _POD_OPTION, *, unit: Unit = Unit.MIB
 ) -> list[NamedPod]:
-    """The pods of `--pod`: from `gpu-mem=8138,cpu=2`, or from a file of manifests, each with a name. Raises
-    InvalidRequest.
+    """Parse the pods of `--pod`, such as `gpu-mem=8138,cpu=2` or a file of manifests. Raises InvalidRequest.
 
     classes_by_name: the classes of the cluster.
     option: the option's name, for messages.
@@ -129,7 +128,7 @@ def _parse_pod(text: str, field: str) -> Json:
 
 
 def _check_amount(field: str, amount_text: Any, remedy: str = "write for example cpu=2 or memory=4Gi") -> None:
-    """Check an amount as Kubernetes reads it: the sum of loads would count an invalid one as 0."""
+    """Check that Kubernetes would accept an amount, since an invalid amount would count as 0. Raises InvalidRequest."""
     try:
         amount, _ = quantity.parse(amount_text)
     except InvalidQuantity as error:
@@ -159,7 +158,7 @@ def _read_pods(path: Path) -> Iterator[tuple[str, Json]]:
 
 
 def _expand_list(manifest: Json, file: str) -> Iterator[Json]:
-    """The items of a List, as `kubectl get -o yaml` writes it; else the object itself."""
+    """The objects in a List, as `kubectl get -o yaml` prints it; else the object itself."""
     kind = str(manifest.get("kind"))
     if kind.endswith("List") and "items" in manifest:
         for listed in _get_mappings(manifest, "items", f"{file}: {kind}: items"):
@@ -169,7 +168,7 @@ def _expand_list(manifest: Json, file: str) -> Iterator[Json]:
 
 
 def _get_mapping(parent: Json, key: str, field: str) -> Json:
-    """A mapping in a manifest; empty if it is missing. Raises InvalidRequest for another type."""
+    """Get a mapping in a manifest; {} if it is missing. Raises InvalidRequest for another type."""
     return _check_mapping(parent.get(key) or {}, field)
 
 
@@ -180,7 +179,7 @@ def _check_mapping(content: Any, field: str) -> Json:
 
 
 def _get_mappings(parent: Json, key: str, field: str) -> list[Json]:
-    """As `_get_mapping`, of a list of mappings."""
+    """Get a list of mappings in a manifest; [] if it is missing. Raises InvalidRequest for another type."""
     listed = parent.get(key) or []
     if not isinstance(listed, list):
         raise InvalidRequest(field, f"{listed!r} is not a list", "write it as in a Kubernetes manifest")
@@ -217,7 +216,7 @@ def _get_annotations(metadata: Json) -> Json:
 
 
 def _parse_load(spec: Json) -> Load:
-    """What the pod uses besides cards. Raises InvalidRequest, also if its constraints on nodes cannot be read."""
+    """Parse the cpu and memory that the pod requests. Raises InvalidRequest, also for invalid constraints on nodes."""
     _check_amounts(_get_mapping(spec, "overhead", "spec.overhead"), "spec.overhead")
     _check_resources(spec, "spec")
     _get_mapping(spec, "securityContext", "spec.securityContext")
@@ -229,7 +228,7 @@ def _parse_load(spec: Json) -> Load:
 
 
 def _check_resources(parent: Json, field: str) -> None:
-    """Those of a container, or of the pod as a whole."""
+    """Check the `resources` of a container, or of the pod as a whole. Raises InvalidRequest."""
     resources = _get_mapping(parent, "resources", f"{field}.resources")
     for kind in ("limits", "requests"):
         _check_amounts(_get_mapping(resources, kind, f"{field}.resources.{kind}"), f"{field}.resources.{kind}")
@@ -242,8 +241,9 @@ def _check_amounts(amounts: Json, field: str) -> None:
 
 
 def _complete_spec(spec: Json, classes_by_name: Mapping[str, ResourceClass], unit: Unit) -> Json:
-    """The spec with units, class names in Cardwise's domain, and requests of cpu and memory equal to limits without
-    one.
+    """Complete a spec as the webhook and the API server would.
+
+    gpu-mem gets its unit, class names get Cardwise's domain, and missing requests of cpu and memory become the limits.
     """
     containers = {
         key: [
@@ -259,7 +259,7 @@ def _complete_container(container: Json, classes_by_name: Mapping[str, ResourceC
     _check_resources(container, field)
     _get_mapping(container, "securityContext", f"{field}.securityContext")
     resources = container.get("resources") or {}
-    # With a share slot it is of a pod as the webhook left it, in MiB.
+    # A container with a share slot has passed the webhook, so its numbers are MiB.
     number_unit = Unit.MIB if names.SHARE in (resources.get("limits") or {}) else unit
     limits, requests = (
         _add_unit(resources.get(kind) or {}, number_unit, f"{field}.resources.{kind}")
@@ -288,10 +288,9 @@ def _add_unit(amounts: Json, unit: Unit, field: str) -> Json:
 def _check_request(
     pod_request: request.PodRequest | None, classes_by_name: Mapping[str, ResourceClass]
 ) -> request.PodRequest:
-    """Check that the pod requests something, and no class with a share without its amount, which the webhook would
-    write.
+    """Check that the pod requests a GPU, and names the amount of a class with a share. Raises InvalidRequest.
 
-    Raises InvalidRequest.
+    The webhook would write that amount.
     """
     if pod_request is None:
         field = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
@@ -309,7 +308,7 @@ def _check_request(
 
 
 def check_classes(name: str, shape: PodShape, class_names: Collection[str], option: str = _POD_OPTION) -> None:
-    """Raises InvalidRequest if the pod requests a class that does not exist."""
+    """Check that the classes that the pod requests exist. Raises InvalidRequest."""
     containers = shape.request.containers if shape.request is not None else ()
     for missing_class in (
         container.resource_class
@@ -323,9 +322,10 @@ def check_classes(name: str, shape: PodShape, class_names: Collection[str], opti
 
 
 def parse_nodes(text: str, number: int, models: Sequence[str], classify_card: CardClassifier) -> list[SimulatedNode]:
-    """The nodes of one `--add-nodes 4x8xTesla-T4:16384`, with `number` in their names. Raises InvalidRequest.
+    """Parse the nodes of one option such as `--add-nodes 4x8xTesla-T4:16384`. Raises InvalidRequest.
 
-    models: the existing models, of which `Tesla-T4` may be one with blanks.
+    number: the number of the option, which becomes part of the nodes' names.
+    models: the existing models; `Tesla-T4` may stand for a model with blanks in its name.
     """
     field = f"{_ADD_NODES_OPTION} {text}"
     match = _NODES.fullmatch(text)
@@ -350,7 +350,7 @@ def parse_nodes(text: str, number: int, models: Sequence[str], classify_card: Ca
 
 
 def _parse_free_load(field: str, text: str) -> Load:
-    """What the nodes have besides cards; unlimited if not given."""
+    """Parse the free cpu and memory of the nodes; unlimited if they are not given."""
     amounts: dict[str, str] = {}
     for part in filter(None, text.split(",")):
         key, _, amount = part.partition("=")

@@ -1,4 +1,4 @@
-"""Workloads by the names that users type, with their pods, and why a controller has created no more pods."""
+"""Reads workloads by the names that users type, their pods, and why their controllers have not created more pods."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,13 +31,15 @@ _KIND_BY_ABBREVIATION: Final[Mapping[str, str]] = {
 KINDS: Final = (POD, *_PATHS)
 _REPLACING_KINDS: Final = ("ReplicaSet", "StatefulSet", "ReplicationController")
 _CERTAINLY_REPLACING_KINDS: Final = (*_REPLACING_KINDS, "DaemonSet")
-_POD_NAME_SUFFIX: Final = re.compile("([0-9]+-)?[a-z0-9]+")  # of a pod's name: an index, a random word, or both
-_GATED: Final = "SchedulingGated"  # reason of a condition that the API server writes
-_MAX_LISTED: Final = 5  # finalizers that a line names
+_POD_NAME_SUFFIX: Final = re.compile(
+    "([0-9]+-)?[a-z0-9]+"
+)  # the end of a pod's name: an index, a random suffix, or both
+_GATED: Final = "SchedulingGated"  # the reason of a condition that the API server writes
+_MAX_LISTED: Final = 5  # finalizers that a sentence names
 _POD_CREATOR_KINDS: Final[Mapping[str, str]] = {
     "deployment": "replicaset",
     "cronjob": "job",
-}  # who makes the pods for it
+}  # the kinds of objects that create the pods of a workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,9 @@ class WorkloadState:
     """A workload and its pods.
 
     pod_creators: the ReplicaSets or Jobs that create its pods; else the workload itself.
-    refusal_message: the API server's last message when it refused a pod; "" if it refused none.
-    refused_creator: kind and name of the object whose controller was refused, as arguments of kubectl.
-    directly_bound: names of its pods that the extender deleted recently because another scheduler had bound them.
+    refusal_message: the API server's message when it last refused a pod; "" if it has refused none.
+    refused_creator: kind and name, as arguments of kubectl, of the object whose pod was refused.
+    directly_bound: names of its pods that the extender has deleted recently, since another scheduler had bound them.
     """
 
     kind: str
@@ -60,7 +62,7 @@ class WorkloadState:
 
 
 def parse_kind(word: str) -> str:
-    """The kind by any word for it, "" for none that is known."""
+    """The kind of workload that a word such as `deploy` means; "" if it is unknown."""
     singular_or_plural = word.lower().partition(".")[0]
     for name in (singular_or_plural, singular_or_plural.removesuffix("s")):
         kind = _KIND_BY_ABBREVIATION.get(name, name)
@@ -70,7 +72,7 @@ def parse_kind(word: str) -> str:
 
 
 def read_workload(client: KubeClient, kind: str, namespace: str, name: str) -> Json | None:
-    """The object; None if it does not exist. Raises KubeError."""
+    """Read a workload or a pod; None if it does not exist. Raises KubeError."""
     path = paths.pods(namespace, name) if kind == POD else paths.namespaced(*_PATHS[kind], namespace, name)
     try:
         return client.get(path)
@@ -100,8 +102,10 @@ def read_state(client: KubeClient, kind: str, manifest: Json) -> WorkloadState:
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """Names of other pods: of the same Deployment with another ReplicaSet, and of the same controller, if it replaces
-    pods that end.
+    """Names of other pods of a pod's workload.
+
+    from_former_template: pods of the same Deployment, but of another ReplicaSet.
+    of_same_controller: pods of the same controller, if it replaces pods that end.
     """
 
     from_former_template: frozenset[str] = frozenset()
@@ -129,20 +133,20 @@ def other_replicas(client: KubeClient, pod: Json) -> Replicas:
 
 
 def _deployment_name(pod: Json) -> str:
-    """A ReplicaSet of a Deployment is called as that, with the hash of its template."""
+    """The name of the pod's Deployment, from the name of its ReplicaSet; "" if it has none."""
     digest = labels_of(pod).get("pod-template-hash")
     owner = _recreating_controller(pod)[1:2]
     return owner[0].removesuffix(f"-{digest}") if digest and owner and owner[0].endswith(f"-{digest}") else ""
 
 
 def controller_of(manifest: Json) -> Json:
-    """The owner that created it and would recreate it; empty without one."""
+    """The owner reference of the controller that created the object; {} without a controller."""
     owners: Iterable[Json] = manifest["metadata"].get("ownerReferences") or ()
     return next((owner for owner in owners if owner.get("controller")), {})
 
 
 def _recreating_controller(pod: Json) -> tuple[str, ...]:
-    """Kind and name of its controller, if that makes another pod for each that ends."""
+    """Kind and name of the pod's controller, if it replaces each pod that ends; else ()."""
     owner = controller_of(pod)
     return (owner["kind"], owner["name"]) if owner.get("kind") in _REPLACING_KINDS else ()
 
@@ -155,8 +159,8 @@ def is_bare(pod: Json) -> bool:
 def recreate_command(namespace: str, pods: Sequence[str], *, dropped_fields: Sequence[str] = ()) -> str:
     """A shell command that saves pods of a namespace to a file, deletes them and creates them again.
 
-    `dropped_fields`: fields of the spec that the new pod must not have, such as the node; only of a single pod, since
-    kubectl indents the pods of a list.
+    dropped_fields: fields of the spec that the new pod must not have, such as the node. Possible for a single pod only,
+        since kubectl indents the pods of a list.
     """
     file = pods[0] if len(pods) == 1 else f"pods-of-{namespace}"
     fields = "|".join(dropped_fields)
@@ -167,9 +171,9 @@ def recreate_command(namespace: str, pods: Sequence[str], *, dropped_fields: Seq
 
 
 def describe_recreation(pod: Json, *, dropped_fields: Sequence[str] = ()) -> str:
-    """How to recreate the pod: the command and what it does, as the end of a sentence.
+    """How to recreate the pod: a command and its effect, as the end of a sentence.
 
-    dropped_fields: fields of the spec that keep this pod from running; its controller's template must not have them.
+    dropped_fields: fields of the spec that prevent the pod from running, and that a new pod must not have.
     """
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     if not is_bare(pod):
@@ -182,9 +186,9 @@ def describe_recreation(pod: Json, *, dropped_fields: Sequence[str] = ()) -> str
 
 
 def retry_command(namespace: str, creator: str) -> str:
-    """Makes a controller try at once to create the pods that it could not: any change of its object does.
+    """The command that makes a controller retry at once to create its pods, by a change of its object.
 
-    `creator`: kind and name of the object, as kubectl takes them.
+    creator: kind and name of the object, as arguments of kubectl.
     """
     kind, _, name = creator.partition(" ")
     retry = "kubectl annotate -n {namespace} {kind} {name} retried-at=$(date +%s) --overwrite"
@@ -192,7 +196,7 @@ def retry_command(namespace: str, creator: str) -> str:
 
 
 def describe_replacement(pod: Json) -> str:
-    """Which pod replaces this one when it is gone, as the end of a sentence."""
+    """Which pod replaces this pod after its deletion, as the end of a sentence."""
     if is_bare(pod):
         return describe_recreation(pod)
     kind = str(controller_of(pod).get("kind") or "")
@@ -209,15 +213,16 @@ def _filter_owned(objects: Iterable[Json], owners: Iterable[Json]) -> Iterable[J
 
 
 def _has_name_of_creator(pod: str, creator: str) -> bool:
-    """Whether a ReplicaSet, StatefulSet, DaemonSet or Job of the name calls its pods so."""
+    """Whether a pod has a name that a ReplicaSet, StatefulSet, DaemonSet or Job of this name gives its pods."""
     return pod.startswith(f"{creator}-") and _POD_NAME_SUFFIX.fullmatch(pod.removeprefix(f"{creator}-")) is not None
 
 
 def _last_refusal(client: KubeClient, namespace: str, kind: str, owners: Sequence[Json]) -> tuple[str, str]:
-    """`refusal_message` and `refused_creator` of `WorkloadState`, from the last event.
+    """Return the last refusal of a new pod, and the object whose pod was refused; empty strings without a refusal.
 
-    Events are kept for an hour; a condition of ReplicaSets has it for longer. `owners`: the workload, of this kind, and
-    its makers.
+    An event is kept for an hour; the condition ReplicaFailure of a ReplicaSet stays for longer.
+
+    owners: the workload first, whose kind is `kind`, then the objects that create its pods.
     """
     kinds = {owner["metadata"].get("uid"): _POD_CREATOR_KINDS.get(kind, kind) for owner in owners}
     kinds[owners[0]["metadata"].get("uid")] = kind
@@ -234,7 +239,7 @@ def _last_refusal(client: KubeClient, namespace: str, kind: str, owners: Sequenc
 
 
 def scheduler_message(pod: Json) -> str:
-    """Why kube-scheduler has not placed the pod; "" if it has reported nothing since the pod's gates were removed."""
+    """Why kube-scheduler has not placed the pod; "" if it has not reported since the pod's gates were removed."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     condition: Json = next(
         (listed for listed in conditions if listed.get("type") == "PodScheduled" and listed.get("message")), {}
@@ -244,7 +249,7 @@ def scheduler_message(pod: Json) -> str:
 
 
 def deletion_time(metadata: Json) -> str:
-    """When the object was deleted. Its deletionTimestamp is later: the end of its grace period."""
+    """When the deletion of the object was requested: its deletionTimestamp, minus its grace period."""
     end, grace = str(metadata["deletionTimestamp"]), int(metadata.get("deletionGracePeriodSeconds") or 0)
     return (datetime.fromisoformat(end) - timedelta(seconds=grace)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -257,7 +262,7 @@ def describe_finalizers(metadata: Json) -> str:
 
 
 def pod_state(pod: Json) -> str:
-    """The pod's state in one word: runs, waits, starts, ends or has ended."""
+    """The pod's state in one word: waiting, starting, running, ending or ended."""
     status = pod.get("status") or {}
     if status.get("phase") in names.FINISHED_PHASES:
         return "ended"

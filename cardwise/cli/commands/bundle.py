@@ -235,8 +235,9 @@ def _redact_status(status: Json) -> Json:
 
 
 def _redact_container_status(container: Json) -> Json:
-    """A program writes the message of a container that has ended. That of one that could not start may have its
-    command in it (RunContainerError).
+    """A program writes the message of a container that has ended.
+
+    That of one that could not start may have its command in it (RunContainerError).
     """
     redacted = dict(container)
     for key in ("state", "lastState"):

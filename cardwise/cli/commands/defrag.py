@@ -78,8 +78,9 @@ class DefragRequest:
 
 @dataclass(frozen=True, slots=True)
 class DefragOutcome:
-    """A plan, with the pods that may be moved. `excluded_nodes`: "1 of 4 nodes with cards" that the request cannot use;
-    "" for none.
+    """A plan, with the pods that may be moved.
+
+    `excluded_nodes`: "1 of 4 nodes with cards" that the request cannot use; "" for none.
     """
 
     request: DefragRequest
@@ -380,8 +381,9 @@ def _describe_lower_bound(move_plan: MovePlan) -> str:
 
 
 def _describe_fits(fits: int, defrag_request: DefragRequest, *, is_minimum: bool = False) -> str:
-    """Such as "there is 1 free whole GPU", "there is capacity for 2 pods gpu-mem=100". `is_minimum`: there may be
-    more.
+    """Such as "there is 1 free whole GPU", "there is capacity for 2 pods gpu-mem=100".
+
+    `is_minimum`: there may be more.
     """
     prefix = "at least " * is_minimum
     noun, shape = (

@@ -47,8 +47,9 @@ class _Pod(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRules:
-    """What the user allows. `timeout`: seconds, 0 for no limit; `grace_seconds`: seconds, negative for the pods'
-    own.
+    """What the user allows.
+
+    `timeout`: seconds, 0 for no limit; `grace_seconds`: seconds, negative for the pods' own.
     """
 
     force: bool = False

@@ -94,8 +94,9 @@ def _parse_target(words: tuple[str, ...]) -> tuple[str, str]:
 
 
 def find_target(client: KubeClient, kind: str, namespace: str, name: str) -> tuple[str, Json] | None:
-    """The object; None if it does not exist. Raises KubeError, and Forbidden if it may be a pod that the user may not
-    read.
+    """The object; None if it does not exist.
+
+    Raises KubeError, and Forbidden if it may be a pod that the user may not read.
     """
     refusal = None
     for candidate_kind in (kind,) if kind else workloads.KINDS:

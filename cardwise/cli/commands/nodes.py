@@ -116,8 +116,9 @@ def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
 def summarize_cluster(
     client: KubeClient, cluster_survey: Survey, cardwise_namespace: str = names.NAMESPACE
 ) -> ClusterSummary:
-    """Read what the survey lacks, and summarize. `cardwise_namespace`: the namespace of Cardwise. Raises
-    `KubeError`.
+    """Read what the survey lacks, and summarize.
+
+    `cardwise_namespace`: the namespace of Cardwise. Raises `KubeError`.
     """
     from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
 

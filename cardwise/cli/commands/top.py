@@ -83,8 +83,9 @@ class _Screen:
 
 
 class TopView:
-    """The view; `refresh` reads the present state. `limit`: number of nodes, 0 for all; nodes that are named are always
-    shown.
+    """The view; `refresh` reads the present state.
+
+    `limit`: number of nodes, 0 for all; nodes that are named are always shown.
     """
 
     def __init__(

@@ -50,8 +50,10 @@ def check_exposure(
     image: str = "",
     clock: Clock = SYSTEM,
 ) -> Iterator[Finding]:
-    """`namespace`: of the dry runs. `cardwise_namespace`: that of Cardwise. `image` has a shell; "": that of the device
-    plugin, which the nodes have already.
+    """`namespace`: of the dry runs.
+
+    `cardwise_namespace`: that of Cardwise. `image` has a shell; "": that of the device plugin, which the nodes have
+    already.
     """
     access_by_node = {
         card["spec"]["node"]: (card.get("status") or {}).get("gpuAccess") or "cdi"

@@ -28,8 +28,10 @@ _PARTS_SELECTOR = f"{_NAME_LABEL}=cardwise"  # the chart gives this label to all
 
 @dataclass(slots=True)
 class Facts:
-    """Decoded objects by kind. A kind that the API server does not know is in `unknown_kinds`, one that may not be read
-    in `unread_kinds`, with what the API server said if it was not a missing right; both are then empty here.
+    """Decoded objects by kind.
+
+    A kind that the API server does not know is in `unknown_kinds`, one that may not be read in `unread_kinds`, with
+    what the API server said if it was not a missing right; both are then empty here.
 
     Tenants create workloads with any name and label in their namespaces. So `collect_lists` separates the workloads of
     Cardwise's namespace from all others: the checks of Cardwise's parts see only the former.

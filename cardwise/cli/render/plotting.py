@@ -36,8 +36,9 @@ def prepare_folder(folder: Path) -> None:
 def draw_plots(
     x_title: str, curves: Mapping[str, Curve], refusals_by_policy: Mapping[str, Sequence[RefusedPods]]
 ) -> dict[str, bytes]:
-    """The SVG by the name of a plot. `curves` and `refusals_by_policy` are by policy; `x_title` is the label of the x
-    axis.
+    """The SVG by the name of a plot.
+
+    `curves` and `refusals_by_policy` are by policy; `x_title` is the label of the x axis.
     """
     allocated = {policy: [(x, y) for x, y, _ in curve] for policy, curve in curves.items()}
     fragmented = {policy: [(x, y) for x, _, y in curve] for policy, curve in curves.items()}
