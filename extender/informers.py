@@ -233,7 +233,7 @@ class _Pods:
 class _Feed(Generic[_T]):
     """Passes each object of one kind to the state, and to its lister.
 
-    set_object: returns what in the object is ignored, "" or None for nothing.
+    set_object: returns what in the object is ignored, and why; None if nothing is.
     unreadable: the log message for that, logged once.
     log_fields: the key and values of the object in that log line.
     """
@@ -256,7 +256,7 @@ class _Feed(Generic[_T]):
     def on_change(self, key: str, old: _T | None, new: _T) -> None:
         del old
         problem = self._set_object(key, new)
-        if not problem:
+        if problem is None:
             self._logged.pop(key, None)
         elif problem != self._logged.get(key):
             _log.warning(self._unreadable, **self._log_fields(key, new), problem=problem)
@@ -277,7 +277,7 @@ class _Feed(Generic[_T]):
 
 def _card_feed(state: State, lister: CardLister) -> _Feed[CardRecord]:
     return _Feed(
-        lambda key, new: state.set_card(key, new) or new.problem,
+        lambda key, new: state.set_card(key, new) or new.problem or None,
         state.remove_card,
         lister,
         "ignored a part of a node's report",
@@ -286,23 +286,23 @@ def _card_feed(state: State, lister: CardLister) -> _Feed[CardRecord]:
 
 
 def _class_feed(state: State, lister: ClassLister) -> _Feed[ClassRecord]:
-    def set_class(key: str, new: ClassRecord) -> str:
+    def set_class(key: str, new: ClassRecord) -> str | None:
         if new.resource_class is None:
             state.remove_class(key)
         else:
             state.set_class(new.resource_class)
-        return new.problem
+        return new.problem or None
 
     return _Feed(set_class, state.remove_class, lister, "ignored an invalid ResourceClass: it selects no GPU")
 
 
 def _quota_feed(state: State, lister: Lister[QuotaRecord]) -> _Feed[QuotaRecord]:
-    def set_quota(key: str, new: QuotaRecord) -> str:
+    def set_quota(key: str, new: QuotaRecord) -> str | None:
         if new.quota is None:
             state.remove_quota(key)
         else:
             state.set_quota(key, new.quota)
-        return new.problem
+        return new.problem or None
 
     return _Feed(set_quota, state.remove_quota, lister, "ignored an invalid GPUQuota: it limits nothing")
 

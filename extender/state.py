@@ -201,8 +201,10 @@ class State:
             self._loads.remove_pod(key)
             self.gangs.set_cardless_member(key, "")
 
-    def set_card(self, name: str, card: CardRecord) -> str:
-        """Update the card from its ExtendedResource. Returns which part of the report is ignored and why, or ""."""
+    def set_card(self, name: str, card: CardRecord) -> str | None:
+        """Update the card from its ExtendedResource. Returns which part of the report is ignored and why; None if none
+        is.
+        """
         with self._lock:
             first = not self._inventory.has_card(name)
             update = self._inventory.set_card(name, card)

@@ -5,7 +5,7 @@ There is no HTTP here, so tests call them without a server. Bind is in `binding.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 from cardwise.core.api import policies
 from cardwise.core.api.request import Load
@@ -18,6 +18,7 @@ from extender.cache import nodesearch
 from extender.cache.placing import Call, PlacementRequest, SearchUnfinished
 from extender.cache.quotas import FullEntry
 from extender.cache.reservations import PHASE_NAMES, KnownBinding, Phase
+from extender.gangs.gangtypes import MemberPlace, PlacedAlone, PlannedNode
 from extender.nomination.nominator import YOUNGEST
 from extender.records.pod import Pod
 from extender.records.podref import PodRef
@@ -213,22 +214,25 @@ def _filter_member(
     """The result for a member of a gang; None if the pod is placed alone."""
     pod = args.parsed_pod
     known_binding = state.known_binding(pod.uid)
-    decision = (
-        known_binding.node
-        if known_binding is not None
-        else state.gangs.filter_member(pod.uid, candidates, pod.status_node)
-    )
-    if decision is None:
-        return None
-    if isinstance(decision, Refusal):
-        request = pod.request
-        if request is not None:
-            nodes = candidates if decision is Refusal.GANG_WAITS else ()
-            state.preemption.on_refused(pod, request.policy or preferences.policy, nodes)
-        return _refusal_result(dict.fromkeys(candidates, decision))
-    return (
-        _fit_result(args, [decision]) if decision in candidates else _undecided_result(candidates, grouped=pod.grouped)
-    )
+    place: MemberPlace
+    if known_binding is not None:
+        place = PlannedNode(known_binding.node)
+    else:
+        place = state.gangs.filter_member(pod.uid, candidates, pod.status_node)
+    match place:
+        case PlacedAlone():
+            return None
+        case PlannedNode(node) if node in candidates:
+            return _fit_result(args, [node])
+        case PlannedNode():
+            return _undecided_result(candidates, grouped=pod.grouped)
+        case Refusal() as refusal:
+            if pod.request is not None:
+                nodes = candidates if refusal is Refusal.GANG_WAITS else ()
+                state.preemption.on_refused(pod, pod.request.policy or preferences.policy, nodes)
+            return _refusal_result(dict.fromkeys(candidates, refusal))
+        case _:
+            assert_never(place)
 
 
 def _load_if_scored(state: State, pod: Pod, policy: str) -> Load | None:

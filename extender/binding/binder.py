@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, assert_never
 
 import structlog
 
@@ -23,6 +23,7 @@ from cardwise.kube.client import KubeClient
 from extender.binding.permit import Connection, WaitingBinds
 from extender.binding.throttle import BindThrottle
 from extender.cache.reservations import Assumed, KnownBinding, Phase
+from extender.gangs.gangtypes import BindNow, BindRefused, Permit
 from extender.leadership.fence import Fence, PodState, run_in_parallel
 from extender.leadership.leadership import Leadership
 from extender.records.pod import Pod
@@ -160,15 +161,18 @@ class Binder:
             raise BindFailed(
                 "gang_not_bound", "members of gangs wait in bind, so they must use the address of --bind-port-bind"
             )
-        permit = self._state.gangs.request_permit(args.pod_uid, args.node)
-        if isinstance(permit, str):
-            raise BindFailed("gang_not_bound", permit)
-        if permit is not None:
-            self._permits.wait_for_permit(
-                permit, args.pod_name, connection, arrived + self._seconds * _PERMIT_SHARE - self._clock.now()
-            )
-            if not permit.allowed:
-                raise BindFailed("gang_not_bound", f"the gang {permit.key} was not bound: {permit.reason}")
+        match self._state.gangs.request_permit(args.pod_uid, args.node):
+            case BindNow():
+                return
+            case BindRefused(reason):
+                raise BindFailed("gang_not_bound", reason)
+            case Permit() as permit:
+                seconds = arrived + self._seconds * _PERMIT_SHARE - self._clock.now()
+                self._permits.wait_for_permit(permit, args.pod_name, connection, seconds)
+                if not permit.allowed:
+                    raise BindFailed("gang_not_bound", f"the gang {permit.key} was not bound: {permit.reason}")
+            case answer:
+                assert_never(answer)
 
     def _bind(self, args: BindArgs, deadline: float, epoch: int) -> str:
         known_binding = self._state.known_binding(args.pod_uid)

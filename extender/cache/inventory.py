@@ -36,12 +36,12 @@ class CardUpdate(NamedTuple):
     reported: shares to count again, because they are new or different, or because the card has left the node that had
         reported them.
     withdrawn: shares that the node reports no more.
-    problem: which part of the report is ignored and why, or "".
+    problem: which part of the report is ignored and why; None if none is.
     """
 
     reported: Collection[Report]
     withdrawn: Collection[Report]
-    problem: str
+    problem: str | None
 
 
 class Inventory:
@@ -80,10 +80,8 @@ class Inventory:
             return CardUpdate(
                 former, (), f"the node has more than {MAX_CARDS_PER_NODE} GPUs and devices; the rest is ignored"
             )
-        capacity, problem = (
-            MOST_REPORTED - sum(len(self._cards[other].reported_shares) for other in names if other != name),
-            "",
-        )
+        problem: str | None = None
+        capacity = MOST_REPORTED - sum(len(self._cards[other].reported_shares) for other in names if other != name)
         if len(card.reported_shares) > capacity:
             card = card._replace(reported_shares=card.reported_shares[:capacity])
             problem = f"the node's GPUs report more than {MOST_REPORTED} shares; the rest is ignored"

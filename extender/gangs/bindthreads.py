@@ -24,8 +24,8 @@ class BindThreads:
         self._admitted_at: dict[str, float] = {}  # when a namespace got threads, the last one at the end
         self._short: dict[str, tuple[str, float]] = {}  # by gang: namespace, and when it was refused threads
 
-    def refusal_reason(self, gang: Gang, occupied: int, now: float) -> str:
-        """Why the gang's members may not wait in bind now, or "".
+    def refusal_reason(self, gang: Gang, occupied: int, now: float) -> str | None:
+        """Why the gang's members may not wait in bind now; None if they may.
 
         occupied: threads that other gangs occupy or may occupy.
         """
@@ -38,7 +38,7 @@ class BindThreads:
         if waiting and self._must_yield(gang.namespace, now):
             return "a gang of another namespace comes first for the bind threads"
         self._short.pop(gang.key, None)
-        return ""
+        return None
 
     def mark_admitted(self, gang: Gang, now: float) -> None:
         """Record that the members of the gang may wait from now on."""

@@ -311,8 +311,8 @@ class GangPlaces:
             outcome = gangplan.plan(self._ledger, self._loads, members, replace(terms, offers=offers))
         return outcome if isinstance(outcome, Planned) else None
 
-    def invalid_part(self, gang: Gang) -> str:
-        """The part of the plan that is no longer valid, or ""."""
+    def invalid_part(self, gang: Gang) -> str | None:
+        """The part of the plan that is no longer valid, for people; None if all of it is valid."""
         for uid, node in gang.plan.items():
             member, holding = gang.members[uid], self._ledger.holding(uid)
             is_valid = self._loads.free_load(node) is not None
@@ -320,7 +320,7 @@ class GangPlaces:
                 is_valid = holding is not None and self._cache.is_plan_valid(holding, member.request)
             if not is_valid:
                 return f"the GPUs planned for {member.name} on node {node} are no longer available"
-        return ""
+        return None
 
     def _known_of(self, gang: Gang) -> "_GangRecord":
         return self._known.get(gang.key, _NOTHING)

@@ -21,7 +21,17 @@ from extender.cache.yielding import TURN, give_way
 from extender.gangs.bindthreads import BindThreads
 from extender.gangs.gangplaces import CHEAP, GangPlaces
 from extender.gangs.gangqueue import GangCursor, GangQueue
-from extender.gangs.gangtypes import DueWork, GangSettings, Permit
+from extender.gangs.gangtypes import (
+    BindNow,
+    BindRefused,
+    DueWork,
+    GangSettings,
+    MemberPlace,
+    Permit,
+    PermitAnswer,
+    PlacedAlone,
+    PlannedNode,
+)
 from extender.gangs.gangviews import GangView, make_view, pod_ref
 
 _ROUND_SECONDS: Final = 1.0  # of planning in one step; the rest of the round is for the next step
@@ -65,7 +75,7 @@ class Gangs:
         self._first_call = "", float("-inf")  # the last call for a named node alone: its pod and time
         self._bind_threads = BindThreads(settings.max_waiting)
         self._places = places
-        self._stopped = ""
+        self._stopped: str | None = None
 
     # Objects of the API server. For pods the caller holds the lock.
 
@@ -143,8 +153,8 @@ class Gangs:
 
     # Calls of filter and bind.
 
-    def filter_member(self, uid: str, nodes: Collection[str], named_node: str = "") -> str | Refusal | None:
-        """The planned node of a member, or why it has none; None if the pod is placed alone.
+    def filter_member(self, uid: str, nodes: Collection[str], named_node: str = "") -> MemberPlace:
+        """Place a member of a gang, or refuse it.
 
         named_node: the node in the pod's status.
         """
@@ -156,35 +166,33 @@ class Gangs:
                 self._queue.mark_refused(uid)
                 return Refusal.GANG_INCOMPLETE  # the watch has not shown it yet
             if gang.ran:
-                return None
-            answer = self._filter_member(gang, uid, nodes, now, first=self._is_first_call(uid, nodes, named_node, now))
-            if isinstance(answer, Refusal):
+                return PlacedAlone()
+            place = self._filter_member(gang, uid, nodes, now, first=self._is_first_call(uid, nodes, named_node, now))
+            if isinstance(place, Refusal):
                 self._queue.mark_refused(uid, awaits_plan=gang.priority if self._awaits_plan(gang, uid) else None)
-                return answer
-            self._queue.mark_placed(uid)
-            gang.mark_permitted(uid, now)
-            return answer
+            else:
+                self._queue.mark_placed(uid)
+                gang.mark_permitted(uid, now)
+            return place
 
-    def request_permit(self, uid: str, node: str) -> Permit | str | None:
-        """Handle a bind call for a member. Returns the permit to wait for, or an error; None: post the
-        Binding at once.
-        """
+    def request_permit(self, uid: str, node: str) -> PermitAnswer:
+        """Handle a bind call. For a member of a gang that is not bound yet, the answer is the permit to wait for."""
         with self._lock:
             self._cache.sync_cards()
             now = self._clock.now()
             gang = self.gang_of(uid)
             if gang is None or gang.ran:
-                return None
+                return BindNow()
             if gang.plan.get(uid) != node:
-                return "the plan of the pod's gang has changed; the pod is tried again"
+                return BindRefused("the plan of the pod's gang has changed; the pod is tried again")
             if gang.forward:
-                return None
-            if self._stopped:
-                return self._stopped
+                return BindNow()
+            if self._stopped is not None:
+                return BindRefused(self._stopped)
             name = gang.members[uid].name
             if uid in gang.arrived:
                 self._end_plan(gang, f"kube-scheduler called bind twice for {name}")
-                return "the plan of the pod's gang was cancelled; the pod is tried again"
+                return BindRefused("the plan of the pod's gang was cancelled; the pod is tried again")
             permit = self._permits[gang.key]
             if gang.mark_arrived(uid, now):
                 self._allow_permit(gang, permit, now)
@@ -400,7 +408,9 @@ class Gangs:
         self._first_call = uid, now
         return True
 
-    def _filter_member(self, gang: Gang, uid: str, nodes: Collection[str], now: float, *, first: bool) -> str | Refusal:
+    def _filter_member(
+        self, gang: Gang, uid: str, nodes: Collection[str], now: float, *, first: bool
+    ) -> PlannedNode | Refusal:
         member = gang.members[uid]
         gang.mark_requested(uid)
         if not first and list(nodes) != [self._reservations.nominations.nominated_node(uid)]:
@@ -421,7 +431,7 @@ class Gangs:
             waits = gang.forward and member in gang.members_to_plan()
             return Refusal.GANG_WAITS if waits else Refusal.GANG_FOLLOWS
         if node in nodes:
-            return node
+            return PlannedNode(node)
         return Refusal.GANG_WAITS if first else self._replan_member(gang, uid, node, now)
 
     def _awaits_plan(self, gang: Gang, uid: str) -> bool:
@@ -433,13 +443,13 @@ class Gangs:
         nominated = self._reservations.nominations.nominated_node(uid)
         return uid not in gang.plan and not nominated and self._places.has_offers(gang)
 
-    def _replan_member(self, gang: Gang, uid: str, node: str, now: float) -> str | Refusal:
-        """Plan the member again: kube-scheduler does not offer its planned node. Returns its node, or the refusal."""
+    def _replan_member(self, gang: Gang, uid: str, node: str, now: float) -> PlannedNode | Refusal:
+        """Plan the member again: kube-scheduler does not offer its planned node."""
         if self._reservations.known_binding(uid) is not None:
             return Refusal.GANG_BACKS_OFF  # it may be bound there already
         gang.avoid_node(uid, node, now)
         if self._places.move_members(gang, [uid], now):
-            return gang.plan[uid]
+            return PlannedNode(gang.plan[uid])
         if gang.forward:
             gang.unplan(uid)
             return Refusal.GANG_WAITS
@@ -447,7 +457,7 @@ class Gangs:
         moving = [member_uid for member_uid in gang.plan if member_uid == uid or member_uid not in gang.passed]
         if len(moving) > 1 and self._places.move_members(gang, moving, now):
             self._requeue_members(gang)
-            return gang.plan[uid]
+            return PlannedNode(gang.plan[uid])
         self._end_plan(gang, f"kube-scheduler did not offer node {node} for {gang.members[uid].name}")
         return Refusal.GANG_WAITS
 
@@ -547,7 +557,7 @@ class Gangs:
             return False
         if not gang.forward:
             refusal = self._bind_threads.refusal_reason(gang, self._occupied_threads(), now)
-            if refusal:
+            if refusal is not None:
                 gang.reason = refusal
                 return False
         planned = self._places.try_plan(gang, now)
@@ -570,9 +580,9 @@ class Gangs:
 
     def _allow_permit(self, gang: Gang, permit: Permit, now: float) -> None:
         """Allow the gang's permit if the whole plan still holds: the last member has reached bind."""
-        broken = self._places.invalid_part(gang)
-        if broken:
-            self._end_plan(gang, broken)
+        invalid_part = self._places.invalid_part(gang)
+        if invalid_part is not None:
+            self._end_plan(gang, invalid_part)
             return
         gang.commit(now)
         self._gang_queue.update_gang(gang)

@@ -1,4 +1,5 @@
-"""The types of the gangs' interface: settings, the permits that binds wait for, the writes that are due.
+"""The types of the gangs' interface: settings, the answers to filter and bind, the permits that binds wait for, the
+writes that are due.
 
 `gangs` decides.
 """
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 from cardwise.core.api import policies
 from cardwise.core.gangs.gangs import GangPatience
+from cardwise.core.values.refusals import Refusal
 from extender.records.podref import PodRef
 
 
@@ -45,6 +47,38 @@ class Permit:
         """Set the outcome, and let the waiting threads continue."""
         self.allowed, self.reason = allowed, reason
         self.done.set()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedNode:
+    """The member's node in the plan of its gang."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedAlone:
+    """The gang runs, so the pod is placed as a pod without a gang."""
+
+
+# The answer of `Gangs.filter_member`.
+MemberPlace = PlannedNode | PlacedAlone | Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class BindNow:
+    """The Binding may be posted at once: the pod is in no gang, or its gang is being bound or runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class BindRefused:
+    """The pod is not bound, for this reason; kube-scheduler tries it again."""
+
+    reason: str
+
+
+# The answer of `Gangs.request_permit`.
+PermitAnswer = Permit | BindNow | BindRefused
 
 
 class DueWork(NamedTuple):

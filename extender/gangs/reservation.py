@@ -126,10 +126,10 @@ class GangReservation:
             self._stalls.setdefault(first.key, _Stalls()).begin_wait(now)
         return self._cards.reserve(first, holdings)
 
-    def impossible_reason(self, gang: Gang) -> str:
-        """Why the gang in its present form could not run even if all pods with GPUs ended, or ""."""
+    def impossible_reason(self, gang: Gang) -> str | None:
+        """Why the gang in its present form could not run even if all pods with GPUs ended; None if it could."""
         selection = self._selections.get(gang.key)
-        return selection.problem if selection is not None and selection.changes == gang.changes else ""
+        return selection.problem if selection is not None and selection.changes == gang.changes else None
 
     @property
     def is_half_planned(self) -> bool:
@@ -218,7 +218,7 @@ class GangReservation:
             gang.reason = problem
         else:
             holdings = self._worth_reserving(search.wanted, planned)
-            selection = _Selection(now, search.changes, holdings, "")
+            selection = _Selection(now, search.changes, holdings, None)
             self._stalls.setdefault(gang.key, _Stalls()).record_shortage(self._missing_by_card(holdings.values()), now)
         self._selections[gang.key] = selection
         return selection
@@ -311,13 +311,13 @@ class _Selection(NamedTuple):
     at: when it was made.
     changes: the gang's count of its changes then.
     holdings: the holdings to reserve, by member.
-    problem: why the gang cannot run, or "".
+    problem: why the gang cannot run; None if it could.
     """
 
     at: float
     changes: int
     holdings: Mapping[str, Holding]
-    problem: str
+    problem: str | None
 
 
 class _Stalls:

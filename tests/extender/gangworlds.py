@@ -20,7 +20,7 @@ from extender.api import verbs
 from extender.api.verbs import AnswerSettings
 from extender.cache.reservations import KnownBinding, Phase, Timeouts
 from extender.gangs import podgroups
-from extender.gangs.gangtypes import GangSettings, Permit
+from extender.gangs.gangtypes import BindRefused, GangSettings, Permit
 from extender.records import podinfo
 from extender.records.nodeinfo import NodeRecord
 from extender.records.podinfo import PodRecord
@@ -325,11 +325,11 @@ class World:
         return ""
 
     def begin_bind(self, pod: dict, node: str) -> None:
-        joined = self.state.gangs.request_permit(pod["metadata"]["uid"], node)
-        if isinstance(joined, str):
-            self._fail(pod, joined)
-            return
-        self.binding.append(Bind(pod, node, joined))
+        answer = self.state.gangs.request_permit(pod["metadata"]["uid"], node)
+        if isinstance(answer, BindRefused):
+            self._fail(pod, answer.reason)
+        else:
+            self.binding.append(Bind(pod, node, answer if isinstance(answer, Permit) else None))
 
     def unassume(self, pod: dict) -> None:
         self.assumed.pop(pod["metadata"]["name"], None)

@@ -8,7 +8,7 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Assumed
-from extender.gangs.gangtypes import GangSettings
+from extender.gangs.gangtypes import GangSettings, PlannedNode
 from extender.records import wire
 from extender.records.podref import PodRef
 from extender.state import State
@@ -244,7 +244,7 @@ def test_a_gang_is_planned_as_its_members_may_meet(clock):
         pod = member(name, gated=False, gpu_mem=1000, annotations={names.MPS: mode})
         world.set_pod(as_pod(pod))
     for name in "abc":
-        assert world.gangs.filter_member(f"uid-{name}", ["n1"]) == "n1"
+        assert world.gangs.filter_member(f"uid-{name}", ["n1"]) == PlannedNode("n1")
     with world.view() as ledger:
         cards = {held.name: held.assignment.indices() for held in ledger.holdings("n1")}
     assert cards["a"] == cards["c"] != cards["b"]

@@ -243,7 +243,7 @@ def test_of_one_node_so_many_shares_are_believed(world, monkeypatch):
     assert "3 shares" in world.set_card(name, card)
     assert free(world) == [P100 - 2, P100 - 4069 - 1]
     says(world, "n1", index=0)
-    assert world.set_card(name, card) == ""
+    assert world.set_card(name, card) is None
     assert free(world) == [P100, P100 - 4069 - 2]
     says(world, "n1", index=1)
     assert free(world) == [P100, P100 - 4069]
@@ -256,7 +256,7 @@ def test_of_one_node_so_many_cards_are_believed(world, monkeypatch):
     assert len(free(world)) == 2
     world.remove_card(third[0])
     world.remove_card(as_card(resource(0))[0])
-    assert world.set_card(*third) == ""
+    assert world.set_card(*third) is None
     assert free(world) == [P100 - 4069, P100 - 1]
 
 

@@ -6,6 +6,7 @@ from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangs import MOST_KINDS
 from extender.gangs import gangs
 from extender.gangs.gangqueue import AT_A_TIME
+from extender.gangs.gangtypes import PlannedNode
 from tests.extender.gangworlds import NodeSpec, World, member, single
 from tests.extender.worlds import P100, as_pod, bound
 from tests.working import work
@@ -97,7 +98,7 @@ def test_a_thousand_gangs_of_one_tenant_are_not_all_looked_at_before_one_of_anot
         world.state._cache.capacity.mark_freed()  # so that each may fit again
         world.create(*(member(f"v{i}", "v", 2, namespace="other", gated=False, gpu_mem=100) for i in range(2)))
         with work() as done:
-            assert world.state.gangs.filter_member("uid-v0", ["n1"]) == "n1"
+            assert world.state.gangs.filter_member("uid-v0", ["n1"]) == PlannedNode("n1")
         steps.append(done.steps)
     small, large = steps
     assert large < 1.5 * small
@@ -138,7 +139,7 @@ def test_a_plan_costs_the_same_among_many_nodes_that_have_no_room():
         assert world.phase("a") == "Reserved", "by now all nodes were looked at"
         offered = list(world.nodes)
         with work() as done:
-            assert world.state.gangs.filter_member("uid-b0", offered) == "z"
+            assert world.state.gangs.filter_member("uid-b0", offered) == PlannedNode("z")
         steps.append(done.steps)
     small, large = steps
     assert large < 1.2 * small
