@@ -8,7 +8,7 @@ import click
 import structlog
 
 from cardwise.core.api import names, policies
-from cardwise.core.api.classes import MOST_CLIENTS
+from cardwise.core.api.classes import CAPACITY_PER_CARD
 from cardwise.core.gangs import gangs
 from cardwise.core.placement.nodestate import MAX_CLIENTS
 from cardwise.core.values.quantity import Unit
@@ -100,10 +100,10 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     default=0,
     help="MiB kept free on each GPU for driver, contexts and MPS server.",
 )
-# Above MOST_CLIENTS, what nodes offer of a class would be too small: pods would wait that have a card.
+# Above CAPACITY_PER_CARD, what nodes offer of a class would be too small: pods would wait that have a card.
 @click.option(
     "--max-clients",
-    type=click.IntRange(min=1, max=MOST_CLIENTS),
+    type=click.IntRange(min=1, max=CAPACITY_PER_CARD),
     default=None,
     help="Maximum number of shares on one GPU; MPS may allow fewer. Default: as many as MPS allows; "
     f"{MAX_CLIENTS} on nodes without an MPS manager.",

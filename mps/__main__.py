@@ -91,7 +91,7 @@ def _find_program(_: click.Context, __: click.Parameter, program: str) -> Path:
     default=Path(mps.DEFAULT_ROOT),
     envvar="CARDWISE_MPS_ROOT_DIR",
     help="Folder of the node for pipes and state files, shared with the device plugin. Keep it short: MPS opens no "
-    f"path of more than {mps.LONGEST_PIPE} bytes.",
+    f"path of more than {mps.MAX_PIPE_LENGTH} bytes.",
 )
 @option(
     "--scope",

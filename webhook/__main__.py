@@ -45,8 +45,8 @@ from webhook import metrics
 from webhook.cluster.view import ClusterView
 from webhook.pods import agent, gangs, tolerations
 from webhook.pods.agent import AgentSettings
-from webhook.pods.limitranges import COUNTED, Amount
-from webhook.pods.validate import Oversize
+from webhook.pods.limitranges import COUNTED_RESOURCES, Amount
+from webhook.pods.validate import OversizePolicy
 from webhook.server.app import BINDINGS, MAX_BODY, create_app, namespace_of
 from webhook.server.decisions import WebhookSettings
 from webhook.templates.spellings import NvidiaGpu
@@ -54,7 +54,7 @@ from webhook.templates.spellings import NvidiaGpu
 _log = structlog.get_logger(__name__)
 
 _THREADS = 4
-_EXEMPT = ("kube-system", names.NAMESPACE)
+_EXEMPT_NAMESPACES = ("kube-system", names.NAMESPACE)
 
 
 class _CommaList(click.ParamType[tuple[str, ...]]):
@@ -79,7 +79,7 @@ class _Resources(click.ParamType[Mapping[str, Amount]]):
                 amounts[name] = Amount.parse_amount(text)
             except InvalidQuantity as error:
                 self.fail(f"{part.strip()!r}: {error.problem}; write cpu=50m,memory=64Mi", param, ctx)
-        if set(amounts) != set(COUNTED) or any(amount.number <= 0 for amount in amounts.values()):
+        if set(amounts) != set(COUNTED_RESOURCES) or any(amount.number <= 0 for amount in amounts.values()):
             self.fail(f"{value!r} needs an amount above zero for each; write cpu=50m,memory=64Mi", param, ctx)
         return amounts
 
@@ -184,7 +184,7 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
 @option(
     "--exempt-namespaces",
     type=_CommaList(),
-    default=",".join(_EXEMPT),
+    default=",".join(_EXEMPT_NAMESPACES),
     help="Namespaces whose pods and workloads are not changed.",
 )
 @option(
@@ -216,7 +216,7 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     type=click.Choice([str(mode) for mode in Mode]),
     default=str(Mode.OFF),
     help=f"The weakest MPS mode that a pod with a share may have in the annotation {names.MPS}; weaker modes are "
-    f"refused. A namespace can require a stronger one with the annotation {names.LEAST_MPS}. off: pods may run "
+    f"refused. A namespace can require a stronger one with the annotation {names.MIN_MPS}. off: pods may run "
     "without MPS; their GPU then takes no pods with MPS. Pods with whole GPUs may have any mode.",
 )
 @option(
@@ -266,7 +266,7 @@ def main(
     webhook_configuration: str,
     runtime_class: str,
     tolerated_taints: tuple[Any, ...],
-    oversize: Oversize,
+    oversize: OversizePolicy,
     min_share: int,
     headroom: int,
     nvidia_gpu: NvidiaGpu,
@@ -338,10 +338,17 @@ def main(
             certificates.ensure_certificates()
     except tls.UnusableCertificates as error:
         raise click.ClickException(str(error)) from error
-    shown = HealthSettings(
+    health_settings = HealthSettings(
         bind=common.metrics_bind, config=configz.describe_options(click.get_current_context()), certificates=directory
     )
-    process = _Process(client, settings, headroom=MiB(headroom), shown=shown, certificates=certificates, bundle=bundle)
+    process = _Process(
+        client,
+        settings,
+        headroom=MiB(headroom),
+        health_settings=health_settings,
+        certificates=certificates,
+        bundle=bundle,
+    )
     Server(
         process.make_app,
         [bind],
@@ -365,12 +372,12 @@ class _Process:
         settings: WebhookSettings,
         *,
         headroom: MiB,
-        shown: HealthSettings,
+        health_settings: HealthSettings,
         certificates: tls.CertificateChecks,
         bundle: CaBundle,
     ) -> None:
         self._settings = settings
-        self._shown = shown
+        self._health_settings = health_settings
         self._certificates = certificates
         self._bundle = bundle
         self._view = ClusterView(client, kept_back=headroom)
@@ -378,12 +385,14 @@ class _Process:
 
     def make_app(self) -> WsgiApp:
         prometheus_client.REGISTRY.register(metrics.StalenessCollector(self._view.staleness))
-        if self._shown.certificates is not None:
-            prometheus_client.REGISTRY.register(Expiry(self._shown.certificates))
+        if self._health_settings.certificates is not None:
+            prometheus_client.REGISTRY.register(Expiry(self._health_settings.certificates))
         return create_app(self._view, self._settings).wsgi_app
 
     def start(self) -> None:
-        self._health = HealthServer(self._shown.bind, ready=self._problems, config=self._shown.config)
+        self._health = HealthServer(
+            self._health_settings.bind, ready=self._problems, config=self._health_settings.config
+        )
         self._health.start()
         self._view.start()
         self._certificates.start()
@@ -422,15 +431,17 @@ def _start_certificates(
     bound_host = [bind.host] if bind.host not in ("", "0.0.0.0", "::") else []  # noqa: S104
     # In a Secret the certificate is that of all replicas.
     machine = [] if secret is not None else [socket.gethostname()]
-    wanted = hosts or (f"{service}.svc", service, "localhost", "127.0.0.1", "::1", *machine, *bound_host)
-    unique = tuple(dict.fromkeys(wanted))
-    pace: dict[str, Any] = {}
+    certificate_hosts = hosts or (f"{service}.svc", service, "localhost", "127.0.0.1", "::1", *machine, *bound_host)
+    unique_hosts = tuple(dict.fromkeys(certificate_hosts))
+    rotation_options: dict[str, Any] = {}
     if period is not None:
-        pace = {
+        rotation_options = {
             "lifetimes": tls.Lifetimes.for_period(period),
             "interval": min(tls.INTERVAL, period.total_seconds() / 5),
         }
-    return tls.Rotator(store, unique, directory, on_bundle=bundle.set_bundle, name="cardwise-webhook", **pace)
+    return tls.Rotator(
+        store, unique_hosts, directory, on_bundle=bundle.set_bundle, name="cardwise-webhook", **rotation_options
+    )
 
 
 def _make_scratch_folder() -> Path:

@@ -6,8 +6,8 @@ API server restart.
 
 import random
 
-LEADER_RETRY_AFTER = 5.0  # seconds; `longest_retry_after` for loops of the leader, on which all pending pods wait
-_LONGEST_RETRY_AFTER = 30.0  # seconds; a proxy that names an hour must not stop a loop for an hour
+LEADER_RETRY_AFTER = 5.0  # seconds; `max_retry_after` for loops of the leader, on which all pending pods wait
+_MAX_RETRY_AFTER = 30.0  # seconds; a proxy that names an hour must not stop a loop for an hour
 
 
 class Backoff:
@@ -19,10 +19,8 @@ class Backoff:
         waits, have less than the others.
     """
 
-    def __init__(
-        self, *, initial: float = 0.5, cap: float = 30.0, longest_retry_after: float = _LONGEST_RETRY_AFTER
-    ) -> None:
-        self._longest_retry_after = longest_retry_after
+    def __init__(self, *, initial: float = 0.5, cap: float = 30.0, max_retry_after: float = _MAX_RETRY_AFTER) -> None:
+        self._max_retry_after = max_retry_after
         self._initial = initial
         self._cap = cap
         self._current = initial
@@ -33,7 +31,7 @@ class Backoff:
         self._current = min(self._cap, 2 * self._current)
         if at_least is None:
             return delay
-        at_least = min(at_least, self._longest_retry_after)
+        at_least = min(at_least, self._max_retry_after)
         # With jitter on top: all clients received the same number.
         return at_least + min(delay, 0.25 * at_least + self._initial)
 

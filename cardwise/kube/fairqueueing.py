@@ -24,9 +24,9 @@ from cardwise.clock import Clock
 _T = TypeVar("_T")
 _OwnerT = TypeVar("_OwnerT", bound=Hashable)
 
-_LEAST = 0.02  # the least seconds that a write is charged: many short writes use up an owner's time as well
-_MANY = 1000  # from this number of owners on, those that count as idle are forgotten
-_REMEMBERED = 5_000  # owners whose use `RecentUse` keeps; twice as many take 3 MB per address
+_MIN_CHARGE = 0.02  # the least seconds that a write is charged: many short writes use up an owner's time as well
+_PRUNE_ABOVE = 1000  # from this number of owners on, those that count as idle are forgotten
+_MAX_OWNERS = 5_000  # owners whose use `RecentUse` keeps; twice as many take 3 MB per address
 _HALF_LIFE = 30.0  # seconds after which used time counts half
 _MAX_HALVINGS = 64  # then use is measured from a new start: larger factors would overflow
 
@@ -39,11 +39,11 @@ class FairQueueing:
     least: the least seconds that a write is charged.
     """
 
-    def __init__(self, least: float = _LEAST) -> None:
-        self._least = least
-        self._prune_above = _MANY
+    def __init__(self, min_charge: float = _MIN_CHARGE) -> None:
+        self._min_charge = min_charge
+        self._prune_above = _PRUNE_ABOVE
         self._used: dict[str, float] = {}  # the virtual time of each owner, in seconds of writing
-        self._now = 0.0  # the virtual time of the owner that was served last
+        self._virtual_time = 0.0  # the virtual time of the owner that was served last
         self._waiting: set[str] = set()
         self._heap: list[tuple[float, float, int, str]] = []  # the waiting ones: start time, used time, order, owner
         self._order = count()
@@ -53,7 +53,7 @@ class FairQueueing:
         if owner not in self._waiting:
             self._waiting.add(owner)
             used = self._used.get(owner, 0.0)
-            heappush(self._heap, (max(used, self._now), used, next(self._order), owner))
+            heappush(self._heap, (max(used, self._virtual_time), used, next(self._order), owner))
 
     def dequeue(self, is_eligible: Callable[[str], bool] = lambda _: True) -> str:
         """Remove and return the next eligible owner; there must be one. Of equal ones, an idle one is preferred.
@@ -70,16 +70,16 @@ class FairQueueing:
                 break
             heappush(self._heap, (used, used, next(self._order), owner))  # it was charged while it waited
         self._waiting.remove(owner)
-        self._now = since
-        self._used[owner] = since + self._least
+        self._virtual_time = since
+        self._used[owner] = since + self._min_charge
         if len(self._used) > self._prune_above:  # an owner that has used no more than this one counts as idle
             self._used = {name: used for name, used in self._used.items() if used > since}
-            self._prune_above = max(_MANY, 2 * len(self._used))
+            self._prune_above = max(_PRUNE_ABOVE, 2 * len(self._used))
         return owner
 
     def charge_write(self, owner: str, seconds: float) -> None:
         """Charge the chosen owner for its write, which took `seconds`."""
-        self.charge(owner, max(0.0, seconds - self._least))
+        self.charge(owner, max(0.0, seconds - self._min_charge))
 
     def charge(self, owner: str, seconds: float) -> None:
         """Charge the owner `seconds` more than it was charged when it was chosen."""
@@ -90,11 +90,11 @@ class FairQueueing:
         self._waiting.clear()
         self._heap.clear()
         self._used.clear()
-        self._now = 0.0
+        self._virtual_time = 0.0
 
 
 class RecentUse(Generic[_OwnerT]):
-    """The time that each owner has used lately, for queues with a limit. Of more than `_REMEMBERED` owners, those that
+    """The time that each owner has used lately, for queues with a limit. Of more than `_MAX_OWNERS` owners, those that
     have used least count as new.
     """
 
@@ -106,9 +106,9 @@ class RecentUse(Generic[_OwnerT]):
     def add_use(self, owner: _OwnerT, seconds: float) -> None:
         """Add seconds that the owner has used."""
         halvings = (self._clock.now() - self._start) / _HALF_LIFE
-        if halvings > _MAX_HALVINGS or len(self._used) > 2 * _REMEMBERED:
+        if halvings > _MAX_HALVINGS or len(self._used) > 2 * _MAX_OWNERS:
             self._start = self._clock.now()
-            largest = sorted(self._used, key=self._used.__getitem__, reverse=True)[:_REMEMBERED]
+            largest = sorted(self._used, key=self._used.__getitem__, reverse=True)[:_MAX_OWNERS]
             decayed = {name: self._used[name] * 0.5**halvings for name in largest}
             self._used = {name: used for name, used in decayed.items() if used > 0}
             halvings = 0.0
@@ -127,7 +127,7 @@ class RecentUse(Generic[_OwnerT]):
 
     def _sizes(self, places: Mapping[_OwnerT, Sized]) -> dict[_OwnerT, tuple[int, float]]:
         used = self._used.get
-        return {name: (len(held), used(name, 0.0)) for name, held in places.items()}
+        return {name: (len(queued), used(name, 0.0)) for name, queued in places.items()}
 
 
 def round_robin(elements: Iterable[_T], owner: Callable[[_T], str]) -> list[_T]:

@@ -24,7 +24,7 @@ from cardwise.core.placement.ledger import Ledger
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.quantity import MOST_MIB, MiB, Percent
+from cardwise.core.values.quantity import MAX_MIB, MiB, Percent
 from cardwise.kube import errors, mpsread, paths, wire
 from cardwise.kube.client import KubeClient
 
@@ -284,7 +284,7 @@ def card_of(resource: wire.ExtendedResource, classifier: Classifier | None = Non
     return Card(
         index=spec.index,
         uuid=intern(spec.uuid),
-        mem=quantity.size(max(0, min(spec.memory_mib, MOST_MIB))),  # the schema of older versions has no maximum
+        mem=quantity.size(max(0, min(spec.memory_mib, MAX_MIB))),  # the schema of older versions has no maximum
         model=intern(spec.model),
         healthy=resource.status.health == "Healthy",
         cordoned=spec.unschedulable,

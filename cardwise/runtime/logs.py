@@ -19,7 +19,7 @@ import structlog
 from cardwise.clock import Clock
 from cardwise.core.values import wording
 
-_MAX_TRACEBACK: Final = 8 * wording.MOST_BYTES
+_MAX_TRACEBACK: Final = 8 * wording.MAX_BYTES
 
 _MINUTE: Final = 60.0  # seconds
 _MAX_LINES: Final = 200  # of one kind, in a minute
@@ -123,7 +123,7 @@ def _renderers(fmt: LogFormat) -> list[structlog.typing.Processor]:
 def _cut_fields(_logger: Any, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """The line with no field of more than 1 KiB, or of 8 KiB for a traceback."""
     for key, field in event.items():
-        event[key] = _cut_field(field, _MAX_TRACEBACK if key == "exception" else wording.MOST_BYTES)
+        event[key] = _cut_field(field, _MAX_TRACEBACK if key == "exception" else wording.MAX_BYTES)
     return event
 
 

@@ -76,7 +76,7 @@ class Loops:
         self._leadership = leadership or Leadership()
         self._clock = clock
         self._idle_since: float | None = None
-        self._requeue_backoff = Backoff(initial=0.5, cap=2.0, longest_retry_after=LEADER_RETRY_AFTER)
+        self._requeue_backoff = Backoff(initial=0.5, cap=2.0, max_retry_after=LEADER_RETRY_AFTER)
         self._requeue_not_before = float("-inf")
         self._gangs = gangs
         self._nominating = nominating

@@ -133,7 +133,7 @@ class Fence:
         so the namespaces take turns, and after too many slow writes the other pods of a namespace are skipped.
         """
         backoff, until = (
-            Backoff(initial=0.05, cap=1.0, longest_retry_after=LEADER_RETRY_AFTER),
+            Backoff(initial=0.05, cap=1.0, max_retry_after=LEADER_RETRY_AFTER),
             self._clock.now() + _TOTAL_SECONDS,
         )
         has_landed, unfenced, remaining = False, set[str](), round_robin(pods, lambda pod: pod.namespace)

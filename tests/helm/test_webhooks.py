@@ -264,8 +264,8 @@ def test_bindings_wait_for_no_large_review_and_their_pods_no_longer_than_the_api
 def test_what_looks_like_a_gpu_is_the_same_for_the_webhook(render: Render) -> None:
     entry = hooks(render(), "ValidatingWebhookConfiguration")["foreign.cardwise.dev"]
     condition = conditions(entry)["names-a-gpu-and-asks-for-nothing-of-ours"]
-    assert f".matches(r'(?m){lookalikes._LIKE_A_GPU.pattern}')" in condition
-    assert f".findAll(r'(?m)^.*(?:{lookalikes._KEY_ABOUT_US.pattern}).*', " in condition, "and what is meant for us"
+    assert f".matches(r'(?m){lookalikes._GPU_NAME.pattern}')" in condition
+    assert f".findAll(r'(?m)^.*(?:{lookalikes._OWN_KEY.pattern}).*', " in condition, "and what is meant for us"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ COMMANDS: dict[str, click.Command] = {
     "cardwise-deviceplugin": deviceplugin_part.main,
     "cardwise-mps": mps_part.main,
 }
-LONGEST_ROOT = mps.LONGEST_PIPE - len(str(mps.folder("/", "GPU-9f3b5c2a-1111-2222-3333-444455556666") / mps.PIPE))
+LONGEST_ROOT = mps.MAX_PIPE_LENGTH - len(str(mps.folder("/", "GPU-9f3b5c2a-1111-2222-3333-444455556666") / mps.PIPE))
 KIND_OF = {"webhook": "Deployment", "extender": "Deployment", "deviceplugin": "DaemonSet", "mps": "DaemonSet"}
 
 

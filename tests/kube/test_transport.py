@@ -17,7 +17,7 @@ from tests.fakes.clock import FakeClock
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
-MOST = 100_000
+MAX_BYTES = 100_000
 SENT = 3000  # bytes or pieces, if the client takes them
 
 Send = Callable[[bytes], None]
@@ -127,8 +127,8 @@ def test_a_larger_answer_is_not_read_to_its_end(serving, head):
 
     server, client = serving(answer)
     for _ in range(3):
-        with pytest.raises(errors.TooLarge, match=f"GET /version: the response has more than {MOST} bytes"):
-            client.get("/version", max_bytes=MOST)
+        with pytest.raises(errors.TooLarge, match=f"GET /version: the response has more than {MAX_BYTES} bytes"):
+            client.get("/version", max_bytes=MAX_BYTES)
     assert server.sent < SENT * len(piece) / 4
 
 
@@ -226,6 +226,6 @@ def test_an_answer_that_was_packed_is_measured_unpacked(api: ApiServer, clock):
     api.answers["/version"] = Answer(200, packed, {"Content-Encoding": "gzip"})
     client = KubeClient(api.serve(), clock=clock)
     with pytest.raises(errors.TooLarge):
-        client.request("GET", "/version", max_bytes=MOST)
+        client.request("GET", "/version", max_bytes=MAX_BYTES)
     assert len(client.request("GET", "/version")) == 3_000_002
     client.close()

@@ -13,7 +13,7 @@ from cardwise.core.api import assignment, names, request
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
-from cardwise.core.values.quantity import MOST_MIB, Percent, Unit
+from cardwise.core.values.quantity import MAX_MIB, Percent, Unit
 from extender.records.pod import Pod
 from tests.examples import examples
 from tests.webhook.reviews import Known, on_mutate
@@ -71,7 +71,7 @@ def mib_by_all(pod: Json) -> set[tuple[int, ...]]:
     """By container, as each reader has it."""
     pod_request = request.parse_mutated(pod)
     assert pod_request is not None
-    shares = {c.key: (CardShare(0, "GPU-0", c.mem, Percent(0), MOST_MIB),) for c in pod_request.containers}
+    shares = {c.key: (CardShare(0, "GPU-0", c.mem, Percent(0), MAX_MIB),) for c in pod_request.containers}
     annotations = assignment.encode(Assignment(shares), assume_time_ns=1)
     held = assignment.decode(annotations)
     assert held is not None

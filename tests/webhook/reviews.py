@@ -15,7 +15,7 @@ from webhook.cluster.offers import Offers
 from webhook.pods.defaults import Defaults
 from webhook.pods.limitranges import Bounds
 from webhook.pods.validate import CardSizes
-from webhook.quotas.gpuquotas import QuotaStanding
+from webhook.quotas.gpuquotas import QuotaUsage
 from webhook.server import app, decisions
 from webhook.server import review as reviews
 from webhook.server.decisions import WebhookSettings
@@ -42,7 +42,7 @@ class Known:
     cards_of: dict[str, CardSizes] = field(default_factory=dict)
     cards_on: dict[tuple[str, ...], CardSizes] = field(default_factory=dict)  # by class and nodes
     card_labels: list[Json] = field(default_factory=list)
-    standings: dict[str, list[QuotaStanding]] = field(default_factory=dict)
+    standings: dict[str, list[QuotaUsage]] = field(default_factory=dict)
     numbers: dict[str, tuple[str, int]] = field(default_factory=dict)  # a pod and its number, by namespace/gang
     scopes: frozenset[str] = frozenset()
     ranges: dict[str, Bounds] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Known:
     def offers(self) -> Offers | None:
         return self.offered
 
-    def quotas(self, namespace: str) -> Sequence[QuotaStanding]:
+    def quotas(self, namespace: str) -> Sequence[QuotaUsage]:
         return self.standings.get(namespace, [])
 
     def conflicting_member(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:

@@ -15,8 +15,8 @@ from cardwise.core.values.quantity import MiB
 from cardwise.kube.survey import MAX_CARDS_PER_NODE
 from webhook.pods.validate import CardSizes
 
-_MOST_CLASSES: Final = 1024  # whose sums are kept
-_MOST_REMEMBERED: Final = 1024  # combinations of labels of one class: a node may write others each time
+_MAX_CLASSES: Final = 1024  # whose sums are kept
+_MAX_CACHED: Final = 1024  # combinations of labels of one class: a node may write others each time
 # The work that a class may cost which anyone may write in a review. A step is reading one label of one card; comparing
 # a value with one condition takes as long as some of them. All together take a tenth of a second: 100,000 cards and two
 # labels, or 50,000 comparisons.
@@ -58,7 +58,7 @@ class _Membership:
         self._conditions = (
             sum(map(len, resource_class.selector.alternatives)) if resource_class is not None else 0
         )  # the most that one card is compared with
-        self._known: dict[tuple[str | None, ...], bool] = {}
+        self._is_member_by_values: dict[tuple[str | None, ...], bool] = {}
 
     def includes(self, card: CardFacts) -> bool:
         """Whether the card is of the class."""
@@ -68,23 +68,23 @@ class _Membership:
             return False
         selected_values = tuple(map(card.labels.get, self._keys))
         self.steps += len(self._keys)
-        is_member = self._known.get(selected_values)
+        is_member = self._is_member_by_values.get(selected_values)
         if is_member is None:
             self.steps += _COMPARISON_STEPS * self._conditions
             is_member = self.resource_class.selector.matches(card.labels)
-            if len(self._known) >= _MOST_REMEMBERED:
-                self._known.clear()
-            self._known[selected_values] = is_member
+            if len(self._is_member_by_values) >= _MAX_CACHED:
+                self._is_member_by_values.clear()
+            self._is_member_by_values[selected_values] = is_member
         return is_member
 
 
 @dataclass(slots=True)
 class _ClassSum:
-    """The sums of a class by node. `changed`: nodes whose cards must be counted again."""
+    """The sums of a class by node. `changed_nodes`: nodes whose cards must be counted again."""
 
     membership: _Membership
-    changed: set[str]
-    of_node: dict[str, Sizes] = field(default_factory=dict)
+    changed_nodes: set[str]
+    sizes_by_node: dict[str, Sizes] = field(default_factory=dict)
     nodes: Counter[Sizes] = field(default_factory=Counter)  # how many nodes have cards of these sizes
     total: CardSizes = field(default_factory=CardSizes)
 
@@ -146,8 +146,8 @@ class CardSums:
     def sizes_on(self, nodes: Collection[str], resource_class: ResourceClass | None) -> CardSizes:
         """The sizes of cards of the class on these nodes only."""
         with self._lock:
-            of_node = self._update_sum(resource_class).of_node
-            return _merge_sizes(of_node.get(node, ()) for node in nodes)
+            sizes_by_node = self._update_sum(resource_class).sizes_by_node
+            return _merge_sizes(sizes_by_node.get(node, ()) for node in nodes)
 
     def mps_scopes(self) -> frozenset[str]:
         """The scopes of the MPS daemons: `CardFacts.mps` of all cards."""
@@ -178,39 +178,44 @@ class CardSums:
         self._mark_changed(node)
 
     def _mark_changed(self, node: str) -> None:
-        for known in self._sums.values():
-            known.changed.add(node)
+        for class_sum in self._sums.values():
+            class_sum.changed_nodes.add(node)
 
     def _update_sum(self, resource_class: ResourceClass | None) -> _ClassSum:
         key = resource_class.name if resource_class else ""
-        known = self._sums.get(key)
-        if known is None or known.membership.resource_class != resource_class:
-            known = self._sums[key] = _ClassSum(_Membership(resource_class), set(self._cards))
-            if len(self._sums) > _MOST_CLASSES:
+        class_sum = self._sums.get(key)
+        if class_sum is None or class_sum.membership.resource_class != resource_class:
+            class_sum = self._sums[key] = _ClassSum(_Membership(resource_class), set(self._cards))
+            if len(self._sums) > _MAX_CLASSES:
                 self._sums.popitem(last=False)
         self._sums.move_to_end(key)
-        if known.changed:
-            self._recount(known)
-        return known
+        if class_sum.changed_nodes:
+            self._recount(class_sum)
+        return class_sum
 
-    def _recount(self, known: _ClassSum) -> None:
-        for node in known.changed:
+    def _recount(self, class_sum: _ClassSum) -> None:
+        for node in class_sum.changed_nodes:
             cards = self._cards.get(node, {}).values()
-            before, now = known.of_node.pop(node, ()), self._sizes_of(cards, known.membership)
-            if before:
-                known.nodes[before] -= 1
-                if not known.nodes[before]:
-                    del known.nodes[before]
-            if now:
-                known.of_node[node] = now
-                known.nodes[now] += 1
-        known.changed.clear()
-        known.total = _merge_sizes(known.nodes)
+            old_sizes, new_sizes = class_sum.sizes_by_node.pop(node, ()), self._sizes_of(cards, class_sum.membership)
+            if old_sizes:
+                class_sum.nodes[old_sizes] -= 1
+                if not class_sum.nodes[old_sizes]:
+                    del class_sum.nodes[old_sizes]
+            if new_sizes:
+                class_sum.sizes_by_node[node] = new_sizes
+                class_sum.nodes[new_sizes] += 1
+        class_sum.changed_nodes.clear()
+        class_sum.total = _merge_sizes(class_sum.nodes)
 
 
 def _merge_sizes(nodes: Iterable[Sizes]) -> CardSizes:
     """The sizes of the cards of these nodes together."""
     node_sizes = {sizes for sizes in nodes if sizes}
-    by_rank = tuple(max(rank) for rank in zip_longest(*node_sizes, fillvalue=MiB(0)))
+    largest_by_rank = tuple(max(rank) for rank in zip_longest(*node_sizes, fillvalue=MiB(0)))
     smallest = min((sizes[-1] for sizes in node_sizes), default=MiB(0))
-    return CardSizes(max(by_rank, default=MiB(0)), len(by_rank), smallest, by_rank if any(by_rank) else ())
+    return CardSizes(
+        max(largest_by_rank, default=MiB(0)),
+        len(largest_by_rank),
+        smallest,
+        largest_by_rank if any(largest_by_rank) else (),
+    )

@@ -19,7 +19,7 @@ _MAX_NODES: Final = 64  # nodes; of more, some will have what a pod asks for
 # Of one node, which writes them itself: misspelled names are compared with each. Real nodes have a dozen resources.
 _MAX_RESOURCES: Final = 32
 _MAX_LABELS: Final = 256
-_MOST_CONDITIONS: Final = 16
+_MAX_CONDITIONS: Final = 16
 _ANY_TAINT: Final = [{"operator": "Exists"}]  # taints come and go, as autoscalers', and are no fault of the pod
 
 _decode_node = msgspec.json.Decoder(wire.Node).decode
@@ -36,9 +36,11 @@ class NodeOffer:
 def project(raw: bytes) -> tuple[str, NodeOffer]:
     """The name and offer of a Node. Kubernetes keeps a resource that its plugin has withdrawn with the amount 0."""
     node = _decode_node(raw)
-    has = {name for name, amount in node.status.capacity.items() if lookalikes.is_like_gpu(name) and amount != "0"}
-    resources = frozenset(sorted(has)[:_MAX_RESOURCES])
-    return node.metadata.name, NodeOffer(resources, node.metadata.labels if names.SHARE in has else None)
+    gpu_resources = {
+        name for name, amount in node.status.capacity.items() if lookalikes.is_like_gpu(name) and amount != "0"
+    }
+    resources = frozenset(sorted(gpu_resources)[:_MAX_RESOURCES])
+    return node.metadata.name, NodeOffer(resources, node.metadata.labels if names.SHARE in gpu_resources else None)
 
 
 class Offers:
@@ -60,14 +62,14 @@ class Offers:
 
         Empty if a node matches, if no node has cards, and if there are too many nodes to compare while a review waits.
         """
-        if len(selector) > _MOST_CONDITIONS:
+        if len(selector) > _MAX_CONDITIONS:
             return ()
         with self._lock:
             nodes = list(self._labels.values())
         if not nodes or any(_matches(labels, selector.items()) for labels in nodes):
             return ()
-        alone = [entry for entry in selector.items() if not any(_matches(labels, [entry]) for labels in nodes)]
-        return tuple(f"{key}={label_value}" for key, label_value in (alone[:1] or selector.items()))
+        unmatched = [entry for entry in selector.items() if not any(_matches(labels, [entry]) for labels in nodes)]
+        return tuple(f"{key}={label_value}" for key, label_value in (unmatched[:1] or selector.items()))
 
     def label_values(self) -> Mapping[str, Collection[str]]:
         """The labels of nodes with cards, each with its values; of a limited number of nodes and labels."""
@@ -87,15 +89,15 @@ class Offers:
         """
         spec = pod.get("spec") or {}
         affinity = {"nodeAffinity": (spec.get("affinity") or {}).get("nodeAffinity")}
-        constrained = {"nodeSelector": spec.get("nodeSelector"), "affinity": affinity, "tolerations": _ANY_TAINT}
-        if not 0 < eligible.count_conditions(constrained) <= _MOST_CONDITIONS:
+        constrained_spec = {"nodeSelector": spec.get("nodeSelector"), "affinity": affinity, "tolerations": _ANY_TAINT}
+        if not 0 < eligible.count_conditions(constrained_spec) <= _MAX_CONDITIONS:
             return None
         with self._lock:
             nodes = dict(self._labels)
-        constraints = nodeconstraints.constraints_of(constrained)
-        admitting = (name for name, labels in nodes.items() if constraints.admits(name, NodeLabels(labels)))
-        first = frozenset(islice(admitting, _MAX_NODES + 1))
-        return first if len(first) <= _MAX_NODES and len(first) < len(nodes) else None
+        constraints = nodeconstraints.constraints_of(constrained_spec)
+        admitting_names = (name for name, labels in nodes.items() if constraints.admits(name, NodeLabels(labels)))
+        first_names = frozenset(islice(admitting_names, _MAX_NODES + 1))
+        return first_names if len(first_names) <= _MAX_NODES and len(first_names) < len(nodes) else None
 
     def on_change(self, key: str, old: NodeOffer | None, new: NodeOffer) -> None:
         with self._lock:
@@ -116,5 +118,5 @@ class Offers:
         pass
 
 
-def _matches(labels: Mapping[str, str], wanted: Iterable[tuple[str, str]]) -> bool:
-    return all(labels.get(key) == label_value for key, label_value in wanted)
+def _matches(labels: Mapping[str, str], entries: Iterable[tuple[str, str]]) -> bool:
+    return all(labels.get(key) == label_value for key, label_value in entries)

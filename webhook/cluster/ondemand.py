@@ -26,23 +26,23 @@ from cardwise.runtime.logs import LineLimit
 
 _LIST_SECONDS: Final = 2.0  # that a list may take
 
-_AGREED_SECONDS: Final = 10.0  # for which a gang's number is remembered
-_MAX_REMEMBERED: Final = 10_000  # gangs that are remembered
-_MOST_LOOKUPS: Final = 50  # a second, of all namespaces together
-_LOOKUPS_EACH: Final = 10  # a second, of one namespace
+_SKIP_SECONDS: Final = 10.0  # for which a gang's number is remembered
+_MAX_CACHED: Final = 10_000  # gangs that are remembered
+_MAX_LOOKUPS: Final = 50  # a second, of all namespaces together
+_MAX_LOOKUPS_PER_OWNER: Final = 10  # a second, of one namespace
 # Look-ups that wait for the API server, each of another namespace: half of the threads that answer reviews.
-_AT_ONCE: Final = 2
+_MAX_CONCURRENT_LOOKUPS: Final = 2
 # For which a failure is remembered. After a time-out it is long: each further try would keep a thread as long again.
-_FAILED_SECONDS: Final = 1.0
-_TIMED_OUT_SECONDS: Final = 5.0
+_FAILURE_SECONDS: Final = 1.0
+_TIMEOUT_SECONDS: Final = 5.0
 _MAX_MEMBERS: Final = 50  # members that are looked at, where the API server's cache counts them
-_MOST_BYTES: Final = 8 << 20  # of all members, where it does not: a tenant's may have hundreds of MiB, and we have 512
-_MOST_LIST_BYTES: Final = 16 << 20  # some 8,000 classes or namespaces
+_MAX_BYTES: Final = 8 << 20  # of all members, where it does not: a tenant's may have hundreds of MiB, and we have 512
+_MAX_LIST_BYTES: Final = 16 << 20  # some 8,000 classes or namespaces
 
 PODGROUPS: Final = f"/apis/{ForeignPodGroup.KUBERNETES}/v1beta1"
-_SERVED_SECONDS: Final = 30.0  # for which discovery's answer counts
+_DISCOVERY_SECONDS: Final = 30.0  # for which discovery's answer counts
 
-_ALL: Final = ("", "", None)  # namespaces and gangs, as a key of those that are skipped
+_ALL_GANGS: Final = ("", "", None)  # namespaces and gangs, as a key of those that are skipped
 
 _decode_list = tolerate_depth(msgspec.json.Decoder(wire.List).decode)
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
@@ -65,23 +65,25 @@ class LookupLimit:
         self._per_owner = per_owner
         self._total = total
         self._lock = threading.Lock()
-        self._begun = deque[tuple[float, str]]()  # in the last second: when, and the owner
-        self._begun_by = Counter[str]()  # as many by owner
+        self._lookups = deque[tuple[float, str]]()  # in the last second: when, and the owner
+        self._lookups_by_owner = Counter[str]()  # as many by owner
 
     def begin_lookup(self, owner: str) -> bool:
         """Whether the owner may start a lookup now. If so, it is counted."""
         with self._lock:
             now = self._clock.now()
-            while self._begun and now - self._begun[0][0] >= 1:
-                _, former = self._begun.popleft()
-                self._begun_by[former] -= 1
-                if not self._begun_by[former]:
-                    del self._begun_by[former]
-            by_owner = self._begun_by.get(owner, 0)
-            if by_owner >= self._per_owner or len(self._begun) >= (self._total if by_owner else 2 * self._total):
+            while self._lookups and now - self._lookups[0][0] >= 1:
+                _, former_owner = self._lookups.popleft()
+                self._lookups_by_owner[former_owner] -= 1
+                if not self._lookups_by_owner[former_owner]:
+                    del self._lookups_by_owner[former_owner]
+            own_lookups = self._lookups_by_owner.get(owner, 0)
+            if own_lookups >= self._per_owner or len(self._lookups) >= (
+                self._total if own_lookups else 2 * self._total
+            ):
                 return False
-            self._begun.append((now, owner))
-            self._begun_by[owner] += 1
+            self._lookups.append((now, owner))
+            self._lookups_by_owner[owner] += 1
             return True
 
 
@@ -121,20 +123,20 @@ class _CachedAnswer(Generic[_T]):
         self._seconds = seconds
         self._clock = clock
         self._lock = threading.Lock()
-        self._until = float("-inf")
+        self._expires_at = float("-inf")
         self._answer: _T | errors.KubeError
 
     def get(self) -> _T:
         """The answer. Raises KubeError."""
         with self._lock:
-            if self._clock.now() >= self._until:
+            if self._clock.now() >= self._expires_at:
                 seconds = self._seconds
                 try:
                     self._answer = self._fetch()
                 except errors.KubeError as error:
                     self._answer = error
                     seconds = _failure_seconds(error)
-                self._until = self._clock.now() + seconds
+                self._expires_at = self._clock.now() + seconds
             answer = self._answer
         if isinstance(answer, errors.KubeError):
             raise answer.with_traceback(None)  # else that of each call would be added to it
@@ -142,7 +144,7 @@ class _CachedAnswer(Generic[_T]):
 
 
 def _failure_seconds(error: errors.KubeError) -> float:
-    return _TIMED_OUT_SECONDS if isinstance(error, errors.TimedOut) else _FAILED_SECONDS
+    return _TIMEOUT_SECONDS if isinstance(error, errors.TimedOut) else _FAILURE_SECONDS
 
 
 class FreshList:
@@ -159,22 +161,22 @@ class FreshList:
         clock: Clock,
         *,
         query: Mapping[str, str] | None = None,
-        trusted: float = 1.0,
+        max_age_seconds: float = 1.0,
     ) -> None:
-        """`trusted`: for how many seconds a list counts."""
+        """`max_age_seconds`: for how many seconds a list counts."""
         self._client = client
         self._path = path
         self._query = query
-        self._listed = _CachedAnswer(self._list, trusted, clock)
+        self._cached_list = _CachedAnswer(self._list, max_age_seconds, clock)
 
     def get(self, name: str) -> Json | None:
-        """The object as it was at most `trusted` seconds ago; None if it did not exist. Raises KubeError."""
-        return self._listed.get().get(name)
+        """The object as it was at most `max_age_seconds` seconds ago; None if it did not exist. Raises KubeError."""
+        return self._cached_list.get().get(name)
 
     def _list(self) -> dict[str, Json]:
         try:
             page = self._client.request(
-                "GET", self._path, query=self._query, timeout=_LIST_SECONDS, max_bytes=_MOST_LIST_BYTES
+                "GET", self._path, query=self._query, timeout=_LIST_SECONDS, max_bytes=_MAX_LIST_BYTES
             )
             objects = [_decode_object(wire.trim_object(bytes(raw))) for raw in _decode_list(page).items or ()]
         except errors.NotFound:
@@ -212,33 +214,33 @@ class GangNumbers:
     def __init__(self, client: KubeClient, clock: Clock) -> None:
         self._client = client
         self._clock = clock
-        self._lines = LineLimit(_log, clock)
-        self._limit = LookupLimit(clock, per_owner=_LOOKUPS_EACH, total=_MOST_LOOKUPS)
-        self._places = _LookupPlaces(_AT_ONCE)
+        self._log_limit = LineLimit(_log, clock)
+        self._limit = LookupLimit(clock, per_owner=_MAX_LOOKUPS_PER_OWNER, total=_MAX_LOOKUPS)
+        self._lookup_places = _LookupPlaces(_MAX_CONCURRENT_LOOKUPS)
         # Until when, by namespace, gang and number. No number: its look-up failed; no gang: the namespace's timed out.
-        self._skipped: dict[tuple[str, str, int | None], float] = {}
+        self._skipped_until: dict[tuple[str, str, int | None], float] = {}
 
     def conflicting_member(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
         """The name of an existing pod of the gang that says another number, and that number; None if none is known."""
         key, now = (namespace, gang, number), self._clock.now()
         if any(
-            self._skipped.get(skipped, now) > now
-            for skipped in (key, (namespace, gang, None), (namespace, "", None), _ALL)
+            self._skipped_until.get(skipped_key, now) > now
+            for skipped_key in (key, (namespace, gang, None), (namespace, "", None), _ALL_GANGS)
         ):
             return None
-        if not self._limit.begin_lookup(namespace) or not self._places.acquire(namespace):
+        if not self._limit.begin_lookup(namespace) or not self._lookup_places.acquire(namespace):
             return None
         try:
             numbers = self._fetch_numbers(namespace, gang)
         except errors.KubeError as error:
             if isinstance(error, errors.TimedOut):
-                failed = namespace, "", None
+                key_to_skip = namespace, "", None
             elif errors.is_server_failure(error) and not isinstance(error, errors.TooLarge):
-                failed = _ALL
+                key_to_skip = _ALL_GANGS
             else:
-                failed = namespace, gang, None
-            self._skip(failed, _TIMED_OUT_SECONDS)
-            self._lines.log(
+                key_to_skip = namespace, gang, None
+            self._skip(key_to_skip, _TIMEOUT_SECONDS)
+            self._log_limit.log(
                 "warning",
                 namespace,
                 "failed to compare the sizes that a gang's pods name; admitting the pod",
@@ -248,31 +250,31 @@ class GangNumbers:
             )
             return None
         finally:
-            self._places.release(namespace)
+            self._lookup_places.release(namespace)
         conflict = next(((name, other) for name, other in numbers.items() if other != number), None)
         if conflict is None and numbers:
-            self._skip(key, _AGREED_SECONDS)
+            self._skip(key, _SKIP_SECONDS)
         return conflict
 
     def _skip(self, key: tuple[str, str, int | None], seconds: float) -> None:
-        if len(self._skipped) >= _MAX_REMEMBERED:
-            self._skipped = {}
-        self._skipped[key] = self._clock.now() + seconds
+        if len(self._skipped_until) >= _MAX_CACHED:
+            self._skipped_until = {}
+        self._skipped_until[key] = self._clock.now() + seconds
 
     def _fetch_numbers(self, namespace: str, gang: str) -> dict[str, int]:
         """The numbers by the names of the pods. Raises KubeError."""
         query = {"fieldSelector": "status.phase!=Failed", "resourceVersion": "0", "limit": str(_MAX_MEMBERS)}
         path, query = paths.pods(namespace), query | paths.label_query(names.GANG, gang)
-        body = self._client.request("GET", path, query=query, timeout=1.0, max_bytes=_MOST_BYTES)
+        body = self._client.request("GET", path, query=query, timeout=1.0, max_bytes=_MAX_BYTES)
         try:
             pods = _decode(body).items or ()
         except msgspec.DecodeError as error:
             raise errors.ServerError(0, "NotAList", f"GET {path}: {error}") from error
-        living = (pod.metadata for pod in pods if not pod.metadata.deletion_timestamp)
-        return {meta.name: number for meta in living if (number := _number(meta)) is not None}
+        live_pods = (pod.metadata for pod in pods if not pod.metadata.deletion_timestamp)
+        return {meta.name: number for meta in live_pods if (number := _read_number(meta)) is not None}
 
 
-def _number(meta: _Meta) -> int | None:
+def _read_number(meta: _Meta) -> int | None:
     try:
         membership = gangs.membership({"metadata": {"labels": meta.labels, "annotations": meta.annotations}})
     except InvalidRequest:
@@ -290,7 +292,7 @@ class PodGroups:
 
     def __init__(self, client: KubeClient, clock: Clock) -> None:
         self._client = client
-        self._served = _CachedAnswer(self._discover, _SERVED_SECONDS, clock)
+        self._served = _CachedAnswer(self._discover, _DISCOVERY_SECONDS, clock)
 
     def is_served(self) -> bool:
         """Whether the API is served, by discovery, which all authenticated users may read. Raises KubeError."""
@@ -298,7 +300,7 @@ class PodGroups:
 
     def _discover(self) -> bool:
         try:
-            resources = self._client.get(PODGROUPS, timeout=2.0, max_bytes=_MOST_BYTES).get("resources") or ()
+            resources = self._client.get(PODGROUPS, timeout=2.0, max_bytes=_MAX_BYTES).get("resources") or ()
         except errors.NotFound:
             return False
         return any(resource.get("name") == "podgroups" for resource in resources)

@@ -31,19 +31,19 @@ from webhook.pods.defaults import Defaults
 from webhook.pods.limitranges import Bounds
 from webhook.pods.validate import CardSizes
 from webhook.quotas import gpuquotas
-from webhook.quotas.gpuquotas import QuotaStanding
+from webhook.quotas.gpuquotas import QuotaUsage
 
 LIMIT_RANGES: Final = paths.namespaced("/api/v1", "limitranges")
 
 # Failed calls after which readiness does not wait for an optional list: its CRD is not there, or not readable.
-_PATIENCE = 3
+_MAX_LIST_FAILURES = 3
 
 # For the pod of a Binding. The API server waits a second for the answer (the chart's timeoutSeconds).
 BINDING_SECONDS: Final = 0.6
 # Pods of Bindings a second, for one address without a certificate: some times what one API server has at most, and
 # what costs it next to nothing.
-_BINDINGS_EACH: Final = 200
-_MOST_POD_BYTES: Final = 8 << 20  # as JSON; etcd takes 1.5 MiB of an object, and JSON writes some letters as six
+_MAX_BINDINGS_PER_CALLER: Final = 200
+_MAX_POD_BYTES: Final = 8 << 20  # as JSON; etcd takes 1.5 MiB of an object, and JSON writes some letters as six
 
 T = TypeVar("T")
 
@@ -61,17 +61,17 @@ class ClusterView:
     def __init__(self, client: KubeClient, clock: Clock = SYSTEM, *, kept_back: MiB = MiB(0)) -> None:
         self._client = client
         self._lookup_failures = LineLimit(_log, clock)
-        self._sums = CardSums(kept_back)
-        self._numbers = GangNumbers(client, clock)
-        self._bindings = LookupLimit(clock, per_owner=_BINDINGS_EACH)
+        self._card_sums = CardSums(kept_back)
+        self._gang_numbers = GangNumbers(client, clock)
+        self._bindings = LookupLimit(clock, per_owner=_MAX_BINDINGS_PER_CALLER)
         self._podgroups = PodGroups(client, clock)
-        self._new_classes = FreshList(client, paths.resourceclasses(), clock)
-        self._standings: _ByNamespace[QuotaStanding] = _ByNamespace()
+        self._fresh_classes = FreshList(client, paths.resourceclasses(), clock)
+        self._quota_usages: _ByNamespace[QuotaUsage] = _ByNamespace()
         self._bounds: _ByNamespace[Bounds] = _ByNamespace()
-        self._unreadable: dict[str, str] = {}
+        self._parse_errors: dict[str, str] = {}
         selector = {"labelSelector": f"{names.DEFAULTS_LABEL}={defaults.ENABLED}"}
         # For less time: a pod that comes right after the label must not miss its default.
-        self._new_namespaces = FreshList(client, paths.namespaces(), clock, query=selector, trusted=0.2)
+        self._fresh_namespaces = FreshList(client, paths.namespaces(), clock, query=selector, max_age_seconds=0.2)
         self._namespaces: Reflector[Defaults] = Reflector(
             client,
             paths.namespaces(),
@@ -81,17 +81,17 @@ class ClusterView:
             pace=CENTRAL_PACE,
             clock=clock,
         )
-        limited = CardsPerNodeLimit(_project_card, self._sums)
-        self._cards_known: Reflector[CardFacts] = Reflector(
+        limited_cards = CardsPerNodeLimit(_project_card, self._card_sums)
+        self._card_reflector: Reflector[CardFacts] = Reflector(
             client,
             paths.extendedresources(),
-            limited.project,
-            limited,
-            on_list_failed=limited.on_list_failed,
+            limited_cards.project,
+            limited_cards,
+            on_list_failed=limited_cards.on_list_failed,
             pace=CENTRAL_PACE,
             clock=clock,
         )
-        self._classes_known: Reflector[ResourceClass] = Reflector(
+        self._class_reflector: Reflector[ResourceClass] = Reflector(
             client,
             paths.resourceclasses(),
             self._make_projection("ResourceClass", classes.parse),
@@ -99,15 +99,15 @@ class ClusterView:
             pace=CENTRAL_PACE,
             clock=clock,
         )
-        self._quotas_known: Reflector[QuotaStanding] = Reflector(
+        self._quota_reflector: Reflector[QuotaUsage] = Reflector(
             client,
             paths.gpuquotas(),
             self._make_projection("GPUQuota", gpuquotas.parse),
-            self._standings,
+            self._quota_usages,
             pace=CENTRAL_PACE,
             clock=clock,
         )
-        self._ranges_known: Reflector[Bounds] = Reflector(
+        self._limit_range_reflector: Reflector[Bounds] = Reflector(
             client,
             LIMIT_RANGES,
             self._make_projection("LimitRange", limitranges.parse),
@@ -116,13 +116,18 @@ class ClusterView:
             clock=clock,
         )
         self._offers = Offers()
-        self._nodes_known: Reflector[NodeOffer] = Reflector(
+        self._node_reflector: Reflector[NodeOffer] = Reflector(
             client, paths.nodes(), offers.project, self._offers, pace=CENTRAL_PACE, clock=clock
         )
         # Without the first nobody is served. Clusters without types and quotas by type do without the others, and what
         # nodes offer is for warnings only.
-        self._required = (self._namespaces, self._cards_known)
-        self._optional = (self._classes_known, self._quotas_known, self._ranges_known, self._nodes_known)
+        self._required = (self._namespaces, self._card_reflector)
+        self._optional = (
+            self._class_reflector,
+            self._quota_reflector,
+            self._limit_range_reflector,
+            self._node_reflector,
+        )
 
     def start(self) -> None:
         for reflector in (*self._required, *self._optional):
@@ -138,10 +143,10 @@ class ClusterView:
 
     def problems(self) -> list[str]:
         """Why the view is not complete yet."""
-        wanted = (reflector for reflector in self._optional if reflector.errors < _PATIENCE)
+        awaited_reflectors = (reflector for reflector in self._optional if reflector.errors < _MAX_LIST_FAILURES)
         return [
             f"{reflector.name} are not listed yet"
-            for reflector in (*self._required, *wanted)
+            for reflector in (*self._required, *awaited_reflectors)
             if not reflector.synced.is_set()
         ]
 
@@ -149,51 +154,51 @@ class ClusterView:
         return self._namespaces.store.get(namespace)
 
     def fresh_defaults(self, namespace: str) -> Defaults | None:
-        known = self._namespaces.store.get(namespace)
-        if known is not None:
-            return known
+        cached_defaults = self._namespaces.store.get(namespace)
+        if cached_defaults is not None:
+            return cached_defaults
         # The API server says that it carries the label, so the watch is behind.
-        manifest = self._new_namespaces.get(namespace)
+        manifest = self._fresh_namespaces.get(namespace)
         return defaults.defaults_of(manifest) if manifest is not None else None
 
     def cards(self, resource_class: ResourceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
         if nodes is not None:
-            return self._sums.sizes_on(nodes, resource_class)
-        if resource_class is not None and self._classes_known.store.get(resource_class.name) != resource_class:
-            return self._sums.unlisted_class_sizes(resource_class)
-        return self._sums.class_sizes(resource_class)
+            return self._card_sums.sizes_on(nodes, resource_class)
+        if resource_class is not None and self._class_reflector.store.get(resource_class.name) != resource_class:
+            return self._card_sums.unlisted_class_sizes(resource_class)
+        return self._card_sums.class_sizes(resource_class)
 
     def reviewed_class_cards(self, resource_class: ResourceClass) -> CardSizes | None:
-        return self._sums.reviewed_class_sizes(resource_class)
+        return self._card_sums.reviewed_class_sizes(resource_class)
 
     def classes(self) -> Mapping[str, ResourceClass]:
-        return self._classes_known.store.snapshot()
+        return self._class_reflector.store.snapshot()
 
     def resource_class(self, name: str) -> ResourceClass | None:
-        known = self._classes_known.store.get(name)
-        if known is not None:
-            return known
+        cached_class = self._class_reflector.store.get(name)
+        if cached_class is not None:
+            return cached_class
         # It may have been made a moment ago.
-        manifest = self._new_classes.get(name)
+        manifest = self._fresh_classes.get(name)
         try:
             return classes.parse(manifest) if manifest is not None else None
         except InvalidRequest:
             return None
 
-    def quotas(self, namespace: str) -> Sequence[QuotaStanding]:
-        return self._standings.in_namespace(namespace)
+    def quotas(self, namespace: str) -> Sequence[QuotaUsage]:
+        return self._quota_usages.in_namespace(namespace)
 
     def offers(self) -> Offers | None:
-        return self._offers if self._nodes_known.synced.is_set() else None
+        return self._offers if self._node_reflector.synced.is_set() else None
 
     def bounds(self, namespace: str) -> Bounds:
         return limitranges.combine_bounds(self._bounds.in_namespace(namespace))
 
     def mps_scopes(self) -> frozenset[str]:
-        return self._sums.mps_scopes()
+        return self._card_sums.mps_scopes()
 
     def conflicting_member(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
-        return self._numbers.conflicting_member(namespace, gang, number)
+        return self._gang_numbers.conflicting_member(namespace, gang, number)
 
     def serves_podgroups(self) -> bool:
         return self._podgroups.is_served()
@@ -206,7 +211,7 @@ class ClusterView:
             return None
         try:
             raw = self._client.request(
-                "GET", paths.pods(namespace, name), timeout=BINDING_SECONDS, max_bytes=_MOST_POD_BYTES
+                "GET", paths.pods(namespace, name), timeout=BINDING_SECONDS, max_bytes=_MAX_POD_BYTES
             )
             return _decode_object(wire.trim_object(raw))
         except errors.NotFound:
@@ -238,8 +243,8 @@ class ClusterView:
 
     def _log_unreadable(self, object_name: str, error: InvalidRequest | InvalidQuantity) -> None:
         """Log once that an object cannot be read: its status may change often."""
-        if self._unreadable.get(object_name) != str(error):
-            self._unreadable[object_name] = str(error)
+        if self._parse_errors.get(object_name) != str(error):
+            self._parse_errors[object_name] = str(error)
             _log.warning("ignored an object that cannot be parsed", object=object_name, error=str(error))
 
 

@@ -29,10 +29,10 @@ RESOURCES: Final[Mapping[str, Amount]] = MappingProxyType(
     {"cpu": Amount.parse_amount("50m"), "memory": Amount.parse_amount("64Mi")}
 )
 _FIELD: Final = f"metadata.annotations[{names.SHARE_AGENT}]"
-_PLACES: Final = (shareagent.FOLDER, share.MOUNT)  # where containers have the agent's volume
+_AGENT_PATHS: Final = (shareagent.FOLDER, share.MOUNT)  # where containers have the agent's volume
 _COMMAND: Final = "cardwise-agent"
-_OURS: Final = ("/run/cardwise", "/var/run/cardwise")  # the same place in nearly every image
-_INIT: Final = "init-"
+_RESERVED_PATHS: Final = ("/run/cardwise", "/var/run/cardwise")  # the same place in nearly every image
+_INIT_PREFIX: Final = "init-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,38 +73,40 @@ def inject_agent(
     """
     if pod_request is None or not pod_request.containers:
         return Injection(_remove_agent(pod))
-    _refuse_mounts(pod, pod_request)
-    mode, hook = mpsmode.mode_of(pod), frameworks.hook_of(pod, pod_request)
-    annotated = _read_choice(pod)
-    choice = annotated or settings.choice
+    _refuse_reserved_mounts(pod, pod_request)
+    mode, hook = mpsmode.mode_of(pod), frameworks.read_hook(pod, pod_request)
+    annotated_choice = _read_choice(pod)
+    choice = annotated_choice or settings.choice
     # Where no node has MPS there is nothing that it could wait for or tell.
-    by_mps = choice == "mps" and (mode is Mode.REQUIRED or (mode.uses_mps and bool(scopes())))
-    wanted = choice == "always" or by_mps or (bool(hook) and annotated != "never")
-    if not wanted:
+    needs_mps = choice == "mps" and (mode is Mode.REQUIRED or (mode.uses_mps and bool(scopes())))
+    needs_agent = choice == "always" or needs_mps or (bool(hook) and annotated_choice != "never")
+    if not needs_agent:
         return Injection(_remove_agent(pod), warnings=_warn_no_hook(hook, f"{_FIELD} says never"))
     if not settings.image:
         reason = "the webhook has no image for the share agent (--share-agent-image)"
-        warnings = (f"{_FIELD}: {reason}, so the pod gets no share agent",) if annotated == "always" else ()
+        warnings = (f"{_FIELD}: {reason}, so the pod gets no share agent",) if annotated_choice == "always" else ()
         return Injection(_remove_agent(pod), warnings=warnings + _warn_no_hook(hook, reason))
-    _refuse_names(pod)
+    _refuse_reserved_names(pod)
     spec = pod.get("spec") or {}
     init, order = spec.get("initContainers") or [], _order_containers(spec.get("initContainers") or [], pod_request)
     other_init = [init[i] for i in order if i is not None]
-    before: Json = next((c for c, ours in zip(init, _find_own_agents(init), strict=True) if ours), {})
-    known = bounds()
-    agent_container = _agent_container(spec, before, other_init, settings, known, hook=bool(hook))
-    misfit = agentresources.misfit(
-        spec, agent_container, [agent_container if i is None else init[i] for i in order], known
+    present_agent: Json = next((c for c, is_own in zip(init, _find_own_agents(init), strict=True) if is_own), {})
+    limit_range_bounds = bounds()
+    agent_container = _agent_container(spec, present_agent, other_init, settings, limit_range_bounds, hook=bool(hook))
+    misfit_reason = agentresources.misfit_reason(
+        spec, agent_container, [agent_container if i is None else init[i] for i in order], limit_range_bounds
     )
-    if misfit:
-        warnings = (f"spec.initContainers: the share agent is not injected, because {misfit}; the pod runs without it",)
+    if misfit_reason:
+        warnings = (
+            f"spec.initContainers: the share agent is not injected, because {misfit_reason}; the pod runs without it",
+        )
         return Injection(_remove_agent(pod), warnings=warnings + _warn_no_hook(hook, "the pod has no share agent"))
     return _add_mounts(
         _move_containers(pod, order, agent_container),
         pod_request,
         _map_keys(order),
         hook,
-        f"{_INIT}{order.index(None)}",
+        f"{_INIT_PREFIX}{order.index(None)}",
     )
 
 
@@ -112,13 +114,17 @@ def check_agent(pod: Json, pod_request: PodRequest) -> None:
     """Check that agent, volume and mounts are as `inject_agent` leaves them. Raises InvalidRequest."""
     if not pod_request.containers:
         return
-    _refuse_mounts(pod, pod_request)
+    _refuse_reserved_mounts(pod, pod_request)
     spec = pod.get("spec") or {}
     agent = next((c for c in request.containers(pod) if _is_own_agent(c)), None)
     for container in request.containers(pod):
         limits = (container.spec.get("resources") or {}).get("limits") or {}
-        named_so = container.spec.get("name") == shareagent.CONTAINER
-        if named_so and not _is_own_agent(container) and any(name.startswith(names.CLASS_PREFIX) for name in limits):
+        has_reserved_name = container.spec.get("name") == shareagent.CONTAINER
+        if (
+            has_reserved_name
+            and not _is_own_agent(container)
+            and any(name.startswith(names.CLASS_PREFIX) for name in limits)
+        ):
             raise _reserved_name_error(container.path)
     if agent is None:
         return
@@ -131,8 +137,10 @@ def check_agent(pod: Json, pod_request: PodRequest) -> None:
     sharing = {container.key for container in pod_request.containers}
     for container in request.containers(pod):
         mounts = [m for m in container.spec.get("volumeMounts") or () if m.get("name") == shareagent.VOLUME]
-        right = [_SHARED] if container.key == agent.key else _mounts(container.key, sharing, hook=False)
-        if [m for m in mounts if m != frameworks.MOUNT or container.key not in sharing] != right:
+        expected_mounts = (
+            [_AGENT_MOUNT] if container.key == agent.key else _agent_mounts(container.key, sharing, hook=False)
+        )
+        if [m for m in mounts if m != frameworks.MOUNT or container.key not in sharing] != expected_mounts:
             raise _changed_error(f"{container.path}.volumeMounts[{shareagent.VOLUME}]")
 
 
@@ -152,7 +160,7 @@ def _warn_no_hook(hook: str, reason: str) -> tuple[str, ...]:
 
 def _is_own_agent(container: Container) -> bool:
     spec = container.spec
-    sidecar = container.key.startswith(_INIT) and not container.ordinary_init
+    sidecar = container.key.startswith(_INIT_PREFIX) and not container.ordinary_init
     return sidecar and spec.get("name") == shareagent.CONTAINER and spec.get("command") == [_COMMAND]
 
 
@@ -165,33 +173,39 @@ def _order_containers(init: Sequence[Json], pod_request: PodRequest) -> list[int
     """The former positions of the init containers, with None for the agent: at its present position, but before a
     sidecar with a share.
     """
-    ours = _find_own_agents(init)
-    kept: list[int | None] = [i for i, stale in enumerate(ours) if not stale]
-    sharing = {container.key for container in pod_request.containers}
-    first = next((i for i in range(len(init)) if f"{_INIT}{i}" in sharing), len(init))
-    place = min(ours.index(True) if True in ours else first, first - sum(ours[:first]))
-    return [*kept[:place], None, *kept[place:]]
+    is_agent = _find_own_agents(init)
+    other_positions: list[int | None] = [i for i, agent in enumerate(is_agent) if not agent]
+    sharing_keys = {container.key for container in pod_request.containers}
+    first_sharing = next((i for i in range(len(init)) if f"{_INIT_PREFIX}{i}" in sharing_keys), len(init))
+    agent_position = min(
+        is_agent.index(True) if True in is_agent else first_sharing, first_sharing - sum(is_agent[:first_sharing])
+    )
+    return [*other_positions[:agent_position], None, *other_positions[agent_position:]]
 
 
 def _map_keys(order: Sequence[int | None]) -> dict[str, str]:
     """The new keys of the init containers by the former keys."""
-    return {f"{_INIT}{was}": f"{_INIT}{now}" for now, was in enumerate(order) if was is not None}
+    return {
+        f"{_INIT_PREFIX}{former}": f"{_INIT_PREFIX}{position}"
+        for position, former in enumerate(order)
+        if former is not None
+    }
 
 
 def _agent_container(
-    spec: Json, before: Json, other_init: Sequence[Json], settings: AgentSettings, bounds: Bounds, *, hook: bool
+    spec: Json, present_agent: Json, other_init: Sequence[Json], settings: AgentSettings, bounds: Bounds, *, hook: bool
 ) -> Json:
     """The agent's container. `other_init`: the pod's init containers without it."""
-    containers_of = spec.get("containers") or ()
-    others = [*other_init, *containers_of]
-    running = [*(container for container in other_init if container.get("restartPolicy") == "Always"), *containers_of]
+    app_containers = spec.get("containers") or ()
+    other_containers = [*other_init, *app_containers]
+    running = [*(container for container in other_init if container.get("restartPolicy") == "Always"), *app_containers]
     port_used = any(
         port.get("containerPort") == shareagent.METRICS_PORT
-        for container in others
+        for container in other_containers
         for port in container.get("ports") or ()
     )
     port = 0 if spec.get("hostNetwork") or port_used else shareagent.METRICS_PORT
-    resources = agentresources.agent_resources(spec, before, running, settings.resources, bounds)
+    resources = agentresources.agent_resources(spec, present_agent, running, settings.resources, bounds)
     limits = {**resources["limits"], names.SHARE: "1"}
     return {
         "name": shareagent.CONTAINER,
@@ -205,7 +219,7 @@ def _agent_container(
             *([{"name": shareagent.HOOK_ENV, "value": "true"}] if hook else []),
         ],
         "resources": {"limits": limits} | ({"requests": resources["requests"]} if resources["requests"] else {}),
-        "volumeMounts": [dict(_SHARED)],
+        "volumeMounts": [dict(_AGENT_MOUNT)],
         "startupProbe": {
             "exec": {"command": [_COMMAND, "--probe"]},
             "periodSeconds": 1,
@@ -223,45 +237,47 @@ def _agent_container(
     }
 
 
-_SHARED: Final[Json] = {"name": shareagent.VOLUME, "mountPath": shareagent.FOLDER}
+_AGENT_MOUNT: Final[Json] = {"name": shareagent.VOLUME, "mountPath": shareagent.FOLDER}
 _VOLUME: Final[Json] = {"name": shareagent.VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
 
 
-def _mounts(key: str, sharing: set[str], *, hook: bool) -> list[Json]:
+def _agent_mounts(key: str, sharing: set[str], *, hook: bool) -> list[Json]:
     if key not in sharing:
         return []
-    return [{**_SHARED, "subPath": key, "readOnly": True}, *([dict(frameworks.MOUNT)] if hook else [])]
+    return [{**_AGENT_MOUNT, "subPath": key, "readOnly": True}, *([dict(frameworks.MOUNT)] if hook else [])]
 
 
 def _move_containers(pod: Json, order: Sequence[int | None], agent: Json | None) -> Json:
     """The pod with its init containers in this order, `agent` for None, and the agent's volume."""
     spec = pod.get("spec") or {}
-    before, volumes = spec.get("initContainers") or [], spec.get("volumes") or []
-    init = [agent if i is None else before[i] for i in order]
-    others = [volume for volume in volumes if volume.get("name") != shareagent.VOLUME]
+    former_init, volumes = spec.get("initContainers") or [], spec.get("volumes") or []
+    init = [agent if i is None else former_init[i] for i in order]
+    new_volumes = [volume for volume in volumes if volume.get("name") != shareagent.VOLUME]
     if agent is not None:
-        at = next((i for i, volume in enumerate(volumes) if volume.get("name") == shareagent.VOLUME), len(others))
-        others.insert(at, dict(_VOLUME))
-    lists = {"initContainers": init, "volumes": others}
+        volume_position = next(
+            (i for i, volume in enumerate(volumes) if volume.get("name") == shareagent.VOLUME), len(new_volumes)
+        )
+        new_volumes.insert(volume_position, dict(_VOLUME))
+    lists = {"initContainers": init, "volumes": new_volumes}
     other_fields = {name: content for name, content in spec.items() if name not in lists}
     return pod | {"spec": other_fields | {name: entries for name, entries in lists.items() if entries}}
 
 
-def _add_mounts(pod: Json, pod_request: PodRequest, renamed: Mapping[str, str], hook: str, agent: str) -> Injection:
+def _add_mounts(pod: Json, pod_request: PodRequest, new_keys: Mapping[str, str], hook: str, agent: str) -> Injection:
     """Add the agent's mounts to each container with a share, and remove them from others."""
     spec = dict(pod["spec"])
     warnings: list[str] = []
-    sharing = {renamed.get(container.key, container.key): container.whole for container in pod_request.containers}
+    sharing = {new_keys.get(container.key, container.key): container.whole for container in pod_request.containers}
     for container in request.containers(pod):
         if container.key == agent:
             continue
-        hooked = bool(hook) and sharing.get(container.key) is False
+        gets_hook = bool(hook) and sharing.get(container.key) is False
         changed = dict(container.spec)
-        existing = changed.get("volumeMounts") or []
-        wanted = _mounts(container.key, set(sharing), hook=hooked)
-        if [m for m in existing if m.get("name") == shareagent.VOLUME] != wanted:
-            changed["volumeMounts"] = [*(m for m in existing if m.get("name") != shareagent.VOLUME), *wanted]
-        if hooked:
+        mounts = changed.get("volumeMounts") or []
+        agent_mounts = _agent_mounts(container.key, set(sharing), hook=gets_hook)
+        if [m for m in mounts if m.get("name") == shareagent.VOLUME] != agent_mounts:
+            changed["volumeMounts"] = [*(m for m in mounts if m.get("name") != shareagent.VOLUME), *agent_mounts]
+        if gets_hook:
             changed["env"], hook_warnings = frameworks.environment(changed.get("env") or [], hook, container.path)
             warnings += hook_warnings
         if changed != container.spec:
@@ -273,33 +289,33 @@ def _remove_agent(pod: Json) -> Json:
     """The pod without a copied agent, which would get no cards: the pod would stay pending."""
     spec = pod.get("spec") or {}
     init = spec.get("initContainers") or []
-    ours = _find_own_agents(init)
-    if True not in ours:
+    is_agent = _find_own_agents(init)
+    if True not in is_agent:
         return pod
-    stripped = _move_containers(pod, [i for i, stale in enumerate(ours) if not stale], None)
-    after = dict(stripped["spec"])
-    for container in request.containers(stripped):
-        existing = container.spec.get("volumeMounts") or []
-        other_mounts = [m for m in existing if m.get("name") != shareagent.VOLUME]
-        if other_mounts != existing:
-            containers.put_container(after, container, {**container.spec, "volumeMounts": other_mounts})
-    return stripped | {"spec": after}
+    without_agent = _move_containers(pod, [i for i, agent in enumerate(is_agent) if not agent], None)
+    spec_after = dict(without_agent["spec"])
+    for container in request.containers(without_agent):
+        mounts = container.spec.get("volumeMounts") or []
+        other_mounts = [m for m in mounts if m.get("name") != shareagent.VOLUME]
+        if other_mounts != mounts:
+            containers.put_container(spec_after, container, {**container.spec, "volumeMounts": other_mounts})
+    return without_agent | {"spec": spec_after}
 
 
-def _refuse_names(pod: Json) -> None:
+def _refuse_reserved_names(pod: Json) -> None:
     """Refuse containers and volumes of users with the agent's names. Raises InvalidRequest."""
     for container in request.containers(pod):
         if container.spec.get("name") == shareagent.CONTAINER and not _is_own_agent(container):
             raise _reserved_name_error(container.path)
         for i, mount in enumerate(container.spec.get("volumeMounts") or ()):
-            if mount.get("name") == shareagent.VOLUME and mount.get("mountPath") not in _PLACES:
-                raise _reserved_volume(f"{container.path}.volumeMounts[{i}].name")
+            if mount.get("name") == shareagent.VOLUME and mount.get("mountPath") not in _AGENT_PATHS:
+                raise _reserved_volume_error(f"{container.path}.volumeMounts[{i}].name")
     for i, volume in enumerate((pod.get("spec") or {}).get("volumes") or ()):
         if volume.get("name") == shareagent.VOLUME and "emptyDir" not in volume:
-            raise _reserved_volume(f"spec.volumes[{i}].name")
+            raise _reserved_volume_error(f"spec.volumes[{i}].name")
 
 
-def _refuse_mounts(pod: Json, pod_request: PodRequest) -> None:
+def _refuse_reserved_mounts(pod: Json, pod_request: PodRequest) -> None:
     """Refuse users' mounts below the agent's folder, from which programs read the share. Raises InvalidRequest."""
     sharing = {container.key for container in pod_request.containers}
     for container in request.containers(pod):
@@ -317,8 +333,10 @@ def _find_foreign_mounts(mounts: Sequence[Json]) -> Iterator[tuple[int, str]]:
     """Mounts of users at the agent's paths."""
     for i, mount in enumerate(mounts):
         path = posixpath.normpath("/" + str(mount.get("mountPath") or "").lstrip("/"))
-        of_agent = mount.get("name") == shareagent.VOLUME and path in _PLACES
-        if not of_agent and any(path == ours or path.startswith(f"{ours}/") for ours in _OURS):
+        is_agent_mount = mount.get("name") == shareagent.VOLUME and path in _AGENT_PATHS
+        if not is_agent_mount and any(
+            path == reserved or path.startswith(f"{reserved}/") for reserved in _RESERVED_PATHS
+        ):
             yield i, path
 
 
@@ -328,7 +346,7 @@ def _reserved_name_error(path: str) -> InvalidRequest:
     )
 
 
-def _reserved_volume(field: str) -> InvalidRequest:
+def _reserved_volume_error(field: str) -> InvalidRequest:
     return InvalidRequest(
         field,
         f"{shareagent.VOLUME} is reserved for the volume of Cardwise's share agent",

@@ -12,58 +12,67 @@ from typing import Final
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import InvalidQuantity
-from webhook.pods.limitranges import COUNTED, Amount, Bounds
+from webhook.pods.limitranges import COUNTED_RESOURCES, Amount, Bounds
 
 ResourceAmounts = Mapping[str, Amount]
-Listed = dict[str, dict[str, str]]
+ResourceFields = dict[str, dict[str, str]]
 
 _KINDS: Final = ("requests", "limits")
 
 
 def agent_resources(
-    spec: Json, before: Json, running: Sequence[Json], wanted: ResourceAmounts, bounds: Bounds
-) -> Listed:
+    spec: Json,
+    present_agent: Json,
+    running_containers: Sequence[Json],
+    default_amounts: ResourceAmounts,
+    bounds: Bounds,
+) -> ResourceFields:
     """The requests and limits of the agent by field.
 
-    before: the present agent; empty without one.
-    running: the pod's other containers and sidecars, without ordinary init containers.
+    present_agent: the present agent; empty without one.
+    running_containers: the pod's other containers and sidecars, without ordinary init containers.
     """
     if spec.get("resources"):
         # The pod as a whole names them. What the agent has, a LimitRange has given it since it is there.
-        existing = {kind: (before.get("resources") or {}).get(kind) or {} for kind in _KINDS}
-        return {kind: {name: str(text) for name, text in existing[kind].items() if name in COUNTED} for kind in _KINDS}
-    resources: Listed = {kind: {} for kind in _KINDS}
+        existing = {kind: (present_agent.get("resources") or {}).get(kind) or {} for kind in _KINDS}
+        return {
+            kind: {name: str(text) for name, text in existing[kind].items() if name in COUNTED_RESOURCES}
+            for kind in _KINDS
+        }
+    resources: ResourceFields = {kind: {} for kind in _KINDS}
     for kind in _KINDS:
-        for name in COUNTED:
-            amounts = [_amount(container, kind, name) for container in running]
+        for name in COUNTED_RESOURCES:
+            amounts = [_read_amount(container, kind, name) for container in running_containers]
             if all(amount is not None for amount in amounts):
                 # Where all say nothing, it is no request for the QoS class.
-                nothing = not any(amounts)
-                resources[kind][name] = "0" if nothing else _raised(name, wanted, bounds).text
+                requests_nothing = not any(amounts)
+                resources[kind][name] = (
+                    "0" if requests_nothing else _raise_to_minimum(name, default_amounts, bounds).text
+                )
     return resources
 
 
-def misfit(spec: Json, agent: Json, init: Sequence[Json], bounds: Bounds) -> str:
+def misfit_reason(spec: Json, agent: Json, init: Sequence[Json], bounds: Bounds) -> str:
     """Why a LimitRange would refuse the pod with the agent; "" if none does.
 
     init: the pod's init containers, including the agent.
     """
     for name, maximum in bounds.maximum.items():
-        if any((_amount(agent, kind, name) or 0) > maximum.number for kind in _KINDS):
+        if any((_read_amount(agent, kind, name) or 0) > maximum.number for kind in _KINDS):
             return f"a LimitRange allows a container {maximum.text} of {name} at most"
     for name, maximum in bounds.pod_maximum.items():
         for kind in _KINDS:
-            if _amount(agent, kind, name) and _sum(spec, init, kind, name) > maximum.number:
+            if _read_amount(agent, kind, name) and _sum_amounts(spec, init, kind, name) > maximum.number:
                 return f"a LimitRange allows a pod {maximum.text} of {name} at most"
     return ""
 
 
-def _raised(name: str, wanted: ResourceAmounts, bounds: Bounds) -> Amount:
-    least = bounds.minimum.get(name)
-    return least if least is not None and least.number > wanted[name].number else wanted[name]
+def _raise_to_minimum(name: str, default_amounts: ResourceAmounts, bounds: Bounds) -> Amount:
+    minimum = bounds.minimum.get(name)
+    return minimum if minimum is not None and minimum.number > default_amounts[name].number else default_amounts[name]
 
 
-def _amount(container: Json, kind: str, name: str) -> Fraction | None:
+def _read_amount(container: Json, kind: str, name: str) -> Fraction | None:
     """The amount; None if the container sets none. A missing request is the limit."""
     resources = container.get("resources") or {}
     amounts = resources.get(kind) or {}
@@ -76,20 +85,20 @@ def _amount(container: Json, kind: str, name: str) -> Fraction | None:
         return None  # Kubernetes refuses the pod
 
 
-def _sum(spec: Json, init: Sequence[Json], kind: str, name: str) -> Fraction:
+def _sum_amounts(spec: Json, init: Sequence[Json], kind: str, name: str) -> Fraction:
     """The pod's amount as LimitRanges count it: containers together with sidecars; an init container with the sidecars
     before it.
     """
     sidecars, largest = Fraction(0), Fraction(0)
     for container in init:
-        amount = _amount(container, kind, name) or Fraction(0)
+        amount = _read_amount(container, kind, name) or Fraction(0)
         if container.get("restartPolicy") == "Always":
             sidecars += amount
             largest = max(largest, sidecars)
         else:
             largest = max(largest, sidecars + amount)
-    together = sum(
-        (_amount(spec_container, kind, name) or Fraction(0) for spec_container in spec.get("containers") or ()),
+    running_total = sum(
+        (_read_amount(spec_container, kind, name) or Fraction(0) for spec_container in spec.get("containers") or ()),
         sidecars,
     )
-    return max(together, largest)
+    return max(running_total, largest)

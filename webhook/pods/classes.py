@@ -14,13 +14,13 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
 from webhook.pods import devices
 from webhook.templates import containers
-from webhook.templates.spellings import Lookup, Vocabulary, rename_keys
+from webhook.templates.spellings import Lookup, NameTranslator, rename_keys
 
 _AMOUNTS = (names.GPU_MEM, names.GPU_COUNT, names.WHOLE_GPU)  # with one of them the class says only: of this type
 _NVIDIA = "nvidia.com/"
 
 
-def rewrite_classes(pod: Json, vocabulary: Vocabulary) -> Json:
+def rewrite_classes(pod: Json, translator: NameTranslator) -> Json:
     """The pod with stored names of classes, the amounts of their shares, and the annotation of device classes.
 
     Raises InvalidRequest, KubeError.
@@ -30,12 +30,12 @@ def rewrite_classes(pod: Json, vocabulary: Vocabulary) -> Json:
         resources = dict(container.spec.get("resources") or {})
         for kind, amounts in containers.amount_lists(resources):
             field = f"{container.path}.resources.{kind}"
-            resources[kind] = rename_keys(amounts, field, vocabulary.spell_in_container)[0]
+            resources[kind] = rename_keys(amounts, field, translator.translate_container_name)[0]
         containers.put_resources(spec, container, resources)
-    annotated_class = _annotate(pod)
+    annotated_class = _annotate_class(pod)
     requested = {name for container in request.containers({"spec": spec}) for name in _requested_names(container)}
     if annotated_class:
-        devices.refuse_other_classes(annotated_class, requested, vocabulary.lookup)
+        devices.refuse_other_classes(annotated_class, requested, translator.lookup)
     if annotated_class and spec.get("containers") and not requested:
         first = next(c for c in request.containers({"spec": spec}) if c.key == "0")
         resources = dict(first.spec.get("resources") or {})
@@ -43,14 +43,14 @@ def rewrite_classes(pod: Json, vocabulary: Vocabulary) -> Json:
         containers.put_resources(spec, first, resources)
     for container in request.containers({"spec": spec}):
         resources = dict(container.spec.get("resources") or {})
-        added = _class_limits(container, resources, vocabulary.lookup)
+        added = _class_limits(container, resources, translator.lookup)
         if added:
             resources["limits"] = resources["limits"] | added
             containers.put_resources(spec, container, resources)
-    return devices.annotate_classes(pod | {"spec": spec} if spec != pod.get("spec") else pod, vocabulary.lookup)
+    return devices.annotate_classes(pod | {"spec": spec} if spec != pod.get("spec") else pod, translator.lookup)
 
 
-def _annotate(pod: Json) -> str:
+def _annotate_class(pod: Json) -> str:
     """The class in the pod's annotation, for containers without a class; "" without the annotation. Raises
     InvalidRequest.
     """
@@ -80,32 +80,36 @@ def _class_limits(container: Container, resources: Json, lookup: Lookup) -> Json
     if any(name in limits or name in requests for name in _AMOUNTS):
         return {}
     # Devices may be asked for beside; a class that does not exist is refused later.
-    known_by_name = {
-        name: known for name in limits if (known := _look_up(name, lookup)) is not None and not known.other
+    class_by_name = {
+        name: gpu_class
+        for name in limits
+        if (gpu_class := _look_up_class(name, lookup)) is not None and not gpu_class.other
     }
-    if len(known_by_name) != 1:
+    if len(class_by_name) != 1:
         return {}
-    ((resource, known),) = known_by_name.items()
-    if known.share is None:
+    ((resource, gpu_class),) = class_by_name.items()
+    if gpu_class.share is None:
         return {}
     try:
-        count = quantity.count(limits[resource], maximum=request.MOST_CARDS)
+        count = quantity.count(limits[resource], maximum=request.MAX_CARDS)
     except InvalidQuantity:
         return {}
     # With the slot, reading the request takes the count for that of shares, not of cards.
-    added = {names.GPU_MEM: str(count * known.share.memory), names.SHARE: "1"}
-    if known.share.core and names.GPU_CORE not in limits:
-        core = _core(known.name, count, known.share.core, f"{container.path}.resources.limits[{resource}]")
+    added = {names.GPU_MEM: str(count * gpu_class.share.memory), names.SHARE: "1"}
+    if gpu_class.share.core and names.GPU_CORE not in limits:
+        core = _class_core(
+            gpu_class.name, count, gpu_class.share.core, f"{container.path}.resources.limits[{resource}]"
+        )
         added[names.GPU_CORE] = str(core)
     return added
 
 
-def _look_up(resource: str, lookup: Lookup) -> ResourceClass | None:
+def _look_up_class(resource: str, lookup: Lookup) -> ResourceClass | None:
     name = names.class_of(resource)
     return lookup(name) if name else None
 
 
-def _core(name: str, count: int, percent: int, field: str) -> int:
+def _class_core(name: str, count: int, percent: int, field: str) -> int:
     if count * percent > FULL_CORE:
         raise InvalidRequest(
             field,

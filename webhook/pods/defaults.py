@@ -18,7 +18,7 @@ from webhook.pods import frameworks, mpsmode
 ENABLED = "enabled"
 DISABLED = "disabled"
 # The annotations of a namespace, in the order of the fields of `Defaults`.
-KEYS = (names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.FRAMEWORKS, names.SM_PERCENT, names.LEAST_MPS)
+KEYS = (names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.FRAMEWORKS, names.SM_PERCENT, names.MIN_MPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Defaults:
         if self.mps:
             mpsmode.check(self.mps, f"{field}[{names.MPS}]")
         if self.min_mps:
-            mpsmode.check(self.min_mps, f"{field}[{names.LEAST_MPS}]")
+            mpsmode.check(self.min_mps, f"{field}[{names.MIN_MPS}]")
         if self.frameworks:
             frameworks.check(self.frameworks, f"{field}[{names.FRAMEWORKS}]")
         if self.sm_percent:

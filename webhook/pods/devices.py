@@ -24,26 +24,26 @@ def device_classes(pod: Json, lookup: Lookup) -> list[str]:
 
 def is_device_class(name: str, lookup: Lookup) -> bool:
     """Whether the class is of devices other than GPUs. Raises KubeError."""
-    known = lookup(name)
-    return known is not None and known.other
+    resource_class = lookup(name)
+    return resource_class is not None and resource_class.other
 
 
 def annotate_classes(pod: Json, lookup: Lookup) -> Json:
     """The pod with the right annotation; the caller's object if it has it already. Raises KubeError."""
     before = annotations_of(pod)
     after = {key: text for key, text in before.items() if key != names.DEVICE_CLASSES}
-    of_devices = device_classes(pod, lookup)
-    if of_devices:
-        after[names.DEVICE_CLASSES] = request.write_device_classes(of_devices)
+    class_names_of_containers = device_classes(pod, lookup)
+    if class_names_of_containers:
+        after[names.DEVICE_CLASSES] = request.write_device_classes(class_names_of_containers)
     return with_annotations(pod, after) if after != before else pod
 
 
 def warn_replaced(before: Json, after: Json) -> tuple[str, ...]:
     """Warns the author that their annotation was replaced or removed."""
-    written, noted_now = (annotations_of(pod).get(names.DEVICE_CLASSES) for pod in (before, after))
-    if written in (None, noted_now):
+    old_text, new_text = (annotations_of(pod).get(names.DEVICE_CLASSES) for pod in (before, after))
+    if old_text in (None, new_text):
         return ()
-    change = "removed" if noted_now is None else f"replaced by {noted_now}"
+    change = "removed" if new_text is None else f"replaced by {new_text}"
     return (f"metadata.annotations[{names.DEVICE_CLASSES}]: {change}; only Cardwise may write this",)
 
 
@@ -66,10 +66,10 @@ def refuse_other_classes(annotated: str, requested: set[str], lookup: Lookup) ->
 
     Raises InvalidRequest, KubeError.
     """
-    others = requested - {names.CLASS_PREFIX + annotated}
-    if others and is_device_class(annotated, lookup):
+    other_names = requested - {names.CLASS_PREFIX + annotated}
+    if other_names and is_device_class(annotated, lookup):
         raise InvalidRequest(
             f"metadata.annotations[{names.CLASS}]",
-            f"{annotated} is a class of devices other than GPUs, and a container requests {min(others)}",
+            f"{annotated} is a class of devices other than GPUs, and a container requests {min(other_names)}",
             f"write {annotated}: 1 in the limits of the container that needs the device, and remove the annotation",
         )

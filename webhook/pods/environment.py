@@ -12,12 +12,12 @@ from cardwise.core.values.decoded import Json
 from webhook.pods.order import changed_later_error
 
 # Either of them is the user's own choice for JAX; one that comes by envFrom cannot be seen, so none is written then.
-_XLA = (names.ENV_XLA_FRACTION, names.ENV_XLA_FRACTION_NEW)
-_VISIBLE = "CUDA_VISIBLE_DEVICES"  # of the container's own cards
+_XLA_FRACTIONS = (names.ENV_XLA_FRACTION, names.ENV_XLA_FRACTION_NEW)
+_CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"  # of the container's own cards
 _OWN_CARDS = f"$({names.ENV_VISIBLE_DEVICES})"  # expanded by Kubernetes to the UUIDs of these cards
 # Every container with a share has them. One begins as the variable of the count does, the other is a plain value as
 # that is: a webhook that removes variables by name or by kind removes one of them too.
-_BESIDE_COUNT = (names.ENV_LIMIT_MIB, names.CONTAINER_MEM)
+_COMMON_VARIABLES = (names.ENV_LIMIT_MIB, names.CONTAINER_MEM)
 # What keeps NVIDIA's runtime from giving cards, whatever envFrom and the image say.
 _NO_CARD = {"name": names.ENV_VISIBLE_DEVICES, "value": names.NO_CARDS}
 
@@ -70,27 +70,27 @@ def _mps_entries(card_request: ContainerRequest) -> list[Json]:
     return [{"name": name, "value": text} for name, text in variables.items() if name != mps_values.PIPE_ENV]
 
 
-def check_environment(existing: list[Json], card_request: ContainerRequest | None, path: str, *, mps: bool) -> None:
+def check_environment(entries: list[Json], card_request: ContainerRequest | None, path: str, *, mps: bool) -> None:
     """Check that the container has each own entry once, as `merge_entries` leaves it. Raises InvalidRequest."""
-    ours = {entry["name"]: [entry] for entry in own_entries(card_request, mps=mps)}
-    present: dict[str, list[Json]] = {name: [] for name in ours}
-    for entry in existing:
-        if entry["name"] in ours or _is_reserved(entry["name"]):
-            present.setdefault(entry["name"], []).append(entry)
-    wrong = sorted(name for name in present if present[name] != ours.get(name))
-    if wrong:
-        raise changed_later_error(f"{path}.env", f"not as set by Cardwise: {', '.join(wrong)}")
+    own_by_name = {entry["name"]: [entry] for entry in own_entries(card_request, mps=mps)}
+    entries_by_name: dict[str, list[Json]] = {name: [] for name in own_by_name}
+    for entry in entries:
+        if entry["name"] in own_by_name or _is_reserved(entry["name"]):
+            entries_by_name.setdefault(entry["name"], []).append(entry)
+    changed_names = sorted(name for name in entries_by_name if entries_by_name[name] != own_by_name.get(name))
+    if changed_names:
+        raise changed_later_error(f"{path}.env", f"not as set by Cardwise: {', '.join(changed_names)}")
 
 
-def has_count(existing: list[Json]) -> bool:
+def has_count(entries: list[Json]) -> bool:
     """Whether the entries of a container with a share have the number of its cards. A share of one card has no such
     entry, so other own entries must show that none was removed.
     """
-    ours = {entry["name"] for entry in existing if _is_own_entry(entry)}
-    return names.ENV_GPU_COUNT in ours or ours.issuperset(_BESIDE_COUNT)
+    own_names = {entry["name"] for entry in entries if _is_own_entry(entry)}
+    return names.ENV_GPU_COUNT in own_names or own_names.issuperset(_COMMON_VARIABLES)
 
 
-def find_harmful(existing: list[Json], card_request: ContainerRequest | None) -> list[tuple[str, str]]:
+def find_harmful_variables(entries: list[Json], card_request: ContainerRequest | None) -> list[tuple[str, str]]:
     """Variables of a container with cards that hide the cards from its program, each with the reason."""
     if card_request is None:
         return []
@@ -100,37 +100,37 @@ def find_harmful(existing: list[Json], card_request: ContainerRequest | None) ->
             entry["name"],
             "the container sees only its own GPUs, numbered from 0; remove the variable, or CUDA may find no device",
         )
-        for entry in existing
-        if entry["name"] == _VISIBLE
+        for entry in entries
+        if entry["name"] == _CUDA_VISIBLE
         and entry.get("value") not in (None, "", _OWN_CARDS)
         and not set(entry["value"].split(",")) <= visible_ordinals
     ]
 
 
 def merge_entries(
-    existing: list[Json], card_request: ContainerRequest | None, *, env_from: bool, mps: bool = False
+    entries: list[Json], card_request: ContainerRequest | None, *, env_from: bool, mps: bool = False
 ) -> tuple[list[Json], list[str]]:
-    """The own entries, followed by the entries of `existing` that they do not replace; and the names of replaced
+    """The own entries, followed by the entries of `entries` that they do not replace; and the names of replaced
     entries of the user that had other values.
     """
-    ours = {entry["name"]: entry for entry in own_entries(card_request, mps=mps)}
+    own_by_name = {entry["name"]: entry for entry in own_entries(card_request, mps=mps)}
     if card_request is None or card_request.whole:
         # JAX keeps its own default: with the whole card it would leave nothing for the CUDA context and libraries. A
         # pod copied from one that had a share brings our entry along.
-        existing = [entry for entry in existing if entry["name"] not in _XLA or not _is_own_entry(entry)]
-    elif not env_from and all(_is_own_entry(entry) for entry in existing if entry["name"] in _XLA):
+        entries = [entry for entry in entries if entry["name"] not in _XLA_FRACTIONS or not _is_own_entry(entry)]
+    elif not env_from and all(_is_own_entry(entry) for entry in entries if entry["name"] in _XLA_FRACTIONS):
         fraction = names.FRACTION_OF + card_request.key
-        ours[names.ENV_XLA_FRACTION] = from_annotation(names.ENV_XLA_FRACTION, fraction)
+        own_by_name[names.ENV_XLA_FRACTION] = from_annotation(names.ENV_XLA_FRACTION, fraction)
     user_entries: list[Json] = []
     overridden: set[str] = set()
-    for entry in existing:
+    for entry in entries:
         name = entry["name"]
-        if name not in ours and not _is_reserved(name):
+        if name not in own_by_name and not _is_reserved(name):
             user_entries.append(entry)
-        elif entry != ours.get(name) and not _is_own_entry(entry):
+        elif entry != own_by_name.get(name) and not _is_own_entry(entry):
             overridden.add(name)
     # First, since $(CARDWISE_MEM_FRACTION) in a value means a variable that stands before it.
-    return [*ours.values(), *user_entries], sorted(overridden)
+    return [*own_by_name.values(), *user_entries], sorted(overridden)
 
 
 def _is_reserved(name: str) -> bool:

@@ -30,8 +30,8 @@ def check(text: str, field: str = FIELD) -> str:
     """
     if text in (ON, OFF):
         return "" if text == OFF else ON
-    wanted = [name.strip() for name in text.split(",")]
-    unknown_names = [name for name in wanted if name not in share.FRAMEWORKS]
+    framework_names = [name.strip() for name in text.split(",")]
+    unknown_names = [name for name in framework_names if name not in share.FRAMEWORKS]
     if unknown_names:
         known = ", ".join(share.FRAMEWORKS)
         raise InvalidRequest(
@@ -39,7 +39,7 @@ def check(text: str, field: str = FIELD) -> str:
             f"{quote_text(unknown_names[0])} is not a framework of the hook",
             f"write on, off, or some of: {known}",
         )
-    return ",".join(dict.fromkeys(wanted))
+    return ",".join(dict.fromkeys(framework_names))
 
 
 def annotate_hook(pod: Json, default: str) -> Json:
@@ -50,28 +50,30 @@ def annotate_hook(pod: Json, default: str) -> Json:
     return with_annotations(pod, annotations | {names.FRAMEWORKS: default})
 
 
-def hook_of(pod: Json, pod_request: PodRequest) -> str:
+def read_hook(pod: Json, pod_request: PodRequest) -> str:
     """As `check`; "" if no container has a part of a card: whole cards need no hook. Raises InvalidRequest."""
     text = annotations_of(pod).get(names.FRAMEWORKS)
     hook = check(text) if text is not None else ""
     return hook if any(not container.whole for container in pod_request.containers) else ""
 
 
-def environment(existing: list[Json], hook: str, path: str) -> tuple[list[Json], tuple[str, ...]]:
+def environment(entries: list[Json], hook: str, path: str) -> tuple[list[Json], tuple[str, ...]]:
     """The entries of a container with the hook, and warnings. The container's own PYTHONPATH is kept, with the hook's
     path at its end.
     """
-    names_set = {entry["name"] for entry in existing}
-    added = [] if hook == ON or share.ENV_FRAMEWORKS in names_set else [{"name": share.ENV_FRAMEWORKS, "value": hook}]
-    if _PATH not in names_set:
-        return [*existing, *added, {"name": _PATH, "value": share.MOUNT}], ()
-    if any(entry["name"] == _PATH and entry.get("valueFrom") for entry in existing):
+    present_names = {entry["name"] for entry in entries}
+    hook_entries = (
+        [] if hook == ON or share.ENV_FRAMEWORKS in present_names else [{"name": share.ENV_FRAMEWORKS, "value": hook}]
+    )
+    if _PATH not in present_names:
+        return [*entries, *hook_entries, {"name": _PATH, "value": share.MOUNT}], ()
+    if any(entry["name"] == _PATH and entry.get("valueFrom") for entry in entries):
         warning = (
             f"{path}.env: {_PATH} comes from a ConfigMap, Secret or field, so the hook of {names.FRAMEWORKS} is "
             "not added to it"
         )
-        return [*existing, *added], (f"{warning}; add {share.MOUNT} to it",)
-    return [*(_append_path(entry) if entry["name"] == _PATH else entry for entry in existing), *added], ()
+        return [*entries, *hook_entries], (f"{warning}; add {share.MOUNT} to it",)
+    return [*(_append_path(entry) if entry["name"] == _PATH else entry for entry in entries), *hook_entries], ()
 
 
 def _append_path(entry: Json) -> Json:

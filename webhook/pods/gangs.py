@@ -24,18 +24,21 @@ from webhook.templates import templates
 Warnings = tuple[str, ...]
 
 DEFAULT_SCHEDULER: Final = mutate.DEFAULT_SCHEDULER
-_ORDERED: Final = "OrderedReady"
+_ORDERED_READY: Final = "OrderedReady"
 _LABEL: Final = f"metadata.labels[{names.GANG}]"
 _GATE: Final = f"spec.schedulingGates[{names.GANG}]"
-_NATIVE: Final = "spec.schedulingGroup"
-_SHORT: Final = re.compile(r"[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?")  # of Kubernetes' names those that a label can say
+_SCHEDULING_GROUP: Final = "spec.schedulingGroup"
+_GANG_NAME: Final = re.compile(
+    r"[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?"
+)  # of Kubernetes' names those that a label can say
 _GROUP_KEYS: Final = (names.GROUP_NAME, names.GROUP_NUM)
 _NOT_SERVED: Final = (
-    f"{_NATIVE}: the pod is not a member of a Cardwise gang, because this cluster does not serve PodGroups of "
+    f"{_SCHEDULING_GROUP}: the pod is not a member of a Cardwise gang, because this cluster does not serve PodGroups "
+    "of "
     f"{ForeignPodGroup.KUBERNETES}/v1beta1 (Kubernetes 1.37, feature gate GenericWorkload)"
 )
 # How many pods a workload makes at a time, where Kubernetes' default is one.
-_SIZES: Final[Mapping[str, tuple[str, ...]]] = {
+_SIZE_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "deployments": ("spec", "replicas"),
     "replicasets": ("spec", "replicas"),
     "replicationcontrollers": ("spec", "replicas"),
@@ -54,24 +57,26 @@ def gang_of(pod: Json, schedulers: Collection[str]) -> Membership | None:
     return gang if gang is not None and gang.foreign is not ForeignPodGroup.KUBERNETES else None
 
 
-def native_gang_of(
-    pod: Json, schedulers: Collection[str], served: Callable[[], bool]
+def podgroup_gang_of(
+    pod: Json, schedulers: Collection[str], serves_podgroups: Callable[[], bool]
 ) -> tuple[Membership | None, Warnings]:
     """The gang of a pod with a request that names a PodGroup of Kubernetes; with warnings.
 
-    served: returns whether the API server serves PodGroups.
+    serves_podgroups: returns whether the API server serves PodGroups.
 
     Raises InvalidRequest, KubeError.
     """
     gang = _read_membership(pod, schedulers)
     if gang is None or gang.foreign is not ForeignPodGroup.KUBERNETES:
         return None, ()
-    if not served():
+    if not serves_podgroups():
         return None, (_NOT_SERVED,)
-    if not _SHORT.fullmatch(gang.name):
+    if not _GANG_NAME.fullmatch(gang.name):
         fault = "is too long for" if objectnames.is_subdomain(gang.name) else "cannot be"
         problem = f"{quote_text(gang.name)} {fault} the name of a gang"
-        raise InvalidRequest(f"{_NATIVE}.podGroupName", problem, "give the PodGroup a name of 63 characters at most")
+        raise InvalidRequest(
+            f"{_SCHEDULING_GROUP}.podGroupName", problem, "give the PodGroup a name of 63 characters at most"
+        )
     return gang, ()
 
 
@@ -84,13 +89,13 @@ def join_gang(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]
     """The pod with gate and label if it is in a gang, and without them if not; with warnings. Raises InvalidRequest."""
     metadata, spec = dict(pod.get("metadata") or {}), dict(pod.get("spec") or {})
     labels, gates = metadata.get("labels") or {}, spec.get("schedulingGates") or []
-    gated = gangs.is_gated(pod)
+    is_gated = gangs.is_gated(pod)
     if gang is None:
         warnings = []
         if names.GANG in labels:
             metadata["labels"] = {key: label_value for key, label_value in labels.items() if key != names.GANG}
             warnings.append(f"{_LABEL}: removed, because the pod is not a member of a gang")
-        if gated:
+        if is_gated:
             spec["schedulingGates"] = [gate for gate in gates if gate.get("name") != names.GANG]
             warnings.append(f"{_GATE}: removed, because the pod is not a member of a gang")
         return _replace_parts(pod, metadata, spec) if warnings else pod, tuple(warnings)
@@ -102,7 +107,7 @@ def join_gang(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]
         metadata["labels"] = labels | {names.GANG: gang.name}
         if names.GANG in labels:
             warnings.append(f"{_LABEL}: replaced by {gang.name}, the gang that the pod's annotation or label names")
-    if not gated:
+    if not is_gated:
         spec["schedulingGates"] = [*gates, {"name": names.GANG}]
     return _replace_parts(pod, metadata, spec), tuple(warnings)
 
@@ -118,7 +123,7 @@ def check(pod: Json, gang: Membership | None, pod_request: PodRequest | None) ->
     if gang is None:
         return ()
     gangs.queue_priority(annotations_of(pod))
-    return (*_differences(pod), *_warn_missing_number(pod, gang))
+    return (*_warn_differences(pod), *_warn_missing_number(pod, gang))
 
 
 def check_number(
@@ -136,11 +141,11 @@ def check_number(
     """
     if gang.minimum is None:
         return
-    other = conflicting_member(namespace, gang.name, gang.minimum)
-    if other is not None:
-        name, number = other
+    conflict = conflicting_member(namespace, gang.name, gang.minimum)
+    if conflict is not None:
+        name, number = conflict
         raise InvalidRequest(
-            _field_of(pod.get("metadata") or {}, names.GROUP_NUM),
+            _metadata_field(pod.get("metadata") or {}, names.GROUP_NUM),
             f"{gang.minimum} differs from the number of {f'pod {name}' if detailed else 'another pod'} of the same gang"
             + (f", {number}" if detailed else ""),
             f"write {number if detailed else 'that number'}, or another {names.GROUP_NAME}",
@@ -158,7 +163,7 @@ def check_workload(manifest: Json, old: Json | None, resource: str, schedulers: 
     try:
         return _check_template(manifest, resource, schedulers)
     except InvalidRequest as error:
-        if old is None or _find_fault(old, resource, schedulers) != str(error):
+        if old is None or _template_error(old, resource, schedulers) != str(error):
             raise
         return (str(error),)
 
@@ -171,25 +176,28 @@ def _check_template(manifest: Json, resource: str, schedulers: Collection[str]) 
         raise InvalidRequest(f"{path}.{error.field}", error.problem, error.remedy) from error
     if gang is None:
         return ()
-    warnings = [f"{path}.{text}" for text in (*_differences(template), *_warn_missing_number(template, gang))]
+    warnings = [f"{path}.{text}" for text in (*_warn_differences(template), *_warn_missing_number(template, gang))]
     size = _count_parallel_pods(manifest, resource)
     if size is None:
         return tuple(warnings)
-    if resource == "statefulsets" and size != 1 and _is_ordered(manifest):
+    if resource == "statefulsets" and size != 1 and _starts_in_order(manifest):
         remedy = "write podManagementPolicy: Parallel"
         if gang.minimum is None:
-            warnings.append(f"spec.podManagementPolicy: {_describe_ordered(gang, 'all its pods')}; {remedy}")
+            warnings.append(f"spec.podManagementPolicy: {_describe_order_conflict(gang, 'all its pods')}; {remedy}")
         elif gang.minimum > 1:
-            raise InvalidRequest("spec.podManagementPolicy", _describe_ordered(gang, f"{gang.minimum} pods"), remedy)
+            raise InvalidRequest(
+                "spec.podManagementPolicy", _describe_order_conflict(gang, f"{gang.minimum} pods"), remedy
+            )
     if gang.minimum is not None and 0 < size < gang.minimum:
         warnings.append(
-            f"{'.'.join(_SIZES[resource])}: gang {gang.name} needs {gang.minimum} pods to start, and this workload "
+            f"{'.'.join(_SIZE_FIELDS[resource])}: gang {gang.name} needs {gang.minimum} pods to start, and this "
+            "workload "
             f"creates {size}; fine if other workloads create the remaining {gang.minimum - size}"
         )
     return tuple(warnings)
 
 
-def _find_fault(manifest: Json, resource: str, schedulers: Collection[str]) -> str:
+def _template_error(manifest: Json, resource: str, schedulers: Collection[str]) -> str:
     try:
         _check_template(manifest, resource, schedulers)
     except InvalidRequest as error:
@@ -199,27 +207,29 @@ def _find_fault(manifest: Json, resource: str, schedulers: Collection[str]) -> s
 
 def _count_parallel_pods(manifest: Json, resource: str) -> int | None:
     """How many pods the workload creates at a time; None if that depends on the cluster."""
-    if resource not in _SIZES:
+    if resource not in _SIZE_FIELDS:
         return None
-    *path, size = _SIZES[resource]
+    *path, size_field = _SIZE_FIELDS[resource]
     spec: Any = manifest
     for name in path:
         spec = spec.get(name) or {}
-    size_set = spec.get(size)
-    size_set = 1 if size_set is None else size_set
+    parallel_pods = spec.get(size_field)
+    parallel_pods = 1 if parallel_pods is None else parallel_pods
     completions = spec.get("completions")
-    return size_set if completions is None else min(size_set, completions)
+    return parallel_pods if completions is None else min(parallel_pods, completions)
 
 
-def _is_ordered(stateful_set: Json) -> bool:
-    return ((stateful_set.get("spec") or {}).get("podManagementPolicy") or _ORDERED) == _ORDERED
+def _starts_in_order(stateful_set: Json) -> bool:
+    return ((stateful_set.get("spec") or {}).get("podManagementPolicy") or _ORDERED_READY) == _ORDERED_READY
 
 
-def _describe_ordered(gang: Membership, pods: str) -> str:
-    return f"{_ORDERED} creates a pod only after the previous one runs, and gang {gang.name} starts only with {pods}"
+def _describe_order_conflict(gang: Membership, pods: str) -> str:
+    return (
+        f"{_ORDERED_READY} creates a pod only after the previous one runs, and gang {gang.name} starts only with {pods}"
+    )
 
 
-def _differences(pod: Json) -> list[str]:
+def _warn_differences(pod: Json) -> list[str]:
     """Warnings about settings that the pod has twice, with different values."""
     annotations, labels = annotations_of(pod), labels_of(pod)
     warnings = [
@@ -238,12 +248,12 @@ def _warn_missing_number(pod: Json, gang: Membership) -> tuple[str, ...]:
     """The warning about a gang that is named by our key and has no number of pods. A PodGroup may have it."""
     if gang.minimum is not None or gang.foreign is not None:
         return ()
-    field = _field_of(pod.get("metadata") or {}, names.GROUP_NAME)
+    field = _metadata_field(pod.get("metadata") or {}, names.GROUP_NAME)
     problem = f"gang {gang.name} waits until its number of pods is known"
     return (f"{field}: {problem}; write {names.GROUP_NUM}; fine if a PodGroup {gang.name} has it in spec.minMember",)
 
 
-def _field_of(metadata: Json, key: str) -> str:
+def _metadata_field(metadata: Json, key: str) -> str:
     return f"metadata.{'annotations' if key in (metadata.get('annotations') or {}) else 'labels'}[{key}]"
 
 

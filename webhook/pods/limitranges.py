@@ -8,7 +8,7 @@ from operator import gt, lt
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
 
-COUNTED = ("cpu", "memory")
+COUNTED_RESOURCES = ("cpu", "memory")
 _CONTAINER, _POD = "Container", "Pod"
 
 
@@ -37,35 +37,35 @@ class Bounds:
 def parse(manifest: Json) -> Bounds:
     """Raises InvalidQuantity."""
     entries = (manifest.get("spec") or {}).get("limits") or ()
-    of_containers = [entry for entry in entries if entry.get("type") == _CONTAINER]
-    of_pods = [entry for entry in entries if entry.get("type") == _POD]
+    container_limits = [entry for entry in entries if entry.get("type") == _CONTAINER]
+    pod_limits = [entry for entry in entries if entry.get("type") == _POD]
     return Bounds(
-        minimum=_tightest((_amounts(entry.get("min")) for entry in of_containers), gt),
-        maximum=_tightest((_amounts(entry.get("max")) for entry in of_containers), lt),
-        pod_maximum=_tightest((_amounts(entry.get("max")) for entry in of_pods), lt),
+        minimum=_tightest((_amounts(entry.get("min")) for entry in container_limits), gt),
+        maximum=_tightest((_amounts(entry.get("max")) for entry in container_limits), lt),
+        pod_maximum=_tightest((_amounts(entry.get("max")) for entry in pod_limits), lt),
     )
 
 
 def combine_bounds(all_bounds: Iterable[Bounds]) -> Bounds:
     """The tightest bound of each resource."""
-    several = list(all_bounds)
+    bounds_list = list(all_bounds)
     return Bounds(
-        minimum=_tightest((bounds.minimum for bounds in several), gt),
-        maximum=_tightest((bounds.maximum for bounds in several), lt),
-        pod_maximum=_tightest((bounds.pod_maximum for bounds in several), lt),
+        minimum=_tightest((bounds.minimum for bounds in bounds_list), gt),
+        maximum=_tightest((bounds.maximum for bounds in bounds_list), lt),
+        pod_maximum=_tightest((bounds.pod_maximum for bounds in bounds_list), lt),
     )
 
 
 def _amounts(quantities: Json | None) -> dict[str, Amount]:
-    return {name: Amount.parse_amount(text) for name, text in (quantities or {}).items() if name in COUNTED}
+    return {name: Amount.parse_amount(text) for name, text in (quantities or {}).items() if name in COUNTED_RESOURCES}
 
 
 def _tightest(
-    several: Iterable[Mapping[str, Amount]], tighter: Callable[[Fraction, Fraction], bool]
+    amounts_list: Iterable[Mapping[str, Amount]], tighter: Callable[[Fraction, Fraction], bool]
 ) -> dict[str, Amount]:
     """The tightest amount of each resource."""
     tightest: dict[str, Amount] = {}
-    for amounts in several:
+    for amounts in amounts_list:
         for name, amount in amounts.items():
             if name not in tightest or tighter(amount.number, tightest[name].number):
                 tightest[name] = amount

@@ -53,7 +53,7 @@ def min_mode(pod_request: PodRequest, setting: Mode, namespace: str) -> Mode:
     """
     if all(container.whole for container in pod_request.containers):
         return Mode.OFF
-    return max(setting, check(namespace or Mode.OFF, names.LEAST_MPS), key=lambda mode: mode.isolation)
+    return max(setting, check(namespace or Mode.OFF, names.MIN_MPS), key=lambda mode: mode.isolation)
 
 
 def check_min_mode(pod: Json, bound: Mode) -> None:
@@ -94,7 +94,7 @@ def annotate_mode(
 
 def _applicable_mode(pod_request: PodRequest, default: Mode, scopes: Scopes) -> Mode:
     """The default mode; `off` for a pod with several cards in a container if no daemon serves several."""
-    if default is Mode.PREFERRED and _name_of_several(pod_request) and DaemonScope.NODE not in scopes():
+    if default is Mode.PREFERRED and _multi_card_container(pod_request) and DaemonScope.NODE not in scopes():
         return Mode.OFF
     return default
 
@@ -104,14 +104,14 @@ def check_mode(pod: Json, pod_request: PodRequest, scopes: Scopes) -> tuple[str,
     mode = mode_of(pod)
     if mode is Mode.OFF:
         return ()
-    known = scopes()
-    if not known:
-        waits = f"{FIELD}: no node has an MPS manager now; the pod waits until a node has one"
-        return (waits, *_warn_small_limits(pod_request)) if mode is Mode.REQUIRED else ()
-    several = _name_of_several(pod_request)
-    if not several or DaemonScope.NODE in known:
+    known_scopes = scopes()
+    if not known_scopes:
+        waiting_note = f"{FIELD}: no node has an MPS manager now; the pod waits until a node has one"
+        return (waiting_note, *_warn_small_limits(pod_request)) if mode is Mode.REQUIRED else ()
+    container_name = _multi_card_container(pod_request)
+    if not container_name or DaemonScope.NODE in known_scopes:
         return _warn_small_limits(pod_request)
-    problem = f"container {several} has several GPUs, and on every node each MPS daemon serves a single GPU"
+    problem = f"container {container_name} has several GPUs, and on every node each MPS daemon serves a single GPU"
     if mode is Mode.REQUIRED:
         remedy = f"write {Mode.OFF}, request one GPU in each container, or have cardwise-mps run with --scope=node"
         raise InvalidRequest(FIELD, problem, remedy)
@@ -123,12 +123,12 @@ def _warn_small_limits(pod_request: PodRequest) -> tuple[str, ...]:
     """A warning for each container with a limit in which CUDA may fail to start."""
     return tuple(
         f"{FIELD}: container {container.name or container.key} has {container.mem_per_card} MiB of a GPU, too little "
-        f"for programs to start with MPS: CUDA needs up to {mps.LEAST_LIMIT} MiB for itself; request more"
+        f"for programs to start with MPS: CUDA needs up to {mps.MIN_LIMIT} MiB for itself; request more"
         for container in pod_request.containers
-        if not container.whole and container.mem_per_card < mps.LEAST_LIMIT
+        if not container.whole and container.mem_per_card < mps.MIN_LIMIT
     )
 
 
-def _name_of_several(pod_request: PodRequest) -> str:
+def _multi_card_container(pod_request: PodRequest) -> str:
     """The name of the first container with several cards; "" without one."""
     return next((container.name or container.key for container in pod_request.containers if container.cards > 1), "")

@@ -20,15 +20,15 @@ from webhook.templates import containers
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"  # of pods that name none
 # Ours in limits and requests, but not for users to write.
-INTERNAL: Final = (names.SHARE, names.PLACE_MARKER, names.BIND_MARKER)
-_MOST_MEANT: Final = 8  # annotations that are compared with those that users write
+INTERNAL_RESOURCES: Final = (names.SHARE, names.PLACE_MARKER, names.BIND_MARKER)
+_MAX_SUGGESTIONS: Final = 8  # annotations that are compared with those that users write
 _MARKERS: Final = (names.PLACE_MARKER, names.BIND_MARKER)
-_COPY_MARKS: Final = (names.ASSIGNMENT, names.IDX, names.GPUSHARE_ALLOCATION)
-_SUFFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
+_COPY_ANNOTATIONS: Final = (names.ASSIGNMENT, names.IDX, names.GPUSHARE_ALLOCATION)
+_DECIMAL_SUFFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _ContainerPart:
     """One container's part of the pod's request. `markers`: resources that make kube-scheduler call the extender for a
     pod that requests none.
 
@@ -70,24 +70,27 @@ def mutate(
     warnings: list[str] = []
     metadata, spec = dict(pod.get("metadata") or {}), dict(pod.get("spec") or {})
     before = metadata.get("annotations") or {}
-    after = _annotations(before, pod_request, policy, warnings)
+    after = _rewrite_annotations(before, pod_request, policy, warnings)
     if after != before:
         metadata["annotations"] = after
-    parts = _parts(pod_request, in_gang=in_gang)
+    parts = _split_request(pod_request, in_gang=in_gang)
     if agent:
-        parts[agent] = _Part(markers=(names.SHARE,))
+        parts[agent] = _ContainerPart(markers=(names.SHARE,))
     mps = bool(pod_request and pod_request.containers) and mpsmode.mode_of(pod).uses_mps
     for container in request.containers(pod):
-        changed = _container(container, parts.get(container.key), warnings, closed=pod_request is not None, mps=mps)
+        changed = _rewrite_container(
+            container, parts.get(container.key), warnings, has_request=pod_request is not None, mps=mps
+        )
         if changed != container.spec:
             containers.put_container(spec, container, changed)
     if pod_request is not None and pod_request.containers:
         spec = tolerations.add_tolerations(spec, tolerated)
         if runtime_class and not spec.get("runtimeClassName"):
             spec["runtimeClassName"] = runtime_class
-    mutated = pod | {"metadata": metadata, "spec": spec}
+    rewritten_pod = pod | {"metadata": metadata, "spec": spec}
     return Mutation(
-        assign_scheduler(mutated, scheduler) if pod_request is not None or in_gang else mutated, tuple(warnings)
+        assign_scheduler(rewritten_pod, scheduler) if pod_request is not None or in_gang else rewritten_pod,
+        tuple(warnings),
     )
 
 
@@ -107,10 +110,10 @@ def remove_placement(pod: Json, gang: Membership | None) -> tuple[Json, tuple[st
     metadata, spec = dict(pod.get("metadata") or {}), dict(pod.get("spec") or {})
     if not spec.get("nodeName"):
         return pod, ()
-    marks = metadata.get("annotations") or {}
-    copied = any(mark in marks for mark in _COPY_MARKS) and request.parse(pod) is not None
-    of_gang = gang is not None and names.GANG in (metadata.get("labels") or {})
-    if not copied and not of_gang:
+    annotations = metadata.get("annotations") or {}
+    is_copy = any(key in annotations for key in _COPY_ANNOTATIONS) and request.parse(pod) is not None
+    is_gang_copy = gang is not None and names.GANG in (metadata.get("labels") or {})
+    if not is_copy and not is_gang_copy:
         return pod, ()
     del spec["nodeName"]
     metadata.pop("resourceVersion", None)
@@ -139,16 +142,16 @@ def is_marked(pod: Json) -> bool:
     return any(all(str(limits.get(name)) == "0" for name in _MARKERS) for limits in all_limits)
 
 
-def _annotations(before: Json, pod_request: PodRequest | None, policy: str, warnings: list[str]) -> Json:
+def _rewrite_annotations(before: Json, pod_request: PodRequest | None, policy: str, warnings: list[str]) -> Json:
     counts = request.write_counts(pod_request.containers) if pod_request else ""
-    split = {names.GPU_COUNTS: counts} if counts else {}
+    count_annotation = {names.GPU_COUNTS: counts} if counts else {}
     # The classes of devices have been noted before the request was read, which needs them.
-    ours = {names.DEVICE_CLASSES, *split}
-    stripped = {key for key in before if names.is_placement_annotation(key) and key not in ours}
+    kept_keys = {names.DEVICE_CLASSES, *count_annotation}
+    removed_keys = {key for key in before if names.is_placement_annotation(key) and key not in kept_keys}
     # Each is compared with all that there are.
     suggestions = {
         key: suggested_name
-        for key in sorted(stripped)[:_MOST_MEANT]
+        for key in sorted(removed_keys)[:_MAX_SUGGESTIONS]
         if (suggested_name := lookalikes.suggest_annotation(key))
     }
     warnings += [
@@ -156,13 +159,13 @@ def _annotations(before: Json, pod_request: PodRequest | None, policy: str, warn
         for key, suggested_name in sorted(suggestions.items())
     ]
     reasons: dict[str, list[str]] = {}
-    for key in sorted(stripped - suggestions.keys()):
+    for key in sorted(removed_keys - suggestions.keys()):
         reasons.setdefault(_reason_for_removal(key), []).append(key)
     warnings += [
         f"metadata.annotations: removed {wording.enumerate_first(keys, 3)}; {reason}"
         for reason, keys in reasons.items()
     ]
-    after = {key: text for key, text in before.items() if key not in stripped} | split
+    after = {key: text for key, text in before.items() if key not in removed_keys} | count_annotation
     if pod_request is not None and pod_request.containers and policy:
         after.setdefault(names.POLICY, policy)
     return after
@@ -177,11 +180,11 @@ def _reason_for_removal(key: str) -> str:
     return "Cardwise does not know this annotation"
 
 
-def _parts(pod_request: PodRequest | None, *, in_gang: bool) -> dict[str, _Part]:
+def _split_request(pod_request: PodRequest | None, *, in_gang: bool) -> dict[str, _ContainerPart]:
     """Each container's part of the request, by its key."""
     if pod_request is None:
         # Its members are planned together, so one that asks for nothing comes to the extender as well.
-        return {"0": _Part(markers=_MARKERS)} if in_gang else {}
+        return {"0": _ContainerPart(markers=_MARKERS)} if in_gang else {}
     devices: dict[str, dict[str, int]] = {}
     for device in pod_request.devices:
         devices.setdefault(device.key, {})[names.CLASS_PREFIX + device.resource_class] = device.count
@@ -189,37 +192,46 @@ def _parts(pod_request: PodRequest | None, *, in_gang: bool) -> dict[str, _Part]
     # What brings a pod to filter comes with a card; what brings it to bind, the slot, with a device too.
     markers = {} if pod_request.containers else {pod_request.devices[0].key: (names.PLACE_MARKER,)}
     keys = dict.fromkeys((*cards, *devices))
-    return {key: _Part(cards.get(key), devices.get(key, {}), markers.get(key, ())) for key in keys}
+    return {key: _ContainerPart(cards.get(key), devices.get(key, {}), markers.get(key, ())) for key in keys}
 
 
-def _container(container: Container, part: _Part | None, warnings: list[str], *, closed: bool, mps: bool) -> Json:
-    """The rewritten container. `closed`: the pod has a request, so a container without one must see no card, whatever
+def _rewrite_container(
+    container: Container, part: _ContainerPart | None, warnings: list[str], *, has_request: bool, mps: bool
+) -> Json:
+    """The rewritten container. `has_request`: the pod has a request, so a container without one must see no card,
+    whatever
     its image says.
     """
     changed, path = dict(container.spec), container.path
     resources = dict(changed.get("resources") or {})
-    wanted = _amounts_of(part, resources.get("limits") or {})
+    stored_amounts = _stored_amounts(part, resources.get("limits") or {})
     if rounding := quantity.describe_rounding((resources.get("limits") or {}).get(names.GPU_MEM, "")):
         warnings.append(f"{path}.resources.limits[{names.GPU_MEM}]: {rounding}")
     for kind, amounts in containers.amount_lists(resources):
         warnings += [
             f"{path}.resources.{kind}[{name}]: removed; only Cardwise may write this"
-            for name in INTERNAL
-            if name in amounts and not (name in wanted and str(amounts[name]) == str(wanted[name]))
+            for name in INTERNAL_RESOURCES
+            if name in amounts and not (name in stored_amounts and str(amounts[name]) == str(stored_amounts[name]))
         ]
-    lists: dict[str, Json] = {"limits": {}} if wanted else {}  # where a marker comes alone, there may be no limits
+    lists: dict[str, Json] = (
+        {"limits": {}} if stored_amounts else {}
+    )  # where a marker comes alone, there may be no limits
     for kind, amounts in (lists | dict(containers.amount_lists(resources))).items():
-        remaining = {name: amount for name, amount in amounts.items() if name in wanted or not _written_by_us(name)}
+        remaining = {
+            name: amount for name, amount in amounts.items() if name in stored_amounts or not _is_own_resource(name)
+        }
         # Requests follow from limits when they are missing, so only what a user wrote there is put right.
-        names_of_kind = wanted if kind == "limits" else [name for name in wanted if name in amounts]
-        resources[kind] = remaining | {name: format_count(amounts.get(name), wanted[name]) for name in names_of_kind}
+        names_of_kind = stored_amounts if kind == "limits" else [name for name in stored_amounts if name in amounts]
+        resources[kind] = remaining | {
+            name: format_count(amounts.get(name), stored_amounts[name]) for name in names_of_kind
+        }
     if resources:
         changed["resources"] = resources
-    if closed:
-        existing = changed.get("env") or []
+    if has_request:
+        env = changed.get("env") or []
         env_from, card = bool(changed.get("envFrom")), part.card if part is not None else None
-        changed["env"], overridden = environment.merge_entries(existing, card, env_from=env_from, mps=mps)
-        warnings += [f"{path}.env[{name}]: {reason}" for name, reason in environment.find_harmful(existing, card)]
+        changed["env"], overridden = environment.merge_entries(env, card, env_from=env_from, mps=mps)
+        warnings += [f"{path}.env[{name}]: {reason}" for name, reason in environment.find_harmful_variables(env, card)]
         if overridden:
             warnings.append(
                 f"{path}.env: {', '.join(overridden)} replaced, because Cardwise sets which GPUs the container may use"
@@ -227,7 +239,7 @@ def _container(container: Container, part: _Part | None, warnings: list[str], *,
     return changed
 
 
-def _amounts_of(part: _Part | None, limits: Json) -> dict[str, int]:
+def _stored_amounts(part: _ContainerPart | None, limits: Json) -> dict[str, int]:
     if part is None:
         return {}
     slot = {names.SHARE: 1} if part.card or part.devices else {}
@@ -249,14 +261,14 @@ def _card_amounts(card_request: ContainerRequest | None, limits: Json) -> dict[s
     return {names.GPU_MEM: int(card_request.mem), **core, **amounts_by_name}
 
 
-def _written_by_us(name: str) -> bool:
-    return name in INTERNAL or name in names.REQUESTED
+def _is_own_resource(name: str) -> bool:
+    return name in INTERNAL_RESOURCES or name in names.REQUESTED
 
 
 def format_count(text: object, number: int) -> str:
     """The number as digits, or as the API server has stored it: it writes 8000 as 8k."""
     suffix, shortened = 0, number
-    while shortened and shortened % 1000 == 0 and suffix < len(_SUFFIXES) - 1:
+    while shortened and shortened % 1000 == 0 and suffix < len(_DECIMAL_SUFFIXES) - 1:
         suffix, shortened = suffix + 1, shortened // 1000
-    stored = f"{shortened}{_SUFFIXES[suffix]}"
+    stored = f"{shortened}{_DECIMAL_SUFFIXES[suffix]}"
     return stored if text == stored else str(number)

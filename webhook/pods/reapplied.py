@@ -17,7 +17,7 @@ from webhook.templates import containers
 from webhook.templates.spellings import is_equal
 
 
-def as_stored(pod: Json, stored: Json, unit: Unit, tolerated: Sequence[Json]) -> Json:
+def restore_stored_names(pod: Json, stored: Json, unit: Unit, tolerated: Sequence[Json]) -> Json:
     """The update of a pod with stored spellings; the caller's object if nothing changes. Raises InvalidRequest.
 
     tolerated: tolerations for pods with cards.
@@ -25,47 +25,48 @@ def as_stored(pod: Json, stored: Json, unit: Unit, tolerated: Sequence[Json]) ->
     Only containers with a share slot are changed; Kubernetes validates the rest.
     """
     annotations = annotations_of(stored)
-    before = {container.key: container for container in request.containers(stored)}
-    spec, ours = dict(pod.get("spec") or {}), False
+    stored_containers = {container.key: container for container in request.containers(stored)}
+    spec, has_share = dict(pod.get("spec") or {}), False
     for container in request.containers(pod):
-        known = before.get(container.key)
-        stored_resources = dict((known.spec if known is not None else {}).get("resources") or {})
-        if known is None or names.SHARE not in (stored_resources.get("limits") or {}):
+        stored_container = stored_containers.get(container.key)
+        stored_resources = dict((stored_container.spec if stored_container is not None else {}).get("resources") or {})
+        if stored_container is None or names.SHARE not in (stored_resources.get("limits") or {}):
             continue
-        ours = True
+        has_share = True
         resources = dict(container.spec.get("resources") or {})
         for kind, amounts in containers.amount_lists(resources):
             field = f"{container.path}.resources.{kind}"
-            split = str(request.split_cards(known, annotations))
-            resources[kind] = _respell(amounts, stored_resources.get(kind) or {}, split, field, unit)
+            card_count = str(request.split_cards(stored_container, annotations))
+            resources[kind] = _restore_amounts(amounts, stored_resources.get(kind) or {}, card_count, field, unit)
         containers.put_resources(spec, container, resources)
-    if ours:
-        spec = tolerations.keep_added(spec, stored.get("spec") or {}, tolerated)
+    if has_share:
+        spec = tolerations.keep_added_tolerations(spec, stored.get("spec") or {}, tolerated)
     return pod if spec == pod.get("spec") else pod | {"spec": spec}
 
 
-def _respell(amounts: Json, stored: Json, split: str, field: str, unit: Unit) -> Json:
-    """One list of amounts with stored names. `split`: the number of cards of a split share."""
-    respelled: Json = {}
+def _restore_amounts(amounts: Json, stored: Json, card_count: str, field: str, unit: Unit) -> Json:
+    """One list of amounts with stored names. `card_count`: the number of cards of a split share."""
+    restored: Json = {}
     for name, amount in amounts.items():
-        key = _stored_as(name, stored)
-        of_share = key == names.GPU_COUNT and names.GPU_MEM in stored
-        former = split if of_share else stored.get(key)
-        ours = key in names.REQUESTED or names.class_of(key)
-        if not ours or former is None or (name in stored and str(amount) == str(former)):
-            respelled[name] = amount
-        elif not _is_equal(key, amount, former, unit):
+        key = _stored_name(name, stored)
+        is_split_count = key == names.GPU_COUNT and names.GPU_MEM in stored
+        stored_amount = card_count if is_split_count else stored.get(key)
+        is_own = key in names.REQUESTED or names.class_of(key)
+        if not is_own or stored_amount is None or (name in stored and str(amount) == str(stored_amount)):
+            restored[name] = amount
+        elif not _is_equal(key, amount, stored_amount, unit):
             raise InvalidRequest(
                 f"{field}[{name}]",
-                f"{amount} is not what the pod was created with ({former}), and the request of a pod cannot be changed",
+                f"{amount} is not what the pod was created with ({stored_amount}), and the request of a pod cannot "
+                "be changed",
                 "delete the pod and create it again",
             )
         elif key in stored:
-            respelled[key] = former
-    return respelled
+            restored[key] = stored_amount
+    return restored
 
 
-def _stored_as(name: str, stored: Json) -> str:
+def _stored_name(name: str, stored: Json) -> str:
     """The stored name of the resource that a manifest names `name`."""
     if name in stored:
         return name

@@ -24,19 +24,19 @@ def toleration_of_taint(text: str) -> Json:
     return {"key": key, **matching, "effect": effect}
 
 
-def add_tolerations(spec: Json, wanted: Iterable[Json]) -> Json:
-    """The pod's spec with those of the `wanted` tolerations that it does not have yet."""
+def add_tolerations(spec: Json, added: Iterable[Json]) -> Json:
+    """The pod's spec with those of the `added` tolerations that it does not have yet."""
     own_tolerations = spec.get("tolerations") or []
     missing = [
-        toleration for toleration in wanted if not any(_covers(existing, toleration) for existing in own_tolerations)
+        toleration for toleration in added if not any(_covers(existing, toleration) for existing in own_tolerations)
     ]
     return spec | {"tolerations": [*own_tolerations, *missing]} if missing else spec
 
 
-def keep_added(spec: Json, stored: Json, wanted: Iterable[Json]) -> Json:
+def keep_added_tolerations(spec: Json, stored: Json, added: Iterable[Json]) -> Json:
     """The spec of an update with the tolerations that `add_tolerations` added: Kubernetes forbids to remove any."""
-    had = stored.get("tolerations") or ()
-    return add_tolerations(spec, [toleration for toleration in wanted if toleration in had])
+    stored_tolerations = stored.get("tolerations") or ()
+    return add_tolerations(spec, [toleration for toleration in added if toleration in stored_tolerations])
 
 
 def _covers(existing: Json, wanted: Json) -> bool:

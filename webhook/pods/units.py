@@ -20,7 +20,7 @@ from webhook.templates import containers
 
 _PREFIX: Final = "LimitRanger plugin set: "
 # kubernetes plugin/pkg/admission/limitranger/admission.go: "cpu, example.com/x limit for init container main".
-_GIVEN: Final = re.compile(r"(.+) (request|limit) for (init )?container (\S+)")
+_LIMIT_RANGE_ENTRY: Final = re.compile(r"(.+) (request|limit) for (init )?container (\S+)")
 
 
 def add_units(pod: Json, unit: Unit, largest_node: Callable[[], int] = lambda: 0) -> Json:
@@ -40,7 +40,7 @@ def add_units(pod: Json, unit: Unit, largest_node: Callable[[], int] = lambda: 0
         for kind, amounts in containers.amount_lists(resources):
             if (
                 names.GPU_MEM in amounts
-                and (_kind(container), container.spec.get("name"), kind) not in from_limit_range
+                and (_container_kind(container), container.spec.get("name"), kind) not in from_limit_range
             ):
                 field = f"{container.path}.resources.{kind}[{names.GPU_MEM}]"
                 text = amounts[names.GPU_MEM]
@@ -74,7 +74,7 @@ def _refuse_mib(text: str | int, unit: Unit, largest_node: int, field: str) -> N
         )
 
 
-def _kind(container: Container) -> str:
+def _container_kind(container: Container) -> str:
     return "init" if container.key.startswith("init-") else ""
 
 
@@ -82,7 +82,7 @@ def _entries_of_limit_range(annotation: str) -> set[tuple[str, str, str]]:
     """The entries of gpu-mem that Kubernetes took from a LimitRange: kind and name of the container, and the list."""
     lists = set()
     for sentence in annotation.removeprefix(_PREFIX).split("; ") if annotation.startswith(_PREFIX) else ():
-        match = _GIVEN.fullmatch(sentence)
+        match = _LIMIT_RANGE_ENTRY.fullmatch(sentence)
         if match and names.GPU_MEM in match[1].split(", "):
             lists.add(((match[3] or "").strip(), match[4], f"{match[2]}s"))
     return lists

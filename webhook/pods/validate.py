@@ -17,15 +17,15 @@ from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from webhook.pods import devices
-from webhook.pods.mutate import INTERNAL
+from webhook.pods.mutate import INTERNAL_RESOURCES
 from webhook.pods.order import added_later_error
 
-Oversize = Literal["refuse", "wait"]
+OversizePolicy = Literal["refuse", "wait"]
 
 _SCHEDULER_PLACES = "the scheduler must place a pod that requests a GPU share"
-_KNOWN = (*names.REQUESTED, *INTERNAL)
+_KNOWN_RESOURCES = (*names.REQUESTED, *INTERNAL_RESOURCES)
 _GIB = 1024  # MiB
-_SHOWN = 10  # of the classes that there are, in a refusal
+_MAX_SHOWN_CLASSES = 10  # of the classes that there are, in a refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,9 @@ class CardCatalog(Protocol):
     def resource_class(self, name: str) -> ResourceClass | None: ...
 
 
-def check_pod(manifest: Json, inventory: CardCatalog, oversize: Oversize) -> tuple[PodRequest | None, tuple[str, ...]]:
+def check_pod(
+    manifest: Json, inventory: CardCatalog, oversize: OversizePolicy
+) -> tuple[PodRequest | None, tuple[str, ...]]:
     """Check a pod. Returns its request, and warnings for the user. Raises InvalidRequest, KubeError."""
     _refuse_unknown(manifest, inventory)
     devices.check_annotation(manifest, inventory.resource_class)
@@ -71,14 +73,14 @@ def check_pod(manifest: Json, inventory: CardCatalog, oversize: Oversize) -> tup
     if (manifest.get("spec") or {}).get("nodeName"):
         remedy = "use spec.nodeSelector or spec.affinity.nodeAffinity instead"
         raise InvalidRequest("spec.nodeName", _SCHEDULER_PLACES, remedy)
-    cards = collect_warnings(oversize, lambda: _fits_by_class(pod_request, inventory), "a node with such a GPU joins")
+    cards = collect_warnings(oversize, lambda: _check_cards(pod_request, inventory), "a node with such a GPU joins")
     return pod_request, (
         *cards,
-        *collect_warnings(oversize, lambda: _devices_fit(pod_request, inventory), "a node with such a device joins"),
+        *collect_warnings(oversize, lambda: _check_devices(pod_request, inventory), "a node with such a device joins"),
     )
 
 
-def collect_warnings(oversize: Oversize, check: Callable[[], Iterable[str]], wait_note: str) -> tuple[str, ...]:
+def collect_warnings(oversize: OversizePolicy, check: Callable[[], Iterable[str]], wait_note: str) -> tuple[str, ...]:
     """The warnings of a check. With `Oversize.WAIT` a refusal becomes a warning too, with `wait_note`: until when the
     pod waits.
 
@@ -101,42 +103,46 @@ def check_nodes(pod_request: PodRequest, inventory: CardCatalog, nodes: Collecti
     if not nodes:
         return ()
     try:
-        warnings = [*_fits_by_class(pod_request, inventory, nodes), *_devices_fit(pod_request, inventory, nodes)]
+        warnings = [*_check_cards(pod_request, inventory, nodes), *_check_devices(pod_request, inventory, nodes)]
     except InvalidRequest as error:
         warnings = [f"{error.field}: {error.problem}"]
     limitation = f"spec.nodeSelector and spec.affinity allow only {wording.pluralize(len(nodes), 'node')} with GPUs"
     return tuple(f"{text.partition('; ')[0]}: {limitation}" for text in warnings)
 
 
-def warn_small_shares(pod_request: PodRequest, inventory: CardCatalog, least: int) -> tuple[str, ...]:
-    """Warnings about shares below `least` MiB of a card, too small for most programs: often the unit is missing.
+def warn_small_shares(pod_request: PodRequest, inventory: CardCatalog, min_mib: int) -> tuple[str, ...]:
+    """Warnings about shares below `min_mib` MiB of a card, too small for most programs: often the unit is missing.
 
     Raises KubeError.
     """
     warnings = []
     for container in pod_request.containers:
-        known = inventory.resource_class(container.resource_class) if container.resource_class else None
-        of_class = known is not None and known.share is not None and not container.mem % known.share.memory
+        resource_class = inventory.resource_class(container.resource_class) if container.resource_class else None
+        is_class_share = (
+            resource_class is not None
+            and resource_class.share is not None
+            and not container.mem % resource_class.share.memory
+        )
         if (
-            container.whole or container.mem_per_card >= least or of_class
+            container.whole or container.mem_per_card >= min_mib or is_class_share
         ):  # what one of a class is, its author has thought about
             continue
-        fits = container.mem_per_card * _GIB <= inventory.cards(known).largest
-        advice = f"did you mean {container.mem}Gi?" if fits else f"write at least {least * container.cards}Mi"
+        fits = container.mem_per_card * _GIB <= inventory.cards(resource_class).largest
+        advice = f"did you mean {container.mem}Gi?" if fits else f"write at least {min_mib * container.cards}Mi"
         problem = (
-            f"{container.mem} means {container.mem} MiB, less than most programs need to start on a GPU ({least} MiB)"
+            f"{container.mem} means {container.mem} MiB, less than most programs need to start on a GPU ({min_mib} MiB)"
         )
-        warnings.append(f"{_path(container.key)}.resources.limits[{names.GPU_MEM}]: {problem}; {advice}")
+        warnings.append(f"{_container_path(container.key)}.resources.limits[{names.GPU_MEM}]: {problem}; {advice}")
     return tuple(warnings)
 
 
 def check_binding(manifest: Json) -> None:
     """Check a pod that a program other than the extender binds. Raises InvalidRequest."""
     try:
-        asks = request.parse(manifest) is not None
+        has_request = request.parse(manifest) is not None
     except InvalidRequest:
-        asks = True
-    if asks:
+        has_request = True
+    if has_request:
         raise InvalidRequest(
             "target",
             "only the Cardwise extender may bind pods that request a share of a GPU",
@@ -150,25 +156,27 @@ def _refuse_unwritten(manifest: Json) -> None:
     """
     if annotations_of(manifest).get(names.CLASS):
         raise added_later_error(f"metadata.annotations[{names.CLASS}]")
-    of_member = (names.PLACE_MARKER, names.BIND_MARKER) if labels_of(manifest).get(names.GANG) else ()
+    allowed_markers = (names.PLACE_MARKER, names.BIND_MARKER) if labels_of(manifest).get(names.GANG) else ()
     for container in request.containers(manifest):
         for name in (container.spec.get("resources") or {}).get("limits") or ():
-            if name in INTERNAL and name not in of_member:
+            if name in INTERNAL_RESOURCES and name not in allowed_markers:
                 raise added_later_error(f"{container.path}.resources.limits[{name}]")
 
 
 def _refuse_unknown(manifest: Json, inventory: CardCatalog) -> None:
-    annotated = annotations_of(manifest).get(names.CLASS)
+    annotated_class = annotations_of(manifest).get(names.CLASS)
     for container in request.containers(manifest):
         resources = container.spec.get("resources") or {}
         for kind in ("limits", "requests"):
             for name in resources.get(kind) or ():
-                if not name.startswith(names.CLASS_PREFIX) or name in _KNOWN:
+                if not name.startswith(names.CLASS_PREFIX) or name in _KNOWN_RESOURCES:
                     continue
                 class_name = names.class_of(name)
                 field = f"{container.path}.resources.{kind}[{name}]"
                 _check_class(
-                    class_name, f"metadata.annotations[{names.CLASS}]" if class_name == annotated else field, inventory
+                    class_name,
+                    f"metadata.annotations[{names.CLASS}]" if class_name == annotated_class else field,
+                    inventory,
                 )
 
 
@@ -176,23 +184,25 @@ def _check_class(name: str, field: str, inventory: CardCatalog) -> None:
     classes.check_name(name, field)
     if inventory.resource_class(name) is not None:
         return
-    known = inventory.classes()
-    suggested_name = lookalikes.suggest_resource(names.CLASS_PREFIX + name, known)
+    known_classes = inventory.classes()
+    suggested_name = lookalikes.suggest_resource(names.CLASS_PREFIX + name, known_classes)
     if suggested_name in names.REQUESTED:
         raise InvalidRequest(field, f"there is no ResourceClass {name}", f"did you mean {suggested_name}?")
-    likely = lookalikes.select_alike(name, sorted(known), _SHOWN)
-    further = f" or one of {len(known) - len(likely)} more" if len(known) > len(likely) else ""
+    similar_names = lookalikes.select_alike(name, sorted(known_classes), _MAX_SHOWN_CLASSES)
+    others_phrase = (
+        f" or one of {len(known_classes) - len(similar_names)} more" if len(known_classes) > len(similar_names) else ""
+    )
     any_card = f"{names.GPU_MEM} (such as 8Gi) or {names.WHOLE_GPU} (whole GPUs) for any GPU"
     raise InvalidRequest(
         field,
         f"there is no ResourceClass {name}",
-        f"write {', '.join(likely)}{further} (kubectl get resourceclass), or request {any_card}"
-        if likely
+        f"write {', '.join(similar_names)}{others_phrase} (kubectl get resourceclass), or request {any_card}"
+        if similar_names
         else f"there are none yet (kubectl get resourceclass); request {any_card}",
     )
 
 
-def _fits_by_class(pod_request: PodRequest, inventory: CardCatalog, nodes: Collection[str] | None = None) -> list[str]:
+def _check_cards(pod_request: PodRequest, inventory: CardCatalog, nodes: Collection[str] | None = None) -> list[str]:
     """Warnings about classes without cards. Raises InvalidRequest if no existing node could ever take the pod.
 
     nodes: checks only these nodes.
@@ -202,14 +212,14 @@ def _fits_by_class(pod_request: PodRequest, inventory: CardCatalog, nodes: Colle
     for container in pod_request.containers:
         by_class.setdefault(container.resource_class, []).append(container)
     for name, containers in by_class.items():
-        known = inventory.resource_class(name) if name else None
-        cards = inventory.cards(known, nodes)
-        if known is not None and not cards.largest:
-            field = f"{_path(containers[0].key)}.resources.limits[{names.CLASS_PREFIX}{name}]"
+        resource_class = inventory.resource_class(name) if name else None
+        cards = inventory.cards(resource_class, nodes)
+        if resource_class is not None and not cards.largest:
+            field = f"{_container_path(containers[0].key)}.resources.limits[{names.CLASS_PREFIX}{name}]"
             warnings.append(
                 f"{field}: no GPU of the class is in the cluster now; the pod waits until a node brings one"
             )
-        _check_fits(PodRequest(containers=tuple(containers)), cards, known)
+        _check_fits(PodRequest(containers=tuple(containers)), cards, resource_class)
     if len(by_class) > 1:
         cards = inventory.cards(None, nodes)
         _check_count(pod_request, cards, "")
@@ -218,25 +228,25 @@ def _fits_by_class(pod_request: PodRequest, inventory: CardCatalog, nodes: Colle
     return warnings
 
 
-def _devices_fit(pod_request: PodRequest, inventory: CardCatalog, nodes: Collection[str] | None = None) -> list[str]:
-    """As `_fits_by_class`, for devices: all devices of a pod are on one node."""
+def _check_devices(pod_request: PodRequest, inventory: CardCatalog, nodes: Collection[str] | None = None) -> list[str]:
+    """As `_check_cards`, for devices: all devices of a pod are on one node."""
     warnings = []
     by_class: dict[str, list[DeviceRequest]] = {}
     for device in pod_request.devices:
         by_class.setdefault(device.resource_class, []).append(device)
-    for name, wanted in by_class.items():
+    for name, requests in by_class.items():
         available = inventory.cards(inventory.resource_class(name), nodes).max_cards
-        count = sum(device.count for device in wanted)
-        field = f"{_path(wanted[0].key)}.resources.limits[{names.CLASS_PREFIX}{name}]"
+        count = sum(device.count for device in requests)
+        field = f"{_container_path(requests[0].key)}.resources.limits[{names.CLASS_PREFIX}{name}]"
         if not available:
             warnings.append(
                 f"{field}: no device of the class is in the cluster now; the pod waits until a node brings one"
             )
         elif count > available:
-            together = " together with the pod's other containers" if len(wanted) > 1 else ""
+            together_phrase = " together with the pod's other containers" if len(requests) > 1 else ""
             raise InvalidRequest(
                 field,
-                f"{count} devices of class {name}{together} are more than any node has ({available})",
+                f"{count} devices of class {name}{together_phrase} are more than any node has ({available})",
                 f"request at most {available}",
             )
     return warnings
@@ -250,34 +260,36 @@ def _check_fits(requested: PodRequest, cards: CardSizes, resource_class: Resourc
     """
     if not cards.largest:
         return  # nothing is known yet, or there are no cards: the pod may wait for them
-    of_class = f" of class {resource_class.name}" if resource_class else ""
+    class_phrase = f" of class {resource_class.name}" if resource_class else ""
     for container in requested.containers:
         if 1 < container.cards <= cards.max_cards and container.mem_per_card > (
             largest := cards.largest_for(container.cards)
         ):
             raise InvalidRequest(
-                f"{_path(container.key)}.resources.limits[{names.GPU_MEM}]",
-                f"{_mib(container.mem_per_card)} on each of {container.cards} GPUs{of_class} is more than any node has "
+                f"{_container_path(container.key)}.resources.limits[{names.GPU_MEM}]",
+                f"{_describe_mib(container.mem_per_card)} on each of {container.cards} GPUs{class_phrase} is more "
+                "than any node has "
                 f"({largest})",
-                f"request at most {container.cards * largest}Mi{_unit(container)}",
+                f"request at most {container.cards * largest}Mi{_unit_hint(container)}",
             )
     if requested.largest_share > cards.largest:
-        culprits = [
+        too_large = [
             container
             for container in requested.containers
             if not container.whole and container.mem_per_card > cards.largest
         ]
-        sharing = [container for container in requested.containers if not container.whole and container.cards == 1]
-        culprit = culprits[0] if culprits else sharing[0]
-        together = " together with the pod's other containers" if not culprits and len(sharing) > 1 else ""
+        shares = [container for container in requested.containers if not container.whole and container.cards == 1]
+        culprit = too_large[0] if too_large else shares[0]
+        together_phrase = " together with the pod's other containers" if not too_large and len(shares) > 1 else ""
         key, remedy = _suggest_smaller(culprit, cards, resource_class)
         raise InvalidRequest(
-            f"{_path(culprit.key)}.resources.limits[{key}]",
-            f"{_mib(requested.largest_share)}{together} is more than the largest GPU{of_class} has ({cards.largest})",
+            f"{_container_path(culprit.key)}.resources.limits[{key}]",
+            f"{_describe_mib(requested.largest_share)}{together_phrase} is more than the largest GPU{class_phrase} "
+            f"has ({cards.largest})",
             remedy,
         )
-    _check_count(requested, cards, of_class)
-    _check_together(requested, cards, of_class)
+    _check_count(requested, cards, class_phrase)
+    _check_together(requested, cards, class_phrase)
 
 
 def _suggest_smaller(
@@ -286,45 +298,45 @@ def _suggest_smaller(
     """The resource that is too large, as users write it, and what to write instead."""
     share_mib = resource_class.share.memory if resource_class and resource_class.share else 0
     if not share_mib or culprit.mem % share_mib:
-        splits = any(n * cards.largest_for(n) >= culprit.mem for n in range(2, cards.max_cards + 1))
-        over = f", or split it over GPUs with {names.GPU_COUNT}" if splits else ""
-        return names.GPU_MEM, f"request at most {cards.largest}Mi{over}{_unit(culprit)}"
+        can_split = any(n * cards.largest_for(n) >= culprit.mem for n in range(2, cards.max_cards + 1))
+        split_hint = f", or split it over GPUs with {names.GPU_COUNT}" if can_split else ""
+        return names.GPU_MEM, f"request at most {cards.largest}Mi{split_hint}{_unit_hint(culprit)}"
     count, key = cards.largest // share_mib, names.CLASS_PREFIX + culprit.resource_class
     if not count:
         return key, f"one of the class is {share_mib} MiB: add {names.GPU_MEM} with at most {cards.largest}Mi"
     return key, f"request at most {count}, because one of the class is {share_mib} MiB"
 
 
-def _mib(amount: MiB) -> str:
+def _describe_mib(amount: MiB) -> str:
     """The amount in MiB, and in GiB if it may have been written so: bare numbers count GiB in some namespaces."""
-    whole = amount >= _GIB and amount % _GIB == 0
-    return f"{amount} MiB" + (f" ({amount // _GIB} GiB)" if whole else "")
+    is_whole_gib = amount >= _GIB and amount % _GIB == 0
+    return f"{amount} MiB" + (f" ({amount // _GIB} GiB)" if is_whole_gib else "")
 
 
-def _unit(container: ContainerRequest) -> str:
+def _unit_hint(container: ContainerRequest) -> str:
     """The hint for 8M, which is also how the API server stores 8000000."""
     return "; a number without Mi or Gi, such as 8M, means MiB, not bytes" if container.mem % 1000**2 == 0 else ""
 
 
-def _check_count(pod_request: PodRequest, cards: CardSizes, of_class: str) -> None:
+def _check_count(pod_request: PodRequest, cards: CardSizes, class_phrase: str) -> None:
     if not cards.max_cards:
         return
-    whole = [c for c in pod_request.containers if c.whole]
-    for container, wanted in (
+    whole_requests = [c for c in pod_request.containers if c.whole]
+    for container, count in (
         *((c, c.cards) for c in pod_request.containers if not c.whole),
-        *((c, sum(w.cards for w in whole)) for c in whole[:1]),
+        *((c, sum(w.cards for w in whole_requests)) for c in whole_requests[:1]),
     ):
-        if wanted > cards.max_cards:
+        if count > cards.max_cards:
             # As users write it; cardwise.dev/gpu is our own spelling of it.
             key = names.CLASS_PREFIX + container.resource_class if container.resource_class else names.GPU_COUNT
             raise InvalidRequest(
-                f"{_path(container.key)}.resources.limits[{key}]",
-                f"{wanted} GPUs{of_class} are more than any node has ({cards.max_cards})",
+                f"{_container_path(container.key)}.resources.limits[{key}]",
+                f"{count} GPUs{class_phrase} are more than any node has ({cards.max_cards})",
                 f"request at most {cards.max_cards}",
             )
 
 
-def _check_together(pod_request: PodRequest, cards: CardSizes, of_class: str) -> None:
+def _check_together(pod_request: PodRequest, cards: CardSizes, class_phrase: str) -> None:
     """As `_check_fits`, for requests that fit alone: what they need together, by what they surely cannot share."""
     if not cards.largest or len(pod_request.containers) < 2:
         return
@@ -332,23 +344,23 @@ def _check_together(pod_request: PodRequest, cards: CardSizes, of_class: str) ->
     shares = [card_request for card_request in card_requests if not card_request.whole]
     widest = max((card_request.cards for card_request in shares), default=0)
     filled = -(-sum(card_request.cards * card_request.mem for card_request in shares) // cards.largest)
-    apart = sum(
+    separate = sum(
         card_request.cards for card_request in shares if 2 * card_request.mem > cards.largest
     )  # no two of them on one card
     needed = sum(card_request.cards for card_request in card_requests if card_request.whole) + max(
-        widest, filled, apart
+        widest, filled, separate
     )
     if needed > cards.max_cards:
         largest = max(pod_request.containers, key=lambda container: container.cards)
-        of_many = names.GPU_MEM if largest.cards == 1 and not largest.whole else names.GPU_COUNT
-        key = names.CLASS_PREFIX + largest.resource_class if largest.resource_class else of_many
+        count_key = names.GPU_MEM if largest.cards == 1 and not largest.whole else names.GPU_COUNT
+        key = names.CLASS_PREFIX + largest.resource_class if largest.resource_class else count_key
         raise InvalidRequest(
-            f"{_path(largest.key)}.resources.limits[{key}]",
-            f"the pod's containers need at least {needed} GPUs{of_class} together, more than any node has "
+            f"{_container_path(largest.key)}.resources.limits[{key}]",
+            f"the pod's containers need at least {needed} GPUs{class_phrase} together, more than any node has "
             f"({cards.max_cards})",
             "request fewer or smaller shares, or move some containers into other pods",
         )
 
 
-def _path(key: str) -> str:
+def _container_path(key: str) -> str:
     return f"spec.initContainers[{key.removeprefix('init-')}]" if key.startswith("init-") else f"spec.containers[{key}]"

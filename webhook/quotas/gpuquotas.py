@@ -23,21 +23,21 @@ _MAX_COMPARED = 2  # class names of a quota: each is compared with all that exis
 
 
 @dataclass(frozen=True, slots=True)
-class QuotaStanding:
+class QuotaUsage:
     """A quota, and what its namespace uses of each entry by its status: by (class, model)."""
 
     quota: GPUQuota
     used: Mapping[tuple[str, str], Charge]
 
 
-def parse(manifest: Json) -> QuotaStanding:
+def parse(manifest: Json) -> QuotaUsage:
     """Parse a quota with its status. Raises InvalidRequest."""
-    return QuotaStanding(quotas.parse(manifest), quotas.used_by_status(manifest))
+    return QuotaUsage(quotas.parse(manifest), quotas.used_by_status(manifest))
 
 
 def check_pod(
     pod_request: PodRequest,
-    standings: Iterable[QuotaStanding],
+    quota_usages: Iterable[QuotaUsage],
     smallest: Smallest = lambda _: MiB(1),
     *,
     detailed: bool = True,
@@ -49,29 +49,31 @@ def check_pod(
 
     Raises InvalidRequest.
     """
-    for standing in standings:
-        quota = standing.quota
+    for quota_usage in quota_usages:
+        quota = quota_usage.quota
         for i, entry in enumerate(quota.entries):
-            wanted = quotas.total(
-                _least_charge(container, smallest) for container in pod_request.containers if _is_sure(entry, container)
+            requested = quotas.total(
+                _least_charge(container, smallest)
+                for container in pod_request.containers
+                if _surely_counts(entry, container)
             )
-            if wanted == NOTHING:
+            if requested == NOTHING:
                 continue
-            used = _used(standing, entry)
-            if over := quotas.exceeded_limits(entry, NOTHING, wanted):
+            used = _used(quota_usage, entry)
+            if exceeded_limits := quotas.exceeded_limits(entry, NOTHING, requested):
                 problem, remedy = "the pod alone requests more than the quota allows", "request less"
-            elif quota.refuse and (over := quotas.exceeded_limits(entry, used, wanted)):
+            elif quota.refuse and (exceeded_limits := quotas.exceeded_limits(entry, used, requested)):
                 problem, remedy = (
                     "the quota has no capacity left for the pod",
                     "create it again when other pods of the namespace have ended",
                 )
             else:
                 continue
-            fields = {limit.field for limit in over}
+            fields = {limit.field for limit in exceeded_limits}
             exceeded = ", ".join(
                 f"{limit.field} requested {limit.requested}"
                 + (f", used {limit.used}, hard {limit.hard}" if detailed else "")
-                for limit in quotas.limits(entry, used, wanted)
+                for limit in quotas.limits(entry, used, requested)
                 if limit.field in fields
             )
             raise InvalidRequest(
@@ -87,22 +89,22 @@ def check_quota(manifest: Json, lookup: Lookup, known_classes: Iterable[str] = (
 
     known_classes: the names of which one may have been meant by the name of a class that does not exist.
     """
-    standing = parse(manifest)
+    quota_usage = parse(manifest)
     candidates = sorted(known_classes)
     compared = 0
     warnings = []
-    for i, entry in enumerate(standing.quota.entries):
+    for i, entry in enumerate(quota_usage.quota.entries):
         field = f"spec.hard[{i}]"
         if entry.resource_class:
             classes.check_name(entry.resource_class, f"{field}.class")
-        known = lookup(entry.resource_class) if entry.resource_class else None
-        if known is not None and known.other:
+        resource_class = lookup(entry.resource_class) if entry.resource_class else None
+        if resource_class is not None and resource_class.other:
             raise InvalidRequest(
                 f"{field}.class",
-                f"{known.name} is a class of devices other than GPUs, and a GPUQuota counts GPUs only",
-                f"write requests.{names.CLASS_PREFIX}{known.name} in spec.hard of a ResourceQuota",
+                f"{resource_class.name} is a class of devices other than GPUs, and a GPUQuota counts GPUs only",
+                f"write requests.{names.CLASS_PREFIX}{resource_class.name} in spec.hard of a ResourceQuota",
             )
-        if entry.resource_class and known is None:
+        if entry.resource_class and resource_class is None:
             compared += 1
             suggested_name = (
                 lookalikes.suggest_class(entry.resource_class, candidates) if compared <= _MAX_COMPARED else ""
@@ -119,13 +121,13 @@ def check_quota(manifest: Json, lookup: Lookup, known_classes: Iterable[str] = (
         warnings += [
             f"{field}.{limit.field}: {limit.hard} is below the {limit.used} that are used now; running pods keep what "
             "they have, and no pod gets more"
-            for limit in quotas.limits(entry, _used(standing, entry))
+            for limit in quotas.limits(entry, _used(quota_usage, entry))
             if limit.used > limit.hard
         ]
     return tuple(warnings)
 
 
-def _is_sure(entry: QuotaEntry, container: ContainerRequest) -> bool:
+def _surely_counts(entry: QuotaEntry, container: ContainerRequest) -> bool:
     """Whether every card that the container could get counts under the entry."""
     if entry.resource_class:
         return entry.resource_class == container.resource_class
@@ -137,8 +139,8 @@ def _least_charge(container: ContainerRequest, smallest: Smallest) -> Charge:
     return quotas.least_charge(container.cards, container.mem, smallest(container) if container.whole else 0)
 
 
-def _used(standing: QuotaStanding, entry: QuotaEntry) -> Charge:
-    return standing.used.get((entry.resource_class, entry.model), NOTHING)
+def _used(quota_usage: QuotaUsage, entry: QuotaEntry) -> Charge:
+    return quota_usage.used.get((entry.resource_class, entry.model), NOTHING)
 
 
 def _describe_usage_command(namespace: str) -> str:

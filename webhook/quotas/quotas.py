@@ -21,18 +21,18 @@ from cardwise.core.values.quantity import InvalidQuantity, Unit
 from webhook.pods import units
 from webhook.pods.mutate import format_count
 from webhook.templates import records
-from webhook.templates.spellings import Vocabulary, counted_resource, warn_unknown_classes
+from webhook.templates.spellings import NameTranslator, counted_resource, warn_unknown_classes
 
 _QUOTA_KEYS = (names.GPU_MEM, f"requests.{names.GPU_MEM}", f"limits.{names.GPU_MEM}")
 _MARKERS = (names.PLACE_MARKER, names.BIND_MARKER)
-_HARD = "spec.hard"
-_MOST_COMPARED = 8  # names: each is compared with all that there are
-_DEFAULTING = ("default", "defaultRequest")
-_RANGE_FIELDS = ("max", "min", *_DEFAULTING)  # maxLimitRequestRatio is no amount
+_HARD_FIELD = "spec.hard"
+_MAX_COMPARED = 8  # names: each is compared with all that there are
+_DEFAULT_FIELDS = ("default", "defaultRequest")
+_RANGE_FIELDS = ("max", "min", *_DEFAULT_FIELDS)  # maxLimitRequestRatio is no amount
 
 
 def rewrite_resource_quota(
-    quota: Json, old: Json | None, vocabulary: Vocabulary, *, update: bool, unit: Unit = Unit.MIB
+    quota: Json, old: Json | None, translator: NameTranslator, *, update: bool, unit: Unit = Unit.MIB
 ) -> tuple[Json, list[str]]:
     """The rewritten quota, and warnings. Raises InvalidRequest, KubeError.
 
@@ -47,24 +47,24 @@ def rewrite_resource_quota(
     rewriting = _Rewriting.from_manifest(quota, old, unit)
     record = records.read_record(quota).get("hard", [])
     place = records.rewrite_place(
-        {_HARD: rewriting.rewrite_amounts(hard, _HARD)},
-        vocabulary.spell_in_quota,
+        {_HARD_FIELD: rewriting.rewrite_amounts(hard, _HARD_FIELD)},
+        translator.translate_quota_name,
         place="hard",
         recorded=record,
         manifests=records.read_manifests(quota, old, _keys_of_manifest),
         update=update,
-        several=True,
+        many_classes=True,
     )
-    after = rewriting.annotate(quota | {"spec": spec | {"hard": place.amounts[_HARD]}})
+    rewritten_quota = rewriting.annotate(quota | {"spec": spec | {"hard": place.amounts[_HARD_FIELD]}})
     if place.changed:
-        after = records.with_record(after, {"hard": place.ours})
-    warnings = warn_unknown_classes(_HARD, place.written, vocabulary)
-    further = [
-        *_warn_bare_names(place.amounts[_HARD]),
-        *_warn_counts_less(place.written),
+        rewritten_quota = records.with_record(rewritten_quota, {"hard": place.own_keys})
+    warnings = warn_unknown_classes(_HARD_FIELD, place.written_names, translator)
+    further_warnings = [
+        *_warn_bare_names(place.amounts[_HARD_FIELD]),
+        *_warn_counts_less(place.written_names),
         *_warn_unchanged(quota, old, record),
     ]
-    return after, [*rewriting.warnings, *warnings, *further]
+    return rewritten_quota, [*rewriting.warnings, *warnings, *further_warnings]
 
 
 def rewrite_limit_range(limits: Json, old: Json | None = None, *, unit: Unit = Unit.MIB) -> tuple[Json, list[str]]:
@@ -87,7 +87,7 @@ def rewrite_limit_range(limits: Json, old: Json | None = None, *, unit: Unit = U
         f"a default share, annotate the namespace with {names.DEFAULT_GPU_MEM} and label it "
         f"{names.DEFAULTS_LABEL}=enabled"
         for i, entry in enumerate(entries)
-        for name in _DEFAULTING
+        for name in _DEFAULT_FIELDS
         if names.GPU_MEM in (entry.get(name) or {})
     ]
     if not entries:
@@ -107,7 +107,7 @@ class _Rewriting:
     @classmethod
     def from_manifest(cls, manifest: Json, old: Json | None, unit: Unit) -> "_Rewriting":
         recorded = str(annotations_of(manifest).get(names.WRITTEN_MIB, "")).split(",")
-        return cls(unit, frozenset(_bare_numbers([*recorded, *_amounts_in(old or {})])))
+        return cls(unit, frozenset(_bare_numbers([*recorded, *_find_amounts(old or {})])))
 
     def rewrite_amounts(self, amounts: Json, path: str) -> Json:
         return amounts | {
@@ -139,11 +139,11 @@ class _Rewriting:
         return mib
 
 
-def _amounts_in(manifest: Json) -> Iterator[str]:
+def _find_amounts(manifest: Json) -> Iterator[str]:
     """All amounts of gpu-mem in the object."""
     spec = manifest.get("spec") or {}
-    listed = (entry.get(name) or {} for entry in spec.get("limits") or () for name in _RANGE_FIELDS)
-    for amounts in (spec.get("hard") or {}, *listed):
+    limit_lists = (entry.get(name) or {} for entry in spec.get("limits") or () for name in _RANGE_FIELDS)
+    for amounts in (spec.get("hard") or {}, *limit_lists):
         yield from (str(amounts[key]) for key in _QUOTA_KEYS if key in amounts)
 
 
@@ -161,29 +161,30 @@ def _bare_numbers(texts: Iterable[str]) -> Iterator[Fraction]:
 def _refuse_markers(hard: Json) -> None:
     for key in hard:
         if counted_resource(key) in _MARKERS:
-            known = (names.CLASS_PREFIX + "<class>", names.WHOLE_GPU, names.GPU_MEM)
-            remedy = f"write one of {', '.join('requests.' + name for name in known)}"
-            raise InvalidRequest(f"{_HARD}[{key}]", "is an internal marker of Cardwise", remedy)
+            own_names = (names.CLASS_PREFIX + "<class>", names.WHOLE_GPU, names.GPU_MEM)
+            remedy = f"write one of {', '.join('requests.' + name for name in own_names)}"
+            raise InvalidRequest(f"{_HARD_FIELD}[{key}]", "is an internal marker of Cardwise", remedy)
 
 
 def _warn_bare_names(hard: Json) -> list[str]:
     """Warnings about Cardwise's names without their domain, which Kubernetes refuses with a message of its own."""
     bare = [key for key in hard if "/" not in key and "gpu" in key]
-    suggestions_by_name = {key: lookalikes.suggest_resource(names.CLASS_PREFIX + key) for key in bare[:_MOST_COMPARED]}
+    suggestions_by_name = {key: lookalikes.suggest_resource(names.CLASS_PREFIX + key) for key in bare[:_MAX_COMPARED]}
     return [
-        f"{_HARD}[{key}]: did you mean requests.{suggestion}?"
+        f"{_HARD_FIELD}[{key}]: did you mean requests.{suggestion}?"
         for key, suggestion in suggestions_by_name.items()
         if suggestion in names.REQUESTED
     ]
 
 
-def _warn_counts_less(written: Mapping[str, str]) -> list[str]:
+def _warn_counts_less(written_names: Mapping[str, str]) -> list[str]:
     """Warnings about keys that count less than their name suggests."""
     return [
-        f"{_HARD}[{spelled}]: counts whole GPUs, as {key}; it does not count shares, even if they are split over "
+        f"{_HARD_FIELD}[{written_name}]: counts whole GPUs, as {key}; it does not count shares, even if they are "
+        "split over "
         f"several GPUs: limit those by requests.{names.GPU_MEM}, or by a GPUQuota"
-        for key, spelled in written.items()
-        if counted_resource(spelled) == names.GPU_COUNT
+        for key, written_name in written_names.items()
+        if counted_resource(written_name) == names.GPU_COUNT
     ]
 
 
@@ -193,7 +194,8 @@ def _warn_unchanged(quota: Json, old: Json | None, record: list[str]) -> list[st
         return []
     stored = ", ".join(record)
     warning = (
-        f"{_HARD}: nothing has changed; the key that was written under another name is stored as {stored}: remove "
+        f"{_HARD_FIELD}: nothing has changed; the key that was written under another name is stored as {stored}: "
+        "remove "
         "that key"
     )
     return [warning]

@@ -11,8 +11,8 @@ from cardwise.core.values.invalid import InvalidRequest
 from webhook.pods.validate import CardSizes
 
 _MIB = 1024**2
-_LEAST_MIB = 1024  # a smaller number is taken for one of GiB
-_SELECTOR = "selector"
+_MIN_MIB = 1024  # a smaller number is taken for one of GiB
+_SELECTOR_FIELD = "selector"
 _OTHER_SPELLINGS = ("resourceSelector", "labelSelector")  # of the proposals that ResourceClass follows
 
 
@@ -23,14 +23,14 @@ def normalize(manifest: Json, old: Json | None) -> Json:
     unchanged: `kubectl apply` does so for a manifest with the other spelling, and the added one is meant.
     """
     spec = manifest.get("spec") or {}
-    others = [name for name in _OTHER_SPELLINGS if name in spec]
-    if len(others) != 1:
+    other_spellings = [name for name in _OTHER_SPELLINGS if name in spec]
+    if len(other_spellings) != 1:
         return manifest
-    written, stored = spec[others[0]], ((old or {}).get("spec") or {}).get(_SELECTOR)
-    if _SELECTOR in spec and spec[_SELECTOR] not in (written, stored):
+    written_selector, stored_selector = spec[other_spellings[0]], ((old or {}).get("spec") or {}).get(_SELECTOR_FIELD)
+    if _SELECTOR_FIELD in spec and spec[_SELECTOR_FIELD] not in (written_selector, stored_selector):
         return manifest
-    other_fields = {name: content for name, content in spec.items() if name != others[0]}
-    return manifest | {"spec": other_fields | {_SELECTOR: written}}
+    other_fields = {name: content for name, content in spec.items() if name != other_spellings[0]}
+    return manifest | {"spec": other_fields | {_SELECTOR_FIELD: written_selector}}
 
 
 def warn(
@@ -69,7 +69,7 @@ def warn(
             f"({cards.largest}); "
             f"no pod gets {parsed.name} until a larger one joins"
         )
-    if old is not None and _was_other(old) not in (None, parsed.other):
+    if old is not None and _was_device_class(old) not in (None, parsed.other):
         former_kind, new_kind = ("GPUs", "other devices") if parsed.other else ("other devices", "GPUs")
         texts.append(
             f"spec.selector: the class selected {former_kind} and now selects {new_kind}; pods that have requested "
@@ -90,12 +90,12 @@ def _warn_byte_amounts(selector: Selector) -> list[str]:
     )
     return [
         f"spec.selector: memory {name} {float(number):.10g} is read as bytes; write {float(number):.10g}"
-        f"{'Gi' if number < _LEAST_MIB else 'Mi'} if that is what you mean"
+        f"{'Gi' if number < _MIN_MIB else 'Mi'} if that is what you mean"
         for name, number in compared
     ]
 
 
-def _was_other(old: Json) -> bool | None:
+def _was_device_class(old: Json) -> bool | None:
     """Whether the stored class was of devices other than GPUs; None if it cannot be read."""
     try:
         return classes.parse(old).other

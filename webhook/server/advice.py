@@ -16,31 +16,31 @@ from cardwise.core.values.quantity import Unit
 from webhook.cluster.offers import Offers
 from webhook.pods import defaults
 from webhook.pods.mutate import DEFAULT_SCHEDULER
-from webhook.quotas.gpuquotas import QuotaStanding
+from webhook.quotas.gpuquotas import QuotaUsage
 from webhook.templates import containers, records
 from webhook.templates.spellings import counted_resource, is_zero
 
 QUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of workloads that Kueue starts
 _MAX_WARNINGS: Final = 8  # names of resources that nobody offers
 _MAX_SHOWN_KEYS: Final = 4  # keys of a node selector in one warning
-_MOST_COMPARED: Final = 16  # keys of an object: each is compared with all that Cardwise reads
+_MAX_COMPARED: Final = 16  # keys of an object: each is compared with all that Cardwise reads
 _RANGES: Final = ("max", "min", "default", "defaultRequest")  # of a LimitRange
 _UPPER_RANGES: Final = ("max", "default", "defaultRequest")  # those that say how large a share is, or may be
 
 
 def warn_foreign_resources(pod: Json, offers: Offers, classes: Iterable[str]) -> tuple[str, ...]:
     """Warnings about GPU resources of other domains that no node offers: misspelled, or of another GPU sharer."""
-    offered = offers.resources()
-    known = (*sorted(offered), *classes)
+    offered_names = offers.resources()
+    known_names = (*sorted(offered_names), *classes)
     warnings: dict[str, str] = {}
     for container in request.containers(pod):
         for kind, amounts in containers.amount_lists(container.spec.get("resources") or {}):
             for name, amount in amounts.items():
-                if name in warnings or name in offered or _is_known(name) or is_zero(amount):
+                if name in warnings or name in offered_names or _is_known(name) or is_zero(amount):
                     continue
                 if len(warnings) >= _MAX_WARNINGS:  # each is compared with all that there are
                     return tuple(warnings.values())
-                suggested_name = lookalikes.suggest_resource(name, known)
+                suggested_name = lookalikes.suggest_resource(name, known_names)
                 remedy = f"did you mean {suggested_name}?" if suggested_name else "the pod waits until a node does"
                 if lookalikes.is_of_other_vendor(name):
                     remedy = f"{remedy}; Cardwise shares NVIDIA GPUs only"
@@ -98,46 +98,51 @@ def warn_namespace(manifest: Json) -> tuple[str, ...]:
 
 def warn_resource_quota(
     manifest: Json,
-    standings: Iterable[QuotaStanding],
+    quota_usages: Iterable[QuotaUsage],
     offers: Offers | None,
-    known: Mapping[str, object],
+    known_classes: Mapping[str, object],
     min_share: int = 0,
 ) -> tuple[str, ...]:
     """Warnings about a ResourceQuota that counts less than it seems to, or allows less than one useful share.
 
     standings: the GPUQuotas of its namespace.
-    known: the ResourceClasses.
+    known_classes: the ResourceClasses.
     min_share: MiB below which most programs do not start.
     """
     hard = (manifest.get("spec") or {}).get("hard") or {}
-    rewritten = frozenset(records.read_record(manifest).get("hard", ()))  # of these the author has been told
-    ours = {key: amount for key, amount in hard.items() if key not in rewritten}
-    uncounted = islice(_uncounted_keys(ours, offers, known, _Comparisons()), _MAX_WARNINGS)
+    rewritten_keys = frozenset(records.read_record(manifest).get("hard", ()))  # of these the author has been told
+    unchanged_amounts = {key: amount for key, amount in hard.items() if key not in rewritten_keys}
+    uncounted = islice(_uncounted_keys(unchanged_amounts, offers, known_classes, _Comparisons()), _MAX_WARNINGS)
     warnings = [f"spec.hard[{key}]: {reason}" for key, reason in uncounted]
     if shares := hard.get(quotas.SHARES):
         warnings += _warn_small_amount(f"spec.hard[{quotas.SHARES}]", shares, min_share)
-    missing = quotas.uncounted_key(hard)
-    if any(quotas.counts_in_place_of(standing.quota, missing) for standing in standings):
-        missing = ""
-    if missing == quotas.SHARES and quotas.WHOLE_CARDS in ours and not is_zero(hard[quotas.WHOLE_CARDS]):
+    uncounted_entry = quotas.uncounted_key(hard)
+    if any(quotas.counts_in_place_of(quota_usage.quota, uncounted_entry) for quota_usage in quota_usages):
+        uncounted_entry = ""
+    if (
+        uncounted_entry == quotas.SHARES
+        and quotas.WHOLE_CARDS in unchanged_amounts
+        and not is_zero(hard[quotas.WHOLE_CARDS])
+    ):
         warnings.append(
             f"spec.hard[{quotas.WHOLE_CARDS}]: does not count shares: pods that request {names.GPU_MEM} are not "
-            f"limited by it; add {missing}, or a GPUQuota, unless another quota of the namespace counts them"
+            f"limited by it; add {uncounted_entry}, or a GPUQuota, unless another quota of the namespace counts them"
         )
-    elif missing == quotas.WHOLE_CARDS:
+    elif uncounted_entry == quotas.WHOLE_CARDS:
         warnings.append(
             f"spec.hard[{quotas.SHARES}]: does not count whole GPUs: pods that request {names.GPU_COUNT} or a class "
-            f"are not limited by it; add {missing}, or a GPUQuota, unless another quota of the namespace counts them"
+            f"are not limited by it; add {uncounted_entry}, or a GPUQuota, unless another quota of the namespace "
+            "counts them"
         )
     return tuple(warnings[:_MAX_WARNINGS])
 
 
 def warn_limit_range(
-    manifest: Json, offers: Offers | None, known: Mapping[str, object], min_share: int = 0
+    manifest: Json, offers: Offers | None, known_classes: Mapping[str, object], min_share: int = 0
 ) -> tuple[str, ...]:
     """Warnings about a LimitRange: resources that no container can have, and limits below any useful share.
 
-    known: the ResourceClasses.
+    known_classes: the ResourceClasses.
     min_share: MiB below which most programs do not start.
     """
     entries = (manifest.get("spec") or {}).get("limits") or ()
@@ -147,7 +152,7 @@ def warn_limit_range(
         for i, entry in enumerate(entries)
         for name in _RANGES
         for key, reason in _uncounted_keys(
-            entry.get(name) or {}, offers, known, comparisons, spell=lambda suggested_name: suggested_name
+            entry.get(name) or {}, offers, known_classes, comparisons, quota_key=lambda suggested_name: suggested_name
         )
     )
     warnings = list(islice(uncounted, _MAX_WARNINGS))
@@ -171,7 +176,7 @@ def _warn_small_amount(field: str, amount: str | int, min_share: int) -> list[st
 
 
 def _keys_to_compare(metadata: Json) -> list[str]:
-    return list(islice(filter(lookalikes.is_like_own, sorted(metadata)), _MOST_COMPARED))
+    return list(islice(filter(lookalikes.is_like_own, sorted(metadata)), _MAX_COMPARED))
 
 
 class _Comparisons:
@@ -189,39 +194,39 @@ class _Comparisons:
 def _uncounted_keys(
     amounts: Json,
     offers: Offers | None,
-    known: Mapping[str, object],
+    known_classes: Mapping[str, object],
     comparisons: _Comparisons,
-    spell: Callable[[str], str] = lambda suggested_name: f"requests.{suggested_name}",
+    quota_key: Callable[[str], str] = lambda suggested_name: f"requests.{suggested_name}",
 ) -> Iterator[tuple[str, str]]:
-    """The GPU keys that have no effect, each with the reason. `spell`: the key of a resource."""
-    offered = offers.resources() if offers is not None else None
+    """The GPU keys that have no effect, each with the reason. `quota_key`: the key of a resource."""
+    offered_names = offers.resources() if offers is not None else None
     foreign = []
     for key in sorted(amounts):
         name = counted_resource(key)
         if not lookalikes.is_like_gpu(name) or name in (*names.REQUESTED, *names.OWN_RESOURCES):
             continue
-        if of_class := names.class_of(name):
-            if of_class not in known:
-                suggested_name = _suggest_class_resource(of_class, known) if comparisons.begin() else ""
-                hint = f"; did you mean {spell(suggested_name)}?" if suggested_name else ""
-                yield key, f"there is no ResourceClass {of_class} now; until there is one, it counts nothing{hint}"
-        elif offered is not None and name not in offered:
+        if class_name := names.class_of(name):
+            if class_name not in known_classes:
+                suggested_name = _suggest_class_resource(class_name, known_classes) if comparisons.begin() else ""
+                hint = f"; did you mean {quota_key(suggested_name)}?" if suggested_name else ""
+                yield key, f"there is no ResourceClass {class_name} now; until there is one, it counts nothing{hint}"
+        elif offered_names is not None and name not in offered_names:
             foreign.append((key, name))
-    candidates = (*sorted(offered or ()), *known) if foreign else ()
+    candidates = (*sorted(offered_names or ()), *known_classes) if foreign else ()
     for key, name in foreign:
         if not comparisons.begin():
             return
         suggested_name = lookalikes.suggest_resource(name, candidates)
         if suggested_name:
-            suggestion = spell(suggested_name if "/" in suggested_name else f"{names.CLASS_PREFIX}{suggested_name}")
+            suggestion = quota_key(suggested_name if "/" in suggested_name else f"{names.CLASS_PREFIX}{suggested_name}")
             yield key, f"no node offers it, so it counts nothing; did you mean {suggestion}?"
         elif not is_zero(amounts[key]):
             yield key, "no node offers it, so it counts nothing until one does"
 
 
-def _suggest_class_resource(name: str, known: Iterable[str]) -> str:
+def _suggest_class_resource(name: str, class_names: Iterable[str]) -> str:
     """The resource that was probably meant by that of a class that does not exist; "" for none."""
-    if suggested_name := lookalikes.suggest_class(name, known):
+    if suggested_name := lookalikes.suggest_class(name, class_names):
         return names.CLASS_PREFIX + suggested_name
     return lookalikes.suggest_resource(names.CLASS_PREFIX + name)
 
@@ -244,14 +249,14 @@ def warn_placement(
             f"the field, or write {own_scheduler}"
         )
     warnings += [
-        f"spec.schedulingGates[{gate['name']}]: the pod waits until this gate is removed{_remover_of(gate['name'])}"
+        f"spec.schedulingGates[{gate['name']}]: the pod waits until this gate is removed{_gate_remover(gate['name'])}"
         for gate in spec.get("schedulingGates") or ()
         if gate.get("name") not in (None, "", names.GANG)
     ]
     if offers is not None and (unmatched := offers.unmatched_entries(spec.get("nodeSelector") or {})):
-        shown = ", ".join(unmatched[:_MAX_SHOWN_KEYS])
+        shown_labels = ", ".join(unmatched[:_MAX_SHOWN_KEYS])
         warnings.append(
-            f"spec.nodeSelector: no node with GPUs has {shown} now; the pod waits until one does"
+            f"spec.nodeSelector: no node with GPUs has {shown_labels} now; the pod waits until one does"
             f"{_hint_node_label(spec['nodeSelector'], unmatched, offers)}"
         )
     elif admitting is not None and not admitting:
@@ -288,13 +293,13 @@ def warn_kueue_amounts(template: Json, unit: Unit) -> tuple[str, ...]:
                 continue  # told by who judges it
             if number != in_unit:
                 field = f"{container.path}.resources.{kind}[{names.GPU_MEM}]"
-                whole = in_unit.denominator == 1
-                remedy = f"{in_unit}, which is the same in {unit}" if whole else f"whole {unit}"
+                is_whole_number = in_unit.denominator == 1
+                remedy = f"{in_unit}, which is the same in {unit}" if is_whole_number else f"whole {unit}"
                 warnings.append(f"{field}: Kueue counts {number} of {amount}; write {remedy}")
     return tuple(warnings)
 
 
-def _remover_of(gate: str) -> str:
+def _gate_remover(gate: str) -> str:
     return ", by Kueue" if gate.startswith("kueue.x-k8s.io/") else ""
 
 

@@ -95,10 +95,10 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
         # Not `request.mimetype`: werkzeug reads the parameters too, which takes 95 ms for 60 KB of them.
         media_type = request.environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
-            raise review.BadReview(f"Content-Type must be application/json, but is {media_type or 'nothing'}")
+            raise review.InvalidReview(f"Content-Type must be application/json, but is {media_type or 'nothing'}")
         try:
             received = review.decode(request.get_data(cache=False), partial(takes_reviews_of, path))
-        except review.Unreadable as error:
+        except review.UndecodableReview as error:
             # A status of HTTP would reach the user as "the server rejected our request for an unknown reason".
             namespace, uid = "", error.uid
             decision = Decision(allowed=path == _ADVICE, message=str(error))
@@ -120,7 +120,7 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
             arguments = {"path": path, "decide": decide, "unit": unit}
             app.add_url_rule(path + suffix, path + suffix, answer_review, methods=["POST"], defaults=arguments)
     app.add_url_rule("/healthz", "healthz", lambda: _text_response("ok", 200), methods=["GET"])
-    app.register_error_handler(review.BadReview, _answer_malformed)
+    app.register_error_handler(review.InvalidReview, _answer_malformed)
     app.register_error_handler(HTTPException, _answer_http_error)
     app.register_error_handler(Exception, lambda error: _answer_failure(error, failures))
     return app
@@ -150,7 +150,7 @@ def _request_path() -> str:
     return path if path in PATHS else "other"
 
 
-def _answer_malformed(error: review.BadReview) -> Response:
+def _answer_malformed(error: review.InvalidReview) -> Response:
     metrics.REVIEWS.labels(_request_path(), "malformed").inc()
     return _text_response(str(error), 400)
 

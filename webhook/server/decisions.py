@@ -33,17 +33,17 @@ from webhook.pods import (
 from webhook.pods.agent import AgentSettings
 from webhook.pods.defaults import Defaults
 from webhook.pods.limitranges import Bounds
-from webhook.pods.validate import CardSizes, Oversize
+from webhook.pods.validate import CardSizes, OversizePolicy
 from webhook.quotas import gpuquotas, quotas, resourceclasses
-from webhook.quotas.gpuquotas import QuotaStanding
+from webhook.quotas.gpuquotas import QuotaUsage
 from webhook.server import advice, patches, sizes
 from webhook.server.review import CREATE, Decision, Review, is_pod_shaped
 from webhook.templates import templates
-from webhook.templates.spellings import NvidiaGpu, Vocabulary
+from webhook.templates.spellings import NameTranslator, NvidiaGpu
 
 _IN_POD: Final = ("spec.", "metadata.")  # how a message begins that names a field of the pod
-_MOST_WARNINGS: Final = 8
-_LEAST_WEIGHT: Final = 8
+_MAX_WARNINGS: Final = 8
+_MIN_WEIGHT: Final = 8
 
 
 class Lookups(Protocol):
@@ -70,7 +70,7 @@ class Lookups(Protocol):
     def offers(self) -> Offers | None:
         """What nodes offer; None if unknown."""
 
-    def quotas(self, namespace: str) -> Sequence[QuotaStanding]:
+    def quotas(self, namespace: str) -> Sequence[QuotaUsage]:
         """The GPUQuotas of the namespace."""
 
     def conflicting_member(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
@@ -108,7 +108,7 @@ class WebhookSettings:
     """
 
     runtime_class: str = ""
-    oversize: Oversize = "refuse"
+    oversize: OversizePolicy = "refuse"
     nvidia_gpu: NvidiaGpu = "leave"
     exempt_namespaces: frozenset[str] = frozenset()
     gang_schedulers: frozenset[str] = frozenset({gangs.DEFAULT_SCHEDULER})
@@ -133,7 +133,7 @@ def decide_mutate(review: Review, view: Lookups, settings: WebhookSettings) -> D
     Raises KubeError.
     """
     match review.resource:
-        case "pods" if _is_rewritten(review, settings):
+        case "pods" if _must_rewrite_pod(review, settings):
             return _mutate_pod(review, view, view.defaults(review.namespace), settings, apply=False)
         case "pods" if review.old is not None and review.namespace not in settings.exempt_namespaces:
             return _refuse_invalid(lambda: _reapply_pod(review, settings))
@@ -150,18 +150,18 @@ def decide_mutate(review: Review, view: Lookups, settings: WebhookSettings) -> D
 
 def decide_defaults(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     """POST /mutate/defaults: rewrites pods of a namespace that opted in. Raises KubeError."""
-    if review.resource != "pods" or not _is_rewritten(review, settings):
+    if review.resource != "pods" or not _must_rewrite_pod(review, settings):
         return Decision()
-    known = view.fresh_defaults(review.namespace)
-    if known is None or not known.gpu_mem or not defaults.takes_defaults(review.object):
+    namespace_defaults = view.fresh_defaults(review.namespace)
+    if namespace_defaults is None or not namespace_defaults.gpu_mem or not defaults.takes_defaults(review.object):
         return Decision()  # it gets nothing here, so nothing of it can be wrong
-    return _mutate_pod(review, view, known, settings, apply=True)
+    return _mutate_pod(review, view, namespace_defaults, settings, apply=True)
 
 
 def decide_validate(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     """POST /validate: checks pods, Bindings, namespaces, classes, quotas and workloads. Raises KubeError."""
     match review.resource:
-        case "pods" if _is_rewritten(review, settings):
+        case "pods" if _must_rewrite_pod(review, settings):
             return _refuse_invalid(lambda: _validate_pod(review, view, settings))
         case "pods/binding" | "bindings":
             return _refuse_invalid(lambda: _validate_binding(review, view, settings))
@@ -189,10 +189,10 @@ def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> D
             warnings = advice.warn_foreign_resources(review.object, offers, view.classes()) if offers else ()
             return Decision(warnings=warnings + advice.warn_unread_keys(review.object, settings.gang_schedulers))
         case "resourcequotas":
-            standings = view.quotas(review.namespace)
+            quota_usages = view.quotas(review.namespace)
             return Decision(
                 warnings=advice.warn_resource_quota(
-                    review.object, standings, offers, view.classes(), settings.min_share
+                    review.object, quota_usages, offers, view.classes(), settings.min_share
                 )
             )
         case "limitranges":
@@ -200,42 +200,42 @@ def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> D
     if templates.is_controlled(review.object):
         return Decision()  # whoever wrote its owner has been told
     unique_texts: dict[str, None] = {}
-    queued = advice.QUEUE in labels_of(review.object)
+    is_queued = advice.QUEUE in labels_of(review.object)
     weight = 0
     for path, template in templates.find_templates(review.object, review.resource):
         if not is_pod_shaped(template):
             continue
-        if weight and weight + _weight_of(template) > sizes.MOST_CONTAINERS:
+        if weight and weight + _template_weight(template) > sizes.MAX_CONTAINERS:
             break  # all templates together take no longer than the largest pod
-        weight += _weight_of(template)
-        texts = _judge_template(template, review.namespace, view, settings)
-        if queued:
+        weight += _template_weight(template)
+        texts = _warn_template(template, review.namespace, view, settings)
+        if is_queued:
             texts += advice.warn_kueue_amounts(template, settings.unit)
         unique_texts |= {
             templates.field_in_workload(path, text) if text.startswith(_IN_POD) else text: None for text in texts
         }
-        if len(unique_texts) >= _MOST_WARNINGS:
+        if len(unique_texts) >= _MAX_WARNINGS:
             break  # no more are shown
-    return Decision(warnings=tuple(unique_texts)[:_MOST_WARNINGS])
+    return Decision(warnings=tuple(unique_texts)[:_MAX_WARNINGS])
 
 
-def _weight_of(template: Json) -> int:
+def _template_weight(template: Json) -> int:
     """How long it takes to judge a template, in containers. Its nodes take as long as some of them."""
-    return max(_LEAST_WEIGHT, sum(1 for _ in request.containers(template)))
+    return max(_MIN_WEIGHT, sum(1 for _ in request.containers(template)))
 
 
-def _judge_template(template: Json, namespace: str, view: Lookups, settings: WebhookSettings) -> tuple[str, ...]:
+def _warn_template(template: Json, namespace: str, view: Lookups, settings: WebhookSettings) -> tuple[str, ...]:
     """The warnings that the author of such a pod would get; a controller's pods have no author who reads them."""
     pod = {"metadata": template.get("metadata") or {}, "spec": template.get("spec") or {}}
     try:
         sizes.check_template(pod)
         pod, warnings = _rewrite_pod(pod, namespace, view, view.defaults(namespace), settings)
-        return warnings + _judge_pod(pod, namespace, view, settings)
+        return warnings + _check_pod(pod, namespace, view, settings)
     except InvalidRequest as error:
         return (f"{error}; its pods will be refused",)
 
 
-def _is_rewritten(review: Review, settings: WebhookSettings) -> bool:
+def _must_rewrite_pod(review: Review, settings: WebhookSettings) -> bool:
     """Whether pods of this review are rewritten and checked: only at creation, and not mirrors of static pods."""
     annotations = annotations_of(review.object)
     # By the word of a kubelet only: a user may write the annotation too.
@@ -243,16 +243,16 @@ def _is_rewritten(review: Review, settings: WebhookSettings) -> bool:
     return review.operation == CREATE and review.namespace not in settings.exempt_namespaces and not mirror
 
 
-def _vocabulary(view: Lookups, settings: WebhookSettings) -> Vocabulary:
-    return Vocabulary(view.resource_class, take_nvidia=settings.nvidia_gpu == "take")
+def _name_translator(view: Lookups, settings: WebhookSettings) -> NameTranslator:
+    return NameTranslator(view.resource_class, take_nvidia=settings.nvidia_gpu == "take")
 
 
 def _mutate_pod(
-    review: Review, view: Lookups, known: Defaults | None, settings: WebhookSettings, *, apply: bool
+    review: Review, view: Lookups, namespace_defaults: Defaults | None, settings: WebhookSettings, *, apply: bool
 ) -> Decision:
     def decide() -> Decision:
         sizes.check_template(review.object)
-        after, warnings = _rewrite_pod(review.object, review.namespace, view, known, settings, apply=apply)
+        after, warnings = _rewrite_pod(review.object, review.namespace, view, namespace_defaults, settings, apply=apply)
         return _make_patch(review.object, after, warnings)
 
     return _refuse_invalid(decide)
@@ -262,70 +262,82 @@ def _rewrite_pod(
     manifest: Json,
     namespace: str,
     view: Lookups,
-    known: Defaults | None,
+    namespace_defaults: Defaults | None,
     settings: WebhookSettings,
     *,
     apply: bool = False,
 ) -> tuple[Json, tuple[str, ...]]:
-    """The rewritten pod, and warnings. `known`: its namespace's defaults. Raises InvalidRequest, KubeError."""
+    """The rewritten pod, and warnings. Raises InvalidRequest, KubeError."""
     mutate.check_counts(manifest)
     gang = gangs.gang_of(manifest, settings.gang_schedulers)
 
-    def most_mib() -> int:
+    def largest_node_mib() -> int:
         cards = view.cards()
         return cards.largest * cards.max_cards if settings.oversize == "refuse" else 0
 
-    pod = units.add_units(manifest, settings.unit, most_mib)
-    pod, pod_defaults = classes.rewrite_classes(pod, _vocabulary(view, settings)), Defaults()
+    pod = units.add_units(manifest, settings.unit, largest_node_mib)
+    pod, pod_defaults = classes.rewrite_classes(pod, _name_translator(view, settings)), Defaults()
     # First of all: where it was placed decides what it takes of its namespace's defaults.
-    pod, unplaced = mutate.remove_placement(pod, gang)
-    if known is not None and defaults.takes_defaults(pod):
-        known.check(namespace)
-        pod_defaults = known
+    pod, placement_warnings = mutate.remove_placement(pod, gang)
+    if namespace_defaults is not None and defaults.takes_defaults(pod):
+        namespace_defaults.check(namespace)
+        pod_defaults = namespace_defaults
         if apply and gang is None and request.parse(pod) is None:
-            pod = units.add_units(defaults.apply_defaults(pod, known), settings.unit, most_mib)
-    replaced = devices.warn_replaced(manifest, pod)
+            pod = units.add_units(defaults.apply_defaults(pod, namespace_defaults), settings.unit, largest_node_mib)
+    device_warnings = devices.warn_replaced(manifest, pod)
     pod_request = request.parse(pod)
-    native: tuple[str, ...] = ()
+    podgroup_warnings: tuple[str, ...] = ()
     if gang is None and pod_request is not None:
-        scheduled = mutate.assign_scheduler(pod, settings.scheduler)
-        gang = gangs.gang_of(scheduled, settings.gang_schedulers)
+        pod_with_scheduler = mutate.assign_scheduler(pod, settings.scheduler)
+        gang = gangs.gang_of(pod_with_scheduler, settings.gang_schedulers)
         if gang is None:
-            gang, native = gangs.native_gang_of(scheduled, settings.gang_schedulers, view.serves_podgroups)
+            gang, podgroup_warnings = gangs.podgroup_gang_of(
+                pod_with_scheduler, settings.gang_schedulers, view.serves_podgroups
+            )
     if pod_request is not None and pod_request.containers:
-        percent = SmPercent(pod_defaults.sm_percent or settings.sm_percent)
-        least_mode = mpsmode.min_mode(pod_request, settings.min_mps, known.min_mps if known is not None else "")
+        sm_percent = SmPercent(pod_defaults.sm_percent or settings.sm_percent)
+        min_mode = mpsmode.min_mode(
+            pod_request, settings.min_mps, namespace_defaults.min_mps if namespace_defaults is not None else ""
+        )
         default = Mode(pod_defaults.mps or settings.mps)
-        pod = mpsmode.annotate_mode(pod, pod_request, default, view.mps_scopes, percent=percent, bound=least_mode)
+        pod = mpsmode.annotate_mode(pod, pod_request, default, view.mps_scopes, percent=sm_percent, bound=min_mode)
         pod = frameworks.annotate_hook(pod, pod_defaults.frameworks)
-    injected = agent.inject_agent(
+    injection = agent.inject_agent(
         pod, pod_request, settings.share_agent, lambda: view.bounds(namespace), view.mps_scopes
     )
     mutation = mutate.mutate(
-        injected.pod,
+        injection.pod,
         runtime_class=settings.runtime_class,
         policy=pod_defaults.policy,
         in_gang=gang is not None,
-        agent=injected.key,
+        agent=injection.key,
         scheduler=settings.scheduler,
         tolerated=settings.tolerated,
     )
-    joined, gang_warnings = gangs.join_gang(mutation.pod, gang)
-    return joined, unplaced + replaced + injected.warnings + mutation.warnings + native + gang_warnings
+    pod_in_gang, gang_warnings = gangs.join_gang(mutation.pod, gang)
+    return (
+        pod_in_gang,
+        placement_warnings
+        + device_warnings
+        + injection.warnings
+        + mutation.warnings
+        + podgroup_warnings
+        + gang_warnings,
+    )
 
 
 def _reapply_pod(review: Review, settings: WebhookSettings) -> Decision:
     sizes.check_template(review.object, update=True)
-    pod = reapplied.as_stored(review.object, review.old or {}, settings.unit, settings.tolerated)
+    pod = reapplied.restore_stored_names(review.object, review.old or {}, settings.unit, settings.tolerated)
     return _make_patch(review.object, pod)
 
 
 def _mutate_workload(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     path, template = templates.template_of(review.object, review.resource)
     sizes.check_template(template, f"{path}.", update=review.is_update)
-    vocabulary = _vocabulary(view, settings)
+    translator = _name_translator(view, settings)
     workload = templates.rewrite_workload(
-        review.object, review.old, review.resource, vocabulary, update=review.is_update
+        review.object, review.old, review.resource, translator, update=review.is_update
     )
     return _make_patch(review.object, workload)
 
@@ -338,7 +350,7 @@ def _mutate_class(review: Review) -> Decision:
 def _mutate_quota(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     sizes.check_object(review.object)
     quota, warnings = quotas.rewrite_resource_quota(
-        review.object, review.old, _vocabulary(view, settings), update=review.is_update, unit=settings.unit
+        review.object, review.old, _name_translator(view, settings), update=review.is_update, unit=settings.unit
     )
     return _make_patch(review.object, quota, tuple(warnings))
 
@@ -351,7 +363,7 @@ def _mutate_limit_range(review: Review, settings: WebhookSettings) -> Decision:
 
 def _validate_pod(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     sizes.check_template(review.object)
-    warnings = _judge_pod(review.object, review.namespace, view, settings)
+    warnings = _check_pod(review.object, review.namespace, view, settings)
     gang = gangs.gang_of(review.object, settings.gang_schedulers)
     if gang is not None:
         gangs.check_number(
@@ -360,52 +372,52 @@ def _validate_pod(review: Review, view: Lookups, settings: WebhookSettings) -> D
     return Decision(warnings=warnings)
 
 
-def _judge_pod(pod: Json, namespace: str, view: Lookups, settings: WebhookSettings) -> tuple[str, ...]:
+def _check_pod(pod: Json, namespace: str, view: Lookups, settings: WebhookSettings) -> tuple[str, ...]:
     """Warnings about a rewritten pod. Raises InvalidRequest, KubeError."""
     pod_request, warnings = validate.check_pod(pod, view, settings.oversize)
     gang = gangs.gang_of(pod, settings.gang_schedulers)
     if gang is None and pod_request is not None:
-        gang, _ = gangs.native_gang_of(pod, settings.gang_schedulers, view.serves_podgroups)
+        gang, _ = gangs.podgroup_gang_of(pod, settings.gang_schedulers, view.serves_podgroups)
     warnings += gangs.check(pod, gang, pod_request)
     offers = view.offers()
     if offers is not None:
         warnings += advice.warn_foreign_resources(pod, offers, view.classes())
-    unread = advice.warn_unread_keys(pod, settings.gang_schedulers)
+    key_warnings = advice.warn_unread_keys(pod, settings.gang_schedulers)
     if pod_request is None:
-        return warnings + unread
+        return warnings + key_warnings
     admitting = offers.admitting_nodes(pod) if offers is not None else None
     warnings += advice.warn_placement(pod, settings.gang_schedulers, offers, admitting)
     if not warnings:
         warnings += validate.check_nodes(pod_request, view, admitting)
     warnings += validate.warn_small_shares(pod_request, view, settings.min_share)
-    warnings += _judge_quotas(pod_request, view.quotas(namespace), view, settings)
-    return warnings + _judge_sharing(pod, namespace, pod_request, view, settings) + unread
+    warnings += _check_quotas(pod_request, view.quotas(namespace), view, settings)
+    return warnings + _check_container_settings(pod, namespace, pod_request, view, settings) + key_warnings
 
 
-def _judge_quotas(
-    pod_request: PodRequest, standings: Sequence[QuotaStanding], view: Lookups, settings: WebhookSettings
+def _check_quotas(
+    pod_request: PodRequest, quota_usages: Sequence[QuotaUsage], view: Lookups, settings: WebhookSettings
 ) -> tuple[str, ...]:
     """Warnings about a pod that requests cards, by its namespace's GPUQuotas."""
 
     def smallest(container: ContainerRequest) -> MiB:
-        of_class = view.resource_class(container.resource_class) if container.resource_class else None
-        return max(view.cards(of_class).smallest, MiB(1))
+        resource_class = view.resource_class(container.resource_class) if container.resource_class else None
+        return max(view.cards(resource_class).smallest, MiB(1))
 
     def check_smallest() -> tuple[str, ...]:
-        gpuquotas.check_pod(pod_request, standings, smallest, detailed=settings.callers_known)
+        gpuquotas.check_pod(pod_request, quota_usages, smallest, detailed=settings.callers_known)
         return ()
 
-    gpuquotas.check_pod(pod_request, standings, detailed=settings.callers_known)
+    gpuquotas.check_pod(pod_request, quota_usages, detailed=settings.callers_known)
     return validate.collect_warnings(
         settings.oversize, check_smallest, "a node with a smaller GPU joins or the quota is raised"
     )
 
 
-def _judge_sharing(
+def _check_container_settings(
     pod: Json, namespace: str, pod_request: PodRequest, view: Lookups, settings: WebhookSettings
 ) -> tuple[str, ...]:
     """Warnings about a pod with a request: its environment, its agent and its MPS mode."""
-    known = view.defaults(namespace)
+    namespace_defaults = view.defaults(namespace)
     cards = {container.key: container for container in pod_request.containers}
     mps = bool(cards) and mpsmode.mode_of(pod).uses_mps
     for container in request.containers(pod):
@@ -415,9 +427,11 @@ def _judge_sharing(
     agent.check_agent(pod, pod_request)
     if not cards:
         return ()
-    mpsmode.check_min_mode(pod, mpsmode.min_mode(pod_request, settings.min_mps, known.min_mps if known else ""))
-    judge = partial(mpsmode.check_mode, pod, pod_request, view.mps_scopes)
-    return validate.collect_warnings(settings.oversize, judge, "a daemon serves several GPUs")
+    mpsmode.check_min_mode(
+        pod, mpsmode.min_mode(pod_request, settings.min_mps, namespace_defaults.min_mps if namespace_defaults else "")
+    )
+    check_daemons = partial(mpsmode.check_mode, pod, pod_request, view.mps_scopes)
+    return validate.collect_warnings(settings.oversize, check_daemons, "a daemon serves several GPUs")
 
 
 def _validate_workload(review: Review, settings: WebhookSettings) -> Decision:
@@ -448,9 +462,9 @@ def _validate_gpu_quota(review: Review, view: Lookups) -> Decision:
 
 def _validate_namespace(review: Review) -> Decision:
     sizes.check_object(review.object)
-    known = defaults.defaults_of(review.object)
-    if known is not None:
-        known.check(str((review.object.get("metadata") or {}).get("name", review.name)))
+    namespace_defaults = defaults.defaults_of(review.object)
+    if namespace_defaults is not None:
+        namespace_defaults.check(str((review.object.get("metadata") or {}).get("name", review.name)))
     return Decision(warnings=advice.warn_namespace(review.object))
 
 

@@ -1,7 +1,7 @@
 """The codec of AdmissionReview v1: bytes to a `Review`, a `Decision` to bytes.
 
 The code after it may rely on types and names: bytes that are no AdmissionReview, objects that do not have the fields of
-their kind, and impossible names are rejected here as `BadReview`. Only the API server should call the webhook, but
+their kind, and impossible names are rejected here as `InvalidReview`. Only the API server should call the webhook, but
 every client that reaches the port can.
 """
 
@@ -30,14 +30,14 @@ _Amount = Annotated[str, Meta(max_length=64)] | Annotated[int, Meta(ge=-(2**62),
 _Amounts = dict[str, _Amount] | None
 
 # The API server hands on 4 KiB of them, and of each no more than 256 characters where there are more.
-_MOST_WARNINGS = 16
+_MAX_WARNINGS = 16
 
 
-class BadReview(ValueError):
+class InvalidReview(ValueError):
     """A request body that is no valid AdmissionReview; the text is the reason."""
 
 
-class Unreadable(BadReview):
+class UndecodableReview(InvalidReview):
     """A review whose object cannot be read. `uid`: of the review, so that it can be answered with the reason."""
 
     def __init__(self, uid: str, problem: str) -> None:
@@ -45,7 +45,7 @@ class Unreadable(BadReview):
         self.uid = uid
 
 
-_Word = Annotated[str, Meta(max_length=objectnames.MOST_SUBDOMAIN)]  # of the API server's own, such as a resource
+_Word = Annotated[str, Meta(max_length=objectnames.MAX_SUBDOMAIN_LENGTH)]  # of the API server's own, such as a resource
 
 
 class _Resource(Struct):
@@ -348,16 +348,16 @@ def decode(body: bytes, takes_reviews_of: Callable[[str], bool] = lambda _: True
     except RecursionError as error:
         raise _nesting_error(body) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadReview(f"the body is no {KIND}: {error}") from error
+        raise InvalidReview(f"the body is no {KIND}: {error}") from error
     if (envelope.api_version, envelope.kind) != (API_VERSION, KIND):
-        raise BadReview(
+        raise InvalidReview(
             f"expected {API_VERSION} {KIND}, got {quote_text(envelope.api_version)} {quote_text(envelope.kind)}"
         )
     request = envelope.request
     resource = request.resource.resource
     subject = f"{resource}/{request.sub_resource}" if request.sub_resource else resource
     if not takes_reviews_of(subject):
-        raise BadReview(
+        raise InvalidReview(
             f"the resource {quote_text(subject)} is not reviewed at this path; send it where the chart's webhook "
             "configurations do"
         )
@@ -366,7 +366,7 @@ def decode(body: bytes, takes_reviews_of: Callable[[str], bool] = lambda _: True
     try:
         manifest = _decode_manifest(request, "object", request.object, managed_fields=managed_fields)
     except InvalidRequest as error:
-        raise Unreadable(request.uid, str(error)) from error
+        raise UndecodableReview(request.uid, str(error)) from error
     old = None
     if compared:
         # An object that was made too large while nobody checked can be made smaller.
@@ -385,15 +385,15 @@ def decode(body: bytes, takes_reviews_of: Callable[[str], bool] = lambda _: True
     )
 
 
-def _nesting_error(body: bytes) -> BadReview:
+def _nesting_error(body: bytes) -> InvalidReview:
     """The error for a review with a part that is nested too deeply. The API server writes the uid before the objects,
     so the review can be answered; to find the part would take a second.
     """
     head = body.partition(_OBJECT)[0].rstrip().removesuffix(b",") + b"}}"
     try:
-        return Unreadable(_decode_envelope(head).request.uid, f"object or oldObject {_TOO_DEEP}")
+        return UndecodableReview(_decode_envelope(head).request.uid, f"object or oldObject {_TOO_DEEP}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return BadReview(f"the body is no {KIND}: it {_TOO_DEEP}")
+        return InvalidReview(f"the body is no {KIND}: it {_TOO_DEEP}")
 
 
 def _decode_manifest(request: _Request, field: str, raw: msgspec.Raw, *, managed_fields: bool) -> Json:
@@ -405,11 +405,11 @@ def _decode_manifest(request: _Request, field: str, raw: msgspec.Raw, *, managed
         _decode_shape.get(resource, _decode_any)(text)
         return _decode_object(text)
     except RecursionError as error:  # to make objects of it may take more than to skip it
-        raise Unreadable(request.uid, f"{field} {_TOO_DEEP}") from error
+        raise UndecodableReview(request.uid, f"{field} {_TOO_DEEP}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         kind = wording.sanitize_message(resource, 80)
         problem = f"{field} does not have the structure of {kind}: {error}; correct this field"
-        raise Unreadable(request.uid, problem) from error
+        raise UndecodableReview(request.uid, problem) from error
 
 
 def _check_names(request: _Request, manifest: Json) -> None:
@@ -428,11 +428,11 @@ def _check_names(request: _Request, manifest: Json) -> None:
     ):
         if text and not is_valid(text):
             rule = "63 of a-z, 0-9 and '-'" if is_valid is objectnames.is_label else "253 of a-z, 0-9, '-' and '.'"
-            raise Unreadable(
+            raise UndecodableReview(
                 request.uid, f"{path}: {quote_text(text)} is not a name in Kubernetes; write at most {rule}"
             )
     if kind in _NAMESPACED and not request.namespace:
-        raise Unreadable(request.uid, "request.namespace: is empty; name the namespace of the object")
+        raise UndecodableReview(request.uid, "request.namespace: is empty; name the namespace of the object")
 
 
 def is_pod_shaped(template: Json) -> bool:
@@ -452,8 +452,8 @@ def encode(uid: str, decision: Decision) -> bytes:
     if not decision.allowed:
         response["status"] = {"code": 422, "reason": "Invalid", "message": wording.sanitize_message(decision.message)}
     if decision.warnings:
-        response["warnings"] = [wording.sanitize_message(warning) for warning in decision.warnings[:_MOST_WARNINGS]]
-        if (omitted := len(decision.warnings) - _MOST_WARNINGS) > 0:
+        response["warnings"] = [wording.sanitize_message(warning) for warning in decision.warnings[:_MAX_WARNINGS]]
+        if (omitted := len(decision.warnings) - _MAX_WARNINGS) > 0:
             response["warnings"][-1] = f"and {wording.pluralize(omitted + 1, 'more warning')}"
     if decision.allowed and decision.patch:
         # Bytes become base64, which is what the field wants.

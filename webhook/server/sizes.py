@@ -14,56 +14,58 @@ from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.templates import containers
 
-MOST_BYTES: Final = 512 * 1024  # of JSON; the annotations of an object alone may have 256 KiB
+MAX_BYTES: Final = 512 * 1024  # of JSON; the annotations of an object alone may have 256 KiB
 # Of an object: what stands between commas, and lists and maps. msgspec decodes JSON in one call, during which no other
 # thread runs; for 290,000 keys that was a quarter of a second. Pods of people have some hundred.
-MOST_PARTS: Final = 30_000
-MOST_CONTAINERS: Final = 128
-MOST_NAMES: Final = 64  # of resources, counted once each
-MOST_ANNOTATIONS: Final = 512  # of a pod; those of Cardwise are removed one by one
+MAX_PARTS: Final = 30_000
+MAX_CONTAINERS: Final = 128
+MAX_RESOURCE_NAMES: Final = 64  # of resources, counted once each
+MAX_ANNOTATIONS: Final = 512  # of a pod; those of Cardwise are removed one by one
 # Of keys and values. The API server refuses each change of a pod with more than 256 KiB, but not its Binding: such a
 # pod could be bound, and be changed by nobody. The other half is for what we write.
-MOST_ANNOTATION_BYTES: Final = 128 * 1024
+MAX_ANNOTATION_BYTES: Final = 128 * 1024
 # The API server takes seconds to change a pod with thousands of them. As the chart's annotations policy at UPDATE.
-MOST_IN_METADATA: Final = 512
-_OF_METADATA: Final = ("labels", "finalizers", "ownerReferences")
-MOST_LISTED: Final = 512  # entries of a list or map of the pod: schedulingGates, volumes, nodeSelector, …
-MOST_IN_CONTAINERS: Final = 2048  # entries of a list in all containers together: env, envFrom, volumeMounts, …
-MOST_IN_SPEC: Final = 1024  # entries of each field of other objects: a ResourceQuota's hard, a LimitRange's limits
+MAX_METADATA_ENTRIES: Final = 512
+_METADATA_FIELDS: Final = ("labels", "finalizers", "ownerReferences")
+MAX_ENTRIES: Final = 512  # entries of a list or map of the pod: schedulingGates, volumes, nodeSelector, …
+MAX_CONTAINER_ENTRIES: Final = 2048  # entries of a list in all containers together: env, envFrom, volumeMounts, …
+MAX_SPEC_ENTRIES: Final = 1024  # entries of each field of other objects: a ResourceQuota's hard, a LimitRange's limits
 
 
 def check_text(text: bytes) -> None:
     """Check the JSON of an object before it is decoded. Raises InvalidRequest."""
-    if len(text) > MOST_BYTES:
+    if len(text) > MAX_BYTES:
         problem = f"the object has {len(text) >> 10} KiB, too much for an object that names GPUs"
-        raise InvalidRequest("metadata", problem, f"reduce it below {MOST_BYTES >> 10} KiB")
+        raise InvalidRequest("metadata", problem, f"reduce it below {MAX_BYTES >> 10} KiB")
     parts = sum(map(text.count, (b",", b"{", b"[")))
-    if parts > MOST_PARTS:
+    if parts > MAX_PARTS:
         problem = f"the object has too many entries ({parts}) for an object that names GPUs"
         raise InvalidRequest(
-            "metadata", problem, f"write at most {MOST_PARTS} entries in all its lists and maps together"
+            "metadata", problem, f"write at most {MAX_PARTS} entries in all its lists and maps together"
         )
 
 
 def check_template(template: Json, path: str = "", *, update: bool = False) -> None:
     """Check a pod template. `path`: where it is in its object, with a dot behind. Raises InvalidRequest."""
     annotations = annotations_of(template)
-    _check_count(f"{path}metadata.annotations", len(annotations), MOST_ANNOTATIONS)
+    _check_count(f"{path}metadata.annotations", len(annotations), MAX_ANNOTATIONS)
     written = sum(len(text.encode()) for pair in annotations.items() for text in pair if isinstance(text, str))
-    if written > MOST_ANNOTATION_BYTES:
+    if written > MAX_ANNOTATION_BYTES:
         problem = f"the annotations have {written >> 10} KiB, which is too much for a pod that requests GPUs"
-        raise InvalidRequest(f"{path}metadata.annotations", problem, f"write at most {MOST_ANNOTATION_BYTES >> 10} KiB")
+        raise InvalidRequest(f"{path}metadata.annotations", problem, f"write at most {MAX_ANNOTATION_BYTES >> 10} KiB")
     pod_containers = list(request.containers(template))
-    if len(pod_containers) > MOST_CONTAINERS:
+    if len(pod_containers) > MAX_CONTAINERS:
         problem = f"{len(pod_containers)} containers are too many for a pod that requests GPUs"
-        raise InvalidRequest(f"{path}spec.containers", problem, f"write at most {MOST_CONTAINERS}")
+        raise InvalidRequest(f"{path}spec.containers", problem, f"write at most {MAX_CONTAINERS}")
     resources = [container.spec.get("resources") or {} for container in pod_containers]
     resource_names = {
         name for requirements in resources for _, amounts in containers.amount_lists(requirements) for name in amounts
     }
-    if len(resource_names) > MOST_NAMES:
+    if len(resource_names) > MAX_RESOURCE_NAMES:
         problem = f"the containers name {len(resource_names)} different resources, which is too many for a pod"
-        raise InvalidRequest(f"{path}spec.containers", problem, f"name at most {MOST_NAMES} in limits and requests")
+        raise InvalidRequest(
+            f"{path}spec.containers", problem, f"name at most {MAX_RESOURCE_NAMES} in limits and requests"
+        )
     if not update:  # what is there already was allowed when it was made, and must stay changeable
         _check_lists(template, pod_containers, path)
 
@@ -71,28 +73,30 @@ def check_template(template: Json, path: str = "", *, update: bool = False) -> N
 def check_object(manifest: Json) -> None:
     """Check the size of an object without containers. Raises InvalidRequest."""
     for field, content in (manifest.get("spec") or {}).items():
-        if isinstance(content, list | dict) and len(content) > MOST_IN_SPEC:
+        if isinstance(content, list | dict) and len(content) > MAX_SPEC_ENTRIES:
             problem = f"{len(content)} entries are too many"
-            raise InvalidRequest(f"spec.{field}", problem, f"write at most {MOST_IN_SPEC}")
+            raise InvalidRequest(f"spec.{field}", problem, f"write at most {MAX_SPEC_ENTRIES}")
 
 
 def _check_lists(template: Json, pod_containers: list[Container], path: str) -> None:
     """Check the lists of all fields: a newer Kubernetes may have more of them."""
-    for field in _OF_METADATA:
+    for field in _METADATA_FIELDS:
         entries = (template.get("metadata") or {}).get(field) or ()
-        _check_count(f"{path}metadata.{field}", len(entries), MOST_IN_METADATA)
+        _check_count(f"{path}metadata.{field}", len(entries), MAX_METADATA_ENTRIES)
     for field, content in (template.get("spec") or {}).items():
         if isinstance(content, list | dict):
-            _check_count(f"{path}spec.{field}", len(content), MOST_LISTED)
-    together: Counter[str] = Counter()
+            _check_count(f"{path}spec.{field}", len(content), MAX_ENTRIES)
+    total_by_field: Counter[str] = Counter()
     for container in pod_containers:
         for field, content in container.spec.items():
             if not isinstance(content, list):
                 continue
-            together[field] += len(content)
-            if together[field] > MOST_IN_CONTAINERS:
-                problem = f"more than {MOST_IN_CONTAINERS} in all containers are too many for a pod that requests GPUs"
-                remedy = f"write at most {MOST_IN_CONTAINERS} in all"
+            total_by_field[field] += len(content)
+            if total_by_field[field] > MAX_CONTAINER_ENTRIES:
+                problem = (
+                    f"more than {MAX_CONTAINER_ENTRIES} in all containers are too many for a pod that requests GPUs"
+                )
+                remedy = f"write at most {MAX_CONTAINER_ENTRIES} in all"
                 if field == "env":
                     remedy += ", and take the others from a ConfigMap by envFrom"
                 raise InvalidRequest(f"{path}{container.path}.{field}", problem, remedy)

@@ -44,7 +44,7 @@ NO_MANIFEST: Final = AppliedNames({}, {})
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedManifests:
     """The names in manifests: in that of `kubectl apply`, None without one, and in those of server-side apply.
 
     new: the object is created, or this update changes the manifest of `kubectl apply`. Without a change, keys that the
@@ -63,8 +63,8 @@ class RewrittenPlace:
     """
 
     amounts: Mapping[str, Json]
-    ours: tuple[str, ...]
-    written: Mapping[str, str]
+    own_keys: tuple[str, ...]
+    written_names: Mapping[str, str]
     changed: bool
 
 
@@ -85,14 +85,14 @@ def with_record(manifest: Json, record: Mapping[str, tuple[str, ...]]) -> Json:
     return with_annotations(manifest, other_annotations | annotation)
 
 
-def read_manifests(workload: Json, old: Json | None, places: Callable[[Json], Names]) -> Applied:
+def read_manifests(workload: Json, old: Json | None, places: Callable[[Json], Names]) -> AppliedManifests:
     """The manifests of an object.
 
     old: the stored object at an update.
     places: reads the names of a manifest, which may be any text.
     """
     manifest, before = _last_applied(workload), _last_applied(old) if old else None
-    return Applied(
+    return AppliedManifests(
         client=None if manifest is None else AppliedNames(places(manifest), places(before) if before else {}),
         new=old is None or annotations_of(old).get(_LAST_APPLIED) != annotations_of(workload).get(_LAST_APPLIED),
         server=_server_side(workload, old, places),
@@ -101,51 +101,53 @@ def read_manifests(workload: Json, old: Json | None, places: Callable[[Json], Na
 
 def rewrite_place(
     amounts: Mapping[str, Json],
-    spell: Callable[[str, object], str],
+    translate: Callable[[str, object], str],
     *,
     place: str,
     recorded: list[str],
-    manifests: Applied,
+    manifests: AppliedManifests,
     update: bool,
-    several: bool = False,
+    many_classes: bool = False,
 ) -> RewrittenPlace:
     """The lists of one place with stored names, without stale keys. Raises InvalidRequest, KubeError.
 
-    several: whether the place may name many classes, as a quota does. A new class then replaces no other.
+    many_classes: whether the place may name many classes, as a quota does. A new class then replaces no other.
     """
-    present = {name for place_amounts in amounts.values() for name in place_amounts}
-    spelled = (
-        (name, spell(name, amount)) for place_amounts in amounts.values() for name, amount in place_amounts.items()
+    present_names = {name for place_amounts in amounts.values() for name in place_amounts}
+    translations = (
+        (name, translate(name, amount)) for place_amounts in amounts.values() for name, amount in place_amounts.items()
     )
-    brought = frozenset(new for name, new in spelled if new != name)
-    stale = frozenset[str]()
+    new_keys = frozenset(new_origins for name, new_origins in translations if new_origins != name)
+    stale_keys = frozenset[str]()
     if update:
-        find_stale = _stale_keys_of_several if several else _stale_keys
-        stale = find_stale(frozenset(recorded), place, manifests, brought) & present
+        find_stale = _stale_keys_of_many_classes if many_classes else _stale_keys
+        stale_keys = find_stale(frozenset(recorded), place, manifests, new_keys) & present_names
     rewritten: dict[str, Json] = {}
     origins: dict[str, str] = {}
     for field, place_amounts in amounts.items():
-        current_amounts = {name: amount for name, amount in place_amounts.items() if name not in stale}
-        rewritten[field], new = rename_keys(current_amounts, field, spell)
-        origins |= new
-    remaining = {name for place_amounts in rewritten.values() for name in place_amounts}
-    ours = sorted({*(key for key in recorded if key in remaining and key not in stale), *origins})
-    return RewrittenPlace(rewritten, tuple(ours), origins, changed=bool(stale or origins))
+        current_amounts = {name: amount for name, amount in place_amounts.items() if name not in stale_keys}
+        rewritten[field], new_origins = rename_keys(current_amounts, field, translate)
+        origins |= new_origins
+    remaining_names = {name for place_amounts in rewritten.values() for name in place_amounts}
+    own_keys = sorted({*(key for key in recorded if key in remaining_names and key not in stale_keys), *origins})
+    return RewrittenPlace(rewritten, tuple(own_keys), origins, changed=bool(stale_keys or origins))
 
 
-def _stale_keys(recorded: frozenset[str], place: str, manifests: Applied, brought: frozenset[str]) -> frozenset[str]:
+def _stale_keys(
+    recorded: frozenset[str], place: str, manifests: AppliedManifests, new_keys: frozenset[str]
+) -> frozenset[str]:
     client = manifests.client
     managed_names = client.now.get(place) if client else None
-    dropped, ours = manifests.server.dropped_keys(place, recorded), recorded - (managed_names or frozenset())
-    if brought:
-        return dropped | ours
+    dropped, unmanaged_keys = manifests.server.dropped_keys(place, recorded), recorded - (managed_names or frozenset())
+    if new_keys:
+        return dropped | unmanaged_keys
     if not manifests.new or managed_names is None:
         return dropped
-    return dropped | {key for key in ours if managed_names.isdisjoint(possible_spellings(key))}
+    return dropped | {key for key in unmanaged_keys if managed_names.isdisjoint(possible_spellings(key))}
 
 
-def _stale_keys_of_several(
-    recorded: frozenset[str], place: str, manifests: Applied, brought: frozenset[str]
+def _stale_keys_of_many_classes(
+    recorded: frozenset[str], place: str, manifests: AppliedManifests, new_keys: frozenset[str]
 ) -> frozenset[str]:
     """The keys that are added again, and those that a manifest named and no longer names.
 
@@ -153,9 +155,13 @@ def _stale_keys_of_several(
     """
     client, dropped = manifests.client, manifests.server.dropped_keys(place, recorded)
     if client is None:
-        return dropped | (recorded & brought)
-    ours = recorded - client.now.get(place, frozenset())
-    return dropped | (ours & brought) | (client.dropped_keys(place, ours) if manifests.new else frozenset())
+        return dropped | (recorded & new_keys)
+    unmanaged_keys = recorded - client.now.get(place, frozenset())
+    return (
+        dropped
+        | (unmanaged_keys & new_keys)
+        | (client.dropped_keys(place, unmanaged_keys) if manifests.new else frozenset())
+    )
 
 
 def _server_side(manifest: Json, old: Json | None, places: Callable[[Json], Names]) -> AppliedNames:

@@ -25,23 +25,23 @@ _COUNTED = (names.GPU_MEM, names.GPU_CORE, names.WHOLE_GPU, names.SHARE)  # of o
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class NameTranslator:
     """Translates names. `take_nvidia`: `nvidia.com/gpu` means whole cards of Cardwise."""
 
     lookup: Lookup
     take_nvidia: bool = False
 
-    def without_nvidia(self) -> "Vocabulary":
+    def without_nvidia(self) -> "NameTranslator":
         return replace(self, take_nvidia=False)
 
-    def spell_in_container(self, name: str, amount: object) -> str:
+    def translate_container_name(self, name: str, amount: object) -> str:
         """The stored name of a limit or request; unchanged if there is nothing to rewrite. Raises KubeError."""
         if name == names.NVIDIA_GPU:
             # None of ours would be refused.
             return names.WHOLE_GPU if self.take_nvidia and not is_zero(amount) else name
         return names.CLASS_PREFIX + name if self._is_class(name) else name
 
-    def spell_in_quota(self, name: str, amount: object) -> str:  # noqa: ARG002 - as spell_in_container
+    def translate_quota_name(self, name: str, amount: object) -> str:  # noqa: ARG002 - as spell_in_container
         """The stored name of a key of a ResourceQuota. Raises KubeError."""
         plain = counted_resource(name)
         if plain == names.GPU_COUNT or (self.take_nvidia and plain == names.NVIDIA_GPU):
@@ -54,13 +54,15 @@ class Vocabulary:
         return classes.is_bare(name, lambda bare: self.lookup(bare) is not None)
 
 
-def warn_unknown_classes(field: str, written: Mapping[str, str], vocabulary: Vocabulary) -> list[str]:
-    """Warnings about classes that do not exist. `written`: the written spellings by stored name."""
-    named_classes = ((names.class_of(counted_resource(key)), spelled) for key, spelled in written.items())
+def warn_unknown_classes(field: str, written_names: Mapping[str, str], translator: NameTranslator) -> list[str]:
+    """Warnings about classes that do not exist. `written_names`: the written spellings by stored name."""
+    named_classes = (
+        (names.class_of(counted_resource(key)), written_name) for key, written_name in written_names.items()
+    )
     return [
-        f"{field}[{spelled}]: there is no ResourceClass {name} now; until there is one, it counts nothing"
-        for name, spelled in named_classes
-        if name and vocabulary.lookup(name) is None
+        f"{field}[{written_name}]: there is no ResourceClass {name} now; until there is one, it counts nothing"
+        for name, written_name in named_classes
+        if name and translator.lookup(name) is None
     ]
 
 
@@ -75,31 +77,32 @@ def possible_spellings(key: str) -> frozenset[str]:
     bare = {plain.removeprefix(names.CLASS_PREFIX)} if names.class_of(plain) else set()
     if plain == key:
         return frozenset({key, *bare, *((names.NVIDIA_GPU,) if key == names.WHOLE_GPU else ())})
-    same = (plain, names.NVIDIA_GPU, names.GPU_COUNT) if plain == names.WHOLE_GPU else (plain,)
-    return frozenset({*bare, *(prefix + name for name in same for prefix in ("", _IN_QUOTA, _LIMITS))})
+    equal_names = (plain, names.NVIDIA_GPU, names.GPU_COUNT) if plain == names.WHOLE_GPU else (plain,)
+    return frozenset({*bare, *(prefix + name for name in equal_names for prefix in ("", _IN_QUOTA, _LIMITS))})
 
 
-def rename_keys(amounts: Json, field: str, spell: Callable[[str, object], str]) -> tuple[Json, dict[str, str]]:
+def rename_keys(amounts: Json, field: str, translate: Callable[[str, object], str]) -> tuple[Json, dict[str, str]]:
     """The amounts by stored name, and the written names of renamed keys by stored name.
 
     Raises InvalidRequest if two spellings of one name have different amounts.
     """
-    renamed: Json = {}
-    written: dict[str, str] = {}
+    stored_amounts: Json = {}
+    written_names: dict[str, str] = {}
     for name, amount in amounts.items():
-        new = spell(name, amount)
-        if new in renamed and not is_equal(renamed[new], amount):
-            other = written.get(new, new)
+        stored_name = translate(name, amount)
+        if stored_name in stored_amounts and not is_equal(stored_amounts[stored_name], amount):
+            other = written_names.get(stored_name, stored_name)
             raise InvalidRequest(
                 f"{field}[{name}]",
-                f"{amount} differs from {other}, which has the same meaning and the value {renamed[new]}",
+                f"{amount} differs from {other}, which has the same meaning and the value "
+                f"{stored_amounts[stored_name]}",
                 f"write only {min(name, other, key=len)}",
             )
         # The API server's own spelling of the amount, where both are there.
-        renamed[new] = amount if new == name else renamed.get(new, amount)
-        if new != name:
-            written[new] = name
-    return renamed, written
+        stored_amounts[stored_name] = amount if stored_name == name else stored_amounts.get(stored_name, amount)
+        if stored_name != name:
+            written_names[stored_name] = name
+    return stored_amounts, written_names
 
 
 def is_zero(amount: object) -> bool:

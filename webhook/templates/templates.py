@@ -13,7 +13,7 @@ from typing import Final
 from cardwise.core.api import names, request
 from cardwise.core.values.decoded import Json
 from webhook.templates import containers, records
-from webhook.templates.spellings import Vocabulary
+from webhook.templates.spellings import NameTranslator
 
 _PLACES: Mapping[str, tuple[str, ...]] = {
     "deployments": ("spec", "template"),
@@ -26,14 +26,16 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
     "podtemplates": ("template",),
 }
 KINDS = frozenset(_PLACES)
-_MOST: Final = 32  # templates of one object that are looked at
+_MAX_TEMPLATES: Final = 32  # templates of one object that are looked at
 _PER_NODE: Final = "resourcesPerNode"  # of a TrainJob: all that it says of the pods of its runtime
 _IN_POD: Final = "spec.containers[0].resources."
 
 _Path = tuple["_Path", str | int] | tuple[()]  # the path of the parent; a key of it, or an index
 
 
-def rewrite_workload(workload: Json, old: Json | None, resource: str, vocabulary: Vocabulary, *, update: bool) -> Json:
+def rewrite_workload(
+    workload: Json, old: Json | None, resource: str, translator: NameTranslator, *, update: bool
+) -> Json:
     """The rewritten workload; the caller's object if nothing changes. `old`: the stored workload at an update.
 
     Unknown classes are not reported here: the advice reports them. Raises InvalidRequest, KubeError.
@@ -45,14 +47,14 @@ def rewrite_workload(workload: Json, old: Json | None, resource: str, vocabulary
         return workload
     if _names_nvidia(_get_map(old or {}, path)):
         # Kubernetes takes it, and its pods are rewritten: no reason to change what is stored.
-        vocabulary = vocabulary.without_nvidia()
+        translator = translator.without_nvidia()
     record = records.read_record(workload)
-    manifests = records.read_manifests(workload, old, lambda applied: _names_by_container(_get_map(applied, path)))
+    manifests = records.read_manifests(workload, old, lambda manifest: _names_by_container(_get_map(manifest, path)))
     if resource == "jobs":
         # Its template may never change: to drop a key from it would make the update fail.
         manifests = replace(manifests, new=False, server=records.NO_MANIFEST)
     spec = dict(template.get("spec") or {})
-    ours: dict[str, tuple[str, ...]] = {}
+    own_keys: dict[str, tuple[str, ...]] = {}
     changed = False
     for container in request.containers(template):
         name = str(container.spec.get("name") or "")
@@ -60,18 +62,22 @@ def rewrite_workload(workload: Json, old: Json | None, resource: str, vocabulary
         field = f"{'.'.join(path)}.{container.path}.resources."
         place = records.rewrite_place(
             {field + kind: amounts for kind, amounts in containers.amount_lists(resources)},
-            vocabulary.spell_in_container,
+            translator.translate_container_name,
             place=name,
             recorded=record.get(name, []),
             manifests=manifests,
             update=update,
         )
-        ours[name] = place.ours
+        own_keys[name] = place.own_keys
         if place.changed:
             changed = True
             resources |= {key.removeprefix(field): amounts for key, amounts in place.amounts.items()}
             containers.put_resources(spec, container, resources)
-    return records.with_record(_with_template(workload, path, template | {"spec": spec}), ours) if changed else workload
+    return (
+        records.with_record(_with_template(workload, path, template | {"spec": spec}), own_keys)
+        if changed
+        else workload
+    )
 
 
 def template_of(workload: Json, resource: str) -> tuple[str, Json]:
@@ -88,7 +94,7 @@ def find_templates(manifest: Json, resource: str) -> Iterator[tuple[str, Json]]:
     if resource in _PLACES and template_of(manifest, resource)[1]:
         yield template_of(manifest, resource)
     else:
-        yield from islice(_search_templates({"spec": manifest.get("spec")}, ()), _MOST)
+        yield from islice(_search_templates({"spec": manifest.get("spec")}, ()), _MAX_TEMPLATES)
 
 
 def field_in_workload(path: str, in_template: str) -> str:
@@ -109,16 +115,16 @@ def _search_templates(node: object, path: _Path) -> Iterator[tuple[str, Json]]:
     elif isinstance(node, dict):
         spec = node.get("spec")
         if path and isinstance(spec, dict) and isinstance(spec.get("containers"), list):
-            yield _spell_path(path), node
+            yield _format_path(path), node
             return
         for name, inner in node.items():
             if name == _PER_NODE:
-                yield _spell_path((path, name)), {"spec": {"containers": [{"name": "node", "resources": inner}]}}
+                yield _format_path((path, name)), {"spec": {"containers": [{"name": "node", "resources": inner}]}}
             else:
                 yield from _search_templates(inner, (path, name))
 
 
-def _spell_path(path: _Path) -> str:
+def _format_path(path: _Path) -> str:
     parts = []
     while path:
         path, part = path
@@ -144,8 +150,8 @@ def _names_by_container(template: Json) -> dict[str, frozenset[str]]:
     """The resources that each container of a manifest's template names. The manifest is text from any user."""
     names_by_container: dict[str, frozenset[str]] = {}
     for kind in ("containers", "initContainers"):
-        listed = _get_map(template, ("spec",)).get(kind)
-        for container in listed if isinstance(listed, list) else ():
+        entries = _get_map(template, ("spec",)).get(kind)
+        for container in entries if isinstance(entries, list) else ():
             resources = _get_map({"container": container}, ("container", "resources"))
             name = str(container.get("name") or "") if isinstance(container, dict) else ""
             names_by_container[name] = frozenset(

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from cardwise.core.api import names
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.values import quantity
-from cardwise.core.values.quantity import MOST_MIB, MiB, Percent
+from cardwise.core.values.quantity import MAX_MIB, MiB, Percent
 from cardwise.core.values.wording import quote_text
 
 _VERSION = 1
 _LEGACY_KEY = "pod"  # gpushare knows the pod only, not its containers
-_MOST_NUMBER = 2**31 - 1  # of an index and of percent: no node has more
+_MAX_NUMBER = 2**31 - 1  # of an index and of percent: no node has more
 _GIB = 1024  # MiB. gpushare counts in GiB where its --memory-unit says nothing else: no card has less than one in MiB
 
 
@@ -241,9 +241,9 @@ def decode(annotations: Mapping[str, str], *, loads: Callable[[str], Any] = json
         assignment = _decode_gpushare(annotations)
     else:
         return None
-    if any(share.mem > MOST_MIB or share.total > MOST_MIB for share in assignment.shares()):
+    if any(share.mem > MAX_MIB or share.total > MAX_MIB for share in assignment.shares()):
         raise InvalidAssignment("a share has more MiB than any GPU")
-    if any(share.index > _MOST_NUMBER or share.core > _MOST_NUMBER for share in assignment.shares()):
+    if any(share.index > _MAX_NUMBER or share.core > _MAX_NUMBER for share in assignment.shares()):
         raise InvalidAssignment("a share has an index or percent beyond those of any GPU")
     return assignment
 

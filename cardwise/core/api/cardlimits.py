@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from cardwise.core.api.cards import FULL_CORE
-from cardwise.core.values.quantity import MOST_MIB, MiB
+from cardwise.core.values.quantity import MAX_MIB, MiB
 
 # Keys of the ConfigMap, as the chart calls the settings.
-_HEADROOM: Final = "headroomMiB"
-_CLIENTS: Final = "maxClients"
-_CORE: Final = "coreOvercommit"
+_HEADROOM_KEY: Final = "headroomMiB"
+_CLIENTS_KEY: Final = "maxClients"
+_CORE_KEY: Final = "coreOvercommit"
 
-_MOST_CLIENTS: Final = 1024  # that anybody may write; far above what the setting takes
+_MAX_CLIENTS: Final = 1024  # that anybody may write; far above what the setting takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,20 +30,20 @@ class CardLimits:
 
     def configmap_data(self) -> dict[str, str]:
         """The entries of the ConfigMap."""
-        return {_HEADROOM: str(self.kept_back), _CLIENTS: str(self.max_clients or 0), _CORE: str(self.core)}
+        return {_HEADROOM_KEY: str(self.kept_back), _CLIENTS_KEY: str(self.max_clients or 0), _CORE_KEY: str(self.core)}
 
     @classmethod
     def read(cls, data: Mapping[str, str]) -> Self | None:
         """The limits in the ConfigMap's entries; None if one is missing or invalid, as with an older extender."""
-        kept_back = _number(data.get(_HEADROOM), 0, MOST_MIB)
-        clients = _number(data.get(_CLIENTS), 0, _MOST_CLIENTS)
-        core = _number(data.get(_CORE), FULL_CORE, 10 * FULL_CORE)
+        kept_back = _parse_number(data.get(_HEADROOM_KEY), 0, MAX_MIB)
+        clients = _parse_number(data.get(_CLIENTS_KEY), 0, _MAX_CLIENTS)
+        core = _parse_number(data.get(_CORE_KEY), FULL_CORE, 10 * FULL_CORE)
         if kept_back is None or clients is None or core is None:
             return None
         return cls(kept_back=MiB(kept_back), max_clients=clients or None, core=core)
 
 
-def _number(text: str | None, minimum: int, maximum: int) -> int | None:
+def _parse_number(text: str | None, minimum: int, maximum: int) -> int | None:
     if text is None or not text.isdecimal() or len(text) > len(str(maximum)):
         return None
     number = int(text)

@@ -25,24 +25,24 @@ from cardwise.core.values.wording import quote_text
 KIND = "nvidia-gpu"  # of all cards; the value of the label that tells them from other devices
 _KIND_LABEL, _MODEL_LABEL = "kind", "model"
 
-_SELECTORS = ("selector", "resourceSelector", "labelSelector")  # ours first, then those of the old proposals
-_SPEC_FIELDS = (*_SELECTORS, "share", "priority")
+_SELECTOR_FIELDS = ("selector", "resourceSelector", "labelSelector")  # ours first, then those of the old proposals
+_SPEC_FIELDS = (*_SELECTOR_FIELDS, "share", "priority")
 _SHARE_FIELDS = ("memoryMiB", "corePercent")
-_LONGEST = 48  # of a name: it must fit into names of resources and of metrics
-_LONGEST_LABEL = 63  # Kubernetes: of a label's value
-_TAKEN = frozenset(
+_MAX_NAME_LENGTH = 48  # of a name: it must fit into names of resources and of metrics
+_MAX_LABEL_LENGTH = 63  # Kubernetes: of a label's value
+_RESERVED_NAMES = frozenset(
     {
         "cpu", "memory", "storage", "ephemeral-storage", "pods", "services", "secrets", "configmaps",
         "persistentvolumeclaims", "replicationcontrollers", "resourcequotas", "services.loadbalancers",
         "services.nodeports", *(name.removeprefix(names.CLASS_PREFIX) for name in names.OWN_RESOURCES),
     }
 )  # fmt: skip
-_TAKEN_PREFIXES = ("hugepages-", "requests.", "limits.")
+_RESERVED_PREFIXES = ("hugepages-", "requests.", "limits.")
 _PRIORITIES = range(-(2**31), 2**31)  # int32, as the schema says
-MOST_CLIENTS = 128  # of one card: what a node's capacity of a class is reckoned with, above any `--max-clients`
-_REMEMBERED_MODELS = 4096  # a cluster has tens of models, but a node may write others each time
-_LONGEST_REMEMBERED = 512  # characters of a card's labels that are remembered: nodes write them
-_REMEMBERED = 65_536  # combinations of labels: more than cards of a big cluster, where a selector names nodes
+CAPACITY_PER_CARD = 128  # of one card: what a node's capacity of a class is reckoned with, above any `--max-clients`
+_MAX_CACHED_MODELS = 4096  # a cluster has tens of models, but a node may write others each time
+_MAX_CACHED_LENGTH = 512  # characters of a card's labels that are remembered: nodes write them
+_MAX_CACHED = 65_536  # combinations of labels: more than cards of a big cluster, where a selector names nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +82,13 @@ class Classifier:
             {key for resource_class in self._classes for key in resource_class.selector.keys}
             | {_KIND_LABEL, _MODEL_LABEL}
         )
-        self._known: dict[tuple[str | None, ...], frozenset[str]] = {}
-        self._of_models: dict[str, frozenset[str]] = {}
+        self._classes_by_labels: dict[tuple[str | None, ...], frozenset[str]] = {}
+        self._class_of_model: dict[str, frozenset[str]] = {}
 
     def classes_of(self, labels: Mapping[str, str]) -> frozenset[str]:
         """The names of the classes that a card or device with these labels (of `labels`) is in."""
         selected_values = tuple(map(labels.get, self._keys))
-        names_of_classes = self._known.get(selected_values)
+        names_of_classes = self._classes_by_labels.get(selected_values)
         if names_of_classes is None:
             other = labels.get(_KIND_LABEL, KIND) != KIND
             names_of_classes = frozenset(
@@ -98,24 +98,24 @@ class Classifier:
             )
             if not other:
                 names_of_classes |= self.automatic_class_of(labels.get(_MODEL_LABEL, ""))
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            if sum(len(text) for text in selected_values if text is not None) <= _LONGEST_REMEMBERED:
-                self._known[selected_values] = names_of_classes
+            if len(self._classes_by_labels) >= _MAX_CACHED:
+                self._classes_by_labels.clear()
+            if sum(len(text) for text in selected_values if text is not None) <= _MAX_CACHED_LENGTH:
+                self._classes_by_labels[selected_values] = names_of_classes
         return names_of_classes
 
     def automatic_class_of(self, model: str) -> frozenset[str]:
         """The automatic class of the cards of a model, even without an object; none if a user's class has that name,
         because then its selector decides.
         """
-        automatic = self._of_models.get(model)
+        automatic = self._class_of_model.get(model)
         if automatic is None:
             name = name_of_model(model)
             existing = self._by_name.get(name)
             is_automatic = model and (existing is None or existing.untouched)
-            if len(self._of_models) >= _REMEMBERED_MODELS:
-                self._of_models.clear()
-            automatic = self._of_models[model] = frozenset({name} if is_automatic else ())
+            if len(self._class_of_model) >= _MAX_CACHED_MODELS:
+                self._class_of_model.clear()
+            automatic = self._class_of_model[model] = frozenset({name} if is_automatic else ())
         return automatic
 
     def select_classes(self, labels: Mapping[str, str]) -> list[ResourceClass]:
@@ -171,7 +171,7 @@ def most_shares(mem: MiB, resource_class: ResourceClass) -> int:
     many go on the card as its memory holds.
     """
     share = resource_class.share
-    return MOST_CLIENTS + (mem // share.memory if share is not None else 0)
+    return CAPACITY_PER_CARD + (mem // share.memory if share is not None else 0)
 
 
 def parse(manifest: Mapping[str, Any]) -> ResourceClass:
@@ -182,7 +182,7 @@ def parse(manifest: Mapping[str, Any]) -> ResourceClass:
     if not isinstance(spec, Mapping):
         raise InvalidRequest("spec", "is missing", "write spec.selector, which selects the GPUs of the class")
     _check_fields(spec, _SPEC_FIELDS, "spec", "a ResourceClass")
-    written = [field for field in _SELECTORS if field in spec]
+    written = [field for field in _SELECTOR_FIELDS if field in spec]
     if len(written) > 1:
         raise InvalidRequest(f"spec.{written[1]}", f"spec.{written[0]} is also set", "write only one of them")
     field = written[0] if written else "selector"
@@ -209,13 +209,13 @@ def parse(manifest: Mapping[str, Any]) -> ResourceClass:
 
 def check_name(name: str, field: str = "metadata.name") -> None:
     """Check the name of a class. Raises InvalidRequest."""
-    if len(name) > _LONGEST or not objectnames.is_subdomain(name):
+    if len(name) > _MAX_NAME_LENGTH or not objectnames.is_subdomain(name):
         raise InvalidRequest(
             field,
             f"{quote_text(name)} is not a name of a class",
-            f"write at most {_LONGEST} of a-z, 0-9, '-' and '.', such as nvidia.tesla.k80",
+            f"write at most {_MAX_NAME_LENGTH} of a-z, 0-9, '-' and '.', such as nvidia.tesla.k80",
         )
-    if name in _TAKEN or name.startswith(_TAKEN_PREFIXES):
+    if name in _RESERVED_NAMES or name.startswith(_RESERVED_PREFIXES):
         raise InvalidRequest(
             field,
             f"{quote_text(name)} is reserved for another resource name",
@@ -284,12 +284,12 @@ def _parse_share(share: object) -> ClassShare:
 
 def name_of_model(model: str) -> str:
     """The name of the automatic class of a model: nvidia.tesla.k80 of Tesla K80."""
-    return ".".join(_name_parts(model))[:_LONGEST].rstrip(".-")
+    return ".".join(_name_parts(model))[:_MAX_NAME_LENGTH].rstrip(".-")
 
 
 def accelerator_of_model(model: str) -> str:
     """The value of a node's label `accelerator`: nvidia-tesla-k80 of Tesla K80."""
-    return "-".join(_name_parts(model))[:_LONGEST_LABEL].rstrip("-")
+    return "-".join(_name_parts(model))[:_MAX_LABEL_LENGTH].rstrip("-")
 
 
 def _name_parts(model: str) -> list[str]:

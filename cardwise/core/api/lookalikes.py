@@ -18,7 +18,7 @@ from typing import Final
 from cardwise.core.api import names
 
 # Names that other GPU sharers give to what we have.
-_FOREIGN: Final[Mapping[str, str]] = {
+_FOREIGN_RESOURCES: Final[Mapping[str, str]] = {
     names.NVIDIA_GPU: names.GPU_COUNT,
     "aliyun.com/gpu": names.GPU_COUNT,
     "nvidia.com/gpu.shared": names.GPU_MEM,
@@ -32,13 +32,13 @@ _FOREIGN: Final[Mapping[str, str]] = {
     "tencent.com/vcuda-memory": names.GPU_MEM,
     "tencent.com/vcuda-core": names.GPU_CORE,
 }
-_MEMORY: Final = f"the limit {names.GPU_MEM}"
-_COUNT: Final = f"the limit {names.GPU_COUNT}"
+_MEMORY_LIMIT: Final = f"the limit {names.GPU_MEM}"
+_COUNT_LIMIT: Final = f"the limit {names.GPU_COUNT}"
 # Annotations and labels of pods that other GPU sharers and gang schedulers read, and what of ours does the same.
 _FOREIGN_KEYS: Final[Mapping[str, str]] = {
-    "gpu-fraction": _MEMORY,  # KAI, Run:ai
-    "gpu-memory": _MEMORY,
-    "gpu-fraction-num-devices": _COUNT,
+    "gpu-fraction": _MEMORY_LIMIT,  # KAI, Run:ai
+    "gpu-memory": _MEMORY_LIMIT,
+    "gpu-fraction-num-devices": _COUNT_LIMIT,
     "nvidia.com/use-gputype": names.CLASS,  # HAMi
     "nvidia.com/nouse-gputype": names.CLASS,
     "nvidia.com/use-gpuuuid": names.CLASS,
@@ -53,41 +53,41 @@ _FOREIGN_KEYS: Final[Mapping[str, str]] = {
 }
 _GANG_KEYS: Final = (names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING)
 _GANG_DOMAINS: Final = tuple(dict.fromkeys(key.partition("/")[0] for key in _GANG_KEYS))
-_OF_GANGS: Final = re.compile(r"group|pod-?group|gang")
+_GANG_WORD: Final = re.compile(r"group|pod-?group|gang")
 # As the chart's `cardwise.cel.keysAboutUs`, which decides which pods without a request the webhook sees.
-_KEY_ABOUT_US: Final = re.compile(
+_OWN_KEY: Final = re.compile(
     r"(?i:cardwise)|^gpu-(fraction|memory)|/(no)?use-gpu|^hami\.io/|^scheduling\.(x-)?k8s\.io/(pod-?)?(group|gang)|"
     r"^pod-group\.scheduling\.|^gang\.scheduling\."
 )
 # Worth a comparison: the above, and misspellings of their domains.
-_MAYBE_OURS: Final = re.compile(rf"{_KEY_ABOUT_US.pattern}|^scheduling\.|^[^/]{{6,12}}\.dev/")
+_POSSIBLY_OWN_KEY: Final = re.compile(rf"{_OWN_KEY.pattern}|^scheduling\.|^[^/]{{6,12}}\.dev/")
 # What is read of a namespace.
 _NAMESPACE_ANNOTATIONS: Final = (
-    names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.LEAST_MPS, names.SM_PERCENT, names.FRAMEWORKS,
+    names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.MIN_MPS, names.SM_PERCENT, names.FRAMEWORKS,
 )  # fmt: skip
 _NAMESPACE_LABELS: Final = (names.DEFAULTS_LABEL, names.GPU_MEM_UNIT)
 # Vendors of other GPUs, by the ends of their domains.
 _VENDORS: Final = ("amd.com", "intel.com", "iluvatar.ai", "metax-tech.com", "mthreads.com")
 _CORE: Final = names.GPU_CORE.removesuffix(".percentage")
 # Near to these, another is meant: the name with its long end, and users' name of whole cards.
-_SPELLED: Final[Mapping[str, str]] = {_CORE: names.GPU_CORE, names.WHOLE_GPU: names.GPU_COUNT}
+_FULL_NAMES: Final[Mapping[str, str]] = {_CORE: names.GPU_CORE, names.WHOLE_GPU: names.GPU_COUNT}
 # As the chart's `cardwise.cel.looksLikeGpu`, which decides what the webhook sees.
-_LIKE_A_GPU: Final = re.compile(r"gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.dev/")
+_GPU_NAME: Final = re.compile(r"gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.dev/")
 # What each card can be selected by, whatever its node says of it (`classes.labels`).
 CARD_LABELS: Final = (
     "model", "memory", "node", "hostname", "index", "uuid", "kind",
     "driver", "clock", "architecture", "computecapability",
 )  # fmt: skip
-_LEAST: Final = 2  # edits that any name may be off
-_PART: Final = 4  # of a longer name a quarter
-_LONGEST: Final = 128  # Kubernetes takes no longer ones but for the domain; distance is quadratic
-_MOST_COMPARED: Final = 32  # candidates whose distance is computed: the most alike
-_MOST_RANKED: Final = 1024  # candidates of which these are chosen; clusters have tens of them
+_MIN_EDITS: Final = 2  # edits that any name may be off
+_LENGTH_PER_EDIT: Final = 4  # of a longer name a quarter
+_MAX_COMPARED_LENGTH: Final = 128  # Kubernetes takes no longer ones but for the domain; distance is quadratic
+_MAX_COMPARED: Final = 32  # candidates whose distance is computed: the most alike
+_MAX_RANKED: Final = 1024  # candidates of which these are chosen; clusters have tens of them
 
 
 def is_like_gpu(name: str) -> bool:
     """Whether the resource's name, in any domain, suggests a GPU."""
-    return "/" in name and _LIKE_A_GPU.search(name) is not None
+    return "/" in name and _GPU_NAME.search(name) is not None
 
 
 def is_of_other_vendor(name: str) -> bool:
@@ -98,35 +98,35 @@ def is_of_other_vendor(name: str) -> bool:
 
 def suggest_resource(name: str, others: Iterable[str] = ()) -> str:
     """The resource that was probably meant, of Cardwise's and `others` (offered resources, classes); "" for none."""
-    if name in _FOREIGN:
-        return _FOREIGN[name]
+    if name in _FOREIGN_RESOURCES:
+        return _FOREIGN_RESOURCES[name]
     if is_of_other_vendor(name):
         vendors = [other for other in others if is_of_other_vendor(other)]
         return min(
-            (other for other in select_alike(name, vendors) if _name_distance(name, other, _LEAST) <= _LEAST),
+            (other for other in select_alike(name, vendors) if _name_distance(name, other, _MIN_EDITS) <= _MIN_EDITS),
             default="",
         )
-    if len(name) > _LONGEST:
+    if len(name) > _MAX_COMPARED_LENGTH:
         return ""
-    limit = max(_LEAST, len(name) // _PART)
+    limit = max(_MIN_EDITS, len(name) // _LENGTH_PER_EDIT)
     candidates = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, _CORE, *select_alike(name, others))
     nearest = _choose_nearest(candidates, limit, partial(_name_distance, name))
-    return _SPELLED.get(nearest, nearest)
+    return _FULL_NAMES.get(nearest, nearest)
 
 
-def suggest_class(name: str, known: Iterable[str]) -> str:
-    """The class that was probably meant by a name that no class of `known` has; "" for none."""
-    if len(name) > _LONGEST:
+def suggest_class(name: str, class_names: Iterable[str]) -> str:
+    """The class that was probably meant by a name that no class of `class_names` has; "" for none."""
+    if len(name) > _MAX_COMPARED_LENGTH:
         return ""
-    limit = max(1, len(name) // _PART)
-    return _choose_nearest(select_alike(name, sorted(known)), limit, partial(_edit_distance, name))
+    limit = max(1, len(name) // _LENGTH_PER_EDIT)
+    return _choose_nearest(select_alike(name, sorted(class_names)), limit, partial(_edit_distance, name))
 
 
 def suggest_card_label(key: str) -> str:
     """The label of every card that a key of a selector probably means; "" for none."""
-    if key in CARD_LABELS or len(key) > _LONGEST:
+    if key in CARD_LABELS or len(key) > _MAX_COMPARED_LENGTH:
         return ""
-    return _choose_nearest(CARD_LABELS, max(1, len(key) // _PART), partial(_edit_distance, key))
+    return _choose_nearest(CARD_LABELS, max(1, len(key) // _LENGTH_PER_EDIT), partial(_edit_distance, key))
 
 
 def suggest_annotation(key: str) -> str:
@@ -136,7 +136,7 @@ def suggest_annotation(key: str) -> str:
 
 def is_like_own(key: str) -> bool:
     """Whether an annotation or label could be meant for Cardwise. Cheap, unlike `suggest_pod_key`."""
-    return len(key) <= _LONGEST and _MAYBE_OURS.search(key) is not None
+    return len(key) <= _MAX_COMPARED_LENGTH and _POSSIBLY_OWN_KEY.search(key) is not None
 
 
 def suggest_pod_key(key: str, text: str = "") -> str:
@@ -147,12 +147,12 @@ def suggest_pod_key(key: str, text: str = "") -> str:
     if key in _FOREIGN_KEYS:
         return _FOREIGN_KEYS[key]
     domain, _, name = key.rpartition("/")
-    if not domain or domain == names.GROUP or key in _GANG_KEYS or len(key) > _LONGEST:
+    if not domain or domain == names.GROUP or key in _GANG_KEYS or len(key) > _MAX_COMPARED_LENGTH:
         return ""
-    if ours := _spell_in_own_domain(domain, name):
-        return suggest_annotation(ours) or (ours if ours in names.USER_ANNOTATIONS else "")
-    of_gangs = min(_edit_distance(domain, known, _LEAST) for known in _GANG_DOMAINS) <= _LEAST
-    if not of_gangs or not _OF_GANGS.match(name):
+    if own_key := _suggest_own_key(domain, name):
+        return suggest_annotation(own_key) or (own_key if own_key in names.USER_ANNOTATIONS else "")
+    is_gang_key = min(_edit_distance(domain, known, _MIN_EDITS) for known in _GANG_DOMAINS) <= _MIN_EDITS
+    if not is_gang_key or not _GANG_WORD.match(name):
         return ""
     if text.isdigit():
         return names.GROUP_NUM
@@ -162,14 +162,14 @@ def suggest_pod_key(key: str, text: str = "") -> str:
 def suggest_namespace_key(key: str, *, label: bool) -> str:
     """What an unread annotation (or label) of a namespace probably means; "" for none."""
     domain, _, name = key.rpartition("/")
-    ours = _spell_in_own_domain(domain, name)
-    known = _NAMESPACE_LABELS if label else _NAMESPACE_ANNOTATIONS
-    others = _NAMESPACE_ANNOTATIONS if label else _NAMESPACE_LABELS
-    if not ours or key in known or len(key) > _LONGEST:
+    own_key = _suggest_own_key(domain, name)
+    read_keys = _NAMESPACE_LABELS if label else _NAMESPACE_ANNOTATIONS
+    keys_of_other_part = _NAMESPACE_ANNOTATIONS if label else _NAMESPACE_LABELS
+    if not own_key or key in read_keys or len(key) > _MAX_COMPARED_LENGTH:
         return ""
-    if key in others:
+    if key in keys_of_other_part:
         return f"the {'annotation' if label else 'label'} {key}"
-    return ours if ours in known else _find_nearest(ours, known)
+    return own_key if own_key in read_keys else _find_nearest(own_key, read_keys)
 
 
 def is_unread_namespace_key(key: str, *, label: bool) -> bool:
@@ -188,44 +188,44 @@ def suggest_node_label(key: str, text: str, label_values: Mapping[str, Collectio
     label_values: the labels of nodes, each with its values.
     """
     if key not in label_values:
-        return _nearest_label(key, label_values)
-    nearest = _nearest_label(text, label_values[key])
+        return _find_nearest_label_value(key, label_values)
+    nearest = _find_nearest_label_value(text, label_values[key])
     return f"{key}={nearest}" if nearest else ""
 
 
-def _nearest_label(text: str, known: Iterable[str]) -> str:
+def _find_nearest_label_value(text: str, candidates: Iterable[str]) -> str:
     """The key or value of a label that is at most two edits away, a short one fewer, in any case; "" for none."""
     lower = text.lower()
     return _choose_nearest(
-        select_alike(text, sorted(known)),
-        min(_LEAST, len(text) // _PART),
+        select_alike(text, sorted(candidates)),
+        min(_MIN_EDITS, len(text) // _LENGTH_PER_EDIT),
         lambda candidate, limit: _edit_distance(lower, candidate.lower(), limit),
     )
 
 
-def _spell_in_own_domain(domain: str, name: str) -> str:
+def _suggest_own_key(domain: str, name: str) -> str:
     """The key in our domain, if the domain is ours or a misspelling of it; "" else."""
     plain = domain.lower()
-    is_ours = "cardwise" in plain or _edit_distance(plain, names.GROUP, _LEAST) <= _LEAST
+    is_ours = "cardwise" in plain or _edit_distance(plain, names.GROUP, _MIN_EDITS) <= _MIN_EDITS
     return f"{names.GROUP}/{name.lower()}" if is_ours else ""
 
 
-def _find_nearest(key: str, known: Iterable[str]) -> str:
-    if len(key) > _LONGEST:
+def _find_nearest(key: str, candidates: Iterable[str]) -> str:
+    if len(key) > _MAX_COMPARED_LENGTH:
         return ""
-    limit = max(1, len(key.partition("/")[2]) // _PART)
-    return _choose_nearest(sorted(known), limit, partial(_edit_distance, key))
+    limit = max(1, len(key.partition("/")[2]) // _LENGTH_PER_EDIT)
+    return _choose_nearest(sorted(candidates), limit, partial(_edit_distance, key))
 
 
-def select_alike(name: str, candidates: Iterable[str], count: int = _MOST_COMPARED) -> list[str]:
+def select_alike(name: str, candidates: Iterable[str], count: int = _MAX_COMPARED) -> list[str]:
     """At most `count` of the candidates: the most alike, and these first."""
-    pairs = _letter_pairs(name)
+    name_pairs = _letter_pairs(name)
 
     def difference(candidate: str) -> float:
-        others = _letter_pairs(candidate)
-        return len(pairs ^ others) / (len(pairs) + len(others) + 1)
+        candidate_pairs = _letter_pairs(candidate)
+        return len(name_pairs ^ candidate_pairs) / (len(name_pairs) + len(candidate_pairs) + 1)
 
-    return heapq.nsmallest(count, islice(candidates, _MOST_RANKED), key=difference)
+    return heapq.nsmallest(count, islice(candidates, _MAX_RANKED), key=difference)
 
 
 def _letter_pairs(name: str) -> frozenset[tuple[str, str]]:

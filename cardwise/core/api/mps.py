@@ -20,7 +20,7 @@ from cardwise.core.values.wording import quote_text
 DEFAULT_ROOT: Final = "/run/cardwise/mps"
 CONTAINER_PIPE: Final = "/run/cardwise/mps/pipe"  # where a container has its card's `CLIENTS`, read-only
 MODE: Final = "cardwise.dev/mps"  # annotation of a pod: off, preferred, required
-LEAST: Final = "cardwise.dev/min-mps"  # annotation of a namespace: the least that its pods may say by `MODE`
+MIN_MODE: Final = "cardwise.dev/min-mps"  # annotation of a namespace: the least that its pods may say by `MODE`
 SM_PERCENT: Final = "cardwise.dev/sm-percent"  # annotation of a pod: core, memory
 PIPE_ENV: Final = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_ENV: Final = "CUDA_MPS_LOG_DIRECTORY"
@@ -40,10 +40,10 @@ CONTROL: Final = "control"  # the socket in the pipe folder
 MANAGER_GONE: Final = "the node's MPS manager is gone or hangs"
 LEFT_CLOSED: Final = "the GPU is closed to programs without MPS: a former MPS manager left it so"
 
-LONGEST_PIPE: Final = 87  # bytes; with one more, MPS fails without a word
-LEAST_CEILING: Final = 512  # MiB; where no pod of the card has a larger share
+MAX_PIPE_LENGTH: Final = 87  # bytes; with one more, MPS fails without a word
+MIN_CEILING: Final = 512  # MiB; where no pod of the card has a larger share
 # MiB, as seen on an H200 and an H100 with driver 580 (docs/measured.md):
-LEAST_LIMIT: Final = 544  # with 512 CUDA does not start, since a client's limit counts its own context
+MIN_LIMIT: Final = 544  # with 512 CUDA does not start, since a client's limit counts its own context
 CONTEXT: Final = 640  # the most that a process without MPS has beyond its share: its context, a framework's libraries
 _GIB: Final = 1024
 _VERSION = 1
@@ -159,11 +159,11 @@ def check_root(root: str, uuids: Sequence[str], scope: DaemonScope) -> None:
     for daemon_folder in folders:
         pipe = daemon_folder / PIPE
         length = len(str(pipe).encode())
-        if length > LONGEST_PIPE:
+        if length > MAX_PIPE_LENGTH:
             raise InvalidRequest(
                 "--root",
-                f"{pipe} has {length} bytes, and MPS opens no path of more than {LONGEST_PIPE}",
-                f"take a root that is {length - LONGEST_PIPE} bytes shorter, such as {DEFAULT_ROOT}",
+                f"{pipe} has {length} bytes, and MPS opens no path of more than {MAX_PIPE_LENGTH}",
+                f"take a root that is {length - MAX_PIPE_LENGTH} bytes shorter, such as {DEFAULT_ROOT}",
             )
 
 
@@ -172,7 +172,7 @@ def ceiling(shares: Sequence[MiB]) -> MiB:
 
     In whole GiB from one GiB on: daemons answer `8138M` with `7G`, and a limit counts only if it reads back as written.
     """
-    largest = max([*shares, LEAST_CEILING])
+    largest = max([*shares, MIN_CEILING])
     return MiB(largest) if largest < _GIB else MiB(-(-largest // _GIB) * _GIB)
 
 

@@ -14,7 +14,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
 from cardwise.core.values.wording import quote_text, sanitize_message
 
-_MOST_TITLE = 80  # bytes: the longest model of NVIDIA's has 40
+_MAX_TITLE_BYTES = 80  # bytes: the longest model of NVIDIA's has 40
 
 # What a quota counts: the name in `Charge`, `QuotaEntry` and `Headroom`, the field of GPUQuota, the unit in a sentence.
 AMOUNTS = (("shares", "shares", "shares"), ("memory", "memoryMiB", "MiB"), ("cards", "gpus", "whole GPUs"))
@@ -25,8 +25,8 @@ WHOLE_CARDS = f"requests.{names.WHOLE_GPU}"
 
 _ENTRY_FIELDS = ("class", "model", *(field for _, field, _ in AMOUNTS))
 _SPEC_FIELDS = ("hard", "onExceed")
-_MOST = 2**53  # what any JSON reader keeps exact
-_AMOUNTS = "one or more of shares, memoryMiB, gpus"
+_MAX_AMOUNT = 2**53  # what any JSON reader keeps exact
+_AMOUNT_NOUNS = "one or more of shares, memoryMiB, gpus"
 
 
 class Charge(NamedTuple):
@@ -164,7 +164,7 @@ def parse(manifest: Mapping[str, Any]) -> GPUQuota:
             raise InvalidRequest(f"spec.{name}", "is not a field of a GPUQuota", f"write {' and '.join(_SPEC_FIELDS)}")
     hard = spec.get("hard")
     if not isinstance(hard, list) or not hard:
-        raise InvalidRequest("spec.hard", "limits nothing", f"write a list of entries, each with {_AMOUNTS}")
+        raise InvalidRequest("spec.hard", "limits nothing", f"write a list of entries, each with {_AMOUNT_NOUNS}")
     on_exceed = spec.get("onExceed", "Wait")
     if on_exceed not in ("Wait", "Refuse"):
         raise InvalidRequest("spec.onExceed", f"{quote_text(on_exceed)} is not known", "write Wait or Refuse")
@@ -196,7 +196,7 @@ def selection(entry: QuotaEntry) -> dict[str, str]:
 
 def title(entry: QuotaEntry) -> str:
     """The entry's selection, for people."""
-    return sanitize_message(entry.resource_class or entry.model, _MOST_TITLE) or "all GPUs"
+    return sanitize_message(entry.resource_class or entry.model, _MAX_TITLE_BYTES) or "all GPUs"
 
 
 def limits(entry: QuotaEntry, used: Charge, requested: Charge = NOTHING) -> list[Limit]:
@@ -248,7 +248,9 @@ def _refuse_duplicates(entry: QuotaEntry, field: str, first: int) -> None:
 
 def _parse_entry(fields: object, field: str) -> QuotaEntry:
     if not isinstance(fields, Mapping):
-        raise InvalidRequest(field, f"{quote_text(fields)} is not an entry", f"write class or model, and {_AMOUNTS}")
+        raise InvalidRequest(
+            field, f"{quote_text(fields)} is not an entry", f"write class or model, and {_AMOUNT_NOUNS}"
+        )
     for name in fields:
         if name not in _ENTRY_FIELDS:
             raise InvalidRequest(f"{field}.{name}", "is not a field of an entry", f"write {', '.join(_ENTRY_FIELDS)}")
@@ -263,7 +265,7 @@ def _parse_entry(fields: object, field: str) -> QuotaEntry:
         cards=_parse_count(fields, "gpus", field),
     )
     if entry.shares is None and entry.memory is None and entry.cards is None:
-        raise InvalidRequest(field, "limits nothing", f"write {_AMOUNTS}")
+        raise InvalidRequest(field, "limits nothing", f"write {_AMOUNT_NOUNS}")
     return entry
 
 
@@ -282,7 +284,7 @@ def _parse_count(fields: Mapping[str, Any], name: str, field: str) -> int | None
     number = fields.get(name)
     if number is None:
         return None
-    if type(number) is not int or not 0 <= number <= _MOST:
+    if type(number) is not int or not 0 <= number <= _MAX_AMOUNT:
         raise InvalidRequest(
             f"{field}.{name}", f"{quote_text(number)} is out of range", "write a whole number, 0 or more"
         )

@@ -19,10 +19,10 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.wording import quote_text
 
-MOST_CARDS: Final = 4096  # that a container asks for, or shares of one: no node has so many, and all are counted
+MAX_CARDS: Final = 4096  # that a container asks for, or shares of one: no node has so many, and all are counted
 # Card requests of a pod (`_card_request_key`). Each node is searched for all of them, so each adds to the time of a
 # filter call. The largest nodes have 16 GPUs, so a pod that gives each request a GPU of its own needs no more.
-MOST_CARD_REQUESTS: Final = 16
+MAX_CARD_REQUESTS: Final = 16
 
 
 class Load(NamedTuple):
@@ -96,12 +96,12 @@ class PodRequest:
     def __hash__(self) -> int:
         # Computed once: the planner of gangs has requests as keys, hundreds of them in each turn.
         if not self._hash:
-            object.__setattr__(self, "_hash", hash(tuple([getattr(self, name) for name in _VALUES])))
+            object.__setattr__(self, "_hash", hash(tuple([getattr(self, name) for name in _COMPARED_FIELDS])))
         return self._hash
 
     def __reduce__(self) -> tuple[Callable[..., "PodRequest"], tuple[()]]:
         # Another process has other hashes.
-        return partial(PodRequest, **{name: getattr(self, name) for name in _VALUES}), ()
+        return partial(PodRequest, **{name: getattr(self, name) for name in _COMPARED_FIELDS}), ()
 
     @property
     def mps_client(self) -> MpsClient:
@@ -131,7 +131,7 @@ def _card_request_key(container: ContainerRequest) -> tuple[str, str]:
     return ("key", container.key) if container.whole or container.cards > 1 else ("class", container.resource_class)
 
 
-_VALUES: Final = tuple(field.name for field in fields(PodRequest) if field.compare)
+_COMPARED_FIELDS: Final = tuple(field.name for field in fields(PodRequest) if field.compare)
 
 
 class NotRewritten(InvalidRequest):
@@ -184,7 +184,7 @@ def read_counts(annotations: Mapping[str, str]) -> dict[str, int]:
     for entry in filter(None, annotations.get(names.GPU_COUNTS, "").split(",")):
         name, _, number = entry.partition("=")
         try:
-            counts[name] = quantity.count(number, maximum=MOST_CARDS)
+            counts[name] = quantity.count(number, maximum=MAX_CARDS)
         except quantity.InvalidQuantity as error:
             field = f"metadata.annotations[{names.GPU_COUNTS}]"
             raise InvalidRequest(field, f"{quote_text(entry)}: {error.problem}", error.remedy) from error
@@ -208,10 +208,10 @@ def parse(pod: Json) -> PodRequest | None:
             continue
         container_requests.append(container_request)
         separate.add(_card_request_key(container_request))
-        if len(separate) > MOST_CARD_REQUESTS:
+        if len(separate) > MAX_CARD_REQUESTS:
             raise InvalidRequest(
                 f"{container.path}.resources.limits",
-                f"the pod has more than {MOST_CARD_REQUESTS} separate GPU requests",
+                f"the pod has more than {MAX_CARD_REQUESTS} separate GPU requests",
                 "use fewer containers with several or whole GPUs, or several pods; "
                 "shares of one GPU of the same type count as one request",
             )
@@ -376,7 +376,7 @@ def split_cards(container: Container, annotations: Mapping[str, str]) -> int:
         if entry.get("name") == names.ENV_GPU_COUNT:
             number = str(entry.get("value"))
             try:
-                return quantity.count(number, maximum=MOST_CARDS)
+                return quantity.count(number, maximum=MAX_CARDS)
             except quantity.InvalidQuantity as error:
                 field = f"{container.path}.env[{names.ENV_GPU_COUNT}]"
                 raise InvalidRequest(field, f"{quote_text(number)}: {error.problem}", "leave it out") from error
@@ -452,7 +452,7 @@ def _parse_amount(field: str, name: str, text: str | int) -> int:
             return quantity.memory(text)
         if name == names.GPU_CORE:
             return quantity.count(text, maximum=6400)
-        return quantity.count(text, maximum=MOST_CARDS)
+        return quantity.count(text, maximum=MAX_CARDS)
     except quantity.InvalidQuantity as error:
         raise InvalidRequest(field, error.problem, _remedy(name, text, error.remedy)) from error
 

@@ -15,17 +15,17 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
 from cardwise.core.values.wording import quote_text
 
-_COMPARE = {"Gt": operator.gt, "Lt": operator.lt, "GtEq": operator.ge, "LtEq": operator.le}
-_AMONG = ("In", "NotIn")
-_PRESENT = ("Exists", "DoesNotExist")
-_OPERATORS = (*_AMONG, *_PRESENT, *_COMPARE)
+_COMPARISON_OPERATORS = {"Gt": operator.gt, "Lt": operator.lt, "GtEq": operator.ge, "LtEq": operator.le}
+_SET_OPERATORS = ("In", "NotIn")
+_PRESENCE_OPERATORS = ("Exists", "DoesNotExist")
+_OPERATORS = (*_SET_OPERATORS, *_PRESENCE_OPERATORS, *_COMPARISON_OPERATORS)
 _FIELDS = ("matchLabels", "matchExpressions")
 _EXPRESSION_FIELDS = ("key", "operator", "values")
 # Of all alternatives of a selector: each new kind of card is compared with the conditions, and each value is parsed.
-MOST_CONDITIONS = 256
-MOST_VALUES = 4096
-_NUMBERS_KEPT = 4096  # readings of label values: cards of one model repeat each other's
-_LONGEST = 64  # characters: no label value has more
+MAX_CONDITIONS = 256
+MAX_VALUES = 4096
+_MAX_CACHED_NUMBERS = 4096  # readings of label values: cards of one model repeat each other's
+_MAX_NUMBER_LENGTH = 64  # characters: no label value has more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Expression:
             case "DoesNotExist":
                 return text is None
         number = None if text is None else _parse_number(text)
-        return number is not None and _COMPARE[self.operator](number, self.bound)
+        return number is not None and _COMPARISON_OPERATORS[self.operator](number, self.bound)
 
     def _is_listed(self, text: str | None) -> bool:
         if text is None:
@@ -115,11 +115,11 @@ def _check_size(alternatives: list[object] | list[Mapping[str, object]], field: 
             for expression in part if isinstance(part, list) else ():
                 operands = expression.get("values") if isinstance(expression, Mapping) else None
                 values_count += len(operands) if isinstance(operands, list) else 0
-    if conditions > MOST_CONDITIONS:
-        remedy = f"write at most {MOST_CONDITIONS} in all alternatives together; one In takes many values"
+    if conditions > MAX_CONDITIONS:
+        remedy = f"write at most {MAX_CONDITIONS} in all alternatives together; one In takes many values"
         raise InvalidRequest(field, f"{conditions} conditions are too many for a selector", remedy)
-    if values_count > MOST_VALUES:
-        remedy = f"write at most {MOST_VALUES} in all conditions together, or select the GPUs by another label"
+    if values_count > MAX_VALUES:
+        remedy = f"write at most {MAX_VALUES} in all conditions together, or select the GPUs by another label"
         raise InvalidRequest(field, f"{values_count} values are too many for a selector", remedy)
 
 
@@ -178,11 +178,11 @@ def _parse_expression(fields: object, field: str) -> Expression:
         problem = "is missing" if name is None else f"{quote_text(name)} is not an operator"
         raise InvalidRequest(f"{field}.operator", problem, f"write one of {', '.join(_OPERATORS)}")
     field = f"{field}.values"
-    if name in _PRESENT:
+    if name in _PRESENCE_OPERATORS:
         if operands is not None and operands != []:
             raise InvalidRequest(field, f"{name} takes no values", "leave them out, or write In or NotIn")
         return Expression(key=key, operator=name)
-    if name in _COMPARE:
+    if name in _COMPARISON_OPERATORS:
         return Expression(key=key, operator=name, bound=_parse_bound(name, operands, field))
     if not isinstance(operands, list) or not operands:
         problem = (
@@ -224,10 +224,10 @@ def _parse_text(scalar: object, field: str) -> str:
 
 def _parse_number(text: str) -> Fraction | None:
     """None for what is no number. Long texts are none, and are not remembered."""
-    return _parse_short_number(text) if len(text) <= _LONGEST else None
+    return _parse_short_number(text) if len(text) <= _MAX_NUMBER_LENGTH else None
 
 
-@lru_cache(maxsize=_NUMBERS_KEPT)
+@lru_cache(maxsize=_MAX_CACHED_NUMBERS)
 def _parse_short_number(text: str) -> Fraction | None:
     try:
         return amounts.parse(text)

@@ -54,7 +54,7 @@ class _Card(NamedTuple):
 
 
 _NO_CARD: Final = _Card(0, 0, 0, 0)
-_MOST: Final = 128  # asks, where nobody has learned what comes
+_MAX_REQUESTS: Final = 128  # asks, where nobody has learned what comes
 
 
 def only_card_requests(counts: Mapping[RequestSize, float]) -> dict[RequestSize, float]:
@@ -77,7 +77,7 @@ def count_requests(holdings: Iterable[Holding]) -> dict[RequestSize, float]:
         if len(amounts) == 1:  # different parts of several cards are no one ask
             mem, core = amounts.pop()
             counts[RequestSize(len(by_card), mem, core, "", 0, 0)] += 1
-    return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:_MOST])
+    return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:_MAX_REQUESTS])
 
 
 def typical_pods(counts: Mapping[RequestSize, float], kinds: CardKinds) -> list[WeightedShape]:

@@ -13,7 +13,7 @@ from cardwise.core.values.quantity import InvalidQuantity
 
 _BYTES = re.compile(r"[+-]?[\d.]+[KMGTPE]iB")
 _MIB = 1024**2
-_MOST = 2**53  # what every reader of JSON keeps exact
+_MAX_AMOUNT = 2**53  # what every reader of JSON keeps exact
 
 
 def kubernetes(text: str) -> str:
@@ -38,6 +38,6 @@ def memory(text: str | int) -> int:
         raise InvalidQuantity(f"{text} would mean that many MiB, not bytes", "write MiB such as 65536, or 64Gi")
     if is_bytes:
         number = Fraction(math.ceil(number / _MIB))
-    if number.denominator != 1 or not 0 <= number <= _MOST:
+    if number.denominator != 1 or not 0 <= number <= _MAX_AMOUNT:
         raise InvalidQuantity(f"{text} is not a whole number of MiB, 0 or more", "write MiB such as 65536, or 64Gi")
     return number.numerator

@@ -5,14 +5,14 @@ Every module that reads what users write raises it, so it imports none of them.
 
 from cardwise.core.values import wording
 
-_MOST_FIELD = wording.MOST_BYTES // 2  # it may hold a key that somebody wrote
+_MAX_FIELD_BYTES = wording.MAX_BYTES // 2  # it may hold a key that somebody wrote
 
 
 class InvalidRequest(ValueError):
     """A request that can never be served as written."""
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
-        field = wording.sanitize_message(field, _MOST_FIELD)
+        field = wording.sanitize_message(field, _MAX_FIELD_BYTES)
         super().__init__(wording.sanitize_message(f"{field}: {problem}; {remedy}"))
         self.field = field
         self.problem = problem

@@ -6,8 +6,8 @@ A name that comes from outside is compared with these before it is used. Lengths
 import re
 from typing import Final
 
-MOST_LABEL: Final = 63
-MOST_SUBDOMAIN: Final = 253
+MAX_LABEL_LENGTH: Final = 63
+MAX_SUBDOMAIN_LENGTH: Final = 253
 
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -18,12 +18,12 @@ _SEPARATORS: Final = ("/", "%")
 
 def is_label(text: str) -> bool:
     """Whether it is a DNS label, such as the name of a namespace or a gang (RFC 1123)."""
-    return len(text) <= MOST_LABEL and _LABEL.fullmatch(text) is not None
+    return len(text) <= MAX_LABEL_LENGTH and _LABEL.fullmatch(text) is not None
 
 
 def is_subdomain(text: str) -> bool:
     """Whether it is a DNS subdomain, such as the name of a pod or a node (RFC 1123)."""
-    return len(text) <= MOST_SUBDOMAIN and _SUBDOMAIN.fullmatch(text) is not None
+    return len(text) <= MAX_SUBDOMAIN_LENGTH and _SUBDOMAIN.fullmatch(text) is not None
 
 
 def is_name_prefix(text: str) -> bool:
@@ -33,7 +33,7 @@ def is_name_prefix(text: str) -> bool:
 
 def is_label_value(text: str) -> bool:
     """Whether a label may have this value."""
-    return len(text) <= MOST_LABEL and _LABEL_VALUE.fullmatch(text) is not None
+    return len(text) <= MAX_LABEL_LENGTH and _LABEL_VALUE.fullmatch(text) is not None
 
 
 def path_segment_problem(text: str) -> str:

@@ -27,11 +27,11 @@ _DECIMAL = {
 }  # fmt: skip
 _KIB = 1024
 _MIB = 1024**2
-_LEAST_BYTES = 2**16  # nobody asks for so many MiB and a fraction: it is an amount below 1Mi
-_LONGEST = 64  # characters; no amount of anything needs more, and Python refuses to convert thousands of digits
+_MIN_BYTES = 2**16  # nobody asks for so many MiB and a fraction: it is an amount below 1Mi
+_MAX_LENGTH = 64  # characters; no amount of anything needs more, and Python refuses to convert thousands of digits
 # MiB, more than any card has. Beyond it the API server refuses an amount that the webhook has rewritten, with a worse
 # message; and sums of what a liar may write stay within 64 bits.
-MOST_MIB: Final = MiB(2**31)
+MAX_MIB: Final = MiB(2**31)
 
 
 @lru_cache(maxsize=4096)
@@ -64,9 +64,9 @@ class InvalidQuantity(ValueError):
 def parse(text: str | int) -> tuple[Fraction, bool]:
     """Value of a quantity, and whether it was written with a binary suffix (`Gi`)."""
     text = str(text).strip()
-    match = _GRAMMAR.fullmatch(text) if len(text) <= _LONGEST else None
+    match = _GRAMMAR.fullmatch(text) if len(text) <= _MAX_LENGTH else None
     if match is None:
-        raise InvalidQuantity(f"{quote_text(text, _LONGEST)} is not a quantity", "write an amount such as 2 or 8Gi")
+        raise InvalidQuantity(f"{quote_text(text, _MAX_LENGTH)} is not a quantity", "write an amount such as 2 or 8Gi")
     sign, digits, suffix, exponent = match.groups()
     number = Fraction(digits)
     if exponent is not None:
@@ -91,7 +91,7 @@ def with_unit(text: str | int, unit: Unit) -> str:
     if is_bytes or number <= 0:
         return str(text)
     mib = number * unit.mib
-    if mib > MOST_MIB:
+    if mib > MAX_MIB:
         raise InvalidQuantity(f"{text} means GiB here, more than any GPU has", "write a unit, as in 8138Mi or 8Gi")
     if mib < 1:
         raise InvalidQuantity(f"{text} means GiB here, and is less than 1 MiB", "write a unit, as in 512Mi")
@@ -102,7 +102,7 @@ def _parse_amount(text: str | int) -> tuple[Fraction, bool]:
     """As `parse`, for gpu-mem."""
     number, is_bytes = parse(text)
     # A binary amount that is no whole number of bytes, 0.3Gi, comes from the API server as 322122547200m.
-    return number, is_bytes or (number.denominator != 1 and number >= _LEAST_BYTES)
+    return number, is_bytes or (number.denominator != 1 and number >= _MIN_BYTES)
 
 
 def memory(text: str | int) -> MiB:
@@ -120,7 +120,7 @@ def memory(text: str | int) -> MiB:
         )
     if not is_bytes and number.denominator != 1:
         raise _fraction_error(str(text), number)
-    if number > MOST_MIB:
+    if number > MAX_MIB:
         raise _too_many_digits(str(text), number)
     return MiB(math.ceil(number))
 
@@ -162,7 +162,7 @@ def _too_many_digits(text: str, number: Fraction) -> InvalidQuantity:
     """The error about a number that is too large, often because bytes were meant. `number`: MiB."""
     problem = f"{text} is {number if number < 10**18 else 'too many'} MiB, more than any GPU has"
     mib = number // _MIB
-    if mib > MOST_MIB:
+    if mib > MAX_MIB:
         return InvalidQuantity(problem, "write MiB, or a suffix as in 8Gi")
     suffixed = f", or {text}i" if text[-1] in "GT" else ""
     return InvalidQuantity(problem, f"without Mi or Gi it means MiB; write {mib} if you mean bytes{suffixed}")

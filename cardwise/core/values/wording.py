@@ -10,14 +10,14 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-MOST_BYTES: Final = 1024  # of a message, in UTF-8: what Kubernetes allows for that of an Event
-_MOST_QUOTED: Final = 80  # characters of a value
-_MOST_NAME: Final = 317  # characters of a name: 253 of a domain, a slash, and 63
+MAX_BYTES: Final = 1024  # of a message, in UTF-8: what Kubernetes allows for that of an Event
+_MAX_QUOTED: Final = 80  # characters of a value
+_MAX_NAME_LENGTH: Final = 317  # characters of a name: 253 of a domain, a slash, and 63
 # Names, keys, users, images, taints: without a space no sentence can be written.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:=@+-]*")
 # Without ink, though `str.isprintable` may say otherwise: the property Default_Ignorable_Code_Point, and blank letters,
 # patterns and notes. As many as fill a row of the terminal would put what follows on a row of its own.
-_INKLESS: Final = re.compile(
+_INVISIBLE: Final = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U00013441\U00013442\U00016fe4\U0001bca0-\U0001bca3\U0001d159"
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
@@ -30,7 +30,7 @@ def pluralize(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def quote_text(content: object, limit: int = _MOST_QUOTED) -> str:
+def quote_text(content: object, limit: int = _MAX_QUOTED) -> str:
     """A value from outside as a quotation: in quotes, on one line, with each character and space visible.
 
     Of a longer text than `limit` characters: the beginning, the end and the length.
@@ -46,10 +46,10 @@ def quote_text(content: object, limit: int = _MOST_QUOTED) -> str:
 def quote_unless_name(name: object) -> str:
     """A name from outside in a sentence: unchanged if it is a valid name, else as `quote_text`."""
     text = str(name)
-    return text if len(text) <= _MOST_NAME and _NAME.fullmatch(text) else quote_text(text)
+    return text if len(text) <= _MAX_NAME_LENGTH and _NAME.fullmatch(text) else quote_text(text)
 
 
-def sanitize_message(text: str, limit: int = MOST_BYTES) -> str:
+def sanitize_message(text: str, limit: int = MAX_BYTES) -> str:
     """A text for people as it leaves the process: at most `limit` bytes, on one line, without control characters.
 
     A longer text loses its middle, because it begins with the field and ends with the remedy. Several spaces become
@@ -58,25 +58,25 @@ def sanitize_message(text: str, limit: int = MOST_BYTES) -> str:
     return sanitize_line(" ".join(text.split()), limit)
 
 
-def sanitize_line(text: str, limit: int = MOST_BYTES) -> str:
+def sanitize_line(text: str, limit: int = MAX_BYTES) -> str:
     """As `sanitize_message`, but keeps the spaces between columns."""
     text = truncate(text, limit)
-    if text.isprintable() and not _INKLESS.search(text):
+    if text.isprintable() and not _INVISIBLE.search(text):
         return text
     return truncate("".join(map(_visible, text)), limit)
 
 
 def _visible(character: str) -> str:
-    if character.isprintable() and not _INKLESS.match(character):
+    if character.isprintable() and not _INVISIBLE.match(character):
         return character
     return " " if character.isspace() else character.encode("unicode_escape").decode()
 
 
 def _escape_blanks(text: str) -> str:
-    return _REPEATED_SPACE.sub(r"\\x20", _INKLESS.sub(lambda match: _visible(match[0]), text))
+    return _REPEATED_SPACE.sub(r"\\x20", _INVISIBLE.sub(lambda match: _visible(match[0]), text))
 
 
-def truncate(text: str, limit: int = MOST_BYTES) -> str:
+def truncate(text: str, limit: int = MAX_BYTES) -> str:
     """A text of at most `limit` bytes of UTF-8; a longer one loses its middle."""
     if text.isascii() and len(text) <= limit:
         return text

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Self
 from cardwise.core.values.decoded import Json
 
 HARD: Final = ("NoSchedule", "NoExecute")  # effects of taints that keep pods away
-_LONGEST_NUMBER: Final = 63  # characters, as of a label's value
+_MAX_NUMBER_LENGTH: Final = 63  # characters, as of a label's value
 _INT64: Final = range(-(2**63), 2**63)
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
@@ -172,7 +172,7 @@ def _parse_condition(expression: Json) -> _Condition:
 
 def _parse_number(text: str) -> int | None:
     """A whole number of 64 bits, as kube-scheduler reads it; None for other texts."""
-    if len(text) > _LONGEST_NUMBER:
+    if len(text) > _MAX_NUMBER_LENGTH:
         return None
     try:
         number = int(text)

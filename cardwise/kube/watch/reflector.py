@@ -220,7 +220,7 @@ class Reflector(Generic[T]):
 
     def _run(self) -> None:
         cap = self._pace.backoff_cap
-        backoff = Backoff(initial=self._pace.backoff_initial, cap=cap, longest_retry_after=cap)
+        backoff = Backoff(initial=self._pace.backoff_initial, cap=cap, max_retry_after=cap)
         while not self._stopping.is_set():
             delay = 0.0
             before = self.events

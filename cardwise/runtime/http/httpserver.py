@@ -51,7 +51,7 @@ _ACCEPTS: Final = 512
 _READ_SECONDS: Final = 0.02
 _HANDSHAKE_SECONDS: Final = 0.002
 _ACCEPT_SECONDS: Final = 0.02
-_LEAST_TURN: Final = 0.00005  # the least seconds that a step of the reading thread is charged
+_MIN_CHARGE: Final = 0.00005  # the least seconds that a step of the reading thread is charged
 # RFC 8446, section 5.1: a record has a head of type, version and length, and content of at most this many bytes.
 _RECORD_HEAD: Final = 5
 _MAX_RECORD: Final = 16_384
@@ -310,8 +310,8 @@ class HttpServer:
         self._clients: dict[str, _Client] = {}  # by address
         self._used: RecentUse[str] = RecentUse(clock)  # seconds with a thread, by address
         self._held_bytes = self._idle_held = 0  # bytes, by all of them, and by those that are idle
-        self._reads = FairQueueing(least=_LEAST_TURN)
-        self._handshake_turns = FairQueueing(least=_LEAST_TURN)
+        self._reads = FairQueueing(min_charge=_MIN_CHARGE)
+        self._handshake_turns = FairQueueing(min_charge=_MIN_CHARGE)
         self._poller = select.epoll()
         # Handshakes are polled separately, so that many of them do not delay connected clients.
         self._handshakes = select.epoll()

@@ -24,7 +24,7 @@ from cardwise.kube.fairqueueing import FairQueueing
 from cardwise.supervision import supervised_thread
 
 _STAYING: Final = 16  # threads of a set that may stay with a connection; two always remain for other connections
-_LEAST: Final = 0.0005  # the least seconds that a call is charged
+_MIN_CHARGE: Final = 0.0005  # the least seconds that a call is charged
 
 
 class QueuedCall:
@@ -37,7 +37,7 @@ class QueuedCall:
         self.address = address
         self.owner = owner
         self.since: float | None = None  # the time when it got a thread
-        self.charged = _LEAST  # the seconds that its address was charged
+        self.charged = _MIN_CHARGE  # the seconds that its address was charged
 
 
 class _Address:
@@ -48,7 +48,7 @@ class _Address:
     """
 
     def __init__(self, max_of_owner: int) -> None:
-        self.turns = FairQueueing(least=_LEAST)
+        self.turns = FairQueueing(min_charge=_MIN_CHARGE)
         self.waiting: dict[str, deque[QueuedCall]] = {}
         self.running = Counter[str]()
         self._max_of_owner = max_of_owner
@@ -111,7 +111,7 @@ class Threads:
         self._max_threads = self._startable = max_threads
         self._max_of_address, self._max_of_owner = max(1, max_threads - 1), max(1, max_threads - 2)
         self._free = 0
-        self._turns = FairQueueing(least=_LEAST)
+        self._turns = FairQueueing(min_charge=_MIN_CHARGE)
         self._addresses: dict[str, _Address] = {}
         self._running: dict[QueuedCall, None] = {}
         self._waiting = 0

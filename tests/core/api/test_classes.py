@@ -181,21 +181,21 @@ def test_a_card_is_in_every_class_that_selects_it():
 
 
 def test_a_remembered_answer_is_only_for_equal_labels(monkeypatch):
-    monkeypatch.setattr(classes, "_REMEMBERED", 3)
+    monkeypatch.setattr(classes, "_MAX_CACHED", 3)
     types = classifier(big=(big("10Gi"), 0), spare=({"matchLabels": {"pool": "spare"}}, 0))
     for _ in range(2):
         for mib in range(10_238, 10_246):
             assert ("big" in types.classes_of(card(memory=mib))) == (mib > 10_240)
             assert "spare" in types.classes_of(card(memory=mib, own={"pool": "spare"}))
             assert "spare" not in types.classes_of(card(memory=mib, own={"pool": ""}))
-        assert len(types._known) <= 3
+        assert len(types._classes_by_labels) <= 3
 
 
 def test_selectors_are_asked_once_for_cards_that_look_alike_to_them():
     types = classifier(k80=({"matchLabels": {"model": "Tesla K80"}}, 0))
     for index in range(8):
         types.classes_of(card(index=index, uuid=f"GPU-{index}"))
-    assert len(types._known) == 1
+    assert len(types._classes_by_labels) == 1
 
 
 def test_a_card_is_in_the_class_of_its_model_before_and_after_that_has_an_object():

@@ -155,7 +155,7 @@ def test_what_was_meant_by_a_key_of_a_pod(key: str, text: str, expected: str) ->
     assert lookalikes.is_like_own(key) or not expected
     # What a person is told of, the webhook must see; a domain with a typo only where the pod asks for cards as well.
     if expected and "cardwse" not in key and "k8s.com" not in key:
-        assert lookalikes._KEY_ABOUT_US.search(key)
+        assert lookalikes._OWN_KEY.search(key)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_whatever_a_card_is_called_its_folder_stays_below_the_root(uuid):
 
 
 def test_a_root_that_is_too_long_is_refused_with_the_remedy():
-    length = mps.LONGEST_PIPE - len(str(mps.folder("/", REAL) / mps.PIPE)) - 1
+    length = mps.MAX_PIPE_LENGTH - len(str(mps.folder("/", REAL) / mps.PIPE)) - 1
     fits = "/" + "r" * length
     mps.check_root(fits, [REAL], DaemonScope.CARD)
     with pytest.raises(InvalidRequest, match=r"88 bytes.*1 bytes shorter"):

@@ -108,13 +108,13 @@ def of_card_requests(count):
 
 @pytest.mark.parametrize("parse", [request.parse, request.parse_mutated])
 def test_a_pod_has_a_limited_number_of_card_requests(parse):
-    allowed = of_card_requests(request.MOST_CARD_REQUESTS)
+    allowed = of_card_requests(request.MAX_CARD_REQUESTS)
     parsed = request.parse(allowed)
-    assert len(fitting.card_requests(parsed)) == request.MOST_CARD_REQUESTS
-    assert len(parsed.containers) == request.MOST_CARD_REQUESTS + 1, "shares of one card are one request"
+    assert len(fitting.card_requests(parsed)) == request.MAX_CARD_REQUESTS
+    assert len(parsed.containers) == request.MAX_CARD_REQUESTS + 1, "shares of one card are one request"
     with pytest.raises(InvalidRequest) as refused:
-        parse(of_card_requests(request.MOST_CARD_REQUESTS + 1))
-    assert refused.value.field == f"spec.containers[{request.MOST_CARD_REQUESTS}].resources.limits"
+        parse(of_card_requests(request.MAX_CARD_REQUESTS + 1))
+    assert refused.value.field == f"spec.containers[{request.MAX_CARD_REQUESTS}].resources.limits"
     assert "more than 16 separate GPU requests" in refused.value.problem
     assert "or several pods" in refused.value.remedy
 

@@ -119,10 +119,10 @@ def test_a_selector_that_is_too_large_is_refused_before_a_value_is_parsed(large,
 
 
 def test_a_selector_may_have_as_many_conditions_and_values_as_the_limits_say():
-    labels = {f"k{i}": "x" for i in range(selectors.MOST_CONDITIONS - 1)}
-    expressions = [condition(*range(selectors.MOST_VALUES))]
+    labels = {f"k{i}": "x" for i in range(selectors.MAX_CONDITIONS - 1)}
+    expressions = [condition(*range(selectors.MAX_VALUES))]
     (alternative,) = selectors.parse({"matchLabels": labels, "matchExpressions": expressions}).alternatives
-    assert len(alternative) == selectors.MOST_CONDITIONS
+    assert len(alternative) == selectors.MAX_CONDITIONS
 
 
 def test_an_empty_alternative_is_refused_by_its_place():

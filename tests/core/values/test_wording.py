@@ -21,7 +21,7 @@ TEXTS = st.builds(
 )
 
 
-@given(TEXTS, st.sampled_from([80, 512, wording.MOST_BYTES]))
+@given(TEXTS, st.sampled_from([80, 512, wording.MAX_BYTES]))
 def test_a_message_has_so_many_bytes_at_most_and_one_line(text: str, max_bytes: int) -> None:
     message = wording.sanitize_message(f"spec.x: {text}; write less", max_bytes)
     assert len(message.encode()) <= max_bytes
@@ -33,7 +33,7 @@ def test_a_message_has_so_many_bytes_at_most_and_one_line(text: str, max_bytes: 
 @given(st.text(max_size=1100))
 def test_of_a_short_text_nothing_is_left_out(text: str) -> None:
     text = " ".join(text.split())
-    if len(text.encode(errors="replace")) <= wording.MOST_BYTES and INVISIBLE.isdisjoint(text) and text.isprintable():
+    if len(text.encode(errors="replace")) <= wording.MAX_BYTES and INVISIBLE.isdisjoint(text) and text.isprintable():
         assert wording.sanitize_message(text) == text
 
 
@@ -125,6 +125,6 @@ def test_a_refusal_keeps_its_remedy_whatever_its_field_is_called() -> None:
     error = InvalidRequest(field, "y" * 100_000, "leave it out")
     assert str(error).startswith("spec.containers[0].resources.limits[xxx")
     assert str(error).endswith("; leave it out")
-    assert len(str(error)) <= wording.MOST_BYTES
+    assert len(str(error)) <= wording.MAX_BYTES
     assert error.field.endswith("x]")
     assert len(error.field) <= 512

@@ -86,7 +86,7 @@ def test_a_pod_that_was_not_mutated_is_refused():
 
 def test_a_pod_with_too_many_card_requests_is_refused_also_without_the_webhook():
     raw = asking("p", whole_gpu=1)
-    raw["spec"]["containers"] *= request.MOST_CARD_REQUESTS + 1
+    raw["spec"]["containers"] *= request.MAX_CARD_REQUESTS + 1
     assert "more than 16 separate GPU requests" in call_filter(world(n1=[P100]), raw).error
 
 

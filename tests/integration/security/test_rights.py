@@ -13,7 +13,7 @@ import yaml
 
 from cardwise.core.api import classes, names
 from cardwise.core.values.decoded import Json
-from cardwise.core.values.quantity import MOST_MIB
+from cardwise.core.values.quantity import MAX_MIB
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from tests.cluster import Cluster, binaries, processes, versions
@@ -402,7 +402,7 @@ def test_n04_invented_models_keep_no_other_waiting(accounts: Cluster) -> None:
 def test_n05_a_card_has_no_more_than_any_card(accounts: Cluster) -> None:
     with Space(accounts, "huge") as space:
         (liar,) = space.nodes(1)
-        spec = {"node": liar, "index": 0, "uuid": f"GPU-{liar}-0", "model": "Tesla T4", "memoryMiB": MOST_MIB + 1}
+        spec = {"node": liar, "index": 0, "uuid": f"GPU-{liar}-0", "model": "Tesla T4", "memoryMiB": MAX_MIB + 1}
         with acting(accounts, "deviceplugin", liar) as client, pytest.raises(errors.Invalid, match="memoryMiB"):
             client.create(paths.extendedresources(), of_ours("ExtendedResource", f"gpu-{liar}-0", spec))
 

@@ -602,7 +602,7 @@ def test_the_thread_that_reads_gives_each_address_the_same_time(serve):
         read.append(connection.source)
         server.clock.advance(cost[connection.source])
 
-    turns = FairQueueing(least=0.00005)
+    turns = FairQueueing(min_charge=0.00005)
     server.server._run_fairly(turns, connections, step, 0.02)
     assert read == ["heavy", "light", "light", "light", "heavy", "heavy"], "and the round is over after 20 ms"
     read.clear()

@@ -82,7 +82,7 @@ def test_cards_are_summed_by_class(world):
     asked_about = classes.parse(resource_class("k80", model="Tesla P100"))
     for named_class in (asked_about, dataclasses.replace(asked_about, name="any")):
         assert view.cards(named_class) == CardSizes(MiB(16276), 1, MiB(16276), (MiB(16276),))
-    assert set(view._sums._sums) <= {"", "k80", "v100"}, "anybody may ask about any class"
+    assert set(view._card_sums._sums) <= {"", "k80", "v100"}, "anybody may ask about any class"
     assert view.cards(view.resource_class("k80")) == K80S
     assert view.reviewed_class_cards(parsed_class({"room": "cold", "hostname": "n2"})).max_cards == 1
     assert view.reviewed_class_cards(parsed_class({"room": "hot"})) == CardSizes()
@@ -181,7 +181,7 @@ def test_without_the_crds_of_types_and_quotas_the_webhook_becomes_ready(world):
 def test_without_the_cards_it_does_not(world):
     world.api.missing = {paths.extendedresources()}
     world.start([])
-    world.clock.step_until(lambda: world.view._cards_known.errors >= 10, threads=6)
+    world.clock.step_until(lambda: world.view._card_reflector.errors >= 10, threads=6)
     assert world.view.problems() == ["extendedresources are not listed yet"]
 
 

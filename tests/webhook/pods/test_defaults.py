@@ -64,7 +64,7 @@ def test_a_pod_that_is_given_nothing_is_not_refused_for_what_pods_with_cards_may
     """Rule 6: it asks for no card, and gets none."""
     pod = build.pod()
     if large:
-        pod["spec"]["containers"][0]["env"] = [{"name": f"E{i}"} for i in range(sizes.MOST_IN_CONTAINERS + 1)]
+        pod["spec"]["containers"][0]["env"] = [{"name": f"E{i}"} for i in range(sizes.MAX_CONTAINER_ENTRIES + 1)]
     decision = decide(pod, Known(namespaces={"team": known}))
     assert (decision.allowed, decision.patch) == (True, [])
 

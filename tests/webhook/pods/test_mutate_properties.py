@@ -19,7 +19,7 @@ from webhook.pods.defaults import Defaults
 from webhook.pods.mutate import mutate
 from webhook.pods.tolerations import toleration_of_taint
 from webhook.server.decisions import WebhookSettings
-from webhook.templates.spellings import Vocabulary
+from webhook.templates.spellings import NameTranslator
 
 _AMOUNTS = {
     names.GPU_MEM: st.sampled_from(["8138", "8Gi", "0.5Gi", "8000", "8k", "1e3", "6", "1024Mi", "0", "x"]),
@@ -43,7 +43,7 @@ CLASSES = resource_classes(
     resource_class("half", share={"memoryMiB": 4000, "corePercent": 30}),
     *(resource_class(kind, selector={"matchLabels": {"kind": kind}}) for kind in ("rdma", "fpga")),
 )
-VOCABULARY = Vocabulary(CLASSES.get, take_nvidia=True)
+VOCABULARY = NameTranslator(CLASSES.get, take_nvidia=True)
 
 
 def _strategy_of(*resources: str) -> st.SearchStrategy[Json]:

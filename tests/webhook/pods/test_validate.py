@@ -21,7 +21,9 @@ KNOWN = Known(known_cards=CARDS)
 FIELD = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
 
 
-def warnings(pod: dict[str, Any], known: Known = KNOWN, oversize: validate.Oversize = "refuse") -> tuple[str, ...]:
+def warnings(
+    pod: dict[str, Any], known: Known = KNOWN, oversize: validate.OversizePolicy = "refuse"
+) -> tuple[str, ...]:
     return validate.check_pod(pod, known, oversize)[1]
 
 

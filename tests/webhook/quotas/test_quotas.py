@@ -9,14 +9,14 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
 from tests.webhook.reviews import resource_class, resource_classes
 from webhook.quotas import quotas
-from webhook.templates.spellings import Vocabulary
+from webhook.templates.spellings import NameTranslator
 
 KEY = f"requests.{names.GPU_MEM}"
 K80 = "requests.cardwise.dev/nvidia.tesla.k80"
 BIG = "requests.cardwise.dev/big"
 LAST = "kubectl.kubernetes.io/last-applied-configuration"
 KNOWN = resource_classes(resource_class("nvidia.tesla.k80"), resource_class("big"))
-LEAVE, TAKE = (Vocabulary(KNOWN.get, take_nvidia=take) for take in (False, True))
+LEAVE, TAKE = (NameTranslator(KNOWN.get, take_nvidia=take) for take in (False, True))
 
 
 def rewritten(quota, vocabulary=LEAVE, old=None):

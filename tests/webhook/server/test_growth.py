@@ -234,7 +234,7 @@ def test_all_templates_of_an_object_are_judged_as_long_as_one_pod(
         sizes.append(len(template["spec"]["containers"]))
         return ()
 
-    monkeypatch.setattr(decisions, "_judge_template", judge)
+    monkeypatch.setattr(decisions, "_warn_template", judge)
     data = msgspec.json.encode(request(replicas(count, containers), "pytorchjobs"))
     decisions.decide_advise(review.decode(data), known(), SETTINGS)
     assert sizes == [containers] * judged
@@ -243,8 +243,8 @@ def test_all_templates_of_an_object_are_judged_as_long_as_one_pod(
 def test_only_the_paths_of_templates_are_spelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """In an object of 900 levels all paths together are 450 times as long as the last."""
     spelled = list[str]()
-    spell_path = templates._spell_path
-    monkeypatch.setattr(templates, "_spell_path", lambda path: spelled.append(spell_path(path)) or spelled[-1])
+    format_path = templates._format_path
+    monkeypatch.setattr(templates, "_format_path", lambda path: spelled.append(format_path(path)) or spelled[-1])
     deep: Json = replicas(1, 1)["spec"]["r0"]
     for i in range(100):
         deep = {f"level{i}": [{"x": {}}, deep]}

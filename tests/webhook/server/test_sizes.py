@@ -14,7 +14,7 @@ from tests.build import container, pod
 from tests.webhook.reviews import Known, on_defaults, on_mutate, on_validate
 from webhook.pods.defaults import Defaults
 from webhook.server import sizes
-from webhook.server.review import Decision, Unreadable
+from webhook.server.review import Decision, UndecodableReview
 
 Decides = Callable[..., Decision]
 
@@ -77,33 +77,33 @@ def of_annotation_bytes(count: int) -> Json:
 def message_on(decide: Decides, manifest: Json, resource: str = "pods") -> str:
     try:
         return decide(manifest, resource, Known(namespaces={"default": Defaults("1Gi")})).message
-    except Unreadable as error:
+    except UndecodableReview as error:
         return str(error)
 
 
 SHAPES = pytest.mark.parametrize(
     ("shape", "limit", "says"),
     [
-        (naming, sizes.MOST_NAMES, "spec.containers: the containers name {} different resources"),
-        (of_containers, sizes.MOST_CONTAINERS, "spec.containers: {} containers are too many"),
-        (of_annotations, sizes.MOST_ANNOTATIONS, "metadata.annotations: {} are too many"),
-        (of_labels, sizes.MOST_IN_METADATA, "metadata.labels: {} are too many"),
-        (of_finalizers, sizes.MOST_IN_METADATA, "metadata.finalizers: {} are too many"),
-        (partial(in_containers, "env"), sizes.MOST_IN_CONTAINERS, "spec.containers[1].env: more than"),
+        (naming, sizes.MAX_RESOURCE_NAMES, "spec.containers: the containers name {} different resources"),
+        (of_containers, sizes.MAX_CONTAINERS, "spec.containers: {} containers are too many"),
+        (of_annotations, sizes.MAX_ANNOTATIONS, "metadata.annotations: {} are too many"),
+        (of_labels, sizes.MAX_METADATA_ENTRIES, "metadata.labels: {} are too many"),
+        (of_finalizers, sizes.MAX_METADATA_ENTRIES, "metadata.finalizers: {} are too many"),
+        (partial(in_containers, "env"), sizes.MAX_CONTAINER_ENTRIES, "spec.containers[1].env: more than"),
         (
             partial(in_containers, "volumeMounts"),
-            sizes.MOST_IN_CONTAINERS,
+            sizes.MAX_CONTAINER_ENTRIES,
             "spec.containers[1].volumeMounts: more than",
         ),
-        (partial(in_spec, "schedulingGates"), sizes.MOST_LISTED, "spec.schedulingGates: {} are too many"),
-        (of_selectors, sizes.MOST_LISTED, "spec.nodeSelector: {} are too many"),
-        (partial(in_spec, "tolerations"), sizes.MOST_LISTED, "spec.tolerations: {} are too many"),
+        (partial(in_spec, "schedulingGates"), sizes.MAX_ENTRIES, "spec.schedulingGates: {} are too many"),
+        (of_selectors, sizes.MAX_ENTRIES, "spec.nodeSelector: {} are too many"),
+        (partial(in_spec, "tolerations"), sizes.MAX_ENTRIES, "spec.tolerations: {} are too many"),
         (
             of_annotation_bytes,
-            sizes.MOST_ANNOTATION_BYTES,
+            sizes.MAX_ANNOTATION_BYTES,
             "metadata.annotations: the annotations have 128 KiB, which is too much",
         ),
-        (of_bytes, sizes.MOST_BYTES, "metadata: the object has 512 KiB, too much"),
+        (of_bytes, sizes.MAX_BYTES, "metadata: the object has 512 KiB, too much"),
     ],
 )
 
@@ -122,10 +122,10 @@ def test_a_pod_has_a_limited_number_of_card_requests(decide: Decides) -> None:
     def of_whole_cards(count: int) -> Json:
         return pod("big", containers=[container(f"c{i}", whole_gpu=1) for i in range(count)])
 
-    message = message_on(decide, of_whole_cards(request.MOST_CARD_REQUESTS + 1))
-    field = f"spec.containers[{request.MOST_CARD_REQUESTS}].resources.limits"
-    assert message.startswith(f"{field}: the pod has more than {request.MOST_CARD_REQUESTS} separate GPU requests; ")
-    assert "separate" not in message_on(decide, of_whole_cards(request.MOST_CARD_REQUESTS))
+    message = message_on(decide, of_whole_cards(request.MAX_CARD_REQUESTS + 1))
+    field = f"spec.containers[{request.MAX_CARD_REQUESTS}].resources.limits"
+    assert message.startswith(f"{field}: the pod has more than {request.MAX_CARD_REQUESTS} separate GPU requests; ")
+    assert "separate" not in message_on(decide, of_whole_cards(request.MAX_CARD_REQUESTS))
 
 
 @SHAPES
@@ -137,12 +137,12 @@ def test_a_template_has_the_same(shape: Callable[[int], Json], limit: int, says:
 
 
 def test_an_update_of_a_pod_has_the_same() -> None:
-    larger = of_containers(sizes.MOST_CONTAINERS + 1)
+    larger = of_containers(sizes.MAX_CONTAINERS + 1)
     assert "too many" in on_mutate(larger, "pods", Known(), operation="UPDATE", old=of_containers(1)).message
 
 
 def test_what_was_there_before_lists_were_bounded_may_change() -> None:
-    manifest = in_containers("env", sizes.MOST_IN_CONTAINERS + 2)
+    manifest = in_containers("env", sizes.MAX_CONTAINER_ENTRIES + 2)
     template = {"metadata": {}, "spec": {"template": {"spec": manifest["spec"]}}}
     for resource, written in (("pods", manifest), ("deployments", template)):
         for decide in (on_mutate, on_validate):
@@ -161,8 +161,8 @@ def test_what_was_there_before_lists_were_bounded_may_change() -> None:
     ],
 )
 def test_other_objects_have_limits(resource: str, decide: Decides, field: str, entries: Callable[[int], Any]) -> None:
-    over = sizes.MOST_IN_SPEC + 1
+    over = sizes.MAX_SPEC_ENTRIES + 1
     message = message_on(decide, {"metadata": {"name": "n"}, "spec": {field: entries(over)}}, resource)
-    assert message == f"spec.{field}: {over} entries are too many; write at most {sizes.MOST_IN_SPEC}"
-    large = {"metadata": {"name": "n", "annotations": {"a": "x" * sizes.MOST_BYTES}}}
+    assert message == f"spec.{field}: {over} entries are too many; write at most {sizes.MAX_SPEC_ENTRIES}"
+    large = {"metadata": {"name": "n", "annotations": {"a": "x" * sizes.MAX_BYTES}}}
     assert message_on(decide, large, resource).startswith("metadata: the object has 512 KiB")

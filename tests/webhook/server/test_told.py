@@ -24,7 +24,7 @@ from webhook.server import app as shell
 from webhook.server.decisions import WebhookSettings
 
 KIB = 1024
-MOST_WARNINGS = 16
+MAX_WARNINGS = 16
 
 
 def known() -> Known:
@@ -48,7 +48,7 @@ def answered(client: FlaskClient, path: str, data: bytes) -> Json:
 
 def check(response: Json) -> None:
     messages = [*response.get("warnings", ()), response.get("status", {}).get("message", "")]
-    assert len(messages) <= MOST_WARNINGS + 1
+    assert len(messages) <= MAX_WARNINGS + 1
     for text in messages:
         assert len(text.encode()) <= KIB
         assert text.isprintable()
@@ -125,7 +125,7 @@ def test_of_many_things_that_are_wrong(client: FlaskClient) -> None:
     pod = build.pod(gpu_mem="1Gi")
     pod["spec"]["schedulingGates"] = [{"name": f"example.com/{i}"} for i in range(500)]
     warnings = mutated_then_validated(client, pod)["warnings"]
-    assert len(warnings) == MOST_WARNINGS
+    assert len(warnings) == MAX_WARNINGS
     assert warnings[0].startswith("spec.schedulingGates[example.com/0]: ")
     assert warnings[-1] == "and 485 more warnings"
 
