@@ -65,21 +65,21 @@ class MpsWait:
         self.has_manager()  # remember it even if no container starts before the next reboot
 
     def wait_ready(
-        self, grant: Grant, try_reserve: Callable[[], bool], release: Callable[[], None], is_active: Callable[[], bool]
+        self,
+        grant: Grant,
+        reserve_wait: Callable[[], contextlib.AbstractContextManager[Callable[[], bool]]],
+        is_active: Callable[[], bool],
     ) -> Grant:
         """Wait for MPS; returns the grant with the daemons that its container gets. Raises MpsNotReady.
 
-        try_reserve: reserves a place among the waiting calls; returns False if none is free.
-        release: frees that place.
+        reserve_wait: reserves a place among the waiting starts, as `WaitPlaces.reserve`.
         is_active: returns whether the kubelet still waits for the response.
         """
         required_state = self._required_state(grant)
         readiness = self._check_readiness(grant, required_state)
-        if readiness.problem and try_reserve():
-            try:
-                readiness = self._wait_ready(grant, required_state, readiness, is_active)
-            finally:
-                release()
+        if readiness.problem:
+            with reserve_wait() as has_place:
+                readiness = self._wait_ready(grant, required_state, readiness, lambda: has_place() and is_active())
         if readiness.problem:
             raise MpsNotReady(readiness.problem)
         return msgspec.structs.replace(grant, mps=readiness.folders)
@@ -91,10 +91,10 @@ class MpsWait:
             raise MpsNotReady(readiness.problem or _DAEMON_CHANGED)
 
     def _wait_ready(
-        self, grant: Grant, required_state: MpsState | None, readiness: Readiness, is_active: Callable[[], bool]
+        self, grant: Grant, required_state: MpsState | None, readiness: Readiness, may_wait: Callable[[], bool]
     ) -> Readiness:
         deadline = self._clock.now() + MAX_WAIT_SECONDS
-        while readiness.problem and self._clock.now() < deadline and is_active():
+        while readiness.problem and self._clock.now() < deadline and may_wait():
             self._clock.sleep(_POLL_SECONDS)
             readiness = self._check_readiness(grant, required_state)
         return readiness

@@ -15,7 +15,6 @@ container starts.
 """
 
 import contextlib
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -43,6 +42,7 @@ from deviceplugin.grants.grants import (
 )
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.mpswait import MpsNotReady, MpsWait
+from deviceplugin.grants.waitplaces import WaitPlaces
 from deviceplugin.sources.containers import ADOPTION_SECONDS, LIVE_SECONDS, RuntimeUnavailable, Sandbox
 from deviceplugin.sources.kubelet import (
     CheckpointContainer,
@@ -61,7 +61,6 @@ _CALL_SECONDS = (
 _CONFLICT_SECONDS = 5.0  # a pod that has just ended frees its share within two seconds
 _CONFLICT_PAUSE = 0.1
 _ABANDONED = "the kubelet has abandoned this start of the container: its pod is terminating, or 30 s are over"
-_MAX_WAITING = 16  # calls that may wait at a time; the server's other threads must stay free for Allocate
 
 
 IsActive = Callable[[], bool]  # returns whether the kubelet still waits for the response
@@ -251,7 +250,7 @@ class PreStart:
         self._on_granted = on_granted
         self._start_on_unhealthy_gpus = start_on_unhealthy_gpus
         self._clock = clock
-        self._waiting = threading.BoundedSemaphore(_MAX_WAITING)
+        self._wait_places = WaitPlaces(clock)
 
     def __call__(self, slots: Sequence[str], is_active: IsActive) -> Grant:
         """Add the grant of the container that has these slots, and write its CDI spec. Raises StartRefused.
@@ -286,7 +285,7 @@ class PreStart:
             [hardware.devices[device.uuid] for device in grant.devices],
         )
         try:
-            grant = self._mps.wait_ready(grant, self._try_reserve_wait, self._waiting.release, is_active)
+            grant = self._mps.wait_ready(grant, lambda: self._reserve_wait(grant), is_active)
             if grant.mps and grant.shares and access is Access.ENV:
                 raise StartRefused(f"pod {grant.pod}: {NO_CDI_NO_MPS}")
             self._check_adopted(grant, deadline)
@@ -385,11 +384,10 @@ class PreStart:
         seconds = deadline - self._clock.now()
         if seconds < ADOPTION_SECONDS:
             problem = "no time is left in this call"
-        elif self._try_reserve_wait():
-            try:
-                problem = self._adopt(seconds)
-            finally:
-                self._waiting.release()
+        else:
+            with self._reserve_wait(grant) as has_place:
+                if has_place():
+                    problem = self._adopt(seconds)
         if problem:
             raise StartRefused(
                 f"pod {grant.pod}: the device plugin has just started, and does not know yet which GPUs the running "
@@ -399,11 +397,10 @@ class PreStart:
     def _add_or_wait(self, grant: Grant, totals: Mapping[str, int], deadline: float, is_active: IsActive) -> AddedGrant:
         outcome = self._try_add(grant, totals, is_active)
         last_try = min(self._clock.now() + _CONFLICT_SECONDS, deadline - LIVE_SECONDS)
-        if not isinstance(outcome, AddedGrant) and self._clock.now() <= last_try and self._try_reserve_wait():
-            try:
-                outcome = self._wait_until_free(outcome, grant, totals, last_try, is_active)
-            finally:
-                self._waiting.release()
+        if not isinstance(outcome, AddedGrant) and self._clock.now() <= last_try:
+            with self._reserve_wait(grant) as has_place:
+                if has_place():
+                    outcome = self._wait_until_free(outcome, grant, totals, last_try, is_active, has_place=has_place)
         if not isinstance(outcome, AddedGrant):
             raise StartRefused(str(outcome))
         return outcome
@@ -413,16 +410,25 @@ class PreStart:
             raise StartRefused(_ABANDONED)
         return self._grants.add(grant, totals)
 
-    def _try_reserve_wait(self) -> bool:
-        """Reserve a place among the waiting calls; False if there are too many."""
-        return self._waiting.acquire(blocking=False)
+    def _reserve_wait(self, grant: Grant) -> contextlib.AbstractContextManager[Callable[[], bool]]:
+        """Reserve a place among the waiting starts, as `WaitPlaces.reserve`."""
+        uuids = [share.uuid for share in grant.shares] + [device.uuid for device in grant.devices]
+        return self._wait_places.reserve(grant.namespace, tuple(sorted(uuids)))
 
     def _wait_until_free(
-        self, conflict: GrantConflict, grant: Grant, totals: Mapping[str, int], last_try: float, is_active: IsActive
+        self,
+        conflict: GrantConflict,
+        grant: Grant,
+        totals: Mapping[str, int],
+        last_try: float,
+        is_active: IsActive,
+        *,
+        has_place: Callable[[], bool],
     ) -> AddedGrant | GrantConflict:
         """Wait until the card or device is free: usually its holder has ended, but the runtime has not been called yet.
 
         last_try: the time after which the runtime is not called again.
+        has_place: returns whether the start still has its place among the waiting ones; the wait ends without it.
         """
         while True:
             if isinstance(conflict, FormerBinding):
@@ -430,7 +436,7 @@ class PreStart:
             else:
                 self._release({holder.pod_uid for holder in conflict.holders})  # takes seconds if the runtime is slow
             outcome = self._try_add(grant, totals, is_active)
-            if isinstance(outcome, AddedGrant) or self._clock.now() >= last_try:
+            if isinstance(outcome, AddedGrant) or self._clock.now() >= last_try or not has_place():
                 return outcome
             conflict = outcome
             self._clock.sleep(_CONFLICT_PAUSE)

@@ -183,6 +183,7 @@ class Rig:
         limits: Mapping[str, Mapping[str, str]],
         *,
         sidecars: Mapping[str, Mapping[str, str]] | None = None,
+        namespace: str = "default",
         **annotations: str,
     ) -> dict:
         """A bound pod with the limits of each of its containers, by name."""
@@ -190,7 +191,7 @@ class Rig:
         pod = {
             "metadata": {
                 "name": name,
-                "namespace": "default",
+                "namespace": namespace,
                 "uid": str(uuid.uuid4()),
                 "annotations": codec.encode(assignment, assume_time_ns=1, env_access=by_env) | annotations,
             },

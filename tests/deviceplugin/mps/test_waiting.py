@@ -8,8 +8,12 @@ import pytest
 from cardwise.core.api import mps
 from cardwise.core.api.mps import Mode, MpsState
 from cardwise.core.values.quantity import MiB
+from deviceplugin.grants.mpswait import MAX_WAIT_SECONDS
+from deviceplugin.grants.waitplaces import PLACES
 from tests.deviceplugin.conftest import P100, card_uuid, refused
 from tests.deviceplugin.mps.worlds import HALF, LIMIT_ENV, OURS, bound, pipes, refusal_message, start
+
+PATIENCE = 60  # real seconds
 
 ILL = {
     "starting": (lambda world: world.cards[0].says(state=MpsState.STARTING), "is Starting, not Ready"),
@@ -71,6 +75,31 @@ def test_who_is_deleted_while_it_waits_is_granted_nothing(world):
         assert "has abandoned" in waiting.result()
     assert rig.spec(slot) is None
     assert not rig.agent.grants.list_grants()
+
+
+@pytest.mark.parametrize(("namespace", "card"), [("other", 1), ("other", 0), ("default", 1)])
+def test_starts_of_a_namespace_on_a_card_leave_a_place_for_other_namespaces_and_cards(world, namespace, card):
+    rig = world.rig.start()
+    for mps_card in world.cards:
+        mps_card.says(state=MpsState.STARTING)
+    slots = [rig.kubelet.admit(bound(rig, f"tenant-{number}", [(0, 64)]), "c0") for number in range(PLACES)]
+    other_slot = rig.kubelet.admit(bound(rig, "other", [(card, HALF)], namespace=namespace), "c0")
+    rig.see()
+    with ThreadPoolExecutor(PLACES + 1) as threads:
+        starts = []
+        for slot in slots:
+            starts.append(threads.submit(refused, lambda slot=slot: rig.kubelet.pre_start(slot)))
+            rig.clock.until_waiting(len(starts))
+        other_start = threads.submit(refused, lambda: rig.kubelet.pre_start(other_slot))
+        rig.clock.until_waiting(PLACES + 1)
+        rig.clock.step()
+        assert "is Starting" in starts[0].result(PATIENCE), "the start that has waited longest lost its place"
+        rig.clock.until_waiting(PLACES)
+        world.cards[card].says(state=MpsState.READY)
+        rig.clock.step()
+        assert other_start.result(PATIENCE) == ""
+        rig.clock.advance(MAX_WAIT_SECONDS)
+        assert [bool(start.result(PATIENCE)) for start in starts[1:]] == [card == 1] * (PLACES - 1)
 
 
 def test_a_restart_waits_like_a_start(world):

@@ -52,7 +52,7 @@ class World:
             card.dies()
 
 
-def bound(rig, name="a", *containers, mode=None, core=0, agent=False, whole=False, percent_by=""):
+def bound(rig, name="a", *containers, mode=None, core=0, agent=False, whole=False, percent_by="", namespace="default"):
     """A bound pod; each container is a list of (card, MiB). `agent`: with the sidecar that the webhook puts in."""
     shares = {
         str(position): tuple(
@@ -65,6 +65,7 @@ def bound(rig, name="a", *containers, mode=None, core=0, agent=False, whole=Fals
         name,
         Assignment(shares),
         {f"c{key}": {names.GPU_MEM: "1", names.SHARE: "1"} for key in shares},
+        namespace=namespace,
         sidecars={shareagent.CONTAINER: {names.SHARE: "1"}} if agent else {},
         **{annotation: text for annotation, text in annotations.items() if text},
     )
