@@ -33,7 +33,7 @@ from cardwise.runtime.settings import (
     report_startup_errors,
 )
 from cardwise.runtime.tls import tls
-from extender.api.app import MOST_BYTES
+from extender.api.app import MAX_BODY_BYTES
 from extender.nomination.nominator import AUTO_ABOVE_NODES, NominationMode
 from extender.process import ExtenderSettings, Process
 
@@ -45,7 +45,7 @@ _FAST_THREADS = 4  # the scheduler calls for one pod at a time; the rest is for 
 _SEARCH_THREADS = 2
 # All members of the biggest gang can wait in bind; the other threads are for all other binds.
 _THREADS_FOR_OTHERS = 32
-_BIND_THREADS = gangs.MOST_MEMBERS + 3 * _THREADS_FOR_OTHERS
+_BIND_THREADS = gangs.MAX_MEMBERS + 3 * _THREADS_FOR_OTHERS
 _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a single stanza and of our bind stanza
 
 
@@ -254,7 +254,7 @@ def main(
     Server(
         process.app,
         [bind],
-        max_body_bytes=MOST_BYTES,
+        max_body_bytes=MAX_BODY_BYTES,
         threads=_FAST_THREADS,
         tls=files,
         client_ca=files is not None,

@@ -28,8 +28,8 @@ from extender.records.objects import CardRecord
 
 _log = structlog.get_logger(__name__)
 
-# All shares of one node may change at once (`inventory.MOST_REPORTED`). A share costs about 30 us: 200 a second are
-# less than a hundredth of a core.
+# All shares of one node may change at once (`inventory.MAX_REPORTED_SHARES`). A share costs about 30 us, so
+# 200 a second are less than a hundredth of a core.
 _BURST: Final = 4096.0
 _SHARES_PER_SECOND: Final = 200.0
 

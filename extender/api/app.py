@@ -35,7 +35,7 @@ from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
-MOST_BYTES = 256 << 20  # 5,000 whole Nodes, as a scheduler with nodeCacheCapable: false sends them, and to spare
+MAX_BODY_BYTES = 256 << 20  # 5,000 whole Nodes, as a scheduler with nodeCacheCapable: false sends them, and to spare
 Verb = Callable[[Environ], object]
 _BUSY = "not ready: the extender is busy with another operation"
 _FAILED = "the extender failed on this call; see its log"
@@ -155,10 +155,10 @@ class _PostHandler:
 
 
 def _read_body(environ: Environ) -> bytes:
-    """The body of the call. Raises Malformed if it is larger than `MOST_BYTES`."""
+    """The body of the call. Raises Malformed if it is larger than `MAX_BODY_BYTES`."""
     length = int(environ.get("CONTENT_LENGTH") or "0")
-    if length > MOST_BYTES:
-        raise Malformed(f"the call is larger than {MOST_BYTES >> 20} MiB")
+    if length > MAX_BODY_BYTES:
+        raise Malformed(f"the call is larger than {MAX_BODY_BYTES >> 20} MiB")
     body: bytes = environ["wsgi.input"].read(length)
     return body
 

@@ -20,7 +20,7 @@ from extender.cache.membership import NO_CLASSES, CardClasses, ClassMembership
 from extender.records.objects import CardRecord, ShareRecord
 
 # The most that one node may report: far above what nodes have, so that a hostile node cannot stop the extender.
-MOST_REPORTED = 4096  # shares, of all its cards
+MAX_REPORTED_SHARES = 4096  # shares, of all its cards
 
 
 class Report(NamedTuple):
@@ -81,10 +81,12 @@ class Inventory:
                 former, (), f"the node has more than {MAX_CARDS_PER_NODE} GPUs and devices; the rest is ignored"
             )
         problem: str | None = None
-        capacity = MOST_REPORTED - sum(len(self._cards[other].reported_shares) for other in names if other != name)
+        capacity = MAX_REPORTED_SHARES - sum(
+            len(self._cards[other].reported_shares) for other in names if other != name
+        )
         if len(card.reported_shares) > capacity:
             card = card._replace(reported_shares=card.reported_shares[:capacity])
-            problem = f"the node's GPUs report more than {MOST_REPORTED} shares; the rest is ignored"
+            problem = f"the node's GPUs report more than {MAX_REPORTED_SHARES} shares; the rest is ignored"
         self._cards[name] = card
         if before is None:
             self._cards_of.setdefault(card.node, names).append(name)

@@ -20,7 +20,7 @@ from extender.records.objects import CardRecord
 # classes.
 _REMEMBERED = 4096
 _REMEMBERED_LABELS = 16_384  # of a group; where selectors name each card, each is asked for once anyway
-_LONGEST = 512  # characters of the labels of a card that are remembered
+_MAX_LABEL_CHARACTERS = 512  # characters of the labels of a card that are remembered
 
 Read = Callable[[CardRecord, Card], object]
 
@@ -109,7 +109,7 @@ class _Group:
             matching = self._same.setdefault(matching, matching)
             if len(self._known) >= _REMEMBERED_LABELS:
                 self._known.clear()
-            if sum(len(text) for text in key if isinstance(text, str)) <= _LONGEST:
+            if sum(len(text) for text in key if isinstance(text, str)) <= _MAX_LABEL_CHARACTERS:
                 self._known[key] = matching
         return matching
 

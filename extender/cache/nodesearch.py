@@ -35,7 +35,9 @@ from extender.cache.placing import PlacementRequest, Placing, PodSnapshot, Searc
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import REST
 
-FEW: Final = 16  # nodes that are searched under the lock; and the best ones that the decision may choose from
+SMALL_SEARCH_NODES: Final = (
+    16  # nodes that are searched under the lock; and the best ones that the decision may choose from
+)
 # Seconds after the arrival of the call. kube-scheduler waits for one second (`httpTimeout` of our stanza); the rest is
 # for the decision and the response.
 _SEARCH_SECONDS: Final = 0.7
@@ -60,7 +62,7 @@ class _Refused(NamedTuple):
 
 def is_needed(request: PodRequest, node_count: int) -> bool:
     """Whether the nodes are searched without the lock: they are many, and the request has several card requests."""
-    return node_count > FEW and fitting.has_several_claims(request)
+    return node_count > SMALL_SEARCH_NODES and fitting.has_several_card_requests(request)
 
 
 class NodeSearch:
@@ -98,8 +100,8 @@ class NodeSearch:
         pace = Pace(self._clock, lambda: self._clock.now() >= deadline or call.is_abandoned())
         scores, refusals = score_nodes(snapshot, placement_request, pace, known.refusals, start)
         unsearched = len(set(placement_request.nodes)) - len(scores) - len(refusals)
-        best = sorted(scores, key=lambda name: (-scores[name], name))[:FEW]
-        overtakable = sorted(snapshot.nominated_ahead & refusals.keys())[:FEW]
+        best = sorted(scores, key=lambda name: (-scores[name], name))[:SMALL_SEARCH_NODES]
+        overtakable = sorted(snapshot.nominated_ahead & refusals.keys())[:SMALL_SEARCH_NODES]
         with self._lock:
             self._remember(key, known)
             if not scores:

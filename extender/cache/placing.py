@@ -19,7 +19,7 @@ from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
-from extender.cache.nominated import MANY, NominatedPods
+from extender.cache.nominated import MAX_RESERVED_NODES, NominatedPods
 from extender.cache.reservations import Phase
 from extender.cache.scoredpolicies import ScoredPolicies
 from extender.records.pod import WaitingPod
@@ -163,7 +163,7 @@ class Placing:
     def _place_unreserved(self, placement_request: PlacementRequest) -> Placement | Unplaceable:
         own_uids, priority = (placement_request.pod.uid,), placement_request.request.priority
         nominated_nodes = self._nominated_nodes(placement_request)
-        if len(nominated_nodes) > MANY:
+        if len(nominated_nodes) > MAX_RESERVED_NODES:
             # Counting what is reserved on so many nodes takes longer than other callers may wait. So other nodes come
             # first; and if the pod would not fit anyway, nothing needs to be counted.
             placement = self._place_on_best(

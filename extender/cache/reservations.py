@@ -58,7 +58,7 @@ from extender.records.podref import PodRef
 _MAX_ORPHANED: Final = 4096
 _AGENT_PACE: Final = WatchPace()  # of the device plugins' watches
 NO_EPOCH: Final = -1  # no leader epoch: such a row is never posted
-_MOST_BACK_OFF: Final = 6  # doublings of a second between two look-ups of one pod
+_MAX_DOUBLINGS: Final = 6  # doublings of a second between two look-ups of one pod
 
 
 class Phase(StrEnum):
@@ -476,7 +476,7 @@ class Reservations:
         """
         row = self._rows.get(uid)
         if row is not None and row.phase in (Phase.UNCONFIRMED, Phase.ACCEPTED):
-            row.next_lookup = self._clock.now() + 2.0 ** min(row.failed_lookups, _MOST_BACK_OFF)
+            row.next_lookup = self._clock.now() + 2.0 ** min(row.failed_lookups, _MAX_DOUBLINGS)
             row.failed_lookups += 1
 
     # Timeouts, and changes of the leader.

@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 # A thread that releases a lock and takes it again at once usually gets it: a waiting thread takes 50 us to wake.
 _PAUSE: Final = 0.002  # seconds
 REST: Final = 10  # times as long as the work took
-_LONGEST_REST: Final = 0.5  # seconds
+_MAX_PAUSE: Final = 0.5  # seconds
 
 
 def slices(sequence: Sequence[_T], size: int, clock: Clock) -> Iterator[Sequence[_T]]:
@@ -28,7 +28,7 @@ def pause_seconds(cost: float) -> float:
     """The seconds to pause after work that took `cost` seconds and found nothing, so that it takes at most a tenth of
     the time.
     """
-    return min(_LONGEST_REST, REST * cost)
+    return min(_MAX_PAUSE, REST * cost)
 
 
 def give_way(clock: Clock) -> None:

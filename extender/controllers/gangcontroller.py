@@ -27,13 +27,13 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 _AT_ONCE = 8  # writes
-_MOST_QUEUED = 64  # writes of a namespace and kind: the decision must not be much older than its write
+_MAX_QUEUED_WRITES = 64  # writes of a namespace and kind: the decision must not be much older than its write
 _REMEMBERED = 200  # pods, above which those are forgotten that may be written again
 _SHOWN_SECONDS = 3.0  # if the watch does not show by then that a gate is gone, it is removed again
 _EVICT_SECONDS = 5.0  # between two tries to evict a pod
 _TIMEOUT = 5.0
 _FOREIGN_SECONDS = 5.0  # between two reads of a PodGroup that is not ours
-_FOREIGN_MOST = 50  # such reads in one step
+_MAX_FOREIGN_READS = 50  # such reads in one step
 _FOREIGN_STEP = 0.5  # seconds, after which a step reads no further PodGroup
 _FOREIGN: Final[Mapping[ForeignPodGroup, str]] = {
     ForeignPodGroup.COSCHEDULING: f"/apis/{ForeignPodGroup.COSCHEDULING}/v1alpha1",
@@ -105,7 +105,7 @@ class GangController:
         queued = Counter(writing.values())
         for pod, write in writes:
             flow = pod.namespace, kind
-            if self._not_before.get(pod.uid, now) > now or pod.uid in writing or queued[flow] >= _MOST_QUEUED:
+            if self._not_before.get(pod.uid, now) > now or pod.uid in writing or queued[flow] >= _MAX_QUEUED_WRITES:
                 continue
             queued[flow] += 1
             self._not_before[pod.uid] = now + retry_seconds
@@ -173,7 +173,7 @@ class GangController:
             in_turn.append((turns[namespace], self._read_at.get(namespace, 0.0), at, namespace, kind, key))
             turns[namespace] += 1
         self._read_at = {namespace: at for namespace, at in self._read_at.items() if namespace in turns}
-        for _, _, _, namespace, kind, key in sorted(in_turn)[:_FOREIGN_MOST]:
+        for _, _, _, namespace, kind, key in sorted(in_turn)[:_MAX_FOREIGN_READS]:
             self._read_at[namespace] = self._clock.now()
             self._foreign[kind, key] = began + _FOREIGN_SECONDS
             self._read_foreign_group(kind, key)

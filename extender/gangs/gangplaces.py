@@ -28,7 +28,7 @@ from cardwise.core.gangs.gangstate import Gang, GangPlan
 from cardwise.core.placement import fitting
 from extender.cache import yielding
 from extender.cache.cache import Cache
-from extender.cache.nominated import MANY, NominatedPods
+from extender.cache.nominated import MAX_RESERVED_NODES, NominatedPods
 from extender.cache.reservations import Phase, Reservations
 from extender.cache.yielding import TURN
 from extender.gangs.cardsearch import no_place_text
@@ -226,7 +226,7 @@ class GangPlaces:
         """A plan that leaves what is reserved for nominated pods and for another gang."""
         own_uids, priority = gang.members, gang.priority
         nominated_nodes, reserved = self._nominated.reserved_nodes(own_uids, priority), self._gang_reserved_nodes(gang)
-        last_nodes = {*reserved, *(nominated_nodes if len(nominated_nodes) > MANY else ())}
+        last_nodes = {*reserved, *(nominated_nodes if len(nominated_nodes) > MAX_RESERVED_NODES else ())}
         if last_nodes:  # as `Placing.place` does
             with self._nominated.count_reserved(own_uids, priority, nominated_nodes - last_nodes):
                 outcome = self._plan(members, self._make_terms(gang, now, draft, without=last_nodes))
@@ -251,7 +251,7 @@ class GangPlaces:
         wait.
         """
         reserved = self._nodes_for_any(members, reserved) if reserved else reserved
-        return (reserved, set()) if len(reserved) <= MANY else (set(), reserved)
+        return (reserved, set()) if len(reserved) <= MAX_RESERVED_NODES else (set(), reserved)
 
     def _plan(self, members: Sequence[Member], terms: Terms) -> Planned | Unplanned:
         """A plan, if possible one in which nominated members get the nodes that kube-scheduler has nominated for them.

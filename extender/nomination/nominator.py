@@ -304,7 +304,7 @@ class Nominator:
         self._cache.sync_cards()
         if (
             not (self._settings.one_best_node or pod.wants_one_node)
-            or fitting.has_several_claims(pod.request)  # that is searched in turns, as filter does
+            or fitting.has_several_card_requests(pod.request)  # that is searched in turns, as filter does
             or self._cache.ledger.holding(pod.uid) is not None
             or self._misses.get(pod.constraints, (0, 0.0))[1] > self._clock.now()
         ):

@@ -45,8 +45,8 @@ _FORGET_SECONDS: Final = 600.0  # kube-scheduler tries a waiting pod again after
 _WATCH_LAG_SECONDS: Final = 2.0  # between a change and its watch event
 _REQUEUE_SECONDS: Final = 1.0  # between two requeues: each makes the scheduler try all pending pods
 _AVOID_SECONDS: Final = 300.0  # for which other nodes are annotated instead of one that could not be
-_FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 10.0  # seconds, as kube-scheduler's own
-_RETRY_WINDOW_SECONDS: Final = _LONGEST_BACKOFF + 2.0
+_FIRST_BACKOFF, _MAX_BACKOFF = 1.0, 10.0  # seconds, as kube-scheduler's own
+_RETRY_WINDOW_SECONDS: Final = _MAX_BACKOFF + 2.0
 _SETTLED_SECONDS: Final = 3.0  # for which a pod waits before other pods are evicted for it
 _SEARCH_SECONDS: Final = 15.0  # between two searches for victims for one pod
 _MAX_PREEMPTING: Final = 1000  # pods for which victims are searched: to find the first takes some milliseconds
@@ -326,7 +326,7 @@ class SchedulingQueue:
         """Record that a bind of the pod was refused."""
         row = self._pods.get(uid)
         if row is not None and row.backoff:
-            row.backoff = min(2 * row.backoff, _LONGEST_BACKOFF)
+            row.backoff = min(2 * row.backoff, _MAX_BACKOFF)
             row.backoff_until = self._clock.now() + row.backoff
 
     # Requeueing.

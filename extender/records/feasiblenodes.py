@@ -14,9 +14,11 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube.pods import nodeconstraints
 from cardwise.kube.pods.nodeconstraints import NodeConstraints, NodeLabels
 
-_MOST: Final = 256  # kinds of constraints whose nodes are remembered; pods of one workload have the same
+_MAX_REMEMBERED: Final = 256  # kinds of constraints whose nodes are remembered; pods of one workload have the same
 
-_LONGEST: Final = 4096  # bytes of constraints that are remembered: a tenant may write a megabyte of them into each pod
+_MAX_CONSTRAINT_BYTES: Final = (
+    4096  # bytes of constraints that are remembered: a tenant may write a megabyte of them into each pod
+)
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _decode = msgspec.json.Decoder().decode
@@ -30,7 +32,7 @@ def constraints_key(spec: Json) -> bytes:
     return _encode(nodeconstraints.constraint_fields(spec))
 
 
-@lru_cache(maxsize=_MOST)
+@lru_cache(maxsize=_MAX_REMEMBERED)
 def parse_constraints(key: bytes) -> NodeConstraints:
     """The constraints from a key of `constraints_key`."""
     return NodeConstraints.parse(*_decode(key))
@@ -66,12 +68,12 @@ class FeasibleNodes:
         """The nodes that a pod with these constraints may be on; must not be changed."""
         nodes = self._nodes_by_key.pop(key, None)
         if nodes is None:
-            parse = parse_constraints if len(key) <= _LONGEST else parse_constraints.__wrapped__
+            parse = parse_constraints if len(key) <= _MAX_CONSTRAINT_BYTES else parse_constraints.__wrapped__
             allow = parse(key).admits
             nodes = {name for name, ground in self._nodes.items() if allow(name, ground)}
-            if len(key) > _LONGEST:
+            if len(key) > _MAX_CONSTRAINT_BYTES:
                 return nodes
-            if len(self._nodes_by_key) >= _MOST:
+            if len(self._nodes_by_key) >= _MAX_REMEMBERED:
                 del self._nodes_by_key[next(iter(self._nodes_by_key))]
         self._nodes_by_key[key] = nodes
         return nodes

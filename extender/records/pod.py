@@ -27,7 +27,7 @@ DEFAULT_SCHEDULER: Final = "default-scheduler"
 REFUSED: Final = "Unschedulable"
 # Bytes of a pod's constraints on its node (some thirty conditions) up to which it is nominated ahead. All nodes are
 # compared with them under the state's lock; the API server allows ten thousand.
-MOST_CONSTRAINTS: Final = 1024
+MAX_CONSTRAINTS: Final = 1024
 
 # Labels that differ between pods of one workload only by the pod's number.
 _OF_ONE_POD = (
@@ -305,7 +305,7 @@ class Pod:
             # By volumes too: a claim may wait for its first consumer. Then kube-scheduler nominates the node itself
             # while the volume is made, which may take longer than a reservation ahead lasts.
             or eligible.other_constraint(self._manifest)
-            or len(self._constraints) > MOST_CONSTRAINTS
+            or len(self._constraints) > MAX_CONSTRAINTS
         )
 
     # Everything below reads.

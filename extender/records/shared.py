@@ -9,12 +9,12 @@ from functools import lru_cache
 from sys import intern
 
 _ENTRIES = 4096
-_LONGEST = 2048  # characters of an entry; the tables take some 20 MiB at most
+_MAX_CHARACTERS = 2048  # characters of an entry; the tables take some 20 MiB at most
 
 
 def share_labels(original: Mapping[str, str]) -> Mapping[str, str]:
     """The labels as a shared object, which must not be changed."""
-    if sum(map(len, original)) + sum(map(len, original.values())) > _LONGEST:
+    if sum(map(len, original)) + sum(map(len, original.values())) > _MAX_CHARACTERS:
         return original
     return _cached_labels(tuple(sorted(original.items())))
 
@@ -22,7 +22,7 @@ def share_labels(original: Mapping[str, str]) -> Mapping[str, str]:
 def share_texts(originals: Iterable[str]) -> tuple[str, ...]:
     """The texts as a shared object."""
     originals_tuple = tuple(originals)
-    return _cached_texts(originals_tuple) if sum(map(len, originals_tuple)) <= _LONGEST else originals_tuple
+    return _cached_texts(originals_tuple) if sum(map(len, originals_tuple)) <= _MAX_CHARACTERS else originals_tuple
 
 
 @lru_cache(maxsize=_ENTRIES)

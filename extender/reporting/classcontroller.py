@@ -28,7 +28,7 @@ from extender.reporting.listers import Listers
 _log = structlog.get_logger(__name__)
 
 _EVERY = 1.0  # seconds between two comparisons
-MOST_WITHOUT_CARDS = 64  # automatic classes; above what an autoscaler's node groups have of models
+MAX_CLASSES_WITHOUT_CARDS = 64  # automatic classes; above what an autoscaler's node groups have of models
 _LINGER = 10.0  # seconds without cards before a class is deleted: a card that moves to another node comes again
 _USE_CHECK_SECONDS = 5.0  # seconds between two checks of whether a class is in use: each reads all holdings
 _SHOWN = 5.0  # seconds in which the watch shows what was written
@@ -72,7 +72,7 @@ def plan_changes(
             for name, class_models in wanted_models.items()
             if written.get(name, class_models) != class_models
         },
-        deletes=[name for name in without_cards[MOST_WITHOUT_CARDS:] if not in_use(name)],
+        deletes=[name for name in without_cards[MAX_CLASSES_WITHOUT_CARDS:] if not in_use(name)],
     )
 
 

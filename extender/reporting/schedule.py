@@ -38,7 +38,7 @@ class WriteSchedule:
     later.
     """
 
-    _LONGEST = 60.0  # seconds between two equal writes, if the watch never shows their effect
+    _MAX_GAP = 60.0  # seconds between two equal writes, if the watch never shows their effect
 
     def __init__(self, gaps: Mapping[str, float]) -> None:
         self._gaps = gaps
@@ -100,7 +100,7 @@ class WriteSchedule:
         last_write = self._written.get(key)
         repeats = last_write.repeats + 1 if last_write is not None and last_write.content == content else 0
         self._written[key] = _Written(content, now, repeats)
-        self._enqueue_at(key, now + min(self._gaps[key.kind] * 2**repeats, self._LONGEST))
+        self._enqueue_at(key, now + min(self._gaps[key.kind] * 2**repeats, self._MAX_GAP))
 
     def mark_failed(self, key: Key, now: float, seconds: float) -> None:
         """Record that the write failed: it is retried after this many seconds, or when the object is marked."""

@@ -23,12 +23,12 @@ from extender.records.objects import CardStatus, ClassRecord, QuotaRecord, Share
 
 NOTHING_ALLOCATED = CardStatus(memory=0, core=0, shares=0, whole=False, pods=0, free=0)
 
-_MOST_CLASSES = 1024  # of a card, as the schema says
+_MAX_CLASSES = 1024  # of a card, as the schema says
 _DELETED_POD_PHASES = (PHASE_NAMES[Phase.TERMINATING], REPORTED)  # of what pods hold whose object is gone
-_LONGEST_SUMMARY = 32_768  # characters, as the schema says
+_MAX_SUMMARY_CHARACTERS = 32_768  # characters, as the schema says
 CLASS_NOT_FOUND = "ResourceClassNotFound"  # the reason of a condition, and of the event
 
-_FEW = 10  # classes named to help a person
+_MAX_NAMED_CLASSES = 10  # classes named to help a person
 
 
 class CardSums(NamedTuple):
@@ -162,7 +162,7 @@ def _terminating_shares(holding: Holding, uuid_of: Mapping[int, str]) -> Iterato
 
 @lru_cache(maxsize=4096)
 def _sorted_classes(classes: frozenset[str]) -> tuple[str, ...]:
-    return tuple(sorted(classes))[:_MOST_CLASSES]
+    return tuple(sorted(classes))[:_MAX_CLASSES]
 
 
 class ClassSums:
@@ -260,7 +260,8 @@ def quota_status(
     return {
         "used": [_used_amounts(entry, charge) for entry, charge in charges],
         "summary": wording.sanitize_message(
-            "; ".join(_usage_summary(entry, charge, classes, automatic) for entry, charge in charges), _LONGEST_SUMMARY
+            "; ".join(_usage_summary(entry, charge, classes, automatic) for entry, charge in charges),
+            _MAX_SUMMARY_CHARACTERS,
         ),
         "conditions": [exceeded, _classes_condition(record, classes, automatic)],
     }
@@ -333,7 +334,9 @@ def _classes_condition(record: QuotaRecord, classes: Mapping[str, ClassRecord], 
         if not name or name in automatic:
             continue
         if name not in classes:
-            known_names = ", ".join(sorted(classes)[:_FEW]) + (", ..." if len(classes) > _FEW else "")
+            known_names = ", ".join(sorted(classes)[:_MAX_NAMED_CLASSES]) + (
+                ", ..." if len(classes) > _MAX_NAMED_CLASSES else ""
+            )
             text = f"{field_name}: ResourceClass {name} does not exist, so the entry limits nothing"
             text = f"{text}; existing classes: {known_names}" if known_names else text
             return _make_condition("Valid", "False", CLASS_NOT_FOUND, text, record.generation)

@@ -43,7 +43,7 @@ _STORM = 4.0  # writes a second
 _STORM_NODES = 5  # changed nodes in one step (there are four steps a second): more than any rate keeps up with
 _STORM_SECONDS = 1.0  # a storm is over when no step has found so many for this long
 _STORM_LASTS = 30.0  # seconds; a longer storm is normal load, and each pending status is then written within this time
-_MOST_NODES = 1000  # counted in one step
+_MAX_COUNTED_NODES = 1000  # counted in one step
 _AUDIT_SECONDS = 30.0  # in which each node is counted once more, in case a change was missed
 _USAGE_SECONDS = 1.0
 _WRITE_TIMEOUT = 2.0
@@ -128,7 +128,7 @@ class StatusWriter:
             self._storm_until = now + _STORM_SECONDS
         for nodes in (changed, self._listers.cards.take_changed(), self._nodes_to_audit(now)):
             self._nodes.update(dict.fromkeys(nodes))
-        counted = list(islice(self._nodes, _MOST_NODES))
+        counted = list(islice(self._nodes, _MAX_COUNTED_NODES))
         if counted:
             ledger, pace = self._state.snapshot().ledger, Pace(self._clock)
             for node in counted:

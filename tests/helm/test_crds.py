@@ -92,8 +92,8 @@ def test_what_reports_and_gangs_may_say_is_what_the_extender_takes(render: Rende
         # Several entries of one pod: a key that is not unique would be refused.
         assert status["properties"][list_field]["x-kubernetes-list-type"] == "atomic"
     group = schema(render, "podgroups")["properties"]
-    assert group["spec"]["properties"]["minMember"]["maximum"] == gangs.MOST_MEMBERS
-    assert group["status"]["properties"]["reserved"]["maxItems"] == gangs.MOST_MEMBERS
+    assert group["spec"]["properties"]["minMember"]["maximum"] == gangs.MAX_MEMBERS
+    assert group["status"]["properties"]["reserved"]["maxItems"] == gangs.MAX_MEMBERS
     assert group["status"]["properties"]["phase"]["enum"] == [str(phase) for phase in gangs.GangPhase]
 
 

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[2]
 KEPT = Path(".hypothesis/differential")
 PARTS = ("cardwise", "extender", "tests")
-MOST = 10  # histories that are kept
+MAX_HISTORIES = 10  # shown
 
 History = list[dict[str, Any]]
 
@@ -253,7 +253,7 @@ def main() -> int:
             compare()
         for difference, count in counts.most_common():
             print(f"{count:5} {difference}")
-        for number, (history, difference) in enumerate(different[:MOST], 1):
+        for number, (history, difference) in enumerate(different[:MAX_HISTORIES], 1):
             small = history if args.files else replay.less(history, _still(base, difference, strict=strict))
             before, now = base.played(small), played(small)
             path = args.files[0] if args.files else KEPT / f"{number}.jsonl"

@@ -207,7 +207,7 @@ def in_turns(ledger, there, members, between, **terms):
 def test_a_plan_of_many_turns_is_that_of_one_turn_where_nothing_changes(nodes, shapes_of, busy, avoided):
     ledger, there, members = made_ledger(nodes, busy), Nodes(nodes), made_members(shapes_of)
     in_one = gangplan.plan(ledger, there, members, Terms(policy="binpack", avoided=avoided))
-    with patch.object(gangplan, "_MOST_SETBACKS", 1000):
+    with patch.object(gangplan, "_MAX_SETBACKS", 1000):
         assert in_turns(ledger, there, members, lambda *_: None, avoided=avoided) == in_one
 
 
@@ -249,7 +249,7 @@ def test_a_plan_of_many_turns_is_right_when_the_last_is_over(nodes, shapes_of, c
         change(turn, settings)
         terms.update(settings)
 
-    with patch.object(gangplan, "_MOST_SETBACKS", 1000):
+    with patch.object(gangplan, "_MAX_SETBACKS", 1000):
         planned = in_turns(ledger, Changing(nodes), members, between, headroom=free_loads())
     if not isinstance(planned, Planned):
         return

@@ -20,10 +20,10 @@ from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 
 LOOKS: Final = 100  # nodes looked at in one call, for pods of few card requests
-_FEW_REQUESTS: Final = 8  # for pods with more card requests the nodes are fewer by as much
-_AT_LEAST: Final = 5  # but this part of them, so that what a plan counts in addition is known soon
-_MOST_SHAPES: Final = 256  # remembered; for others all nodes are looked at again
-_MOST_CHANGES: Final = 20_000  # remembered
+_MAX_REQUESTS_AT_FULL_COUNT: Final = 8  # for pods with more card requests the nodes are fewer by as much
+_MIN_FRACTION: Final = 5  # but this part of them, so that what a plan counts in addition is known soon
+_MAX_SHAPES: Final = 256  # remembered; for others all nodes are looked at again
+_MAX_CHANGES: Final = 20_000  # remembered
 _ANY: Final = 1 << 30
 
 
@@ -165,12 +165,12 @@ class Capacities:
         counted.unseen |= dict.fromkeys(islice(self._changes, counted.seen - self._gone, None))
         counted.seen = self._gone + len(self._changes)
         count_on = _card_counter(counted.card_requests, self._ledger)
-        share = _FEW_REQUESTS / max(_FEW_REQUESTS, len(counted.card_requests))
-        for node in list(islice(counted.unseen, max(1, looks // _AT_LEAST, int(looks * share)))):
+        share = _MAX_REQUESTS_AT_FULL_COUNT / max(_MAX_REQUESTS_AT_FULL_COUNT, len(counted.card_requests))
+        for node in list(islice(counted.unseen, max(1, looks // _MIN_FRACTION, int(looks * share)))):
             del counted.unseen[node]
             counted.set_count(node, self._count_on(node, shape, count_on))
         self._of[shape] = counted  # last: one that was broken off is begun anew
-        if len(self._of) > _MOST_SHAPES:
+        if len(self._of) > _MAX_SHAPES:
             del self._of[next(iter(self._of))]
         return counted.total, not counted.unseen
 
@@ -183,7 +183,7 @@ class Capacities:
         for watched in self._watched:
             self._changes.extend(watched)
             watched.clear()
-        if len(self._changes) > _MOST_CHANGES:
+        if len(self._changes) > _MAX_CHANGES:
             self._gone += len(self._changes)
             self._changes.clear()
         counted = self._of.pop(shape, None)
@@ -217,12 +217,12 @@ def _card_counter(card_requests: Iterable[CardRequest], ledger: Ledger) -> _Card
     wants = [(card_request, ledger.kinds.allowed(card_request.resource_class)) for card_request in card_requests]
 
     def count_pods(state: NodeState) -> int:
-        return min((_count_claim(card_request, allowed, state) for card_request, allowed in wants), default=_ANY)
+        return min((_count_for_request(card_request, allowed, state) for card_request, allowed in wants), default=_ANY)
 
     return count_pods
 
 
-def _count_claim(card_request: CardRequest, allowed: frozenset[int] | None, state: NodeState) -> int:
+def _count_for_request(card_request: CardRequest, allowed: frozenset[int] | None, state: NodeState) -> int:
     codes = state.codes_of_empty_cards() if card_request.whole else state.codes_fullest_first()
     if allowed is not None and not allowed >= state.here:
         codes = [code for code in codes if state.kinds[code & PLACE] in allowed]

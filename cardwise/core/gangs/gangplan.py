@@ -7,7 +7,7 @@ found is valid, but the search may miss a plan that exists. A plan may take seve
 
 Effort is counted in card requests: to score a node for a pod with 8 card requests is a work of 8. Members that are
 alike are of one kind, and a node is scored once for each kind. A kind of pods with several card requests is scored on
-twice as many nodes as it has members, or on as many as `_MOST_WORK` allows if those are more; other kinds on the nodes
+twice as many nodes as it has members, or on as many as `_MAX_WORK` allows if those are more; other kinds on the nodes
 that the policy prefers, and on all nodes of the cluster only if these are too few. Example: 8 equal members with 128
 card requests each are scored on 16 nodes, which is a work of 2,048 in 32 steps. The scores are kept between turns.
 """
@@ -35,14 +35,14 @@ from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
 
 _NO_LOAD: Final = Load(0, 0, 0)
-_MOST_SCORED: Final = 500  # nodes that are scored for members that are alike
-_MOST_SEARCHED: Final = 128  # nodes that are searched for all members of several claims together
-_MOST_WORK: Final = 1024  # the work of that, see above
-_AT_LEAST: Final = 2  # nodes that are searched for each of them, also where that is more in sum
+_MAX_SCORED_NODES: Final = 500  # nodes that are scored for members that are alike
+_MAX_SEARCHED_NODES: Final = 128  # nodes that are searched for all members of several claims together
+_MAX_WORK: Final = 1024  # the work of that, see above
+_MIN_SEARCHED_NODES: Final = 2  # nodes that are searched for each of them, also where that is more in sum
 _STEP_WORK: Final = 64  # between two reads of the clock
 _STEPS: Final = 1024  # the effort of such searches, see `SearchEffort`
 _WILL_NOT_DO: Final = -(1 << 62)  # below all scores
-_MOST_SETBACKS: Final = 50  # turns that begin with no more members placed than a turn before, see `_Attempt`
+_MAX_SETBACKS: Final = 50  # turns that begin with no more members placed than a turn before, see `_Attempt`
 
 
 class Nodes(Protocol):
@@ -427,13 +427,15 @@ class _Ground:
         spreads, work = (request.policy or self.terms.policy) == "spread", self._work(request)
         if work > 1:
             nodes = self._with_room(offers, member.load) if vacant is None else vacant
-            searches = max(min(_MOST_SEARCHED, _MOST_WORK // work) // self._several, _AT_LEAST * count)
+            searches = max(min(_MAX_SEARCHED_NODES, _MAX_WORK // work) // self._several, _MIN_SEARCHED_NODES * count)
             emptiest, fullest = self._allowed_nodes(member, nodes), self._allowed_nodes(member, reversed(nodes))
             return _Scoring(_both_ends(emptiest, fullest, searches, spreads=spreads), 0, 1)
         if vacant is None:
             return _Scoring(list(self._allowed_nodes(member, self._with_room(offers, member.load))), 0, 1)
         # Of thousands only those are scored that the policy seems to prefer, as long as these are not too few.
-        preferred = sorted(islice(self._allowed_nodes(member, vacant if spreads else reversed(vacant)), _MOST_SCORED))
+        preferred = sorted(
+            islice(self._allowed_nodes(member, vacant if spreads else reversed(vacant)), _MAX_SCORED_NODES)
+        )
         first = set(preferred)
         others = [
             node
@@ -622,7 +624,7 @@ class _Attempt:
     """One order of members. `place` may be called in several turns, and goes on each time.
 
     A turn begins with a setback if so many members have lost their nodes that no more are placed than in a turn before.
-    After `_MOST_SETBACKS` of them the attempt fails: the cluster changes faster than the plan grows.
+    After `_MAX_SETBACKS` of them the attempt fails: the cluster changes faster than the plan grows.
     """
 
     def __init__(self, ground: _Ground, order: Sequence[Member]) -> None:
@@ -654,7 +656,7 @@ class _Attempt:
                 begun.add(like)
                 self._queues[like] = queue
                 queue.begin(ground, kind)
-            if self._setbacks > _MOST_SETBACKS or not self._place(queue, member, headroom):
+            if self._setbacks > _MAX_SETBACKS or not self._place(queue, member, headroom):
                 self._failed = Unplanned(member=member)
                 return self._failed
             if headroom:

@@ -16,8 +16,8 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
 
-MOST_MEMBERS: Final = 500  # of a gang: each waits in a thread of its own until the last one has come
-MOST_KINDS: Final = 16  # different requests among a gang's pods: each needs a search of all nodes
+MAX_MEMBERS: Final = 500  # of a gang: each waits in a thread of its own until the last one has come
+MAX_REQUEST_KINDS: Final = 16  # different requests among a gang's pods: each needs a search of all nodes
 _SPELLINGS = (names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING)
 
 Rank = tuple[int, int, str, str]  # of gangs and single pods: the smallest goes first
@@ -137,7 +137,7 @@ def _minimum(annotations: Mapping[str, str], labels: Mapping[str, str]) -> int |
     if text is None:
         return None
     try:
-        return quantity.count(text, maximum=MOST_MEMBERS)
+        return quantity.count(text, maximum=MAX_MEMBERS)
     except quantity.InvalidQuantity as error:
         raise InvalidRequest(f"metadata.{source}[{names.GROUP_NUM}]", error.problem, error.remedy) from error
 

@@ -12,8 +12,8 @@ from itertools import islice
 
 from cardwise.core.api import names
 from cardwise.core.gangs.gangs import (
-    MOST_KINDS,
-    MOST_MEMBERS,
+    MAX_MEMBERS,
+    MAX_REQUEST_KINDS,
     ForeignPodGroup,
     GangPatience,
     GangPhase,
@@ -26,7 +26,7 @@ from cardwise.core.gangs.roster import Roster
 from cardwise.core.values import wording
 from cardwise.core.values.refusals import Refusal
 
-_FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 60.0  # seconds
+_FIRST_BACKOFF, _MAX_BACKOFF = 1.0, 60.0  # seconds
 _ONE_ROUND = 1.0  # seconds
 _NAMED = 5  # members that a text names
 
@@ -51,8 +51,8 @@ def _minimum(name: str, group: PodGroupSpec, roster: Roster) -> tuple[int, str]:
         problem = problem or "some of its pods name it by spec.schedulingGroup, others by annotation or label"
     if group.minimum is not None:
         minimum = group.minimum
-        if not 1 <= minimum <= MOST_MEMBERS:
-            problem = problem or f"its PodGroup requires {minimum} members; a gang may have 1 to {MOST_MEMBERS}"
+        if not 1 <= minimum <= MAX_MEMBERS:
+            problem = problem or f"its PodGroup requires {minimum} members; a gang may have 1 to {MAX_MEMBERS}"
         return minimum, problem
     minimums = roster.minimums
     if len(minimums) > 1:
@@ -207,7 +207,7 @@ class Gang:
 
     def members_to_ungate(self) -> Sequence[Member]:
         """The members whose gates are to be removed; of thousands the oldest, the others follow later."""
-        return self._roster.gated[:MOST_MEMBERS] if self.ran or self.complete else ()
+        return self._roster.gated[:MAX_MEMBERS] if self.ran or self.complete else ()
 
     def must_ungate(self, uid: str) -> bool:
         """Whether the member's gate is to be removed."""
@@ -421,9 +421,9 @@ class Gang:
         if self._needed is None:
             minimum, problem = _minimum(self.name, self.group, self._roster)
             kinds = len(self._roster.kinds)
-            if kinds > MOST_KINDS and not problem:
+            if kinds > MAX_REQUEST_KINDS and not problem:
                 problem = f"its pods have {kinds} different requests (GPUs, cpu, memory)"
-                problem = f"{problem}; a gang may have at most {MOST_KINDS}"
+                problem = f"{problem}; a gang may have at most {MAX_REQUEST_KINDS}"
             self._needed = minimum, problem
         return self._needed
 
@@ -527,4 +527,4 @@ class Gang:
 
 def _delay(failures: int) -> float:
     """The back-off in seconds after so many failures in a row."""
-    return float(min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(failures - 1, 10)))
+    return float(min(_MAX_BACKOFF, _FIRST_BACKOFF * 2 ** min(failures - 1, 10)))

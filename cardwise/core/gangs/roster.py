@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import ForeignPodGroup, Member
 
-_FEW_REQUESTS: Final = 16  # that no member has any more and that are still remembered
+_MAX_UNUSED_REQUESTS: Final = 16  # that no member has any more and that are still remembered
 
 _T = TypeVar("_T")
 
@@ -45,7 +45,7 @@ class Roster:
         request = member.request
         if request is None:
             return member
-        if len(self._requests) > 2 * len(self.kinds) + _FEW_REQUESTS:
+        if len(self._requests) > 2 * len(self.kinds) + _MAX_UNUSED_REQUESTS:
             self._requests = {known: known for known, _ in self.kinds if known is not None}
         shared = self._requests.setdefault(request, request)
         return member if shared is request else replace(member, request=shared)

@@ -20,7 +20,7 @@ KIND: Final = BITS + 1  # the bits below a group's kind
 # Free MiB, node, position of the card in the node's lists, and its group: its kind above `USED` and its taints.
 Entry = tuple[int, str, int, int]
 
-_MANY = 2000  # from so many changed nodes on, sorting again is cheaper than moving their cards
+_RESORT_NODES = 2000  # from so many changed nodes on, sorting again is cheaper than moving their cards
 _NEW = 64  # from so many new nodes on, sorting is cheaper than putting each card in its place
 
 
@@ -34,7 +34,7 @@ class CardIndex:
     def refresh(self, changed: Iterable[tuple[str, list[Entry]]]) -> None:
         """Replace the open cards of the changed nodes."""
         changed = list(changed)
-        if len(changed) > _MANY:
+        if len(changed) > _RESORT_NODES:
             self._of.update(changed)
             self._sort()
             return

@@ -116,7 +116,7 @@ def card_requests(request: PodRequest) -> list[CardRequest]:
     )
 
 
-def has_several_claims(request: PodRequest) -> bool:
+def has_several_card_requests(request: PodRequest) -> bool:
     """Whether the request has several claims, so that each node must be searched for cards for all of them."""
     return len(card_requests(request)) > 1
 

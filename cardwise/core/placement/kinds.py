@@ -14,7 +14,7 @@ from cardwise.core.values.quantity import MiB
 
 UNKNOWN: Final = -1  # stands for the kind of a card that no node has reported
 
-_MANY = 1024  # remembered answers; if there are more, all are forgotten
+_MAX_CACHED = 1024  # remembered answers; if there are more, all are forgotten
 
 KindLevel = tuple[int, frozenset[int] | None]  # its rank, 0 before 1, and the kinds of it; None: all
 # The levels of a claim that may have every card and prefers none.
@@ -103,7 +103,7 @@ class CardKinds:
         """The kinds of cards that the entry of a quota counts."""
         covered = self._covered.get(entry)
         if covered is None:
-            if len(self._covered) >= _MANY:
+            if len(self._covered) >= _MAX_CACHED:
                 self._covered.clear()
             covered = self._covered[entry] = frozenset(number for number in self._kinds if self.covered(number, entry))
         return covered
@@ -120,7 +120,7 @@ class CardKinds:
                 if (not resource_class or resource_class in kind.classes)
                 and not any(entry.covers(kind.classes, kind.model) for entry in closed)
             )
-            if len(self._allowed) >= _MANY:
+            if len(self._allowed) >= _MAX_CACHED:
                 self._forget()
             self._allowed[key] = kinds if len(kinds) < len(self._kinds) else None
         return self._allowed[key]
@@ -134,7 +134,7 @@ class CardKinds:
         key = resource_class, tuple(closed)
         if key not in self._levels:
             allowed = self.allowed(resource_class, closed)
-            if len(self._levels) >= _MANY:
+            if len(self._levels) >= _MAX_CACHED:
                 self._forget()
             levels = ((0, allowed),) if resource_class else self._ranked(allowed)
             self._levels[key] = ANY_CARD if levels == ANY_CARD else levels

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from cardwise.core.placement.nodestate import NodeState
 
-_MANY: Final = 500  # from so many changed nodes on, sorting again is cheaper than moving them
+_RESORT_NODES: Final = 500  # from so many changed nodes on, sorting again is cheaper than moving them
 
 
 class _Memory(NamedTuple):
@@ -33,7 +33,7 @@ class MemoryIndex:
             name: _Memory(node.largest, max(node.free)) if node is not None and node.cards else None
             for name, node in changed
         }
-        rebuild = len(now) > _MANY
+        rebuild = len(now) > _RESORT_NODES
         for name, memory in now.items():
             before = self._of.get(name)
             if memory == before:

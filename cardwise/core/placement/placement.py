@@ -46,7 +46,7 @@ def place(
     `headroom` is what quotas leave to the pod's namespace; what is placed never exceeds it.
     """
     scorer = Scorer(ledger.kinds, request, policy, headroom)
-    use_index = ledger.has_index and len(nodes) * _FEW > len(
+    use_index = ledger.has_index and len(nodes) * _SMALL_FRACTION > len(
         ledger.nodes_by_name()
     )  # a few are asked faster than the index is walked
     if use_index and scorer.indexed:
@@ -97,7 +97,7 @@ def exceeded_together(
     ]
 
 
-_FEW: Final = 8  # this part of all nodes
+_SMALL_FRACTION: Final = 8  # this part of all nodes
 
 
 class _Names(Collection[str]):

@@ -27,7 +27,7 @@ _STEP: Final = 4  # effort of trying a card
 _CHECK: Final = 256  # effort of the engine's check of a set
 _IN_VAIN: Final = 6_000  # effort beyond the usual, as long as there is no set
 _IN_ADVANCE: Final = 12_000  # effort beyond the usual, to find the cards that can be cleared for several requests
-_MOST_CARDS: Final = 128  # cards of all requests together; for a pod with more no victims are searched for
+_MAX_CARDS: Final = 128  # cards of all requests together; for a pod with more no victims are searched for
 MPS = "mps"  # a need: shares of pods with which the newcomer cannot share a daemon; by daemon and MPS client
 
 
@@ -162,7 +162,7 @@ class _CardChoice:
     def _find_clearable_cards(self) -> bool:
         """Find the cards for each request. False if there are too few for some request, or it takes too much effort."""
         wants = self._plan.wants
-        if sum(want.card_request.cards for want in wants) > _MOST_CARDS:
+        if sum(want.card_request.cards for want in wants) > _MAX_CARDS:
             return False
         possible_cards = [self._possible_cards(want) for want in wants]
         if any(len(cards) < want.card_request.cards for want, cards in zip(wants, possible_cards, strict=True)):

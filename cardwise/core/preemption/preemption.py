@@ -22,12 +22,12 @@ from cardwise.core.placement.kinds import CardKinds
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.preemption import cardvictims, setcover
-from cardwise.core.preemption.setcover import MOST, Cover, CoverEffort, Victim
+from cardwise.core.preemption.setcover import EXCESS_COST, Cover, CoverEffort, Victim
 from cardwise.core.values.refusals import Refusal
 
 _PLACEMENT_STEPS: Final = 1024  # the effort of all placements that one search tries, see `SearchEffort`
-_MOST_CANDIDATES: Final = 512  # pods that may be victims on a node: the least important; a kubelet runs 110 by default
-_MOST_CLASSES: Final = 6  # classes of devices in one request: each set of them is a need of its own
+_MAX_CANDIDATES: Final = 512  # pods that may be victims on a node: the least important; a kubelet runs 110 by default
+_MAX_CLASSES: Final = 6  # classes of devices in one request: each set of them is a need of its own
 
 
 class Resident(NamedTuple):
@@ -192,7 +192,7 @@ class _VictimSearch:
             and resident.uid not in self._forced
         ]
         candidates.sort(key=lambda resident: (resident.priority, resident.uid))
-        del candidates[_MOST_CANDIDATES:]
+        del candidates[_MAX_CANDIDATES:]
         cover = self._cheapest(candidates)
         if cover is None:
             return None
@@ -202,7 +202,7 @@ class _VictimSearch:
         while low < high:
             middle = (low + high) // 2
             lower = self._cheapest([r for r in candidates if r.priority <= priorities[middle]])
-            if lower is not None and lower.cost // MOST <= cover.cost // MOST:
+            if lower is not None and lower.cost // EXCESS_COST <= cover.cost // EXCESS_COST:
                 cover, high = lower, middle
             else:
                 low = middle + 1
@@ -370,7 +370,7 @@ def _class_sets(request: PodRequest) -> list[tuple[frozenset[str], int]]:
     for device_request in request.devices:
         counts[device_request.resource_class] = counts.get(device_request.resource_class, 0) + device_request.count
     names = sorted(counts)
-    sizes = range(1, len(names) + 1) if len(names) <= _MOST_CLASSES else (1, len(names))
+    sizes = range(1, len(names) + 1) if len(names) <= _MAX_CLASSES else (1, len(names))
     sets = [frozenset(class_set) for size in sizes for class_set in combinations(names, size)]
     return [(class_set, sum(counts[name] for name in class_set)) for class_set in sets]
 

@@ -9,14 +9,14 @@ branch and bound with a bounded effort: its result meets the needs, but there ma
 Example: a card is 10 GiB short, and its pods hold 8, 6, 5 and 3 GiB. No single pod is enough. The largest is taken, and
 the smallest that adds the missing 2 GiB: {8, 3} at a cost of 2. If the budget of the 8 GiB pod allows no eviction, the
 result is {6, 5} at the same cost. If it allows none of the 6 GiB pod either, no set stays within the budgets (5 + 3 are
-8 GiB): {8, 3} exceeds them by one eviction, and costs `MOST` + 2.
+8 GiB): {8, 3} exceeds them by one eviction, and costs `EXCESS_COST` + 2.
 """
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-MOST: Final = 1 << 20  # the cost of exceeding a budget by one, in things
+EXCESS_COST: Final = 1 << 20  # the cost of exceeding a budget by one, in things
 _EFFORT: Final = 6_000  # some 5 ms
 
 
@@ -29,7 +29,7 @@ class Victim(NamedTuple):
 
 
 class Cover(NamedTuple):
-    """A set of victims. `cost`: MOST for each eviction beyond a budget, and 1 for each victim."""
+    """A set of victims. `cost`: `EXCESS_COST` for each eviction beyond a budget, and 1 for each victim."""
 
     cost: int
     victims: tuple[Victim, ...]
@@ -104,7 +104,7 @@ def budget_excess(victims: Collection[Victim], allowed: Mapping[str, int]) -> in
 
 def _cover(parts: Sequence[_Part], allowed: Mapping[str, int], below: int | None) -> Cover | None:
     victims = tuple([part.victim for part in parts])
-    cost = MOST * budget_excess(victims, allowed) + len(victims)
+    cost = EXCESS_COST * budget_excess(victims, allowed) + len(victims)
     return Cover(cost, victims) if below is None or cost < below else None
 
 
@@ -209,7 +209,7 @@ class _Search:
 
     def search(self, short: tuple[int, ...], budgets: Mapping[str, int], chosen: Sequence[_Part]) -> None:
         self._budgets = dict(budgets)
-        cost = MOST * budget_excess([part.victim for part in chosen], self._allowed) + len(chosen)
+        cost = EXCESS_COST * budget_excess([part.victim for part in chosen], self._allowed) + len(chosen)
         self._branch((1 << len(self._parts)) - 1, short, cost, chosen)
 
     def _branch(self, open_bits: int, short: tuple[int, ...], cost: int, chosen: Sequence[_Part]) -> None:
@@ -228,7 +228,7 @@ class _Search:
             after = tuple([max(0, need - amount) for need, amount in zip(short, part.amounts, strict=True)])
             excess = sum(self._budgets.get(budget, 0) <= 0 for budget in part.victim.budgets)
             self._charge(part, -1)
-            self._branch(open_bits, after, cost + MOST * excess + 1, [*chosen, part])
+            self._branch(open_bits, after, cost + EXCESS_COST * excess + 1, [*chosen, part])
             self._charge(part, 1)
             # A cover without this part need not have a part that this one could replace.
             open_bits &= ~self._replaceable_by(part)
@@ -273,7 +273,7 @@ class _Search:
                 hardest, most_parts = dimension, count
             if bounded:
                 excess = max(excess, self._excess(dimension, need, open_bits))
-        if self._below is not None and cost + MOST * excess + most_parts >= self._below:
+        if self._below is not None and cost + EXCESS_COST * excess + most_parts >= self._below:
             return None
         return hardest
 

@@ -31,7 +31,7 @@ class Nodes:
 
 @pytest.mark.parametrize(("of_pod", "others", "chosen"), [("spread", "binpack", "n2"), ("binpack", "spread", "n1")])
 def test_of_thousands_of_nodes_those_are_looked_at_that_the_pods_own_policy_likes(monkeypatch, of_pod, others, chosen):
-    monkeypatch.setattr(gangplan, "_MOST_SCORED", 1)
+    monkeypatch.setattr(gangplan, "_MAX_SCORED_NODES", 1)
     monkeypatch.setattr(placement.Scorer, "indexed", False)  # not by the index of all cards
     pod_request = request.parse(
         pod(annotations={"cardwise.dev/policy": of_pod}, containers=[container("a", gpu_mem=1000)])
@@ -44,7 +44,7 @@ def test_of_thousands_of_nodes_those_are_looked_at_that_the_pods_own_policy_like
 
 
 def test_where_too_few_of_these_take_a_member_all_are_looked_at(monkeypatch):
-    monkeypatch.setattr(gangplan, "_MOST_SCORED", 1)
+    monkeypatch.setattr(gangplan, "_MAX_SCORED_NODES", 1)
     monkeypatch.setattr(placement.Scorer, "indexed", False)
     pod_request = request.parse(pod(containers=[container("a", gpu_mem=P100)]))
     terms = Terms(policy="binpack", vacant=lambda _request, _load: ShapeCapacity({"n1": 1, "n2": 2}))
@@ -86,7 +86,7 @@ def of_two_claims(mem):
 @pytest.mark.parametrize("known", [True, False])
 def test_for_members_of_several_claims_so_many_nodes_are_searched_and_not_all(monkeypatch, policy, known):
     """Each of thousands is a search of its own, under a lock; those that are emptiest are among them."""
-    monkeypatch.setattr(gangplan, "_MOST_SEARCHED", 40)
+    monkeypatch.setattr(gangplan, "_MAX_SEARCHED_NODES", 40)
     nodes = {f"n{i:03}": [P100, 100 if i else P100] for i in range(200)}
     searched = []
     fit = searching.fit_request
@@ -112,7 +112,7 @@ def test_for_members_of_several_claims_so_many_nodes_are_searched_and_not_all(mo
 
 
 def test_many_members_of_several_claims_have_nodes_enough(monkeypatch):
-    monkeypatch.setattr(gangplan, "_MOST_SEARCHED", 10)
+    monkeypatch.setattr(gangplan, "_MAX_SEARCHED_NODES", 10)
     nodes = {f"n{i:03}": [P100, P100] for i in range(100)}
     pod_request, terms = of_two_claims(9000), Terms(policy="binpack")
     members = [Member(uid=f"u{i}", name=f"p{i}", request=pod_request, load=Load(1, 1, 1)) for i in range(60)]

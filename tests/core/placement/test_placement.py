@@ -42,7 +42,7 @@ ONE, OTHER = container("one", gpu_mem=1), container("other", gpu_mem=1)
     ],
 )
 def test_a_request_with_several_claims(containers, several):
-    assert fitting.has_several_claims(request.parse(pod(containers=containers))) is several
+    assert fitting.has_several_card_requests(request.parse(pod(containers=containers))) is several
 
 
 def test_spread_takes_the_emptiest_card():

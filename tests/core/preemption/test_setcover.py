@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.preemption import setcover
-from cardwise.core.preemption.setcover import MOST, CoverEffort, Victim
+from cardwise.core.preemption.setcover import EXCESS_COST, CoverEffort, Victim
 from tests.examples import examples
 from tests.theory import theory_of
 from tests.working import work
@@ -35,7 +35,7 @@ def meets(some: tuple[Victim, ...], short: Mapping[str, int]) -> bool:
 
 
 def cost(some: tuple[Victim, ...], budget: Mapping[str, int]) -> int:
-    return MOST * setcover.budget_excess(some, budget) + len(some)
+    return EXCESS_COST * setcover.budget_excess(some, budget) + len(some)
 
 
 @settings(max_examples=examples(300, soak=5000))
@@ -72,7 +72,7 @@ def test_whoever_has_an_answer_waits_no_longer_than_the_effort_lasts():
     budget = {f"own-{i}": 1 for i in range(60)} | {"z": 20}
     of += [Victim("other", {"cpu": 1}, ("own-0", "own-1"))]
     effort = Counted(1000)
-    assert setcover.cheapest_cover(of, {"mem": 40, "cpu": 1}, budget, effort, below=20 * MOST) is None
+    assert setcover.cheapest_cover(of, {"mem": 40, "cpu": 1}, budget, effort, below=20 * EXCESS_COST) is None
     assert 1000 < effort.looks < 2000
 
 
@@ -89,7 +89,7 @@ def test_a_cover_of_one_need_takes_no_longer_than_its_pods_are_many(pods):
 @settings(max_examples=examples(150, soak=3000))
 @given(victims, needs, allowed, st.integers(0, 4), st.integers(0, 2))
 def test_nothing_that_does_not_cost_less_than_was_said(of, short, budget, pods, beyond):
-    below = MOST * beyond + pods
+    below = EXCESS_COST * beyond + pods
     cover = setcover.cheapest_cover(of, short, budget, CoverEffort(), below)
     best = least(of, short, budget)
     assert (cover.cost if cover is not None else None) == (best if best is not None and best < below else None)
@@ -112,4 +112,6 @@ def test_the_example_of_the_docstring():
     assert f"the 8 GiB pod allows no eviction, the result is {{{without_8}}} at the same cost" in theory
     assert cost_without_8 == cost
     assert f"none of the 6 GiB pod either, no set stays within the budgets (5 + 3 are {5 + 3} GiB)" in theory
-    assert f"{{{beyond}}} exceeds them by one eviction, and costs `MOST` + {cost_beyond - MOST}." in theory
+    assert (
+        f"{{{beyond}}} exceeds them by one eviction, and costs `EXCESS_COST` + {cost_beyond - EXCESS_COST}." in theory
+    )

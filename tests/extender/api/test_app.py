@@ -20,7 +20,7 @@ from extender.api.app import Parts, create_app
 from extender.api.metrics import GaugeReaders, Metrics
 from extender.api.verbs import AnswerSettings
 from extender.binding.binder import Binder
-from extender.cache.nodesearch import FEW
+from extender.cache.nodesearch import SMALL_SEARCH_NODES
 from extender.leadership.leadership import Denial, Leadership
 from tests.examples import examples
 from tests.extender.worlds import P100, asking, make_state, with_cards
@@ -251,7 +251,7 @@ def test_the_deadline_of_bind_counts_from_when_the_call_could_be_read():
 
 def filter_of_several(**environ):
     """The answer to a filter call for a pod with several card requests, on more nodes than are searched at once."""
-    nodes = [f"n{i:02}" for i in range(FEW + 1)]
+    nodes = [f"n{i:02}" for i in range(SMALL_SEARCH_NODES + 1)]
     app_parts = parts()
     with_cards(app_parts.state, **dict.fromkeys(nodes, 2))
     several = asking("several", whole_gpu=1, share=1)
@@ -291,7 +291,7 @@ def test_victims_are_searched_for_on_threads_for_long_calls():
 def test_a_pod_of_several_requests_is_searched_for_on_threads_for_long_calls(verb):
     several, plain = asking("several", whole_gpu=1, share=1, namespace="team"), asking("plain", whole_gpu=1, share=1)
     several["spec"]["containers"] *= 2
-    nodes = [f"n{i:02}" for i in range(FEW + 1)]
+    nodes = [f"n{i:02}" for i in range(SMALL_SEARCH_NODES + 1)]
     app_parts = parts()
     with_cards(app_parts.state, **dict.fromkeys(nodes, 2))
     wsgi = create_app(app_parts).wsgi_app

@@ -7,7 +7,7 @@ from cardwise.core.values.quantity import Unit
 from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings
-from extender.cache.nodesearch import FEW
+from extender.cache.nodesearch import SMALL_SEARCH_NODES
 from extender.cache.placing import Call, PlacementRequest
 from extender.cache.reservations import Phase
 from extender.records.pod import Pod
@@ -93,7 +93,7 @@ def test_a_pod_with_too_many_card_requests_is_refused_also_without_the_webhook()
 @pytest.mark.parametrize("preferences", [ONE, ALL])
 def test_a_pod_whose_nodes_were_not_all_searched_gets_an_error_and_is_not_refused(preferences):
     """kube-scheduler tries a pod again by itself after an error only, and evicts no pods for it."""
-    nodes = [f"n{i:02}" for i in range(FEW + 1)]
+    nodes = [f"n{i:02}" for i in range(SMALL_SEARCH_NODES + 1)]
     state = world(**{node: [P100] for node in nodes})
     raw = asking("p", whole_gpu=1, share=1)
     raw["spec"]["containers"] *= 2

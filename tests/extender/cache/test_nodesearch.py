@@ -9,7 +9,7 @@ from cardwise.core.placement import searching
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache import nodesearch, pacing, placing
-from extender.cache.nodesearch import FEW
+from extender.cache.nodesearch import SMALL_SEARCH_NODES
 from extender.cache.placing import Call, PlacementRequest, SearchUnfinished
 from extender.records.podref import PodRef
 from tests.build import P100, asking, container, pod
@@ -19,7 +19,7 @@ from tests.extender.nominationworlds import World
 from tests.extender.worlds import ENDED, as_card, as_pod, as_quota, bound, make_state, resource
 from tests.fakes.clock import FakeClock
 
-NODES = [f"n{i:03}" for i in range(FEW + 4)]
+NODES = [f"n{i:03}" for i in range(SMALL_SEARCH_NODES + 4)]
 
 
 class Busy(FakeClock):
@@ -341,11 +341,11 @@ def test_on_a_snapshot_and_under_the_lock_the_same_is_decided(frees, whole, mem,
         if limited:
             state.set_quota(*as_quota({"memoryMiB": sum(P100 - mib for some in frees for mib in some) + 20_000}))
         placement_request = make_request(whole=whole, mem=mem)._replace(nodes=[f"n{i}" for i in range(len(frees))])
-        original, nodesearch.FEW = nodesearch.FEW, most_cards
+        original, nodesearch.SMALL_SEARCH_NODES = nodesearch.SMALL_SEARCH_NODES, most_cards
         try:
             answers.append((state.plan_pod(placement_request), state.score_nodes(placement_request)))
         finally:
-            nodesearch.FEW = original
+            nodesearch.SMALL_SEARCH_NODES = original
     assert answers[0] == answers[1]
 
 
@@ -378,7 +378,7 @@ def apply_change(state, kind, first, second, mem):
 @settings(max_examples=examples(60, soak=1000), deadline=None)
 @given(st.lists(st.sampled_from([0, 4000, P100]), min_size=8, max_size=8), st.lists(changes, max_size=30))
 def test_what_a_search_remembers_changes_no_decision(frees, steps):
-    original, nodesearch.FEW = nodesearch.FEW, 1
+    original, nodesearch.SMALL_SEARCH_NODES = nodesearch.SMALL_SEARCH_NODES, 1
     try:
         by_name = {f"n{i}": tuple(frees[2 * i : 2 * i + 2]) for i in range(4)}
         remembering, forgetful = (cluster(FakeClock(), by_name) for _ in range(2))
@@ -386,7 +386,7 @@ def test_what_a_search_remembers_changes_no_decision(frees, steps):
             forgetful._node_search._remembered.clear()
             assert apply_change(remembering, *step) == apply_change(forgetful, *step)
     finally:
-        nodesearch.FEW = original
+        nodesearch.SMALL_SEARCH_NODES = original
 
 
 def test_what_is_reserved_for_a_gang_counts():

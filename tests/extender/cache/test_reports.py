@@ -237,7 +237,7 @@ def test_of_one_card_so_many_entries_are_believed(world):
 
 
 def test_of_one_node_so_many_shares_are_believed(world, monkeypatch):
-    monkeypatch.setattr(inventory, "MOST_REPORTED", 3)
+    monkeypatch.setattr(inventory, "MAX_REPORTED_SHARES", 3)
     says(world, "n1", reported_share("one", 1), reported_share("two", 1), index=0)
     name, card = as_card(resource(1, reported=[reported_share("three", 1), reported_share("four", 1)]))
     assert "3 shares" in world.set_card(name, card)

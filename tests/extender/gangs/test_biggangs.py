@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.gangs import MOST_KINDS
+from cardwise.core.gangs.gangs import MAX_REQUEST_KINDS
 from extender.gangs import gangs
 from extender.gangs.gangqueue import AT_A_TIME
 from extender.gangs.gangtypes import PlannedNode
@@ -63,7 +63,7 @@ def test_of_thousands_some_are_shown_to_the_scheduler_at_a_time():
 def test_what_pods_that_are_gone_have_asked_for_is_forgotten():
     world = World({"n1": 2})
     world.create(*(member(f"g{i}", minimum=2, gpu_mem=100) for i in range(2)))
-    for i in range(MOST_KINDS + 1):
+    for i in range(MAX_REQUEST_KINDS + 1):
         world.create(member("other", minimum=2, gpu_mem=200 + i))
         world.delete("other")
     world.run(3)
@@ -189,8 +189,8 @@ def test_a_gang_of_many_sizes_that_cannot_fit_is_not_planned(monkeypatch):
     monkeypatch.setattr(gangplan, "plan", lambda *args: plans.append(args))
     world = World({"n1": 4, "n2": 4})
     # Each size has room on all eight cards, but no two members on one card.
-    sizes = [P100 // 2 + 1 + i for i in range(MOST_KINDS)]
-    world.create(*(member(f"g{i:02}", minimum=MOST_KINDS, gpu_mem=size) for i, size in enumerate(sizes)))
+    sizes = [P100 // 2 + 1 + i for i in range(MAX_REQUEST_KINDS)]
+    world.create(*(member(f"g{i:02}", minimum=MAX_REQUEST_KINDS, gpu_mem=size) for i, size in enumerate(sizes)))
     world.keep()
     world.filter("g00")
     world.keep()

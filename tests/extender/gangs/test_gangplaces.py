@@ -15,7 +15,7 @@ from tests.extender.worlds import as_card, resource
 @pytest.fixture
 def many_kept(monkeypatch):
     """As if something were kept on so many nodes that it is not counted before other nodes were tried."""
-    monkeypatch.setattr(gangplaces, "MANY", 0)
+    monkeypatch.setattr(gangplaces, "MAX_RESERVED_NODES", 0)
 
 
 def nominate(world: World, name: str, node: str) -> None:

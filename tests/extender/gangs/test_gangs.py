@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.api.request import Load
-from cardwise.core.gangs.gangs import MOST_KINDS
+from cardwise.core.gangs.gangs import MAX_REQUEST_KINDS
 from cardwise.core.values.refusals import Refusal
 from extender.records.nodeinfo import PlacedPod
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
@@ -461,7 +461,7 @@ def test_members_that_do_not_agree_wait_with_that_reason():
 def test_a_gang_whose_pods_ask_for_too_many_different_things_is_not_planned_and_keeps_nobody_waiting():
     world = World({f"n{i}": 2 for i in range(4)})
     first = {names.QUEUE_PRIORITY: "999999999"}
-    asks = range(MOST_KINDS + 1)
+    asks = range(MAX_REQUEST_KINDS + 1)
     world.create(*(member(f"e{i}", "evil", len(asks), gpu_mem=100 + i, annotations=first) for i in asks))
     world.create(*(member(f"v{i}", "good", 2, gpu_mem=1000, created=5) for i in range(2)))
     world.keep()
@@ -472,7 +472,7 @@ def test_a_gang_whose_pods_ask_for_too_many_different_things_is_not_planned_and_
 
 def test_a_gang_of_as_many_kinds_as_may_be_is_planned():
     world = World({f"n{i}": 2 for i in range(4)})
-    world.create(*(member(f"e{i}", "wide", MOST_KINDS, gpu_mem=100 + i) for i in range(MOST_KINDS)))
+    world.create(*(member(f"e{i}", "wide", MAX_REQUEST_KINDS, gpu_mem=100 + i) for i in range(MAX_REQUEST_KINDS)))
     world.keep()
     assert world.filter("e0")[0]
 

@@ -198,7 +198,7 @@ def costly_members(monkeypatch):
 
 
 def test_beside_many_nodes_with_kept_cards_a_plan_takes_several_turns_too(costly_members, monkeypatch):
-    monkeypatch.setattr(gangplaces, "MANY", 0)
+    monkeypatch.setattr(gangplaces, "MAX_RESERVED_NODES", 0)
     world = World({"n1": 3, "n2": 1}, max_waiting=1000)
     world.create(single("other", priority=10, gpu_mem=P100))
     refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}

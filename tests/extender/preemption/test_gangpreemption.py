@@ -341,14 +341,14 @@ on_cards = st.lists(st.sampled_from([LOW, LOW, HIGH, None]), min_size=1, max_siz
 @given(
     nodes=st.lists(on_cards, min_size=1, max_size=4),
     size=st.integers(1, 5),
-    limit=st.sampled_from([0, gangplaces.MANY]),
+    limit=st.sampled_from([0, gangplaces.MAX_RESERVED_NODES]),
     data=st.data(),
 )
 def test_as_many_go_as_cards_are_short_and_nobody_for_nothing(nodes, size, limit, data):
     """Whatever the order in which the members ask and the victims end. Where one card of a node is free, kube-scheduler
-    preempts no pod there, and the extender does. `limit`: see `nominated.MANY`.
+    preempts no pod there, and the extender does. `limit`: see `nominated.MAX_RESERVED_NODES`.
     """
-    with patch.object(gangplaces, "MANY", limit):
+    with patch.object(gangplaces, "MAX_RESERVED_NODES", limit):
         goes(nodes, size, data)
 
 

@@ -16,7 +16,7 @@ from extender.api import verbs
 from extender.api.app import create_app
 from extender.api.verbs import AnswerSettings
 from extender.cache import placing
-from extender.cache.nominated import MANY
+from extender.cache.nominated import MAX_RESERVED_NODES
 from extender.cache.yielding import TURN
 from extender.controllers.evictions import Evictions
 from extender.leadership.leadership import Denial
@@ -614,10 +614,10 @@ def test_and_who_is_not_told_of_in_time(two, again):
     assert len(again("5")["n2"]) == 2
 
 
-@pytest.fixture(params=[MANY, 0], ids=["beside few", "beside many"])
+@pytest.fixture(params=[MAX_RESERVED_NODES, 0], ids=["beside few", "beside many"])
 def freed(full, request, monkeypatch):
     """p was nominated, and its victims are gone."""
-    monkeypatch.setattr(placing, "MANY", request.param)
+    monkeypatch.setattr(placing, "MAX_RESERVED_NODES", request.param)
     wanted = full.wants("p")
     (victims,) = full.preempts(wanted, n1=["a0", "a1"]).values()
     for name in victims:
@@ -650,9 +650,9 @@ def test_the_cpu_of_the_pod_is_kept_as_well():
     assert world.preempt(second, n1=["a1"]) == {}, "whoever goes, there is cpu for one of them"
 
 
-@pytest.mark.parametrize(("limit", "node"), [(MANY, "n1"), (1, "n1"), (0, "n2")])
+@pytest.mark.parametrize(("limit", "node"), [(MAX_RESERVED_NODES, "n1"), (1, "n1"), (0, "n2")])
 def test_where_it_takes_long_to_count_what_is_kept_other_nodes_come_first(limit, node, monkeypatch):
-    monkeypatch.setattr(placing, "MANY", limit)
+    monkeypatch.setattr(placing, "MAX_RESERVED_NODES", limit)
     world = World("n1", "n2")
     world.runs("a", P100, 0)
     world.runs("b", HALF, 1, priority=HIGH)
@@ -1233,7 +1233,7 @@ def test_what_is_kept_elsewhere_costs_an_answer_nothing(elsewhere):
 
 
 def test_beside_many_nothing_is_counted_for_a_pod_that_its_quota_keeps_waiting(elsewhere, monkeypatch):
-    monkeypatch.setattr(placing, "MANY", 0)
+    monkeypatch.setattr(placing, "MAX_RESERVED_NODES", 0)
     elsewhere.state.set_quota(*as_quota({"shares": 0}, namespace="team"))
     assert elsewhere.filter(elsewhere.wants("low", 1000, priority=LOW, namespace="team"), "n1") == []
     assert unknown(elsewhere) == ["n1"]

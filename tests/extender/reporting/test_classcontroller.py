@@ -9,7 +9,7 @@ from cardwise.core.api import classes, names
 from cardwise.kube.survey import MAX_CARDS_PER_NODE
 from extender.records import objects
 from extender.reporting.classcontroller import (
-    MOST_WITHOUT_CARDS,
+    MAX_CLASSES_WITHOUT_CARDS,
     ClassChanges,
     ClassController,
     automatic_class,
@@ -53,11 +53,11 @@ def test_a_class_is_wanted_for_each_model_that_has_none():
 
 def test_a_class_outlives_its_cards():
     assert plan_changes((), {K80: auto()}, unused) == ClassChanges(deletes=[])
-    assert plan_changes((), many_classes(MOST_WITHOUT_CARDS), unused) == ClassChanges(deletes=[])
+    assert plan_changes((), many_classes(MAX_CLASSES_WITHOUT_CARDS), unused) == ClassChanges(deletes=[])
 
 
 def test_of_too_many_classes_without_cards_the_youngest_go_unless_they_are_in_use():
-    known = many_classes(MOST_WITHOUT_CARDS + 3)
+    known = many_classes(MAX_CLASSES_WITHOUT_CARDS + 3)
     oldest_first = sorted(known, key=lambda name: known[name].created)
     *kept, first, second, third = oldest_first
     assert plan_changes((), known, unused).deletes == [first, second, third]
@@ -165,7 +165,7 @@ def test_a_class_that_an_admin_deletes_comes_again_with_cards_only(world):
 
 def crowd(world):
     """As many other classes without cards as are kept, older than all that come later."""
-    for i in range(MOST_WITHOUT_CARDS):
+    for i in range(MAX_CLASSES_WITHOUT_CARDS):
         world.api.write_object(CLASSES, automatic_class(classes.name_of_model(f"Xavier {i:03}"), f"Xavier {i:03}"))
     world.clock.advance(60)
 
@@ -342,7 +342,7 @@ def test_models_that_a_node_invents_leave_few_classes_and_push_out_no_older_one(
         world.api.remove(er_path(f"GPU-{i}"))
     world.api.remove(er_path("GPU-A"))
     world.run(2 * MAX_CARDS_PER_NODE / 8 + 30)
-    assert len(world.seen.classes.snapshot()) == MOST_WITHOUT_CARDS
+    assert len(world.seen.classes.snapshot()) == MAX_CLASSES_WITHOUT_CARDS
     assert world.api.get(class_path(K80)) is not None
 
 

@@ -29,13 +29,13 @@ from cardwise.core.placement.scored.shapes import RequestSize, Shape, request_si
 from cardwise.core.placement.scored.workload import LearnedWorkload, LearningInput, Workload
 from cardwise.core.values.refusals import Refusal
 
-_ROWS: Final = 256  # shapes whose scores are kept, those asked last
-_LOOK: Final = 400  # changes, at least, until the next look at all nodes together
-_ALL: Final = 1 << 62  # more nodes than there are
-_LOOK_UP: Final = 8  # scores that take as long as looking up one changed node
-_LATE: Final = 32  # changed candidates that a decision looks up; after so many it uses unchanged ones only
-_BEHIND: Final = 1024  # changed nodes; with more the table is too old to decide by
-_TRIES: Final = 32  # nodes tried in the order of scores, before all candidates are looked up
+_MAX_ROWS: Final = 256  # shapes whose scores are kept, those asked last
+_MIN_SURVEY_CHANGES: Final = 400  # changes, at least, until the next look at all nodes together
+_UNLIMITED_NODES: Final = 1 << 62  # more nodes than there are
+_SCORES_PER_LOOKUP: Final = 8  # scores that take as long as looking up one changed node
+_MAX_LOOKUPS: Final = 32  # changed candidates that a decision looks up; after so many it uses unchanged ones only
+_MAX_CHANGED_NODES: Final = 1024  # changed nodes; with more the table is too old to decide by
+_MAX_TRIES: Final = 32  # nodes tried in the order of scores, before all candidates are looked up
 
 Score = Callable[[WorkloadModel], Scoring]
 SCORINGS: Final[Mapping[str, Score]] = {"priced": Pricing}
@@ -121,7 +121,7 @@ class Engine:
         self.prepare_policy(policy)
         if self._at_once is None or max(len(self._table), len(self._changed)) <= self._at_once:
             return True
-        return policy in self._views and len(self._changed) <= _BEHIND
+        return policy in self._views and len(self._changed) <= _MAX_CHANGED_NODES
 
     def warm(self, max_nodes: int = 256) -> bool:
         """Does one piece of background work, for up to `max_nodes` nodes: catches up with changes, looks at all nodes
@@ -129,7 +129,7 @@ class Engine:
 
         Returns whether there may be more to do.
         """
-        if self._catch_up(1 + max_nodes // _LOOK_UP):
+        if self._catch_up(1 + max_nodes // _SCORES_PER_LOOKUP):
             return True
         self._notice_kinds()
         self._start_survey()
@@ -180,7 +180,7 @@ class Engine:
                     break  # changed nodes may have room; the next level is only for when there is none
             else:
                 return None
-            self._catch_up(_ALL)
+            self._catch_up(_UNLIMITED_NODES)
             once = 0
 
     def scores(
@@ -188,7 +188,7 @@ class Engine:
     ) -> dict[str, int] | None:
         """The scores of the nodes that take the pod, no two equal; None if the policy does not decide here."""
         known = self._refresh(policy)
-        self._catch_up(_ALL)
+        self._catch_up(_UNLIMITED_NODES)
         card_requests = fitting.card_requests(request)
         ask = request_size(request, card_requests, load)
         if ask is None or not known:
@@ -209,13 +209,13 @@ class Engine:
 
     def _refresh(self, policy: str = "") -> bool:
         """Catches up. Returns whether the nodes are known as the policy needs it; an unscored policy needs nothing."""
-        max_nodes = _ALL if self._at_once is None or len(self._table) <= self._at_once else self._at_once
-        self._catch_up(1 + max_nodes // _LOOK_UP if policy in self._views else _ALL)
+        max_nodes = _UNLIMITED_NODES if self._at_once is None or len(self._table) <= self._at_once else self._at_once
+        self._catch_up(1 + max_nodes // _SCORES_PER_LOOKUP if policy in self._views else _UNLIMITED_NODES)
         self._notice_kinds()
         self.prepare_policy(policy)
-        if max_nodes == _ALL:
+        if max_nodes == _UNLIMITED_NODES:
             self._start_survey()
-            self._renew(self._views.survey_nodes(_ALL))
+            self._renew(self._views.survey_nodes(_UNLIMITED_NODES))
         return policy in self._views
 
     def _catch_up(self, max_nodes: int) -> bool:
@@ -237,7 +237,7 @@ class Engine:
 
     def _start_survey(self) -> None:
         """Looks at all nodes together, if it is time for that."""
-        if self._table.length >= self._surveyed_at + max(_LOOK, len(self._table.slots) // 3):
+        if self._table.length >= self._surveyed_at + max(_MIN_SURVEY_CHANGES, len(self._table.slots) // 3):
             self._surveyed_at = self._table.length
             self._views.start_surveys(self._table.leaving())
 
@@ -252,7 +252,7 @@ class Engine:
         row = self._rows.pop(key, None)
         if row is None:
             row = ShapeScores(self._table, self._views[policy], shape)
-            if len(self._rows) >= _ROWS:
+            if len(self._rows) >= _MAX_ROWS:
                 del self._rows[next(iter(self._rows))]
         self._rows[key] = row  # the last one now
         return row
@@ -268,7 +268,7 @@ class Engine:
         self, row: ShapeScores, scorer: Scorer, card_requests: Sequence[CardRequest], nodes: Collection[str] | None
     ) -> Placement | None:
         """The best of the nodes that have not changed since they were scored; None if none of them takes the pod."""
-        retries = _LATE
+        retries = _MAX_LOOKUPS
         among = self._slots(nodes) if nodes is not None and 2 * len(nodes) < len(self._table.slots) else None
         while True:
             row.bring_up(self._at_once, self._generator, among)
@@ -322,7 +322,7 @@ class Engine:
                 points, copied = points.copy(), True
             points[slot] = NONE
             tries += 1
-            if nodes is not None and tries >= _TRIES:
+            if nodes is not None and tries >= _MAX_TRIES:
                 points, nodes = _only(points, self._slots(nodes)), None
 
     def _slots(self, nodes: Collection[str]) -> Ints:

@@ -17,7 +17,7 @@ from cardwise.core.placement.scored.nodetable import Floats, Ints, NodeArrays
 from cardwise.core.placement.scored.scoring import WeightedShape
 
 _CALM: Final = 0.5  # the pressure up to which a kind costs nothing
-_MOST: Final = 8.0  # cards that it costs at most
+_MAX_PRICE: Final = 8.0  # cards that it costs at most
 _STEP: Final = 0.05  # cards: it is rounded to this, so that it seldom changes
 
 
@@ -61,7 +61,7 @@ class KindPrices:
             named[kinds] += amount * (here / here.sum() if here.any() else 1.0 / len(kinds))
         ratio = np.divide(named * free.sum(), free, out=np.zeros(len(free)), where=free > 0)
         # The last one is for kinds that no request names, and for "no card".
-        prices: Floats = np.rint(np.clip(ratio - _CALM, 0.0, _MOST) / _STEP) * _STEP
+        prices: Floats = np.rint(np.clip(ratio - _CALM, 0.0, _MAX_PRICE) / _STEP) * _STEP
         if np.array_equal(prices, self._prices):
             return False
         self._prices = prices if prices.any() else np.zeros(0)

@@ -35,11 +35,11 @@ _CAPACITY: Final = 0.16  # cards: capacities that differ by less than half of it
 _REST: Final = 0.02  # cards: the same for rests of cards, and for what is to come
 # Pods that end for each one that comes. From the first on, nodes are scored as if pods leave too, below the second as
 # if none does; in between it stays as it was.
-_MANY_LEAVE: Final = 0.4
-_FEW_LEAVE: Final = 0.2
+_HIGH_DEPARTURE_RATE: Final = 0.4
+_LOW_DEPARTURE_RATE: Final = 0.2
 _SCARCEST: Final = 30.0  # the most that a request counts because few of it fit
 _NEWS: Final = 0.1  # of all weights, that must have changed for others to be taken: all scores change with them
-_MOST_SHAPES: Final = 160  # of the workload, those that ask most
+_MAX_SHAPES: Final = 160  # of the workload, those that ask most
 
 
 class Pricing:
@@ -50,7 +50,7 @@ class Pricing:
         self._prices = model.prices
         self._kind_prices = KindPrices(model.workload, model.yardstick)
         with_cards = [weighted for weighted in model.workload if weighted.shape.ask.cards]
-        workload = sorted(with_cards, key=lambda weighted: -weighted.weight * weighted.shape.ask.cards)[:_MOST_SHAPES]
+        workload = sorted(with_cards, key=lambda weighted: -weighted.weight * weighted.shape.ask.cards)[:_MAX_SHAPES]
         shapes, self._shape_indexes = distinct_by_cards(workload)
         self._cards = CardTable(shapes)
         self.width = len(shapes)
@@ -80,7 +80,7 @@ class Pricing:
     def update_prices(self, surveyed_sum: Floats, leaving: float) -> bool:
         """At the pressure on models, at what is scarce, and whether pods also leave."""
         before = self._leaving
-        self._leaving = leaving >= (_FEW_LEAVE if before else _MANY_LEAVE)
+        self._leaving = leaving >= (_LOW_DEPARTURE_RATE if before else _HIGH_DEPARTURE_RATE)
         possible, free = np.split(surveyed_sum, [len(self._frequencies)])
         scarcer = self._update_weights(possible, free.sum())
         return self._kind_prices.update_prices(free) or scarcer or self._leaving != before

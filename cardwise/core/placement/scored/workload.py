@@ -12,15 +12,15 @@ from cardwise.core.placement.scored.prices import PARTS, remainder_prices
 from cardwise.core.placement.scored.shapes import RequestSize
 from cardwise.core.values.wording import quote_text
 
-MOST_ASKS: Final = 512
-_MANY: Final = 20_000  # arrivals, after which all counts are halved
-_FIRST: Final = 16  # arrivals, before which nothing is learned
-_SIZES: Final = 4  # sizes of cards, the most frequent, for which shares are priced
+MAX_REQUEST_SIZES: Final = 512
+_HALVE_AFTER: Final = 20_000  # arrivals, after which all counts are halved
+_MIN_ARRIVALS: Final = 16  # arrivals, before which nothing is learned
+_MAX_CARD_SIZES: Final = 4  # sizes of cards, the most frequent, for which shares are priced
 _VERSION: Final = 1
-_LEAST: Final = 0.001  # the smallest count that is written
-_CARDS: Final = 6400  # this and the next two: limits above what any pod can get, to keep the arithmetic safe
-_MEM: Final = 2**31  # MiB
-_AMOUNT: Final = 2**62  # of cpu and memory of a node
+_MIN_COUNT: Final = 0.001  # the smallest count that is written
+_MAX_CARDS: Final = 6400  # this and the next two: limits above what any pod can get, to keep the arithmetic safe
+_MAX_MIB: Final = 2**31  # MiB
+_MAX_AMOUNT: Final = 2**62  # of cpu and memory of a node
 
 
 class InvalidWorkload(ValueError):
@@ -59,14 +59,14 @@ class Workload:
         """A pod with this ask has arrived. An ask that no node could ever serve is not counted."""
         if not _possible(ask):
             return
-        if ask not in self.counts and len(self.counts) >= MOST_ASKS:
-            rarest = sorted(self.counts, key=self.counts.__getitem__)[: MOST_ASKS // 8]
+        if ask not in self.counts and len(self.counts) >= MAX_REQUEST_SIZES:
+            rarest = sorted(self.counts, key=self.counts.__getitem__)[: MAX_REQUEST_SIZES // 8]
             for other in rarest:
                 self._seen -= self.counts.pop(other)
         self.counts[ask] = self.counts.get(ask, 0.0) + times
         self._seen += times
         self._since += times
-        if self._seen >= _MANY:
+        if self._seen >= _HALVE_AFTER:
             self.counts = {ask: count / 2 for ask, count in self.counts.items()}
             self._seen /= 2
             self._since /= 2
@@ -75,7 +75,7 @@ class Workload:
     @property
     def is_learning_due(self) -> bool:
         """Whether enough pods have arrived since the last learning."""
-        return self._since >= max(_FIRST - self._learned_at, self._learned_at / 2)
+        return self._since >= max(_MIN_ARRIVALS - self._learned_at, self._learned_at / 2)
 
     def mark_learned(self) -> None:
         """The learning begins now."""
@@ -83,7 +83,7 @@ class Workload:
 
     def dump(self) -> str:
         """The counts as text, to be saved."""
-        asks = [[*ask, round(count, 3)] for ask, count in sorted(self.counts.items()) if count >= _LEAST]
+        asks = [[*ask, round(count, 3)] for ask, count in sorted(self.counts.items()) if count >= _MIN_COUNT]
         return json.dumps({"version": _VERSION, "requests": asks}, separators=(",", ":"))
 
     def load(self, text: str) -> None:
@@ -98,8 +98,8 @@ class Workload:
         if type(version) is not int or version != _VERSION:
             raise InvalidWorkload(f"version {reprlib.repr(version)} is not known")
         counts = dict(_counted(entry) for entry in saved["requests"])
-        if len(counts) > MOST_ASKS:
-            counts = dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:MOST_ASKS])
+        if len(counts) > MAX_REQUEST_SIZES:
+            counts = dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:MAX_REQUEST_SIZES])
         self.counts = counts
         self._seen = self._since = sum(counts.values())
         self._learned_at = 0.0
@@ -111,7 +111,7 @@ def learn_workload(sample: LearningInput) -> LearnedWorkload:
     if total <= 0:
         return NOTHING
     shares = {ask: count / total for ask, count in sample.counts.items()}
-    sizes = sorted(sample.sizes, key=lambda size: (-sample.sizes[size] * size, size))[:_SIZES]
+    sizes = sorted(sample.sizes, key=lambda size: (-sample.sizes[size] * size, size))[:_MAX_CARD_SIZES]
     prices = {}
     for size in sizes:
         demand: dict[int, float] = {}
@@ -134,7 +134,7 @@ def _counted(entry: object) -> tuple[RequestSize, float]:
     ask = RequestSize(cards, mem, core, resource_class, cpu, memory)
     if not _possible(ask):
         raise InvalidWorkload(f"no pod can have asked for {reprlib.repr(entry)}")
-    if type(count) not in (int, float) or not _LEAST <= count <= _MANY:  # which NaN is not
+    if type(count) not in (int, float) or not _MIN_COUNT <= count <= _HALVE_AFTER:  # which NaN is not
         raise InvalidWorkload(f"{reprlib.repr(entry[:-1])} cannot have come {reprlib.repr(count)} times")
     return ask, float(count)
 
@@ -142,9 +142,9 @@ def _counted(entry: object) -> tuple[RequestSize, float]:
 def _possible(ask: RequestSize) -> bool:
     """Whether a pod can have these numbers."""
     return (
-        0 <= ask.cards <= _CARDS
-        and 0 <= ask.mem <= _MEM
+        0 <= ask.cards <= _MAX_CARDS
+        and 0 <= ask.mem <= _MAX_MIB
         and 0 <= ask.core <= FULL_CORE * ask.cards
-        and 0 <= ask.cpu < _AMOUNT
-        and 0 <= ask.memory < _AMOUNT
+        and 0 <= ask.cpu < _MAX_AMOUNT
+        and 0 <= ask.memory < _MAX_AMOUNT
     )

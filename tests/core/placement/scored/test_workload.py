@@ -12,7 +12,7 @@ from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.shapes import RequestSize
 from cardwise.core.placement.scored.workload import (
-    MOST_ASKS,
+    MAX_REQUEST_SIZES,
     NOTHING,
     InvalidWorkload,
     LearningInput,
@@ -82,7 +82,7 @@ def test_only_the_commonest_are_read():
     workload = Workload()
     rare = [[1, 100, 0, "", i, 0, 1] for i in range(5000)]
     workload.load(saved(*rare, [*HALF, 20]))
-    assert len(workload.counts) == MOST_ASKS
+    assert len(workload.counts) == MAX_REQUEST_SIZES
     assert workload.counts[HALF] == 20.0
 
 
@@ -164,9 +164,9 @@ def test_any_text_is_refused_or_can_be_decided_by(text):
 
 def test_more_different_asks_than_are_kept_are_learned_from_again_and_again():
     workload, learned = Workload(), []
-    for i in range(6 * MOST_ASKS):
+    for i in range(6 * MAX_REQUEST_SIZES):
         workload.count_arrival(RequestSize(cards=1, mem=100 + i, core=0, resource_class="", cpu=1, memory=1))
         if workload.is_learning_due:
             workload.mark_learned()
             learned.append(i)
-    assert learned[-1] > 5 * MOST_ASKS
+    assert learned[-1] > 5 * MAX_REQUEST_SIZES
