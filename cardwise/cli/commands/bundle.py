@@ -1,9 +1,9 @@
 """`cardwise bundle`: collects a support bundle in one archive, without secrets.
 
-Secrets and ConfigMaps are not read. In Cardwise's namespace only Cardwise's own parts are read, found by the chart's
-label, because other programs may run there too. Users put tokens into commands, probes, annotations, volumes and other
-fields, so of their pods only the fields listed here are kept: placement, requests and state. The values of Cardwise's
-own environment variables and annotations are kept too.
+Secrets and ConfigMaps are not read. In Cardwise's namespace only Cardwise's own parts are read: other programs may run
+there too. The parts are found by the chart's label. Users put tokens into commands, probes, annotations, volumes and
+other fields, so only the fields listed here are kept of their pods: placement, requests and state. The values of
+Cardwise's own environment variables and annotations are kept too.
 """
 
 import io
@@ -27,13 +27,13 @@ from cardwise.kube.client import KubeClient
 HIDDEN: Final = "(left out)"
 _LOG_LINES: Final = 2000
 _APPS: Final = "/apis/apps/v1"
-_PARTS_QUERY: Final = {"labelSelector": "app.kubernetes.io/name=cardwise"}  # the chart gives it to all that it makes
+_PARTS_QUERY: Final = {"labelSelector": "app.kubernetes.io/name=cardwise"}  # the label of every object of the chart
 _NOISY_ANNOTATIONS: Final = ("kubectl.kubernetes.io/last-applied-configuration",)
 _OWN_VARIABLE_PREFIXES: Final = ("CARDWISE_", names.GPUSHARE_PREFIX, *names.ENV_LIMIT_PREFIXES)
 _CONTAINERS: Final = ("containers", "initContainers", "ephemeralContainers")
 _OWN_DOMAINS: Final = frozenset(key.partition("/")[0] for key in (names.API_VERSION, names.GPU_MEM, names.GROUP_NAME))
 _GPUSHARE: Final = ("ALIYUN_COM_", names.GPUSHARE_ALLOCATION)
-# Fields that are kept, by space.
+# The fields that are kept, separated by spaces.
 _METADATA_FIELDS: Final = """
     name namespace uid resourceVersion generation generateName labels ownerReferences finalizers
     creationTimestamp deletionTimestamp deletionGracePeriodSeconds"""
@@ -45,7 +45,7 @@ _SPEC_FIELDS: Final = """
 _CONTAINER_FIELDS: Final = """
     name image imagePullPolicy resources resizePolicy restartPolicy ports volumeMounts volumeDevices securityContext
     targetContainerName"""
-_HIDDEN_FIELDS: Final = ("command", "args")  # whether they are there says much, their text is nobody's business
+_HIDDEN_FIELDS: Final = ("command", "args")  # kept without their text, which may contain secrets
 
 
 @click.command()
@@ -79,11 +79,11 @@ def bundle(cardwise_namespace: str, file: Path) -> None:
 def write_bundle(
     client: KubeClient, target: Path, findings: Sequence[Finding], cardwise_namespace: str, now: datetime
 ) -> tuple[list[str], int]:
-    """Makes the archive (gzip). `cardwise_namespace`: the namespace of Cardwise.
+    """Write the archive (tar, gzip).
 
-    Returns what could not be read, each with the reason, and how many files there are with these.
+    Returns a line with the reason for each file that could not be read, and the number of all files, including these.
 
-    Raises OSError where `target` cannot be written, and FileExistsError where it is there already.
+    Raises OSError if `target` cannot be written, and FileExistsError if it exists already.
     """
     folder = target.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz")
     with target.open("xb") as file:
@@ -93,7 +93,7 @@ def write_bundle(
                 missing, file_count = _write_contents(archive, folder, _list_contents(client, cardwise_namespace), now)
                 _add_file(archive, f"{folder}/missing.json", missing, now)
         except BaseException:
-            target.unlink()  # half an archive helps nobody
+            target.unlink()  # an incomplete archive would be useless
             raise
     return missing, file_count
 
@@ -137,7 +137,7 @@ def _list_contents(client: KubeClient, cardwise_namespace: str) -> Iterator[tupl
     try:
         parts = list(client.list_objects(paths.pods(cardwise_namespace), _PARTS_QUERY))
     except errors.KubeError:
-        return  # said by the line above
+        return  # the failure is recorded: the file `parts/pods.json` above had the same error
     for pod in parts:
         statuses = (pod.get("status") or {}).get("containerStatuses") or ()
         restarted_containers = {status["name"] for status in statuses if status.get("restartCount")}
@@ -156,7 +156,7 @@ def _read_log(client: KubeClient, pod: Json, container: str, *, previous: bool) 
 
 
 def _concerns_cardwise(pod: Json) -> bool:
-    """Whether it requests resources of Cardwise, or is in a gang."""
+    """Whether the pod requests resources of Cardwise, or is in a gang."""
     if labels_of(pod).get(names.GANG):
         return True
     requested = {
@@ -177,7 +177,7 @@ def _remove_noise(manifest: Json) -> Json:
 
 
 def _redact_pod(pod: Json) -> Json:
-    """The listed fields of a user's pod, without anything else that users write."""
+    """Return a copy of a user's pod that has only the listed fields."""
     spec = pod["spec"]
     redacted = _select_fields(_SPEC_FIELDS, spec)
     for group in _CONTAINERS:
@@ -191,7 +191,7 @@ def _redact_pod(pod: Json) -> Json:
 
 
 def _redact_annotations(manifest: Json) -> Json:
-    """Without the annotations that are none of ours."""
+    """Return a copy of the object that has only the annotations of Cardwise, gpushare and gangs."""
     metadata = _select_fields(_METADATA_FIELDS, manifest["metadata"])
     annotations = annotations_of(manifest)
     return manifest | {
@@ -214,19 +214,19 @@ def _redact_container(container: Json) -> Json:
 
 
 def _redact_variable(variable: Json) -> Json:
-    """The variable with its source; its value only if it is Cardwise's."""
+    """Return the variable with its source, but hide its value, unless it is a variable of Cardwise."""
     if "value" not in variable or _is_own_variable(variable):
         return variable
     return variable | {"value": HIDDEN}
 
 
 def _redact_volume(volume: Json) -> Json:
-    """Its name and type, such as csi, without its parameters."""
+    """Return the volume with its name and its type, such as csi, and hide the parameters."""
     return {key: content if key == "name" else HIDDEN for key, content in volume.items()}
 
 
 def _redact_status(status: Json) -> Json:
-    """How it fares. Messages of its containers are not told, reasons and exit codes are."""
+    """Return the status of a pod; hide the messages of containers, but keep their reasons and exit codes."""
     redacted = dict(status)
     for group in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
         if group in redacted:
@@ -235,9 +235,10 @@ def _redact_status(status: Json) -> Json:
 
 
 def _redact_container_status(container: Json) -> Json:
-    """A program writes the message of a container that has ended.
+    """Return the status of a container without its messages, which may contain secrets.
 
-    That of one that could not start may have its command in it (RunContainerError).
+    The program writes the message of a container that has ended. The message of a container that could not start may
+    contain the container's command (RunContainerError).
     """
     redacted = dict(container)
     for key in ("state", "lastState"):
@@ -248,7 +249,7 @@ def _redact_container_status(container: Json) -> Json:
 
 
 def _is_own_annotation(annotation: str) -> bool:
-    """Whether it is of Cardwise, gpushare or gangs."""
+    """Whether the annotation is one of Cardwise, gpushare or gangs."""
     return annotation.startswith(_GPUSHARE) or annotation.partition("/")[0] in _OWN_DOMAINS
 
 

@@ -1,4 +1,4 @@
-"""Shell completion of `cardwise`, and of `kubectl cardwise`, for which kubectl calls a separate program."""
+"""Shell completion of `cardwise` and of `kubectl cardwise`; for the latter kubectl calls a separate program."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from click.shell_completion import CompletionItem, ShellComplete, get_completion
 from cardwise.cli import console
 
 PROGRAM = "cardwise"
-_VARIABLE = "_CARDWISE_COMPLETE"  # by which click knows that the shell asks, and for what
+_VARIABLE = "_CARDWISE_COMPLETE"  # click reads from it that the shell wants a completion, and for which shell
 _SHELLS = ("bash", "zsh", "fish")
-_FILES, _NO_FILES = ":0", ":4"  # what kubectl is to add, as its own commands say it
+_FILES, _NO_FILES = ":0", ":4"  # directives of kubectl's protocol: complete file names, or do not
 
 
 _HELP = """Print the completion script of a shell for commands, options and GPUs.
@@ -35,7 +35,10 @@ def completion(context: click.Context, shell: str) -> None:
 
 
 def complete_for_kubectl(root: click.Command, words: Sequence[str]) -> str:
-    """The output of kubectl_complete-cardwise. `words`: those after `kubectl cardwise`; the last may be incomplete."""
+    """Return the output of kubectl_complete-cardwise.
+
+    words: the words after `kubectl cardwise`; the last one may be incomplete.
+    """
     *complete_words, incomplete_word = words or [""]
     completions = ShellComplete(root, {}, PROGRAM, _VARIABLE).get_completions(complete_words, incomplete_word)
     has_files = any(entry.type != "plain" for entry in completions)

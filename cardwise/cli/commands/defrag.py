@@ -1,7 +1,7 @@
 """`cardwise defrag`: finds the pods to move so that a big request fits again, and moves them one at a time.
 
-The search is `cardwise.core.defrag.defrag` with the extender's engine. Both are imported when they are called, so that
-other commands do not wait for numpy.
+`cardwise.core.defrag.defrag` searches, with the extender's engine. Both are imported only when the command runs, so
+that other commands do not wait for numpy.
 """
 
 import re
@@ -59,10 +59,10 @@ _UNKNOWN_LIMITS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefragRequest:
-    """What the user requests.
+    """The request of the user, for which room is wanted.
 
-    text: what must fit, such as "2 whole cards".
-    spec: the spec of a pod that must fit, as written; empty without one.
+    text: the request in words, such as "2 whole cards".
+    spec: the spec of a pod that must fit, as the user wrote it; empty without a pod.
     """
 
     text: str
@@ -80,7 +80,7 @@ class DefragRequest:
 class DefragOutcome:
     """A plan, with the pods that may be moved.
 
-    `excluded_nodes`: "1 of 4 nodes with cards" that the request cannot use; "" for none.
+    excluded_nodes: how many nodes the request cannot use, such as "1 of 4 nodes with cards"; "" if none.
     """
 
     request: DefragRequest
@@ -89,14 +89,14 @@ class DefragOutcome:
     excluded_nodes: str = ""
 
     def steps(self) -> Iterator[tuple[Move, MovablePod, Json, int]]:
-        """Each move with its pod, the controller that recreates it, and how many of the request fit after it."""
+        """Yield each move, its pod, the pod's controller, and how often the request fits after the move."""
         by_uid = {pod.uid: pod for pod in self.movable.pods}
         for move, fits in zip(self.plan.moves, self.plan.fits[1:], strict=True):
             pod = by_uid[move.before.uid]
             yield move, pod, workloads.controller_of(self.movable.objects[pod.uid]), fits
 
     def needless_cordons(self, cordoned: Iterable[ExtendedResource]) -> list[ExtendedResource]:
-        """The cards of `cordoned` that the plan does not need cordoned."""
+        """Return the cards in `cordoned` that may be uncordoned, because the plan does not need them."""
         moves = self.plan.moves if self.plan.cordons and self.is_reached else ()
         uuids = {share.uuid for move in moves for share in move.before.assignment.shares()}
         return [card for card in cordoned if card.spec.uuid not in uuids]
@@ -220,7 +220,7 @@ def _parse_request(
     max_moves: int | None,
     cordon: bool,
 ) -> DefragRequest:
-    """Raises InvalidRequest."""
+    """Read the options that say what must fit. Raises InvalidRequest."""
     class_names = {name for node in cluster_survey.ledger.nodes() for card in node.cards for name in card.classes}
     if cards is not None:
         container = ContainerRequest(key="0", name="main", cards=1, resource_class=resource_class)
@@ -248,7 +248,7 @@ def _parse_request(
 
 
 def _ignore_cordons_of_defrag(cluster_survey: survey.Survey) -> list[ExtendedResource]:
-    """Count the cards that a defrag has cordoned as free, and return them."""
+    """Treat cards that an earlier defrag has cordoned as not cordoned, and return them."""
     abandoned = [card for card in cluster_survey.resources if cordons.is_cordoned_by_defrag(card)]
     uuids = {card.spec.uuid for card in abandoned}
     for name in {card.spec.node for card in abandoned}:
@@ -270,7 +270,7 @@ def _execute_plan(move_run: evicting.MoveRun, outcome: DefragOutcome) -> None:
 def _parse_fit_option(
     cluster_survey: survey.Survey, fit: str, resource_class: str, unit: Unit
 ) -> tuple[int, whatif.NamedPod]:
-    """How many, and one of them. Raises InvalidRequest."""
+    """Return the wanted number of pods, and one such pod. Raises InvalidRequest."""
     count_match = _SHAPE_AND_COUNT.fullmatch(fit)
     shape_text, count = (
         (count_match[1], int(count_match[2])) if count_match is not None and not Path(fit).is_file() else (fit, 1)
@@ -294,7 +294,7 @@ def _search_plan(
     settings: published.PublishedPolicy,
     now: datetime,
 ) -> DefragOutcome:
-    """Read what the survey lacks, and search. Raises `KubeError`."""
+    """Read what the survey does not contain, and search for a plan. Raises `KubeError`."""
     from cardwise.cli.cluster.engine import SurveyedEngine  # noqa: PLC0415 - see above
 
     nodes, pods = list(client.list_objects(paths.nodes())), list(client.list_objects(paths.pods()))
@@ -338,9 +338,9 @@ def _describe_excluded_nodes(ledger: Ledger, allowed: frozenset[str] | None) -> 
 
 
 def format_outcome(outcome: DefragOutcome) -> str:
-    """What fits, which pods move, and what prevents more."""
+    """Say in sentences how often the request fits, which pods move, and what prevents more."""
     defrag_request, move_plan = outcome.request, outcome.plan
-    # Nobody counts further than to what is wanted.
+    # The search stops counting at the wanted number.
     has_enough = move_plan.fits[0] >= defrag_request.count
     fits_text = _describe_fits(move_plan.fits[0], defrag_request, is_minimum=has_enough)
     lines = [f"Now {fits_text}, of {defrag_request.count} that are wanted."]
@@ -381,9 +381,9 @@ def _describe_lower_bound(move_plan: MovePlan) -> str:
 
 
 def _describe_fits(fits: int, defrag_request: DefragRequest, *, is_minimum: bool = False) -> str:
-    """Such as "there is 1 free whole GPU", "there is capacity for 2 pods gpu-mem=100".
+    """Say how often the request fits, such as "there is 1 free whole GPU".
 
-    `is_minimum`: there may be more.
+    is_minimum: whether it may fit more often.
     """
     prefix = "at least " * is_minimum
     noun, shape = (
@@ -425,7 +425,7 @@ def _describe_failure(outcome: DefragOutcome) -> list[str]:
 
 
 def _format_place(holding: Holding) -> str:
-    """Such as "n1 0,1"."""
+    """Format a node with the indexes of cards, such as "n1 0,1"."""
     return f"{holding.node} {','.join(map(str, holding.assignment.indices()))}"
 
 

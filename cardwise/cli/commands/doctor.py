@@ -35,8 +35,8 @@ def doctor(
     """Diagnose the installation and suggest fixes.
 
     Creates probe pods in the namespace of Cardwise: one with a share of 1 MiB, whose image is never pulled, and one
-    without a GPU request per GPU node, to check that it cannot see a GPU. Admission is tried by dry run in the
-    namespace of -n; with --before-install in that of --cardwise-namespace. Exits with 1 if there is a problem.
+    without a GPU request per GPU node, to check that it cannot see a GPU. A dry run tests admission in the namespace of
+    -n; with --before-install in the namespace of --cardwise-namespace. Exits with 1 if there is a problem.
     """
     client = options.load_client()
     if before_install:
@@ -55,7 +55,7 @@ def doctor(
 
 
 def _print_proposal(client: "KubeClient", namespace: str, output: str, *, probe: bool) -> None:
-    """Print the findings before an installation, and the installation with the values that they propose."""
+    """Print the findings before an installation, and the install command with the values that the findings propose."""
     findings = before.run_preinstall_checks(client, namespace, probe=probe)
     command = before.install_command(findings, namespace)
     if output == "table":

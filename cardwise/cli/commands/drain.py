@@ -47,9 +47,10 @@ class _Pod(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRules:
-    """What the user allows.
+    """The limits that the user sets for a drain.
 
-    `timeout`: seconds, 0 for no limit; `grace_seconds`: seconds, negative for the pods' own.
+    timeout: in seconds; 0 for no limit.
+    grace_seconds: the grace period of evicted pods; negative for the pods' own grace periods.
     """
 
     force: bool = False
@@ -105,9 +106,9 @@ class Drain:
     card: ExtendedResource
     rules: DrainRules
     clock: Clock
-    _requested_at: dict[str, float] = field(default_factory=dict)  # by UID, when its eviction was asked for
-    _evicted_names: dict[str, str] = field(default_factory=dict)  # names by UID, of those that were evicted
-    _refusals: dict[str, str] = field(default_factory=dict)  # by UID, why its eviction was refused
+    _requested_at: dict[str, float] = field(default_factory=dict)  # when each pod's eviction was requested, by UID
+    _evicted_names: dict[str, str] = field(default_factory=dict)  # names of the evicted pods, by UID
+    _refusals: dict[str, str] = field(default_factory=dict)  # why a pod's eviction was refused, by UID
 
     def simulate_run(self, reason: str) -> None:
         """Print what `run` would do. Raises `ClickException` if it would be refused, and `KubeError`."""
@@ -128,7 +129,7 @@ class Drain:
         empty_checks = 0
         while True:
             remaining, terminating = self._evict_due_pods()
-            # Twice, since a pod that was being bound while the card was cordoned comes a moment later.
+            # Twice: a pod that was being bound while the card was cordoned appears a moment later.
             empty_checks = 0 if remaining or terminating else empty_checks + 1
             if empty_checks > 1:
                 break
@@ -175,11 +176,12 @@ class Drain:
         except errors.NotFound:
             return ""
         except (errors.TooManyRequests, errors.Conflict, errors.Unreachable) as error:
-            return error.message or error.reason  # a conflict may be another pod of this name: the next look tells
+            # After a conflict another pod may have this name, which the next round will see.
+            return error.message or error.reason
         return ""
 
     def _check_bare_pods(self, pods: Sequence[_Pod]) -> None:
-        """Raises `ClickException` for pods that may be evicted, or left, only with an option of the user."""
+        """Raise `ClickException` if a pod may be evicted, or left, only with an option that the user has not given."""
         bare_names = [pod.name for pod in pods if not pod.controller and pod.metadata.deletion_timestamp is None]
         if bare_names and not self.rules.force:
             raise click.ClickException(
@@ -198,7 +200,7 @@ class Drain:
         return [pod for pod in pods if pod.controller != "DaemonSet"]
 
     def _list_pods(self) -> list[_Pod]:
-        """The pods that hold something of the card."""
+        """List the pods that hold the card or a share of it."""
         query = paths.field_query("spec.nodeName", self.card.spec.node)
         return [pod for pod in self.client.list_as(paths.pods(), wire.ListOf[_Pod], query) if self._holds_card(pod)]
 
@@ -219,7 +221,7 @@ class Drain:
         return on_card or any(device.uuid == uuid for device in pod_assignment.device_shares())
 
     def _list_terminating_pods(self, present_uids: set[str]) -> list[str]:
-        """Pods that are gone, while the node still has containers of them on the card."""
+        """List deleted pods whose containers still run on the card."""
         try:
             resource = self.client.get(paths.extendedresources(self.card.metadata.name))
         except errors.NotFound:

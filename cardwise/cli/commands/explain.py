@@ -32,7 +32,8 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import eligible
 from cardwise.kube.survey import Survey
 
-_STATES_BY_URGENCY: Final = ("waiting", "starting", "running", "ending", "ended")  # whom to explain first
+# Of a workload's pods, one in the first of these states is explained.
+_STATES_BY_URGENCY: Final = ("waiting", "starting", "running", "ending", "ended")
 
 
 @click.command()
@@ -79,7 +80,7 @@ def _print_explanation(text: str, data: Json, output: str) -> None:
 
 
 def _parse_target(words: tuple[str, ...]) -> tuple[str, str]:
-    """Kind and name; the kind is "" if not given."""
+    """Return kind and name of the target; the kind is "" if the user gave none."""
     if len(words) == 1 and "/" not in words[0] and words[0]:
         return "", words[0]
     word, slash, name = words[0].partition("/")
@@ -94,7 +95,7 @@ def _parse_target(words: tuple[str, ...]) -> tuple[str, str]:
 
 
 def find_target(client: KubeClient, kind: str, namespace: str, name: str) -> tuple[str, Json] | None:
-    """The object; None if it does not exist.
+    """Read the target; None if it does not exist.
 
     Raises KubeError, and Forbidden if it may be a pod that the user may not read.
     """
@@ -116,7 +117,7 @@ def find_target(client: KubeClient, kind: str, namespace: str, name: str) -> tup
 def explain_workload(
     client: KubeClient, kind: str, manifest: Json, namespace: str, cardwise_namespace: str
 ) -> tuple[str, Json]:
-    """The text about the workload, and about its first pod; as `explain_pod`."""
+    """Explain a workload and the first of its pods. Returns the text and its JSON, as `explain_pod` does."""
     workload = workloads.read_state(client, kind, manifest)
     pods = sorted(
         workload.pods, key=lambda pod: (_STATES_BY_URGENCY.index(workloads.pod_state(pod)), pod["metadata"]["name"])
@@ -141,8 +142,8 @@ def explain_workload(
 
 
 def explain_pod(client: KubeClient, pod: Json, namespace: str, cardwise_namespace: str) -> tuple[str, Json]:
-    """The text about the pod, and its JSON. `cardwise_namespace`: Cardwise's namespace. Raises KubeError."""
-    if (pod.get("status") or {}).get("phase") in names.FINISHED_PHASES:  # what is around it changes nothing any more
+    """Explain a pod. Returns the text and its JSON. Raises KubeError."""
+    if (pod.get("status") or {}).get("phase") in names.FINISHED_PHASES:  # its surroundings no longer matter
         text = sentences.explain_pod(pod, None)
         return text, objects.as_json(pod, None, "", text)
     gang = podgroups.gang_of_pod(client, pod)
@@ -157,7 +158,7 @@ def explain_pod(client: KubeClient, pod: Json, namespace: str, cardwise_namespac
         )
     if cluster_survey is not None and cluster_survey.partial:
         console.print_text(f"note: {cluster_survey.partial}", err=True)
-    if settings.note and cluster_survey is not None and is_pending:  # of a placed pod no policy decides any more
+    if settings.note and cluster_survey is not None and is_pending:  # the policy matters only until a pod is placed
         console.print_text(f"note: assuming that the extender's policy is {settings.policy}: {settings.note}", err=True)
     pods: Sequence[Json] = ()
     if cluster_survey is not None:
@@ -181,7 +182,7 @@ def explain_pod(client: KubeClient, pod: Json, namespace: str, cardwise_namespac
 
 
 def _list_visible_pods(client: KubeClient, namespace: str) -> Sequence[Json]:
-    """All pods; if these may not be read, those of the namespace. Raises KubeError."""
+    """List the pods of all namespaces; if these may not be read, the pods of `namespace`. Raises KubeError."""
     try:
         return list(client.list_objects(paths.pods()))
     except errors.Forbidden:
@@ -199,7 +200,7 @@ def _mark_terminating(cluster_survey: Survey, pods: Sequence[Json]) -> None:
 def _read_surroundings(
     client: KubeClient, pod: Json, cluster_survey: Survey | None, gang: GangView | None, cardwise_namespace: str
 ) -> PodSurroundings:
-    """The facts besides cards; for a placed pod only its node is needed."""
+    """Read the facts about a pod besides cards; for a placed pod only the facts about its node."""
     webhook = installation.read_webhook(client, cardwise_namespace) if _lacks_rewrite(pod) else None
     if name := pod["spec"].get("nodeName"):
         is_starting = workloads.pod_state(pod) == "starting"
@@ -213,7 +214,7 @@ def _read_surroundings(
             nodes = None
         return PodSurroundings(nodes, webhook=webhook, warning=warning)
     if webhook is not None:
-        return PodSurroundings(webhook=webhook)  # it is never placed, whatever the nodes are
+        return PodSurroundings(webhook=webhook)  # the pod is never placed, on any node
     try:
         nodes = list(client.list_objects(paths.nodes()))
     except errors.Forbidden:
@@ -251,7 +252,7 @@ def _read_surroundings(
 
 
 def _lacks_rewrite(pod: Json) -> bool:
-    """Whether it requests cards or devices in a form that the webhook would have rewritten."""
+    """Whether the pod requests cards or devices in a form that the webhook would have rewritten."""
     try:
         request.parse_mutated(pod)
     except request.NotRewritten:
@@ -262,7 +263,7 @@ def _lacks_rewrite(pod: Json) -> bool:
 
 
 def _read_quota_usage(client: KubeClient, namespace: str) -> Sequence[EntryView]:
-    """The GPUQuotas from their statuses; empty if they may not be read, or if the kind does not exist."""
+    """Read the GPUQuotas from their statuses; empty if they may not be read, or if the kind does not exist."""
     try:
         return totals.entries_by_status(client.list_objects(paths.gpuquotas(namespace)))
     except (errors.Forbidden, errors.NotFound):

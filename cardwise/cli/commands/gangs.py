@@ -13,9 +13,9 @@ from cardwise.cli.render import gangtable, printing
 @click.option("-A", "--all-namespaces", is_flag=True, help="Show all namespaces.")
 @options.output
 def gangs(namespace: str | None, all_namespaces: bool, output: str) -> None:
-    """List gangs (groups of pods that are bound together or not at all) and how far each is.
+    """List gangs (groups of pods that are bound together or not at all) and the phase of each.
 
-    -o wide adds what they wait for.
+    -o wide adds the pods that a gang waits for.
     """
     client = options.load_client()
     scope = "" if all_namespaces else namespace or client.namespace

@@ -1,6 +1,6 @@
 """`cardwise nodes`: each node's GPUs and free memory, and how much of the free memory is fragmented.
 
-The measure of fragmentation is `cardwise.core.defrag.fragmentation`. It is imported when it is called, so that other
+`cardwise.core.defrag.fragmentation` measures fragmentation. It is imported only when the command runs, so that other
 commands do not wait for numpy.
 """
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from cardwise.core.defrag.fragmentation import Memory
     from cardwise.core.placement.scored.shapes import RequestSize
 
-_ALL = "CLUSTER"  # no node can be called so
-_OPTIONAL_COLUMNS = ("PODS", "FRAGMENTED(MiB)")  # of a terminal that has few columns
+_ALL = "CLUSTER"  # not a valid name of a node
+_OPTIONAL_COLUMNS = ("PODS", "FRAGMENTED(MiB)")  # left out on a narrow terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSummary:
-    """A node, or the cluster.
+    """A node, or the whole cluster.
 
     largest: MiB of the largest share that still fits on one card.
-    mps: the MPS states of its cards.
-    unschedulable_reason: why the whole node takes no new pods; "" if it takes them.
-    usable: the number of its cards that take new pods.
+    mps: the MPS states of the cards.
+    unschedulable_reason: why the whole node takes no new pods; "" if it takes new pods.
+    usable: the number of cards that take new pods.
     """
 
     name: str
@@ -59,8 +59,8 @@ class NodeSummary:
 class ClusterSummary:
     """All nodes, sorted by name.
 
-    fragmentation_basis: the pods by which fragmentation is measured: "learned" or "running"; "" if none is known.
-    notes: what is inexact, and why.
+    fragmentation_basis: the pods for which fragmentation is measured: "learned" or "running"; "" if none is known.
+    notes: which numbers are inexact, and why.
     """
 
     nodes: list[NodeSummary]
@@ -82,7 +82,7 @@ class ClusterSummary:
 def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
     """Show the GPUs of each NODE and what still fits there: MiB, whole free GPUs, fragmentation, MPS, pods.
 
-    CARDS: GPUs that take new pods, of all. LARGEST: the largest share that still fits on one GPU. FRAGMENTED: free MiB
+    CARDS: GPUs that take new pods/all GPUs. LARGEST: the largest share that still fits on one GPU. FRAGMENTED: free MiB
     that a typical pod cannot use. The last line is the whole cluster.
     """
     client = options.load_client()
@@ -116,17 +116,14 @@ def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
 def summarize_cluster(
     client: KubeClient, cluster_survey: Survey, cardwise_namespace: str = names.NAMESPACE
 ) -> ClusterSummary:
-    """Read what the survey lacks, and summarize.
-
-    `cardwise_namespace`: the namespace of Cardwise. Raises `KubeError`.
-    """
+    """Read what the survey does not contain, and summarize. Raises `KubeError`."""
     from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
 
     free_loads, reasons, loads_note = _read_free_loads(client)
     request_weights, typical, requests_note = _read_requests(client, cluster_survey, cardwise_namespace)
     fragments = fragmentation.Fragments(fragmentation.typical_pods(request_weights, cluster_survey.ledger.kinds))
     cordoned = {state.name: _cordoned_cards(state) for state in cluster_survey.ledger.nodes()}
-    for name in reasons:  # its cards take no pods: what is free of them is neither free nor a fragment
+    for name in reasons:  # the free memory of this node cannot be used: it counts neither as free nor as fragmented
         if (node := cluster_survey.ledger.node(name)) is not None:
             cluster_survey.ledger.set_cards(name, [replace(card, cordoned=True) for card in node.cards])
     states = inspecttable.nodes_with_cards(cluster_survey.ledger)
@@ -153,7 +150,10 @@ def summarize_cluster(
 
 
 def _read_free_loads(client: KubeClient) -> tuple[Mapping[str, Load], Mapping[str, str], str]:
-    """What each node has left besides cards, which nodes take no new pods and why, and what could not be read."""
+    """Read the nodes.
+
+    Returns their free CPU, memory and the like, why a node takes no new pods, and a note on failed reads.
+    """
     try:
         nodes = list(client.list_objects(paths.nodes()))
         free_loads = snapshots.free_loads(nodes, client.list_objects(paths.pods()))
@@ -169,9 +169,10 @@ def _cordoned_cards(state: NodeState) -> tuple[str, ...]:
 def _read_requests(
     client: KubeClient, cluster_survey: Survey, cardwise_namespace: str
 ) -> "tuple[Mapping[RequestSize, float], str, str]":
-    """The requests of typical pods: as the extender has learned them, else those of the pods that hold cards now.
+    """Return the requests of typical pods, with their weights.
 
-    Also which of the two, as in `ClusterSummary`, and why.
+    The extender has learned them; without the extender's numbers they are the requests of the pods that hold cards now.
+    Also returns the `fragmentation_basis` and the note of `ClusterSummary`.
     """
     from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
     from cardwise.core.placement.scored.workload import InvalidWorkload, Workload  # noqa: PLC0415 - see above
@@ -235,9 +236,11 @@ def _summarize_all(nodes: Sequence[NodeSummary], memory: "Memory") -> NodeSummar
 def table(
     summary: ClusterSummary, only: Collection[str] = (), columns: int | None = None, *, wide: bool = False
 ) -> str:
-    """One row for each node, or each of these, and one for the cluster; wide, also which cards, models, and classes.
+    """Format one row for each node and one for the cluster.
 
-    `columns`: of the terminal.
+    only: the nodes to print; empty for all.
+    columns: the width of the terminal.
+    wide: whether to print also unhealthy and cordoned cards, models, and a table of the classes.
     """
     heads = ["NAME", "GPUS", "USED/TOTAL(MiB)", "FREE-GPUS", "LARGEST", "FRAGMENTED(MiB)", "MPS", "PODS"]
     rows = [[*heads, "UNHEALTHY", "CORDONED", "MODELS"] if wide else heads]

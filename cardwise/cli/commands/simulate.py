@@ -1,6 +1,6 @@
-"""`cardwise simulate`: its options.
+"""The options of `cardwise simulate`.
 
-The simulation is imported when it is called, so that other commands do not wait for numpy.
+The simulation is imported only when the command runs, so that other commands do not wait for numpy.
 """
 
 import math
@@ -43,7 +43,7 @@ _HELP: Final = """Replay a trace of pods, or the cluster's own pods, under each 
 
 
 class _Positive(click.FloatRange):
-    """Above 0. Without nan and inf, which a range lets through: the first compares with nothing."""
+    """A finite number above 0: click's range would accept nan and inf."""
 
     def __init__(self) -> None:
         super().__init__(0, min_open=True)

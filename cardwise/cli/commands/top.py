@@ -19,11 +19,11 @@ from cardwise.core.values import wording
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 
-_DEFAULT_LIMIT = 20  # shown unless more are asked for
+_DEFAULT_LIMIT = 20  # nodes
 _FULL_REFRESH_SECONDS = (
-    30.0  # between two looks at all cards of a big cluster; those that are shown are looked at each time
+    30.0  # between two reads of all cards of a big cluster; the shown cards are read on each refresh
 )
-_BIG_CLUSTER_CARDS = 2000  # cards from which on a cluster is big
+_BIG_CLUSTER_CARDS = 2000  # a cluster with at least so many cards is big
 
 
 @click.command()
@@ -83,9 +83,10 @@ class _Screen:
 
 
 class TopView:
-    """The view; `refresh` reads the present state.
+    """The text and the JSON of `cardwise top`; `refresh` reads the present state.
 
-    `limit`: number of nodes, 0 for all; nodes that are named are always shown.
+    nodes: the nodes to show, whatever their number; empty for the busiest nodes.
+    limit: the maximum number of nodes if `nodes` is empty; 0 for all.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class TopView:
     def refresh(self, max_lines: int | None = None) -> None:
         """Read the present state. Raises `ClickException` for a node without cards, and `KubeError`.
 
-        max_lines: the number of lines of the screen.
+        max_lines: the number of cards that the screen has room for; None for no limit.
         """
         now = self._clock.now()
         if len(self._cards) < _BIG_CLUSTER_CARDS or now - self._last_full_refresh >= _FULL_REFRESH_SECONDS:
@@ -142,7 +143,7 @@ class TopView:
         )
 
     def _select_shown_nodes(self, nodes: Sequence[NodeUsage], max_lines: int | None) -> list[NodeUsage]:
-        """As many as are wanted and have room, one at least."""
+        """Return the first nodes, at most `limit` of them and at most `max_lines` cards, but at least one node."""
         first_nodes: list[NodeUsage] = []
         lines = 0
         for node in nodes[: self._limit or None]:
@@ -153,7 +154,7 @@ class TopView:
         return first_nodes
 
     def render_screen(self, columns: int | None = None) -> str:
-        """The text. `columns`: of the terminal; None without one."""
+        """Return the text to show. `columns`: the width of the terminal; None without a terminal."""
         screen = self._screen
         if not screen.all_nodes:
             return "no GPU is shared: run `cardwise doctor` for the cause\n"
@@ -173,10 +174,10 @@ class TopView:
 
 
 def show_live(view: TopView, interval: float, clock: Clock = SYSTEM) -> None:
-    """Shows the live screen until q or Ctrl-C is typed."""
+    """Show the live screen until q or Ctrl-C is typed."""
     from cardwise.cli.render import livescreen  # noqa: PLC0415 - rich, for which no other command waits
 
-    view.refresh(_terminal_size()[1])  # what is wrong from the start is told as of any other command
+    view.refresh(_terminal_size()[1])  # an error of the first read ends the program, as in any other command
     problem = ""
     with suppress(KeyboardInterrupt), livescreen.open_screen() as draw, livescreen.open_keyboard(clock) as keyboard:
         quit_hint = "q ends" if keyboard.has_terminal else "Ctrl-C ends"
@@ -194,6 +195,6 @@ def show_live(view: TopView, interval: float, clock: Clock = SYSTEM) -> None:
 
 
 def _terminal_size() -> tuple[int, int]:
-    """Columns, and lines for cards."""
+    """Return the terminal's columns, and its lines that are left for cards."""
     columns, lines = shutil.get_terminal_size()
     return columns, max(1, lines - 7)  # the lines around the table

@@ -1,8 +1,8 @@
 """`cardwise doctor --before-install`: checks a cluster without Cardwise and proposes values of the chart.
 
-Each check is a function of `PreinstallFacts`. A finding that proposes values has them in `values`, and
-`install_command` joins them. Values that the chart finds itself (`auto`) are proposed too, because `helm template` and
-GitOps tools cannot look them up.
+Each check is a function of `PreinstallFacts`. A finding may propose values (`Finding.values`), and `install_command`
+joins them. Values that the chart can look up itself (`auto`) are proposed too, because `helm template` and GitOps tools
+cannot look them up.
 """
 
 import shlex
@@ -24,18 +24,18 @@ from cardwise.kube.pods.nodeconstraints import NodeLabels
 _APPS: Final = "/apis/apps/v1"
 _BATCH: Final = "/apis/batch/v1"
 _MAX_LISTED: Final = 5
-_NAMESPACE_CHECK: Final = "namespace"  # the check whose remedies are commands that come before the installation
+_NAMESPACE_CHECK: Final = "namespace"  # the check whose remedies must run before the installation
 _CONTROL_PLANE: Final = "node-role.kubernetes.io/control-plane"
 _POD_SECURITY_LABEL: Final = "pod-security.kubernetes.io/enforce"
 _MODES_DOC: Final = "docs/admin.md, Install"
-_DEFAULT_TAINT: Final = f"{names.NVIDIA_GPU}:NoSchedule"  # webhook.toleratedTaints of the chart
-_KUBERNETES_TAINT_PREFIX: Final = "node.kubernetes.io/"  # taints that go by themselves
+_DEFAULT_TAINT: Final = f"{names.NVIDIA_GPU}:NoSchedule"  # the default of the chart's value webhook.toleratedTaints
+_KUBERNETES_TAINT_PREFIX: Final = "node.kubernetes.io/"  # Kubernetes removes taints with this prefix itself
 _SOCKET_BY_DISTRIBUTION: Final = {
     "k3s": "/run/k3s/containerd/containerd.sock",
     "rke2": "/run/k3s/containerd/containerd.sock",
 }
 _CRIO_SOCKET: Final = "/var/run/crio/crio.sock"
-_NODE_PART_SPEC: Final = {  # of the parts on nodes, as far as admission looks at it
+_NODE_PART_SPEC: Final = {  # the spec of the parts on nodes, reduced to the fields that admission checks
     "containers": [
         {
             "name": "probe",
@@ -52,7 +52,7 @@ _NODE_PART_SPEC: Final = {  # of the parts on nodes, as far as admission looks a
 
 @dataclass(slots=True)
 class PreinstallFacts(Facts):
-    """What doctor reads of a cluster, with the controllers of its pods."""
+    """The facts before an installation: those of `Facts`, and the controllers of all pods."""
 
     pods: Sequence[Json] = ()
     statefulsets: Sequence[Json] = ()
@@ -65,7 +65,7 @@ KINDS: Final = facts.KINDS + len(fields(PreinstallFacts)) - len(fields(Facts))
 
 
 def read_preinstall_facts(client: KubeClient, namespace: str) -> PreinstallFacts:
-    """Read the cluster. Raises `errors.Unreachable` only. `namespace`: of the planned installation."""
+    """Read the cluster. Raises `errors.Unreachable` only. `namespace`: the namespace of the planned installation."""
     cluster_facts = PreinstallFacts(cardwise_namespace=namespace)
     facts.fill_facts(cluster_facts, client, namespace)
     lists = {
@@ -82,8 +82,8 @@ def read_preinstall_facts(client: KubeClient, namespace: str) -> PreinstallFacts
 def run_preinstall_checks(client: KubeClient, namespace: str, *, probe: bool = True) -> list[Finding]:
     """Run the checks. Raises `errors.KubeError` if nothing can be read.
 
-    namespace: of the planned installation.
-    probe: create a pod there by dry run.
+    namespace: the namespace of the planned installation.
+    probe: whether to create a pod there by dry run.
     """
     cluster_facts = read_preinstall_facts(client, namespace)
     findings = [*check_preinstall_facts(cluster_facts, namespace)]
@@ -93,7 +93,7 @@ def run_preinstall_checks(client: KubeClient, namespace: str, *, probe: bool = T
 
 
 def check_preinstall_facts(cluster_facts: PreinstallFacts, namespace: str) -> Iterator[Finding]:
-    """All checks of the facts."""
+    """Run all checks that need only the facts."""
     if parts.is_installed(cluster_facts):
         text = "Cardwise is already installed here: these values are for another installation"
         yield Finding(
@@ -117,7 +117,10 @@ def check_preinstall_facts(cluster_facts: PreinstallFacts, namespace: str) -> It
 
 
 def install_command(findings: Iterable[Finding], namespace: str) -> str:
-    """The installation with the proposed values: the namespace if it needs something, helm, and the chart's test."""
+    """Return the commands that install the chart with the proposed values and test it.
+
+    A command for the namespace precedes them if a finding requires one.
+    """
     all_findings = list(findings)
     namespace_commands = [
         finding.remedy for finding in all_findings if finding.check == _NAMESPACE_CHECK and finding.remedy
@@ -130,7 +133,7 @@ def install_command(findings: Iterable[Finding], namespace: str) -> str:
 
 
 def check_control_plane(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
-    """Which way to configure kube-scheduler: `scheduler.mode`."""
+    """Propose `scheduler.mode`: the way to configure kube-scheduler."""
     if cluster_facts.unread_kinds.keys() & {"nodes", "schedulers"}:
         return
     static_nodes = [
@@ -176,7 +179,7 @@ def _is_control_plane(node: Json) -> bool:
 
 
 def check_gpu_nodes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
-    """On which nodes the device plugin would run."""
+    """Report the nodes on which the device plugin would run."""
     if "nodes" in cluster_facts.unread_kinds:
         return
     labelled_nodes = [node["metadata"]["name"] for node in _list_labelled_nodes(cluster_facts)]
@@ -201,7 +204,7 @@ def check_gpu_nodes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
 
 
 def check_taints(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
-    """Taints of nodes with GPUs that pods with a share would not tolerate."""
+    """Find taints of nodes with GPUs that pods with a share would not tolerate."""
     unusual_taints = {
         quote_unless_name(taint)
         for node in _list_labelled_nodes(cluster_facts)
@@ -218,7 +221,7 @@ def check_taints(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
 
 
 def check_container_runtimes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
-    """Whether containers can get a card by CDI, and the path of the runtime's socket."""
+    """Check that containers can get a card by CDI, and propose the path of the runtime's socket."""
     nodes_by_runtime: dict[str, list[str]] = {}
     for node in _list_labelled_nodes(cluster_facts):
         runtime = str(((node.get("status") or {}).get("nodeInfo") or {}).get("containerRuntimeVersion", ""))
@@ -244,15 +247,16 @@ def check_container_runtimes(cluster_facts: PreinstallFacts) -> Iterator[Finding
 
 
 def _cri_socket(runtime: str) -> str:
-    """nodes.criSocket for a runtime as nodes report it; "" for the chart's default."""
+    """Return `nodes.criSocket` for a runtime that a node reports; "" for the chart's default."""
     if runtime.startswith("cri-o://"):
         return _CRIO_SOCKET
     return next((socket for word, socket in _SOCKET_BY_DISTRIBUTION.items() if word in runtime), "")
 
 
 def check_runtime_classes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
-    """Which RuntimeClass gives the device plugin the driver: `nodes.runtimeClass`; and which ones pods without a share
-    must not use: `policies.runtimeClasses`.
+    """Propose `nodes.runtimeClass` and `policies.runtimeClasses`.
+
+    The first is the RuntimeClass that gives the device plugin the driver; pods without a share must not use the others.
     """
     if "runtimeclasses" in cluster_facts.unread_kinds:
         return
@@ -282,7 +286,7 @@ def check_runtime_classes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
 
 
 def check_pod_security(cluster_facts: PreinstallFacts, namespace: str) -> Iterator[Finding]:
-    """Whether the namespace admits pods with hostPath volumes."""
+    """Check that Pod Security admits pods with hostPath volumes in the namespace."""
     label = repairs.label_namespace_command(namespace)
     if "namespace" in cluster_facts.unknown_kinds:
         text = f"namespace {namespace} does not exist yet"
@@ -305,7 +309,7 @@ def check_pod_security(cluster_facts: PreinstallFacts, namespace: str) -> Iterat
 
 
 def check_admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
-    """Tries by dry runs whether the namespace admits a pod like those on nodes, and its PriorityClass."""
+    """Check by dry runs that the namespace admits a pod like those of the parts on nodes, and their PriorityClass."""
     plain_error = _dry_run_error(client, namespace, {})
     if plain_error is not None:
         text = (
@@ -346,7 +350,7 @@ def check_admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
 
 
 def _dry_run_error(client: KubeClient, namespace: str, spec: Json) -> errors.KubeError | None:
-    """Why such a pod is refused; None if it is not."""
+    """Create a pod with this spec by dry run. Returns the refusal; None if the pod is admitted."""
     metadata = {"generateName": PROBE_POD_PREFIX}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _NODE_PART_SPEC | spec}
     try:
@@ -359,7 +363,7 @@ def _dry_run_error(client: KubeClient, namespace: str, spec: Json) -> errors.Kub
 
 
 def check_other_plugins(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
-    """Nodes that both NVIDIA's device plugin and ours would serve, and others that share GPUs."""
+    """Find nodes that both NVIDIA's device plugin and ours would serve, and other programs that share GPUs."""
     offered_by_node = _count_offered_gpus(cluster_facts)
     labelled_names = [node["metadata"]["name"] for node in _list_labelled_nodes(cluster_facts)]
     contested_nodes = {name: offered_by_node[name] for name in labelled_names if name in offered_by_node}
@@ -380,7 +384,7 @@ def check_other_plugins(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
 
 
 def _count_offered_gpus(cluster_facts: PreinstallFacts) -> Mapping[str, int]:
-    """How many cards of NVIDIA's device plugin each node offers."""
+    """Count the GPUs that each node offers through NVIDIA's device plugin."""
     return {
         node["metadata"]["name"]: int(cards) if cards.isdigit() else 1
         for node in cluster_facts.nodes
@@ -394,7 +398,7 @@ def _list_labelled_nodes(cluster_facts: PreinstallFacts) -> list[Json]:
 
 
 def check_refused_workloads(cluster_facts: PreinstallFacts, namespace: str) -> Iterator[Finding]:
-    """Pods, and templates of pods, that the chart's policies would refuse when they are created again."""
+    """Find pods and pod templates whose new pods the chart's policies would refuse."""
     workloads_by_bypass: dict[bypasses.Bypass, list[str]] = {}
     own_namespaces = parts.service_namespaces(cluster_facts)
     for kind, manifest, spec in _pod_specs(cluster_facts):
@@ -418,7 +422,7 @@ def check_refused_workloads(cluster_facts: PreinstallFacts, namespace: str) -> I
 
 
 def _pod_specs(cluster_facts: PreinstallFacts) -> Iterator[tuple[str, Json, Json]]:
-    """Controllers and bare pods: kind, object and pod spec. Pods of these controllers are left out."""
+    """Yield kind, object and pod spec of each controller and each bare pod, but not of the controllers' pods."""
     kinds = {
         "DaemonSet": (*cluster_facts.daemonsets, *cluster_facts.other_daemonsets),
         "Deployment": (*cluster_facts.deployments, *cluster_facts.other_deployments),
@@ -439,6 +443,6 @@ def _pod_specs(cluster_facts: PreinstallFacts) -> Iterator[tuple[str, Json, Json
 
 
 def _controller_kind(manifest: Json) -> str:
-    """The kind of the controller that made it; "" for none."""
+    """Return the kind of the object's controller; "" without one."""
     owners = manifest["metadata"].get("ownerReferences") or ()
     return next((str(owner.get("kind")) for owner in owners if owner.get("controller")), "")

@@ -25,10 +25,12 @@ HOST_PATHS: Final = (
 RUNTIME_CLASSES: Final = ("nvidia", "nvidia-cdi", "nvidia-legacy", "nvidia-experimental")
 NVIDIA_RESOURCES: Final = (names.NVIDIA_GPU, "nvidia.com/gpu.shared", "nvidia.com/mig-*")
 
-_CONTAINER_DEVICES: Final = "/var/run/nvidia-container-devices"  # a mount there asks NVIDIA's runtime for cards
+_CONTAINER_DEVICES: Final = (
+    "/var/run/nvidia-container-devices"  # NVIDIA's runtime gives cards to a container that has a mount in this folder
+)
 _PROCESS_PATH: Final = re.compile(r"^/(proc/(self|thread-self|[0-9]+)|dev/fd)(/|$)")
 _HARMLESS_VALUES: Final = ("", names.NO_CARDS, "none")
-_WEBHOOK_LIMITS: Final = {  # of MPS, as the webhook writes them
+_WEBHOOK_LIMITS: Final = {  # environment variables with MPS limits, which only the webhook may write
     mps.LIMIT_ENV: re.compile("0=[1-9][0-9]*M"),
     mps.PERCENT_ENV: re.compile("[1-9][0-9]?|100"),
 }
@@ -40,7 +42,7 @@ _INFRASTRUCTURE_REMEDY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Bypass:
-    """Why a policy refuses a pod, and what to do before the installation."""
+    """A reason for which a policy would refuse a pod, and its remedy before the installation."""
 
     text: str
     remedy: str
@@ -66,7 +68,7 @@ OPEN_CONTAINER: Final = Bypass(
 
 
 def find_bypasses(spec: Json) -> Iterator[Bypass]:
-    """The reasons for which a new pod of this spec is refused, each once."""
+    """Yield each reason for which a policy would refuse a new pod with this spec."""
     containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
     requests_gpu = any(_is_own_resource(name) for container in containers for name in _requested_resources(container))
     if any(map(_opens_cards_by_env, containers)):
@@ -77,7 +79,7 @@ def find_bypasses(spec: Json) -> Iterator[Bypass]:
         has_nvidia_plugin_request = not spec.get("nodeName") and any(map(_requests_nvidia, containers))
         if not requests_gpu and not has_nvidia_plugin_request:
             yield RUNTIME_CLASS
-        # Of pods with a share the webhook closes the other containers.
+        # In a pod with a share the webhook itself closes GPUs to the containers without one.
         elif not requests_gpu and not all(
             _requests_nvidia(container) or _hides_all_cards(container) for container in containers
         ):
@@ -85,10 +87,10 @@ def find_bypasses(spec: Json) -> Iterator[Bypass]:
 
 
 def _opens_cards_by_env(container: Json) -> bool:
-    """Whether its environment opens cards or sets limits.
+    """Whether the container's environment opens cards or sets limits.
 
-    The entries that the webhook has written do not, in a container that has a share slot: pods keep these when Cardwise
-    is upgraded or uninstalled, and so do the copies that people make of them.
+    Entries that the webhook has written are allowed in a container with a share slot: pods keep them when Cardwise is
+    upgraded or uninstalled, and manifests that users copy from such pods contain them too.
     """
     has_slot = names.SHARE in ((container.get("resources") or {}).get("limits") or {})
     return any(
@@ -132,7 +134,7 @@ def _mounts_cards(spec: Json, containers: list[Json], *, requests_gpu: bool) -> 
 
 
 def _normalize_path(path: str) -> str:
-    """Without empty and "." parts."""
+    """Return the path without empty and "." parts."""
     return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 

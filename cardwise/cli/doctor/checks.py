@@ -1,4 +1,4 @@
-"""Runs the checks in order: later checks rely on earlier ones."""
+"""Run the checks in their order: later checks rely on earlier ones."""
 
 from collections.abc import Iterator
 
@@ -46,7 +46,7 @@ _CHECKS = (
     cluster.check_clocks,
 )
 
-# All of them where Cardwise is not installed.
+# Their text is the same for each check if Cardwise is not installed.
 _CHECKS_BEFORE_INSTALL = (
     cluster.check_kubernetes_version,
     parts.check_definitions,
@@ -64,7 +64,7 @@ def run_all_checks(
 
     cardwise_namespace: the namespace of Cardwise.
     dry_run_namespace: the namespace of the probe pods' dry run; "" for no probes.
-    image: of the pods that check for GPUs on nodes; "" for that of the device plugin.
+    image: the image of the pods that look for GPUs on nodes; "" for the image of the device plugin.
     """
     cluster_facts = facts.read_facts(client, cardwise_namespace)
     findings = [*check_facts(cluster_facts), *_check_schedulers(client, cluster_facts)]
@@ -92,10 +92,11 @@ def run_all_checks(
 
 
 def check_facts(cluster_facts: Facts) -> Iterator[Finding]:
-    """All checks of the facts."""
+    """Run all checks that need only the facts."""
     is_installed = parts.is_installed(cluster_facts) is not False
     if is_installed and (namespace_findings := [*parts.check_namespace(cluster_facts)]):
-        yield from namespace_findings  # else all would be missing there
+        # In the wrong namespace the other checks would only report that everything is missing.
+        yield from namespace_findings
     else:
         for check in _CHECKS if is_installed else _CHECKS_BEFORE_INSTALL:
             yield from check(cluster_facts)

@@ -1,4 +1,4 @@
-"""Checks of what Cardwise depends on: Kubernetes, runtimes, clocks, other GPU plugins, remains of gpushare."""
+"""Checks of the dependencies of Cardwise: Kubernetes, runtimes, clocks, other GPU plugins, remains of gpushare."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -12,11 +12,11 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, labels_of
 from cardwise.core.values.wording import quote_unless_name
 
-_MIN_VERSION: Final = (1, 31)  # as the chart says
-_MAX_SKEW_SECONDS: Final = 5.0  # a Lease loses its safety margin with the clocks of those who share it
+_MIN_VERSION: Final = (1, 31)  # equal to kubeVersion of the chart
+_MAX_SKEW_SECONDS: Final = 5.0  # a larger skew uses up the safety margin of a Lease
 _MAX_LISTED: Final = 5
 
-# Names that DaemonSets and Deployments of other GPU sharers have, whatever their release is called.
+# Names of the DaemonSets and Deployments of other GPU sharers, which do not depend on the name of the release.
 _PLUGIN_BY_NAME_PART: Final = {
     "nvidia-device-plugin": "NVIDIA's device plugin",
     "nvidia-gpu-device-plugin": "GKE's device plugin for NVIDIA's GPUs",
@@ -31,7 +31,7 @@ _GPUSHARE_LABEL: Final = "gpushare"
 
 
 def check_kubernetes_version(facts: Facts) -> Iterator[Finding]:
-    """Kubernetes itself."""
+    """Check that Kubernetes has the minimum version."""
     version = str(facts.version.get("gitVersion", ""))
     min_version = cdiruntimes.format_version(_MIN_VERSION)
     if cdiruntimes.parse_version(version) >= _MIN_VERSION:
@@ -44,7 +44,7 @@ def check_kubernetes_version(facts: Facts) -> Iterator[Finding]:
 
 
 def check_unschedulable_nodes(facts: Facts) -> Iterator[Finding]:
-    """Nodes with cards that take no new pods: not ready, cordoned or under pressure."""
+    """Find nodes with cards that take no new pods: not ready, cordoned or under pressure."""
     states = {node["metadata"]["name"]: nodestates.unschedulable_reason(node) for node in facts.nodes}
     card_nodes = sorted(name for name in facts.card_nodes() if name in states)
     nodes_by_state: dict[str, list[str]] = {}
@@ -60,7 +60,7 @@ def check_unschedulable_nodes(facts: Facts) -> Iterator[Finding]:
 
 
 def check_runtimes(facts: Facts) -> Iterator[Finding]:
-    """Whether each node with cards can restrict containers to their card."""
+    """Check that each node with cards can restrict containers to their card."""
     access_by_node = {card["spec"]["node"]: (card.get("status") or {}).get("gpuAccess") for card in facts.cards}
     nodes_by_access: dict[tuple[str, str], list[str]] = {}
     for node in facts.nodes:
@@ -109,7 +109,7 @@ def cdi_remedy(runtime: str, version: str) -> str:
 
 
 def check_clocks(facts: Facts) -> Iterator[Finding]:
-    """A node's clock beside the API server's: both write a time into the node's Lease, of the same renewal."""
+    """Compare each node's clock with the API server's: both write the time of a renewal into the node's Lease."""
     skewed_clocks = []
     for lease in (*facts.node_leases, *facts.leases):
         difference = _clock_skew(lease)
@@ -129,7 +129,7 @@ def check_clocks(facts: Facts) -> Iterator[Finding]:
 
 
 def _clock_skew(lease: Json) -> float | None:
-    """Seconds that the holder's clock is ahead."""
+    """Return by how many seconds the clock of the Lease's holder is ahead; None if the Lease does not show it."""
     renew_time = (lease.get("spec") or {}).get("renewTime")
     recorded_time = installation.last_write(lease)
     if not renew_time or recorded_time is None:
@@ -138,7 +138,7 @@ def _clock_skew(lease: Json) -> float | None:
 
 
 def check_other_plugins(facts: Facts) -> Iterator[Finding]:
-    """Others that give out the same cards."""
+    """Find other programs that give the same cards to pods."""
     card_nodes = facts.card_nodes()
     offering_nodes = {
         node["metadata"]["name"]: gpu_count
@@ -185,7 +185,7 @@ def check_other_plugins(facts: Facts) -> Iterator[Finding]:
 
 
 def check_gpushare_leftovers(facts: Facts) -> Iterator[Finding]:
-    """Remains of an installation of gpushare."""
+    """Find remains of an installation of gpushare."""
     card_nodes = facts.card_nodes()
     gpushare_workloads = [
         (kind, workload)
@@ -225,7 +225,7 @@ def check_gpushare_leftovers(facts: Facts) -> Iterator[Finding]:
 
 
 def _list_workloads(facts: Facts) -> Iterator[tuple[str, Json]]:
-    """The workloads of all namespaces, by kind: other projects may be installed anywhere."""
+    """Yield kind and object of the workloads of all namespaces: other projects may be installed in any of them."""
     kinds = {
         "DaemonSet": (*facts.daemonsets, *facts.other_daemonsets),
         "Deployment": (*facts.deployments, *facts.other_deployments),

@@ -1,9 +1,10 @@
 """Checks on each node with GPUs that a pod without a GPU request gets no GPU.
 
 NVIDIA's runtime gives GPUs to a container whose environment requests them, if a file on the node allows that. The probe
-pod requests them as an image does, by `CUDA_VERSION`, which alone means all GPUs, and lists the device nodes that it
-finds. It runs with the node's default runtime, and with each NVIDIA RuntimeClass. A dry run in a user's namespace shows
-whether such a pod is admitted there. The pod itself runs in Cardwise's namespace, where no team's quota counts it.
+pod requests them as a CUDA image does: it sets only `CUDA_VERSION`, which means all GPUs. Then it lists the device
+nodes that it finds. It runs with the node's default runtime, and with each NVIDIA RuntimeClass. A dry run in a user's
+namespace shows whether such a pod is admitted there. The pod itself runs in Cardwise's namespace, where no team's quota
+counts it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -50,10 +51,11 @@ def check_exposure(
     image: str = "",
     clock: Clock = SYSTEM,
 ) -> Iterator[Finding]:
-    """`namespace`: of the dry runs.
+    """Check that a pod without a GPU request gets no GPU on any node.
 
-    `cardwise_namespace`: that of Cardwise. `image` has a shell; "": that of the device plugin, which the nodes have
-    already.
+    namespace: the namespace of the dry runs.
+    cardwise_namespace: the namespace of Cardwise.
+    image: an image with a shell; "" for the image of the device plugin, which the nodes have already.
     """
     access_by_node = {
         card["spec"]["node"]: (card.get("status") or {}).get("gpuAccess") or "cdi"
@@ -70,7 +72,7 @@ def check_exposure(
             CHECK, Severity.NOTE, text, "give an image with a shell, which the nodes can pull, with --probe-image"
         )
         return
-    for name, handler in [("", ""), *nvidia_runtimes(cluster_facts)]:  # the default, and NVIDIA's
+    for name, handler in [("", ""), *nvidia_runtimes(cluster_facts)]:  # "": the default runtime
         title = f"RuntimeClass {name}" if name else "the default runtime"
         nodes_with_handler = [node["metadata"]["name"] for node in nodes if not name or _has_handler(node, handler)]
         if not nodes_with_handler:
@@ -100,7 +102,7 @@ def check_exposure(
 
 
 def _probe_image(cluster_facts: Facts) -> str:
-    """The image of the device plugin; "" if its DaemonSet is not in Cardwise's namespace."""
+    """Return the image of the device plugin; "" if its DaemonSet is not in Cardwise's namespace."""
     for daemonset in cluster_facts.daemonsets:
         if daemonset["metadata"]["name"] == _DEVICE_PLUGIN:
             return str(daemonset["spec"]["template"]["spec"]["containers"][0]["image"])
@@ -141,7 +143,7 @@ def _explain_refusal(title: str, error: errors.KubeError) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class _ProbeResult:
-    """The output of a probe pod; without output, the reason that Kubernetes reports, or ""."""
+    """The output of a probe pod; without output, the reason that Kubernetes reports, or "" if it reports none."""
 
     message: str = ""
     reason: str = ""
@@ -152,7 +154,7 @@ class _ProbeResult:
 
 
 def _run_probes(client: KubeClient, namespace: str, pods: Mapping[str, Json], clock: Clock) -> dict[str, _ProbeResult]:
-    """The results of each node's pod; the pods are deleted."""
+    """Run the probe pods, one per node, and delete them. Returns their results by node."""
     probe_results: dict[str, _ProbeResult] = {}
     pods_by_node: dict[str, Json] = {}
     created_names = []
@@ -182,7 +184,7 @@ def _run_probes(client: KubeClient, namespace: str, pods: Mapping[str, Json], cl
 
 
 def _termination_message(pod: Json) -> str | None:
-    """None while it has not ended."""
+    """Return the termination message of the pod's container; None while the container has not ended."""
     status = pod.get("status") or {}
     if status.get("phase") not in ("Succeeded", "Failed"):
         return None
@@ -191,7 +193,7 @@ def _termination_message(pod: Json) -> str | None:
 
 
 def _failure_reason(pod: Json) -> str:
-    """Why its container has not looked."""
+    """Return why the probe's container has no output."""
     status = pod.get("status") or {}
     for container_status in status.get("containerStatuses") or ():
         state = container_status.get("state") or {}

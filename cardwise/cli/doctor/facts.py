@@ -23,15 +23,15 @@ SYSTEM_NAMESPACE = "kube-system"
 _SCHEDULER_LABEL = "component=kube-scheduler"
 PENDING_SELECTOR = "spec.nodeName=,status.phase=Pending"  # a field selector of pods
 _NAME_LABEL: Final = "app.kubernetes.io/name"
-_PARTS_SELECTOR = f"{_NAME_LABEL}=cardwise"  # the chart gives this label to all that it makes
+_PARTS_SELECTOR = f"{_NAME_LABEL}=cardwise"  # the label of every object of the chart
 
 
 @dataclass(slots=True)
 class Facts:
     """Decoded objects by kind.
 
-    A kind that the API server does not know is in `unknown_kinds`, one that may not be read in `unread_kinds`, with
-    what the API server said if it was not a missing right; both are then empty here.
+    A kind that the API server does not know is in `unknown_kinds`. A kind that could not be read is in `unread_kinds`,
+    with the API server's message, which is "" for a missing right. The field of either kind is empty.
 
     Tenants create workloads with any name and label in their namespaces. So `collect_lists` separates the workloads of
     Cardwise's namespace from all others: the checks of Cardwise's parts see only the former.
@@ -39,13 +39,13 @@ class Facts:
 
     cardwise_namespace: str = names.NAMESPACE  # the namespace of Cardwise
     version: Json = field(default_factory=dict)
-    now: datetime | None = None  # by the API server's clock, since whoever asks may have another
+    now: datetime | None = None  # by the API server's clock, since the user's clock may differ
     nodes: Sequence[Json] = ()
     cards: Sequence[Json] = ()  # ExtendedResources
     classes: Sequence[Json] = ()
-    daemonsets: Sequence[Json] = ()  # of Cardwise's namespace, as deployments
+    daemonsets: Sequence[Json] = ()  # of Cardwise's namespace, like `deployments`
     deployments: Sequence[Json] = ()
-    other_daemonsets: Sequence[Json] = ()  # of all other namespaces: what they say is what a tenant may have written
+    other_daemonsets: Sequence[Json] = ()  # of all other namespaces: tenants may have written their texts
     other_deployments: Sequence[Json] = ()
     mutating_webhooks: Sequence[Json] = ()
     validating_webhooks: Sequence[Json] = ()
@@ -53,26 +53,28 @@ class Facts:
     node_leases: Sequence[Json] = ()
     leases: Sequence[Json] = ()
     schedulers: Sequence[Json] = ()  # pods of kube-scheduler
-    pending_pods: Sequence[Json] = ()  # of all namespaces, those without a node
+    pending_pods: Sequence[Json] = ()  # pods without a node, of all namespaces
     own_pods: Sequence[Json] = ()  # of Cardwise's parts
     own_events: Sequence[Event] = ()  # warnings of Cardwise's namespace
-    pod_events: Sequence[Event] = ()  # of pods that were deleted, since something else had bound them; from tenants too
+    pod_events: Sequence[
+        Event
+    ] = ()  # of pods that the extender deleted because another scheduler had bound them; tenants may have written some
     runtimeclasses: Sequence[Json] = ()
     resourcequotas: Sequence[Json] = ()
     gpuquotas: Sequence[Json] = ()
     networkpolicies: Sequence[Json] = ()  # of Cardwise's namespace
-    node_events: Sequence[Event] = ()  # of nodes whose card is another node's by its ExtendedResource
-    namespaces: Sequence[Json] = ()  # that say the unit of their bare numbers
-    namespace: Json | None = None  # that of Cardwise; None where it does not exist or may not be read
+    node_events: Sequence[Event] = ()  # of nodes with a card whose ExtendedResource names another node
+    namespaces: Sequence[Json] = ()  # namespaces with an annotation for the unit of bare numbers
+    namespace: Json | None = None  # the namespace of Cardwise; None if it does not exist or may not be read
     unknown_kinds: set[str] = field(default_factory=set)
     unread_kinds: dict[str, str] = field(default_factory=dict)
 
     def card_nodes(self) -> set[str]:
-        """Nodes on which Cardwise knows a card or another device."""
+        """The nodes that have an ExtendedResource: a card or another device."""
         return {card["spec"]["node"] for card in self.cards}
 
 
-PROBE_POD_PREFIX: Final = "cardwise-doctor-"  # of the names of doctor's own pods
+PROBE_POD_PREFIX: Final = "cardwise-doctor-"  # the names of doctor's own pods start with it
 
 _EVENT_FIELDS: Final = ("own_events", "pod_events", "node_events")
 _OTHER_NAMESPACES_FIELD: Final = {"daemonsets": "other_daemonsets", "deployments": "other_deployments"}
@@ -84,18 +86,18 @@ _FIELDS_WITHOUT_LIST: Final = (
     "unread_kinds",
     *_OTHER_NAMESPACES_FIELD.values(),
 )
-KINDS = len(fields(Facts)) - len(_FIELDS_WITHOUT_LIST)  # of objects that are read
+KINDS = len(fields(Facts)) - len(_FIELDS_WITHOUT_LIST)  # the number of kinds that are read
 
 
 def read_facts(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
-    """Read the cluster. Raises `errors.Unreachable` only. `namespace`: of Cardwise."""
+    """Read the cluster. Raises `errors.Unreachable` only. `namespace`: the namespace of Cardwise."""
     facts = Facts(cardwise_namespace=namespace)
     fill_facts(facts, client, namespace)
     return facts
 
 
 def fill_facts(facts: Facts, client: KubeClient, namespace: str) -> None:
-    """As `read_facts`, into the fields of Facts."""
+    """Read the cluster into the fields of `facts`. Raises `errors.Unreachable` only."""
     lists = {
         "nodes": (paths.nodes(), ""),
         "cards": (paths.extendedresources(), ""),
@@ -125,14 +127,14 @@ def fill_facts(facts: Facts, client: KubeClient, namespace: str) -> None:
     queries["node_events"] = (paths.events("default"), {"fieldSelector": node_event_selector})
     facts.version, facts.now = client.get("/version"), client.fetch_server_time()
     collect_lists(facts, client, queries)
-    # Those of another doctor, or of the chart's test, which delete them themselves.
+    # Probe pods of another doctor or of the chart's test are left out: their creators delete them.
     facts.pending_pods = [pod for pod in facts.pending_pods if not pod["metadata"]["name"].startswith(PROBE_POD_PREFIX)]
     with _record_errors(facts, "namespace"):
         facts.namespace = client.get(paths.namespaces(namespace))
 
 
 def build_part_queries(namespace: str) -> dict[str, tuple[str, Mapping[str, str]]]:
-    """The lists in Cardwise's namespace that `collect_lists` reads to find why the parts on nodes do not run."""
+    """Return the path and query of each list in Cardwise's namespace that shows why the parts on nodes do not run."""
     return {
         "daemonsets": (paths.namespaced(_APPS, "daemonsets", namespace), {}),
         "own_pods": (paths.pods(namespace), {"labelSelector": _PARTS_SELECTOR}),
@@ -142,7 +144,10 @@ def build_part_queries(namespace: str) -> dict[str, tuple[str, Mapping[str, str]
 
 
 def collect_lists(facts: Facts, client: KubeClient, queries: Mapping[str, tuple[str, Mapping[str, str]]]) -> None:
-    """Reads lists into fields: by field, the path and the query. Raises `errors.Unreachable` only."""
+    """Read lists into fields of `facts`. Raises `errors.Unreachable` only.
+
+    queries: path and query of each list, by the name of its field.
+    """
     for kind, (path, query) in queries.items():
         with _record_errors(facts, kind):
             objects = list(client.list_objects(path, query))
@@ -164,7 +169,7 @@ def _is_in_namespace(namespace: str, manifest: Json) -> bool:
 
 @contextmanager
 def _record_errors(facts: Facts, kind: str) -> Iterator[None]:
-    """Notes in `unknown_kinds` or `unread_kinds` why the kind cannot be read. Raises `errors.Unreachable` only."""
+    """Record in `unknown_kinds` or `unread_kinds` that a kind cannot be read. Raises `errors.Unreachable` only."""
     try:
         yield
     except errors.NotFound:
@@ -196,12 +201,15 @@ def is_of_chart(manifest: Json) -> bool:
 
 
 def is_recent(facts: Facts, event: Event, max_age: timedelta) -> bool:
-    """Whether the event was repeated in that time. A time that is as far ahead was not written by a true clock."""
+    """Whether the last repetition of the event is at most `max_age` ago.
+
+    A time that is further than `max_age` in the future comes from a wrong clock, and is not recent either.
+    """
     return facts.now is None or abs(facts.now - event.time) < max_age
 
 
 def nvidia_runtimes(facts: Facts) -> list[tuple[str, str]]:
-    """The RuntimeClasses that are NVIDIA's, by name and handler."""
+    """Return name and handler of each of NVIDIA's RuntimeClasses."""
     classes = [
         (runtime_class["metadata"]["name"], str(runtime_class.get("handler", "")))
         for runtime_class in facts.runtimeclasses
@@ -210,14 +218,14 @@ def nvidia_runtimes(facts: Facts) -> list[tuple[str, str]]:
 
 
 def parse_time(text: str) -> datetime:
-    """As Kubernetes writes it."""
+    """Parse a time that Kubernetes has written."""
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
 def read_configz(client: KubeClient, pod: Json) -> Json | None:
-    """The configuration of this running kube-scheduler; None if it does not answer the API server's proxy.
+    """Read the configuration of a running kube-scheduler; None if it does not answer the API server's proxy.
 
-    kubeadm binds it to loopback; then it can be read only on its node.
+    kubeadm binds kube-scheduler to loopback: then only programs on its node can read the configuration.
     """
     name = pod["metadata"]["name"]
     try:

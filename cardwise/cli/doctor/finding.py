@@ -1,4 +1,4 @@
-"""Findings of the checks, and their output."""
+"""The findings of the checks, and their output."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +11,12 @@ from cardwise.core.values import wording
 
 
 class Severity(StrEnum):
-    """`note`: unknown from here, or for information; `warning`: works in part; `problem`: does not work."""
+    """The severity of a finding.
+
+    note: the check could not find out, or the text is only information.
+    warning: something works in part.
+    problem: something does not work.
+    """
 
     OK = "ok"
     NOTE = "note"
@@ -25,11 +30,12 @@ _SEVERITY_WIDTH = max(map(len, Severity))
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding.
+    """The result of a check.
 
     check: the name of the check.
-    text: what was found.
-    remedy: what to do; "" for nothing.
+    text: the result in words.
+    remedy: the action that helps; "" if none is needed.
+
     unread_kinds: the number of kinds that could not be read.
     values: the proposed values of the chart, as KEY=VALUE.
     """
@@ -43,9 +49,10 @@ class Finding:
 
 
 def report_unread_kinds(reasons: Mapping[str, str], kind_count: int) -> Iterator[Finding]:
-    """The note about lists that could not be read. `kind_count`: the number of all lists.
+    """Yield the note about lists that could not be read.
 
-    reasons: by kind, the API server's message; "" for a missing right.
+    reasons: the API server's message by kind; "" for a missing right.
+    kind_count: the number of all lists.
     """
     for kind, reason in reasons.items():
         if reason:
@@ -74,7 +81,7 @@ def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def name_nodes(node_names: Sequence[str]) -> str:
-    """The nodes that a line is about: "node n1", or "60 nodes (n1, n2, n3 and 57 more)"."""
+    """Name nodes in a sentence: "node n1", or "60 nodes (n1, n2, n3 and 57 more)"."""
     return (
         f"node {node_names[0]}"
         if len(node_names) == 1
@@ -83,13 +90,16 @@ def name_nodes(node_names: Sequence[str]) -> str:
 
 
 def worst_severity(findings: Sequence[Finding]) -> Severity:
-    """The most serious level; `ok` without findings."""
+    """Return the highest severity; `ok` without findings."""
     order = list(Severity)
     return max((finding.level for finding in findings), key=order.index, default=Severity.OK)
 
 
 def table(findings: Sequence[Finding], kind_count: int = KINDS) -> str:
-    """One row per finding, followed by its remedy. `kind_count`: the number of lists that were to be read."""
+    """Format one row per finding, followed by its remedy.
+
+    `kind_count`: the number of lists that doctor tried to read.
+    """
     check_width = max((len(finding.check) for finding in findings), default=0)
     lines: list[str] = []
     for finding in findings:

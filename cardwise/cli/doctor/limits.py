@@ -16,7 +16,10 @@ _MAX_LISTED: Final = 5
 
 
 def check_classes_without_cards(facts: Facts) -> Iterator[Finding]:
-    """Automatic classes outlive their cards, so that pods may wait for a node group that is scaled to zero."""
+    """Find classes without cards.
+
+    Automatic classes outlive their cards, so that pods may wait for a node group that is scaled to zero.
+    """
     empty_classes = [
         resource_class["metadata"]["name"]
         for resource_class in facts.classes
@@ -35,8 +38,9 @@ def check_classes_without_cards(facts: Facts) -> Iterator[Finding]:
 
 
 def check_resource_quotas(facts: Facts) -> Iterator[Finding]:
-    """Whether ResourceQuotas count what their authors expect: names that no node offers, only shares or only whole
-    cards.
+    """Find ResourceQuotas that do not count what their authors expect.
+
+    They name a resource that no node offers, or count only shares, or only whole cards.
     """
     if facts.unread_kinds.keys() & {"resourcequotas", "gpuquotas", "nodes", "classes"}:
         return
@@ -75,7 +79,7 @@ def check_resource_quotas(facts: Facts) -> Iterator[Finding]:
 
 
 def _suggest_key(key: str, offered_names: set[str], classes: list[str]) -> str:
-    """The resource that was probably meant by the key of a ResourceQuota that counts nothing; "" for none."""
+    """Return the resource that was probably meant by a ResourceQuota's key that counts nothing; "" if none."""
     name = key.removeprefix("requests.")
     is_own = name in (*names.REQUESTED, *names.OWN_RESOURCES) or names.class_of(name)
     if is_own or name in offered_names or not lookalikes.is_like_gpu(name):
@@ -85,7 +89,7 @@ def _suggest_key(key: str, offered_names: set[str], classes: list[str]) -> str:
 
 
 def _is_counted_by_gpuquota(gpu_quotas: Sequence[Json], namespace: str, missing_key: str) -> bool:
-    """Whether a GPUQuota of the namespace limits what the ResourceQuotas do not count."""
+    """Whether a GPUQuota of the namespace limits the resource that its ResourceQuotas do not count."""
     for manifest in gpu_quotas:
         if manifest["metadata"]["namespace"] != namespace:
             continue

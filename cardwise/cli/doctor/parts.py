@@ -1,4 +1,4 @@
-"""Checks of Cardwise's own parts, by the objects that they have written."""
+"""Checks of Cardwise's own parts by the objects that these parts write."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,20 +25,21 @@ from cardwise.kube.wire import ExtendedResource
 
 _EXTENDER: Final = "cardwise-extender"
 _PLUGIN: Final = "cardwise-deviceplugin"
-_DEFAULT_LEASE_SECONDS: Final = 15.0  # of a Lease that does not tell
-_EVENT_MAX_AGE: Final = timedelta(
-    minutes=10
-)  # the device plugin repeats an event at least so often while its cause lasts
+_DEFAULT_LEASE_SECONDS: Final = 15.0  # used for a Lease without leaseDurationSeconds
+# The device plugin repeats an event within this time while its cause lasts.
+_EVENT_MAX_AGE: Final = timedelta(minutes=10)
 _USABLE_MPS_STATES: Final = ("Ready", "Off")
 _MAX_LISTED_REASONS: Final = 3
-_RESOURCE_IN_EVENT: Final = re.compile(
-    r"ExtendedResource (\S+) belongs to a GPU of node "
-)  # in an event of the device plugin
-_POLICY_SUFFIX: Final = f".{names.GROUP}"  # how names of our policies end
+# The wording of an event of the device plugin.
+_RESOURCE_IN_EVENT: Final = re.compile(r"ExtendedResource (\S+) belongs to a GPU of node ")
+_POLICY_SUFFIX: Final = f".{names.GROUP}"  # the names of Cardwise's policies end with it
 
 
 def is_installed(facts: Facts) -> bool | None:
-    """Whether any object of the chart exists: else all checks would fail for the same reason. None if unknown."""
+    """Whether any object of the chart exists; None if unknown.
+
+    Without one all checks would fail for the same reason.
+    """
     if facts.unknown_kinds >= {"cards", "classes"}:
         return False
     present_names = {
@@ -56,10 +57,11 @@ def is_installed(facts: Facts) -> bool | None:
 
 
 def check_namespace(facts: Facts) -> Iterator[Finding]:
-    """Whether Cardwise is in another namespace than given, or the given one does not exist.
+    """Check that Cardwise's namespace exists and is the one that the user named.
 
-    The namespace of the webhook's Service decides: only administrators write the webhook's configuration. Without it,
-    workloads with the chart's label are a hint, without a command: every tenant can give a workload this label.
+    The namespace of the webhook's Service decides: only administrators write the webhook's configuration. Without the
+    configuration, workloads with the chart's label are a hint. This finding has no command as its remedy, because every
+    tenant can give a workload this label.
     """
     given_namespace = facts.cardwise_namespace
     used_namespaces = service_namespaces(facts)
@@ -93,7 +95,7 @@ def check_namespace(facts: Facts) -> Iterator[Finding]:
 
 
 def service_namespaces(facts: Facts) -> set[str]:
-    """The namespaces of the webhook's Service in its configurations, which is that of Cardwise; empty without one."""
+    """Return Cardwise's namespaces: those that the webhook's configurations name for its Service; empty without one."""
     hooks = (
         hook
         for configuration in facts.mutating_webhooks
@@ -105,7 +107,7 @@ def service_namespaces(facts: Facts) -> set[str]:
 
 
 def _is_own_configuration(configuration: Json) -> bool:
-    """Whether a webhook configuration is that of the chart."""
+    """Whether a webhook configuration belongs to the chart."""
     return bool(configuration["metadata"]["name"] == names.WEBHOOK_CONFIGURATION)
 
 
@@ -114,7 +116,7 @@ def _count_own_policies(policies: Sequence[Json]) -> int:
 
 
 def check_definitions(facts: Facts) -> Iterator[Finding]:
-    """The kinds of `cardwise.dev`."""
+    """Check that the API server knows the kinds of `cardwise.dev`."""
     missing_kinds = sorted(facts.unknown_kinds & {"cards", "classes"})
     if missing_kinds:
         yield Finding(
@@ -131,8 +133,10 @@ def check_definitions(facts: Facts) -> Iterator[Finding]:
 
 
 def check_webhooks(facts: Facts) -> Iterator[Finding]:
-    """Our configurations, with the CA that the webhook puts in once it has run; and mutating ones of others that run
-    after ours.
+    """Check the webhook configurations.
+
+    Cardwise's must have the CA that the webhook writes into them when it starts. Mutating webhooks of others that run
+    after Cardwise's are reported.
     """
     if facts.unread_kinds.keys() & {"mutating_webhooks", "validating_webhooks"}:
         return
@@ -177,8 +181,9 @@ def _changes_new_pods(hook: Json) -> bool:
 
 
 def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
-    """Whether pods can connect to the webhook: it requires no client certificate, and no NetworkPolicy restricts
-    clients.
+    """Check that not every pod can connect to the webhook.
+
+    Every pod can if the webhook requires no client certificate, and no NetworkPolicy restricts its clients.
     """
     webhook = next((listed for listed in facts.deployments if listed["metadata"]["name"] == installation.WEBHOOK), None)
     if webhook is None or "networkpolicies" in facts.unread_kinds:
@@ -206,8 +211,9 @@ def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
 
 
 def _restrict_callers(policies: Iterable[Json], labels: Mapping[str, str], ports: Collection[int | str]) -> bool:
-    """Whether NetworkPolicies select the pods of these labels, and each rule that opens these ports names callers that
-    are not all pods.
+    """Whether NetworkPolicies restrict which pods may connect to these ports of the pods with these labels.
+
+    They do if at least one selects the pods, and no rule opens one of the ports to all pods.
     """
     selecting_policies = [
         listed["spec"]
@@ -223,7 +229,7 @@ def _restrict_callers(policies: Iterable[Json], labels: Mapping[str, str], ports
 
 
 def _opens_port(port: Json, ports: Collection[int | str]) -> bool:
-    """Whether the port of a rule is one of these; it may be a range, or all ports."""
+    """Whether a rule's entry, which may be a range or mean all ports, includes one of these ports."""
     first_port = port.get("port")
     if not isinstance(first_port, int):
         return first_port is None or first_port in ports
@@ -231,7 +237,7 @@ def _opens_port(port: Json, ports: Collection[int | str]) -> bool:
 
 
 def _admits_all_pods(peers: Sequence[Json] | None) -> bool:
-    """Whether the callers that a rule names, or no callers at all, are the pods of all namespaces."""
+    """Whether a rule with these callers admits the pods of all namespaces; a rule without callers does."""
     return not peers or any(
         (peer.get("namespaceSelector") == {} and not peer.get("podSelector"))
         or (peer.get("ipBlock") or {}).get("cidr", "").endswith("/0")
@@ -240,7 +246,7 @@ def _admits_all_pods(peers: Sequence[Json] | None) -> bool:
 
 
 def check_policies(facts: Facts) -> Iterator[Finding]:
-    """The rules that hold also while the webhook is down."""
+    """Check the admission policies, which hold also while the webhook is down."""
     if "policies" in facts.unread_kinds:
         return
     if policy_count := _count_own_policies(facts.policies):
@@ -253,7 +259,7 @@ def check_policies(facts: Facts) -> Iterator[Finding]:
 
 
 def check_leader(facts: Facts) -> Iterator[Finding]:
-    """Whether an extender leads, by the API server's clock, which also recorded the last renewal."""
+    """Check that an extender leads: that its Lease is not expired by the API server's clock."""
     if "leases" in facts.unread_kinds:
         return
     lease = next((listed for listed in facts.leases if listed["metadata"]["name"] == names.LEASE), None)
@@ -283,7 +289,7 @@ def check_leader(facts: Facts) -> Iterator[Finding]:
 
 
 def _suggest_start(facts: Facts, deployment: Json | None) -> str:
-    """The remedy if no extender leads although one has led, or its Deployment exists."""
+    """Return the remedy if no extender leads although one has led before, or although the Deployment exists."""
     if deployment is None:
         return f"let the chart start it: {repairs.upgrade_command(facts, extender_enabled='true')}"
     if not startup.desired_replicas(deployment):
@@ -298,7 +304,7 @@ def _pods_command(facts: Facts) -> str:
 
 
 def check_cards(facts: Facts) -> Iterator[Finding]:
-    """What the device plugins report: cards, their health, and whether the kubelet knows the plugin."""
+    """Check the reports of the device plugins: cards, their health, and whether the kubelet knows the plugin."""
     if facts.unknown_kinds & {"cards"} or "cards" in facts.unread_kinds:
         return
     if not facts.cards:
@@ -357,7 +363,7 @@ def check_cards(facts: Facts) -> Iterator[Finding]:
         name for name in card_nodes if name not in node_by_name or nodestates.unschedulable_reason(node_by_name[name])
     }
     unusable_uuids = {card["spec"]["uuid"] for card in (*unhealthy_cards, *cordoned_cards)}
-    if "nodes" not in facts.unread_kinds:  # of a node that takes no pods another finding tells
+    if "nodes" not in facts.unread_kinds:  # another finding reports nodes that take no pods
         unusable_uuids |= {card["spec"]["uuid"] for card in facts.cards if card["spec"]["node"] in unschedulable_nodes}
     if usable_count := len(facts.cards) - len(unusable_uuids):
         text = f"{count_text} on {wording.pluralize(len(card_nodes), 'node')}, {usable_count} usable"
@@ -365,10 +371,10 @@ def check_cards(facts: Facts) -> Iterator[Finding]:
 
 
 def _find_conflicts(facts: Facts) -> Iterator[Finding]:
-    """Nodes that cannot offer a card because another node reports the same UUID, by recent Events.
+    """Find by recent Events the nodes that cannot offer a card because another node reports the same UUID.
 
-    From an Event only the ExtendedResource's name is used. That object has the card's node, and that node's state
-    decides whether deleting it is a remedy: a forged Event in `default` must not propose to delete a healthy node.
+    From an Event only the ExtendedResource's name is used. The ExtendedResource names the card's node, and the state of
+    this node decides whether the remedy is to delete it: a forged Event must not propose to delete a healthy node.
     """
     node_by_resource = {resource["metadata"]["name"]: resource["spec"]["node"] for resource in facts.cards}
     nodes = {node["metadata"]["name"]: node for node in facts.nodes}
@@ -455,7 +461,7 @@ def _check_slots(facts: Facts, nodes: Mapping[str, Json | None], plugins: Sequen
 
 
 def _group_by_reason(cards: Iterable[Json], reason: Callable[[Json], str]) -> dict[str, list[Json]]:
-    """The cards of each reason."""
+    """Group cards by the reason that a function returns for each."""
     cards_by_reason: dict[str, list[Json]] = {}
     for card in cards:
         cards_by_reason.setdefault(reason(card), []).append(card)
@@ -463,7 +469,7 @@ def _group_by_reason(cards: Iterable[Json], reason: Callable[[Json], str]) -> di
 
 
 def _plugin_daemonsets(facts: Facts) -> list[Json]:
-    """The DaemonSet of the device plugin, if it is there."""
+    """Return the DaemonSet of the device plugin, if it exists."""
     return [daemonset for daemonset in facts.daemonsets if daemonset["metadata"]["name"] == _PLUGIN]
 
 
@@ -473,7 +479,7 @@ def _pod_spec(daemonset: Json) -> Json:
 
 
 def _describe_cards(cards: Sequence[Json]) -> str:
-    """Such cards in a few words: one by its name, more by their number and nodes."""
+    """Describe cards in a few words: one by its name, several by their number and nodes."""
     if len(cards) == 1:
         return f"{cards[0]['spec']['node']}: {quote_unless_name(cards[0]['spec']['uuid'])} is"
     nodes = sorted({card["spec"]["node"] for card in cards})
@@ -481,7 +487,7 @@ def _describe_cards(cards: Sequence[Json]) -> str:
 
 
 def check_mps(facts: Facts) -> Iterator[Finding]:
-    """The MPS daemons, if there is an MPS manager."""
+    """Check the MPS daemons, if there is an MPS manager."""
     status_by_uuid = {
         card["spec"]["uuid"]: (card.get("status") or {}).get("mps") for card in facts.cards if _is_card(card)
     }

@@ -1,11 +1,12 @@
-"""Probe pods: a try tells whether the webhook is asked, and whether kube-scheduler asks the extender.
+"""Checks by a probe pod that the API server calls the webhook, and that kube-scheduler calls the extender.
 
-The probe is a pod that asks for 1 MiB, and says of MPS what pods of its namespace say by default. The webhook is asked
-by a dry run in that namespace; what it has made of the pod, and nothing that others have, is created in Cardwise's own,
-where no team's quota counts it, and with the chart's PriorityClass for probes: the lowest priority, and no preemption.
-A pod that names none has the cluster's default, which may be above that of users' pods. The probe's image is never
-pulled, so nothing runs. It is deleted in any case, and not by force: after a normal deletion its card is free at once,
-after a forced one only half a minute later.
+The probe requests 1 MiB, with the default MPS setting of the user's namespace. First it is created by dry run in this
+namespace, which shows whether the webhook is called. Then it is created in Cardwise's namespace, where no team's quota
+counts it, with the changes of Cardwise's webhook but not those of other webhooks. It has the chart's PriorityClass for
+probes, the lowest priority without preemption: the cluster's default priority may be higher than that of users' pods.
+
+The probe's image is never pulled, so no container starts. The probe is always deleted, but not by force: after a normal
+deletion its card is free at once, after a forced deletion only half a minute later.
 """
 
 import secrets
@@ -29,12 +30,11 @@ from cardwise.kube.pods import eligible
 _RENEWAL_REMEDY: Final = "give it the current ones and restart it (docs/operations.md#certificates)"
 _TIMEOUT_SECONDS: Final = 15.0
 _POLL_SECONDS: Final = 0.2
-_CONTAINER_NAME: Final = "probe"  # of its container
+_CONTAINER_NAME: Final = "probe"  # the name of the probe's container
 _NOBODY_UID: Final = 65534
-_MAX_LISTED: Final = 5  # taints that a line names
-_TAINT_MESSAGE: Final = (
-    "untolerated taint"  # of kube-scheduler; of a node it says no more, such as a resource that it lacks
-)
+_MAX_LISTED: Final = 5  # taints named in one line
+# Part of kube-scheduler's message, which names only one reason per node: a resource that it also lacks is left out.
+_TAINT_MESSAGE: Final = "untolerated taint"
 _UNREACHABLE_MESSAGES: Final = (
     "connection refused",
     "context deadline",
@@ -55,7 +55,7 @@ def send_probe(
     configuration_remedy: str = "",
     renewal_remedy: str = _RENEWAL_REMEDY,
 ) -> Iterator[Finding]:
-    """Create the probe pod in the namespace, and report how far it comes.
+    """Create the probe pod, and report the first step that fails: admission, scheduling or binding.
 
     cardwise_namespace: the namespace of Cardwise.
     configuration_remedy: the remedy that configures kube-scheduler to call the extender.
@@ -66,13 +66,13 @@ def send_probe(
         admitted_pod = client.create(paths.pods(namespace), _build_probe_pod(), query={"dryRun": "All"})
         yield from _report_admission(admitted_pod)
         if names.SHARE not in _probe_limits(admitted_pod):
-            return  # the extender refuses it rightly
+            return  # the extender is right to refuse this pod
         created_pod = client.create(
             paths.pods(cardwise_namespace), _build_placement_probe(admitted_pod, cardwise_namespace)
         )
         yield from _await_placement(client, created_pod, clock, configuration_remedy, renewal_remedy)
     except errors.Forbidden as error:
-        # RBAC, a quota, Pod Security, a missing PriorityClass, or the webhook itself: which, the message says.
+        # The message says whether RBAC, a quota, Pod Security, a missing PriorityClass or the webhook has refused it.
         remedy = (
             f"get the right to create pods in {cardwise_namespace} and (as a dry run) in {namespace}, give another "
             "namespace "
@@ -103,7 +103,7 @@ def _build_probe_pod() -> Json:
 
 
 def build_restricted_pod(container: Json, annotations: Mapping[str, str], **spec: Any) -> Json:
-    """A pod of doctor's, which namespaces admit that enforce the restricted profile."""
+    """Return a pod of doctor that namespaces with the Pod Security profile "restricted" admit."""
     restricted = {"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}
     return {
         "apiVersion": "v1",
@@ -127,10 +127,10 @@ def delete(client: KubeClient, namespace: str, name: str, options: Json | None =
 
 
 def _build_placement_probe(pod: Json, namespace: str) -> Json:
-    """The probe with the changes of Cardwise's webhook, to be created in another namespace.
+    """Return the probe with the changes of Cardwise's webhook, for creation in Cardwise's namespace.
 
-    Other additions of the user's namespace are left out: containers, volumes, a priority or a node of other webhooks
-    would get the rights of Cardwise's namespace.
+    Changes of other webhooks in the user's namespace are left out: their containers, volumes, priority or node would
+    get the rights of Cardwise's namespace.
     """
     probe, spec = _build_probe_pod(), pod["spec"]
     annotations = {key: text for key, text in annotations_of(pod).items() if key.partition("/")[0] == names.GROUP}
@@ -152,7 +152,7 @@ def _is_own_resource(resource: str) -> bool:
 
 
 def _probe_container(pod: Json) -> Json:
-    """The probe's own container; empty if another webhook has removed it."""
+    """Return the probe's own container; empty if another webhook has removed it."""
     return next((container for container in pod["spec"]["containers"] if container.get("name") == _CONTAINER_NAME), {})
 
 
@@ -195,9 +195,9 @@ def _await_placement(
 
 
 def _count_pods_ahead(client: KubeClient, probe: Json) -> int | None:
-    """How many other pods wait for the probe's scheduler, which tries them first: the probe has the lowest priority.
+    """Count the other pods that wait for the probe's scheduler; None if they cannot be read.
 
-    None if they cannot be read.
+    The scheduler tries them first, because the probe has the lowest priority.
     """
     scheduler = probe["spec"].get("schedulerName")
     try:
@@ -216,7 +216,7 @@ def _count_pods_ahead(client: KubeClient, probe: Json) -> int | None:
 
 
 def _explain_timeout(probe: Json, pods_ahead: int | None) -> Finding:
-    """The finding if kube-scheduler has not tried the probe in time."""
+    """Return the finding if kube-scheduler has not tried the probe in time."""
     scheduler = wording.quote_unless_name(probe["spec"].get("schedulerName"))
     text = f"kube-scheduler has not tried the probe pod for {_TIMEOUT_SECONDS:.0f} s"
     if pods_ahead == 0:
@@ -245,26 +245,26 @@ def _report_binding(pod: Json, node: str, configuration_remedy: str) -> Finding:
 
 
 def _list_nodes(client: KubeClient) -> Sequence[Json] | None:
-    """The nodes; None if they cannot be read."""
+    """Read the nodes; None if they cannot be read."""
     with suppress(errors.KubeError):
         return list(client.list_objects(paths.nodes()))
     return None
 
 
 def _has_resource(node: Json, resource: str) -> bool:
-    """Whether the node's kubelet has any of the resource, used or not."""
+    """Whether the node's kubelet offers the resource, used or not."""
     return str((node.get("status", {}).get("capacity") or {}).get(resource, "0")) != "0"
 
 
 def _find_blocking_taints(nodes: Sequence[Json], pod: Json) -> Collection[str]:
-    """Taints that keep the pod away from all nodes with cards; empty if it may use one."""
+    """Return the taints that keep the pod away from all nodes with cards; empty if it may use one of these nodes."""
     tolerations = pod["spec"].get("tolerations") or ()
     taints = [eligible.untolerated_taints(node, tolerations) for node in nodes if _has_resource(node, names.SHARE)]
     return sorted({taint for node_taints in taints for taint in node_taints}) if all(taints) else ()
 
 
 def _explain_scheduler_message(message: str, pod: Json, nodes: Sequence[Json] | None, renewal_remedy: str) -> Finding:
-    """The finding from kube-scheduler's message. `nodes`: None if unknown."""
+    """Return the finding for kube-scheduler's message about the probe. `nodes`: None if unknown."""
     shown_message = wording.sanitize_message(message)
     blocking_taints = _find_blocking_taints(nodes or (), pod) if _TAINT_MESSAGE in message else ()
     if blocking_taints:

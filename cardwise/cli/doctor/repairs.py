@@ -1,4 +1,4 @@
-"""Commands that findings print as remedies: each runs as printed, for this installation."""
+"""The commands that findings print as remedies: each can be run as it is printed, for this installation."""
 
 import re
 from collections.abc import Sequence
@@ -12,23 +12,26 @@ from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.shellcommand import command
 
 _CHART: Final = "helm/cardwise"
-_RELEASE_NAME: Final = "meta.helm.sh/release-name"  # annotations that Helm writes
+_RELEASE_NAME: Final = "meta.helm.sh/release-name"  # an annotation that Helm writes
 _RELEASE_NAMESPACE: Final = "meta.helm.sh/release-namespace"
-_MAX_NAMED_PODS: Final = 10  # pods that a command names
-_VERSION: Final = re.compile(r"v\d+\.\d+\.\d+")  # without what providers add: v1.37.2-gke.100, v1.37.2+k3s1
+_MAX_NAMED_PODS: Final = 10  # pods named in one command
+# Without the suffixes of providers, such as v1.37.2-gke.100 and v1.37.2+k3s1.
+_VERSION: Final = re.compile(r"v\d+\.\d+\.\d+")
 
 
 def suggest_installation(facts: Facts) -> str:
-    """Installs the chart: by the command that doctor proposes for this cluster."""
+    """Return the command that shows how to install the chart in this cluster."""
     namespace_option = "" if facts.cardwise_namespace == names.NAMESPACE else " --cardwise-namespace {namespace}"
     propose = command("cardwise doctor --before-install" + namespace_option, namespace=facts.cardwise_namespace)
     return f"install the chart; {propose} prints the command (docs/admin.md#install)"
 
 
 def upgrade_command(facts: Facts, **settings: str) -> str:
-    """Has the chart write its objects again, with these values changed; "_" stands for the dot of a value's name.
+    """Return the remedy that writes the chart's objects again with changed values.
 
-    An installation that Helm does not know (`helm template`, GitOps) takes them from its values.
+    If Helm does not know the installation (`helm template`, GitOps), the remedy names the values to change.
+
+    settings: the changed values; "_" stands for the dot in a value's name.
     """
     changed_values = ",".join(f"{name.replace('_', '.')}={text}" for name, text in settings.items())
     release = _helm_release(facts)
@@ -42,7 +45,7 @@ def upgrade_command(facts: Facts, **settings: str) -> str:
 
 
 def suggest_scheduler_configuration(facts: Facts) -> str:
-    """The command that configures kube-scheduler to call the extender, with the scheduler.mode for this cluster."""
+    """Return the command that configures kube-scheduler to call the extender, with this cluster's scheduler.mode."""
     if schedulers.scheduler_names(facts.deployments):
         return f"let the chart rewrite its scheduler's configuration: {upgrade_command(facts)}"
     if any(names.MIRROR in annotations_of(pod) for pod in facts.schedulers):
@@ -53,7 +56,7 @@ def suggest_scheduler_configuration(facts: Facts) -> str:
 
 
 def suggest_certificate_renewal(facts: Facts) -> str:
-    """Gives kube-scheduler the extender's certificates of now, which it reads when it starts."""
+    """Return the remedy that gives kube-scheduler the present certificates of the extender."""
     if schedulers.scheduler_names(facts.deployments):
         restart = "kubectl rollout restart deployment/{name} -n {namespace}"
         return command(restart, name=names.SCHEDULER, namespace=facts.cardwise_namespace)
@@ -67,16 +70,19 @@ def suggest_certificate_renewal(facts: Facts) -> str:
 
 
 def scheduler_image(facts: Facts) -> str:
-    """The image of the kube-scheduler that has the API server's version: `scheduler.image` for scheduler.mode=own."""
+    """Return `scheduler.image` for scheduler.mode=own: the kube-scheduler of the API server's version."""
     version = _VERSION.match(str(facts.version.get("gitVersion", "")))
     return f"registry.k8s.io/kube-scheduler:{version[0] if version else 'VERSION'}"
 
 
 def recreate_command(pods: Sequence[Json], *, delete_all: str = "", dropped_fields: Sequence[str] = ()) -> str:
-    """The commands that recreate pods: those of controllers are deleted, the others are saved and replaced by kubectl.
+    """Return the commands that recreate pods.
 
-    Names ten of each. `delete_all`: the command that deletes all of them, if each has a controller. `dropped_fields`:
-    fields of the spec that the new pods must not have.
+    They delete pods that have a controller; kubectl saves and replaces the others. They name at most ten pods of each
+    sort.
+
+    delete_all: the command that deletes all of the pods, used if each has a controller.
+    dropped_fields: fields of the spec that the new pods must not have.
     """
     controlled_pods = [pod for pod in pods if not workloads.is_bare(pod)]
     bare_pods = [pod for pod in pods if workloads.is_bare(pod)]
@@ -104,7 +110,7 @@ def recreate_command(pods: Sequence[Json], *, delete_all: str = "", dropped_fiel
 
 
 def _names_by_namespace(pods: Sequence[Json]) -> list[tuple[str, list[str]]]:
-    """The names of the first pods by namespace."""
+    """Return the names of the first pods by namespace, joined by spaces."""
     names_by_namespace: dict[str, list[str]] = {}
     for pod in pods[:_MAX_NAMED_PODS]:
         names_by_namespace.setdefault(pod["metadata"]["namespace"], []).append(pod["metadata"]["name"])
@@ -120,32 +126,32 @@ def _describe_omitted(pods: Sequence[Json]) -> str:
 
 
 def log_command(facts: Facts, pod: str, *, previous: bool = False) -> str:
-    """The command that shows the log of a pod of Cardwise. `pod`: its name, or KIND/NAME of its controller."""
+    """Return the command that shows the log of a pod of Cardwise. `pod`: its name, or KIND/NAME of its controller."""
     kind, slash, name = pod.rpartition("/")
     show = "kubectl logs -n {namespace} {kind}/{name}" if slash else "kubectl logs -n {namespace} {name}"
     return command(show + " --previous" * previous, namespace=facts.cardwise_namespace, kind=kind, name=name)
 
 
 def get_pods_command(cardwise_namespace: str, component: str) -> str:
-    """Shows the pods of a part. `cardwise_namespace`: the namespace of Cardwise."""
+    """Return the command that lists the pods of one of Cardwise's parts."""
     show = "kubectl get pods -n {namespace} -l app.kubernetes.io/component={component}"
     return command(show, namespace=cardwise_namespace, component=component)
 
 
 def scale_command(facts: Facts, deployment: str) -> str:
-    """Gives a Deployment of Cardwise's its pods."""
+    """Return the command that scales a Deployment of Cardwise up from zero."""
     up = "kubectl scale deployment {deployment} -n {namespace} --replicas 2"
     return command(up, deployment=deployment, namespace=facts.cardwise_namespace)
 
 
 def label_namespace_command(namespace: str) -> str:
-    """Lets Pod Security admit the parts on nodes in Cardwise's namespace."""
+    """Return the command that makes Pod Security admit the parts on nodes in Cardwise's namespace."""
     label = "kubectl label namespace {namespace} pod-security.kubernetes.io/enforce=privileged --overwrite"
     return command(label, namespace=namespace)
 
 
 def _helm_release(facts: Facts) -> tuple[str, str] | None:
-    """Name and namespace of the Helm release; those of the documents if no object of Cardwise is visible."""
+    """Return name and namespace of the Helm release; the documentation's if no object of Cardwise is visible."""
     all_annotations = [
         annotations_of(workload)
         for workload in (*facts.deployments, *facts.daemonsets)

@@ -17,15 +17,16 @@ from cardwise.core.values.wording import quote_unless_name
 
 _FILTERED_RESOURCES: Final = (names.GPU_MEM, names.WHOLE_GPU, names.PLACE_MARKER)
 _BOUND_RESOURCES: Final = (names.SHARE, names.BIND_MARKER)
-_MAX_LISTED: Final = 3  # pods that a line names
+_MAX_LISTED: Final = 3  # pods named in one line
 _STRANDED_SELECTOR: Final = f"spec.schedulerName={names.SCHEDULER},{PENDING_SELECTOR}"
 _EVENT_MAX_AGE: Final = timedelta(minutes=10)
-_CONFIG_FLAG: Final = re.compile(r"(?<!\S)--?config(?:[=\s]|$)")  # in a command line of kube-scheduler
+# The option with the configuration file in kube-scheduler's command line.
+_CONFIG_FLAG: Final = re.compile(r"(?<!\S)--?config(?:[=\s]|$)")
 _MARKERS: Final = (names.PLACE_MARKER, names.BIND_MARKER)
 
 
 def check_stranded_pods(facts: Facts) -> Iterator[Finding]:
-    """Pods that wait for the chart's own kube-scheduler, which no longer exists or has another name."""
+    """Find pods that wait for the chart's own kube-scheduler although it no longer exists or has another name."""
     stranded_pods = [pod for pod in facts.pending_pods if pod["spec"].get("schedulerName") == names.SCHEDULER]
     pod_names = [name_of(pod) for pod in stranded_pods]
     if (
@@ -46,9 +47,10 @@ def check_stranded_pods(facts: Facts) -> Iterator[Finding]:
 
 
 def check_unconfigured_schedulers(facts: Facts) -> Iterator[Finding]:
-    """Control plane nodes that joined after the chart had configured the others (`scheduler.mode=kubeadm`).
+    """Find control plane nodes that joined after the chart had configured the others (`scheduler.mode=kubeadm`).
 
-    Only the leading kube-scheduler places pods: once one of these nodes' leads, no pod gets a card.
+    Only the leading kube-scheduler places pods. When the kube-scheduler of such a node becomes the leader, no pod gets
+    a card.
     """
     static_pods = [pod for pod in facts.schedulers if names.MIRROR in annotations_of(pod)]
     annotations_by_node = {pod["spec"]["nodeName"]: annotations_of(pod) for pod in static_pods}
@@ -71,11 +73,11 @@ def check_unconfigured_schedulers(facts: Facts) -> Iterator[Finding]:
 
 
 def check_deleted_pods(facts: Facts) -> Iterator[Finding]:
-    """Pods that were bound without the extender, which deleted them: for their owners they just disappeared.
+    """Find pods that the extender deleted because another scheduler had bound them. Their owners saw them disappear.
 
-    Doctor's own pods are left out: the check that created one has reported it. The Events are in namespaces of users,
-    who may have written them. So they are a warning, with the command that configures kube-scheduler only if its
-    configuration shows that it does not call the extender.
+    Doctor's own pods are left out, because the check that created them has reported them. The Events are in users'
+    namespaces, and users may have written them. So the finding is only a warning. It has the command that configures
+    kube-scheduler only if kube-scheduler's configuration shows that it does not call the extender.
     """
     recent_events = [
         event for event in facts.pod_events if event.kind == "Pod" and is_recent(facts, event, _EVENT_MAX_AGE)
@@ -114,14 +116,14 @@ def _suggest_stop(facts: Facts, pod_count: int) -> str:
 
 
 def _calls_extender(facts: Facts) -> bool:
-    """Whether the chart has configured each kube-scheduler that places pods with cards."""
+    """Whether the chart has configured each kube-scheduler that places pods with cards to call the extender."""
     static_pods = [pod for pod in facts.schedulers if names.MIRROR in annotations_of(pod)]
     are_configured = bool(static_pods) and all(names.FORMER_CONFIG in annotations_of(pod) for pod in static_pods)
     return are_configured or bool(schedulers.scheduler_names(facts.deployments))
 
 
 def _calls_no_extender(facts: Facts) -> bool:
-    """Whether no kube-scheduler has a configuration file: extenders are nowhere but there."""
+    """Whether no kube-scheduler has a configuration file: extenders can be configured only in this file."""
     static_pods = [pod for pod in facts.schedulers if names.MIRROR in annotations_of(pod)]
     commands = [
         [str(word) for container in pod["spec"].get("containers") or () for word in _command_line(container)]
@@ -132,15 +134,15 @@ def _calls_no_extender(facts: Facts) -> bool:
 
 
 def _command_line(container: Json) -> tuple[Any, ...]:
-    """The command line of a container."""
+    """Return the command and the arguments of a container."""
     return (*(container.get("command") or ()), *(container.get("args") or ()))
 
 
 def check_scheduler_configuration(config: Json, title: str, remedy: str) -> Iterator[Finding]:
-    """What a KubeSchedulerConfiguration lacks: a stanza for each of Cardwise's resources that ignores the markers.
+    """Check that a KubeSchedulerConfiguration has a stanza for each of Cardwise's resources, which ignores the markers.
 
-    title: the pod of kube-scheduler.
-    remedy: how to configure it to call the extender.
+    title: the name of kube-scheduler's pod, for findings.
+    remedy: the remedy that configures kube-scheduler to call the extender.
     """
     stanzas = config.get("Extenders") or config.get("extenders") or ()
     stanza_by_resource = {
@@ -175,5 +177,5 @@ def check_scheduler_configuration(config: Json, title: str, remedy: str) -> Iter
 
 
 def _get_field(manifest: Json, key: str) -> Any:
-    """A field as YAML spells it, or as kube-scheduler's own /configz does."""
+    """Return a field, which YAML spells in lower case and kube-scheduler's own /configz in upper case."""
     return manifest.get(key, manifest.get(key[0].upper() + key[1:]))

@@ -22,26 +22,28 @@ from cardwise.core.values.shellcommand import command
 
 CHECK: Final = "parts"
 _CREATOR_KINDS: Final = ("DaemonSet", "ReplicaSet", "Job")
-_NAME_PREFIX: Final = "cardwise-"  # of the names of all that the chart makes
+_NAME_PREFIX: Final = "cardwise-"  # the names of all objects of the chart start with it
 _COMPONENT: Final = "app.kubernetes.io/component"
 _LONG_RUNNING_PARTS: Final = ("webhook", "extender", "scheduler", "deviceplugin", "mps")
 _NODE_PARTS: Final = ("deviceplugin", "mps")
-_JOB_PARTS: Final = ("kubeadm",)  # whose failed pods stay, and with them the kube-scheduler as it was
-_RETRY_MINUTES: Final = 17  # between two tries of a controller, at most
+# Parts that are Jobs: their failed pods stay, and kube-scheduler's configuration is unchanged then.
+_JOB_PARTS: Final = ("kubeadm",)
+_RETRY_MINUTES: Final = 17  # a controller waits at most so long before it tries again
 _CREATION_MAX_AGE: Final = timedelta(minutes=_RETRY_MINUTES + 3)
 _EVENT_MAX_AGE: Final = timedelta(minutes=10)
-_STARTING_TIME: Final = timedelta(minutes=1)  # until then a pod may just be starting
-_MIN_RESTARTS: Final = 3  # from so many on a container that runs now has not only been unlucky
+_STARTING_TIME: Final = timedelta(minutes=1)  # a younger pod may still be starting
+_MIN_RESTARTS: Final = 3  # with fewer restarts a running container counts as recovered
 _BACK_OFF: Final = "CrashLoopBackOff"
 _OUT_OF_MEMORY: Final = "OOMKilled"
 _MAX_REASON_BYTES: Final = 300  # bytes of a reason
 _MAX_LISTED: Final = 3
 
+# Reasons of events that tell why no container starts.
 _START_EVENTS: Final = (
     "FailedMount",
     "FailedCreatePodSandBox",
     "FailedScheduling",
-)  # events that say why nothing starts
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,11 @@ class _Fault:
     component: str
     state: str
     reason: str
-    hint: str = ""  # the command that tells more, of one of the pods
+    hint: str = ""  # the command that shows more about one of the pods
 
 
 def check_uncreated_pods(facts: Facts) -> Iterator[Finding]:
-    """Cardwise's controllers whose pods Kubernetes refuses: Pod Security, quotas, priority classes, other webhooks."""
+    """Find controllers of Cardwise whose pods Kubernetes refuses, for example by Pod Security or a quota."""
     message_by_controller: dict[tuple[str, str], str] = {}
     for event in sorted(facts.own_events, key=lambda event: event.time):
         kind, name = event.kind, event.name
@@ -79,7 +81,7 @@ def check_uncreated_pods(facts: Facts) -> Iterator[Finding]:
 
 
 def _has_too_few_pods(facts: Facts, kind: str, name: str) -> bool:
-    """Whether the controller has fewer pods than it wants now; of a Job that is not known."""
+    """Whether the controller has fewer pods than it should have; True if unknown, as for a Job."""
     for workload in facts.daemonsets if kind == "DaemonSet" else facts.deployments if kind == "ReplicaSet" else ():
         metadata, status = workload["metadata"], workload.get("status") or {}
         if kind == "DaemonSet" and metadata["name"] == name:
@@ -113,7 +115,7 @@ def _admission_remedy(facts: Facts, name: str, message: str) -> str:
 
 
 def check_scaled_down(facts: Facts) -> Iterator[Finding]:
-    """Cardwise's Deployments that are scaled to zero; the extender's Lease has more."""
+    """Find Cardwise's Deployments that are scaled to zero, except the extender's, which `check_leader` reports."""
     for workload in facts.deployments:
         metadata = workload["metadata"]
         part = metadata["name"].removeprefix(_NAME_PREFIX)
@@ -123,13 +125,13 @@ def check_scaled_down(facts: Facts) -> Iterator[Finding]:
 
 
 def desired_replicas(deployment: Json) -> int:
-    """How many pods it is to have."""
+    """Return how many pods the Deployment should have."""
     number = (deployment.get("spec") or {}).get("replicas")
     return 1 if number is None else int(number)
 
 
 def check_unready_pods(facts: Facts) -> Iterator[Finding]:
-    """Pods of ours that crash, do not start, or are not ready."""
+    """Find pods of Cardwise's parts that crash, do not start, or are not ready."""
     pods_by_fault: dict[_Fault, list[Json]] = {}
     ready_components: set[str] = set()
     for pod in facts.own_pods:
@@ -171,14 +173,15 @@ def _is_ready(pod: Json) -> bool:
 
 
 def _find_fault(facts: Facts, component: str, pod: Json) -> _Fault | None:
-    """The fault; None if the pod is ready, has just begun to start, or has ended without a fault."""
+    """Return the pod's fault; None if the pod is ready, has just begun to start, or has ended without a fault."""
     status = pod.get("status") or {}
     if component in _JOB_PARTS:
         return _find_job_fault(component, status) if status.get("phase") == "Failed" else None
     if status.get("phase") in ("Succeeded", "Failed"):
-        return None  # evicted, say: its controller has made another
+        return None  # for example an evicted pod, which its controller has replaced
     if not _is_ready(pod) and (state := _find_not_ready_state(facts, pod)):
-        is_reported = component in _NODE_PARTS and pod["spec"]["nodeName"] in facts.card_nodes()  # by the check `nodes`
+        # The check `nodes` reports it.
+        is_reported = component in _NODE_PARTS and pod["spec"]["nodeName"] in facts.card_nodes()
         return None if is_reported else _Fault(component, f"is not ready, because its node is {state}", "", "node")
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         fault = _find_container_fault(facts, component, container)
@@ -198,7 +201,7 @@ def _find_fault(facts: Facts, component: str, pod: Json) -> _Fault | None:
 
 
 def _find_not_ready_state(facts: Facts, pod: Json) -> str:
-    """The state of the pod's node, if no kubelet reports from there or it does not run pods; "" otherwise."""
+    """Return the state of the pod's node if its kubelet does not report or does not run pods; "" otherwise."""
     name = (pod.get("spec") or {}).get("nodeName")
     node = next((node for node in facts.nodes if name and node["metadata"]["name"] == name), None)
     state = nodestates.unschedulable_reason(node) if node is not None else ""
@@ -231,7 +234,7 @@ def _find_container_fault(facts: Facts, component: str, container: Json) -> _Fau
 
 
 def _has_just_crashed(facts: Facts, container: Json, end: Json) -> bool:
-    """Whether a container that runs now ended with an error a moment ago: again and again, or it is not ready yet."""
+    """Whether a running container had an error a moment ago, and has had many before or is not ready yet."""
     finished = end.get("finishedAt")
     if (
         not end.get("exitCode")
@@ -244,7 +247,7 @@ def _has_just_crashed(facts: Facts, container: Json, end: Json) -> bool:
 
 
 def _last_error(end: Mapping[str, object]) -> str:
-    """The last error of a container that has ended: the message of its end is the end of its log."""
+    """Return a container's last error from its termination message, which is the end of its log."""
     fallback = ""
     for line in reversed(str(end.get("message") or "").splitlines()):
         if not line.strip():
@@ -268,7 +271,7 @@ def _last_error(end: Mapping[str, object]) -> str:
 
 
 def _last_start_event(facts: Facts, pod: Json) -> str:
-    """The last event about a pod without a started container; "" without one."""
+    """Return the last event about a pod without a started container; "" if there is none."""
     name = pod["metadata"]["name"]
     events = [
         event
@@ -327,7 +330,7 @@ def _metrics_port(pod: Json) -> int:
 
 
 def _driver_remedy(facts: Facts, pod: Json) -> str:
-    """The remedy if the part does not find NVIDIA's driver in its container."""
+    """Return the remedy for a part that does not find NVIDIA's driver in its container."""
     runtime_names = [name for name, _ in nvidia_runtimes(facts)]
     runtime_class = (pod.get("spec") or {}).get("runtimeClassName")
     if runtime_names and not runtime_class:

@@ -1,4 +1,4 @@
-"""Check of the unit of bare gpu-mem numbers, compared with the unit of an installed gpushare."""
+"""Compare the unit of bare gpu-mem numbers with the unit of an installed gpushare."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,13 +13,13 @@ from cardwise.core.values.quantity import Unit
 
 _MAX_LISTED: Final = 3
 _PLUGIN: Final = "gpushare-device-plugin"
-_FLAG: Final = re.compile(r"(?<!\S)--?memory-unit(?:=|\s+)['\"]?(\w+)")  # as Go's package flag reads it
-_PODS: Final = f"pods.{names.GROUP}"  # the entry of the webhook configuration whose path says the unit
+_FLAG: Final = re.compile(r"(?<!\S)--?memory-unit(?:=|\s+)['\"]?(\w+)")  # with the syntax of Go's package flag
+_PODS: Final = f"pods.{names.GROUP}"  # the name of the webhook whose path contains the unit
 _GIB_PATH: Final = "/gib"
 
 
 def check_bare_numbers(facts: Facts) -> Iterator[Finding]:
-    """Whether `aliyun.com/gpu-mem: 2` still means what its author meant."""
+    """Check that `aliyun.com/gpu-mem: 2` has the unit that its author expects."""
     namespaces_by_unit: dict[Unit, list[str]] = {unit: [] for unit in Unit}
     for namespace in facts.namespaces:
         name, unit_label = namespace["metadata"]["name"], labels_of(namespace).get(names.GPU_MEM_UNIT)
@@ -68,7 +68,7 @@ def check_bare_numbers(facts: Facts) -> Iterator[Finding]:
 
 
 def _configured_unit(configurations: Sequence[Json]) -> Unit | None:
-    """webhook.gpuMemUnit, from the webhook's configuration; None if it is not installed."""
+    """Return the chart's value webhook.gpuMemUnit, from the webhook's configuration; None if it does not exist."""
     for configuration in configurations:
         for hook in configuration.get("webhooks") or ():
             client = hook.get("clientConfig") or {}
@@ -79,7 +79,7 @@ def _configured_unit(configurations: Sequence[Json]) -> Unit | None:
 
 
 def _gpushare_unit(daemonset: Json) -> Unit:
-    """The unit of gpushare's device plugin: GiB, unless it has a known option (`cmd/nvidia/main.go`)."""
+    """Return the unit of gpushare's device plugin: GiB, unless its option says otherwise (`cmd/nvidia/main.go`)."""
     containers = daemonset.get("spec", {}).get("template", {}).get("spec", {}).get("containers") or ()
     words = " ".join(
         str(word)

@@ -1,4 +1,4 @@
-"""Check of pods that stay pending because they were created without the webhook."""
+"""Check for pods that stay pending because they were created without the webhook."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -13,12 +13,14 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 
-_MAX_LISTED: Final = 3  # pods that the text names
+_MAX_LISTED: Final = 3  # pods named in one line
 
 
 def check_unrewritten_pods(facts: Facts) -> Iterator[Finding]:
-    """Pods that were created before the webhook was there, while its configuration was missing, or where it is not
-    called.
+    """Find pending pods that the webhook has not rewritten.
+
+    They were created before it was installed, while its configuration was missing, or in a namespace for which it is
+    not called.
     """
     exempt_names = exempt_namespaces(facts)
     unrewritten_pods = [pod for pod in facts.pending_pods if not _is_rewritten(pod)]
@@ -50,7 +52,7 @@ def _report_exempt(pods: Sequence[Json]) -> Finding:
 
 
 def exempt_namespaces(facts: Facts) -> frozenset[str]:
-    """The namespaces whose pods the API server does not send to the webhook, or will not send once it is registered."""
+    """Return the namespaces whose pods the API server does not send to the webhook."""
     for configuration in facts.mutating_webhooks:
         if configuration["metadata"]["name"] == names.WEBHOOK_CONFIGURATION:
             return installation.exempt_namespaces(configuration)
@@ -58,11 +60,11 @@ def exempt_namespaces(facts: Facts) -> frozenset[str]:
 
 
 def _is_rewritten(pod: Json) -> bool:
-    """Whether the pod requests nothing of Cardwise, or is as the webhook writes it."""
+    """Whether the pod requests no resource of Cardwise, or has the form that the webhook writes."""
     try:
         request.parse_mutated(pod)
     except NotRewritten:
         return False
     except InvalidRequest:
-        pass  # the extender says what is wrong with it
+        pass  # the extender reports the error of this request
     return True

@@ -1,4 +1,7 @@
-"""What blocks a pending pod before any card is checked: scheduler, gates, gang, nodes, classes and quotas."""
+"""Explains causes that block a pending pod before any card is checked.
+
+They are in its scheduler, gates, gang, nodes, classes and quotas.
+"""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -24,11 +27,11 @@ from cardwise.core.values.wording import quote_unless_name
 from cardwise.kube.pods import eligible, nodeconstraints
 from cardwise.kube.survey import Survey
 
-_DEFAULT_SCHEDULER: Final = "default-scheduler"  # asks us, unless the installation is wrong
+_DEFAULT_SCHEDULER: Final = "default-scheduler"  # kube-scheduler, which calls Cardwise if the installation is right
 _KUEUE_GATE_PREFIX: Final = "kueue.x-k8s.io/"
 _MAX_LISTED: Final = 5
-_MAX_LISTED_NODES: Final = 10  # with cards or devices of a class, named in one line
-_SELECTOR_MESSAGE: Final = "didn't match Pod's node affinity/selector"  # of kube-scheduler
+_MAX_LISTED_NODES: Final = 10  # nodes named in one line
+_SELECTOR_MESSAGE: Final = "didn't match Pod's node affinity/selector"  # a message of kube-scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +39,23 @@ class PodSurroundings:
     """Facts about a pod besides cards.
 
     nodes: decoded Nodes; None if they may not be read.
-    former_replicas: names of pods that the pod's own Deployment created before its last change.
-    hopeless_pods: names of pods whose end would not help, because each would be recreated and wait beside this one: of
-        its own gang, or of its own controller.
+    former_replicas: names of pods that the pod's Deployment created before its last change.
+    hopeless_pods: names of pods whose deletion would not help. They belong to the pod's own gang or controller, so each
+        would be recreated and wait beside this pod.
     bare: UIDs of pods that no controller recreates.
-    pending_members: the requests of the other pending pods of its gang, by name.
-    reachable_nodes: the nodes that these may use, by name; unknown for pods that are missing here.
-    bound_members: names of the pods of its gang that have a node.
-    missing_members: how many more pods of its gang must get a node together; 0 if unknown.
-    is_planned: whether cards are reserved for its gang, or it waits for kube-scheduler alone.
-    schedulers: the names of the chart's own kube-scheduler; None if unknown.
-    stopped_schedulers: those of them that do not run.
-    webhook: None if unknown or not needed.
+    pending_members: the requests of the other pending pods of the gang, by pod name.
+    reachable_nodes: the nodes that each pending pod of the gang may use, by pod name; unknown for pods that are missing
+        here.
+    bound_members: names of the gang's pods that have a node.
+    missing_members: how many more pods of the gang must get a node together; 0 if unknown.
+    is_planned: whether cards are reserved for the gang, or the gang waits only for kube-scheduler.
+    schedulers: the names of the chart's own kube-schedulers; None if unknown.
+    stopped_schedulers: the names in `schedulers` whose kube-scheduler does not run.
+    webhook: the state of the webhook; None if unknown or not needed.
     leaderless_seconds: seconds without a leading extender; infinite if none ever led, None if one leads.
     directly_bound: pods of the namespace that the extender deleted recently because another scheduler had bound them.
-    quotas: the namespace's, from their statuses, if no card may be read.
-    warning: the newest one about a bound pod whose containers have not started.
+    quotas: the GPUQuotas of the namespace from their statuses, for users without the right to read cards.
+    warning: the newest warning event about a bound pod whose containers have not started.
     """
 
     nodes: Sequence[Json] | None = None
@@ -76,11 +80,11 @@ class PodSurroundings:
         return self.nodes is not None and all(listed["metadata"]["name"] != node for listed in self.nodes)
 
     def admitting_nodes(self, pod: Json) -> frozenset[str] | None:
-        """The nodes that match the pod's selector, affinity and tolerations; None if unknown."""
+        """Return the nodes that the pod's selector, affinity and tolerations allow; None if unknown."""
         return None if self.nodes is None else eligible.eligible_nodes(pod, self.nodes)
 
     def offered_resources(self) -> frozenset[str] | None:
-        """The resources about GPUs that some node offers."""
+        """Return the GPU resources that at least one node offers; None if unknown."""
         if self.nodes is None:
             return None
         offered = ((node.get("status") or {}).get("capacity") or {} for node in self.nodes)
@@ -93,7 +97,7 @@ class PodSurroundings:
 
 
 def explain_node_state(pod: Json, surroundings: PodSurroundings) -> list[str]:
-    """What is wrong with the node of a placed pod, in one line; empty if nothing is, or if it may not be read."""
+    """Explain in one line a fault of a placed pod's node; empty without a fault, or if the node may not be read."""
     name = pod["spec"]["nodeName"]
     if surroundings.nodes is None:
         return []
@@ -113,7 +117,7 @@ def explain_node_state(pod: Json, surroundings: PodSurroundings) -> list[str]:
 
 
 def explain_not_rewritten(pod: Json, surroundings: PodSurroundings) -> str:
-    """Why the webhook has not rewritten the pod, and what to do: one or two sentences."""
+    """Explain in one or two sentences why the webhook has not rewritten the pod, and name the remedy."""
     metadata, webhook = pod["metadata"], surroundings.webhook
     namespace = metadata["namespace"]
     recreation = workloads.describe_recreation(pod)
@@ -147,7 +151,7 @@ def explain_not_rewritten(pod: Json, surroundings: PodSurroundings) -> str:
 
 
 def daemonset_node(pod: Json) -> str:
-    """The node for which a DaemonSet has made the pod; "" of all other pods."""
+    """Return the node for which a DaemonSet created the pod; "" for other pods."""
     required_affinity = (((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}).get(
         nodeconstraints.REQUIRED
     ) or {}
@@ -162,7 +166,10 @@ def daemonset_node(pod: Json) -> str:
 
 
 def explain_daemonset_node(name: str, surroundings: PodSurroundings, *, has_devices: bool) -> list[str]:
-    """The state of the node for which a DaemonSet created a pod. `has_devices`: whether it has cards or devices."""
+    """Explain the state of the node for which a DaemonSet created a pod.
+
+    has_devices: whether the node has cards or devices.
+    """
     lines = [f"It is for node {name} only: its DaemonSet creates one pod for each node that its template allows."]
     if surroundings.is_node_gone(name):
         return [*lines, f"Node {name} is gone from the cluster: the DaemonSet's controller deletes the pod."]
@@ -182,7 +189,7 @@ def explain_daemonset_node(name: str, surroundings: PodSurroundings, *, has_devi
 
 
 def explain_installation(pod: Json, surroundings: PodSurroundings) -> list[str]:
-    """What in the installation keeps all pods from cards, or makes them disappear, as far as known."""
+    """Explain known faults of the installation that keep all pods from cards, or delete them."""
     lines = []
     if surroundings.leaderless_seconds == math.inf:
         lines.append(
@@ -212,7 +219,7 @@ def explain_installation(pod: Json, surroundings: PodSurroundings) -> list[str]:
 
 
 def explain_scheduler(pod: Json, surroundings: PodSurroundings) -> list[str]:
-    """Why no scheduler that calls Cardwise handles the pod; empty if one does."""
+    """Explain why no scheduler that calls Cardwise handles the pod; empty if one does."""
     schedulers = surroundings.schedulers
     spec, metadata = pod.get("spec") or {}, pod["metadata"]
     lines = []
@@ -252,7 +259,7 @@ def explain_scheduler(pod: Json, surroundings: PodSurroundings) -> list[str]:
 
 
 def _describe_default_scheduler(pod: Json) -> str:
-    """How to leave the pod to the default scheduler: one sentence."""
+    """Say in one sentence how to give the pod to the default scheduler."""
     if workloads.is_bare(pod):
         recreation = workloads.describe_recreation(pod, dropped_fields=["schedulerName"])
         return f"Without spec.schedulerName its scheduler would be {_DEFAULT_SCHEDULER}: {recreation}."
@@ -261,7 +268,7 @@ def _describe_default_scheduler(pod: Json) -> str:
 
 
 def explain_gang(view: GangView) -> list[str]:
-    """The gang's phase and its missing pods."""
+    """Explain the gang's phase, and name its missing pods."""
     since = f" since {quote_unless_name(view.since)}" if view.since else ""
     counts_text = f"{len(view.members)} exist, {len(view.bound)} have a node"
     state = f" ({quote_unless_name(view.phase)}{since})" if view.phase != UNKNOWN else ""
@@ -294,7 +301,7 @@ def explain_gang(view: GangView) -> list[str]:
 
 
 def explain_avoided_nodes(pod: Json, card_nodes: Sequence[str], surroundings: PodSurroundings) -> list[str]:
-    """Which nodes with cards the pod cannot use, in one line, and which of them take no pods; empty for none."""
+    """Name the nodes with cards that the pod cannot use, and those of them that take no pods; empty for none."""
     admitting_nodes = surroundings.admitting_nodes(pod)
     if admitting_nodes is None:
         selector = _describe_selector(pod)
@@ -330,7 +337,7 @@ def explain_avoided_nodes(pod: Json, card_nodes: Sequence[str], surroundings: Po
 
 
 def unschedulable_states(pod: Json, avoided_nodes: Collection[str], surroundings: PodSurroundings) -> dict[str, str]:
-    """The nodes of `avoided_nodes` that one of Kubernetes' own taints closes to the pod, with the node's state."""
+    """Return the state of each node in `avoided_nodes` that has a taint of Kubernetes' own which keeps the pod away."""
     tolerations = (pod.get("spec") or {}).get("tolerations") or ()
     states = {}
     for node in surroundings.nodes or ():
@@ -341,13 +348,13 @@ def unschedulable_states(pod: Json, avoided_nodes: Collection[str], surroundings
 
 
 def find_blocking_states(pod: Json, avoided_nodes: Collection[str], surroundings: PodSurroundings) -> dict[str, str]:
-    """The nodes of `avoided_nodes` that only their state keeps the pod from, with that state."""
+    """Return the state of each node in `avoided_nodes` that keeps the pod away by its state alone."""
     states = unschedulable_states(pod, avoided_nodes, surroundings)
     return {name: state for name, state in states.items() if _admits_without_state(pod, name, surroundings)}
 
 
 def _admits_without_state(pod: Json, name: str, surroundings: PodSurroundings) -> bool:
-    """Whether the pod might be on the node, were it not for the node's state."""
+    """Whether the pod could use the node if the node's state allowed it."""
     node = next(node for node in surroundings.nodes or () if node["metadata"]["name"] == name)
     spec = node.get("spec") or {}
     taints = [taint for taint in spec.get("taints") or () if not nodestates.state_of_taint(taint["key"])]
@@ -362,7 +369,7 @@ def _group_by_state(states: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def avoidance_reasons(pod: Json, avoided_nodes: Collection[str], surroundings: PodSurroundings) -> str:
-    """Which fields of the pod exclude some of these nodes."""
+    """Name the fields of the pod that exclude some of these nodes."""
     spec = pod.get("spec") or {}
     all_tolerations = [{"operator": "Exists"}]
     nodes = [node for node in surroundings.nodes or () if node["metadata"]["name"] in avoided_nodes]
@@ -398,7 +405,7 @@ def _describe_selector(pod: Json) -> str:
 
 
 def explain_other_reasons(pod: Json, message: str, foreign_lines: Sequence[str]) -> str:
-    """What keeps a pod pending although cards are free, as far as known; "" if unknown.
+    """Explain why a pod is pending although cards are free; "" if unknown.
 
     message: kube-scheduler's reason. If it is about cards it may be older than the cards that are free now.
     """
@@ -422,7 +429,7 @@ def explain_other_reasons(pod: Json, message: str, foreign_lines: Sequence[str])
 
 
 def explain_foreign_resources(pod: Json, surroundings: PodSurroundings, classes: Sequence[str]) -> list[str]:
-    """The GPU resources that it requests and that are not Cardwise's."""
+    """Explain the GPU resources that the pod requests and that are not Cardwise's."""
     offered_names = surroundings.offered_resources()
     lines = []
     for name in dict.fromkeys(_requested_names(pod)):
@@ -450,7 +457,7 @@ def _requested_names(pod: Json) -> list[str]:
 
 
 def explain_classes(pod_request: PodRequest, survey: Survey) -> list[str]:
-    """A line for each class that the pod names: which cards or devices are in it."""
+    """Return a line for each class that the pod names, about the cards or devices of the class."""
     card_classes = dict.fromkeys(
         container.resource_class for container in pod_request.containers if container.resource_class
     )
@@ -461,7 +468,7 @@ def explain_classes(pod_request: PodRequest, survey: Survey) -> list[str]:
 
 
 def _explain_unknown_class(name: str, survey: Survey) -> str:
-    """Why the class cannot be described; "" if it can."""
+    """Explain why the class cannot be described; "" if it can."""
     if not survey.missing_class(name):
         return ""
     available = ", ".join(sorted(survey.classes)) or "none"
@@ -484,7 +491,7 @@ def _explain_card_class(name: str, survey: Survey) -> str:
 
 
 def _explain_device_class(name: str, survey: Survey) -> str:
-    """The devices of the class, and where some are free."""
+    """Describe the devices of the class, and name nodes where some are free."""
     devices_by_node = {
         node: [device for device in node.devices if name in device.classes] for node in survey.ledger.nodes()
     }
@@ -509,16 +516,16 @@ def _show_class_command(name: str) -> str:
 
 
 def _list_nodes_with_counts(counts: Mapping[str, int]) -> str:
-    """Nodes with a number each, without zeros."""
+    """List nodes with their numbers, and leave out zeros."""
     nodes_with_counts = [f"{node} ({count})" for node, count in counts.items() if count]
     return wording.enumerate_first(nodes_with_counts, _MAX_LISTED_NODES, "node")
 
 
 def explain_quota_status(pod_request: PodRequest, views: Sequence[EntryView]) -> list[str]:
-    """Used and requested amounts of each entry of the namespace's GPUQuotas, for users without the right to read cards.
+    """Explain the entries of the namespace's GPUQuotas to users without the right to read cards.
 
-    Only entries for all cards and for the class that the pod names certainly count its cards. The MiB of whole cards
-    are unknown.
+    Only the entries for all cards and for the class that the pod names are sure to count its cards. The MiB of whole
+    cards are unknown.
     """
     lines = []
     for view in views:
@@ -540,7 +547,7 @@ def explain_quota_status(pod_request: PodRequest, views: Sequence[EntryView]) ->
 
 
 def explain_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> list[str]:
-    """The entries of GPUQuotas that close cards to the pod, each with hard, used and requested amounts."""
+    """Explain the entries of GPUQuotas that keep the pod from cards, with their hard, used and requested amounts."""
     lines = []
     card_requests = fitting.card_requests(pod_request)
     for quota, headroom in survey.quota_headroom(namespace):

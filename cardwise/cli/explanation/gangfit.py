@@ -1,4 +1,4 @@
-"""Whether a pending gang could ever start: its members on empty cards, and in its namespace's quotas."""
+"""Tells whether a pending gang could ever start: on empty cards, and within its namespace's quotas."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -13,8 +13,8 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.kube.survey import Survey
 
-_MAX_MEMBERS: Final = 32  # members that are placed for it: more take seconds on a big cluster
-_MAX_LISTED_NODES: Final = 3  # with one refusal, named in one line
+_MAX_MEMBERS: Final = 32  # pods of a gang that are tried: more would take seconds on a big cluster
+_MAX_LISTED_NODES: Final = 3  # nodes with the same refusal, named in one line
 
 
 def find_obstacles(
@@ -26,8 +26,9 @@ def find_obstacles(
     policy: str,
     surroundings: PodSurroundings,
 ) -> list[str]:
-    """What keeps the pod's gang from starting, whichever pods end; empty if nothing does, or if cards are reserved for
-    it.
+    """Explain why the pod's gang could never start, even on empty cards.
+
+    Empty if it could, or if cards are reserved for it.
 
     nodes: the nodes with cards that the pod may use.
     """
@@ -75,9 +76,9 @@ def find_obstacles(
 
 
 def _find_exceeded_quotas(namespace: str, members: dict[str, PodRequest], survey: Survey) -> list[str]:
-    """The entries of GPUQuotas whose hard amounts the members exceed together, counting requests of one entry only.
+    """Return the entries of GPUQuotas whose hard amounts the members exceed together.
 
-    The MiB of whole cards are unknown.
+    Each entry counts only the requests of its own class. The MiB of whole cards are unknown.
     """
     lines = []
     card_requests = [

@@ -1,4 +1,4 @@
-"""Why a workload has no pods now, and what happened to a deleted pod, in sentences."""
+"""Explains in sentences why a workload has no pods now, and what happened to a deleted pod."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -13,8 +13,8 @@ from cardwise.core.values.shellcommand import command
 from cardwise.core.values.wording import quote_unless_name
 
 _MAX_LISTED: Final = 5
-_KUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"  # the label of what Kueue admits
-_JOB_CONTROLLER: Final = "kubernetes.io/job-controller"  # Kubernetes' own
+_KUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"  # the label of workloads that Kueue must admit
+_JOB_CONTROLLER: Final = "kubernetes.io/job-controller"  # the value of `managedBy` for Kubernetes' own controller
 _BOUND_BY_OTHERS: Final = (
     "something other than Cardwise's extender had bound {them}. If nobody did so by hand (spec.nodeName, a Binding), "
     "kube-scheduler may not call the extender: ask your administrator to run `cardwise doctor`, which tests that with "
@@ -23,7 +23,7 @@ _BOUND_BY_OTHERS: Final = (
 
 
 def explain_workload(workload: WorkloadState) -> list[str]:
-    """A line for each thing that keeps the workload from making pods, or that makes its pods vanish."""
+    """Return a line for each cause that keeps the workload from creating pods, or that deletes its pods."""
     if workload.manifest["metadata"].get("deletionTimestamp"):
         metadata = workload.manifest["metadata"]
         deleted_since, finalizer_note = workloads.deletion_time(metadata), workloads.describe_finalizers(metadata)
@@ -59,7 +59,7 @@ def explain_workload(workload: WorkloadState) -> list[str]:
 
 
 def explain_nodes(pods: Iterable[Json], reasons: Mapping[str, str]) -> list[str]:
-    """A line for each of these nodes on which some of the pods are. `reasons`: by node, why it takes no new pods."""
+    """Return a line for each node of the pods that takes no new pods. `reasons`: by node, why it takes none."""
     lines = []
     pods_by_node: dict[str, list[str]] = {}
     for pod in pods:
@@ -75,7 +75,7 @@ def explain_nodes(pods: Iterable[Json], reasons: Mapping[str, str]) -> list[str]
 
 
 def _count_desired_pods(workload: WorkloadState) -> int | None:
-    """How many pods it should have; None if only its controller knows."""
+    """Return how many pods the workload should have; None if only its controller knows."""
     spec, status = workload.manifest.get("spec") or {}, workload.manifest.get("status") or {}
     match workload.kind:
         case "deployment" | "statefulset" | "replicaset":
@@ -86,7 +86,7 @@ def _count_desired_pods(workload: WorkloadState) -> int | None:
 
 
 def _explain_stopped(workload: WorkloadState) -> Iterator[str]:
-    """Why it has no pods, or no new ones, by its own fields."""
+    """Yield the reasons, from the workload's own fields, for which it has no pods or creates no new ones."""
     spec, status = workload.manifest.get("spec") or {}, workload.manifest.get("status") or {}
     metadata = workload.manifest["metadata"]
     fields = {"kind": workload.kind, "namespace": metadata["namespace"], "name": metadata["name"]}
@@ -136,7 +136,7 @@ def _explain_job(job: Json) -> Iterator[str]:
 
 
 def _end_condition(job: Json) -> Json:
-    """The condition of the Job's end; empty if it has not ended."""
+    """Return the Job's condition that says that it has ended; empty if it has not ended."""
     conditions = (job.get("status") or {}).get("conditions") or ()
     ends = (
         condition
@@ -169,7 +169,7 @@ def _explain_cronjob(workload: WorkloadState) -> Iterator[str]:
 
 
 def explain_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list[str]:
-    """What happened to a deleted pod; empty if no event tells. `events`: the oldest first."""
+    """Explain from its events what happened to a deleted pod; empty if no event tells. `events`: the oldest first."""
     if not events:
         return []
     lines = [f"pod {namespace}/{name} no longer exists. Its last events:"]
@@ -194,6 +194,6 @@ def explain_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list
 
 
 def as_json(namespace: str, name: str, text: str) -> Json:
-    """The same for programs, as of a pod that is there."""
+    """Return the JSON of the explanation, in the form of an existing pod's."""
     document: Json = {"phase": "Gone", "node": None, "gpus": [], "nodes": []}
     return {"namespace": namespace, "name": name} | document | {"text": text.splitlines()}

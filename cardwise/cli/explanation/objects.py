@@ -10,9 +10,11 @@ from cardwise.kube.survey import Survey
 
 
 def as_json(pod: Json, survey: Survey | None, policy: str, text: str) -> Json:
-    """The JSON of an explanation. `text`: the text for people.
+    """Return the JSON of an explanation.
 
-    With nodes for a pending pod, if cards may be read; with its cards for a placed pod.
+    It has the nodes for a pending pod, if cards may be read, and the pod's cards for a placed pod.
+
+    text: the explanation for people.
     """
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     is_pending = not spec.get("nodeName") and status.get("phase") not in names.FINISHED_PHASES
@@ -31,7 +33,7 @@ def _shares_as_json(pod: Json) -> list[Json]:
     try:
         pod_assignment = assignment.decode(annotations_of(pod))
     except assignment.InvalidAssignment:
-        return []  # the text says so
+        return []  # the text reports the error
     container_names = {share.key: share.spec.get("name") for share in request.containers(pod)}
     return [
         {
@@ -50,7 +52,7 @@ def _nodes_as_json(pod: Json, survey: Survey, policy: str) -> list[Json]:
     try:
         pod_request = request.parse_mutated(pod)
     except InvalidRequest:
-        return []  # the text says so
+        return []  # the text reports the error
     if pod_request is None:
         return []
     headroom = [entry_headroom for _, entry_headroom in survey.quota_headroom(pod["metadata"]["namespace"])]

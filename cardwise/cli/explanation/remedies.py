@@ -1,4 +1,4 @@
-"""Remedies in `explain`: the pods to delete, the card to uncordon, or the quota to raise so that a pending pod runs."""
+"""The remedies in `explain` that let a pod run, such as pods to delete, or a quota to raise."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,8 +23,8 @@ from cardwise.kube.survey import Survey
 
 ENDING = "ending"  # the phase name of a pod that is deleted and whose containers may still run
 _MAX_LISTED = 5  # pods or cards named in one line
-_MIN_SUGGESTED_MIB = 256  # MiB: less is nothing to advise
-_MAX_MEMBERS = 16  # of a gang, for whom room is looked for
+_MIN_SUGGESTED_MIB = 256  # a smaller request is not suggested
+_MAX_MEMBERS = 16  # pods of a gang for which room is searched
 
 
 def suggest_remedies(
@@ -37,9 +37,9 @@ def suggest_remedies(
     avoided_nodes: Sequence[str],
     surroundings: PodSurroundings,
 ) -> list[str]:
-    """One line for each remedy that is enough alone, the cheapest first; empty if the pod fits already.
+    """Return one line for each remedy that suffices alone, the cheapest first; empty if the pod fits already.
 
-    avoided_nodes: nodes with cards that the pod cannot use.
+    avoided_nodes: the nodes with cards that the pod cannot use.
     """
     if any(view.refusal is None for view in views):
         return []
@@ -64,7 +64,10 @@ def suggest_remedies(
 
 
 def describe_holder(holding: Holding, uuid: str = "") -> str:
-    """A pod and what it holds, or what it holds of the card `uuid`. Terminating and deleted pods have a mark."""
+    """Describe a pod and what it holds; terminating and deleted pods are marked.
+
+    uuid: the only card to count; "" for all cards.
+    """
     state_note = ", is ending" if holding.phase_name == ENDING else ", its pod is gone" if holding.phase_name else ""
     card_mib = sum(share.mem for share in holding.assignment.shares() if share.uuid == uuid)
     return f"{holding.namespace}/{holding.name} ({card_mib or holding.assignment.mem} MiB{state_note})"
@@ -73,7 +76,7 @@ def describe_holder(holding: Holding, uuid: str = "") -> str:
 def _suggest_smaller_request(
     pod_request: PodRequest, ledger: Ledger, views: Sequence[NodeView], policy: str, headroom: Sequence[Headroom]
 ) -> Iterator[str]:
-    """The largest request that fits now, if any does."""
+    """Suggest the largest request that fits now, if any does."""
     smaller_request = explanation.find_smaller_request(
         ledger, [view.name for view in views], pod_request, policy, headroom
     )
@@ -87,7 +90,7 @@ def _suggest_smaller_request(
 def _suggest_recreate_strategy(
     namespace: str, views: Sequence[NodeView], surroundings: PodSurroundings
 ) -> Iterator[str]:
-    """During a rolling update the new pod starts before the old one ends, which still holds the card."""
+    """Suggest the strategy Recreate if the old pod of a rolling update holds the card until the new pod runs."""
     holders = (
         holding for view in views for card in view.cards for holding in card.holders if holding.phase_name != ENDING
     )
@@ -139,7 +142,7 @@ def _suggest_deletions(
         holding.namespace == namespace and holding.name in surroundings.former_replicas
         for holding in cheapest_node.holders
     ):
-        return  # said with what to do about it
+        return  # another line explains the old pod and its remedy
     place = _name_cards(cheapest_node.node, cheapest_node.cards)
     shortage = f", {cheapest_node.short} MiB short" if cheapest_node.short else ""
     if not cheapest_node.holders:
@@ -152,7 +155,7 @@ def _suggest_deletions(
 
 
 def _warn_bare_pods(holders: Sequence[Holding], surroundings: PodSurroundings) -> str:
-    """Which of these pods no controller recreates, as the end of a sentence; "" for none."""
+    """Name the pods that no controller recreates, as the end of a sentence; "" for none."""
     bare_names = [f"{holding.namespace}/{holding.name}" for holding in holders if holding.uid in surroundings.bare_uids]
     if not bare_names:
         return ""
@@ -166,7 +169,7 @@ def _warn_bare_pods(holders: Sequence[Holding], surroundings: PodSurroundings) -
 def _suggest_without_mps(
     pod_request: PodRequest, ledger: Ledger, views: Sequence[NodeView], policy: str, headroom: Sequence[Headroom]
 ) -> Iterator[str]:
-    """A pod that requires MPS, and would run at once if it did not."""
+    """Suggest to drop the requirement of MPS if the pod would then run at once."""
     if pod_request.mps is not Mode.REQUIRED:
         return
     request_without_mps = replace(pod_request, mps=Mode.PREFERRED)
@@ -181,12 +184,12 @@ def _suggest_without_mps(
 
 
 def _suggest_other_nodes(pod: Json, avoided_views: Sequence[NodeView], surroundings: PodSurroundings) -> Iterator[str]:
-    """Nodes that would take the pod, if it did not exclude them."""
+    """Suggest nodes that have room for the pod but that the pod excludes."""
     fitting_nodes = [view.name for view in avoided_views if view.refusal is None]
     blocking_states = blockers.find_blocking_states(pod, fitting_nodes, surroundings)
     for name, state in list(blocking_states.items())[:_MAX_LISTED]:
         yield f"node {name} were not {state} ({nodestates.suggest_remedy(state, name)}): its request fits there"
-    # What a node's state keeps away as well would not run there for another selector alone.
+    # A node whose state also keeps the pod away is no remedy: another selector would not suffice.
     fitting_nodes = [
         name for name in fitting_nodes if name not in blockers.unschedulable_states(pod, fitting_nodes, surroundings)
     ]
@@ -203,7 +206,7 @@ def _name_cards(node: str, indices: Sequence[int]) -> str:
 
 
 def _suggest_unusable_cards(pod_request: PodRequest, views: Sequence[NodeView]) -> Iterator[str]:
-    """Cards that would do and that take nothing new."""
+    """Suggest cards that would fit but take no new pods, because they are cordoned or unhealthy."""
     for view in views:
         for card in view.cards:
             if not card.closed and _would_fit(pod_request, card):
@@ -216,7 +219,7 @@ def _suggest_unusable_cards(pod_request: PodRequest, views: Sequence[NodeView]) 
 
 
 def _would_fit(pod_request: PodRequest, card: CardView) -> bool:
-    """Whether the card takes the whole request, were it given."""
+    """Whether the card could take the whole request if it took new pods."""
     card_requests = fitting.card_requests(pod_request)
     if len(card_requests) != 1 or card_requests[0].cards != 1 or (card.healthy and not card.cordoned):
         return False
@@ -224,7 +227,7 @@ def _would_fit(pod_request: PodRequest, card: CardView) -> bool:
 
 
 def _suggest_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> Iterator[str]:
-    """Each entry that the pod exceeds, and the pods that use most of it."""
+    """Suggest to raise each entry of a GPUQuota that the pod exceeds, and name the pods that use most of it."""
     card_requests = fitting.card_requests(pod_request)
     for quota, headroom in survey.quota_headroom(namespace):
         if explanation.find_exceeding_charge(card_requests, headroom, survey.ledger) is None:
@@ -247,7 +250,7 @@ def _suggest_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> 
 
 
 def _suggest_split(pod_request: PodRequest, ledger: Ledger, views: Sequence[NodeView]) -> Iterator[str]:
-    """Split the share, if no existing card could ever hold it."""
+    """Suggest to split the share if no existing card could ever hold it."""
     share_containers = [container for container in pod_request.containers if not container.whole]
     final_refusals = {Refusal.CARD_TOO_SMALL, Refusal.NOT_OURS, Refusal.NO_SUCH_TYPE}
     if not share_containers or not views or {view.refusal for view in views} - final_refusals:
@@ -269,6 +272,6 @@ def _suggest_split(pod_request: PodRequest, ledger: Ledger, views: Sequence[Node
 
 
 def _suggest_several_pods(views: Sequence[NodeView]) -> Iterator[str]:
-    """Use several pods, if the requests of one pod are too large for the cards of a node."""
+    """Suggest several pods if the requests of one pod are too large for the cards of a node."""
     if any(view.refusal is Refusal.NEVER_TOGETHER for view in views):
         yield "its containers requested less, or were separate pods"

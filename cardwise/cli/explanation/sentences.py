@@ -1,6 +1,6 @@
-"""`cardwise explain` of a pod: why it is pending, or why it runs where it runs, in sentences and tables.
+"""Explains a pod in sentences and tables: why it is pending, or why it runs on its node and card.
 
-Uses the extender's engine, with the placement policy that applies to the pod.
+The extender's engine is used, with the placement policy that applies to the pod.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from cardwise.cli.cluster.engine import SurveyedEngine
 
 _STARTING_REASONS = ("ContainerCreating", "PodInitializing")
-_ADMISSION_ERROR = "UnexpectedAdmissionError"  # of the kubelet, where a device plugin does not give what a pod needs
+_ADMISSION_ERROR = "UnexpectedAdmissionError"  # the kubelet's reason if a device plugin has refused an allocation
 _UNAVAILABLE_TEXT = {"type": ", not in the class", "quota": ", closed by quota", "mps": ", closed by MPS"}
 _DEVICE_REFUSALS = (Refusal.NO_SUCH_DEVICE, Refusal.NO_DEVICE)
-_MAX_LISTED_NODES = 10  # on which the pod fits
-_MAX_MODEL_BYTES = 80  # bytes
+_MAX_LISTED_NODES = 10  # nodes on which the pod fits, named in one line
+_MAX_MODEL_BYTES = 80  # bytes of a model's name
 _NO_STATUS = wire.ExtendedResourceStatus()
 
 
@@ -43,7 +43,7 @@ def explain_pod(
     *,
     surroundings: PodSurroundings = PodSurroundings(),
 ) -> str:
-    """The whole text for one pod (decoded JSON) in the surveyed cluster.
+    """Return the whole explanation of one pod (decoded JSON) in the surveyed cluster.
 
     survey: None if cards may not be read; then only the pod itself is explained.
     gang_lines: the sentences about its gang.
@@ -60,7 +60,7 @@ def explain_pod(
             lines += _explain_not_admitted(pod)
         return join_lines(lines)
     try:
-        # What waits must have been rewritten, or the extender refuses it. What runs may be gpushare's.
+        # The extender refuses a pending pod that the webhook has not rewritten. A running pod may be gpushare's.
         pod_request = request.parse(pod) if node else request.parse_mutated(pod)
     except request.NotRewritten as error:
         never_note = f"{subject} can never be placed: {error.field}: {error.problem}."
@@ -68,7 +68,7 @@ def explain_pod(
             [f"{never_note} {blockers.explain_not_rewritten(pod, surroundings)}", *_explain_deletion(pod, surroundings)]
         )
     except InvalidRequest as error:
-        # What runs has been judged at its creation; an annotation may have been changed since.
+        # The webhook has validated a running pod at its creation; an annotation may have been changed since.
         return (
             _explain_placed(subject, pod, node, survey, surroundings)
             if node
@@ -97,7 +97,7 @@ def explain_pod(
 
 
 def _explain_deletion(pod: Json, surroundings: PodSurroundings) -> list[str]:
-    """That the pod is being deleted, and what that waits for; empty if it is not."""
+    """Explain that the pod is being deleted, and what the deletion waits for; empty if it is not being deleted."""
     metadata, node = pod["metadata"], (pod.get("spec") or {}).get("nodeName")
     if not metadata.get("deletionTimestamp"):
         return []
@@ -115,7 +115,7 @@ def _explain_deletion(pod: Json, surroundings: PodSurroundings) -> list[str]:
 
 
 def _describe_holdings(pod: Json) -> str:
-    """What the pod holds, in words; "" if its annotations name no card and no device."""
+    """Describe the cards and devices that the pod holds; "" if its annotations name none."""
     try:
         pod_assignment = assignment.decode(annotations_of(pod))
     except assignment.InvalidAssignment:
@@ -124,7 +124,7 @@ def _describe_holdings(pod: Json) -> str:
 
 
 def _explain_not_admitted(pod: Json) -> list[str]:
-    """What to do about a pod that the kubelet refused."""
+    """Name the remedy for a pod that the kubelet has refused."""
     metadata = pod["metadata"]
     delete = command("kubectl delete pod -n {namespace} {pod}", namespace=metadata["namespace"], pod=metadata["name"])
     removal = "" if workloads.is_bare(pod) else f"; `{delete}` removes this one"
@@ -141,7 +141,7 @@ def _explain_not_admitted(pod: Json) -> list[str]:
 
 
 def join_lines(lines: Iterable[str]) -> str:
-    """Join lines. A sentence stays one line, whatever texts of other users it contains."""
+    """Join lines, each of which stays one line even if it contains text of other users."""
     return "".join(f"{' '.join(line.splitlines())}\n" for line in lines)
 
 
@@ -170,12 +170,12 @@ def _describe_request(pod_request: request.PodRequest, pod: Json) -> str:
 
 
 def _container_name(key: str, name_by_key: Mapping[str, str]) -> str:
-    """The name of a container by its key, for a sentence; the key if the pod has no such container."""
+    """Return a container's name for a sentence; the key if the pod has no such container."""
     return quote_unless_name(name_by_key.get(key, key))
 
 
 def _container_names(pod: Json) -> dict[str, str]:
-    """The names of its containers, by key."""
+    """Return the names of the pod's containers, by key."""
     return {container.key: container.spec.get("name", container.key) for container in request.containers(pod)}
 
 
@@ -212,8 +212,10 @@ def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, s
             description = f"device {quote_unless_name(device.uuid)} of class {class_name}"
             lines.append(f"  container {_container_name(key, name_by_key)}: {description}{state}")
     if pod_assignment.containers:
-        # Of devices alone no annotation tells.
-        is_running = (pod.get("status") or {}).get("phase") == "Running"  # simulated nodes grant nothing
+        # A pod without cards may still hold devices, which no annotation names.
+        is_running = (pod.get("status") or {}).get(
+            "phase"
+        ) == "Running"  # on simulated nodes no device plugin grants anything
         cause = "its init containers have not ended" if _is_initializing(pod) else "its container is not running"
         grant_note = f"The node has not given it the share yet: {cause}."
         if is_running:
@@ -240,7 +242,7 @@ def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, s
 
 
 def _explain_unassigned(subject: str, pod: Json, surroundings: PodSurroundings) -> str:
-    """Why a bound pod has no card, and what to do."""
+    """Explain why a bound pod has no card, and name the remedy."""
     intro = f"{subject} is on node {pod['spec']['nodeName']}"
     if names.MIRROR in annotations_of(pod):
         static_note = "a static pod cannot get a GPU of Cardwise. Use a DaemonSet instead."
@@ -251,7 +253,7 @@ def _explain_unassigned(subject: str, pod: Json, surroundings: PodSurroundings) 
         reason = "the webhook has not rewritten it"
         return f"{intro} without a GPU of Cardwise: {reason}. {blockers.explain_not_rewritten(pod, surroundings)}"
     except InvalidRequest:
-        pass  # an annotation has been changed since its creation
+        pass  # an annotation has been changed since the pod's creation
     return (
         f"{intro} without an assignment: it was not bound by the Cardwise extender, so its containers with a share do "
         f"not start, and the extender deletes it (event {names.BOUND_WITHOUT_EXTENDER}); "
@@ -261,7 +263,7 @@ def _explain_unassigned(subject: str, pod: Json, surroundings: PodSurroundings) 
 
 
 def _explain_containers(pod: Json) -> list[str]:
-    """Why containers do not run, as the kubelet reports it."""
+    """Explain from the kubelet's report why containers do not run."""
     lines = []
     init_names = _init_containers(pod)
     for status in statuses_of(pod):
@@ -296,29 +298,29 @@ def _explain_containers(pod: Json) -> list[str]:
 
 
 def _describe_exit(terminated: Json) -> str:
-    """How a container has ended."""
+    """Describe how a container has ended."""
     return f"exit code {terminated.get('exitCode')} ({quote_unless_name(terminated.get('reason'))})"
 
 
 def _init_containers(pod: Json) -> set[str]:
-    """The names of containers that must have ended before those after them start; sidecars are not among them."""
+    """Return the names of the init containers that must end before the next container starts, without sidecars."""
     containers = (pod.get("spec") or {}).get("initContainers") or ()
     return {container["name"] for container in containers if container.get("restartPolicy") != "Always"}
 
 
 def _terminated_state(status: Json) -> Json:
-    """The state of a terminated container; {} if it has not terminated."""
+    """Return the state of a terminated container; {} if it has not terminated."""
     return (status.get("state") or {}).get("terminated") or {}
 
 
 def _is_restarted(pod: Json, status: Json) -> bool:
-    """Whether the kubelet starts the container again that has ended; its status may be between two starts."""
+    """Whether the kubelet restarts a container that has ended, so that it only seems stopped between two starts."""
     spec, exit_code = pod.get("spec") or {}, _terminated_state(status).get("exitCode")
     if pod["metadata"].get("deletionTimestamp"):
         return False
     pod_policy = spec.get("restartPolicy") or "Always"
     if status.get("name") in _init_containers(pod):
-        return pod_policy != "Never" and exit_code != 0  # it runs until it has succeeded
+        return pod_policy != "Never" and exit_code != 0  # an init container is not restarted after success
     containers = (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
     container_policy = next(
         (container.get("restartPolicy") for container in containers if container.get("name") == status.get("name")),
@@ -330,7 +332,7 @@ def _is_restarted(pod: Json, status: Json) -> bool:
 
 
 def _is_initializing(pod: Json) -> bool:
-    """Whether an init container runs, waits or has failed."""
+    """Whether an init container of the pod runs, waits or has failed."""
     init_names = _init_containers(pod)
     statuses = (pod.get("status") or {}).get("initContainerStatuses") or ()
     return any(
@@ -339,7 +341,7 @@ def _is_initializing(pod: Json) -> bool:
 
 
 def _explain_exits(pod: Json) -> list[str]:
-    """With which exit code containers have failed."""
+    """Explain with which exit codes containers have failed."""
     lines = []
     init_names = _init_containers(pod)
     for status in statuses_of(pod):
@@ -351,7 +353,7 @@ def _explain_exits(pod: Json) -> list[str]:
 
 
 def _describe_neighbors(survey: Survey, node: str, share: assignment.CardShare, pod: Json) -> str:
-    """The other pods that hold some of the card."""
+    """Describe the other pods on the card."""
     state = survey.ledger.node(node)
     other_holdings = [holding for holding in survey.ledger.holdings(node) if holding.uid != pod["metadata"]["uid"]]
     neighbors = [
@@ -367,13 +369,13 @@ def _describe_neighbors(survey: Survey, node: str, share: assignment.CardShare, 
 
 
 def _is_same_card(node: NodeState | None, share: assignment.CardShare, other: assignment.CardShare) -> bool:
-    """Whether both are of one card, which may have another index now than when they were given."""
+    """Whether two shares are of the same card, whose index may have changed since they were assigned."""
     position = node.position(share) if node is not None else None
     return card_of(share) == card_of(other) if node is None or position is None else position == node.position(other)
 
 
 def _describe_card_state(survey: Survey, node: str, share: assignment.CardShare) -> str:
-    """What is wrong with the card; "" for nothing."""
+    """Describe a fault of the card; "" without a fault."""
     state = survey.ledger.node(node)
     position = state.position(share) if state is not None else None
     if state is None or position is None:
@@ -387,13 +389,13 @@ def _describe_card_state(survey: Survey, node: str, share: assignment.CardShare)
 
 
 def _describe_health_reason(survey: Survey, uuid: str) -> str:
-    """Why a GPU is unhealthy, in brackets; "" if unknown."""
+    """Return the reason why a GPU is unhealthy, in brackets; "" if unknown."""
     reason = next((resource.status.reason for resource in survey.resources if resource.spec.uuid == uuid), "")
     return f" ({wording.sanitize_message(reason)})" if reason else ""
 
 
 def _describe_device_state(survey: Survey, node: str, share: assignment.DeviceShare) -> str:
-    """As `_describe_card_state`."""
+    """Describe a fault of the device; "" without a fault."""
     state = survey.ledger.node(node)
     device = (
         next((listed for listed in state.devices if listed.uuid == share.uuid), None) if state is not None else None
@@ -470,9 +472,9 @@ def _explain_waiting(
         if view.refusal is None:
             continue
         lines.append(f"  {view.name}: {view.refusal.text}")
-        if view.refusal in _DEVICE_REFUSALS:  # its cards say nothing
+        if view.refusal in _DEVICE_REFUSALS:  # the node's cards do not matter for this refusal
             lines += _describe_shortage(view.devices)
-        elif view.refusal is not Refusal.NO_SUCH_TYPE:  # where no card is of the type, the cards say nothing more
+        elif view.refusal is not Refusal.NO_SUCH_TYPE:  # without a card of the type, the node's cards need no lines
             lines += [_describe_card(card, status_by_uuid.get(card.uuid, _NO_STATUS)) for card in view.cards]
     avoided_nodes = [name for name in card_nodes if name not in nodes and not surroundings.is_node_gone(name)]
     lines += remedies.suggest_remedies(
@@ -482,7 +484,7 @@ def _explain_waiting(
 
 
 def _describe_order(policy: str, score_by_node: Mapping[str, int] | None, settings: PublishedPolicy) -> str:
-    """The policy by which the nodes are ordered."""
+    """Describe the policy by which the nodes are ordered."""
     if policy not in policies.SCORED or score_by_node is not None:
         return policy
     if settings.note and not settings.workload:
@@ -510,7 +512,7 @@ def _describe_card(card: explanation.CardView, status: wire.ExtendedResourceStat
 
 
 def _describe_mps(status: wire.MpsStatus | None) -> str:
-    """The card's MPS state, as the MPS manager reports it."""
+    """Describe the card's MPS state, which the MPS manager reports."""
     if status is None:
         return " (the node has no manager)"
     user_note = ", one user at a time" * (not status.multi_user)
@@ -519,7 +521,7 @@ def _describe_mps(status: wire.MpsStatus | None) -> str:
 
 
 def _describe_shortage(views: Sequence[explanation.DevicesView]) -> list[str]:
-    """What a node that was refused for its devices has of each requested class, and which pods hold it."""
+    """Describe, for a node that lacks devices, the devices of each requested class and the pods that hold them."""
     lines = [f"    {_describe_devices(view)}" for view in views if view.total]
     if lines and all(view.free >= view.requested for view in views):
         lines.append(

@@ -12,7 +12,7 @@ from cardwise.cli.render import tables
 from cardwise.core.placement.totals import CardClassView, DeviceClassView
 from cardwise.core.values.decoded import Json
 
-_OPTIONAL_COLUMNS: Final = ("AUTO", "PRIORITY", "NODES", "USED-MIB")  # of a terminal that has few columns
+_OPTIONAL_COLUMNS: Final = ("AUTO", "PRIORITY", "NODES", "USED-MIB")  # left out on a narrow terminal
 _NO_USERS_TEXT: Final = "No pod uses it.\n"
 
 
@@ -20,7 +20,7 @@ _NO_USERS_TEXT: Final = "No pod uses it.\n"
 
 
 def format_card_classes(views: Sequence[CardClassView], columns: int | None = None, *, wide: bool = False) -> str:
-    """One row per class; wide: also the namespaces that use it. `columns`: of the terminal."""
+    """Format one row per class; wide: also the namespaces that use it. `columns`: the width of the terminal."""
     rows = _card_rows(visible.summarize_class(view.known, view.amounts) for view in views)
     if not wide:
         return tables.fit_columns(rows, columns, _OPTIONAL_COLUMNS)
@@ -31,7 +31,7 @@ def format_card_classes(views: Sequence[CardClassView], columns: int | None = No
 
 
 def format_card_class(view: CardClassView, columns: int | None = None) -> str:
-    """The row of one class and the namespaces that use it. `columns`: of the terminal."""
+    """Format the row of one class and the namespaces that use it. `columns`: the width of the terminal."""
     users = [row[1:] for row in _card_user_rows([view])]
     return f"{format_card_classes([view], columns)}\n{tables.align_rows(users) if view.users else _NO_USERS_TEXT}"
 
@@ -71,7 +71,7 @@ def _card_user_rows(views: Sequence[CardClassView]) -> list[list[str]]:
 
 
 def format_device_classes(views: Sequence[DeviceClassView], *, wide: bool = False) -> str:
-    """One row per class; wide: also the namespaces that use it."""
+    """Format one row per class; wide: also the namespaces that use it."""
     heads = ["DEVICE-CLASS", "DEVICES", "NODES", "FREE", "USED"]
     rows = [[*heads, "HEALTHY"] if wide else heads]
     for view in views:
@@ -82,7 +82,7 @@ def format_device_classes(views: Sequence[DeviceClassView], *, wide: bool = Fals
 
 
 def format_device_class(view: DeviceClassView) -> str:
-    """The row of one class and the namespaces that use it."""
+    """Format the row of one class and the namespaces that use it."""
     users = [row[1:] for row in _device_user_rows([view])]
     return f"{format_device_classes([view])}\n{tables.align_rows(users) if view.users else _NO_USERS_TEXT}"
 
@@ -108,11 +108,14 @@ def _device_user_rows(views: Sequence[DeviceClassView]) -> list[list[str]]:
     return rows + [[view.known.name, namespace, str(count)] for view in views for namespace, count in view.users]
 
 
-# Both, as the extender says it.
+# Both kinds of classes, from the statuses that the extender writes.
 
 
 def format_summaries(summaries: Sequence[ClassSummary], columns: int | None) -> str:
-    """As `format_card_classes` and `format_device_classes` have them. `columns`: of the terminal."""
+    """Format summaries in the tables of `format_card_classes` and `format_device_classes`.
+
+    columns: the width of the terminal.
+    """
     cards = _card_rows(summary for summary in summaries if not summary.is_device_class)
     devices = [["DEVICE-CLASS", "DEVICES", "NODES", "HEALTHY"]]
     devices += [
@@ -130,7 +133,7 @@ def summary_as_json(summary: ClassSummary) -> dict[str, Any]:
 
 
 def _card_rows(summaries: Iterable[ClassSummary]) -> list[list[str]]:
-    """The rows of classes of cards, with their heads."""
+    """Return the heads of the columns and one row per class of cards."""
     rows = [["CLASS", *COLUMNS, "SHARE", "PRIORITY", "AUTO"]]
     rows += [
         [

@@ -1,4 +1,4 @@
-"""The tables of `cardwise gangs`, and of what is reserved for gangs, which `inspect` shows."""
+"""The tables of `cardwise gangs`, and the table of cards reserved for gangs, which `inspect` shows."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -8,11 +8,14 @@ from cardwise.cli.cluster.podgroups import GangView
 from cardwise.cli.render import tables
 from cardwise.core.values import wording
 
-_MAX_LISTED = 5  # pods that a cell names
+_MAX_LISTED = 5  # pods named in one cell
 
 
 def table(views: Sequence[GangView], now: datetime, *, wide: bool = False) -> str:
-    """One row per gang; wide: also the pods that the gang waits for, and the nodes where cards are reserved for it."""
+    """Format one row per gang.
+
+    wide: whether to print also the pods that the gang waits for, and the nodes where cards are reserved for it.
+    """
     wide_heads = ["WAITING-FOR", "RESERVED-ON"] if wide else []
     rows = [["NAMESPACE", "NAME", "PHASE", "MEMBERS/MIN", "BOUND", "GPUS-RESERVED", "AGE", *wide_heads, "REASON"]]
     for view in views:
@@ -30,7 +33,7 @@ def table(views: Sequence[GangView], now: datetime, *, wide: bool = False) -> st
 
 
 def reservations_table(views: Sequence[GangView], node_name: str | None) -> str:
-    """The cards reserved for gangs, by node; "" if none are."""
+    """Format the cards reserved for gangs, by node; "" without a reserved card."""
     rows = [["GANG", "NAMESPACE", "NODE", "MEMBERS", "GPUS"]]
     rows += [
         [view.name, view.namespace, reservation.node, str(reservation.members), str(reservation.cards)]
@@ -68,7 +71,7 @@ def as_json(views: Sequence[GangView]) -> dict[str, Any]:
 
 
 def format_age(created: str, now: datetime) -> str:
-    """As `tables.format_age`."""
+    """Format the time since an object's creation, such as 5m."""
     try:
         return tables.format_age((now - datetime.fromisoformat(created).astimezone(UTC)).total_seconds())
     except ValueError:

@@ -15,7 +15,7 @@ from cardwise.core.values.decoded import Json
 
 
 def summary(ledger: Ledger, addresses: Mapping[str, str], node_name: str | None = None) -> str:
-    """One row per node: used/total MiB of each card and of the node."""
+    """Format one row per node: used/total MiB of each card and of the node."""
     nodes = nodes_with_cards(ledger, node_name)
     columns = max((card.index + 1 for node in nodes for card in node.cards), default=0)
     rows = [["NAME", "IPADDRESS", *(f"GPU{i}(Allocated/Total)" for i in range(columns)), "GPU Memory(MiB)"]]
@@ -26,13 +26,13 @@ def summary(ledger: Ledger, addresses: Mapping[str, str], node_name: str | None 
         rows.append([node.name, addresses.get(node.name, "unknown"), *cells, f"{_used_mib(node)}/{_total_mib(node)}"])
     table = tables.align_rows(rows)
     line = "-" * max(len(row) for row in table.splitlines())
-    # Below, since scripts split the rows above.
+    # These lines come below the table, because scripts parse its rows.
     unusable_text = _mark_cards("Unhealthy", nodes, _unhealthy_cards) + _mark_cards("Cordoned", nodes, _cordoned_cards)
     return f"{table}{line}\nAllocated/Total GPU Memory In Cluster:\n{_format_cluster(nodes)}\n{unusable_text}"
 
 
 def details(ledger: Ledger, addresses: Mapping[str, str], node_name: str | None = None) -> str:
-    """Per node one table of its pods and what each holds on each card, in MiB, and one of its other devices."""
+    """Format two tables per node: the MiB that each pod holds on each card, and the other devices."""
     nodes = nodes_with_cards(ledger, node_name)
     parts = []
     for node in nodes_with_devices(ledger, node_name):
@@ -45,12 +45,12 @@ def details(ledger: Ledger, addresses: Mapping[str, str], node_name: str | None 
 
 
 def _pods_table(ledger: Ledger, node: NodeState) -> str:
-    """What each pod holds on each card of the node."""
+    """Format the MiB that each pod holds on each card of the node."""
     heads = [f"GPU{card.index}(Allocated)" for card in node.cards]
     rows = [["NAME", "NAMESPACE", *heads]]
     for holding in sorted(ledger.holdings(node.name), key=lambda entry: (entry.namespace, entry.name)):
         if not holding.assignment.containers:
-            continue  # it has devices only
+            continue  # the pod holds only devices
         mib_by_card = [0] * len(node.cards)
         for share in holding.assignment.shares():
             position = node.position(share)
@@ -68,7 +68,7 @@ def _pods_table(ledger: Ledger, node: NodeState) -> str:
 
 
 def _devices_table(ledger: Ledger, node: NodeState) -> str:
-    """The devices of the node and the pods that hold them."""
+    """Format the devices of the node and the pods that hold them."""
     holders_by_uuid = totals.device_holders(ledger, node)
     rows = [["DEVICE", "KIND", "MODEL", "CLASSES", "USED-BY"]]
     for device in node.devices:
@@ -82,17 +82,17 @@ def _devices_table(ledger: Ledger, node: NodeState) -> str:
 
 
 def nodes_with_cards(ledger: Ledger, node_name: str | None = None) -> list[NodeState]:
-    """The nodes that have cards, or the one of them."""
+    """Return the nodes that have cards; with `node_name` only this node."""
     return [node for node in ledger.nodes() if node.cards and node_name in (None, node.name)]
 
 
 def nodes_with_devices(ledger: Ledger, node_name: str | None = None) -> list[NodeState]:
-    """The nodes that have cards or other devices, or the one of them."""
+    """Return the nodes that have cards or other devices; with `node_name` only this node."""
     return [node for node in ledger.nodes() if (node.cards or node.devices) and node_name in (None, node.name)]
 
 
 def _model_rows(node: NodeState) -> list[list[str]]:
-    """The models of the node's cards, which gpushare does not print. One line if all are equal."""
+    """Return rows with the models of the node's cards, which gpushare does not print; one row if all are equal."""
     models = [card.model or "unknown" for card in node.cards]
     if not models:
         return []
@@ -102,12 +102,12 @@ def _model_rows(node: NodeState) -> list[list[str]]:
 
 
 def _unhealthy_cards(node: NodeState) -> list[str]:
-    """The cards that are unhealthy."""
+    """Describe the node's unhealthy cards."""
     return [f"GPU{card.index}" for card in node.cards if not card.healthy]
 
 
 def _cordoned_cards(node: NodeState) -> list[str]:
-    """The cards that a person has taken out of use."""
+    """Describe the node's cordoned cards."""
     return [f"GPU{card.index}" for card in node.cards if card.cordoned]
 
 

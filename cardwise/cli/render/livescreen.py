@@ -1,8 +1,8 @@
 """The live screen of `cardwise top`: coloured plain text on the terminal's alternate screen, redrawn on each refresh.
 
-rich draws it. Only this module imports rich, and only a live screen imports this module: docs/design/0014-libraries.md.
-While it is open, the terminal delivers each key at once and does not echo it (cbreak mode). At the end, also by
-SIGTERM, the terminal's mode is restored.
+rich draws the screen. Only this module imports rich, and this module is imported only for a live screen
+(docs/design/0014-libraries.md). While the screen is open, the terminal delivers each key at once and does not echo it
+(cbreak mode). When the screen closes, also after SIGTERM, the terminal's mode is restored.
 """
 
 import os
@@ -21,20 +21,22 @@ from rich.text import Text
 from cardwise.cli import signals
 from cardwise.clock import Clock
 
-# By what stands in the text, so that a live screen and what `--once` prints have the same words.
+# Colours follow the words of the text, so that the live screen shows the same text as `--once`.
 _PATTERN_BY_STYLE: Final = {
     "bold": r"\A[^\n]*|^NODE .*$",
     "green": r"(?<=\[)#+(?=[.\]])",
     "yellow": r"\bcordoned\b|^note: .*$",
     "red": r"\bunhealthy\b|\bMPS-\w+|\S+!|not of now: .*$",
 }
-_POLL_SECONDS: Final = 1.0  # a signal that comes just before `select` is called does not end it: it ends the next one
-_MAX_KEY_BYTES: Final = 64  # bytes read at once: more than a hand types in a moment
+_POLL_SECONDS: Final = (
+    1.0  # a signal just before `select` is called does not interrupt it, so that it is noticed only after this time
+)
+_MAX_KEY_BYTES: Final = 64  # bytes read at once
 
 
 @contextmanager
 def open_screen() -> Iterator[Callable[[str], None]]:
-    """Yields a function that draws a text, cut to the terminal. Restores the terminal's content afterwards."""
+    """Yield a function that draws a text, cut to the terminal's size. Restores the terminal's content at the end."""
     console = Console(highlight=False, force_terminal=True)
     with (
         signals.raise_on_signals(),
@@ -55,7 +57,7 @@ class Keyboard:
         return self._terminal is not None
 
     def wait_for_key(self, key: str, seconds: float) -> bool:
-        """Waits so long, or until the key is typed, in either case; returns whether it was."""
+        """Wait until the key is typed, in upper or lower case, but at most `seconds`. Returns whether it was typed."""
         deadline = self._clock.now() + seconds
         while self._terminal is not None and (remaining := deadline - self._clock.now()) > 0:
             if not select.select([self._terminal], [], [], min(remaining, _POLL_SECONDS))[0]:
@@ -63,7 +65,7 @@ class Keyboard:
             key_bytes = os.read(self._terminal, _MAX_KEY_BYTES)
             if key.encode() in key_bytes.lower():
                 return True
-            if not key_bytes:  # the terminal has hung up
+            if not key_bytes:  # the terminal was closed
                 self._terminal = None
         if self._terminal is None:
             self._clock.sleep(max(0.0, deadline - self._clock.now()))
@@ -72,7 +74,7 @@ class Keyboard:
 
 @contextmanager
 def open_keyboard(clock: Clock) -> Iterator[Keyboard]:
-    """The keys of the terminal on standard input; none if it is not a terminal, or another program reads it."""
+    """Yield the keyboard of the terminal on standard input; without a terminal it has no keys."""
     terminal = _open_own_terminal()
     if terminal is None:
         yield Keyboard(None, clock)
@@ -82,22 +84,23 @@ def open_keyboard(clock: Clock) -> Iterator[Keyboard]:
         tty.setcbreak(terminal)
         yield Keyboard(terminal, clock)
     finally:
-        termios.tcsetattr(
-            terminal, termios.TCSAFLUSH, former_mode
-        )  # keys that nobody has read are no command of the shell
+        termios.tcsetattr(terminal, termios.TCSAFLUSH, former_mode)  # unread keys must not become input of the shell
 
 
 def _open_own_terminal() -> int | None:
-    """Standard input, if it is a terminal with this program in the foreground: others are stopped if they set it."""
+    """Open standard input if it is a terminal and this program is in the foreground; None otherwise.
+
+    The kernel stops a program in the background that changes the terminal's mode.
+    """
     try:
         terminal = sys.stdin.fileno()
         return terminal if os.tcgetpgrp(terminal) == os.getpgrp() else None
-    except (AttributeError, ValueError, OSError):  # closed, or no file, or no terminal
+    except (AttributeError, ValueError, OSError):  # standard input is closed, or is no file or no terminal
         return None
 
 
 def color_text(text: str) -> Text:
-    """The text with colours, no line of which wraps."""
+    """Return the text with colours; its lines are not wrapped."""
     colored = Text(text, no_wrap=True, overflow="crop")
     for style, pattern in _PATTERN_BY_STYLE.items():
         colored.highlight_regex(rf"(?m){pattern}", style)

@@ -12,9 +12,10 @@ from typing import Any, Final
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.simulation.refusals import SIZES, RefusedPods
 
-Curve = Sequence[tuple[float, float, float]]  # how far it is, and what is allocated and fragmented then, in percent
+# Points: progress of the run, allocated part, fragmented part, all in percent.
+Curve = Sequence[tuple[float, float, float]]
 
-# No script from elsewhere in the file, which browsers would fetch.
+# The file contains no link to a script, which browsers would download.
 _CHART_OPTIONS: Final[Mapping[str, Any]] = {"js": [], "legend_at_bottom": True}
 
 
@@ -36,9 +37,11 @@ def prepare_folder(folder: Path) -> None:
 def draw_plots(
     x_title: str, curves: Mapping[str, Curve], refusals_by_policy: Mapping[str, Sequence[RefusedPods]]
 ) -> dict[str, bytes]:
-    """The SVG by the name of a plot.
+    """Return the SVG of each plot, by the plot's name.
 
-    `curves` and `refusals_by_policy` are by policy; `x_title` is the label of the x axis.
+    x_title: the label of the x axis.
+    curves: the curve of each policy.
+    refusals_by_policy: the refused pods of each policy.
     """
     allocated = {policy: [(x, y) for x, y, _ in curve] for policy, curve in curves.items()}
     fragmented = {policy: [(x, y) for x, _, y in curve] for policy, curve in curves.items()}
@@ -90,6 +93,7 @@ def _import_pygal() -> Any:
         import pygal  # noqa: PLC0415 - see above
     except ModuleNotFoundError as error:
         raise InvalidRequest("--plots", "needs pygal", "pip install 'cardwise[simulate]', or leave it out") from error
-    # Its finder of plugins, of which we use none, speaks the old protocol: Python warns at each import after it.
+    # pygal installs an import hook for plugins, which Cardwise does not use. The hook has the old protocol, so Python
+    # would warn at each later import.
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, pygal.PluginImportFixer)]
     return pygal

@@ -1,4 +1,4 @@
-"""JSON and YAML of every command, and warnings on stderr about lists that could not be read."""
+"""Prints JSON and YAML for every command, and warnings on stderr about lists that could not be read."""
 
 import json
 from typing import Any, Final
@@ -13,7 +13,7 @@ _MAX_LISTED: Final = 3  # objects named in one warning
 
 
 def print_object(data: dict[str, Any], output: str) -> None:
-    """`output`: json or yaml."""
+    """Print an object in the format `output`: json or yaml."""
     if output == "json":
         console.print_data(json.dumps(data, indent=2))
     else:

@@ -1,7 +1,7 @@
 """The tables of `cardwise quota`: how much of which GPUs a namespace may use, how much it uses, and which pods use it.
 
-GPUQuotas count what pods got. Beside them are the entries of Kubernetes' ResourceQuotas that count what pods request of
-Cardwise's resources, because a pod must fit both.
+GPUQuotas count the amounts that pods hold. The tables also show the entries of Kubernetes' ResourceQuotas that count
+requests of Cardwise's resources, because a pod must fit both kinds of quotas.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from cardwise.kube.survey import NativeQuota
 
 
 def table(views: Sequence[EntryView], native: Sequence[NativeQuota], *, wide: bool = False) -> str:
-    """Used and hard amounts; wide, also the pods."""
+    """Format used and hard amounts. `wide`: whether to print also the pods."""
     rows = [["NAMESPACE", "GPUQUOTA", "TYPE", "SHARES", "MIB", "WHOLE-GPUS", "ON-EXCEED"]]
     for view in views:
         hard = quotas.to_fields(view.entry)
         used_of_hard = [f"{used}/{hard.get(field, '-')}" for field, used in quotas.to_fields(view.used).items()]
         on_exceed = "Refuse" if view.quota.refuse else "Wait"
         selection = quotas.title(view.entry)
-        if view.missing:  # amounts would look as if something were limited
+        if view.missing:  # numbers would suggest that the entry limits something
             selection, used_of_hard = f"{selection}: {view.missing}", ["-"] * len(used_of_hard)
         rows.append([view.quota.namespace, view.quota.name, selection, *used_of_hard, on_exceed])
     return tables.stack_tables([rows, *([_holder_rows(views)] if wide else []), _native_rows(native)])

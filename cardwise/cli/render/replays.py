@@ -1,4 +1,4 @@
-"""Tables and rows of the runs of `cardwise simulate`, for people and for programs."""
+"""Tables for people and rows for programs about the runs of `cardwise simulate`."""
 
 import csv
 import io
@@ -14,12 +14,14 @@ from cardwise.simulation.runs import SimulationRun
 from cardwise.simulation.summary import ChurnSummary, FillSummary
 from cardwise.simulation.workload import SimulatedWorkload
 
-_FRAGMENTATION_LEVEL: Final = 95  # percent arrived: there policies differ, and at 100 all that is left is fragments
+_FRAGMENTATION_LEVEL: Final = (
+    95  # percent of all pods arrived: here policies differ; at 100 all free memory is fragmented
+)
 Rows = list[list[str]]
 
 
 def format_fills(workloads: Sequence[SimulatedWorkload], summaries: Sequence[FillSummary]) -> str:
-    """Both tables."""
+    """Format the tables of runs that fill the cluster: the allocated GPUs, and the refused pods."""
     levels = list(summaries[0].at) if summaries else []
     compared_level = max((level for level in levels if level <= 100), default=0)
     fragmentation_level = min(_FRAGMENTATION_LEVEL, compared_level)
@@ -46,7 +48,7 @@ def format_fills(workloads: Sequence[SimulatedWorkload], summaries: Sequence[Fil
 
 
 def format_churns(workloads: Sequence[SimulatedWorkload], summaries: Sequence[ChurnSummary]) -> str:
-    """As `format_fills`."""
+    """Format the tables of runs with --churn: the allocated GPUs, and the refused pods."""
     rows = [["TRACE", "POLICY", "SEEDS", "ALLOCATED", "S.D.", "REFUSED", "S.D.", "FRAGMENTED"]]
     rows += [
         [
@@ -77,7 +79,7 @@ def _format_refused(refused: RefusedPods | None) -> str:
 
 
 def format_fits(rows: Sequence[tuple[str, str, Sequence[float]]]) -> str:
-    """How many more pods fit, by shape and policy: now, and with the added nodes."""
+    """Format how many more pods fit, by shape and policy: now, and with the added nodes."""
     body = [[pod, policy, *(f"{count:.1f}".removesuffix(".0") for count in counts)] for pod, policy, counts in rows]
     heads = ["POD", "POLICY", "NOW", "WITH ADDED NODES"]
     return tables.align_rows([heads[: len(body[0])] if body else heads, *body])
@@ -86,7 +88,7 @@ def format_fits(rows: Sequence[tuple[str, str, Sequence[float]]]) -> str:
 def fill_rows(
     workloads: Sequence[SimulatedWorkload], runs: Sequence[SimulationRun], fills: Sequence[FillResult]
 ) -> Rows:
-    """Every point of every run."""
+    """Return a row for every measured point of every run that fills the cluster."""
     return [
         ["trace", "policy", "seed", "arrived", "allocated", "fragmented"],
         *(
@@ -100,7 +102,7 @@ def fill_rows(
 def churn_rows(
     workloads: Sequence[SimulatedWorkload], runs: Sequence[SimulationRun], churns: Sequence[ChurnResult]
 ) -> Rows:
-    """Every moment of every run."""
+    """Return a row for every measured moment of every run with --churn."""
     return [
         ["trace", "policy", "seed", "time", "allocated", "fragmented"],
         *(
@@ -124,7 +126,7 @@ def as_csv(rows: Iterable[Sequence[str]]) -> str:
 def as_json(
     workloads: Sequence[SimulatedWorkload], runs: Sequence[SimulationRun], outcomes: Sequence[FillResult | ChurnResult]
 ) -> list[dict[str, Any]]:
-    """The runs, without how long they took: the same seeds give the same text."""
+    """Return the runs as JSON. Their durations are left out, so that the same seeds give the same text."""
     return [
         {
             "trace": workloads[run.workload].name,

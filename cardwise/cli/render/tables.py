@@ -5,13 +5,14 @@ from typing import Final
 
 from cardwise.core.values import wording
 
-_MAX_CELL_BYTES: Final = 512  # bytes
+_MAX_CELL_BYTES: Final = 512  # bytes of one cell
 
 
 def align_rows(rows: Sequence[Sequence[str]]) -> str:
-    """Columns with two spaces between them; rows may be of different length. A cell is one line, whatever is in it.
+    """Format rows as columns with two spaces between them. Rows may have different lengths.
 
-    No cell but the last of a row makes its column wide.
+    Each cell is printed on one line, even if its text contains line breaks. The last cell of a row does not make its
+    column wider.
     """
     rows = [
         [
@@ -29,9 +30,12 @@ def align_rows(rows: Sequence[Sequence[str]]) -> str:
 
 
 def fit_columns(rows: Sequence[Sequence[str]], columns: int | None, optional_heads: Sequence[str]) -> str:
-    """As `align_rows`; a table that is wider than the terminal loses the columns with these heads, the first one first.
+    """Format rows with `align_rows`, and leave out optional columns of a table that is wider than the terminal.
 
     Each row has a cell below each head.
+
+    columns: the width of the terminal; None without a terminal.
+    optional_heads: the heads of the columns that may be left out; the first one goes first.
     """
     for head in optional_heads:
         if columns is None or max(map(len, align_rows(rows).splitlines())) <= columns:
@@ -42,7 +46,7 @@ def fit_columns(rows: Sequence[Sequence[str]], columns: int | None, optional_hea
 
 
 def format_age(seconds: float) -> str:
-    """As kubectl writes it, such as 90s, 5m, 3h or 2d."""
+    """Format an age in kubectl's form, such as 90s, 5m, 3h or 2d."""
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * size:
             return f"{int(seconds // size)}{unit}"
@@ -50,5 +54,5 @@ def format_age(seconds: float) -> str:
 
 
 def stack_tables(tables: Iterable[Sequence[Sequence[str]]]) -> str:
-    """Tables under each other, a blank line between them; those with nothing below their heads are left out."""
+    """Format tables one below the other, with blank lines between them. Tables without rows are left out."""
     return "\n".join(align_rows(rows) for rows in tables if len(rows) > 1)

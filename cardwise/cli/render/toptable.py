@@ -9,16 +9,16 @@ from cardwise.core.api import mps
 from cardwise.core.values import wording
 
 _BAR_WIDTH = 10  # characters
-_MAX_LISTED = 3  # holders named in a line
+_MAX_LISTED = 3  # holders named in one line
 _UNKNOWN = "-"
 _AMOUNT_HEADS = ("USED-MIB", "GRANTED-MIB", "TOTAL-MIB")
-_MAX_NODE_WIDTH = 24  # characters of a node's name where columns are few
+_MAX_NODE_WIDTH = 24  # characters of a node's name on a narrow terminal
 _NARROW_HEADS = ("NODE", "GPU", "STATE", "GRANTED/TOTAL", "HOLDERS(USED/GRANTED)")
 _HEADS = ("NODE", "GPU", "MODEL", "GRANTED", "", *_AMOUNT_HEADS, "CORE", "PODS", "STATE", "HOLDERS(USED/GRANTED)")
 
 
 def summary_line(nodes: Sequence[NodeUsage]) -> str:
-    """The whole cluster in one line."""
+    """Summarize the whole cluster in one line."""
     cards = [card for node in nodes for card in node.cards]
     granted, total = sum_granted_mib(cards), sum(card.total for card in cards)
     unhealthy_count, cordoned_count = sum(not card.healthy for card in cards), sum(card.cordoned for card in cards)
@@ -31,7 +31,7 @@ def summary_line(nodes: Sequence[NodeUsage]) -> str:
 
 
 def table(nodes: Sequence[NodeUsage], columns: int | None = None) -> str:
-    """One line per card. On a narrow terminal only the important columns, cut to its width."""
+    """Format one line per card; on a narrow terminal only the important columns, cut to its width."""
     rows = [list(_HEADS)]
     rows += [_wide_row(card) for node in nodes for card in node.cards]
     wide_table = tables.align_rows(rows)
@@ -75,7 +75,7 @@ def _wide_row(card: CardUsage) -> list[str]:
 
 
 def draw_bar(part: int, whole: int) -> str:
-    """A bar; full only if nothing is left, and empty only if nothing is granted."""
+    """Draw a bar, which is full only if nothing is free, and empty only if nothing is granted."""
     marks = min(_BAR_WIDTH, part * _BAR_WIDTH // whole) if whole else 0
     if part > 0:
         marks = max(1, marks)
@@ -87,7 +87,7 @@ def format_percent(part: int | None, whole: int) -> str:
 
 
 def describe_state(card: CardUsage) -> str:
-    """The card's state besides its memory; `ok` if there is nothing to report."""
+    """Describe the card's state besides its memory; `ok` if there is nothing to report."""
     states = ["unhealthy"] * (not card.healthy) + ["cordoned"] * card.cordoned + ["whole"] * card.whole
     if card.mps not in ("", "Ready", "Off"):
         states.append(f"MPS-{card.mps}")
@@ -95,7 +95,7 @@ def describe_state(card: CardUsage) -> str:
 
 
 def _format_holders(card: CardUsage) -> str:
-    """The pods on the card, each with what it uses and what it was granted: `used/granted`."""
+    """Format the pods on the card, each with its memory in the form `used/granted`."""
     if card.holders is None:
         return _UNKNOWN
     return wording.enumerate_first([_format_holder(holder) for holder in card.holders], _MAX_LISTED, "pod") or _UNKNOWN

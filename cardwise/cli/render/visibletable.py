@@ -1,4 +1,4 @@
-"""The tables and the JSON of `cardwise.cli.cluster.visible`."""
+"""The tables and the JSON for users without the right to read cards (`cardwise.cli.cluster.visible`)."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,11 @@ from cardwise.kube import errors
 
 
 def print_visible(view: VisibleCluster, missing: errors.Forbidden, output: str) -> None:
-    """Prints it in the place of cards, and the right that is missing."""
+    """Print the view of a user who may not read cards, and name the missing right.
+
+    view: the parts of the cluster that the user may read.
+    missing: the error that names the missing right.
+    """
     console.print_text(
         f"note: showing the types, and the GPUs of your own pods only: {rights.describe_missing(missing)}", err=True
     )
