@@ -14,12 +14,12 @@ from cardwise.core.placement.mpstaints import untolerated_by
 from cardwise.core.placement.placement import Placement
 from cardwise.kube.pods.budgets import Budgets
 from extender.cache.capacity import Capacity
-from extender.cache.clusterview import ClusterView
+from extender.cache.clusterview import ClusterView, PlaceAhead
 from extender.cache.gangcards import GangCards
 from extender.cache.inventory import Inventory
 from extender.cache.nodeload import NodeLoads
 from extender.cache.quotas import Quotas
-from extender.cache.reservations import Reservations, Timeouts
+from extender.cache.reservations import Phase, Reservations, Timeouts
 from extender.queue.schedulingqueue import SchedulingQueue
 
 
@@ -42,6 +42,7 @@ class Cache(ClusterView):
             budgets=Budgets(),
             nominations=self.reservations.nominations,
             gang_cards=GangCards(ledger),
+            places_ahead=self._places_ahead,
         )
 
     def mark_refused(self, uid: str, since: int | None = None) -> None:
@@ -92,3 +93,7 @@ class Cache(ClusterView):
         for node, cards, devices in self.inventory.take_changes():
             other_nodes = self.ledger.set_cards(node, cards) | self.ledger.set_devices(node, devices)
             self.capacity.mark_cards_changed(node, other_nodes)
+
+    def _places_ahead(self) -> list[PlaceAhead]:
+        rows = self.reservations.rows_in_phases(Phase.NOMINATED)
+        return [PlaceAhead(row.node, row.assignment, row.load) for row in rows]

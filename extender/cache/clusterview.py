@@ -4,9 +4,13 @@ A snapshot belongs to the planner that took it, which may change it and needs no
 thread-safe: the state locks.
 """
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
+from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.quotas import Headroom
+from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Ledger
 from cardwise.kube.pods.budgets import Budgets
 from extender.cache.gangcards import GangCards
@@ -16,9 +20,23 @@ from extender.cache.quotas import Quotas
 from extender.records.pod import WaitingPod
 
 
+class PlaceAhead(NamedTuple):
+    """A place that is reserved ahead for a pod that kube-scheduler has not asked for yet; pods that come first may take
+    it.
+
+    load: the pod's cpu and memory; None if another part counts them.
+    """
+
+    node: str
+    assignment: Assignment | None
+    load: Load | None
+
+
 class ClusterView:
     """The cards and their holdings, cpu and memory of nodes, quotas, PodDisruptionBudgets, and what is reserved for
     nominated pods and for a gang.
+
+    places_ahead: returns the places that are reserved ahead.
     """
 
     def __init__(
@@ -30,6 +48,7 @@ class ClusterView:
         budgets: Budgets,
         nominations: Nominations,
         gang_cards: GangCards,
+        places_ahead: Callable[[], Sequence[PlaceAhead]],
     ) -> None:
         self.ledger = ledger
         self.loads = loads
@@ -37,12 +56,13 @@ class ClusterView:
         self.budgets = budgets
         self.nominations = nominations
         self.gang_cards = gang_cards
+        self.places_ahead = places_ahead
         # Of a snapshot: the generations at which it was taken. A planner that changes its snapshot does not move them.
         self.ledger_generation, self.loads_generation = ledger.generation, loads.generation
 
     def snapshot(self) -> "ClusterView":
         """The cluster as it is now. Later changes of one are not seen in the other."""
-        ledger, loads = self.ledger.snapshot(), self.loads.snapshot()
+        ledger, loads, places_ahead = self.ledger.snapshot(), self.loads.snapshot(), self.places_ahead()
         return ClusterView(
             ledger,
             loads,
@@ -50,6 +70,7 @@ class ClusterView:
             budgets=self.budgets.snapshot(),
             nominations=self.nominations.snapshot(loads),
             gang_cards=self.gang_cards.snapshot(ledger),
+            places_ahead=lambda: places_ahead,
         )
 
     def headroom(self, namespace: str) -> list[Headroom]:

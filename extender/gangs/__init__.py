@@ -4,7 +4,8 @@ Input: members, the nodes that filter was offered, binds that wait. Output: plan
 permits of binds that wait. The phase of one gang, and where it fits, is decided in `cardwise.core.gangs`.
 
     gangs        decisions about members at filter and bind, and after timeouts. Read this first
-    gangplaces   plans: offered nodes, failed attempts, the rows that reserve cards
+    gangplaces   plans: offered nodes, failed attempts, the rows that reserve cards; `gangplanner`: the plan itself, in
+                 the cluster as it is or in a snapshot
     reservation  cards that are reserved for a gang that has waited long; `cardsearch` chooses them
     gangqueue    the order in which pending gangs are planned
     bindthreads  which gangs may wait in bind if threads are too few

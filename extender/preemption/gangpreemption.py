@@ -148,7 +148,7 @@ class GangPreemption:
                 return None, False
             if gangplan.count_card_requests(lacking) > _MOST_CARD_REQUESTS:
                 return None, False
-            if not self._gang_places.count_capacities(lacking, self._clock.cpu() + TURN):
+            if not self._gang_places.planner.count_capacities(lacking, self._clock.cpu() + TURN):
                 return None, True
             if not search.max_members:
                 search.max_members = 1
@@ -321,7 +321,8 @@ class GangPreemption:
         """Places for all of these members once all victims are gone, with their cards; None if there are none."""
         shape = gang.members[search.claimant.uid].shape
         with self._after_evictions({member.uid for member in members}, search.claimant.request.priority, nodes):
-            planned = self._gang_places.simulate_plan(gang, members, self._clock.now(), shape=shape, more_nodes=nodes)
+            planned_gang = self._gang_places.planned_gang(gang, self._clock.now())
+            planned = self._gang_places.planner.simulate_plan(planned_gang, members, shape=shape, more_nodes=nodes)
         if planned is None:
             return None
         return [

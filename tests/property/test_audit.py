@@ -99,13 +99,13 @@ def test_it_speaks_after_so_many_looks_in_a_row_and_then_now_and_again(overruns,
     standing: dict = {}
     row = 0
     for at, is_over in enumerate(overruns):
-        standing = findings.update_standing(standing, [finding] if is_over else [], float(at))
+        standing = findings.update_standing_violations(standing, [finding] if is_over else [], float(at))
         row = row + 1 if is_over else 0
         assert len(standing) == bool(row)
         for streak in standing.values():
-            assert (streak.looks, streak.since) == (row, at - row + 1)
+            assert (streak.passes, streak.since) == (row, at - row + 1)
             assert streak.is_report_due(looks, every) == (row >= looks and (row - looks) % every == 0)
-            stranger = replace(streak, finding=replace(finding, reason=Reason.UNKNOWN_PROCESS))
+            stranger = replace(streak, violation=replace(finding, reason=Reason.UNKNOWN_PROCESS))
             assert stranger.is_report_due(looks, every) == (row == looks)
 
 
@@ -114,6 +114,6 @@ def test_a_card_that_was_not_seen_stands_as_it_did(before):
     finding = Violation(reason=Reason.WRONG_GPU, card="GPU-0", pids=(7,), pod="a")
     standing: dict = {}
     for at in range(before):
-        standing = findings.update_standing(standing, [finding], float(at))
-    assert findings.update_standing(standing, [], 9.0, unreadable_cards={"GPU-0"}) == standing
-    assert findings.update_standing(standing, [], 9.0, unreadable_cards={"GPU-1"}) == {}
+        standing = findings.update_standing_violations(standing, [finding], float(at))
+    assert findings.update_standing_violations(standing, [], 9.0, unreadable_cards={"GPU-0"}) == standing
+    assert findings.update_standing_violations(standing, [], 9.0, unreadable_cards={"GPU-1"}) == {}

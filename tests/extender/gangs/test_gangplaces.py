@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.gangs.capacity import Capacities
-from extender.gangs import gangplaces
+from extender.gangs import gangplanner
 from extender.gangs.gangplaces import CHEAP
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
 from tests.extender.worlds import as_card, resource
@@ -15,7 +15,7 @@ from tests.extender.worlds import as_card, resource
 @pytest.fixture
 def many_kept(monkeypatch):
     """As if something were kept on so many nodes that it is not counted before other nodes were tried."""
-    monkeypatch.setattr(gangplaces, "MAX_RESERVED_NODES", 0)
+    monkeypatch.setattr(gangplanner, "MAX_RESERVED_NODES", 0)
 
 
 def nominate(world: World, name: str, node: str) -> None:

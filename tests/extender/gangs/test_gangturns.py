@@ -9,7 +9,7 @@ from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.capacity import LOOKS, Capacities
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import TURN
-from extender.gangs import gangplaces
+from extender.gangs import gangplanner
 from extender.gangs.gangs import Gangs
 from tests.extender.gangworlds import NodeSpec, World, member, single
 from tests.extender.worlds import P100
@@ -198,7 +198,7 @@ def costly_members(monkeypatch):
 
 
 def test_beside_many_nodes_with_kept_cards_a_plan_takes_several_turns_too(costly_members, monkeypatch):
-    monkeypatch.setattr(gangplaces, "MAX_RESERVED_NODES", 0)
+    monkeypatch.setattr(gangplanner, "MAX_RESERVED_NODES", 0)
     world = World({"n1": 3, "n2": 1}, max_waiting=1000)
     world.create(single("other", priority=10, gpu_mem=P100))
     refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
@@ -407,7 +407,7 @@ def test_calls_for_gangs_that_cannot_be_planned_plan_a_tenth_of_the_time_and_the
         return gangplan.Unplanned(member=members[0])
 
     monkeypatch.setattr(gangplan, "plan", vain)
-    monkeypatch.setattr(world.state.gangs._places, "_find_unplaceable", lambda _: (None, True))
+    monkeypatch.setattr(world.state.gangs._places.planner, "find_unplaceable", lambda _: (None, True))
     worked = world.clock.worked
     for call in range(1000):
         with world.state.view():

@@ -14,8 +14,8 @@ from cardwise.kube.pods.budgets import Budget, LabelCondition
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings
 from extender.cache.yielding import TURN
-from extender.gangs import gangplaces
-from extender.gangs.gangplaces import GangPlaces
+from extender.gangs import gangplanner
+from extender.gangs.gangplanner import GangPlanner
 from extender.preemption import gangpreemption
 from extender.records import wire
 from tests.examples import examples
@@ -287,9 +287,9 @@ def test_what_is_ending_is_waited_for_also_where_kube_scheduler_offers_another_n
 def test_what_is_ending_gives_its_cpu_to_the_gang_as_well_as_its_card(monkeypatch):
     """The plan is of the nodes as they will be, whatever is known of them as they are."""
     plans = []
-    simulate_plan = GangPlaces.simulate_plan
+    simulate_plan = GangPlanner.simulate_plan
     monkeypatch.setattr(
-        GangPlaces, "simulate_plan", lambda *args, **kwargs: plans.append(simulate_plan(*args, **kwargs)) or plans[-1]
+        GangPlanner, "simulate_plan", lambda *args, **kwargs: plans.append(simulate_plan(*args, **kwargs)) or plans[-1]
     )
     world = Full(n1=[LOW], n2=[LOW])
     for node in world.nodes:
@@ -341,14 +341,14 @@ on_cards = st.lists(st.sampled_from([LOW, LOW, HIGH, None]), min_size=1, max_siz
 @given(
     nodes=st.lists(on_cards, min_size=1, max_size=4),
     size=st.integers(1, 5),
-    limit=st.sampled_from([0, gangplaces.MAX_RESERVED_NODES]),
+    limit=st.sampled_from([0, gangplanner.MAX_RESERVED_NODES]),
     data=st.data(),
 )
 def test_as_many_go_as_cards_are_short_and_nobody_for_nothing(nodes, size, limit, data):
     """Whatever the order in which the members ask and the victims end. Where one card of a node is free, kube-scheduler
     preempts no pod there, and the extender does. `limit`: see `nominated.MAX_RESERVED_NODES`.
     """
-    with patch.object(gangplaces, "MAX_RESERVED_NODES", limit):
+    with patch.object(gangplanner, "MAX_RESERVED_NODES", limit):
         goes(nodes, size, data)
 
 
@@ -381,13 +381,13 @@ def goes(nodes, size, data):
 def test_each_plan_is_a_turn_at_the_state(monkeypatch):
     """What is to be answered is asked of two: that the gang is complete, and that it is not enough to wait."""
     plans = Counter[int]()
-    simulate_plan = GangPlaces.simulate_plan
+    simulate_plan = GangPlanner.simulate_plan
 
     def counted(*args, **kwargs):
         plans[len(pauses)] += 1
         return simulate_plan(*args, **kwargs)
 
-    monkeypatch.setattr(GangPlaces, "simulate_plan", counted)
+    monkeypatch.setattr(GangPlanner, "simulate_plan", counted)
     world = Full(n1=[LOW, LOW], n2=[LOW, LOW], n3=[None])
     gang(world, 5)
     pauses = world.meanwhile(0, lambda: None)
@@ -413,13 +413,13 @@ def test_nodes_are_looked_at_some_in_a_turn(monkeypatch):
 @pytest.mark.parametrize(("size", "victims"), [(4, 1), (5, 0)])
 def test_a_gang_whose_plan_would_hold_the_lock_for_long_gets_no_victims_and_is_not_planned(monkeypatch, size, victims):
     monkeypatch.setattr(gangpreemption, "_MOST_CARD_REQUESTS", 4)
-    plans, simulate_plan = [], GangPlaces.simulate_plan
+    plans, simulate_plan = [], GangPlanner.simulate_plan
 
     def counted(*args, **kwargs):
         plans.append(args)
         return simulate_plan(*args, **kwargs)
 
-    monkeypatch.setattr(GangPlaces, "simulate_plan", counted)
+    monkeypatch.setattr(GangPlanner, "simulate_plan", counted)
     world = Full(**{f"n{i}": [LOW] for i in range(5)})
     gang(world, size)
     assert len(world.asks("g0")) == victims

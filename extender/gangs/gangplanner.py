@@ -1,0 +1,208 @@
+"""Plans gangs in the cluster as it is, or in a snapshot: which node and cards each member gets.
+
+It adds to `cardwise.core.gangs.gangplan` what is reserved for others: for nominated pods, which come first, and for
+another gang, whose cards are used last. Reserves nothing.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from cardwise.clock import Clock
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.gangs import gangplan
+from cardwise.core.gangs.capacity import (
+    LOOKS,
+    Capacities,
+    MemberShape,
+    ShapeCapacity,
+    count_at_least_as_demanding,
+    shapes,
+)
+from cardwise.core.gangs.gangplan import Draft, Planned, Terms, Unplanned
+from cardwise.core.gangs.gangs import Member, Rank
+from cardwise.core.placement import fitting
+from extender.cache.clusterview import ClusterView
+from extender.cache.nominated import MAX_RESERVED_NODES, NominatedPods
+from extender.cache.yielding import TURN
+
+_PLAN_LOOKS: Final = 5 * LOOKS  # within a plan: the nodes of all its members may differ from those before it
+
+
+class PlannedGang(NamedTuple):
+    """What a plan reads of the gang.
+
+    rank: its place in the order of gangs and pods.
+    priority: the highest priority of its members.
+    uids: of its members, planned or not.
+    offers: the nodes that kube-scheduler has offered, by shape of members.
+    avoided: pairs of shape and node that kube-scheduler did not allow a while ago.
+    """
+
+    namespace: str
+    rank: Rank
+    priority: int
+    uids: Collection[str]
+    offers: Mapping[str, frozenset[str]]
+    avoided: Collection[tuple[str, str]]
+
+
+class GangPlanner:
+    """Plans in one cluster view. It keeps the capacity of nodes by shape of members, and counts again what changes.
+
+    policy: the placement policy of pods that name none.
+    """
+
+    def __init__(self, cluster: ClusterView, nominated: NominatedPods, *, policy: str, clock: Clock) -> None:
+        self._cluster = cluster
+        self._nominated = nominated
+        self._policy = policy
+        self._clock = clock
+        self._capacities = Capacities(cluster.ledger, cluster.loads)
+
+    def find_unplaceable(self, members: Iterable[Member]) -> tuple[Member | None, bool]:
+        """A member that has no place in any plan, None if there is none; and whether all nodes were counted
+        for that.
+        """
+        known, until, alike = True, self._clock.cpu() + TURN, shapes(members)
+        for shape, needed in count_at_least_as_demanding(alike).items():
+            fitting_count, complete = self._capacities.count_pods(shape)
+            if complete and fitting_count < needed and fitting_count + self._capacity_reserved_ahead(shape) < needed:
+                return alike[shape][-1], True
+            known &= complete
+            if not known and self._clock.cpu() >= until:
+                break
+        return None, known
+
+    def count_capacities(self, members: Sequence[Member], until: float) -> bool:
+        """Count the capacity of nodes until `until` (CPU seconds of this thread), so that a plan of these members reads
+        few nodes.
+
+        Returns whether all were known before.
+        """
+        known = True
+        while not all(self._capacities.count_pods(shape)[1] for shape in shapes(members)):
+            known = False
+            if self._clock.cpu() >= until:
+                break
+        return known
+
+    def plan_beside_reserved(self, gang: PlannedGang, members: Sequence[Member], draft: Draft) -> Planned | Unplanned:
+        """A plan that leaves what is reserved for nominated pods and for another gang.
+
+        Raises TurnOver if the turn of the draft is over.
+        """
+        own_uids, priority = gang.uids, gang.priority
+        nominated_nodes, reserved = self._nominated.reserved_nodes(own_uids, priority), self._gang_reserved_nodes(gang)
+        last_nodes = {*reserved, *(nominated_nodes if len(nominated_nodes) > MAX_RESERVED_NODES else ())}
+        if last_nodes:  # as `Placing.place` does
+            with self._nominated.count_reserved(own_uids, priority, nominated_nodes - last_nodes):
+                outcome = self._plan(members, self._make_terms(gang, draft, without=last_nodes))
+            if isinstance(outcome, Planned):
+                return outcome
+            nominated_nodes = self._nodes_for_any(members, nominated_nodes)
+        counted, without = self._split_reserved(members, reserved)
+        with (
+            self._nominated.count_reserved(own_uids, priority, nominated_nodes),
+            self._cluster.gang_cards.count_reserved(counted),
+        ):
+            return self._plan(members, self._make_terms(gang, draft, without=without))
+
+    def simulate_plan(
+        self, gang: PlannedGang, members: Sequence[Member], *, shape: str, more_nodes: Iterable[str]
+    ) -> Planned | None:
+        """Places for these members if members of `shape` were offered the nodes `more_nodes`, too; reserves nothing.
+        None: there are none.
+        """
+        if self.find_unplaceable(members)[0] is not None:
+            return None
+        counted, without = self._split_reserved(members, self._gang_reserved_nodes(gang))
+        terms = self._make_terms(gang, without=without)
+        offers = {**terms.offers, shape: {*terms.offers.get(shape, ()), *more_nodes}}
+        with self._cluster.gang_cards.count_reserved(counted):
+            outcome = gangplan.plan(self._cluster.ledger, self._cluster.loads, members, replace(terms, offers=offers))
+        return outcome if isinstance(outcome, Planned) else None
+
+    def _gang_reserved_nodes(self, gang: PlannedGang) -> set[str]:
+        """The nodes where cards are reserved for another gang, which this one must not use."""
+        return set(self._cluster.gang_cards.reserved_nodes(gang.rank, gang.namespace))
+
+    def _split_reserved(self, members: Iterable[Member], reserved: set[str]) -> tuple[set[str], set[str]]:
+        """Split nodes with a reservation: those whose other cards may be used, and those that are left out.
+
+        Nodes are left out if there are many: counting what is reserved on them takes longer than other callers may
+        wait.
+        """
+        reserved = self._nodes_for_any(members, reserved) if reserved else reserved
+        return (reserved, set()) if len(reserved) <= MAX_RESERVED_NODES else (set(), reserved)
+
+    def _plan(self, members: Sequence[Member], terms: Terms) -> Planned | Unplanned:
+        """A plan, if possible one in which nominated members get the nodes that kube-scheduler has nominated for them.
+
+        kube-scheduler offers these members no other nodes, and counts the members there for all other pods.
+        """
+        offers_by_shape, planned = dict[str, frozenset[str]](), list[Member]()
+        for member in members:
+            node = self._cluster.nominations.nominated_node(member.uid)
+            if node and (member.shape, node) not in terms.avoided:
+                shape = f"{member.shape}@{node}"
+                offers_by_shape[shape] = frozenset({node})
+                planned.append(replace(member, shape=shape))
+            else:
+                planned.append(member)
+        if offers_by_shape:
+            offers = {**terms.offers, **offers_by_shape}
+            outcome = gangplan.plan(self._cluster.ledger, self._cluster.loads, planned, replace(terms, offers=offers))
+            if isinstance(outcome, Planned):
+                return outcome
+        return gangplan.plan(self._cluster.ledger, self._cluster.loads, members, terms)
+
+    def _nodes_for_any(self, members: Iterable[Member], nodes: set[str]) -> set[str]:
+        """The given nodes that could take one of the members; all of them if that is unknown."""
+        vacant = [self._vacant(*shape) for shape in shapes(members)]
+        if any(candidates is None for candidates in vacant):
+            return nodes
+        return {
+            node for node in nodes if any(candidates is not None and node in candidates.counts for candidates in vacant)
+        }
+
+    def _make_terms(self, gang: PlannedGang, draft: Draft | None = None, *, without: Collection[str] = ()) -> Terms:
+        """The terms of a plan. `without`: nodes that no member with cards may have."""
+
+        def closed(member: Member, node: str) -> bool:
+            return node in without and member.request is not None
+
+        return Terms(
+            policy=self._policy,
+            headroom=self._cluster.headroom(gang.namespace),
+            offers=gang.offers,
+            avoided=gang.avoided,
+            closed=closed if without else None,
+            vacant=self._vacant,
+            draft=draft,
+        )
+
+    def _capacity_reserved_ahead(self, shape: MemberShape) -> int:
+        """How many more members would fit at most, if nothing were reserved ahead."""
+        least = min(
+            (card_request.mem for card_request in fitting.card_requests(shape.request) if not card_request.whole),
+            default=0,
+        )
+        additional = 0
+        for place in self._cluster.places_ahead():
+            shares = place.assignment.shares() if place.assignment is not None else ()
+            on_cards = sum(share.mem // least + 1 if least else 1 for share in shares)
+            cpu, memory, _ = place.load or Load(0, 0, 0)
+            by_load = max(
+                1 + cpu // shape.load.cpu if shape.load.cpu else 1,
+                1 + memory // shape.load.memory if shape.load.memory else 1,
+            )
+            additional += max(on_cards, by_load)
+        return additional
+
+    def _vacant(self, request: PodRequest, load: Load) -> ShapeCapacity | None:
+        shape = MemberShape(request, load)
+        if not self._capacities.count_pods(shape, _PLAN_LOOKS)[1]:
+            return None
+        # Pods with reservations ahead may lose them.
+        return self._capacities.nodes(shape).with_minimum(place.node for place in self._cluster.places_ahead())
