@@ -85,10 +85,10 @@ def check_gpus(client: KubeClient, cardwise_namespace: str, clock: Clock = SYSTE
     """
     deadline = clock.now() + REPORT_SECONDS
     while not (resources := list(client.list_objects(paths.extendedresources()))):
-        seen = facts.Facts(installed=cardwise_namespace, now=client.fetch_server_time())
+        seen = facts.Facts(cardwise_namespace=cardwise_namespace, now=client.fetch_server_time())
         facts.collect_lists(seen, client, facts.build_part_queries(cardwise_namespace))
         causes = [*startup.check_uncreated_pods(seen), *startup.check_unready_pods(seen)]
-        if causes or seen.unread or clock.now() >= deadline:
+        if causes or seen.unread_kinds or clock.now() >= deadline:
             raise LookupError("; ".join(f"{cause.text}; {cause.remedy}" for cause in causes or parts.check_cards(seen)))
         clock.sleep(1)
     healthy = sum(resource.get("status", {}).get("health") == "Healthy" for resource in resources)

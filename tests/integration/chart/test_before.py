@@ -226,7 +226,7 @@ def test_the_remedy_of_pods_without_a_controller_makes_them_again(
     spec = {"schedulerName": names.SCHEDULER, "containers": [{"name": "c", "image": "a", "command": ["keep", "me"]}]}
     pods = [client.create(paths.pods(TEAM), {"metadata": {"name": name}, "spec": spec}) for name in ("first", "second")]
     try:
-        remedy = repairs.recreate(pods, dropped_fields=["schedulerName"])
+        remedy = repairs.recreate_command(pods, dropped_fields=["schedulerName"])
         kubectl = str(binaries.kube(print))
         path = {"KUBECONFIG": str(plane.kubeconfig("admin")), "PATH": f"{kubectl}:{os.environ['PATH']}"}
         subprocess.run(["bash", "-c", remedy.partition(": ")[2]], cwd=tmp_path, env=os.environ | path, check=True)
