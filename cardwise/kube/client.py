@@ -447,7 +447,7 @@ class KubeClient:
 def _parse_date(header: str | None) -> datetime | None:
     try:
         return parsedate_to_datetime(header).replace(tzinfo=UTC) if header else None  # always GMT in HTTP
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cardwise.clock import SYSTEM, Clock
+from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.runtime.http.httpcalls import TakesLong
 
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 300.0)
@@ -92,8 +92,9 @@ class Metrics:
 
     def observe_gang_wait(self, created: str) -> None:
         """Record that a gang begins to be bound. `created`: the creationTimestamp of its oldest pod."""
-        if created:
-            self._queues.observe(max(0.0, (self._clock.wall() - datetime.fromisoformat(created)).total_seconds()))
+        created_at = parse_timestamp(created)
+        if created_at is not None:
+            self._queues.observe(max(0.0, (self._clock.wall() - created_at).total_seconds()))
 
     def count_nomination(self, outcome: str) -> None:
         """Count the outcome of a pod that was nominated ahead."""

@@ -5,7 +5,6 @@ Users write the spec. The extender writes the status, which records the gang's p
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ from cardwise.core.api import names
 from cardwise.core.gangs.gangs import GangPhase, PodGroupSpec
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
+from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.kube import wire
 from extender.gangs.gangviews import GangView
 
@@ -106,10 +106,8 @@ def group_status(group_record: GroupRecord, view: GangView | None, now: str) -> 
 
 
 def _parse_time(text: object) -> float | None:
-    try:
-        return datetime.fromisoformat(str(text)).timestamp()
-    except ValueError:
-        return None
+    time = parse_timestamp(text)
+    return None if time is None else time.timestamp()
 
 
 def _integer_field(spec: Mapping[str, Any], name: str) -> int | None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 import msgspec
 import structlog
@@ -13,6 +12,7 @@ from cardwise.core.api import mps, names
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mps import Mode
 from cardwise.core.values.quantity import MiB
+from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.gpus.protocol import GpuCard
 from cardwise.kube import wire
 from cardwise.kube.client import KubeClient
@@ -144,7 +144,8 @@ def _parse_containers(pod: _Pod) -> Iterator[ContainerView]:
 
 
 def _parse_time(timestamp: str | None) -> float | None:
-    return None if timestamp is None else datetime.fromisoformat(timestamp).timestamp()
+    time = parse_timestamp(timestamp)
+    return None if time is None else time.timestamp()
 
 
 @dataclass(frozen=True, slots=True)

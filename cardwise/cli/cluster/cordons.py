@@ -5,7 +5,7 @@ plugin keeps the cordon (docs/reference/cards.md).
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from cardwise.core.api import classes, names
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.shellcommand import command
+from cardwise.core.values.timestamps import format_timestamp, parse_timestamp
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.wire import Cordon, ExtendedResource
@@ -75,7 +76,7 @@ def cordon_card(client: KubeClient, card: ExtendedResource, reason: str, *, dry_
 
 def new_cordon(client: KubeClient, reason: str) -> Cordon:
     """A cordon by the user, with the present time."""
-    return Cordon(reason[:_MAX_REASON], _own_user_name(client), client.server_time().strftime("%Y-%m-%dT%H:%M:%SZ"))
+    return Cordon(reason[:_MAX_REASON], _own_user_name(client), format_timestamp(client.server_time()))
 
 
 def new_defrag_cordon(client: KubeClient) -> Cordon:
@@ -98,10 +99,8 @@ def abandoned_defrag_cordons(cards: Iterable[ExtendedResource], now: datetime) -
 
 
 def _is_older(timestamp: str, limit: datetime) -> bool:
-    try:
-        return datetime.fromisoformat(timestamp).astimezone(UTC) < limit
-    except ValueError:
-        return True
+    time = parse_timestamp(timestamp)
+    return time is None or time < limit
 
 
 def write_cordon(

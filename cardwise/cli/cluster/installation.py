@@ -7,11 +7,12 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
+from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
@@ -44,8 +45,8 @@ def read_webhook(client: KubeClient, namespace: str) -> Webhook | None:
         return Webhook(exempt_namespaces=planned_exempt_namespaces(_list_deployments(client, namespace), namespace))
     except errors.Forbidden:
         return None
-    created = configuration["metadata"].get("creationTimestamp")
-    return Webhook(datetime.fromisoformat(created) if created else None, exempt_namespaces(configuration))
+    registered_at = parse_timestamp(configuration["metadata"].get("creationTimestamp"))
+    return Webhook(registered_at, exempt_namespaces(configuration))
 
 
 def exempt_namespaces(configuration: Json) -> frozenset[str]:
@@ -117,13 +118,10 @@ def lease_age(lease: Json, now: datetime | None) -> float | None:
 def last_write(manifest: Json) -> datetime | None:
     """When the API server accepted the last write of the object, by its own clock; None if it is not recorded."""
     entries = (manifest.get("metadata") or {}).get("managedFields") or ()
-    times = (datetime.fromisoformat(entry["time"]).astimezone(UTC) for entry in entries if entry.get("time"))
-    return max(times, default=None)
+    times = (parse_timestamp(entry.get("time")) for entry in entries)
+    return max((time for time in times if time is not None), default=None)
 
 
 def _renew_time(lease: Json) -> datetime | None:
     """The renewal time that the Lease's holder wrote; None if it is missing or invalid."""
-    try:
-        return datetime.fromisoformat((lease.get("spec") or {})["renewTime"]).astimezone(UTC)
-    except (KeyError, TypeError, ValueError):
-        return None
+    return parse_timestamp((lease.get("spec") or {}).get("renewTime"))

@@ -14,6 +14,7 @@ from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.kube.pods import eligible
 from cardwise.kube.pods.budgets import Budgets
 
@@ -204,5 +205,5 @@ def _tolerates_single_taint(toleration: Json) -> bool:
 def _age_seconds(pod: Json, now: datetime) -> float:
     """Seconds since the pod was started."""
     status, metadata = pod.get("status") or {}, pod["metadata"]
-    start_time = status.get("startTime") or metadata.get("creationTimestamp")
-    return (now - datetime.fromisoformat(start_time)).total_seconds() if start_time else 0.0
+    started_at = parse_timestamp(status.get("startTime") or metadata.get("creationTimestamp"))
+    return 0.0 if started_at is None else (now - started_at).total_seconds()

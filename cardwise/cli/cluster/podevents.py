@@ -7,13 +7,14 @@ is quoted where it is shown, and all Events are read through `parse_event`.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from cardwise.cli.cluster import installation
 from cardwise.core.api import names
 from cardwise.core.values import objectnames, wording
 from cardwise.core.values.decoded import Json
+from cardwise.core.values.timestamps import EARLIEST, format_timestamp, parse_timestamp
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
@@ -52,7 +53,7 @@ class Event:
     @property
     def time(self) -> datetime:
         """When the Event was last repeated, in UTC."""
-        return datetime.fromisoformat(self.last_timestamp).astimezone(UTC)
+        return parse_timestamp(self.last_timestamp) or EARLIEST
 
 
 def parse_event(manifest: Json) -> Event | None:
@@ -71,7 +72,7 @@ def parse_event(manifest: Json) -> Event | None:
     if (
         not _KIND.fullmatch(kind)
         or not objectnames.is_subdomain(name)
-        or not _is_time(last_timestamp := last_time(manifest))
+        or parse_timestamp(last_timestamp := last_time(manifest)) is None
     ):
         return None
     return Event(
@@ -87,13 +88,6 @@ def parse_event(manifest: Json) -> Event | None:
             str(manifest.get("reportingComponent") or source.get("component") or ""), _MAX_WORD_BYTES
         ),
     )
-
-
-def _is_time(text: str) -> bool:
-    try:
-        return datetime.fromisoformat(text).tzinfo is not None
-    except ValueError:
-        return False
 
 
 def events_of_pod(client: KubeClient, namespace: str, name: str) -> list[Event]:
@@ -151,7 +145,7 @@ def last_time(event: Json) -> str:
     wrong. Which field has the reporter's time depends on its client, and on whether the Event was repeated.
     """
     if written_at := installation.last_write(event):
-        return written_at.strftime("%Y-%m-%dT%H:%M:%SZ")
+        return format_timestamp(written_at)
     times = (
         event.get("lastTimestamp"),
         (event.get("series") or {}).get("lastObservedTime"),

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import Final
 
 from cardwise.cli.cluster import podevents
@@ -11,6 +10,7 @@ from cardwise.core.api import names
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.shellcommand import command
+from cardwise.core.values.timestamps import format_timestamp, parse_timestamp, subtract_seconds
 from cardwise.core.values.wording import quote_unless_name
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
@@ -250,8 +250,18 @@ def scheduler_message(pod: Json) -> str:
 
 def deletion_time(metadata: Json) -> str:
     """When the deletion of the object was requested: its deletionTimestamp, minus its grace period."""
-    end, grace = str(metadata["deletionTimestamp"]), int(metadata.get("deletionGracePeriodSeconds") or 0)
-    return (datetime.fromisoformat(end) - timedelta(seconds=grace)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    end, grace = metadata["deletionTimestamp"], int(metadata.get("deletionGracePeriodSeconds") or 0)
+    grace_end = parse_timestamp(end)
+    return str(end) if grace_end is None else format_timestamp(subtract_seconds(grace_end, _wrap_seconds(grace)))
+
+
+def _wrap_seconds(seconds: int) -> int:
+    """The seconds that the API server adds to a time instead of these.
+
+    It multiplies them to nanoseconds in 64 bits, which wrap after 292 years.
+    """
+    nanoseconds = (seconds * 10**9 + 2**63) % 2**64 - 2**63
+    return round(nanoseconds / 10**9)
 
 
 def describe_finalizers(metadata: Json) -> str:

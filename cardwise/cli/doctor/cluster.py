@@ -5,11 +5,12 @@ from typing import Final
 
 from cardwise.cli.cluster import installation, nodestates
 from cardwise.cli.doctor import finding, repairs
-from cardwise.cli.doctor.facts import Facts, is_infrastructure, name_of, parse_time
+from cardwise.cli.doctor.facts import Facts, is_infrastructure, name_of
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import cdiruntimes, names
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, labels_of
+from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.core.values.wording import quote_unless_name
 
 _MIN_VERSION: Final = (1, 31)  # equal to kubeVersion of the chart
@@ -130,11 +131,11 @@ def check_clocks(facts: Facts) -> Iterator[Finding]:
 
 def _clock_skew(lease: Json) -> float | None:
     """Return by how many seconds the clock of the Lease's holder is ahead; None if the Lease does not show it."""
-    renew_time = (lease.get("spec") or {}).get("renewTime")
+    renew_time = parse_timestamp((lease.get("spec") or {}).get("renewTime"))
     recorded_time = installation.last_write(lease)
-    if not renew_time or recorded_time is None:
+    if renew_time is None or recorded_time is None:
         return None
-    return (parse_time(renew_time) - recorded_time).total_seconds()
+    return (renew_time - recorded_time).total_seconds()
 
 
 def check_other_plugins(facts: Facts) -> Iterator[Finding]:

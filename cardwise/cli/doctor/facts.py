@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from cardwise.cli.cluster import podevents
@@ -215,11 +215,6 @@ def nvidia_runtimes(facts: Facts) -> list[tuple[str, str]]:
         for runtime_class in facts.runtimeclasses
     ]
     return [runtime_class for runtime_class in classes if "nvidia" in " ".join(runtime_class)]
-
-
-def parse_time(text: str) -> datetime:
-    """Parse a time that Kubernetes has written."""
-    return datetime.fromisoformat(text).astimezone(UTC)
 
 
 def read_configz(client: KubeClient, pod: Json) -> Json | None:

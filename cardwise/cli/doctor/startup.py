@@ -14,11 +14,12 @@ from typing import Final
 
 from cardwise.cli.cluster import nodestates, podevents, workloads
 from cardwise.cli.doctor import finding, repairs
-from cardwise.cli.doctor.facts import Facts, is_recent, nvidia_runtimes, parse_time
+from cardwise.cli.doctor.facts import Facts, is_recent, nvidia_runtimes
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, labels_of
 from cardwise.core.values.shellcommand import command
+from cardwise.core.values.timestamps import parse_timestamp
 
 CHECK: Final = "parts"
 _CREATOR_KINDS: Final = ("DaemonSet", "ReplicaSet", "Job")
@@ -192,8 +193,8 @@ def _find_fault(facts: Facts, component: str, pod: Json) -> _Fault | None:
     event = _last_start_event(facts, pod)
     if event:
         return _Fault(component, "does not start", event)
-    created = pod["metadata"].get("creationTimestamp")
-    if created and facts.now is not None and facts.now - parse_time(created) < _STARTING_TIME:
+    created = parse_timestamp(pod["metadata"].get("creationTimestamp"))
+    if created is not None and facts.now is not None and facts.now - created < _STARTING_TIME:
         return None
     if status.get("phase") == "Pending":
         return _Fault(component, "does not start", "", "describe")
@@ -235,13 +236,8 @@ def _find_container_fault(facts: Facts, component: str, container: Json) -> _Fau
 
 def _has_just_crashed(facts: Facts, container: Json, end: Json) -> bool:
     """Whether a running container had an error a moment ago, and has had many before or is not ready yet."""
-    finished = end.get("finishedAt")
-    if (
-        not end.get("exitCode")
-        or not finished
-        or facts.now is None
-        or facts.now - parse_time(finished) > _EVENT_MAX_AGE
-    ):
+    finished = parse_timestamp(end.get("finishedAt"))
+    if not end.get("exitCode") or finished is None or facts.now is None or facts.now - finished > _EVENT_MAX_AGE:
         return False
     return not container.get("ready") or int(container.get("restartCount", 0)) >= _MIN_RESTARTS
 

@@ -6,7 +6,6 @@ They are in its scheduler, gates, gang, nodes, classes and quotas.
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Final
 
 from cardwise.cli.cluster import nodestates, workloads
@@ -23,6 +22,7 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.refusals import Refusal
 from cardwise.core.values.shellcommand import command
+from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.core.values.wording import quote_unless_name
 from cardwise.kube.pods import eligible, nodeconstraints
 from cardwise.kube.survey import Survey
@@ -137,7 +137,8 @@ def explain_not_rewritten(pod: Json, surroundings: PodSurroundings) -> str:
             f"The webhook is not registered: ask your administrator to run `cardwise doctor`. Once it is, {recreation}."
         )
     created = metadata.get("creationTimestamp")
-    if created and datetime.fromisoformat(created) < webhook.registered_at:
+    created_at = parse_timestamp(created)
+    if created_at is not None and created_at < webhook.registered_at:
         return (
             f"It was created at {created}, before the webhook was registered (at "
             f"{webhook.registered_at:%Y-%m-%dT%H:%M:%SZ}): "

@@ -1,12 +1,13 @@
 """The tables of `cardwise gangs`, and the table of cards reserved for gangs, which `inspect` shows."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from cardwise.cli.cluster.podgroups import GangView
 from cardwise.cli.render import tables
 from cardwise.core.values import wording
+from cardwise.core.values.timestamps import parse_timestamp
 
 _MAX_LISTED = 5  # pods named in one cell
 
@@ -72,7 +73,5 @@ def as_json(views: Sequence[GangView]) -> dict[str, Any]:
 
 def format_age(created: str, now: datetime) -> str:
     """Format the time since an object's creation, such as 5m."""
-    try:
-        return tables.format_age((now - datetime.fromisoformat(created).astimezone(UTC)).total_seconds())
-    except ValueError:
-        return "-"
+    created_at = parse_timestamp(created)
+    return "-" if created_at is None else tables.format_age((now - created_at).total_seconds())

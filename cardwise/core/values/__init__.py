@@ -3,6 +3,7 @@
 Input: a text or a number of JSON. Output: MiB and percent, `InvalidRequest` with field and remedy, `Refusal`.
 
     quantity  quantities of Kubernetes
+    timestamps  times of the Kubernetes API
     amounts   quantities as people write them in Cardwise's custom resources
     refusals  why a node does not take a pod: the closed set of texts
     invalid   the error for invalid input

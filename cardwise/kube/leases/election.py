@@ -37,6 +37,7 @@ from typing import Any, Literal
 
 from cardwise.core.api import names
 from cardwise.core.values import wording
+from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.kube import errors
 
 CallKind = Literal["get", "create", "update", "release"]
@@ -281,11 +282,8 @@ class Election:
             uid == record.uid and (record.transitions < transitions or record.renewed <= renewed)
         ):
             return False
-        try:
-            age = (wall - datetime.fromisoformat(record.renewed)).total_seconds()
-        except (ValueError, TypeError):  # not a time, or without a zone
-            return False
-        return abs(age) < self._duration
+        renewed_at = parse_timestamp(record.renewed)
+        return renewed_at is not None and abs((wall - renewed_at).total_seconds()) < self._duration
 
     def _remember_version(self, record: LeaseRecord) -> None:
         uid, transitions, renewed = self._latest

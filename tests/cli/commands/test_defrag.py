@@ -94,6 +94,14 @@ def test_what_would_move_and_where_to(monkeypatch):
     assert shown.stderr == "nothing was changed; --evict moves them\n"
 
 
+@pytest.mark.parametrize("start_time", ["10000-01-01T23:58:59Z", "0000-01-01T00:00:00Z", "noon"])
+def test_a_pod_whose_start_time_python_does_not_have_stops_nothing(monkeypatch, start_time):
+    """Each tenant who may patch pods/status can write one."""
+    pods = three()
+    pods[0]["status"]["startTime"] = start_time
+    assert "1 pod would move:" in run(monkeypatch, cluster(*pods), "--free-gpus", "1").stdout
+
+
 def test_for_programs(monkeypatch):
     document = json.loads(run(monkeypatch, cluster(*three()), "--fit", "gpu-mem=11000", "-o", "json").stdout)
     assert document == yaml.safe_load(

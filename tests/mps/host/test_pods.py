@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from cardwise.core.api import mps
+from cardwise.core.api import assignment, mps
+from cardwise.core.api.assignment import Assignment
 from cardwise.core.values.quantity import MiB
+from cardwise.core.values.timestamps import EARLIEST, LATEST
 from cardwise.gpus.protocol import GpuCard
 from mps.host import drivers, pods
 from mps.host.pods import CardDemand, PodView
@@ -53,6 +55,29 @@ def test_a_pod_that_cannot_be_read_holds_nothing():
     wire = {"metadata": {"uid": "u", "name": "p", "annotations": {"cardwise.dev/assignment": "{", mps.MODE: "off"}}}
     seen = pods.parse_pod(json.dumps(wire).encode())
     assert (seen.assignment.shares(), seen.without_mps, seen.ends_at) == ([], True, None)
+
+
+@pytest.mark.parametrize(
+    ("times", "ends_at", "deadline"),
+    [
+        # A tenant who may patch pods/status writes 9999-12-31T23:59:59-23:59; the API server returns this.
+        ({"status": {"startTime": "10000-01-01T23:58:59Z"}}, None, LATEST.timestamp() + 60),
+        ({"status": {"startTime": "0000-01-01T00:00:00Z"}}, None, EARLIEST.timestamp() + 60),
+        ({"deletionTimestamp": "10000-01-01T00:00:00Z"}, LATEST.timestamp(), None),
+    ],
+)
+def test_a_pod_with_a_time_that_python_does_not_have_keeps_its_share(times, ends_at, deadline):
+    share = records.share(0, 700)
+    metadata = {"uid": "u", "name": "p", "namespace": "d"}
+    wire = {
+        "metadata": metadata | {"annotations": assignment.encode(Assignment({"0": (share,)}), assume_time_ns=1)},
+        "spec": {"activeDeadlineSeconds": 60},
+        "status": times.get("status", {}),
+    }
+    wire["metadata"] |= {key: time for key, time in times.items() if key != "status"}
+    pod = pods.parse_pod(json.dumps(wire).encode())
+    assert (pod.ends_at, pod.deadline) == (ends_at, deadline)
+    assert pods.compute_demands([pod], CARDS)["GPU-0"].shares == (700,)
 
 
 def test_containers_have_their_keys_and_what_the_runtime_calls_them():

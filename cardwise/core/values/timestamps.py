@@ -1,0 +1,50 @@
+"""Timestamps of the Kubernetes API. The only module that parses them.
+
+The API server has times that Python does not have: "9999-12-31T23:59:59-23:59" is a valid `startTime`, and the API
+server returns it as "10000-01-01T23:58:59Z".
+"""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+EARLIEST: Final = datetime.min.replace(tzinfo=UTC)  # for all times before year 1
+LATEST: Final = datetime.max.replace(tzinfo=UTC)  # for all times after year 9999
+
+_MIDDLE_YEAR: Final = 5000
+_TIMESTAMP: Final = re.compile(r"(-?[0-9]{1,9})-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)", re.ASCII)
+
+
+def parse_timestamp(text: object) -> datetime | None:
+    """Parse a timestamp of the API into a time in UTC; None if it is no timestamp, or has no time zone. Never raises.
+
+    Times that Python does not have become `EARLIEST` or `LATEST`.
+    """
+    if not isinstance(text, str):
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+        return None if time.tzinfo is None else time.astimezone(UTC)
+    except (ValueError, OverflowError):
+        timestamp = _TIMESTAMP.fullmatch(text)
+        return None if timestamp is None else _nearest_time(int(timestamp[1]))
+
+
+def _nearest_time(year: int) -> datetime | None:
+    """The nearest time that Python has, for a timestamp of this year that it cannot parse; None if it has the year."""
+    if EARLIEST.year < year < LATEST.year:
+        return None
+    return EARLIEST if year < _MIDDLE_YEAR else LATEST
+
+
+def format_timestamp(time: datetime) -> str:
+    """Format a time in UTC as Kubernetes writes it, to the second."""
+    return time.replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
+
+
+def subtract_seconds(time: datetime, seconds: float) -> datetime:
+    """The time in UTC that is so many seconds earlier; `EARLIEST` or `LATEST` if Python does not have it."""
+    try:
+        return time - timedelta(seconds=seconds)
+    except OverflowError:
+        return EARLIEST if seconds > 0 else LATEST
