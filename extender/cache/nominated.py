@@ -285,4 +285,4 @@ class NominatedPods:
 def _unevictable_resident(holding: Holding, leaving: Collection[str]) -> Resident:
     """A holding that cannot be evicted: a plan, or the share of a vanished pod."""
     is_leaving = holding.phase_name == PHASE_NAMES[Phase.TERMINATING] or holding.uid in leaving
-    return Resident(holding.uid, 0, _NO_LOAD, holding, going=is_leaving, fixed=True)
+    return Resident(holding.uid, 0, _NO_LOAD, holding, is_leaving=is_leaving, fixed=True)

@@ -71,7 +71,7 @@ def carried(holdings: dict[str, Holding], pods: Sequence[MovablePod], *, cordon:
     return now
 
 
-def fits(holdings: dict[str, Holding], goal: DefragGoal) -> int:
+def fit_counts(holdings: dict[str, Holding], goal: DefragGoal) -> int:
     now = dict(holdings)
     for i in range(goal.count):
         placed = placement.place(ledger_of(now), list(CARDS), goal.request, goal.policy)
@@ -87,7 +87,7 @@ def fewest(holdings: dict[str, Holding], goal: DefragGoal, pods: list[MovablePod
         for some in permutations(pods, count):
             for closing in (False, True)[: 1 + cordon]:
                 now = carried(holdings, some, cordon=closing)
-                if now is not None and fits(now, goal) >= goal.count:
+                if now is not None and fit_counts(now, goal) >= goal.count:
                     return count
     return None
 
@@ -126,14 +126,14 @@ def test_as_few_moves_as_the_slow_search_finds_and_each_of_them_really_happens(s
     move_plan = plan(WhatIfCluster(ledger, Placer(ledger), lambda _: ()), goal, pods, cordon=cordon)
     assert {holding.uid: holding for holding in ledger.holdings()} == holdings  # the world is as before
     assert not any(card.cordoned for node in ledger.nodes() for card in node.cards)
-    least = fewest(holdings, goal, pods, cordon=cordon)
-    assert move_plan.searched
+    min_moves = fewest(holdings, goal, pods, cordon=cordon)
+    assert move_plan.is_exhaustive
     assert cordon or not move_plan.cordons
-    if least is None:
-        assert move_plan.fits[-1] < goal.count
+    if min_moves is None:
+        assert move_plan.fit_counts[-1] < goal.count
     else:
-        assert move_plan.fits[-1] == goal.count
-        assert len(move_plan.moves) == least
+        assert move_plan.fit_counts[-1] == goal.count
+        assert len(move_plan.moves) == min_moves
         assert move_plan.exact
     happens(holdings, pods, goal, move_plan)
 
@@ -144,12 +144,12 @@ def test_in_a_hurry_it_is_right_and_says_that_fewer_may_do(scene, cordon):
     holdings, pods, goal = scene
     ledger = ledger_of(holdings)
     move_plan = plan(WhatIfCluster(ledger, Placer(ledger), lambda _: ()), goal, pods, effort=1, cordon=cordon)
-    least = fewest(holdings, goal, pods, cordon=cordon)
-    if move_plan.fits[-1] >= goal.count:
-        assert least is not None
-        assert min(move_plan.least, len(move_plan.moves)) <= least <= len(move_plan.moves)
+    min_moves = fewest(holdings, goal, pods, cordon=cordon)
+    if move_plan.fit_counts[-1] >= goal.count:
+        assert min_moves is not None
+        assert min(move_plan.min_moves, len(move_plan.moves)) <= min_moves <= len(move_plan.moves)
     else:
-        assert least is None or not move_plan.searched
+        assert min_moves is None or not move_plan.is_exhaustive
     happens(holdings, pods, goal, move_plan)
 
 
@@ -162,5 +162,5 @@ def happens(holdings: dict[str, Holding], pods: list[MovablePod], goal: DefragGo
         )
         assert then is not None
         assert then[move.after.uid].assignment == move.after.assignment
-        assert fits(then, goal) == move_plan.fits[i + 1]
-    assert move_plan.fits[0] == fits(holdings, goal)
+        assert fit_counts(then, goal) == move_plan.fit_counts[i + 1]
+    assert move_plan.fit_counts[0] == fit_counts(holdings, goal)

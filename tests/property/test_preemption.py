@@ -50,7 +50,7 @@ class World:
         free = self.full.free
         back = []
         for resident in self.full.residents:
-            if resident.uid in gone or resident.going:
+            if resident.uid in gone or resident.is_leaving:
                 load = resident.load
                 free = Load(free.cpu + load.cpu, free.memory + load.memory, free.pods + load.pods)
                 back.append(self.ledger.release(resident.uid))
@@ -71,7 +71,7 @@ class World:
         node, request = self.full.node, self.newcomer.request
         assert node is not None
         assert request is not None
-        staying = [r.holding for r in self.full.residents if r.holding and not (r.uid in gone or r.going)]
+        staying = [r.holding for r in self.full.residents if r.holding and not (r.uid in gone or r.is_leaving)]
         held = sum(share.core for holding in staying for share in holding.assignment.shares() if not share.whole)
         requested = sum(container.core for container in request.containers)
         return requested > max(0, node.core * len(node.cards) - held)
@@ -87,7 +87,7 @@ class World:
         may = [
             resident.uid
             for resident in self.full.residents
-            if resident.priority < TOP and not (resident.going or resident.fixed)
+            if resident.priority < TOP and not (resident.is_leaving or resident.fixed)
         ]
         sets = (frozenset(some) for size in range(len(may) + 1) for some in combinations(may, size))
         return min((self.harm(some) for some in sets if self.fits(some)), default=None)
@@ -159,7 +159,7 @@ def worlds(draw: st.DrawFn) -> World:
                 load,
                 holding,
                 draw(st.sampled_from([(), (), ("a",), ("b",)])),
-                going=draw(st.integers(0, 9)) == 0,
+                is_leaving=draw(st.integers(0, 9)) == 0,
                 fixed=draw(st.integers(0, 9)) == 0,
             )
         )
@@ -198,7 +198,7 @@ def test_nobody_less_could_go(world: World) -> None:
     may = {
         resident.uid
         for resident in world.full.residents
-        if resident.priority < TOP and not (resident.going or resident.fixed)
+        if resident.priority < TOP and not (resident.is_leaving or resident.fixed)
     }
     assert gone <= may
 

@@ -91,9 +91,9 @@ class DefragOutcome:
     def steps(self) -> Iterator[tuple[Move, MovablePod, Json, int]]:
         """Yield each move, its pod, the pod's controller, and how often the request fits after the move."""
         by_uid = {pod.uid: pod for pod in self.movable.pods}
-        for move, fits in zip(self.plan.moves, self.plan.fits[1:], strict=True):
+        for move, fit_count in zip(self.plan.moves, self.plan.fit_counts[1:], strict=True):
             pod = by_uid[move.before.uid]
-            yield move, pod, workloads.controller_of(self.movable.objects[pod.uid]), fits
+            yield move, pod, workloads.controller_of(self.movable.objects[pod.uid]), fit_count
 
     def needless_cordons(self, cordoned: Iterable[ExtendedResource]) -> list[ExtendedResource]:
         """Return the cards in `cordoned` that may be uncordoned, because the plan does not need them."""
@@ -103,7 +103,7 @@ class DefragOutcome:
 
     @property
     def is_reached(self) -> bool:
-        return self.plan.fits[-1] >= self.request.count
+        return self.plan.fit_counts[-1] >= self.request.count
 
 
 @click.command("defrag", help=_HELP)
@@ -200,7 +200,7 @@ def defrag(
             console.print_text(_UNKNOWN_LIMITS, err=True)
         _execute_plan(move_run, outcome)
         new_survey = survey.take_survey(client, addresses=False, limits=settings.limits)
-        fits_after = _search_plan(client, new_survey, defrag_request, settings, client.server_time()).plan.fits[0]
+        fits_after = _search_plan(client, new_survey, defrag_request, settings, client.server_time()).plan.fit_counts[0]
         if fits_after < defrag_request.count:
             raise click.ClickException(
                 f"all pods have moved, but {_describe_fits(fits_after, defrag_request)}: other pods have been placed "
@@ -341,8 +341,8 @@ def format_outcome(outcome: DefragOutcome) -> str:
     """Say in sentences how often the request fits, which pods move, and what prevents more."""
     defrag_request, move_plan = outcome.request, outcome.plan
     # The search stops counting at the wanted number.
-    has_enough = move_plan.fits[0] >= defrag_request.count
-    fits_text = _describe_fits(move_plan.fits[0], defrag_request, is_minimum=has_enough)
+    has_enough = move_plan.fit_counts[0] >= defrag_request.count
+    fits_text = _describe_fits(move_plan.fit_counts[0], defrag_request, is_minimum=has_enough)
     lines = [f"Now {fits_text}, of {defrag_request.count} that are wanted."]
     if not outcome.is_reached:
         lines += _describe_failure(outcome)
@@ -351,7 +351,7 @@ def format_outcome(outcome: DefragOutcome) -> str:
         return f"{lines[0]} No pod has to be moved.\n"
     lines.append(f"{wording.pluralize(len(move_plan.moves), 'pod')} would move{_describe_lower_bound(move_plan)}:")
     rows = [["#", "POD", "FROM", "TO", "MIB", "PRIORITY", "AGE", "CONTROLLER", "FITS"]]
-    for i, (move, pod, owner, fits) in enumerate(outcome.steps(), 1):
+    for i, (move, pod, owner, fit_count) in enumerate(outcome.steps(), 1):
         row = [
             str(i),
             f"{move.before.namespace}/{move.before.name}",
@@ -363,7 +363,7 @@ def format_outcome(outcome: DefragOutcome) -> str:
             str(pod.priority),
             tables.format_age(pod.age),
             f"{owner['kind']}/{owner['name']}",
-            str(fits),
+            str(fit_count),
         ]
         rows.append(row)
     lines.append(tables.align_rows(rows).rstrip("\n"))
@@ -377,10 +377,10 @@ def format_outcome(outcome: DefragOutcome) -> str:
 
 
 def _describe_lower_bound(move_plan: MovePlan) -> str:
-    return "" if move_plan.exact else f", possibly more than necessary (at least {move_plan.least})"
+    return "" if move_plan.exact else f", possibly more than necessary (at least {move_plan.min_moves})"
 
 
-def _describe_fits(fits: int, defrag_request: DefragRequest, *, is_minimum: bool = False) -> str:
+def _describe_fits(fit_count: int, defrag_request: DefragRequest, *, is_minimum: bool = False) -> str:
     """Say how often the request fits, such as "there is 1 free whole GPU".
 
     is_minimum: whether it may fit more often.
@@ -390,26 +390,26 @@ def _describe_fits(fits: int, defrag_request: DefragRequest, *, is_minimum: bool
         defrag_request.text.split(" ", 1) if defrag_request.text.startswith("pod ") else (defrag_request.text, "")
     )
     if shape:
-        return f"there is capacity for {prefix}{wording.pluralize(fits, noun)} of {shape}"
+        return f"there is capacity for {prefix}{wording.pluralize(fit_count, noun)} of {shape}"
     head, _, tail = noun.partition(" of class ")
     return (
-        f"there {'is' if fits == 1 else 'are'} "
-        f"{prefix}{wording.pluralize(fits, head)}{f' of class {tail}' if tail else ''}"
+        f"there {'is' if fit_count == 1 else 'are'} "
+        f"{prefix}{wording.pluralize(fit_count, head)}{f' of class {tail}' if tail else ''}"
     )
 
 
 def _describe_failure(outcome: DefragOutcome) -> list[str]:
     move_plan, defrag_request = outcome.plan, outcome.request
-    verdict = f"{'It is impossible' if move_plan.searched else 'No plan was found'} to get there by moving pods"
+    verdict = f"{'It is impossible' if move_plan.is_exhaustive else 'No plan was found'} to get there by moving pods"
     if defrag_request.max_moves is not None:
         verdict += f" with at most {wording.pluralize(defrag_request.max_moves, 'move')}"
     if not defrag_request.cordon:
         verdict += " without cordoning the GPUs that they leave"
     if move_plan.moves:
         moves = wording.pluralize(len(move_plan.moves), "move")
-        verdict += f"; the best plan found: {_describe_fits(move_plan.fits[-1], defrag_request)}, by {moves}"
+        verdict += f"; the best plan found: {_describe_fits(move_plan.fit_counts[-1], defrag_request)}, by {moves}"
     lines = [f"{verdict}."]
-    if not move_plan.searched:
+    if not move_plan.is_exhaustive:
         lines.append("One may exist: not all plans could be tried.")
     if not defrag_request.cordon:
         lines.append(
@@ -443,17 +443,17 @@ def as_json(outcome: DefragOutcome) -> Json:
             "priority": pod.priority,
             "ageSeconds": round(pod.age),
             "controller": {"kind": owner["kind"], "name": owner["name"]},
-            "fits": fits,
+            "fits": fit_count,
         }
-        for move, pod, owner, fits in outcome.steps()
+        for move, pod, owner, fit_count in outcome.steps()
     ]
     return {
         "requested": defrag_request.count,
-        "fitsBefore": move_plan.fits[0],
-        "fitsAfter": move_plan.fits[-1],
+        "fitsBefore": move_plan.fit_counts[0],
+        "fitsAfter": move_plan.fit_counts[-1],
         "goalReached": outcome.is_reached,
         "minimal": move_plan.exact if outcome.is_reached else None,
-        "exhaustive": move_plan.searched,
+        "exhaustive": move_plan.is_exhaustive,
         "cordons": move_plan.cordons,
         "moves": moves,
         "unmovable": dict(sorted(outcome.movable.unmovable.items())),

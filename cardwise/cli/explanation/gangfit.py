@@ -51,7 +51,7 @@ def find_obstacles(
     }
     requests = [members[name] for name in names]
     fitting_count, first_misfit = explanation.place_on_empty(
-        survey.ledger, requests, nodes_by_member, policy, kept=bound_uids
+        survey.ledger, requests, nodes_by_member, policy, excluded_uids=bound_uids
     )
     if first_misfit is None or fitting_count >= min(needed, len(names)):
         return lines
@@ -64,7 +64,7 @@ def find_obstacles(
     )
     reasons = reasons or "it may run on no node with GPUs"
     name = names[first_misfit.index]
-    if first_misfit.alone:
+    if first_misfit.fits_nowhere:
         lines.append(f"Its gang cannot start: member {name} would not fit even if every GPU were empty ({reasons}).")
     else:
         lines.append(

@@ -82,7 +82,7 @@ def _card_as_json(card: CardView) -> Json:
         "model": card.model,
         "freeMiB": card.free,
         "totalMiB": card.total,
-        "shortMiB": card.short,
+        "shortMiB": card.missing_mib,
         "unavailableReason": card.closed,
         "healthy": card.healthy,
         "cordoned": card.cordoned,

@@ -125,7 +125,7 @@ def _suggest_deletions(
     if surroundings.pending_members:
         gang_requests = [pod_request, *surroundings.pending_members.values()][:_MAX_MEMBERS]
         blocking_pods = explanation.pods_in_the_way(
-            ledger, [view.name for view in views], gang_requests, policy, headroom, kept=sibling_uids
+            ledger, [view.name for view in views], gang_requests, policy, headroom, excluded_uids=sibling_uids
         )
         if blocking_pods:
             holder_names = wording.enumerate_first(
@@ -135,7 +135,9 @@ def _suggest_deletions(
             pods = len(surroundings.pending_members) + 1
             yield f"these ended, for all {pods} waiting pods of its gang: {holder_names}{bare_warning}"
         return
-    cheapest_node = explanation.find_cheapest_node(ledger, views, pod_request, policy, headroom, kept=sibling_uids)
+    cheapest_node = explanation.find_cheapest_node(
+        ledger, views, pod_request, policy, headroom, excluded_uids=sibling_uids
+    )
     if cheapest_node is None:
         return
     if cheapest_node.holders and all(
@@ -144,7 +146,7 @@ def _suggest_deletions(
     ):
         return  # another line explains the old pod and its remedy
     place = _name_cards(cheapest_node.node, cheapest_node.cards)
-    shortage = f", {cheapest_node.short} MiB short" if cheapest_node.short else ""
+    shortage = f", {cheapest_node.missing_mib} MiB short" if cheapest_node.missing_mib else ""
     if not cheapest_node.holders:
         yield f"the terminating pods on {cheapest_node.node} are gone: no other pod has to end"
         return

@@ -446,8 +446,8 @@ def _explain_waiting(
     lines += gangfit.find_obstacles(pod, pod_request, survey, nodes=nodes, policy=policy, surroundings=surroundings)
     lines += blockers.explain_classes(pod_request, survey)
     lines += blockers.explain_quotas(pod_request, namespace, survey)
-    best_nodes = [view.name for view in views if view.refusal is None and view.roomy]
-    nodes_without_load = [view.name for view in views if view.refusal is None and not view.roomy]
+    best_nodes = [view.name for view in views if view.refusal is None and view.has_free_load]
+    nodes_without_load = [view.name for view in views if view.refusal is None and not view.has_free_load]
     if nodes_without_load:
         fitting_nodes = wording.enumerate_first(nodes_without_load, _MAX_LISTED_NODES, "node")
         lines.append(
@@ -495,7 +495,7 @@ def _describe_order(policy: str, score_by_node: Mapping[str, int] | None, settin
 def _describe_card(card: explanation.CardView, status: wire.ExtendedResourceStatus) -> str:
     reason = f" ({wording.sanitize_message(status.reason)})" if status.reason else ""
     health_note = f", unhealthy{reason}" * (not card.healthy) + ", cordoned" * card.cordoned
-    shortage = f", {card.short} MiB short" if card.short else ""
+    shortage = f", {card.missing_mib} MiB short" if card.missing_mib else ""
     holder_names = (
         f", held by {', '.join(remedies.describe_holder(holding, card.uuid) for holding in card.holders)}"
         if card.holders

@@ -17,32 +17,32 @@ from cardwise.core.preemption import preemption
 from cardwise.core.preemption.setcover import CoverEffort
 
 _EFFORT: Final = 10_000  # times that a pod is put somewhere in the search: some seconds
-_PATIENCE: Final = 1000  # ways that lead nowhere: as long
-_NODES: Final = 512  # those with the most free on a card, where somebody may be in the way
+_MAX_FAILED_WAYS: Final = 1000  # ways that lead nowhere: as long
+_MAX_NODES: Final = 512  # those with the most free on a card, where somebody may be in the way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovePlan:
     """A plan of moves.
 
-    moves: in order.
-    fits: how many of the goal's pods fit now, and after each move. If the last number is below the goal, no plan was
-        found.
-    least: no plan has fewer moves.
-    searched: all plans were tried, so if none was found there is none.
-    cordons: each card that a pod leaves must be cordoned before, until all pods have moved.
+    moves: in the order in which they are made.
+    fit_counts: how many of the goal's pods fit now, and after each move. If the last number is below the goal, no plan
+        was found.
+    min_moves: a lower bound: no plan has fewer moves.
+    is_exhaustive: whether all plans were tried; if none was found then, none exists.
+    cordons: whether each card that a pod leaves must be cordoned before the move, until all pods have moved.
     """
 
     moves: tuple[Move, ...]
-    fits: tuple[int, ...]
-    least: int
-    searched: bool = True
+    fit_counts: tuple[int, ...]
+    min_moves: int
+    is_exhaustive: bool = True
     cordons: bool = False
 
     @property
     def exact(self) -> bool:
         """Whether no plan has fewer moves."""
-        return len(self.moves) <= self.least
+        return len(self.moves) <= self.min_moves
 
 
 def plan(
@@ -58,19 +58,21 @@ def plan(
 
     cordon: whether cards may be cordoned meanwhile; done only if it saves moves, or if there is no other plan.
     """
-    now = world.count_fitting(goal)
-    if now >= goal.count:
-        return MovePlan(moves=(), fits=(now,), least=0)
+    current_count = world.count_fitting(goal)
+    if current_count >= goal.count:
+        return MovePlan(moves=(), fit_counts=(current_count,), min_moves=0)
     order = sorted(movables, key=lambda pod: (pod.priority, pod.mem, pod.age, pod.uid))
     bound = len(order) if max_moves is None else min(max_moves, len(order))
-    plain = _plan(_Attempt(world, goal, order, cordon=False), now, bound, effort)
-    reached = plain.fits[-1] >= goal.count
+    plain = _plan(_Attempt(world, goal, order, cordon=False), current_count, bound, effort)
+    reached = plain.fit_counts[-1] >= goal.count
     if not cordon or (reached and len(plain.moves) <= 1):
         return plain
-    closing = _plan(_Attempt(world, goal, order, cordon=True), now, len(plain.moves) - 1 if reached else bound, effort)
-    better = closing if closing.fits[-1] > plain.fits[-1] or closing.fits[-1] >= goal.count else plain
-    least, searched = min(plain.least, closing.least), plain.searched and closing.searched
-    return replace(better, least=least, searched=searched)
+    closing = _plan(
+        _Attempt(world, goal, order, cordon=True), current_count, len(plain.moves) - 1 if reached else bound, effort
+    )
+    better = closing if closing.fit_counts[-1] > plain.fit_counts[-1] or closing.fit_counts[-1] >= goal.count else plain
+    min_moves, is_exhaustive = min(plain.min_moves, closing.min_moves), plain.is_exhaustive and closing.is_exhaustive
+    return replace(better, min_moves=min_moves, is_exhaustive=is_exhaustive)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +87,21 @@ class _Attempt:
     def move(self, pod: MovablePod) -> tuple[Move, Undo] | None:
         return self.world.move(pod, cordon=self.cordon)
 
-    def fits(self) -> int:
+    def count_fitting(self) -> int:
         return self.world.count_fitting(self.goal)
 
 
-def _plan(attempt: _Attempt, now: int, bound: int, effort: int) -> MovePlan:
-    greedy = _Greedy(attempt, bound).plan(now)
-    reached = greedy.fits[-1] >= attempt.goal.count
+def _plan(attempt: _Attempt, current_count: int, bound: int, effort: int) -> MovePlan:
+    greedy = _Greedy(attempt, bound).plan(current_count)
+    reached = greedy.fit_counts[-1] >= attempt.goal.count
     search = _Search(attempt, CoverEffort(effort))
     for depth in range(1, (len(greedy.moves) if reached else bound) + 1):
-        better = search.search_depth(depth, now)  # of as many moves, perhaps of less important pods
+        better = search.search_depth(depth, current_count)  # of as many moves, perhaps of less important pods
         if better is not None:
             return better
-        if search.effort.spent:
-            return replace(greedy, least=depth, searched=False)
-    return replace(greedy, least=bound + 1)
+        if search.effort.is_spent:
+            return replace(greedy, min_moves=depth, is_exhaustive=False)
+    return replace(greedy, min_moves=bound + 1)
 
 
 def _harm(pods: Sequence[MovablePod]) -> tuple[int, int]:
@@ -122,23 +124,26 @@ class _Search:
         self.effort = effort
         self._attempt = attempt
 
-    def search_depth(self, depth: int, now: int) -> MovePlan | None:
+    def search_depth(self, depth: int, current_count: int) -> MovePlan | None:
         """The least harmful plan with this number of moves; None if there is none, or if the effort is spent."""
         best: MovePlan | None = None
-        least: tuple[int, int] | None = None
+        least_harm: tuple[int, int] | None = None
         by_uid = {pod.uid: pod for pod in self._attempt.movables}
-        for moves, fits in self._walk(depth, [], [now], set()):
+        for moves, fit_counts in self._walk_moves(depth, [], [current_count], set()):
             harm = _harm([by_uid[move.before.uid] for move in moves])
-            if least is None or harm < least:
-                best, least = MovePlan(moves=moves, fits=fits, least=depth, cordons=self._attempt.cordon), harm
+            if least_harm is None or harm < least_harm:
+                best, least_harm = (
+                    MovePlan(moves=moves, fit_counts=fit_counts, min_moves=depth, cordons=self._attempt.cordon),
+                    harm,
+                )
         return best
 
-    def _walk(
-        self, depth: int, moves: list[Move], fits: list[int], seen_states: set[frozenset[_State]]
+    def _walk_moves(
+        self, depth: int, moves: list[Move], fit_counts: list[int], seen_states: set[frozenset[_State]]
     ) -> Iterator[tuple[tuple[Move, ...], tuple[int, ...]]]:
         moved_uids = {move.before.uid for move in moves}
         for pod in self._attempt.movables:
-            if pod.uid in moved_uids or self.effort.spent:
+            if pod.uid in moved_uids or self.effort.is_spent:
                 continue
             self.effort.spend(2 + self._attempt.goal.count)
             moved = self._attempt.move(pod)
@@ -149,12 +154,12 @@ class _Search:
             state = frozenset(map(_state, moves))
             if state not in seen_states:
                 seen_states.add(state)
-                fits.append(self._attempt.fits())
+                fit_counts.append(self._attempt.count_fitting())
                 if depth > 1:
-                    yield from self._walk(depth - 1, moves, fits, seen_states)
-                elif fits[-1] >= self._attempt.goal.count:
-                    yield tuple(moves), tuple(fits)
-                fits.pop()
+                    yield from self._walk_moves(depth - 1, moves, fit_counts, seen_states)
+                elif fit_counts[-1] >= self._attempt.goal.count:
+                    yield tuple(moves), tuple(fit_counts)
+                fit_counts.pop()
             moves.pop()
             undo()
 
@@ -168,91 +173,96 @@ class _Greedy:
         self._max_moves = max_moves
         self._movables = {pod.uid: pod for pod in attempt.movables}
         self._moves: list[Move] = []
-        self._stuck: set[str] = set()  # whose moves lead nowhere as things are
-        self._patience = _PATIENCE
+        self._stuck_uids: set[str] = set()  # whose moves lead nowhere as things are
+        self._remaining_failures = _MAX_FAILED_WAYS
         # By node, who is in the way there beside the goal's pods on these cards; as long as the node is as it was.
-        self._ways: dict[str, tuple[set[str], list[MovablePod]]] = {}
+        self._ways_by_node: dict[str, tuple[set[str], list[MovablePod]]] = {}
         goal = attempt.goal
         self._newcomer = preemption.Preemptor(
             request=goal.request, load=goal.load, priority=1, policy=goal.policy, headroom=goal.headroom
         )
 
-    def plan(self, now: int) -> MovePlan:
+    def plan(self, current_count: int) -> MovePlan:
         """The plan with all useful moves. The world is unchanged afterwards."""
-        fits, undos = [now], list[Undo]()
-        while fits[-1] < self._attempt.goal.count and (step := self._step(fits[-1])) is not None:
+        fit_counts, undos = [current_count], list[Undo]()
+        while fit_counts[-1] < self._attempt.goal.count and (step := self._step(fit_counts[-1])) is not None:
             undos += step[0]
-            fits += step[1]
+            fit_counts += step[1]
         for undo in reversed(undos):
             undo()
-        return MovePlan(moves=tuple(self._moves), fits=tuple(fits), least=1, cordons=self._attempt.cordon)
+        return MovePlan(
+            moves=tuple(self._moves), fit_counts=tuple(fit_counts), min_moves=1, cordons=self._attempt.cordon
+        )
 
-    def _step(self, before: int) -> tuple[list[Undo], list[int]] | None:
+    def _step(self, count_before: int) -> tuple[list[Undo], list[int]] | None:
         """The next way that leads somewhere; None where none was found."""
         while ways := self._cheapest_first():
             for way in ways:
-                step = self._move_all(way, before)
+                step = self._move_all(way, count_before)
                 if step is not None:
-                    self._forget(self._stuck)  # who was in their way may have moved
-                    self._stuck.clear()
+                    self._forget_nodes_of(self._stuck_uids)  # who was in their way may have moved
+                    self._stuck_uids.clear()
                     return step
-                self._patience -= 1
-                if self._patience < 0:
+                self._remaining_failures -= 1
+                if self._remaining_failures < 0:
                     return None
         return None
 
-    def _forget(self, uids: Collection[str]) -> None:
+    def _forget_nodes_of(self, uids: Collection[str]) -> None:
         """What is known of the nodes where these pods are."""
         for uid in uids:
             holding = self._world.ledger.holding(uid)
             if holding is not None:
-                self._ways.pop(holding.node, None)
+                self._ways_by_node.pop(holding.node, None)
 
     def _cheapest_first(self) -> list[list[MovablePod]]:
         ways = []
         # With those that fit already in their places, what is freed for one more is freed beside them.
-        with self._world.fill_with(self._attempt.goal) as placed:
+        with self._world.fill_with(self._attempt.goal) as placements:
             filled_cards: dict[str, set[str]] = {}
-            for placement in placed:
+            for placement in placements:
                 filled_cards.setdefault(placement.node, set()).update(
                     share.uuid for share in placement.assignment.shares()
                 )
-            may = self._attempt.goal.nodes
-            here = (node for node in self._world.ledger.nodes() if may is None or node.name in may)
-            nodes = sorted(here, key=lambda node: (-max(node.free, default=0), node.name))
-            for node in nodes[:_NODES]:
-                known, filled = self._ways.get(node.name), filled_cards.get(node.name, set())
-                if known is None or known[0] != filled:
-                    self._ways[node.name] = known = filled, self._blocking_pods(node)
-                ways.append(known[1])
-        remaining = self._max_moves - len(self._moves)
+            allowed_nodes = self._attempt.goal.nodes
+            candidates = (
+                node for node in self._world.ledger.nodes() if allowed_nodes is None or node.name in allowed_nodes
+            )
+            nodes = sorted(candidates, key=lambda node: (-max(node.free, default=0), node.name))
+            for node in nodes[:_MAX_NODES]:
+                known_way, filled = self._ways_by_node.get(node.name), filled_cards.get(node.name, set())
+                if known_way is None or known_way[0] != filled:
+                    self._ways_by_node[node.name] = known_way = filled, self._blocking_pods(node)
+                ways.append(known_way[1])
+        remaining_moves = self._max_moves - len(self._moves)
         return sorted(
-            (way for way in ways if 0 < len(way) <= remaining), key=lambda way: (len(way), *_harm(way), way[0].uid)
+            (way for way in ways if 0 < len(way) <= remaining_moves),
+            key=lambda way: (len(way), *_harm(way), way[0].uid),
         )
 
     def _blocking_pods(self, node: NodeState) -> list[MovablePod]:
         """The fewest of those who may still move, the biggest first; nobody where that would not be enough."""
-        staying = {move.before.uid for move in self._moves} | self._stuck
+        fixed_uids = {move.before.uid for move in self._moves} | self._stuck_uids
         residents = []
         for holding in self._world.ledger.holdings(node.name):
             pod = self._movables.get(holding.uid)
-            fixed = pod is None or holding.uid in staying
+            fixed = pod is None or holding.uid in fixed_uids
             load = pod.load if pod is not None else Load(0, 0, 0)
             residents.append(preemption.Resident(holding.uid, 0, load, holding, fixed=fixed))
         # What nodes have left counts the loads of these pods already.
-        full = preemption.FullNode(
+        full_node = preemption.FullNode(
             kinds=self._world.ledger.kinds, node=node, free=self._world.free_load(node.name), residents=residents
         )
-        victims = preemption.least_harmful_victims(full, self._newcomer)
+        victims = preemption.least_harmful_victims(full_node, self._newcomer)
         blocking = [self._movables[uid] for uid in victims.uids] if victims is not None else []
         return sorted(blocking, key=lambda pod: (-pod.mem, pod.uid))
 
-    def _move_all(self, way: Sequence[MovablePod], before: int) -> tuple[list[Undo], list[int]] | None:
+    def _move_all(self, way: Sequence[MovablePod], count_before: int) -> tuple[list[Undo], list[int]] | None:
         """All of them move; None where one cannot, or nothing more fits afterwards. How to undo it, and what fits."""
         stuck = list(way)
         undos: list[Undo] = []
         moves: list[Move] = []
-        fits: list[int] = []
+        fit_counts: list[int] = []
         for pod in way:
             moved = self._attempt.move(pod)
             if moved is None:
@@ -260,16 +270,16 @@ class _Greedy:
                 break
             moves.append(moved[0])
             undos.append(moved[1])
-            fits.append(self._attempt.fits())
-        if len(moves) == len(way) and fits[-1] > before:
+            fit_counts.append(self._attempt.count_fitting())
+        if len(moves) == len(way) and fit_counts[-1] > count_before:
             self._moves += moves
             for move in moves:
-                self._ways.pop(move.before.node, None)
-                self._ways.pop(move.after.node, None)
-            return undos, fits
+                self._ways_by_node.pop(move.before.node, None)
+                self._ways_by_node.pop(move.after.node, None)
+            return undos, fit_counts
         for undo in reversed(undos):
             undo()
         leading_nowhere = {pod.uid for pod in stuck}
-        self._stuck |= leading_nowhere
-        self._forget(leading_nowhere)
+        self._stuck_uids |= leading_nowhere
+        self._forget_nodes_of(leading_nowhere)
         return None

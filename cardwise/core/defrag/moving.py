@@ -17,7 +17,7 @@ from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement
 
-_NOBODY: Final = "defrag-goal-"  # + a number: UIDs of pods that are put somewhere to see whether they fit
+_GOAL_UID_PREFIX: Final = "defrag-goal-"  # + a number: UIDs of pods that are put somewhere to see whether they fit
 
 Undo = Callable[[], None]
 
@@ -96,36 +96,38 @@ class WhatIfCluster:
         self.ledger = ledger
         self._placer = placer
         self._headroom = headroom
-        self._closed: dict[str, set[str]] = {}  # by node, UUIDs of the cards that are cordoned for moves
-        self._moved: Counter[str] = Counter()  # by owner, pods that have moved
+        self._cordoned_for_moves: dict[str, set[str]] = {}  # by node, UUIDs of the cards that are cordoned for moves
+        self._moves_by_owner: Counter[str] = Counter()  # by owner, pods that have moved
 
     def count_fitting(self, goal: DefragGoal) -> int:
         """How many of the goal's pods fit now, at most its number."""
-        with self.fill_with(goal) as placed:
-            return len(placed)
+        with self.fill_with(goal) as placements:
+            return len(placements)
 
     @contextmanager
     def fill_with(self, goal: DefragGoal) -> Iterator[list[Placement]]:
         """Context in which the goal's pods that fit are placed, and no card is cordoned for a move."""
-        placed: list[Placement] = []
+        placements: list[Placement] = []
         try:
-            self._mark(self._closed, cordoned=False)
+            self._set_cordoned(self._cordoned_for_moves, cordoned=False)
             for i in range(goal.count):
                 placement = self._placer.place(goal.request, goal.load, goal.policy, goal.nodes, goal.headroom)
                 if placement is None:
                     break
                 mps_client = goal.request.mps_client
                 self.ledger.set_holding(
-                    Holding(f"{_NOBODY}{i}", "", "", placement.node, placement.assignment, mps_client=mps_client)
+                    Holding(
+                        f"{_GOAL_UID_PREFIX}{i}", "", "", placement.node, placement.assignment, mps_client=mps_client
+                    )
                 )
                 self._placer.add_load(placement.node, goal.load)
-                placed.append(placement)
-            yield placed
+                placements.append(placement)
+            yield placements
         finally:
-            for i, placement in enumerate(placed):
-                self.ledger.release(f"{_NOBODY}{i}")
+            for i, placement in enumerate(placements):
+                self.ledger.release(f"{_GOAL_UID_PREFIX}{i}")
                 self._placer.add_load(placement.node, goal.load, -1)
-            self._mark(self._closed, cordoned=True)
+            self._set_cordoned(self._cordoned_for_moves, cordoned=True)
 
     def move(self, pod: MovablePod, *, cordon: bool) -> tuple[Move, Undo] | None:
         """Evict and place a pod again. Returns None if it would not certainly get other cards, or if its owner would
@@ -134,9 +136,9 @@ class WhatIfCluster:
         cordon: its former cards take no new pods from now on, see `fill_with`.
         """
         before = self.ledger.holding(pod.uid)
-        if before is None or (pod.at_most is not None and self._moved[pod.owner] >= pod.at_most):
+        if before is None or (pod.at_most is not None and self._moves_by_owner[pod.owner] >= pod.at_most):
             return None
-        closed = self._close(before) if cordon else set[str]()
+        newly_cordoned = self._cordon_cards(before) if cordon else set[str]()
         alternative = self._place(pod, before.namespace)  # while the old one still holds its cards
         self.ledger.release(pod.uid)
         self._placer.add_load(before.node, pod.load, -1)
@@ -148,7 +150,7 @@ class WhatIfCluster:
         ):
             self.ledger.set_holding(before)
             self._placer.add_load(before.node, pod.load)
-            self._open(before.node, closed)
+            self._uncordon_cards(before.node, newly_cordoned)
             return None
         mps_client = pod.request.mps_client
         after = Holding(
@@ -156,40 +158,40 @@ class WhatIfCluster:
         )
         self.ledger.set_holding(after)
         self._placer.add_load(after.node, pod.load)
-        self._moved[pod.owner] += 1
+        self._moves_by_owner[pod.owner] += 1
 
         def undo() -> None:
-            self._moved[pod.owner] -= 1
+            self._moves_by_owner[pod.owner] -= 1
             self.ledger.set_holding(before)
             self._placer.add_load(after.node, pod.load, -1)
             self._placer.add_load(before.node, pod.load)
-            self._open(before.node, closed)
+            self._uncordon_cards(before.node, newly_cordoned)
 
         return Move(before, after), undo
 
-    def _close(self, held: Holding) -> set[str]:
+    def _cordon_cards(self, holding: Holding) -> set[str]:
         """Cordons its cards; the UUIDs of those that were not cordoned before."""
-        node = self.ledger.node(held.node)
-        places = {node.position(share) for share in held.assignment.shares()} if node is not None else set()
+        node = self.ledger.node(holding.node)
+        places = {node.position(share) for share in holding.assignment.shares()} if node is not None else set()
         cards = [card for i, card in enumerate(node.cards) if i in places] if node is not None else []
-        closed = {card.uuid for card in cards if not card.cordoned}
-        self._closed.setdefault(held.node, set()).update(closed)
-        self._mark({held.node: closed}, cordoned=True)
-        return closed
+        newly_cordoned = {card.uuid for card in cards if not card.cordoned}
+        self._cordoned_for_moves.setdefault(holding.node, set()).update(newly_cordoned)
+        self._set_cordoned({holding.node: newly_cordoned}, cordoned=True)
+        return newly_cordoned
 
-    def _open(self, node: str, closed: set[str]) -> None:
-        """Open what `_close` has closed."""
-        if closed:
-            self._closed[node] -= closed
-            self._mark({node: closed}, cordoned=False)
+    def _uncordon_cards(self, node: str, uuids: set[str]) -> None:
+        """Open what `_cordon_cards` has closed."""
+        if uuids:
+            self._cordoned_for_moves[node] -= uuids
+            self._set_cordoned({node: uuids}, cordoned=False)
 
-    def _mark(self, cards: Mapping[str, Collection[str]], *, cordoned: bool) -> None:
+    def _set_cordoned(self, cards: Mapping[str, Collection[str]], *, cordoned: bool) -> None:
         """The cards, by node and UUID, are cordoned or not from now on."""
         for name, uuids in cards.items():
             node = self.ledger.node(name)
             if node is not None and uuids:
-                changed = (replace(card, cordoned=cordoned) if card.uuid in uuids else card for card in node.cards)
-                self.ledger.set_cards(name, changed)
+                cards_after = (replace(card, cordoned=cordoned) if card.uuid in uuids else card for card in node.cards)
+                self.ledger.set_cards(name, cards_after)
 
     def free_load(self, node: str) -> Load:
         """What the node has for further pods beside cards."""

@@ -214,10 +214,14 @@ _CardCounter = Callable[[NodeState], int]
 
 def _card_counter(card_requests: Iterable[CardRequest], ledger: Ledger) -> _CardCounter:
     """Returns a function: how many of these pods the cards of a node could take at most."""
-    wants = [(card_request, ledger.kinds.allowed(card_request.resource_class)) for card_request in card_requests]
+    typed_requests = [
+        (card_request, ledger.kinds.allowed(card_request.resource_class)) for card_request in card_requests
+    ]
 
     def count_pods(state: NodeState) -> int:
-        return min((_count_for_request(card_request, allowed, state) for card_request, allowed in wants), default=_ANY)
+        return min(
+            (_count_for_request(card_request, allowed, state) for card_request, allowed in typed_requests), default=_ANY
+        )
 
     return count_pods
 

@@ -45,7 +45,7 @@ class CardRequest(NamedTuple):
         return Charge(cards * len(self.keys), cards * self.mem, 0)
 
 
-class AllowedKinds(NamedTuple):
+class TypedRequest(NamedTuple):
     """A claim and the kinds of cards that it may have. `levels`: those that no quota closes, in the order of trying;
     `typed`: all kinds of its class, None: any.
     """
@@ -68,9 +68,9 @@ class SearchPlan(NamedTuple):
     `unlimited`: the same without quotas, to tell why nothing was found; None if quotas do not matter.
     """
 
-    wants: tuple[AllowedKinds, ...]
+    typed_requests: tuple[TypedRequest, ...]
     headroom: Sequence[KindHeadroom]
-    unlimited: tuple[AllowedKinds, ...] | None
+    unlimited: tuple[TypedRequest, ...] | None
 
 
 def card_requests(request: PodRequest) -> list[CardRequest]:
@@ -134,7 +134,7 @@ def share(node: NodeState, i: int, part: tuple[MiB, Percent] | None) -> CardShar
 def make_search_plan(wanted: Sequence[CardRequest], kinds: CardKinds, headroom: Sequence[Headroom]) -> SearchPlan:
     """The plan of a search. Kinds that a quota closes are left out where that is known, so the index skips them."""
     unlimited = tuple(
-        [AllowedKinds(c, kinds.levels(c.resource_class), kinds.allowed(c.resource_class)) for c in wanted]
+        [TypedRequest(c, kinds.levels(c.resource_class), kinds.allowed(c.resource_class)) for c in wanted]
     )
     if not headroom:
         return SearchPlan(unlimited, (), None)
@@ -142,7 +142,7 @@ def make_search_plan(wanted: Sequence[CardRequest], kinds: CardKinds, headroom: 
     tight = [entry_headroom for entry_headroom in headroom if not entry_headroom.has_room_for(largest_charge)]
     if not tight:
         return SearchPlan(unlimited, (), None)
-    wants = []
+    typed_requests = []
     counted = set()
     for card_request, _, typed in unlimited:
         full = {
@@ -151,13 +151,13 @@ def make_search_plan(wanted: Sequence[CardRequest], kinds: CardKinds, headroom: 
             if not entry_headroom.has_room_for(_least(card_request, kinds, entry_headroom.entry))
         }
         counted |= set(range(len(tight))) - full
-        wants.append(
-            AllowedKinds(
+        typed_requests.append(
+            TypedRequest(
                 card_request, kinds.levels(card_request.resource_class, [tight[i].entry for i in sorted(full)]), typed
             )
         )
     limits = tuple([KindHeadroom(tight[i], kinds.covered_kinds(tight[i].entry)) for i in sorted(counted)])
-    return SearchPlan(tuple(wants), limits, unlimited)
+    return SearchPlan(tuple(typed_requests), limits, unlimited)
 
 
 def _least(card_request: CardRequest, kinds: CardKinds, entry: quotas.QuotaEntry) -> Charge:
@@ -205,7 +205,7 @@ Chosen = tuple[int, list[int], Sequence[KindHeadroom]]
 
 def choose(
     node: NodeState,
-    want: AllowedKinds,
+    typed_request: TypedRequest,
     headroom: Sequence[KindHeadroom],
     policy: policies.Policy,
     may_try: Callable[[], bool],
@@ -214,22 +214,24 @@ def choose(
 
     may_try: as in `choices`, where quotas may forbid some cards.
     """
-    codes = usable_codes(node, want.card_request)
+    codes = usable_codes(node, typed_request.card_request)
     if headroom:
-        return next(choices(node, codes, want, headroom, policy, alike=_kind_and_size, may_try=may_try), None)
-    return _choose_freely(node, codes, want, policy)
+        return next(choices(node, codes, typed_request, headroom, policy, alike=_kind_and_size, may_try=may_try), None)
+    return _choose_freely(node, codes, typed_request, policy)
 
 
-def _choose_freely(node: NodeState, codes: Sequence[int], want: AllowedKinds, policy: policies.Policy) -> Chosen | None:
+def _choose_freely(
+    node: NodeState, codes: Sequence[int], typed_request: TypedRequest, policy: policies.Policy
+) -> Chosen | None:
     """The policy's choice of cards for one claim, one after another."""
-    card_request, levels, _ = want
+    card_request, levels, _ = typed_request
     if len(codes) < card_request.cards:
         return None
     score = 0
     chosen: list[int] = []
     remaining, least = list(codes) if card_request.cards > 1 else codes, card_code(card_request.mem)
     for _ in range(card_request.cards):
-        pick = policy(remaining, least) if levels is ANY_CARD else choose_card(node, remaining, want, policy)
+        pick = policy(remaining, least) if levels is ANY_CARD else choose_card(node, remaining, typed_request, policy)
         if pick is None:
             return None
         score += pick[0]
@@ -242,7 +244,7 @@ def _choose_freely(node: NodeState, codes: Sequence[int], want: AllowedKinds, po
 def choices(
     node: NodeState,
     codes: Sequence[int],
-    want: AllowedKinds,
+    typed_request: TypedRequest,
     headroom: Sequence[KindHeadroom],
     policy: policies.Policy,
     *,
@@ -257,19 +259,26 @@ def choices(
     may_try: called before each card is tried; the search ends when it returns False. Without a limit the number of
         choices is exponential in the number of cards that are not alike.
     """
-    missing = want.card_request.cards - len(chosen_before)
+    missing = typed_request.card_request.cards - len(chosen_before)
     while len(codes) >= missing:
-        pick = choose_card(node, codes, want, policy)
+        pick = choose_card(node, codes, typed_request, policy)
         if pick is None or not may_try():
             return
         score, i = pick
-        remaining = headroom_after(headroom, node, i, want.card_request)
+        remaining = headroom_after(headroom, node, i, typed_request.card_request)
         if remaining is not None and missing == 1:
             yield score, [*chosen_before, i], remaining
         elif remaining is not None:
             others = [code for code in codes if code & PLACE != i]
             rest = choices(
-                node, others, want, remaining, policy, alike=alike, may_try=may_try, chosen_before=(*chosen_before, i)
+                node,
+                others,
+                typed_request,
+                remaining,
+                policy,
+                alike=alike,
+                may_try=may_try,
+                chosen_before=(*chosen_before, i),
             )
             for points, chosen, after in rest:
                 yield score + points, chosen, after
@@ -283,15 +292,15 @@ def _kind_and_size(node: NodeState, i: int) -> tuple[int, MiB]:
 
 
 def choose_card(
-    node: NodeState, codes: Sequence[int], want: AllowedKinds, policy: policies.Policy
+    node: NodeState, codes: Sequence[int], typed_request: TypedRequest, policy: policies.Policy
 ) -> policies.Pick | None:
     """The policy's choice of a card, from the first level that has one."""
-    for rank, kinds in want.levels:
+    for rank, kinds in typed_request.levels:
         among = codes
         if kinds is not None and not kinds >= node.here:
             here = node.kinds
             among = [code for code in codes if here[code & PLACE] in kinds]
-        pick = policy(among, card_code(want.card_request.mem)) if among else None
+        pick = policy(among, card_code(typed_request.card_request.mem)) if among else None
         if pick is not None:
             return pick[0] - rank * _RANK, pick[1]
     return None

@@ -186,7 +186,7 @@ class Scorer:
         if self._walk is None:
             return
         plan = self._search_plan()
-        card_request, levels, _ = plan.wants[0]
+        card_request, levels, _ = plan.typed_requests[0]
         restricted = self._restricted(ledger)
         untolerated = (card_request.untolerated if restricted else 0) | (USED if card_request.whole else 0)
         for _, kinds in levels:
@@ -215,7 +215,9 @@ class Scorer:
     def is_exhausted_by_quotas(self) -> bool:
         """Whether quotas leave no kind of card for a part of the request, so that no node can take it."""
         plan = self._search_plan()
-        return any(all(kinds == frozenset() for _, kinds in want.levels) for want in plan.wants)
+        return any(
+            all(kinds == frozenset() for _, kinds in typed_request.levels) for typed_request in plan.typed_requests
+        )
 
     def score(self, node: NodeState | None) -> int | Refusal:
         """The node's score, or why it cannot take the request."""
@@ -239,12 +241,14 @@ class Scorer:
                     scores[name] = score
             return scores, refusals
         plan = self._search_plan()
-        card_request, levels, typed = plan.wants[0]
+        card_request, levels, typed = plan.typed_requests[0]
         least, whole = card_code(card_request.mem), card_request.whole
         plain = self._simple and levels is ANY_CARD and not plan.headroom
         restricted = self._restricted(ledger)
         # For several whole cards most nodes have too few and need no search.
-        several = card_request.cards if card_request.whole and len(plan.wants) == 1 and plan.unlimited is None else 0
+        several = (
+            card_request.cards if card_request.whole and len(plan.typed_requests) == 1 and plan.unlimited is None else 0
+        )
         for name in nodes:
             node = by_name.get(name)
             if node is None:
@@ -271,7 +275,7 @@ class Scorer:
     def refuse_all(self, ledger: Ledger, nodes: Iterable[str]) -> dict[str, Refusal]:
         """Why each node cannot take the request, once `best_node` has found none that can."""
         plan = self._search_plan()
-        card_request, _, typed = plan.wants[0]
+        card_request, _, typed = plan.typed_requests[0]
         limited, by_name = plan.unlimited is not None, ledger.nodes_by_name()
 
         def refusal_of(name: str) -> Refusal:
@@ -279,7 +283,7 @@ class Scorer:
             if node is None:
                 return Refusal.NOT_OURS
             if limited:
-                return searching.refusal_reason(node, plan, plan.wants[0], self._policy, self._effort)
+                return searching.refusal_reason(node, plan, plan.typed_requests[0], self._policy, self._effort)
             return fitting.refusal(node, card_request, typed)
 
         if limited or typed is not None or not fitting.asks_for_memory_alone(card_request):
@@ -330,8 +334,8 @@ class Scorer:
     ) -> Placement:
         by_key = {container.key: container for container in self._request.containers}
         shares: dict[str, tuple[CardShare, ...]] = {}
-        for want, chosen in zip(plan.wants, positions, strict=True):
-            for key in want.card_request.keys:
+        for typed_request, chosen in zip(plan.typed_requests, positions, strict=True):
+            for key in typed_request.card_request.keys:
                 container = by_key[key]
                 mem, core = container.mem_per_card, container.core_per_card
                 shares[key] = tuple(fitting.share(node, i, None if container.whole else (mem, core)) for i in chosen)
@@ -364,10 +368,14 @@ class Scorer:
 
     def _score(self, node: NodeState, plan: fitting.SearchPlan) -> int | Refusal:
         if self._single and not plan.headroom:
-            want = plan.wants[0]
-            pick = fitting.choose_card(node, fitting.usable_codes(node, want.card_request), want, self._policy)
+            typed_request = plan.typed_requests[0]
+            pick = fitting.choose_card(
+                node, fitting.usable_codes(node, typed_request.card_request), typed_request, self._policy
+            )
             return (
-                pick[0] if pick is not None else searching.refusal_reason(node, plan, want, self._policy, self._effort)
+                pick[0]
+                if pick is not None
+                else searching.refusal_reason(node, plan, typed_request, self._policy, self._effort)
             )
         fit = searching.fit_request(node, plan, self._policy, self._effort)
         return fit if isinstance(fit, Refusal) else fit[0]

@@ -9,11 +9,11 @@ from typing import Final
 from cardwise.core.api import policies
 from cardwise.core.api.cards import POSITION
 from cardwise.core.placement.fitting import (
-    AllowedKinds,
     CardRequest,
     Chosen,
     KindHeadroom,
     SearchPlan,
+    TypedRequest,
     choices,
     choose,
     refusal,
@@ -65,22 +65,22 @@ class SearchEffort:
 
 def fit_request(node: NodeState, plan: SearchPlan, policy: policies.Policy, effort: SearchEffort) -> _Found | Refusal:
     """Score and card positions for each claim, or why there are none."""
-    outcome = _search(node, plan.wants, plan.headroom, policy, effort)
-    if outcome is not None and not isinstance(outcome, AllowedKinds):
+    outcome = _search(node, plan.typed_requests, plan.headroom, policy, effort)
+    if outcome is not None and not isinstance(outcome, TypedRequest):
         return outcome
     return refusal_reason(node, plan, outcome, policy, effort) if effort.reasons else Refusal.TOGETHER
 
 
 def refusal_reason(
-    node: NodeState, plan: SearchPlan, failed: AllowedKinds | None, policy: policies.Policy, effort: SearchEffort
+    node: NodeState, plan: SearchPlan, failed: TypedRequest | None, policy: policies.Policy, effort: SearchEffort
 ) -> Refusal:
     """Why the node takes no such pod. `failed`: the part that finds no card even alone; None: only all together do not
     fit.
     """
-    wants = plan.wants if plan.unlimited is None else plan.unlimited
+    typed_requests = plan.typed_requests if plan.unlimited is None else plan.unlimited
     if plan.unlimited is not None:
-        outcome = _search(node, wants, (), policy, effort)
-        if outcome is not None and not isinstance(outcome, AllowedKinds):
+        outcome = _search(node, typed_requests, (), policy, effort)
+        if outcome is not None and not isinstance(outcome, TypedRequest):
             return Refusal.QUOTA
         failed = outcome
     if failed is not None:
@@ -88,17 +88,17 @@ def refusal_reason(
     if effort.remaining <= 0:
         return Refusal.TOGETHER
     effort.remaining -= _EMPTIED
-    ever = _search(node.copy_without_pods(), wants, (), policy, effort)
-    return Refusal.NEVER_TOGETHER if ever is None or isinstance(ever, AllowedKinds) else Refusal.TOGETHER
+    ever = _search(node.copy_without_pods(), typed_requests, (), policy, effort)
+    return Refusal.NEVER_TOGETHER if ever is None or isinstance(ever, TypedRequest) else Refusal.TOGETHER
 
 
 def _search(
     node: NodeState,
-    wants: Sequence[AllowedKinds],
+    typed_requests: Sequence[TypedRequest],
     headroom: Sequence[KindHeadroom],
     policy: policies.Policy,
     effort: SearchEffort,
-) -> _Found | AllowedKinds | None:
+) -> _Found | TypedRequest | None:
     """As `fit_request`; or the part that finds no card even alone; or None if each part fits alone.
 
     Each claim gets the policy's choice of what the claims before it leave. If a claim then has no card, but each claim
@@ -107,17 +107,17 @@ def _search(
     scratch, remaining = node, headroom
     score = 0
     positions: list[list[int]] = []
-    for want in wants:
+    for typed_request in typed_requests:
         if positions:
-            if len(positions) == 1 and _lacks_memory(node, wants):
-                return _hopeless(node, wants, headroom, policy, effort)
-            scratch = node_after(scratch, wants[len(positions) - 1].card_request, positions[-1])
-        choice = _choose_first(scratch, want, remaining, policy, effort)
+            if len(positions) == 1 and _lacks_memory(node, typed_requests):
+                return _hopeless(node, typed_requests, headroom, policy, effort)
+            scratch = node_after(scratch, typed_requests[len(positions) - 1].card_request, positions[-1])
+        choice = _choose_first(scratch, typed_request, remaining, policy, effort)
         if choice is None:
-            hopeless = want if not positions else _hopeless(node, wants, headroom, policy, effort)
-            if hopeless is not None or _lacks_cards(node, [other.card_request for other in wants]):
+            hopeless = typed_request if not positions else _hopeless(node, typed_requests, headroom, policy, effort)
+            if hopeless is not None or _lacks_cards(node, [other.card_request for other in typed_requests]):
                 return hopeless
-            return _Backtracking(wants, policy, effort).search(node, headroom)
+            return _Backtracking(typed_requests, policy, effort).search(node, headroom)
         points, chosen, remaining = choice
         score += points
         positions.append(sorted(chosen))
@@ -126,7 +126,7 @@ def _search(
 
 def _choose_first(
     node: NodeState,
-    want: AllowedKinds,
+    typed_request: TypedRequest,
     headroom: Sequence[KindHeadroom],
     policy: policies.Policy,
     effort: SearchEffort,
@@ -137,23 +137,34 @@ def _choose_first(
     A node with few kinds and sizes of cards has few choices within quotas, and needs no effort. A node that reports a
     size of its own for each card has thousands.
     """
-    return choose(node, want, headroom, policy, effort.limit_tries(want.card_request.cards + _FREE))
+    return choose(node, typed_request, headroom, policy, effort.limit_tries(typed_request.card_request.cards + _FREE))
 
 
 def _hopeless(
     node: NodeState,
-    wants: Sequence[AllowedKinds],
+    typed_requests: Sequence[TypedRequest],
     headroom: Sequence[KindHeadroom],
     policy: policies.Policy,
     effort: SearchEffort,
-) -> AllowedKinds | None:
+) -> TypedRequest | None:
     """The first part that finds no card even alone, or None."""
-    return next((want for want in wants if _choose_first(node, want, headroom, policy, effort) is None), None)
+    return next(
+        (
+            typed_request
+            for typed_request in typed_requests
+            if _choose_first(node, typed_request, headroom, policy, effort) is None
+        ),
+        None,
+    )
 
 
-def _lacks_memory(node: NodeState, wants: Sequence[AllowedKinds]) -> bool:
+def _lacks_memory(node: NodeState, typed_requests: Sequence[TypedRequest]) -> bool:
     """Whether the cards have too little memory for all parts, wherever each goes. Takes a tenth of a search's time."""
-    shares = [(want.card_request.mem, want.card_request.cards) for want in wants if not want.card_request.whole]
+    shares = [
+        (typed_request.card_request.mem, typed_request.card_request.cards)
+        for typed_request in typed_requests
+        if not typed_request.card_request.whole
+    ]
     free = [room for code in node.codes_fullest_first() if (room := code >> POSITION) > 0]
     if sum(free) < sum(mem * cards for mem, cards in shares):
         return True
@@ -186,21 +197,21 @@ def node_after(node: NodeState, card_request: CardRequest, positions: Sequence[i
 class _Backtracking:
     """All choices of cards for the claims, in the policy's order of preference."""
 
-    def __init__(self, wants: Sequence[AllowedKinds], policy: policies.Policy, effort: SearchEffort) -> None:
-        self._wants = wants
+    def __init__(self, typed_requests: Sequence[TypedRequest], policy: policies.Policy, effort: SearchEffort) -> None:
+        self._wants = typed_requests
         self._policy = policy
         self._may_try = effort.limit_tries()
 
     def search(self, node: NodeState, headroom: Sequence[KindHeadroom], at: int = 0) -> _Found | None:
         """The first choice for the claims from this one on that gives cards to all of them."""
-        want = self._wants[at]
+        typed_request = self._wants[at]
         if at + 1 == len(self._wants):
-            choice = choose(node, want, headroom, self._policy, self._may_try)
+            choice = choose(node, typed_request, headroom, self._policy, self._may_try)
             return (choice[0], [sorted(choice[1])]) if choice is not None else None
-        codes = usable_codes(node, want.card_request)
-        found_here = choices(node, codes, want, headroom, self._policy, alike=_state, may_try=self._may_try)
+        codes = usable_codes(node, typed_request.card_request)
+        found_here = choices(node, codes, typed_request, headroom, self._policy, alike=_state, may_try=self._may_try)
         for score, chosen, remaining in found_here:
-            rest = self.search(node_after(node, want.card_request, chosen), remaining, at + 1)
+            rest = self.search(node_after(node, typed_request.card_request, chosen), remaining, at + 1)
             if rest is not None:
                 return score + rest[0], [sorted(chosen), *rest[1]]
         return None

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from cardwise.core.api.mpsprofile import NOBODY
 from cardwise.core.placement import fitting
-from cardwise.core.placement.fitting import AllowedKinds, CardRequest, KindHeadroom, SearchPlan
+from cardwise.core.placement.fitting import CardRequest, KindHeadroom, SearchPlan, TypedRequest
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import setcover
@@ -23,44 +23,46 @@ from cardwise.core.preemption.setcover import Cover, CoverEffort, Victim
 
 Needs = Mapping[object, int]
 MEM, CORE, CLIENTS = "mem", "core", "clients"
-_STEP: Final = 4  # effort of trying a card
-_CHECK: Final = 256  # effort of the engine's check of a set
-_IN_VAIN: Final = 6_000  # effort beyond the usual, as long as there is no set
-_IN_ADVANCE: Final = 12_000  # effort beyond the usual, to find the cards that can be cleared for several requests
+_CARD_EFFORT: Final = 4  # effort of trying a card
+_CHECK_EFFORT: Final = 256  # effort of the engine's check of a set
+_EXTRA_EFFORT_WITHOUT_SET: Final = 6_000  # effort beyond the usual, as long as there is no set
+_EXTRA_EFFORT_FOR_CLEARABLE_CARDS: Final = (
+    12_000  # effort beyond the usual, to find the cards that can be cleared for several requests
+)
 _MAX_CARDS: Final = 128  # cards of all requests together; for a pod with more no victims are searched for
 MPS = "mps"  # a need: shares of pods with which the newcomer cannot share a daemon; by daemon and MPS client
 
 
-def freed_amounts(node: NodeState, held: Holding) -> dict[object, int]:
+def freed_amounts(node: NodeState, holding: Holding) -> dict[object, int]:
     """What becomes free on which cards if this holding is released."""
     amounts_by_card: dict[object, int] = {}
-    for share in held.assignment.shares():
+    for share in holding.assignment.shares():
         i = node.position(share)
         if i is not None:
             for dimension, amount in ((MEM, share.mem), (CORE, share.core), (CLIENTS, 1)):
                 amounts_by_card[dimension, i] = amounts_by_card.get((dimension, i), 0) + amount
             if node.mps.managed:
-                freed = MPS, node.mps.daemons[i], held.mps_client
+                freed = MPS, node.mps.daemons[i], holding.mps_client
                 amounts_by_card[freed] = amounts_by_card.get(freed, 0) + 1
     return amounts_by_card
 
 
-def cheapest(
+def find_cheapest_victims(
     node: NodeState,
     plan: SearchPlan,
     candidates: Sequence[Victim],
     *,
     needs: Needs,
     allowed: Mapping[str, int],
-    is_good: Callable[[Cover], bool],
+    is_valid: Callable[[Cover], bool],
     effort: CoverEffort,
 ) -> Cover | None:
     """The cheapest victims; None if there are none, or the effort ends before any are found.
 
     needs: what is short besides cards.
-    is_good: the final check of a set.
+    is_valid: the final check of a set.
     """
-    return _CardChoice(node, plan, candidates, needs=needs, allowed=allowed, is_good=is_good, effort=effort).best()
+    return _CardChoice(node, plan, candidates, needs=needs, allowed=allowed, is_valid=is_valid, effort=effort).best()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class _Use:
         )
 
 
-class _Wanted(NamedTuple):
+class _RequestCards(NamedTuple):
     """A card request and the cards that can be cleared for it.
 
     costs: by position of a card, the least cost of clearing it for this request alone.
@@ -99,20 +101,20 @@ class _Wanted(NamedTuple):
     bits: int
 
 
-class _Chosen(NamedTuple):
+class _ChosenCards(NamedTuple):
     """The cards that are chosen so far.
 
     uses: by position, what the pod takes of the card.
     costs: by position, the least cost of clearing the card.
-    used: the positions of these cards, a bit for each.
-    whole: those that are taken whole.
+    used_bits: the positions of these cards, a bit for each.
+    whole_bits: the positions of those that are taken whole.
     headroom: what quotas leave.
     """
 
     uses: Mapping[int, _Use]
     costs: Mapping[int, int]
-    used: int
-    whole: int
+    used_bits: int
+    whole_bits: int
     headroom: Sequence[KindHeadroom]
 
 
@@ -125,7 +127,7 @@ class _CardChoice:
         *,
         needs: Needs,
         allowed: Mapping[str, int],
-        is_good: Callable[[Cover], bool],
+        is_valid: Callable[[Cover], bool],
         effort: CoverEffort,
     ) -> None:
         self._node = node
@@ -133,60 +135,65 @@ class _CardChoice:
         self._candidates = candidates
         self._needs = needs
         self._allowed = allowed
-        self._is_good = is_good
-        self._wanted: list[_Wanted] = []
+        self._is_valid = is_valid
+        self._requests: list[_RequestCards] = []
         self._best: Cover | None = None
         self._effort = effort
-        self._limit = -_IN_ADVANCE  # the remaining effort at which a search that has no set ends
+        self._limit = -_EXTRA_EFFORT_FOR_CLEARABLE_CARDS  # the remaining effort at which a search that has no set ends
         # The pods on each card: only they can clear it.
-        self._on: list[list[Victim]] = [[] for _ in node.cards]
+        self._victims_by_card: list[list[Victim]] = [[] for _ in node.cards]
         for victim in candidates:
             of_cards = [key for key in victim.amounts if isinstance(key, tuple)]
             daemons = {key[1] for key in of_cards if key[0] == MPS}
             cards = {key[1] for key in of_cards if key[0] == CLIENTS}
             for i in cards | {i for i in range(len(node.cards)) if daemons and node.mps.daemons[i] in daemons}:
-                self._on[i].append(victim)
+                self._victims_by_card[i].append(victim)
         # If no pod is on two cards, cards are cleared independently of each other.
-        self._apart = sum(map(len, self._on)) == len({victim.name for indices in self._on for victim in indices})
-        self._clearable = [self._most_free(i) for i in range(len(node.cards))]
+        self._are_cards_independent = sum(map(len, self._victims_by_card)) == len(
+            {victim.name for indices in self._victims_by_card for victim in indices}
+        )
+        self._clearable = [self._max_free(i) for i in range(len(node.cards))]
 
     def best(self) -> Cover | None:
-        if not self._plan.wants:
+        if not self._plan.typed_requests:
             cover = setcover.cheapest_cover(self._candidates, self._needs, self._allowed, self._effort)
-            return cover if cover is not None and self._is_good(cover) else None
+            return cover if cover is not None and self._is_valid(cover) else None
         if self._find_clearable_cards():
-            self._limit = min(0, self._effort.remaining) - _IN_VAIN
-            self._choose_for(0, _Chosen({}, {}, 0, 0, self._plan.headroom))
+            self._limit = min(0, self._effort.remaining) - _EXTRA_EFFORT_WITHOUT_SET
+            self._choose_from_request(0, _ChosenCards({}, {}, 0, 0, self._plan.headroom))
         return self._best
 
     def _find_clearable_cards(self) -> bool:
         """Find the cards for each request. False if there are too few for some request, or it takes too much effort."""
-        wants = self._plan.wants
-        if sum(want.card_request.cards for want in wants) > _MAX_CARDS:
+        typed_requests = self._plan.typed_requests
+        if sum(typed_request.card_request.cards for typed_request in typed_requests) > _MAX_CARDS:
             return False
-        possible_cards = [self._possible_cards(want) for want in wants]
-        if any(len(cards) < want.card_request.cards for want, cards in zip(wants, possible_cards, strict=True)):
+        possible_cards = [self._possible_cards(typed_request) for typed_request in typed_requests]
+        if any(
+            len(cards) < typed_request.card_request.cards
+            for typed_request, cards in zip(typed_requests, possible_cards, strict=True)
+        ):
             return False
-        for want, cards in zip(wants, possible_cards, strict=True):
+        for typed_request, cards in zip(typed_requests, possible_cards, strict=True):
             if self._is_over():
                 return False
-            costs = self._costs(want.card_request, cards)
-            if len(costs) < want.card_request.cards:
+            costs = self._costs(typed_request.card_request, cards)
+            if len(costs) < typed_request.card_request.cards:
                 return False
             bits = sum(1 << i for i in costs)
-            self._wanted.append(_Wanted(want.card_request, costs, _cheapest_first(costs), bits))
-        self._wanted.sort(key=_spare_cards)
+            self._requests.append(_RequestCards(typed_request.card_request, costs, _cheapest_first(costs), bits))
+        self._requests.sort(key=_search_order)
         return True
 
-    def _possible_cards(self, want: AllowedKinds) -> list[int]:
+    def _possible_cards(self, typed_request: TypedRequest) -> list[int]:
         """The positions of the cards that the request may have and that have enough free if all candidates go."""
-        node, request = self._node, want.card_request
+        node, request = self._node, typed_request.card_request
         use = _Use().add(request)
         return [
             i
             for i, card in enumerate(node.cards)
             if card.accepts_shares
-            and any(kinds is None or node.kinds[i] in kinds for _, kinds in want.levels)
+            and any(kinds is None or node.kinds[i] in kinds for _, kinds in typed_request.levels)
             and not node.mps.is_closed_for_good(i, request.untolerated, request.user)
             and self._can_have_free(i, use)
         ]
@@ -195,10 +202,12 @@ class _CardChoice:
         """By position of the card, the least cost of clearing it for the request."""
         costs = {}
         for i in cards:
-            self._effort.spend(_STEP)
-            short = self._missing_amounts(i, _Use().add(card_request))
+            self._effort.spend(_CARD_EFFORT)
+            shortfall = self._missing_amounts(i, _Use().add(card_request))
             cover = (
-                setcover.cheapest_cover(self._on[i], short, self._allowed, self._effort) if short is not None else None
+                setcover.cheapest_cover(self._victims_by_card[i], shortfall, self._allowed, self._effort)
+                if shortfall is not None
+                else None
             )
             if cover is not None:
                 costs[i] = cover.cost
@@ -207,21 +216,21 @@ class _CardChoice:
     def _missing_amounts(self, i: int, use: _Use) -> dict[object, int] | None:
         """What must become free on the card for this use of it; None where that can never be."""
         node = self._node
-        others: dict[object, int] = {
+        blocking_shares: dict[object, int] = {
             (MPS, *daemon_and_client): shares
             for daemon_and_client, shares in node.mps.blocking_shares(i, use.untolerated, use.user).items()
         }
         if use.whole:
-            return {(CLIENTS, i): node.clients[i], **others} if use.mem == 0 and use.clients == 1 else None
+            return {(CLIENTS, i): node.clients[i], **blocking_shares} if use.mem == 0 and use.clients == 1 else None
         return {
             (MEM, i): use.mem - node.free[i],
             # It may be below zero, where fewer are given than before; a pod that asks for none does not mind.
             (CORE, i): use.core - node.free_core[i] if use.core else 0,
             (CLIENTS, i): node.clients[i] + use.clients - node.max_card_clients[i],
-            **others,
+            **blocking_shares,
         }
 
-    def _most_free(self, i: int) -> tuple[int, int, int]:
+    def _max_free(self, i: int) -> tuple[int, int, int]:
         """The memory, SMs and clients that are free on the card if all candidates go."""
         node = self._node
         free = (
@@ -230,7 +239,8 @@ class _CardChoice:
             (CLIENTS, node.max_card_clients[i] - node.clients[i]),
         )
         mem, core, clients = (
-            amount + sum(victim.amounts.get((dimension, i), 0) for victim in self._on[i]) for dimension, amount in free
+            amount + sum(victim.amounts.get((dimension, i), 0) for victim in self._victims_by_card[i])
+            for dimension, amount in free
         )
         return mem, core, clients
 
@@ -241,69 +251,74 @@ class _CardChoice:
             return clients >= self._node.max_card_clients[i]
         return use.mem <= mem and (not use.core or use.core <= core) and use.clients <= clients
 
-    def _choose_for(self, at: int, chosen: _Chosen) -> None:
+    def _choose_from_request(self, request_index: int, chosen: _ChosenCards) -> None:
         """Tries all choices of cards for the requests from this one on."""
-        if at == len(self._wanted):
+        if request_index == len(self._requests):
             self._evaluate(chosen.uses)
         else:
-            self._choose(at, chosen, self._wanted[at].card_request.cards, 0, 0)
+            self._choose_missing_cards(request_index, chosen, self._requests[request_index].card_request.cards, 0, 0)
 
-    def _choose(self, at: int, chosen: _Chosen, missing: int, start: int, cost: int) -> None:
+    def _choose_missing_cards(
+        self, request_index: int, chosen: _ChosenCards, missing: int, start: int, cost: int
+    ) -> None:
         """Tries all choices of the missing cards for the request.
 
-        at: the request's position.
+        request_index: the request's position.
         start: the first position in the request's order that may be chosen.
         cost: of the cards that are chosen for the request already, each alone.
         """
-        wanted = self._wanted[at]
-        for position in range(start, len(wanted.order) - missing + 1):
-            i = wanted.order[position]
-            cost_alone = wanted.costs[i]
+        request_cards = self._requests[request_index]
+        for position in range(start, len(request_cards.order) - missing + 1):
+            i = request_cards.order[position]
+            cost_alone = request_cards.costs[i]
             # The cards are in order of cost: those that follow cost at least as much.
-            if not self._can_improve(cost + missing * cost_alone if self._apart else cost_alone) or self._is_over():
+            if (
+                not self._can_improve(cost + missing * cost_alone if self._are_cards_independent else cost_alone)
+                or self._is_over()
+            ):
                 return
-            with_card = self._add_card(at, chosen, i)
+            with_card = self._add_card(request_index, chosen, i)
             if with_card is None:
                 continue
             if missing == 1:
-                self._choose_for(at + 1, with_card)
+                self._choose_from_request(request_index + 1, with_card)
             else:
-                self._choose(at, with_card, missing - 1, position + 1, cost + cost_alone)
+                self._choose_missing_cards(request_index, with_card, missing - 1, position + 1, cost + cost_alone)
 
-    def _add_card(self, at: int, chosen: _Chosen, i: int) -> _Chosen | None:
+    def _add_card(self, request_index: int, chosen: _ChosenCards, i: int) -> _ChosenCards | None:
         """The choice with this card for the request; None if it leads nowhere: the card, or what it leaves to later
         requests, is not enough, or it costs as much as the best set.
         """
-        card_request = self._wanted[at].card_request
+        card_request = self._requests[request_index].card_request
         bit = 1 << i
         self._effort.spend(1)
-        if bit & (chosen.used if card_request.whole else chosen.whole):
+        if bit & (chosen.used_bits if card_request.whole else chosen.whole_bits):
             return None
-        self._effort.spend(_STEP)
+        self._effort.spend(_CARD_EFFORT)
         use = chosen.uses.get(i, _Use()).add(card_request)
         if not self._can_have_free(i, use):
             return None
-        costs = {**chosen.costs, i: max(chosen.costs.get(i, 0), self._wanted[at].costs[i])}
-        if self._apart and not self._can_improve(sum(costs.values())):
+        costs = {**chosen.costs, i: max(chosen.costs.get(i, 0), self._requests[request_index].costs[i])}
+        if self._are_cards_independent and not self._can_improve(sum(costs.values())):
             return None
-        used, whole = chosen.used | bit, chosen.whole | bit if use.whole else chosen.whole
-        if used != chosen.used and not self._is_enough_for_later(at, used, whole):
+        used_bits, whole_bits = chosen.used_bits | bit, chosen.whole_bits | bit if use.whole else chosen.whole_bits
+        if used_bits != chosen.used_bits and not self._is_enough_for_later(request_index, used_bits, whole_bits):
             return None
         headroom = chosen.headroom
         if headroom:
-            remaining = fitting.headroom_after(headroom, self._node, i, card_request)
-            if remaining is None:
+            new_headroom = fitting.headroom_after(headroom, self._node, i, card_request)
+            if new_headroom is None:
                 return None
-            headroom = remaining
-        return _Chosen({**chosen.uses, i: use}, costs, used, whole, headroom)
+            headroom = new_headroom
+        return _ChosenCards({**chosen.uses, i: use}, costs, used_bits, whole_bits, headroom)
 
-    def _is_enough_for_later(self, at: int, used: int, whole: int) -> bool:
+    def _is_enough_for_later(self, request_index: int, used_bits: int, whole_bits: int) -> bool:
         """Whether the requests after this one have enough cards left by their number."""
         open_to_whole, whole_cards = 0, 0
-        self._effort.spend(len(self._wanted) - at)
-        for later in self._wanted[at + 1 :]:
+        self._effort.spend(len(self._requests) - request_index)
+        for later in self._requests[request_index + 1 :]:
             request = later.card_request
-            open_cards = later.bits & ~(used if request.whole else whole)
+            open_cards = later.bits & ~(used_bits if request.whole else whole_bits)
             if open_cards.bit_count() < request.cards:
                 return False
             if request.whole:
@@ -320,28 +335,30 @@ class _CardChoice:
     def _evaluate(self, uses: Mapping[int, _Use]) -> None:
         needs = dict(self._needs)
         for i, use in uses.items():
-            short = self._missing_amounts(i, use)
-            if short is None:
+            shortfall = self._missing_amounts(i, use)
+            if shortfall is None:
                 return
-            needs |= short
+            needs |= shortfall
         # If nothing else is short, only pods on these cards matter.
         candidates = (
-            self._candidates if self._needs else {victim.name: victim for i in uses for victim in self._on[i]}.values()
+            self._candidates
+            if self._needs
+            else {victim.name: victim for i in uses for victim in self._victims_by_card[i]}.values()
         )
-        below = self._best.cost if self._best is not None else None
-        cover = setcover.cheapest_cover(list(candidates), needs, self._allowed, self._effort, below)
+        cost_limit = self._best.cost if self._best is not None else None
+        cover = setcover.cheapest_cover(list(candidates), needs, self._allowed, self._effort, cost_limit)
         if cover is None:
             return
-        self._effort.spend(_CHECK)
-        if self._is_good(cover):
+        self._effort.spend(_CHECK_EFFORT)
+        if self._is_valid(cover):
             self._best = cover
 
 
-def _spare_cards(wanted: _Wanted) -> tuple[int, bool]:
+def _search_order(request_cards: _RequestCards) -> tuple[int, bool]:
     """How hard it is to find cards for the request: by how many it could do without, and whole cards first. The hardest
     request comes first: what is left of the cards is enough for the others, or the search knows soon that it is not.
     """
-    return len(wanted.order) - wanted.card_request.cards, not wanted.card_request.whole
+    return len(request_cards.order) - request_cards.card_request.cards, not request_cards.card_request.whole
 
 
 def _cheapest_first(costs: Mapping[int, int]) -> list[int]:

@@ -24,7 +24,7 @@ from cardwise.core.values.refusals import Refusal
 class CardView:
     """A card with its holders.
 
-    short: MiB that are missing for the request; 0 if it fits.
+    missing_mib: MiB that are missing for the request; 0 if it fits.
     closed: why the request cannot use the card, whatever is free on it: "type", "mps", "quota"; "" if it can.
     """
 
@@ -36,7 +36,7 @@ class CardView:
     cordoned: bool
     total: int
     free: int
-    short: int
+    missing_mib: int
     closed: str
     holders: tuple[Holding, ...]
 
@@ -62,12 +62,12 @@ class NodeView:
 
     Without cards for a request of devices only.
 
-    roomy: whether the node has the cpu and memory for the pod, as far as known.
+    has_free_load: whether the node has the cpu and memory for the pod, as far as known.
     """
 
     name: str
     score: int | None
-    roomy: bool
+    has_free_load: bool
     refusal: Refusal | None
     cards: tuple[CardView, ...]
     devices: tuple[DevicesView, ...] = ()
@@ -77,12 +77,12 @@ class NodeView:
 class CheapestNode:
     """The node where the fewest pods would have to end for the request: its cards, and these pods.
 
-    short: MiB that are missing on these cards. Without holders, the pods that are ending already free enough.
+    missing_mib: MiB that are missing on these cards. Without holders, the pods that are ending already free enough.
     """
 
     node: str
     cards: tuple[int, ...]
-    short: int
+    missing_mib: int
     holders: tuple[Holding, ...]
 
 
@@ -95,8 +95,8 @@ class SmallerRequest:
     cards: tuple[int, ...]
 
 
-_LOOKED_AT: Final = 64  # nodes that are searched for pods to end: those with the least missing on a card
-_PLENTY: Final = Load(1 << 60, 1 << 60, 1 << 30)  # what nodes have beside cards: that is not asked here
+_MAX_SEARCHED_NODES: Final = 64  # nodes that are searched for pods to end: those with the least missing on a card
+_UNLIMITED_LOAD: Final = Load(1 << 60, 1 << 60, 1 << 30)  # what nodes have beside cards: that is not asked here
 
 
 def explain(
@@ -113,30 +113,33 @@ def explain(
     `ranked`: how good the engine finds each node that takes the pod, where the policy compares all nodes.
     """
     scorer = placement.Scorer(ledger.kinds, request, policy, headroom)
-    wanted = WantedDevices(request.devices).counts
+    device_counts = WantedDevices(request.devices).counts
     views = []
     for name in nodes:
         node = ledger.node(name)
         score = scorer.score(node)
-        refused = isinstance(score, Refusal)
-        roomy = ranked is None or name in ranked
-        if ranked is not None and not refused:
+        is_refused = isinstance(score, Refusal)
+        has_free_load = ranked is None or name in ranked
+        if ranked is not None and not is_refused:
             score = ranked.get(name, score)
         views.append(
             NodeView(
                 name=name,
                 score=None if isinstance(score, Refusal) else score,
-                roomy=roomy,
+                has_free_load=has_free_load,
                 refusal=score if isinstance(score, Refusal) else None,
-                cards=_cards(ledger, node, request, headroom, refused=refused) if node and request.containers else (),
+                cards=_cards(ledger, node, request, headroom, is_refused=is_refused)
+                if node and request.containers
+                else (),
                 devices=tuple(
-                    _devices(ledger, node, resource_class, requested) for resource_class, requested in wanted.items()
+                    _devices(ledger, node, resource_class, requested)
+                    for resource_class, requested in device_counts.items()
                 )
                 if node
                 else (),
             )
         )
-    return sorted(views, key=lambda view: (view.score is None, not view.roomy, -(view.score or 0), view.name))
+    return sorted(views, key=lambda view: (view.score is None, not view.has_free_load, -(view.score or 0), view.name))
 
 
 def find_cheapest_node(
@@ -146,37 +149,39 @@ def find_cheapest_node(
     policy: str,
     headroom: Sequence[Headroom] = (),
     *,
-    kept: Collection[str] = (),
+    excluded_uids: Collection[str] = (),
 ) -> CheapestNode | None:
     """Where the fewest pods would have to end, and of equal choices those with the least memory; None if no choice
     helps, or a limited search finds none (`preemption.least_harmful_victims`).
 
     views: the nodes that refused the request.
-    kept: UIDs of pods that must not end.
+    excluded_uids: UIDs of pods that must not end.
 
     Priorities and disruption budgets do not matter, because a person decides.
     """
-    nothing = Load(0, 0, 0)
-    newcomer = preemption.Preemptor(request=request, load=nothing, priority=1, policy=policy, headroom=headroom)
-    refused = [view for view in views if view.refusal is not None and view.refusal.resolvable]
+    no_load = Load(0, 0, 0)
+    newcomer = preemption.Preemptor(request=request, load=no_load, priority=1, policy=policy, headroom=headroom)
+    refusing_views = [view for view in views if view.refusal is not None and view.refusal.resolvable]
     options = []
-    for view in sorted(refused, key=lambda view: (_least_short(view), view.name))[:_LOOKED_AT]:
+    for view in sorted(refusing_views, key=lambda view: (_min_missing_mib(view), view.name))[:_MAX_SEARCHED_NODES]:
         node = ledger.node(view.name)
-        here = {holding.uid: holding for holding in ledger.holdings(view.name) if holding.uid not in kept}
-        residents = [preemption.Resident(h.uid, 0, Load(0, 0, 0), h, going=bool(h.phase_name)) for h in here.values()]
+        holdings = {holding.uid: holding for holding in ledger.holdings(view.name) if holding.uid not in excluded_uids}
+        residents = [
+            preemption.Resident(h.uid, 0, Load(0, 0, 0), h, is_leaving=bool(h.phase_name)) for h in holdings.values()
+        ]
         victims = preemption.least_harmful_victims(
-            preemption.FullNode(kinds=ledger.kinds, node=node, free=_PLENTY, residents=residents), newcomer
+            preemption.FullNode(kinds=ledger.kinds, node=node, free=_UNLIMITED_LOAD, residents=residents), newcomer
         )
         if node is None or victims is None:
             continue
-        holders = tuple(sorted((here[uid] for uid in victims.uids), key=lambda h: (h.namespace, h.name)))
+        holders = tuple(sorted((holdings[uid] for uid in victims.uids), key=lambda h: (h.namespace, h.name)))
         card_indices = victims.assignment.indices() if victims.assignment is not None else ()
         cards = [card for card in view.cards if card.index in card_indices]
         options.append(
             CheapestNode(
                 node=view.name,
                 cards=tuple(card.index for card in cards),
-                short=sum(card.short for card in cards),
+                missing_mib=sum(card.missing_mib for card in cards),
                 holders=holders,
             )
         )
@@ -195,18 +200,18 @@ def find_smaller_request(
     candidates = []
     for name in nodes:
         node = ledger.node(name)
-        open_ = [] if node is None else [
+        free_amounts = [] if node is None else [
             node.free[i]
             for i, card in enumerate(node.cards)
             if card.accepts_shares and not fitting.servable_requests(ledger.kinds, node, i, request, headroom)[1]
         ]  # fmt: skip
-        free_for_all = sorted(open_, reverse=True)[container.cards - 1 : container.cards]
+        free_for_all = sorted(free_amounts, reverse=True)[container.cards - 1 : container.cards]
         candidates += [(free, name) for free in free_for_all if 0 < free < container.mem_per_card]
-    for free, name in sorted(candidates, key=lambda candidate: (-candidate[0], candidate[1]))[:_LOOKED_AT]:
+    for free, name in sorted(candidates, key=lambda candidate: (-candidate[0], candidate[1]))[:_MAX_SEARCHED_NODES]:
         smaller_request = replace(request, containers=(replace(container, mem=MiB(free * container.cards)),))
-        placed = placement.place_on(ledger.kinds, ledger.node(name), smaller_request, policy, headroom)
-        if not isinstance(placed, Refusal):
-            return SmallerRequest(MiB(free * container.cards), name, tuple(placed.assignment.indices()))
+        pod_placement = placement.place_on(ledger.kinds, ledger.node(name), smaller_request, policy, headroom)
+        if not isinstance(pod_placement, Refusal):
+            return SmallerRequest(MiB(free * container.cards), name, tuple(pod_placement.assignment.indices()))
     return None
 
 
@@ -217,42 +222,44 @@ def pods_in_the_way(
     policy: str,
     headroom: Sequence[Headroom] = (),
     *,
-    kept: Collection[str] = (),
+    excluded_uids: Collection[str] = (),
 ) -> tuple[Holding, ...] | None:
     """The pods that would have to end so that all these requests are placed, one after another; None if that does not
     help.
 
-    kept: as in `find_cheapest_node`.
+    excluded_uids: as in `find_cheapest_node`.
 
     The ledger is unchanged afterwards.
     """
-    undo: list[Undo] = []
-    ended: list[Holding] = []
-    placed: list[str] = []
+    undos: list[Undo] = []
+    ending_pods: list[Holding] = []
+    placed_uids: list[str] = []
     try:
         for i, request in enumerate(requests):
             views = explain(ledger, nodes, request, policy, headroom)
             node_name = next((view.name for view in views if view.refusal is None), "")
             if not node_name:
-                cheapest = find_cheapest_node(ledger, views, request, policy, headroom, kept=[*kept, *placed])
+                cheapest = find_cheapest_node(
+                    ledger, views, request, policy, headroom, excluded_uids=[*excluded_uids, *placed_uids]
+                )
                 if cheapest is None:
                     return None
-                ended += cheapest.holders
-                undo += [ledger.release(holding.uid) for holding in cheapest.holders]
+                ending_pods += cheapest.holders
+                undos += [ledger.release(holding.uid) for holding in cheapest.holders]
                 node_name = cheapest.node
             placed_pod = placement.place_on(ledger.kinds, ledger.node(node_name), request, policy, headroom)
             if isinstance(placed_pod, Refusal):
                 return None
-            placed.append(f"member/{i}")
-            undo.append(
+            placed_uids.append(f"member/{i}")
+            undos.append(
                 ledger.set_holding(
-                    Holding(placed[-1], "", "", node_name, placed_pod.assignment, mps_client=request.mps_client)
+                    Holding(placed_uids[-1], "", "", node_name, placed_pod.assignment, mps_client=request.mps_client)
                 )
             )
     finally:
-        for back in reversed(undo):
-            back()
-    return tuple(ended)
+        for undo in reversed(undos):
+            undo()
+    return tuple(ending_pods)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,12 +267,12 @@ class UnplaceableOnEmpty:
     """A request that finds no place although nothing else holds a card.
 
     index: of the request among those that were given.
-    alone: whether it finds none even without the others; else those that are placed leave it none.
+    fits_nowhere: whether it finds none even without the others; else those that are placed leave it none.
     refusals: by node, why it is not placed there.
     """
 
     index: int
-    alone: bool
+    fits_nowhere: bool
     refusals: Mapping[str, Refusal]
 
 
@@ -275,7 +282,7 @@ def place_on_empty(
     nodes: Sequence[Sequence[str]],
     policy: str,
     *,
-    kept: Collection[str] = (),
+    excluded_uids: Collection[str] = (),
 ) -> tuple[int, UnplaceableOnEmpty | None]:
     """How many of these requests could run at once on empty cards, and the first that could not.
 
@@ -283,31 +290,31 @@ def place_on_empty(
     Quotas do not matter. The ledger is as before afterwards.
 
     nodes: for each request, the nodes that its pod may be on.
-    kept: UIDs of pods that go on holding their cards.
+    excluded_uids: UIDs of pods that go on holding their cards.
     """
-    undo = [ledger.release(holding.uid) for holding in ledger.holdings() if holding.uid not in kept]
+    undos = [ledger.release(holding.uid) for holding in ledger.holdings() if holding.uid not in excluded_uids]
     members: list[Undo] = []
-    first: tuple[int, dict[str, Refusal]] | None = None
+    first_misfit: tuple[int, dict[str, Refusal]] | None = None
     try:
         for i, request in enumerate(requests):
             best, refusals = _best(ledger, nodes[i], request, policy)
             placed_pod = placement.place_on(ledger.kinds, ledger.node(best), request, policy, ()) if best else None
             if placed_pod is None or isinstance(placed_pod, Refusal):
-                first = first or (i, refusals)
+                first_misfit = first_misfit or (i, refusals)
                 continue
-            held = Holding(f"member/{i}", "", "", best, placed_pod.assignment, mps_client=request.mps_client)
-            members.append(ledger.set_holding(held))
+            holding = Holding(f"member/{i}", "", "", best, placed_pod.assignment, mps_client=request.mps_client)
+            members.append(ledger.set_holding(holding))
         count = len(members)
         while members:
             members.pop()()
-        if first is None:
+        if first_misfit is None:
             return count, None
-        index, refusals = first
+        index, refusals = first_misfit
         best, refusals_alone = _best(ledger, nodes[index], requests[index], policy)
-        return count, UnplaceableOnEmpty(index, alone=not best, refusals=refusals if best else refusals_alone)
+        return count, UnplaceableOnEmpty(index, fits_nowhere=not best, refusals=refusals if best else refusals_alone)
     finally:
-        for back in (*reversed(members), *reversed(undo)):
-            back()
+        for undo in (*reversed(members), *reversed(undos)):
+            undo()
 
 
 def _best(ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str) -> tuple[str, dict[str, Refusal]]:
@@ -319,13 +326,13 @@ def _best(ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str
     return max(taking, key=lambda name: (taking[name], name), default=""), refusals
 
 
-def _least_short(view: NodeView) -> int:
+def _min_missing_mib(view: NodeView) -> int:
     """The least that is missing on one of its cards that may serve the request."""
-    return min((card.short for card in view.cards if not card.closed), default=0)
+    return min((card.missing_mib for card in view.cards if not card.closed), default=0)
 
 
 def _cards(
-    ledger: Ledger, node: NodeState, request: PodRequest, headroom: Sequence[Headroom], *, refused: bool
+    ledger: Ledger, node: NodeState, request: PodRequest, headroom: Sequence[Headroom], *, is_refused: bool
 ) -> tuple[CardView, ...]:
     holders: dict[int, list[Holding]] = {}
     for holding in ledger.holdings(node.name):
@@ -344,7 +351,7 @@ def _cards(
                 cordoned=card.cordoned,
                 total=card.mem,
                 free=node.free[i],
-                short=_short(node, i, card_requests) if refused and card_requests else 0,
+                missing_mib=_missing_mib(node, i, card_requests) if is_refused and card_requests else 0,
                 closed=closed,
                 holders=tuple(holders.get(i, ())),
             )
@@ -369,7 +376,7 @@ def _devices(ledger: Ledger, node: NodeState, resource_class: str, requested: in
     )
 
 
-def _short(node: NodeState, i: int, card_requests: Sequence[fitting.CardRequest]) -> int:
+def _missing_mib(node: NodeState, i: int, card_requests: Sequence[fitting.CardRequest]) -> int:
     """MiB that are missing on the card for the largest share; whole cards are short of whatever others hold."""
     largest = max(card_request.mem for card_request in card_requests)
     return max(0, largest - node.free[i]) if largest else node.used[i]
@@ -385,9 +392,9 @@ def find_exceeding_charge(
     bound, loose = NOTHING, []
     for card_request in card_requests:
         if ledger.kinds.allowed(card_request.resource_class, (headroom.entry,)) == frozenset():
-            bound = bound.add(_least(card_request, card_request.cards, headroom.entry, ledger))
+            bound = bound.add(_min_charge(card_request, card_request.cards, headroom.entry, ledger))
         else:  # at least one of its cards would be of the entry; the others need not
-            loose.append(_least(card_request, 1, headroom.entry, ledger))
+            loose.append(_min_charge(card_request, 1, headroom.entry, ledger))
     if not headroom.has_room_for(bound):
         return bound, True
     return next(
@@ -400,7 +407,7 @@ def find_exceeding_charge(
     )
 
 
-def _least(card_request: CardRequest, cards: int, entry: QuotaEntry, ledger: Ledger) -> Charge:
+def _min_charge(card_request: CardRequest, cards: int, entry: QuotaEntry, ledger: Ledger) -> Charge:
     """The least that this number of cards charges the entry; nothing if it covers none of the request's cards."""
     sizes = list(_sizes(card_request, entry, ledger, empty=card_request.whole)) or list(
         _sizes(card_request, entry, ledger, empty=False)

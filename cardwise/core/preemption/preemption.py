@@ -33,7 +33,7 @@ _MAX_CLASSES: Final = 6  # classes of devices in one request: each set of them i
 class Resident(NamedTuple):
     """A pod on the node.
 
-    going: it is being deleted.
+    is_leaving: it is being deleted.
     fixed: it may not be evicted.
     budgets: its disruption budgets.
     grouped: it is in a PodGroup of Kubernetes, whose pods may have to be evicted together.
@@ -44,7 +44,7 @@ class Resident(NamedTuple):
     load: Load = Load()
     holding: Holding | None = None
     budgets: tuple[str, ...] = ()
-    going: bool = False
+    is_leaving: bool = False
     fixed: bool = False
     grouped: bool = False
 
@@ -96,7 +96,7 @@ class Victims:
         return self.violations, self.highest is not None, self.highest or 0, len(self.uids)
 
 
-def least_harmful_victims(full: FullNode, newcomer: Preemptor, chosen: Collection[str] = ()) -> Victims | None:
+def least_harmful_victims(full_node: FullNode, newcomer: Preemptor, chosen: Collection[str] = ()) -> Victims | None:
     """The least harmful set of victims that makes the newcomer fit; None where there is none.
 
     None also if the pod has several card requests, or requests several cards, and the effort of the search ends before
@@ -106,9 +106,9 @@ def least_harmful_victims(full: FullNode, newcomer: Preemptor, chosen: Collectio
     kube-scheduler knows (ports, affinity, a group that goes whole), and the victim stays in the set. If one of them is
     on another node there is no set: the answer may name only pods of this node, so a group would go in part.
     """
-    if not {resident.uid for resident in full.residents}.issuperset(chosen):
+    if not {resident.uid for resident in full_node.residents}.issuperset(chosen):
         return None
-    return _VictimSearch(full, newcomer, chosen).find_victims()
+    return _VictimSearch(full_node, newcomer, chosen).find_victims()
 
 
 class _Sums(NamedTuple):
@@ -127,7 +127,7 @@ class _Sums(NamedTuple):
     def subtract(self, other: "_Sums") -> "_Sums":
         return _Sums._make(map(sub, self, other))
 
-    def short(self, requested: "_Sums") -> dict[object, int]:
+    def shortfall(self, requested: "_Sums") -> dict[object, int]:
         """What is missing for `requested`. Totals that are not requested do not matter, as in kube-scheduler."""
         amounts = zip(_Sums._fields, self, requested, strict=True)
         return {name: need - free for name, free, need in amounts if need > max(0, free)}
@@ -142,13 +142,13 @@ class _Node:
         self._sums = sums
 
     def without_pods(self, residents: Iterable[Resident]) -> "_Node":
-        return self._changed(residents, -1)
+        return self._copy_with_change(residents, -1)
 
-    def again_with(self, resident: Resident) -> "_Node":
+    def with_resident_restored(self, resident: Resident) -> "_Node":
         """The node with one of these pods added again."""
-        return self._changed((resident,), 1)
+        return self._copy_with_change((resident,), 1)
 
-    def _changed(self, residents: Iterable[Resident], sign: int) -> "_Node":
+    def _copy_with_change(self, residents: Iterable[Resident], sign: int) -> "_Node":
         """A copy on which these pods are added (sign 1) or taken away (sign -1)."""
         state, free = self.state.copy() if self.state is not None else None, self.free
         for resident in residents:
@@ -162,25 +162,27 @@ class _Node:
 class _VictimSearch:
     """Searches for the victims on one node for one pod. `node`: without the pods that leave in any case."""
 
-    def __init__(self, full: FullNode, newcomer: Preemptor, chosen: Collection[str]) -> None:
+    def __init__(self, full_node: FullNode, newcomer: Preemptor, chosen: Collection[str]) -> None:
         self._newcomer = newcomer
-        self._kinds = full.kinds
-        self._allowed = full.allowed
-        self._residents = {resident.uid: resident for resident in full.residents}
+        self._kinds = full_node.kinds
+        self._allowed_evictions = full_node.allowed
+        self._residents = {resident.uid: resident for resident in full_node.residents}
         self._scorer = (
-            placement.Scorer(full.kinds, newcomer.request, newcomer.policy, newcomer.headroom)
+            placement.Scorer(full_node.kinds, newcomer.request, newcomer.policy, newcomer.headroom)
             if newcomer.request is not None
             else None
         )
         self._placement_effort = SearchEffort(_PLACEMENT_STEPS, reasons=False)
         self._victims: dict[str, Victim] = {}  # by UID: each search of the question takes the same
         self._requested = _requested_sums(newcomer)
-        self._sums = {resident.uid: _sums(resident.load, resident.holding) for resident in full.residents}
-        now = _Node(full.node, _free_sums(full), self._sums)
-        self._forced = self._unexplained(now, chosen)
-        known = [self._residents[uid] for uid in self._forced]
-        self._node = now.without_pods([*known, *(r for r in full.residents if r.going and r.uid not in self._forced)])
-        self._charged = [Victim(resident.uid, {}, resident.budgets) for resident in known]
+        self._sums = {resident.uid: _sums(resident.load, resident.holding) for resident in full_node.residents}
+        initial_node = _Node(full_node.node, _free_sums(full_node), self._sums)
+        self._forced_uids = self._unexplained_victims(initial_node, chosen)
+        forced_residents = [self._residents[uid] for uid in self._forced_uids]
+        self._node = initial_node.without_pods(
+            [*forced_residents, *(r for r in full_node.residents if r.is_leaving and r.uid not in self._forced_uids)]
+        )
+        self._forced_victims = [Victim(resident.uid, {}, resident.budgets) for resident in forced_residents]
         self._plan = self._plan_on(self._node.state)
 
     def find_victims(self) -> Victims | None:
@@ -188,8 +190,8 @@ class _VictimSearch:
             resident
             for resident in self._residents.values()
             if resident.priority < self._newcomer.priority
-            and not (resident.going or resident.fixed or resident.grouped)
-            and resident.uid not in self._forced
+            and not (resident.is_leaving or resident.fixed or resident.grouped)
+            and resident.uid not in self._forced_uids
         ]
         candidates.sort(key=lambda resident: (resident.priority, resident.uid))
         del candidates[_MAX_CANDIDATES:]
@@ -208,32 +210,32 @@ class _VictimSearch:
                 low = middle + 1
         return self._minimal_victims([self._residents[victim.name] for victim in cover.victims])
 
-    def _unexplained(self, now: _Node, chosen: Collection[str]) -> tuple[str, ...]:
+    def _unexplained_victims(self, node: _Node, chosen: Collection[str]) -> tuple[str, ...]:
         """Those of the chosen that the node's sums do not need to go, so that something else must be short.
 
         kube-scheduler counts pods that are being deleted like others, but no pod whose object is gone.
         """
-        vanished = {resident.uid for resident in self._residents.values() if resident.going and resident.fixed}
-        without_chosen = now.without_pods(self._residents[uid] for uid in vanished.union(chosen))
+        vanished = {resident.uid for resident in self._residents.values() if resident.is_leaving and resident.fixed}
+        without_chosen = node.without_pods(self._residents[uid] for uid in vanished.union(chosen))
         forced = []
         for uid in sorted(chosen):
             resident = self._residents[uid]
-            if resident.going:
+            if resident.is_leaving:
                 continue
             if resident.fixed or resident.grouped or resident.priority >= self._newcomer.priority:
                 forced.append(uid)
                 continue
-            if not self._short(without_chosen.again_with(resident)):
+            if not self._shortfall(without_chosen.with_resident_restored(resident)):
                 forced.append(uid)
         return tuple(forced)
 
-    def _short(self, node: _Node) -> dict[object, int]:
+    def _shortfall(self, node: _Node) -> dict[object, int]:
         """What is missing besides cards."""
         request = self._newcomer.request
-        short = node.free.short(self._requested)
+        shortfall = node.free.shortfall(self._requested)
         if request is not None and request.devices and node.state is not None:
-            short |= _devices_short(node.state, request)
-        return short
+            shortfall |= _device_shortfall(node.state, request)
+        return shortfall
 
     def _plan_on(self, state: NodeState | None) -> fitting.SearchPlan | None:
         if self._newcomer.request is None or state is None:
@@ -246,16 +248,22 @@ class _VictimSearch:
         """The cheapest way to make room with these candidates, whatever their priorities."""
         if not candidates:
             cover = Cover(0, ())
-            return cover if self._is_good(cover) else None
+            return cover if self._is_valid(cover) else None
         possible_victims = [self._victim_of(resident) for resident in candidates]
-        short, allowed = self._short(self._node), self._remaining_budgets()
+        shortfall, allowed = self._shortfall(self._node), self._remaining_budgets()
         if self._newcomer.request is None:
-            return setcover.cheapest_cover(possible_victims, short, allowed, CoverEffort())
+            return setcover.cheapest_cover(possible_victims, shortfall, allowed, CoverEffort())
         if self._node.state is None or self._plan is None:
             return None
         state, plan = self._node.state, self._plan
-        return cardvictims.cheapest(
-            state, plan, possible_victims, needs=short, allowed=allowed, is_good=self._is_good, effort=CoverEffort()
+        return cardvictims.find_cheapest_victims(
+            state,
+            plan,
+            possible_victims,
+            needs=shortfall,
+            allowed=allowed,
+            is_valid=self._is_valid,
+            effort=CoverEffort(),
         )
 
     def _victim_of(self, resident: Resident) -> Victim:
@@ -269,17 +277,17 @@ class _VictimSearch:
         if state is not None and resident.holding is not None:
             amounts |= cardvictims.freed_amounts(state, resident.holding)
             if request is not None and request.devices:
-                amounts |= _devices_freed(state, request, resident.holding.assignment)
+                amounts |= _freed_devices(state, request, resident.holding.assignment)
         return amounts
 
     def _remaining_budgets(self) -> dict[str, int]:
-        remaining = dict(self._allowed)
-        for victim in self._charged:
+        remaining_budgets = dict(self._allowed_evictions)
+        for victim in self._forced_victims:
             for budget in victim.budgets:
-                remaining[budget] = remaining.get(budget, 0) - 1
-        return remaining
+                remaining_budgets[budget] = remaining_budgets.get(budget, 0) - 1
+        return remaining_budgets
 
-    def _is_good(self, cover: Cover) -> bool:
+    def _is_valid(self, cover: Cover) -> bool:
         node = self._node.without_pods([self._residents[victim.name] for victim in cover.victims])
         return self._can_fit(node)
 
@@ -289,15 +297,15 @@ class _VictimSearch:
         if effort.remaining <= 0:
             return False
         if self._plan is not None:  # each request after the first is searched on a copy of the node
-            effort.remaining -= max(0, len(self._plan.wants) - 1)
-        return self._fits(node, effort) is not None
+            effort.remaining -= max(0, len(self._plan.typed_requests) - 1)
+        return self._place_newcomer(node, effort) is not None
 
-    def _fits(self, node: _Node, effort: SearchEffort | None = None) -> Assignment | bool | None:
+    def _place_newcomer(self, node: _Node, effort: SearchEffort | None = None) -> Assignment | bool | None:
         """The newcomer's cards on this node; True where it asks for none; None: it does not fit.
 
         effort: of this and other placements; None: an effort of its own.
         """
-        if node.free.short(self._requested):
+        if node.free.shortfall(self._requested):
             return None
         if self._scorer is None:
             return True
@@ -311,54 +319,56 @@ class _VictimSearch:
         """
         node = self._node.without_pods(removed)
         for victim in sorted(removed, key=lambda resident: (-resident.priority, resident.uid)):
-            fuller = node.again_with(victim)
+            fuller = node.with_resident_restored(victim)
             if self._can_fit(fuller):
                 removed = [resident for resident in removed if resident is not victim]
                 node = fuller
-        fits = self._fits(node)  # an effort of its own finds again what was found before
-        if fits is None:
+        fit = self._place_newcomer(node)  # an effort of its own finds again what was found before
+        if fit is None:
             return None
-        known = [*removed, *(self._residents[uid] for uid in self._forced)]
-        charged = [Victim(resident.uid, {}, resident.budgets) for resident in known]
+        all_victims = [*removed, *(self._residents[uid] for uid in self._forced_uids)]
+        charged = [Victim(resident.uid, {}, resident.budgets) for resident in all_victims]
         return Victims(
-            uids=tuple(sorted({resident.uid for resident in removed} | set(self._forced))),
-            violations=setcover.budget_excess(charged, self._allowed),
-            highest=max((resident.priority for resident in known), default=None),
-            assignment=fits if isinstance(fits, Assignment) else None,
+            uids=tuple(sorted({resident.uid for resident in removed} | set(self._forced_uids))),
+            violations=setcover.budget_excess(charged, self._allowed_evictions),
+            highest=max((resident.priority for resident in all_victims), default=None),
+            assignment=fit if isinstance(fit, Assignment) else None,
         )
 
 
 def _requested_sums(newcomer: Preemptor) -> _Sums:
     request, load = newcomer.request, newcomer.load
     shares = [container for container in request.containers if not container.whole] if request is not None else []
-    whole = sum(container.cards for container in request.containers if container.whole) if request is not None else 0
+    whole_cards = (
+        sum(container.cards for container in request.containers if container.whole) if request is not None else 0
+    )
     return _Sums(
         load.cpu,
         load.memory,
         load.pods,
         sum(container.mem for container in shares),
         sum(container.core for container in shares),
-        whole,
+        whole_cards,
     )
 
 
 def _sums(load: Load, holding: Holding | None) -> _Sums:
     shares = holding.assignment.shares() if holding is not None else []
-    parts = [share for share in shares if not share.whole]
-    mem, core = sum(share.mem for share in parts), sum(share.core for share in parts)
-    return _Sums(load.cpu, load.memory, load.pods, mem, core, len(shares) - len(parts))
+    partial_shares = [share for share in shares if not share.whole]
+    mem, core = sum(share.mem for share in partial_shares), sum(share.core for share in partial_shares)
+    return _Sums(load.cpu, load.memory, load.pods, mem, core, len(shares) - len(partial_shares))
 
 
-def _free_sums(full: FullNode) -> _Sums:
+def _free_sums(full_node: FullNode) -> _Sums:
     """The sums as kube-scheduler counts them: of all cards, minus what the pods ask."""
-    cards = full.node.cards if full.node is not None else []
-    held = _Sums(0, 0, 0, 0, 0, 0)
-    for resident in full.residents:
-        held = held.add(_sums(Load(0, 0, 0), resident.holding))
-    load = full.free
-    core_per_card = full.node.core if full.node is not None else 0
-    mem, core = sum(card.mem for card in cards) - held.gpu_mem, core_per_card * len(cards) - held.gpu_core
-    return _Sums(load.cpu, load.memory, load.pods, mem, core, len(cards) - held.whole)
+    cards = full_node.node.cards if full_node.node is not None else []
+    used_sums = _Sums(0, 0, 0, 0, 0, 0)
+    for resident in full_node.residents:
+        used_sums = used_sums.add(_sums(Load(0, 0, 0), resident.holding))
+    load = full_node.free
+    core_per_card = full_node.node.core if full_node.node is not None else 0
+    mem, core = sum(card.mem for card in cards) - used_sums.gpu_mem, core_per_card * len(cards) - used_sums.gpu_core
+    return _Sums(load.cpu, load.memory, load.pods, mem, core, len(cards) - used_sums.whole)
 
 
 # Devices that are no GPUs. There are enough for all classes if there are enough for each set of classes (Hall).
@@ -375,18 +385,18 @@ def _class_sets(request: PodRequest) -> list[tuple[frozenset[str], int]]:
     return [(class_set, sum(counts[name] for name in class_set)) for class_set in sets]
 
 
-def _devices_short(node: NodeState, request: PodRequest) -> dict[object, int]:
-    free = list(filter(node.is_free, node.devices))
-    short: dict[object, int] = {}
+def _device_shortfall(node: NodeState, request: PodRequest) -> dict[object, int]:
+    free_devices = list(filter(node.is_free, node.devices))
+    shortfall: dict[object, int] = {}
     for class_set, need in _class_sets(request):
-        available = sum(not class_set.isdisjoint(device.classes) for device in free)
+        available = sum(not class_set.isdisjoint(device.classes) for device in free_devices)
         if available < need:
-            short[class_set] = need - available
-    return short
+            shortfall[class_set] = need - available
+    return shortfall
 
 
-def _devices_freed(node: NodeState, request: PodRequest, held: Assignment) -> dict[object, int]:
-    uuids = {share.uuid for share in held.device_shares()}
+def _freed_devices(node: NodeState, request: PodRequest, assignment: Assignment) -> dict[object, int]:
+    uuids = {share.uuid for share in assignment.device_shares()}
     freed = [d for d in node.devices if d.uuid in uuids and d.accepts_pods and node.device_holds.get(d.uuid) == 1]
     return {
         class_set: sum(not class_set.isdisjoint(device.classes) for device in freed)

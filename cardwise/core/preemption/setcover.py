@@ -35,7 +35,7 @@ class Cover(NamedTuple):
     victims: tuple[Victim, ...]
 
 
-class _Part(NamedTuple):
+class _Candidate(NamedTuple):
     """A thing with its amounts in the order of the dimensions; no amount is more than is needed."""
 
     victim: Victim
@@ -48,48 +48,48 @@ class CoverEffort:
     remaining: below zero where more was spent than there was: to find any cover at all.
     """
 
-    def __init__(self, looks: int = _EFFORT) -> None:
-        self.remaining = looks
+    def __init__(self, steps: int = _EFFORT) -> None:
+        self.remaining = steps
 
     @property
-    def spent(self) -> bool:
+    def is_spent(self) -> bool:
         return self.remaining <= 0
 
-    def spend(self, looks: int) -> None:
-        self.remaining -= looks
+    def spend(self, steps: int) -> None:
+        self.remaining -= steps
 
 
 def cheapest_cover(
-    candidates: Sequence[Victim],
+    victims: Sequence[Victim],
     needs: Mapping[object, int],
     allowed: Mapping[str, int],
     effort: CoverEffort,
-    below: int | None = None,
+    cost_limit: int | None = None,
 ) -> Cover | None:
-    """The cheapest set that meets the needs; None if there is none, or none that costs less than `below`.
+    """The cheapest set that meets the needs; None if there is none, or none that costs less than `cost_limit`.
 
     allowed: how many evictions each budget allows.
 
     Deterministic: the same arguments give the same result.
     """
     dimensions = [dimension for dimension, need in needs.items() if need > 0]
-    effort.spend(len(candidates) * (1 + len(dimensions)))
-    short = tuple([needs[dimension] for dimension in dimensions])
-    parts = []
-    for candidate in candidates:
-        amounts = tuple([min(candidate.amounts.get(d, 0), need) for d, need in zip(dimensions, short, strict=True)])
+    effort.spend(len(victims) * (1 + len(dimensions)))
+    shortfall = tuple([needs[dimension] for dimension in dimensions])
+    candidates = []
+    for victim in victims:
+        amounts = tuple([min(victim.amounts.get(d, 0), need) for d, need in zip(dimensions, shortfall, strict=True)])
         if any(amounts):
-            parts.append(_Part(candidate, amounts))
-    chosen, parts, short = _needed(parts, short)
-    if any(sum(part.amounts[d] for part in parts) < need for d, need in enumerate(short)):
+            candidates.append(_Candidate(victim, amounts))
+    chosen, candidates, shortfall = _take_required(candidates, shortfall)
+    if any(sum(candidate.amounts[d] for candidate in candidates) < need for d, need in enumerate(shortfall)):
         return None
-    remaining = _remaining_budgets(allowed, chosen)
-    if sum(need > 0 for need in short) == 1 and all(len(part.victim.budgets) <= 1 for part in parts):
-        dimension = next(d for d, need in enumerate(short) if need > 0)
-        chosen = [*chosen, *_cover_dimension(parts, dimension, short[dimension], remaining)]
-        return _cover(chosen, allowed, below)
-    search = _Search(parts, allowed, effort, below)
-    search.search(short, remaining, chosen)
+    remaining_budgets = _remaining_budgets(allowed, chosen)
+    if sum(need > 0 for need in shortfall) == 1 and all(len(candidate.victim.budgets) <= 1 for candidate in candidates):
+        dimension = next(d for d, need in enumerate(shortfall) if need > 0)
+        chosen = [*chosen, *_cover_dimension(candidates, dimension, shortfall[dimension], remaining_budgets)]
+        return _cover(chosen, allowed, cost_limit)
+    search = _Search(candidates, allowed, effort, cost_limit)
+    search.search(shortfall, remaining_budgets, chosen)
     return search.best
 
 
@@ -102,76 +102,84 @@ def budget_excess(victims: Collection[Victim], allowed: Mapping[str, int]) -> in
     return sum(max(0, count - max(0, allowed.get(budget, 0))) for budget, count in counts.items())
 
 
-def _cover(parts: Sequence[_Part], allowed: Mapping[str, int], below: int | None) -> Cover | None:
-    victims = tuple([part.victim for part in parts])
+def _cover(candidates: Sequence[_Candidate], allowed: Mapping[str, int], cost_limit: int | None) -> Cover | None:
+    victims = tuple([candidate.victim for candidate in candidates])
     cost = EXCESS_COST * budget_excess(victims, allowed) + len(victims)
-    return Cover(cost, victims) if below is None or cost < below else None
+    return Cover(cost, victims) if cost_limit is None or cost < cost_limit else None
 
 
-def _needed(parts: list[_Part], short: tuple[int, ...]) -> tuple[list[_Part], list[_Part], tuple[int, ...]]:
+def _take_required(
+    candidates: list[_Candidate], shortfall: tuple[int, ...]
+) -> tuple[list[_Candidate], list[_Candidate], tuple[int, ...]]:
     """The parts that are in every cover, the other parts, and what is still short."""
-    chosen: list[_Part] = []
+    chosen: list[_Candidate] = []
     while True:
-        sums = [sum(part.amounts[dimension] for part in parts) for dimension in range(len(short))]
-        must = [
-            part
-            for part in parts
+        sums = [sum(candidate.amounts[dimension] for candidate in candidates) for dimension in range(len(shortfall))]
+        required = [
+            candidate
+            for candidate in candidates
             if any(
                 need > 0 and total - amount < need
-                for need, total, amount in zip(short, sums, part.amounts, strict=True)
+                for need, total, amount in zip(shortfall, sums, candidate.amounts, strict=True)
             )
         ]
-        if not must or any(total < need for need, total in zip(short, sums, strict=True)):
-            return chosen, parts, short
-        chosen += must
-        for part in must:
-            short = tuple([max(0, need - amount) for need, amount in zip(short, part.amounts, strict=True)])
-        names = {part.victim.name for part in must}
-        parts = [part for part in parts if part.victim.name not in names]
+        if not required or any(total < need for need, total in zip(shortfall, sums, strict=True)):
+            return chosen, candidates, shortfall
+        chosen += required
+        for candidate in required:
+            shortfall = tuple(
+                [max(0, need - amount) for need, amount in zip(shortfall, candidate.amounts, strict=True)]
+            )
+        names = {candidate.victim.name for candidate in required}
+        candidates = [candidate for candidate in candidates if candidate.victim.name not in names]
 
 
-def _remaining_budgets(allowed: Mapping[str, int], chosen: Sequence[_Part]) -> dict[str, int]:
+def _remaining_budgets(allowed: Mapping[str, int], chosen: Sequence[_Candidate]) -> dict[str, int]:
     """What the budgets still allow."""
-    remaining = dict(allowed)
-    for part in chosen:
-        for budget in part.victim.budgets:
-            remaining[budget] = remaining.get(budget, 0) - 1
-    return remaining
+    remaining_budgets = dict(allowed)
+    for candidate in chosen:
+        for budget in candidate.victim.budgets:
+            remaining_budgets[budget] = remaining_budgets.get(budget, 0) - 1
+    return remaining_budgets
 
 
-def _cover_dimension(parts: Sequence[_Part], dimension: int, need: int, budgets: Mapping[str, int]) -> list[_Part]:
+def _cover_dimension(
+    candidates: Sequence[_Candidate], dimension: int, need: int, budgets: Mapping[str, int]
+) -> list[_Candidate]:
     """The cheapest cover of one need that can be met: big parts first, and parts within their budgets before others."""
-    within, beyond = _split(parts, dimension, budgets)
-    rest = need - sum(part.amounts[dimension] for part in within)
+    within_budgets, beyond_budgets = _split_by_budgets(candidates, dimension, budgets)
+    missing = need - sum(candidate.amounts[dimension] for candidate in within_budgets)
     chosen = []
-    for part in beyond:
-        if rest <= 0:
+    for candidate in beyond_budgets:
+        if missing <= 0:
             break
-        chosen.append(part)
-        rest -= part.amounts[dimension]
-    need -= sum(part.amounts[dimension] for part in chosen)
-    for i, part in enumerate(within):
+        chosen.append(candidate)
+        missing -= candidate.amounts[dimension]
+    need -= sum(candidate.amounts[dimension] for candidate in chosen)
+    for i, candidate in enumerate(within_budgets):
         if need <= 0:
             break
         # As the last part, the smallest that is enough.
-        end = bisect_right(within, -need, lo=i, key=lambda part: -part.amounts[dimension])
-        chosen.append(within[end - 1] if end > i else part)
+        end = bisect_right(within_budgets, -need, lo=i, key=lambda candidate: -candidate.amounts[dimension])
+        chosen.append(within_budgets[end - 1] if end > i else candidate)
         need -= chosen[-1].amounts[dimension]
     return chosen
 
 
-def _split(parts: Sequence[_Part], dimension: int, budgets: Mapping[str, int]) -> tuple[list[_Part], list[_Part]]:
+def _split_by_budgets(
+    candidates: Sequence[_Candidate], dimension: int, budgets: Mapping[str, int]
+) -> tuple[list[_Candidate], list[_Candidate]]:
     """The parts that their budgets allow, taken by size, and the other parts."""
-    within, beyond = [], []
-    remaining = dict(budgets)
-    for part in sorted(parts, key=lambda part: -part.amounts[dimension]):
-        if all(remaining.get(budget, 0) > 0 for budget in part.victim.budgets):
-            within.append(part)
+    within_budgets, beyond_budgets = [], []
+    remaining_budgets = dict(budgets)
+    for candidate in sorted(candidates, key=lambda candidate: -candidate.amounts[dimension]):
+        if all(remaining_budgets.get(budget, 0) > 0 for budget in candidate.victim.budgets):
+            within_budgets.append(candidate)
         else:
-            beyond.append(part)
-        for budget in part.victim.budgets:
-            remaining[budget] = remaining.get(budget, 0) - 1
-    return within, beyond
+            beyond_budgets.append(candidate)
+        for budget in candidate.victim.budgets:
+            remaining_budgets[budget] = remaining_budgets.get(budget, 0) - 1
+    return within_budgets, beyond_budgets
 
 
 class _Search:
@@ -181,63 +189,67 @@ class _Search:
     """
 
     def __init__(
-        self, parts: Sequence[_Part], allowed: Mapping[str, int], effort: CoverEffort, below: int | None
+        self, candidates: Sequence[_Candidate], allowed: Mapping[str, int], effort: CoverEffort, cost_limit: int | None
     ) -> None:
         self.best: Cover | None = None
         self._allowed = allowed
         self._budgets: dict[str, int] = {}  # what budgets still allow
         self._effort = effort
-        self._below = below
-        self._parts = {1 << i: part for i, part in enumerate(parts)}
-        self._charged = sum(bit for bit, part in self._parts.items() if part.victim.budgets)
+        self._cost_limit = cost_limit
+        self._candidates = {1 << i: candidate for i, candidate in enumerate(candidates)}
+        self._budgeted_bits = sum(bit for bit, candidate in self._candidates.items() if candidate.victim.budgets)
         # By dimension, what gives something there, most first: its bit, the amount, and its first budget.
         self._orders = [
             [
-                (bit, part.amounts[dimension], part.victim.budgets[0] if part.victim.budgets else None)
-                for bit, part in sorted(
-                    self._parts.items(), key=lambda entry: (-entry[1].amounts[dimension], -sum(entry[1].amounts))
+                (bit, candidate.amounts[dimension], candidate.victim.budgets[0] if candidate.victim.budgets else None)
+                for bit, candidate in sorted(
+                    self._candidates.items(), key=lambda entry: (-entry[1].amounts[dimension], -sum(entry[1].amounts))
                 )
-                if part.amounts[dimension]
+                if candidate.amounts[dimension]
             ]
-            for dimension in range(len(parts[0].amounts) if parts else 0)
+            for dimension in range(len(candidates[0].amounts) if candidates else 0)
         ]
-        self._no_more = [_no_more(self._parts, dimension) for dimension in range(len(self._orders))]
-        self._of_budget: dict[str, int] = {}
-        for bit, part in self._parts.items():
-            for budget in set(part.victim.budgets):
-                self._of_budget[budget] = self._of_budget.get(budget, 0) | bit
+        self._bits_up_to_amount = [
+            _bits_up_to_amount(self._candidates, dimension) for dimension in range(len(self._orders))
+        ]
+        self._bits_by_budget: dict[str, int] = {}
+        for bit, candidate in self._candidates.items():
+            for budget in set(candidate.victim.budgets):
+                self._bits_by_budget[budget] = self._bits_by_budget.get(budget, 0) | bit
 
-    def search(self, short: tuple[int, ...], budgets: Mapping[str, int], chosen: Sequence[_Part]) -> None:
+    def search(self, shortfall: tuple[int, ...], budgets: Mapping[str, int], chosen: Sequence[_Candidate]) -> None:
         self._budgets = dict(budgets)
-        cost = EXCESS_COST * budget_excess([part.victim for part in chosen], self._allowed) + len(chosen)
-        self._branch((1 << len(self._parts)) - 1, short, cost, chosen)
+        cost = EXCESS_COST * budget_excess([candidate.victim for candidate in chosen], self._allowed) + len(chosen)
+        self._branch((1 << len(self._candidates)) - 1, shortfall, cost, chosen)
 
-    def _branch(self, open_bits: int, short: tuple[int, ...], cost: int, chosen: Sequence[_Part]) -> None:
-        if not any(need > 0 for need in short):
-            if self._below is None or cost < self._below:
-                self.best, self._below = Cover(cost, tuple([part.victim for part in chosen])), cost
+    def _branch(self, open_bits: int, shortfall: tuple[int, ...], cost: int, chosen: Sequence[_Candidate]) -> None:
+        if not any(need > 0 for need in shortfall):
+            if self._cost_limit is None or cost < self._cost_limit:
+                self.best, self._cost_limit = Cover(cost, tuple([candidate.victim for candidate in chosen])), cost
             return
-        # A caller that gives `below` has a cover already.
-        while not self._effort.spent or self._below is None:
-            self._effort.spend(open_bits.bit_count() * len(short))
-            hardest = self._hardest(open_bits, short, cost)
+        # A caller that gives `cost_limit` has a cover already.
+        while not self._effort.is_spent or self._cost_limit is None:
+            self._effort.spend(open_bits.bit_count() * len(shortfall))
+            hardest = self._hardest_dimension(open_bits, shortfall, cost)
             if hardest is None:
                 return
-            bit, part = self._next(hardest, open_bits)
+            bit, candidate = self._next_candidate(hardest, open_bits)
             open_bits &= ~bit
-            after = tuple([max(0, need - amount) for need, amount in zip(short, part.amounts, strict=True)])
-            excess = sum(self._budgets.get(budget, 0) <= 0 for budget in part.victim.budgets)
-            self._charge(part, -1)
-            self._branch(open_bits, after, cost + EXCESS_COST * excess + 1, [*chosen, part])
-            self._charge(part, 1)
+            shortfall_after = tuple(
+                [max(0, need - amount) for need, amount in zip(shortfall, candidate.amounts, strict=True)]
+            )
+            excess = sum(self._budgets.get(budget, 0) <= 0 for budget in candidate.victim.budgets)
+            self._charge(candidate, -1)
+            self._branch(open_bits, shortfall_after, cost + EXCESS_COST * excess + 1, [*chosen, candidate])
+            self._charge(candidate, 1)
             # A cover without this part need not have a part that this one could replace.
-            open_bits &= ~self._replaceable_by(part)
+            open_bits &= ~self._replaceable_by(candidate)
 
-    def _charge(self, part: _Part, sign: int) -> None:
-        for budget in part.victim.budgets:
+    def _charge(self, candidate: _Candidate, sign: int) -> None:
+        for budget in candidate.victim.budgets:
             self._budgets[budget] = self._budgets.get(budget, 0) + sign
 
-    def _next(self, dimension: int, open_bits: int) -> tuple[int, _Part]:
+    def _next_candidate(self, dimension: int, open_bits: int) -> tuple[int, _Candidate]:
         """The biggest part that its budgets still allow, or else the biggest."""
         biggest = 0
         for bit, _, budget in self._orders[dimension]:
@@ -245,68 +257,68 @@ class _Search:
                 continue
             biggest = biggest or bit
             if budget is None or all(
-                self._budgets.get(other_budget, 0) > 0 for other_budget in self._parts[bit].victim.budgets
+                self._budgets.get(other_budget, 0) > 0 for other_budget in self._candidates[bit].victim.budgets
             ):
-                return bit, self._parts[bit]
-        return biggest, self._parts[biggest]
+                return bit, self._candidates[bit]
+        return biggest, self._candidates[biggest]
 
-    def _replaceable_by(self, part: _Part) -> int:
+    def _replaceable_by(self, candidate: _Candidate) -> int:
         """The parts that this one stands for at no higher cost: they give no more, and have all its budgets."""
         bits = -1
-        for no_more, amount in zip(self._no_more, part.amounts, strict=True):
-            bits &= no_more[amount]
-        for budget in part.victim.budgets:
-            bits &= self._of_budget[budget]
+        for bits_up_to_amount, amount in zip(self._bits_up_to_amount, candidate.amounts, strict=True):
+            bits &= bits_up_to_amount[amount]
+        for budget in candidate.victim.budgets:
+            bits &= self._bits_by_budget[budget]
         return bits
 
-    def _hardest(self, open_bits: int, short: tuple[int, ...], cost: int) -> int | None:
+    def _hardest_dimension(self, open_bits: int, shortfall: tuple[int, ...], cost: int) -> int | None:
         """The dimension that needs the most parts; None where no cover of these is cheap enough."""
-        hardest, most_parts, excess = 0, -1, 0
-        bounded = self._below is not None and open_bits & self._charged
-        for dimension, need in enumerate(short):
+        hardest, max_count, excess = 0, -1, 0
+        bounded = self._cost_limit is not None and open_bits & self._budgeted_bits
+        for dimension, need in enumerate(shortfall):
             if need <= 0:
                 continue
-            count = _count((amount for bit, amount, _ in self._orders[dimension] if open_bits & bit), need)
+            count = _count_largest((amount for bit, amount, _ in self._orders[dimension] if open_bits & bit), need)
             if count is None:
                 return None
-            if count > most_parts:
-                hardest, most_parts = dimension, count
+            if count > max_count:
+                hardest, max_count = dimension, count
             if bounded:
-                excess = max(excess, self._excess(dimension, need, open_bits))
-        if self._below is not None and cost + EXCESS_COST * excess + most_parts >= self._below:
+                excess = max(excess, self._min_excess(dimension, need, open_bits))
+        if self._cost_limit is not None and cost + EXCESS_COST * excess + max_count >= self._cost_limit:
             return None
         return hardest
 
-    def _excess(self, dimension: int, need: int, open_bits: int) -> int:
+    def _min_excess(self, dimension: int, need: int, open_bits: int) -> int:
         """How many parts of any cover exceed a budget, at least. Of a part's budgets only the first counts, so that it
         is never too many.
         """
-        remaining, beyond = dict[str, int](), []
+        remaining_budgets, amounts_beyond_budgets = dict[str, int](), []
         for bit, amount, budget in self._orders[dimension]:
             if not open_bits & bit:
                 continue
             if budget is not None:
-                allowed = remaining[budget] if budget in remaining else self._budgets.get(budget, 0)
-                remaining[budget] = allowed - 1
+                allowed = remaining_budgets[budget] if budget in remaining_budgets else self._budgets.get(budget, 0)
+                remaining_budgets[budget] = allowed - 1
                 if allowed <= 0:
-                    beyond.append(amount)
+                    amounts_beyond_budgets.append(amount)
                     continue
             need -= amount
             if need <= 0:
                 return 0
-        return _count(beyond, need) or 0
+        return _count_largest(amounts_beyond_budgets, need) or 0
 
 
-def _no_more(parts: Mapping[int, _Part], dimension: int) -> dict[int, int]:
+def _bits_up_to_amount(candidates: Mapping[int, _Candidate], dimension: int) -> dict[int, int]:
     """By each amount that a part gives in this dimension: those that give no more."""
     bits_by_amount, bits = dict[int, int](), 0
-    for bit, part in sorted(parts.items(), key=lambda entry: entry[1].amounts[dimension]):
+    for bit, candidate in sorted(candidates.items(), key=lambda entry: entry[1].amounts[dimension]):
         bits |= bit
-        bits_by_amount[part.amounts[dimension]] = bits
+        bits_by_amount[candidate.amounts[dimension]] = bits
     return bits_by_amount
 
 
-def _count(amounts: Iterable[int], need: int) -> int | None:
+def _count_largest(amounts: Iterable[int], need: int) -> int | None:
     """How many of these amounts, the biggest first, meet the need; None: all together do not."""
     count = 0
     for amount in amounts:

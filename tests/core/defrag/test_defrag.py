@@ -96,13 +96,13 @@ def test_the_card_with_the_fewest_pods_is_cleared():
     ledger, pods = cluster(n1=[[100, 100], [300]], n2=[[600]])
     defrag_plan = plan(world(ledger), free_cards(1), pods)
     assert moves(defrag_plan) == ["c: n1/1 > n2/0"]
-    assert (defrag_plan.fits, defrag_plan.exact) == ((0, 1), True)
+    assert (defrag_plan.fit_counts, defrag_plan.exact) == ((0, 1), True)
 
 
 def test_nothing_is_moved_where_it_fits_already():
     ledger, pods = cluster(n1=[[], [300]])
     defrag_plan = plan(world(ledger), free_cards(1), pods)
-    assert (defrag_plan.moves, defrag_plan.fits) == ((), (1,))
+    assert (defrag_plan.moves, defrag_plan.fit_counts) == ((), (1,))
 
 
 def test_a_share_fits_where_the_holes_are_joined():
@@ -122,7 +122,7 @@ def test_who_would_come_back_to_its_card_is_not_moved():
     """Spread puts what is evicted onto the emptiest card: that is the one it has just left."""
     ledger, pods = cluster(n1=[[100], [600]])
     spreading = [replace(pod, policy="spread") for pod in pods]
-    assert plan(world(ledger), free_cards(1), spreading, cordon=False).fits[-1] == 0
+    assert plan(world(ledger), free_cards(1), spreading, cordon=False).fit_counts[-1] == 0
     assert moves(plan(world(ledger), free_cards(1), pods, cordon=False)) == ["a: n1/0 > n1/1"]
 
 
@@ -143,7 +143,7 @@ def test_a_card_that_a_person_has_cordoned_stays_so_and_is_no_free_card():
     closed = [replace(card, cordoned=card.index == 0) for card in cards(SIZE, SIZE, SIZE)]
     ledger.set_cards("n1", closed)
     defrag_plan = plan(world(ledger), free_cards(2), [replace(pod, policy="spread") for pod in pods])
-    assert defrag_plan.fits[-1] < 2
+    assert defrag_plan.fit_counts[-1] < 2
     node = ledger.node("n1")
     assert node is not None
     assert node.cards == closed
@@ -154,14 +154,14 @@ def test_who_would_go_back_beside_the_one_that_is_ending_is_not_moved():
     ledger, pods = cluster(n1=[[200, 400]], n2=[[300]])
     # Of n1's 400 MiB free with the old one there, 200 are taken by the new: the same card again.
     only = [pod for pod in pods if pod.uid == "a"]
-    assert plan(world(ledger), fit(800), only, cordon=False).fits[-1] == 0
+    assert plan(world(ledger), fit(800), only, cordon=False).fit_counts[-1] == 0
 
 
 def test_room_is_made_only_where_the_pods_of_the_goal_may_be():
     ledger, pods = cluster(n1=[[], [100]], n2=[[100], [300, 300]])
     goal = replace(free_cards(1), nodes=frozenset({"n2"}))
     defrag_plan = plan(world(ledger), goal, pods)
-    assert (moves(defrag_plan), defrag_plan.fits) == (["b: n2/0 > n2/1"], (0, 1))
+    assert (moves(defrag_plan), defrag_plan.fit_counts) == (["b: n2/0 > n2/1"], (0, 1))
     unsearched = plan(world(ledger), goal, pods, effort=0)
     assert moves(unsearched) == ["b: n2/0 > n2/1"]
 
@@ -169,7 +169,7 @@ def test_room_is_made_only_where_the_pods_of_the_goal_may_be():
 def test_no_more_pods_of_one_owner_move_than_it_can_lose():
     ledger, pods = cluster(n1=[[100, 100], [300]], n2=[[900]])
     one_job = [replace(pod, owner="job", at_most=1) if pod.uid in "ab" else pod for pod in pods if pod.uid != "c"]
-    assert plan(world(ledger), free_cards(1), one_job).fits[-1] == 0
+    assert plan(world(ledger), free_cards(1), one_job).fit_counts[-1] == 0
     two = [replace(pod, at_most=2) for pod in one_job]
     assert len(plan(world(ledger), free_cards(1), two).moves) == 2
     others = [replace(pod, owner=pod.uid) for pod in one_job]
@@ -186,14 +186,14 @@ def test_pods_that_may_not_move_stay():
     ledger, pods = cluster(n1=[[100], [300]], n2=[[500]])
     defrag_plan = plan(world(ledger), free_cards(1), [pod for pod in pods if pod.uid != "a"])
     assert moves(defrag_plan) == ["b: n1/1 > n2/0"]
-    assert plan(world(ledger), free_cards(1), []).fits[-1] == 0
+    assert plan(world(ledger), free_cards(1), []).fit_counts[-1] == 0
 
 
 def test_no_more_moves_than_allowed():
     ledger, pods = cluster(n1=[[100, 100], [300, 300]], n2=[[400]])
     assert moves(plan(world(ledger), free_cards(1), pods, max_moves=1)) == ["e: n2/0 > n1/1"]
     ledger, pods = cluster(n1=[[100, 100], [300, 300]], n2=[[200, 200]])
-    assert plan(world(ledger), free_cards(1), pods, max_moves=1).fits[-1] == 0
+    assert plan(world(ledger), free_cards(1), pods, max_moves=1).fit_counts[-1] == 0
     assert len(plan(world(ledger), free_cards(1), pods, max_moves=2).moves) == 2
 
 
@@ -214,16 +214,16 @@ def test_pods_stay_on_the_nodes_that_they_may_be_on_and_need_cpu_there():
     to_n2 = MovablePod(uid="a", request=first.request, load=NO_LOAD, policy="binpack", nodes=frozenset({"n2"}))
     assert moves(plan(world(ledger), free_cards(1), [to_n2])) == ["a: n1/0 > n2/0"]
     busy = MovablePod(uid="a", request=first.request, load=Load(500, 0), policy="binpack", nodes=frozenset({"n2"}))
-    assert plan(world(ledger, n2=Load(400, 0, 10)), free_cards(1), [busy]).fits[-1] == 0
-    assert plan(world(ledger, n2=Load(600, 0, 10)), free_cards(1), [busy]).fits[-1] == 1
+    assert plan(world(ledger, n2=Load(400, 0, 10)), free_cards(1), [busy]).fit_counts[-1] == 0
+    assert plan(world(ledger, n2=Load(600, 0, 10)), free_cards(1), [busy]).fit_counts[-1] == 1
 
 
 def test_a_quota_keeps_a_pod_from_where_it_has_no_room():
     ledger, pods = cluster(n1=[[300], [400]])
     full = [quotas.headroom(QuotaEntry(memory=700), quotas.NOTHING)]
-    assert plan(WhatIfCluster(ledger, Placer(ledger), lambda _: full), free_cards(1), pods).fits[-1] == 1
+    assert plan(WhatIfCluster(ledger, Placer(ledger), lambda _: full), free_cards(1), pods).fit_counts[-1] == 1
     tight = [quotas.headroom(QuotaEntry(memory=299), quotas.NOTHING)]
-    assert plan(WhatIfCluster(ledger, Placer(ledger), lambda _: tight), free_cards(1), pods).fits[-1] == 0
+    assert plan(WhatIfCluster(ledger, Placer(ledger), lambda _: tight), free_cards(1), pods).fit_counts[-1] == 0
 
 
 def test_a_big_cluster_is_done_in_steps_and_says_that_it_may_take_fewer():
@@ -238,9 +238,9 @@ def test_a_big_cluster_is_done_in_steps_and_says_that_it_may_take_fewer():
             )
             pods.append(MovablePod(uid=uid, request=share(mem), load=NO_LOAD, policy="binpack", mem=mem))
     defrag_plan = plan(world(ledger), free_cards(8), pods, effort=500)
-    assert defrag_plan.fits[-1] == 8
+    assert defrag_plan.fit_counts[-1] == 8
     assert 8 <= len(defrag_plan.moves) <= 12
-    assert defrag_plan.least < 8
+    assert defrag_plan.min_moves < 8
     assert not defrag_plan.exact
     assert ledger.holding("n00-0").node == "n00"
 
@@ -251,7 +251,7 @@ def test_somebody_makes_way_for_another():
     may = [pod for pod in pods if pod.mem in (250, 100)]
     defrag_plan = plan(world(ledger), free_cards(1), may)
     assert moves(defrag_plan) == ["b: n1/1 > n1/2", "a: n1/0 > n1/1"]
-    assert defrag_plan.fits == (0, 0, 1)
+    assert defrag_plan.fit_counts == (0, 0, 1)
 
 
 def uniform_cluster(nodes: int, per_node: int, size: int, policy: str) -> tuple[Ledger, list[MovablePod]]:
@@ -271,7 +271,7 @@ def test_of_each_node_as_many_cards_are_freed_as_can_be(nodes, per_node, goal):
     """Four of the pods have room on one card."""
     ledger, pods = uniform_cluster(nodes, per_node, 16_276, "binpack")
     defrag_plan = plan(world(ledger), free_cards(goal), pods, effort=500)
-    assert (defrag_plan.fits[-1], len(defrag_plan.moves), defrag_plan.cordons) == (goal, goal, False)
+    assert (defrag_plan.fit_counts[-1], len(defrag_plan.moves), defrag_plan.cordons) == (goal, goal, False)
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(4, 8), (20, 2)])
@@ -279,7 +279,7 @@ def test_of_more_cards_than_can_be_freed_as_many_are_as_can_be(nodes, per_node):
     ledger, pods = uniform_cluster(nodes, per_node, 16_276, "binpack")
     limit = nodes * per_node * 3 // 4
     beyond = plan(world(ledger), free_cards(limit + 1), pods, effort=500)
-    assert (beyond.fits[-1], beyond.searched) == (limit, False)
+    assert (beyond.fit_counts[-1], beyond.is_exhaustive) == (limit, False)
 
 
 @pytest.mark.parametrize(("goal", "moved"), [(1, 1), (3, 3), (26, 26)])
@@ -291,12 +291,15 @@ def test_priced_does_not_put_them_back_where_their_cards_are_cordoned_meanwhile(
         workload.count_arrival(RequestSize(1, mem, 0, "", 0, 0), 50)
     engine = SurveyedEngine(ledger, {}, workload.dump())
     wanted_goal = DefragGoal(request=WHOLE, load=NO_LOAD, count=goal, policy="priced")
-    assert plan(WhatIfCluster(ledger, engine, lambda _: ()), wanted_goal, pods, cordon=False, effort=100).fits[-1] == 0
+    assert (
+        plan(WhatIfCluster(ledger, engine, lambda _: ()), wanted_goal, pods, cordon=False, effort=100).fit_counts[-1]
+        == 0
+    )
     defrag_plan = plan(WhatIfCluster(ledger, engine, lambda _: ()), wanted_goal, pods, effort=100)
-    assert (defrag_plan.fits[-1], len(defrag_plan.moves), defrag_plan.cordons) == (goal, moved, True)
+    assert (defrag_plan.fit_counts[-1], len(defrag_plan.moves), defrag_plan.cordons) == (goal, moved, True)
 
 
 def test_a_search_that_saw_everything_says_so():
     ledger, pods = cluster(n1=[[300], [800]])
-    assert plan(world(ledger), free_cards(1), pods).searched
-    assert not plan(world(ledger), free_cards(1), pods, effort=1).searched
+    assert plan(world(ledger), free_cards(1), pods).is_exhaustive
+    assert not plan(world(ledger), free_cards(1), pods, effort=1).is_exhaustive

@@ -242,7 +242,7 @@ def test_a_whole_card_is_what_the_headroom_leaves_of_it():
     (share,) = place(ledger, gpu_count=1).assignment.shares()
     assert (share.mem, share.total) == (900, 1000)
     (view,) = explanation.explain(ledger, ["n1"], request.parse(pod(gpu_count=2)), "binpack")
-    assert [card.short for card in view.cards] == [0]
+    assert [card.missing_mib for card in view.cards] == [0]
 
 
 def test_a_card_of_which_the_headroom_leaves_nothing_is_not_given_away_whole():

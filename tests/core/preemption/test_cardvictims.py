@@ -100,7 +100,7 @@ def test_a_pod_with_a_thousand_cards_is_no_deep_recursion():
 def test_where_pods_only_terminate_the_engine_alone_chooses_the_cards():
     """What was freed for a pod is found again, also for a pod with so many cards that no victims are searched for."""
     node = full_node(16)
-    terminating = replace(node, residents=[resident._replace(going=True) for resident in node.residents])
+    terminating = replace(node, residents=[resident._replace(is_leaving=True) for resident in node.residents])
     request = pod_of(*((16, 100 + i, "") for i in range(16)))
     assert victims_for(node, request) is None
     victims = victims_for(terminating, request)

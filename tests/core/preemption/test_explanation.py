@@ -14,7 +14,7 @@ def test_explain_says_which_cards_are_not_for_the_request():
     ledger = typed_ledger(n1=[K80, V100, {"mem": 1000}])
     headroom = quota(ledger, QuotaEntry(resource_class="k80", shares=0))
     (view,) = explanation.explain(ledger, ["n1"], request.parse(pod(gpu_mem=17000)), "binpack", headroom)
-    assert [(c.closed, c.short) for c in view.cards] == [("quota", 0), ("", 840), ("", 16000)]
+    assert [(c.closed, c.missing_mib) for c in view.cards] == [("quota", 0), ("", 840), ("", 16000)]
     pod_request = request.parse(pod(containers=[of_class("k80", gpu_mem=1)]))
     (view,) = explanation.explain(ledger, ["n1"], pod_request, "binpack", headroom)
     assert view.refusal is Refusal.QUOTA
@@ -34,7 +34,7 @@ def test_explain_says_how_much_each_card_is_short_and_who_holds_it():
     ledger = ledger_with_free(n1=[4069, 2000])
     (view,) = explanation.explain(ledger, ["n1"], request.parse(pod(gpu_mem=8138)), "binpack")
     assert view.refusal is Refusal.NO_MEMORY
-    assert [(c.short, [h.name for h in c.holders]) for c in view.cards] == [(4069, ["n1-0"]), (6138, ["n1-1"])]
+    assert [(c.missing_mib, [h.name for h in c.holders]) for c in view.cards] == [(4069, ["n1-0"]), (6138, ["n1-1"])]
 
 
 def test_explain_says_how_many_devices_of_each_class_are_free_where():

@@ -72,7 +72,7 @@ def test_whoever_has_an_answer_waits_no_longer_than_the_effort_lasts():
     budget = {f"own-{i}": 1 for i in range(60)} | {"z": 20}
     of += [Victim("other", {"cpu": 1}, ("own-0", "own-1"))]
     effort = Counted(1000)
-    assert setcover.cheapest_cover(of, {"mem": 40, "cpu": 1}, budget, effort, below=20 * EXCESS_COST) is None
+    assert setcover.cheapest_cover(of, {"mem": 40, "cpu": 1}, budget, effort, cost_limit=20 * EXCESS_COST) is None
     assert 1000 < effort.looks < 2000
 
 

@@ -166,7 +166,7 @@ class Engine:
         plan = fitting.make_search_plan(card_requests, self._ledger.kinds, headroom)
         if plan.headroom:
             return self._by_cards(scorer, card_requests, load, nodes)
-        levels = plan.wants[0].levels if card_requests else ANY_CARD
+        levels = plan.typed_requests[0].levels if card_requests else ANY_CARD
         shapes = [self._shape_for(ask, card_requests, kinds) for _, kinds in levels]
         once = 1
         while True:
@@ -197,7 +197,7 @@ class Engine:
         if plan.headroom:
             return None
         among, node_names = self._slots(nodes), list[str]()
-        for _, kinds in reversed(plan.wants[0].levels if card_requests else ANY_CARD):
+        for _, kinds in reversed(plan.typed_requests[0].levels if card_requests else ANY_CARD):
             row = self._row(policy, self._shape_for(ask, card_requests, kinds))
             row.refresh(row.stale_slots())
             slots = among[row.points[among] > NONE]
