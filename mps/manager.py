@@ -481,4 +481,4 @@ def daemon_units(settings: ManagerSettings, cards: Sequence[GpuCard]) -> list[Da
 def _has_share_on_unit(pod: PodView, unit: DaemonUnit) -> bool:
     """Whether the pod has a share of one of the unit's cards."""
     uuid_by_index = uuids_by_index(unit.cards)
-    return any(share.uuid_by(uuid_by_index) in unit.uuids for share in pod.assignment.shares())
+    return any(share.resolve_uuid(uuid_by_index) in unit.uuids for share in pod.assignment.shares())

@@ -326,7 +326,7 @@ def main(
     if tls_dir is not None and external:
         bundle.keep_others = True
         certificates: tls.CertificateChecks = tls.ExternalCertificates(
-            tls_dir, directory, on_bundle=bundle.set_bundle, is_known=bundle.asserted.is_set
+            tls_dir, directory, on_bundle=bundle.set_bundle, is_published=bundle.asserted.is_set
         )
     else:
         certificates = _start_certificates(

@@ -20,11 +20,11 @@ def discover(rules: Sequence[DeviceRule], sysfs: Path, dev: Path, node: str) -> 
     as the network card that it is on.
     """
     sysfs_tree = Sysfs(sysfs)
-    claimed: set[str] = set()
+    matched_names: set[str] = set()
     devices_by_kind: dict[str, list[OtherDevice]] = defaultdict(list)
     for rule in rules:
-        matched = list(_matching_devices(rule, sysfs_tree, dev, node, claimed))
-        claimed |= {device.pci_address or device.name for device in matched}
+        matched = list(_matching_devices(rule, sysfs_tree, dev, node, matched_names))
+        matched_names |= {device.pci_address or device.name for device in matched}
         devices_by_kind[rule.kind] += matched
     ordered = [
         dataclasses.replace(device, index=index)
@@ -35,7 +35,7 @@ def discover(rules: Sequence[DeviceRule], sysfs: Path, dev: Path, node: str) -> 
 
 
 def _matching_devices(
-    rule: DeviceRule, sysfs_tree: Sysfs, dev: Path, node: str, claimed: set[str]
+    rule: DeviceRule, sysfs_tree: Sysfs, dev: Path, node: str, matched_names: set[str]
 ) -> Iterator[OtherDevice]:
     if rule.kind == RDMA:
         rdma_devices = sysfs_tree.rdma_devices()
@@ -44,13 +44,13 @@ def _matching_devices(
         for rdma in rdma_devices:
             pci = sysfs_tree.pci_device(rdma.address) if rdma.address else None
             is_match = rule.matches_any_pci if pci is None else rule.matches(pci.facts)
-            if is_match and (rdma.address or rdma.name) not in claimed:
+            if is_match and (rdma.address or rdma.name) not in matched_names:
                 name = rdma.guid if guids[rdma.guid] == 1 else ""
                 yield _rdma_device(rdma, pci, name or f"{node}-{rdma.name}", _device_nodes(rdma.nodes, dev), common)
         return
     nodes: Mapping[str, list[str]] | None = None
     for address in sysfs_tree.pci_addresses():
-        if address not in claimed:
+        if address not in matched_names:
             pci = sysfs_tree.pci_device(address)
             if rule.matches(pci.facts):
                 nodes = sysfs_tree.character_nodes() if nodes is None else nodes

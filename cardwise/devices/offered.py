@@ -40,7 +40,7 @@ class OfferedDevices:
         self._node = node
         self._clock = clock
         self._lock = threading.Lock()
-        self._closed = threading.Event()
+        self._is_closed = threading.Event()
         self._problem = ""
         self._text = path.read_text()
         self._rules: Sequence[DeviceRule] = settings.parse_rules(self._text, str(path))
@@ -58,7 +58,7 @@ class OfferedDevices:
 
     def wait_change(self, timeout: float) -> bool:
         deadline = self._clock.now() + timeout
-        while not self._closed.is_set():
+        while not self._is_closed.is_set():
             devices = self.devices()
             if devices != self._last_waited:
                 self._last_waited = devices
@@ -66,11 +66,11 @@ class OfferedDevices:
             remaining = deadline - self._clock.now()
             if remaining <= 0:
                 return False
-            self._clock.wait(self._closed, min(_POLL_SECONDS, remaining))
+            self._clock.wait(self._is_closed, min(_POLL_SECONDS, remaining))
         return False
 
     def close(self) -> None:
-        self._closed.set()
+        self._is_closed.set()
 
     def _reload_rules(self) -> None:
         try:

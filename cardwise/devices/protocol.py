@@ -63,15 +63,15 @@ class NoDevices:
     """`Devices` of a node that offers none."""
 
     def __init__(self, clock: Clock = SYSTEM) -> None:
-        self._closed = threading.Event()
+        self._is_closed = threading.Event()
         self._clock = clock
 
     def devices(self) -> list[OtherDevice]:
         return []
 
     def wait_change(self, timeout: float) -> bool:
-        self._clock.wait(self._closed, timeout)
+        self._clock.wait(self._is_closed, timeout)
         return False
 
     def close(self) -> None:
-        self._closed.set()
+        self._is_closed.set()

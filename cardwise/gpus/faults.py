@@ -45,13 +45,13 @@ class ResetIndicators(Struct, frozen=True):
     energy_mj: int | None = None
 
     def was_reset_since(self, earlier: "ResetIndicators") -> bool:
-        pairs = [
+        values_of_both = [
             (earlier.recovery_action, self.recovery_action),
             (earlier.pending_repairs, self.pending_repairs),
             (earlier.uncorrected_errors, self.uncorrected_errors),
             (earlier.energy_mj, self.energy_mj),
         ]
-        any_fell = any(old is not None and new is not None and new < old for old, new in pairs)
+        any_fell = any(old is not None and new is not None and new < old for old, new in values_of_both)
         return any_fell or self.driver_load != earlier.driver_load
 
 

@@ -54,7 +54,7 @@ def card_readiness(
     folder, status = find_daemon_state(root, uuid)
     if folder is None or status is None:
         return CardReadiness(f"the MPS manager of the node does not serve {uuid} (yet)", None)
-    reason = mps.start_problem(status, uuid, now=clock.now(), wanted=required_state, need=memory_limit)
+    reason = mps.start_problem(status, uuid, now=clock.now(), required_state=required_state, required_mib=memory_limit)
     if not reason and required_state is MpsState.READY and not is_daemon_listening(folder / mps.CLIENTS):
         reason = f"the MPS daemon of {uuid} takes no connection"
     return CardReadiness(reason, status.state)
@@ -77,7 +77,7 @@ def read_state(folder: Path) -> Status | None:
         return None
 
 
-def is_left_closed(root: Path, uuid: str) -> bool:
+def is_closed_by_former_manager(root: Path, uuid: str) -> bool:
     """Whether a manager closed the card to processes without MPS and has not reopened it: its former mode is saved, or
     has been deleted while the daemon had it closed.
 

@@ -270,14 +270,14 @@ class NvmlGpus:
 
     def _update_reasons(self) -> None:
         """Publish the reasons of the faults. Call with the lock held."""
-        before, after = self._reasons, self._faults.reasons()
-        for uuid in before.keys() | after.keys():
-            if uuid not in after:
+        old_reasons, new_reasons = self._reasons, self._faults.reasons()
+        for uuid in old_reasons.keys() | new_reasons.keys():
+            if uuid not in new_reasons:
                 _log.info("GPU is healthy again", uuid=uuid)
-            elif before.get(uuid) != after[uuid]:
-                _log.error("GPU is unhealthy", uuid=uuid, reason=after[uuid])
-        if before != after:
-            self._reasons = after
+            elif old_reasons.get(uuid) != new_reasons[uuid]:
+                _log.error("GPU is unhealthy", uuid=uuid, reason=new_reasons[uuid])
+        if old_reasons != new_reasons:
+            self._reasons = new_reasons
             self._changed.set()
 
     def _xid_loop(self) -> None:

@@ -132,7 +132,7 @@ class NoCards:
     """`Gpus` of a node that shares no card (`--cards none`): no driver is needed."""
 
     def __init__(self, clock: Clock = SYSTEM) -> None:
-        self._closed = threading.Event()
+        self._is_closed = threading.Event()
         self._clock = clock
 
     def cards(self) -> list[GpuCard]:
@@ -145,8 +145,8 @@ class NoCards:
         return {}
 
     def wait_change(self, timeout: float) -> bool:
-        self._clock.wait(self._closed, timeout)
+        self._clock.wait(self._is_closed, timeout)
         return False
 
     def close(self) -> None:
-        self._closed.set()
+        self._is_closed.set()

@@ -96,8 +96,8 @@ class SelectedGpus(_FilteredGpus):
     def unresponsive_indices(self) -> list[int]:
         """Unresponsive cards that may be selected: by index, or by a UUID that no known card has."""
         unresponsive = self._gpus.unresponsive_indices()
-        known = {card.uuid.lower() for card in self._gpus.cards()}
-        any_unknown_uuid = any(isinstance(entry, str) and entry not in known for entry in self._selection.entries)
+        known_uuids = {card.uuid.lower() for card in self._gpus.cards()}
+        any_unknown_uuid = any(isinstance(entry, str) and entry not in known_uuids for entry in self._selection.entries)
         return [index for index in unresponsive if any_unknown_uuid or index in self._selection.entries]
 
     def problems(self) -> list[str]:

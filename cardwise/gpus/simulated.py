@@ -144,7 +144,7 @@ class SimulatedGpus:
         self._clock = clock
         self._modes_file = path.with_name(f"{path.name}.modes")
         self._lock = threading.Lock()
-        self._closed = threading.Event()
+        self._is_closed = threading.Event()
         self._stamp = _stamp(path)
         self._unreadable = False
         try:
@@ -165,17 +165,17 @@ class SimulatedGpus:
     def wait_change(self, timeout: float) -> bool:
         deadline = self._clock.now() + timeout
         before = self._inventory
-        while not self._closed.is_set():
+        while not self._is_closed.is_set():
             if self._reload() is not before:
                 return True
             remaining = deadline - self._clock.now()
             if remaining <= 0:
                 return False
-            self._clock.wait(self._closed, min(_POLL_SECONDS, remaining))
+            self._clock.wait(self._is_closed, min(_POLL_SECONDS, remaining))
         return False
 
     def close(self) -> None:
-        self._closed.set()
+        self._is_closed.set()
 
     def compute_mode(self, uuid: str) -> ComputeMode:
         self._check_present(uuid)

@@ -15,7 +15,7 @@ class Backoff:
 
     initial: the first delay, in seconds.
     cap: the longest delay, in seconds.
-    longest_retry_after: seconds of a server's Retry-After that are respected. Loops of the leader, on which the cluster
+    max_retry_after: seconds of a server's Retry-After that are respected. Loops of the leader, on which the cluster
         waits, have less than the others.
     """
 

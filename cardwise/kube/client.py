@@ -49,21 +49,21 @@ _T = TypeVar("_T")
 # In-cluster tokens live for an hour and are renewed well before; reading the file for every request costs more than
 # the request's own work.
 _TOKEN_SECONDS = 10.0
-_PIECE = 65_536  # bytes
+_READ_BYTES = 65_536  # bytes
 _WATCH_HEADERS_SECONDS = 15.0  # the API server sends them at once, or after the request has waited in its queues
-_WATCH_SPARE = 60.0  # seconds that a watch may last beyond the time when the API server should have ended it
+_WATCH_GRACE_SECONDS = 60.0  # seconds that a watch may last beyond the time when the API server should have ended it
 _MAX_ERROR_BYTES = 1 << 20  # of an error response
-_WHOLE = 5  # a list in one response gets this many times the timeout of a page
-_FEWER = 4  # divisor of the page limit after a page was too large
+_UNPAGED_TIMEOUT_FACTOR = 5  # a list in one response gets this many times the timeout of a page
+_PAGE_SHRINK_FACTOR = 4  # divisor of the page limit after a page was too large
 _SLOW_CREDENTIALS = 0.01  # seconds; faster credentials do not shorten the timeout, so its object is reused
 
-_BY_TIME = ("certificate is not yet valid", "certificate has expired")  # as OpenSSL words it
+_CLOCK_ERRORS = ("certificate is not yet valid", "certificate has expired")  # as OpenSSL words it
 
 _encode = msgspec.json.Encoder().encode
 _decode = read_bounded(msgspec.json.Decoder().decode)
 _decode_list_head = tolerate_depth(msgspec.json.Decoder(wire.ListHead).decode)
 _decode_begin = msgspec.json.Decoder(wire.ListBegin).decode
-_BEGIN = 2048  # bytes of a list in which its metadata ends; a continue token has some hundred
+_LIST_HEAD_BYTES = 2048  # bytes of a list in which its metadata ends; a continue token has some hundred
 
 
 class KubeClient:
@@ -186,9 +186,9 @@ class KubeClient:
 
     def last_server_time(self) -> datetime | None:
         """As `server_time`, but None if the API server's last response had no date."""
-        date, at = self._last_date
+        date, received_at = self._last_date
         server = _parse_date(date)
-        return None if server is None else server + timedelta(seconds=self._clock.now() - at)
+        return None if server is None else server + timedelta(seconds=self._clock.now() - received_at)
 
     def create(
         self, path: str, body: object, *, query: Query | None = None, timeout: float | None = 10.0
@@ -244,7 +244,7 @@ class KubeClient:
         params = dict(query or {})
         max_bytes = MAX_BYTES if limit else MAX_BYTES_WHOLE
         if not limit and timeout is not None:
-            timeout *= _WHOLE
+            timeout *= _UNPAGED_TIMEOUT_FACTOR
         while True:
             if limit:
                 params["limit"] = str(limit)
@@ -253,7 +253,7 @@ class KubeClient:
             except errors.TooLarge:
                 if limit <= 1:
                     raise
-                limit = max(1, limit // _FEWER)
+                limit = max(1, limit // _PAGE_SHRINK_FACTOR)
                 continue
             yield page
             try:
@@ -315,8 +315,8 @@ class KubeClient:
             read_timeout = timeout_seconds + 30.0
         # Until the headers arrive no other thread can end the wait, so it has its own limit.
         response = self._open_response("GET", path, query=params, timeout=min(_WATCH_HEADERS_SECONDS, read_timeout))
-        seconds = max(timeout_seconds, read_timeout) + _WATCH_SPARE
-        transport.extend_deadline(getattr(response, "connection", None), silence=read_timeout, seconds=seconds)
+        seconds = max(timeout_seconds, read_timeout) + _WATCH_GRACE_SECONDS
+        transport.extend_deadline(getattr(response, "connection", None), max_silence=read_timeout, seconds=seconds)
         return Watch(response, path, read_timeout)
 
     def close(self) -> None:
@@ -368,7 +368,7 @@ class KubeClient:
 
     def _clock_hint(self, error: Exception) -> str:
         """The hint to check this machine's clock if a certificate is not valid at this time, else ""."""
-        if not any(phrase in str(error) for phrase in _BY_TIME):
+        if not any(phrase in str(error) for phrase in _CLOCK_ERRORS):
             return ""
         return f"; check this machine's clock, which shows {self._clock.wall():%Y-%m-%dT%H:%M:%SZ}"
 
@@ -455,7 +455,7 @@ def _list_meta(page: bytes) -> wire.ListMeta:
     """The metadata of a page of a list. Raises msgspec.DecodeError."""
     # The API server writes it before the items, so decoding the beginning of the page is enough, which saves 0.2 s for
     # 60,000 pods. The beginning is complete JSON only if these items are the list's own.
-    begin, items_key, _ = page[:_BEGIN].partition(b'"items":[')
+    begin, items_key, _ = page[:_LIST_HEAD_BYTES].partition(b'"items":[')
     if items_key:
         with contextlib.suppress(msgspec.DecodeError):
             return _decode_begin(begin + b'"items":[]}').metadata
@@ -470,7 +470,7 @@ def _read_body(response: urllib3.BaseHTTPResponse, max_bytes: int, call: str) ->
             return response.data
         pieces, size = [], 0
         if length is None or length <= max_bytes:
-            for piece in response.stream(_PIECE):
+            for piece in response.stream(_READ_BYTES):
                 pieces.append(piece)
                 size += len(piece)
                 if size > max_bytes:

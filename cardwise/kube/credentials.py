@@ -99,7 +99,7 @@ def _from_kubeconfig(config: Kubeconfig, source: str) -> Credentials:
     if config.server.startswith("https"):
         # There may be text between the certificates, which need not be ASCII.
         ca = config.ca.decode("ascii", "ignore") or None
-        tls = _tls(ssl.create_default_context(cadata=ca), verify=config.verify)
+        tls = _make_tls_context(ssl.create_default_context(cadata=ca), verify=config.verify)
         if config.certificate is not None:
             # Python reads them from files only. These are private and deleted at once.
             with tempfile.TemporaryDirectory() as folder:
@@ -147,8 +147,8 @@ def _load_by_library(source: str, context: str) -> Credentials:
             else active
         )
         if chosen is None:
-            known = ", ".join(str(kube_context["name"]) for kube_context in contexts)
-            raise errors.KubeConfigError(f"{source} has no context {context!r}; its contexts: {known}")
+            context_names = ", ".join(str(kube_context["name"]) for kube_context in contexts)
+            raise errors.KubeConfigError(f"{source} has no context {context!r}; its contexts: {context_names}")
         loaders.load_kube_config(
             config_file=source,
             context=context or None,
@@ -192,7 +192,7 @@ def _find_proxy(server: str, proxy_url: str | None, source: str) -> str | None:
     parts = urlsplit(server)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     variable, proxy = _environment_variable(f"{parts.scheme.upper()}_PROXY")
-    if not proxy or _is_direct(host, port, _environment_variable("NO_PROXY")[1]):
+    if not proxy or _bypasses_proxy(host, port, _environment_variable("NO_PROXY")[1]):
         return None
     proxy = _add_scheme(proxy)
     if not _is_url(proxy):
@@ -209,7 +209,7 @@ def _environment_variable(name: str) -> tuple[str, str]:
     return name, os.environ.get(name, "")
 
 
-def _is_direct(host: str, port: int, no_proxy: str) -> bool:
+def _bypasses_proxy(host: str, port: int, no_proxy: str) -> bool:
     """Whether requests to this host bypass the proxy, by the rules of golang.org/x/net/http/httpproxy.
 
     no_proxy: a comma-separated list of IP addresses, CIDRs and domains. A domain includes its subdomains; `.domain`
@@ -291,7 +291,9 @@ def _tls_context(configuration: Any) -> ssl.SSLContext | None:
     """The TLS context, None for plain HTTP."""
     if not str(configuration.host).startswith("https"):
         return None
-    context = _tls(ssl.create_default_context(cafile=configuration.ssl_ca_cert), verify=configuration.verify_ssl)
+    context = _make_tls_context(
+        ssl.create_default_context(cafile=configuration.ssl_ca_cert), verify=configuration.verify_ssl
+    )
     if configuration.cert_file:
         context.load_cert_chain(configuration.cert_file, configuration.key_file)
     return context
@@ -302,14 +304,14 @@ class _SharedContext(ssl.SSLContext):
 
     urllib3 sets the ALPN protocols for each connection, which frees memory that the handshake of another thread may be
     copying: the API server rejects such a handshake, or worse (https://github.com/python/cpython/issues/141012). So
-    `_tls` sets them once.
+    `_make_tls_context` sets them once.
     """
 
     def set_alpn_protocols(self, alpn_protocols: Iterable[str]) -> None:
-        """Do nothing: `_tls` has set them."""
+        """Do nothing: `_make_tls_context` has set them."""
 
 
-def _tls(context: ssl.SSLContext, *, verify: bool) -> ssl.SSLContext:
+def _make_tls_context(context: ssl.SSLContext, *, verify: bool) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
     context.__class__ = _SharedContext  # no constructor sets Python's defaults, which differ between versions
     context.minimum_version = ssl.TLSVersion.TLSv1_2

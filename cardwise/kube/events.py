@@ -23,7 +23,7 @@ EventKind = Literal["Normal", "Warning"]
 
 _log = structlog.get_logger(__name__)
 
-_REMEMBERED = 4096  # written Events and rate limits that are kept; the least recent ones are dropped first
+_MAX_REMEMBERED = 4096  # written Events and rate limits that are kept; the least recent ones are dropped first
 _TIMEOUT = 5.0  # seconds for one write
 _REPEAT_SECONDS = 600.0  # a later repeat is written as a new Event
 
@@ -66,7 +66,7 @@ class Recorder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Note:
+class _PendingEvent:
     regarding: ObjectRef
     namespace: str  # in which the Event is written
     reason: str
@@ -76,14 +76,14 @@ class _Note:
 
 
 @dataclass(slots=True)
-class _Written:
+class _WrittenEvent:
     path: str
     count: int
     at: float
 
 
 @dataclass(slots=True)
-class _Bucket:
+class _TokenBucket:
     tokens: float
     at: float
 
@@ -116,16 +116,16 @@ class EventRecorder:
         self._component = component
         self._instance = instance or component
         self._burst = burst
-        self._refill = refill_seconds
+        self._refill_seconds = refill_seconds
         self._clock = clock
         self._capacity = capacity
-        self._notes: dict[str, deque[_Note]] = {}  # by namespace
+        self._pending: dict[str, deque[_PendingEvent]] = {}  # by namespace
         self._queued = 0
-        self._turns = FairQueueing()
-        self._used: RecentUse[str] = RecentUse(clock)  # seconds of writing, by namespace
-        self._news = threading.Condition()
-        self._written_events: OrderedDict[tuple[ObjectRef, str, str, str], _Written] = OrderedDict()
-        self._buckets: OrderedDict[tuple[str, str, str], _Bucket] = OrderedDict()
+        self._fair_order = FairQueueing()
+        self._write_seconds: RecentUse[str] = RecentUse(clock)  # seconds of writing, by namespace
+        self._changed = threading.Condition()
+        self._written_events: OrderedDict[tuple[ObjectRef, str, str, str], _WrittenEvent] = OrderedDict()
+        self._buckets: OrderedDict[tuple[str, str, str], _TokenBucket] = OrderedDict()
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._last_name = 0  # the last name: the time of the Event in nanoseconds
@@ -141,24 +141,24 @@ class EventRecorder:
         at = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
         # Cluster-scoped objects have their Events in "default", where kubectl looks for them.
         namespace = regarding.namespace or "default"
-        note = _Note(regarding, namespace, reason, wording.sanitize_message(message), type, at)
-        with self._news:
+        pending_event = _PendingEvent(regarding, namespace, reason, wording.sanitize_message(message), type, at)
+        with self._changed:
             if self._stopped or not self._can_queue(namespace):
                 self.dropped += 1
                 return
-            self._notes.setdefault(namespace, deque()).append(note)
-            self._turns.enqueue(namespace)
+            self._pending.setdefault(namespace, deque()).append(pending_event)
+            self._fair_order.enqueue(namespace)
             self._queued += 1
-            self._news.notify()
+            self._changed.notify()
             if self._thread is None:
                 self._thread = supervised_thread(self._run, "events", self._clock)
                 self._thread.start()
 
     def stop(self, timeout: float = 3.0) -> None:
         """Write the queued Events, for at most `timeout` seconds."""
-        with self._news:
+        with self._changed:
             self._stopped = True
-            self._news.notify()
+            self._changed.notify()
         if self._thread is not None:
             self._clock.join(self._thread, timeout)
 
@@ -168,105 +168,110 @@ class EventRecorder:
         """
         if self._queued < self._capacity:
             return True
-        larger = self._used.larger_owners(namespace, self._notes)
+        larger = self._write_seconds.larger_owners(namespace, self._pending)
         for name in larger[:1]:
-            self._notes[name].pop()
-            if not self._notes[name]:
-                del self._notes[name]
+            self._pending[name].pop()
+            if not self._pending[name]:
+                del self._pending[name]
             self._queued -= 1
             self.dropped += 1
         return bool(larger)
 
-    def _next_note(self) -> _Note | None:
+    def _next_event(self) -> _PendingEvent | None:
         """Wait for the next Event; None when all Events recorded before `stop` are written."""
-        with self._news:
-            if not self._notes:
-                self._turns.clear()
-            self._clock.wait_for(self._news, lambda: bool(self._notes or self._stopped), None)
-            if not self._notes:
+        with self._changed:
+            if not self._pending:
+                self._fair_order.clear()
+            self._clock.wait_for(self._changed, lambda: bool(self._pending or self._stopped), None)
+            if not self._pending:
                 return None
-            namespace = self._turns.dequeue(self._notes.__contains__)  # Events of other namespaces were dropped
-            note = self._notes[namespace].popleft()
-            if self._notes[namespace]:
-                self._turns.enqueue(namespace)
+            namespace = self._fair_order.dequeue(self._pending.__contains__)  # Events of other namespaces were dropped
+            pending_event = self._pending[namespace].popleft()
+            if self._pending[namespace]:
+                self._fair_order.enqueue(namespace)
             else:
-                del self._notes[namespace]
+                del self._pending[namespace]
             self._queued -= 1
-            return note
+            return pending_event
 
     def _run(self) -> None:
-        while (note := self._next_note()) is not None:
+        while (pending_event := self._next_event()) is not None:
             began = self._clock.now()
             try:
-                self._write(note)
+                self._write(pending_event)
             except errors.KubeError as error:
                 self.failed += 1
                 _log.warning(
-                    "failed to write an Event", reason=note.reason, error=str(error), **_log_fields(note.regarding)
+                    "failed to write an Event",
+                    reason=pending_event.reason,
+                    error=str(error),
+                    **_log_fields(pending_event.regarding),
                 )
             except Exception:  # noqa: BLE001 - outermost loop; logged and counted
                 self.failed += 1
-                _log.exception("failed to write an Event", reason=note.reason, **_log_fields(note.regarding))
+                _log.exception(
+                    "failed to write an Event", reason=pending_event.reason, **_log_fields(pending_event.regarding)
+                )
             seconds = self._clock.now() - began
-            with self._news:
-                self._turns.charge_write(note.namespace, seconds)
-                self._used.add_use(note.namespace, seconds)
+            with self._changed:
+                self._fair_order.charge_write(pending_event.namespace, seconds)
+                self._write_seconds.add_use(pending_event.namespace, seconds)
 
-    def _write(self, note: _Note) -> None:
-        if not self._may_write(note.regarding):
+    def _write(self, pending_event: _PendingEvent) -> None:
+        if not self._may_write(pending_event.regarding):
             self.dropped += 1
             return
-        key = (note.regarding, note.reason, note.message, note.type)
+        key = (pending_event.regarding, pending_event.reason, pending_event.message, pending_event.type)
         now = self._clock.now()
-        before = self._written_events.get(key)
-        if before is not None and now - before.at < _REPEAT_SECONDS and self._repeat_event(before, note):
-            before.at = now
+        former = self._written_events.get(key)
+        if former is not None and now - former.at < _REPEAT_SECONDS and self._repeat_event(former, pending_event):
+            former.at = now
             self._written_events.move_to_end(key)
         else:
-            self._written_events[key] = self._create(note, now)
+            self._written_events[key] = self._create(pending_event, now)
             self._written_events.move_to_end(key)
             _trim_table(self._written_events)
         self.written += 1
 
-    def _repeat_event(self, before: _Written, note: _Note) -> bool:
+    def _repeat_event(self, former: _WrittenEvent, pending_event: _PendingEvent) -> bool:
         try:
-            change = {"count": before.count + 1, "lastTimestamp": note.at}
-            self._client.patch(before.path, change, "merge", timeout=_TIMEOUT)
+            change = {"count": former.count + 1, "lastTimestamp": pending_event.at}
+            self._client.patch(former.path, change, "merge", timeout=_TIMEOUT)
         except errors.NotFound:
             return False  # the API server has deleted the Event after an hour
-        before.count += 1
+        former.count += 1
         return True
 
-    def _create(self, note: _Note, now: float) -> _Written:
-        namespace = note.namespace
+    def _create(self, pending_event: _PendingEvent, now: float) -> _WrittenEvent:
+        namespace = pending_event.namespace
         self._last_name = max(self._last_name + 1, self._clock.wall_ns())  # unique, even if the clock is set back
-        name = f"{note.regarding.name[:230]}.{self._last_name:x}"
+        name = f"{pending_event.regarding.name[:230]}.{self._last_name:x}"
         event: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"name": name, "namespace": namespace},
-            "involvedObject": note.regarding.to_wire(),
-            "reason": note.reason,
-            "message": note.message,
-            "type": note.type,
+            "involvedObject": pending_event.regarding.to_wire(),
+            "reason": pending_event.reason,
+            "message": pending_event.message,
+            "type": pending_event.type,
             "count": 1,
-            "firstTimestamp": note.at,
-            "lastTimestamp": note.at,
+            "firstTimestamp": pending_event.at,
+            "lastTimestamp": pending_event.at,
             "source": {"component": self._component, "host": self._instance},
             "reportingComponent": self._component,
             "reportingInstance": self._instance,
         }
         self._client.create(paths.events(namespace), event, timeout=_TIMEOUT)
-        return _Written(paths.events(namespace, name), 1, now)
+        return _WrittenEvent(paths.events(namespace, name), 1, now)
 
     def _may_write(self, regarding: ObjectRef) -> bool:
         key = (regarding.kind, regarding.namespace, regarding.uid or regarding.name)
         now = self._clock.now()
         bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._buckets[key] = _Bucket(float(self._burst), now)
+            bucket = self._buckets[key] = _TokenBucket(float(self._burst), now)
             _trim_table(self._buckets)
-        bucket.tokens = min(float(self._burst), bucket.tokens + (now - bucket.at) / self._refill)
+        bucket.tokens = min(float(self._burst), bucket.tokens + (now - bucket.at) / self._refill_seconds)
         bucket.at = now
         self._buckets.move_to_end(key)
         if bucket.tokens < 1.0:
@@ -284,5 +289,5 @@ def _log_fields(regarding: ObjectRef) -> dict[str, str]:
 
 
 def _trim_table(table: OrderedDict[Any, Any]) -> None:
-    while len(table) > _REMEMBERED:
+    while len(table) > _MAX_REMEMBERED:
         table.popitem(last=False)

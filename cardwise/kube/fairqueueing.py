@@ -36,7 +36,7 @@ class FairQueueing:
 
     An owner with slow or many writes delays only itself.
 
-    least: the least seconds that a write is charged.
+    min_charge: the least seconds that a write is charged.
     """
 
     def __init__(self, min_charge: float = _MIN_CHARGE) -> None:

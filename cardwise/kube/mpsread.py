@@ -43,17 +43,17 @@ def mps_of_card(status: MpsStatus | None) -> CardMps | None:
 
 
 @lru_cache(maxsize=1024)
-def _interned_mps(ready: bool, several: bool, multi_user: bool, max_clients: int) -> CardMps:
+def _interned_mps(ready: bool, serves_several: bool, multi_user: bool, max_clients: int) -> CardMps:
     """One shared object for equal cards."""
-    return CardMps(ready, several, multi_user, max_clients)
+    return CardMps(ready, serves_several, multi_user, max_clients)
 
 
 def mps_client_of_pod(annotations: Mapping[str, str], spec: RunAsSpec, keys: Collection[str]) -> MpsClient:
     """The MPS client of a pod. `keys`: its containers with cards; without keys (gpushare's) all containers count."""
     if spec.host_users is False:
         return mpsprofile.mps_client(mps.mode(annotations), mpsprofile.OWN_USERS)
-    every = (*(spec.init_containers or ()), *(spec.containers or ()))
-    if spec.security_context is None and all(container.security_context is None for container in every):
+    all_containers = (*(spec.init_containers or ()), *(spec.containers or ()))
+    if spec.security_context is None and all(container.security_context is None for container in all_containers):
         # Most pods: without the search by key, which takes a sixth of the time to decode a pod.
         return mpsprofile.mps_client(mps.mode(annotations), mpsprofile.IMAGE)
     by_key = {f"init-{i}": container for i, container in enumerate(spec.init_containers or ())}

@@ -20,18 +20,20 @@ import msgspec
 
 T = TypeVar("T")
 
-_LEVELS: Final = 12_000  # recursion limit: the levels of the API server, of a list and of the caller
-_PLACES: Final = 4  # levels that are searched for values that are too deep: metadata.managedFields[].fieldsV1
-_SPARE = 100  # levels that a decoder may need in addition
-_SHORTEST = sys.getrecursionlimit()  # bytes: a shorter value has at most half as many levels
+_RECURSION_LIMIT: Final = 12_000  # recursion limit: the levels of the API server, of a list and of the caller
+_SEARCHED_LEVELS: Final = 4  # levels that are searched for values that are too deep: metadata.managedFields[].fieldsV1
+_SPARE_LEVELS = 100  # levels that a decoder may need in addition
+_MIN_BYTES = sys.getrecursionlimit()  # bytes: a shorter value has at most half as many levels
 
-_READ: Final = 100  # the most levels that are decoded: a list, an object and the templates in it have about twenty
+_MAX_LEVELS: Final = (
+    100  # the most levels that are decoded: a list, an object and the templates in it have about twenty
+)
 _OPEN, _CLOSE = b"[{", b"]}"
 
-_raising = threading.Lock()  # the recursion limit belongs to the process
-_skip = msgspec.json.Decoder(msgspec.Raw).decode
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_recursion_limit_lock = threading.Lock()  # the recursion limit belongs to the process
+_decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -43,7 +45,7 @@ def tolerate_depth(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
             return decode(raw)
         except RecursionError:
             try:
-                with _raising:
+                with _recursion_limit_lock:
                     return _read_with_raised_limit(decode, raw)
             except RecursionError:
                 return decode(cut_nesting_by_scan(bytes(raw)))
@@ -72,8 +74,8 @@ def read_bounded(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
 def cut_nesting(raw: bytes) -> bytes:
     """Replace each value of an object's JSON that is too deep by null."""
     try:
-        with _raising:
-            return _encode(_cut_deep(raw, _PLACES))
+        with _recursion_limit_lock:
+            return _encode(_cut_deep(raw, _SEARCHED_LEVELS))
     except RecursionError:
         return cut_nesting_by_scan(raw)
 
@@ -91,25 +93,25 @@ def cut_nesting_by_scan(raw: bytes) -> bytes:
     for i, part in enumerate(parts[::2]):
         counts = known.get(part)
         if counts is None:
-            counts = known[part] = _count(part, _OPEN), _count(part, _CLOSE)
+            counts = known[part] = _count_bracket(part, _OPEN), _count_bracket(part, _CLOSE)
         opened, closed = counts
-        if depth + opened <= _READ or depth - closed > _READ:
+        if depth + opened <= _MAX_LEVELS or depth - closed > _MAX_LEVELS:
             depth += opened - closed
             continue
         for at, letter in enumerate(part, begins[2 * i]):
             if letter in _OPEN:
                 depth += 1
-                if depth == _READ + 1:
+                if depth == _MAX_LEVELS + 1:
                     pieces += [raw[kept:at], b"null"]
                     kept = len(raw)  # unless it ends
             elif letter in _CLOSE:
-                if depth == _READ + 1:
+                if depth == _MAX_LEVELS + 1:
                     kept = at + 1
                 depth -= 1
     return b"".join((*pieces, raw[kept:]))
 
 
-def _count(part: bytes, brackets: bytes) -> int:
+def _count_bracket(part: bytes, brackets: bytes) -> int:
     return part.count(brackets[0]) + part.count(brackets[1])
 
 
@@ -119,17 +121,19 @@ def _cut_deep(data: bytes, places: int) -> object:
     if not places:
         return None
     if data.lstrip().startswith(b"{"):
-        return {name: _cut_within(member, places) for name, member in _read_with_raised_limit(_members, data).items()}
-    return [_cut_within(member, places) for member in _read_with_raised_limit(_elements, data)]
+        return {
+            name: _cut_within(member, places) for name, member in _read_with_raised_limit(_decode_members, data).items()
+        }
+    return [_cut_within(member, places) for member in _read_with_raised_limit(_decode_elements, data)]
 
 
 def _cut_within(raw: msgspec.Raw, places: int) -> object:
-    return raw if memoryview(raw).nbytes < _SHORTEST else _cut_deep(bytes(raw), places - 1)
+    return raw if memoryview(raw).nbytes < _MIN_BYTES else _cut_deep(bytes(raw), places - 1)
 
 
 def _is_shallow(data: bytes) -> bool:
     try:
-        _skip(b"".join((b"[" * _SPARE, data, b"]" * _SPARE)))
+        _decode_raw(b"".join((b"[" * _SPARE_LEVELS, data, b"]" * _SPARE_LEVELS)))
     except RecursionError:
         return False
     return True
@@ -137,7 +141,7 @@ def _is_shallow(data: bytes) -> bool:
 
 def _read_with_raised_limit(decode: Callable[[bytes], T], raw: bytes) -> T:
     limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(_LEVELS)
+    sys.setrecursionlimit(_RECURSION_LIMIT)
     try:
         return decode(raw)
     finally:

@@ -16,7 +16,7 @@ from cardwise.core.api import assignment, classes, names, quotas, request
 from cardwise.core.api.cardlimits import CardLimits
 from cardwise.core.api.cards import FULL_CORE, Card
 from cardwise.core.api.classes import Classifier, ResourceClass
-from cardwise.core.api.mpsprofile import SILENT, UNKNOWN
+from cardwise.core.api.mpsprofile import UNKNOWN, UNKNOWN_SETTINGS
 from cardwise.core.api.quotas import GPUQuota, Headroom
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.holding import REPORTED, Holding
@@ -156,8 +156,8 @@ def take_survey(
     *,
     namespace: str = "",
     addresses: bool = True,
-    own: str = "",
-    beyond: bool = False,
+    own_namespace: str = "",
+    with_unknown_holders: bool = False,
     limits: CardLimits = _NO_LIMITS,
 ) -> Survey:
     """Read ExtendedResources, ResourceClasses, GPUQuotas, pods, and nodes for their addresses. Raises `KubeError`.
@@ -165,15 +165,17 @@ def take_survey(
     namespace: read only the pods and quotas of this namespace, which needs fewer permissions. Its holdings are complete
         then, the free amounts are not.
     addresses: read the addresses of nodes.
-    own: if the pods of all namespaces may not be read, read those of this namespace, and take the other holdings from
+    own_namespace: if the pods of all namespaces may not be read, read those of this namespace, and take the other
+    holdings from
         the statuses of cards and devices.
-    beyond: also count allocations in these statuses that no pod has: the extender keeps the share of a deleted pod
+    with_unknown_holders: also count allocations in these statuses that no pod has: the extender keeps the share of a
+    deleted pod
         until its node reports.
     limits: the limits of the extender per card.
     """
     survey = Survey(Ledger(kept_back=limits.kept_back, max_clients=limits.max_clients, core=limits.core))
     if addresses:
-        survey.addresses = _list_addresses(client, own=own)
+        survey.addresses = _list_addresses(client, own_namespace=own_namespace)
     resources = list(client.list_as(paths.extendedresources(), wire.ListOf[_Resource]))
     survey.resources += resources
     # A cluster that has only ExtendedResources, an older installation, has no types and no quotas.
@@ -199,30 +201,30 @@ def take_survey(
     try:
         pods = list(client.list_as(paths.pods(namespace), wire.ListOf[_Pod]))
     except errors.Forbidden:
-        if not own:
+        if not own_namespace:
             raise
         survey.partial = (
             "you may not read the pods of all namespaces: the shares of other namespaces are those of the GPUs' "
             "statuses, some seconds old and without names"
         )
-        pods = _list_permitted_pods(client, own)
+        pods = _list_permitted_pods(client, own_namespace)
     for pod in pods:
         _add_pod(survey, pod)
     _add_reported_shares(survey)
-    if survey.partial or beyond:
+    if survey.partial or with_unknown_holders:
         _add_unknown_holders(survey, resources)
     return survey
 
 
-def _list_addresses(client: KubeClient, *, own: str) -> dict[str, str]:
-    """The addresses of nodes; with `own`, none if they may not be read."""
+def _list_addresses(client: KubeClient, *, own_namespace: str) -> dict[str, str]:
+    """The addresses of nodes; with `own_namespace`, none if they may not be read."""
     addresses = {}
     try:
         for node in client.list_as(paths.nodes(), wire.ListOf[wire.Node]):
             internal = [a.address for a in node.status.addresses or () if a.type == "InternalIP"]
             addresses[node.metadata.name] = internal[0] if internal else "unknown"
     except errors.Forbidden:
-        if not own:
+        if not own_namespace:
             raise
     return addresses
 
@@ -308,9 +310,9 @@ def device_of(resource: wire.ExtendedResource, classifier: Classifier | None = N
     )
 
 
-def is_whole_card(held: wire.ContainerShare, mem: int) -> bool:
+def is_whole_card(share: wire.ContainerShare, mem: int) -> bool:
     """Whether the share of a card of `mem` MiB is of a whole card; a guess by the amounts for older versions."""
-    return held.whole or (not held.container and held.core_percent >= FULL_CORE and held.memory_mib >= mem)
+    return share.whole or (not share.container and share.core_percent >= FULL_CORE and share.memory_mib >= mem)
 
 
 def is_uid(uid: str) -> bool:
@@ -320,12 +322,12 @@ def is_uid(uid: str) -> bool:
 
 def plausible_shares(resource: wire.ExtendedResource) -> Iterator[wire.ContainerShare]:
     """The shares that the node reports for its card, up to the card's memory; see `extender/cache/reservations.py`."""
-    remaining = resource.spec.memory_mib
-    for held in (resource.status.reported or ())[:MAX_REPORTED_PER_CARD]:
-        if held.memory_mib >= 0 and 0 <= held.core_percent <= FULL_CORE and is_uid(held.pod_uid):
-            mem = min(held.memory_mib, remaining)
-            remaining -= mem
-            yield held if mem == held.memory_mib else msgspec.structs.replace(held, memory_mib=mem)
+    remaining_mib = resource.spec.memory_mib
+    for share in (resource.status.reported or ())[:MAX_REPORTED_PER_CARD]:
+        if share.memory_mib >= 0 and 0 <= share.core_percent <= FULL_CORE and is_uid(share.pod_uid):
+            counted_mib = min(share.memory_mib, remaining_mib)
+            remaining_mib -= counted_mib
+            yield share if counted_mib == share.memory_mib else msgspec.structs.replace(share, memory_mib=counted_mib)
 
 
 def _list_known_kind(client: KubeClient, path: str) -> Iterator[Json]:
@@ -385,19 +387,19 @@ def _add_reported_shares(survey: Survey) -> None:
     shares: dict[tuple[str, str], list[assignment.CardShare]] = {}
     devices: dict[tuple[str, str], list[assignment.DeviceShare]] = {}
     pods: dict[tuple[str, str], wire.ContainerShare] = {}
-    known: set[tuple[str, str]] = set()
+    terminating_pods: set[tuple[str, str]] = set()
     for resource in survey.resources:
         spec = resource.spec
-        known |= {(share.pod_uid, spec.node) for share in resource.status.terminating or ()}
-        for held in plausible_shares(resource):
-            key = held.pod_uid, spec.node
-            pods[key] = held
+        terminating_pods |= {(share.pod_uid, spec.node) for share in resource.status.terminating or ()}
+        for reported_share in plausible_shares(resource):
+            key = reported_share.pod_uid, spec.node
+            pods[key] = reported_share
             if is_other_device(resource):
                 # The class of the request is unknown, and nothing depends on it.
                 devices.setdefault(key, []).append(assignment.DeviceShare("", spec.uuid))
             else:
-                shares.setdefault(key, []).append(_reported_share(held, spec))
-    for key, held in pods.items():
+                shares.setdefault(key, []).append(_reported_share(reported_share, spec))
+    for key, reported_share in pods.items():
         uid, node = key
         existing = survey.ledger.holding(uid)
         if existing is not None and existing.node == node and existing.assignment.is_legacy:
@@ -410,25 +412,34 @@ def _add_reported_shares(survey: Survey) -> None:
         assigned = reported.excess_over(existing.assignment) if existing is not None else reported
         if assigned is None:
             continue
-        is_terminating = key in known and existing is None
+        is_terminating = key in terminating_pods and existing is None
         name = uid if is_terminating else f"{node}/{uid}"
         survey.ledger.set_holding(
-            Holding(name, held.namespace, held.name, node, assigned, REPORTED, UNKNOWN, charged=is_terminating)
+            Holding(
+                name,
+                reported_share.namespace,
+                reported_share.name,
+                node,
+                assigned,
+                REPORTED,
+                UNKNOWN,
+                charged=is_terminating,
+            )
         )
 
 
 def _add_unknown_holders(survey: Survey, resources: Iterable[_Resource]) -> None:
     """Add allocations without a known pod: one holding without a name per card or device."""
-    known: dict[str, list[assignment.CardShare]] = {}
+    known_shares: dict[str, list[assignment.CardShare]] = {}
     held_uuids: set[str] = set()
     for holding in survey.ledger.holdings():
         node = survey.ledger.node(holding.node)
         for share in holding.assignment.shares():
             position = node.position(share) if node is not None and not share.uuid else None
             if node is not None and position is not None:
-                known.setdefault(node.cards[position].uuid, []).append(share)
+                known_shares.setdefault(node.cards[position].uuid, []).append(share)
             elif share.uuid:
-                known.setdefault(share.uuid, []).append(share)  # on whichever node the card is now
+                known_shares.setdefault(share.uuid, []).append(share)  # on whichever node the card is now
         held_uuids |= {device.uuid for device in holding.assignment.device_shares()}
     for resource in resources:
         spec, allocated = resource.spec, resource.status.allocated
@@ -436,31 +447,33 @@ def _add_unknown_holders(survey: Survey, resources: Iterable[_Resource]) -> None
             free = not allocated.shares or spec.uuid in held_uuids
             assigned = assignment.Assignment({}, {} if free else {"pod": (assignment.DeviceShare("", spec.uuid),)})
         else:
-            assigned = assignment.Assignment(_remaining_shares(spec, allocated, known.get(spec.uuid, [])))
+            assigned = assignment.Assignment(_remaining_shares(spec, allocated, known_shares.get(spec.uuid, [])))
         if assigned.containers or assigned.devices:
-            others = Holding(f"others-{spec.uuid}", OTHERS, "pods", spec.node, assigned, mps_client=SILENT)
-            survey.ledger.set_holding(others)
+            unknown_holder = Holding(
+                f"others-{spec.uuid}", OTHERS, "pods", spec.node, assigned, mps_client=UNKNOWN_SETTINGS
+            )
+            survey.ledger.set_holding(unknown_holder)
 
 
 def _remaining_shares(
-    spec: wire.ExtendedResourceSpec, allocated: _Allocated, known: Sequence[assignment.CardShare]
+    spec: wire.ExtendedResourceSpec, allocated: _Allocated, known_shares: Sequence[assignment.CardShare]
 ) -> dict[str, tuple[assignment.CardShare, ...]]:
     """The shares without a known pod. The first one has all their memory."""
-    mem = max(0, allocated.memory_mib - sum(share.mem for share in known))
-    core = max(0, allocated.core_percent - sum(share.core for share in known))
-    shares = max(int(mem > 0), allocated.shares - len(known))
-    total, whole = MiB(spec.memory_mib), allocated.whole and not known
-    first = assignment.CardShare(spec.index, spec.uuid, MiB(mem), Percent(core), total, whole)
-    further = assignment.CardShare(spec.index, spec.uuid, MiB(0), Percent(0), total)
-    return {"pod": (first, *[further] * (shares - 1))} if shares else {}
+    mem = max(0, allocated.memory_mib - sum(share.mem for share in known_shares))
+    core = max(0, allocated.core_percent - sum(share.core for share in known_shares))
+    shares = max(int(mem > 0), allocated.shares - len(known_shares))
+    total, is_whole = MiB(spec.memory_mib), allocated.whole and not known_shares
+    first_share = assignment.CardShare(spec.index, spec.uuid, MiB(mem), Percent(core), total, is_whole)
+    empty_share = assignment.CardShare(spec.index, spec.uuid, MiB(0), Percent(0), total)
+    return {"pod": (first_share, *[empty_share] * (shares - 1))} if shares else {}
 
 
-def _reported_share(held: wire.ContainerShare, spec: wire.ExtendedResourceSpec) -> assignment.CardShare:
+def _reported_share(share: wire.ContainerShare, spec: wire.ExtendedResourceSpec) -> assignment.CardShare:
     return assignment.CardShare(
         spec.index,
         spec.uuid,
-        MiB(held.memory_mib),
-        Percent(held.core_percent),
+        MiB(share.memory_mib),
+        Percent(share.core_percent),
         MiB(spec.memory_mib),
-        is_whole_card(held, spec.memory_mib),
+        is_whole_card(share, spec.memory_mib),
     )

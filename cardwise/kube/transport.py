@@ -16,34 +16,34 @@ from urllib3.response import HTTPResponse
 from cardwise.clock import Clock
 
 
-class _Waits(Protocol):
+class _ReadLimits(Protocol):
     """The limits for reads of a connection."""
 
     clock: Clock
-    until: float | None  # the deadline of the response, by the clock; None: none
-    silence: float | None  # seconds that one read may take; None: no limit
+    deadline: float | None  # the deadline of the response, by the clock; None: none
+    max_silence: float | None  # seconds that one read may take; None: no limit
 
 
-class _Socket(io.RawIOBase):
+class _TimedSocketFile(io.RawIOBase):
     """A socket's file whose reads fail after the response's deadline."""
 
-    def __init__(self, sock: socket.socket, waits: _Waits) -> None:
+    def __init__(self, sock: socket.socket, limits: _ReadLimits) -> None:
         self._sock = sock
         # A file of the socket keeps the socket open until the file is closed.
         self._file = sock.makefile("rb", buffering=0)
-        self._waits = waits
+        self._limits = limits
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int | None:
         """Read into the buffer. Raises TimeoutError after the deadline."""
-        waits = self._waits
-        if waits.until is not None:
-            remaining = waits.until - waits.clock.now()
+        limits = self._limits
+        if limits.deadline is not None:
+            remaining = limits.deadline - limits.clock.now()
             if remaining <= 0:
                 raise TimeoutError("timed out: the response is not complete")
-            self._sock.settimeout(remaining if waits.silence is None else min(remaining, waits.silence))
+            self._sock.settimeout(remaining if limits.max_silence is None else min(remaining, limits.max_silence))
         return self._file.readinto(buffer)
 
     def close(self) -> None:
@@ -51,44 +51,44 @@ class _Socket(io.RawIOBase):
         super().close()
 
 
-class _Answer:
+class _TimedSocket:
     """Stands for the socket from which http.client reads a response."""
 
-    def __init__(self, sock: socket.socket, waits: _Waits) -> None:
+    def __init__(self, sock: socket.socket, limits: _ReadLimits) -> None:
         self._sock = sock
-        self._waits = waits
+        self._limits = limits
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Socket(self._sock, self._waits))
+        return io.BufferedReader(_TimedSocketFile(self._sock, self._limits))
 
 
-class _Timed(HTTPConnection):
+class _TimedConnection(HTTPConnection):
     clock: Clock
-    until: float | None = None
-    silence: float | None = None
+    deadline: float | None = None
+    max_silence: float | None = None
 
     def response_class(self, sock: socket.socket, *args: Any, **options: Any) -> http.client.HTTPResponse:  # type: ignore[override]
-        return http.client.HTTPResponse(_Answer(sock, self), *args, **options)  # type: ignore[arg-type]
+        return http.client.HTTPResponse(_TimedSocket(sock, self), *args, **options)  # type: ignore[arg-type]
 
     def getresponse(self) -> HTTPResponse:  # type: ignore[override]
         seconds = self.timeout
-        self.until = self.clock.now() + seconds if isinstance(seconds, int | float) else None
-        self.silence = None
+        self.deadline = self.clock.now() + seconds if isinstance(seconds, int | float) else None
+        self.max_silence = None
         return super().getresponse()
 
 
-class _TimedTls(_Timed, HTTPSConnection):
+class _TimedTlsConnection(_TimedConnection, HTTPSConnection):
     pass
 
 
 def make_timed_connection(kind: type[Any], clock: Clock) -> type[HTTPConnection]:
     """The connection class `kind` of a connection pool, with deadlines by this clock."""
-    base = _TimedTls if issubclass(kind, HTTPSConnection) else _Timed
+    base = _TimedTlsConnection if issubclass(kind, HTTPSConnection) else _TimedConnection
     return type(base.__name__, (base,), {"clock": clock})
 
 
-def extend_deadline(connection: object, *, silence: float | None, seconds: float) -> None:
-    """Set the deadline of a response to `seconds` from now, and the limit of each wait for bytes to `silence`."""
-    if isinstance(connection, _Timed):
-        connection.until = connection.clock.now() + seconds
-        connection.silence = silence
+def extend_deadline(connection: object, *, max_silence: float | None, seconds: float) -> None:
+    """Set the deadline of a response to `seconds` from now, and the limit of each wait for bytes to `max_silence`."""
+    if isinstance(connection, _TimedConnection):
+        connection.deadline = connection.clock.now() + seconds
+        connection.max_silence = max_silence

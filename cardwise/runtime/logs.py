@@ -84,7 +84,7 @@ class LineLimit:
         self._log = log
         self._clock = clock
         self._lock = threading.Lock()
-        self._until = -math.inf  # the end of the minute
+        self._minute_end = -math.inf  # the end of the minute
         self._lines = 0
         self._lines_of: Counter[str] = Counter()  # by key
         self._dropped = 0
@@ -93,22 +93,22 @@ class LineLimit:
         """`key`: whose line it is, such as a namespace, or its kind where nobody is known."""
         with self._lock:
             now = self._clock.now()
-            dropped, ended = self._dropped, self._until
-            if now >= self._until:
-                self._until, self._lines, self._dropped = now + _MINUTE, 0, 0
+            dropped, is_minute_over = self._dropped, self._minute_end
+            if now >= self._minute_end:
+                self._minute_end, self._lines, self._dropped = now + _MINUTE, 0, 0
                 self._lines_of.clear()
-            full = self._lines >= _MAX_LINES or self._lines_of[key] >= _MAX_LINES_OF_KEY
-            if full:
+            is_full = self._lines >= _MAX_LINES or self._lines_of[key] >= _MAX_LINES_OF_KEY
+            if is_full:
                 self._dropped += 1
             else:
                 self._lines += 1
                 self._lines_of[key] += 1
-            first, seconds = self._dropped == 1, self._until - now
-        if dropped and now >= ended:
-            self._log.info("dropped log lines", lines=dropped, seconds_ago=round(now - ended))
-        if not full:
+            is_first_dropped, seconds = self._dropped == 1, self._minute_end - now
+        if dropped and now >= is_minute_over:
+            self._log.info("dropped log lines", lines=dropped, seconds_ago=round(now - is_minute_over))
+        if not is_full:
             getattr(self._log, level)(event, **about)
-        elif first:
+        elif is_first_dropped:
             self._log.info("dropping log lines: too many of this kind", key=key, seconds=round(seconds))
 
 

@@ -78,13 +78,13 @@ class SimulatedCluster:
     def place_pod(self, uid: str, pod: SimulatedPod) -> str | None:
         """Place an arriving pod. Returns its node; None if it fits on no node."""
         load = pod.shape.load
-        placed = self.engine.place(pod.shape.request or NO_CARD, load, self.policy)
-        if placed is None:
+        placement = self.engine.place(pod.shape.request or NO_CARD, load, self.policy)
+        if placement is None:
             return None
-        self.add_assigned_pod(Holding(uid, _NAMESPACE, pod.name, placed.node, placed.assignment))
-        self._change_free_load(placed.node, load, 1)
+        self.add_assigned_pod(Holding(uid, _NAMESPACE, pod.name, placement.node, placement.assignment))
+        self._change_free_load(placement.node, load, 1)
         self._pod_loads[uid] = load
-        return placed.node
+        return placement.node
 
     def remove_pod(self, uid: str) -> str | None:
         """Remove a pod that ends. Returns its node; None if the pod was never placed."""

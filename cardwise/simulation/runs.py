@@ -55,7 +55,7 @@ def run_all(
     on_run_done: called with each run and its result as soon as it is finished.
     """
     if min(processes, len(runs)) > 1:
-        return _in_processes(
+        return _run_in_processes(
             simulate, workloads, runs, processes=processes, on_progress=on_progress, on_run_done=on_run_done
         )
     outcomes = []
@@ -65,7 +65,7 @@ def run_all(
     return outcomes
 
 
-def _in_processes(
+def _run_in_processes(
     simulate: Simulation[_R],
     workloads: Sequence[SimulatedWorkload],
     runs: Sequence[SimulationRun],

@@ -157,8 +157,8 @@ def _mean_samples(churns: Sequence[ChurnResult]) -> tuple[ChurnSample, ...]:
 
 def _mean_of_present(numbers: Sequence[float | None]) -> float | None:
     """The mean without the Nones; None if there are only Nones."""
-    present = [number for number in numbers if number is not None]
-    return fmean(present) if present else None
+    numbers_present = [number for number in numbers if number is not None]
+    return fmean(numbers_present) if numbers_present else None
 
 
 def _sum_refused(tables: Sequence[tuple[RefusedPods, ...]]) -> tuple[RefusedPods, ...]:

@@ -134,8 +134,8 @@ class MpsWait:
 
     def _check_readiness(self, grant: Grant, required_state: MpsState | None) -> Readiness:
         if required_state is None:
-            is_left_closed = any(mpsfiles.is_left_closed(self._root, share.uuid) for share in grant.shares)
-            return Readiness(mps.LEFT_CLOSED if is_left_closed and not grant.is_agent else "")
+            is_closed = any(mpsfiles.is_closed_by_former_manager(self._root, share.uuid) for share in grant.shares)
+            return Readiness(mps.CLOSED_BY_FORMER_MANAGER if is_closed and not grant.is_agent else "")
         if grant.is_agent:
             return self._check_for_agent(grant, required_state)
         if required_state is MpsState.OFF:

@@ -63,7 +63,9 @@ def card_loads(
     for pod in pods:
         if pod.finished:
             continue
-        assigned_shares = tuple(replace(share, uuid=share.uuid_by(uuid_by_index)) for share in _assigned_shares(pod))
+        assigned_shares = tuple(
+            replace(share, uuid=share.resolve_uuid(uuid_by_index)) for share in _assigned_shares(pod)
+        )
         assignments[pod.uid] = Assignment({"": assigned_shares})
         for share in assigned_shares:
             add_share(share)

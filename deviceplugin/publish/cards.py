@@ -79,7 +79,7 @@ def class_capacities(
                 {
                     names.CLASS_PREFIX + resource_class.name: 1
                     if resource_class.other
-                    else classes.most_shares(memory, resource_class)
+                    else classes.max_shares(memory, resource_class)
                     for resource_class in card_classes
                 }
             )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cardwise.clock import BOOT, SYSTEM, Clock
-from cardwise.core.api.mps import LEFT_CLOSED, MANAGER_GONE, Mode, MpsState
+from cardwise.core.api.mps import CLOSED_BY_FORMER_MANAGER, MANAGER_GONE, Mode, MpsState
 from cardwise.core.values.decoded import Json
 from cardwise.gpus import mpsfiles
 from cardwise.kube.wire import ExtendedResource, MpsStatus
@@ -61,11 +61,11 @@ class StaleMpsStatus:
         An earlier manager's status would keep pods off the card for ever, so it is removed. But a card that the manager
         left closed cannot be used, so it becomes Down.
         """
-        if not mpsfiles.is_left_closed(self._root, uuid):
+        if not mpsfiles.is_closed_by_former_manager(self._root, uuid):
             return {} if mps_status is None else {"mps": None}
-        if mps_status is not None and mps_status.reason == LEFT_CLOSED:
+        if mps_status is not None and mps_status.reason == CLOSED_BY_FORMER_MANAGER:
             return {}
-        return self._down_patch(LEFT_CLOSED)
+        return self._down_patch(CLOSED_BY_FORMER_MANAGER)
 
     def _down_patch(self, reason: str) -> Json:
         transition_time = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -77,7 +77,7 @@ class Quotas:
         If not, it may still exceed a quota: by the cards that are available, or by several entries together.
         """
         return any(
-            not headroom.has_room_for(fitting.least_charge(request, ledger.kinds, headroom.entry))
+            not headroom.has_room_for(fitting.min_charge_of_share(request, ledger.kinds, headroom.entry))
             for headroom in self.headroom(ledger, namespace)
         )
 
@@ -97,7 +97,7 @@ class Quotas:
                 used, requested = ledger.used(namespace, entry), _requested_charge(ledger, entry, request)
                 headroom = quotas.headroom(entry, used)
                 if not headroom.has_room_for(requested):
-                    sure = not headroom.has_room_for(fitting.least_charge(request, ledger.kinds, entry))
+                    sure = not headroom.has_room_for(fitting.min_charge_of_share(request, ledger.kinds, entry))
                     full.append(
                         ((sure, entry.resource_class in requested_classes), FullEntry(key, entry, used, requested))
                     )
@@ -112,5 +112,5 @@ def _requested_charge(ledger: Ledger, entry: QuotaEntry, request: PodRequest) ->
         if kinds.allowed(container.resource_class, (entry,)) == kinds.allowed(container.resource_class):
             continue  # it gets no card that the entry counts
         smallest = max(0, kinds.smallest(container.resource_class, entry) - ledger.kept_back) if container.whole else 0
-        charges.append(quotas.least_charge(container.cards, container.mem, smallest))
+        charges.append(quotas.min_charge_of_share(container.cards, container.mem, smallest))
     return quotas.total(charges)

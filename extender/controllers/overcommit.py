@@ -154,7 +154,7 @@ class OvercommitController:
 def _held_amounts(assigned: Assignment, uuid_of: Mapping[int, str]) -> dict[str, int]:
     amounts = {device.uuid: 1 for device in assigned.device_shares()}
     for share in assigned.shares():
-        if uuid := share.uuid_by(uuid_of):
+        if uuid := share.resolve_uuid(uuid_of):
             amounts[uuid] = amounts.get(uuid, 0) + share.mem
     return amounts
 

@@ -361,7 +361,7 @@ def make_lease_leadership(
             renew_every=min(2.0, duration / _RENEWALS),
             clock=lease_clock,
             on_change=leadership.on_lease_changed,
-            able=leadership.can_lead,
+            can_act=leadership.can_lead,
             settled=leadership.is_settled,
         )
 

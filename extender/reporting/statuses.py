@@ -124,7 +124,7 @@ def _allocations(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[
         counted = set()
         own_uuid_of = uuid_of if holding.node == node else {}
         for share in holding.assignment.shares():
-            uuid = share.uuid_by(own_uuid_of)
+            uuid = share.resolve_uuid(own_uuid_of)
             if not uuid or not ledger.counts_on(node, holding, uuid):
                 continue  # a pod of gpushare, on a card that no node reports; or a card that is on another node now
             allocation = allocations[uuid]
@@ -153,7 +153,7 @@ def _terminating_shares(holding: Holding, uuid_of: Mapping[int, str]) -> Iterato
     pod = holding.uid, holding.namespace, holding.name
     for key, shares in holding.assignment.containers.items():
         for share in shares:
-            if uuid := share.uuid_by(uuid_of):
+            if uuid := share.resolve_uuid(uuid_of):
                 yield uuid, ShareRecord(*pod, share.mem, share.core, share.whole, key)
     for key, devices in holding.assignment.devices.items():
         for device in devices:

@@ -48,7 +48,7 @@ class AuditSettings:
 
     interval: float = 10.0
     passes: int = 3
-    tolerance: MiB = MiB(mps.CONTEXT)
+    tolerance: MiB = MiB(mps.MAX_CONTEXT)
     evict_after: float | None = None
     evict_per_hour: int = 6
 
@@ -207,7 +207,7 @@ def pod_grant(pod: PodView, uuid_by_index: dict[int, str]) -> PodGrant:
     shares: dict[tuple[str, str], MiB] = {}
     for key, container_shares in pod.assignment.containers.items():
         for share in container_shares:
-            key_and_uuid = (key if has_containers else "", share.uuid_by(uuid_by_index))
+            key_and_uuid = (key if has_containers else "", share.resolve_uuid(uuid_by_index))
             shares[key_and_uuid] = MiB(shares.get(key_and_uuid, 0) + share.mem)
     keys = (
         {container.runtime_id: container.key for container in pod.containers if container.runtime_id}

@@ -174,7 +174,7 @@ def compute_demands(pods: Sequence[PodView], cards: Sequence[GpuCard]) -> dict[s
         if pod.finished:
             continue
         for share in pod.assignment.shares():
-            uuid = share.uuid_by(uuid_by_index)
+            uuid = share.resolve_uuid(uuid_by_index)
             if uuid in shares:
                 shares[uuid].append(share.mem)
                 without_mps_values[uuid].add(pod.without_mps)

@@ -275,7 +275,7 @@ class Keeper:
             if spec.node in wanted:
                 selecting = classifier.select_classes(survey.labels_of(resource))
                 wanted[spec.node].update(
-                    {selected.name: classes.most_shares(spec.memory_mib, selected) for selected in selecting}
+                    {selected.name: classes.max_shares(spec.memory_mib, selected) for selected in selecting}
                 )
         for node in published.keys() - wanted.keys():
             del published[node]

@@ -111,7 +111,7 @@ class Extender:
         return LeaderElector(
             self.client, "ns", "l", self.name,
             duration=DURATION, renew_every=2.0, clock=self.clock,
-            on_change=leadership.on_lease_changed, able=leadership.can_lead, settled=leadership.is_settled,
+            on_change=leadership.on_lease_changed, can_act=leadership.can_lead, settled=leadership.is_settled,
         )  # fmt: skip
 
     def _reach(self, call: Request) -> None:

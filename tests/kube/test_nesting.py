@@ -96,7 +96,7 @@ def test_the_scan_leaves_out_what_is_too_deep_and_nothing_else(
     document: object, levels: int, indent: int | None
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nesting, "_READ", levels)
+        patch.setattr(nesting, "_MAX_LEVELS", levels)
         assert json.loads(cut_nesting_by_scan(json.dumps(document, indent=indent).encode())) == cut_below(
             document, levels
         )

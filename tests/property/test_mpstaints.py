@@ -21,7 +21,7 @@ MEM = 100  # MiB of a card
 mps_states = st.none() | st.builds(
     CardMps,
     ready=st.sampled_from([True, True, True, False]),
-    several=st.just(False),
+    serves_several=st.just(False),
     multi_user=st.booleans(),
     max_clients=st.sampled_from([0, 2, 60]),
 )
@@ -68,8 +68,8 @@ def cards_of(node, mps_states):
 def neighbours(ledger, node, i):
     """The MPS clients whose processes would go through the daemon of this card."""
     daemon = {i}
-    if node.cards[i].mps.several:
-        daemon = {at for at, card in enumerate(node.cards) if card.mps is not None and card.mps.several}
+    if node.cards[i].mps.serves_several:
+        daemon = {at for at, card in enumerate(node.cards) if card.mps is not None and card.mps.serves_several}
     return [
         held.mps_client
         for held in ledger.holdings(node.name)
@@ -82,7 +82,7 @@ def closed(ledger, node, i, wanted):
     state, (container,) = node.cards[i].mps, wanted.containers
     if state is None:
         return "no manager" if wanted.mps is Mode.REQUIRED else ""
-    if wanted.mps.uses_mps and container.cards > 1 and not state.several:
+    if wanted.mps.uses_mps and container.cards > 1 and not state.serves_several:
         return "several"
     if not state.ready:
         return "not ready"

@@ -100,7 +100,7 @@ def differing(draw: st.DrawFn, pod_request: PodRequest) -> PodRequest:
 
 # What a manager says of all cards of the node: mostly there is none.
 managers = st.none() | st.sampled_from(
-    [None, CardMps(True), CardMps(True, multi_user=False), CardMps(True, several=True), CardMps(False)]
+    [None, CardMps(True), CardMps(True, multi_user=False), CardMps(True, serves_several=True), CardMps(False)]
 )
 requests = st.one_of(
     st.builds(asking, st.integers(1, 16).map(lambda n: n * MEM // 8), core=st.sampled_from([0, 0, 30, 60])),

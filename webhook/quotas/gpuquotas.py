@@ -136,7 +136,7 @@ def _surely_counts(entry: QuotaEntry, container: ContainerRequest) -> bool:
 
 def _least_charge(container: ContainerRequest, smallest: Smallest) -> Charge:
     """The smallest charge of the container: for a whole card it is not known yet which card it gets."""
-    return quotas.least_charge(container.cards, container.mem, smallest(container) if container.whole else 0)
+    return quotas.min_charge_of_share(container.cards, container.mem, smallest(container) if container.whole else 0)
 
 
 def _used(quota_usage: QuotaUsage, entry: QuotaEntry) -> Charge:

@@ -105,7 +105,7 @@ def warn_resource_quota(
 ) -> tuple[str, ...]:
     """Warnings about a ResourceQuota that counts less than it seems to, or allows less than one useful share.
 
-    standings: the GPUQuotas of its namespace.
+    quota_usages: the GPUQuotas of its namespace.
     known_classes: the ResourceClasses.
     min_share: MiB below which most programs do not start.
     """
@@ -116,7 +116,7 @@ def warn_resource_quota(
     warnings = [f"spec.hard[{key}]: {reason}" for key, reason in uncounted]
     if shares := hard.get(quotas.SHARES):
         warnings += _warn_small_amount(f"spec.hard[{quotas.SHARES}]", shares, min_share)
-    uncounted_entry = quotas.uncounted_key(hard)
+    uncounted_entry = quotas.unlimited_amount_key(hard)
     if any(quotas.counts_in_place_of(quota_usage.quota, uncounted_entry) for quota_usage in quota_usages):
         uncounted_entry = ""
     if (

@@ -339,7 +339,7 @@ class Decision:
 
 
 def decode(body: bytes, takes_reviews_of: Callable[[str], bool] = lambda _: True) -> Review:
-    """Decode a request body. Raises BadReview, and Unreadable.
+    """Decode a request body. Raises InvalidReview, and UndecodableReview.
 
     takes_reviews_of: whether a resource belongs to the path. The object of another one is not decoded.
     """
@@ -397,7 +397,7 @@ def _nesting_error(body: bytes) -> InvalidReview:
 
 
 def _decode_manifest(request: _Request, field: str, raw: msgspec.Raw, *, managed_fields: bool) -> Json:
-    """Decode an object. Raises InvalidRequest if it is too large to be decoded, and Unreadable."""
+    """Decode an object. Raises InvalidRequest if it is too large to be decoded, and UndecodableReview."""
     resource = request.resource.resource
     try:
         text = wire.trim_object(bytes(raw), managed_fields=managed_fields)
@@ -413,7 +413,8 @@ def _decode_manifest(request: _Request, field: str, raw: msgspec.Raw, *, managed
 
 
 def _check_names(request: _Request, manifest: Json) -> None:
-    """Check the names of a review: raises Unreadable for a name that objects of the kind cannot have. "" is valid: an
+    """Check the names of a review: raises UndecodableReview for a name that objects of the kind cannot have. "" is
+    valid: an
     object that is being created may have only a `generateName`. Kinds with other names, such as roles, are not
     reviewed.
     """

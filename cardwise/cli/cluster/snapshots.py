@@ -53,7 +53,7 @@ class Snapshot:
 
 def take_snapshot(client: KubeClient, cardwise_namespace: str = names.NAMESPACE) -> Snapshot:
     """Read the cluster. Raises `KubeError`."""
-    cluster_survey = survey.take_survey(client, addresses=False, own=client.namespace)
+    cluster_survey = survey.take_survey(client, addresses=False, own_namespace=client.namespace)
     snapshot = Snapshot(
         holdings=cluster_survey.ledger.holdings(), classes=cluster_survey.classes, notes=list(cluster_survey.problems)
     )

@@ -23,7 +23,7 @@ def classes(output: str, name: str | None) -> None:
     """
     client = options.load_client()
     try:
-        cluster_survey = survey.take_survey(client, addresses=False, own=client.namespace)
+        cluster_survey = survey.take_survey(client, addresses=False, own_namespace=client.namespace)
     except errors.Forbidden as error:
         _print_summaries(client, name, output, error)
         return

@@ -157,7 +157,7 @@ def defrag(
     client = options.load_client()
     clock = options.current_clock()
     settings = published.read_published(client, cardwise_namespace)
-    cluster_survey = survey.take_survey(client, addresses=False, beyond=True, limits=settings.limits)
+    cluster_survey = survey.take_survey(client, addresses=False, with_unknown_holders=True, limits=settings.limits)
     try:
         defrag_request = _parse_request(
             cluster_survey,

@@ -151,7 +151,7 @@ def explain_pod(client: KubeClient, pod: Json, namespace: str, cardwise_namespac
     is_pending = not pod["spec"].get("nodeName")
     cluster_survey = None
     try:
-        cluster_survey = survey.take_survey(client, addresses=False, own=namespace, limits=settings.limits)
+        cluster_survey = survey.take_survey(client, addresses=False, own_namespace=namespace, limits=settings.limits)
     except errors.Forbidden as error:
         console.print_text(
             f"note: only part of the reason is visible to you: {rights.describe_missing(error)}", err=True

@@ -21,7 +21,7 @@ def inspect(details: bool, output: str, node: str | None) -> None:
 
     client = options.load_client()
     try:
-        cluster_survey = survey.take_survey(client, own=client.namespace)
+        cluster_survey = survey.take_survey(client, own_namespace=client.namespace)
     except errors.Forbidden as error:
         # Read only for users who may not read cards: the others do not wait for this import.
         from cardwise.cli.cluster import visible  # noqa: PLC0415 - see above

@@ -87,7 +87,7 @@ def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
     """
     client = options.load_client()
     try:
-        cluster_survey = survey.take_survey(client, addresses=False, own=client.namespace)
+        cluster_survey = survey.take_survey(client, addresses=False, own_namespace=client.namespace)
     except errors.Forbidden as error:
         visibletable.print_visible(visible.read_visible(client, error, node), error, output)
         return

@@ -233,7 +233,7 @@ def check_container_runtimes(cluster_facts: PreinstallFacts) -> Iterator[Finding
         subject = (
             f"{finding.name_nodes(nodes)}: {quote_unless_name(runtime) if runtime else 'unknown container runtime'}"
         )
-        if name not in cdiruntimes.CDI_AT_ALL:
+        if name not in cdiruntimes.CDI_SUPPORTED_SINCE:
             yield Finding("runtime", Severity.PROBLEM, f"{subject} has no CDI", cluster.cdi_remedy(name, version))
         elif not cdiruntimes.has_cdi(name, version):
             text = f"{subject} does not support CDI by default; without CDI a container can use other GPUs than its own"

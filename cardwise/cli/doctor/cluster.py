@@ -95,16 +95,16 @@ def check_runtimes(facts: Facts) -> Iterator[Finding]:
 
 
 def cdi_remedy(runtime: str, version: str) -> str:
-    if runtime not in cdiruntimes.CDI_AT_ALL:
+    if runtime not in cdiruntimes.CDI_SUPPORTED_SINCE:
         return "use containerd 2 or CRI-O: this runtime does not support CDI"
-    min_version = cdiruntimes.CDI_AT_ALL[runtime]
+    min_version = cdiruntimes.CDI_SUPPORTED_SINCE[runtime]
     if cdiruntimes.parse_version(version) < min_version:
         return (
             f"upgrade {runtime} to {cdiruntimes.format_version(min_version)} or later: earlier versions do not "
             "support CDI"
         )
     if not cdiruntimes.has_cdi(runtime, version):
-        default_version = cdiruntimes.format_version(cdiruntimes.CDI_BY_DEFAULT[runtime])
+        default_version = cdiruntimes.format_version(cdiruntimes.CDI_DEFAULT_SINCE[runtime])
         return f"set enable_cdi = true in the configuration of {runtime} (the default since {default_version})"
     return "let the device plugin choose (deviceplugin.gpuAccess=auto), and check that the runtime reads /var/run/cdi"
 

@@ -66,7 +66,7 @@ def check_resource_quotas(facts: Facts) -> Iterator[Finding]:
         uncovered_namespaces = sorted(
             namespace
             for namespace, keys in keys_by_namespace.items()
-            if quotas.uncounted_key(keys) == missing_key
+            if quotas.unlimited_amount_key(keys) == missing_key
             and not _is_counted_by_gpuquota(facts.gpuquotas, namespace, missing_key)
         )
         if uncovered_namespaces:

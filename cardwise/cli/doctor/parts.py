@@ -12,7 +12,7 @@ from cardwise.cli.doctor import finding, repairs, startup
 from cardwise.cli.doctor.facts import Facts, is_of_chart, is_recent, nvidia_runtimes
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import gpunodes, names
-from cardwise.core.api.mps import LEFT_CLOSED, MANAGER_GONE
+from cardwise.core.api.mps import CLOSED_BY_FORMER_MANAGER, MANAGER_GONE
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.shellcommand import command
@@ -531,7 +531,7 @@ def _mps_remedy(facts: Facts, reason: str) -> str:
             "run cardwise-mps there (mps.enabled=true), or declare that it was removed: mps.enabled=false, with "
             "deviceplugin.mps=auto or off"
         )
-    if LEFT_CLOSED in reason:
+    if CLOSED_BY_FORMER_MANAGER in reason:
         return (
             "run cardwise-mps there (mps.enabled=true) until the pods with MPS on these GPUs have ended, then remove "
             "it; or drain and reboot the node"

@@ -488,8 +488,8 @@ def _describe_order(policy: str, score_by_node: Mapping[str, int] | None, settin
     if policy not in policies.SCORED or score_by_node is not None:
         return policy
     if settings.note and not settings.workload:
-        return f"as {policies.BY_CARDS} would; the data that {policy} has learned is unknown here"
-    return f"{policy} orders them as {policies.BY_CARDS} would"
+        return f"as {policies.FALLBACK} would; the data that {policy} has learned is unknown here"
+    return f"{policy} orders them as {policies.FALLBACK} would"
 
 
 def _describe_card(card: explanation.CardView, status: wire.ExtendedResourceStatus) -> str:

@@ -102,7 +102,7 @@ def _format_holders(card: CardUsage) -> str:
 
 
 def _format_holder(holder: Holder) -> str:
-    excess_mark = "!" * (holder.used is not None and holder.used > holder.granted + mps.CONTEXT)
+    excess_mark = "!" * (holder.used is not None and holder.used > holder.granted + mps.MAX_CONTEXT)
     return (
         f"{holder.namespace}/{holder.name} {_format_known(holder.used)}/{holder.granted}{excess_mark}"
         + " (terminating)" * holder.terminating

@@ -44,7 +44,7 @@ class CardShare:
     total: MiB
     whole: bool = False
 
-    def uuid_by(self, uuids: Mapping[int, str]) -> str:
+    def resolve_uuid(self, uuids: Mapping[int, str]) -> str:
         """The UUID of its card, from those of the node's cards; "" if the node reports no such card."""
         return self.uuid or uuids.get(self.index, "")
 
@@ -109,7 +109,7 @@ class Assignment:
                     if not count:
                         continue
                     excess_share = replace(share, mem=mem, core=core, whole=False)
-                    excess[share.uuid] = _Used(MiB(0), Percent(0), count - 1)
+                    excess[share.uuid] = _UsedCard(MiB(0), Percent(0), count - 1)
                 containers[key] = (*containers.get(key, ()), excess_share)
         known = {share.uuid for share in other.device_shares()}
         devices = {
@@ -131,25 +131,25 @@ class Assignment:
         return sorted({share.index for share in self.shares()})
 
 
-class _Used(NamedTuple):
+class _UsedCard(NamedTuple):
     """What an assignment has of one card."""
 
     mem: MiB
     core: Percent
     shares: int
 
-    def excess_over(self, other: "_Used") -> "_Used":
+    def excess_over(self, other: "_UsedCard") -> "_UsedCard":
         mem, core = MiB(max(0, self.mem - other.mem)), Percent(max(0, self.core - other.core))
-        return _Used(mem, core, max(int(mem > 0 or core > 0), self.shares - other.shares))
+        return _UsedCard(mem, core, max(int(mem > 0 or core > 0), self.shares - other.shares))
 
 
-def _shares_by_card(assignment: Assignment) -> dict[str, _Used]:
+def _shares_by_card(assignment: Assignment) -> dict[str, _UsedCard]:
     """What the assignment has of each card whose UUID it names."""
-    used: dict[str, _Used] = {}
+    used: dict[str, _UsedCard] = {}
     for share in assignment.shares():
         if share.uuid:
             mem, core, shares = used.get(share.uuid, (0, 0, 0))
-            used[share.uuid] = _Used(MiB(mem + share.mem), Percent(core + share.core), shares + 1)
+            used[share.uuid] = _UsedCard(MiB(mem + share.mem), Percent(core + share.core), shares + 1)
     return used
 
 
@@ -173,18 +173,18 @@ def encode(assignment: Assignment, *, assume_time_ns: int, env_access: bool = Fa
     With CDI the variable must open nothing: a container may be started without its CDI device (the kubelet forgets the
     devices of a pod that was deleted by force), and NVIDIA's runtime would give it the whole card.
     """
-    truth: dict[str, Any] = {
+    document: dict[str, Any] = {
         "v": _VERSION,
         "containers": {
-            key: [_written(share) for share in shares_of] for key, shares_of in assignment.containers.items()
+            key: [_encode_share(share) for share in shares_of] for key, shares_of in assignment.containers.items()
         },
     }
     if assignment.devices:
-        truth["devices"] = {
+        document["devices"] = {
             key: [[share.resource_class, share.uuid] for share in shares_of]
             for key, shares_of in assignment.devices.items()
         }
-    annotations = {names.ASSIGNMENT: json.dumps(truth, separators=(",", ":"))}
+    annotations = {names.ASSIGNMENT: json.dumps(document, separators=(",", ":"))}
     shares = assignment.shares()
     if shares:
         annotations |= {
@@ -206,11 +206,11 @@ def encode(assignment: Assignment, *, assume_time_ns: int, env_access: bool = Fa
     return annotations
 
 
-def _written(share: CardShare) -> list[int | str]:
+def _encode_share(share: CardShare) -> list[int | str]:
     """The sixth element is there for a whole card, and for what would be read as one without it."""
-    five: list[int | str] = [share.index, share.uuid, share.mem, share.core, share.total]
-    sixth = share.whole or _is_whole(share.mem, share.core, share.total)
-    return [*five, int(share.whole)] if sixth else five
+    fields: list[int | str] = [share.index, share.uuid, share.mem, share.core, share.total]
+    is_flag_needed = share.whole or _is_whole(share.mem, share.core, share.total)
+    return [*fields, int(share.whole)] if is_flag_needed else fields
 
 
 def _is_whole(mem: int, core: int, total: int) -> bool:
@@ -234,7 +234,7 @@ def decode(annotations: Mapping[str, str], *, loads: Callable[[str], Any] = json
     """
     text = annotations.get(names.ASSIGNMENT)
     if text is not None:
-        assignment = _decode_ours(text, loads)
+        assignment = _decode_own(text, loads)
     elif names.GPUSHARE_ALLOCATION in annotations:
         assignment = _decode_framework(annotations)
     elif names.IDX in annotations:
@@ -248,18 +248,18 @@ def decode(annotations: Mapping[str, str], *, loads: Callable[[str], Any] = json
     return assignment
 
 
-def _decode_ours(text: str, loads: Callable[[str], Any]) -> Assignment:
+def _decode_own(text: str, loads: Callable[[str], Any]) -> Assignment:
     try:
-        truth = loads(text)
-        if truth["v"] != _VERSION:
+        document = loads(text)
+        if document["v"] != _VERSION:
             raise InvalidAssignment(
-                f"{names.ASSIGNMENT} has version {quote_text(truth['v'])}, this program reads {_VERSION}"
+                f"{names.ASSIGNMENT} has version {quote_text(document['v'])}, this program reads {_VERSION}"
             )
         containers = {
             _get_text(key): tuple(_decode_share(*share) for share in shares)
-            for key, shares in truth["containers"].items()
+            for key, shares in document["containers"].items()
         }
-        devices = _decode_devices(truth["devices"]) if "devices" in truth else _NO_DEVICES
+        devices = _decode_devices(document["devices"]) if "devices" in document else _NO_DEVICES
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, InvalidAssignment):
             raise
@@ -278,13 +278,13 @@ def _get_text(text: str) -> str:
     return intern(text)
 
 
-def _decode_share(index: int, uuid: str, mem: int, core: int, total: int, *sixth: int) -> CardShare:
+def _decode_share(index: int, uuid: str, mem: int, core: int, total: int, *whole_flag: int) -> CardShare:
     integers = type(index) is type(mem) is type(core) is type(total) is int
     if not integers or index < 0 or core < 0 or mem <= 0 or total <= 0:
         raise InvalidAssignment(f"a share of {(index, mem, core, total)} is impossible")
-    if sixth and sixth not in ((0,), (1,)):
-        raise InvalidAssignment(f"a share that ends in {sixth} is unknown")
-    whole = bool(sixth[0]) if sixth else _is_whole(mem, core, total)
+    if whole_flag and whole_flag not in ((0,), (1,)):
+        raise InvalidAssignment(f"a share that ends in {whole_flag} is unknown")
+    whole = bool(whole_flag[0]) if whole_flag else _is_whole(mem, core, total)
     return CardShare(index, _get_text(uuid), quantity.size(mem), Percent(core), quantity.size(total), whole)
 
 

@@ -4,8 +4,8 @@ import re
 from typing import Final
 
 # CRI-O has no switch. Before 1.28 it takes CDI devices by annotations only, which newer kubelets do not write.
-CDI_AT_ALL: Final = {"containerd": (1, 7), "cri-o": (1, 28)}
-CDI_BY_DEFAULT: Final = {"containerd": (2, 0), "cri-o": (1, 28)}
+CDI_SUPPORTED_SINCE: Final = {"containerd": (1, 7), "cri-o": (1, 28)}
+CDI_DEFAULT_SINCE: Final = {"containerd": (2, 0), "cri-o": (1, 28)}
 
 
 def parse_version(text: str) -> tuple[int, ...]:
@@ -19,10 +19,11 @@ def format_version(version: tuple[int, ...]) -> str:
 
 def has_cdi(name: str, version: str) -> bool:
     """Whether this version of the runtime supports CDI devices by default."""
-    return name in CDI_BY_DEFAULT and parse_version(version) >= CDI_BY_DEFAULT[name]
+    return name in CDI_DEFAULT_SINCE and parse_version(version) >= CDI_DEFAULT_SINCE[name]
 
 
 CDI_SINCE: Final = (
-    f"containerd has it since {format_version(CDI_BY_DEFAULT['containerd'])}, "
-    f"{format_version(CDI_AT_ALL['containerd'])} with enable_cdi; CRI-O since {format_version(CDI_BY_DEFAULT['cri-o'])}"
+    f"containerd has it since {format_version(CDI_DEFAULT_SINCE['containerd'])}, "
+    f"{format_version(CDI_SUPPORTED_SINCE['containerd'])} with enable_cdi; CRI-O since "
+    f"{format_version(CDI_DEFAULT_SINCE['cri-o'])}"
 )

@@ -153,18 +153,16 @@ def labels(
     own: the labels of its ExtendedResource. The node label among them is left out, because `node` has it.
     """
     own_labels = {key: label_value for key, label_value in own.items() if key != names.NODE_LABEL}
-    seen_labels = {
-        key.lower(): label_value
-        for from_whom in (own_labels, properties)
-        for key, label_value in sorted(from_whom.items())
+    all_labels = {
+        key.lower(): label_value for source in (own_labels, properties) for key, label_value in sorted(source.items())
     }
-    seen_labels |= {
+    all_labels |= {
         _KIND_LABEL: kind, "model": model, "node": node, "hostname": node, "index": str(index), "uuid": uuid,
     }  # fmt: skip
-    return seen_labels | {"memory": f"{memory}Mi"} if kind == KIND else seen_labels
+    return all_labels | {"memory": f"{memory}Mi"} if kind == KIND else all_labels
 
 
-def most_shares(mem: MiB, resource_class: ResourceClass) -> int:
+def max_shares(mem: MiB, resource_class: ResourceClass) -> int:
     """The maximum number of units of the class that the containers on one card can request together.
 
     A container counts 1 for each of its cards; or n, if it requests n units of a class with a share, of which only as
@@ -182,10 +180,12 @@ def parse(manifest: Mapping[str, Any]) -> ResourceClass:
     if not isinstance(spec, Mapping):
         raise InvalidRequest("spec", "is missing", "write spec.selector, which selects the GPUs of the class")
     _check_fields(spec, _SPEC_FIELDS, "spec", "a ResourceClass")
-    written = [field for field in _SELECTOR_FIELDS if field in spec]
-    if len(written) > 1:
-        raise InvalidRequest(f"spec.{written[1]}", f"spec.{written[0]} is also set", "write only one of them")
-    field = written[0] if written else "selector"
+    written_fields = [field for field in _SELECTOR_FIELDS if field in spec]
+    if len(written_fields) > 1:
+        raise InvalidRequest(
+            f"spec.{written_fields[1]}", f"spec.{written_fields[0]} is also set", "write only one of them"
+        )
+    field = written_fields[0] if written_fields else "selector"
     priority = spec.get("priority", 0)
     if type(priority) is not int or priority not in _PRIORITIES:
         raise InvalidRequest(
@@ -193,7 +193,7 @@ def parse(manifest: Mapping[str, Any]) -> ResourceClass:
         )
     selector = selectors.parse(spec.get(field), f"spec.{field}")
     share = _parse_share(spec["share"]) if spec.get("share") is not None else None
-    other = _is_other(selector, f"spec.{field}")
+    other = _selects_other_devices(selector, f"spec.{field}")
     if other and share is not None:
         raise InvalidRequest("spec.share", "is only for GPUs; a device is always given whole", "leave it out")
     return ResourceClass(
@@ -234,17 +234,17 @@ def is_bare(name: str, exists: Callable[[str], bool]) -> bool:
     return "." in name or exists(name)
 
 
-def _is_other(selector: Selector, field: str) -> bool:
+def _selects_other_devices(selector: Selector, field: str) -> bool:
     """Whether the selector is of devices that are no GPUs: every alternative says their kind. Raises InvalidRequest."""
     kinds = frozenset().union(*map(_selected_kinds, selector.alternatives))
-    others = kinds - {KIND}
-    if others and KIND in kinds:
+    other_kinds = kinds - {KIND}
+    if other_kinds and KIND in kinds:
         raise InvalidRequest(
             field,
-            f"selects GPUs and other devices ({', '.join(sorted(others))}), which cannot be in one class",
+            f"selects GPUs and other devices ({', '.join(sorted(other_kinds))}), which cannot be in one class",
             f"write a class for each, and name the kind in every alternative; without a kind it selects {KIND}",
         )
-    return bool(others)
+    return bool(other_kinds)
 
 
 def _selected_kinds(conditions: Iterable[Expression]) -> frozenset[str]:
@@ -317,13 +317,15 @@ def auto_models(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     if not _is_auto(manifest) or text is None:
         return ()
     try:
-        written = json.loads(text)
+        recorded_spec = json.loads(text)
     except (ValueError, RecursionError):
         return ()
     models = _selected_models(spec.get("selector"))
-    as_written = isinstance(written, dict) and written == auto_spec(*models) == _drop_default_priority(spec)
-    named_so = all(name_of_model(model) == metadata.get("name") for model in models)
-    return models if models and as_written and named_so else ()
+    is_unchanged = isinstance(recorded_spec, dict) and recorded_spec == auto_spec(*models) == _drop_default_priority(
+        spec
+    )
+    has_automatic_name = all(name_of_model(model) == metadata.get("name") for model in models)
+    return models if models and is_unchanged and has_automatic_name else ()
 
 
 def _selected_models(selector: object) -> tuple[str, ...]:

@@ -248,13 +248,13 @@ def _choose_nearest(candidates: Iterable[str], limit: int, distance: Callable[[s
 
 def _name_distance(name: str, other: str, limit: int) -> int:
     """Edits between two names; another domain counts as two, however it differs, a class as of a domain as one."""
-    whole = _edit_distance(name, other, limit)
+    name_edits = _edit_distance(name, other, limit)
     domain, slash, rest = name.partition("/")
     if not slash:
-        return whole
+        return name_edits
     if "/" not in other:
-        return min(whole, 1 + _edit_distance(f"{domain.partition('.')[0]}.{rest}", other, limit - 1))
-    return min(whole, 2 + _edit_distance(rest, other.partition("/")[2], limit - 2))
+        return min(name_edits, 1 + _edit_distance(f"{domain.partition('.')[0]}.{rest}", other, limit - 1))
+    return min(name_edits, 2 + _edit_distance(rest, other.partition("/")[2], limit - 2))
 
 
 def _edit_distance(name: str, other: str, limit: int) -> int:
@@ -265,15 +265,15 @@ def _edit_distance(name: str, other: str, limit: int) -> int:
     beyond = limit + 1
     if abs(len(name) - len(other)) > limit:
         return beyond
-    before: list[int] = []
+    row_before_last: list[int] = []
     row = list(range(len(other) + 1))
     for i, a in enumerate(name, start=1):
-        last, before, row = before, row, [min(i, beyond), *[beyond] * len(other)]
+        last_row, row_before_last, row = row_before_last, row, [min(i, beyond), *[beyond] * len(other)]
         for j in range(max(1, i - limit), min(len(other), i + limit) + 1):
             b = other[j - 1]
-            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b))
+            cost = min(row_before_last[j] + 1, row[j - 1] + 1, row_before_last[j - 1] + (a != b))
             if i > 1 and j > 1 and a == other[j - 2] and name[i - 2] == b:
-                cost = min(cost, last[j - 2] + 1)
+                cost = min(cost, last_row[j - 2] + 1)
             row[j] = cost
         if min(row) > limit:
             return beyond

@@ -38,17 +38,19 @@ CONTROL: Final = "control"  # the socket in the pipe folder
 
 # Reasons that the device plugin writes into a card's status.
 MANAGER_GONE: Final = "the node's MPS manager is gone or hangs"
-LEFT_CLOSED: Final = "the GPU is closed to programs without MPS: a former MPS manager left it so"
+CLOSED_BY_FORMER_MANAGER: Final = "the GPU is closed to programs without MPS: a former MPS manager left it so"
 
 MAX_PIPE_LENGTH: Final = 87  # bytes; with one more, MPS fails without a word
 MIN_CEILING: Final = 512  # MiB; where no pod of the card has a larger share
 # MiB, as seen on an H200 and an H100 with driver 580 (docs/measured.md):
 MIN_LIMIT: Final = 544  # with 512 CUDA does not start, since a client's limit counts its own context
-CONTEXT: Final = 640  # the most that a process without MPS has beyond its share: its context, a framework's libraries
+MAX_CONTEXT: Final = (
+    640  # the most that a process without MPS has beyond its share: its context, a framework's libraries
+)
 _GIB: Final = 1024
 _VERSION = 1
-_READABLE = 12  # characters of the UUID in a folder's name
-_DIGEST = 8
+_UUID_PREFIX_LENGTH = 12  # characters of the UUID in a folder's name
+_DIGEST_LENGTH = 8
 _LIMIT = re.compile(r"(\d+)=[1-9]\d*(?:[GM]B?|g)?")  # that drivers were seen to read as people do
 _LIMIT_REMEDY = "write <ordinal>=<whole number>M, such as 0=8138M; MPS misreads or ignores other forms"
 
@@ -137,8 +139,8 @@ class Status:
 def folder_name(uuid: str) -> str:
     """The name of a card's folder: short, readable and unique."""
     lower = uuid.lower()
-    start = re.sub(r"[^a-z0-9-]", "-", lower)[:_READABLE].strip("-")
-    return f"{start}-{hashlib.sha256(lower.encode()).hexdigest()[:_DIGEST]}"
+    start = re.sub(r"[^a-z0-9-]", "-", lower)[:_UUID_PREFIX_LENGTH].strip("-")
+    return f"{start}-{hashlib.sha256(lower.encode()).hexdigest()[:_DIGEST_LENGTH]}"
 
 
 def folder(root: str, uuid: str) -> PurePosixPath:
@@ -220,26 +222,31 @@ def environment(limits: Sequence[MiB], percent: int | None = None) -> dict[str, 
 
 
 def start_problem(
-    status: Status, uuid: str, *, now: float, wanted: MpsState = MpsState.READY, need: MiB = MiB(0)
+    status: Status, uuid: str, *, now: float, required_state: MpsState = MpsState.READY, required_mib: MiB = MiB(0)
 ) -> str:
     """Why a container may not start on the card yet; "" if it may.
 
     now: CLOCK_BOOTTIME, in seconds.
-    need: MiB; the container's limit there.
+    required_mib: MiB; the container's limit there.
 
     `cardwise.gpus.mpsfiles` checks what needs I/O: whether the manager lives, and whether the daemon accepts
     connections.
     """
     if uuid not in status.uuids:
         return f"the state file is about {', '.join(status.uuids) or 'no GPU'}, not {uuid}"
-    if status.state is not wanted:
-        return f"MPS on GPU {uuid} is {status.state}, not {wanted}" + (f": {status.reason}" if status.reason else "")
+    if status.state is not required_state:
+        return f"MPS on GPU {uuid} is {status.state}, not {required_state}" + (
+            f": {status.reason}" if status.reason else ""
+        )
     if is_stale(status, now):
         # How long is not said: a text that is another one each second would be told each second.
         return f"the MPS manager has not checked GPU {uuid} for over {status.valid_seconds:.0f} s; it may hang"
     allowed = status.ceilings.get(uuid, 0)
-    if wanted is MpsState.READY and allowed < need:
-        return f"MPS on GPU {uuid} allows {allowed} MiB, and {need} MiB are needed; the manager raises it at any moment"
+    if required_state is MpsState.READY and allowed < required_mib:
+        return (
+            f"MPS on GPU {uuid} allows {allowed} MiB, and {required_mib} MiB are needed; the manager raises it at any "
+            "moment"
+        )
     return ""
 
 

@@ -11,7 +11,7 @@ from cardwise.core.api.mps import Mode
 IMAGE: Final = -1  # the image's, which nobody knows before it is there; taken to be the same in all images
 MIXED: Final = -2  # more than one
 OWN_USERS: Final = MIXED  # of a pod with `hostUsers: false`: its numbers mean other users than everybody else's
-NOBODY: Final = -3  # of a pod without MPS, which no daemon serves
+NO_USER: Final = -3  # of a pod without MPS, which no daemon serves
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +19,12 @@ class CardMps:
     """The MPS of a card, as far as placement needs it. Equal for most cards of a cluster.
 
     ready: it is ready or off, and may be switched to the other.
-    several: one daemon serves all cards of the node.
+    serves_several: one daemon serves all cards of the node.
     max_clients: 0 if unknown.
     """
 
     ready: bool
-    several: bool = False
+    serves_several: bool = False
     multi_user: bool = True
     max_clients: int = 0
 
@@ -39,13 +39,15 @@ class MpsClient(NamedTuple):
 
 # Of a pod that only its node still reports: no pod may share MPS with it.
 UNKNOWN: Final = MpsClient(off=True, wants=True, user=MIXED)
-SILENT: Final = MpsClient(off=False, wants=False, user=NOBODY)  # who takes memory, and agrees with every other by MPS
+UNKNOWN_SETTINGS: Final = MpsClient(
+    off=False, wants=False, user=NO_USER
+)  # who takes memory, and agrees with every other by MPS
 
 
 @lru_cache(maxsize=65_536)
 def mps_client(mode: Mode, user: int) -> MpsClient:
     """One object for all equal pods: there are tens of thousands."""
-    return MpsClient(off=not mode.uses_mps, wants=mode.uses_mps, user=user if mode.uses_mps else NOBODY)
+    return MpsClient(off=not mode.uses_mps, wants=mode.uses_mps, user=user if mode.uses_mps else NO_USER)
 
 
 COMMON: Final = mps_client(Mode.PREFERRED, IMAGE)  # of a pod that says nothing

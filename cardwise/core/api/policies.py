@@ -16,24 +16,24 @@ Pick = tuple[int, int]  # the score of taking a card, and its position in the no
 Policy = Callable[[Sequence[int], int], Pick | None]
 
 
-def binpack(codes: Sequence[int], least: int) -> Pick | None:
+def binpack(codes: Sequence[int], min_free: int) -> Pick | None:
     """The smallest free memory that fits; ties go to the lowest index. Keeps large amounts free."""
-    at = bisect_left(codes, least)
-    if at == len(codes):
+    index = bisect_left(codes, min_free)
+    if index == len(codes):
         return None
-    code = codes[at]
+    code = codes[index]
     return -(code >> POSITION), code & PLACE
 
 
-def spread(codes: Sequence[int], least: int) -> Pick | None:
+def spread(codes: Sequence[int], min_free: int) -> Pick | None:
     """The most free memory; ties go to the lowest index. Keeps tenants apart while there is capacity."""
-    if not codes or codes[-1] < least:
+    if not codes or codes[-1] < min_free:
         return None
     free = codes[-1] >> POSITION
     return free, codes[bisect_left(codes, card_code(free))] & PLACE
 
 
 DEFAULT: Final = "priced"
-BY_CARDS: Final = "binpack"  # in place of a scored policy: for single nodes, and until it has learned a workload
+FALLBACK: Final = "binpack"  # in place of a scored policy: for single nodes, and until it has learned a workload
 SCORED: Final = frozenset({"priced"})  # what they choose is asked of `scored.engine`
 POLICIES: Final[dict[str, Policy]] = {"binpack": binpack, "spread": spread, **dict.fromkeys(sorted(SCORED), binpack)}

@@ -120,7 +120,7 @@ def charge(share: CardShare) -> Charge:
     return Charge(shares=1, memory=share.mem, cards=int(share.whole))
 
 
-def least_charge(cards: int, mem: int, smallest: int) -> Charge:
+def min_charge_of_share(cards: int, mem: int, smallest: int) -> Charge:
     """The smallest charge of one container's cards.
 
     cards: their number.
@@ -130,7 +130,7 @@ def least_charge(cards: int, mem: int, smallest: int) -> Charge:
     return Charge(cards, mem, 0) if mem else Charge(cards, cards * smallest, cards)
 
 
-def uncounted_key(hard: Collection[str]) -> str:
+def unlimited_amount_key(hard: Collection[str]) -> str:
     """The key that ResourceQuotas with these keys lack, so that some requests are not counted; "" if they have both or
     neither.
     """
@@ -140,10 +140,12 @@ def uncounted_key(hard: Collection[str]) -> str:
 
 
 def counts_in_place_of(quota: GPUQuota, missing: str) -> bool:
-    """Whether the quota limits, for all cards, the requests that ResourceQuotas do not count (`uncounted_key`)."""
+    """Whether the quota limits, for all cards, the requests that ResourceQuotas do not count "
+    "(`unlimited_amount_key`).
+    """
     amount = "cards" if missing == WHOLE_CARDS else "shares"
-    of_all = [entry for entry in quota.entries if not (entry.resource_class or entry.model)]
-    return any(entry.memory is not None or getattr(entry, amount) is not None for entry in of_all)
+    general_entries = [entry for entry in quota.entries if not (entry.resource_class or entry.model)]
+    return any(entry.memory is not None or getattr(entry, amount) is not None for entry in general_entries)
 
 
 def total(charges: Iterable[Charge]) -> Charge:

@@ -194,21 +194,21 @@ def read_counts(annotations: Mapping[str, str]) -> dict[str, int]:
 def parse(pod: Json) -> PodRequest | None:
     """The request of a pod as written by a user or as rewritten by the webhook. Raises InvalidRequest."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
-    of_devices = read_device_classes(annotations)
+    device_classes = read_device_classes(annotations)
     container_requests: list[ContainerRequest] = []
     devices: list[DeviceRequest] = []
     # Percent of the one card that the containers of a class with a share of one card have in common.
-    together: dict[str, int] = {}
-    separate: set[tuple[str, str]] = set()
+    shares_by_class: dict[str, int] = {}
+    class_containers: set[tuple[str, str]] = set()
     for container in containers(pod):
-        if of_devices:
-            devices += _device_requests(container, of_devices)
-        container_request = _container_request(container, annotations, of_devices)
+        if device_classes:
+            devices += _device_requests(container, device_classes)
+        container_request = _container_request(container, annotations, device_classes)
         if container_request is None:
             continue
         container_requests.append(container_request)
-        separate.add(_card_request_key(container_request))
-        if len(separate) > MAX_CARD_REQUESTS:
+        class_containers.add(_card_request_key(container_request))
+        if len(class_containers) > MAX_CARD_REQUESTS:
             raise InvalidRequest(
                 f"{container.path}.resources.limits",
                 f"the pod has more than {MAX_CARD_REQUESTS} separate GPU requests",
@@ -216,9 +216,9 @@ def parse(pod: Json) -> PodRequest | None:
                 "shares of one GPU of the same type count as one request",
             )
         if container_request.cards == 1 and container_request.core:
-            others = together.get(container_request.resource_class, 0)
+            others = shares_by_class.get(container_request.resource_class, 0)
             _check_core(container, container_request.core, cards=1, others=others)
-            together[container_request.resource_class] = others + container_request.core
+            shares_by_class[container_request.resource_class] = others + container_request.core
     if not container_requests and not devices:
         return None
     policy = annotations.get(names.POLICY)
@@ -263,10 +263,12 @@ def parse_mutated(pod: Json) -> PodRequest | None:
 
 def _common_user(pod: Json, keys: Collection[str]) -> int:
     spec = pod.get("spec") or {}
-    of_pod = _run_as(spec)
+    pod_user = _run_as(spec)
     if spec.get("hostUsers") is False:
         return mpsprofile.OWN_USERS
-    return mpsprofile.user(of_pod, [_run_as(container.spec) for container in containers(pod) if container.key in keys])
+    return mpsprofile.user(
+        pod_user, [_run_as(container.spec) for container in containers(pod) if container.key in keys]
+    )
 
 
 def _run_as(spec: Json) -> int | None:
@@ -298,10 +300,14 @@ def _init_container_error(container: Container, resource: str, noun: str) -> Inv
     )
 
 
-def _container_request(container: Container, annotations: Json, of_devices: Collection[str]) -> ContainerRequest | None:
+def _container_request(
+    container: Container, annotations: Json, device_classes: Collection[str]
+) -> ContainerRequest | None:
     limits, requests = _get_resources(container, "limits"), _get_resources(container, "requests")
     classes = {name: names.class_of(name) for name in (*limits, *requests)}
-    class_names = sorted(name for name, class_name in classes.items() if class_name and class_name not in of_devices)
+    class_names = sorted(
+        name for name, class_name in classes.items() if class_name and class_name not in device_classes
+    )
     resources = [*(name for name in names.REQUESTED if name in limits or name in requests), *class_names]
     if not resources:
         return None
@@ -318,7 +324,7 @@ def _container_request(container: Container, annotations: Json, of_devices: Coll
     rewritten = _is_rewritten(container)
     class_annotation = annotations.get(names.CLASS) if not rewritten else None
     resource_class = names.class_of(class_names[0]) if class_names else class_annotation or ""
-    counts = _read_counts_annotation(field, amounts_by_name, class_names, split=bool(mem) and rewritten)
+    counts = _read_counts_annotation(field, amounts_by_name, class_names, has_share=bool(mem) and rewritten)
     cards = next(iter(counts.values()), 1)
     if not mem:
         if not counts:
@@ -396,17 +402,18 @@ def _is_rewritten(container: Container) -> bool:
 
 
 def _read_counts_annotation(
-    field: str, amounts_by_name: Mapping[str, int], class_names: Sequence[str], *, split: bool
+    field: str, amounts_by_name: Mapping[str, int], class_names: Sequence[str], *, has_share: bool
 ) -> dict[str, int]:
-    """The resources that say how many cards; they must agree. `split`: the webhook has written it into an annotation.
+    """The resources that say how many cards; they must agree. `has_share`: the webhook has written it into an
+    annotation.
 
     It is then no matter how many of the class were asked for: they may be so many shares of one card.
     """
-    names_of_counts = [names.GPU_COUNT, names.WHOLE_GPU, *(() if split else class_names)]
+    names_of_counts = [names.GPU_COUNT, names.WHOLE_GPU, *(() if has_share else class_names)]
     counts = {name: amounts_by_name[name] for name in names_of_counts if name in amounts_by_name}
     if len(set(counts.values())) > 1:
-        first, *others = counts
-        other = next(name for name in others if counts[name] != counts[first])
+        first, *other_counts = counts
+        other = next(name for name in other_counts if counts[name] != counts[first])
         keep = other if other in class_names else first
         raise InvalidRequest(f"{field}[{first}]", f"differs from {other}", f"write only {keep}")
     return counts
@@ -419,8 +426,8 @@ def _check_core(container: Container, core: int, *, cards: int, others: int) -> 
         return
     field = f"{container.path}.resources.limits[{names.GPU_CORE}]"
     if not others:
-        over = "a GPU has" if cards == 1 else f"{cards} GPUs have"
-        raise InvalidRequest(field, f"{over} no {core} percent", f"write at most {FULL_CORE * cards}")
+        exceeded_phrase = "a GPU has" if cards == 1 else f"{cards} GPUs have"
+        raise InvalidRequest(field, f"{exceeded_phrase} no {core} percent", f"write at most {FULL_CORE * cards}")
     raise InvalidRequest(
         field,
         f"the containers of the pod share a GPU and request {others + core} percent of its SMs in total",

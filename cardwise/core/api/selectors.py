@@ -143,15 +143,15 @@ def _parse_conditions(selector: object, field: str) -> tuple[Expression, ...]:
             f"{quote_text(expressions)} is not a list",
             f"write a list of maps with {', '.join(_EXPRESSION_FIELDS)}",
         )
-    expressions_found = [
+    parsed_expressions = [
         _parse_equal(key, label_value, f"{field}.matchLabels[{key}]") for key, label_value in labels.items()
     ]
-    expressions_found += [
+    parsed_expressions += [
         _parse_expression(expression, f"{field}.matchExpressions[{i}]") for i, expression in enumerate(expressions)
     ]
-    if not expressions_found:
+    if not parsed_expressions:
         raise _empty_error(field)
-    return tuple(expressions_found)
+    return tuple(parsed_expressions)
 
 
 def _parse_equal(key: str, text: object, field: str) -> Expression:

@@ -251,7 +251,8 @@ def beyond_quotas(ledger: Ledger, members: Iterable[Member], headroom: Sequence[
         least = charges.get(member.request)
         if least is None:
             least = charges[member.request] = [
-                fitting.least_charge(member.request, ledger.kinds, entry_headroom.entry) for entry_headroom in headroom
+                fitting.min_charge_of_share(member.request, ledger.kinds, entry_headroom.entry)
+                for entry_headroom in headroom
             ]
         if not all(map(Headroom.has_room_for, headroom, least)):
             return member

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from cardwise.core.api import policies, quotas
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.cards import FULL_CORE, PLACE, POSITION, card_code
-from cardwise.core.api.mpsprofile import NOBODY
+from cardwise.core.api.mpsprofile import NO_USER
 from cardwise.core.api.quotas import Charge, Headroom
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.placement.kinds import ANY_CARD, CardKinds, KindLevel
@@ -36,7 +36,7 @@ class CardRequest(NamedTuple):
     whole: bool
     resource_class: str = ""
     untolerated: int = 0
-    user: int = NOBODY
+    user: int = NO_USER
 
     def charge(self, cards: int, size: int) -> Charge:
         """What so many cards for it charge a quota; `size`: MiB of each, if it takes whole cards."""
@@ -168,7 +168,7 @@ def _least(card_request: CardRequest, kinds: CardKinds, entry: quotas.QuotaEntry
     return card_request.charge(cards, 1)
 
 
-def least_charge(request: PodRequest, kinds: CardKinds, entry: quotas.QuotaEntry) -> Charge:
+def min_charge_of_share(request: PodRequest, kinds: CardKinds, entry: quotas.QuotaEntry) -> Charge:
     """What the request charges the entry of a quota at least, whichever cards it gets."""
     return quotas.total(
         _least(card_request, kinds, entry)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from cardwise.core.api.mps import Mode
-from cardwise.core.api.mpsprofile import MIXED, NOBODY, CardMps, MpsClient
+from cardwise.core.api.mpsprofile import MIXED, NO_USER, CardMps, MpsClient
 from cardwise.core.values.refusals import Refusal
 
 # Taints: to which pods a card is closed.
@@ -53,9 +53,11 @@ class CardTaints:
     def __init__(self, statuses: Sequence[CardMps | None]) -> None:
         self.statuses = statuses
         self.managed = any(status is not None for status in statuses)
-        shared = next((i for i, status in enumerate(statuses) if status is not None and status.several), 0)
+        shared = next((i for i, status in enumerate(statuses) if status is not None and status.serves_several), 0)
         # By the daemon's first card. On a node without a manager clients are not counted.
-        self.daemons = [shared if status is not None and status.several else i for i, status in enumerate(statuses)]
+        self.daemons = [
+            shared if status is not None and status.serves_several else i for i, status in enumerate(statuses)
+        ]
         self.clients: dict[int, dict[MpsClient, int]] = {}  # by daemon, how many shares
         self.taints = [REQUIRED] * len(statuses)
         self.users = [ANY] * len(statuses)
@@ -96,14 +98,14 @@ class CardTaints:
 
     def may_close(self, untolerated: int, user: int) -> bool:
         """Whether any card may be closed to a request that does not tolerate these taints and runs as `user`."""
-        return bool(self.tainted & untolerated) or (self.single and user != NOBODY)
+        return bool(self.tainted & untolerated) or (self.single and user != NO_USER)
 
     def admits(self, i: int, untolerated: int, user: int) -> bool:
         """Whether the card is open to such a request."""
         if self.taints[i] & untolerated:
             return False
         owner = self.users[i]
-        return owner == ANY or user == NOBODY or (user != MIXED and owner in (FREE, user))
+        return owner == ANY or user == NO_USER or (user != MIXED and owner in (FREE, user))
 
     def is_closed_for_good(self, i: int, untolerated: int, user: int) -> bool:
         """Whether the card stays closed to such a request, whichever pods end."""
@@ -115,7 +117,7 @@ class CardTaints:
         if status is None:
             return {}
         daemon = self.daemons[i]
-        alone = user != NOBODY and not status.multi_user
+        alone = user != NO_USER and not status.multi_user
         return {
             (daemon, client): shares
             for client, shares in self.clients.get(daemon, {}).items()
@@ -136,7 +138,7 @@ class CardTaints:
             if status is None:
                 continue
             clients = self.clients.get(self.daemons[i], {})
-            taints = (0 if status.ready else DOWN) | (0 if status.several else SEVERAL)
+            taints = (0 if status.ready else DOWN) | (0 if status.serves_several else SEVERAL)
             if any(client.off for client in clients):
                 taints |= WANTS
             if any(client.wants for client in clients):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from cardwise.core.api.mpsprofile import NOBODY
+from cardwise.core.api.mpsprofile import NO_USER
 from cardwise.core.placement import fitting
 from cardwise.core.placement.fitting import CardRequest, KindHeadroom, SearchPlan, TypedRequest
 from cardwise.core.placement.holding import Holding
@@ -74,7 +74,7 @@ class _Use:
     clients: int = 0
     whole: bool = False
     untolerated: int = 0
-    user: int = NOBODY
+    user: int = NO_USER
 
     def add(self, card_request: CardRequest) -> "_Use":
         return _Use(

@@ -19,8 +19,10 @@ Theory of operation: why two processes never hold the Lease at once, whatever is
   Lease without a holder is waited for, as if it had one.
 - A version that is seen again does not prove that nobody has had the Lease since: etcd may have been restored to just
   that version while this process stood still, and the holder of that time still goes by its own count. So after
-  `SILENCE` durations without an answer, the next answer is taken for the first one: its version is waited for, also if
-  it is this process's own. A version that was replaced less than `SILENCE` durations ago is not restored by anybody:
+  `SILENT_DURATIONS` durations without an answer, the next answer is taken for the first one: its version is waited
+  for, also if
+  it is this process's own. A version that was replaced less than `SILENT_DURATIONS` durations ago is not restored by
+  anybody:
   the API servers must be stopped and started for it.
 - A lost response is recognized later by the exact times that were written, never by the identity: an earlier process
   of that identity may still run.
@@ -42,11 +44,11 @@ from cardwise.kube import errors
 
 CallKind = Literal["get", "create", "update", "release"]
 
-SILENCE = 3  # durations; see above
+SILENT_DURATIONS = 3  # durations; see above
 MAX_DURATION = 60.0  # seconds; a correct holder's Lease is no longer
 _MAX_TRANSITIONS = 2**31 - 1  # the API's limit
 _RELEASED_SECONDS = 1  # the duration in a released Lease, as client-go writes it; no correct holder's is as short
-_REMEMBERED = 16  # writes without an answer; one more than these is only found again by waiting
+_MAX_UNANSWERED = 16  # writes without an answer; one more than these is only found again by waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +135,19 @@ class Election:
         self._duration = duration
         self._valid = duration - margin
         self._renew_every = renew_every
-        self._silence = SILENCE * duration
+        self._silent_seconds = SILENT_DURATIONS * duration
         self._answered_at = -math.inf  # when the last call that was answered was sent
         self._observed: _ObservedLease | None = None
-        self._latest = ("", 0, "")  # the UID of the Lease, and its highest observed leaseTransitions and renewTime
-        self._absent = False
-        self._reread = False
+        self._latest_version = (
+            "",
+            0,
+            "",
+        )  # the UID of the Lease, and its highest observed leaseTransitions and renewTime
+        self._is_absent = False
+        self._must_reread = False
         self._renew_at = -math.inf
-        self._written = datetime.min.replace(tzinfo=UTC)
-        self._unanswered: deque[tuple[str, str]] = deque(maxlen=_REMEMBERED)
+        self._last_stamp = datetime.min.replace(tzinfo=UTC)
+        self._unanswered: deque[tuple[str, str]] = deque(maxlen=_MAX_UNANSWERED)
 
     @property
     def holder(self) -> str | None:
@@ -156,32 +162,32 @@ class Election:
         """
         return "" if self._observed is None else f"{self._observed.record.uid}/{self._observed.record.transitions}"
 
-    def next_call(self, now: float, wall: datetime) -> LeaseCall:
-        """The call to send now. `wall`: the API server's time, which is written."""
-        if self._absent:
+    def next_call(self, now: float, server_time: datetime) -> LeaseCall:
+        """The call to send now. `server_time`: the API server's time, which is written."""
+        if self._is_absent:
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": self._metadata}
             # Not remembered: if the response is lost, the created Lease must expire as any other.
-            return LeaseCall("create", now, {**body, "spec": self._spec(wall, None)})
+            return LeaseCall("create", now, {**body, "spec": self._make_spec(server_time, None)})
         observed = self._observed
-        if observed is None or self._reread or self._was_silent(now) or not self._may_take(observed, now):
+        if observed is None or self._must_reread or self._was_long_silent(now) or not self._may_take(observed, now):
             return LeaseCall("get", now)
-        spec = self._spec(wall, observed.record)
+        spec = self._make_spec(server_time, observed.record)
         self._unanswered.append((self._identity, spec["renewTime"]))
         return LeaseCall("update", now, {**observed.lease, "spec": spec})
 
-    def release_call(self, now: float, wall: datetime, *, settled: bool = False) -> LeaseCall | None:
+    def release_call(self, now: float, server_time: datetime, *, settled: bool = False) -> LeaseCall | None:
         """The call that releases the Lease; None if it is released, or this process does not hold it.
 
-        wall: the API server's time; a successor compares it with the time of its own response.
+        server_time: the API server's time; a successor compares it with the time of its own response.
         settled: record in the Lease that no call made under it is under way. Only the very next holder relies on it.
         """
         observed = self._observed
         # A period that has not begun is not released: a successor would not wait for the former holder as we do.
         if observed is None or not observed.is_ours or not self.period.is_valid(now):
             return None
-        if self._reread:
+        if self._must_reread:
             return LeaseCall("get", now)
-        stamp = self._stamp(wall)
+        stamp = self._next_stamp(server_time)
         # As client-go writes it: no holder, for a second.
         spec = {
             "holderIdentity": "",
@@ -197,37 +203,39 @@ class Election:
             metadata = {**metadata, "annotations": {**annotations, names.FENCED: f"{observed.record.uid}/{stamp}"}}
         return LeaseCall("release", now, {**observed.lease, "metadata": metadata, "spec": spec})
 
-    def on_response(self, call: LeaseCall, lease: dict[str, Any], now: float, wall: datetime) -> None:
+    def on_response(self, call: LeaseCall, lease: dict[str, Any], now: float, server_time: datetime) -> None:
         """Handle a successful response, which has this Lease. Raises `Unreachable` if it is not a Lease.
 
-        wall: the API server's time, by this response.
+        server_time: the API server's time, by this response.
         """
         record = parse_lease(lease)
         if not record.version:
             raise errors.Unreachable(f"the response is not a Lease: {wording.quote_text(lease)}")
-        written = (call.body or {}).get("spec", {})
-        is_written = bool(written) and (record.holder, record.renewed) == (
-            written["holderIdentity"],
-            written["renewTime"],
+        written_spec = (call.body or {}).get("spec", {})
+        is_written = bool(written_spec) and (record.holder, record.renewed) == (
+            written_spec["holderIdentity"],
+            written_spec["renewTime"],
         )
-        before, self._absent, self._reread = self._observed, False, False
-        trusted = call.kind == "create" or not self._was_silent(now)  # a Lease that we created is waited for anyway
+        former, self._is_absent, self._must_reread = self._observed, False, False
+        is_trusted = call.kind == "create" or not self._was_long_silent(
+            now
+        )  # a Lease that we created is waited for anyway
         self._answered_at = call.sent
-        if is_written and trusted and call.kind != "release":
+        if is_written and is_trusted and call.kind != "release":
             self._unanswered.clear()
-            if before is None:  # created: another process may have held the former Lease
+            if former is None:  # created: another process may have held the former Lease
                 self.tenure += 1
                 self.is_successor = False
-            elif not before.is_ours:
-                self.is_successor = before.is_free and before.record.settled
+            elif not former.is_ours:
+                self.is_successor = former.is_free and former.record.settled
             self._remember_version(record)
             self._observed = _ObservedLease(lease, record, now, is_ours=True)
             self._renew_at = call.sent + self._renew_every
-            self.period = self._claimed_period(call, now)
+            self.period = self._acquired_period(call, now)
             return
-        if trusted and before is not None and before.record == record:
+        if is_trusted and former is not None and former.record == record:
             return
-        is_ours = trusted and (record.holder, record.renewed) in self._unanswered
+        is_ours = is_trusted and (record.holder, record.renewed) in self._unanswered
         if not is_ours:
             # The period ends first: no reader may take the new tenure for that of the former period.
             self.period = replace(self.period, until=-math.inf)
@@ -235,23 +243,23 @@ class Election:
             self.is_successor = False
             # Unanswered calls name an earlier version: they were overwritten, or will fail.
             self._unanswered.clear()
-        is_free = self._is_last_release(record, wall)
+        is_free = self._is_last_release(record, server_time)
         self._remember_version(record)
         self._observed = _ObservedLease(lease, record, now, is_ours, is_free)
 
     def on_failure(self, call: LeaseCall, error: errors.KubeError) -> None:
         """Handle an error; without a response, the call may be carried out. The present period stays valid."""
         if call.kind == "create":
-            self._absent, self._observed = False, None
+            self._is_absent, self._observed = False, None
         elif isinstance(error, errors.NotFound):
-            self._absent, self._observed = True, None
+            self._is_absent, self._observed = True, None
         elif call.kind != "get":
-            self._reread = True
+            self._must_reread = True
 
     def seconds_to_call(self, now: float) -> float:
         """Seconds until the next call is due."""
         observed = self._observed
-        if observed is None or self._reread:
+        if observed is None or self._must_reread:
             return 0.0
         if observed.is_ours:
             return max(0.0, self._renew_at - now)
@@ -266,58 +274,58 @@ class Election:
             return self.period.begins - now
         return self.period.until - now if now < self.period.until else math.inf
 
-    def _was_silent(self, now: float) -> bool:
-        return now - self._answered_at >= self._silence
+    def _was_long_silent(self, now: float) -> bool:
+        return now - self._answered_at >= self._silent_seconds
 
     def _may_take(self, observed: _ObservedLease, now: float) -> bool:
         return observed.is_ours or observed.is_free or now >= self._expiry(observed)
 
-    def _is_last_release(self, record: LeaseRecord, wall: datetime) -> bool:
+    def _is_last_release(self, record: LeaseRecord, server_time: datetime) -> bool:
         """Whether the last holder released the Lease with this version, so nobody can have taken it since.
 
         A restored version has an earlier time. In doubt False, which costs only a wait and a fence.
         """
-        uid, transitions, renewed = self._latest
+        uid, transitions, renewed = self._latest_version
         if not record.released or (
             uid == record.uid and (record.transitions < transitions or record.renewed <= renewed)
         ):
             return False
         renewed_at = parse_timestamp(record.renewed)
-        return renewed_at is not None and abs((wall - renewed_at).total_seconds()) < self._duration
+        return renewed_at is not None and abs((server_time - renewed_at).total_seconds()) < self._duration
 
     def _remember_version(self, record: LeaseRecord) -> None:
-        uid, transitions, renewed = self._latest
+        uid, transitions, renewed = self._latest_version
         if uid != record.uid:  # another object, whose count and times start again
             transitions, renewed = 0, ""
-        self._latest = record.uid, max(transitions, record.transitions), max(renewed, record.renewed)
+        self._latest_version = record.uid, max(transitions, record.transitions), max(renewed, record.renewed)
 
     def _expiry(self, observed: _ObservedLease) -> float:
         # Another process may have another duration, and a user may have written any duration.
         return observed.since + max(self._duration, min(observed.record.seconds, MAX_DURATION))
 
-    def _claimed_period(self, call: LeaseCall, now: float) -> LeasePeriod:
-        until, claim = call.sent + self._valid, self.period
+    def _acquired_period(self, call: LeaseCall, now: float) -> LeasePeriod:
+        until, present = call.sent + self._valid, self.period
         if call.kind == "create":
-            return LeasePeriod(claim.epoch + 1, now + self._duration, until)
-        return replace(claim, until=until, epoch=claim.epoch if now < claim.until else claim.epoch + 1)
+            return LeasePeriod(present.epoch + 1, now + self._duration, until)
+        return replace(present, until=until, epoch=present.epoch if now < present.until else present.epoch + 1)
 
-    def _spec(self, wall: datetime, before: LeaseRecord | None) -> dict[str, Any]:
-        stamp = self._stamp(wall)
-        is_renewal = before is not None and before.holder == self._identity
-        transitions = 0 if before is None else before.transitions + (not is_renewal)
+    def _make_spec(self, server_time: datetime, former: LeaseRecord | None) -> dict[str, Any]:
+        stamp = self._next_stamp(server_time)
+        is_renewal = former is not None and former.holder == self._identity
+        transitions = 0 if former is None else former.transitions + (not is_renewal)
         return {
             "holderIdentity": self._identity,
             "leaseDurationSeconds": math.ceil(self._duration),
-            "acquireTime": before.acquired or stamp if before is not None and is_renewal else stamp,
+            "acquireTime": former.acquired or stamp if former is not None and is_renewal else stamp,
             "renewTime": stamp,
             "leaseTransitions": min(transitions, _MAX_TRANSITIONS),
         }
 
-    def _stamp(self, wall: datetime) -> str:
+    def _next_stamp(self, server_time: datetime) -> str:
         # Never twice the same time, even if the clock is set back: a write without a change gets no new version, and
         # others would not see the renewal.
-        self._written = max(wall, self._written + timedelta(microseconds=1))
-        return self._written.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        self._last_stamp = max(server_time, self._last_stamp + timedelta(microseconds=1))
+        return self._last_stamp.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def parse_lease(lease: dict[str, Any]) -> LeaseRecord:

@@ -24,8 +24,8 @@ from cardwise.supervision import supervised_thread
 _log = structlog.get_logger("cardwise.kube.lease")
 
 # The first call may conflict with our own renewal whose response was lost; the second reads, the third releases.
-_FAREWELL_CALLS = 3
-_FAREWELL_SECONDS = 1.0
+_RELEASE_ATTEMPTS = 3
+_RELEASE_SECONDS = 1.0
 
 
 def new_identity() -> str:
@@ -45,7 +45,7 @@ class LeaderElector:
     on_change: called by the thread with whether this process leads. It must return soon, since renewals wait. The call
         may be late when the API server hangs; `is_leader`, `holds_lease` and `epoch` are never late. At the stop,
         `on_change(False)` is called before the Lease is released, and may wait for work that `holds_lease` allowed.
-    able: whether this process can act; returns at once. While it cannot, the Lease is neither acquired nor renewed.
+    can_act: whether this process can act; returns at once. While it cannot, the Lease is neither acquired nor renewed.
     settled: whether no call made under the Lease is still under way (`Election.release_call`); called at the release.
     """
 
@@ -61,7 +61,7 @@ class LeaderElector:
         margin: float | None = None,
         clock: Clock = BOOT,
         on_change: Callable[[bool], None] | None = None,
-        able: Callable[[], bool] = lambda: True,
+        can_act: Callable[[], bool] = lambda: True,
         settled: Callable[[], bool] = lambda: False,
     ) -> None:
         margin = duration / 10 if margin is None else margin
@@ -73,7 +73,7 @@ class LeaderElector:
         self._timeout = duration / 3  # a silent API server leaves time for a second attempt
         self._clock = clock
         self._on_change = on_change
-        self._able = able
+        self._can_act = can_act
         self._settled = settled
         self._backoff = Backoff(initial=min(0.1, renew_every), cap=renew_every)
         self._announced_epoch = 0  # the epoch that was passed to on_change, 0 for none
@@ -114,15 +114,15 @@ class LeaderElector:
 
     def holds_lease(self, margin: float = 0.0, epoch: int | None = None) -> bool:
         """Whether this process still holds the Lease in `margin` seconds, and has held it since `epoch`, if given."""
-        claim = self._election.period  # read once: the thread replaces it whole
-        if self._stopping.is_set() or (epoch is not None and epoch != claim.epoch):
+        period = self._election.period  # read once: the thread replaces it whole
+        if self._stopping.is_set() or (epoch is not None and epoch != period.epoch):
             return False
-        return claim.is_valid(self._clock.now(), margin)
+        return period.is_valid(self._clock.now(), margin)
 
     def remaining_seconds(self) -> float:
         """The seconds for which this process holds the Lease without another renewal; 0 if it does not hold it."""
-        claim, now = self._election.period, self._clock.now()
-        return claim.until - now if claim.is_valid(now) and not self._stopping.is_set() else 0.0
+        period, now = self._election.period, self._clock.now()
+        return period.until - now if period.is_valid(now) and not self._stopping.is_set() else 0.0
 
     def start(self) -> None:
         self._thread.start()
@@ -135,7 +135,7 @@ class LeaderElector:
 
     def step(self) -> float:
         """Make one call to the API server. Returns the seconds to wait before the next."""
-        if not self._able():
+        if not self._can_act():
             if self._last_error != "unable":
                 _log.warning("not running for leader: this process cannot act", lease=self._path)
             self._last_error = "unable"
@@ -158,11 +158,11 @@ class LeaderElector:
 
     def release(self) -> None:
         """Release the Lease if this process holds it."""
-        for _ in range(_FAREWELL_CALLS):
+        for _ in range(_RELEASE_ATTEMPTS):
             call = self._election.release_call(self._clock.now(), self._client.server_time(), settled=self._settled())
             if call is None:
                 return
-            error = self._exchange(call, _FAREWELL_SECONDS)
+            error = self._exchange(call, _RELEASE_SECONDS)
             if error is not None:
                 _log.info("failed to release the lease", lease=self._path, error=str(error))
 

@@ -44,11 +44,11 @@ def parse_conditions(selector: Mapping[str, Any]) -> tuple[LabelCondition, ...]:
         LabelCondition(key, "In", frozenset([label_value]))
         for key, label_value in (selector.get("matchLabels") or {}).items()
     ]
-    others = [
+    expressions_conditions = [
         LabelCondition(expression["key"], expression["operator"], frozenset(expression.get("values") or ()))
         for expression in selector.get("matchExpressions") or ()
     ]
-    return (*equal, *others)
+    return (*equal, *expressions_conditions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,25 +96,25 @@ class Budgets:
         return twin
 
     def set_budget(self, key: str, budget: Budget) -> None:
-        of_namespace = self._budgets.get(budget.namespace, {})
-        before = of_namespace.get(key)
-        if before == budget:
+        namespace_budgets = self._budgets.get(budget.namespace, {})
+        former = namespace_budgets.get(key)
+        if former == budget:
             return
         self._changes[budget.namespace] = self.change_count(budget.namespace) + 1
-        self._budgets[budget.namespace] = {**of_namespace, key: budget}
-        if before is None or before.conditions != budget.conditions:
+        self._budgets[budget.namespace] = {**namespace_budgets, key: budget}
+        if former is None or former.conditions != budget.conditions:
             self._covering.pop(budget.namespace, None)
 
     def remove_budget(self, key: str) -> None:
         namespace, _, _ = key.partition("/")
-        of_namespace = self._budgets.get(namespace, {})
-        if key not in of_namespace:
+        namespace_budgets = self._budgets.get(namespace, {})
+        if key not in namespace_budgets:
             return
         self._changes[namespace] = self.change_count(namespace) + 1
         self._covering.pop(namespace, None)
-        others = {other: budget for other, budget in of_namespace.items() if other != key}
-        if others:
-            self._budgets[namespace] = others
+        remaining = {other_key: budget for other_key, budget in namespace_budgets.items() if other_key != key}
+        if remaining:
+            self._budgets[namespace] = remaining
         else:
             del self._budgets[namespace]
 
@@ -122,9 +122,9 @@ class Budgets:
         """The number of changes of the namespace's budgets."""
         return self._changes.get(namespace, 0)
 
-    def namespaces_changed_since(self, before: "Budgets") -> set[str]:
-        """The namespaces whose budgets have changed since the snapshot `before`."""
-        return {namespace for namespace, count in self._changes.items() if count != before.change_count(namespace)}
+    def namespaces_changed_since(self, earlier: "Budgets") -> set[str]:
+        """The namespaces whose budgets have changed since the snapshot `earlier`."""
+        return {namespace for namespace, count in self._changes.items() if count != earlier.change_count(namespace)}
 
     def covering_keys(self, namespace: str, labels: Mapping[str, str]) -> tuple[str, ...]:
         """The keys of the budgets that cover a pod with these labels."""
@@ -147,8 +147,8 @@ class _Covering:
     """Finds the budgets of a namespace that cover a pod. Budgets that require one label value are indexed by it."""
 
     def __init__(self, namespace: str, budgets: Mapping[str, Budget]) -> None:
-        self._by_value: dict[str, dict[str, list[tuple[str, Budget]]]] = {}  # by key and value of a label
-        self._others: list[tuple[str, Budget]] = []
+        self._by_label: dict[str, dict[str, list[tuple[str, Budget]]]] = {}  # by key and value of a label
+        self._without_equality: list[tuple[str, Budget]] = []
         self._all = f"{namespace}/"  # the budget without a name
         self._overflow: tuple[str, ...] = ()
         remaining = MAX_CONDITIONS_PER_NAMESPACE
@@ -163,14 +163,14 @@ class _Covering:
                 None,
             )
             if equality is None:
-                self._others.append((key, budget))
+                self._without_equality.append((key, budget))
             else:
                 (text,) = equality.operands
-                self._by_value.setdefault(equality.key, {}).setdefault(text, []).append((key, budget))
+                self._by_label.setdefault(equality.key, {}).setdefault(text, []).append((key, budget))
 
     def keys_covering(self, labels: Mapping[str, str]) -> tuple[str, ...]:
-        candidates = [*self._others]
-        for key, by_value in self._by_value.items():
+        candidates = [*self._without_equality]
+        for key, by_value in self._by_label.items():
             candidates += by_value.get(labels.get(key, ""), ())
         keys = sorted([*(key for key, budget in candidates if budget.covers(labels)), *self._overflow])
         return tuple(keys) if len(keys) <= MAX_BUDGETS_PER_POD else (self._all, *keys[: MAX_BUDGETS_PER_POD - 1])

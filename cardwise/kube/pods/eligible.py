@@ -35,13 +35,15 @@ def count_conditions(spec: Json) -> int:
     """The number of conditions that are checked per node for a pod with this spec; 0 if all nodes are eligible."""
     required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED) or {}
     terms = required.get("nodeSelectorTerms") or ()
-    listed = [
+    expressions = [
         expression
         for term in terms
         for key in ("matchExpressions", "matchFields")
         for expression in term.get(key) or ()
     ]
-    return len(spec.get("nodeSelector") or {}) + sum(1 + len(expression.get("values") or ()) for expression in listed)
+    return len(spec.get("nodeSelector") or {}) + sum(
+        1 + len(expression.get("values") or ()) for expression in expressions
+    )
 
 
 def eligible_nodes(pod: Json, nodes: Iterable[Json]) -> frozenset[str]:

@@ -55,8 +55,8 @@ def load_of_pod(spec: PodSpec) -> Load:
         cpu, memory = cpu + own_cpu, memory + own_memory
     cpu, memory = max(cpu, max_cpu), max(memory, max_memory)
     if spec.resources is not None and spec.resources.requests is not None:  # of the pod as a whole
-        whole = spec.resources.requests
-        cpu, memory = _parse_cpu_milli(whole.cpu) or cpu, _parse_bytes(whole.memory) or memory
+        pod_requests = spec.resources.requests
+        cpu, memory = _parse_cpu_milli(pod_requests.cpu) or cpu, _parse_bytes(pod_requests.memory) or memory
     if spec.overhead is not None:
         cpu, memory = cpu + _parse_cpu_milli(spec.overhead.cpu), memory + _parse_bytes(spec.overhead.memory)
     return _load(cpu, memory)

@@ -118,12 +118,12 @@ class NodeConstraints(NamedTuple):
             tuple(map(Toleration.from_json, tolerations)),
         )
 
-    def admits(self, name: str, ground: NodeLabels) -> bool:
+    def admits(self, name: str, node: NodeLabels) -> bool:
         """Whether the pod may run on the node of this name and these labels."""
-        labels = ground.labels
+        labels = node.labels
         if any(labels.get(key) != label_value for key, label_value in self.selector):
             return False
-        if self.untolerated_taints(ground):
+        if self.untolerated_taints(node):
             return False
         return self.terms is None or any(
             all(condition.matches(labels.get(condition.key)) for condition in term.labels)
@@ -131,10 +131,10 @@ class NodeConstraints(NamedTuple):
             for term in self.terms
         )
 
-    def untolerated_taints(self, ground: NodeLabels) -> list[Taint]:
+    def untolerated_taints(self, node: NodeLabels) -> list[Taint]:
         """The node's taints that the pod does not tolerate."""
         return [
-            taint for taint in ground.taints if not any(toleration.tolerates(taint) for toleration in self.tolerations)
+            taint for taint in node.taints if not any(toleration.tolerates(taint) for toleration in self.tolerations)
         ]
 
 

@@ -63,8 +63,8 @@ def load_of_resized_pod(raw: bytes, spec: PodSpec) -> Load:
         condition.type == "PodResizePending" and condition.reason == "Infeasible" for condition in conditions
     )
     possible_loads = [
-        _load_with(pod, _allocated, is_infeasible=is_infeasible),
-        _load_with(pod, _actuated, is_infeasible=is_infeasible),
+        _load_with(pod, _allocated_resources, is_infeasible=is_infeasible),
+        _load_with(pod, _actuated_resources, is_infeasible=is_infeasible),
     ]
     if not is_infeasible:
         possible_loads.append(loads.load_of_pod(pod.spec))
@@ -73,11 +73,11 @@ def load_of_resized_pod(raw: bytes, spec: PodSpec) -> Load:
     )
 
 
-def _allocated(reported: _ReportedResources) -> ResourceList | None:
+def _allocated_resources(reported: _ReportedResources) -> ResourceList | None:
     return reported.allocated_resources
 
 
-def _actuated(reported: _ReportedResources) -> ResourceList | None:
+def _actuated_resources(reported: _ReportedResources) -> ResourceList | None:
     runs = reported.resources.requests if reported.resources is not None else None
     return reported.allocated_resources if runs is None else runs
 
@@ -87,22 +87,24 @@ def _load_with(
 ) -> Load:
     """The pod's load by its reported resources; containers without a report count with their requests."""
     spec, status = pod.spec, pod.status
-    known = {
+    statuses_by_name = {
         container_status.name: container_status
         for container_status in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
     }
 
-    def resources_of(reported: _ReportedResources | None, wanted: Resources | None) -> Resources | None:
+    def resources_of(reported: _ReportedResources | None, spec_resources: Resources | None) -> Resources | None:
         amounts = amounts_of(reported) if reported is not None else None
-        return Resources(amounts) if amounts is not None else None if is_infeasible else wanted
+        return Resources(amounts) if amounts is not None else None if is_infeasible else spec_resources
 
     def containers(specs: Sequence[_NamedContainer] | None) -> list[ContainerLoad]:
         return [
-            ContainerLoad(resources_of(known.get(container.name), container.resources), container.restart_policy)
+            ContainerLoad(
+                resources_of(statuses_by_name.get(container.name), container.resources), container.restart_policy
+            )
             for container in specs or ()
         ]
 
-    whole = (
+    pod_resources = (
         resources_of(status, spec.resources) if spec.resources is not None and status.resources is not None else None
     )
     return loads.load_of_pod(
@@ -110,6 +112,6 @@ def _load_with(
             containers=containers(spec.containers),
             init_containers=containers(spec.init_containers),
             overhead=spec.overhead,
-            resources=whole or spec.resources,
+            resources=pod_resources or spec.resources,
         )
     )

@@ -145,25 +145,25 @@ class Reflector(Generic[T]):
         self._clock = clock
         self._version = ""
         self._last_event_at: float | None = None
-        self._confirmed = -math.inf  # when a list or a watch line last showed that the API server has our version
+        self._confirmed_at = -math.inf  # when a list or a watch line last showed that the API server has our version
         self._disconnected_at: float | None = -math.inf  # None: a watch is open
         self._outage = Outage(client.recovery, self, clock)
         self._stopping = threading.Event()
         self._wake = threading.Event()  # ends a pause before the next try
-        self._retried = False  # `retry` has ended the pause
-        self._due = -math.inf  # when the last pause would have ended, if `retry` ended it
-        self._retriable = True  # whether `retry` may end a pause
-        self._expired_before = False
-        self._unconfirmed_since: float | None = None  # `_confirmed` when a silent watch made the next list necessary
+        self._was_retried = False  # `retry` has ended the pause
+        self._pause_end = -math.inf  # when the last pause would have ended, if `retry` ended it
+        self._may_retry = True  # whether `retry` may end a pause
+        self._page_expired = False
+        self._unconfirmed_since: float | None = None  # `_confirmed_at` when a silent watch made the next list necessary
         self._requested_lists: list[threading.Event] = []  # for lists that have not begun yet
-        self._listed: list[
+        self._undelivered_lists: list[
             threading.Event
         ] = []  # for complete lists with changes that the handler may not have accepted
         # The changes that the handler failed on: by key, the value that it last accepted (None: it never accepted the
         # key), and the last known value.
         self._deferred: dict[str, tuple[T | None, T]] = {}
-        self._settle_at: float | None = None
-        self._settle_backoff = Backoff(initial=self._pace.backoff_initial, cap=self._pace.backoff_cap)
+        self._redeliver_at: float | None = None
+        self._redeliver_backoff = Backoff(initial=self._pace.backoff_initial, cap=self._pace.backoff_cap)
         self._lock = threading.Lock()
         self._watch: Watch | None = None
         self._log = _log.bind(reflector=self.name)
@@ -199,8 +199,8 @@ class Reflector(Generic[T]):
     def retry(self) -> None:
         """End the pause after a failed call: the API server answers again. See `recovery.Retrying`."""
         with self._lock:
-            if self._retriable:
-                self._retried = True
+            if self._may_retry:
+                self._was_retried = True
                 self._wake.set()
 
     def disconnected_seconds(self) -> float:
@@ -215,17 +215,17 @@ class Reflector(Generic[T]):
 
     def staleness_seconds(self) -> float:
         """The seconds since the API server last sent a list, event or bookmark, or ended a watch; inf before."""
-        heard = self._last_event_at
-        return math.inf if heard is None else self._clock.now() - heard
+        last_event_at = self._last_event_at
+        return math.inf if last_event_at is None else self._clock.now() - last_event_at
 
     def _run(self) -> None:
         cap = self._pace.backoff_cap
         backoff = Backoff(initial=self._pace.backoff_initial, cap=cap, max_retry_after=cap)
         while not self._stopping.is_set():
             delay = 0.0
-            before = self.events
+            events_before = self.events
             try:
-                if self._settle_at is not None and self._clock.now() >= self._settle_at:
+                if self._redeliver_at is not None and self._clock.now() >= self._redeliver_at:
                     self._deliver_deferred()
                 if self._requested_lists or not self._version:
                     self._relist()
@@ -264,7 +264,7 @@ class Reflector(Generic[T]):
                 self._version = ""
                 delay = backoff.next_delay()
                 self._log.exception("reflector failed; listing again", retry_in=round(delay, 1))
-            if self.events > before:
+            if self.events > events_before:
                 # The watch worked until now. A list alone does not count: lists followed by 410 must slow down.
                 backoff.reset()
             self._pause(delay)
@@ -276,28 +276,28 @@ class Reflector(Generic[T]):
         now = self._clock.now()
         until = now + delay
         if delay:
-            until = max(until, min(self._due + delay, now + self._pace.backoff_cap))
+            until = max(until, min(self._pause_end + delay, now + self._pace.backoff_cap))
         with self._lock:
-            self._retriable |= self._due <= now
+            self._may_retry |= self._pause_end <= now
         self._clock.wait(self._wake, until - now)
         with self._lock:
             self._wake.clear()  # its cause is in `_stopping` and `_requested_lists`, or was the pause itself
-            self._due = until if self._retried else -math.inf
-            self._retriable = self._due <= self._clock.now()
-            self._retried = False
+            self._pause_end = until if self._was_retried else -math.inf
+            self._may_retry = self._pause_end <= self._clock.now()
+            self._was_retried = False
 
     def _relist(self) -> None:
         with self._lock:
-            requested = len(self._requested_lists)
+            requested_count = len(self._requested_lists)
         # The first list is delivered page by page: no record waits for the others, and none is compared.
-        first = not len(self.store)
-        fresh: list[tuple[str, str, T]] = []
+        is_first = not len(self.store)
+        listed_records: list[tuple[str, str, T]] = []
         unreadable: list[str] = []
         version = ""
         unconfirmed_since, self._unconfirmed_since = self._unconfirmed_since, None
-        changed = 0  # objects that differ from the store
+        changed_count = 0  # objects that differ from the store
         # After a page expired between two pages, only a list in one response is sure to end.
-        limit = 0 if self._expired_before else self._limit
+        limit = 0 if self._page_expired else self._limit
         try:
             for page in self._client.list_pages(self._path, self._query, limit):
                 if self._stopping.is_set():
@@ -318,32 +318,32 @@ class Reflector(Generic[T]):
                         else:
                             identity = _identity(_decode_head(raw).metadata)
                         key, record = projected
-                        fresh.append((identity, key, self.store.reuse_known(key, record)))
-                if first:
-                    diff = self.store.add_records(fresh)
-                    changed += len(diff)
+                        listed_records.append((identity, key, self.store.reuse_known(key, record)))
+                if is_first:
+                    diff = self.store.add_records(listed_records)
+                    changed_count += len(diff)
                     self._deliver(diff)
-                    fresh.clear()
+                    listed_records.clear()
         except Exception as error:
-            self._expired_before |= isinstance(error, errors.Gone)
+            self._page_expired |= isinstance(error, errors.Gone)
             self._on_list_failed()
             raise
-        self._expired_before = False
+        self._page_expired = False
         self._outage.mark_succeeded()
         self.relists += 1
         self._version = version
-        if not first:
-            diff = self.store.replace_records(fresh, keep=unreadable)
-            changed += len(diff)
+        if not is_first:
+            diff = self.store.replace_records(listed_records, keep=unreadable)
+            changed_count += len(diff)
             self._deliver(diff)
-        if unconfirmed_since is not None and changed:
-            self._report_missed_events(unconfirmed_since, changed)
-        self._last_event_at = self._confirmed = self._clock.now()
+        if unconfirmed_since is not None and changed_count:
+            self._report_missed_events(unconfirmed_since, changed_count)
+        self._last_event_at = self._confirmed_at = self._clock.now()
         self._call_handler(self._handler.on_synced)
         self.synced.set()
         with self._lock:
-            self._listed += self._requested_lists[:requested]
-            self._requested_lists = self._requested_lists[requested:]
+            self._undelivered_lists += self._requested_lists[:requested_count]
+            self._requested_lists = self._requested_lists[requested_count:]
         self._complete_relists()
 
     def _report_missed_events(self, since: float, objects: int) -> None:
@@ -359,17 +359,17 @@ class Reflector(Generic[T]):
     def _complete_relists(self) -> None:
         """Set the events of `relist`, once the handler has accepted all changes of the list."""
         if not self._deferred:
-            done, self._listed = self._listed, []
-            for listed in done:
-                listed.set()
+            completed, self._undelivered_lists = self._undelivered_lists, []
+            for event in completed:
+                event.set()
 
     def _watch_once(self) -> bool:
         """Watch once. Returns False if the watch ended too soon without events to try again at once."""
         started = self._clock.now()
         seconds = random.uniform(self._pace.watch_min, self._pace.watch_max)  # noqa: S311 - spread, not secrecy
-        settle_at = self._settle_at
-        if settle_at is not None:
-            seconds = max(1.0, min(seconds, settle_at - started))
+        redeliver_at = self._redeliver_at
+        if redeliver_at is not None:
+            seconds = max(1.0, min(seconds, redeliver_at - started))
         watch = self._client.watch(self._path, self._query, self._version, seconds, read_timeout=self._pace.silence)
         self._disconnected_at = None
         self._outage.mark_succeeded()
@@ -377,20 +377,20 @@ class Reflector(Generic[T]):
             self._watch = watch
             if self._stopping.is_set() or self._requested_lists:
                 watch.close()
-        before = self.events
+        events_before = self.events
         try:
             with contextlib.closing(iter(watch)) as lines:
                 for line in lines:
                     if self._stopping.is_set() or self._requested_lists:
                         return True
                     self._process_event(line)
-                    if self._settle_at != settle_at:
+                    if self._redeliver_at != redeliver_at:
                         return True  # the handler failed: watch only until its next try
-            self._check_confirmed(before)
+            self._check_confirmed(events_before)
         except errors.WatchSilent:
-            if self.events > before:
-                self._disconnected_at = self._confirmed
-            self._check_confirmed(before)
+            if self.events > events_before:
+                self._disconnected_at = self._confirmed_at
+            self._check_confirmed(events_before)
             raise
         finally:
             if self._disconnected_at is None:
@@ -398,17 +398,17 @@ class Reflector(Generic[T]):
             with self._lock:
                 self._watch = None
         self._last_event_at = self._clock.now()
-        return self.events > before or self._clock.now() - started >= min(1.0, self._pace.watch_min)
+        return self.events > events_before or self._clock.now() - started >= min(1.0, self._pace.watch_min)
 
-    def _check_confirmed(self, before: int) -> None:
+    def _check_confirmed(self, events_before: int) -> None:
         """List again if the watch that has ended sent nothing, and nothing arrived for `silence` seconds: the API
         server may wait for our version (see `WatchPace`). Short watches that end by themselves count together.
 
-        before: the number of events when the watch was opened.
+        events_before: the number of events when the watch was opened.
         """
-        if self.events == before and self._clock.now() - self._confirmed >= self._pace.silence:
+        if self.events == events_before and self._clock.now() - self._confirmed_at >= self._pace.silence:
             self._version = ""
-            self._unconfirmed_since = self._confirmed
+            self._unconfirmed_since = self._confirmed_at
 
     def _process_event(self, line: bytes) -> None:
         event = _decode_event(line)
@@ -416,7 +416,7 @@ class Reflector(Generic[T]):
             raise errors.from_status(bytes(event.object))
         head = _decode_head(event.object).metadata
         self.events += 1
-        self._last_event_at = self._confirmed = self._clock.now()
+        self._last_event_at = self._confirmed_at = self._clock.now()
         self._disconnected_at = None
         if event.type != wire.EventType.BOOKMARK:
             identity = _identity(head)
@@ -450,12 +450,12 @@ class Reflector(Generic[T]):
 
     def _defer_change(self, key: str, delivered: T | None, last: T) -> None:
         self._deferred[key] = delivered, last
-        if self._settle_at is None:
-            self._settle_at = self._clock.now() + self._settle_backoff.next_delay()
+        if self._redeliver_at is None:
+            self._redeliver_at = self._clock.now() + self._redeliver_backoff.next_delay()
 
     def _deliver_deferred(self) -> None:
         """Deliver the failed changes again."""
-        self._settle_at = None
+        self._redeliver_at = None
         for key, (delivered, last) in list(self._deferred.items()):
             record = self.store.get(key)
             if record is not None:
@@ -463,7 +463,7 @@ class Reflector(Generic[T]):
             else:
                 self._notify_deleted(key, last)
         if not self._deferred:
-            self._settle_backoff.reset()
+            self._redeliver_backoff.reset()
         self._complete_relists()
 
     def _call_handler(self, method: Callable[..., None], *args: object) -> bool:

@@ -50,13 +50,13 @@ class Store(Generic[T]):
     def apply_event(self, identity: str, projected: tuple[str, T] | None) -> Diff[T]:
         """Apply an event. `projected`: the object's key and value; None: it was deleted or is ignored now."""
         diff: Diff[T] = Diff()
-        known = self._aliases.get(identity, identity)
+        known_key = self._aliases.get(identity, identity)
         if projected is None:
-            self._forget(identity, known, diff)
+            self._forget(identity, known_key, diff)
             return diff
         key, record = projected
-        if known != key:
-            self._forget(identity, known, diff)
+        if known_key != key:
+            self._forget(identity, known_key, diff)
         self._set_record(identity, key, record, diff)
         return diff
 
@@ -64,8 +64,8 @@ class Store(Generic[T]):
         """The known value if it is equal, else the given one: so a list without changes needs no memory for its values
         until it is complete.
         """
-        known = self._records.get(key)
-        return known if known is not None and known == record else record
+        known_record = self._records.get(key)
+        return known_record if known_record is not None and known_record == record else record
 
     def add_records(self, records: Iterable[tuple[str, str, T]]) -> Diff[T]:
         """Add one page of the first list, as (identity, key, value). Deletes nothing."""
@@ -77,14 +77,14 @@ class Store(Generic[T]):
     def replace_records(self, records: Iterable[tuple[str, str, T]], keep: Collection[str] = ()) -> Diff[T]:
         """Replace all by a complete list of (identity, key, value), except the identities in `keep`, which stay."""
         diff: Diff[T] = Diff()
-        fresh = {key: (identity, record) for identity, key, record in records}
-        kept = {self._aliases.get(identity, identity) for identity in keep}
-        gone = [key for key in self._records if key not in fresh and key not in kept]
-        if gone:
+        new_records = {key: (identity, record) for identity, key, record in records}
+        kept_keys = {self._aliases.get(identity, identity) for identity in keep}
+        deleted_keys = [key for key in self._records if key not in new_records and key not in kept_keys]
+        if deleted_keys:
             identities = {key: identity for identity, key in self._aliases.items()}
-            for key in gone:
+            for key in deleted_keys:
                 self._forget(identities.get(key, key), key, diff)
-        for key, (identity, record) in fresh.items():
+        for key, (identity, record) in new_records.items():
             self._set_record(identity, key, record, diff)
         return diff
 

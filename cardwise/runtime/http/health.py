@@ -76,8 +76,10 @@ class HealthServer:
         self.port = int(listening.getsockname()[1])
         # Scrapes, however frequent, do not delay probes. Of three threads a kubelet has two, so a slow check of its
         # readiness does not delay the one of its liveness.
-        probes, others = Threads("probes", 3), Threads("metrics", 1)
-        listener = Listener(listening, lambda environ: probes if environ["PATH_INFO"] in self._checks else others)
+        probe_threads, metric_threads = Threads("probes", 3), Threads("metrics", 1)
+        listener = Listener(
+            listening, lambda environ: probe_threads if environ["PATH_INFO"] in self._checks else metric_threads
+        )
         self._server = HttpServer(self._answer, [listener], limits=_LIMITS, clock=clock)
         self._thread = supervised_thread(self._server.run, "health", clock)
         self._stopped = False

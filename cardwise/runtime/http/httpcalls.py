@@ -35,11 +35,11 @@ WsgiApp = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 # than 2 KiB. 8 KiB and 16 KiB are the defaults of nginx and of Node.js: proxies send no more.
 _MAX_TARGET: Final = 8_192
 _MAX_HEADER_BYTES: Final = 16_384
-_MAX_BESIDES_BODY: Final = 65_536  # bytes of a call: its head and the chunk headers
+_MAX_CHUNK_OVERHEAD: Final = 65_536  # bytes of a call: its head and the chunk headers
 _MAX_HEADERS: Final = 100  # lines, whatever their names
 # Headers that a request has at most once (RFC 9110, section 5.3 and RFC 9112, sections 3.2, 6.1 and 6.3): of two, two
 # parsers could choose different ones.
-_SINGLE: Final = frozenset({"HTTP_CONTENT_LENGTH", "HTTP_HOST", "HTTP_TRANSFER_ENCODING"})
+_SINGLE_HEADERS: Final = frozenset({"HTTP_CONTENT_LENGTH", "HTTP_HOST", "HTTP_TRANSFER_ENCODING"})
 # The interim response that a client may await before it sends the body (RFC 9110, section 10.1.1).
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Bytes of memory, including the overhead of Python objects: a call's environ, and each header line in it.
@@ -90,7 +90,7 @@ class Reader:
 
     def __init__(self, shared: Environ, max_body_bytes: int) -> None:
         self.calls: deque[HttpCall] = deque()
-        self.begun = False  # a call has begun to arrive
+        self.has_begun = False  # a call has begun to arrive
         self.awaits_continue = False  # the client awaits CONTINUE before it sends the body
         self._shared = shared
         self._max_body_bytes = max_body_bytes
@@ -102,8 +102,8 @@ class Reader:
     @property
     def held_bytes(self) -> int:
         """The estimated bytes of memory of all calls, complete or not."""
-        begun = self._head_bytes() + self._head + sys.getsizeof(self._body) if self.begun else 0
-        return begun + sum(call.held_bytes for call in self.calls)
+        has_begun = self._head_bytes() + self._head + sys.getsizeof(self._body) if self.has_begun else 0
+        return has_begun + sum(call.held_bytes for call in self.calls)
 
     def _head_bytes(self) -> int:
         """The estimated bytes of the environ of the call that is being read."""
@@ -127,16 +127,16 @@ class Reader:
             cause = error.__context__
             raise (cause if isinstance(cause, BadHttpCall) else BadHttpCall(HTTPStatus.BAD_REQUEST)) from error
         if len(self.calls) == calls:
-            self.begun = True  # also by an empty line: its time limit counts
+            self.has_begun = True  # also by an empty line: its time limit counts
             # All bytes outside the body: the head and the chunk headers.
             self._head += len(data) - (len(self._body) - body)
-            if self._head > _MAX_BESIDES_BODY:
+            if self._head > _MAX_CHUNK_OVERHEAD:
                 raise BadHttpCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     # Callbacks of llhttp.
 
     def on_message_begin(self) -> None:
-        self.begun = True
+        self.has_begun = True
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -154,7 +154,7 @@ class Reader:
             return  # could be mistaken for a header with "-"
         key = "HTTP_" + name.decode("latin-1").upper().replace("-", "_")
         contents = self._header_contents.setdefault(key, [])
-        if contents and key in _SINGLE:
+        if contents and key in _SINGLE_HEADERS:
             raise BadHttpCall(HTTPStatus.BAD_REQUEST)
         contents.append(content.decode("latin-1"))
 
@@ -209,7 +209,7 @@ class Reader:
 
     def _reset(self) -> None:
         """Prepare for the next call."""
-        self.begun = False
+        self.has_begun = False
         self.awaits_continue = False
         self._url = b""
         self._header_lines = self._header_bytes = 0

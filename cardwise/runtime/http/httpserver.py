@@ -45,7 +45,7 @@ _ROUND_SECONDS: Final = 0.25  # the longest time between two checks of expired c
 # address, so a probe waits for all earlier connections. Accepting takes a tenth of the time of reading and refusing a
 # call, which is fair between addresses: so nearly all waiting connections are accepted at once. The number is lower
 # than the limit of a phase (`Limits`), so connections of one round do not displace each other.
-_ACCEPTS: Final = 512
+_MAX_ACCEPTS: Final = 512
 # Seconds of work in a round. Handshakes get little time: connected clients come first. Connections that remain are
 # ready in the next round too, which begins with the address that has used the least time.
 _READ_SECONDS: Final = 0.02
@@ -57,7 +57,7 @@ _RECORD_HEAD: Final = 5
 _MAX_RECORD: Final = 16_384
 _HANDSHAKE_RECORD: Final = 22
 _READ_BYTES: Final = 65_536
-_READS: Final = 8  # the most reads of one connection in a round
+_MAX_READS: Final = 8  # the most reads of one connection in a round
 # Seconds that a thread stays with a connection after a response, for the next call. kube-scheduler sends the calls for
 # one pod after the other on the same connection: handing it back in between takes longer than most calls.
 _STAY_SECONDS: Final = 0.1
@@ -66,7 +66,7 @@ _CONNECTION_BYTES: Final = 8_192
 _TLS_BYTES: Final = 65_536
 _MAX_BUSY: Final = 4000  # waiting and running calls without a certificate, of all addresses together
 # Errors of accept(2) if no connection waits, or if a connection has failed already or is blocked by a firewall.
-_GONE: Final = frozenset({
+_NO_CONNECTION_ERRORS: Final = frozenset({
     errno.EAGAIN, errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENOPROTOOPT, errno.EHOSTDOWN,
     errno.ENONET, errno.EHOSTUNREACH, errno.EOPNOTSUPP, errno.ENETUNREACH,
 })  # fmt: skip
@@ -191,8 +191,8 @@ class _Connection:
     """A connection. Belongs to the server's thread, and while it is BUSY to the answering thread."""
 
     __slots__ = (
-        "arrived", "client", "deadline", "flow", "held_bytes", "last", "listener", "phase", "poller", "queue",
-        "readable", "reader", "seconds", "sock", "source", "threads", "tls", "unsent", "wanted", "work",
+        "arrived", "client", "close_after", "deadline", "flow", "held_bytes", "listener", "phase", "poller", "queue",
+        "queued_call", "readable", "reader", "seconds", "sock", "source", "threads", "tls", "unsent", "wanted_bytes",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, source: str, client: _Client, listener: Listener, reader: Reader) -> None:
@@ -202,11 +202,11 @@ class _Connection:
         self.listener = listener
         self.reader = reader
         self.threads: Threads | None = None  # the threads that answer its call
-        self.work: QueuedCall | None = None  # its call in their queue
+        self.queued_call: QueuedCall | None = None  # its call in their queue
         self.flow: Flow | None = None  # the flow of its call, while it is BUSY
         self.arrived = 0.0  # the time when the present call began to arrive
         self.seconds = 0.0  # the time that threads have spent on its calls since it became BUSY
-        self.last = False  # the connection ends after `unsent`
+        self.close_after = False  # the connection ends after `unsent`
         self.unsent = memoryview(b"")
         self.held_bytes = 0  # its bytes of memory as last counted
         self.phase = ConnectionPhase.IDLE
@@ -214,7 +214,9 @@ class _Connection:
         self.queue: OrderedDict[_Connection, None] | None = None
         self.poller: select.epoll | None = None
         self.readable: select.poll | None = None  # used by a thread that stays with the connection
-        self.wanted = _RECORD_HEAD  # before TLS begins: the bytes that must arrive before the kernel reports the socket
+        self.wanted_bytes = (
+            _RECORD_HEAD  # before TLS begins: the bytes that must arrive before the kernel reports the socket
+        )
         self.tls: TlsConnection | None = None
 
     @property
@@ -230,7 +232,7 @@ class _Connection:
 
     def receive(self) -> bool:
         """Read the received bytes, at most until a call is complete. False: the client is gone. Raises BadHttpCall."""
-        for _ in range(_READS):
+        for _ in range(_MAX_READS):
             try:
                 data = self.sock.recv(_READ_BYTES) if self.tls is None else self.tls.recv()
             except (BlockingIOError, ssl.SSLWantReadError):
@@ -310,13 +312,13 @@ class HttpServer:
         self._clients: dict[str, _Client] = {}  # by address
         self._used: RecentUse[str] = RecentUse(clock)  # seconds with a thread, by address
         self._held_bytes = self._idle_held = 0  # bytes, by all of them, and by those that are idle
-        self._reads = FairQueueing(min_charge=_MIN_CHARGE)
-        self._handshake_turns = FairQueueing(min_charge=_MIN_CHARGE)
+        self._read_order = FairQueueing(min_charge=_MIN_CHARGE)
+        self._handshake_order = FairQueueing(min_charge=_MIN_CHARGE)
         self._poller = select.epoll()
         # Handshakes are polled separately, so that many of them do not delay connected clients.
         self._handshakes = select.epoll()
         self._poller.register(self._handshakes, select.EPOLLIN)
-        self._handed_back: queue.SimpleQueue[_Connection] = queue.SimpleQueue()
+        self._returned: queue.SimpleQueue[_Connection] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._wake, select.EPOLLIN)
         for number, listener in self._listeners.items():
@@ -349,7 +351,7 @@ class HttpServer:
             os.close(self._wake)  # under the lock: the number may be another file's afterwards
         with contextlib.suppress(queue.Empty):
             while True:
-                self._close(self._handed_back.get_nowait())
+                self._close(self._returned.get_nowait())
         for connection in list(self._connections.values()):
             if connection.phase is not ConnectionPhase.BUSY:
                 self._close(connection)
@@ -369,7 +371,7 @@ class HttpServer:
                 listeners.append(self._listeners[number])
             else:
                 handshakes = True
-        self._run_fairly(self._reads, ready, self._handle_ready, _READ_SECONDS)
+        self._run_fairly(self._read_order, ready, self._handle_ready, _READ_SECONDS)
         # Only now: a new connection may get the descriptor of one that was closed above.
         for listener in listeners:
             self._accept(listener)
@@ -378,30 +380,30 @@ class HttpServer:
         self._close_expired()
 
     def _run_fairly(
-        self, turns: FairQueueing, ready: list[_Connection], step: Callable[[_Connection], None], seconds: float
+        self, fair_order: FairQueueing, ready: list[_Connection], step: Callable[[_Connection], None], seconds: float
     ) -> None:
         """Run `step` for the ready connections for up to `seconds`: each address gets the same time."""
         waiting: dict[str, deque[_Connection]] = {}
         for connection in ready:
             waiting.setdefault(connection.source, deque()).append(connection)
-            turns.enqueue(connection.source)
+            fair_order.enqueue(connection.source)
         now = self._clock.now()
         until = now + seconds
         while waiting and now < until:
-            source = turns.dequeue(
+            source = fair_order.dequeue(
                 waiting.__contains__
             )  # others waited in a former round, and their connections are gone
             connection = waiting[source].popleft()
             if waiting[source]:
-                turns.enqueue(source)
+                fair_order.enqueue(source)
             else:
                 del waiting[source]
             if connection.sock.fileno() >= 0:  # else it was closed to make space for another
                 self._run_step(step, connection)
             before, now = now, self._clock.now()
-            turns.charge_write(source, now - before)
+            fair_order.charge_write(source, now - before)
         if not waiting:
-            turns.clear()
+            fair_order.clear()
 
     def _handle_ready(self, connection: _Connection) -> None:
         """Handle a connection that is ready for reading or, if it is WRITING, for writing."""
@@ -436,7 +438,7 @@ class HttpServer:
                 self._close(connection)
 
     def _read(self, connection: _Connection) -> None:
-        if not connection.reader.begun:
+        if not connection.reader.has_begun:
             connection.arrived = self._clock.now()
         try:
             if not connection.receive():
@@ -449,7 +451,7 @@ class HttpServer:
             self._dispatch(connection)
         elif not connection.send_continue():
             self._close(connection)
-        elif connection.reader.begun and connection.phase is ConnectionPhase.IDLE:
+        elif connection.reader.has_begun and connection.phase is ConnectionPhase.IDLE:
             self._enter_phase(connection, ConnectionPhase.READING, self._poller, select.EPOLLIN)
         else:
             self._update_held_bytes(connection)
@@ -470,7 +472,7 @@ class HttpServer:
         connection.threads, connection.flow = threads, flow
         self._enter_phase(connection, ConnectionPhase.BUSY, self._poller, select.EPOLLRDHUP)
         address = "" if client is None else connection.source
-        connection.work = threads.submit(lambda: self._answer_calls(connection, threads), address, owner)
+        connection.queued_call = threads.submit(lambda: self._answer_calls(connection, threads), address, owner)
         self._free_memory()
 
     def _make_space_in_queue(self, source: str, client: _Client, flow: Flow) -> bool:
@@ -480,20 +482,20 @@ class HttpServer:
         if len(client.phases[ConnectionPhase.BUSY]) < self._limits.busy:
             if len(self._queues[ConnectionPhase.BUSY, False]) < self._bounds[ConnectionPhase.BUSY].max_connections:
                 return True
-            clients = {name: known.phases[ConnectionPhase.BUSY] for name, known in self._clients.items()}
-            if any(self._shed_one_call(self._clients[name]) for name in self._used.larger_owners(source, clients)):
+            clients = {name: other_client.phases[ConnectionPhase.BUSY] for name, other_client in self._clients.items()}
+            if any(self._refuse_one_call(self._clients[name]) for name in self._used.larger_owners(source, clients)):
                 return True
-        return any(self._shed_last_of_flow(client, other) for other in client.used.larger_owners(flow, client.flows))
+        return any(self._refuse_last_of_flow(client, other) for other in client.used.larger_owners(flow, client.flows))
 
-    def _shed_one_call(self, client: _Client) -> bool:
+    def _refuse_one_call(self, client: _Client) -> bool:
         """Refuse a call of the client that has no thread yet. Returns False if there is none."""
-        return any(self._shed_last_of_flow(client, flow) for flow in client.used.owners_by_size(client.flows))
+        return any(self._refuse_last_of_flow(client, flow) for flow in client.used.owners_by_size(client.flows))
 
-    def _shed_last_of_flow(self, client: _Client, flow: Flow) -> bool:
-        return any(self._shed(connection, "overload") for connection in reversed(client.flows[flow]))
+    def _refuse_last_of_flow(self, client: _Client, flow: Flow) -> bool:
+        return any(self._refuse_or_close(connection, "overload") for connection in reversed(client.flows[flow]))
 
     def _refuse(self, connection: _Connection, status: HTTPStatus) -> None:
-        connection.unsent, connection.last = memoryview(httpcalls.refusal_response(status)), True
+        connection.unsent, connection.close_after = memoryview(httpcalls.refusal_response(status)), True
         self._write(connection)
 
     def _write(self, connection: _Connection) -> None:
@@ -502,14 +504,14 @@ class HttpServer:
         elif connection.unsent:
             if connection.phase is not ConnectionPhase.WRITING:
                 self._enter_phase(connection, ConnectionPhase.WRITING, self._poller, select.EPOLLOUT)
-        elif connection.last:
+        elif connection.close_after:
             self._close_gracefully(connection)
         elif connection.reader.calls:
             self._dispatch(connection)
         elif not connection.send_continue():
             self._close(connection)
         else:
-            phase = ConnectionPhase.READING if connection.reader.begun else ConnectionPhase.IDLE
+            phase = ConnectionPhase.READING if connection.reader.has_begun else ConnectionPhase.IDLE
             self._enter_phase(connection, phase, self._poller, select.EPOLLIN)
 
     def _close_gracefully(self, connection: _Connection) -> None:
@@ -524,8 +526,8 @@ class HttpServer:
             os.eventfd_read(self._wake)
         with contextlib.suppress(queue.Empty):
             while True:
-                connection = self._handed_back.get_nowait()
-                connection.work = None
+                connection = self._returned.get_nowait()
+                connection.queued_call = None
                 self._count_use(connection)
                 self._run_step(self._write, connection)
 
@@ -539,7 +541,7 @@ class HttpServer:
     def _accept(self, listener: Listener) -> bool:
         """Accept waiting connections. Returns whether more may be waiting."""
         until = self._clock.now() + _ACCEPT_SECONDS
-        for _ in range(_ACCEPTS):
+        for _ in range(_MAX_ACCEPTS):
             if self._clock.now() > until:
                 break
             try:
@@ -549,7 +551,7 @@ class HttpServer:
                     # Raising would end the server and all connections. Wait a moment for others to end.
                     _log.error("failed to accept connections", error=str(error))
                     self._clock.sleep(0.05)
-                elif error.errno not in _GONE:
+                elif error.errno not in _NO_CONNECTION_ERRORS:
                     raise
                 return False
             self._admit(sock, address, listener)
@@ -597,7 +599,7 @@ class HttpServer:
                 self._begin_handshake(connection)
 
         ready = [self._connections[number] for number in events]
-        self._run_fairly(self._handshake_turns, ready, step, _HANDSHAKE_SECONDS)
+        self._run_fairly(self._handshake_order, ready, step, _HANDSHAKE_SECONDS)
 
     def _begin_handshake(self, connection: _Connection) -> None:
         """Begin the handshake when the client's first record is complete. Until then the kernel keeps the received
@@ -605,13 +607,13 @@ class HttpServer:
         """
         sock = connection.sock
         head = sock.recv(_RECORD_HEAD, socket.MSG_PEEK)
-        wanted = _RECORD_HEAD
+        wanted_bytes = _RECORD_HEAD
         if head[:1] == bytes([_HANDSHAKE_RECORD]):  # OpenSSL rejects other records
-            wanted += min(int.from_bytes(head[3:]), _MAX_RECORD)
+            wanted_bytes += min(int.from_bytes(head[3:]), _MAX_RECORD)
         # The kernel may report fewer bytes: urgent data, or no more memory. OpenSSL reads what there is.
-        if wanted > connection.wanted and len(sock.recv(wanted, socket.MSG_PEEK)) < wanted:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
-            connection.wanted = wanted
+        if wanted_bytes > connection.wanted_bytes and len(sock.recv(wanted_bytes, socket.MSG_PEEK)) < wanted_bytes:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted_bytes)
+            connection.wanted_bytes = wanted_bytes
             return
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         if self._context is None:
@@ -724,19 +726,19 @@ class HttpServer:
 
     def _free_memory(self) -> None:
         """While connections hold too much memory, drop some; see `Limits`."""
-        while self._held_bytes > self._limits.held and self._shed_largest():
+        while self._held_bytes > self._limits.held and self._free_largest():
             pass
 
-    def _shed_largest(self) -> bool:
+    def _free_largest(self) -> bool:
         idle = self._queues[ConnectionPhase.IDLE, False]
         for client in sorted(self._clients.values(), key=lambda client: client.held_bytes, reverse=True):
             if idle and self._idle_held >= client.held_bytes:
                 break
-            if any(self._shed(connection, "memory") for connection in client.connections_by_size()):
+            if any(self._refuse_or_close(connection, "memory") for connection in client.connections_by_size()):
                 return True
-        return bool(idle) and self._shed(next(iter(idle)), "memory")
+        return bool(idle) and self._refuse_or_close(next(iter(idle)), "memory")
 
-    def _shed(self, connection: _Connection, reason: str) -> bool:
+    def _refuse_or_close(self, connection: _Connection, reason: str) -> bool:
         """Close the connection unless a thread answers its call; a waiting call gets 503. False: it was not closed."""
         if connection.phase is ConnectionPhase.BUSY:
             if not self._cancel(connection):
@@ -748,9 +750,9 @@ class HttpServer:
 
     def _cancel(self, connection: _Connection) -> bool:
         """Remove its call from the queue of its threads. False: a thread has it or has answered it."""
-        if connection.threads is None or connection.work is None:
+        if connection.threads is None or connection.queued_call is None:
             return False
-        return connection.threads.cancel(connection.work)
+        return connection.threads.cancel(connection.queued_call)
 
     def _drop(self, connection: _Connection, reason: str) -> None:
         _DROPPED.labels(reason).inc()
@@ -761,7 +763,7 @@ class HttpServer:
         self._detach_from_client(connection)
         del self._connections[connection.sock.fileno()]
         connection.reader.close()
-        connection.work = None  # it refers to the connection
+        connection.queued_call = None  # it refers to the connection
         connection.sock.close()  # this also removes it from its poller
 
     def _detach_from_client(self, connection: _Connection) -> None:
@@ -782,21 +784,24 @@ class HttpServer:
         try:
             while True:
                 self._answer_next(connection)
-                if connection.last or connection.unsent or not self._next_call(connection, threads):
+                if connection.close_after or connection.unsent or not self._next_call(connection, threads):
                     break
         except BaseException:
-            connection.unsent, connection.last = memoryview(b""), True  # else the client would wait, and keep its place
+            connection.unsent, connection.close_after = (
+                memoryview(b""),
+                True,
+            )  # else the client would wait, and keep its place
             raise
         finally:
-            self._hand_back(connection)
+            self._return_connection(connection)
 
-    def _hand_back(self, connection: _Connection) -> None:
+    def _return_connection(self, connection: _Connection) -> None:
         """Give the connection back to the server's thread; close it if that has ended."""
         with self._end_lock:
             if self._ended:
                 connection.sock.close()
                 return
-            self._handed_back.put(connection)
+            self._returned.put(connection)
             os.eventfd_write(self._wake, 1)
 
     def _answer_next(self, connection: _Connection) -> None:
@@ -804,18 +809,18 @@ class HttpServer:
         call.environ[httpcalls.ARRIVED] = connection.arrived
         began = self._clock.now()
         try:
-            answer, connection.last = httpcalls.answer_call(self._app, call, lambda: not self._alive)
+            answer, connection.close_after = httpcalls.answer_call(self._app, call, lambda: not self._alive)
         except httpcalls.TakesLong:
             connection.seconds += self._clock.now() - began
             connection.reader.calls.appendleft(call)
             return
         except Exception:  # noqa: BLE001 - the outermost frame of a call; logged, and answered
             _log.exception("failed to answer a call", path=call.environ["PATH_INFO"])
-            answer, connection.last = httpcalls.refusal_response(HTTPStatus.INTERNAL_SERVER_ERROR), True
+            answer, connection.close_after = httpcalls.refusal_response(HTTPStatus.INTERNAL_SERVER_ERROR), True
         connection.seconds += self._clock.now() - began
         connection.unsent = memoryview(answer)
         if not connection.send():
-            connection.unsent, connection.last = memoryview(b""), True
+            connection.unsent, connection.close_after = memoryview(b""), True
 
     def _next_call(self, connection: _Connection, threads: Threads) -> bool:
         """Whether another call arrived on the connection while this thread could stay with it."""
@@ -842,14 +847,14 @@ class HttpServer:
             connection.readable.register(connection.sock, select.POLLIN)
         until = self._clock.now() + _STAY_SECONDS
         while (remaining := until - self._clock.now()) > 0 and connection.readable.poll(remaining * 1000):
-            if not connection.reader.begun:
+            if not connection.reader.has_begun:
                 connection.arrived = self._clock.now()
             try:
-                connection.last = not connection.receive()
-                if not connection.last and not connection.reader.calls:
-                    connection.last = not connection.send_continue()
+                connection.close_after = not connection.receive()
+                if not connection.close_after and not connection.reader.calls:
+                    connection.close_after = not connection.send_continue()
             except BadHttpCall as error:
-                connection.unsent, connection.last = memoryview(httpcalls.refusal_response(error.status)), True
-            if connection.last or connection.reader.calls:
-                return not connection.last
+                connection.unsent, connection.close_after = memoryview(httpcalls.refusal_response(error.status)), True
+            if connection.close_after or connection.reader.calls:
+                return not connection.close_after
         return False

@@ -34,13 +34,13 @@ _log = structlog.get_logger("cardwise.runtime.serving")
 # The parent checks the heartbeat of the serving process at this interval, and kills the process after so many checks
 # with the same heartbeat. It counts checks instead of time, in case the parent was frozen together with its child.
 _CHECK_SECONDS = 0.25
-_SILENT_CHECKS = 9
+_MAX_MISSED_BEATS = 9
 _CHECKS_FOR_THE_LOG = 2  # between the two signals, while the process logs the stacks of its threads
 _RELOAD_SECONDS = 5.0  # after which unreadable TLS files are loaded again, even if unchanged
 _PROMPT_THREADS = 3  # two for one address, one for one owner of its calls
 # On these signals gunicorn starts a second worker (or master) beside the first: there would be two ledgers, and no port
 # for the health server. A closing terminal sends SIGHUP to all processes.
-_IGNORED = (signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2, signal.SIGWINCH)
+_IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2, signal.SIGWINCH)
 
 Hook = Callable[[], None]
 
@@ -185,10 +185,10 @@ class _Parent(Arbiter):  # type: ignore[misc]
     def murder_workers(self) -> None:
         for pid, worker in list(self.WORKERS.items()):
             missed = worker.missed_heartbeats()
-            if missed == _SILENT_CHECKS:
+            if missed == _MAX_MISSED_BEATS:
                 _log.error("replacing the serving process: it hangs; the stacks of its threads follow", worker=pid)
                 self.kill_worker(pid, signal.SIGABRT)
-            elif missed > _SILENT_CHECKS + _CHECKS_FOR_THE_LOG:
+            elif missed > _MAX_MISSED_BEATS + _CHECKS_FOR_THE_LOG:
                 self.kill_worker(pid, signal.SIGKILL)  # a stopped process does not react to the first signal
 
 
@@ -201,15 +201,15 @@ class _Worker(Worker):  # type: ignore[misc]
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._beat = self._begun = self.tmp.last_update()
-        self._missed = 0
+        self._last_beat = self._first_beat = self.tmp.last_update()
+        self._missed_beats = 0
 
     def missed_heartbeats(self) -> int:
         """The number of checks with the same heartbeat, including this one. Called in the parent."""
         beat = self.tmp.last_update()
-        self._missed = self._missed + 1 if beat == self._beat != self._begun else 0
-        self._beat = beat
-        return self._missed
+        self._missed_beats = self._missed_beats + 1 if beat == self._last_beat != self._first_beat else 0
+        self._last_beat = beat
+        return self._missed_beats
 
     def run(self) -> None:
         server = self.server
@@ -261,7 +261,7 @@ class _Logger(glogging.Logger):  # type: ignore[misc]
 
 def _ignore_signals(_process: Any) -> None:
     """Ignore signals in the master and in the worker, after gunicorn has set its handlers."""
-    for number in _IGNORED:
+    for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -30,70 +30,70 @@ _MIN_CHARGE: Final = 0.0005  # the least seconds that a call is charged
 class QueuedCall:
     """A call that waits for a thread, has one or is done."""
 
-    __slots__ = ("address", "charged", "owner", "run", "since")
+    __slots__ = ("address", "charged_seconds", "owner", "run", "started_at")
 
     def __init__(self, run: Callable[[], None], address: str, owner: str) -> None:
         self.run = run
         self.address = address
         self.owner = owner
-        self.since: float | None = None  # the time when it got a thread
-        self.charged = _MIN_CHARGE  # the seconds that its address was charged
+        self.started_at: float | None = None  # the time when it got a thread
+        self.charged_seconds = _MIN_CHARGE  # the seconds that its address was charged
 
 
 class _Address:
     """The calls of one address, in a fair order of their owners (namespaces).
 
     max_of_owner: the most calls of one owner that run at a time; "" has no limit.
-    running: the running calls of each owner.
+    running_calls: the running calls of each owner.
     """
 
     def __init__(self, max_of_owner: int) -> None:
-        self.turns = FairQueueing(min_charge=_MIN_CHARGE)
-        self.waiting: dict[str, deque[QueuedCall]] = {}
-        self.running = Counter[str]()
+        self.fair_order = FairQueueing(min_charge=_MIN_CHARGE)
+        self.waiting_calls: dict[str, deque[QueuedCall]] = {}
+        self.running_calls = Counter[str]()
         self._max_of_owner = max_of_owner
 
     @property
     def is_ready(self) -> bool:
         """Whether a waiting call may begin."""
-        return any(map(self._is_ready_owner, self.waiting))
+        return any(map(self._is_ready_owner, self.waiting_calls))
 
     def _is_ready_owner(self, owner: str) -> bool:
-        return owner in self.waiting and (not owner or self.running[owner] < self._max_of_owner)
+        return owner in self.waiting_calls and (not owner or self.running_calls[owner] < self._max_of_owner)
 
-    def add_call(self, work: QueuedCall) -> None:
-        self.waiting.setdefault(work.owner, deque()).append(work)
-        self.turns.enqueue(work.owner)
+    def add_call(self, call: QueuedCall) -> None:
+        self.waiting_calls.setdefault(call.owner, deque()).append(call)
+        self.fair_order.enqueue(call.owner)
 
-    def remove_call(self, work: QueuedCall) -> bool:
+    def remove_call(self, call: QueuedCall) -> bool:
         """Remove a waiting call. Returns False if it was not waiting."""
-        queue = self.waiting.get(work.owner, ())
-        if work not in queue:
+        queue = self.waiting_calls.get(call.owner, ())
+        if call not in queue:
             return False
-        self.waiting[work.owner].remove(work)
+        self.waiting_calls[call.owner].remove(call)
         if not queue:
-            del self.waiting[work.owner]
+            del self.waiting_calls[call.owner]
         return True
 
     def begin_call(self) -> QueuedCall:
         """Remove the next call from the queue and return it as running; there must be a ready one."""
-        owner = self.turns.dequeue(self._is_ready_owner)
-        queue = self.waiting[owner]
-        work = queue.popleft()
+        owner = self.fair_order.dequeue(self._is_ready_owner)
+        queue = self.waiting_calls[owner]
+        call = queue.popleft()
         if queue:
-            self.turns.enqueue(owner)
+            self.fair_order.enqueue(owner)
         else:
-            del self.waiting[owner]
-        self.running[owner] += 1
-        return work
+            del self.waiting_calls[owner]
+        self.running_calls[owner] += 1
+        return call
 
-    def finish_call(self, work: QueuedCall) -> None:
+    def finish_call(self, call: QueuedCall) -> None:
         """A running call has ended. Its owner may be next again."""
-        self.running[work.owner] -= 1
-        if not self.running[work.owner]:
-            del self.running[work.owner]
-        if work.owner in self.waiting:
-            self.turns.enqueue(work.owner)
+        self.running_calls[call.owner] -= 1
+        if not self.running_calls[call.owner]:
+            del self.running_calls[call.owner]
+        if call.owner in self.waiting_calls:
+            self.fair_order.enqueue(call.owner)
 
 
 class Threads:
@@ -108,10 +108,10 @@ class Threads:
         self.staying = threading.Semaphore(max(0, min(_STAYING, max_threads - 2)))
         self._name = name
         self._clock = clock
-        self._max_threads = self._startable = max_threads
+        self._max_threads = self._unstarted = max_threads
         self._max_of_address, self._max_of_owner = max(1, max_threads - 1), max(1, max_threads - 2)
         self._free = 0
-        self._turns = FairQueueing(min_charge=_MIN_CHARGE)
+        self._fair_order = FairQueueing(min_charge=_MIN_CHARGE)
         self._addresses: dict[str, _Address] = {}
         self._running: dict[QueuedCall, None] = {}
         self._waiting = 0
@@ -120,30 +120,30 @@ class Threads:
     @property
     def is_busy(self) -> bool:
         """Whether a call that is submitted now has to wait."""
-        return not self._startable and self._waiting >= self._free
+        return not self._unstarted and self._waiting >= self._free
 
     def submit(self, run: Callable[[], None], address: str = "", owner: str = "") -> QueuedCall:
         """Queue a call for the next free thread. `owner`: the namespace or other owner for which the address calls."""
-        work = QueuedCall(run, address, owner)
+        call = QueuedCall(run, address, owner)
         with self._changed:
-            self._addresses.setdefault(address, _Address(self._max_of_owner)).add_call(work)
-            self._turns.enqueue(address)
+            self._addresses.setdefault(address, _Address(self._max_of_owner)).add_call(call)
+            self._fair_order.enqueue(address)
             self._waiting += 1
-            if self._waiting <= self._free or not self._startable:
+            if self._waiting <= self._free or not self._unstarted:
                 self._changed.notify()
-                return work
-            self._startable -= 1
-        supervised_thread(self._run, f"{self._name}_{self._startable}", self._clock).start()
-        return work
+                return call
+            self._unstarted -= 1
+        supervised_thread(self._run, f"{self._name}_{self._unstarted}", self._clock).start()
+        return call
 
-    def cancel(self, work: QueuedCall) -> bool:
+    def cancel(self, call: QueuedCall) -> bool:
         """Remove a call from the queue. Returns False if a thread has it or has answered it."""
         with self._changed:
-            address = self._addresses.get(work.address)
-            if address is None or not address.remove_call(work):
+            address = self._addresses.get(call.address)
+            if address is None or not address.remove_call(call):
                 return False
             self._waiting -= 1
-            self._forget_if_done(work.address)
+            self._forget_if_done(call.address)
             return True
 
     def _run(self) -> None:
@@ -152,28 +152,28 @@ class Threads:
                 self._free += 1
                 self._clock.wait_for(self._changed, self._has_ready_call, None)
                 self._free -= 1
-                work = self._begin_next()
-            before = self._clock.cpu()
+                call = self._begin_next()
+            cpu_before = self._clock.cpu()
             try:
-                work.run()
+                call.run()
             finally:
                 with self._changed:
-                    self._finish(work, self._clock.cpu() - before)
-                del work  # it refers to its connection, and the next call may come much later
+                    self._finish(call, self._clock.cpu() - cpu_before)
+                del call  # it refers to its connection, and the next call may come much later
 
     def _begin_next(self) -> QueuedCall:
         now = self._clock.now()
-        for running in self._running:  # else an address could get all threads before its first call ends
-            self._charge(running, self._used_seconds(running, now))
-        name = self._turns.dequeue(self._is_ready)
+        for running_calls in self._running:  # else an address could get all threads before its first call ends
+            self._charge(running_calls, self._used_seconds(running_calls, now))
+        name = self._fair_order.dequeue(self._is_ready)
         address = self._addresses[name]
-        work = address.begin_call()
-        work.since = now
-        self._running[work] = None
+        call = address.begin_call()
+        call.started_at = now
+        self._running[call] = None
         self._waiting -= 1
-        if address.waiting:
-            self._turns.enqueue(name)
-        return work
+        if address.waiting_calls:
+            self._fair_order.enqueue(name)
+        return call
 
     def _has_ready_call(self) -> bool:
         # At most as many addresses as there are threads have calls and are not ready.
@@ -182,34 +182,34 @@ class Threads:
     def _is_ready(self, name: str) -> bool:
         """Whether a waiting call of the address may begin; its calls may have been cancelled."""
         address = self._addresses.get(name)
-        if address is None or (name and address.running.total() >= self._max_of_address):
+        if address is None or (name and address.running_calls.total() >= self._max_of_address):
             return False
         return address.is_ready
 
-    def _finish(self, work: QueuedCall, cpu_seconds: float) -> None:
-        self._charge(work, max(cpu_seconds, self._used_seconds(work, self._clock.now())))
-        del self._running[work]
-        address = self._addresses[work.address]
-        address.finish_call(work)
-        if address.waiting:
-            self._turns.enqueue(work.address)
-        self._forget_if_done(work.address)
+    def _finish(self, call: QueuedCall, cpu_seconds: float) -> None:
+        self._charge(call, max(cpu_seconds, self._used_seconds(call, self._clock.now())))
+        del self._running[call]
+        address = self._addresses[call.address]
+        address.finish_call(call)
+        if address.waiting_calls:
+            self._fair_order.enqueue(call.address)
+        self._forget_if_done(call.address)
 
     def _forget_if_done(self, name: str) -> None:
         address = self._addresses[name]
-        if not address.waiting and not address.running:
+        if not address.waiting_calls and not address.running_calls:
             del self._addresses[name]
         if not self._addresses:
-            self._turns.clear()
+            self._fair_order.clear()
 
-    def _used_seconds(self, work: QueuedCall, now: float) -> float:
+    def _used_seconds(self, call: QueuedCall, now: float) -> float:
         """The call's share of the threads' time until now, in seconds."""
-        return (now - work.since) / self._max_threads if work.since is not None else 0.0
+        return (now - call.started_at) / self._max_threads if call.started_at is not None else 0.0
 
-    def _charge(self, work: QueuedCall, seconds: float) -> None:
+    def _charge(self, call: QueuedCall, seconds: float) -> None:
         """Charge the call's cost, `seconds` in total, to its address and owner."""
-        unpaid = seconds - work.charged
+        unpaid = seconds - call.charged_seconds
         if unpaid > 0:
-            work.charged = seconds
-            self._turns.charge(work.address, unpaid)
-            self._addresses[work.address].turns.charge(work.owner, unpaid)
+            call.charged_seconds = seconds
+            self._fair_order.charge(call.address, unpaid)
+            self._addresses[call.address].fair_order.charge(call.owner, unpaid)

@@ -10,9 +10,9 @@ import socket
 import ssl
 from typing import Final
 
-_FEED: Final = 32_768  # bytes: a few milliseconds of work even for the shortest records
-_BARREN: Final = 65_536  # the most bytes without data, which include a client's certificate chain
-_CHUNK: Final = 16_384  # bytes that are sent in one TLS record
+_FEED_BYTES: Final = 32_768  # bytes: a few milliseconds of work even for the shortest records
+_MAX_UNPRODUCTIVE: Final = 65_536  # the most bytes without data, which include a client's certificate chain
+_CHUNK_BYTES: Final = 16_384  # bytes that are sent in one TLS record
 
 
 class TlsConnection:
@@ -23,8 +23,8 @@ class TlsConnection:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._unsent = memoryview(b"")  # records
-        self._stands_for = 0  # the number of data bytes of `send` in these records
-        self._barren = 0
+        self._retried_data = 0  # the number of data bytes of `send` in these records
+        self._unproductive = 0
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -50,7 +50,7 @@ class TlsConnection:
             raise
         if not self._flush():
             raise ssl.SSLWantWriteError
-        self._barren = 0
+        self._unproductive = 0
 
     def recv(self) -> bytes:
         """All received data; b"" if the peer has closed. Raises SSLWantReadError if there is none."""
@@ -58,7 +58,7 @@ class TlsConnection:
             self._feed()
         data = bytearray()
         try:
-            while chunk := self._tls.read(_FEED):
+            while chunk := self._tls.read(_FEED_BYTES):
                 data += chunk
         except ssl.SSLWantReadError:
             self._flush()  # for example a key update that the peer requests
@@ -67,7 +67,7 @@ class TlsConnection:
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             pass
         if data:
-            self._barren = 0
+            self._unproductive = 0
         return bytes(data)
 
     @property
@@ -79,11 +79,11 @@ class TlsConnection:
         """Send data; returns the number of bytes that the kernel has accepted. Raises SSLWantWriteError if that is 0;
         then call it again with the same bytes.
         """
-        if not self._stands_for:
-            self._stands_for = self._tls.write(data[:_CHUNK])
+        if not self._retried_data:
+            self._retried_data = self._tls.write(data[:_CHUNK_BYTES])
         if not self._flush():
             raise ssl.SSLWantWriteError
-        sent, self._stands_for = self._stands_for, 0
+        sent, self._retried_data = self._retried_data, 0
         return sent
 
     def unwrap(self) -> None:
@@ -100,13 +100,13 @@ class TlsConnection:
 
     def _feed(self) -> None:
         try:
-            received = self._sock.recv(_FEED)
+            received = self._sock.recv(_FEED_BYTES)
         except BlockingIOError:
             raise ssl.SSLWantReadError from None
         if not received:
             self._incoming.write_eof()
-        self._barren += len(received)
-        if self._barren > _BARREN:
+        self._unproductive += len(received)
+        if self._unproductive > _MAX_UNPRODUCTIVE:
             raise ConnectionAbortedError("the peer sends TLS records without data")
         self._incoming.write(received)
 

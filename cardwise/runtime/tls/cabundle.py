@@ -128,14 +128,22 @@ class CaBundle:
         """The bundle for a webhook that has the bundle `present`; all are base64."""
         now = self._clock.wall()
         try:
-            existing = certs.parse_certificates(base64.b64decode(present))
+            present_authorities = certs.parse_certificates(base64.b64decode(present))
         except ValueError:
             return bundle
-        ours = certs.parse_certificates(base64.b64decode(bundle))
-        if all(authority in existing for authority in ours if authority.not_valid_after_utc > now):
+        own_authorities = certs.parse_certificates(base64.b64decode(bundle))
+        if all(
+            authority in present_authorities for authority in own_authorities if authority.not_valid_after_utc > now
+        ):
             return present
-        others = [authority for authority in existing if authority not in ours and authority.not_valid_after_utc > now]
-        return base64.b64encode(base64.b64decode(bundle) + certs.encode_certificates(others[:_MAX_OTHERS])).decode()
+        other_authorities = [
+            authority
+            for authority in present_authorities
+            if authority not in own_authorities and authority.not_valid_after_utc > now
+        ]
+        return base64.b64encode(
+            base64.b64decode(bundle) + certs.encode_certificates(other_authorities[:_MAX_OTHERS])
+        ).decode()
 
     def _run_once(self) -> None:
         bundle = self._bundle
@@ -165,12 +173,12 @@ def bundle_patch(
 
     join: merges the bundle with the different one of a webhook.
     """
-    present = [webhook["clientConfig"].get("caBundle") or "" for webhook in configuration.get("webhooks") or []]
-    desired = [join(bundle, existing) if join is not None and existing else bundle for existing in present]
+    present_bundles = [webhook["clientConfig"].get("caBundle") or "" for webhook in configuration.get("webhooks") or []]
+    desired = [join(bundle, present) if join is not None and present else bundle for present in present_bundles]
     changes = [
         {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": new}
-        for index, (existing, new) in enumerate(zip(present, desired, strict=True))
-        if existing != new
+        for index, (present, new) in enumerate(zip(present_bundles, desired, strict=True))
+        if present != new
     ]
     if not changes:
         return []

@@ -39,7 +39,7 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> bool:
     directory.mkdir(parents=True, exist_ok=True)
     if read_files(directory) == dict(files) and all((directory / name).is_symlink() for name in files):
         return False
-    before = _link_target(directory)
+    former_target = _link_target(directory)
     fresh = Path(tempfile.mkdtemp(prefix="..", dir=directory))
     try:
         fresh.chmod(0o755)
@@ -58,8 +58,8 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> bool:
         # Broken links are names that the set no longer has.
         if path.is_symlink() and not path.exists():
             path.unlink()
-    if before is not None and before != fresh:
-        shutil.rmtree(before, ignore_errors=True)
+    if former_target is not None and former_target != fresh:
+        shutil.rmtree(former_target, ignore_errors=True)
     return True
 
 

@@ -34,7 +34,7 @@ AUTHORITY_CERT, AUTHORITY_KEY = "authority.crt", "authority.key"
 NEXT_CERT, NEXT_KEY, NEXT_SINCE = "authority-next.crt", "authority-next.key", "authority-next.since"
 OLD_CERT, OLD_SINCE = "authority-old.crt", "authority-old.since"
 
-_LEAFS = {KeyPurpose.SERVER: (SERVER_CERT, SERVER_KEY), KeyPurpose.CLIENT: (CLIENT_CERT, CLIENT_KEY)}
+_LEAF_FILES = {KeyPurpose.SERVER: (SERVER_CERT, SERVER_KEY), KeyPurpose.CLIENT: (CLIENT_CERT, CLIENT_KEY)}
 _LAST_DAY = timedelta(days=1)  # many checks
 
 
@@ -74,7 +74,7 @@ class Lifetimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantedCertificates:
+class CertificateNeeds:
     """The certificates that a part needs.
 
     A certificate may have more hosts than these: each replica that shares it adds its own, and replicas must not
@@ -91,18 +91,18 @@ class WantedCertificates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
+class _RotationStep:
     """The arguments of one call of `advance_certificates`, which changes `files`."""
 
     files: dict[str, bytes]
-    wanted: WantedCertificates
+    needs: CertificateNeeds
     lifetimes: Lifetimes
     now: datetime
 
 
 def advance_certificates(
     stored: Mapping[str, bytes],
-    wanted: WantedCertificates,
+    needs: CertificateNeeds,
     lifetimes: Lifetimes,
     now: datetime,
     *,
@@ -116,11 +116,11 @@ def advance_certificates(
 
     before: the files that this process last read from the store. They restore an empty store and a CA's lost key.
     """
-    step = _Step(files=dict(stored or before or {}), wanted=wanted, lifetimes=lifetimes, now=now)
+    step = _RotationStep(files=dict(stored or before or {}), needs=needs, lifetimes=lifetimes, now=now)
     files = step.files
     _recover_authority(step, before or {})
     _advance_authority(step)
-    uses = (KeyPurpose.SERVER, KeyPurpose.CLIENT) if wanted.client else (KeyPurpose.SERVER,)
+    uses = (KeyPurpose.SERVER, KeyPurpose.CLIENT) if needs.client else (KeyPurpose.SERVER,)
     if not has_authority_key(files) and any(_due_hosts(step, use) is not None for use in uses):
         _promote_next(step)
     for use in uses:
@@ -135,33 +135,41 @@ def has_authority_key(files: Mapping[str, bytes]) -> bool:
     return KeyPair(files.get(AUTHORITY_CERT, b""), files.get(AUTHORITY_KEY, b"")).matches()
 
 
-def _recover_authority(step: _Step, before: Mapping[str, bytes]) -> None:
+def _recover_authority(step: _RotationStep, before: Mapping[str, bytes]) -> None:
     """Restore a damaged or lost certificate or key of the CA from the bundle and from `before`."""
     files = step.files
-    known = [
-        authority for name in (AUTHORITY_CERT, BUNDLE) for authority in _authorities(files.get(name, b""), step.now)
+    stored_authorities = [
+        authority
+        for name in (AUTHORITY_CERT, BUNDLE)
+        for authority in _valid_authorities(files.get(name, b""), step.now)
     ]
-    ours = known or _authorities(before.get(AUTHORITY_CERT, b""), step.now)
+    own_authorities = stored_authorities or _valid_authorities(before.get(AUTHORITY_CERT, b""), step.now)
     keys = [source[AUTHORITY_KEY] for source in (files, before) if AUTHORITY_KEY in source]
-    pairs = (KeyPair(encode_certificates([authority]), key) for authority in ours for key in keys)
-    if whole := next((pair for pair in pairs if pair.matches()), None):
-        files[AUTHORITY_CERT], files[AUTHORITY_KEY] = whole.cert, whole.key
+    pairs = (KeyPair(encode_certificates([authority]), key) for authority in own_authorities for key in keys)
+    if matching_pair := next((pair for pair in pairs if pair.matches()), None):
+        files[AUTHORITY_CERT], files[AUTHORITY_KEY] = matching_pair.cert, matching_pair.key
     else:
         _drop_files(files, AUTHORITY_CERT, AUTHORITY_KEY)
         leaf = parse_certificates(files.get(SERVER_CERT, b""))[:1]
         if issuer := next(
-            (authority for authority in known for certificate in leaf if is_issued_by(certificate, authority)), None
+            (
+                authority
+                for authority in stored_authorities
+                for certificate in leaf
+                if is_issued_by(certificate, authority)
+            ),
+            None,
         ):
             files[AUTHORITY_CERT] = encode_certificates([issuer])
     for name in (AUTHORITY_CERT, NEXT_CERT, OLD_CERT):
         # One unreadable block would make the whole bundle unreadable for OpenSSL.
-        if authorities := _authorities(files.get(name, b""), step.now):
+        if authorities := _valid_authorities(files.get(name, b""), step.now):
             files[name] = encode_certificates(authorities if name == OLD_CERT else authorities[:1])
         else:
             _drop_files(files, name)
 
 
-def _authorities(pem: bytes, now: datetime) -> list[x509.Certificate]:
+def _valid_authorities(pem: bytes, now: datetime) -> list[x509.Certificate]:
     """The CA certificates of a bundle that are valid now."""
     certificates = parse_certificates(pem)
     return [certificate for certificate in certificates if is_authority(certificate) and _is_valid(certificate, now)]
@@ -171,53 +179,53 @@ def _is_valid(certificate: x509.Certificate, now: datetime) -> bool:
     return certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc
 
 
-def _advance_authority(step: _Step) -> None:
+def _advance_authority(step: _RotationStep) -> None:
     files, now = step.files, step.now
     if OLD_CERT in files and now >= _overlap_start(step, OLD_SINCE) + step.lifetimes.overlap:
         _drop_files(files, OLD_CERT)
     if OLD_CERT not in files:
         _drop_files(files, OLD_SINCE)
-    following = _pair(files, NEXT_CERT, NEXT_KEY, now)
-    if following is None:
+    next_pair = _valid_pair(files, NEXT_CERT, NEXT_KEY, now)
+    if next_pair is None:
         _drop_files(files, NEXT_CERT, NEXT_KEY, NEXT_SINCE)
     if AUTHORITY_CERT not in files:
         # There is no CA that clients trust, so an overlap is of no use.
         _drop_files(files, OLD_CERT, OLD_SINCE)
         _promote_next(step)
-    elif following is not None:
+    elif next_pair is not None:
         if now >= _overlap_start(step, NEXT_SINCE) + step.lifetimes.overlap:
             _promote_next(step)
     elif not has_authority_key(files) or _ends_soon(files[AUTHORITY_CERT], step):
         _announce_next(step)
 
 
-def _ends_soon(authority: bytes, step: _Step) -> bool:
+def _ends_soon(authority: bytes, step: _RotationStep) -> bool:
     (certificate,) = parse_certificates(authority)
     return certificate.not_valid_after_utc - step.now < step.lifetimes.authority_renew
 
 
-def _announce_next(step: _Step) -> None:
-    fresh = new_authority(f"{step.wanted.name} CA", step.now, step.lifetimes.authority)
+def _announce_next(step: _RotationStep) -> None:
+    fresh = new_authority(f"{step.needs.name} CA", step.now, step.lifetimes.authority)
     step.files[NEXT_CERT], step.files[NEXT_KEY] = fresh.cert, fresh.key
-    step.files[NEXT_SINCE] = _stamp(step.now)
+    step.files[NEXT_SINCE] = _format_time(step.now)
 
 
-def _promote_next(step: _Step) -> None:
+def _promote_next(step: _RotationStep) -> None:
     """Make the next CA the signing one; the present one stays in the bundle."""
     files = step.files
     if NEXT_CERT not in files:
         _announce_next(step)
     if AUTHORITY_CERT in files:
-        files[OLD_CERT], files[OLD_SINCE] = files[AUTHORITY_CERT] + files.get(OLD_CERT, b""), _stamp(step.now)
+        files[OLD_CERT], files[OLD_SINCE] = files[AUTHORITY_CERT] + files.get(OLD_CERT, b""), _format_time(step.now)
     files[AUTHORITY_CERT], files[AUTHORITY_KEY] = files[NEXT_CERT], files[NEXT_KEY]
     _drop_files(files, NEXT_CERT, NEXT_KEY, NEXT_SINCE)
 
 
-def _due_hosts(step: _Step, use: KeyPurpose) -> frozenset[str] | None:
+def _due_hosts(step: _RotationStep, use: KeyPurpose) -> frozenset[str] | None:
     """The hosts of the leaf to create now; None if the present one is kept."""
     files, lifetimes = step.files, step.lifetimes
-    hosts = normalize_hosts(step.wanted.hosts if use is KeyPurpose.SERVER else ())
-    leaf = _pair(files, *_LEAFS[use], step.now)
+    hosts = normalize_hosts(step.needs.hosts if use is KeyPurpose.SERVER else ())
+    leaf = _valid_pair(files, *_LEAF_FILES[use], step.now)
     if leaf is None:
         return hosts
     certificate, (issuer,) = leaf.certificate(), parse_certificates(files[AUTHORITY_CERT])
@@ -234,18 +242,18 @@ def _due_hosts(step: _Step, use: KeyPurpose) -> frozenset[str] | None:
     return None if hosts <= hosts_of(certificate) else hosts | hosts_of(certificate)
 
 
-def _renew_leaf(step: _Step, use: KeyPurpose) -> None:
+def _renew_leaf(step: _RotationStep, use: KeyPurpose) -> None:
     hosts = _due_hosts(step, use)
     if hosts is None:
         return
-    name = step.wanted.name if use is KeyPurpose.SERVER else f"{step.wanted.name}-client"
+    name = step.needs.name if use is KeyPurpose.SERVER else f"{step.needs.name}-client"
     lifetime = step.lifetimes.leaf if use is KeyPurpose.SERVER else step.lifetimes.client
     authority = KeyPair(step.files[AUTHORITY_CERT], step.files[AUTHORITY_KEY])
     fresh = new_leaf(authority, name, sorted(hosts), use, now=step.now, lifetime=lifetime)
-    step.files.update(zip(_LEAFS[use], (fresh.cert, fresh.key), strict=True))
+    step.files.update(zip(_LEAF_FILES[use], (fresh.cert, fresh.key), strict=True))
 
 
-def _pair(files: Mapping[str, bytes], cert: str, key: str, now: datetime) -> KeyPair | None:
+def _valid_pair(files: Mapping[str, bytes], cert: str, key: str, now: datetime) -> KeyPair | None:
     """The pair, if it is complete and valid now, else None."""
     pair = KeyPair(files.get(cert, b""), files.get(key, b""))
     return pair if pair.matches() and _is_valid(pair.certificate(), now) else None
@@ -256,11 +264,11 @@ def _drop_files(files: dict[str, bytes], *names: str) -> None:
         files.pop(name, None)
 
 
-def _stamp(now: datetime) -> bytes:
+def _format_time(now: datetime) -> bytes:
     return now.astimezone(UTC).isoformat(timespec="seconds").encode()
 
 
-def _overlap_start(step: _Step, name: str) -> datetime:
+def _overlap_start(step: _RotationStep, name: str) -> datetime:
     """The time when the overlap began: now if it is unreadable or in the future, so that the rotation continues with a
     full overlap for clients.
     """
@@ -268,5 +276,5 @@ def _overlap_start(step: _Step, name: str) -> datetime:
         since = datetime.fromisoformat(step.files[name].decode())
         if since.tzinfo is not None and since <= step.now:
             return since
-    step.files[name] = _stamp(step.now)
+    step.files[name] = _format_time(step.now)
     return step.now

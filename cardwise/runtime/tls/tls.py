@@ -19,7 +19,7 @@ from cardwise.kube import errors
 from cardwise.runtime.loops import Loop
 from cardwise.runtime.tls import filesets, rotation
 from cardwise.runtime.tls.certstore import CertStore, DirStore, SecretStore, Stored
-from cardwise.runtime.tls.rotation import Lifetimes, WantedCertificates
+from cardwise.runtime.tls.rotation import CertificateNeeds, Lifetimes
 
 __all__ = [
     "INTERVAL",
@@ -43,8 +43,8 @@ _SKEW_SECONDS = 60.0
 # Seconds between two checks. Renewals alone would allow more. But the next check restores a deleted Secret, and a
 # replica that starts before it would create a new CA, which kube-scheduler only loads at a restart.
 INTERVAL = 3600.0
-_GIVEN_INTERVAL = 2.0
-_UNKNOWN_SECONDS = 30.0  # the longest time for which a certificate of an unknown CA is not served
+_EXTERNAL_INTERVAL = 2.0
+_MAX_WAIT_SECONDS = 30.0  # the longest time for which a certificate of an unknown CA is not served
 
 
 class UnusableCertificates(Exception):
@@ -120,10 +120,10 @@ class Rotator(CertificateChecks):
     ) -> None:
         super().__init__(on_bundle, interval, clock)
         self._store = store
-        self._wanted = WantedCertificates(hosts=tuple(hosts), client=need_client, name=name)
+        self._needs = CertificateNeeds(hosts=tuple(hosts), client=need_client, name=name)
         self._out_dir = out_dir
         self._lifetimes = lifetimes or Lifetimes()
-        self._before: dict[str, bytes] = {}  # the files that the store last had
+        self._last_files: dict[str, bytes] = {}  # the files that the store last had
 
     def ensure_certificates(self) -> bytes:
         """Check the store and files once: afterwards both are valid. Returns the CA bundle (PEM).
@@ -133,9 +133,11 @@ class Rotator(CertificateChecks):
         now = self._now()
         for _ in range(_ATTEMPTS):
             stored = self._store.load()
-            files = rotation.advance_certificates(stored.files, self._wanted, self._lifetimes, now, before=self._before)
+            files = rotation.advance_certificates(
+                stored.files, self._needs, self._lifetimes, now, before=self._last_files
+            )
             if files == stored.files or self._store.save(files, stored.version):
-                self._before = files
+                self._last_files = files
                 if not rotation.has_authority_key(files):
                     _log.warning(
                         "the key of the CA is lost; keeping its certificates while they are valid, and announcing a "
@@ -156,31 +158,32 @@ class Rotator(CertificateChecks):
         machine_time, store_time = self._clock.wall(), self._store.store_time()
         if store_time is None:
             return machine_time
-        ahead = (machine_time - store_time).total_seconds()
-        if abs(ahead) > _SKEW_SECONDS:
+        ahead_seconds = (machine_time - store_time).total_seconds()
+        if abs(ahead_seconds) > _SKEW_SECONDS:
             _log.warning(
                 "clock skew: this machine's clock differs from the API server's, which certificates use; run NTP or "
                 "chrony on this node",
-                ahead_seconds=round(ahead),
+                ahead_seconds=round(ahead_seconds),
             )
         return store_time
 
     def _publish(self, files: dict[str, bytes], *, changed: bool) -> None:
-        names = _SERVER_FILES + (_CLIENT_FILES if self._wanted.client else ())
-        written = filesets.write_files(self._out_dir, {name: files[name] for name in names})
-        if changed or written:
+        names = _SERVER_FILES + (_CLIENT_FILES if self._needs.client else ())
+        is_written = filesets.write_files(self._out_dir, {name: files[name] for name in names})
+        if changed or is_written:
             _log.info("certificates renewed" if changed else "certificates taken over", directory=str(self._out_dir))
 
 
 class ExternalCertificates(CertificateChecks):
     """Copies ca.crt, tls.crt and tls.key of an external issuer (cert-manager) to the directory that servers read.
 
-    A certificate of another CA is copied only when clients know that CA, or after `_UNKNOWN_SECONDS`. After `is_known`
+    A certificate of another CA is copied only when clients know that CA, or after `_MAX_WAIT_SECONDS`. After
+    `is_published`
     first returns True, clients have until the next check to load the CA.
 
     directory: the directory that the issuer writes.
     out_dir: the directory that servers read.
-    is_known: whether the bundle that `on_bundle` got last is published.
+    is_published: whether the bundle that `on_bundle` got last is published.
     """
 
     def __init__(
@@ -189,33 +192,33 @@ class ExternalCertificates(CertificateChecks):
         out_dir: Path,
         *,
         on_bundle: Callable[[bytes], None],
-        is_known: Callable[[], bool],
+        is_published: Callable[[], bool],
         clock: Clock = SYSTEM,
     ) -> None:
-        super().__init__(on_bundle, _GIVEN_INTERVAL, clock)
+        super().__init__(on_bundle, _EXTERNAL_INTERVAL, clock)
         self._directory = directory
         self._out_dir = out_dir
-        self._is_known = is_known
+        self._is_published = is_published
         self._next_bundle = b""  # the CA that is published but not served yet
-        self._was_known = False  # whether it was known at the last check
+        self._was_published = False  # whether it was known at the last check
         self._since = 0.0
 
     def ensure_certificates(self) -> bytes:
         """Copy the files if they may be served. Returns the CA bundle. Raises UnusableCertificates or OSError."""
         files = self._read()
         served, bundle = filesets.read_files(self._out_dir).get(rotation.BUNDLE), files[rotation.BUNDLE]
-        if served in (None, bundle) or self._may_serve(bundle):
+        if served in (None, bundle) or self._can_serve(bundle):
             self._next_bundle = b""
             if filesets.write_files(self._out_dir, files):
                 _log.info("certificates taken over", directory=str(self._directory))
         return bundle
 
-    def _may_serve(self, bundle: bytes) -> bool:
+    def _can_serve(self, bundle: bytes) -> bool:
         if bundle != self._next_bundle:
-            self._next_bundle, self._was_known, self._since = bundle, False, self._clock.now()
+            self._next_bundle, self._was_published, self._since = bundle, False, self._clock.now()
             return False
-        was_known, self._was_known = self._was_known, self._is_known()
-        return (was_known and self._was_known) or self._clock.now() - self._since >= _UNKNOWN_SECONDS
+        was_published, self._was_published = self._was_published, self._is_published()
+        return (was_published and self._was_published) or self._clock.now() - self._since >= _MAX_WAIT_SECONDS
 
     def _read(self) -> dict[str, bytes]:
         path = self._directory / rotation.BUNDLE

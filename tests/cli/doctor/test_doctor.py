@@ -14,7 +14,7 @@ from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Severity, table, worst_severity
 from cardwise.core.api import gpunodes, names, schedulerconfig
 from cardwise.core.api.assignment import Assignment, CardShare, encode
-from cardwise.core.api.mps import LEFT_CLOSED, MANAGER_GONE
+from cardwise.core.api.mps import CLOSED_BY_FORMER_MANAGER, MANAGER_GONE
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
@@ -429,7 +429,7 @@ def plant_no_mps_any_more(seen: Facts) -> None:
 
 def plant_closed_by_mps(seen: Facts) -> None:
     del seen.cards[0]["status"]["mps"]
-    seen.cards[1]["status"]["mps"] = {"state": "Down", "reason": LEFT_CLOSED}
+    seen.cards[1]["status"]["mps"] = {"state": "Down", "reason": CLOSED_BY_FORMER_MANAGER}
 
 
 def plant_nvidia_plugin(seen: Facts) -> None:

@@ -149,8 +149,10 @@ def test_who_may_start():
         valid_seconds=10.0,
         ceilings={"a": MiB(1024)},
     )
-    assert mps.start_problem(status, "a", now=110.0, need=MiB(1024)) == ""
+    assert mps.start_problem(status, "a", now=110.0, required_mib=MiB(1024)) == ""
     assert "has not checked GPU a for over 10 s" in mps.start_problem(status, "a", now=111.0)
-    assert "allows 1024 MiB, and 1025 MiB are needed" in mps.start_problem(status, "a", now=100.0, need=MiB(1025))
+    assert "allows 1024 MiB, and 1025 MiB are needed" in mps.start_problem(
+        status, "a", now=100.0, required_mib=MiB(1025)
+    )
     assert "not b" in mps.start_problem(status, "b", now=100.0)
-    assert "is Ready, not Off" in mps.start_problem(status, "a", now=100.0, wanted=MpsState.OFF)
+    assert "is Ready, not Off" in mps.start_problem(status, "a", now=100.0, required_state=MpsState.OFF)

@@ -113,7 +113,7 @@ def test_who_requires_mps_goes_where_there_is_a_manager(amounts):
     ledger.set_cards("n1", cards(100, 100))
     requires = amounts | {"annotations": {mps.MODE: "required"}}
     assert place(ledger, **requires).refusals == {"n1": Refusal.MPS_MISSING}
-    card_mps = CardMps(ready=True, several=True)
+    card_mps = CardMps(ready=True, serves_several=True)
     ledger.set_cards("n2", [replace(card, uuid=f"m{card.index}", mps=card_mps) for card in cards(100, 100)])
     assert place(ledger, **requires).node == "n2"
 
@@ -145,7 +145,7 @@ def test_a_daemon_for_one_user_serves_no_other():
 
 def test_a_daemon_of_all_cards_for_one_user_serves_no_other_with_several_cards():
     ledger = Ledger()
-    ledger.set_cards("n1", out_of_use(100, 100, mps=CardMps(ready=True, several=True, multi_user=False)))
+    ledger.set_cards("n1", out_of_use(100, 100, mps=CardMps(ready=True, serves_several=True, multi_user=False)))
 
     def of_user(user):
         manifest = pod(gpu_mem=20, gpu_count=2)

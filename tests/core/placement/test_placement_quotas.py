@@ -137,15 +137,17 @@ def test_what_a_request_charges_an_entry_whichever_cards_it_gets():
             ]
         )
     )
-    assert fitting.least_charge(pod_request, kinds, k80) == Charge(2, 400, 0), "those of any class may go elsewhere"
-    assert fitting.least_charge(pod_request, kinds, v100) == Charge()
-    assert fitting.least_charge(pod_request, kinds, every_card) == Charge(4, 430, 0)
+    assert fitting.min_charge_of_share(pod_request, kinds, k80) == Charge(2, 400, 0), (
+        "those of any class may go elsewhere"
+    )
+    assert fitting.min_charge_of_share(pod_request, kinds, v100) == Charge()
+    assert fitting.min_charge_of_share(pod_request, kinds, every_card) == Charge(4, 430, 0)
 
 
 def test_a_request_of_whole_cards_surely_charges_them():
     ledger = typed_ledger(n1=[K80, K80, V100])
     two = request.parse(pod(containers=[of_class("k80", gpu_count=2)]))
-    surely = fitting.least_charge(two, ledger.kinds, QuotaEntry(model="Tesla K80"))
+    surely = fitting.min_charge_of_share(two, ledger.kinds, QuotaEntry(model="Tesla K80"))
     assert (surely.shares, surely.cards) == (2, 2)
     assert 0 < surely.memory <= 2 * 11441, "the smallest card is not looked for"
 

@@ -97,15 +97,15 @@ def test_where_no_manager_is_to_come_a_card_is_open_but_for_one_that_a_former_ma
     (world.cards[0].home / mps.MODES).write_text(json.dumps({card_uuid(0): "DEFAULT"}))
     seen = Seen(world.root, Mode.OFF)
     mps_status = seen.patch_after(0)
-    assert (mps_status["state"], mps_status["reason"]) == ("Down", mps.LEFT_CLOSED), (
+    assert (mps_status["state"], mps_status["reason"]) == ("Down", mps.CLOSED_BY_FORMER_MANAGER), (
         "at once: nobody can use it without MPS"
     )
     assert seen.patch_after(0, "")["state"] == "Down", "also where the card is a new object"
     assert seen.patch_after(0, index=1) is None, "what a manager said of the other counts no more"
     assert seen.patch_after(0, "", index=1) == "stays"
-    assert seen.patch_after(AGES, "Down", reason=mps.LEFT_CLOSED) == "stays", "once"
+    assert seen.patch_after(AGES, "Down", reason=mps.CLOSED_BY_FORMER_MANAGER) == "stays", "once"
     (world.cards[0].home / mps.MODES).unlink()
-    assert seen.patch_after(0, "Down", reason=mps.LEFT_CLOSED) is None
+    assert seen.patch_after(0, "Down", reason=mps.CLOSED_BY_FORMER_MANAGER) is None
 
 
 def test_one_daemon_for_all_cards_is_known_for_each(world):

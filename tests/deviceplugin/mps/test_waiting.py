@@ -186,7 +186,7 @@ def test_on_a_card_that_a_former_manager_left_closed_nothing_starts_without_mps(
     world.rig.mps = Mode.OFF
     rig = world.rig.start()
     _, message = refusal_message(rig, bound(rig))
-    assert mps.LEFT_CLOSED in message
+    assert mps.CLOSED_BY_FORMER_MANAGER in message
     assert pipes(rig, start(rig, bound(rig, "b", [(1, 100)]))) == {}
 
 

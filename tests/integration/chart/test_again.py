@@ -71,7 +71,7 @@ def test_without_mps_the_cards_that_an_installation_with_it_left_open_take_pods(
         """The card of the pod is closed still, and its daemon serves the pod; the other is open."""
         statuses = mps_of_cards(cluster)
         closed = statuses.pop(share.uuid, None) or {}
-        return closed.get("reason") == mps.LEFT_CLOSED and list(statuses.values()) == [None]
+        return closed.get("reason") == mps.CLOSED_BY_FORMER_MANAGER and list(statuses.values()) == [None]
 
     space.wait(as_left, "the cards are as the earlier installation left them")
     space.create(workload("prefers", gpu_mem=8000, command=IDLE, annotations={mps.MODE: "preferred"}))

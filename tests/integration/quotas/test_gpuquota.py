@@ -44,7 +44,7 @@ class Ledger(Follower):
 
     def __init__(self, space: Space) -> None:
         super().__init__(space.cluster, paths.pods(space.name))
-        self.most_shares = self.most_mib = 0
+        self.max_shares = self.most_mib = 0
         self._holds: dict[str, tuple[int, int]] = {}
 
     @property
@@ -65,7 +65,7 @@ class Ledger(Follower):
             self._holds.pop(uid, None)
         else:
             self._holds[uid] = (len(held.shares()), held.mem)
-        self.most_shares = max(self.most_shares, self.shares)
+        self.max_shares = max(self.max_shares, self.shares)
         self.most_mib = max(self.most_mib, self.mib)
 
 
@@ -113,7 +113,7 @@ def never_above(space: Space, second: Process, unit: str, *, pods: int, shares: 
         space.delete(*ended)
         space.wait_for_deletion(*ended)
         space.wait(lambda: ledger.shares == shares, "the freed room is taken")
-        assert (ledger.most_shares, ledger.most_mib) == (shares, shares * mib)
+        assert (ledger.max_shares, ledger.most_mib) == (shares, shares * mib)
 
 
 def kill_twice(ledger: "Ledger", processes: Sequence[Process]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cardwise.kube import errors
-from cardwise.kube.leases.election import SILENCE, Election, LeaseCall
+from cardwise.kube.leases.election import SILENT_DURATIONS, Election, LeaseCall
 from tests.build import build_released_lease
 from tests.examples import examples
 from tests.kube.leases.leases import DURATION, EVERY, MARGIN, NOON, PATH, World
@@ -223,7 +223,7 @@ class ElectionMachine(RuleBasedStateMachine):
         replaced = [
             lease
             for moment, lease in latest.values()
-            if lease is not None and self.time - moment > SILENCE * DURATION / min(RATES)
+            if lease is not None and self.time - moment > SILENT_DURATIONS * DURATION / min(RATES)
         ]
         if replaced:
             self.leases.api.restore(PATH, data.draw(st.sampled_from(replaced)))

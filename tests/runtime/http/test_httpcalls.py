@@ -133,12 +133,12 @@ def test_it_is_the_same_in_one_piece_and_in_many(calls, data):
 def test_what_has_begun_is_known_until_it_is_whole():
     reader = Reader(SHARED, 1000)
     for piece in (GOS[:1], GOS[1:60], GOS[60:-1]):
-        assert reader.begun is (piece != GOS[:1])
+        assert reader.has_begun is (piece != GOS[:1])
         reader.feed(piece)
-        assert reader.begun
+        assert reader.has_begun
     assert reader.held_bytes >= len(b'{"Pod":nul')
     reader.feed(GOS[-1:])
-    assert not reader.begun
+    assert not reader.has_begun
     assert 4096 + 5 * 256 + 11 < reader.held_bytes < 6000, "its environ, its header lines and its body"
     reader.calls.clear()
     assert reader.held_bytes == 0
@@ -242,7 +242,7 @@ def test_all_that_is_no_body_is_bounded(begin, extra):
     reader.feed(begin)
     for _ in range(60):
         reader.feed(extra)
-        assert reader.begun
+        assert reader.has_begun
     with pytest.raises(BadHttpCall) as refused:
         reader.feed(extra * 10)
     assert refused.value.status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from cryptography import x509
 
 from cardwise.runtime.tls import certs, rotation
-from cardwise.runtime.tls.rotation import Lifetimes, WantedCertificates
+from cardwise.runtime.tls.rotation import CertificateNeeds, Lifetimes
 
 NOW = datetime.now(UTC)
 HOSTS = ("cardwise-webhook.cardwise.svc", "127.0.0.1", "::1")
@@ -18,7 +18,7 @@ HOSTS = ("cardwise-webhook.cardwise.svc", "127.0.0.1", "::1")
 
 def issue_files(now: datetime, hosts: Sequence[str] = HOSTS) -> dict[str, bytes]:
     """All that a store has of certificates that were made at this time."""
-    return rotation.advance_certificates({}, WantedCertificates(hosts=hosts), Lifetimes(), now)
+    return rotation.advance_certificates({}, CertificateNeeds(hosts=hosts), Lifetimes(), now)
 
 
 def handshake(server_files: dict[str, bytes], bundle: bytes, host: str, tmp_path, client: bool = False) -> None:

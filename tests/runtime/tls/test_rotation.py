@@ -11,12 +11,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from cardwise.runtime.tls import certs, rotation
-from cardwise.runtime.tls.rotation import Lifetimes, WantedCertificates
+from cardwise.runtime.tls.rotation import CertificateNeeds, Lifetimes
 from tests.runtime.tls.certificates import HOSTS, NOW, handshake, trusted
 
 
 def test_chain_verifies_for_every_host_with_strict_flags_and_both_sides(tmp_path):
-    files = rotation.advance_certificates({}, WantedCertificates(hosts=HOSTS, client=True), Lifetimes(), NOW)
+    files = rotation.advance_certificates({}, CertificateNeeds(hosts=HOSTS, client=True), Lifetimes(), NOW)
     for host in HOSTS:
         handshake(files, files["ca.crt"], host, tmp_path, client=True)
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -24,7 +24,7 @@ def test_chain_verifies_for_every_host_with_strict_flags_and_both_sides(tmp_path
 
 
 def test_usages_are_what_go_and_openssl_ask_for(tmp_path):
-    files = rotation.advance_certificates({}, WantedCertificates(hosts=HOSTS, client=True), Lifetimes(), NOW)
+    files = rotation.advance_certificates({}, CertificateNeeds(hosts=HOSTS, client=True), Lifetimes(), NOW)
     for name, purpose in (("tls.crt", "sslserver"), ("client.crt", "sslclient")):
         (tmp_path / "ca.crt").write_bytes(files["ca.crt"])
         (tmp_path / name).write_bytes(files[name])
@@ -38,7 +38,7 @@ def test_usages_are_what_go_and_openssl_ask_for(tmp_path):
 
 
 def test_nothing_changes_while_nothing_is_due():
-    wanted = WantedCertificates(hosts=HOSTS, client=True)
+    wanted = CertificateNeeds(hosts=HOSTS, client=True)
     files = rotation.advance_certificates({}, wanted, Lifetimes(), NOW)
     assert rotation.advance_certificates(files, wanted, Lifetimes(), NOW + timedelta(days=274)) == files
     renewed = rotation.advance_certificates(files, wanted, Lifetimes(), NOW + timedelta(days=276))
@@ -47,18 +47,18 @@ def test_nothing_changes_while_nothing_is_due():
 
 
 def test_other_hosts_make_a_new_leaf_and_keep_the_ca():
-    files = rotation.advance_certificates({}, WantedCertificates(hosts=HOSTS), Lifetimes(), NOW)
-    changed = rotation.advance_certificates(files, WantedCertificates(hosts=("new.svc",)), Lifetimes(), NOW)
+    files = rotation.advance_certificates({}, CertificateNeeds(hosts=HOSTS), Lifetimes(), NOW)
+    changed = rotation.advance_certificates(files, CertificateNeeds(hosts=("new.svc",)), Lifetimes(), NOW)
     assert changed["ca.crt"] == files["ca.crt"]
     assert "new.svc" in certs.hosts_of(x509.load_pem_x509_certificate(changed["tls.crt"]))
     same = rotation.advance_certificates(
-        files, WantedCertificates(hosts=(*reversed(HOSTS), "0:0:0:0:0:0:0:1")), Lifetimes(), NOW
+        files, CertificateNeeds(hosts=(*reversed(HOSTS), "0:0:0:0:0:0:0:1")), Lifetimes(), NOW
     )
     assert same == files
 
 
 def test_replicas_with_names_of_their_own_come_to_one_leaf():
-    mine, yours = (WantedCertificates(hosts=("svc", machine)) for machine in ("pod-a", "pod-b"))
+    mine, yours = (CertificateNeeds(hosts=("svc", machine)) for machine in ("pod-a", "pod-b"))
     files = rotation.advance_certificates(
         rotation.advance_certificates({}, mine, Lifetimes(), NOW), yours, Lifetimes(), NOW
     )
@@ -72,7 +72,7 @@ def test_replicas_with_names_of_their_own_come_to_one_leaf():
 @pytest.mark.parametrize("ahead", [timedelta(days=2), timedelta(days=400), timedelta(days=3000)])
 @pytest.mark.parametrize("existing", [False, True])
 def test_certificates_of_a_clock_that_was_ahead_are_made_anew(tmp_path, ahead, existing):
-    wanted = WantedCertificates(hosts=HOSTS, client=True)
+    wanted = CertificateNeeds(hosts=HOSTS, client=True)
     files = rotation.advance_certificates({}, wanted, Lifetimes(), NOW) if existing else {}
     for days in (0, 31):  # long enough for the next CA to be announced, and to be promoted
         files = rotation.advance_certificates(files, wanted, Lifetimes(), NOW + ahead + timedelta(days=days))
@@ -87,7 +87,7 @@ def test_certificates_of_a_clock_that_was_ahead_are_made_anew(tmp_path, ahead, e
 @pytest.mark.parametrize("name", ["authority.crt", "authority.key", "tls.crt", "tls.key", "ca.crt"])
 @pytest.mark.parametrize("damage", [None, b"", b"garbage"])
 def test_damaged_entries_are_made_anew(tmp_path, name, damage):
-    wanted = WantedCertificates(hosts=HOSTS)
+    wanted = CertificateNeeds(hosts=HOSTS)
     files = rotation.advance_certificates({}, wanted, Lifetimes(), NOW)
     damaged = {key: content for key, content in files.items() if key != name}
     if damage is not None:
@@ -103,7 +103,7 @@ def damage_files(files, **damages):
     return {name: content for name, content in changed.items() if content is not None}
 
 
-WANTED = WantedCertificates(hosts=HOSTS, client=True)
+WANTED = CertificateNeeds(hosts=HOSTS, client=True)
 SLOW = Lifetimes.for_slow_clients()
 
 
@@ -129,7 +129,7 @@ def test_when_the_authority_is_damaged_clients_that_run_are_served_until_they_kn
         return
     handshake(files | running, before["ca.crt"], HOSTS[0], tmp_path, client=True)
     # A replica that starts brings names of its own; it must not cost the certificate that clients trust.
-    other = WantedCertificates(hosts=(*HOSTS, "new-pod"), client=True)
+    other = CertificateNeeds(hosts=(*HOSTS, "new-pod"), client=True)
     files = rotation.advance_certificates(files, other, SLOW, NOW)
     handshake(files | running, before["ca.crt"], HOSTS[0], tmp_path, client=True)
     known = files["ca.crt"]
@@ -249,7 +249,7 @@ def test_a_block_that_was_cut_does_not_make_the_bundle_unreadable(name):
 
 def test_ca_rotation_keeps_clients_of_the_old_bundle_working(tmp_path):
     """Twelve years in steps of a week; each client learns a new bundle only three weeks late."""
-    wanted = WantedCertificates(hosts=HOSTS)
+    wanted = CertificateNeeds(hosts=HOSTS)
     lifetimes = Lifetimes(
         authority=timedelta(days=1000),
         authority_renew=timedelta(days=300),
@@ -280,7 +280,7 @@ def test_ca_rotation_keeps_clients_of_the_old_bundle_working(tmp_path):
 
 def test_who_reads_its_certificate_at_its_start_only_may_run_for_a_year():
     """kube-scheduler: fourteen years in steps of two weeks, and at each step one that started up to a year ago."""
-    wanted, lifetimes = WantedCertificates(hosts=HOSTS, client=True), Lifetimes.for_slow_clients()
+    wanted, lifetimes = CertificateNeeds(hosts=HOSTS, client=True), Lifetimes.for_slow_clients()
     files: dict[str, bytes] = {}
     history: list[dict[str, bytes]] = []
     authorities = set()
@@ -298,7 +298,7 @@ def test_who_reads_its_certificate_at_its_start_only_may_run_for_a_year():
 
 def test_certificates_can_be_renewed_as_often_as_one_likes():
     """Ten seconds, for tests; every check lies between two renewals of everything."""
-    wanted, lifetimes = WantedCertificates(hosts=HOSTS), Lifetimes.for_period(timedelta(seconds=10))
+    wanted, lifetimes = CertificateNeeds(hosts=HOSTS), Lifetimes.for_period(timedelta(seconds=10))
     files: dict[str, bytes] = {}
     bundles: list[bytes] = []
     leafs, authorities = set(), set()
@@ -315,7 +315,7 @@ def test_certificates_can_be_renewed_as_often_as_one_likes():
 
 
 def test_real_handshakes_across_a_ca_rotation(tmp_path):
-    wanted = WantedCertificates(hosts=HOSTS, client=True)
+    wanted = CertificateNeeds(hosts=HOSTS, client=True)
     short = Lifetimes(overlap=timedelta(days=5))
     began = NOW - timedelta(days=3650 - 700)  # the CA has less than two years left
     before = rotation.advance_certificates({}, wanted, short, began)

@@ -96,7 +96,7 @@ class External:
             self.directory,
             self.served_in,
             on_bundle=self.bundles.append,
-            is_known=self.known.is_set,
+            is_published=self.known.is_set,
             clock=self.clock,
         )
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cardwise.core.api.mpsprofile import MIXED, NOBODY
+from cardwise.core.api.mpsprofile import MIXED, NO_USER
 from cardwise.core.placement.mpstaints import ANY, FREE
 from cardwise.core.placement.scored.cardtable import CardArrays
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeArrays
@@ -44,7 +44,7 @@ def fit_shape(lines: NodeArrays, shape: Shape, at: Ints | slice = slice(None)) -
         usable = usable & np.isin(lines.kind[at], list(shape.kinds))
     if shape.untolerated:
         usable = usable & ((lines.taints[at] & shape.untolerated) == 0)
-    if shape.user != NOBODY:
+    if shape.user != NO_USER:
         here = lines.user[at]
         usable = usable & ((here == ANY) | ((shape.user != MIXED) & ((here == FREE) | (here == shape.user))))
     if ask.cards:

@@ -10,8 +10,8 @@ from typing import Final, Protocol
 import numpy as np
 
 from cardwise.core.api.assignment import Assignment
-from cardwise.core.api.mpsprofile import NOBODY
-from cardwise.core.api.policies import BY_CARDS
+from cardwise.core.api.mpsprofile import NO_USER
+from cardwise.core.api.policies import FALLBACK
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import fitting
@@ -159,7 +159,7 @@ class Engine:
         """A node with room for the load, and its cards; None if there is none. `headroom`: what quotas leave."""
         known = self._refresh(policy)
         card_requests = fitting.card_requests(request)
-        scorer = Scorer(self._ledger.kinds, request, BY_CARDS if policy in self._scorings else policy, headroom)
+        scorer = Scorer(self._ledger.kinds, request, FALLBACK if policy in self._scorings else policy, headroom)
         ask = request_size(request, card_requests, load)
         if ask is None or not known:
             return self._by_cards(scorer, card_requests, load, nodes)
@@ -296,7 +296,7 @@ class Engine:
         ask = ask._replace(resource_class="")
         if not card_requests:
             return Shape(ask)
-        return Shape(ask, kinds, card_requests[0].untolerated, card_requests[0].user if self._table.single else NOBODY)
+        return Shape(ask, kinds, card_requests[0].untolerated, card_requests[0].user if self._table.single else NO_USER)
 
     def _shape(self, ask: RequestSize) -> Shape:
         return Shape(ask._replace(resource_class=""), self._ledger.kinds.allowed(ask.resource_class))

@@ -6,7 +6,7 @@ A pod with more than one card request (`fitting.CardRequest`), or with devices, 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cardwise.core.api.mpsprofile import NOBODY
+from cardwise.core.api.mpsprofile import NO_USER
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement.fitting import CardRequest
 
@@ -32,7 +32,7 @@ class Shape(NamedTuple):
     ask: RequestSize
     kinds: frozenset[int] | None = None
     untolerated: int = 0
-    user: int = NOBODY
+    user: int = NO_USER
 
 
 def request_size(request: PodRequest, card_requests: Sequence[CardRequest], load: Load) -> RequestSize | None:
