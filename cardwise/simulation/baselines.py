@@ -40,17 +40,17 @@ class BestFit:
         """An empty table: best fit looks at one node at a time."""
         return np.zeros(0)
 
-    def update_prices(self, surveyed_sum: Floats, leaving: float) -> bool:  # noqa: ARG002
+    def update_prices(self, surveyed_sum: Floats, departure_rate: float) -> bool:  # noqa: ARG002
         """False: scores never change by a look at all nodes."""
         return False
 
-    def scores(self, lines: NodeArrays, known: NodeScores, shape: Shape, usable: Bools) -> Scores:  # noqa: ARG002
+    def scores(self, lines: NodeArrays, node_scores: NodeScores, shape: Shape, usable_cards: Bools) -> Scores:  # noqa: ARG002
         """Score each node by its CPU and cards after placement: the less it would have free, the higher."""
-        ask = shape.ask
-        chosen = chosen_cards(lines, shape, usable)
+        request_size = shape.request_size
+        chosen = chosen_cards(lines, shape, usable_cards)
         free_cards = (lines.free.sum(axis=1) - used_mib(shape, lines, chosen)) / self._yardstick
-        free_share = ((lines.cpu - ask.cpu) / _LARGEST_NODE_CPU + free_cards / _LARGEST_NODE_CARDS) / 2
-        card = chosen.argmax(axis=1) if ask.cards == 1 else np.full(len(lines), ABSENT)
+        free_share = ((lines.cpu - request_size.cpu) / _LARGEST_NODE_CPU + free_cards / _LARGEST_NODE_CARDS) / 2
+        card = chosen.argmax(axis=1) if request_size.cards == 1 else np.full(len(lines), ABSENT)
         return Scores(np.floor(_MAX_SCORE * (1 - free_share)), card)
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 from cardwise.core.defrag import fragmentation
 from cardwise.core.placement import fitting
-from cardwise.core.placement.scored.shapes import RequestSize, request_size
+from cardwise.core.placement.scored.shapes import RequestSize, make_request_size
 from cardwise.simulation.cluster import NO_CARD, SimulatedCluster
 from cardwise.simulation.workload import SimulatedWorkload
 
@@ -16,13 +16,13 @@ class SimulatedFragments:
         self._cluster = cluster
         self._changed = {node.name for node in cluster.ledger.nodes()}
         # Pods without cards count too, as in FGD, so that the numbers compare with the published ones.
-        asks: Counter[RequestSize] = Counter()
+        request_sizes: Counter[RequestSize] = Counter()
         for shape, count in Counter(pod.shape for pod in workload.pods).items():
             request = shape.request or NO_CARD
-            ask = request_size(request, fitting.card_requests(request), shape.load)
-            if ask is not None:
-                asks[ask] += count
-        self._fragments = fragmentation.Fragments(fragmentation.typical_pods(asks, cluster.ledger.kinds))
+            request_size = make_request_size(request, fitting.card_requests(request), shape.load)
+            if request_size is not None:
+                request_sizes[request_size] += count
+        self._fragments = fragmentation.Fragments(fragmentation.typical_pods(request_sizes, cluster.ledger.kinds))
 
     def mark_changed(self, node: str) -> None:
         """Note that a pod was placed on the node or removed from it."""

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from cardwise.core.defrag.fragmentation import Fragments
     from cardwise.core.placement.scored.shapes import RequestSize
 
-_SCRAPED: Final = 300.0  # seconds for which a scrape keeps the counting going
+_SCRAPE_SECONDS: Final = 300.0  # seconds for which a scrape keeps the counting going
 _EVERY: Final = 5.0  # seconds between two counts
-_LEARN: Final = 60.0  # seconds between two readings of the requests of arriving pods
+_LEARN_SECONDS: Final = 60.0  # seconds between two readings of the requests of arriving pods
 
 
 class FragMetrics(Collector):
@@ -34,11 +34,11 @@ class FragMetrics(Collector):
         self._state = state
         self._clock = clock
         self._scraped = float("-inf")
-        self._counted = float("-inf")
-        self._learned = float("-inf")
+        self._counted_at = float("-inf")
+        self._learned_at = float("-inf")
         self._kinds_at = -1
-        self._asks: dict[RequestSize, float] = {}
-        self._known = False  # whether the workload is learned; else it is that of the pods that hold cards
+        self._request_sizes: dict[RequestSize, float] = {}
+        self._is_learned = False  # whether the workload is learned; else it is that of the pods that hold cards
         self._fragments: Fragments | None = None
         self._changed: tuple[set[str], set[str]] = set(), set()
         self._metrics: tuple[Metric, ...] = ()
@@ -52,9 +52,9 @@ class FragMetrics(Collector):
         yield from self._metrics
 
     def step(self) -> None:
-        """Count again, every `_EVERY` seconds, unless the last scrape is `_SCRAPED` seconds ago."""
+        """Count again, every `_EVERY` seconds, unless the last scrape is `_SCRAPE_SECONDS` seconds ago."""
         now = self._clock.now()
-        if now >= self._scraped + _SCRAPED or now < self._counted + _EVERY:
+        if now >= self._scraped + _SCRAPE_SECONDS or now < self._counted_at + _EVERY:
             return
         if self._fragments is None:
             from cardwise.core.defrag.fragmentation import Fragments  # noqa: PLC0415 - loads numpy, only if a client scrapes
@@ -64,7 +64,7 @@ class FragMetrics(Collector):
         cluster = self._update_changed(self._fragments)
         self._learn_requests(self._fragments, cluster.ledger, now)
         self._metrics = tuple(self._make_metrics(self._fragments, cluster.ledger.kinds))
-        self._counted = self._clock.now()
+        self._counted_at = self._clock.now()
 
     def _update_changed(self, fragments: "Fragments") -> ClusterView:
         """Update the nodes that have changed. Returns the snapshot on which they were counted."""
@@ -85,15 +85,15 @@ class FragMetrics(Collector):
         from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
 
         changes = ledger.kinds.changes
-        if now < self._learned + _LEARN and changes == self._kinds_at:
+        if now < self._learned_at + _LEARN_SECONDS and changes == self._kinds_at:
             return
-        if now >= self._learned + _LEARN:
-            asks = fragmentation.only_card_requests(self._state.policies.request_rates())
-            self._known = bool(asks)
-            self._asks = asks or fragmentation.count_requests(ledger.holdings())
-            self._learned = now
+        if now >= self._learned_at + _LEARN_SECONDS:
+            request_sizes = fragmentation.only_card_requests(self._state.policies.request_rates())
+            self._is_learned = bool(request_sizes)
+            self._request_sizes = request_sizes or fragmentation.count_requests(ledger.holdings())
+            self._learned_at = now
         self._kinds_at = changes
-        fragments.learn(fragmentation.typical_pods(self._asks, ledger.kinds))
+        fragments.learn(fragmentation.typical_pods(self._request_sizes, ledger.kinds))
 
     def _make_metrics(self, fragments: "Fragments", kinds: CardKinds) -> Iterator[Metric]:
         total, by_class = fragments.total(), fragments.memory_by_class(kinds)
@@ -118,5 +118,5 @@ class FragMetrics(Collector):
         yield GaugeMetricFamily(
             "cardwise_workload_learned",
             "1 if fragmentation is measured by the pods that were created, 0 if by the pods that hold GPUs now.",
-            value=float(self._known),
+            value=float(self._is_learned),
         )

@@ -58,7 +58,7 @@ class WorkloadController:
         self._unpublished = 0  # rounds since we lead
         self._was_leader = False
         self._restored = False
-        self._saved = ""
+        self._saved_text = ""
         self._save_at = float("-inf")  # not before
 
     def step(self) -> None:
@@ -100,9 +100,9 @@ class WorkloadController:
         )
         return True
 
-    def _save_requests(self, asks: str) -> None:
-        if asks == self._saved or self._save_data({names.WORKLOAD_REQUESTS: asks}):
-            self._saved, self._save_at = asks, self._clock.now() + _SAVE_SECONDS
+    def _save_requests(self, text: str) -> None:
+        if text == self._saved_text or self._save_data({names.WORKLOAD_REQUESTS: text}):
+            self._saved_text, self._save_at = text, self._clock.now() + _SAVE_SECONDS
 
     def _publish_if_needed(self, *, leads: bool) -> None:
         """Publish the settings when this extender begins to lead, and again if they were removed or changed since.
@@ -122,14 +122,15 @@ class WorkloadController:
     def _publish_settings(self) -> bool:
         """Write the settings. Returns whether the ConfigMap has them now."""
         try:
-            saved = self._client.get(paths.configmaps(self._namespace, names.WORKLOAD), timeout=_TIMEOUT)
-            saved_data = saved.get("data") or {}
+            document = self._client.get(paths.configmaps(self._namespace, names.WORKLOAD), timeout=_TIMEOUT)
+            saved_data = document.get("data") or {}
         except errors.NotFound:
             saved_data = {}
         except errors.KubeError as error:
             _log.warning("failed to publish the settings; trying again", error=str(error))
             return False
-        self._saved = saved_data.get(names.WORKLOAD_REQUESTS, "")  # so that a workload is saved again if it was removed
+        # Read again, so that a workload that was removed is saved again.
+        self._saved_text = saved_data.get(names.WORKLOAD_REQUESTS, "")
         return self._settings.items() <= saved_data.items() or self._save_data(self._settings)
 
     def _restore_workload(self) -> bool:
@@ -137,8 +138,8 @@ class WorkloadController:
         from cardwise.core.placement.scored.workload import InvalidWorkload  # noqa: PLC0415 - see above
 
         try:
-            saved = self._client.get(paths.configmaps(self._namespace, names.WORKLOAD), timeout=_TIMEOUT)
-            text = (saved.get("data") or {}).get(names.WORKLOAD_REQUESTS)
+            document = self._client.get(paths.configmaps(self._namespace, names.WORKLOAD), timeout=_TIMEOUT)
+            text = (document.get("data") or {}).get(names.WORKLOAD_REQUESTS)
             if text:
                 self._state.policies.load_workload(text)
         except errors.NotFound:

@@ -12,7 +12,7 @@ from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement
 from cardwise.core.placement.scored.cardtable import CardArrays, CardTable
 from cardwise.core.placement.scored.nodetable import NodeTable
-from cardwise.core.placement.scored.shapes import Shape, request_size
+from cardwise.core.placement.scored.shapes import Shape, make_request_size
 from tests.examples import examples
 
 CARD, NOW = 20, 50  # MiB of a card, and percent of it that are given now
@@ -54,7 +54,9 @@ def test_a_card_serves_who_can_be_put_there(requests, held):
     nodes = NodeTable()
     for state in filled(held).nodes():
         nodes.set_node(state.name, state, Load(0, 0, 99))
-    shapes = [Shape(request_size(pod_request, fitting.card_requests(pod_request), LOAD)) for pod_request in requests]
+    shapes = [
+        Shape(make_request_size(pod_request, fitting.card_requests(pod_request), LOAD)) for pod_request in requests
+    ]
     lines, table = nodes.lines, CardTable(shapes)
     at = list(nodes.slots.values())
     cards = CardArrays(lines.free[at, 0], lines.core[at, 0], lines.empty[at, 0], lines.kind[at, 0])

@@ -59,7 +59,7 @@ _MAX_REQUESTS: Final = 128  # asks, where nobody has learned what comes
 
 def only_card_requests(counts: Mapping[RequestSize, float]) -> dict[RequestSize, float]:
     """The requests that have cards. For a pod without a card request all idle memory would be a fragment."""
-    return {ask: count for ask, count in counts.items() if ask.cards}
+    return {request_size: count for request_size, count in counts.items() if request_size.cards}
 
 
 def count_requests(holdings: Iterable[Holding]) -> dict[RequestSize, float]:
@@ -84,8 +84,10 @@ def typical_pods(counts: Mapping[RequestSize, float], kinds: CardKinds) -> list[
     """The expected pods, weighted by their frequency, on cards of these kinds."""
     total = sum(counts.values())
     return [
-        WeightedShape(Shape(ask._replace(resource_class=""), kinds.allowed(ask.resource_class)), count / total)
-        for ask, count in counts.items()
+        WeightedShape(
+            Shape(request_size._replace(resource_class=""), kinds.allowed(request_size.resource_class)), count / total
+        )
+        for request_size, count in counts.items()
     ]
 
 
@@ -160,7 +162,7 @@ class Fragments:
 
     def _refresh(self) -> None:
         table = self._table
-        changed = table.since(self._read)
+        changed = table.changed_since(self._read)
         self._read = table.length
         if self._stale or changed is None or self._useful.shape != table.lines.free.shape:
             self._useful = self._measure.useful(table.lines)

@@ -12,9 +12,13 @@ from cardwise.core.placement.scored.shapes import Shape
 
 
 class NodeFit(NamedTuple):
-    """`usable`: which cards may serve one share of the shape; `fits`: whether the node has room for the whole shape."""
+    """Where a shape fits, as arrays.
 
-    usable: Bools
+    usable_cards: by node and card, whether the card may serve one share of the shape.
+    fits: by node, whether it has capacity for the whole shape.
+    """
+
+    usable_cards: Bools
     fits: Bools
 
 
@@ -27,54 +31,60 @@ class Candidates(NamedTuple):
     after: CardArrays
 
 
-def fit_shape(lines: NodeArrays, shape: Shape, at: Ints | slice = slice(None)) -> NodeFit:
+def fit_shape(lines: NodeArrays, shape: Shape, positions: Ints | slice = slice(None)) -> NodeFit:
     """On which of these lines there is room for the shape."""
-    ask = shape.ask
-    cpu = lines.cpu[at]
-    fits = cpu >= ask.cpu if ask.cpu else cpu >= 0  # below 0 is a slot of no node
-    if ask.memory:
-        fits &= lines.memory[at] >= ask.memory
-    if ask.whole:
-        usable = lines.empty[at]
+    request_size = shape.request_size
+    cpu = lines.cpu[positions]
+    fits = cpu >= request_size.cpu if request_size.cpu else cpu >= 0  # below 0 is a slot of no node
+    if request_size.memory:
+        fits &= lines.memory[positions] >= request_size.memory
+    if request_size.whole:
+        usable_cards = lines.empty[positions]
     else:
-        usable = lines.free[at] >= max(ask.mem, 1)
-        if ask.core:
-            usable &= lines.core[at] >= ask.core
+        usable_cards = lines.free[positions] >= max(request_size.mem, 1)
+        if request_size.core:
+            usable_cards &= lines.core[positions] >= request_size.core
     if shape.kinds is not None:
-        usable = usable & np.isin(lines.kind[at], list(shape.kinds))
+        usable_cards = usable_cards & np.isin(lines.kind[positions], list(shape.kinds))
     if shape.untolerated:
-        usable = usable & ((lines.taints[at] & shape.untolerated) == 0)
+        usable_cards = usable_cards & ((lines.taints[positions] & shape.untolerated) == 0)
     if shape.user != NO_USER:
-        here = lines.user[at]
-        usable = usable & ((here == ANY) | ((shape.user != MIXED) & ((here == FREE) | (here == shape.user))))
-    if ask.cards:
-        fits &= usable.any(axis=1) if ask.cards == 1 else usable.sum(axis=1) >= ask.cards
-    return NodeFit(usable, fits)
+        users = lines.user[positions]
+        usable_cards = usable_cards & (
+            (users == ANY) | ((shape.user != MIXED) & ((users == FREE) | (users == shape.user)))
+        )
+    if request_size.cards:
+        fits &= usable_cards.any(axis=1) if request_size.cards == 1 else usable_cards.sum(axis=1) >= request_size.cards
+    return NodeFit(usable_cards, fits)
 
 
-def candidates(lines: NodeArrays, shape: Shape, usable: Bools) -> Candidates:
+def candidates(lines: NodeArrays, shape: Shape, usable_cards: Bools) -> Candidates:
     """For a shape of one card and lines that all take it: one card of each state."""
-    ask = shape.ask
-    at, card = np.nonzero(usable & lines.first)
+    request_size = shape.request_size
+    at, card = np.nonzero(usable_cards & lines.first)
     before = CardArrays(lines.free[at, card], lines.core[at, card], lines.empty[at, card], lines.kind[at, card])
-    if ask.whole:
+    if request_size.whole:
         free = core = np.zeros(len(at))
     else:
-        free, core = before.free - ask.mem, before.core - ask.core
+        free, core = before.free - request_size.mem, before.core - request_size.core
     return Candidates(at, card, before, CardArrays(free, core, np.zeros(len(at), np.bool_), before.kind))
 
 
-def chosen_cards(lines: NodeArrays, shape: Shape, usable: Bools) -> Bools:
+def chosen_cards(lines: NodeArrays, shape: Shape, usable_cards: Bools) -> Bools:
     """The fullest usable cards, as many as the shape asks, the lowest index first among equals."""
-    keys = np.where(usable, lines.free, np.inf)
+    keys = np.where(usable_cards, lines.free, np.inf)
     rank = np.argsort(np.argsort(keys, axis=1, kind="stable"), axis=1, kind="stable")
-    chosen: Bools = usable & (rank < shape.ask.cards)
+    chosen: Bools = usable_cards & (rank < shape.request_size.cards)
     return chosen
 
 
 def cards_after(lines: NodeArrays, shape: Shape, chosen: Bools) -> CardArrays:
     """All cards of the lines once the shape has taken these."""
-    free, core = (0.0, 0.0) if shape.ask.whole else (lines.free - shape.ask.mem, lines.core - shape.ask.core)
+    free, core = (
+        (0.0, 0.0)
+        if shape.request_size.whole
+        else (lines.free - shape.request_size.mem, lines.core - shape.request_size.core)
+    )
     return CardArrays(
         np.where(chosen, free, lines.free), np.where(chosen, core, lines.core), lines.empty & ~chosen, lines.kind
     )
@@ -82,5 +92,7 @@ def cards_after(lines: NodeArrays, shape: Shape, chosen: Bools) -> CardArrays:
 
 def used_mib(shape: Shape, lines: NodeArrays, chosen: Bools) -> Floats:
     """The MiB that the shape takes of these cards."""
-    used_mib: Floats = np.where(chosen, lines.free if shape.ask.whole else float(shape.ask.mem), 0.0).sum(axis=1)
+    used_mib: Floats = np.where(
+        chosen, lines.free if shape.request_size.whole else float(shape.request_size.mem), 0.0
+    ).sum(axis=1)
     return used_mib

@@ -11,7 +11,7 @@ from cardwise.core.placement.scored.shapes import Shape
 
 _NEVER: Final = 1e18  # MiB that no card has
 EXACT: Final = 1e-9  # added, since a division of floats may lose so much
-_AT_ONCE: Final = 256  # nodes, so that intermediate arrays stay in the CPU's cache
+_CHUNK_NODES: Final = 256  # nodes, so that intermediate arrays stay in the CPU's cache
 
 
 class CardArrays(NamedTuple):
@@ -27,14 +27,18 @@ class CardTable:
     """`shapes` differ in what they ask of cards, and each asks for some."""
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
-        asks = [shape.ask for shape in shapes]
-        self.cards = np.array([ask.cards for ask in asks], np.float64)
-        self._mem = np.array([ask.mem or _NEVER for ask in asks], np.float64)
+        request_sizes = [shape.request_size for shape in shapes]
+        self.cards = np.array([request_size.cards for request_size in request_sizes], np.float64)
+        self._mem = np.array([request_size.mem or _NEVER for request_size in request_sizes], np.float64)
         self._per_mem = 1.0 / self._mem
-        self._core = np.array([ask.core for ask in asks], np.float64)
-        self._per_core = np.array([1.0 / ask.core if ask.core else 0.0 for ask in asks], np.float64)
-        self._core_slack = np.array([EXACT if ask.core else np.inf for ask in asks], np.float64)
-        self._whole = np.array([ask.whole for ask in asks], np.bool_)
+        self._core = np.array([request_size.core for request_size in request_sizes], np.float64)
+        self._per_core = np.array(
+            [1.0 / request_size.core if request_size.core else 0.0 for request_size in request_sizes], np.float64
+        )
+        self._core_slack = np.array(
+            [EXACT if request_size.core else np.inf for request_size in request_sizes], np.float64
+        )
+        self._whole = np.array([request_size.whole for request_size in request_sizes], np.bool_)
         self._some_core = bool(self._core.any())
         self._some_whole = bool(self._whole.any())
         self._allowed = _allowed(shapes)
@@ -65,20 +69,20 @@ class CardTable:
         return counts
 
 
-def parts(lines: NodeArrays) -> list[CardArrays]:
+def card_chunks(lines: NodeArrays) -> list[CardArrays]:
     """The cards of the lines, by line and position, in parts that are small enough to be computed fast."""
     return [
-        CardArrays(lines.free[at], lines.core[at], lines.empty[at], lines.kind[at])
-        for at in (slice(start, start + _AT_ONCE) for start in range(0, max(len(lines), 1), _AT_ONCE))
+        CardArrays(lines.free[rows], lines.core[rows], lines.empty[rows], lines.kind[rows])
+        for rows in (slice(start, start + _CHUNK_NODES) for start in range(0, max(len(lines), 1), _CHUNK_NODES))
     ]
 
 
 def _allowed(shapes: Sequence[Shape]) -> Bools | None:
     """By kind of card and shape, whether the shape may have the kind; None: each may have all kinds."""
-    limited = [shape.kinds for shape in shapes if shape.kinds is not None]
-    if not limited:
+    kind_sets = [shape.kinds for shape in shapes if shape.kinds is not None]
+    if not kind_sets:
         return None
-    highest_kind = max(max(kinds, default=0) for kinds in limited)
+    highest_kind = max(max(kinds, default=0) for kinds in kind_sets)
     allowed = np.zeros((highest_kind + 3, len(shapes)), np.bool_)
     for i, shape in enumerate(shapes):
         if shape.kinds is None:
@@ -90,5 +94,5 @@ def _allowed(shapes: Sequence[Shape]) -> Bools | None:
 
 def _places(kind: Ints, allowed: Bools) -> Ints:
     """The places of kinds in the table: the last is for "no card", the one before for kinds that no shape names."""
-    last = len(allowed) - 1
-    return np.where(kind < 0, last, np.minimum(kind, last - 1))
+    last_place = len(allowed) - 1
+    return np.where(kind < 0, last_place, np.minimum(kind, last_place - 1))

@@ -25,7 +25,7 @@ from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeTa
 from cardwise.core.placement.scored.pricing import Pricing
 from cardwise.core.placement.scored.rows import NONE, ShapeScores
 from cardwise.core.placement.scored.scoring import Scoring, WeightedShape, WorkloadModel
-from cardwise.core.placement.scored.shapes import RequestSize, Shape, request_size
+from cardwise.core.placement.scored.shapes import RequestSize, Shape, make_request_size
 from cardwise.core.placement.scored.workload import LearnedWorkload, LearningInput, Workload
 from cardwise.core.values.refusals import Refusal
 
@@ -66,10 +66,10 @@ class Engine:
         self._changed = ledger.watch()
         self._at_once = at_once
         self._generator = np.random.default_rng(0)
-        self._learned: LearnedWorkload | None = None
-        self._kinds_at = -1
-        self._taught_at = -1
-        self._surveyed_at = 0
+        self._learned_workload: LearnedWorkload | None = None
+        self._kinds_version = -1
+        self._learned_at_change = -1
+        self._surveyed_at_length = 0
         self._views = FeatureViews(self._table, self._scoring)
         self._rows: dict[tuple[str, Shape], ShapeScores] = {}
 
@@ -86,14 +86,14 @@ class Engine:
 
     def count_arrival(self, request: PodRequest, load: Load) -> None:
         """Record that a pod has arrived. Call once per pod."""
-        ask = request_size(request, fitting.card_requests(request), load)
-        if ask is not None:
-            self.workload.count_arrival(ask)
+        request_size = make_request_size(request, fitting.card_requests(request), load)
+        if request_size is not None:
+            self.workload.count_arrival(request_size)
 
     def learning_input_if_due(self) -> LearningInput | None:
         """What to learn from, if it is time to learn: many pods have arrived, or the cards have changed; else None."""
         changes = self._ledger.kinds.changes
-        if not self.workload.is_learning_due and (self._learned is None or self._taught_at == changes):
+        if not self.workload.is_learning_due and (self._learned_workload is None or self._learned_at_change == changes):
             return None
         if self._at_once is not None and len(self._changed) > self._at_once:
             return None  # it is not known yet which cards there are
@@ -101,7 +101,7 @@ class Engine:
         if not sample.sizes or not sample.counts:
             return None
         self.workload.mark_learned()
-        self._taught_at = changes
+        self._learned_at_change = changes
         return sample
 
     def learning_input(self) -> LearningInput:
@@ -111,9 +111,9 @@ class Engine:
         cards = {int(size): int(count) for size, count in zip(sizes, counts, strict=True) if size}
         return LearningInput(dict(self.workload.counts), cards)
 
-    def adopt(self, learned: LearnedWorkload) -> None:
+    def adopt(self, learned_workload: LearnedWorkload) -> None:
         """Uses what was learned from now on."""
-        self._learned = learned
+        self._learned_workload = learned_workload
         self._views.renew()
 
     def can_decide(self, policy: str) -> bool:
@@ -133,8 +133,8 @@ class Engine:
             return True
         self._notice_kinds()
         self._start_survey()
-        if self._views.busy:
-            self._renew(self._views.survey_nodes(max_nodes))
+        if self._views.is_surveying:
+            self._renew_rows(self._views.survey_nodes(max_nodes))
             return True
         for row in reversed(self._rows.values()):
             # If thousands of pods come, each of another size, no shape is asked for again.
@@ -157,50 +157,50 @@ class Engine:
         headroom: Sequence[Headroom] = (),
     ) -> Placement | None:
         """A node with room for the load, and its cards; None if there is none. `headroom`: what quotas leave."""
-        known = self._refresh(policy)
+        has_features = self._refresh(policy)
         card_requests = fitting.card_requests(request)
         scorer = Scorer(self._ledger.kinds, request, FALLBACK if policy in self._scorings else policy, headroom)
-        ask = request_size(request, card_requests, load)
-        if ask is None or not known:
+        request_size = make_request_size(request, card_requests, load)
+        if request_size is None or not has_features:
             return self._by_cards(scorer, card_requests, load, nodes)
         plan = fitting.make_search_plan(card_requests, self._ledger.kinds, headroom)
         if plan.headroom:
             return self._by_cards(scorer, card_requests, load, nodes)
         levels = plan.typed_requests[0].levels if card_requests else ANY_CARD
-        shapes = [self._shape_for(ask, card_requests, kinds) for _, kinds in levels]
-        once = 1
+        shapes = [self._shape_for(request_size, card_requests, kinds) for _, kinds in levels]
+        new_decisions = 1
         while True:
             for shape in shapes:
                 row = self._row(policy, shape)
-                row.decisions += once
-                placed = self._best(row, scorer, card_requests, nodes)
-                if placed is not None:
-                    return placed
+                row.decisions += new_decisions
+                placement = self._best(row, scorer, card_requests, nodes)
+                if placement is not None:
+                    return placement
                 if self._changed:
                     break  # changed nodes may have room; the next level is only for when there is none
             else:
                 return None
             self._catch_up(_UNLIMITED_NODES)
-            once = 0
+            new_decisions = 0
 
     def scores(
         self, request: PodRequest, load: Load, policy: str, nodes: Collection[str], headroom: Sequence[Headroom] = ()
     ) -> dict[str, int] | None:
         """The scores of the nodes that take the pod, no two equal; None if the policy does not decide here."""
-        known = self._refresh(policy)
+        has_features = self._refresh(policy)
         self._catch_up(_UNLIMITED_NODES)
         card_requests = fitting.card_requests(request)
-        ask = request_size(request, card_requests, load)
-        if ask is None or not known:
+        request_size = make_request_size(request, card_requests, load)
+        if request_size is None or not has_features:
             return None
         plan = fitting.make_search_plan(card_requests, self._ledger.kinds, headroom)
         if plan.headroom:
             return None
-        among, node_names = self._slots(nodes), list[str]()
+        candidate_slots, node_names = self._slots(nodes), list[str]()
         for _, kinds in reversed(plan.typed_requests[0].levels if card_requests else ANY_CARD):
-            row = self._row(policy, self._shape_for(ask, card_requests, kinds))
+            row = self._row(policy, self._shape_for(request_size, card_requests, kinds))
             row.refresh(row.stale_slots())
-            slots = among[row.points[among] > NONE]
+            slots = candidate_slots[row.points[candidate_slots] > NONE]
             best_last = slots[np.lexsort((-self._table.order[slots], row.points[slots]))]
             node_names += map(self._table.names.__getitem__, best_last.tolist())  # as integers of Python: twice as fast
         return {name: place for place, name in enumerate(node_names)}  # a node that is found twice has its better place
@@ -215,7 +215,7 @@ class Engine:
         self.prepare_policy(policy)
         if max_nodes == _UNLIMITED_NODES:
             self._start_survey()
-            self._renew(self._views.survey_nodes(_UNLIMITED_NODES))
+            self._renew_rows(self._views.survey_nodes(_UNLIMITED_NODES))
         return policy in self._views
 
     def _catch_up(self, max_nodes: int) -> bool:
@@ -231,17 +231,17 @@ class Engine:
         self._changed.difference_update(names)
 
     def _notice_kinds(self) -> None:
-        if self._kinds_at != self._ledger.kinds.changes:
-            self._kinds_at = self._ledger.kinds.changes
+        if self._kinds_version != self._ledger.kinds.changes:
+            self._kinds_version = self._ledger.kinds.changes
             self._views.renew()
 
     def _start_survey(self) -> None:
         """Looks at all nodes together, if it is time for that."""
-        if self._table.length >= self._surveyed_at + max(_MIN_SURVEY_CHANGES, len(self._table.slots) // 3):
-            self._surveyed_at = self._table.length
-            self._views.start_surveys(self._table.leaving())
+        if self._table.length >= self._surveyed_at_length + max(_MIN_SURVEY_CHANGES, len(self._table.slots) // 3):
+            self._surveyed_at_length = self._table.length
+            self._views.start_surveys(self._table.departure_rate())
 
-    def _renew(self, policies: Sequence[str]) -> None:
+    def _renew_rows(self, policies: Sequence[str]) -> None:
         """The rows of these policies need new scores: by `warm`, or when they are asked for."""
         for (policy, _), row in self._rows.items():
             if policy in policies:
@@ -258,58 +258,71 @@ class Engine:
         return row
 
     def _scoring(self, policy: str) -> Scoring | None:
-        return self._scorings[policy](self._workload_model(self._learned)) if self._learned is not None else None
+        return (
+            self._scorings[policy](self._workload_model(self._learned_workload))
+            if self._learned_workload is not None
+            else None
+        )
 
-    def _workload_model(self, learned: LearnedWorkload) -> WorkloadModel:
-        workload = [WeightedShape(self._shape(ask), share) for ask, share in learned.shares.items()]
-        return WorkloadModel(workload, learned.yardstick, learned.prices)
+    def _workload_model(self, learned_workload: LearnedWorkload) -> WorkloadModel:
+        workload = [
+            WeightedShape(self._shape(request_size), share) for request_size, share in learned_workload.shares.items()
+        ]
+        return WorkloadModel(workload, learned_workload.yardstick, learned_workload.prices)
 
     def _best(
         self, row: ShapeScores, scorer: Scorer, card_requests: Sequence[CardRequest], nodes: Collection[str] | None
     ) -> Placement | None:
         """The best of the nodes that have not changed since they were scored; None if none of them takes the pod."""
         retries = _MAX_LOOKUPS
-        among = self._slots(nodes) if nodes is not None and 2 * len(nodes) < len(self._table.slots) else None
+        candidate_slots = self._slots(nodes) if nodes is not None and 2 * len(nodes) < len(self._table.slots) else None
         while True:
-            row.bring_up(self._at_once, self._generator, among)
-            late: list[str] = []
-            for slot in self._best_first(row.points, nodes, among):
+            row.score_for_decision(self._at_once, self._generator, candidate_slots)
+            changed_names: list[str] = []
+            for slot in self._best_first(row.points, nodes, candidate_slots):
                 name = self._table.names[slot]
                 if name in self._changed:  # its score may be outdated
                     if retries:
                         retries -= 1
-                        late.append(name)
+                        changed_names.append(name)
                     continue
-                if late:
+                if changed_names:
                     break  # the changed nodes may be better: they are looked up and scored again first
-                placed = self._placed(scorer, card_requests, slot, row)
-                if placed is not None:
-                    return placed
-            if late:
-                self._look_up(late)
-            elif among is None and nodes is not None and row.max_stale():
-                among = self._slots(nodes)  # the sample was of other nodes
+                placement = self._place_on_slot(scorer, card_requests, slot, row)
+                if placement is not None:
+                    return placement
+            if changed_names:
+                self._look_up(changed_names)
+            elif candidate_slots is None and nodes is not None and row.max_stale():
+                candidate_slots = self._slots(nodes)  # the sample was of other nodes
             else:
                 return None
 
-    def _shape_for(self, ask: RequestSize, card_requests: Sequence[CardRequest], kinds: frozenset[int] | None) -> Shape:
-        ask = ask._replace(resource_class="")
+    def _shape_for(
+        self, request_size: RequestSize, card_requests: Sequence[CardRequest], kinds: frozenset[int] | None
+    ) -> Shape:
+        request_size = request_size._replace(resource_class="")
         if not card_requests:
-            return Shape(ask)
-        return Shape(ask, kinds, card_requests[0].untolerated, card_requests[0].user if self._table.single else NO_USER)
+            return Shape(request_size)
+        return Shape(
+            request_size, kinds, card_requests[0].untolerated, card_requests[0].user if self._table.single else NO_USER
+        )
 
-    def _shape(self, ask: RequestSize) -> Shape:
-        return Shape(ask._replace(resource_class=""), self._ledger.kinds.allowed(ask.resource_class))
+    def _shape(self, request_size: RequestSize) -> Shape:
+        return Shape(request_size._replace(resource_class=""), self._ledger.kinds.allowed(request_size.resource_class))
 
-    def _best_first(self, points: Floats, nodes: Collection[str] | None, among: Ints | None) -> Iterator[int]:
-        """The slots of these nodes, the best first, equal ones in the order of nodes. `among`: their slots, if they are
-        few.
+    def _best_first(self, points: Floats, nodes: Collection[str] | None, candidate_slots: Ints | None) -> Iterator[int]:
+        """The slots of these nodes, the best first; nodes of equal score in the fixed order of the table.
+
+        points: the score of each slot.
+        nodes: None for all nodes.
+        candidate_slots: the slots of these nodes if they are few, else None.
         """
         tries = 0
         names = self._table.names
-        copied = among is not None
-        if among is not None:
-            points, nodes = _only(points, among), None
+        copied = candidate_slots is not None
+        if candidate_slots is not None:
+            points, nodes = _only_slots(points, candidate_slots), None
         while True:
             highest = points.max(initial=NONE)
             if highest == NONE:
@@ -323,7 +336,7 @@ class Engine:
             points[slot] = NONE
             tries += 1
             if nodes is not None and tries >= _MAX_TRIES:
-                points, nodes = _only(points, self._slots(nodes)), None
+                points, nodes = _only_slots(points, self._slots(nodes)), None
 
     def _slots(self, nodes: Collection[str]) -> Ints:
         """The slots of the nodes, each once, in order: so a sample of the same nodes is the same."""
@@ -331,18 +344,18 @@ class Engine:
         selected[[slot for slot in map(self._table.slots.get, nodes) if slot is not None]] = True
         return np.flatnonzero(selected)
 
-    def _placed(
+    def _place_on_slot(
         self, scorer: Scorer, card_requests: Sequence[CardRequest], slot: int, row: ShapeScores
     ) -> Placement | None:
         name, score = self._table.names[slot], int(row.points[slot] * 1000)
         if not card_requests:
-            return _plain(name, score)
+            return _place_without_cards(name, score)
         node, card = self._ledger.node(name), int(row.card[slot])
         if node is None:
             return None
         if card < 0:
-            placed = scorer.place_on(node)
-            return placed if not isinstance(placed, Refusal) else None
+            placement = scorer.place_on(node)
+            return placement if not isinstance(placement, Refusal) else None
         return scorer.place_at(node, card, score) if fitting.has_capacity(node, card, card_requests[0]) else None
 
     def _by_cards(
@@ -351,35 +364,35 @@ class Engine:
         """The choice of the policy, or of `binpack` in its place, node by node."""
         lines = self._table.lines
         fits = fit_shape(lines, Shape(RequestSize(0, 0, 0, "", load.cpu, load.memory))).fits
-        roomy = _Roomy(self._table, fits, nodes)
+        nodes_with_load = _NodesWithFreeLoad(self._table, fits, nodes)
         if not card_requests and not scorer.devices:
             # By name, as for pods with cards among equal nodes: with two orders both would meet on half-full nodes.
-            first = min(roomy, default=None)
-            return _plain(first, 0) if first is not None else None
+            first_name = min(nodes_with_load, default=None)
+            return _place_without_cards(first_name, 0) if first_name is not None else None
         if scorer.indexed:
-            node = scorer.best_node(self._ledger, roomy)
+            node = scorer.best_node(self._ledger, nodes_with_load)
         else:
-            scores, _ = scorer.score_all(self._ledger, roomy)
+            scores, _ = scorer.score_all(self._ledger, nodes_with_load)
             highest = max(scores.values(), default=0)
             best = min((name for name, score in scores.items() if score == highest), default=None)
             node = self._ledger.node(best) if best is not None else None
-        placed = scorer.place_on(node) if node is not None else None
-        return placed if not isinstance(placed, Refusal) else None
+        placement = scorer.place_on(node) if node is not None else None
+        return placement if not isinstance(placement, Refusal) else None
 
 
-def _only(points: Floats, slots: Ints) -> Floats:
+def _only_slots(points: Floats, slots: Ints) -> Floats:
     """The points of these slots; the other slots get none."""
     only = np.full(len(points), NONE)
     only[slots] = points[slots]
     return only
 
 
-def _plain(node: str, score: int) -> Placement:
+def _place_without_cards(node: str, score: int) -> Placement:
     """The placement of a pod that asks for no card."""
     return Placement(node=node, assignment=Assignment({}), score=score)
 
 
-class _Roomy:
+class _NodesWithFreeLoad:
     """Those of the allowed nodes that have the cpu and memory."""
 
     def __init__(self, table: NodeTable, fits: Bools, nodes: Collection[str] | None) -> None:

@@ -18,8 +18,8 @@ import numpy as np
 from cardwise.core.placement.scored.nodetable import Floats, Ints
 from cardwise.core.placement.scored.shapes import Shape
 
-_ENDED: Final = 0.6  # the chance that a share has ended
-_LONG: Final = 64  # shares; of so many it is certain that some have not ended
+_END_CHANCE: Final = 0.6  # the chance that a share has ended
+_MAX_SHARES: Final = 64  # shares; of so many it is certain that some have not ended
 _FACTOR: Final = 30.0  # by this factor of its weight an expected empty place counts
 
 
@@ -27,29 +27,29 @@ class ExpectedCapacity:
     """Vacancy for the requests of one workload, in the order of their weights."""
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
-        self._chance = np.append(_ENDED ** np.arange(_LONG), 0.0)
-        self._at: dict[frozenset[int] | None, list[int]] = {}
-        self._cards = np.array([shape.ask.cards for shape in shapes], np.int64)
+        self._chance = np.append(_END_CHANCE ** np.arange(_MAX_SHARES), 0.0)
+        self._indices_by_kinds: dict[frozenset[int] | None, list[int]] = {}
+        self._cards = np.array([shape.request_size.cards for shape in shapes], np.int64)
         for i, shape in enumerate(shapes):
-            if shape.ask.whole and shape.ask.cards > 1:
-                self._at.setdefault(shape.kinds, []).append(i)
+            if shape.request_size.whole and shape.request_size.cards > 1:
+                self._indices_by_kinds.setdefault(shape.kinds, []).append(i)
         self._weights_by_kinds: list[tuple[frozenset[int] | None, Floats]] = []
 
     def set_weights(self, weights: Floats) -> None:
         """Sets the weights of the requests."""
         self._weights_by_kinds = []
-        for kinds, at in self._at.items():
-            weights_by_count: Floats = np.zeros(self._cards[at].max() + 1)
-            np.add.at(weights_by_count, self._cards[at], _FACTOR * weights[at])
+        for kinds, indices in self._indices_by_kinds.items():
+            weights_by_count: Floats = np.zeros(self._cards[indices].max() + 1)
+            np.add.at(weights_by_count, self._cards[indices], _FACTOR * weights[indices])
             self._weights_by_kinds.append((kinds, weights_by_count))
 
     def node_values(self, clients: Ints, kind: Ints) -> Floats:
         """What each line is worth. `clients` as in `Lines`."""
         totals = np.zeros(len(clients))
         for kinds, weights_by_count in self._weights_by_kinds:
-            counts = clients if kinds is None else np.where(np.isin(kind, list(kinds)), clients, _LONG)
+            counts = clients if kinds is None else np.where(np.isin(kind, list(kinds)), clients, _MAX_SHARES)
             max_cards = min(len(weights_by_count) - 1, counts.shape[1])
             # The shares in the way of so many cards are those on the cards with the fewest shares.
             in_way = np.sort(counts, axis=1)[:, :max_cards].cumsum(axis=1)
-            totals += self._chance[np.minimum(in_way, _LONG)] @ weights_by_count[1 : max_cards + 1]
+            totals += self._chance[np.minimum(in_way, _MAX_SHARES)] @ weights_by_count[1 : max_cards + 1]
         return totals

@@ -15,51 +15,51 @@ from typing import Final
 
 import numpy as np
 
-from cardwise.core.placement.scored.cardtable import CardTable, parts
+from cardwise.core.placement.scored.cardtable import CardTable, card_chunks
 from cardwise.core.placement.scored.nodetable import Floats, NodeArrays
 from cardwise.core.placement.scored.scoring import WeightedShape, distinct_by_cards
 from cardwise.core.placement.scored.shapes import Shape
 
-_TYPICAL: Final = 0.95  # of the workload, the most frequent first
+_TYPICAL_WEIGHT: Final = 0.95  # of the workload, the most frequent first
 
 
 class FragmentMeasure:
     """Measures fragmentation for one workload: which free memory of cards its pods could use."""
 
     def __init__(self, workload: Sequence[WeightedShape]) -> None:
-        typical = [weighted for weighted in _typical(workload) if weighted.shape.ask.cards]
+        typical = [weighted for weighted in _typical_shapes(workload) if weighted.shape.request_size.cards]
         shapes, shape_indexes = distinct_by_cards(typical)
         self._cards = CardTable(shapes)
         # By cpu that a node has left (as many steps as there are different requests) and by shape: the weight of those
         # that it has cpu for.
-        cpus = np.array(sorted({weighted.shape.ask.cpu for weighted in typical}), np.float64)
+        cpus = np.array(sorted({weighted.shape.request_size.cpu for weighted in typical}), np.float64)
         self._cpus = cpus
         self._weights = np.zeros((len(cpus) + 1, len(shapes)))
-        for weighted, at in zip(typical, shape_indexes, strict=True):
-            self._weights[np.searchsorted(cpus, weighted.shape.ask.cpu) + 1 :, at] += weighted.weight
+        for weighted, shape_index in zip(typical, shape_indexes, strict=True):
+            self._weights[np.searchsorted(cpus, weighted.shape.request_size.cpu) + 1 :, shape_index] += weighted.weight
 
     def useful(self, lines: NodeArrays) -> Floats:
         """By line and card, the expected MiB that are no fragments."""
         weights = self._weights[np.searchsorted(self._cpus, lines.cpu, side="right")]
-        useful_by_card, at = [], 0
-        for part in parts(lines):
-            served = self._cards.serves(part)
-            heavy = weights[at : at + len(served)] * (served.sum(axis=1) >= self._cards.cards)
-            useful_by_card.append(part.free * np.einsum("nga,na->ng", served, heavy))
-            at += len(served)
+        useful_by_card, start = [], 0
+        for cards in card_chunks(lines):
+            served = self._cards.serves(cards)
+            heavy = weights[start : start + len(served)] * (served.sum(axis=1) >= self._cards.cards)
+            useful_by_card.append(cards.free * np.einsum("nga,na->ng", served, heavy))
+            start += len(served)
         return np.concatenate(useful_by_card)
 
 
-def _typical(workload: Sequence[WeightedShape]) -> list[WeightedShape]:
+def _typical_shapes(workload: Sequence[WeightedShape]) -> list[WeightedShape]:
     """The most frequent requests, with weights of sum 1. Requests that differ only in the node's memory are one."""
-    together: dict[Shape, float] = {}
+    weight_by_shape: dict[Shape, float] = {}
     for shape, weight in workload:
-        alike = shape._replace(ask=shape.ask._replace(memory=0))
-        together[alike] = together.get(alike, 0.0) + weight
+        shape_without_memory = shape._replace(request_size=shape.request_size._replace(memory=0))
+        weight_by_shape[shape_without_memory] = weight_by_shape.get(shape_without_memory, 0.0) + weight
     selected: list[WeightedShape] = []
     total = 0.0
-    for shape, weight in sorted(together.items(), key=lambda entry: -entry[1]):
-        if total >= _TYPICAL:
+    for shape, weight in sorted(weight_by_shape.items(), key=lambda entry: -entry[1]):
+        if total >= _TYPICAL_WEIGHT:
             break
         selected.append(WeightedShape(shape, weight))
         total += weight

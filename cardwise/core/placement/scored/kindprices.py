@@ -16,7 +16,7 @@ import numpy as np
 from cardwise.core.placement.scored.nodetable import Floats, Ints, NodeArrays
 from cardwise.core.placement.scored.scoring import WeightedShape
 
-_CALM: Final = 0.5  # the pressure up to which a kind costs nothing
+_FREE_PRESSURE: Final = 0.5  # the pressure up to which a kind costs nothing
 _MAX_PRICE: Final = 8.0  # cards that it costs at most
 _STEP: Final = 0.05  # cards: it is rounded to this, so that it seldom changes
 
@@ -28,7 +28,11 @@ class KindPrices:
         demand: dict[frozenset[int], float] = {}
         total = 0.0
         for shape, weight in workload:
-            amount = weight * shape.ask.cards * (shape.ask.mem / yardstick if shape.ask.mem else 1.0)
+            amount = (
+                weight
+                * shape.request_size.cards
+                * (shape.request_size.mem / yardstick if shape.request_size.mem else 1.0)
+            )
             total += amount
             if shape.kinds is not None:
                 demand[shape.kinds] = demand.get(shape.kinds, 0.0) + amount
@@ -48,20 +52,22 @@ class KindPrices:
     def survey(self, lines: NodeArrays) -> Floats:
         """The free MiB of each kind that the workload names, and of all other kinds together."""
         kind = np.minimum(lines.kind, self._kinds)
-        some = kind >= 0
-        return np.bincount(kind[some], lines.free[some], self._kinds + 1).astype(np.float64)
+        is_card = kind >= 0
+        return np.bincount(kind[is_card], lines.free[is_card], self._kinds + 1).astype(np.float64)
 
     def update_prices(self, free: Floats) -> bool:
         """Looks at what is free now, as surveyed. Returns whether prices have changed."""
         if not self._demand:
             return False
-        named = np.zeros(len(free))
+        demand_by_kind = np.zeros(len(free))
         for kinds, amount in self._demand:
-            here = free[kinds]
-            named[kinds] += amount * (here / here.sum() if here.any() else 1.0 / len(kinds))
-        ratio = np.divide(named * free.sum(), free, out=np.zeros(len(free)), where=free > 0)
+            free_by_kind = free[kinds]
+            demand_by_kind[kinds] += amount * (
+                free_by_kind / free_by_kind.sum() if free_by_kind.any() else 1.0 / len(kinds)
+            )
+        ratio = np.divide(demand_by_kind * free.sum(), free, out=np.zeros(len(free)), where=free > 0)
         # The last one is for kinds that no request names, and for "no card".
-        prices: Floats = np.rint(np.clip(ratio - _CALM, 0.0, _MAX_PRICE) / _STEP) * _STEP
+        prices: Floats = np.rint(np.clip(ratio - _FREE_PRESSURE, 0.0, _MAX_PRICE) / _STEP) * _STEP
         if np.array_equal(prices, self._prices):
             return False
         self._prices = prices if prices.any() else np.zeros(0)

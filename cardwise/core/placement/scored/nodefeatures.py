@@ -22,7 +22,7 @@ class NodeFeatures:
         self._node_values: Floats = np.zeros(0)
         self._changed: Bools = np.zeros(0, np.bool_)  # nodes, since their tally
         self._unpriced: Bools = np.zeros(0, np.bool_)  # nodes that are worth something else now
-        self._at = 0
+        self._position = 0
 
     def values_of(self, slots: Ints) -> NodeScores:
         """The features of these slots as of now. Each slot at most once."""
@@ -40,9 +40,9 @@ class NodeFeatures:
         self._count(slots)
         return self.scoring.survey(self._table.lines.pick(slots), self._features[slots])
 
-    def update_prices(self, surveyed_sum: Floats, leaving: float) -> bool:
+    def update_prices(self, surveyed_sum: Floats, departure_rate: float) -> bool:
         """Looks at the sum of what was surveyed, see `Scoring.update_prices`."""
-        if not self.scoring.update_prices(surveyed_sum, leaving):
+        if not self.scoring.update_prices(surveyed_sum, departure_rate):
             return False
         self._unpriced[:] = True
         return True
@@ -53,10 +53,10 @@ class NodeFeatures:
             self._features, self._node_values = np.zeros((length, self.scoring.width)), np.zeros(length)
             self._changed, self._unpriced = np.ones(length, np.bool_), np.ones(length, np.bool_)
         else:
-            since = self._table.since(self._at)
-            changed = since if since is not None else slice(None)
+            changes = self._table.changed_since(self._position)
+            changed = changes if changes is not None else slice(None)
             self._changed[changed] = self._unpriced[changed] = True
-        self._at = self._table.length
+        self._position = self._table.length
         changed_slots = slots[self._changed[slots]]
         if len(changed_slots):
             self._features[changed_slots] = self.scoring.node_features(self._table.lines.pick(changed_slots))
@@ -70,22 +70,22 @@ class FeatureSurvey:
         self.features = features
         self._table = table
         self._sum: Floats | None = None
-        self._at = 0
+        self._position = 0
 
     def survey_nodes(self, max_nodes: int) -> int:
         """Survey at most `max_nodes` nodes. Returns how many were surveyed."""
-        count = min(max_nodes, len(self._table) - self._at)
+        count = min(max_nodes, len(self._table) - self._position)
         if count > 0 or self._sum is None:
-            surveyed_sum = self.features.survey(np.arange(self._at, self._at + count))
+            surveyed_sum = self.features.survey(np.arange(self._position, self._position + count))
             self._sum = surveyed_sum if self._sum is None else self._sum + surveyed_sum
-            self._at += count
+            self._position += count
         return count
 
-    def conclude(self, leaving: float) -> bool | None:
+    def conclude(self, departure_rate: float) -> bool | None:
         """Whether scores have changed; None while the survey is not finished."""
-        if self._sum is None or self._at < len(self._table):
+        if self._sum is None or self._position < len(self._table):
             return None
-        return self.features.update_prices(self._sum, leaving)
+        return self.features.update_prices(self._sum, departure_rate)
 
 
 class FeatureViews:
@@ -98,33 +98,33 @@ class FeatureViews:
     def __init__(self, table: NodeTable, make: Callable[[str], Scoring | None]) -> None:
         self._table = table
         self._make = make
-        self._wanted: dict[str, None] = {}
-        self._known: dict[str, NodeFeatures] = {}
+        self._requested_policies: dict[str, None] = {}
+        self._features_by_policy: dict[str, NodeFeatures] = {}
         self._surveys: dict[str, FeatureSurvey] = {}
-        self._leaving = 0.0
+        self._departure_rate = 0.0
 
     def __contains__(self, policy: str) -> bool:
         """Whether the features of the policy are finished."""
-        return policy in self._known
+        return policy in self._features_by_policy
 
     def __getitem__(self, policy: str) -> NodeFeatures:
-        return self._known[policy]
+        return self._features_by_policy[policy]
 
     def prepare_policy(self, policy: str) -> None:
         """The policy is asked for."""
-        if policy not in self._wanted:
-            self._wanted[policy] = None
+        if policy not in self._requested_policies:
+            self._requested_policies[policy] = None
             self._begin(policy)
 
     def renew(self) -> None:
         """Discard all features: the learned workload has changed."""
-        for policy in self._wanted:
+        for policy in self._requested_policies:
             self._begin(policy)
 
-    def start_surveys(self, leaving: float) -> None:
+    def start_surveys(self, departure_rate: float) -> None:
         """Looks at all nodes again; features that are being made do that anyway."""
-        self._leaving = leaving
-        for policy, features in self._known.items():
+        self._departure_rate = departure_rate
+        for policy, features in self._features_by_policy.items():
             if policy not in self._surveys:
                 self._surveys[policy] = FeatureSurvey(self._table, features)
 
@@ -133,17 +133,17 @@ class FeatureViews:
         outdated: list[str] = []
         for policy, survey in list(self._surveys.items()):
             max_nodes -= survey.survey_nodes(max_nodes)
-            changed = survey.conclude(self._leaving)
+            changed = survey.conclude(self._departure_rate)
             if changed is None:
                 return outdated
             del self._surveys[policy]
-            if changed or self._known.get(policy) is not survey.features:
-                self._known[policy] = survey.features
+            if changed or self._features_by_policy.get(policy) is not survey.features:
+                self._features_by_policy[policy] = survey.features
                 outdated.append(policy)
         return outdated
 
     @property
-    def busy(self) -> bool:
+    def is_surveying(self) -> bool:
         """Whether there is more to look at."""
         return bool(self._surveys)
 

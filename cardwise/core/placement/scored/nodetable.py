@@ -20,16 +20,24 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 ABSENT: Final = -1  # the kind of no card
-NEVER: Final = 1 << 20  # the number of clients of a card that will not become empty when its clients end
-_LOG: Final = 1 << 16  # entries, after which the older half is forgotten
+NEVER_EMPTY: Final = 1 << 20  # the number of clients of a card that will not become empty when its clients end
+_MAX_LOG: Final = 1 << 16  # entries, after which the older half is forgotten
 _SEED: Final = b"cardwise"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeArrays:
-    """Some nodes. Of their cards: free MiB and percent (0 if the card is closed); taints and users of MPS
-    (`mpstaints`); `clients`: how many shares must end before the card is empty, NEVER if it takes none; `first`: no
-    card before it on the node is in the same state.
+    """Some nodes, a line for each; of the cards, arrays by line and position.
+
+    free: MiB; 0 if the card is closed.
+    core: percent of the SMs; 0 if the card is closed.
+    size: MiB of the card.
+    kind: of `CardKinds`; ABSENT where the node has no such card.
+    taints, user: of MPS, see `mpstaints`.
+    clients: how many shares must end before the card is empty; NEVER_EMPTY if it takes no share.
+    empty: whether the card can be taken whole.
+    first: whether no earlier card of the node is in the same state.
+    cpu, memory: free on the node, in millicores and bytes; -1 in a line of no node.
     """
 
     free: Floats
@@ -64,7 +72,7 @@ class NodeArrays:
         )
 
 
-def order_of(node: str) -> int:
+def tie_break_rank(node: str) -> int:
     """The node's place among nodes of equal score: fixed and arbitrary."""
     return int.from_bytes(blake2b(node.encode(), digest_size=7, key=_SEED).digest())
 
@@ -97,7 +105,7 @@ class NodeTable:
         more.
         """
         slot = self.slots.get(name)
-        known = slot is not None
+        is_known = slot is not None
         if free_load is None or free_load.pods <= 0:
             if slot is None:
                 return
@@ -107,30 +115,30 @@ class NodeTable:
                 self._vacant.append(slot)
             self._lines.cpu[slot] = self._lines.memory[slot] = -1.0
             self._lines.free[slot] = self._lines.core[slot] = 0.0
-            self._lines.clients[slot] = NEVER
+            self._lines.clients[slot] = NEVER_EMPTY
             self._lines.empty[slot] = self._lines.first[slot] = False
-            self._changed(slot)
+            self._log_change(slot)
             return
         if slot is None:
-            slot = self._new(name)
+            slot = self._add_node(name)
         cards = node.cards if node is not None else ()
         if len(cards) > self._lines.free.shape[1]:
             self._widen(len(cards))
-        before = self._lines.free[slot].sum()
+        free_before = self._lines.free[slot].sum()
         self._lines.cpu[slot], self._lines.memory[slot] = free_load.cpu, free_load.memory
         self._fill(slot, node)
-        after = self._lines.free[slot].sum()
-        self.fuller += after < before
-        self.emptier += known and after > before
-        self._changed(slot)
+        free_after = self._lines.free[slot].sum()
+        self.fuller += free_after < free_before
+        self.emptier += is_known and free_after > free_before
+        self._log_change(slot)
 
-    def since(self, at: int) -> Ints | None:
+    def changed_since(self, length: int) -> Ints | None:
         """The slots that have changed since the log had this length, some more than once; None: perhaps all."""
-        if at < self._forgotten:
+        if length < self._forgotten:
             return None
-        return np.array(self._log[at - self._forgotten :], np.int64)
+        return np.array(self._log[length - self._forgotten :], np.int64)
 
-    def leaving(self) -> float:
+    def departure_rate(self) -> float:
         """How many pods end for each one that comes, as the nodes show; old changes count less and less."""
         ratio = self.emptier / max(self.fuller, 1.0)
         self.emptier, self.fuller = self.emptier / 2, self.fuller / 2
@@ -145,34 +153,34 @@ class NodeTable:
         lines = self._lines
         width = lines.free.shape[1]
         free, core, size, empty, first = [0.0] * width, [0.0] * width, [0.0] * width, [False] * width, [False] * width
-        kind, taints, user, clients = [ABSENT] * width, [0] * width, [ANY] * width, [NEVER] * width
+        kind, taints, user, clients = [ABSENT] * width, [0] * width, [ANY] * width, [NEVER_EMPTY] * width
         if node is not None:
-            seen = set()
+            states = set()
             for i, card in enumerate(node.cards):
                 size[i], kind[i] = card.mem, node.kinds[i]
-                clients[i] = node.clients[i] if card.accepts_shares else NEVER
+                clients[i] = node.clients[i] if card.accepts_shares else NEVER_EMPTY
                 if not node.is_open(i) or node.free[i] <= 0:
                     continue
                 # Below zero if the setting has become smaller: then nothing is free.
                 free[i], core[i], empty[i] = node.free[i], max(0, node.free_core[i]), not node.clients[i]
                 taints[i], user[i] = node.mps.taints[i], node.mps.users[i]
                 state = free[i], core[i], size[i], kind[i], empty[i], taints[i], user[i], clients[i]
-                first[i] = state not in seen
-                seen.add(state)
+                first[i] = state not in states
+                states.add(state)
             self.single = self.single or node.mps.single
         lines.free[slot], lines.core[slot], lines.size[slot] = free, core, size
         lines.kind[slot], lines.taints[slot], lines.user[slot] = kind, taints, user
         lines.clients[slot] = clients
         lines.empty[slot], lines.first[slot] = empty, first
 
-    def _changed(self, slot: int) -> None:
+    def _log_change(self, slot: int) -> None:
         self._log.append(slot)
-        if len(self._log) > _LOG:
+        if len(self._log) > _MAX_LOG:
             half = len(self._log) // 2
             del self._log[:half]
             self._forgotten += half
 
-    def _new(self, name: str) -> int:
+    def _add_node(self, name: str) -> int:
         if self._vacant:
             slot = self._vacant.pop()
             self.names[slot] = name
@@ -182,12 +190,12 @@ class NodeTable:
             if slot >= len(self._lines):
                 self._lengthen(max(64, 2 * slot))
         self.slots[name] = slot
-        self.order[slot] = order_of(name)
+        self.order[slot] = tie_break_rank(name)
         return slot
 
     def _lengthen(self, length: int) -> None:
-        before, lines = self._lines, _empty_lines(length, self._lines.free.shape[1])
-        _copy(before, lines)
+        old_lines, lines = self._lines, _empty_lines(length, self._lines.free.shape[1])
+        _copy(old_lines, lines)
         order = np.zeros(length, np.int64)
         order[: len(self.order)] = self.order
         self._lines, self.order = lines, order
@@ -207,7 +215,7 @@ def _empty_lines(length: int, width: int) -> NodeArrays:
         np.full(shape, ABSENT, np.int64),
         np.zeros(shape, np.int64),
         np.full(shape, ANY, np.int64),
-        np.full(shape, NEVER, np.int64),
+        np.full(shape, NEVER_EMPTY, np.int64),
         np.zeros(shape, np.bool_),
         np.zeros(shape, np.bool_),
         np.full(length, -1.0),
@@ -215,10 +223,10 @@ def _empty_lines(length: int, width: int) -> NodeArrays:
     )
 
 
-def _copy(before: NodeArrays, after: NodeArrays) -> None:
+def _copy(source: NodeArrays, target: NodeArrays) -> None:
     for name in ("free", "core", "size", "kind", "taints", "user", "clients", "empty", "first"):
-        old = getattr(before, name)
-        getattr(after, name)[: old.shape[0], : old.shape[1]] = old
+        array = getattr(source, name)
+        getattr(target, name)[: array.shape[0], : array.shape[1]] = array
     for name in ("cpu", "memory"):
-        old = getattr(before, name)
-        getattr(after, name)[: len(old)] = old
+        array = getattr(source, name)
+        getattr(target, name)[: len(array)] = array

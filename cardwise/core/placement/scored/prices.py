@@ -19,40 +19,42 @@ import numpy as np
 from cardwise.core.placement.scored.nodetable import Floats
 
 PARTS: Final = 1000  # of a card: sizes are rounded up to these
-_SIZES: Final = 32  # different sizes, the most demanded
-_ROUNDS: Final = 600
-_TINY: Final = 1e-9
+_MAX_SIZES: Final = 32  # different sizes, the most demanded
+_MAX_ROUNDS: Final = 600
+_EPSILON: Final = 1e-9
 
 
 def remainder_prices(demand: Mapping[int, float]) -> Floats:
     """The worth, in cards, of a rest of 0 to PARTS parts. `demand`: how often a share of so many parts is asked."""
-    demanded = {parts: often for parts, often in demand.items() if 0 < parts <= PARTS and often > 0}
-    if not demanded:
+    frequency_by_size = {
+        parts: frequency for parts, frequency in demand.items() if 0 < parts <= PARTS and frequency > 0
+    }
+    if not frequency_by_size:
         return np.floor(np.arange(PARTS + 1) / PARTS)
-    chosen_sizes = sorted(demanded, key=lambda parts: (-parts * demanded[parts], parts))[:_SIZES]
+    chosen_sizes = sorted(frequency_by_size, key=lambda parts: (-parts * frequency_by_size[parts], parts))[:_MAX_SIZES]
     sizes = sorted(chosen_sizes)
-    total = sum(demanded[parts] for parts in sizes)
-    return _solve(sizes, np.array([demanded[parts] / total for parts in sizes]))
+    total = sum(frequency_by_size[parts] for parts in sizes)
+    return _solve(sizes, np.array([frequency_by_size[parts] / total for parts in sizes]))
 
 
 def _solve(sizes: list[int], demand: Floats) -> Floats:
     count = len(sizes)
     columns = np.diag([float(PARTS // parts) for parts in sizes])
     costs = np.ones(count)
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         prices = np.asarray(np.linalg.solve(columns.T, costs), np.float64)
-        below = int(prices.argmin())
-        if prices[below] < -_TINY:
+        lowest = int(prices.argmin())
+        if prices[lowest] < -_EPSILON:
             entering, cost = np.zeros(count), 0.0  # more of this size than is asked for
-            entering[below] = -1.0
+            entering[lowest] = -1.0
         else:
             worth = _knapsack(sizes, prices)
-            if worth[PARTS] <= 1.0 + _TINY:
+            if worth[PARTS] <= 1.0 + _EPSILON:
                 break
             entering, cost = _cut(sizes, prices, worth), 1.0
         used = np.linalg.solve(columns, demand)
         change = np.linalg.solve(columns, entering)
-        rising = change > _TINY
+        rising = change > _EPSILON
         if not rising.any():
             break
         limits = np.where(rising, used / np.where(rising, change, 1.0), np.inf)
@@ -66,7 +68,7 @@ def _knapsack(sizes: list[int], prices: Floats) -> Floats:
     worth = np.zeros(PARTS + 1)
     for parts, price in zip(sizes, prices, strict=True):
         times = 1
-        while price > _TINY and parts * times <= PARTS:  # once, twice, four times: together any number
+        while price > _EPSILON and parts * times <= PARTS:  # once, twice, four times: together any number
             np.maximum(
                 worth[parts * times :], worth[: PARTS + 1 - parts * times] + price * times, out=worth[parts * times :]
             )
@@ -77,12 +79,16 @@ def _knapsack(sizes: list[int], prices: Floats) -> Floats:
 def _cut(sizes: list[int], prices: Floats, worth: Floats) -> Floats:
     """How many of each share make up the most valuable set for a whole card."""
     counts = np.zeros(len(sizes))
-    rest = PARTS
-    while worth[rest] > _TINY:
+    remainder = PARTS
+    while worth[remainder] > _EPSILON:
         for i, parts in enumerate(sizes):
-            if parts <= rest and prices[i] > _TINY and worth[rest] <= worth[rest - parts] + prices[i] + _TINY:
+            if (
+                parts <= remainder
+                and prices[i] > _EPSILON
+                and worth[remainder] <= worth[remainder - parts] + prices[i] + _EPSILON
+            ):
                 counts[i] += 1
-                rest -= parts
+                remainder -= parts
                 break
         else:
             break

@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 
 from cardwise.core.placement.scored.candidates import Candidates, candidates, cards_after, chosen_cards
-from cardwise.core.placement.scored.cardtable import EXACT, CardTable, parts
+from cardwise.core.placement.scored.cardtable import EXACT, CardTable, card_chunks
 from cardwise.core.placement.scored.expectedcapacity import ExpectedCapacity
 from cardwise.core.placement.scored.kindprices import KindPrices
 from cardwise.core.placement.scored.nodetable import ABSENT, Bools, Floats, NodeArrays
@@ -49,23 +49,30 @@ class Pricing:
         self._yardstick = model.yardstick
         self._prices = model.prices
         self._kind_prices = KindPrices(model.workload, model.yardstick)
-        with_cards = [weighted for weighted in model.workload if weighted.shape.ask.cards]
-        workload = sorted(with_cards, key=lambda weighted: -weighted.weight * weighted.shape.ask.cards)[:_MAX_SHAPES]
+        with_cards = [weighted for weighted in model.workload if weighted.shape.request_size.cards]
+        workload = sorted(with_cards, key=lambda weighted: -weighted.weight * weighted.shape.request_size.cards)[
+            :_MAX_SHAPES
+        ]
         shapes, self._shape_indexes = distinct_by_cards(workload)
         self._cards = CardTable(shapes)
         self.width = len(shapes)
-        asks = [weighted.shape.ask for weighted in workload]
-        self._cpu, self._memory = _Limit([ask.cpu for ask in asks]), _Limit([ask.memory for ask in asks])
-        self._amounts = np.array([ask.cards * self._in_cards(ask.mem) for ask in asks])
+        request_sizes = [weighted.shape.request_size for weighted in workload]
+        self._cpu, self._memory = (
+            _Limit([request_size.cpu for request_size in request_sizes]),
+            _Limit([request_size.memory for request_size in request_sizes]),
+        )
+        self._amounts = np.array(
+            [request_size.cards * self._in_cards(request_size.mem) for request_size in request_sizes]
+        )
         self._frequencies = np.array([weighted.weight for weighted in workload])
         self._weights = self._frequencies * self._amounts
         self._expected_capacity = ExpectedCapacity([weighted.shape for weighted in workload])
         self._expected_capacity.set_weights(self._weights)
-        self._leaving = False
+        self._pods_leave = False
 
     def node_features(self, lines: NodeArrays) -> Floats:
         """By line and shape of the workload, how many times over the cards would serve it, card by card."""
-        return np.concatenate([self._cards.count_pods(part).sum(axis=1) for part in parts(lines)])
+        return np.concatenate([self._cards.count_pods(part).sum(axis=1) for part in card_chunks(lines)])
 
     def node_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:
         """By line, in cards of the workload's requests."""
@@ -77,40 +84,44 @@ class Pricing:
         could = np.maximum(self._capacities(tally, lines.cpu, lines.memory), 0.0).sum(axis=0)  # some lack cpu already
         return np.concatenate([could, self._kind_prices.survey(lines)])
 
-    def update_prices(self, surveyed_sum: Floats, leaving: float) -> bool:
+    def update_prices(self, surveyed_sum: Floats, departure_rate: float) -> bool:
         """At the pressure on models, at what is scarce, and whether pods also leave."""
-        before = self._leaving
-        self._leaving = leaving >= (_LOW_DEPARTURE_RATE if before else _HIGH_DEPARTURE_RATE)
+        before = self._pods_leave
+        self._pods_leave = departure_rate >= (_LOW_DEPARTURE_RATE if before else _HIGH_DEPARTURE_RATE)
         possible, free = np.split(surveyed_sum, [len(self._frequencies)])
         scarcer = self._update_weights(possible, free.sum())
-        return self._kind_prices.update_prices(free) or scarcer or self._leaving != before
+        return self._kind_prices.update_prices(free) or scarcer or self._pods_leave != before
 
-    def scores(self, lines: NodeArrays, known: NodeScores, shape: Shape, usable: Bools) -> Scores:
-        ask = shape.ask
-        at, card, chosen = np.arange(len(lines)), np.full(len(lines), ABSENT), usable
+    def scores(self, lines: NodeArrays, node_scores: NodeScores, shape: Shape, usable_cards: Bools) -> Scores:
+        request_size = shape.request_size
+        at, card, chosen = np.arange(len(lines)), np.full(len(lines), ABSENT), usable_cards
         cost = np.zeros(len(lines))
-        features = known.features
-        if ask.cards == 1:
-            ways = candidates(lines, shape, usable)
+        features = node_scores.features
+        if request_size.cards == 1:
+            ways = candidates(lines, shape, usable_cards)
             at, card = ways.at, ways.card
-            cost = np.zeros(len(at)) if ask.whole else self._remainder_costs(lines, ways)
-            if ask.whole or self._leaving:
+            cost = np.zeros(len(at)) if request_size.whole else self._remainder_costs(lines, ways)
+            if request_size.whole or self._pods_leave:
                 features = features[at] - self._cards.count_pods(ways.before) + self._cards.count_pods(ways.after)
-        elif ask.cards:
-            chosen = chosen_cards(lines, shape, usable)
+        elif request_size.cards:
+            chosen = chosen_cards(lines, shape, usable_cards)
             features = self._cards.count_pods(cards_after(lines, shape, chosen)).sum(axis=1)
-        if ask.whole or ask.cards != 1 or self._leaving:
-            values_after = self.node_values(features, lines.cpu[at] - ask.cpu, lines.memory[at] - ask.memory)
-            cost += _rounded(known.values_by_node[at] - values_after, _CAPACITY)
-        if self._leaving and ask.cards:
-            taken_cards = card[:, None] == np.arange(lines.clients.shape[1]) if ask.cards == 1 else chosen
+        if request_size.whole or request_size.cards != 1 or self._pods_leave:
+            values_after = self.node_values(
+                features, lines.cpu[at] - request_size.cpu, lines.memory[at] - request_size.memory
+            )
+            cost += _rounded(node_scores.values_by_node[at] - values_after, _CAPACITY)
+        if self._pods_leave and request_size.cards:
+            taken_cards = card[:, None] == np.arange(lines.clients.shape[1]) if request_size.cards == 1 else chosen
             before = self._expected_capacity.node_values(lines.clients, lines.kind)[at]
             cost += _rounded(
                 before - self._expected_capacity.node_values(lines.clients[at] + taken_cards, lines.kind[at]), _REST
             )
-        if self._kind_prices.any and ask.cards:
+        if self._kind_prices.any and request_size.cards:
             kinds = self._kind_prices.prices_of(lines.kind)
-            cost += self._in_cards(ask.mem) * (kinds[at, card] if ask.cards == 1 else (kinds * chosen).sum(axis=1))
+            cost += self._in_cards(request_size.mem) * (
+                kinds[at, card] if request_size.cards == 1 else (kinds * chosen).sum(axis=1)
+            )
         return best_candidate(at, card, -cost, len(lines))
 
     def _in_cards(self, mem: int) -> float:

@@ -27,9 +27,9 @@ class ShapeScores:
         self.card: Ints = np.zeros(0, np.int64)
         self._table = table
         self._features = features
-        self._stale: Bools = np.zeros(0, np.bool_)
+        self._is_stale: Bools = np.zeros(0, np.bool_)
         self._stale_count = 0  # of them, at most
-        self._at = 0
+        self._log_position = 0
 
     def renew(self, features: NodeFeatures) -> None:
         """The features have changed, so all scores are void."""
@@ -39,7 +39,7 @@ class ShapeScores:
     def max_stale(self) -> int:
         """The most nodes that may be without a score; cheaper than `stale_slots`."""
         length = len(self._table.lines)
-        return length if len(self.points) != length else self._stale_count + self._table.length - self._at
+        return length if len(self.points) != length else self._stale_count + self._table.length - self._log_position
 
     def stale_slots(self) -> Ints:
         """The nodes without a score, as of now."""
@@ -47,35 +47,37 @@ class ShapeScores:
         if len(self.points) != len(lines):
             self.points = np.full(len(lines), NONE)
             self.card = np.full(len(lines), -1)
-            self._stale = np.ones(len(lines), np.bool_)
+            self._is_stale = np.ones(len(lines), np.bool_)
         else:
-            changed = self._table.since(self._at)
+            changed = self._table.changed_since(self._log_position)
             if changed is None:
-                self._stale[:] = True
+                self._is_stale[:] = True
                 self.points[:] = NONE
             elif len(changed):
-                self._stale[changed] = True
+                self._is_stale[changed] = True
                 self.points[changed] = NONE
-        self._at = self._table.length
-        slots = np.flatnonzero(self._stale)
+        self._log_position = self._table.length
+        slots = np.flatnonzero(self._is_stale)
         self._stale_count = len(slots)
         return slots
 
     def refresh(self, slots: Ints) -> None:
         """Scores these slots; the scores are good until a node changes."""
-        usable, fits = fit_shape(self._table.lines, self.shape, slots)
+        usable_cards, fits = fit_shape(self._table.lines, self.shape, slots)
         self._mark_scored(slots)
-        slots, usable = slots[fits], usable[fits]
+        slots, usable_cards = slots[fits], usable_cards[fits]
         if len(slots):
-            known, scoring = self._features.values_of(slots), self._features.scoring
+            node_scores, scoring = self._features.values_of(slots), self._features.scoring
             lines = self._table.lines.pick(slots)
-            self.points[slots], self.card[slots] = scoring.scores(lines, known, self.shape, usable)
+            self.points[slots], self.card[slots] = scoring.scores(lines, node_scores, self.shape, usable_cards)
 
-    def bring_up(self, at_once: int | None, generator: np.random.Generator, among: Ints | None = None) -> None:
+    def score_for_decision(
+        self, at_once: int | None, generator: np.random.Generator, candidates: Ints | None = None
+    ) -> None:
         """Scores nodes for a decision among these (None: all): each of them, or a sample if that would take long."""
         stale = self.stale_slots()
-        if among is not None:
-            stale = among[self._stale[among]]
+        if candidates is not None:
+            stale = candidates[self._is_stale[candidates]]
         if not len(stale):
             return
         if at_once is None or len(stale) <= at_once:
@@ -99,5 +101,5 @@ class ShapeScores:
 
     def _mark_scored(self, slots: Ints) -> None:
         """These slots, each once, have the right score now."""
-        self._stale_count -= int(self._stale[slots].sum())
-        self._stale[slots] = False
+        self._stale_count -= int(self._is_stale[slots].sum())
+        self._is_stale[slots] = False

@@ -45,12 +45,12 @@ class Scoring(Protocol):
     def survey(self, lines: NodeArrays, tally: Floats) -> Floats:
         """What a look needs of these nodes; the results of several parts are added up."""
 
-    def update_prices(self, surveyed_sum: Floats, leaving: float) -> bool:
+    def update_prices(self, surveyed_sum: Floats, departure_rate: float) -> bool:
         """Looks at all nodes together, now and then. Returns whether all scores have changed, because nodes are worth
-        something else. `leaving`: how many pods end for each one that comes.
+        something else. `departure_rate`: how many pods end for each one that comes.
         """
 
-    def scores(self, lines: NodeArrays, known: NodeScores, shape: Shape, usable: Bools) -> Scores:
+    def scores(self, lines: NodeArrays, node_scores: NodeScores, shape: Shape, usable_cards: Bools) -> Scores:
         """How good each line is for the shape, which all of them can take. A higher score is better."""
 
 
@@ -69,9 +69,9 @@ def best_candidate(at: Ints, card: Ints, points: Floats, count: int) -> Scores:
         return Scores(points, card)
     starts = np.flatnonzero(np.diff(at, prepend=-1))
     best = np.maximum.reduceat(points, starts)
-    among = np.flatnonzero(points == best[at])
-    first = among[np.flatnonzero(np.diff(at[among], prepend=-1))]
-    return Scores(best, card[first])
+    best_indices = np.flatnonzero(points == best[at])
+    first_best = best_indices[np.flatnonzero(np.diff(at[best_indices], prepend=-1))]
+    return Scores(best, card[first_best])
 
 
 def distinct_by_cards(workload: Sequence[WeightedShape]) -> tuple[list[Shape], Ints]:
@@ -82,4 +82,4 @@ def distinct_by_cards(workload: Sequence[WeightedShape]) -> tuple[list[Shape], I
 
 
 def _cards_only(shape: Shape) -> Shape:
-    return shape._replace(ask=shape.ask._replace(cpu=0, memory=0))
+    return shape._replace(request_size=shape.request_size._replace(cpu=0, memory=0))

@@ -29,13 +29,13 @@ class RequestSize(NamedTuple):
 class Shape(NamedTuple):
     """An ask and the cards that may serve it: their kinds (None: all), and the MPS fields of its `CardRequest`."""
 
-    ask: RequestSize
+    request_size: RequestSize
     kinds: frozenset[int] | None = None
     untolerated: int = 0
     user: int = NO_USER
 
 
-def request_size(request: PodRequest, card_requests: Sequence[CardRequest], load: Load) -> RequestSize | None:
+def make_request_size(request: PodRequest, card_requests: Sequence[CardRequest], load: Load) -> RequestSize | None:
     """The ask of a pod with these claims; None if it has none."""
     if request.devices or len(card_requests) > 1:
         return None

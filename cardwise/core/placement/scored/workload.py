@@ -51,58 +51,62 @@ class Workload:
 
     def __init__(self) -> None:
         self.counts: dict[RequestSize, float] = {}
-        self._seen = 0.0  # the sum of the counts
-        self._since = 0.0  # arrivals since it was learned from, also those that are forgotten again
-        self._learned_at = 0.0
+        self._total_count = 0.0  # the sum of the counts
+        self._new_arrivals = 0.0  # arrivals since it was learned from, also those that are forgotten again
+        self._count_when_learned = 0.0
 
-    def count_arrival(self, ask: RequestSize, times: float = 1.0) -> None:
+    def count_arrival(self, request_size: RequestSize, times: float = 1.0) -> None:
         """A pod with this ask has arrived. An ask that no node could ever serve is not counted."""
-        if not _possible(ask):
+        if not _is_possible(request_size):
             return
-        if ask not in self.counts and len(self.counts) >= MAX_REQUEST_SIZES:
+        if request_size not in self.counts and len(self.counts) >= MAX_REQUEST_SIZES:
             rarest = sorted(self.counts, key=self.counts.__getitem__)[: MAX_REQUEST_SIZES // 8]
-            for other in rarest:
-                self._seen -= self.counts.pop(other)
-        self.counts[ask] = self.counts.get(ask, 0.0) + times
-        self._seen += times
-        self._since += times
-        if self._seen >= _HALVE_AFTER:
-            self.counts = {ask: count / 2 for ask, count in self.counts.items()}
-            self._seen /= 2
-            self._since /= 2
-            self._learned_at /= 2
+            for rare_size in rarest:
+                self._total_count -= self.counts.pop(rare_size)
+        self.counts[request_size] = self.counts.get(request_size, 0.0) + times
+        self._total_count += times
+        self._new_arrivals += times
+        if self._total_count >= _HALVE_AFTER:
+            self.counts = {request_size: count / 2 for request_size, count in self.counts.items()}
+            self._total_count /= 2
+            self._new_arrivals /= 2
+            self._count_when_learned /= 2
 
     @property
     def is_learning_due(self) -> bool:
         """Whether enough pods have arrived since the last learning."""
-        return self._since >= max(_MIN_ARRIVALS - self._learned_at, self._learned_at / 2)
+        return self._new_arrivals >= max(_MIN_ARRIVALS - self._count_when_learned, self._count_when_learned / 2)
 
     def mark_learned(self) -> None:
         """The learning begins now."""
-        self._learned_at, self._since = self._seen, 0.0
+        self._count_when_learned, self._new_arrivals = self._total_count, 0.0
 
     def dump(self) -> str:
         """The counts as text, to be saved."""
-        asks = [[*ask, round(count, 3)] for ask, count in sorted(self.counts.items()) if count >= _MIN_COUNT]
-        return json.dumps({"version": _VERSION, "requests": asks}, separators=(",", ":"))
+        entries = [
+            [*request_size, round(count, 3)]
+            for request_size, count in sorted(self.counts.items())
+            if count >= _MIN_COUNT
+        ]
+        return json.dumps({"version": _VERSION, "requests": entries}, separators=(",", ":"))
 
     def load(self, text: str) -> None:
         """Goes on from what `dump` wrote. Raises InvalidWorkload, and then nothing has changed."""
         try:
-            saved = json.loads(text)
+            document = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise InvalidWorkload(f"is no workload: {quote_text(error)}") from error
-        if not isinstance(saved, dict) or not isinstance(saved.get("requests"), list):
-            raise InvalidWorkload(f"is no workload: {reprlib.repr(saved)}")
-        version = saved.get("version")
+        if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
+            raise InvalidWorkload(f"is no workload: {reprlib.repr(document)}")
+        version = document.get("version")
         if type(version) is not int or version != _VERSION:
             raise InvalidWorkload(f"version {reprlib.repr(version)} is not known")
-        counts = dict(_counted(entry) for entry in saved["requests"])
+        counts = dict(_parse_entry(entry) for entry in document["requests"])
         if len(counts) > MAX_REQUEST_SIZES:
             counts = dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:MAX_REQUEST_SIZES])
         self.counts = counts
-        self._seen = self._since = sum(counts.values())
-        self._learned_at = 0.0
+        self._total_count = self._new_arrivals = sum(counts.values())
+        self._count_when_learned = 0.0
 
 
 def learn_workload(sample: LearningInput) -> LearnedWorkload:
@@ -110,20 +114,20 @@ def learn_workload(sample: LearningInput) -> LearnedWorkload:
     total = sum(sample.counts.values())
     if total <= 0:
         return NOTHING
-    shares = {ask: count / total for ask, count in sample.counts.items()}
+    shares = {request_size: count / total for request_size, count in sample.counts.items()}
     sizes = sorted(sample.sizes, key=lambda size: (-sample.sizes[size] * size, size))[:_MAX_CARD_SIZES]
     prices = {}
     for size in sizes:
         demand: dict[int, float] = {}
-        for ask, share in shares.items():
-            if ask.mem and ask.mem <= size:
-                parts = max(1, -(-ask.mem * PARTS // size), -(-ask.core * PARTS // 100))
-                demand[parts] = demand.get(parts, 0.0) + share * ask.cards
+        for request_size, share in shares.items():
+            if request_size.mem and request_size.mem <= size:
+                parts = max(1, -(-request_size.mem * PARTS // size), -(-request_size.core * PARTS // 100))
+                demand[parts] = demand.get(parts, 0.0) + share * request_size.cards
         prices[size] = remainder_prices(demand)
     return LearnedWorkload(shares, float(sizes[0]) if sizes else 1.0, prices)
 
 
-def _counted(entry: object) -> tuple[RequestSize, float]:
+def _parse_entry(entry: object) -> tuple[RequestSize, float]:
     """An ask and how often it came, as `dump` writes them."""
     if not isinstance(entry, list) or len(entry) != len(RequestSize._fields) + 1:
         raise InvalidWorkload(f"{reprlib.repr(entry)} is no ask")
@@ -131,20 +135,20 @@ def _counted(entry: object) -> tuple[RequestSize, float]:
     # By the very type: True and False are ints as well.
     if not isinstance(resource_class, str) or any(type(n) is not int for n in (cards, mem, core, cpu, memory)):
         raise InvalidWorkload(f"{reprlib.repr(entry)} is no ask")
-    ask = RequestSize(cards, mem, core, resource_class, cpu, memory)
-    if not _possible(ask):
+    request_size = RequestSize(cards, mem, core, resource_class, cpu, memory)
+    if not _is_possible(request_size):
         raise InvalidWorkload(f"no pod can have asked for {reprlib.repr(entry)}")
     if type(count) not in (int, float) or not _MIN_COUNT <= count <= _HALVE_AFTER:  # which NaN is not
         raise InvalidWorkload(f"{reprlib.repr(entry[:-1])} cannot have come {reprlib.repr(count)} times")
-    return ask, float(count)
+    return request_size, float(count)
 
 
-def _possible(ask: RequestSize) -> bool:
+def _is_possible(request_size: RequestSize) -> bool:
     """Whether a pod can have these numbers."""
     return (
-        0 <= ask.cards <= _MAX_CARDS
-        and 0 <= ask.mem <= _MAX_MIB
-        and 0 <= ask.core <= FULL_CORE * ask.cards
-        and 0 <= ask.cpu < _MAX_AMOUNT
-        and 0 <= ask.memory < _MAX_AMOUNT
+        0 <= request_size.cards <= _MAX_CARDS
+        and 0 <= request_size.mem <= _MAX_MIB
+        and 0 <= request_size.core <= FULL_CORE * request_size.cards
+        and 0 <= request_size.cpu < _MAX_AMOUNT
+        and 0 <= request_size.memory < _MAX_AMOUNT
     )

@@ -129,7 +129,7 @@ def test_a_decision_that_finds_no_room_has_asked_once():
     for name in sorted(loads):
         engine.mark_changed(name)
     assert engine.place(share(777), load(), "priced") is None
-    assert [row.decisions for row in engine._rows.values() if row.shape.ask.mem == 777] == [1]
+    assert [row.decisions for row in engine._rows.values() if row.shape.request_size.mem == 777] == [1]
 
 
 class FirstOnes:
@@ -157,7 +157,7 @@ def row_of(fitting, nodes):
 @pytest.mark.parametrize("fitting", [SAMPLE - 1, SAMPLE, SAMPLE + 1, 4 * SAMPLE + 40])
 def test_a_sample_hides_no_node_that_fits(fitting):
     table, _, _, row = row_of(fitting, 4 * SAMPLE + 100)
-    row.bring_up(20, FirstOnes())
+    row.score_for_decision(20, FirstOnes())
     scored = int((row.points[: len(table)] > -np.inf).sum())
     assert scored == min(fitting, SAMPLE)
     row.refresh(row.stale_slots())

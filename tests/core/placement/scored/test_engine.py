@@ -8,7 +8,7 @@ from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.fragments import FragmentMeasure
-from cardwise.core.placement.scored.nodetable import NodeTable, order_of
+from cardwise.core.placement.scored.nodetable import NodeTable, tie_break_rank
 from cardwise.core.placement.scored.scoring import WeightedShape
 from cardwise.core.placement.scored.shapes import RequestSize, Shape
 from cardwise.core.placement.scored.workload import InvalidWorkload, Workload
@@ -107,8 +107,8 @@ def test_equal_nodes_are_taken_in_an_order_of_our_own():
     policy = "priced"
     names = [f"n{i}" for i in range(20)]
     _, _, engine = world(**{name: [1000, 1000] for name in names})
-    assert engine.place(share(500), load(), policy).node == min(names, key=order_of)
-    assert engine.place(share(500), load(), policy, nodes={"n3", "n7"}).node == min("n3", "n7", key=order_of)
+    assert engine.place(share(500), load(), policy).node == min(names, key=tie_break_rank)
+    assert engine.place(share(500), load(), policy, nodes={"n3", "n7"}).node == min("n3", "n7", key=tie_break_rank)
 
 
 def test_whole_cards_and_several_shares_are_given_together():

@@ -10,7 +10,7 @@ from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import place_on
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.expectedcapacity import ExpectedCapacity
-from cardwise.core.placement.scored.nodetable import NEVER
+from cardwise.core.placement.scored.nodetable import NEVER_EMPTY
 from cardwise.core.placement.scored.shapes import RequestSize, Shape
 from cardwise.core.placement.scored.workload import learn_workload
 from cardwise.core.values.quantity import MiB
@@ -59,10 +59,10 @@ class Busy:
 
 @pytest.mark.parametrize("nodes", [{"a": 1, "b": 3}, {"b": 1, "a": 3}])
 def test_where_pods_leave_a_pod_goes_to_the_node_that_is_last_to_be_empty(nodes):
-    busy = Busy(**nodes)
-    busy.come_and_go("a")
+    is_surveying = Busy(**nodes)
+    is_surveying.come_and_go("a")
     fullest = max(nodes, key=nodes.__getitem__)
-    assert busy.engine.place(whole(1), LOAD, "priced").node == fullest
+    assert is_surveying.engine.place(whole(1), LOAD, "priced").node == fullest
 
 
 def vacancy(*workload):
@@ -86,7 +86,7 @@ def test_the_fewer_shares_are_in_the_way_the_more_a_node_is_worth():
     )
     assert empty > single > two > four > 0
     assert two / single == pytest.approx(single / empty)
-    assert expected_capacity(of, [0, NEVER, NEVER]) == 0
+    assert expected_capacity(of, [0, NEVER_EMPTY, NEVER_EMPTY]) == 0
     assert expected_capacity(of, [0]) == 0
 
 
