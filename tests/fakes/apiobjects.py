@@ -103,6 +103,7 @@ KINDS: dict[str, Kind] = {
     "/apis/policy/v1/poddisruptionbudgets": Kind("PodDisruptionBudget", status=True),
     f"{_ADMISSION}/mutatingwebhookconfigurations": Kind("MutatingWebhookConfiguration", namespaced=False),
     f"{_ADMISSION}/validatingwebhookconfigurations": Kind("ValidatingWebhookConfiguration", namespaced=False),
+    f"{_ADMISSION}/validatingadmissionpolicybindings": Kind("ValidatingAdmissionPolicyBinding", namespaced=False),
     f"{_ADMISSION}/validatingadmissionpolicies": Kind("ValidatingAdmissionPolicy", namespaced=False, status=True),
     f"{_CARDWISE}/extendedresources": Kind("ExtendedResource", namespaced=False, status=True, custom=True),
     f"{_CARDWISE}/resourceclasses": Kind("ResourceClass", namespaced=False, status=True, custom=True),

@@ -5,6 +5,9 @@ That its CEL is right is tried on the real API server (`test_rights` and `test_t
 
 import re
 
+from cardwise.cli.doctor.facts import Facts
+from cardwise.cli.doctor.finding import Severity
+from cardwise.cli.doctor.policies import ALWAYS_INSTALLED, check_policies
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from tests.helm.rendering import Render, get_object
@@ -160,3 +163,23 @@ def written_fields(manifests: list[Json], policy: str, part: str) -> set[str]:
     resource = "extendedresources/status" if part == "status" else "extendedresources"
     pattern = strange.partition(f"'{resource}': r'^(")[2]
     return set(pattern.partition(part + r"\.(")[2].partition(")")[0].split("|"))
+
+
+def test_doctor_expects_the_policies_that_the_chart_always_has(render: Render) -> None:
+    def policy_names(*settings: str) -> list[str]:
+        manifests = render(*settings)
+        return sorted(
+            manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == "ValidatingAdmissionPolicy"
+        )
+
+    assert policy_names("policies.runtimeClasses=null") == sorted(ALWAYS_INSTALLED)
+    assert policy_names() == sorted([*ALWAYS_INSTALLED, "runtimeclasses.cardwise.dev"])
+
+
+def test_each_policy_is_enforced_as_doctor_checks_it(render: Render) -> None:
+    manifests = render()
+    facts = Facts(
+        policies=[manifest for manifest in manifests if manifest["kind"] == "ValidatingAdmissionPolicy"],
+        policy_bindings=[manifest for manifest in manifests if manifest["kind"] == "ValidatingAdmissionPolicyBinding"],
+    )
+    assert [finding.level for finding in check_policies(facts)] == [Severity.OK]

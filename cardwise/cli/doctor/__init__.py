@@ -11,6 +11,7 @@ Input: a client. Output: findings, and temporary probe pods.
     cluster    checks of Kubernetes, nodes, runtimes, other GPU plugins
     startup    checks that the pods of Cardwise's parts are created and run
     parts      checks of the objects that these parts write
+    policies   checks that the admission policies exist and are enforced
     scheduler  checks that kube-scheduler calls the extender
     waiting    checks of pods that were created without the webhook
     units      checks of the unit of bare gpu-mem numbers

@@ -16,6 +16,7 @@ from cardwise.kube.client import KubeClient
 
 _APPS = "/apis/apps/v1"
 _POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+_POLICY_BINDINGS = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
 _NETWORKING = "/apis/networking.k8s.io/v1"
 RUNTIME_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 NODE_LEASES = "kube-node-lease"
@@ -49,7 +50,8 @@ class Facts:
     other_deployments: Sequence[Json] = ()
     mutating_webhooks: Sequence[Json] = ()
     validating_webhooks: Sequence[Json] = ()
-    policies: Sequence[Json] = ()
+    policies: Sequence[Json] = ()  # ValidatingAdmissionPolicies
+    policy_bindings: Sequence[Json] = ()
     node_leases: Sequence[Json] = ()
     leases: Sequence[Json] = ()
     schedulers: Sequence[Json] = ()  # pods of kube-scheduler
@@ -107,6 +109,7 @@ def fill_facts(facts: Facts, client: KubeClient, namespace: str) -> None:
         "mutating_webhooks": (paths.mutatingwebhookconfigurations(), ""),
         "validating_webhooks": (paths.validatingwebhookconfigurations(), ""),
         "policies": (_POLICIES, ""),
+        "policy_bindings": (_POLICY_BINDINGS, ""),
         "node_leases": (paths.leases(NODE_LEASES), ""),
         "leases": (paths.leases(namespace), ""),
         "schedulers": (paths.pods(SYSTEM_NAMESPACE), _SCHEDULER_LABEL),

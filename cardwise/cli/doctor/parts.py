@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from cardwise.cli.cluster import cordons, installation, nodestates
-from cardwise.cli.doctor import finding, repairs, startup
+from cardwise.cli.doctor import finding, policies, repairs, startup
 from cardwise.cli.doctor.facts import Facts, is_of_chart, is_recent, nvidia_runtimes
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import gpunodes, names
@@ -32,7 +32,6 @@ _USABLE_MPS_STATES: Final = ("Ready", "Off")
 _MAX_LISTED_REASONS: Final = 3
 # The wording of an event of the device plugin.
 _RESOURCE_IN_EVENT: Final = re.compile(r"ExtendedResource (\S+) belongs to a GPU of node ")
-_POLICY_SUFFIX: Final = f".{names.GROUP}"  # the names of Cardwise's policies end with it
 
 
 def is_installed(facts: Facts) -> bool | None:
@@ -47,7 +46,7 @@ def is_installed(facts: Facts) -> bool | None:
         for manifest in (*facts.mutating_webhooks, *facts.validating_webhooks, *facts.daemonsets)
     }
     own_names = {names.WEBHOOK_CONFIGURATION, _PLUGIN}
-    if present_names & own_names or _count_own_policies(facts.policies) or facts.cards:
+    if present_names & own_names or policies.list_own_policies(facts) or facts.cards:
         return True
     return (
         None
@@ -111,10 +110,6 @@ def _is_own_configuration(configuration: Json) -> bool:
     return bool(configuration["metadata"]["name"] == names.WEBHOOK_CONFIGURATION)
 
 
-def _count_own_policies(policies: Sequence[Json]) -> int:
-    return sum(policy["metadata"]["name"].endswith(_POLICY_SUFFIX) for policy in policies)
-
-
 def check_definitions(facts: Facts) -> Iterator[Finding]:
     """Check that the API server knows the kinds of `cardwise.dev`."""
     missing_kinds = sorted(facts.unknown_kinds & {"cards", "classes"})
@@ -157,7 +152,10 @@ def check_webhooks(facts: Facts) -> Iterator[Finding]:
                 else repairs.suggest_installation(facts)
             )
             yield Finding("webhook", Severity.PROBLEM, f"there is no {title}", remedy)
-        elif not all(hook["clientConfig"].get("caBundle") for hook in configuration_object.get("webhooks") or ()):
+        elif not (hooks := configuration_object.get("webhooks")):
+            remedy = f"let the chart write them again: {repairs.upgrade_command(facts)}"
+            yield Finding("webhook", Severity.PROBLEM, f"{title} has no webhooks: the API server calls none", remedy)
+        elif not all(hook["clientConfig"].get("caBundle") for hook in hooks):
             remedy = f"see its log: {repairs.log_command(facts, f'deployment/{installation.WEBHOOK}')}"
             yield Finding("webhook", Severity.PROBLEM, f"{title} has no CA: the webhook has never started", remedy)
     for configuration in facts.mutating_webhooks:
@@ -243,19 +241,6 @@ def _admits_all_pods(peers: Sequence[Json] | None) -> bool:
         or (peer.get("ipBlock") or {}).get("cidr", "").endswith("/0")
         for peer in peers
     )
-
-
-def check_policies(facts: Facts) -> Iterator[Finding]:
-    """Check the admission policies, which hold also while the webhook is down."""
-    if "policies" in facts.unread_kinds:
-        return
-    if policy_count := _count_own_policies(facts.policies):
-        yield Finding(
-            "policies", Severity.OK, f"ValidatingAdmissionPolicies apply also while the webhook is down: {policy_count}"
-        )
-    else:
-        text = "no ValidatingAdmissionPolicy of Cardwise: users can write placement annotations themselves"
-        yield Finding("policies", Severity.WARNING, text, "set policies.enabled of the chart to true")
 
 
 def check_leader(facts: Facts) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from typing import Any
 from cardwise.cli.doctor import checks, facts
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Severity
+from cardwise.cli.doctor.policies import ALWAYS_INSTALLED
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from tests.cli.worlds import card
@@ -53,6 +54,20 @@ def configuration(bundle: str = "Q0E=", name: str = names.WEBHOOK_CONFIGURATION)
     return {"metadata": {"name": name}, "webhooks": [hook]}
 
 
+def policy(name: str, **match_constraints: object) -> Json:
+    """As the API server has it, with defaults."""
+    selectors: Json = {"matchPolicy": "Equivalent", "namespaceSelector": {}, "objectSelector": {}}
+    spec = {"failurePolicy": "Fail", "matchConstraints": selectors | match_constraints}
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+def policy_binding(policy_name: str, **spec: object) -> Json:
+    return {
+        "metadata": {"name": policy_name},
+        "spec": {"policyName": policy_name, "validationActions": ["Deny"]} | spec,
+    }
+
+
 def installation() -> Facts:
     """What doctor reads of an installation without a fault."""
     cards = [card("n1", 0), card("n1", 1)]
@@ -64,7 +79,8 @@ def installation() -> Facts:
         cards=cards,
         mutating_webhooks=[configuration(), configuration(name=names.LATE_CONFIGURATION)],
         validating_webhooks=[configuration()],
-        policies=[{"metadata": {"name": "annotations.cardwise.dev"}}],
+        policies=[policy(name) for name in ALWAYS_INSTALLED],
+        policy_bindings=[policy_binding(name) for name in ALWAYS_INSTALLED],
         node_leases=[lease("n1")],
         leases=[lease(names.LEASE, namespace=names.NAMESPACE)],
         now=NOW,

@@ -299,7 +299,7 @@ def plant_no_rights(preview: PreinstallFacts) -> None:
             "Cardwise is already installed here: these values are for another installation",
             "without --before-install",
         ),
-        (plant_no_rights, "rights", Severity.NOTE, "could not read 2 of 27 kinds of objects", "administrator"),
+        (plant_no_rights, "rights", Severity.NOTE, "could not read 2 of 28 kinds of objects", "administrator"),
     ],
 )
 def test_what_is_in_the_way_is_found_alone_and_with_a_remedy(preview, plant, *, check, level, text, remedy):

@@ -84,10 +84,10 @@ def test_a_node_that_takes_no_pods_is_a_finding(sound, state, text):
 def test_without_rights_it_does_not_say_that_there_is_no_problem(sound):
     plant_no_rights(sound)
     shown = table(list(checks.check_facts(sound))).splitlines()
-    assert shown[-1].startswith("could not read 2 of 22 kinds of objects; the others: 0 problems, 0 warnings, 1 note")
+    assert shown[-1].startswith("could not read 2 of 23 kinds of objects; the others: 0 problems, 0 warnings, 1 note")
     sound.unread_kinds = {"leases": "the server is currently unable to handle the request"}
     shown = table(list(checks.check_facts(sound))).splitlines()
-    assert shown[-1].startswith("could not read 1 of 22 kinds of objects; the others: 0 problems")
+    assert shown[-1].startswith("could not read 1 of 23 kinds of objects; the others: 0 problems")
     sound.unread_kinds = {}
     assert table(list(checks.check_facts(sound))).splitlines()[-1].startswith("0 problems")
 
@@ -274,6 +274,10 @@ def plant_webhook_after_ours(seen: Facts) -> None:
 
 def plant_webhook_that_never_ran(seen: Facts) -> None:
     seen.validating_webhooks = [configuration("")]
+
+
+def plant_webhooks_taken_away(seen: Facts) -> None:
+    seen.validating_webhooks[0]["webhooks"] = []
 
 
 def plant_no_policies(seen: Facts) -> None:
@@ -527,6 +531,12 @@ def plant_no_rights(seen: Facts) -> None:
             "has no CA: the webhook has never started",
             "logs -n cardwise-system dep",
         ),
+        (
+            plant_webhooks_taken_away,
+            Severity.PROBLEM,
+            "ValidatingWebhookConfiguration cardwise has no webhooks: the API server calls none",
+            "let the chart write them again",
+        ),
         (plant_no_policies, Severity.WARNING, "no ValidatingAdmissionPolicy of Cardwise", "policies.enabled"),
         (plant_label_taken_away, Severity.PROBLEM, "n1: the device plugin does not run there", "kubectl label node n1"),
         (
@@ -662,7 +672,7 @@ def plant_no_rights(seen: Facts) -> None:
         (
             plant_no_rights,
             Severity.NOTE,
-            "could not read 2 of 22 kinds of objects, because you lack the rights: node leases, schedulers",
+            "could not read 2 of 23 kinds of objects, because you lack the rights: node leases, schedulers",
             "administrator",
         ),
     ],

@@ -44,6 +44,7 @@ def installed(*, own_scheduler: bool = False) -> Cluster:
             configuration["webhooks"][0]["clientConfig"]["service"] = service
         api.add(f"{kind}webhookconfigurations", *configurations)
     api.add("validatingadmissionpolicies", *seen.policies)
+    api.add("validatingadmissionpolicybindings", *seen.policy_bindings)
     api.add("namespaces", {"metadata": {"name": names.NAMESPACE}}, {"metadata": {"name": "fair"}})
     api.add("deployments", *(workload_of(part(name), IMAGE) for name in ("webhook", "extender")))
     api.add("daemonsets", workload_of(part("deviceplugin", "DaemonSet"), IMAGE))

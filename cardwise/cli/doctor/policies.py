@@ -1,0 +1,127 @@
+"""Checks that the chart's admission policies are enforced.
+
+A policy refuses nothing without a binding that denies, and less if one of them was narrowed. The expressions of the
+policies are not compared with the chart's.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from cardwise.cli.doctor import repairs
+from cardwise.cli.doctor.facts import Facts
+from cardwise.cli.doctor.finding import Finding, Severity
+from cardwise.core.api import names
+from cardwise.core.values import wording
+from cardwise.core.values.decoded import Json
+from cardwise.core.values.shellcommand import command
+
+_SUFFIX: Final = f".{names.GROUP}"  # the names of the chart's policies end with it
+# With policies.enabled the chart always has these; `runtimeclasses` depends on policies.runtimeClasses.
+ALWAYS_INSTALLED: Final = tuple(
+    f"{name}{_SUFFIX}"
+    for name in (
+        "annotations",
+        "bindings",
+        "deviceplugin",
+        "environment",
+        "extendedresources",
+        "extender",
+        "fencing",
+        "gangs",
+        "gpumemunit",
+        "hostpaths",
+        "namespaces",
+        "nodename",
+        "podgroups",
+        "status",
+        "webhook",
+    )
+)
+_POLICY: Final = "validatingadmissionpolicy"
+_BINDING: Final = "validatingadmissionpolicybinding"
+_MAX_LISTED: Final = 5
+_NARROWING_FIELDS: Final = ("namespaceSelector", "objectSelector", "excludeResourceRules")
+
+
+def list_own_policies(facts: Facts) -> list[Json]:
+    """The installed policies of the chart."""
+    return [policy for policy in facts.policies if policy["metadata"]["name"].endswith(_SUFFIX)]
+
+
+def check_policies(facts: Facts) -> Iterator[Finding]:
+    """Check that the admission policies, which hold also while the webhook is down, exist and are enforced."""
+    if "policies" in facts.unread_kinds:
+        return
+    own_policies = {policy["metadata"]["name"]: policy for policy in list_own_policies(facts)}
+    if not own_policies:
+        text = "no ValidatingAdmissionPolicy of Cardwise: users can write placement annotations themselves"
+        yield Finding("policies", Severity.WARNING, text, "set policies.enabled of the chart to true")
+        return
+    findings = [
+        *_report_missing(facts, sorted({*ALWAYS_INSTALLED} - own_policies.keys())),
+        *_report_changed(facts, sorted(name for name, policy in own_policies.items() if not _is_complete(policy))),
+        *_report_unenforced(facts, sorted(own_policies.keys() - _enforced_policies(facts))),
+    ]
+    yield from findings
+    if not findings and "policy_bindings" not in facts.unread_kinds:
+        text = f"ValidatingAdmissionPolicies apply also while the webhook is down: {len(own_policies)}"
+        yield Finding("policies", Severity.OK, text)
+
+
+def _report_missing(facts: Facts, policy_names: Sequence[str]) -> Iterator[Finding]:
+    if policy_names:
+        text = f"{_name_policies(policy_names)} missing: users can do what the chart forbids"
+        yield Finding(
+            "policies", Severity.WARNING, text, f"let the chart recreate them: {repairs.upgrade_command(facts)}"
+        )
+
+
+def _report_changed(facts: Facts, policy_names: Sequence[str]) -> Iterator[Finding]:
+    if policy_names:
+        text = (
+            f"{_name_policies(policy_names)} changed: failurePolicy is not Fail, or matchConstraints leaves objects out"
+        )
+        yield Finding("policies", Severity.WARNING, text, _recreate_command(facts, _POLICY, policy_names))
+
+
+def _report_unenforced(facts: Facts, policy_names: Sequence[str]) -> Iterator[Finding]:
+    if policy_names and "policy_bindings" not in facts.unread_kinds:
+        text = (
+            f"{_name_policies(policy_names)} not enforced: there is no ValidatingAdmissionPolicyBinding with "
+            "validationActions [Deny] and without matchResources"
+        )
+        yield Finding("policies", Severity.WARNING, text, _recreate_command(facts, _BINDING, policy_names))
+
+
+def _name_policies(policy_names: Sequence[str]) -> str:
+    """Name policies, with the verb of the sentence."""
+    listed_names = wording.enumerate_first(policy_names, _MAX_LISTED)
+    if len(policy_names) == 1:
+        return f"ValidatingAdmissionPolicy {listed_names} is"
+    return f"{len(policy_names)} ValidatingAdmissionPolicies ({listed_names}) are"
+
+
+def _recreate_command(facts: Facts, kind: str, object_names: Sequence[str]) -> str:
+    """The remedy for changed objects: Helm keeps fields that were added to an existing object."""
+    delete = command(f"kubectl delete {kind} --ignore-not-found {{names}}", names=object_names)
+    return f"delete what is left of them ({delete}), and let the chart recreate them: {repairs.upgrade_command(facts)}"
+
+
+def _enforced_policies(facts: Facts) -> set[str]:
+    return {
+        spec["policyName"]
+        for binding in facts.policy_bindings
+        if "Deny" in ((spec := binding.get("spec") or {}).get("validationActions") or ())
+        and not _is_narrowed(spec.get("matchResources") or {})
+        and not (spec.get("matchResources") or {}).get("resourceRules")
+    }
+
+
+def _is_complete(policy: Json) -> bool:
+    spec = policy.get("spec") or {}
+    return spec.get("failurePolicy", "Fail") == "Fail" and not _is_narrowed(spec.get("matchConstraints") or {})
+
+
+def _is_narrowed(match: Json) -> bool:
+    """Whether selectors or rules leave objects out. The API server writes empty selectors."""
+    return any(match.get(field) for field in _NARROWING_FIELDS)
