@@ -76,7 +76,7 @@ class Cache(ClusterView):
                 if requested_classes.get(key) and requested_classes[key] not in state.cards[position].classes:
                     return False
                 if not state.mps.admits(
-                    position, untolerated_by(request.mps, several=len(shares) > 1), mps_client.user
+                    position, untolerated_by(request.mps, several_cards=len(shares) > 1), mps_client.user
                 ):
                     return False
         if not self.limits.has_quota(holding.namespace):

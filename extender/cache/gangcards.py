@@ -52,11 +52,11 @@ class GangCards:
 
     def snapshot(self, ledger: Ledger) -> "GangCards":
         """A copy of the reservation. Later changes of one are not seen in the other. `ledger`: the snapshot's."""
-        twin = GangCards(ledger)
-        twin.changes, twin._by_node = self.changes, self._by_node
+        duplicate = GangCards(ledger)
+        duplicate.changes, duplicate._by_node = self.changes, self._by_node
         owner = self._owner()
-        twin._owner_then = owner._replace(uids=frozenset(owner.uids)) if owner is not None else None
-        return twin
+        duplicate._owner_then = owner._replace(uids=frozenset(owner.uids)) if owner is not None else None
+        return duplicate
 
     def reserve(self, gang: Gang | None, holdings: Iterable[Holding] = ()) -> bool:
         """Replace the reservation by these holdings for the gang. Returns whether some of the former holdings are
@@ -96,7 +96,7 @@ class GangCards:
         if not holdings:
             yield
             return
-        with self._ledger.what_if(held=holdings):
+        with self._ledger.what_if(added=holdings):
             yield
 
     def _owner(self) -> _Owner | None:

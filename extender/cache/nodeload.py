@@ -50,13 +50,21 @@ class NodeLoads:
 
     def snapshot(self) -> "NodeLoads":
         """A copy of the loads. Later changes of one are not seen in the other. The copy has no sets of `watch`."""
-        twin = NodeLoads()
-        twin.freed_count, twin.generation = self.freed_count, self.generation
-        twin._changed_at = self._changed_at.copy()
-        twin._nodes, twin._slots_since, twin._sums = self._nodes.copy(), self._slots_since.copy(), self._sums.copy()
-        twin._pods, twin._planned, twin._keys_by_node = self._pods, self._planned.copy(), self._keys_by_node.copy()
-        twin._victims, twin._terminating = self._victims.copy(), self._terminating
-        return twin
+        duplicate = NodeLoads()
+        duplicate.freed_count, duplicate.generation = self.freed_count, self.generation
+        duplicate._changed_at = self._changed_at.copy()
+        duplicate._nodes, duplicate._slots_since, duplicate._sums = (
+            self._nodes.copy(),
+            self._slots_since.copy(),
+            self._sums.copy(),
+        )
+        duplicate._pods, duplicate._planned, duplicate._keys_by_node = (
+            self._pods,
+            self._planned.copy(),
+            self._keys_by_node.copy(),
+        )
+        duplicate._victims, duplicate._terminating = self._victims.copy(), self._terminating
+        return duplicate
 
     def watch(self) -> set[str]:
         """A set that collects the nodes whose `free_load` changes, initially all nodes. The caller clears it after

@@ -79,7 +79,7 @@ class NominatedPods:
             yield
             return
         with self._cluster.ledger.what_if(
-            held=[nominated.holding for nominated in self.reservations_on(nodes, excluded, priority)]
+            added=[nominated.holding for nominated in self.reservations_on(nodes, excluded, priority)]
         ):
             yield
 

@@ -94,9 +94,9 @@ class Nominations:
 
     def snapshot(self, loads: NodeLoads) -> "Nominations":
         """A copy of the nominations. Later changes of one are not seen in the other. `loads`: the snapshot's."""
-        twin = Nominations(loads)
-        twin._by_pod, twin._expired = self._by_pod.copy(), self._expired.copy()
-        return twin
+        duplicate = Nominations(loads)
+        duplicate._by_pod, duplicate._expired = self._by_pod.copy(), self._expired.copy()
+        return duplicate
 
     def __len__(self) -> int:
         return len(self._by_pod)

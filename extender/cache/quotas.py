@@ -31,9 +31,9 @@ class Quotas:
 
     def snapshot(self) -> "Quotas":
         """A copy of the quotas. Later changes of one are not seen in the other."""
-        twin = Quotas()
-        twin._by_namespace = self._by_namespace.copy()
-        return twin
+        duplicate = Quotas()
+        duplicate._by_namespace = self._by_namespace.copy()
+        return duplicate
 
     def set_quota(self, key: str, quota: GPUQuota) -> bool:
         """Set the quota. Returns whether it differs from before."""

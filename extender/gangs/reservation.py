@@ -187,7 +187,7 @@ class GangReservation:
         headroom = self._cache.headroom(gang.namespace) if reserved else []
         if not headroom:
             return reserved
-        ledger, covered = self._cache.ledger, self._cache.ledger.kinds.covered
+        ledger, covered = self._cache.ledger, self._cache.ledger.kinds.is_covered
         charges = [
             (ledger.kind(holding.node, share), quotas.charge(share))
             for holding in reserved
@@ -260,7 +260,7 @@ class GangReservation:
 
     def _has_cards_for(self, holdings: Sequence[Holding], requests: Sequence[PodRequest]) -> bool:
         """Whether the cards and devices of the holdings, all of one node, are free for them now."""
-        with self._cache.ledger.what_if(held=holdings):
+        with self._cache.ledger.what_if(added=holdings):
             return all(map(self._cache.is_plan_valid, holdings, requests)) and not any(
                 self._missing_by_card(holdings, counted=True).values()
             )

@@ -89,7 +89,7 @@ def complete_picture(ledger):
             node.generation,
             list(node.codes_fullest_first()),
             list(node.codes_of_empty_cards()),
-            node.gone.copy(),
+            node.former_kinds.copy(),
         )
         for node in ledger.nodes()
     }
@@ -104,12 +104,12 @@ def rebuilt(ledger, known):
         anew.set_holding(h)
     for node in ledger.nodes():
         here = {card.uuid for card in node.cards}
-        gone = [
+        former_kinds = [
             Card(index=100 + i, uuid=uuid, mem=1, classes=kind[0], model=kind[1], priority=kind[2])
             for i, ((name, uuid), kind) in enumerate(known.items())
             if name == node.name and uuid not in here and kind != UNKNOWN
         ]
-        anew.set_cards(node.name, [*node.cards, *gone])
+        anew.set_cards(node.name, [*node.cards, *former_kinds])
         anew.set_cards(node.name, node.cards)
     return anew
 

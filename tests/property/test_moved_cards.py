@@ -138,8 +138,10 @@ class MovedCards(RuleBasedStateMachine):
             (node.name, node.cards, node.used, node.free, node.clients, node.device_holds, node.foreign, node.holdings)
             for node in self.ledger.nodes()
         ]
-        gone = [{card: kinds.get(kind) for card, kind in node.gone.items()} for node in self.ledger.nodes()]
-        return deepcopy((of_nodes, gone, [self.charges(namespace) for namespace in NAMESPACES]))
+        former_kinds = [
+            {card: kinds.get(kind) for card, kind in node.former_kinds.items()} for node in self.ledger.nodes()
+        ]
+        return deepcopy((of_nodes, former_kinds, [self.charges(namespace) for namespace in NAMESPACES]))
 
     def charges(self, namespace):
         """What the ledger charges the namespace, by the models of cards."""

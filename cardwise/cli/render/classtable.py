@@ -21,7 +21,7 @@ _NO_USERS_TEXT: Final = "No pod uses it.\n"
 
 def format_card_classes(views: Sequence[CardClassView], columns: int | None = None, *, wide: bool = False) -> str:
     """Format one row per class; wide: also the namespaces that use it. `columns`: the width of the terminal."""
-    rows = _card_rows(visible.summarize_class(view.known, view.amounts) for view in views)
+    rows = _card_rows(visible.summarize_class(view.resource_class, view.amounts) for view in views)
     if not wide:
         return tables.fit_columns(rows, columns, _OPTIONAL_COLUMNS)
     healthy_column = ["HEALTHY", *(str(view.amounts[HEALTHY]) for view in views)]
@@ -42,14 +42,14 @@ def cards_as_json(views: Sequence[CardClassView]) -> list[Json]:
 
 
 def _class_as_json(view: CardClassView) -> Json:
-    share = view.known.share
+    share = view.resource_class.share
     return {
-        "name": view.known.name,
+        "name": view.resource_class.name,
         **view.amounts,
         "share": None if share is None else {"memoryMiB": int(share.memory), "corePercent": int(share.core)},
-        "priority": view.known.priority,
-        "auto": view.known.auto,
-        "edited": view.known.auto and not view.known.untouched,
+        "priority": view.resource_class.priority,
+        "auto": view.resource_class.auto,
+        "edited": view.resource_class.auto and not view.resource_class.untouched,
         "users": [
             {"namespace": namespace, "shares": used.shares, "memoryMiB": used.memory, "gpus": used.cards}
             for namespace, used in view.users
@@ -60,7 +60,7 @@ def _class_as_json(view: CardClassView) -> Json:
 def _card_user_rows(views: Sequence[CardClassView]) -> list[list[str]]:
     rows = [["CLASS", "NAMESPACE", "SHARES", "MIB", "WHOLE-GPUS"]]
     rows += [
-        [view.known.name, namespace, str(used.shares), str(used.memory), str(used.cards)]
+        [view.resource_class.name, namespace, str(used.shares), str(used.memory), str(used.cards)]
         for view in views
         for namespace, used in view.users
     ]
@@ -76,7 +76,7 @@ def format_device_classes(views: Sequence[DeviceClassView], *, wide: bool = Fals
     rows = [[*heads, "HEALTHY"] if wide else heads]
     for view in views:
         counts = (view.devices, view.nodes, view.free, view.used)
-        row = [view.known.name, *map(str, counts)]
+        row = [view.resource_class.name, *map(str, counts)]
         rows.append([*row, str(view.healthy)] if wide else row)
     return tables.stack_tables([rows, _device_user_rows(views)]) if wide else tables.align_rows(rows)
 
@@ -91,7 +91,7 @@ def devices_as_json(views: Sequence[DeviceClassView]) -> list[Json]:
     """The output as JSON, with all fields."""
     return [
         {
-            "name": view.known.name,
+            "name": view.resource_class.name,
             "devices": view.devices,
             "healthyDevices": view.healthy,
             "nodes": view.nodes,
@@ -105,7 +105,9 @@ def devices_as_json(views: Sequence[DeviceClassView]) -> list[Json]:
 
 def _device_user_rows(views: Sequence[DeviceClassView]) -> list[list[str]]:
     rows = [["DEVICE-CLASS", "NAMESPACE", "DEVICES"]]
-    return rows + [[view.known.name, namespace, str(count)] for view in views for namespace, count in view.users]
+    return rows + [
+        [view.resource_class.name, namespace, str(count)] for view in views for namespace, count in view.users
+    ]
 
 
 # Both kinds of classes, from the statuses that the extender writes.

@@ -21,8 +21,8 @@ def table(views: Sequence[EntryView], native: Sequence[NativeQuota], *, wide: bo
         used_of_hard = [f"{used}/{hard.get(field, '-')}" for field, used in quotas.to_fields(view.used).items()]
         on_exceed = "Refuse" if view.quota.refuse else "Wait"
         selection = quotas.title(view.entry)
-        if view.missing:  # numbers would suggest that the entry limits something
-            selection, used_of_hard = f"{selection}: {view.missing}", ["-"] * len(used_of_hard)
+        if view.missing_class_reason:  # numbers would suggest that the entry limits something
+            selection, used_of_hard = f"{selection}: {view.missing_class_reason}", ["-"] * len(used_of_hard)
         rows.append([view.quota.namespace, view.quota.name, selection, *used_of_hard, on_exceed])
     return tables.stack_tables([rows, *([_holder_rows(views)] if wide else []), _native_rows(native)])
 
@@ -63,7 +63,7 @@ def _entry_as_json(view: EntryView) -> Json:
         **quotas.selection(view.entry),
         "hard": quotas.to_fields(view.entry),
         "used": quotas.to_fields(view.used),
-        **({"problem": view.missing} if view.missing else {}),
+        **({"problem": view.missing_class_reason} if view.missing_class_reason else {}),
         "pods": [
             {"name": holding.name, "uid": holding.uid, "node": holding.node, **quotas.to_fields(amounts)}
             for holding, amounts in view.holders

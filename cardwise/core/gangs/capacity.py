@@ -228,7 +228,7 @@ def _card_counter(card_requests: Iterable[CardRequest], ledger: Ledger) -> _Card
 
 def _count_for_request(card_request: CardRequest, allowed: frozenset[int] | None, state: NodeState) -> int:
     codes = state.codes_of_empty_cards() if card_request.whole else state.codes_fullest_first()
-    if allowed is not None and not allowed >= state.here:
+    if allowed is not None and not allowed >= state.kind_set:
         codes = [code for code in codes if state.kinds[code & PLACE] in allowed]
     if card_request.whole:
         return len(codes) // card_request.cards

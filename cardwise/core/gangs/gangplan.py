@@ -741,10 +741,10 @@ class _Attempt:
 
 def _subtract_charges(headroom: Sequence[Headroom], ledger: Ledger, charges: Mapping[int, Charge]) -> list[Headroom]:
     """What is left of the headroom beside these charges, which are by kind of cards."""
-    covered = ledger.kinds.covered
+    is_covered = ledger.kinds.is_covered
     return [
         entry_headroom.subtract(
-            quotas.total(charge for kind, charge in charges.items() if covered(kind, entry_headroom.entry))
+            quotas.total(charge for kind, charge in charges.items() if is_covered(kind, entry_headroom.entry))
         )
         for entry_headroom in headroom
     ]

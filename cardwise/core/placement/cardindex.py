@@ -29,30 +29,30 @@ class CardIndex:
 
     def __init__(self) -> None:
         self._entries: dict[int, list[Entry]] = {}  # by group
-        self._of: dict[str, list[Entry]] = {}
+        self._entries_by_node: dict[str, list[Entry]] = {}
 
     def refresh(self, changed: Iterable[tuple[str, list[Entry]]]) -> None:
         """Replace the open cards of the changed nodes."""
         changed = list(changed)
         if len(changed) > _RESORT_NODES:
-            self._of.update(changed)
+            self._entries_by_node.update(changed)
             self._sort()
             return
-        new = [(name, now) for name, now in changed if now and name not in self._of]
-        if len(new) > _NEW:
-            self._add(new)
-        for name, now in changed:
-            before = self._of.get(name, [])
-            for entry in before:
-                if entry not in now:
+        new_nodes = [(name, entries) for name, entries in changed if entries and name not in self._entries_by_node]
+        if len(new_nodes) > _NEW:
+            self._add(new_nodes)
+        for name, entries in changed:
+            entries_before = self._entries_by_node.get(name, [])
+            for entry in entries_before:
+                if entry not in entries:
                     self._remove(entry)
-            for entry in now:
-                if entry not in before:
+            for entry in entries:
+                if entry not in entries_before:
                     insort(self._entries.setdefault(entry[3], []), entry)
-            if now:
-                self._of[name] = now
+            if entries:
+                self._entries_by_node[name] = entries
             else:
-                self._of.pop(name, None)
+                self._entries_by_node.pop(name, None)
 
     def smallest(
         self, mem: int, nodes: Collection[str], kinds: Collection[int] | None = None, untolerated: int = 0
@@ -90,11 +90,11 @@ class CardIndex:
         if not entries:
             del self._entries[entry[3]]
 
-    def _add(self, new: Iterable[tuple[str, list[Entry]]]) -> None:
+    def _add(self, new_nodes: Iterable[tuple[str, list[Entry]]]) -> None:
         """Adds cards. The lists are in order already, so sorting them again hardly takes longer than reading them."""
         groups: set[int] = set()
-        for name, entries in new:
-            self._of[name] = entries
+        for name, entries in new_nodes:
+            self._entries_by_node[name] = entries
             for entry in entries:
                 groups.add(entry[3])
                 self._entries.setdefault(entry[3], []).append(entry)
@@ -103,7 +103,7 @@ class CardIndex:
 
     def _sort(self) -> None:
         self._entries = {}
-        for of_node in self._of.values():
+        for of_node in self._entries_by_node.values():
             for entry in of_node:
                 self._entries.setdefault(entry[3], []).append(entry)
         for entries in self._entries.values():

@@ -39,23 +39,25 @@ def sort_devices(devices: Iterable[Device]) -> list[Device]:
     return sorted(devices, key=lambda device: (device.kind, device.index, device.uuid))
 
 
-def is_valid_grant(granted: Assignment, devices: Sequence[Device], holds: Mapping[str, int]) -> bool:
-    """Whether granted devices, which are counted in `holds`, are still good: they are there, may be given, are of the
-    requested class, and no other pod has them.
+def is_valid_grant(granted: Assignment, devices: Sequence[Device], hold_counts: Mapping[str, int]) -> bool:
+    """Whether the devices of an assignment may still be used: the node has them, they accept pods and are of the
+    requested class, and no other pod holds them.
+
+    hold_counts: by UUID, how many pods hold a device, with the pod of this assignment.
     """
-    here = {device.uuid: device for device in devices}
+    devices_by_uuid = {device.uuid: device for device in devices}
     for share in granted.device_shares():
-        device = here.get(share.uuid)
+        device = devices_by_uuid.get(share.uuid)
         if device is None or not device.accepts_pods or share.resource_class not in device.classes:
             return False
-        if holds.get(share.uuid, 0) > 1:
+        if hold_counts.get(share.uuid, 0) > 1:
             return False
     return True
 
 
-def is_free(device: Device, holds: Collection[str]) -> bool:
-    """Whether a pod could get the device now. `holds`: the UUIDs of devices that are held."""
-    return device.accepts_pods and device.uuid not in holds
+def is_free(device: Device, hold_counts: Collection[str]) -> bool:
+    """Whether a pod could get the device now. `hold_counts`: the UUIDs of devices that are held."""
+    return device.accepts_pods and device.uuid not in hold_counts
 
 
 class WantedDevices:
@@ -67,14 +69,14 @@ class WantedDevices:
         for request in requests:
             self.counts[request.resource_class] = self.counts.get(request.resource_class, 0) + request.count
 
-    def available(self, devices: Sequence[Device], holds: Collection[str]) -> int | Refusal:
+    def available(self, devices: Sequence[Device], hold_counts: Collection[str]) -> int | Refusal:
         """How many devices of the classes are free on a node with these devices; a refusal if they are too few."""
-        free = self._free(devices, holds)
+        free = self._free(devices, hold_counts)
         return len(free) if self._are_enough(free) else self._refusal(devices)
 
-    def grant(self, devices: Sequence[Device], holds: Collection[str]) -> tuple[int, GrantedDevices] | Refusal:
+    def grant(self, devices: Sequence[Device], hold_counts: Collection[str]) -> tuple[int, GrantedDevices] | Refusal:
         """As `available`, and the devices for each container."""
-        free = self._free(devices, holds)
+        free = self._free(devices, hold_counts)
         matched = self._match(free)
         if matched is None:
             return self._refusal(devices)
@@ -88,8 +90,8 @@ class WantedDevices:
     def _of_classes(self, devices: Sequence[Device]) -> list[Device]:
         return [device for device in devices if not self.counts.keys().isdisjoint(device.classes)]
 
-    def _free(self, devices: Sequence[Device], holds: Collection[str]) -> list[Device]:
-        return [device for device in self._of_classes(devices) if is_free(device, holds)]
+    def _free(self, devices: Sequence[Device], hold_counts: Collection[str]) -> list[Device]:
+        return [device for device in self._of_classes(devices) if is_free(device, hold_counts)]
 
     def _refusal(self, devices: Sequence[Device]) -> Refusal:
         """Why too few are free. If the node has too few at all, ended pods or healed devices do not help."""

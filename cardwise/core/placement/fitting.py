@@ -19,7 +19,7 @@ from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.refusals import Refusal
 
-_RANK: Final = 1 << 40  # what a rank of a level weighs: more than any MiB
+_LEVEL_WEIGHT: Final = 1 << 40  # what a rank of a level weighs: more than any MiB
 _ANY_SIZE: Final = 1 << 40  # MiB of a whole card that is not chosen yet, at most
 
 
@@ -80,17 +80,19 @@ def card_requests(request: PodRequest) -> list[CardRequest]:
     A claim that names a class comes before claims that may have any card.
     """
     requests = []
-    single_card, multi_card = (untolerated_by(request.mps, several=several_cards) for several_cards in (False, True))
+    single_card, multi_card = (
+        untolerated_by(request.mps, several_cards=several_cards) for several_cards in (False, True)
+    )
     user = request.mps_client.user
-    together: dict[str, list[ContainerRequest]] = {}
+    containers_by_class: dict[str, list[ContainerRequest]] = {}
     for c in request.containers:
         if c.whole or c.cards > 1:
             untolerated = multi_card if c.cards > 1 else single_card
             mem, core = c.mem_per_card, c.core_per_card
             requests.append(CardRequest((c.key,), c.cards, mem, core, c.whole, c.resource_class, untolerated, user))
         else:
-            together.setdefault(c.resource_class, []).append(c)
-    for resource_class, of_class in together.items():
+            containers_by_class.setdefault(c.resource_class, []).append(c)
+    for resource_class, of_class in containers_by_class.items():
         keys = tuple(c.key for c in of_class)
         sum_mem, sum_core = sum(c.mem for c in of_class), sum(c.core for c in of_class)
         requests.append(
@@ -121,46 +123,50 @@ def has_several_card_requests(request: PodRequest) -> bool:
     return len(card_requests(request)) > 1
 
 
-def share(node: NodeState, i: int, part: tuple[MiB, Percent] | None) -> CardShare:
+def share(node: NodeState, i: int, amounts: tuple[MiB, Percent] | None) -> CardShare:
     """A share of the card: this part, or with None the whole card."""
     card = node.cards[i]
-    mem, core = part if part is not None else (MiB(node.free[i]), FULL_CORE)
-    return CardShare(card.index, card.uuid, mem, core, card.mem, whole=part is None)
+    mem, core = amounts if amounts is not None else (MiB(node.free[i]), FULL_CORE)
+    return CardShare(card.index, card.uuid, mem, core, card.mem, whole=amounts is None)
 
 
 # Which kinds of cards a request may have.
 
 
-def make_search_plan(wanted: Sequence[CardRequest], kinds: CardKinds, headroom: Sequence[Headroom]) -> SearchPlan:
+def make_search_plan(
+    card_requests: Sequence[CardRequest], kinds: CardKinds, headroom: Sequence[Headroom]
+) -> SearchPlan:
     """The plan of a search. Kinds that a quota closes are left out where that is known, so the index skips them."""
     unlimited = tuple(
-        [TypedRequest(c, kinds.levels(c.resource_class), kinds.allowed(c.resource_class)) for c in wanted]
+        [TypedRequest(c, kinds.levels(c.resource_class), kinds.allowed(c.resource_class)) for c in card_requests]
     )
     if not headroom:
         return SearchPlan(unlimited, (), None)
-    largest_charge = quotas.total(card_request.charge(card_request.cards, _ANY_SIZE) for card_request in wanted)
+    largest_charge = quotas.total(card_request.charge(card_request.cards, _ANY_SIZE) for card_request in card_requests)
     tight = [entry_headroom for entry_headroom in headroom if not entry_headroom.has_room_for(largest_charge)]
     if not tight:
         return SearchPlan(unlimited, (), None)
     typed_requests = []
-    counted = set()
+    covered_entries = set()
     for card_request, _, typed in unlimited:
-        full = {
+        full_entries = {
             i
             for i, entry_headroom in enumerate(tight)
-            if not entry_headroom.has_room_for(_least(card_request, kinds, entry_headroom.entry))
+            if not entry_headroom.has_room_for(_min_charge(card_request, kinds, entry_headroom.entry))
         }
-        counted |= set(range(len(tight))) - full
+        covered_entries |= set(range(len(tight))) - full_entries
         typed_requests.append(
             TypedRequest(
-                card_request, kinds.levels(card_request.resource_class, [tight[i].entry for i in sorted(full)]), typed
+                card_request,
+                kinds.levels(card_request.resource_class, [tight[i].entry for i in sorted(full_entries)]),
+                typed,
             )
         )
-    limits = tuple([KindHeadroom(tight[i], kinds.covered_kinds(tight[i].entry)) for i in sorted(counted)])
+    limits = tuple([KindHeadroom(tight[i], kinds.covered_kinds(tight[i].entry)) for i in sorted(covered_entries)])
     return SearchPlan(tuple(typed_requests), limits, unlimited)
 
 
-def _least(card_request: CardRequest, kinds: CardKinds, entry: quotas.QuotaEntry) -> Charge:
+def _min_charge(card_request: CardRequest, kinds: CardKinds, entry: quotas.QuotaEntry) -> Charge:
     """The least that the claim charges the entry if it takes a card that the entry covers: for one card, or for all its
     cards if it can get no others.
     """
@@ -171,7 +177,7 @@ def _least(card_request: CardRequest, kinds: CardKinds, entry: quotas.QuotaEntry
 def min_charge_of_share(request: PodRequest, kinds: CardKinds, entry: quotas.QuotaEntry) -> Charge:
     """What the request charges the entry of a quota at least, whichever cards it gets."""
     return quotas.total(
-        _least(card_request, kinds, entry)
+        _min_charge(card_request, kinds, entry)
         for card_request in card_requests(request)
         if kinds.allowed(card_request.resource_class, (entry,)) == frozenset()
     )
@@ -187,13 +193,13 @@ def headroom_after(
 ) -> list[KindHeadroom] | None:
     """What quotas leave when this card is taken for the claim; None where one of them does not allow it."""
     charge = _charge(node, i, card_request)
-    remaining = []
+    new_headroom = []
     for entry_headroom, kinds in headroom:
-        covered = node.kinds[i] in kinds
-        if covered and not entry_headroom.has_room_for(charge):
+        is_covered = node.kinds[i] in kinds
+        if is_covered and not entry_headroom.has_room_for(charge):
             return None
-        remaining.append(KindHeadroom(entry_headroom.subtract(charge) if covered else entry_headroom, kinds))
-    return remaining
+        new_headroom.append(KindHeadroom(entry_headroom.subtract(charge) if is_covered else entry_headroom, kinds))
+    return new_headroom
 
 
 # The choice for one claim.
@@ -216,7 +222,9 @@ def choose(
     """
     codes = usable_codes(node, typed_request.card_request)
     if headroom:
-        return next(choices(node, codes, typed_request, headroom, policy, alike=_kind_and_size, may_try=may_try), None)
+        return next(
+            choices(node, codes, typed_request, headroom, policy, equivalence_key=_kind_and_size, may_try=may_try), None
+        )
     return _choose_freely(node, codes, typed_request, policy)
 
 
@@ -229,15 +237,19 @@ def _choose_freely(
         return None
     score = 0
     chosen: list[int] = []
-    remaining, least = list(codes) if card_request.cards > 1 else codes, card_code(card_request.mem)
+    remaining_codes, min_code = list(codes) if card_request.cards > 1 else codes, card_code(card_request.mem)
     for _ in range(card_request.cards):
-        pick = policy(remaining, least) if levels is ANY_CARD else choose_card(node, remaining, typed_request, policy)
+        pick = (
+            policy(remaining_codes, min_code)
+            if levels is ANY_CARD
+            else choose_card(node, remaining_codes, typed_request, policy)
+        )
         if pick is None:
             return None
         score += pick[0]
         chosen.append(pick[1])
-        if isinstance(remaining, list):
-            del remaining[bisect_left(remaining, card_code(node.free[pick[1]], pick[1]))]
+        if isinstance(remaining_codes, list):
+            del remaining_codes[bisect_left(remaining_codes, card_code(node.free[pick[1]], pick[1]))]
     return score, chosen, ()
 
 
@@ -248,42 +260,42 @@ def choices(
     headroom: Sequence[KindHeadroom],
     policy: policies.Policy,
     *,
-    alike: Callable[[NodeState, int], object],
+    equivalence_key: Callable[[NodeState, int], object],
     may_try: Callable[[], bool],
     chosen_before: tuple[int, ...] = (),
 ) -> Iterator[Chosen]:
     """The choices of cards for one claim for which quotas have room, in the policy's order of preference.
 
-    Of cards for which `alike` is equal only one is tried: the result would be the same.
+    Of cards for which `equivalence_key` is equal only one is tried: the result would be the same.
 
     may_try: called before each card is tried; the search ends when it returns False. Without a limit the number of
         choices is exponential in the number of cards that are not alike.
     """
-    missing = typed_request.card_request.cards - len(chosen_before)
-    while len(codes) >= missing:
+    missing_cards = typed_request.card_request.cards - len(chosen_before)
+    while len(codes) >= missing_cards:
         pick = choose_card(node, codes, typed_request, policy)
         if pick is None or not may_try():
             return
         score, i = pick
-        remaining = headroom_after(headroom, node, i, typed_request.card_request)
-        if remaining is not None and missing == 1:
-            yield score, [*chosen_before, i], remaining
-        elif remaining is not None:
-            others = [code for code in codes if code & PLACE != i]
-            rest = choices(
+        new_headroom = headroom_after(headroom, node, i, typed_request.card_request)
+        if new_headroom is not None and missing_cards == 1:
+            yield score, [*chosen_before, i], new_headroom
+        elif new_headroom is not None:
+            other_codes = [code for code in codes if code & PLACE != i]
+            later_choices = choices(
                 node,
-                others,
+                other_codes,
                 typed_request,
-                remaining,
+                new_headroom,
                 policy,
-                alike=alike,
+                equivalence_key=equivalence_key,
                 may_try=may_try,
                 chosen_before=(*chosen_before, i),
             )
-            for points, chosen, after in rest:
-                yield score + points, chosen, after
-        same = alike(node, i)
-        codes = [code for code in codes if alike(node, code & PLACE) != same]
+            for points, chosen, last_headroom in later_choices:
+                yield score + points, chosen, last_headroom
+        card_key = equivalence_key(node, i)
+        codes = [code for code in codes if equivalence_key(node, code & PLACE) != card_key]
 
 
 def _kind_and_size(node: NodeState, i: int) -> tuple[int, MiB]:
@@ -296,13 +308,13 @@ def choose_card(
 ) -> policies.Pick | None:
     """The policy's choice of a card, from the first level that has one."""
     for rank, kinds in typed_request.levels:
-        among = codes
-        if kinds is not None and not kinds >= node.here:
-            here = node.kinds
-            among = [code for code in codes if here[code & PLACE] in kinds]
-        pick = policy(among, card_code(typed_request.card_request.mem)) if among else None
+        allowed_codes = codes
+        if kinds is not None and not kinds >= node.kind_set:
+            card_kinds = node.kinds
+            allowed_codes = [code for code in codes if card_kinds[code & PLACE] in kinds]
+        pick = policy(allowed_codes, card_code(typed_request.card_request.mem)) if allowed_codes else None
         if pick is not None:
-            return pick[0] - rank * _RANK, pick[1]
+            return pick[0] - rank * _LEVEL_WEIGHT, pick[1]
     return None
 
 
@@ -345,10 +357,10 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
     """Why the claim found no card of its class, from the most to the least permanent reason."""
     if not node.cards:
         return Refusal.NOT_OURS
-    among: Sequence[int] | None = None  # all
-    if typed is not None and not typed >= node.here:
-        among = [i for i, kind in enumerate(node.kinds) if kind in typed]
-        if not among:
+    allowed_codes: Sequence[int] | None = None  # all
+    if typed is not None and not typed >= node.kind_set:
+        allowed_codes = [i for i, kind in enumerate(node.kinds) if kind in typed]
+        if not allowed_codes:
             return Refusal.NO_SUCH_TYPE
     elif asks_for_memory_alone(card_request):
         # The common cases of a full cluster; `MemoryIndex` says the same of thousands of nodes at once.
@@ -359,52 +371,54 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
         most_free = codes[-1] >> POSITION if codes and len(codes) == len(node.free) else max(node.free)
         if most_free < card_request.mem:
             return Refusal.NO_MEMORY
-    here = range(len(node.cards)) if among is None else among
+    kind_set = range(len(node.cards)) if allowed_codes is None else allowed_codes
     if card_request.untolerated & FOR_GOOD and node.mps.may_close(card_request.untolerated, card_request.user):
-        never = [i for i in here if node.mps.taints[i] & card_request.untolerated & FOR_GOOD]
-        if len(here) == len(never):
+        never = [i for i in kind_set if node.mps.taints[i] & card_request.untolerated & FOR_GOOD]
+        if len(kind_set) == len(never):
             return node.mps.refusal(never, card_request.untolerated, card_request.user)
-    if card_request.cards > 1 and len(here) < card_request.cards:
+    if card_request.cards > 1 and len(kind_set) < card_request.cards:
         return Refusal.TOO_FEW_CARDS
     if card_request.whole:
-        takers = node.takers if among is None else sum(node.cards[i].accepts_shares for i in among)
-        if takers < card_request.cards:
-            return _withheld(node, card_request, here)
+        open_card_count = (
+            node.open_card_count if allowed_codes is None else sum(node.cards[i].accepts_shares for i in allowed_codes)
+        )
+        if open_card_count < card_request.cards:
+            return _withheld(node, card_request, kind_set)
         if not node.mps.may_close(card_request.untolerated, card_request.user):
             return Refusal.NO_WHOLE_CARD  # empty cards are not looked for: thousands of nodes are asked
-        empty = [i for i in here if node.is_empty(i)]
+        empty = [i for i in kind_set if node.is_empty(i)]
         return _why_closed(node, card_request, empty) or Refusal.NO_WHOLE_CARD
-    big = [i for i in here if node.cards[i].mem - node.kept_back >= card_request.mem]
+    big = [i for i in kind_set if node.cards[i].mem - node.kept_back >= card_request.mem]
     if len(big) < card_request.cards:
         return Refusal.CARD_TOO_SMALL
-    roomy = [i for i in big if node.free[i] >= card_request.mem]
-    if len(roomy) < card_request.cards:
+    fitting_positions = [i for i in big if node.free[i] >= card_request.mem]
+    if len(fitting_positions) < card_request.cards:
         return Refusal.NO_MEMORY
-    taking = [i for i in roomy if node.cards[i].accepts_shares]
+    taking = [i for i in fitting_positions if node.cards[i].accepts_shares]
     if len(taking) < card_request.cards:
-        return _withheld(node, card_request, roomy)
-    closed = _why_closed(node, card_request, taking)
-    if closed is not None:
-        return closed
+        return _withheld(node, card_request, fitting_positions)
+    closing_refusal = _why_closed(node, card_request, taking)
+    if closing_refusal is not None:
+        return closing_refusal
     admitting = [i for i in taking if admits(node, i, card_request)]
     if sum(node.is_open(i, len(card_request.keys)) for i in admitting) < card_request.cards:
         return Refusal.TOO_MANY_CLIENTS
     return Refusal.NO_CORE
 
 
-def _withheld(node: NodeState, card_request: CardRequest, here: Sequence[int]) -> Refusal:
+def _withheld(node: NodeState, card_request: CardRequest, kind_set: Sequence[int]) -> Refusal:
     """Why too few of these cards take new shares: a cordon is named if ending it would be enough."""
-    healthy = sum(node.cards[i].healthy for i in here)
+    healthy = sum(node.cards[i].healthy for i in kind_set)
     return Refusal.UNHEALTHY if healthy < card_request.cards else Refusal.CORDONED
 
 
-def _why_closed(node: NodeState, card_request: CardRequest, here: Sequence[int]) -> Refusal | None:
+def _why_closed(node: NodeState, card_request: CardRequest, kind_set: Sequence[int]) -> Refusal | None:
     """Why MPS closes so many of these cards that too few are left; None if it does not, or if they were too few."""
-    if len(here) < card_request.cards or not node.mps.may_close(card_request.untolerated, card_request.user):
+    if len(kind_set) < card_request.cards or not node.mps.may_close(card_request.untolerated, card_request.user):
         return None
-    if sum(admits(node, i, card_request) for i in here) >= card_request.cards:
+    if sum(admits(node, i, card_request) for i in kind_set) >= card_request.cards:
         return None
-    return node.mps.refusal(here, card_request.untolerated, card_request.user)
+    return node.mps.refusal(kind_set, card_request.untolerated, card_request.user)
 
 
 def servable_requests(
@@ -412,8 +426,10 @@ def servable_requests(
 ) -> tuple[list[CardRequest], str]:
     """The claims that the card may serve, whatever is free on it; if there are none, why: "type", "mps", "quota"."""
     kind = node.kinds[i]
-    wanted = [(card_request, kinds.allowed(card_request.resource_class)) for card_request in card_requests(request)]
-    of_type = [card_request for card_request, typed in wanted if typed is None or kind in typed]
+    typed_requests = [
+        (card_request, kinds.allowed(card_request.resource_class)) for card_request in card_requests(request)
+    ]
+    of_type = [card_request for card_request, typed in typed_requests if typed is None or kind in typed]
     open_to = [card_request for card_request in of_type if admits(node, i, card_request)]
     limits = [KindHeadroom(entry_headroom, kinds.covered_kinds(entry_headroom.entry)) for entry_headroom in headroom]
     may = [card_request for card_request in open_to if headroom_after(limits, node, i, card_request) is not None]

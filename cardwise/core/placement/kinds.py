@@ -41,14 +41,18 @@ class CardKinds:
         self.changes = 0  # counts how often kinds, or what is known of them, may have changed
         self._allowed: dict[tuple[str, tuple[QuotaEntry, ...]], frozenset[int] | None] = {}
         self._levels: dict[tuple[str, tuple[QuotaEntry, ...]], tuple[KindLevel, ...]] = {}
-        self._covered: dict[QuotaEntry, frozenset[int]] = {}
+        self._covered_kinds: dict[QuotaEntry, frozenset[int]] = {}
 
     def copy(self) -> "CardKinds":
         """The same, of its own: neither sees a later change of the other."""
-        twin = CardKinds()
-        twin._numbers, twin._kinds, twin._cards = self._numbers.copy(), self._kinds.copy(), self._cards.copy()
-        twin._smallest, twin._next, twin.changes = self._smallest.copy(), self._next, self.changes
-        return twin
+        duplicate = CardKinds()
+        duplicate._numbers, duplicate._kinds, duplicate._cards = (
+            self._numbers.copy(),
+            self._kinds.copy(),
+            self._cards.copy(),
+        )
+        duplicate._smallest, duplicate._next, duplicate.changes = self._smallest.copy(), self._next, self.changes
+        return duplicate
 
     def add_card(self, card: Card | CardKind) -> int:
         """One more card is of this kind: returns its integer."""
@@ -87,12 +91,12 @@ class CardKinds:
             (
                 mib
                 for number, mib in self._smallest.items()
-                if (of_class is None or number in of_class) and self.covered(number, entry)
+                if (of_class is None or number in of_class) and self.is_covered(number, entry)
             ),
             default=MiB(0),
         )
 
-    def covered(self, number: int, entry: QuotaEntry) -> bool:
+    def is_covered(self, number: int, entry: QuotaEntry) -> bool:
         """Whether the entry of a quota counts cards of this kind. Every entry counts unknown cards, to be safe."""
         if number == UNKNOWN:
             return True
@@ -101,39 +105,41 @@ class CardKinds:
 
     def covered_kinds(self, entry: QuotaEntry) -> frozenset[int]:
         """The kinds of cards that the entry of a quota counts."""
-        covered = self._covered.get(entry)
-        if covered is None:
-            if len(self._covered) >= _MAX_CACHED:
-                self._covered.clear()
-            covered = self._covered[entry] = frozenset(number for number in self._kinds if self.covered(number, entry))
-        return covered
+        kinds = self._covered_kinds.get(entry)
+        if kinds is None:
+            if len(self._covered_kinds) >= _MAX_CACHED:
+                self._covered_kinds.clear()
+            kinds = self._covered_kinds[entry] = frozenset(
+                number for number in self._kinds if self.is_covered(number, entry)
+            )
+        return kinds
 
-    def allowed(self, resource_class: str, closed: Collection[QuotaEntry] = ()) -> frozenset[int] | None:
+    def allowed(self, resource_class: str, full_entries: Collection[QuotaEntry] = ()) -> frozenset[int] | None:
         """The kinds of the class ("": any) that none of the closed entries covers; None: all kinds."""
-        if not resource_class and not closed:
+        if not resource_class and not full_entries:
             return None
-        key = resource_class, tuple(closed)
+        key = resource_class, tuple(full_entries)
         if key not in self._allowed:
             kinds = frozenset(
                 number
                 for number, kind in self._kinds.items()
                 if (not resource_class or resource_class in kind.classes)
-                and not any(entry.covers(kind.classes, kind.model) for entry in closed)
+                and not any(entry.covers(kind.classes, kind.model) for entry in full_entries)
             )
             if len(self._allowed) >= _MAX_CACHED:
                 self._forget()
             self._allowed[key] = kinds if len(kinds) < len(self._kinds) else None
         return self._allowed[key]
 
-    def levels(self, resource_class: str, closed: Collection[QuotaEntry] = ()) -> tuple[KindLevel, ...]:
+    def levels(self, resource_class: str, full_entries: Collection[QuotaEntry] = ()) -> tuple[KindLevel, ...]:
         """As `allowed`, in levels: in the order in which they are to be tried.
 
         For a request that names a class, all cards of the class are on one level. A request that names none takes cards
         of the lowest priority first, so that scarce cards stay free for requests that name them.
         """
-        key = resource_class, tuple(closed)
+        key = resource_class, tuple(full_entries)
         if key not in self._levels:
-            allowed = self.allowed(resource_class, closed)
+            allowed = self.allowed(resource_class, full_entries)
             if len(self._levels) >= _MAX_CACHED:
                 self._forget()
             levels = ((0, allowed),) if resource_class else self._ranked(allowed)
@@ -153,4 +159,4 @@ class CardKinds:
         self.changes += 1
         self._allowed.clear()
         self._levels.clear()
-        self._covered.clear()
+        self._covered_kinds.clear()

@@ -74,12 +74,12 @@ class Ledger:
         It copies no node and no holding, only references to nodes. It has no indexes, so the placement engine asks it
         node by node. What was asked of this ledger with `watch` is not told of it.
         """
-        twin = Ledger(kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)
-        twin.kinds, twin._index, twin.managed = self.kinds.copy(), None, self.managed.copy()
-        twin._nodes, twin._usage, twin._holdings = self._nodes.copy(), self._usage.copy(), self._holdings
-        twin._cards, twin._devices = self._cards.copy(), self._devices.copy()
-        twin._generation = twin._shared_until = self._shared_until = self._generation
-        return twin
+        duplicate = Ledger(kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)
+        duplicate.kinds, duplicate._index, duplicate.managed = self.kinds.copy(), None, self.managed.copy()
+        duplicate._nodes, duplicate._usage, duplicate._holdings = self._nodes.copy(), self._usage.copy(), self._holdings
+        duplicate._cards, duplicate._devices = self._cards.copy(), self._devices.copy()
+        duplicate._generation = duplicate._shared_until = self._shared_until = self._generation
+        return duplicate
 
     @property
     def has_index(self) -> bool:
@@ -177,7 +177,7 @@ class Ledger:
     def used(self, namespace: str, entry: quotas.QuotaEntry) -> Charge:
         """What the namespace holds on the cards that the entry of a quota covers."""
         of_kinds = self.usage(namespace).items()
-        return quotas.total(charge for kind, charge in of_kinds if self.kinds.covered(kind, entry))
+        return quotas.total(charge for kind, charge in of_kinds if self.kinds.is_covered(kind, entry))
 
     def __len__(self) -> int:
         return len(self._holdings)
@@ -192,13 +192,13 @@ class Ledger:
             self._forget_if_empty(state)
             return set()
         self._mark_changed(node)
-        before, now = {card.uuid for card in state.cards}, {card.uuid for card in cards}
-        recounted = self._recounted(state, self._cards, before, now)
+        uuids_before, uuids_now = {card.uuid for card in state.cards}, {card.uuid for card in cards}
+        recounted = self._recounted(state, self._cards, uuids_before, uuids_now)
         for holding in recounted:
             self._count(holding, -1)
         state = self._own(node)
         (self.managed.add if any(card.mps for card in cards) else self.managed.discard)(node)
-        self._cards.set_uuids(node, before, now)
+        self._cards.set_uuids(node, uuids_before, uuids_now)
         state.reset(
             self.kinds, cards, [share for holding in state.holdings.values() for share in holding.assignment.shares()]
         )
@@ -210,69 +210,71 @@ class Ledger:
     def set_devices(self, node: str, devices: Iterable[Device]) -> set[str]:
         """The node has these devices that are no GPUs now, and no others. As with `set_cards`, it may be forgotten."""
         state = self._own(self._state(node).name)
-        before = {device.uuid for device in state.devices}
+        uuids_before = {device.uuid for device in state.devices}
         state.devices = sort_devices(devices)
-        now = {device.uuid for device in state.devices}
-        others: set[str] = set()
-        if before != now:
-            recounted = self._recounted(state, self._devices, before, now)
+        uuids_now = {device.uuid for device in state.devices}
+        other_nodes: set[str] = set()
+        if uuids_before != uuids_now:
+            recounted = self._recounted(state, self._devices, uuids_before, uuids_now)
             for holding in recounted:
                 self._count_devices(holding, -1)
-            self._devices.set_uuids(node, before, now)
+            self._devices.set_uuids(node, uuids_before, uuids_now)
             for holding in recounted:
                 self._count_devices(holding, 1)
-            others = self._other_nodes(state, recounted)
+            other_nodes = self._other_nodes(state, recounted)
         self._forget_if_empty(state)
-        return others
+        return other_nodes
 
     def set_holding(self, holding: Holding) -> Undo:
         """Puts the holding in place of what its pod held before. Returns a function that undoes it."""
-        before = self._holdings.get(holding.uid)
-        gone: FormerKinds = {}
-        if before is not None and holding.counts_like(before):
+        holding_before = self._holdings.get(holding.uid)
+        former_kinds: FormerKinds = {}
+        if holding_before is not None and holding.counts_like(holding_before):
             # Only the phase or the name is new: nothing to count.
             self._own(holding.node).holdings[holding.uid] = holding
             self._holdings = self._holdings.set(holding.uid, holding)
         else:
-            if before is not None:
-                gone = self._take_out(before)
-            self._put_in(holding, gone)
-        return self._undo_to(holding.uid, before, gone)
+            if holding_before is not None:
+                former_kinds = self._remove_holding(holding_before)
+            self._add_holding(holding, former_kinds)
+        return self._make_undo(holding.uid, holding_before, former_kinds)
 
     def release(self, uid: str) -> Undo:
         """The pod holds nothing any more. Returns a function that undoes it."""
-        before = self._holdings.get(uid)
-        gone = self._take_out(before) if before is not None else {}
-        return self._undo_to(uid, before, gone)
+        holding_before = self._holdings.get(uid)
+        former_kinds = self._remove_holding(holding_before) if holding_before is not None else {}
+        return self._make_undo(uid, holding_before, former_kinds)
 
     @contextmanager
-    def what_if(self, *, released: Iterable[str] = (), held: Iterable[Holding] = ()) -> Iterator[None]:
-        """Context manager: inside, the pods `released` hold nothing, and the holdings `held` are added.
+    def what_if(self, *, released: Iterable[str] = (), added: Iterable[Holding] = ()) -> Iterator[None]:
+        """Context manager: inside, the pods `released` hold nothing, and the holdings `added` are added.
 
         Restores the ledger at the end, also after an exception. Inside, nothing else may change what these pods hold.
         """
-        back: list[Undo] = []
+        undos: list[Undo] = []
         try:
-            back.extend(map(self.release, released))
-            back.extend(map(self.set_holding, held))
+            undos.extend(map(self.release, released))
+            undos.extend(map(self.set_holding, added))
             yield
         finally:
-            for undo in reversed(back):
+            for undo in reversed(undos):
                 undo()
 
     def violations(self) -> list[str]:
         """Violations of rule 1, for tests: cards that hold more than they have, devices that are held twice."""
         overfull = [
-            (node.name, uuid, has) for node in self.nodes() for uuid, has in sorted(node.overcommitted().items())
+            (node.name, uuid, capacity)
+            for node in self.nodes()
+            for uuid, capacity in sorted(node.overcommitted().items())
         ]
-        return [f"{name}: {uuid} is given beyond the {has} that it has" for name, uuid, has in overfull]
+        return [f"{name}: {uuid} is given beyond the {capacity} that it has" for name, uuid, capacity in overfull]
 
-    def _undo_to(self, uid: str, before: Holding | None, gone: FormerKinds) -> Undo:
+    def _make_undo(self, uid: str, holding_before: Holding | None, former_kinds: FormerKinds) -> Undo:
         def undo() -> None:
-            now = self._holdings.get(uid)
-            since = self._take_out(now) if now is not None else {}
-            if before is not None:
-                self._put_in(before, {**gone, **since})
+            current_holding = self._holdings.get(uid)
+            newer_kinds = self._remove_holding(current_holding) if current_holding is not None else {}
+            if holding_before is not None:
+                self._add_holding(holding_before, {**former_kinds, **newer_kinds})
 
         return undo
 
@@ -335,20 +337,20 @@ class Ledger:
         foreign = (holding for holding in recounted if holding.node != state.name)
         return set().union(*map(self.nodes_of, foreign)) - {state.name}
 
-    def _put_in(self, holding: Holding, gone: FormerKinds) -> None:
-        """Adds the holding. `gone`: the kinds of cards that are gone, as the pod's former holding knew them."""
+    def _add_holding(self, holding: Holding, former_kinds: FormerKinds) -> None:
+        """Adds the holding. `former_kinds`: the kinds of cards that are gone, as the pod's former holding knew them."""
         state = self._own(self._state(holding.node).name)
         self._holdings = self._holdings.set(holding.uid, holding)
         state.holdings[holding.uid] = holding
         self._mark_changed(holding.node)
-        for share in holding.assignment.shares() if gone else ():
-            kind = gone.get((holding.node, card_of(share)))
+        for share in holding.assignment.shares() if former_kinds else ():
+            kind = former_kinds.get((holding.node, card_of(share)))
             if kind is not None:
                 state.record_kind_of(self.kinds, share, kind)
         self._count(holding, 1)
         self._count_devices(holding, 1)
 
-    def _take_out(self, holding: Holding) -> FormerKinds:
+    def _remove_holding(self, holding: Holding) -> FormerKinds:
         """Removes the holding. Returns the kinds of its cards that are gone, which the ledger may forget now."""
         state = self._own(holding.node)
         self._holdings = self._holdings.delete(holding.uid)
@@ -356,20 +358,20 @@ class Ledger:
         self._mark_changed(holding.node)
         self._count(holding, -1)
         self._count_devices(holding, -1)
-        gone = self._forget_gone(state, holding) if state.gone else {}
+        former_kinds = self._forget_former_kinds(state, holding) if state.former_kinds else {}
         self._forget_if_empty(state)
-        return gone
+        return former_kinds
 
-    def _forget_gone(self, state: NodeState, holding: Holding) -> FormerKinds:
-        cards = {card_of(share) for share in holding.assignment.shares()} & state.gone.keys()
-        known = {(state.name, card): self.kinds.get(state.gone[card]) for card in cards}
-        for other in state.holdings.values():
+    def _forget_former_kinds(self, state: NodeState, holding: Holding) -> FormerKinds:
+        cards = {card_of(share) for share in holding.assignment.shares()} & state.former_kinds.keys()
+        kinds = {(state.name, card): self.kinds.get(state.former_kinds[card]) for card in cards}
+        for holding_there in state.holdings.values():
             if not cards:
                 break  # each has another holding: most often one of the first
-            cards.difference_update(card_of(share) for share in other.assignment.shares())
+            cards.difference_update(card_of(share) for share in holding_there.assignment.shares())
         for card in cards:
             state.forget(self.kinds, card)
-        return known
+        return kinds
 
     def _count(self, holding: Holding, sign: int) -> None:
         """Adds (sign 1) or removes (sign -1) the holding's cards, where they are, and its charge, once."""
@@ -377,19 +379,19 @@ class Ledger:
         usage = dict(self._usage.get(holding.namespace, {}))
         for share in holding.assignment.shares():
             homes = self._cards.nodes(share.uuid)
-            if not homes or homes == own.alone:
+            if not homes or homes == own.own_name:
                 kind = own.count_share(share, sign, holding.mps_client)
             else:
                 kind = self.kind(own.name, share)
                 for name in homes:
                     self._own(name).count_share(share, sign, holding.mps_client)
-            if homes != own.alone:
+            if homes != own.own_name:
                 self._count_elsewhere(self._cards, own, holding.uid, share.uuid, sign)
             if not holding.charged:
                 continue
             charge = quotas.charge(share)
-            before = usage.get(kind, NOTHING)
-            usage[kind] = before.add(charge) if sign > 0 else before.subtract(charge)
+            usage_before = usage.get(kind, NOTHING)
+            usage[kind] = usage_before.add(charge) if sign > 0 else usage_before.subtract(charge)
             if usage[kind] == NOTHING:
                 del usage[kind]
         if usage:
@@ -402,9 +404,9 @@ class Ledger:
         own = self._nodes[holding.node]
         for device in holding.assignment.device_shares():
             homes = self._devices.nodes(device.uuid)
-            for name in homes or own.alone:
+            for name in homes or own.own_name:
                 self._own(name).count_device(device.uuid, sign)
-            if homes != own.alone:
+            if homes != own.own_name:
                 self._count_elsewhere(self._devices, own, holding.uid, device.uuid, sign)
 
     def _count_elsewhere(self, located: Locations, own: NodeState, uid: str, uuid: str, sign: int) -> None:

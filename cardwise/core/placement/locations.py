@@ -17,9 +17,9 @@ class Locations:
 
     def copy(self) -> "Locations":
         """The same, of its own: neither sees a later change of the other. Takes no longer for more of them."""
-        twin = Locations()
-        twin._nodes, twin._elsewhere = self._nodes, self._elsewhere  # which are replaced, never changed
-        return twin
+        duplicate = Locations()
+        duplicate._nodes, duplicate._elsewhere = self._nodes, self._elsewhere  # which are replaced, never changed
+        return duplicate
 
     def nodes(self, uuid: str) -> tuple[str, ...]:
         """The nodes that report the UUID, in the order of their names; mostly one."""
@@ -29,16 +29,16 @@ class Locations:
         """The UUIDs that several nodes report, and these nodes."""
         return {uuid: nodes for uuid, nodes in self._nodes.items() if len(nodes) > 1}
 
-    def set_uuids(self, node: str, before: Collection[str], now: Collection[str]) -> None:
-        """The node reports the UUIDs `now`, and no longer the others of those `before`."""
-        alone = (node,)
-        for uuid in before:
-            if uuid not in now:
+    def set_uuids(self, node: str, uuids_before: Collection[str], uuids_now: Collection[str]) -> None:
+        """The node reports the UUIDs `uuids_now`, and no longer the others of those `uuids_before`."""
+        own_name = (node,)
+        for uuid in uuids_before:
+            if uuid not in uuids_now:
                 self._set(uuid, tuple(name for name in self._nodes[uuid] if name != node))
-        for uuid in now:
-            if uuid not in before:
-                others = self._nodes.get(uuid)
-                self._set(uuid, tuple(sorted((*others, node))) if others else alone)
+        for uuid in uuids_now:
+            if uuid not in uuids_before:
+                other_nodes = self._nodes.get(uuid)
+                self._set(uuid, tuple(sorted((*other_nodes, node))) if other_nodes else own_name)
 
     def holders_elsewhere(self, uuid: str) -> Iterable[str]:
         """The UIDs of the pods that hold it, while their own node does not report it."""

@@ -23,34 +23,34 @@ class MemoryIndex:
     """The index of a ledger, which refreshes it before use (`Ledger.memory_index`)."""
 
     def __init__(self) -> None:
-        self._of: dict[str, _Memory] = {}
+        self._memory_by_node: dict[str, _Memory] = {}
         self._largest: list[tuple[int, str]] = []
         self._free: list[tuple[int, str]] = []
 
     def refresh(self, changed: Iterable[tuple[str, NodeState | None]]) -> None:
         """Update the index for changed nodes; None for a deleted node."""
-        now = {
+        memory_by_name = {
             name: _Memory(node.largest, max(node.free)) if node is not None and node.cards else None
             for name, node in changed
         }
-        rebuild = len(now) > _RESORT_NODES
-        for name, memory in now.items():
-            before = self._of.get(name)
-            if memory == before:
+        rebuild = len(memory_by_name) > _RESORT_NODES
+        for name, memory in memory_by_name.items():
+            memory_before = self._memory_by_node.get(name)
+            if memory == memory_before:
                 continue
             if memory is None:
-                del self._of[name]
+                del self._memory_by_node[name]
             else:
-                self._of[name] = memory
+                self._memory_by_node[name] = memory
             if not rebuild:
-                self._move(name, before, memory)
+                self._move(name, memory_before, memory)
         if rebuild:
-            self._largest = sorted((memory.largest, name) for name, memory in self._of.items())
-            self._free = sorted((memory.free, name) for name, memory in self._of.items())
+            self._largest = sorted((memory.largest, name) for name, memory in self._memory_by_node.items())
+            self._free = sorted((memory.free, name) for name, memory in self._memory_by_node.items())
 
     def names(self) -> KeysView[str]:
         """The nodes with cards."""
-        return self._of.keys()
+        return self._memory_by_node.keys()
 
     def nodes_too_small_for(self, mem: int) -> Sequence[str]:
         """The nodes without a card of at least `mem` MiB."""

@@ -27,9 +27,9 @@ ANY: Final = -4  # of a card: all users
 FREE: Final = -5  # of a card: the user of the first pod
 
 
-def untolerated_by(mode: Mode, *, several: bool) -> int:
-    """The taints that a request of this MPS mode does not tolerate. `several`: several cards in one container."""
-    return _UNTOLERATED[mode] | (SEVERAL if several and mode is not Mode.OFF else 0)
+def untolerated_by(mode: Mode, *, several_cards: bool) -> int:
+    """The taints that a request of this MPS mode does not tolerate. `several_cards`: several cards in one container."""
+    return _UNTOLERATED[mode] | (SEVERAL if several_cards and mode is not Mode.OFF else 0)
 
 
 _UNTOLERATED: Final = {
@@ -70,12 +70,12 @@ class CardTaints:
         """A copy with its own counts."""
         if not self.managed:
             return self  # it counts nothing
-        twin = CardTaints.__new__(CardTaints)
-        twin.statuses, twin.daemons, twin.managed = self.statuses, self.daemons, True
-        twin.clients = {daemon: dict(mps_clients) for daemon, mps_clients in self.clients.items()}
-        twin.taints, twin.users = self.taints.copy(), self.users.copy()
-        twin.tainted, twin.single = self.tainted, self.single
-        return twin
+        duplicate = CardTaints.__new__(CardTaints)
+        duplicate.statuses, duplicate.daemons, duplicate.managed = self.statuses, self.daemons, True
+        duplicate.clients = {daemon: dict(mps_clients) for daemon, mps_clients in self.clients.items()}
+        duplicate.taints, duplicate.users = self.taints.copy(), self.users.copy()
+        duplicate.tainted, duplicate.single = self.tainted, self.single
+        return duplicate
 
     def count(self, i: int, client: MpsClient, sign: int) -> None:
         """Add (sign 1) or remove (sign -1) a share of the card."""
@@ -89,7 +89,7 @@ class CardTaints:
         else:
             del mps_clients[client]
         if not shares or shares == sign:  # the first share of such a client came, or the last went
-            self._update_taints([at for at, other in enumerate(self.daemons) if other == daemon])
+            self._update_taints([position for position, other in enumerate(self.daemons) if other == daemon])
 
     def max_clients(self, i: int) -> int:
         """The maximum number of clients of the card; 0 if unknown."""
@@ -117,18 +117,18 @@ class CardTaints:
         if status is None:
             return {}
         daemon = self.daemons[i]
-        alone = user != NO_USER and not status.multi_user
+        is_single_user = user != NO_USER and not status.multi_user
         return {
             (daemon, client): shares
             for client, shares in self.clients.get(daemon, {}).items()
             if (client.off and untolerated & WANTS)
-            or (client.wants and (untolerated & OFF or (alone and client.user != user)))
+            or (client.wants and (untolerated & OFF or (is_single_user and client.user != user)))
         }
 
-    def refusal(self, among: Iterable[int], untolerated: int, user: int) -> Refusal:
+    def refusal(self, positions: Iterable[int], untolerated: int, user: int) -> Refusal:
         """Why too few of these cards are open to such a request: the reason that may end soonest."""
         reasons = {
-            _refusal_by_taints(self.taints[i] & untolerated) for i in among if not self.admits(i, untolerated, user)
+            _refusal_by_taints(self.taints[i] & untolerated) for i in positions if not self.admits(i, untolerated, user)
         }
         return min(reasons, key=_SOONEST.index)
 

@@ -24,8 +24,7 @@ class NodeState:
     """The cards of one node and what is left on each; index i of every list is the same card."""
 
     __slots__ = (
-        "_empties",
-        "alone",
+        "_empty_codes",
         "cards",
         "clients",
         "codes",
@@ -33,35 +32,36 @@ class NodeState:
         "device_holds",
         "devices",
         "foreign",
+        "former_kinds",
         "free",
         "free_core",
         "generation",
-        "gone",
-        "here",
         "holdings",
         "kept_back",
+        "kind_set",
         "kinds",
         "largest",
         "max_card_clients",
         "max_clients",
         "mps",
         "name",
-        "takers",
+        "open_card_count",
+        "own_name",
         "used",
     )
 
     def __init__(self, name: str, *, kept_back: MiB, max_clients: int | None, core: int = FULL_CORE) -> None:
         self.name = name
-        self.alone = (name,)  # as `Locations.nodes` has a UUID that only this node reports
+        self.own_name = (name,)  # as `Locations.nodes` has a UUID that only this node reports
         self.kept_back = kept_back
         self.core = core  # percent of the SMs that are given of each card
         self.max_clients = max_clients
         self.cards: list[Card] = []
         self.kinds: list[int] = []  # of `CardKinds`
-        self.here: frozenset[int] = frozenset()  # the same kinds, each once
-        self.gone: dict[str | int, int] = {}  # by `card_of`, the kinds of held cards that the node has no more
+        self.kind_set: frozenset[int] = frozenset()  # the same kinds, each once
+        self.former_kinds: dict[str | int, int] = {}  # by `card_of`, the kinds of held cards that the node has no more
         self.largest = 0  # MiB of the biggest card, without what is kept back
-        self.takers = 0  # cards that take new shares, see `Card.accepts_shares`
+        self.open_card_count = 0  # cards that take new shares, see `Card.accepts_shares`
         self.free: list[int] = []  # MiB; below zero where a card has shrunk under its shares
         self.free_core: list[int] = []  # percent
         self.clients: list[int] = []
@@ -77,7 +77,7 @@ class NodeState:
         ] = {}  # by UUID, how often a device is held; one that is held by nobody is not in it
         # Packed: filter reads those of thousands of nodes, and lists of integers would miss the CPU cache each time.
         self.codes: array[int] | None = None  # as `codes_fullest_first`; None: to be sorted again
-        self._empties: array[int] | None = None
+        self._empty_codes: array[int] | None = None
 
     def is_open(self, i: int, shares: int = 1) -> bool:
         """Whether the card can take this number of further shares, whatever their size."""
@@ -102,13 +102,13 @@ class NodeState:
 
     def codes_of_empty_cards(self) -> Sequence[int]:
         """As `codes_fullest_first`, of the cards that can be given away whole."""
-        codes = self._empties
+        codes = self._empty_codes
         if codes is None:
             clients = self.clients
             least_code = card_code(1)
             ascending = self.codes_fullest_first()
             codes = array(_CODE, [code for code in ascending if code >= least_code and not clients[code & PLACE]])
-            self._empties = codes
+            self._empty_codes = codes
         return codes
 
     def position(self, share: CardShare) -> int | None:
@@ -121,7 +121,7 @@ class NodeState:
     def kind(self, share: CardShare) -> int:
         """The kind of the share's card, also if the node does not have it any more."""
         i = self.position(share)
-        return self.kinds[i] if i is not None else self.gone.get(card_of(share), UNKNOWN)
+        return self.kinds[i] if i is not None else self.former_kinds.get(card_of(share), UNKNOWN)
 
     def count_share(self, share: CardShare, sign: int, client: MpsClient | None = None) -> int:
         """Adds (sign 1) or removes (sign -1) a share of the MPS client `client`; None: of the request being placed.
@@ -136,8 +136,8 @@ class NodeState:
             self.clients[i] += sign
             if client is not None:
                 self.mps.count(i, client, sign)
-        self.codes = self._empties = None
-        return self.kinds[i] if i is not None else self.gone.get(card_of(share), UNKNOWN)
+        self.codes = self._empty_codes = None
+        return self.kinds[i] if i is not None else self.former_kinds.get(card_of(share), UNKNOWN)
 
     def add(self, assignment: Assignment, client: MpsClient, sign: int) -> None:
         """Add (sign 1) or take away (sign -1) all that a pod holds here."""
@@ -148,17 +148,17 @@ class NodeState:
 
     def count_device(self, uuid: str, sign: int) -> None:
         """Add (sign 1) or take away (sign -1) a hold on a device."""
-        holds = self.device_holds.get(uuid, 0) + sign
-        if holds:
-            self.device_holds[uuid] = holds
+        hold_count = self.device_holds.get(uuid, 0) + sign
+        if hold_count:
+            self.device_holds[uuid] = hold_count
         else:
             del self.device_holds[uuid]
 
     def count_foreign(self, uid: str, sign: int) -> None:
         """Adds (sign 1) or removes (sign -1) a card or device that a pod of another node holds here."""
-        held = self.foreign.get(uid, 0) + sign
-        if held:
-            self.foreign[uid] = held
+        hold_count = self.foreign.get(uid, 0) + sign
+        if hold_count:
+            self.foreign[uid] = hold_count
         else:
             del self.foreign[uid]
 
@@ -169,50 +169,57 @@ class NodeState:
     def overcommitted(self) -> dict[str, int]:
         """The cards and devices that are given out beyond what they have, by UUID, and what they have: MiB, or 1."""
         cards = {card.uuid: int(card.mem) for i, card in enumerate(self.cards) if self.used[i] > card.mem}
-        return cards | {uuid: 1 for uuid, holds in self.device_holds.items() if holds > 1}
+        return cards | {uuid: 1 for uuid, hold_count in self.device_holds.items() if hold_count > 1}
 
     def copy(self) -> "NodeState":
         """A copy with its own counts."""
-        twin = NodeState(self.name, kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)
-        twin.cards, twin.largest, twin.takers = self.cards, self.largest, self.takers
-        twin.kinds, twin.here, twin.gone = self.kinds, self.here, self.gone.copy()
-        twin.free, twin.used = self.free.copy(), self.used.copy()
-        twin.free_core, twin.clients = self.free_core.copy(), self.clients.copy()
-        twin.max_card_clients, twin.mps = self.max_card_clients, self.mps.copy()
-        twin.generation = self.generation
-        twin.holdings, twin.foreign = self.holdings.copy(), self.foreign.copy()
-        twin.devices, twin.device_holds = self.devices, self.device_holds.copy()
-        twin.codes, twin._empties = self.codes, self._empties
-        return twin
+        duplicate = NodeState(self.name, kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)
+        duplicate.cards, duplicate.largest, duplicate.open_card_count = self.cards, self.largest, self.open_card_count
+        duplicate.kinds, duplicate.kind_set, duplicate.former_kinds = (
+            self.kinds,
+            self.kind_set,
+            self.former_kinds.copy(),
+        )
+        duplicate.free, duplicate.used = self.free.copy(), self.used.copy()
+        duplicate.free_core, duplicate.clients = self.free_core.copy(), self.clients.copy()
+        duplicate.max_card_clients, duplicate.mps = self.max_card_clients, self.mps.copy()
+        duplicate.generation = self.generation
+        duplicate.holdings, duplicate.foreign = self.holdings.copy(), self.foreign.copy()
+        duplicate.devices, duplicate.device_holds = self.devices, self.device_holds.copy()
+        duplicate.codes, duplicate._empty_codes = self.codes, self._empty_codes
+        return duplicate
 
     def copy_with(self, holdings: Iterable[Holding]) -> "NodeState":
         """A copy on which these holdings count as well."""
-        twin = self.copy()
+        duplicate = self.copy()
         for holding in holdings:
-            twin.add(holding.assignment, holding.mps_client, 1)
-        return twin
+            duplicate.add(holding.assignment, holding.mps_client, 1)
+        return duplicate
 
     def copy_without_pods(self) -> "NodeState":
         """A copy as if no pod held any of its cards."""
-        twin = self.copy()
-        twin.clear_shares()
-        return twin
+        duplicate = self.copy()
+        duplicate.clear_shares()
+        return duplicate
 
-    def reset(self, kinds: CardKinds, cards: Sequence[Card], held: Iterable[CardShare]) -> None:
-        """Start again with these cards and no shares. Cards that are gone keep their kinds if they are in `held`."""
-        before = [*self.kinds, *self.gone.values()]
-        former = [(share, self.kind(share)) for share in held]
+    def reset(self, kinds: CardKinds, cards: Sequence[Card], held_shares: Iterable[CardShare]) -> None:
+        """Start again with these cards and no shares.
+
+        held_shares: shares that pods hold here; if the node has lost their cards, the kinds of these cards are kept.
+        """
+        kinds_before = [*self.kinds, *self.former_kinds.values()]
+        former = [(share, self.kind(share)) for share in held_shares]
         self.cards = sorted(cards, key=lambda card: card.index)
         self.kinds = [kinds.add_card(card) for card in self.cards]
-        self.here = frozenset(self.kinds)
-        self.gone = {}
+        self.kind_set = frozenset(self.kinds)
+        self.former_kinds = {}
         for share, kind in former:
             if kind != UNKNOWN:
                 self.record_kind_of(kinds, share, kinds.get(kind))
-        for kind in before:  # after the others have come, so that a kind that stays is not forgotten
+        for kind in kinds_before:  # after the others have come, so that a kind that stays is not forgotten
             kinds.remove_card(kind)
         self.largest = max((card.mem for card in cards), default=0) - self.kept_back
-        self.takers = sum(card.accepts_shares for card in cards)
+        self.open_card_count = sum(card.accepts_shares for card in cards)
         self.clear_shares()
 
     def clear_shares(self) -> None:
@@ -223,7 +230,7 @@ class NodeState:
         self.clients = [0] * len(self.cards)
         self.mps = CardTaints([card.mps for card in self.cards])
         self.max_card_clients = [self._limit_clients(self.mps.max_clients(i)) for i in range(len(self.cards))]
-        self.codes = self._empties = None
+        self.codes = self._empty_codes = None
 
     def _limit_clients(self, reported: int) -> int:
         """The most clients of a card whose manager says `reported` (0: nothing), limited by the setting."""
@@ -234,12 +241,12 @@ class NodeState:
     def record_kind_of(self, kinds: CardKinds, share: CardShare, kind: CardKind) -> None:
         """Record the kind of the share's card, if the node does not have the card and its kind is not known."""
         card = card_of(share)
-        if card not in self.gone and self.position(share) is None:
-            self.gone[card] = kinds.add_card(kind)
+        if card not in self.former_kinds and self.position(share) is None:
+            self.former_kinds[card] = kinds.add_card(kind)
 
     def forget(self, kinds: CardKinds, card: str | int) -> None:
         """Forget the card, which is gone and on which nothing is held any more."""
-        kinds.remove_card(self.gone.pop(card))
+        kinds.remove_card(self.former_kinds.pop(card))
 
 
 def card_of(share: CardShare) -> str | int:

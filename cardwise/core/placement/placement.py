@@ -55,10 +55,10 @@ def place(
         if node is not None:
             return _expect_placement(scorer.place_on(node))
         return Unplaceable(refusals=scorer.refuse_all(ledger, nodes))
-    some = scorer.with_cards(ledger, nodes) if use_index else nodes
-    scores, refusals = scorer.score_all(ledger, some)
+    candidate_nodes = scorer.with_cards(ledger, nodes) if use_index else nodes
+    scores, refusals = scorer.score_all(ledger, candidate_nodes)
     if not scores:
-        return Unplaceable(refusals=refusals if some is nodes else scorer.score_all(ledger, nodes)[1])
+        return Unplaceable(refusals=refusals if candidate_nodes is nodes else scorer.score_all(ledger, nodes)[1])
     highest = max(scores.values())
     best = min(name for name, score in scores.items() if score == highest)
     return _expect_placement(scorer.place_on(ledger.node(best)))
@@ -92,7 +92,7 @@ def exceeded_together(
         entry_headroom.entry
         for entry_headroom in headroom
         if not entry_headroom.has_room_for(
-            quotas.total(charge for kind, charge in charges if ledger.kinds.covered(kind, entry_headroom.entry))
+            quotas.total(charge for kind, charge in charges if ledger.kinds.is_covered(kind, entry_headroom.entry))
         )
     ]
 
@@ -107,17 +107,17 @@ class _Names(Collection[str]):
     (docs/design/0012-speed.md).
     """
 
-    _LOOKS = 4  # look-ups in the list that together cost less than the set
+    _MAX_LIST_LOOKUPS = 4  # look-ups in the list that together cost less than the set
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = list(names)
-        self._looks = 0
+        self._lookups = 0
         self._table: Collection[str] | None = None
 
     def __contains__(self, name: object) -> bool:
         if self._table is None:
-            self._looks += 1
-            if self._looks <= self._LOOKS:
+            self._lookups += 1
+            if self._lookups <= self._MAX_LIST_LOOKUPS:
                 return name in self._names
             self._table = frozenset(self._names)
         return name in self._table
@@ -153,7 +153,7 @@ class Scorer:
     ) -> None:
         self._kinds = kinds
         self._policy = policies.POLICIES[policy]
-        self._walk = _INDEXED.get(policy)
+        self._walk_index = _INDEXED.get(policy)
         self._request = request
         self._card_requests = fitting.card_requests(request)
         self._effort = effort or searching.SearchEffort()
@@ -161,11 +161,13 @@ class Scorer:
         self._plan: fitting.SearchPlan | None = None
         # Devices are checked before cards, node by node: few nodes have them.
         self._devices = WantedDevices(request.devices) if request.devices else None
-        first = self._card_requests[0] if self._card_requests else None
-        self._single = first is not None and len(self._card_requests) == 1 and first.cards == 1
+        first_request = self._card_requests[0] if self._card_requests else None
+        self._is_one_card = first_request is not None and len(self._card_requests) == 1 and first_request.cards == 1
         # One card, where only its memory and kind matter.
-        self._simple = first is not None and self._single and not first.core and len(first.keys) == 1
-        self._whole = first is not None and first.whole
+        self._is_memory_only = (
+            first_request is not None and self._is_one_card and not first_request.core and len(first_request.keys) == 1
+        )
+        self._takes_whole_cards = first_request is not None and first_request.whole
 
     @property
     def devices(self) -> bool:
@@ -175,7 +177,7 @@ class Scorer:
     @property
     def indexed(self) -> bool:
         """Whether `best_node` can answer."""
-        return self._single and self._walk is not None and self._devices is None
+        return self._is_one_card and self._walk_index is not None and self._devices is None
 
     def best_node(self, ledger: Ledger, nodes: Collection[str]) -> NodeState | None:
         """The best of the nodes, by the index of all cards; None if none fits."""
@@ -183,19 +185,21 @@ class Scorer:
 
     def ranked_nodes(self, ledger: Ledger, nodes: Collection[str]) -> Iterator[NodeState]:
         """The nodes that fit, the best first, by the index of all cards. The ledger must not change meanwhile."""
-        if self._walk is None:
+        if self._walk_index is None:
             return
         plan = self._search_plan()
         card_request, levels, _ = plan.typed_requests[0]
-        restricted = self._restricted(ledger)
-        untolerated = (card_request.untolerated if restricted else 0) | (USED if card_request.whole else 0)
+        may_be_closed = self._may_be_closed_by_mps(ledger)
+        untolerated = (card_request.untolerated if may_be_closed else 0) | (USED if card_request.whole else 0)
         for _, kinds in levels:
-            for _, name, position, _ in self._walk(ledger.index(), card_request.mem or 1, nodes, kinds, untolerated):
+            for _, name, position, _ in self._walk_index(
+                ledger.index(), card_request.mem or 1, nodes, kinds, untolerated
+            ):
                 node = ledger.node(name)
                 if (
                     node is not None
                     and fitting.has_capacity(node, position, card_request)
-                    and (not restricted or fitting.admits(node, position, card_request))
+                    and (not may_be_closed or fitting.admits(node, position, card_request))
                     and (
                         not plan.headroom
                         or fitting.headroom_after(plan.headroom, node, position, card_request) is not None
@@ -207,7 +211,7 @@ class Scorer:
         """For several whole cards: those of the nodes with so many, by the index of all cards. In a full cluster they
         are few, and only they need to be scored. For other requests: the nodes as they are.
         """
-        if len(self._card_requests) != 1 or not self._whole:
+        if len(self._card_requests) != 1 or not self._takes_whole_cards:
             return nodes
         cards, counts = self._card_requests[0].cards, ledger.index().count(USED)
         return [name for name in nodes if counts.get(name, 0) >= cards]
@@ -242,11 +246,11 @@ class Scorer:
             return scores, refusals
         plan = self._search_plan()
         card_request, levels, typed = plan.typed_requests[0]
-        least, whole = card_code(card_request.mem), card_request.whole
-        plain = self._simple and levels is ANY_CARD and not plan.headroom
-        restricted = self._restricted(ledger)
+        min_code, takes_whole_cards = card_code(card_request.mem), card_request.whole
+        is_plain = self._is_memory_only and levels is ANY_CARD and not plan.headroom
+        may_be_closed = self._may_be_closed_by_mps(ledger)
         # For several whole cards most nodes have too few and need no search.
-        several = (
+        min_empty_cards = (
             card_request.cards if card_request.whole and len(plan.typed_requests) == 1 and plan.unlimited is None else 0
         )
         for name in nodes:
@@ -254,15 +258,18 @@ class Scorer:
             if node is None:
                 refusals[name] = Refusal.NOT_OURS
                 continue
-            if plain and not (restricted and node.mps.may_close(card_request.untolerated, card_request.user)):
+            if is_plain and not (may_be_closed and node.mps.may_close(card_request.untolerated, card_request.user)):
                 # As `_score`, without its calls: each takes a twentieth of the time for thousands of nodes.
-                pick = policy(node.codes_of_empty_cards() if whole else node.codes or node.codes_fullest_first(), least)
+                pick = policy(
+                    node.codes_of_empty_cards() if takes_whole_cards else node.codes or node.codes_fullest_first(),
+                    min_code,
+                )
                 if pick is not None:
                     scores[name] = pick[0]
                 else:
                     refusals[name] = fitting.refusal(node, card_request)
                 continue
-            if several and len(node.codes_of_empty_cards()) < several:
+            if min_empty_cards and len(node.codes_of_empty_cards()) < min_empty_cards:
                 refusals[name] = fitting.refusal(node, card_request, typed)
                 continue
             score = self._score(node, plan)
@@ -276,17 +283,17 @@ class Scorer:
         """Why each node cannot take the request, once `best_node` has found none that can."""
         plan = self._search_plan()
         card_request, _, typed = plan.typed_requests[0]
-        limited, by_name = plan.unlimited is not None, ledger.nodes_by_name()
+        is_limited, by_name = plan.unlimited is not None, ledger.nodes_by_name()
 
         def refusal_of(name: str) -> Refusal:
             node = by_name.get(name)
             if node is None:
                 return Refusal.NOT_OURS
-            if limited:
+            if is_limited:
                 return searching.refusal_reason(node, plan, plan.typed_requests[0], self._policy, self._effort)
             return fitting.refusal(node, card_request, typed)
 
-        if limited or typed is not None or not fitting.asks_for_memory_alone(card_request):
+        if is_limited or typed is not None or not fitting.asks_for_memory_alone(card_request):
             return {name: refusal_of(name) for name in nodes}
         by_memory = ledger.memory_index()
         refusals = dict.fromkeys(nodes, Refusal.NO_MEMORY)
@@ -343,7 +350,7 @@ class Scorer:
         assignment = Assignment(in_order, granted) if granted else Assignment(in_order)
         return Placement(node=node.name, assignment=assignment, score=score)
 
-    def _restricted(self, ledger: Ledger) -> bool:
+    def _may_be_closed_by_mps(self, ledger: Ledger) -> bool:
         """Whether MPS may close a card of the ledger to the request."""
         return bool(ledger.managed) or self._request.mps is Mode.REQUIRED
 
@@ -367,7 +374,7 @@ class Scorer:
         return pick[0] if pick is not None else 0
 
     def _score(self, node: NodeState, plan: fitting.SearchPlan) -> int | Refusal:
-        if self._single and not plan.headroom:
+        if self._is_one_card and not plan.headroom:
             typed_request = plan.typed_requests[0]
             pick = fitting.choose_card(
                 node, fitting.usable_codes(node, typed_request.card_request), typed_request, self._policy
@@ -381,8 +388,8 @@ class Scorer:
         return fit if isinstance(fit, Refusal) else fit[0]
 
 
-def _expect_placement(placed: Placement | Refusal) -> Placement:
+def _expect_placement(placement: Placement | Refusal) -> Placement:
     """The placement on a node that was found fit a moment ago on the same ledger."""
-    if isinstance(placed, Refusal):
-        raise AssertionError(placed)
-    return placed
+    if isinstance(placement, Refusal):
+        raise AssertionError(placement)
+    return placement

@@ -25,11 +25,11 @@ from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.refusals import Refusal
 
 _STEPS: Final = 256  # cards tried for one request on one node; after that it counts as not fitting there
-_STEPS_IN_ALL: Final = 4096  # the same on all nodes together; the time: docs/measured.md
-_EMPTIED: Final = 8  # steps that it costs to ask the same of a node without its pods
+_MAX_STEPS: Final = 4096  # the same on all nodes together; the time: docs/measured.md
+_EMPTY_NODE_EFFORT: Final = 8  # steps that it costs to ask the same of a node without its pods
 _FREE: Final = 8  # cards tried for one card request that cost nothing, beside as many as it requests
 
-_Found = tuple[int, list[list[int]]]  # score, and card positions for each claim
+_Choice = tuple[int, list[list[int]]]  # score, and card positions for each claim
 
 
 class SearchEffort:
@@ -39,7 +39,7 @@ class SearchEffort:
     """
 
     def __init__(self, steps: int | None = None, *, reasons: bool = True) -> None:
-        self.remaining = _STEPS_IN_ALL if steps is None else steps
+        self.remaining = _MAX_STEPS if steps is None else steps
         self.reasons = reasons
 
     def limit_tries(self, free: int = 0) -> Callable[[], bool]:
@@ -48,14 +48,14 @@ class SearchEffort:
 
         free: the number of first tries that are no steps.
         """
-        until = max(0, self.remaining - _STEPS)
+        min_remaining = max(0, self.remaining - _STEPS)
 
         def may_try() -> bool:
             nonlocal free
             if free > 0:
                 free -= 1
                 return True
-            if self.remaining <= until:
+            if self.remaining <= min_remaining:
                 return False
             self.remaining -= 1
             return True
@@ -63,7 +63,7 @@ class SearchEffort:
         return may_try
 
 
-def fit_request(node: NodeState, plan: SearchPlan, policy: policies.Policy, effort: SearchEffort) -> _Found | Refusal:
+def fit_request(node: NodeState, plan: SearchPlan, policy: policies.Policy, effort: SearchEffort) -> _Choice | Refusal:
     """Score and card positions for each claim, or why there are none."""
     outcome = _search(node, plan.typed_requests, plan.headroom, policy, effort)
     if outcome is not None and not isinstance(outcome, TypedRequest):
@@ -87,7 +87,7 @@ def refusal_reason(
         return refusal(node, failed.card_request, failed.typed)
     if effort.remaining <= 0:
         return Refusal.TOGETHER
-    effort.remaining -= _EMPTIED
+    effort.remaining -= _EMPTY_NODE_EFFORT
     ever = _search(node.copy_without_pods(), typed_requests, (), policy, effort)
     return Refusal.NEVER_TOGETHER if ever is None or isinstance(ever, TypedRequest) else Refusal.TOGETHER
 
@@ -98,27 +98,31 @@ def _search(
     headroom: Sequence[KindHeadroom],
     policy: policies.Policy,
     effort: SearchEffort,
-) -> _Found | TypedRequest | None:
+) -> _Choice | TypedRequest | None:
     """As `fit_request`; or the part that finds no card even alone; or None if each part fits alone.
 
     Each claim gets the policy's choice of what the claims before it leave. If a claim then has no card, but each claim
     would fit alone, other choices are tried until the effort is spent.
     """
-    scratch, remaining = node, headroom
+    scratch, new_headroom = node, headroom
     score = 0
     positions: list[list[int]] = []
     for typed_request in typed_requests:
         if positions:
             if len(positions) == 1 and _lacks_memory(node, typed_requests):
-                return _hopeless(node, typed_requests, headroom, policy, effort)
+                return _unplaceable_request(node, typed_requests, headroom, policy, effort)
             scratch = node_after(scratch, typed_requests[len(positions) - 1].card_request, positions[-1])
-        choice = _choose_first(scratch, typed_request, remaining, policy, effort)
+        choice = _choose_first(scratch, typed_request, new_headroom, policy, effort)
         if choice is None:
-            hopeless = typed_request if not positions else _hopeless(node, typed_requests, headroom, policy, effort)
-            if hopeless is not None or _lacks_cards(node, [other.card_request for other in typed_requests]):
-                return hopeless
+            unplaceable_request = (
+                typed_request if not positions else _unplaceable_request(node, typed_requests, headroom, policy, effort)
+            )
+            if unplaceable_request is not None or _lacks_cards(
+                node, [request.card_request for request in typed_requests]
+            ):
+                return unplaceable_request
             return _Backtracking(typed_requests, policy, effort).search(node, headroom)
-        points, chosen, remaining = choice
+        points, chosen, new_headroom = choice
         score += points
         positions.append(sorted(chosen))
     return score, positions
@@ -140,7 +144,7 @@ def _choose_first(
     return choose(node, typed_request, headroom, policy, effort.limit_tries(typed_request.card_request.cards + _FREE))
 
 
-def _hopeless(
+def _unplaceable_request(
     node: NodeState,
     typed_requests: Sequence[TypedRequest],
     headroom: Sequence[KindHeadroom],
@@ -168,10 +172,10 @@ def _lacks_memory(node: NodeState, typed_requests: Sequence[TypedRequest]) -> bo
     free = [room for code in node.codes_fullest_first() if (room := code >> POSITION) > 0]
     if sum(free) < sum(mem * cards for mem, cards in shares):
         return True
-    for least, _ in shares:
+    for min_mem, _ in shares:
         # So many shares of this size or a bigger one fit on a card at most.
-        places = sum(cards for mem, cards in shares if mem >= least)
-        if least and sum(room // least for room in free) < places:
+        places = sum(cards for mem, cards in shares if mem >= min_mem)
+        if min_mem and sum(room // min_mem for room in free) < places:
             return True
     return False
 
@@ -179,17 +183,19 @@ def _lacks_memory(node: NodeState, typed_requests: Sequence[TypedRequest]) -> bo
 def _lacks_cards(node: NodeState, card_requests: Sequence[CardRequest]) -> bool:
     """Whether claims that cannot share a card need more cards than have room. A quick check."""
     most_free = max(node.free)
-    apart = [card_request for card_request in card_requests if card_request.whole or 2 * card_request.mem > most_free]
-    least = min((card_request.mem for card_request in apart), default=0)
-    return sum(card_request.cards for card_request in apart) > sum(free >= least for free in node.free)
+    unshared_requests = [
+        card_request for card_request in card_requests if card_request.whole or 2 * card_request.mem > most_free
+    ]
+    min_mem = min((card_request.mem for card_request in unshared_requests), default=0)
+    return sum(card_request.cards for card_request in unshared_requests) > sum(free >= min_mem for free in node.free)
 
 
 def node_after(node: NodeState, card_request: CardRequest, positions: Sequence[int]) -> NodeState:
     """The node once the claim has taken these cards of it."""
     node_copy = node.copy()
-    part = None if card_request.whole else (MiB(card_request.mem), Percent(card_request.core))
+    amounts = None if card_request.whole else (MiB(card_request.mem), Percent(card_request.core))
     for i in positions:
-        node_copy.count_share(share(node_copy, i, part), 1)
+        node_copy.count_share(share(node_copy, i, amounts), 1)
         node_copy.clients[i] += len(card_request.keys) - 1
     return node_copy
 
@@ -198,22 +204,26 @@ class _Backtracking:
     """All choices of cards for the claims, in the policy's order of preference."""
 
     def __init__(self, typed_requests: Sequence[TypedRequest], policy: policies.Policy, effort: SearchEffort) -> None:
-        self._wants = typed_requests
+        self._typed_requests = typed_requests
         self._policy = policy
         self._may_try = effort.limit_tries()
 
-    def search(self, node: NodeState, headroom: Sequence[KindHeadroom], at: int = 0) -> _Found | None:
+    def search(self, node: NodeState, headroom: Sequence[KindHeadroom], request_index: int = 0) -> _Choice | None:
         """The first choice for the claims from this one on that gives cards to all of them."""
-        typed_request = self._wants[at]
-        if at + 1 == len(self._wants):
+        typed_request = self._typed_requests[request_index]
+        if request_index + 1 == len(self._typed_requests):
             choice = choose(node, typed_request, headroom, self._policy, self._may_try)
             return (choice[0], [sorted(choice[1])]) if choice is not None else None
         codes = usable_codes(node, typed_request.card_request)
-        found_here = choices(node, codes, typed_request, headroom, self._policy, alike=_state, may_try=self._may_try)
-        for score, chosen, remaining in found_here:
-            rest = self.search(node_after(node, typed_request.card_request, chosen), remaining, at + 1)
-            if rest is not None:
-                return score + rest[0], [sorted(chosen), *rest[1]]
+        card_choices = choices(
+            node, codes, typed_request, headroom, self._policy, equivalence_key=_state, may_try=self._may_try
+        )
+        for score, chosen, new_headroom in card_choices:
+            later_choice = self.search(
+                node_after(node, typed_request.card_request, chosen), new_headroom, request_index + 1
+            )
+            if later_choice is not None:
+                return score + later_choice[0], [sorted(chosen), *later_choice[1]]
         return None
 
 

@@ -25,7 +25,7 @@ class CardClassView:
     users: what each namespace uses, the largest first.
     """
 
-    known: ResourceClass
+    resource_class: ResourceClass
     amounts: Mapping[str, int]
     users: tuple[tuple[str, Charge], ...]
 
@@ -34,7 +34,7 @@ class CardClassView:
 class DeviceClassView:
     """A class of devices, counted. `users`: how many each namespace uses, the largest first."""
 
-    known: ResourceClass
+    resource_class: ResourceClass
     devices: int
     healthy: int
     nodes: int
@@ -54,7 +54,7 @@ class EntryView:
     entry: QuotaEntry
     used: Charge
     holders: tuple[tuple[Holding, Charge], ...]
-    missing: str = ""
+    missing_class_reason: str = ""
 
 
 def classes_of_cards(
@@ -69,12 +69,14 @@ def classes_of_cards(
     ]
 
 
-def _of_cards(ledger: Ledger, known: ResourceClass, namespaces: Collection[str]) -> CardClassView:
-    of_class = [(node, i) for node in ledger.nodes() for i, card in enumerate(node.cards) if known.name in card.classes]
-    entry = QuotaEntry(resource_class=known.name)
-    held = [(namespace, ledger.used(namespace, entry)) for namespace in namespaces]
+def _of_cards(ledger: Ledger, resource_class: ResourceClass, namespaces: Collection[str]) -> CardClassView:
+    of_class = [
+        (node, i) for node in ledger.nodes() for i, card in enumerate(node.cards) if resource_class.name in card.classes
+    ]
+    entry = QuotaEntry(resource_class=resource_class.name)
+    charges = [(namespace, ledger.used(namespace, entry)) for namespace in namespaces]
     return CardClassView(
-        known=known,
+        resource_class=resource_class,
         amounts={
             "devices": len(of_class),
             "healthyDevices": sum(node.cards[i].healthy for node, i in of_class),
@@ -83,7 +85,7 @@ def _of_cards(ledger: Ledger, known: ResourceClass, namespaces: Collection[str])
             "usedMiB": sum(node.used[i] for node, i in of_class),
             "freeMiB": sum(node.free_mib(i) for node, i in of_class),
         },
-        users=tuple(sorted((user for user in held if user[1] != NOTHING), key=lambda user: -user[1].memory)),
+        users=tuple(sorted((user for user in charges if user[1] != NOTHING), key=lambda user: -user[1].memory)),
     )
 
 
@@ -100,12 +102,17 @@ def classes_of_devices(
 
 
 def _of_devices(
-    known: ResourceClass, nodes: Iterable[tuple[NodeState, Mapping[str, list[Holding]]]]
+    resource_class: ResourceClass, nodes: Iterable[tuple[NodeState, Mapping[str, list[Holding]]]]
 ) -> DeviceClassView:
-    of_class = [(node, device, held) for node, held in nodes for device in node.devices if known.name in device.classes]
-    users = Counter(holding.namespace for _, device, held in of_class for holding in held.get(device.uuid, ()))
+    of_class = [
+        (node, device, holdings)
+        for node, holdings in nodes
+        for device in node.devices
+        if resource_class.name in device.classes
+    ]
+    users = Counter(holding.namespace for _, device, holdings in of_class for holding in holdings.get(device.uuid, ()))
     return DeviceClassView(
-        known=known,
+        resource_class=resource_class,
         devices=len(of_class),
         healthy=sum(device.healthy for _, device, _ in of_class),
         nodes=len({node.name for node, _, _ in of_class}),
@@ -125,11 +132,11 @@ def device_holders(ledger: Ledger, node: NodeState) -> dict[str, list[Holding]]:
 
 
 def quota_entries(
-    ledger: Ledger, gpu_quotas: Iterable[GPUQuota], missing: Callable[[str], str], namespace: str = ""
+    ledger: Ledger, gpu_quotas: Iterable[GPUQuota], explain_missing_class: Callable[[str], str], namespace: str = ""
 ) -> list[EntryView]:
     """Every entry of the GPUQuotas of a namespace, or of all namespaces, by namespace and name.
 
-    missing: returns why a class does not exist; "" if it does.
+    explain_missing_class: returns why a class does not exist; "" if it does.
     """
     by_namespace: dict[str, list[Holding]] = {}
     for holding in ledger.holdings():
@@ -138,9 +145,10 @@ def quota_entries(
     views = []
     for quota in sorted(gpu_quotas, key=lambda quota: (quota.namespace, quota.name)):
         for entry in quota.entries if namespace in ("", quota.namespace) else ():
-            held = [(holding, charge(ledger, holding, entry)) for holding in by_namespace.get(quota.namespace, ())]
+            charges = [(holding, charge(ledger, holding, entry)) for holding in by_namespace.get(quota.namespace, ())]
             holders = sorted(
-                (part for part in held if part[1] != NOTHING), key=lambda part: (-part[1].memory, part[0].name)
+                (holder for holder in charges if holder[1] != NOTHING),
+                key=lambda holder: (-holder[1].memory, holder[0].name),
             )
             views.append(
                 EntryView(
@@ -148,7 +156,7 @@ def quota_entries(
                     entry=entry,
                     used=ledger.used(quota.namespace, entry),
                     holders=tuple(holders),
-                    missing=missing(entry.resource_class) if entry.resource_class else "",
+                    missing_class_reason=explain_missing_class(entry.resource_class) if entry.resource_class else "",
                 )
             )
     return views
@@ -166,8 +174,8 @@ def entries_by_status(objects: Iterable[Json]) -> list[EntryView]:
             continue
         used = quotas.used_by_status(manifest)
         for entry in quota.entries:
-            held = used.get((entry.resource_class, entry.model), NOTHING)
-            views.append(EntryView(quota=quota, entry=entry, used=held, holders=()))
+            charge = used.get((entry.resource_class, entry.model), NOTHING)
+            views.append(EntryView(quota=quota, entry=entry, used=charge, holders=()))
     return sorted(views, key=lambda view: (view.quota.namespace, view.quota.name))
 
 
@@ -175,5 +183,5 @@ def charge(ledger: Ledger, holding: Holding, entry: QuotaEntry) -> Charge:
     """One pod's charge to the entry."""
     shares = holding.assignment.shares()
     return quotas.total(
-        quotas.charge(share) for share in shares if ledger.kinds.covered(ledger.kind(holding.node, share), entry)
+        quotas.charge(share) for share in shares if ledger.kinds.is_covered(ledger.kind(holding.node, share), entry)
     )

@@ -78,4 +78,4 @@ def test_who_names_no_class_tries_the_lowest_priority_first():
 
 def test_an_unknown_card_counts_everywhere_since_it_may_be_of_any_class_and_model():
     kinds = CardKinds()
-    assert all(kinds.covered(UNKNOWN, entry) for entry in (EVERY_CARD, OF_A, K80))
+    assert all(kinds.is_covered(UNKNOWN, entry) for entry in (EVERY_CARD, OF_A, K80))

@@ -328,7 +328,7 @@ def test_other_pods_could_make_room_only_where_all_requests_fit_the_empty_cards(
 
 @pytest.mark.parametrize(("steps", "looked_at"), [(16, 2), (17, 3)])
 def test_a_look_whether_a_node_could_ever_fit_costs_eight_steps(monkeypatch, steps, looked_at):
-    monkeypatch.setattr(searching, "_STEPS_IN_ALL", steps)
+    monkeypatch.setattr(searching, "_MAX_STEPS", steps)
     several = request.parse(pod(containers=[container("a", gpu_count=2), container("b", gpu_mem=9000)]))
     nodes = [f"n{i}" for i in range(5)]
     answer = placement.place(ledger_with_free(**{name: [P100, P100] for name in nodes}), nodes, several, "binpack")
@@ -339,7 +339,7 @@ def test_a_look_whether_a_node_could_ever_fit_costs_eight_steps(monkeypatch, ste
 
 def test_what_one_request_may_cost_over_all_nodes_is_bounded(monkeypatch):
     """A lock is held meanwhile. Once it is spent, the policy's first choices are all that is tried."""
-    monkeypatch.setattr(searching, "_STEPS_IN_ALL", 2)
+    monkeypatch.setattr(searching, "_MAX_STEPS", 2)
     several = request.parse(pod(containers=[container("a", gpu_mem=6000), container("b", gpu_mem=8000, gpu_count=2)]))
     fits_nowhere, fits = [9000, 9500, 100], [6000, 10000]
     ledger = ledger_with_free(n1=fits_nowhere, n2=fits)

@@ -36,7 +36,7 @@ def quota(*entries, name="q", namespace="default"):
 
 def test_a_class_has_the_sums_of_its_cards_and_who_uses_them():
     k80, v100 = totals.classes_of_cards(busy(), CLASSES)
-    assert (k80.known.name, v100.known.name) == ("k80", "v100")
+    assert (k80.resource_class.name, v100.resource_class.name) == ("k80", "v100")
     assert k80.amounts == {
         "devices": 2,
         "healthyDevices": 1,
@@ -66,9 +66,9 @@ def test_an_entry_names_its_holders_the_largest_first_and_why_it_limits_nothing(
         quota(QuotaEntry(), namespace="other"),
     ]
     k80, gone, other = totals.quota_entries(busy(), standings, {"k80": "", "gone": "no such class"}.__getitem__)
-    assert (k80.used, k80.missing) == (Charge(2, 400, 0), "")
+    assert (k80.used, k80.missing_class_reason) == (Charge(2, 400, 0), "")
     assert [(holder.name, part.memory) for holder, part in k80.holders] == [("large", 300), ("small", 100)]
-    assert (gone.used, gone.holders, gone.missing) == (NOTHING, (), "no such class")
+    assert (gone.used, gone.holders, gone.missing_class_reason) == (NOTHING, (), "no such class")
     assert (other.used, other.holders) == (NOTHING, ())
     assert totals.quota_entries(busy(), standings, lambda _: "", "other") == [other]
 

@@ -246,7 +246,7 @@ def test_what_is_reserved_for_a_gang_meanwhile_counts_at_the_next_search(clock, 
 
 
 def test_a_refusal_for_want_of_effort_is_not_remembered(clock, searched, monkeypatch):
-    monkeypatch.setattr(searching, "_STEPS_IN_ALL", 0)
+    monkeypatch.setattr(searching, "_MAX_STEPS", 0)
     state = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
     assert isinstance(state.plan_pod(make_request()), Unplaceable)
     searched.clear()
