@@ -323,6 +323,13 @@ WRONG = {  # values, and what Helm says of them
     "nodes.stateDir=/var/lib/../cardwise": "/nodes/stateDir",
     "nodes.cdiDir=/var/run/./cdi": "/nodes/cdiDir",
     'policies.annotationWriters={a"b}': "/policies/annotationWriters/0",
+    # The templates write paths into flow mappings of YAML without quotes.
+    "nodes.cdiDir=/var/run/cdi\\,x": "/nodes/cdiDir",
+    "nodes.kubeletDir=/var/lib/kubelet:": "/nodes/kubeletDir",
+    "nodes.criSocket=/run/{cri}/cri.sock": "/nodes/criSocket",
+    "nodes.mpsRoot=/run/[mps]": "/nodes/mpsRoot",
+    "nodes.simulatedGPUs=/etc/a#b/gpus.yaml": "/nodes/simulatedGPUs",
+    'scheduler.manifestsDir=/etc/"kubernetes"/manifests': "/scheduler/manifestsDir",
 }
 
 
@@ -402,6 +409,8 @@ RIGHT = (
     "extender.resources.requests.ephemeral-storage=1e9",
     "webhook.affinity.podAntiAffinity.x=y",
     f"nodes.mpsRoot=/{'x' * (LONGEST_ROOT - 1)}",
+    "nodes.cdiDir=/.cdi/..v1/a_B-9.8@%+=~",
+    "nodes.criSocket=/run/k3s/containerd/containerd.sock",
 )
 
 
