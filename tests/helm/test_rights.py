@@ -76,6 +76,14 @@ def test_what_parts_may_write_in_all_namespaces(render: Render, part: str) -> No
     }
 
 
+@pytest.mark.parametrize("part", ["webhook", "extender"])
+def test_a_part_may_create_read_and_update_its_secret(render: Render, part: str) -> None:
+    """The verbs of `cardwise.runtime.tls.certstore`."""
+    role = get_object(render(), "Role", f"cardwise-{part}-tls")
+    verbs_by_names = {tuple(rule.get("resourceNames", ())): rule["verbs"] for rule in role["rules"]}
+    assert verbs_by_names == {(f"cardwise-{part}-tls",): ["get", "update"], (): ["create"]}
+
+
 def test_who_looks_after_machines_may_cordon_and_drain_cards_and_viewers_may_not(render: Render) -> None:
     objects = render()
     role = get_object(objects, "ClusterRole", "cardwise-drain")
