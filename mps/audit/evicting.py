@@ -4,7 +4,7 @@ If a driver reports wrong data, or cgroups have an unknown form, the audit may b
 once. It must not evict all of them then.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class EvictionBudget:
 
     def __init__(self, per_hour: int) -> None:
         self._per_hour = per_hour
-        self._eviction_times: deque[float] = deque()
+        self._evictions: deque[tuple[float, str]] = deque()  # time and namespace of the evictions in the last hour
         self.last_uid = ""  # UID of the last evicted pod
         self._wait_until = 0.0  # until this time its end is awaited
 
@@ -38,17 +38,25 @@ class EvictionBudget:
         active_uids: the UIDs of the node's pods that have not ended.
         now: seconds of the caller's clock.
         """
-        while self._eviction_times and now - self._eviction_times[0] >= _HOUR:
-            self._eviction_times.popleft()
-        if len(self._eviction_times) >= self._per_hour:
+        self._forget_old_evictions(now)
+        if len(self._evictions) >= self._per_hour:
             return f"this node has used its {self._per_hour} evictions per hour (--audit-evict-per-hour)"
         is_waiting = self.last_uid in active_uids and now < self._wait_until
         return "the pod that was evicted before it has not ended yet" if is_waiting else ""
 
-    def record_eviction(self, uid: str, now: float) -> None:
-        self._eviction_times.append(now)
+    def count_by_namespace(self, now: float) -> Counter[str]:
+        """The number of evictions in the last hour, by namespace."""
+        self._forget_old_evictions(now)
+        return Counter(namespace for _, namespace in self._evictions)
+
+    def record_eviction(self, uid: str, namespace: str, now: float) -> None:
+        self._evictions.append((now, namespace))
         self._wait_until = now + _MAX_WAIT_SECONDS
         self.last_uid = uid
+
+    def _forget_old_evictions(self, now: float) -> None:
+        while self._evictions and now - self._evictions[0][0] >= _HOUR:
+            self._evictions.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +85,17 @@ class Evictor:
         self._reported: set[tuple[str, str]] = set()  # UID and reason of the evictions that the last audit withheld
 
     def evict(self, violators: Sequence[Violator], active_uids: Collection[str], now: float) -> None:
-        """Evict the pods with the oldest violations first, as far as the budget allows. Call it at each audit.
+        """Evict pods, as far as the budget allows. Call it at each audit.
+
+        The namespaces with the fewest evictions in the last hour come first, and of these the oldest violations: so
+        the many violators of one namespace do not shield the one of another.
 
         violators: all pods whose violation has lasted long enough.
-
         active_uids: the UIDs of the node's pods that have not ended.
         """
         previously_reported, self._reported = self._reported, set()
-        for violator in sorted(violators, key=lambda violator: violator.since):
+        evictions = self._budget.count_by_namespace(now)
+        for violator in sorted(violators, key=lambda violator: (evictions[violator.pod.namespace], violator.since)):
             if violator.pod.uid == self._budget.last_uid:
                 continue  # the pod is being evicted, but the watch has not shown it yet
             reason = self._budget.withheld_reason(active_uids, now)
@@ -110,7 +121,7 @@ class Evictor:
             metrics.AUDIT_EVICTIONS.labels("error").inc()
             _log.warning("failed to evict a pod; trying again", pod=pod.pod, uid=pod.uid, error=str(error))
         else:
-            self._budget.record_eviction(pod.uid, now)
+            self._budget.record_eviction(pod.uid, pod.namespace, now)
             metrics.AUDIT_EVICTIONS.labels("evicted").inc()
             _log.warning("evicted a pod", pod=pod.pod, uid=pod.uid, reason=violator.reason)
             self._record(pod, "AuditEvicted", f"evicted, since the violation lasted (--audit-evict): {violator.reason}")
