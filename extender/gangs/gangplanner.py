@@ -12,7 +12,7 @@ from cardwise.clock import Clock
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.capacity import (
-    LOOKS,
+    MAX_COUNTED_NODES,
     Capacities,
     MemberShape,
     ShapeCapacity,
@@ -26,7 +26,9 @@ from extender.cache.clusterview import ClusterView
 from extender.cache.nominated import MAX_RESERVED_NODES, NominatedPods
 from extender.cache.yielding import TURN
 
-_PLAN_LOOKS: Final = 5 * LOOKS  # within a plan: the nodes of all its members may differ from those before it
+_PLAN_LOOKS: Final = (
+    5 * MAX_COUNTED_NODES
+)  # within a plan: the nodes of all its members may differ from those before it
 
 
 class PlannedGang(NamedTuple):

@@ -129,7 +129,7 @@ class GangPreemption:
         if gang is None or gang.ran:
             return False
         headroom = self._cache.headroom(gang.namespace)
-        return gangplan.beyond_quotas(self._ledger, gang.missing_in_plan(), headroom) is not None
+        return gangplan.first_beyond_quotas(self._ledger, gang.missing_in_plan(), headroom) is not None
 
     def unplaced_uids(self, uid: str) -> list[str]:
         """The UIDs of all members of the pod's gang without a place and without terminating victims."""

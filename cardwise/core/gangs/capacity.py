@@ -19,12 +19,12 @@ from cardwise.core.placement.fitting import CardRequest
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 
-LOOKS: Final = 100  # nodes looked at in one call, for pods of few card requests
+MAX_COUNTED_NODES: Final = 100  # nodes looked at in one call, for pods of few card requests
 _MAX_REQUESTS_AT_FULL_COUNT: Final = 8  # for pods with more card requests the nodes are fewer by as much
 _MIN_FRACTION: Final = 5  # but this part of them, so that what a plan counts in addition is known soon
 _MAX_SHAPES: Final = 256  # remembered; for others all nodes are looked at again
 _MAX_CHANGES: Final = 20_000  # remembered
-_ANY: Final = 1 << 30
+_UNLIMITED: Final = 1 << 30
 
 
 class MemberShape(NamedTuple):
@@ -36,27 +36,28 @@ class MemberShape(NamedTuple):
 
 def shapes(members: Iterable[Member]) -> dict[MemberShape, list[Member]]:
     """The members that request cards, by their requests."""
-    alike: dict[MemberShape, list[Member]] = {}
+    members_by_shape: dict[MemberShape, list[Member]] = {}
     for member in members:
         if member.request is not None:
-            alike.setdefault(MemberShape(member.request, member.load), []).append(member)
-    return alike
+            members_by_shape.setdefault(MemberShape(member.request, member.load), []).append(member)
+    return members_by_shape
 
 
-def count_at_least_as_demanding(alike: Mapping[MemberShape, list[Member]]) -> dict[MemberShape, int]:
+def count_at_least_as_demanding(members_by_shape: Mapping[MemberShape, list[Member]]) -> dict[MemberShape, int]:
     """By shape, how many of the members need at least as much as a pod of the shape: no more of these fit together than
     pods of the shape.
 
     Without it a gang of 500 members of 16 sizes would be planned if each size fits alone.
     """
-    card_requests = {shape: fitting.card_requests(shape.request) for shape in alike}
+    card_requests = {shape: fitting.card_requests(shape.request) for shape in members_by_shape}
     return {
         shape: sum(
             len(members)
-            for other, members in alike.items()
-            if other is shape or _takes_no_less(other.load, card_requests[other], shape.load, card_requests[shape])
+            for other_shape, members in members_by_shape.items()
+            if other_shape is shape
+            or _takes_no_less(other_shape.load, card_requests[other_shape], shape.load, card_requests[shape])
         )
-        for shape in alike
+        for shape in members_by_shape
     }
 
 
@@ -66,12 +67,12 @@ def _takes_no_less(
     """Whether one of the other pods fits wherever a pod with this load and these requests fits, in its place."""
     if len(card_requests) != 1 or len(other_requests) != 1:
         return False
-    card_request, other = card_requests[0], other_requests[0]
+    card_request, other_request = card_requests[0], other_requests[0]
     return (
         (card_request.whole, card_request.cards, card_request.resource_class)
-        == (other.whole, other.cards, other.resource_class)
-        and card_request.mem >= other.mem
-        and all(has >= needs for has, needs in zip(load, other_load, strict=True))
+        == (other_request.whole, other_request.cards, other_request.resource_class)
+        and card_request.mem >= other_request.mem
+        and all(amount >= other_amount for amount, other_amount in zip(load, other_load, strict=True))
     )
 
 
@@ -94,26 +95,26 @@ class ShapeCapacity:
 
     def __init__(self, counts: Mapping[str, int] = MappingProxyType({})) -> None:
         self.counts = dict(counts)
-        self._alike: dict[int, list[str]] = {}  # nodes of equal room, by name
+        self._nodes_by_count: dict[int, list[str]] = {}  # nodes of equal room, by name
         for node in sorted(counts):
-            self._alike.setdefault(counts[node], []).append(node)
+            self._nodes_by_count.setdefault(counts[node], []).append(node)
 
     def __iter__(self) -> Iterator[str]:
-        return chain.from_iterable(self._alike[count] for count in sorted(self._alike, reverse=True))
+        return chain.from_iterable(self._nodes_by_count[count] for count in sorted(self._nodes_by_count, reverse=True))
 
     def __reversed__(self) -> Iterator[str]:
-        return chain.from_iterable(reversed(self._alike[count]) for count in sorted(self._alike))
+        return chain.from_iterable(reversed(self._nodes_by_count[count]) for count in sorted(self._nodes_by_count))
 
     def set_count(self, node: str, count: int) -> int:
         """Set the number of a node. Returns the difference from before."""
-        before = self.counts.pop(node, 0)
-        if before:
-            alike = self._alike[before]
-            del alike[bisect_left(alike, node)]
+        count_before = self.counts.pop(node, 0)
+        if count_before:
+            nodes = self._nodes_by_count[count_before]
+            del nodes[bisect_left(nodes, node)]
         if count:
             self.counts[node] = count
-            insort(self._alike.setdefault(count, []), node)
-        return count - before
+            insort(self._nodes_by_count.setdefault(count, []), node)
+        return count - count_before
 
     def with_minimum(self, nodes: Iterable[str]) -> "ShapeCapacity":
         """The same, with at least one pod on each of these nodes."""
@@ -122,23 +123,23 @@ class ShapeCapacity:
             return self
         vacant = ShapeCapacity()
         vacant.counts = self.counts | added
-        vacant._alike = self._alike | {1: sorted([*self._alike.get(1, ()), *added])}
+        vacant._nodes_by_count = self._nodes_by_count | {1: sorted([*self._nodes_by_count.get(1, ()), *added])}
         return vacant
 
 
-class _Counted:
+class _ShapeCount:
     """What is known of one shape.
 
     vacant: the nodes that could take a pod.
-    unseen: nodes to count, or to count again because they have changed.
-    seen: how many of all changes are in `unseen` or counted.
+    uncounted_nodes: nodes to count, or to count again because they have changed.
+    seen_changes: how many of all changes are in `uncounted_nodes` or counted.
     """
 
-    def __init__(self, shape: MemberShape, nodes: Iterable[str], seen: int, kinds: int) -> None:
+    def __init__(self, shape: MemberShape, nodes: Iterable[str], seen_changes: int, kinds: int) -> None:
         self.vacant = ShapeCapacity()
         self.total = 0
-        self.unseen = dict.fromkeys(nodes)
-        self.seen = seen
+        self.uncounted_nodes = dict.fromkeys(nodes)
+        self.seen_changes = seen_changes
         self.kinds = kinds
         self.card_requests = fitting.card_requests(shape.request)
 
@@ -153,44 +154,50 @@ class Capacities:
         self._ledger = ledger
         self._nodes = nodes
         self._watched = ledger.watch(), nodes.watch()
-        self._of: dict[MemberShape, _Counted] = {}  # the last asked for at the end
+        self._counts_by_shape: dict[MemberShape, _ShapeCount] = {}  # the last asked for at the end
         self._changes: list[str] = []
-        self._gone = 0  # changes that are not remembered any more
+        self._forgotten_changes = 0  # changes that are not remembered any more
 
-    def count_pods(self, shape: MemberShape, looks: int = LOOKS) -> tuple[int, bool]:
+    def count_pods(self, shape: MemberShape, max_nodes: int = MAX_COUNTED_NODES) -> tuple[int, bool]:
         """How many pods of the shape all nodes could take at most, and whether all nodes were counted. One call counts
         `looks` nodes, or fewer where a pod has many card requests.
         """
-        counted = self._counted(shape)
-        counted.unseen |= dict.fromkeys(islice(self._changes, counted.seen - self._gone, None))
-        counted.seen = self._gone + len(self._changes)
-        count_on = _card_counter(counted.card_requests, self._ledger)
-        share = _MAX_REQUESTS_AT_FULL_COUNT / max(_MAX_REQUESTS_AT_FULL_COUNT, len(counted.card_requests))
-        for node in list(islice(counted.unseen, max(1, looks // _MIN_FRACTION, int(looks * share)))):
-            del counted.unseen[node]
-            counted.set_count(node, self._count_on(node, shape, count_on))
-        self._of[shape] = counted  # last: one that was broken off is begun anew
-        if len(self._of) > _MAX_SHAPES:
-            del self._of[next(iter(self._of))]
-        return counted.total, not counted.unseen
+        shape_count = self._updated_shape_count(shape)
+        shape_count.uncounted_nodes |= dict.fromkeys(
+            islice(self._changes, shape_count.seen_changes - self._forgotten_changes, None)
+        )
+        shape_count.seen_changes = self._forgotten_changes + len(self._changes)
+        count_on = _card_counter(shape_count.card_requests, self._ledger)
+        share = _MAX_REQUESTS_AT_FULL_COUNT / max(_MAX_REQUESTS_AT_FULL_COUNT, len(shape_count.card_requests))
+        for node in list(
+            islice(shape_count.uncounted_nodes, max(1, max_nodes // _MIN_FRACTION, int(max_nodes * share)))
+        ):
+            del shape_count.uncounted_nodes[node]
+            shape_count.set_count(node, self._count_on(node, shape, count_on))
+        self._counts_by_shape[shape] = shape_count  # last: one that was broken off is begun anew
+        if len(self._counts_by_shape) > _MAX_SHAPES:
+            del self._counts_by_shape[next(iter(self._counts_by_shape))]
+        return shape_count.total, not shape_count.uncounted_nodes
 
     def nodes(self, shape: MemberShape) -> ShapeCapacity:
         """The nodes that the last `count_pods` has counted. The caller must not keep them."""
-        counted = self._of.get(shape)
-        return counted.vacant if counted is not None else ShapeCapacity()
+        shape_count = self._counts_by_shape.get(shape)
+        return shape_count.vacant if shape_count is not None else ShapeCapacity()
 
-    def _counted(self, shape: MemberShape) -> _Counted:
+    def _updated_shape_count(self, shape: MemberShape) -> _ShapeCount:
         for watched in self._watched:
             self._changes.extend(watched)
             watched.clear()
         if len(self._changes) > _MAX_CHANGES:
-            self._gone += len(self._changes)
+            self._forgotten_changes += len(self._changes)
             self._changes.clear()
-        counted = self._of.pop(shape, None)
+        shape_count = self._counts_by_shape.pop(shape, None)
         kinds = self._ledger.kinds.changes
-        if counted is None or counted.seen < self._gone or counted.kinds != kinds:
-            counted = _Counted(shape, self._ledger.nodes_by_name(), self._gone + len(self._changes), kinds)
-        return counted
+        if shape_count is None or shape_count.seen_changes < self._forgotten_changes or shape_count.kinds != kinds:
+            shape_count = _ShapeCount(
+                shape, self._ledger.nodes_by_name(), self._forgotten_changes + len(self._changes), kinds
+            )
+        return shape_count
 
     def _count_on(self, node: str, shape: MemberShape, count_by_cards: "_CardCounter") -> int:
         state = self._ledger.node(node)
@@ -206,7 +213,7 @@ class Capacities:
             count = min(count, free.cpu // load.cpu)
         if load.memory:
             count = min(count, free.memory // load.memory)
-        return max(0, min(count, free.pods // load.pods if load.pods else _ANY))
+        return max(0, min(count, free.pods // load.pods if load.pods else _UNLIMITED))
 
 
 _CardCounter = Callable[[NodeState], int]
@@ -220,7 +227,8 @@ def _card_counter(card_requests: Iterable[CardRequest], ledger: Ledger) -> _Card
 
     def count_pods(state: NodeState) -> int:
         return min(
-            (_count_for_request(card_request, allowed, state) for card_request, allowed in typed_requests), default=_ANY
+            (_count_for_request(card_request, allowed, state) for card_request, allowed in typed_requests),
+            default=_UNLIMITED,
         )
 
     return count_pods

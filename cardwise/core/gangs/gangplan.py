@@ -41,7 +41,7 @@ _MAX_WORK: Final = 1024  # the work of that, see above
 _MIN_SEARCHED_NODES: Final = 2  # nodes that are searched for each of them, also where that is more in sum
 _STEP_WORK: Final = 64  # between two reads of the clock
 _STEPS: Final = 1024  # the effort of such searches, see `SearchEffort`
-_WILL_NOT_DO: Final = -(1 << 62)  # below all scores
+_UNUSABLE: Final = -(1 << 62)  # below all scores
 _MAX_SETBACKS: Final = 50  # turns that begin with no more members placed than a turn before, see `_Attempt`
 
 
@@ -90,33 +90,33 @@ class Draft:
         self.moved = False
         self._cpu = cpu
         self._seconds = seconds
-        self._plans: list[_Growing] = []  # in the order in which they are asked for in each turn
+        self._plans: list[_UnfinishedPlan] = []  # in the order in which they are asked for in each turn
         self._next = 0
         self._work = 0  # since the clock was read
-        self._until: float | None = None  # of this turn; None: it has added nothing yet
+        self._turn_end: float | None = None  # of this turn; None: it has added nothing yet
 
     def begin(self) -> None:
         """Begin a turn."""
         self._next = 0
         self._work = 0
-        self._until = None
+        self._turn_end = None
 
-    def growing(self, members: Sequence[Member]) -> "_Growing":
+    def continue_plan(self, members: Sequence[Member]) -> "_UnfinishedPlan":
         """The unfinished plan of these members, continued from earlier turns if it is the same."""
-        at = self._next
+        position = self._next
         self._next += 1
-        if at == len(self._plans):
-            self._plans.append(_Growing(tuple(members)))
-        elif self._plans[at].members != tuple(members):
+        if position == len(self._plans):
+            self._plans.append(_UnfinishedPlan(tuple(members)))
+        elif self._plans[position].members != tuple(members):
             self.moved = True
-            self._plans[at] = _Growing(tuple(members))
-        return self._plans[at]
+            self._plans[position] = _UnfinishedPlan(tuple(members))
+        return self._plans[position]
 
     def step(self) -> None:
         """Call before each step that takes time. Raises TurnOver, but never before the first step of a turn."""
-        if self._until is None:
-            self._until = self._cpu() + self._seconds
-        elif self._cpu() >= self._until:
+        if self._turn_end is None:
+            self._turn_end = self._cpu() + self._seconds
+        elif self._cpu() >= self._turn_end:
             raise TurnOver
 
     def count_work(self, work: int) -> None:
@@ -142,7 +142,7 @@ class _Scoring:
         self._nodes = nodes
         self._preferred = preferred
         self._enough = enough
-        self._done = 0
+        self._scored_count = 0
 
     def finish(self, ledger: Ledger, scorer: Scorer, draft: Draft, work: int) -> Mapping[str, int]:
         """The scores of all candidates that fit, in the order of their names. Raises TurnOver; the next call goes on.
@@ -150,13 +150,13 @@ class _Scoring:
         work: of one node.
         """
         at_once = max(1, _STEP_WORK // work)
-        while self._done < len(self._nodes):
-            if self._done == self._preferred and len(self.scores) >= self._enough:
+        while self._scored_count < len(self._nodes):
+            if self._scored_count == self._preferred and len(self.scores) >= self._enough:
                 break
-            last = self._preferred if self._done < self._preferred else len(self._nodes)
-            nodes = self._nodes[self._done : min(last, self._done + at_once)]
+            end = self._preferred if self._scored_count < self._preferred else len(self._nodes)
+            nodes = self._nodes[self._scored_count : min(end, self._scored_count + at_once)]
             self.scores.update(scorer.score_all(ledger, nodes)[0])
-            self._done += len(nodes)
+            self._scored_count += len(nodes)
             draft.count_work(len(nodes) * work)
         if self._nodes:
             self.scores, self._nodes = dict(sorted(self.scores.items())), ()
@@ -164,10 +164,17 @@ class _Scoring:
 
 
 @dataclass(slots=True, eq=False)
-class _Growing:
-    """One plan of a draft. `counts`: by kind, how many nodes would take a member; in two ways, one for each order.
-    `scorings`: by kind; `option_scorings`: by kind, those for the second order. `within_quotas`: `beyond_quotas` has
-    passed the members. `failed`: the result, if it was none.
+class _UnfinishedPlan:
+    """One plan of a draft.
+
+    within_quotas: whether `first_beyond_quotas` has passed all members.
+    scorings: by kind of members, the scores of nodes.
+    option_scorings: by kind of members, the scores from which the second order is made.
+    works: by request, the work of searching one node.
+    counts: by kind of members, how many nodes would take one; the first mapping for the first order of members.
+    effort: what the searches may still cost.
+    attempts: the orders that were begun.
+    failed: the outcome, if no plan was found.
     """
 
     members: tuple[Member, ...]
@@ -206,57 +213,59 @@ def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) 
     Raises TurnOver, if the terms have a draft.
     """
     draft = terms.draft or Draft(lambda: 0.0, math.inf)
-    growing = draft.growing(members)
-    if growing.failed is None:
-        ground = _Ground(ledger, nodes, members, terms, draft=draft, growing=growing)
-        planned = _plan(ground, members, growing)
+    unfinished_plan = draft.continue_plan(members)
+    if unfinished_plan.failed is None:
+        inputs = _Inputs(ledger, nodes, members, terms, draft=draft, unfinished_plan=unfinished_plan)
+        planned = _plan(inputs, members, unfinished_plan)
         if isinstance(planned, Planned):
             return planned
-        growing.failed = planned
-    return growing.failed
+        unfinished_plan.failed = planned
+    return unfinished_plan.failed
 
 
-def _plan(ground: "_Ground", members: Sequence[Member], growing: _Growing) -> Planned | Unplanned:
-    if not growing.within_quotas:
-        beyond = beyond_quotas(ground.ledger, members, ground.terms.headroom)
-        if beyond is not None:
-            return Unplanned(member=beyond)
-        growing.within_quotas = True
-    attempts, counts = growing.attempts, growing.counts
+def _plan(inputs: "_Inputs", members: Sequence[Member], unfinished_plan: _UnfinishedPlan) -> Planned | Unplanned:
+    if not unfinished_plan.within_quotas:
+        first_excess = first_beyond_quotas(inputs.ledger, members, inputs.terms.headroom)
+        if first_excess is not None:
+            return Unplanned(member=first_excess)
+        unfinished_plan.within_quotas = True
+    attempts, counts = unfinished_plan.attempts, unfinished_plan.counts
     if not attempts:
         sizes = _sizes(members)
-        node_counts = ground.counted(members, counts[0], lambda kind: len(kind.candidates))
-        first = sorted(members, key=lambda m: (sizes[m.request], node_counts[m.uid], -m.load.cpu))
-        attempts.append(_Attempt(ground, first))
-    planned = attempts[0].place(ground)
+        node_counts = inputs.node_counts(members, counts[0], lambda kind: len(kind.candidates))
+        first_order = sorted(members, key=lambda m: (sizes[m.request], node_counts[m.uid], -m.load.cpu))
+        attempts.append(_Attempt(inputs, first_order))
+    planned = attempts[0].place(inputs)
     if isinstance(planned, Planned):
         return planned
     if len(attempts) == 1:
         sizes = _sizes(members)
-        node_counts = ground.counted(members, counts[1], ground.options)
-        second = sorted(members, key=lambda m: (node_counts[m.uid], -m.load.cpu, -m.load.memory, sizes[m.request]))
-        if [m.uid for m in second] == [m.uid for m in attempts[0].order]:
+        node_counts = inputs.node_counts(members, counts[1], inputs.options)
+        second_order = sorted(
+            members, key=lambda m: (node_counts[m.uid], -m.load.cpu, -m.load.memory, sizes[m.request])
+        )
+        if [m.uid for m in second_order] == [m.uid for m in attempts[0].order]:
             return planned
-        attempts.append(_Attempt(ground, second))
-    planned_again = attempts[1].place(ground)
-    return planned_again if isinstance(planned_again, Planned) else planned
+        attempts.append(_Attempt(inputs, second_order))
+    second_plan = attempts[1].place(inputs)
+    return second_plan if isinstance(second_plan, Planned) else planned
 
 
-def beyond_quotas(ledger: Ledger, members: Iterable[Member], headroom: Sequence[Headroom]) -> Member | None:
+def first_beyond_quotas(ledger: Ledger, members: Iterable[Member], headroom: Sequence[Headroom]) -> Member | None:
     """The first member that exceeds what quotas leave, whichever cards the members get. No node is looked at."""
     charges: dict[PodRequest, list[Charge]] = {}  # the least that each entry counts
     for member in members if headroom else ():
         if member.request is None:
             continue
-        least = charges.get(member.request)
-        if least is None:
-            least = charges[member.request] = [
+        min_charges = charges.get(member.request)
+        if min_charges is None:
+            min_charges = charges[member.request] = [
                 fitting.min_charge_of_share(member.request, ledger.kinds, entry_headroom.entry)
                 for entry_headroom in headroom
             ]
-        if not all(map(Headroom.has_room_for, headroom, least)):
+        if not all(map(Headroom.has_room_for, headroom, min_charges)):
             return member
-        headroom = list(map(Headroom.subtract, headroom, least))
+        headroom = list(map(Headroom.subtract, headroom, min_charges))
     return None
 
 
@@ -280,8 +289,8 @@ def _sizes(members: Iterable[Member]) -> dict[PodRequest | None, tuple[int, int,
 def _size(request: PodRequest | None) -> tuple[int, int, int]:
     if request is None:
         return 0, 0, 0
-    whole = sum(container.cards for container in request.containers if container.whole)
-    return -whole, -len(request.devices), -request.largest_share
+    whole_cards = sum(container.cards for container in request.containers if container.whole)
+    return -whole_cards, -len(request.devices), -request.largest_share
 
 
 class _Kind(NamedTuple):
@@ -298,7 +307,7 @@ class _Kind(NamedTuple):
     work: int = 1
 
 
-class _Ground:
+class _Inputs:
     """What is the same for all attempts: the nodes before anything is planned."""
 
     def __init__(
@@ -309,52 +318,52 @@ class _Ground:
         terms: Terms,
         *,
         draft: Draft,
-        growing: _Growing,
+        unfinished_plan: _UnfinishedPlan,
     ) -> None:
         self.ledger = ledger
         self.terms = terms
         self.draft = draft
-        self.effort = growing.effort
-        self._growing = growing
+        self.effort = unfinished_plan.effort
+        self._unfinished_plan = unfinished_plan
         self._nodes = nodes
         self._free_loads: dict[str, Load | None] = {}
         # By the address of the offers: the terms keep these, so nothing else gets it.
-        self._roomy: dict[tuple[int, Load], list[str]] = {}
+        self._nodes_by_load: dict[tuple[int, Load], list[str]] = {}
         self._ordered: dict[int, list[str]] = {}
         self._kinds: dict[str, _Kind] = {}
-        self._like: dict[str, str] = {}  # by UID, the first member that is alike
-        first: dict[object, Member] = {}
+        self._representatives: dict[str, str] = {}  # by UID, the first member that is alike
+        first_by_key: dict[object, Member] = {}
         avoiding = {shape for shape, _ in terms.avoided}
         for member in members:
             # Shapes that are offered the same nodes do not differ.
             offers, shape = id(terms.offers.get(member.shape)), member.shape if member.shape in avoiding else ""
-            alike = member.request, member.load, offers, shape
-            self._like[member.uid] = first.setdefault(alike, member).uid
-        self._alike = Counter(self._like.values())
-        self._several = sum(self._work(m.request) > 1 for m in first.values() if m.request is not None)
+            kind_key = member.request, member.load, offers, shape
+            self._representatives[member.uid] = first_by_key.setdefault(kind_key, member).uid
+        self._has_same_capacity = Counter(self._representatives.values())
+        self._costly_kinds = sum(self._work(m.request) > 1 for m in first_by_key.values() if m.request is not None)
 
-    def like(self, member: Member) -> str:
+    def representative(self, member: Member) -> str:
         """The UID of the first member that is like this one to the planner."""
-        return self._like[member.uid]
+        return self._representatives[member.uid]
 
     def kind(self, member: Member) -> "_Kind":
         """The kind of the member; members that are alike have the same. Found out when it is first asked for."""
-        like = self._like[member.uid]
-        kind = self._kinds.get(like)
+        representative = self._representatives[member.uid]
+        kind = self._kinds.get(representative)
         if kind is None:
-            kind = self._kinds[like] = self._find_kind(member, like)
+            kind = self._kinds[representative] = self._find_kind(member, representative)
         return kind
 
-    def counted(
+    def node_counts(
         self, members: Iterable[Member], counts: dict[str, int], nodes: Callable[["_Kind"], int]
     ) -> dict[str, int]:
         """By member, how many nodes there are for its kind. `counts`: what earlier turns have counted, by kind."""
         for member in members:
-            like = self._like[member.uid]
-            if like not in counts:
+            representative = self._representatives[member.uid]
+            if representative not in counts:
                 self.draft.step()
-                counts[like] = nodes(self.kind(member))
-        return {uid: counts[like] for uid, like in self._like.items()}
+                counts[representative] = nodes(self.kind(member))
+        return {uid: counts[representative] for uid, representative in self._representatives.items()}
 
     def allowed(self, member: Member, node: str) -> bool:
         """Whether the node is offered for the member, and nothing forbids it."""
@@ -374,10 +383,10 @@ class _Ground:
         """How many nodes could take a member of this kind before anything is planned."""
         if kind.scores is not None or kind.scorer is None:
             return len(kind.candidates)
-        like = self._like[kind.member.uid]
-        scoring = self._growing.option_scorings.get(like)
+        representative = self._representatives[kind.member.uid]
+        scoring = self._unfinished_plan.option_scorings.get(representative)
         if scoring is None:
-            scoring = self._growing.option_scorings[like] = _Scoring(sorted(kind.candidates), 0, 1)
+            scoring = self._unfinished_plan.option_scorings[representative] = _Scoring(sorted(kind.candidates), 0, 1)
         return len(scoring.finish(self.ledger, kind.scorer, self.draft, kind.work))
 
     def scorer(self, request: PodRequest, headroom: Sequence[Headroom]) -> Scorer:
@@ -390,20 +399,20 @@ class _Ground:
 
     def _work(self, request: PodRequest) -> int:
         """The work to search one node: the number of card requests, at least 1."""
-        works = self._growing.works
+        works = self._unfinished_plan.works
         if request not in works:
             works[request] = max(1, len(fitting.card_requests(request)))
         return works[request]
 
-    def _find_kind(self, member: Member, like: str) -> _Kind:
+    def _find_kind(self, member: Member, representative: str) -> _Kind:
         """The kind of the members like this one. Raises TurnOver; the next turn goes on.
 
-        like: the UID of the first of them.
+        representative: the UID of the first of them.
         """
         terms, request = self.terms, member.request
         offers = terms.offers.get(member.shape)
         if request is None:
-            allowed = self._allowed_nodes(member, self._with_room(offers, member.load))
+            allowed = self._allowed_nodes(member, self._nodes_with_capacity(offers, member.load))
             harms = {node: self.harm(node) for node in allowed}
             return _Kind(member, None, harms.keys(), harms)
         scorer, work = self.scorer(request, terms.headroom), self._work(request)
@@ -414,11 +423,13 @@ class _Ground:
             and not any(c.resource_class for c in request.containers)
         ):
             vacant = self._vacant(member)
-            some = self._with_room(offers, member.load) if vacant is None else vacant.counts
-            return _Kind(member, scorer, set(self._allowed_nodes(member, some)), None, work)
-        scoring = self._growing.scorings.get(like)
+            vacant_nodes = self._nodes_with_capacity(offers, member.load) if vacant is None else vacant.counts
+            return _Kind(member, scorer, set(self._allowed_nodes(member, vacant_nodes)), None, work)
+        scoring = self._unfinished_plan.scorings.get(representative)
         if scoring is None:
-            scoring = self._growing.scorings[like] = self._begin_scoring(member, request, self._alike[like])
+            scoring = self._unfinished_plan.scorings[representative] = self._begin_scoring(
+                member, request, self._has_same_capacity[representative]
+            )
         scores = scoring.finish(self.ledger, scorer, self.draft, work)
         return _Kind(member, scorer, scores.keys(), scores, work)
 
@@ -427,23 +438,25 @@ class _Ground:
         offers, vacant = self.terms.offers.get(member.shape), self._vacant(member)
         spreads, work = (request.policy or self.terms.policy) == "spread", self._work(request)
         if work > 1:
-            nodes = self._with_room(offers, member.load) if vacant is None else vacant
-            searches = max(min(_MAX_SEARCHED_NODES, _MAX_WORK // work) // self._several, _MIN_SEARCHED_NODES * count)
+            nodes = self._nodes_with_capacity(offers, member.load) if vacant is None else vacant
+            searches = max(
+                min(_MAX_SEARCHED_NODES, _MAX_WORK // work) // self._costly_kinds, _MIN_SEARCHED_NODES * count
+            )
             emptiest, fullest = self._allowed_nodes(member, nodes), self._allowed_nodes(member, reversed(nodes))
-            return _Scoring(_both_ends(emptiest, fullest, searches, spreads=spreads), 0, 1)
+            return _Scoring(_select_from_both_ends(emptiest, fullest, searches, spreads=spreads), 0, 1)
         if vacant is None:
-            return _Scoring(list(self._allowed_nodes(member, self._with_room(offers, member.load))), 0, 1)
+            return _Scoring(list(self._allowed_nodes(member, self._nodes_with_capacity(offers, member.load))), 0, 1)
         # Of thousands only those are scored that the policy seems to prefer, as long as these are not too few.
         preferred = sorted(
             islice(self._allowed_nodes(member, vacant if spreads else reversed(vacant)), _MAX_SCORED_NODES)
         )
-        first = set(preferred)
-        others = [
+        preferred_set = set(preferred)
+        other_nodes = [
             node
-            for node in self._allowed_nodes(member, self._in_order(offers))
-            if node in vacant.counts and node not in first
+            for node in self._allowed_nodes(member, self._sorted_nodes(offers))
+            if node in vacant.counts and node not in preferred_set
         ]
-        return _Scoring(preferred + others, len(preferred), count)
+        return _Scoring(preferred + other_nodes, len(preferred), count)
 
     def _allowed_nodes(self, member: Member, nodes: Iterable[str]) -> Iterator[str]:
         """Those of the nodes that are offered for the member, and that nothing forbids."""
@@ -456,16 +469,18 @@ class _Ground:
         vacant = self.terms.vacant
         return vacant(member.request, member.load) if vacant is not None and member.request is not None else None
 
-    def _with_room(self, offers: Collection[str] | None, load: Load) -> list[str]:
+    def _nodes_with_capacity(self, offers: Collection[str] | None, load: Load) -> list[str]:
         """The nodes that have room for the load, in the order of their names."""
         key = id(offers), load
-        roomy = self._roomy.get(key)
-        if roomy is None:
-            among = self._in_order(offers)
-            roomy = self._roomy[key] = [node for node in among if has_capacity(self.free_load(node), _NO_LOAD, load)]
-        return roomy
+        nodes = self._nodes_by_load.get(key)
+        if nodes is None:
+            offered_nodes = self._sorted_nodes(offers)
+            nodes = self._nodes_by_load[key] = [
+                node for node in offered_nodes if has_capacity(self.free_load(node), _NO_LOAD, load)
+            ]
+        return nodes
 
-    def _in_order(self, offers: Collection[str] | None) -> list[str]:
+    def _sorted_nodes(self, offers: Collection[str] | None) -> list[str]:
         """The nodes that are offered, or all, in the order of their names: sorted once for all kinds."""
         ordered = self._ordered.get(id(offers))
         if ordered is None:
@@ -473,7 +488,7 @@ class _Ground:
         return ordered
 
 
-def _both_ends(emptiest: Iterable[str], fullest: Iterable[str], count: int, *, spreads: bool) -> list[str]:
+def _select_from_both_ends(emptiest: Iterable[str], fullest: Iterable[str], count: int, *, spreads: bool) -> list[str]:
     """`count` candidates of all, which are given in both orders. Half are the nodes that the policy prefers, half the
     emptiest: a preferred node may have a card for each claim, but not for all together.
     """
@@ -491,27 +506,27 @@ class _Queue:
         self._used = used
         self._changed: dict[str, int | None] = {}  # the score now; None where the node will not do
         self._heap: list[tuple[int, str]] = []
-        self._seen = 0  # of the plan's nodes
-        self._unseen: dict[str, None] = {}  # of those, nodes to look at again
+        self._seen_count = 0  # of the plan's nodes
+        self._nodes_to_rescore: dict[str, None] = {}  # of those, nodes to look at again
 
-    def begin(self, ground: _Ground, kind: _Kind) -> None:
+    def begin(self, inputs: _Inputs, kind: _Kind) -> None:
         """Begin a turn. Call this first in each turn."""
-        self.ground = ground
+        self.inputs = inputs
         self.kind = kind
-        self._fresh = self._in_order()
-        self._next = next(self._fresh, None)  # the first of them
+        self._unchanged_nodes = self._sorted_nodes()
+        self._next = next(self._unchanged_nodes, None)  # the first of them
 
     def best(self) -> str | None:
         """The best node now. Raises TurnOver; the next turn goes on."""
         touched = self._used.touched
-        self._unseen |= dict.fromkeys(touched[self._seen :])
-        self._seen = len(touched)
-        while self._unseen:
-            node, _ = self._unseen.popitem()
-            self._look_again(node)
-            self.ground.draft.count_work(self.kind.work)
+        self._nodes_to_rescore |= dict.fromkeys(touched[self._seen_count :])
+        self._seen_count = len(touched)
+        while self._nodes_to_rescore:
+            node, _ = self._nodes_to_rescore.popitem()
+            self._rescore_node(node)
+            self.inputs.draft.count_work(self.kind.work)
         while self._next is not None and self._next in self._changed:
-            self._next = next(self._fresh, None)
+            self._next = next(self._unchanged_nodes, None)
         while self._heap and self._changed[self._heap[0][1]] != -self._heap[0][0]:
             heapq.heappop(self._heap)
         if self._next is None or not self._heap:
@@ -523,53 +538,57 @@ class _Queue:
     def drop(self, node: str) -> None:
         """The node does not fit, whatever its score says. Raises TurnOver."""
         self._changed[node] = None
-        self.ground.draft.count_work(self.kind.work)
+        self.inputs.draft.count_work(self.kind.work)
 
-    def _in_order(self) -> Iterator[str]:
+    def _sorted_nodes(self) -> Iterator[str]:
         """The nodes that the plan does not use, the best first."""
         candidates, scorer, scores = self.kind.candidates, self.kind.scorer, self.kind.scores
         if scores is not None:
             yield from sorted(scores, key=scores.__getitem__, reverse=True)
         elif scorer is not None:
             # By the ledger's index of all cards, which finds the best of thousands of nodes without asking each.
-            fresh = [node for node in candidates if node not in self._changed] if self._changed else candidates
-            for state in scorer.ranked_nodes(self.ground.ledger, fresh if fresh is candidates else set(fresh)):
+            unchanged_nodes = (
+                [node for node in candidates if node not in self._changed] if self._changed else candidates
+            )
+            for state in scorer.ranked_nodes(
+                self.inputs.ledger, unchanged_nodes if unchanged_nodes is candidates else set(unchanged_nodes)
+            ):
                 yield state.name
 
-    def _look_again(self, node: str) -> None:
+    def _rescore_node(self, node: str) -> None:
         self._changed[node] = None
         member = self.kind.member
-        if not self.ground.allowed(member, node) or not self._used.takes(node, member.load):
+        if not self.inputs.allowed(member, node) or not self._used.takes(node, member.load):
             return
         score = self._score(node)
-        if score != _WILL_NOT_DO:
+        if score != _UNUSABLE:
             self._changed[node] = score
             heapq.heappush(self._heap, (-score, node))
 
     def _score(self, node: str) -> int:
         scorer = self.kind.scorer
         if scorer is None:
-            return self.ground.harm(node)
+            return self.inputs.harm(node)
         score = scorer.score(self._used.state(node))
-        return _WILL_NOT_DO if isinstance(score, Refusal) else score
+        return _UNUSABLE if isinstance(score, Refusal) else score
 
 
 class _Used:
     """The nodes that a plan uses, as they are with its members; the ledger has all others."""
 
-    def __init__(self, ground: _Ground) -> None:
+    def __init__(self, inputs: _Inputs) -> None:
         self.touched: list[str] = []  # in the order in which they changed
-        self._ground = ground
+        self._inputs = inputs
         self._states: dict[str, NodeState] = {}
-        self._before: dict[str, NodeState] = {}  # as they were without the plan
+        self._states_before: dict[str, NodeState] = {}  # as they were without the plan
         self._loads: dict[str, Load] = {}
 
     def state(self, node: str) -> NodeState | None:
-        return self._states.get(node) or self._ground.ledger.node(node)
+        return self._states.get(node) or self._inputs.ledger.node(node)
 
     def takes(self, node: str, load: Load) -> bool:
         """Whether the node has room for the load beside the plan."""
-        return has_capacity(self._ground.free_load(node), self._loads.get(node, _NO_LOAD), load)
+        return has_capacity(self._inputs.free_load(node), self._loads.get(node, _NO_LOAD), load)
 
     def add_member(self, node: str, member: Member, assignment: Assignment | None) -> None:
         self.touched.append(node)
@@ -578,46 +597,49 @@ class _Used:
             return
         state = self._states.get(node)
         if state is None:
-            before = self._ground.ledger.node(node)
-            if before is None:
+            state_before = self._inputs.ledger.node(node)
+            if state_before is None:
                 raise AssertionError(node)  # it has been asked for cards
-            self._before[node] = before.copy()
-            state = self._states[node] = before.copy()
+            self._states_before[node] = state_before.copy()
+            state = self._states[node] = state_before.copy()
         state.add(assignment, member.request.mps_client if member.request is not None else COMMON, 1)
 
-    def resume(self, ground: _Ground, without: Collection[str]) -> set[str]:
+    def resume(self, inputs: _Inputs, without: Collection[str]) -> set[str]:
         """Another turn begins. Returns the nodes that the plan does not use any more: `without`, and those that have
         changed.
         """
-        self._ground = ground
-        gone = {
+        self._inputs = inputs
+        dropped_nodes = {
             node
             for node, load in self._loads.items()
             if node in without
-            or not has_capacity(ground.free_load(node), _NO_LOAD, load)
-            or (node in self._before and not _alike(self._before[node], ground.ledger.node(node)))
+            or not has_capacity(inputs.free_load(node), _NO_LOAD, load)
+            or (
+                node in self._states_before
+                and not _has_same_capacity(self._states_before[node], inputs.ledger.node(node))
+            )
         }
-        for node in gone:
+        for node in dropped_nodes:
             del self._loads[node]
             self._states.pop(node, None)
-            self._before.pop(node, None)
-        self.touched.extend(gone)  # to be looked at again
-        return gone
+            self._states_before.pop(node, None)
+        self.touched.extend(dropped_nodes)  # to be looked at again
+        return dropped_nodes
 
 
-def _alike(before: NodeState, now: NodeState | None) -> bool:
+def _has_same_capacity(state_before: NodeState, state_now: NodeState | None) -> bool:
     """Whether the same is free on the node."""
-    if now is None or before.generation == now.generation:
-        return now is not None
+    if state_now is None or state_before.generation == state_now.generation:
+        return state_now is not None
     return (
-        before.free == now.free
-        and before.clients == now.clients
-        and before.free_core == now.free_core
-        and before.cards == now.cards
-        and before.mps.taints == now.mps.taints
-        and before.mps.users == now.mps.users
-        and before.devices == now.devices
-        and before.device_holds == now.device_holds
+        state_before.free == state_now.free
+        and state_before.clients == state_now.clients
+        and state_before.free_core == state_now.free_core
+        and state_before.cards == state_now.cards
+        and state_before.mps.taints == state_now.mps.taints
+        and state_before.mps.users == state_now.mps.users
+        and state_before.devices == state_now.devices
+        and state_before.device_holds == state_now.device_holds
     )
 
 
@@ -628,7 +650,7 @@ class _Attempt:
     After `_MAX_SETBACKS` of them the attempt fails: the cluster changes faster than the plan grows.
     """
 
-    def __init__(self, ground: _Ground, order: Sequence[Member]) -> None:
+    def __init__(self, inputs: _Inputs, order: Sequence[Member]) -> None:
         self.order = order
         self._failed: Unplanned | None = None
         self._nodes: dict[str, str] = {}
@@ -637,49 +659,49 @@ class _Attempt:
         self._charged: dict[int, Charge] = {}  # the sums of these
         self._most_placed = 0  # members at the beginning of a turn
         self._setbacks = 0
-        self._used = _Used(ground)
+        self._used = _Used(inputs)
         self._queues: dict[str, _Queue] = {}
 
-    def place(self, ground: _Ground) -> Planned | Unplanned:
+    def place(self, inputs: _Inputs) -> Planned | Unplanned:
         """Places for all these members, or the first without one."""
         if self._failed is not None:
             return self._failed
-        self._resume(ground)
-        headroom = self._headroom(ground)
-        begun: set[str] = set()
+        self._resume(inputs)
+        headroom = self._headroom(inputs)
+        started_kinds: set[str] = set()
         for member in self.order:
             if member.uid in self._nodes:
                 continue
-            ground.draft.step()
-            like, kind = ground.like(member), ground.kind(member)
-            queue = self._queues.get(like) or _Queue(self._used)
-            if like not in begun:
-                begun.add(like)
-                self._queues[like] = queue
-                queue.begin(ground, kind)
+            inputs.draft.step()
+            representative, kind = inputs.representative(member), inputs.kind(member)
+            queue = self._queues.get(representative) or _Queue(self._used)
+            if representative not in started_kinds:
+                started_kinds.add(representative)
+                self._queues[representative] = queue
+                queue.begin(inputs, kind)
             if self._setbacks > _MAX_SETBACKS or not self._place(queue, member, headroom):
                 self._failed = Unplanned(member=member)
                 return self._failed
             if headroom:
-                headroom = _subtract_charges(headroom, ground.ledger, self._charge(member.uid))
+                headroom = _subtract_charges(headroom, inputs.ledger, self._charge(member.uid))
         return Planned(nodes=self._nodes, assignments=self._assignments)
 
     def _place(self, queue: _Queue, member: Member, headroom: Sequence[Headroom]) -> bool:
-        ground, scorer, used = queue.ground, queue.kind.scorer, self._used
+        inputs, scorer, used = queue.inputs, queue.kind.scorer, self._used
         if headroom and scorer is not None and member.request is not None:
-            scorer = ground.scorer(member.request, headroom)  # quotas leave less with every member
+            scorer = inputs.scorer(member.request, headroom)  # quotas leave less with every member
             if scorer.is_exhausted_by_quotas():
                 return False
         while (node := queue.best()) is not None:
-            if not ground.allowed(member, node) or not used.takes(node, member.load):
+            if not inputs.allowed(member, node) or not used.takes(node, member.load):
                 queue.drop(node)  # it was allowed, and had room, in an earlier turn
                 continue
             if scorer is None:
                 self._add_member(member, node, None)
                 return True
-            placed = scorer.place_on(used.state(node), ground.effort)
-            if not isinstance(placed, Refusal):
-                self._add_member(member, node, placed.assignment)
+            placement = scorer.place_on(used.state(node), inputs.effort)
+            if not isinstance(placement, Refusal):
+                self._add_member(member, node, placement.assignment)
                 return True
             queue.drop(node)
         return False
@@ -690,35 +712,37 @@ class _Attempt:
             self._assignments[member.uid] = assignment
         self._used.add_member(node, member, assignment)
 
-    def _resume(self, ground: _Ground) -> None:
+    def _resume(self, inputs: _Inputs) -> None:
         """Another turn begins: members whose nodes have changed, or are forbidden now, are to be placed anew; and all
         members where the plan exceeds a quota now.
         """
-        placed = [(member, self._nodes[member.uid]) for member in self.order if member.uid in self._nodes]
-        gone = self._used.resume(ground, {node for member, node in placed if not ground.allowed(member, node)})
-        for member, node in placed:
-            if node in gone:
+        placed_members = [(member, self._nodes[member.uid]) for member in self.order if member.uid in self._nodes]
+        dropped_nodes = self._used.resume(
+            inputs, {node for member, node in placed_members if not inputs.allowed(member, node)}
+        )
+        for member, node in placed_members:
+            if node in dropped_nodes:
                 del self._nodes[member.uid]
                 self._assignments.pop(member.uid, None)
                 self._uncharge(member.uid)
         if any(
             min(entry_headroom.shares or 0, entry_headroom.memory or 0, entry_headroom.cards or 0) < 0
-            for entry_headroom in self._headroom(ground)
+            for entry_headroom in self._headroom(inputs)
         ):
             self._nodes, self._assignments, self._charges, self._charged = {}, {}, {}, {}
-            self._used, self._queues = _Used(ground), {}
-        if len(self._nodes) < len(placed):
-            ground.draft.moved = True
+            self._used, self._queues = _Used(inputs), {}
+        if len(self._nodes) < len(placed_members):
+            inputs.draft.moved = True
             self._setbacks += len(self._nodes) <= self._most_placed
         self._most_placed = max(self._most_placed, len(self._nodes))
 
-    def _headroom(self, ground: _Ground) -> Sequence[Headroom]:
+    def _headroom(self, inputs: _Inputs) -> Sequence[Headroom]:
         """What quotas leave beside the plan."""
-        if not ground.terms.headroom:
+        if not inputs.terms.headroom:
             return ()
         for uid in self._assignments.keys() - self._charges.keys():
             self._charge(uid)
-        return _subtract_charges(ground.terms.headroom, ground.ledger, self._charged)
+        return _subtract_charges(inputs.terms.headroom, inputs.ledger, self._charged)
 
     def _charge(self, uid: str) -> Mapping[int, Charge]:
         """Count what the member's cards charge quotas. Returns it, by kind of cards."""

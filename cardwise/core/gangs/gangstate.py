@@ -27,8 +27,8 @@ from cardwise.core.values import wording
 from cardwise.core.values.refusals import Refusal
 
 _FIRST_BACKOFF, _MAX_BACKOFF = 1.0, 60.0  # seconds
-_ONE_ROUND = 1.0  # seconds
-_NAMED = 5  # members that a text names
+_REFUSAL_INTERVAL = 1.0  # seconds
+_MAX_NAMED_MEMBERS = 5  # members that a text names
 
 
 class GangPlan(Mapping[str, str]):
@@ -45,7 +45,7 @@ def _minimum(name: str, group: PodGroupSpec, roster: Roster) -> tuple[int, str]:
     """How many pods the gang needs, 0 if unknown; and why it can never be complete, or ""."""
     if not roster.there:
         return group.minimum or 0, "all its pods are ending"
-    problem = next((f"{member.name}: {member.problem}" for member in roster.wrong), "")
+    problem = next((f"{member.name}: {member.problem}" for member in roster.with_problem), "")
     native = ForeignPodGroup.KUBERNETES in roster.foreign
     if native and len(roster.foreign) > 1:
         problem = problem or "some of its pods name it by spec.schedulingGroup, others by annotation or label"
@@ -99,13 +99,15 @@ class Gang:
     _backoff_until: float = float("-inf")
     _failures: int = 0
     _avoided: dict[tuple[str, str], float] = field(default_factory=dict)  # until when, by shape and node
-    _late: set[str] = field(default_factory=set)  # members for which a hold ended, and which have not come since
+    _unpermitted_uids: set[str] = field(
+        default_factory=set
+    )  # members for which a hold ended, and which have not come since
     _refused_since: float | None = None
     _refused_at: float = 0.0
     _refusals: int = 0
     _roster: Roster = field(default_factory=Roster)
     _needed: tuple[int, str] | None = None  # minimum and problem
-    _ranked: Rank | None = None
+    _rank: Rank | None = None
 
     @property
     def key(self) -> str:
@@ -115,20 +117,20 @@ class Gang:
 
     def set_member(self, member: Member, now: float) -> str:
         """A member was added or changed. Call it before its reservation changes."""
-        before = self.members.get(member.uid)
-        if before == member:
+        member_before = self.members.get(member.uid)
+        if member_before == member:
             return ""
         member = self._roster.share_request(member)
         self.members[member.uid] = member
-        self._update_roster(before, member)
-        if before is None or before.there != member.there:
+        self._update_roster(member_before, member)
+        if member_before is None or member_before.there != member.there:
             self._start_over(now)
         if not member.there:
-            return self._remove_counted(member, now)
-        if member.node and (before is None or not before.node):
+            return self._remove_member(member, now)
+        if member.node and (member_before is None or not member_before.node):
             self._progress = now
-            return self._unplanned(member, f"{member.name} was bound by another scheduler", now)
-        return self._settle(now)
+            return self._handle_lost_place(member, f"{member.name} was bound by another scheduler", now)
+        return self._update_phase(now)
 
     def remove_member(self, uid: str, now: float) -> str:
         """A member was deleted. Call it before its reservation changes."""
@@ -136,30 +138,30 @@ class Gang:
         if member is None:
             return ""
         self._update_roster(member, None)
-        self._late.discard(uid)
+        self._unpermitted_uids.discard(uid)
         if member.there:
             self._start_over(now)
-        return self._remove_counted(member, now)
+        return self._remove_member(member, now)
 
     def set_group(self, group: PodGroupSpec, now: float) -> str:
         """The PodGroup was added, changed or deleted."""
         if group == self.group:
             return ""
-        before, self.group = self.group, group
+        group_before, self.group = self.group, group
         self._has_changed()
-        if before.minimum == group.minimum or not self.plan or self.forward:
-            return self._settle(now)
+        if group_before.minimum == group.minimum or not self.plan or self.forward:
+            return self._update_phase(now)
         return self.cancel_plan("the minimum of the gang has changed", now)
 
     @property
     def minimum(self) -> int:
         """How many pods it needs; 0 if unknown."""
-        return self._needs()[0]
+        return self._minimum_and_problem()[0]
 
     @property
     def problem(self) -> str:
         """Why it can never be complete as written, or ""."""
-        return self._needs()[1]
+        return self._minimum_and_problem()[1]
 
     @property
     def there(self) -> Sequence[Member]:
@@ -183,7 +185,7 @@ class Gang:
 
     @property
     def complete(self) -> bool:
-        minimum, problem = self._needs()
+        minimum, problem = self._minimum_and_problem()
         return not problem and len(self._roster.ready) >= minimum
 
     @property
@@ -224,11 +226,11 @@ class Gang:
 
     def rank(self) -> Rank:
         """The order of gangs: the smallest goes first."""
-        if self._ranked is None:  # asked thousands of times between two changes
+        if self._rank is None:  # asked thousands of times between two changes
             oldest = self.there[0] if self.there else None
             highest = max(self._roster.priorities, default=0)
-            self._ranked = gang_rank(oldest, highest, self.group.priority, self.key)
-        return self._ranked
+            self._rank = gang_rank(oldest, highest, self.group.priority, self.key)
+        return self._rank
 
     @property
     def priority(self) -> int:
@@ -245,7 +247,7 @@ class Gang:
             return Refusal.GANG_INCOMPLETE
         if (self.evicting or not self.forward) and now < self._backoff_until:
             return Refusal.GANG_BACKS_OFF
-        if self._late and any(member.uid in self._late for member in self.members_to_plan()):
+        if self._unpermitted_uids and any(member.uid in self._unpermitted_uids for member in self.members_to_plan()):
             return Refusal.GANG_WAITS
         return None
 
@@ -262,19 +264,26 @@ class Gang:
         If there are more than needed, members whose reservation ended come last.
         """
         free, missing_count = self._roster.free, max(0, self.minimum - len(self.bound))
-        if not self._late:
+        if not self._unpermitted_uids:
             return list(free[:missing_count])
-        first = list(islice((member for member in free if member.uid not in self._late), missing_count))
-        return first + list(islice((member for member in free if member.uid in self._late), missing_count - len(first)))
+        punctual_members = list(
+            islice((member for member in free if member.uid not in self._unpermitted_uids), missing_count)
+        )
+        return punctual_members + list(
+            islice(
+                (member for member in free if member.uid in self._unpermitted_uids),
+                missing_count - len(punctual_members),
+            )
+        )
 
     def missing_in_plan(self) -> list[Member]:
         """The members of `members_to_plan` that are not in the plan yet."""
-        wanted = self.members_to_plan()
-        return [member for member in wanted if member.uid not in self.plan] if self.plan else wanted
+        members = self.members_to_plan()
+        return [member for member in members if member.uid not in self.plan] if self.plan else members
 
     def mark_requested(self, uid: str) -> None:
         """kube-scheduler has called filter for this member."""
-        self._late.discard(uid)
+        self._unpermitted_uids.discard(uid)
 
     def avoided_pairs(self, now: float) -> Collection[tuple[str, str]]:
         """Pairs of shape and node that kube-scheduler did not allow a while ago."""
@@ -300,7 +309,7 @@ class Gang:
         if self._refused_since is None:
             self._refused_since = self._refused_at = now
             self._refusals = 1
-        elif now - self._refused_at >= _ONE_ROUND:
+        elif now - self._refused_at >= _REFUSAL_INTERVAL:
             self._refused_at = now
             self._refusals += 1
 
@@ -340,12 +349,13 @@ class Gang:
 
         others_short: other gangs lack threads to wait in bind; then a longer time in the PodGroup does not count.
         """
-        # A PodGroup may say more than `longest`: it is older than the policy that refuses that, or one of coscheduling.
-        longest = min(self.patience.permit, self.patience.max_permit) if others_short else self.patience.max_permit
-        seconds = min(self.patience.permit if self.group.permit is None else self.group.permit, longest)
+        # A PodGroup may have more than `max_permit`: it is older than the admission policy, or one of coscheduling.
+        max_permit = min(self.patience.permit, self.patience.max_permit) if others_short else self.patience.max_permit
+        seconds = min(self.patience.permit if self.group.permit is None else self.group.permit, max_permit)
         if not self.plan or self.forward or now - self._progress < seconds:
             return ""
-        return f"{wording.enumerate_first(self.missing_names(), _NAMED)} did not reach bind within {seconds:.0f} s"
+        missing = wording.enumerate_first(self.missing_names(), _MAX_NAMED_MEMBERS)
+        return f"{missing} did not reach bind within {seconds:.0f} s"
 
     def cancel_plan(self, reason: str, now: float) -> str:
         """Cancel the plan: nothing was posted, and nothing is reserved any more."""
@@ -358,7 +368,7 @@ class Gang:
             if uid in self.passed:
                 self.avoid_node(uid, node, now)
             else:
-                self._late.add(uid)
+                self._unpermitted_uids.add(uid)
         self._back_off(reason, now)
         return reason
 
@@ -411,12 +421,12 @@ class Gang:
         self.evicting.clear()
         self.forward = self.committed = False
         self._progress = self.since = now
-        self._settle(now)
+        self._update_phase(now)
         return "this extender does not hold the lease"
 
     # Everything below keeps what follows from the rest.
 
-    def _needs(self) -> tuple[int, str]:
+    def _minimum_and_problem(self) -> tuple[int, str]:
         """`minimum` and `problem`."""
         if self._needed is None:
             minimum, problem = _minimum(self.name, self.group, self._roster)
@@ -427,43 +437,43 @@ class Gang:
             self._needed = minimum, problem
         return self._needed
 
-    def _update_roster(self, before: Member | None, member: Member | None) -> None:
+    def _update_roster(self, member_before: Member | None, member: Member | None) -> None:
         """A member was added, changed or removed."""
-        self._roster.change(before, member)
+        self._roster.change(member_before, member)
         self._has_changed()
 
     def _has_changed(self) -> None:
         self.changes += 1
-        self._needed = self._ranked = None
+        self._needed = self._rank = None
 
-    def _settle(self, now: float) -> str:
+    def _update_phase(self, now: float) -> str:
         """Find out whether it runs, or is bound in part. Call it when its members have changed."""
         if self.group.basic:
-            return "" if self.ran else self._run(now)
-        minimum, problem = self._needs()
+            return "" if self.ran else self._mark_running(now)
+        minimum, problem = self._minimum_and_problem()
         if self.evicting:
             self.evicting = {uid for uid in self.evicting if (m := self.members.get(uid)) and m.there and m.node}
         if self.ran and not self.bound:
             self.ran = False
             self.since = now
         if not self.ran and self.bound and (self.forward or not self.evicting):
-            whole = not problem and len(self.bound) >= minimum
-            if whole or (self.group.running and not self.forward):
-                return self._run(now)
+            is_whole = not problem and len(self.bound) >= minimum
+            if is_whole or (self.group.running and not self.forward):
+                return self._mark_running(now)
         if self.ran or self.evicting:
             return ""
         if self.bound and not self.forward and not problem:  # without a minimum there is no "in part"
-            ended = self.cancel_plan("a member was bound by another scheduler", now)
+            end_reason = self.cancel_plan("a member was bound by another scheduler", now)
             self.forward = True
             self.since = self._progress = now
-            return ended
+            return end_reason
         if self.forward and not self.bound and not self.plan:
             self.forward = self.committed = False
             self.since = now
         return ""
 
-    def _run(self, now: float) -> str:
-        ended = "the gang runs" if self.plan else ""
+    def _mark_running(self, now: float) -> str:
+        end_reason = "the gang runs" if self.plan else ""
         self._clear()
         self.ran = True
         self.forward = self.committed = False
@@ -471,29 +481,31 @@ class Gang:
         self._failures, self._backoff_until, self.reason = 0, float("-inf"), ""
         self._refused_since, self._refusals = None, 0
         self.since = now
-        return ended
+        return end_reason
 
-    def _remove_counted(self, member: Member, now: float) -> str:
+    def _remove_member(self, member: Member, now: float) -> str:
         """The member no longer counts."""
         if member.uid in self.evicting and self.forward:
             self._clear()
             self.forward = False
             self.evicting = {bound_member.uid for bound_member in self.bound}
-            self._settle(now)
+            self._update_phase(now)
             return "the gang is rolled back"
-        ended = self._unplanned(member, f"{member.name} was deleted", now, whole=member.uid in self.plan)
-        if ended:
+        end_reason = self._handle_lost_place(
+            member, f"{member.name} was deleted", now, is_whole=member.uid in self.plan
+        )
+        if end_reason:
             self._start_over(now)
-        return ended
+        return end_reason
 
-    def _unplanned(self, member: Member, reason: str, now: float, *, whole: bool = True) -> str:
-        """The member no longer needs a place. `whole`: that ends the plan of a gang that is not `forward`."""
-        if whole and self.plan and not self.forward:
-            ended = self.cancel_plan(reason, now)
-            self._settle(now)
-            return ended
+    def _handle_lost_place(self, member: Member, reason: str, now: float, *, is_whole: bool = True) -> str:
+        """The member no longer needs a place. `is_whole`: that ends the plan of a gang that is not `forward`."""
+        if is_whole and self.plan and not self.forward:
+            end_reason = self.cancel_plan(reason, now)
+            self._update_phase(now)
+            return end_reason
         self.unplan(member.uid)
-        return self._settle(now)
+        return self._update_phase(now)
 
     def unplan(self, uid: str) -> None:
         """Remove the member from the plan."""
@@ -510,7 +522,7 @@ class Gang:
         """Reset the back-off, because its members have changed."""
         self._failures, self._backoff_until = 0, now
         self._avoided.clear()
-        self._late.clear()
+        self._unpermitted_uids.clear()
 
     def _back_off(self, reason: str, now: float) -> None:
         self._clear()

@@ -31,7 +31,7 @@ class Roster:
         self.bound = self._tracked_members(lambda m: m.there and bool(m.node))
         self.gated = self._tracked_members(lambda m: m.there and m.gated)
         self.with_foreign_gate = self._tracked_members(lambda m: m.there and bool(m.foreign_gate))
-        self.wrong = self._tracked_members(lambda m: m.there and bool(m.problem))  # cannot be placed as they are
+        self.with_problem = self._tracked_members(lambda m: m.there and bool(m.problem))  # cannot be placed as they are
         self.minimums: Counter[int] = Counter()  # as members say them
         self.foreign: Counter[ForeignPodGroup | None] = Counter()  # whose PodGroups they name
         self.priorities: Counter[int] = Counter()
@@ -46,18 +46,20 @@ class Roster:
         if request is None:
             return member
         if len(self._requests) > 2 * len(self.kinds) + _MAX_UNUSED_REQUESTS:
-            self._requests = {known: known for known, _ in self.kinds if known is not None}
+            self._requests = {
+                equal_request: equal_request for equal_request, _ in self.kinds if equal_request is not None
+            }
         shared = self._requests.setdefault(request, request)
         return member if shared is request else replace(member, request=shared)
 
-    def change(self, before: Member | None, now: Member | None) -> None:
-        """A member was added (`before` is None), changed, or removed (`now` is None)."""
-        for has, some in self._lists:
-            if before is not None and has(before):
-                del some[bisect_left(some, _age(before), key=_age)]
-            if now is not None and has(now):
-                insort(some, now, key=_age)
-        for state, sign in ((before, -1), (now, 1)):
+    def change(self, member_before: Member | None, member_now: Member | None) -> None:
+        """A member was added (`member_before` is None), changed, or removed (`member_now` is None)."""
+        for is_tracked, tracked_members in self._lists:
+            if member_before is not None and is_tracked(member_before):
+                del tracked_members[bisect_left(tracked_members, _age(member_before), key=_age)]
+            if member_now is not None and is_tracked(member_now):
+                insort(tracked_members, member_now, key=_age)
+        for state, sign in ((member_before, -1), (member_now, 1)):
             if state is None or not state.there:
                 continue
             _add(self.foreign, state.foreign, sign)
@@ -67,10 +69,10 @@ class Roster:
             if not state.node:
                 _add(self.kinds, (state.request, state.load), sign)
 
-    def _tracked_members(self, has: Callable[[Member], bool]) -> Sequence[Member]:
-        """A sequence of the members for which `has` returns True, kept up to date from now on."""
+    def _tracked_members(self, is_tracked: Callable[[Member], bool]) -> Sequence[Member]:
+        """A sequence of the members for which `is_tracked` returns True, kept up to date from now on."""
         members: list[Member] = []
-        self._lists.append((has, members))
+        self._lists.append((is_tracked, members))
         return members
 
 

@@ -3,12 +3,12 @@
 import pytest
 
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
-from cardwise.core.gangs.capacity import LOOKS, Capacities, MemberShape
+from cardwise.core.gangs.capacity import MAX_COUNTED_NODES, Capacities, MemberShape
 from cardwise.core.values.quantity import MiB
 from tests.build import P100
 from tests.core.placement.test_placement_limits import ledger_with_free
 
-NODES = 3 * LOOKS
+NODES = 3 * MAX_COUNTED_NODES
 
 
 class Nodes:
@@ -42,7 +42,10 @@ def count_all(capacities, nodes, shape):
     return calls
 
 
-@pytest.mark.parametrize(("card_requests", "most_nodes"), [(1, LOOKS), (8, LOOKS), (16, LOOKS // 2), (200, LOOKS // 5)])
+@pytest.mark.parametrize(
+    ("card_requests", "most_nodes"),
+    [(1, MAX_COUNTED_NODES), (8, MAX_COUNTED_NODES), (16, MAX_COUNTED_NODES // 2), (200, MAX_COUNTED_NODES // 5)],
+)
 def test_a_call_counts_few_nodes_also_where_thousands_have_changed(card_requests, most_nodes):
     names = [f"n{i:03}" for i in range(NODES)]
     nodes = Nodes()

@@ -46,7 +46,7 @@ def test_it_is_what_counting_anew_says(changes):
         assert roster.bound == [m for m in there if m.node]
         assert roster.gated == [m for m in there if m.gated]
         assert roster.with_foreign_gate == [m for m in there if m.foreign_gate]
-        assert roster.wrong == [m for m in there if m.problem]
+        assert roster.with_problem == [m for m in there if m.problem]
         assert roster.minimums == Counter(m.minimum for m in there if m.minimum is not None)
         assert roster.foreign == Counter(m.foreign for m in there)
         assert roster.priorities == Counter(m.priority for m in there)

@@ -6,7 +6,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.capacity import LOOKS, Capacities
+from cardwise.core.gangs.capacity import MAX_COUNTED_NODES, Capacities
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import TURN
 from extender.gangs import gangplanner
@@ -108,7 +108,7 @@ def test_a_round_without_an_end_keeps_no_gate_closed(monkeypatch):
 
 def test_thousands_of_nodes_are_looked_at_some_in_a_turn(plans):
     _, worlds = plans
-    nodes = {f"n{i}": NodeSpec(1) for i in range(3 * LOOKS)}
+    nodes = {f"n{i}": NodeSpec(1) for i in range(3 * MAX_COUNTED_NODES)}
     world = World(nodes, max_waiting=1000)
     worlds.append(world)
     world.create(*(member(f"g0{i}", "g0", 2, gpu_mem=P100) for i in range(2)))
@@ -128,7 +128,7 @@ def test_a_turn_looks_at_nodes_for_as_many_shapes_as_it_has_time_for(monkeypatch
         world.clock.worked += costs
         return count_pods(*args)
 
-    world = World({f"n{i}": NodeSpec(1) for i in range(2 * LOOKS)}, max_waiting=1000)
+    world = World({f"n{i}": NodeSpec(1) for i in range(2 * MAX_COUNTED_NODES)}, max_waiting=1000)
     world.create(*(member(f"g0{i}", "g0", 4, gpu_mem=1000 + i) for i in range(4)))
     world.keep()
     monkeypatch.setattr(Capacities, "count_pods", costly)
@@ -140,7 +140,7 @@ def test_a_turn_looks_at_nodes_for_as_many_shapes_as_it_has_time_for(monkeypatch
 
 
 def test_nothing_is_planned_before_the_nodes_were_looked_at_for_all_sorts_of_members():
-    world = World({f"n{i}": NodeSpec(1) for i in range(2 * LOOKS + 1)}, max_waiting=1000)
+    world = World({f"n{i}": NodeSpec(1) for i in range(2 * MAX_COUNTED_NODES + 1)}, max_waiting=1000)
     world.create(member("a", "a", 1, gpu_mem=100))
     world.keep()
     world.schedule("a")

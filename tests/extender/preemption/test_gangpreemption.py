@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cardwise.core.gangs.capacity import LOOKS, Capacities
+from cardwise.core.gangs.capacity import MAX_COUNTED_NODES, Capacities
 from cardwise.kube.pods.budgets import Budget, LabelCondition
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings
@@ -402,7 +402,7 @@ def test_nodes_are_looked_at_some_in_a_turn(monkeypatch):
         world.clock.worked += TURN
         return count_pods(*args)
 
-    world = Full(**{f"n{i}": [LOW] for i in range(2 * LOOKS)})
+    world = Full(**{f"n{i}": [LOW] for i in range(2 * MAX_COUNTED_NODES)})
     gang(world, 2)
     monkeypatch.setattr(Capacities, "count_pods", costly)
     pauses = world.meanwhile(0, lambda: None)
