@@ -20,6 +20,7 @@ from cardwise.kube.pods import budgets
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings
 from extender.cache.placing import PlacementRequest
+from extender.gangs.gangtypes import PlannedNode
 from extender.records import nodeinfo, objects, podinfo, wire
 from extender.records.podref import PodRef
 from extender.state import State
@@ -56,10 +57,10 @@ def _add_pods(state: State, manifests: list[Json]) -> list[podinfo.PodRecord]:
 
 
 def _filter_members(state: State, members: list[Json], all_nodes: list[str]) -> None:
-    """Call filter for each member until each has its node, in at most ten rounds."""
+    """Call filter for each member until each has its node, in at most ten passes."""
     pending = [manifest["metadata"]["uid"] for manifest in members]
     for _ in range(10):
-        pending = [uid for uid in pending if not isinstance(state.gangs.filter_member(uid, all_nodes), str)]
+        pending = [uid for uid in pending if not isinstance(state.gangs.filter_member(uid, all_nodes), PlannedNode)]
         if not pending:
             return
         # Only sets the clock: a plan that was made in vain is made again later.
