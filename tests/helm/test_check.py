@@ -109,7 +109,7 @@ def test_a_device_plugin_that_has_just_been_installed_is_waited_for() -> None:
     before = clock.now()
     with pytest.raises(LookupError, match="no GPU is known"):
         check.check_gpus(api.kube, names.NAMESPACE, clock)
-    assert clock.now() - before == check.REPORT_SECONDS
+    assert clock.now() - before == check.REPORT_TIMEOUT_SECONDS
 
 
 def test_a_cause_that_is_known_is_not_waited_for() -> None:

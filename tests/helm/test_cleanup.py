@@ -27,7 +27,9 @@ def cleaned(labels, annotations, **amounts):
 
 @pytest.mark.parametrize(("now", "remaining"), [("ours", {}), ("theirs", {names.ACCELERATOR: "theirs"})])
 def test_the_label_of_the_model_goes_unless_somebody_has_changed_it(now, remaining):
-    node = cleaned({names.ACCELERATOR: now}, {cleanup.WRITTEN_LABEL: "ours", names.REQUEUE: "1", "example.com/x": "y"})
+    node = cleaned(
+        {names.ACCELERATOR: now}, {cleanup.RECORDED_LABEL_ANNOTATION: "ours", names.REQUEUE: "1", "example.com/x": "y"}
+    )
     assert node["metadata"].get("labels", {}) == remaining
     assert node["metadata"]["annotations"] == {"example.com/x": "y"}
 
@@ -97,14 +99,14 @@ def test_a_dead_node_keeps_nothing_from_being_cleaned_and_is_named(api, capsys):
     assert "these pods still run" in (output := capsys.readouterr().out)
     assert ("mps-n1" in output, "deviceplugin-n2" in output) == (True, False)
     api.remove(paths.pods(names.NAMESPACE, "mps-n1"))
-    assert uninstalled(api) < cleanup.PATIENCE
+    assert uninstalled(api) < cleanup.END_TIMEOUT_SECONDS
     assert count_leftovers(api) == 0
     assert "these nodes do not answer, so Cardwise's pods there have not ended: n2\n" in capsys.readouterr().out
 
 
 def test_a_node_that_is_gone_is_not_waited_for(api, capsys):
     api.write_object(paths.pods(), part("deviceplugin", "n4"))
-    assert uninstalled(api) < cleanup.PATIENCE
+    assert uninstalled(api) < cleanup.END_TIMEOUT_SECONDS
     assert (count_leftovers(api), "not ended: n4\n" in capsys.readouterr().out) == (0, True)
 
 
@@ -124,7 +126,7 @@ def test_podgroups_of_the_extender_go_in_all_namespaces_and_those_of_people_stay
 @pytest.mark.parametrize("component", ["webhook", "extender"])
 def test_a_part_of_the_whole_cluster_on_a_dead_node_is_given_time(api, component):
     api.write_object(paths.pods(), part(component, "n2"))
-    assert uninstalled(api) > cleanup.PATIENCE
+    assert uninstalled(api) > cleanup.END_TIMEOUT_SECONDS
     assert count_leftovers(api) == 0
 
 

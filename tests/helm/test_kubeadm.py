@@ -17,7 +17,9 @@ from tests.helm.rendering import ALL, Render
 from tests.helm.scripts import load
 
 kubeadm = load("kubeadm")
-assert kubeadm.FORMER == names.FORMER_CONFIG  # by which `cardwise doctor` knows what the script has changed
+assert (
+    kubeadm.FORMER_CONFIG_ANNOTATION == names.FORMER_CONFIG
+)  # by which `cardwise doctor` knows what the script has changed
 
 
 # As kubeadm 1.34 writes it, but for what nobody here looks at.
@@ -320,9 +322,9 @@ def test_the_job_is_not_killed_before_it_has_put_the_manifest_back_and_said_so(r
         if manifest["kind"] == "Job"
     ]
     late = {job["spec"]["activeDeadlineSeconds"] for job in jobs if "kubeadm" in job["metadata"]["name"]}
-    assert min(late) > kubeadm.SECRET_SECONDS + 2 * kubeadm.READY_SECONDS + 30
+    assert min(late) > kubeadm.SECRET_TIMEOUT_SECONDS + 2 * kubeadm.READY_TIMEOUT_SECONDS + 30
 
 
 def test_the_chart_knows_a_wired_scheduler_by_the_annotation_that_wiring_writes() -> None:
     template = Path(__file__).parents[2] / "helm" / "cardwise" / "templates" / "_cluster.tpl"
-    assert f'"{kubeadm.FORMER}"' in template.read_text()
+    assert f'"{kubeadm.FORMER_CONFIG_ANNOTATION}"' in template.read_text()

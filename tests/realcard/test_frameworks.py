@@ -92,7 +92,7 @@ def container(machine, folder: Path, *, through: bool) -> Container:
 
 
 def test_it_keeps_to_its_share_by_the_environment(machine, tmp_path, framework, measured):
-    answer = container(machine, tmp_path / "c", through=False).answers(PROGRAMS[framework])
+    answer = container(machine, tmp_path / "c", through=False).json_of(PROGRAMS[framework])
     assert answer["result"] == 1000.0
     assert SHARE * 0.95 <= answer["mib"] <= SHARE
     measured(f"{framework} with a share of {SHARE} MiB", f"{answer['mib']} MiB, {answer['used']} in use")
@@ -102,14 +102,14 @@ def test_without_the_hook_it_takes_more(machine, tmp_path, framework):
     """So it is the hook that the test above sees. CuPy reads the variable by itself."""
     outside = container(machine, tmp_path / "c", through=False)
     del outside.env[names.ENV_CUPY_LIMIT]
-    answer = outside.answers(PROGRAMS[framework], CARDWISE_FRAMEWORKS="off")
+    answer = outside.json_of(PROGRAMS[framework], CARDWISE_FRAMEWORKS="off")
     assert answer["mib"] > SHARE * 1.5
 
 
 def test_through_mps_it_has_nearly_all_of_its_share(machine, tmp_path, framework, measured):
     """The limit of MPS counts the client's own context too."""
     machine.share("pod", SHARE)
-    answer = container(machine, tmp_path / "c", through=True).answers(PROGRAMS[framework])
+    answer = container(machine, tmp_path / "c", through=True).json_of(PROGRAMS[framework])
     assert answer["result"] == 1000.0
     assert SHARE * 0.85 <= answer["mib"] <= SHARE
     measured(f"{framework} with a share of {SHARE} MiB through MPS", f"{answer['mib']} MiB")
@@ -123,7 +123,7 @@ def test_two_pods_of_one_card_compute_at_the_same_time(machine, tmp_path, measur
     machine.share(frameworks[1], SHARE)
     pods = [container(machine, tmp_path / name, through=True) for name in frameworks]
     with ThreadPoolExecutor() as pool:
-        answers = list(pool.map(lambda pod, name: pod.answers(PROGRAMS[name]), pods, frameworks))
+        answers = list(pool.map(lambda pod, name: pod.json_of(PROGRAMS[name]), pods, frameworks))
     assert [answer["result"] for answer in answers] == [1000.0, 1000.0]
     assert all(answer["mib"] <= SHARE for answer in answers)
     had = " and ".join(f"{name} {answer['mib']} MiB" for name, answer in zip(frameworks, answers, strict=True))
@@ -134,7 +134,7 @@ def test_mps_holds_a_framework_that_is_told_nothing(machine, tmp_path, framework
     machine.share("pod", SHARE)
     inside = container(machine, tmp_path / "c", through=True)
     del inside.env[names.ENV_CUPY_LIMIT]
-    answer = inside.answers(PROGRAMS[framework], CARDWISE_FRAMEWORKS="off")
+    answer = inside.json_of(PROGRAMS[framework], CARDWISE_FRAMEWORKS="off")
     assert answer["result"] == 1000.0
     if framework != "jax":  # it says what it may have by its own settings
         assert answer["mib"] <= SHARE

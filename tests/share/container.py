@@ -34,9 +34,9 @@ class Container:
         }
         self.share_file = tmp_path / "share.json"
 
-    def install(self, list_container_files: dict[str, str], below: Path | None = None) -> None:
+    def install(self, files: dict[str, str], below: Path | None = None) -> None:
         """Put packages into the image."""
-        for name, source in list_container_files.items():
+        for name, source in files.items():
             path = (below or self.site) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(textwrap.dedent(source))

@@ -21,12 +21,12 @@ from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
-TLS = Path("/etc/cardwise/extender-tls")
-REPORT_SECONDS = 60.0  # for a device plugin that has just been installed to report its GPUs
+TLS_DIR = Path("/etc/cardwise/extender-tls")
+REPORT_TIMEOUT_SECONDS = 60.0  # a device plugin that has just been installed reports its GPUs within this time
 
 
 def check_admission(client: KubeClient, namespace: str) -> str:
-    """Create a pod with a share by a server-side dry run, and check what the webhook made of it.
+    """Create a pod with a share by server-side dry run, and check that the webhook has changed it.
 
     Raises LookupError if the webhook did not see the pod.
     """
@@ -37,10 +37,10 @@ def check_admission(client: KubeClient, namespace: str) -> str:
         "resources": {"limits": limits},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
-    security = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
+    security_context = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
     pod = {
         "metadata": {"generateName": "cardwise-test-", "namespace": namespace},
-        "spec": {"containers": [container], "securityContext": security},
+        "spec": {"containers": [container], "securityContext": security_context},
     }
     created = client.create(paths.pods(namespace), pod, query={"dryRun": "All"})
     stored_limits = created["spec"]["containers"][0]["resources"]["limits"]
@@ -52,16 +52,16 @@ def check_admission(client: KubeClient, namespace: str) -> str:
 
 
 def check_extender(url: str) -> str:
-    """Read the extender's list of GPUs, as the client that kube-scheduler is. Raises LookupError without an answer."""
-    context = ssl.create_default_context(cafile=str(TLS / "ca.crt"))
-    context.load_cert_chain(TLS / "client.crt", TLS / "client.key")
+    """Read the extender's list of GPUs with kube-scheduler's certificate. Raises LookupError without an answer."""
+    context = ssl.create_default_context(cafile=str(TLS_DIR / "ca.crt"))
+    context.load_cert_chain(TLS_DIR / "client.crt", TLS_DIR / "client.key")
     address = urllib.parse.urlsplit(url)
     connection = http.client.HTTPSConnection(address.hostname or "", address.port, timeout=10, context=context)
     connection.request("GET", f"{names.EXTENDER_PREFIX}/inspect")
-    answer = connection.getresponse()
-    body = answer.read()
-    if answer.status != http.client.OK:
-        raise LookupError(f"the extender answered {answer.status} {body[:200].decode(errors='replace')}; see its log")
+    response = connection.getresponse()
+    body = response.read()
+    if response.status != http.client.OK:
+        raise LookupError(f"the extender answered {response.status} {body[:200].decode(errors='replace')}; see its log")
     nodes = json.loads(body).get("nodes") or ()
     return f"the extender knows the GPUs of {len(nodes)} node{'s' * (len(nodes) != 1)}"
 
@@ -69,10 +69,10 @@ def check_extender(url: str) -> str:
 def check_scheduler(client: KubeClient, namespace: str, cardwise_namespace: str) -> str:
     """Let kube-scheduler place a probe pod, as `cardwise doctor` does. Raises LookupError if it fails."""
     findings = list(probing.send_probe(client, namespace, cardwise_namespace))
-    worst = finding.sort_findings(findings)[0]
-    if worst.level is Severity.PROBLEM:
-        raise LookupError(f"{worst.text}; {worst.remedy} (scheduler.mode)")
-    return worst.text if worst.level is not Severity.OK else findings[-1].text
+    worst_finding = finding.sort_findings(findings)[0]
+    if worst_finding.level is Severity.PROBLEM:
+        raise LookupError(f"{worst_finding.text}; {worst_finding.remedy} (scheduler.mode)")
+    return worst_finding.text if worst_finding.level is not Severity.OK else findings[-1].text
 
 
 def check_gpus(client: KubeClient, cardwise_namespace: str, clock: Clock = SYSTEM) -> str:
@@ -80,22 +80,23 @@ def check_gpus(client: KubeClient, cardwise_namespace: str, clock: Clock = SYSTE
 
     `helm install --wait` of Helm 3 does not wait for the last pod of a DaemonSet, so the device plugin may be starting.
 
-    Raises LookupError, with the findings of `cardwise doctor`, if no GPU is reported in `REPORT_SECONDS` or none is
-    healthy.
+    Raises LookupError, with the findings of `cardwise doctor`, if no GPU is reported in `REPORT_TIMEOUT_SECONDS`, or if
+    none is healthy.
     """
-    deadline = clock.now() + REPORT_SECONDS
-    while not (resources := list(client.list_objects(paths.extendedresources()))):
-        seen = facts.Facts(cardwise_namespace=cardwise_namespace, now=client.fetch_server_time())
-        facts.collect_lists(seen, client, facts.build_part_queries(cardwise_namespace))
-        causes = [*startup.check_uncreated_pods(seen), *startup.check_unready_pods(seen)]
-        if causes or seen.unread_kinds or clock.now() >= deadline:
-            raise LookupError("; ".join(f"{cause.text}; {cause.remedy}" for cause in causes or parts.check_cards(seen)))
+    deadline = clock.now() + REPORT_TIMEOUT_SECONDS
+    while not (gpus := list(client.list_objects(paths.extendedresources()))):
+        cluster_facts = facts.Facts(cardwise_namespace=cardwise_namespace, now=client.fetch_server_time())
+        facts.collect_lists(cluster_facts, client, facts.build_part_queries(cardwise_namespace))
+        causes = [*startup.check_uncreated_pods(cluster_facts), *startup.check_unready_pods(cluster_facts)]
+        if causes or cluster_facts.unread_kinds or clock.now() >= deadline:
+            causes = causes or [*parts.check_cards(cluster_facts)]
+            raise LookupError("; ".join(f"{cause.text}; {cause.remedy}" for cause in causes))
         clock.sleep(1)
-    healthy = sum(resource.get("status", {}).get("health") == "Healthy" for resource in resources)
-    if not healthy:
-        reasons = {resource.get("status", {}).get("reason", "") for resource in resources}
-        raise LookupError(f"0 of {len(resources)} healthy: {'; '.join(sorted(reasons))}")
-    return f"{healthy} of {len(resources)} healthy"
+    healthy_count = sum(gpu.get("status", {}).get("health") == "Healthy" for gpu in gpus)
+    if not healthy_count:
+        reasons = {gpu.get("status", {}).get("reason", "") for gpu in gpus}
+        raise LookupError(f"0 of {len(gpus)} healthy: {'; '.join(sorted(reasons))}")
+    return f"{healthy_count} of {len(gpus)} healthy"
 
 
 def run_check(name: str, check: Callable[[], str]) -> bool:
@@ -115,13 +116,13 @@ def main() -> None:
     parser.add_argument("--cardwise-namespace", required=True)
     arguments = parser.parse_args()
     client = KubeClient.load(None)
-    passed = [run_check("GPUs", lambda: check_gpus(client, arguments.cardwise_namespace))]
-    passed += [run_check("admission", lambda: check_admission(client, arguments.namespace))]
+    outcomes = [run_check("GPUs", lambda: check_gpus(client, arguments.cardwise_namespace))]
+    outcomes += [run_check("admission", lambda: check_admission(client, arguments.namespace))]
     if arguments.extender:
-        passed += [run_check("extender", lambda: check_extender(arguments.extender))]
+        outcomes += [run_check("extender", lambda: check_extender(arguments.extender))]
     namespaces = (arguments.namespace, arguments.cardwise_namespace)
-    passed += [run_check("kube-scheduler", lambda: check_scheduler(client, *namespaces))]
-    sys.exit(0 if all(passed) else 1)
+    outcomes += [run_check("kube-scheduler", lambda: check_scheduler(client, *namespaces))]
+    sys.exit(0 if all(outcomes) else 1)
 
 
 if __name__ == "__main__":
