@@ -1,15 +1,15 @@
 {{/*
-What the cluster has that decides whether an installation works, as JSON: {} where helm does not look (`helm template`,
-GitOps). It is looked up once and kept in `.Values.seen`: lists of nodes and pods can be long.
+The facts of the cluster on which an installation depends, as JSON; {} if helm does not read the cluster (`helm
+template`, GitOps). They are looked up once and kept in `.Values.seen`, because lists of nodes and pods can be long.
 
-  runtimeClasses   names of all
+  runtimeClasses   names of all RuntimeClasses
   nvidia           names of NVIDIA's RuntimeClasses
   controlPlane     names of nodes with the labels of scheduler.controlPlaneSelector
-  schedulers       names of mirrors of kube-scheduler's static pods, as kubeadm makes them
-  labelled         how many nodes have the labels by which the parts on nodes find them
-  unlabelled       other nodes that offer nvidia.com/gpu
-  wired            "true" where a kube-scheduler has been changed by files/kubeadm.py: its mirror says so
-  enforced         the profile that Pod Security enforces in our namespace, "" where no label says one
+  schedulers       names of the mirror pods of kubeadm's kube-schedulers, which are static pods
+  labelled         number of nodes with the labels that the parts on nodes select
+  unlabelled       names of other nodes that offer nvidia.com/gpu
+  wired            "true" if files/kubeadm.py has changed a kube-scheduler, which an annotation of its mirror pod shows
+  enforced         the profile that Pod Security enforces in Cardwise's namespace; "" without a label for it
 */}}
 {{- define "cardwise.cluster" -}}
 {{- if not (hasKey .Values "seen") }}
@@ -61,7 +61,7 @@ GitOps). It is looked up once and kept in `.Values.seen`: lists of nodes and pod
 {{- toJson .Values.seen }}
 {{- end }}
 
-{{/* "true" if the node's `labels` have all of the `selector`. */}}
+{{/* "true" if the node's `labels` contain every label of the `selector`. */}}
 {{- define "cardwise.labelled" -}}
 {{- $is := true }}
 {{- range $key, $value := .selector }}
@@ -71,8 +71,9 @@ GitOps). It is looked up once and kept in `.Values.seen`: lists of nodes and pod
 {{- end }}
 
 {{/*
-The RuntimeClass of the parts on nodes; "" for the runtime's default. auto: NVIDIA's, if
-helm sees one; also "" if it sees several, none is called nvidia, and none is chosen (templates/checks.yaml refuses that).
+The RuntimeClass of the parts on nodes; "" for the runtime's default. With auto it is NVIDIA's, if helm finds one in the
+cluster. If helm finds several, and none is called nvidia, it is "" too, and templates/checks.yaml refuses the
+installation.
 */}}
 {{- define "cardwise.nodes.runtimeClass" -}}
 {{- if ne .Values.nodes.runtimeClass "auto" }}
@@ -83,12 +84,14 @@ helm sees one; also "" if it sees several, none is called nvidia, and none is ch
 {{- end }}
 {{- end }}
 
-{{/* kube-scheduler's image of the API server's version, without what providers add to it (v1.37.2-gke.100, v1.37.2+k3s1). */}}
+{{/*
+The image of kube-scheduler in the API server's version, without a provider's suffix (v1.37.2-gke.100, v1.37.2+k3s1).
+*/}}
 {{- define "cardwise.scheduler.image" -}}
 registry.k8s.io/kube-scheduler:{{ regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version }}
 {{- end }}
 
-{{/* Which scheduler.mode fits the cluster, as far as helm sees it. */}}
+{{/* A hint which scheduler.mode fits the cluster, as far as helm can read it. */}}
 {{- define "cardwise.scheduler.fits" -}}
 {{- $seen := include "cardwise.cluster" . | fromJson }}
 {{- if not $seen }}

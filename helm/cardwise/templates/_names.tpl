@@ -1,4 +1,4 @@
-{{/* Labels of every object; `component` is the part it belongs to. */}}
+{{/* The labels of every object; `component` is the part that the object belongs to. */}}
 {{- define "cardwise.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ include "cardwise.selector" . }}
@@ -7,36 +7,38 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 app.kubernetes.io/part-of: cardwise
 {{- end }}
 
-{{/* By which Services and workloads know the pods of a component: what no upgrade changes. */}}
+{{/* The labels by which Services and workloads select the pods of a component. No upgrade may change them. */}}
 {{- define "cardwise.selector" -}}
 app.kubernetes.io/name: cardwise
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
-{{/* Where Cardwise lives. */}}
+{{/* The namespace of Cardwise. */}}
 {{- define "cardwise.namespace" -}}
 {{ .Values.namespace.name | default .Release.Namespace }}
 {{- end }}
 
-{{/* A user name as the API server knows a ServiceAccount of ours. */}}
+{{/* The user name of one of Cardwise's ServiceAccounts. */}}
 {{- define "cardwise.user" -}}
 system:serviceaccount:{{ include "cardwise.namespace" .root }}:{{ .name }}
 {{- end }}
 
-{{/* Subject of our role bindings. */}}
+{{/* The subject of Cardwise's role bindings. */}}
 {{- define "cardwise.subject" -}}
 - kind: ServiceAccount
   name: {{ .name | quote }}
   namespace: {{ include "cardwise.namespace" .root | quote }}
 {{- end }}
 
-{{/* Namespaces of the values and our own, as a JSON list: whatever it is called, our pods are never kept waiting by us. */}}
+{{/*
+The namespaces of a value and Cardwise's own, as a JSON list: Cardwise's pods must never wait for Cardwise itself.
+*/}}
 {{- define "cardwise.withOwn" -}}
 {{ append .list (include "cardwise.namespace" .root) | uniq | toJson }}
 {{- end }}
 
-{{/* Schedulers that ask the extender, as a JSON list. */}}
+{{/* The schedulers that call the extender, as a JSON list. */}}
 {{- define "cardwise.gangSchedulers" -}}
 {{- $found := .Values.webhook.gangSchedulers -}}
 {{- if eq .Values.scheduler.mode "own" }}{{ $found = append $found .Values.scheduler.name }}{{ end -}}
@@ -48,7 +50,7 @@ system:serviceaccount:{{ include "cardwise.namespace" .root }}:{{ .name }}
 {{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}
 
-{{/* Users whose Bindings the webhook does not look at, as a JSON list. */}}
+{{/* The users whose Bindings the webhook does not check, as a JSON list. */}}
 {{- define "cardwise.binders" -}}
 {{- $found := prepend .Values.bindings.allowedUsers (include "cardwise.user" (dict "root" . "name" .Values.extender.serviceAccount.name)) -}}
 {{- if eq .Values.scheduler.mode "own" }}{{ $found = append $found (include "cardwise.user" (dict "root" . "name" "cardwise-scheduler")) }}{{ end -}}

@@ -1,4 +1,4 @@
-{{/* What our pods have in common. `part` is the component's values. */}}
+{{/* Fields that all pods of Cardwise have. `part`: the values of the component. */}}
 {{- define "cardwise.pod.common" -}}
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
@@ -12,12 +12,15 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* The labels `.` that a node must have, and that of Linux: a cluster may have Windows nodes, which cannot run our image. */}}
+{{/*
+The node selector with the labels `.` and the label of Linux: a cluster may have Windows nodes, which cannot run the
+image.
+*/}}
 {{- define "cardwise.pod.linux" -}}
 {{- merge (dict) (. | default dict) (dict "kubernetes.io/os" "linux") | toYaml }}
 {{- end }}
 
-{{/* Replicas on different nodes, where there are as many. */}}
+{{/* The affinity by which replicas prefer different nodes. */}}
 {{- define "cardwise.pod.apart" -}}
 affinity:
   {{- with .part.affinity }}
@@ -33,7 +36,10 @@ affinity:
   {{- end }}
 {{- end }}
 
-{{/* Labels by which others mark nodes with NVIDIA's GPUs, with the values that mean one; none: any value. JSON. */}}
+{{/*
+Labels by which other programs mark nodes with NVIDIA's GPUs, as JSON. Each has a list of values; an empty list: any
+value.
+*/}}
 {{- define "cardwise.nodes.labels" -}}
 {"nvidia.com/gpu.present": ["true"],
  "feature.node.kubernetes.io/pci-10de.present": ["true"],
@@ -45,9 +51,11 @@ affinity:
 {{- end }}
 
 {{/*
-Pods of the nodes with cards; labels that an admin names instead come by nodeSelector ("cardwise.pod.common"). They leave
-a node while NVIDIA's GPU Operator replaces its driver, because they hold the driver's kernel module. From 26.7 on its
-driver manager says so by gpu.deploy.client; before, the state of the upgrade does, once the node has been drained.
+The affinity of the parts on nodes with GPUs. If an administrator names labels in nodes.selector, "cardwise.pod.common"
+writes them as nodeSelector instead. The parts leave a node while NVIDIA's GPU Operator replaces its driver, because
+they keep the driver's kernel module in use. Version 26.7 and later of the operator announce this by the label
+gpu.deploy.client. With earlier versions the parts leave when the label of the upgrade's state shows that the node is
+drained.
 */}}
 {{- define "cardwise.pod.onNodes" -}}
 {{- $terms := list }}
@@ -79,7 +87,9 @@ runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- end }}
 
-{{/* As Pod Security's profile "restricted" requires; none of these containers writes to its own disk. */}}
+{{/*
+The security context that Pod Security's profile "restricted" requires. These containers do not write to their own disk.
+*/}}
 {{- define "cardwise.pod.restricted" -}}
 securityContext:
   runAsNonRoot: true
@@ -96,7 +106,7 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* The end of its log is the message of a container that ends with an error: `cardwise doctor` shows it. */}}
+{{/* A container that fails gets the end of its log as its termination message, which `cardwise doctor` shows. */}}
 {{- define "cardwise.container.image" -}}
 image: {{ include "cardwise.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
@@ -108,7 +118,9 @@ terminationMessagePolicy: FallbackToLogsOnError
 - --log-format={{ .Values.logFormat }}
 {{- end }}
 
-{{/* Which node it is on, and NVIDIA's driver, which the runtime brings by these. */}}
+{{/*
+Environment variables with the node's name, and those by which NVIDIA's runtime gives the container the driver.
+*/}}
 {{- define "cardwise.container.nodeEnv" -}}
 - name: NODE_NAME
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
@@ -119,8 +131,9 @@ terminationMessagePolicy: FallbackToLogsOnError
 {{- end }}
 
 {{/*
-Of the plain port of every part. A part that hangs is ended after half a minute. "quick": a part that stands still leaves
-its Service within three seconds, since each call that still reaches it holds up kube-scheduler for a second.
+Probes on the port for metrics and health checks, which every part has. A part that hangs is restarted after half a
+minute. "quick": a part that hangs leaves its Service within three seconds, because each call to it delays
+kube-scheduler by a second.
 */}}
 {{- define "cardwise.container.probes" -}}
 startupProbe:

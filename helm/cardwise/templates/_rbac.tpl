@@ -1,4 +1,4 @@
-{{/* The account of a component. */}}
+{{/* The ServiceAccount of a component. */}}
 {{- define "cardwise.account" }}
 ---
 apiVersion: v1
@@ -12,7 +12,7 @@ metadata:
   {{- end }}
 {{- end }}
 
-{{/* The ClusterRole of this name, up to its rules. `extra`: labels besides. */}}
+{{/* The beginning of a ClusterRole; the rules follow. `name`: its name. `extra`: more labels. */}}
 {{- define "cardwise.clusterRole" }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
@@ -29,7 +29,10 @@ metadata:
 rules:
 {{- end }}
 
-{{/* Gives the account of a component a Role of a `namespace`, or without one a ClusterRole. `name`, if not the role's. */}}
+{{/*
+Binds a role to the ServiceAccount of a component: with a `namespace` a Role, without one a ClusterRole. `name`: the
+name of the binding, if it is not the role's.
+*/}}
 {{- define "cardwise.bound" }}
 {{- $kind := ternary "Role" "ClusterRole" (not (empty .namespace)) }}
 ---
@@ -51,8 +54,10 @@ roleRef:
 subjects: {{- include "cardwise.subject" (dict "root" .root "name" .account) | nindent 2 }}
 {{- end }}
 
-{{/* The right of a component to keep one `object` of a `resource` in our namespace, by `verbs`. `create` cannot be limited
-to a name. */}}
+{{/*
+A Role that allows a component these `verbs` on one `object` of a `resource` in Cardwise's namespace. RBAC cannot limit
+`create` to a name.
+*/}}
 {{- define "cardwise.ownObject" }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1

@@ -1,5 +1,7 @@
-{{/* A policy of this name that refuses everywhere, by its binding, up to the beginning of its spec. `params`: of the
-object that it compares with. */}}
+{{/*
+A ValidatingAdmissionPolicyBinding for all namespaces, and the beginning of the policy, up to its spec. `name`: the name
+of both. `params`: the reference to the object that the policy compares with.
+*/}}
 {{- define "cardwise.policy" }}
 ---
 apiVersion: admissionregistration.k8s.io/v1

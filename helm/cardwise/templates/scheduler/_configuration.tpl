@@ -1,6 +1,7 @@
 {{/*
-What kube-scheduler is told of the extender; as cardwise/core/api/schedulerconfig.py, which a test compares. `host` is how it
-reaches the Service, `tls` the folder of ca.crt, client.crt and client.key there.
+The extender's stanzas in kube-scheduler's configuration; a test compares them with
+cardwise/core/api/schedulerconfig.py. `host`: the address by which kube-scheduler reaches the Service. `tls`: the folder
+with ca.crt, client.crt and client.key.
 */}}
 {{- define "cardwise.scheduler.stanzas" -}}
 {{- $tls := dict "insecure" false "caFile" (printf "%s/ca.crt" .tls) "certFile" (printf "%s/client.crt" .tls) "keyFile" (printf "%s/client.key" .tls) -}}
@@ -9,7 +10,8 @@ reaches the Service, `tls` the folder of ca.crt, client.crt and client.key there
   prioritizeVerb: prioritize
   preemptVerb: preempt
   weight: 100
-  # It answers in milliseconds; one that hangs costs the scheduler this much for each pod that asks for a card.
+  # The extender answers in milliseconds. An extender that hangs delays the scheduler by this time for each pod that
+  # requests a GPU.
   httpTimeout: 1s
   nodeCacheCapable: true
   ignorable: false
@@ -19,7 +21,7 @@ reaches the Service, `tls` the folder of ca.crt, client.crt and client.key there
     - {name: aliyun.com/gpu-mem, ignoredByScheduler: false}
     - {name: cardwise.dev/gpu, ignoredByScheduler: false}
     - {name: cardwise.dev/place, ignoredByScheduler: true}
-# Here pods of a gang wait for each other.
+# On this port the pods of a gang wait for each other.
 - urlPrefix: https://{{ .host }}:12346/gpushare-scheduler
   bindVerb: bind
   httpTimeout: 300s

@@ -1,4 +1,6 @@
-{{/* What all entries of both webhook configurations have in common. No caBundle: the webhook writes it itself. */}}
+{{/*
+Fields that all entries of both webhook configurations have. The caBundle is missing, because the webhook writes it.
+*/}}
 {{- define "cardwise.webhook.entry" -}}
 admissionReviewVersions: [v1]
 sideEffects: None
@@ -18,9 +20,9 @@ clientConfig:
 {{- end }}
 
 {{/*
-What a bare number of gpu-mem counts is said by the label of its namespace, and the API server reads it: so an entry for
-which it matters is there twice, and an object comes by one of them. `.other`: the one for namespaces that differ from
-webhook.gpuMemUnit. `.labels` of the namespaces, besides.
+An entry for which the unit of bare gpu-mem numbers matters. A label of the namespace sets the unit, and the API server
+evaluates this label. So each such entry exists twice, and an object matches one of the two. `.other`: the entry for
+namespaces with another unit than webhook.gpuMemUnit. `.labels`: more labels that the namespaces must have.
 */}}
 {{- define "cardwise.webhook.entryByUnit" -}}
 {{- $other := eq .root.Values.webhook.gpuMemUnit "GiB" | ternary "MiB" "GiB" -}}
@@ -35,7 +37,7 @@ webhook.gpuMemUnit. `.labels` of the namespaces, besides.
     {{- end }}
 {{- end }}
 
-{{/* What a bare number counts in the namespaces of the entry. */}}
+{{/* The unit of bare numbers in the namespaces of the entry. */}}
 {{- define "cardwise.webhook.unit" -}}
 {{- $default := .root.Values.webhook.gpuMemUnit -}}
 {{- if .other }}{{ eq $default "GiB" | ternary "MiB" "GiB" }}{{ else }}{{ $default }}{{ end -}}
@@ -46,7 +48,7 @@ webhook.gpuMemUnit. `.labels` of the namespaces, besides.
   expression: "!(request.namespace in {{ include "cardwise.cel.list" (include "cardwise.withOwn" (dict "root" . "list" .Values.webhook.exemptNamespaces) | fromJsonArray) }})"
 {{- end }}
 
-{{/* What is on its way out must get there without us: the last update takes a finalizer away. */}}
+{{/* An object that is being deleted must not depend on the webhook: its last update removes a finalizer. */}}
 {{- define "cardwise.webhook.notBeingDeleted" -}}
 - name: not-being-deleted
   expression: "!has(object.metadata.deletionTimestamp)"
@@ -58,7 +60,7 @@ webhook.gpuMemUnit. `.labels` of the namespaces, besides.
   expression: {{ include "cardwise.cel.notMirror" . | quote }}
 {{- end }}
 
-{{/* Of the entries for workloads: `path` is where the template's pod spec is, in CEL. */}}
+{{/* Conditions of the entries that rewrite workloads. `path`: the path of the template's pod spec, in CEL. */}}
 {{- define "cardwise.webhook.templateConditions" -}}
 {{ include "cardwise.webhook.notExempt" .root }}
 {{ include "cardwise.webhook.notBeingDeleted" . }}
@@ -71,7 +73,7 @@ webhook.gpuMemUnit. `.labels` of the namespaces, besides.
     {{- end }}
 {{- end }}
 
-{{/* Of the entries that judge gangs of workloads: `path` is where the pod template is, in CEL. */}}
+{{/* Conditions of the entries that validate workloads with gangs. `path`: the path of the pod template, in CEL. */}}
 {{- define "cardwise.webhook.gangConditions" -}}
 {{ include "cardwise.webhook.notExempt" .root }}
 {{ include "cardwise.webhook.notBeingDeleted" . }}
@@ -83,7 +85,9 @@ webhook.gpuMemUnit. `.labels` of the namespaces, besides.
     {{- include "cardwise.cel.namesGang" (dict "root" .root "of" "t") | nindent 4 }})
 {{- end }}
 
-{{/* Of the entries that warn about workloads: `path` is where the pod template is, in CEL; none where nobody knows. */}}
+{{/*
+Conditions of the entries that warn about workloads. `path`: the path of the pod template, in CEL; empty if unknown.
+*/}}
 {{- define "cardwise.webhook.adviceConditions" -}}
 {{ include "cardwise.webhook.notExempt" .root }}
 {{ include "cardwise.webhook.notBeingDeleted" . }}

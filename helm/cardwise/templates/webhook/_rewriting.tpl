@@ -1,4 +1,4 @@
-{{/* A mutating configuration of this name, up to its entries. */}}
+{{/* The beginning of a mutating configuration; the entries follow. `name`: its name. */}}
 {{- define "cardwise.webhook.mutating" }}
 ---
 apiVersion: admissionregistration.k8s.io/v1
@@ -11,14 +11,14 @@ webhooks:
 {{- end }}
 
 {{/*
-Entries that both mutating configurations have. `.late`: those of the second, which are for what another webhook has added
-after the first (docs/design/0030-order-of-webhooks.md); for pods and templates only where something is to be rewritten
-still, so that nothing comes twice for nothing. All quotas come twice: which of their amounts are MiB already is for the
-webhook to say.
+Entries that both mutating configurations have. `.late`: the entries of the second configuration, for additions of
+webhooks that run after the first (docs/design/0030-order-of-webhooks.md). They match pods and templates only if
+something is still to be rewritten, so that the webhook is not called twice without need. They match all quotas, because
+only the webhook can tell which amounts are MiB already.
 */}}
 {{- define "cardwise.webhook.rewriting" -}}
 {{- $root := .root -}}{{- $late := .late -}}{{- $suffix := $late | ternary "-late" "" }}
-  # Pods that ask for a share: canonical request, share slots, environment.
+  # Pods that request a share get the canonical request, share slots and environment variables.
   {{- range $other := list false true }}
   {{- include "cardwise.webhook.entryByUnit" (dict "root" $root "other" $other "name" (print "pods" $suffix) "path" "/mutate") | nindent 2 }}
     reinvocationPolicy: IfNeeded
@@ -36,7 +36,8 @@ webhook to say.
           {{- include "cardwise.cel.isOurs" $root | nindent 10 }}
       {{- end }}
   {{- end }}
-  # Amounts such as 64Gi, which the quota would count in bytes where pods count MiB; and classes by their bare names.
+  # Quotas: amounts such as 64Gi, which Kubernetes would count in bytes although pods count MiB, and bare names of
+  # classes.
   {{- range $other := list false true }}
   {{- include "cardwise.webhook.entryByUnit" (dict "root" $root "other" $other "name" (print "quotas" $suffix) "path" "/mutate") | nindent 2 }}
     reinvocationPolicy: IfNeeded
@@ -50,7 +51,7 @@ webhook to say.
           {{- include "cardwise.cel.quotaIsOurs" $root | nindent 10 }} ||
           {{ include "cardwise.cel.limitRangeAmounts" . }}.contains('"aliyun.com/gpu-mem":')
   {{- end }}
-  # Workloads whose template Kubernetes would refuse for a bare name; one entry for each place where a template can be.
+  # Workloads whose template Kubernetes would refuse because of a bare name; one entry for each path of a template.
   - name: workloads{{ $suffix }}.cardwise.dev
     {{- include "cardwise.webhook.entry" (dict "root" $root "path" "/mutate") | nindent 4 }}
     reinvocationPolicy: IfNeeded
