@@ -1,16 +1,17 @@
 {{/*
-CEL that several objects share. In CEL, because it is evaluated by the API server itself: a pod that is none of ours
-never depends on the webhook. Lists from the values are rendered as CEL lists; the schema keeps quotes out of them.
+CEL expressions that several objects share. The API server itself evaluates CEL, so a pod that requests nothing of
+Cardwise never depends on the webhook. Lists of values are rendered as CEL lists; values.schema.json allows no quotes in
+them.
 */}}
 {{- define "cardwise.cel.list" -}}
 [{{- range $i, $item := . }}{{ if $i }}, {{ end }}'{{ $item }}'{{ end -}}]
 {{- end }}
 
 {{/*
-The limits and requests of all containers of the pod spec `.` as text, in which each key stands as "key": between other
-signs than a name has, and an amount has no slash. As text, since a tenant may write thousands of both: see
-cardwise.cel.keys. dyn: the type checker of policies knows no limits. null: what of a template without containers, which
-Kubernetes refuses later.
+The limits and requests of all containers of the pod spec `.` as one text. In this text each key has the form "key": and
+no amount contains a slash, so a key can be found by a search. It is a text because users may write thousands of limits
+and requests (see cardwise.cel.keys). dyn: the type checker of policies does not know limits. null: a template may have
+no containers; Kubernetes refuses it later.
 */}}
 {{- define "cardwise.cel.amounts" -}}
 '%s'.format([[
@@ -19,25 +20,30 @@ Kubernetes refuses later.
 {{- end }}]])
 {{- end }}
 
-{{/* Whether for the pod spec `spec` the test `holds` of the text `amounts`: see cardwise.cel.amounts. */}}
+{{/*
+Whether the condition `holds`, which is about the text `amounts` of cardwise.cel.amounts, is true for the pod spec
+`spec`.
+*/}}
 {{- define "cardwise.cel.amountsAre" -}}
 [{{ include "cardwise.cel.amounts" .spec }}].exists(amounts, {{ .holds }})
 {{- end }}
 
-{{/* Whether the `amounts` have a resource of those that users ask for. Ten characters are looked for first: the cost limit
-counts each ten. */}}
+{{/*
+Whether the `amounts` contain one of Cardwise's resources that users request. Ten characters are searched first, because
+the cost of a search grows with each ten characters.
+*/}}
 {{- define "cardwise.cel.haveShares" -}}
 amounts.contains('"aliyun.co') && (amounts.contains('"aliyun.com/gpu-mem":') || amounts.contains('"aliyun.com/gpu-count":') || amounts.contains('"aliyun.com/gpu-core.percentage":'))
 {{- end }}
 
-{{/* Whether the `amounts` have a resource of our own domain. */}}
+{{/* Whether the `amounts` contain a resource of the domain cardwise.dev. */}}
 {{- define "cardwise.cel.haveOwn" -}}
 amounts.contains('"cardwise.') && amounts.contains('"cardwise.dev/')
 {{- end }}
 
 {{/*
-Whether the `amounts` have a bare name, which Kubernetes would refuse: it has no domain and is none of its own. The
-webhook knows which of them are ResourceClasses.
+Whether the `amounts` contain a bare name: a name without a domain that is not one of Kubernetes' own. Kubernetes would
+refuse it; the webhook knows which bare names are ResourceClasses.
 */}}
 {{- define "cardwise.cel.haveBare" -}}
 !amounts.findAll('"[^/"]*":').join('')
@@ -45,28 +51,33 @@ webhook knows which of them are ResourceClasses.
 .matches('^("hugepages-[^"]*":)*$')
 {{- end }}
 
-{{/* Whether the `amounts` have a key that the webhook rewrites, in any spelling. */}}
+{{/* Whether the `amounts` contain a key that the webhook rewrites, in any spelling. */}}
 {{- define "cardwise.cel.haveRewritten" -}}
 ({{ include "cardwise.cel.haveShares" . }}) || ({{ include "cardwise.cel.haveOwn" . }}) || {{ include "cardwise.cel.haveBare" . }}
 {{- if eq .Values.webhook.nvidiaGpu "take" }} || amounts.contains('"nvidia.com/gpu":'){{ end }}
 {{- end }}
 
-{{/* Whether the resource `k` is one that users ask for, or any of our own domain. */}}
+{{/* Whether the resource `k` is one of Cardwise's that users request, or has the domain cardwise.dev. */}}
 {{- define "cardwise.cel.ourResource" -}}
 k in ['aliyun.com/gpu-mem', 'aliyun.com/gpu-count', 'aliyun.com/gpu-core.percentage'] || k.startsWith('cardwise.dev/')
 {{- end }}
 
-{{/* Whether the resource `k` is a bare name: as cardwise.cel.haveBare. */}}
+{{/* Whether the resource `k` is a bare name in the sense of cardwise.cel.haveBare. */}}
 {{- define "cardwise.cel.bareName" -}}
 !k.contains('/') && !(k in ['cpu', 'memory', 'storage', 'ephemeral-storage']) && !k.startsWith('hugepages-')
 {{- end }}
 
-{{/* The same for a key of a ResourceQuota's spec.hard, where Kubernetes has more names of its own. */}}
+{{/*
+Whether a key of a ResourceQuota's spec.hard is a bare name. There Kubernetes has more names of its own than in
+containers.
+*/}}
 {{- define "cardwise.cel.bareQuotaName" -}}
 {{ include "cardwise.cel.bareName" . }} && !k.startsWith('requests.') && !k.startsWith('limits.') && !(k in ['pods', 'services', 'secrets', 'configmaps', 'persistentvolumeclaims', 'replicationcontrollers', 'resourcequotas', 'services.loadbalancers', 'services.nodeports'])
 {{- end }}
 
-{{/* Whether the key `k` of a ResourceQuota's spec.hard is about a resource of ours, and not what it is rewritten to. */}}
+{{/*
+Whether the key `k` of a ResourceQuota's spec.hard names a resource of Cardwise in a form that the webhook rewrites.
+*/}}
 {{- define "cardwise.cel.ourQuotaName" -}}
 k.endsWith('aliyun.com/gpu-mem') || k.endsWith('aliyun.com/gpu-count') ||
 k in ['aliyun.com/gpu-core.percentage', 'limits.aliyun.com/gpu-core.percentage', 'requests.cardwise.dev/place', 'requests.cardwise.dev/bind'] ||
@@ -76,13 +87,15 @@ k in ['nvidia.com/gpu', 'requests.nvidia.com/gpu', 'limits.nvidia.com/gpu']
 {{- end }}
 {{- end }}
 
-{{/* All amounts of the LimitRange `object` as text, as cardwise.cel.amounts. */}}
+{{/* All amounts of the LimitRange `object` as text, in the form of cardwise.cel.amounts. */}}
 {{- define "cardwise.cel.limitRangeAmounts" -}}
 '%s'.format([object.?spec.?limits.orValue([])])
 {{- end }}
 
-{{/* Whether the ResourceQuota `object` has a key that we rewrite. Of those that may be one 64 are looked at, and of more the
-webhook is asked. */}}
+{{/*
+Whether the ResourceQuota `object` has a key that the webhook rewrites. At most 64 candidates are checked here; a quota
+with more is always sent to the webhook.
+*/}}
 {{- define "cardwise.cel.quotaIsOurs" -}}
 ['%s'.format([object.?spec.?hard.orValue({})])].exists(amounts,
   [amounts.findAll('"[^/"]*":', 64) + (amounts.contains('aliyun.com') || amounts.contains('cardwise.d') || amounts.contains('nvidia.com') ?
@@ -92,9 +105,12 @@ webhook is asked. */}}
     ({{ include "cardwise.cel.bareQuotaName" . }}))))
 {{- end }}
 
-{{/* Whether the pod spec `spec` has a container with a limit or request `k` for which `key` holds, and for which `and`
-holds, if there is one, of the container `c`. It costs the square of their number, so it stands behind a test of
-cardwise.cel.amounts that few pods pass: of pods that ask for a share the webhook limits both (webhook/server/sizes.py). */}}
+{{/*
+Whether the pod spec `spec` has a container `c` with a limit or request `k` for which the conditions `key` and `and`
+(optional) are true. The cost grows with the square of the number of containers and limits. So it is evaluated only
+after a test by cardwise.cel.amounts that few pods pass; for pods that request a share the webhook limits both numbers
+(webhook/server/sizes.py).
+*/}}
 {{- define "cardwise.cel.containersHave" -}}
 {{- $spec := .spec -}}{{- $key := .key -}}{{- $and := .and -}}
 (
@@ -106,15 +122,17 @@ cardwise.cel.amounts that few pods pass: of pods that ask for a share the webhoo
 {{- end }})
 {{- end }}
 
-{{/* Whether the pod `object` asks for a resource of ours anywhere, as it does after the webhook. The markers that bring
-members of gangs to the extender are none. */}}
+{{/*
+Whether any container of the pod `object` requests a resource of Cardwise, in the form that the webhook has written. The
+markers by which kube-scheduler calls the extender for members of gangs do not count.
+*/}}
 {{- define "cardwise.cel.asks" -}}
 {{- $more := "amounts.split('\"cardwise.dev/').size() > amounts.split('\"cardwise.dev/place\":').size() + amounts.split('\"cardwise.dev/bind\":').size() - 1" -}}
 {{- $asked := printf "(%s) || (%s && %s)" (include "cardwise.cel.haveShares" .) (include "cardwise.cel.haveOwn" .) $more -}}
 {{ include "cardwise.cel.amountsAre" (dict "spec" "object.spec" "holds" $asked) }}
 {{- end }}
 
-{{/* Whether the pod or template `of` names a gang that is ours: for a scheduler that asks the extender. */}}
+{{/* Whether the pod or template `of` names a gang, and a scheduler that calls the extender. */}}
 {{- define "cardwise.cel.namesGang" -}}
 {{- $of := .of -}}
 (has({{ $of }}.metadata) &&
@@ -123,25 +141,30 @@ members of gangs to the extender are none. */}}
   (has({{ $of }}.metadata.labels) && ['scheduling.k8s.io/group-name', 'scheduling.k8s.io/group-pod-num', 'scheduling.x-k8s.io/pod-group'].exists(k, k in {{ $of }}.metadata.labels))))
 {{- end }}
 
-{{/* Whether the pod `.` has the gate of our gangs. No loop over the gates: see cardwise.cel.keys. */}}
+{{/*
+Whether the pod `.` has the scheduling gate of Cardwise's gangs. There is no loop over the gates (see
+cardwise.cel.keys).
+*/}}
 {{- define "cardwise.cel.gated" -}}
 (has({{ . }}.spec.schedulingGates) && 'cardwise.dev/gang' in {{ . }}.spec.schedulingGates.map(g, g.name))
 {{- end }}
 
-{{/* Whether the pod `object` names a gang, or carries what the webhook gives to members alone. */}}
+{{/*
+Whether the pod `object` names a gang, or has the label or gate that the webhook gives only to members of gangs.
+*/}}
 {{- define "cardwise.cel.inGang" -}}
 ({{ include "cardwise.cel.namesGang" (dict "root" . "of" "object") }} ||
  (has(object.metadata.labels) && 'cardwise.dev/gang' in object.metadata.labels) ||
  {{ include "cardwise.cel.gated" "object" }})
 {{- end }}
 
-{{/* Whether the pod `object` asks for a card in any of the spellings that the webhook rewrites, or is in a gang. */}}
+{{/* Whether the pod `object` requests a GPU in any of the spellings that the webhook rewrites, or is in a gang. */}}
 {{- define "cardwise.cel.isOurs" -}}
 [{{ include "cardwise.cel.amounts" "object.spec" }}].exists(amounts,
 {{ include "cardwise.cel.isOursBy" . }})
 {{- end }}
 
-{{/* The same by the `amounts`, for expressions that have them already. */}}
+{{/* The condition of cardwise.cel.isOurs, for expressions that have the `amounts` already. */}}
 {{- define "cardwise.cel.isOursBy" -}}
 ({{ include "cardwise.cel.annotated" "cardwise.dev/class" }} ||
 {{ include "cardwise.cel.inGang" . }} ||
@@ -149,9 +172,9 @@ members of gangs to the extender are none. */}}
 {{- end }}
 
 {{/*
-Whether the pod `object` has something that the webhook rewrites and has not rewritten: a container that asks for
-something and has no share slot, one beside it that is not told to see no card, a gang's name without its label and gate,
-or a class that no container has got. Markers stand without a slot in a gang's member that asks for nothing.
+Whether the webhook still has to rewrite the pod `object`: a container has a request but no share slot, a container
+beside it has no variable that closes GPUs to it, the pod names a gang but has no label and gate of it, or no container
+has got the pod's class. A member of a gang that requests nothing has the markers without a share slot.
 */}}
 {{- define "cardwise.cel.unwritten" -}}
 {{- $gated := include "cardwise.cel.gated" "object" -}}
@@ -169,25 +192,29 @@ or a class that no container has got. Markers stand without a slot in a gang's m
 {{- end }}
 
 {{/*
-Whether the `amounts` have a resource, of whatever domain, that is about GPUs by its name. As
-cardwise/core/api/lookalikes.py is_like_gpu: each key has a line of its own then. It takes bare names too: whoever asks
-this asks it behind what refuses those, which are none of Kubernetes'.
+Whether the `amounts` contain a resource of any domain whose name suggests a GPU, by the rules of is_like_gpu in
+cardwise/core/api/lookalikes.py. The replacement puts each key on a line of its own. Bare names match too, but
+expressions that use this one have excluded them before.
 */}}
 {{- define "cardwise.cel.looksLikeGpu" -}}
 (amounts.contains('gpu') || amounts.contains('cuda') || amounts.contains('"aliyun.co') || amounts.contains('"nvidia.co') || amounts.contains('"cardwise.')) &&
 amounts.replace('"', '\n').matches(r'(?m)gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.dev/')
 {{- end }}
 
-{{/* The same for `amounts` of a ResourceQuota or LimitRange, where a name may stand behind `requests.` or `limits.`. */}}
+{{/*
+Whether the `amounts` of a ResourceQuota or LimitRange, whose names may begin with `requests.` or `limits.`, suggest a
+GPU.
+*/}}
 {{- define "cardwise.cel.quotaLooksLikeGpu" -}}
 (amounts.contains('gpu') || amounts.contains('cuda') || amounts.contains('aliyun.com') || amounts.contains('nvidia.com') || amounts.contains('cardwise.d')) &&
 amounts.replace('"', '\n').matches(r'(?m)gpu|cuda|^(requests\.|limits\.)?(aliyun\.com|nvidia\.com|cardwise\.dev)/')
 {{- end }}
 
 {{/*
-Whether the `annotations` or `labels` of a pod or template have a key that is meant for Cardwise, and is none that it
-reads: misspelled, or of another GPU sharer. As cardwise/core/api/lookalikes.py suggest_pod_key. What users may write thousands of
-is searched as text, and a few of what is found are looked at: it is for warnings.
+Whether the `annotations` or `labels` of a pod or template have a key that is probably meant for Cardwise but that
+Cardwise does not read, because it is misspelled or belongs to another GPU sharer. The rules are those of
+suggest_pod_key in cardwise/core/api/lookalikes.py. Users may write thousands of keys, so they are searched as text, and
+only the first matches are checked one by one, which suffices for warnings.
 */}}
 {{- define "cardwise.cel.keysAboutUs" -}}
 [{{ .annotations }}, {{ .labels }}].exists(keys,
@@ -198,10 +225,11 @@ is searched as text, and a few of what is found are looked at: it is for warning
 {{- end }}
 
 {{/*
-Whether the update of a pod brings a spelling that is stored otherwise: of the resources that we rewrite when a pod is
-created, or gpu-mem with a unit; where bare numbers count GiB, also gpu-mem that no stored container has. Or whether it lacks
-a toleration that we have added: lists of these are replaced as a whole. Kubernetes would refuse both, so nothing that it
-takes is kept waiting by us.
+Whether the update of a pod must be rewritten like its creation: it has a spelling that is stored in another form, or it
+lacks a toleration that the webhook had added. A spelling is a resource that the webhook rewrites at creation, or
+gpu-mem with a unit; if bare numbers mean GiB, also an amount of gpu-mem that no stored container has. Tolerations get
+lost because clients replace the list as a whole. Kubernetes would refuse both kinds of updates, so an update that it
+accepts never waits for the webhook.
 */}}
 {{- define "cardwise.cel.respelled" -}}
 {{- $amount := "string(c.resources.?limits[?k].orValue('1'))" -}}
@@ -221,22 +249,22 @@ object.spec.?tolerations != oldObject.spec.?tolerations &&
 {{- end }}
 {{- end }}
 
-{{/* The taint that the toleration `t` is of, as webhook.toleratedTaints spells it. */}}
+{{/* The taint that the toleration `t` tolerates, in the spelling of webhook.toleratedTaints. */}}
 {{- define "cardwise.cel.tolerated" -}}
 t.?key.orValue('') + (t.?operator.orValue('') == 'Exists' ? '' : '=' + t.?value.orValue('')) + ':' + t.?effect.orValue('')
 {{- end }}
 
 {{/*
-Whether the webhook has to see the workload whose pod template's spec is at `path`. nvidia.com/gpu only where it is new:
-Kubernetes takes it as it is and each pod is rewritten anyway, so no update of anything else may change a template (that
-of a Job never can be; that of a Deployment would roll out).
+Whether the webhook must see the workload whose pod template has its spec at `path`. nvidia.com/gpu counts only if it is
+new. Kubernetes accepts it, and the webhook rewrites each pod anyway, so an update of another field must not change the
+template: a Job's template is immutable, and a Deployment would start a rollout.
 */}}
 {{- define "cardwise.cel.templateIsOurs" -}}
 {{ include "cardwise.cel.annotated" "cardwise.dev/rewritten" }} ||
 {{ include "cardwise.cel.templateIsUnwritten" . }}
 {{- end }}
 
-{{/* Whether the template has a name that is still to be rewritten. */}}
+{{/* Whether the template contains a resource name that the webhook must still rewrite. */}}
 {{- define "cardwise.cel.templateIsUnwritten" -}}
 {{- $bare := dict "spec" "s" "holds" (include "cardwise.cel.haveBare" .root) -}}
 {{- $nvidia := dict "spec" "s" "holds" "amounts.contains('\"nvidia.com/gpu\":')" -}}
@@ -253,59 +281,69 @@ of a Job never can be; that of a Deployment would roll out).
 {{- end }}
 
 {{/*
-Static pods are the node's: their mirrors must pass as they are. By the word of a kubelet only, else any user could pass
-everything by writing the annotation.
+Whether the pod is no mirror of a static pod. A mirror must be admitted unchanged, because the static pod runs on the
+node anyway. Only a kubelet's mirrors count, because a user could write the annotation too.
 */}}
 {{- define "cardwise.cel.notMirror" -}}
 !(has(object.metadata.annotations) && 'kubernetes.io/config.mirror' in object.metadata.annotations && request.userInfo.username.startsWith('system:node:'))
 {{- end }}
 
 {{/*
-The keys of the map as text, one in each line: none has a line break, as Kubernetes allows names only. What the API server
-takes for a loop of CEL grows with the square of its steps where a step leaves out something that it could evaluate (&&, ||,
-?:, so filter and exists as well; 5,000 steps take a second and more), for a map() without these and for a text it does not.
-So what a tenant may write thousands of is searched as text, and only the few that are found are looped over.
+The keys of the map `.` as text, one per line; Kubernetes allows no line breaks in them. The API server's time for a CEL
+loop grows with the square of its steps if a step can skip a part (&&, ||, ?:, also filter and exists): 5,000 steps take
+more than a second. It does not for map() without these, nor for a search in text. So lists and maps of which a user may
+write thousands of entries are searched as text, and only the few matches are looped over.
 */}}
 {{- define "cardwise.cel.keys" -}}
 {{ . }}.map(k, k).join('\n')
 {{- end }}
 
-{{/* A regular expression for the beginnings of annotations that Cardwise may read: see cardwise.cel.placementKey. */}}
+{{/* A regular expression for the prefixes of annotations that cardwise.cel.placementKey may match. */}}
 {{- define "cardwise.cel.placementPrefix" -}}
 cardwise[.]dev/|ALIYUN_COM_GPU_MEM_|scheduler[.]framework[.]gpushare[.]allocation
 {{- end }}
 
-{{/* Whether the value of a CDI annotation names a card, or a device without its vendor and class. */}}
+{{/* Whether the value of a CDI annotation names a GPU, or a device without vendor and class. */}}
 {{- define "cardwise.cel.opensCards" -}}
 {{ . }}.contains('nvidia.com/') || {{ . }}.contains('cardwise.dev/') || !{{ . }}.matches('^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+=[^,/=]+(,[A-Za-z0-9._-]+/[A-Za-z0-9._-]+=[^,/=]+)*$')
 {{- end }}
 
-{{/* Whether the annotation `k` may be written by Cardwise only. As cardwise/core/api/names.py is_placement_annotation. */}}
+{{/*
+Whether only Cardwise may write the annotation `k`, by the rules of is_placement_annotation in
+cardwise/core/api/names.py.
+*/}}
 {{- define "cardwise.cel.placementKey" -}}
 k.startsWith('ALIYUN_COM_GPU_MEM_') || k.startsWith('scheduler.framework.gpushare.allocation') || (k.startsWith('cardwise.dev/') && !(k in ['cardwise.dev/policy', 'cardwise.dev/one-best-node', 'cardwise.dev/defaults', 'cardwise.dev/class', 'cardwise.dev/queue-priority', 'cardwise.dev/mps', 'cardwise.dev/sm-percent', 'cardwise.dev/share-agent', 'cardwise.dev/frameworks', 'cardwise.dev/no-defrag']))
 {{- end }}
 
-{{/* Whether the pod `object` is no infrastructure (DCGM, the GPU operator), which manages cards itself. */}}
+{{/* Whether the pod `object` is not an infrastructure pod, which manages GPUs itself (DCGM, the GPU Operator). */}}
 {{- define "cardwise.cel.notInfrastructure" -}}
 !(request.namespace in {{ include "cardwise.cel.list" (include "cardwise.withOwn" (dict "root" . "list" .Values.policies.infrastructure.namespaces) | fromJsonArray) }}) &&
 !((request.namespace + '/' + (has(object.spec.serviceAccountName) ? object.spec.serviceAccountName : 'default')) in {{ include "cardwise.cel.list" .Values.policies.infrastructure.serviceAccounts }})
 {{- end }}
 
-{{/* Whether one of the `words` is anywhere in the `value`, a list or map, also where it means nothing: see
-cardwise.cel.keys. It costs less than these. */}}
+{{/*
+Whether one of the `words` occurs anywhere in the text of the list or map `value`, whatever it means there. This test
+costs less than cardwise.cel.keys.
+*/}}
 {{- define "cardwise.cel.says" -}}
 ['%s'.format([{{ .value }}])].exists(text, {{ range $i, $word := .words }}{{ if $i }} || {{ end }}text.contains('{{ $word }}'){{ end }})
 {{- end }}
 
-{{/* Whether the env `.`, of one container or of several, has, anywhere, a name of cardwise.cel.environment. Ten characters
-of each suffice, and the cost limit counts each ten. */}}
+{{/*
+Whether the env `.` of one or several containers contains a name of cardwise.cel.environment anywhere. Ten characters of
+each name suffice, because the cost of a search grows with each ten characters.
+*/}}
 {{- define "cardwise.cel.namesOurs" -}}
 {{ include "cardwise.cel.says" (dict "value" . "words" (list "CUDA_MPS_" "NVIDIA_GPU" "NVIDIA_VIS")) }}
 {{- end }}
 
-{{/* Whether the container `c`, which has env, sets what opens cards or lifts limits. The webhook's own entries are a fieldRef and two
-limits in a form that MPS reads as it is written, on containers that hold a share slot; ephemeral containers hold none.
-That the limits are those of the request is the webhook's to see. Limits of the driver only the node sets, by CDI. */}}
+{{/*
+Whether the env of the container `c` sets a variable that opens GPUs or changes limits. The webhook's own variables are
+allowed in containers with a share slot, which ephemeral containers never have: a fieldRef, and two limits in exactly
+the form that the webhook writes. The webhook itself checks that these limits are equal to the request. Only the node
+sets limits of the driver, by CDI.
+*/}}
 {{- define "cardwise.cel.environment" -}}
 c.env.exists(e, e.name.startsWith('NVIDIA_GPU_MEMORY_') || (e.name.startsWith('CUDA_MPS_') && !(
   has(c.resources) && has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits && has(e.value) &&
@@ -317,7 +355,7 @@ c.env.exists(e, e.name.startsWith('NVIDIA_GPU_MEMORY_') || (e.name.startsWith('C
     : (!has(e.value) || e.value in ['', 'void', 'none']))))
 {{- end }}
 
-{{/* Whether the `amounts` have cards of NVIDIA's own device plugin. */}}
+{{/* Whether the `amounts` contain GPUs of NVIDIA's own device plugin. */}}
 {{- define "cardwise.cel.haveNvidiaCards" -}}
 {{- range $i, $name := .Values.policies.nvidiaResources }}{{ if $i }} || {{ end }}
 {{- $key := replace "." "[.]" (trimSuffix "*" $name) -}}
@@ -325,33 +363,42 @@ amounts.matches('"{{ $key }}{{ if hasSuffix "*" $name }}[^"]*{{ end }}":"[1-9]')
 {{- else }}false{{ end -}}
 {{- end }}
 
-{{/* Whether the container `c` asks for cards of NVIDIA's own device plugin. dyn: the type checker of policies knows no
-limits. */}}
+{{/*
+Whether the container `c` requests GPUs of NVIDIA's own device plugin. dyn: the type checker of policies does not know
+limits.
+*/}}
 {{- define "cardwise.cel.nvidiaCards" -}}
 ['%s'.format([dyn(c).?resources.?limits.orValue({})])].exists(amounts, {{ include "cardwise.cel.haveNvidiaCards" . }})
 {{- end }}
 
-{{/* Whether NVIDIA's runtime gives the container `c` nothing but its share, whatever envFrom and the image say. The last of
-several entries of one name counts, so all must be so. What a reference may name: cardwise.cel.environment. */}}
+{{/*
+Whether NVIDIA's runtime gives the container `c` only its share, whatever envFrom and the image contain. Of several
+entries with one name the last one counts, so all of them are checked. cardwise.cel.environment checks what a reference
+may name.
+*/}}
 {{- define "cardwise.cel.closed" -}}
 has(c.env) && c.env.exists(e, e.name == 'NVIDIA_VISIBLE_DEVICES') && c.env.all(e, e.name != 'NVIDIA_VISIBLE_DEVICES' || (has(e.value) && e.value == 'void') || (has(e.valueFrom) && has(c.resources) && has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits))
 {{- end }}
 
-{{/* The path without empty and "." parts, and without what would end its line or column: see policies/hostpaths.yaml. */}}
+{{/*
+The path without empty and "." parts, and without line breaks and tabs, which separate lines and columns in
+policies/hostpaths.yaml.
+*/}}
 {{- define "cardwise.cel.barePath" -}}
 '/' + {{ . }}.findAll('[^/.\n\t][^/\n\t]*|[.][^/\n\t]+').join('/')
 {{- end }}
 
-{{/* For each of the `paths` the first line of variables.hosts that begins with it, and with `end` after it. */}}
+{{/* For each of the `paths`, the first line of variables.hosts that begins with the path followed by `end`. */}}
 {{- define "cardwise.cel.mounting" -}}
 {{ include "cardwise.cel.list" .paths }}.map(p, '\n' + p + '{{ .end }}').filter(p, variables.hosts.contains(p)).map(p, p + variables.hosts.split(p, 2)[1].split('\n', 2)[0])
 {{- end }}
 
 {{/*
-Variables of the policies that hold a part of ours to its work: `what` it writes, such as pods/status, and which fields an
-update changes: keys of annotations, labels and a node's capacities one by one, else what lies in metadata, spec and
-status; `strange` are those that the account may not, lists by where they lie. `may`: regular expressions by `what`.
-dyn: by what is there, so that a field of a newer Kubernetes counts too.
+Variables of the policies that limit the writes of Cardwise's parts. `what`: the resource that is written, such as
+pods/status. `changed`: the fields that an update changes, as one list per place. They are single keys of annotations,
+labels and a node's capacities, and else the direct fields of metadata, spec and status. `strange`: the changed fields
+that the account may not change. Parameter `may`: for each `what` a regular expression of the allowed fields. dyn: all
+existing fields are compared, so that new fields of a newer Kubernetes count too.
 */}}
 {{- define "cardwise.policy.changes" -}}
 {{- $one := "{'at': dyn('%s'), 'end': dyn('%s'), 'now': variables.now%s, 'before': variables.before%s}" -}}
@@ -391,7 +438,10 @@ dyn: by what is there, so that a field of a newer Kubernetes counts too.
   reason: Forbidden
 {{- end }}
 
-{{/* Into a Secret of another type Kubernetes writes by itself: the token of any account of the namespace. */}}
+{{/*
+Refuses Secrets of other types than Opaque: into one for tokens Kubernetes would write the token of any ServiceAccount
+of the namespace.
+*/}}
 {{- define "cardwise.policy.opaqueSecret" -}}
 - expression: variables.what != 'secrets' || dyn(object).type == 'Opaque'
   message: the {{ . }} may create a Secret of type Opaque only
