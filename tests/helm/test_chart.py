@@ -66,8 +66,8 @@ def test_a_marker_is_no_share(render: Render) -> None:
 
 def test_a_pod_grows_no_larger_by_updates_than_the_webhook_creates_it(render: Render) -> None:
     policy = text(get_object(render(), "ValidatingAdmissionPolicy", "annotations.cardwise.dev"))
-    assert f"variables.bytes[1] <= {sizes.MAX_ANNOTATION_BYTES}" in policy
-    assert f"variables.foreign[1] <= {sizes.MAX_ANNOTATIONS}" in policy
+    assert f"variables.otherBytes[1] <= {sizes.MAX_ANNOTATION_BYTES}" in policy
+    assert f"variables.otherCounts[1] <= {sizes.MAX_ANNOTATIONS}" in policy
     assert policy.count(f"write at most {sizes.MAX_ANNOTATIONS}") == 5
     assert f"spec.tolerations: too many for a pod that requests GPUs; write at most {sizes.MAX_ENTRIES}" in policy
 

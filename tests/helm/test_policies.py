@@ -78,12 +78,12 @@ def test_variables_that_set_limits_are_refused_in_all_kinds_of_containers(render
     policy = get_object(render(), "ValidatingAdmissionPolicy", f"environment.{names.GROUP}")["spec"]
     variables = {variable["name"]: variable["expression"] for variable in policy["variables"]}
     # Else a pod of many containers, or of large ones, could never have an ephemeral one.
-    assert variables["judged"].startswith("(oldObject != null ? [] : [dyn(object.spec.containers), ")
+    assert variables["containerLists"].startswith("(oldObject != null ? [] : [dyn(object.spec.containers), ")
     for prefix in names.ENV_LIMIT_PREFIXES:
         for kind in ("containers", "initContainers", "ephemeralContainers"):
-            judged = variables["culprits"].partition(f"variables.{kind}.filter")[2].partition(f"spec.{kind}[")[0]
+            judged = variables["offenders"].partition(f"variables.{kind}.filter")[2].partition(f"spec.{kind}[")[0]
             assert f"e.name.startsWith('{prefix}')" in judged, kind
-            for reached in (variables["named"], variables[kind]):
+            for reached in (variables["hasOwnVariable"], variables[kind]):
                 assert f"text.contains('{prefix[:10]}')" in reached, "or the loop is not reached"
         for validation in policy["validations"]:
             assert f"{prefix}*" in validation.get("messageExpression", validation["message"])
@@ -129,9 +129,9 @@ def test_the_folders_of_the_nodes_are_closed_wherever_they_are(render: Render) -
     variables = {variable["name"]: variable["expression"] for variable in policy["spec"]["variables"]}
     # /var/run is a link to /run on the nodes, and a pod may name either.
     closed = ("/data/state", "/run/gpu/mps", "/var/run/gpu/mps", "/run/gpu/cdi", "/var/run/gpu/cdi", "/dev/nvidia")
-    assert [path for path in closed if variables["culprits"].count(f"'{path}'") != 1] == []
+    assert [path for path in closed if variables["offenders"].count(f"'{path}'") != 1] == []
     parents = ("/", "/data", "/run", "/run/gpu", "/var", "/var/run", "/var/run/gpu", "/dev")
-    assert [path for path in parents if variables["parents"].count(f"'{path}'") != 1] == []
+    assert [path for path in parents if variables["parentFolders"].count(f"'{path}'") != 1] == []
 
 
 def test_a_policy_refuses_also_where_it_fails_and_lets_go_on_only_where_there_is_no_lease(render: Render) -> None:
@@ -159,9 +159,9 @@ def test_the_parts_may_write_each_field_of_a_card_that_there_is_and_no_other(ren
 def written_fields(manifests: list[Json], policy: str, part: str) -> set[str]:
     """The fields of the part of an ExtendedResource that the policy lets its parts write."""
     variables = get_object(manifests, "ValidatingAdmissionPolicy", f"{policy}.{names.GROUP}")["spec"]["variables"]
-    (strange,) = (variable["expression"] for variable in variables if variable["name"] == "strange")
+    (forbidden_changes,) = (variable["expression"] for variable in variables if variable["name"] == "forbiddenChanges")
     resource = "extendedresources/status" if part == "status" else "extendedresources"
-    pattern = strange.partition(f"'{resource}': r'^(")[2]
+    pattern = forbidden_changes.partition(f"'{resource}': r'^(")[2]
     return set(pattern.partition(part + r"\.(")[2].partition(")")[0].split("|"))
 
 

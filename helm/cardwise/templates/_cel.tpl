@@ -126,7 +126,7 @@ after a test by cardwise.cel.amounts that few pods pass; for pods that request a
 Whether any container of the pod `object` requests a resource of Cardwise, in the form that the webhook has written. The
 markers by which kube-scheduler calls the extender for members of gangs do not count.
 */}}
-{{- define "cardwise.cel.asks" -}}
+{{- define "cardwise.cel.requestsCardwise" -}}
 {{- $more := "amounts.split('\"cardwise.dev/').size() > amounts.split('\"cardwise.dev/place\":').size() + amounts.split('\"cardwise.dev/bind\":').size() - 1" -}}
 {{- $asked := printf "(%s) || (%s && %s)" (include "cardwise.cel.haveShares" .) (include "cardwise.cel.haveOwn" .) $more -}}
 {{ include "cardwise.cel.amountsAre" (dict "spec" "object.spec" "holds" $asked) }}
@@ -145,7 +145,7 @@ markers by which kube-scheduler calls the extender for members of gangs do not c
 Whether the pod `.` has the scheduling gate of Cardwise's gangs. There is no loop over the gates (see
 cardwise.cel.keys).
 */}}
-{{- define "cardwise.cel.gated" -}}
+{{- define "cardwise.cel.hasGangGate" -}}
 (has({{ . }}.spec.schedulingGates) && 'cardwise.dev/gang' in {{ . }}.spec.schedulingGates.map(g, g.name))
 {{- end }}
 
@@ -155,7 +155,7 @@ Whether the pod `object` names a gang, or has the label or gate that the webhook
 {{- define "cardwise.cel.inGang" -}}
 ({{ include "cardwise.cel.namesGang" (dict "root" . "of" "object") }} ||
  (has(object.metadata.labels) && 'cardwise.dev/gang' in object.metadata.labels) ||
- {{ include "cardwise.cel.gated" "object" }})
+ {{ include "cardwise.cel.hasGangGate" "object" }})
 {{- end }}
 
 {{/* Whether the pod `object` requests a GPU in any of the spellings that the webhook rewrites, or is in a gang. */}}
@@ -166,7 +166,7 @@ Whether the pod `object` names a gang, or has the label or gate that the webhook
 
 {{/* The condition of cardwise.cel.isOurs, for expressions that have the `amounts` already. */}}
 {{- define "cardwise.cel.isOursBy" -}}
-({{ include "cardwise.cel.annotated" "cardwise.dev/class" }} ||
+({{ include "cardwise.cel.hasAnnotation" "cardwise.dev/class" }} ||
 {{ include "cardwise.cel.inGang" . }} ||
 {{ include "cardwise.cel.haveRewritten" . }})
 {{- end }}
@@ -176,8 +176,8 @@ Whether the webhook still has to rewrite the pod `object`: a container has a req
 beside it has no variable that closes GPUs to it, the pod names a gang but has no label and gate of it, or no container
 has got the pod's class. A member of a gang that requests nothing has the markers without a share slot.
 */}}
-{{- define "cardwise.cel.unwritten" -}}
-{{- $gated := include "cardwise.cel.gated" "object" -}}
+{{- define "cardwise.cel.needsRewrite" -}}
+{{- $gated := include "cardwise.cel.hasGangGate" "object" -}}
 {{- $labelled := "(has(object.metadata.labels) && 'cardwise.dev/gang' in object.metadata.labels)" -}}
 {{- $key := printf "((%s) && !(k in ['cardwise.dev/place', 'cardwise.dev/bind'] && %s)) || (%s)" (include "cardwise.cel.ourResource" .) $gated (include "cardwise.cel.bareName" .) -}}
 {{- if eq .Values.webhook.nvidiaGpu "take" }}{{ $key = printf "%s || k == 'nvidia.com/gpu'" $key }}{{ end -}}
@@ -188,7 +188,7 @@ has got the pod's class. A member of a gang that requests nothing has the marker
   list.exists(c, !(has(c.env) && c.env.exists(e, e.name == 'NVIDIA_VISIBLE_DEVICES'))))) ||
 {{ $labelled }} != {{ $gated }} ||
 ({{ include "cardwise.cel.namesGang" (dict "root" . "of" "object") }} && !{{ $gated }}) ||
-({{ include "cardwise.cel.annotated" "cardwise.dev/class" }} && !{{ $slot }}))
+({{ include "cardwise.cel.hasAnnotation" "cardwise.dev/class" }} && !{{ $slot }}))
 {{- end }}
 
 {{/*
@@ -218,7 +218,7 @@ only the first matches are checked one by one, which suffices for warnings.
 */}}
 {{- define "cardwise.cel.keysAboutUs" -}}
 [{{ .annotations }}, {{ .labels }}].exists(keys,
-{{ include "cardwise.cel.says" (dict "value" "keys" "words" (list "ardwise" "ARDWISE" "gpu" "hami.io/" "scheduling")) }} &&
+{{ include "cardwise.cel.containsAny" (dict "value" "keys" "words" (list "ardwise" "ARDWISE" "gpu" "hami.io/" "scheduling")) }} &&
 {{ include "cardwise.cel.keys" "keys" }}.findAll(r'(?m)^.*(?:(?i:cardwise)|^gpu-(fraction|memory)|/(no)?use-gpu|^hami\.io/|^scheduling\.(x-)?k8s\.io/(pod-?)?(group|gang)|^pod-group\.scheduling\.|^gang\.scheduling\.).*', 64).exists(k,
 !k.startsWith('cardwise.dev/') &&
 !(k in ['scheduling.k8s.io/group-name', 'scheduling.k8s.io/group-pod-num', 'scheduling.x-k8s.io/pod-group'])))
@@ -231,7 +231,7 @@ gpu-mem with a unit; if bare numbers mean GiB, also an amount of gpu-mem that no
 lost because clients replace the list as a whole. Kubernetes would refuse both kinds of updates, so an update that it
 accepts never waits for the webhook.
 */}}
-{{- define "cardwise.cel.respelled" -}}
+{{- define "cardwise.cel.updateNeedsRewrite" -}}
 {{- $amount := "string(c.resources.?limits[?k].orValue('1'))" -}}
 {{- $spelled := printf "!%s.matches('^[0-9]+[kMGTPE]?$')" $amount -}}
 {{- if eq (include "cardwise.webhook.unit" .) "GiB" }}{{ $spelled = printf "!((oldObject.spec.containers + oldObject.spec.?initContainers.orValue([])).exists(o, string(o.?resources.?limits[?k].orValue('1')) == %s))" $amount }}{{ end -}}
@@ -244,13 +244,13 @@ accepts never waits for the webhook.
 object.spec.?tolerations != oldObject.spec.?tolerations &&
 {{ include "cardwise.cel.amountsAre" (dict "spec" "oldObject.spec" "holds" "amounts.contains('\"cardwise.dev/share\":')") }} &&
 {{ include "cardwise.cel.list" . }}.exists(taint,
-  oldObject.spec.?tolerations.orValue([]).exists(t, taint == {{ include "cardwise.cel.tolerated" . }}) &&
-  !object.spec.?tolerations.orValue([]).exists(t, taint == {{ include "cardwise.cel.tolerated" . }}))
+  oldObject.spec.?tolerations.orValue([]).exists(t, taint == {{ include "cardwise.cel.taintOf" . }}) &&
+  !object.spec.?tolerations.orValue([]).exists(t, taint == {{ include "cardwise.cel.taintOf" . }}))
 {{- end }}
 {{- end }}
 
 {{/* The taint that the toleration `t` tolerates, in the spelling of webhook.toleratedTaints. */}}
-{{- define "cardwise.cel.tolerated" -}}
+{{- define "cardwise.cel.taintOf" -}}
 t.?key.orValue('') + (t.?operator.orValue('') == 'Exists' ? '' : '=' + t.?value.orValue('')) + ':' + t.?effect.orValue('')
 {{- end }}
 
@@ -260,12 +260,12 @@ new. Kubernetes accepts it, and the webhook rewrites each pod anyway, so an upda
 template: a Job's template is immutable, and a Deployment would start a rollout.
 */}}
 {{- define "cardwise.cel.templateIsOurs" -}}
-{{ include "cardwise.cel.annotated" "cardwise.dev/rewritten" }} ||
-{{ include "cardwise.cel.templateIsUnwritten" . }}
+{{ include "cardwise.cel.hasAnnotation" "cardwise.dev/rewritten" }} ||
+{{ include "cardwise.cel.templateNeedsRewrite" . }}
 {{- end }}
 
 {{/* Whether the template contains a resource name that the webhook must still rewrite. */}}
-{{- define "cardwise.cel.templateIsUnwritten" -}}
+{{- define "cardwise.cel.templateNeedsRewrite" -}}
 {{- $bare := dict "spec" "s" "holds" (include "cardwise.cel.haveBare" .root) -}}
 {{- $nvidia := dict "spec" "s" "holds" "amounts.contains('\"nvidia.com/gpu\":')" -}}
 [object{{ .path }}.orValue({})].exists(s, {{ include "cardwise.cel.amountsAre" $bare }})
@@ -276,7 +276,7 @@ template: a Job's template is immutable, and a Deployment would start a rollout.
 {{- end }}
 
 {{/* Whether the `object` has the annotation. */}}
-{{- define "cardwise.cel.annotated" -}}
+{{- define "cardwise.cel.hasAnnotation" -}}
 (has(object.metadata.annotations) && '{{ . }}' in object.metadata.annotations)
 {{- end }}
 
@@ -326,16 +326,16 @@ k.startsWith('ALIYUN_COM_GPU_MEM_') || k.startsWith('scheduler.framework.gpushar
 Whether one of the `words` occurs anywhere in the text of the list or map `value`, whatever it means there. This test
 costs less than cardwise.cel.keys.
 */}}
-{{- define "cardwise.cel.says" -}}
+{{- define "cardwise.cel.containsAny" -}}
 ['%s'.format([{{ .value }}])].exists(text, {{ range $i, $word := .words }}{{ if $i }} || {{ end }}text.contains('{{ $word }}'){{ end }})
 {{- end }}
 
 {{/*
-Whether the env `.` of one or several containers contains a name of cardwise.cel.environment anywhere. Ten characters of
+Whether the env `.` of one or several containers contains a name of cardwise.cel.setsOwnVariable anywhere. Ten characters of
 each name suffice, because the cost of a search grows with each ten characters.
 */}}
-{{- define "cardwise.cel.namesOurs" -}}
-{{ include "cardwise.cel.says" (dict "value" . "words" (list "CUDA_MPS_" "NVIDIA_GPU" "NVIDIA_VIS")) }}
+{{- define "cardwise.cel.namesOwnVariable" -}}
+{{ include "cardwise.cel.containsAny" (dict "value" . "words" (list "CUDA_MPS_" "NVIDIA_GPU" "NVIDIA_VIS")) }}
 {{- end }}
 
 {{/*
@@ -344,7 +344,7 @@ allowed in containers with a share slot, which ephemeral containers never have: 
 the form that the webhook writes. The webhook itself checks that these limits are equal to the request. Only the node
 sets limits of the driver, by CDI.
 */}}
-{{- define "cardwise.cel.environment" -}}
+{{- define "cardwise.cel.setsOwnVariable" -}}
 c.env.exists(e, e.name.startsWith('NVIDIA_GPU_MEMORY_') || (e.name.startsWith('CUDA_MPS_') && !(
   has(c.resources) && has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits && has(e.value) &&
     ((e.name == 'CUDA_MPS_PINNED_DEVICE_MEM_LIMIT' && e.value.matches('^0=[1-9][0-9]*M$')) ||
@@ -373,10 +373,10 @@ limits.
 
 {{/*
 Whether NVIDIA's runtime gives the container `c` only its share, whatever envFrom and the image contain. Of several
-entries with one name the last one counts, so all of them are checked. cardwise.cel.environment checks what a reference
+entries with one name the last one counts, so all of them are checked. cardwise.cel.setsOwnVariable checks what a reference
 may name.
 */}}
-{{- define "cardwise.cel.closed" -}}
+{{- define "cardwise.cel.closesCards" -}}
 has(c.env) && c.env.exists(e, e.name == 'NVIDIA_VISIBLE_DEVICES') && c.env.all(e, e.name != 'NVIDIA_VISIBLE_DEVICES' || (has(e.value) && e.value == 'void') || (has(e.valueFrom) && has(c.resources) && has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits))
 {{- end }}
 
@@ -388,15 +388,15 @@ policies/hostpaths.yaml.
 '/' + {{ . }}.findAll('[^/.\n\t][^/\n\t]*|[.][^/\n\t]+').join('/')
 {{- end }}
 
-{{/* For each of the `paths`, the first line of variables.hosts that begins with the path followed by `end`. */}}
-{{- define "cardwise.cel.mounting" -}}
-{{ include "cardwise.cel.list" .paths }}.map(p, '\n' + p + '{{ .end }}').filter(p, variables.hosts.contains(p)).map(p, p + variables.hosts.split(p, 2)[1].split('\n', 2)[0])
+{{/* For each of the `paths`, the first line of variables.hostPathLines that begins with the path followed by `end`. */}}
+{{- define "cardwise.cel.findMounts" -}}
+{{ include "cardwise.cel.list" .paths }}.map(p, '\n' + p + '{{ .end }}').filter(p, variables.hostPathLines.contains(p)).map(p, p + variables.hostPathLines.split(p, 2)[1].split('\n', 2)[0])
 {{- end }}
 
 {{/*
 Variables of the policies that limit the writes of Cardwise's parts. `what`: the resource that is written, such as
 pods/status. `changed`: the fields that an update changes, as one list per place. They are single keys of annotations,
-labels and a node's capacities, and else the direct fields of metadata, spec and status. `strange`: the changed fields
+labels and a node's capacities, and else the direct fields of metadata, spec and status. `forbiddenChanges`: the changed fields
 that the account may not change. Parameter `may`: for each `what` a regular expression of the allowed fields. dyn: all
 existing fields are compared, so that new fields of a newer Kubernetes count too.
 */}}
@@ -422,7 +422,7 @@ existing fields are compared, so that new fields of a newer Kubernetes count too
 - name: changed
   expression: >-
     variables.places.map(p, (p.now.filter(k, !(k in p.before) || p.now[k] != p.before[k]) + p.before.filter(k, !(k in p.now))).map(k, string(p.at) + k + string(p.end)))
-- name: strange
+- name: forbiddenChanges
   expression: >-
     variables.changed.map(fields, fields.filter(field, !(field in [
     'metadata', 'spec', 'status', 'metadata.annotations', 'metadata.labels', 'status.capacity', 'status.allocatable',
@@ -431,9 +431,9 @@ existing fields are compared, so that new fields of a newer Kubernetes count too
     }[?variables.what].orValue('^$')))).filter(fields, fields.size() > 0)
 {{- end }}
 
-{{- define "cardwise.policy.noStrangeFields" -}}
-- expression: variables.strange.size() == 0
-  messageExpression: "'the {{ . }} may not change ' + variables.strange[0][0] + ' of ' + variables.what"
+{{- define "cardwise.policy.onlyAllowedFields" -}}
+- expression: variables.forbiddenChanges.size() == 0
+  messageExpression: "'the {{ . }} may not change ' + variables.forbiddenChanges[0][0] + ' of ' + variables.what"
   message: the {{ . }} may not change this field
   reason: Forbidden
 {{- end }}

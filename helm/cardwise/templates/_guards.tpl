@@ -13,13 +13,13 @@ deviceplugin.mps, with `auto` resolved. Without an MPS manager in this release, 
 {{- end }}
 
 {{/* Whether to create objects of the Prometheus Operator: `enabled` is auto, true or false. */}}
-{{- define "cardwise.monitoring.wanted" -}}
+{{- define "cardwise.monitoring.isEnabled" -}}
 {{- $there := .root.Capabilities.APIVersions.Has "monitoring.coreos.com/v1" -}}
 {{- if or (and (eq (toString .enabled) "auto") $there) (eq (toString .enabled) "true") }}true{{ end -}}
 {{- end }}
 
 {{/* A PodDisruptionBudget: draining nodes evicts one replica at a time. */}}
-{{- define "cardwise.disruption" }}
+{{- define "cardwise.podDisruptionBudget" }}
 apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
@@ -35,7 +35,7 @@ spec:
 {{/*
 Whether all pods can connect to the webhook: without a required client certificate and a NetworkPolicy for API servers.
 */}}
-{{- define "cardwise.webhook.open" -}}
+{{- define "cardwise.webhook.isOpen" -}}
 {{- $named := and .Values.networkPolicies.enabled (not .Values.webhook.hostNetwork) .Values.networkPolicies.sources.apiServer -}}
 {{- if and .Values.webhook.enabled (not .Values.webhook.clientCA) (not $named) }}true{{ end -}}
 {{- end }}
@@ -44,7 +44,7 @@ Whether all pods can connect to the webhook: without a required client certifica
 A NetworkPolicy that opens only these ports. `ports`: lists of ports by client, with the names of
 networkPolicies.sources.
 */}}
-{{- define "cardwise.reached" }}
+{{- define "cardwise.networkPolicy" }}
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata:

@@ -67,7 +67,7 @@ namespaces with another unit than webhook.gpuMemUnit. `.labels`: more labels tha
 - name: asks-by-a-name-to-rewrite
   expression: |-
     {{- if .late }}
-    {{- include "cardwise.cel.templateIsUnwritten" . | nindent 4 }}
+    {{- include "cardwise.cel.templateNeedsRewrite" . | nindent 4 }}
     {{- else }}
     {{- include "cardwise.cel.templateIsOurs" . | nindent 4 }}
     {{- end }}

@@ -29,7 +29,7 @@ only the webhook can tell which amounts are MiB already.
       {{- if $late }}
       - name: not-rewritten-yet
         expression: |-
-          {{- include "cardwise.cel.unwritten" $root | nindent 10 }}
+          {{- include "cardwise.cel.needsRewrite" $root | nindent 10 }}
       {{- else }}
       - name: asks-for-a-share
         expression: |-
@@ -47,7 +47,7 @@ only the webhook can tell which amounts are MiB already.
       {{- include "cardwise.webhook.notBeingDeleted" $root | nindent 6 }}
       - name: names-what-we-rewrite
         expression: |-
-          {{ include "cardwise.cel.annotated" "cardwise.dev/rewritten" }} ||
+          {{ include "cardwise.cel.hasAnnotation" "cardwise.dev/rewritten" }} ||
           {{- include "cardwise.cel.quotaIsOurs" $root | nindent 10 }} ||
           {{ include "cardwise.cel.limitRangeAmounts" . }}.contains('"aliyun.com/gpu-mem":')
   {{- end }}
