@@ -39,7 +39,7 @@ class _Credit:
     """The credit of a node, in shares, at a time. Below 0 while a node pays for a report that cost more than it had."""
 
     shares: float
-    at: float
+    updated_at: float
 
 
 class CardReports:
@@ -80,13 +80,13 @@ class CardReports:
         """Hand over the waiting objects of nodes that have credit now, one card of each node in turn. Raises what the
         handler raises.
         """
-        turns = True
-        while turns:
-            turns = False
+        has_more = True
+        while has_more:
+            has_more = False
             for node in list(self._waiting):
                 with self._lock:
                     if node in self._waiting and self._update_credit(node) > 0:
-                        turns = True
+                        has_more = True
                         self._hand_over_next(node)
         with self._lock:
             for node in list(self._credits):
@@ -165,20 +165,24 @@ class CardReports:
         if handed is not None:
             self._count_shares(handed, -1)
 
-    def _change_cost(self, before: CardRecord | None, new: CardRecord | None) -> float:
+    def _change_cost(self, record_before: CardRecord | None, new: CardRecord | None) -> float:
         """The cost of a change, in shares: 1, and 1 for each share that is new or gone.
 
         If the card itself has changed, all shares of its node count again.
         """
-        if before is None or new is None:
-            return 1 + sum(len(record.reported_shares) for record in (before, new) if record is not None)
+        if record_before is None or new is None:
+            return 1 + sum(len(record.reported_shares) for record in (record_before, new) if record is not None)
         cost = (
             1
-            if before.reported_shares == new.reported_shares
-            else 1 + len(set(before.reported_shares) ^ set(new.reported_shares))
+            if record_before.reported_shares == new.reported_shares
+            else 1 + len(set(record_before.reported_shares) ^ set(new.reported_shares))
         )
-        same = (before.node, before.card, before.labels) == (new.node, new.card, new.labels)
-        return cost if same else cost + self._shares[new.node]
+        is_same_card = (record_before.node, record_before.card, record_before.labels) == (
+            new.node,
+            new.card,
+            new.labels,
+        )
+        return cost if is_same_card else cost + self._shares[new.node]
 
     def _count_shares(self, record: CardRecord, sign: int) -> None:
         self._shares[record.node] += sign * len(record.reported_shares)
@@ -190,8 +194,8 @@ class CardReports:
         if credit is None:
             return _BURST
         now = self._clock.now()
-        credit.shares = min(_BURST, credit.shares + (now - credit.at) * _SHARES_PER_SECOND)
-        credit.at = now
+        credit.shares = min(_BURST, credit.shares + (now - credit.updated_at) * _SHARES_PER_SECOND)
+        credit.updated_at = now
         if credit.shares >= _BURST:
             del self._credits[node]
         return credit.shares

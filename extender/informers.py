@@ -88,14 +88,14 @@ class Informers:
             client, paths.resourceclasses(), objects.decode_class, _class_feed(state, listers.classes), **pace
         )
         self._reports = CardReports(_card_feed(state, listers.cards), clock)
-        limited = CardsPerNodeLimit(objects.decode_card, self._reports)
+        card_handler = CardsPerNodeLimit(objects.decode_card, self._reports)
         cards = Reflector(
             client,
             paths.extendedresources(),
-            limited.project,
-            limited,
+            card_handler.project,
+            card_handler,
             identity_of=_by_key,
-            on_list_failed=limited.on_list_failed,
+            on_list_failed=card_handler.on_list_failed,
             **pace,
         )
         disruption_budgets = Reflector(

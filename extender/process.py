@@ -292,7 +292,7 @@ class Process:
         self,
         client: KubeClient,
         settings: ExtenderSettings,
-        shown: HealthSettings,
+        health_settings: HealthSettings,
         rotator: tls.Rotator | None,
         max_waiting: int,
         *,
@@ -302,14 +302,14 @@ class Process:
         self._clock = clock
         self._checked_at = clock.now()  # when `is_alive` was called last
         self._resumed = float("-inf")  # when this process last resumed after a pause of the whole process
-        self._shown = shown
+        self._health_settings = health_settings
         self._health: HealthServer | None = None
         self._rotator = rotator
 
     def app(self) -> WsgiApp:
         registry = prometheus_client.REGISTRY
-        if self._shown.certificates is not None:
-            registry.register(Expiry(self._shown.certificates))
+        if self._health_settings.certificates is not None:
+            registry.register(Expiry(self._health_settings.certificates))
         return self._extender.app(registry)
 
     def start(self) -> None:
@@ -320,11 +320,11 @@ class Process:
         # default, 5 ms, was the p99 of filter while statuses were written (docs/design/0012-speed.md).
         sys.setswitchinterval(0.0005)
         self._health = HealthServer(
-            self._shown.bind,
+            self._health_settings.bind,
             ready=self._extender.unsynced_lists,
             alive=self._lock_problems,
             notes=self._extender.watch_lines,
-            config=self._shown.config,
+            config=self._health_settings.config,
         )
         self._health.start()
         self._extender.start()

@@ -184,16 +184,16 @@ class State:
             self._loads.remove_pod(pod.uid)
             self.nominator.remove_pod(pod.uid)
 
-    def set_other_pod(self, key: str, placed: PlacedPod) -> None:
+    def set_other_pod(self, key: str, placed_pod: PlacedPod) -> None:
         """Update a pod that requests no card or device; it is on a node, or pending in a PodGroup. `key`: unique among
         all pods.
         """
         with self._lock:
-            if placed.node:
-                self._loads.set_pod(key, placed)
+            if placed_pod.node:
+                self._loads.set_pod(key, placed_pod)
             else:
                 self._loads.mark_unbound(key)
-            self.gangs.set_cardless_member(key, placed.group)
+            self.gangs.set_cardless_member(key, placed_pod.group)
 
     def remove_other_pod(self, key: str) -> None:
         """Remove a pod of `set_other_pod`."""
@@ -206,9 +206,11 @@ class State:
         is.
         """
         with self._lock:
-            first = not self._inventory.has_card(name)
+            is_first_report = not self._inventory.has_card(name)
             update = self._inventory.set_card(name, card)
-            recorded = {Report(record.uid, card.node) for record in card.status.terminating} if first else set()
+            recorded = (
+                {Report(record.uid, card.node) for record in card.status.terminating} if is_first_report else set()
+            )
             for report in recorded:
                 self._reservations.restore_terminating(report)
             for report in update.withdrawn:
@@ -285,15 +287,15 @@ class State:
             self._cache.sync_cards()
             self.nominator.on_filter(uid, placement_request.nodes)
             with self._cache.exclude_pod(uid):  # its own plan does not count, on cards and in quotas
-                placed = self.nominator.place_pod(placement_request, created)
-            if isinstance(placed, Unplaceable):
+                placement = self.nominator.place_pod(placement_request, created)
+            if isinstance(placement, Unplaceable):
                 self._reservations.release_plan(uid)
                 placement_request.check_all_searched()
                 self._cache.mark_refused(uid, placement_request.since)
             else:
-                self._placing.reserve(placement_request, placed, Phase.RESERVED)
+                self._placing.reserve(placement_request, placement, Phase.RESERVED)
                 self._queue.mark_placed(uid)
-            return placed
+            return placement
 
     def begin_attempt(
         self, uid: str, request: tuple[PodRequest, str] | None, *, grouped: bool, rank: Rank | None = None
@@ -568,5 +570,5 @@ class State:
         plan = row.holding if row is not None and row.phase in PLANS and row.node == node else None
         if plan is not None and self._cache.is_plan_valid(plan, placement_request.request):
             return plan.assignment
-        placed = self._placing.place_on(placement_request, node)
-        return placed if isinstance(placed, Refusal) else placed.assignment
+        placement = self._placing.place_on(placement_request, node)
+        return placement if isinstance(placement, Refusal) else placement.assignment

@@ -101,12 +101,12 @@ def create_app(parts: Parts) -> Flask:
 
     @app.get("/readyz")
     def readyz() -> Response:
-        missing = parts.unsynced_lists()
-        lines = missing or ["ok"]
+        unsynced_lists = parts.unsynced_lists()
+        lines = unsynced_lists or ["ok"]
         if "verbose" in request.args:
             lines = [*lines, parts.leadership.summary(), *watch_lines(parts.disconnected_seconds())]
         text = "".join(f"{line}\n" for line in lines)
-        return Response(text, status=503 if missing else 200, mimetype="text/plain")
+        return Response(text, status=503 if unsynced_lists else 200, mimetype="text/plain")
 
     return app
 
@@ -170,7 +170,7 @@ def _is_busy(parts: Parts) -> bool:
 
 def _unavailable_reason(parts: Parts, environ: Environ) -> str:
     """Why the call cannot be served here and now, or ""."""
-    missing = parts.unsynced_lists()
+    unsynced_lists = parts.unsynced_lists()
     if _is_busy(parts) and not environ.get(httpcalls.SLOW):
         return _BUSY
     denial = parts.leadership.denial()
@@ -178,8 +178,8 @@ def _unavailable_reason(parts: Parts, environ: Environ) -> str:
         # A connection ends at one extender: the scheduler may reach the other one only by a new connection.
         environ.get(httpcalls.CLOSE, bool)()
         return denial.text
-    if missing:
-        return f"not ready: {missing[0]}"
+    if unsynced_lists:
+        return f"not ready: {unsynced_lists[0]}"
     if denial is not None:
         return denial.text
     outdated = parts.outdated_watches()

@@ -113,9 +113,9 @@ def filter_nodes(
         nodes = (name for name, refusal in placement.refusals.items() if refusal.resolvable)
         state.preemption.on_refused(pod, policy, nodes)
         if notice is not None and uid and Refusal.QUOTA in placement.refusals.values():
-            full = state.full_quota_entry(pod.ref.namespace, request)
-            if full is not None:
-                notice(pod.ref, full)
+            full_entry = state.full_quota_entry(pod.ref.namespace, request)
+            if full_entry is not None:
+                notice(pod.ref, full_entry)
         return _refusal_result(placement.refusals)
     if not isinstance(placement, dict):
         return _fit_result(args, [placement.node])
@@ -152,13 +152,13 @@ def prioritize(state: State, preferences: AnswerSettings, args: FilterArgs, call
     known_scores = [score for score in node_scores if score is not None]
     if not known_scores:
         return [HostPriority(name, 0) for name in candidates]
-    highest, least = max(known_scores), min(known_scores)
-    width = highest - least + 1
+    max_score, min_score = max(known_scores), min(known_scores)
+    width = max_score - min_score + 1
     answer = [
-        HostPriority(name, 0 if score is None else (score - least) * TOP // width)
+        HostPriority(name, 0 if score is None else (score - min_score) * TOP // width)
         for name, score in zip(candidates, node_scores, strict=True)
     ]
-    best = min([name for name, score in zip(candidates, node_scores, strict=True) if score == highest])
+    best = min([name for name, score in zip(candidates, node_scores, strict=True) if score == max_score])
     answer[candidates.index(best)].score = TOP
     return answer
 

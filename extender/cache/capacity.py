@@ -33,21 +33,21 @@ class Capacity:
 
         seen_by_scheduler: kube-scheduler sees the cause itself, and requeues pods without us.
         """
-        before = self.ledger.holding(uid)
+        holding_before = self.ledger.holding(uid)
         if current is None:
             self.ledger.release(uid)
-        elif current != before:
+        elif current != holding_before:
             self.ledger.set_holding(current)
-        if current != before:
-            for holding in (before, current):
+        if current != holding_before:
+            for holding in (holding_before, current):
                 if holding is not None:
                     self._changed |= self.ledger.nodes_of(holding)
-        if before is not None and (current is None or not current.counts_like(before)):
+        if holding_before is not None and (current is None or not current.counts_like(holding_before)):
             # kube-scheduler offers no nodes that nominated pods fill, and does not see that a nomination is over. So
             # the planner of gangs has to know what it offers now.
-            free = self.mark_freed if before.phase_name == RESERVED else self.mark_released
-            free(before.node, seen_by_scheduler=seen_by_scheduler)
-            for node in self.ledger.nodes_of(before) - {before.node}:
+            free = self.mark_freed if holding_before.phase_name == RESERVED else self.mark_released
+            free(holding_before.node, seen_by_scheduler=seen_by_scheduler)
+            for node in self.ledger.nodes_of(holding_before) - {holding_before.node}:
                 free(node, seen_by_scheduler=seen_by_scheduler)  # the pod's card is on another node than the pod
 
     def set_planned_pod(self, uid: str, planned: PlacedPod | None) -> None:
@@ -85,8 +85,8 @@ class Capacity:
 
     def take_moved_nodes(self) -> set[str]:
         """The nodes between which cards have moved since the last call."""
-        moved, self._moved = self._moved, set()
-        return moved
+        nodes, self._moved = self._moved, set()
+        return nodes
 
     def take_changed_nodes(self) -> set[str]:
         """The nodes whose cards or holdings have changed since the last call."""

@@ -92,14 +92,16 @@ class ClusterView:
 class Changes:
     """What has changed since a snapshot was taken, for a planner of one pod. Use it in one turn at the lock."""
 
-    def __init__(self, now: ClusterView, snapshot: ClusterView, pod: WaitingPod) -> None:
-        self._now = now
+    def __init__(self, current_view: ClusterView, snapshot: ClusterView, pod: WaitingPod) -> None:
+        self._current_view = current_view
         self._snapshot = snapshot
         self._pod = pod
-        self._nominated_nodes = now.nominations.nodes_changed_since(snapshot.nominations)
-        self._namespaces = now.budgets.namespaces_changed_since(snapshot.budgets)
+        self._nominated_nodes = current_view.nominations.nodes_changed_since(snapshot.nominations)
+        self._namespaces = current_view.budgets.namespaces_changed_since(snapshot.budgets)
         namespace, uid = pod.ref.namespace, pod.ref.uid
-        self._everywhere = now.headroom_excluding(namespace, uid) != snapshot.headroom_excluding(namespace, uid)
+        self._everywhere = current_view.headroom_excluding(namespace, uid) != snapshot.headroom_excluding(
+            namespace, uid
+        )
 
     def may_concern(self, node: str) -> bool:
         """Whether a search for victims for the pod on this node may have another result than in the snapshot.
@@ -108,14 +110,14 @@ class Changes:
         and holdings, its pods, cpu and memory, what is reserved there for nominated pods and for a gang, and the
         PodDisruptionBudgets of its pods.
         """
-        state, rank, namespace = self._now.ledger.node(node), self._pod.rank, self._pod.ref.namespace
+        state, rank, namespace = self._current_view.ledger.node(node), self._pod.rank, self._pod.ref.namespace
         return (
             self._everywhere
             or state is None
             or state.generation > self._snapshot.ledger_generation
-            or self._now.loads.changed_at(node) > self._snapshot.loads_generation
+            or self._current_view.loads.changed_at(node) > self._snapshot.loads_generation
             or node in self._nominated_nodes
-            or self._now.gang_cards.holdings_on(node, rank, namespace, self._pod.ref.uid)
+            or self._current_view.gang_cards.holdings_on(node, rank, namespace, self._pod.ref.uid)
             != self._snapshot.gang_cards.holdings_on(node, rank, namespace, self._pod.ref.uid)
-            or any(placed.namespace in self._namespaces for _, placed in self._now.loads.pods_on(node))
+            or any(placed_pod.namespace in self._namespaces for _, placed_pod in self._current_view.loads.pods_on(node))
         )

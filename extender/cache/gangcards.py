@@ -18,15 +18,18 @@ from cardwise.core.placement.nodestate import NodeState
 _NOTHING: Mapping[str, list[Holding]] = {}
 
 
-def comes_after(rank: Rank, namespace: str, first: Rank, first_namespace: str) -> bool:
-    """Whether the reservation of a gang with the rank `first` counts against a pod or gang of this rank and namespace.
+def comes_after(rank: Rank, namespace: str, first_rank: Rank, first_namespace: str) -> bool:
+    """Whether a pod or gang of this rank and namespace must leave reserved cards to a gang that has the other rank.
+
+    rank, namespace: of the pod or gang.
+    first_rank, first_namespace: of the gang for which cards are reserved.
 
     Every user may set `cardwise.dev/queue-priority`, so it orders the pods of one namespace only; between namespaces
     the pods' priority and age decide.
     """
     if namespace == first_namespace:
-        return rank > first
-    return (rank[0], *rank[2:]) > (first[0], *first[2:])
+        return rank > first_rank
+    return (rank[0], *rank[2:]) > (first_rank[0], *first_rank[2:])
 
 
 class _Owner(NamedTuple):
@@ -62,14 +65,14 @@ class GangCards:
         """Replace the reservation by these holdings for the gang. Returns whether some of the former holdings are
         released.
         """
-        before, by_node = self._by_node, dict[str, list[Holding]]()
+        by_node_before, by_node = self._by_node, dict[str, list[Holding]]()
         for holding in holdings if gang is not None else ():
             by_node.setdefault(holding.node, []).append(holding)
-        self.changes += by_node != before
+        self.changes += by_node != by_node_before
         self._gang, self._by_node = gang, by_node
         return any(
             holding not in by_node.get(node, ())
-            for node, holdings_before in before.items()
+            for node, holdings_before in by_node_before.items()
             for holding in holdings_before
         )
 

@@ -70,13 +70,13 @@ class Inventory:
 
     def set_card(self, name: str, card: CardRecord) -> CardUpdate:
         """Update the card from its record. Returns what has changed."""
-        before = self._cards.get(name)
+        card_before = self._cards.get(name)
         former: Collection[Report] = ()
-        if before is not None and before.node != card.node:
+        if card_before is not None and card_before.node != card.node:
             # The former node does not report this card any more. That does not prove that the containers are gone.
-            former, before = self.remove_card(name), None
+            former, card_before = self.remove_card(name), None
         names = self._cards_of.get(card.node, [])
-        if before is None and len(names) >= MAX_CARDS_PER_NODE:
+        if card_before is None and len(names) >= MAX_CARDS_PER_NODE:
             return CardUpdate(
                 former, (), f"the node has more than {MAX_CARDS_PER_NODE} GPUs and devices; the rest is ignored"
             )
@@ -88,15 +88,15 @@ class Inventory:
             card = card._replace(reported_shares=card.reported_shares[:capacity])
             problem = f"the node's GPUs report more than {MAX_REPORTED_SHARES} shares; the rest is ignored"
         self._cards[name] = card
-        if before is None:
+        if card_before is None:
             self._cards_of.setdefault(card.node, names).append(name)
-        if before is None or (before.card, before.labels) != (card.card, card.labels):
+        if card_before is None or (card_before.card, card_before.labels) != (card.card, card.labels):
             self._changed.add(card.node)
-        same = before is not None and before.card == card.card
+        same = card_before is not None and card_before.card == card.card
         reported, withdrawn = self._node_reports.replace_report(
-            name, card.node, before.reported_shares if before is not None else (), card.reported_shares
+            name, card.node, card_before.reported_shares if card_before is not None else (), card.reported_shares
         )
-        terminating_before = before.status.terminating if before is not None else ()
+        terminating_before = card_before.status.terminating if card_before is not None else ()
         self._recorded.replace_report(name, card.node, terminating_before, card.status.terminating)
         # If the card is another one now, or has another size, all its shares count again.
         updated = reported if same else {Report(share.uid, card.node) for share in card.reported_shares}
@@ -122,9 +122,9 @@ class Inventory:
 
     def set_class(self, resource_class: ResourceClass) -> bool:
         """Update the class. Returns whether cards may be in other classes now; `take_changes` returns which."""
-        before = self._classes.get(resource_class.name)
+        class_before = self._classes.get(resource_class.name)
         self._classes[resource_class.name] = resource_class
-        if _selection_key(before) == _selection_key(resource_class):
+        if _selection_key(class_before) == _selection_key(resource_class):
             return False
         self._reclassify = True
         return True
@@ -143,7 +143,7 @@ class Inventory:
         """
         if self._reclassify:
             self._reclassify = False
-            self._membership = ClassMembership(self._classes.values(), known=set(self._members.values()))
+            self._membership = ClassMembership(self._classes.values(), known_classes=set(self._members.values()))
             classes_of, known_members = self._membership.classes_of, self._members
             self._changed.update(
                 record.node for name, record in self._cards.items() if classes_of(record) is not known_members.get(name)
@@ -196,7 +196,8 @@ class Inventory:
         if not shares and not devices:
             return None
         assigned = Assignment(
-            {key: tuple(parts) for key, parts in shares.items()}, {key: tuple(parts) for key, parts in devices.items()}
+            {key: tuple(share_parts) for key, share_parts in shares.items()},
+            {key: tuple(share_parts) for key, share_parts in devices.items()},
         )
         return Holding(uid, namespace, name, node, assigned, REPORTED, UNKNOWN)
 
@@ -242,10 +243,10 @@ class _ShareReports:
         return self.by_uid.get(uid, {}).get(node, {})
 
     def replace_report(
-        self, name: str, node: str, before: Iterable[ShareRecord], now: Iterable[ShareRecord]
+        self, name: str, node: str, shares_before: Iterable[ShareRecord], shares_now: Iterable[ShareRecord]
     ) -> tuple[Collection[Report], Collection[Report]]:
         """Replace the shares that the card reports. Returns what is new or different, and what is gone."""
-        former, current = _group_by_uid(before), _group_by_uid(now)
+        former, current = _group_by_uid(shares_before), _group_by_uid(shares_now)
         changed = {uid: entries for uid, entries in current.items() if former.get(uid) != entries}
         for uid, entries in changed.items():
             self.by_uid.setdefault(uid, {}).setdefault(node, {})[name] = entries

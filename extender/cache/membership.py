@@ -52,16 +52,16 @@ class ClassMembership:
     Equal results are one object, taken from `known` if it is there: so 40,000 of them are compared by their addresses.
     """
 
-    def __init__(self, resource_classes: Iterable[ResourceClass], known: Iterable[CardClasses] = ()) -> None:
+    def __init__(self, resource_classes: Iterable[ResourceClass], known_classes: Iterable[CardClasses] = ()) -> None:
         resource_classes = list(resource_classes)
         self._all = Classifier(resource_classes)  # for what has no groups: devices, models, priorities
         by_keys: dict[frozenset[str], list[ResourceClass]] = {}
         for resource_class in resource_classes:
             if not resource_class.other:
                 by_keys.setdefault(resource_class.selector.keys, []).append(resource_class)
-        self._groups = [_Group(keys, alike) for keys, alike in by_keys.items()]
-        self._members: dict[tuple[frozenset[str], ...], CardClasses] = {}  # all are in `_same`
-        self._same = {member: member for member in (NO_CLASSES, *known)}
+        self._groups = [_Group(keys, members) for keys, members in by_keys.items()]
+        self._members: dict[tuple[frozenset[str], ...], CardClasses] = {}  # all are in `_interned`
+        self._interned = {member: member for member in (NO_CLASSES, *known_classes)}
 
     def classes_of(self, record: CardRecord) -> CardClasses:
         """The classes of the card or device."""
@@ -81,10 +81,10 @@ class ClassMembership:
 
     def _intern(self, member: CardClasses) -> CardClasses:
         """The one object that stands for all equal ones."""
-        if len(self._same) >= _REMEMBERED:
+        if len(self._interned) >= _REMEMBERED:
             self._members.clear()
-            self._same = {NO_CLASSES: NO_CLASSES}
-        return self._same.setdefault(member, member)
+            self._interned = {NO_CLASSES: NO_CLASSES}
+        return self._interned.setdefault(member, member)
 
 
 class _Group:
@@ -93,24 +93,24 @@ class _Group:
     def __init__(self, keys: frozenset[str], resource_classes: list[ResourceClass]) -> None:
         self._reads = [_BUILT_IN.get(key) or _label_reader(key) for key in sorted(keys)]
         self._classes = resource_classes
-        self._known: dict[tuple[object, ...], frozenset[str]] = {}
-        self._same: dict[frozenset[str], frozenset[str]] = {}
+        self._classes_by_labels: dict[tuple[object, ...], frozenset[str]] = {}
+        self._interned: dict[frozenset[str], frozenset[str]] = {}
 
     def classes_of(self, record: CardRecord, card: Card) -> frozenset[str]:
         key = tuple([read(record, card) for read in self._reads])
-        matching = self._known.get(key)
+        matching = self._classes_by_labels.get(key)
         if matching is None:
             labels = _labels(record)
             matching = frozenset(
                 resource_class.name for resource_class in self._classes if resource_class.selector.matches(labels)
             )
-            if len(self._same) >= _REMEMBERED:
-                self._same.clear()
-            matching = self._same.setdefault(matching, matching)
-            if len(self._known) >= _REMEMBERED_LABELS:
-                self._known.clear()
+            if len(self._interned) >= _REMEMBERED:
+                self._interned.clear()
+            matching = self._interned.setdefault(matching, matching)
+            if len(self._classes_by_labels) >= _REMEMBERED_LABELS:
+                self._classes_by_labels.clear()
             if sum(len(text) for text in key if isinstance(text, str)) <= _MAX_LABEL_CHARACTERS:
-                self._known[key] = matching
+                self._classes_by_labels[key] = matching
         return matching
 
 

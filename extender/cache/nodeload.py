@@ -82,11 +82,11 @@ class NodeLoads:
 
     def set_node(self, name: str, record: NodeRecord, now: float) -> None:
         """Update the node."""
-        before = self._nodes.get(name)
-        if before != record:
+        record_before = self._nodes.get(name)
+        if record_before != record:
             if not record.offers_shares:
                 self._slots_since.pop(name, None)
-            elif before is not None and not before.offers_shares:
+            elif record_before is not None and not record_before.offers_shares:
                 self._slots_since[name] = now
             self._nodes[name] = record
             self.freed_count += 1
@@ -107,20 +107,20 @@ class NodeLoads:
         self._mark_changed(name)
         self._changed_at.pop(name, None)
 
-    def set_pod(self, key: str, placed: PlacedPod) -> None:
+    def set_pod(self, key: str, placed_pod: PlacedPod) -> None:
         """Count the pod on its node."""
         self._planned.discard(key)
-        self._set_pod(key, placed)
+        self._set_pod(key, placed_pod)
 
     def remove_pod(self, key: str) -> None:
         """Stop counting the pod."""
         self._planned.discard(key)
-        before = self._pods.get(key)
-        if before is not None:
+        pod_before = self._pods.get(key)
+        if pod_before is not None:
             self._pods = self._pods.delete(key)
-            self._count_victim(before, -1)
-            self._add_load(before, -1)
-            self._remove_from_node(key, before.node)
+            self._count_victim(pod_before, -1)
+            self._add_load(pod_before, -1)
+            self._remove_from_node(key, pod_before.node)
             self.freed_count += 1
 
     def mark_unbound(self, key: str) -> None:
@@ -130,11 +130,11 @@ class NodeLoads:
         if key in self._pods and key not in self._planned:
             self.remove_pod(key)
 
-    def plan_pod(self, key: str, placed: PlacedPod) -> None:
+    def plan_pod(self, key: str, placed_pod: PlacedPod) -> None:
         """Count the pod on the node of its plan, unless it is on a node already."""
         if key not in self._pods or key in self._planned:
             self._planned.add(key)
-            self._set_pod(key, placed)
+            self._set_pod(key, placed_pod)
 
     def unplan_pods(self, keys: Iterable[str]) -> None:
         """Stop counting these pods where they are planned; those that are on their nodes still count."""
@@ -156,14 +156,14 @@ class NodeLoads:
         """
         changes = [(self._pods[key], -1) for key in unplanned if key in self._planned]
         changes += [(self._pods[key], -1) for key in removed]
-        changes += [(placed, 1) for placed in added]
-        for placed, sign in changes:
-            self._add_load(placed, sign)
+        changes += [(placed_pod, 1) for placed_pod in added]
+        for placed_pod, sign in changes:
+            self._add_load(placed_pod, sign)
         try:
             yield
         finally:
-            for placed, sign in reversed(changes):
-                self._add_load(placed, -sign)
+            for placed_pod, sign in reversed(changes):
+                self._add_load(placed_pod, -sign)
 
     def free_load(self, node: str) -> Load | None:
         """The cpu, memory and pods that the node has left; None if there is no such node."""
@@ -177,8 +177,8 @@ class NodeLoads:
 
     def load_of(self, key: str) -> Load:
         """The load of the pod on its node."""
-        placed = self._pods.get(key)
-        return placed.load if placed is not None else Load(0, 0, 0)
+        placed_pod = self._pods.get(key)
+        return placed_pod.load if placed_pod is not None else Load(0, 0, 0)
 
     def names(self) -> Collection[str]:
         """The nodes that take pods now."""
@@ -231,35 +231,35 @@ class NodeLoads:
         """The pod with its node, or with the node of its plan."""
         return self._pods.get(key)
 
-    def _set_pod(self, key: str, placed: PlacedPod) -> None:
-        before = self._pods.get(key)
-        if before == placed:
+    def _set_pod(self, key: str, placed_pod: PlacedPod) -> None:
+        pod_before = self._pods.get(key)
+        if pod_before == placed_pod:
             return
-        self._pods = self._pods.set(key, placed)
-        if before is not None:
-            self._count_victim(before, -1)
-        self._count_victim(placed, 1)
-        if before is not None and (before.node, before.load) == (placed.node, placed.load):
-            self._count_change(placed.node)  # another priority, or it terminates: node and load have not changed
+        self._pods = self._pods.set(key, placed_pod)
+        if pod_before is not None:
+            self._count_victim(pod_before, -1)
+        self._count_victim(placed_pod, 1)
+        if pod_before is not None and (pod_before.node, pod_before.load) == (placed_pod.node, placed_pod.load):
+            self._count_change(placed_pod.node)  # another priority, or it terminates: node and load have not changed
             return
-        if before is not None:
-            self._add_load(before, -1)
-            self._remove_from_node(key, before.node)
+        if pod_before is not None:
+            self._add_load(pod_before, -1)
+            self._remove_from_node(key, pod_before.node)
             self.freed_count += 1
-        self._add_load(placed, 1)
-        self._keys_by_node[placed.node] = (*self._keys_by_node.get(placed.node, ()), key)
+        self._add_load(placed_pod, 1)
+        self._keys_by_node[placed_pod.node] = (*self._keys_by_node.get(placed_pod.node, ()), key)
 
-    def _count_victim(self, placed: PlacedPod, sign: int) -> None:
-        if not placed.holds_cards or placed.fixed:
+    def _count_victim(self, placed_pod: PlacedPod, sign: int) -> None:
+        if not placed_pod.holds_cards or placed_pod.fixed:
             return
-        if placed.terminating:
-            self._terminating = _add_count(self._terminating, placed.node, sign)
-        elif not placed.grouped:
-            counts = _add_count(self._victims.get(placed.priority, _NO_COUNTS), placed.node, sign)
+        if placed_pod.terminating:
+            self._terminating = _add_count(self._terminating, placed_pod.node, sign)
+        elif not placed_pod.grouped:
+            counts = _add_count(self._victims.get(placed_pod.priority, _NO_COUNTS), placed_pod.node, sign)
             if counts:
-                self._victims[placed.priority] = counts
+                self._victims[placed_pod.priority] = counts
             else:
-                del self._victims[placed.priority]
+                del self._victims[placed_pod.priority]
 
     def _mark_changed(self, node: str) -> None:
         self._count_change(node)
@@ -272,22 +272,22 @@ class NodeLoads:
             self._changed_at[node] = self.generation
 
     def _remove_from_node(self, key: str, node: str) -> None:
-        keys = tuple(other for other in self._keys_by_node[node] if other != key)
+        keys = tuple(other_key for other_key in self._keys_by_node[node] if other_key != key)
         if keys:
             self._keys_by_node[node] = keys
         else:
             del self._keys_by_node[node]
 
-    def _add_load(self, placed: PlacedPod, sign: int) -> None:
-        node, load = placed.node, placed.load
+    def _add_load(self, placed_pod: PlacedPod, sign: int) -> None:
+        node, load = placed_pod.node, placed_pod.load
         self._mark_changed(node)
         sums = self._sums.get(node)
         if sums is None:
             self._sums[node] = load
             return
-        now = sums.add(load, sign)
-        if now.pods:
-            self._sums[node] = now
+        sums_now = sums.add(load, sign)
+        if sums_now.pods:
+            self._sums[node] = sums_now
         else:
             del self._sums[node]
 

@@ -33,7 +33,7 @@ from extender.cache.cache import Cache
 from extender.cache.pacing import Pace
 from extender.cache.placing import PlacementRequest, Placing, PodSnapshot, SearchedNodes
 from extender.cache.statelock import StateLock
-from extender.cache.yielding import REST
+from extender.cache.yielding import PAUSE_FACTOR
 
 SMALL_SEARCH_NODES: Final = (
     16  # nodes that are searched under the lock; and the best ones that the decision may choose from
@@ -48,7 +48,7 @@ _REMEMBERED: Final = 8  # searches; each takes some 1 MB at 5,000 nodes
 _Key = tuple[str, PodRequest]  # namespace and request
 
 
-class _Refused(NamedTuple):
+class _RememberedRefusals(NamedTuple):
     """The nodes that refused a request, with the generation of each (`Ledger`): it is the same while the node is.
 
     headroom, nominated, gang_reserved: as in the snapshot. If they differ, the refusals are outdated.
@@ -73,7 +73,7 @@ class NodeSearch:
         self._cache = cache
         self._placing = placing
         self._clock = clock
-        self._remembered: dict[_Key, _Refused] = {}  # the searches, the last one last
+        self._remembered: dict[_Key, _RememberedRefusals] = {}  # the searches, the last one last
         self._paused_until: dict[str, float] = {}  # by namespace
         self._start = 0  # the position of the node with which the next search begins
 
@@ -90,64 +90,68 @@ class NodeSearch:
             remembered = self._remembered.pop(key, None)
             start = self._start
             paused_until = self._paused_until.get(key[0], -math.inf)
-        known = _Refused(snapshot.headroom, snapshot.nominated, snapshot.gang_reserved, {})
-        if remembered is not None and known == remembered._replace(refusals={}):
-            known = remembered
-        began, now, call = self._clock.cpu(), self._clock.now(), placement_request.call
+        remembered_refusals = _RememberedRefusals(snapshot.headroom, snapshot.nominated, snapshot.gang_reserved, {})
+        if remembered is not None and remembered_refusals == remembered._replace(refusals={}):
+            remembered_refusals = remembered
+        start_cpu, now, call = self._clock.cpu(), self._clock.now(), placement_request.call
         deadline = (call.arrived if call.arrived is not None else now) + _SEARCH_SECONDS
         if now < paused_until:
             deadline = now
         pace = Pace(self._clock, lambda: self._clock.now() >= deadline or call.is_abandoned())
-        scores, refusals = score_nodes(snapshot, placement_request, pace, known.refusals, start)
+        scores, refusals = score_nodes(snapshot, placement_request, pace, remembered_refusals.refusals, start)
         unsearched = len(set(placement_request.nodes)) - len(scores) - len(refusals)
         best = sorted(scores, key=lambda name: (-scores[name], name))[:SMALL_SEARCH_NODES]
         overtakable = sorted(snapshot.nominated_ahead & refusals.keys())[:SMALL_SEARCH_NODES]
         with self._lock:
-            self._remember(key, known)
+            self._remember(key, remembered_refusals)
             if not scores:
-                self._pause(key[0], self._clock.cpu() - began)
+                self._pause(key[0], self._clock.cpu() - start_cpu)
             if unsearched:
                 self._start = (start + len(scores) + len(refusals)) % len(placement_request.nodes)
-        searched = SearchedNodes([*best, *overtakable], scores, refusals, freed, unsearched)
+        searched_nodes = SearchedNodes([*best, *overtakable], scores, refusals, freed, unsearched)
         if unsearched and call.is_abandoned():
-            searched = searched._replace(best=(), scores={})  # nothing is reserved for a call that has ended
-        return placement_request._replace(searched=searched)
+            searched_nodes = searched_nodes._replace(
+                best=(), scores={}
+            )  # nothing is reserved for a call that has ended
+        return placement_request._replace(searched=searched_nodes)
 
     def _pause(self, namespace: str, cost: float) -> None:
         """Let the namespace pause after a search in vain of `cost` seconds of CPU."""
         if cost >= _SHORT_SECONDS:
             now = self._clock.now()
             self._paused_until = {name: until for name, until in self._paused_until.items() if until > now}
-            self._paused_until[namespace] = now + REST * cost
+            self._paused_until[namespace] = now + PAUSE_FACTOR * cost
 
-    def _remember(self, key: _Key, refused: _Refused) -> None:
+    def _remember(self, key: _Key, refusals: _RememberedRefusals) -> None:
         """Remember a search in place of the oldest one of the namespace with the most."""
         self._remembered.pop(key, None)
         if len(self._remembered) >= _REMEMBERED:
             counts = Counter(namespace for namespace, _ in self._remembered)
             counts[key[0]] += 1
             largest_count = max(counts.values())
-            del self._remembered[next(other for other in self._remembered if counts[other[0]] == largest_count)]
-        self._remembered[key] = refused
+            del self._remembered[
+                next(other_key for other_key in self._remembered if counts[other_key[0]] == largest_count)
+            ]
+        self._remembered[key] = refusals
 
 
 def score_nodes(
     snapshot: PodSnapshot,
     placement_request: PlacementRequest,
     pace: Pace,
-    known: dict[str, tuple[int, Refusal]],
+    remembered_refusals: dict[str, tuple[int, Refusal]],
     start: int = 0,
 ) -> tuple[dict[str, int], dict[str, Refusal]]:
     """The score of each node that fits, and the refusal of each that does not. Changes the snapshot.
 
     pace: when it is over, the remaining nodes are left out.
-    known: earlier refusals, with the generation of the node; new ones are added.
+    remembered_refusals: earlier refusals, with the generation of the node; new ones are added.
     start: the position of the node to begin with.
     """
     ledger = snapshot.ledger
     generations = {name: node.generation for name, node in ledger.nodes_by_name().items()}
-    for name in known.keys() - generations.keys():
-        del known[name]
+    for name in remembered_refusals.keys() - generations.keys():
+        del remembered_refusals[name]
     if ledger.holding(placement_request.pod.uid) is not None:
         ledger.release(placement_request.pod.uid)  # a plan of its own does not count
     for holding in snapshot.nominated:
@@ -157,7 +161,7 @@ def score_nodes(
     names = dict.fromkeys(placement_request.nodes)
     refusals = {
         name: refusal
-        for name, (generation, refusal) in known.items()
+        for name, (generation, refusal) in remembered_refusals.items()
         if name in names and generations.get(name) == generation
     }
     scores: dict[str, int] = {}
@@ -175,8 +179,8 @@ def score_nodes(
         if isinstance(outcome, Refusal):
             refusals[name] = outcome
             if state is not None and effort.remaining > 0:
-                known[name] = generations[name], outcome
+                remembered_refusals[name] = generations[name], outcome
         else:
             scores[name] = outcome
-            known.pop(name, None)
+            remembered_refusals.pop(name, None)
     return scores, refusals

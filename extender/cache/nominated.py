@@ -174,7 +174,7 @@ class NominatedPods:
         ledger, loads, state = self._cluster.ledger, self._cluster.loads, self._cluster.ledger.node(node)
         cards = (state.cards, state.devices) if state is not None else None
         pods = list(loads.pods_on(node))
-        budgets = {name: self._budgets.change_count(name) for name in {placed.namespace for _, placed in pods}}
+        budgets = {name: self._budgets.change_count(name) for name in {placed_pod.namespace for _, placed_pod in pods}}
         return loads.free_load(node), pods, ledger.holdings(node), cards, budgets
 
     def pod_inputs(self, claimant: WaitingPod) -> object:
@@ -220,14 +220,14 @@ class NominatedPods:
             free = free.add(planned.load, 1)  # planned: it is not there yet
         # Victims of nominated pods count as gone, and what is reserved for these pods counts instead, also while
         # kube-scheduler has not yet chosen this node.
-        leaving = {
+        leaving_uids = {
             *removed,
             *self._nominations.victims_on(node, claimant.uid),
             *(uid for nominated in reserved for uid in nominated.victims),
         }
         residents = [
-            *self._residents(node, claimant.uid, leaving, budgets, refused),
-            *(_unevictable_resident(nominated.holding, leaving) for nominated in reserved),
+            *self._residents(node, claimant.uid, leaving_uids, budgets, refused),
+            *(_unevictable_resident(nominated.holding, leaving_uids) for nominated in reserved),
         ]
         return FullNode(
             kinds=self._cluster.ledger.kinds,
@@ -251,38 +251,52 @@ class NominatedPods:
         return state
 
     def _residents(
-        self, node: str, excluded_uid: str, leaving: Collection[str], budgets: Budgets, refused: Collection[str] | None
+        self,
+        node: str,
+        excluded_uid: str,
+        leaving_uids: Collection[str],
+        budgets: Budgets,
+        refused: Collection[str] | None,
     ) -> list[Resident]:
         """All pods on the node, except the pod `excluded_uid`."""
         ledger, loads = self._cluster.ledger, self._cluster.loads
         residents, counted_uids = [], {excluded_uid}
-        for key, placed in loads.pods_on(node):
-            uid = placed.uid or key
+        for key, placed_pod in loads.pods_on(node):
+            uid = placed_pod.uid or key
             if uid == excluded_uid:
                 continue
             counted_uids.add(uid)
             holding = ledger.holding(uid)
             if holding is not None and holding.node != node:
                 holding = None
-            if not placed.uid:
-                residents.append(Resident(uid, 0, placed.load, holding, fixed=True))
+            if not placed_pod.uid:
+                residents.append(Resident(uid, 0, placed_pod.load, holding, fixed=True))
                 continue
-            protecting = budgets.covering_keys(placed.namespace, placed.labels)
+            protecting = budgets.covering_keys(placed_pod.namespace, placed_pod.labels)
             # The Eviction API evicts no pod that several budgets cover, whatever they allow.
-            stays = refused is not None and (uid in refused or len(protecting) > 1)
-            is_leaving, fixed = placed.terminating or uid in leaving, placed.fixed or stays
+            is_kept = refused is not None and (uid in refused or len(protecting) > 1)
+            is_leaving, fixed = placed_pod.terminating or uid in leaving_uids, placed_pod.fixed or is_kept
             residents.append(
-                Resident(uid, placed.priority, placed.load, holding, protecting, is_leaving, fixed, placed.grouped)
+                Resident(
+                    uid,
+                    placed_pod.priority,
+                    placed_pod.load,
+                    holding,
+                    protecting,
+                    is_leaving,
+                    fixed,
+                    placed_pod.grouped,
+                )
             )
         residents += [
-            _unevictable_resident(holding, leaving)
+            _unevictable_resident(holding, leaving_uids)
             for holding in ledger.holdings(node)
             if holding.uid not in counted_uids
         ]
         return residents
 
 
-def _unevictable_resident(holding: Holding, leaving: Collection[str]) -> Resident:
+def _unevictable_resident(holding: Holding, leaving_uids: Collection[str]) -> Resident:
     """A holding that cannot be evicted: a plan, or the share of a vanished pod."""
-    is_leaving = holding.phase_name == PHASE_NAMES[Phase.TERMINATING] or holding.uid in leaving
+    is_leaving = holding.phase_name == PHASE_NAMES[Phase.TERMINATING] or holding.uid in leaving_uids
     return Resident(holding.uid, 0, _NO_LOAD, holding, is_leaving=is_leaving, fixed=True)

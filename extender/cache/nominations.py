@@ -118,12 +118,14 @@ class Nominations:
         """All reserved places, by pod and node."""
         return {uid: nomination.places for uid, nomination in self._by_pod.items()}
 
-    def nodes_changed_since(self, before: "Nominations") -> set[str]:
-        """The nodes where something else is reserved for nominated pods than in the snapshot `before`, or may be."""
-        now, then = self._by_pod, before.by_pod()
-        uids = {uid for uid in now.keys() | then.keys() if now.get(uid) is not then.get(uid)}
+    def nodes_changed_since(self, earlier: "Nominations") -> set[str]:
+        """The nodes where something else is reserved for nominated pods than in the snapshot `earlier`, or may be."""
+        by_pod_now, by_pod_then = self._by_pod, earlier.by_pod()
+        uids = {
+            uid for uid in by_pod_now.keys() | by_pod_then.keys() if by_pod_now.get(uid) is not by_pod_then.get(uid)
+        }
         nodes = set[str]()
-        for uid, nomination in (*now.items(), *then.items()) if uids else ():
+        for uid, nomination in (*by_pod_now.items(), *by_pod_then.items()) if uids else ():
             if uid in uids:
                 nodes.update(nomination.places)
             nodes.update(
@@ -171,8 +173,12 @@ class Nominations:
         if not places:
             self._by_pod.pop(claimant.uid, None)
             return
-        before = self._by_pod.get(claimant.uid)
-        named_node = before.named_node if before is not None and before.named_node in places else ""
+        nomination_before = self._by_pod.get(claimant.uid)
+        named_node = (
+            nomination_before.named_node
+            if nomination_before is not None and nomination_before.named_node in places
+            else ""
+        )
         self._expired.pop(claimant.uid, None)
         until = now + (_KEEP_SECONDS if named_node else _NAMING_SECONDS)
         self._by_pod[claimant.uid] = Nomination(claimant, now, until, dict(places), named_node)
@@ -217,7 +223,9 @@ class Nominations:
             if nomination.named_node:
                 place = nomination.places.get(nomination.named_node, NominatedPlace())
                 terminating = {
-                    placed.uid for _, placed in self._loads.pods_on(nomination.named_node) if placed.terminating
+                    placed_pod.uid
+                    for _, placed_pod in self._loads.pods_on(nomination.named_node)
+                    if placed_pod.terminating
                 }
                 victims = tuple(uid for uid in place.victims if uid in terminating)
                 places = {nomination.named_node: NominatedPlace(victims=victims)}
@@ -229,17 +237,17 @@ class Nominations:
         """End nominations whose time is over; the time begins when the last victim is gone. Returns whether
         any ended.
         """
-        ended = False
-        for uid, before in list(self._by_pod.items()):
-            nomination = self._by_pod[uid] = self._updated_from_status(before, now)
+        has_ended = False
+        for uid, nomination_before in list(self._by_pod.items()):
+            nomination = self._by_pod[uid] = self._updated_from_status(nomination_before, now)
             if nomination.named_node and any(self._awaits_victims(nomination, node, now) for node in nomination.places):
                 self._by_pod[uid] = replace(nomination, until=now + _KEEP_SECONDS)
             elif now >= nomination.until:
                 del self._by_pod[uid]
                 if nomination.named_node:
                     self._expired[uid] = nomination.named_node
-                ended = True
-        return ended
+                has_ended = True
+        return has_ended
 
     def awaited_victims(self, uid: str, node: str, now: float, *, offered: bool) -> tuple[frozenset[str], float] | None:
         """The victims on the node for which the pod only has to wait, and when to check again; None if the pod cannot
@@ -315,11 +323,11 @@ class Nominations:
     @contextmanager
     def restore_afterwards(self) -> Iterator[None]:
         """Context manager: restores all nominations at the end."""
-        before, expired = dict(self._by_pod), dict(self._expired)
+        by_pod_before, expired = dict(self._by_pod), dict(self._expired)
         try:
             yield
         finally:
-            self._by_pod, self._expired = before, expired
+            self._by_pod, self._expired = by_pod_before, expired
 
     def _updated_from_status(self, nomination: Nomination, now: float) -> Nomination:
         """The nomination as the node in the pod's status implies.
@@ -334,9 +342,9 @@ class Nominations:
         if early and nomination.from_status:
             priority = nomination.claimant.request.priority
             terminating = (
-                placed.uid
-                for _, placed in self._loads.pods_on(node)
-                if placed.terminating and placed.priority < priority
+                placed_pod.uid
+                for _, placed_pod in self._loads.pods_on(node)
+                if placed_pod.terminating and placed_pod.priority < priority
             )
             victims = dict.fromkeys((*place.victims, *terminating))
             return replace(nomination, places={**nomination.places, node: replace(place, victims=tuple(victims))})
@@ -351,11 +359,12 @@ class Nominations:
 
     def _staying_pods(self, node: str) -> set[str]:
         """The pods on the node that are not being deleted."""
-        return {placed.uid for _, placed in self._loads.pods_on(node) if not placed.terminating}
+        return {placed_pod.uid for _, placed_pod in self._loads.pods_on(node) if not placed_pod.terminating}
 
     def _awaits_victims(self, nomination: Nomination, node: str, now: float) -> bool:
         """Whether victims are still on the node, and are or will soon be terminating."""
         victims, soon = nomination.places[node].victims, now < nomination.since + _GOING_SECONDS
         return bool(victims) and any(
-            placed.uid in victims and (soon or placed.terminating) for _, placed in self._loads.pods_on(node)
+            placed_pod.uid in victims and (soon or placed_pod.terminating)
+            for _, placed_pod in self._loads.pods_on(node)
         )

@@ -22,7 +22,7 @@ class Pace:
     def __init__(self, clock: Clock, is_over: Callable[[], bool] = lambda: False) -> None:
         self._clock = clock
         self._is_over = is_over
-        self._since = clock.cpu()
+        self._slice_start = clock.cpu()
         self._over = is_over()
 
     def pause(self) -> bool:
@@ -30,8 +30,8 @@ class Pace:
 
         Returns whether the planner should end.
         """
-        if not self._over and self._clock.cpu() - self._since >= _WORK_SECONDS:
+        if not self._over and self._clock.cpu() - self._slice_start >= _WORK_SECONDS:
             self._clock.sleep(_PAUSE_SECONDS)
             self._over = self._is_over()
-            self._since = self._clock.cpu()
+            self._slice_start = self._clock.cpu()
         return self._over

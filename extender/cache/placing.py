@@ -133,11 +133,11 @@ class Placing:
             scores, refusals = self._score_with_gang_reservation(placement_request, reserved)
             if scores:
                 best = min(scores, key=lambda node: (-scores[node], node))
-                placed = self._make_scorer(placement_request).place_on(
+                chosen_placement = self._make_scorer(placement_request).place_on(
                     self._cache.gang_cards.node_with_reservation(best)
                 )
-                if isinstance(placed, Placement):
-                    return placed
+                if isinstance(chosen_placement, Placement):
+                    return chosen_placement
         reasons = {**placement.refusals, **refusals}
         return Unplaceable(refusals={node: reasons[node] for node in placement_request.nodes})
 
@@ -270,8 +270,12 @@ class Placing:
         if placement_request.searched is not None and placement_request.searched.scores:
             return placement_request.searched.scores, placement_request.searched.refusals
         if placement_request.searched is not None:
-            placed = self._place_on_searched(placement_request, placement_request.searched)
-            return ({}, placed.refusals) if isinstance(placed, Unplaceable) else ({placed.node: placed.score}, {})
+            chosen_placement = self._place_on_searched(placement_request, placement_request.searched)
+            return (
+                ({}, chosen_placement.refusals)
+                if isinstance(chosen_placement, Unplaceable)
+                else ({chosen_placement.node: chosen_placement.score}, {})
+            )
         self._cache.sync_cards()
         reserved = self._gang_reserved_nodes(placement_request)
         if not reserved:
@@ -306,22 +310,22 @@ class Placing:
         """As `place`, for a pod that kube-scheduler has not asked for yet."""
         return self.place(PlacementRequest(pod.ref, pod.request, nodes, policy, pod.load, pod.rank))
 
-    def reserve(self, placement_request: PlacementRequest, placed: Placement, phase: Phase) -> None:
+    def reserve(self, placement_request: PlacementRequest, chosen_placement: Placement, phase: Phase) -> None:
         """Reserve the placement for the pod."""
         self._cache.reservations.set_plan(
             placement_request.pod,
-            placed.node,
-            placed.assignment,
+            chosen_placement.node,
+            chosen_placement.assignment,
             phase,
             mps_client=placement_request.request.mps_client,
         )
 
-    def reserve_nominated(self, pod: WaitingPod, placed: Placement) -> None:
+    def reserve_nominated(self, pod: WaitingPod, chosen_placement: Placement) -> None:
         """Reserve the placement for the pod ahead, before kube-scheduler asks for the pod."""
         self._cache.reservations.set_plan(
             pod.ref,
-            placed.node,
-            placed.assignment,
+            chosen_placement.node,
+            chosen_placement.assignment,
             Phase.NOMINATED,
             mps_client=pod.request.mps_client,
             load=pod.load,
@@ -335,8 +339,8 @@ class Placing:
         effort, refusals = SearchEffort(_STEPS), dict(searched.refusals)
         with self._node_scorer(placement_request, effort) as scorer:
             for name in searched.best:
-                placed = scorer.place_on(self._ledger.node(name), effort)
-                if not isinstance(placed, Refusal):
-                    return placed
-                refusals[name] = placed
+                chosen_placement = scorer.place_on(self._ledger.node(name), effort)
+                if not isinstance(chosen_placement, Refusal):
+                    return chosen_placement
+                refusals[name] = chosen_placement
         return Unplaceable(refusals=refusals)

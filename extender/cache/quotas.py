@@ -49,9 +49,9 @@ class Quotas:
         of_namespace = self._by_namespace.get(namespace, {})
         if key not in of_namespace:
             return False
-        others = {other: quota for other, quota in of_namespace.items() if other != key}
-        if others:
-            self._by_namespace[namespace] = others
+        other_quotas = {other_key: quota for other_key, quota in of_namespace.items() if other_key != key}
+        if other_quotas:
+            self._by_namespace[namespace] = other_quotas
         else:
             del self._by_namespace[namespace]
         return True
@@ -91,17 +91,20 @@ class Quotas:
         waits because only bigger cards are free gets no event.
         """
         requested_classes = {container.resource_class for container in request.containers} - {""}
-        full: list[tuple[tuple[bool, bool], FullEntry]] = []
+        full_entries: list[tuple[tuple[bool, bool], FullEntry]] = []
         for key, quota in self._by_namespace.get(namespace, {}).items():
             for entry in quota.entries:
                 used, requested = ledger.used(namespace, entry), _requested_charge(ledger, entry, request)
                 headroom = quotas.headroom(entry, used)
                 if not headroom.has_room_for(requested):
-                    sure = not headroom.has_room_for(fitting.min_charge_of_share(request, ledger.kinds, entry))
-                    full.append(
-                        ((sure, entry.resource_class in requested_classes), FullEntry(key, entry, used, requested))
+                    is_certain = not headroom.has_room_for(fitting.min_charge_of_share(request, ledger.kinds, entry))
+                    full_entries.append(
+                        (
+                            (is_certain, entry.resource_class in requested_classes),
+                            FullEntry(key, entry, used, requested),
+                        )
                     )
-        return max(full, key=lambda candidate: candidate[0])[1] if full else None
+        return max(full_entries, key=lambda candidate: candidate[0])[1] if full_entries else None
 
 
 def _requested_charge(ledger: Ledger, entry: QuotaEntry, request: PodRequest) -> Charge:

@@ -248,14 +248,14 @@ class Reservations:
         reported = self._reports.reported_holding(*report)
         if reported is None:
             return None
-        remaining = (
+        remaining_shares = (
             reported.assignment.excess_over(known_holding.assignment)
             if known_holding is not None
             else reported.assignment
         )
         return (
-            replace(reported, uid=unknown_holder_key(report), assignment=remaining, charged=False)
-            if remaining is not None
+            replace(reported, uid=unknown_holder_key(report), assignment=remaining_shares, charged=False)
+            if remaining_shares is not None
             else None
         )
 
@@ -315,9 +315,9 @@ class Reservations:
         gang: str = "",
     ) -> None:
         """Set the pod's plan, in place of an earlier one. On the same node the earlier `load` continues to count."""
-        before = self._rows.get(pod.uid)
-        if load is None and before is not None and before.node == node:
-            load = before.load
+        row_before = self._rows.get(pod.uid)
+        if load is None and row_before is not None and row_before.node == node:
+            load = row_before.load
         holding = _make_holding(pod, node, assignment, mps_client)
         self._set_row(Reservation(pod, node, phase, self._clock.now(), holding, load, nominee=nominee, gang=gang))
 
@@ -331,8 +331,10 @@ class Reservations:
         self, pod: PodRef, node: str, assignment: Assignment | None, *, mps_client: MpsClient, epoch: int
     ) -> None:
         """Reserve the cards for a Binding that a thread posts now, in this leader epoch."""
-        before = self._rows.get(pod.uid)
-        load, gang = (before.load, before.gang) if before is not None and before.node == node else (None, "")
+        row_before = self._rows.get(pod.uid)
+        load, gang = (
+            (row_before.load, row_before.gang) if row_before is not None and row_before.node == node else (None, "")
+        )
         holding = _make_holding(pod, node, assignment, mps_client)
         self._set_row(Reservation(pod, node, Phase.BINDING, self._clock.now(), holding, load, epoch=epoch, gang=gang))
 
@@ -372,14 +374,14 @@ class Reservations:
         chosen, it may be our Binding with annotations that cannot be read: then the known cards continue to count.
         """
         self._drop_nomination(pod.uid, pod.node, pod.assignment)
-        before = self._rows.get(pod.uid)
+        row_before = self._rows.get(pod.uid)
         if pod.assignment is None:
-            elsewhere = before is not None and (before.node != pod.node or before.holding is None)
-            if before is not None and (before.phase in PLANS or (before.phase in POSTED and elsewhere)):
-                self._drop_row(before)
+            elsewhere = row_before is not None and (row_before.node != pod.node or row_before.holding is None)
+            if row_before is not None and (row_before.phase in PLANS or (row_before.phase in POSTED and elsewhere)):
+                self._drop_row(row_before)
             return
         holding = Holding(pod.uid, pod.namespace, pod.name, pod.node, pod.assignment, mps_client=pod.mps_client)
-        if before is None or before.phase is not Phase.BOUND or before.holding != holding:
+        if row_before is None or row_before.phase is not Phase.BOUND or row_before.holding != holding:
             self._set_row(Reservation(pod.ref, pod.node, Phase.BOUND, self._clock.now(), holding))
 
     def mark_unbound(self, uid: str) -> None:
@@ -446,12 +448,12 @@ class Reservations:
     def overdue_pods(self) -> list[PodRef]:
         """The pods whose Binding should have been confirmed by now, to be looked up; those tried last come last."""
         now = self._clock.now()
-        due = [
+        due_pods = [
             row
             for row in self.rows_in_phases(Phase.UNCONFIRMED, Phase.ACCEPTED)
             if self._is_overdue(row) and row.next_lookup <= now
         ]
-        return [row.pod for row in sorted(due, key=lambda row: row.next_lookup)]
+        return [row.pod for row in sorted(due_pods, key=lambda row: row.next_lookup)]
 
     def on_lookup(self, uid: str, *, bound: bool, exists: bool) -> bool:
         """Record the result of a consistent read of a pod from `overdue_pods`.
@@ -540,11 +542,11 @@ class Reservations:
 
     def _set_row(self, row: Reservation) -> None:
         """Set the row in place of the pod's earlier one."""
-        before = self._rows.get(row.pod.uid)
-        _check_transition(row.pod, before.phase if before is not None else None, row.phase)
-        if before is not None:
-            self._remove_from_gang(before)
-            del self._by_phase[before.phase][row.pod.uid]
+        row_before = self._rows.get(row.pod.uid)
+        _check_transition(row.pod, row_before.phase if row_before is not None else None, row.phase)
+        if row_before is not None:
+            self._remove_from_gang(row_before)
+            del self._by_phase[row_before.phase][row.pod.uid]
         if row.gang:
             self._by_gang.setdefault(row.gang, {})[row.pod.uid] = row
         if row.holding is not None and row.holding.phase_name != PHASE_NAMES[row.phase]:
@@ -614,9 +616,9 @@ def unknown_holder_key(report: Report) -> str:
     return f"{report.node}/{report.uid}"
 
 
-def _check_transition(pod: PodRef, before: Phase | None, now: Phase | None) -> None:
-    if now not in TRANSITIONS[before]:
-        raise IllegalTransition(f"the reservation of pod {pod.pod} cannot change from {before} to {now}")
+def _check_transition(pod: PodRef, phase_before: Phase | None, phase_now: Phase | None) -> None:
+    if phase_now not in TRANSITIONS[phase_before]:
+        raise IllegalTransition(f"the reservation of pod {pod.pod} cannot change from {phase_before} to {phase_now}")
 
 
 def _make_holding(pod: PodRef, node: str, assignment: Assignment | None, mps_client: MpsClient) -> Holding | None:

@@ -37,7 +37,7 @@ class ScoredPolicies:
         self._cache = cache
         self._engine: Engine | None = None
         self._watched: set[str] = set()
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self._recent_policies: OrderedDict[str, None] = OrderedDict()
 
     def place(
         self,
@@ -90,11 +90,11 @@ class ScoredPolicies:
             engine = self._updated_engine()
             return engine.learning_input_if_due() if engine is not None else None
 
-    def adopt_model(self, learned: "LearnedWorkload") -> None:
+    def adopt_model(self, learned_workload: "LearnedWorkload") -> None:
         """Use what was learned from now on."""
         with self._lock:
             if self._engine is not None:
-                self._engine.adopt(learned)
+                self._engine.adopt(learned_workload)
 
     def precompute_scores(self, max_nodes: int) -> bool:
         """Compute the scores of at most `max_nodes` nodes in advance. Returns whether more nodes may be left."""
@@ -124,10 +124,10 @@ class ScoredPolicies:
         engine = self._updated_engine()
         if engine is None:
             return None
-        if uid and uid not in self._known:
-            self._known[uid] = None
-            if len(self._known) > _KNOWN:
-                self._known.popitem(last=False)
+        if uid and uid not in self._recent_policies:
+            self._recent_policies[uid] = None
+            if len(self._recent_policies) > _KNOWN:
+                self._recent_policies.popitem(last=False)
             engine.count_arrival(request, load)
         return engine if policy in policies.SCORED and engine.can_decide(policy) else None
 

@@ -28,16 +28,16 @@ class StateLock:
     def __init__(self, clock: Clock) -> None:
         self._lock = threading.Lock()
         self._clock = clock
-        self._since = math.inf
+        self._held_since = math.inf
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        self._since = self._clock.now()
+        self._held_since = self._clock.now()
 
     def __exit__(self, *_: object) -> None:
-        self._since = math.inf
+        self._held_since = math.inf
         self._lock.release()
 
     def held_seconds(self) -> float:
         """For how many seconds a thread has held the lock; 0 while it is free. Never waits."""
-        return max(0.0, self._clock.now() - self._since)
+        return max(0.0, self._clock.now() - self._held_since)

@@ -5,12 +5,12 @@ from typing import Final, TypeVar
 
 from cardwise.clock import Clock
 
-TURN: Final = 0.004  # seconds of CPU, after which a turn begins nothing more: no plan, and no search on a node
+TURN_SECONDS: Final = 0.004  # seconds of CPU, after which a turn begins nothing more: no plan, and no search on a node
 
 _T = TypeVar("_T")
 # A thread that releases a lock and takes it again at once usually gets it: a waiting thread takes 50 us to wake.
 _PAUSE: Final = 0.002  # seconds
-REST: Final = 10  # times as long as the work took
+PAUSE_FACTOR: Final = 10  # times as long as the work took
 _MAX_PAUSE: Final = 0.5  # seconds
 
 
@@ -18,17 +18,17 @@ def slices(sequence: Sequence[_T], size: int, clock: Clock) -> Iterator[Sequence
     """The elements in slices of `size`, with a pause between them; the caller releases the lock before the
     next slice.
     """
-    for at in range(0, len(sequence), size):
-        if at:
+    for start in range(0, len(sequence), size):
+        if start:
             give_way(clock)
-        yield sequence[at : at + size]
+        yield sequence[start : start + size]
 
 
 def pause_seconds(cost: float) -> float:
     """The seconds to pause after work that took `cost` seconds and found nothing, so that it takes at most a tenth of
     the time.
     """
-    return min(_MAX_PAUSE, REST * cost)
+    return min(_MAX_PAUSE, PAUSE_FACTOR * cost)
 
 
 def give_way(clock: Clock) -> None:

@@ -54,7 +54,7 @@ class DirectBindController:
         self._events = events
         self._active = active
         self._clock = clock
-        self._due: dict[str, float] = {}  # by UID, when a pod is checked
+        self._due_by_uid: dict[str, float] = {}  # by UID, when a pod is checked
         self._backoffs: dict[str, Backoff] = {}
         self._reported: set[str] = set()
 
@@ -64,12 +64,12 @@ class DirectBindController:
             return  # the state keeps these pods until this extender leads
         now = self._clock.now()
         direct_binds = {pod.uid: (pod, node) for pod, node in self._state.direct_binds()}
-        self._due = {uid: self._due.get(uid, now + _SETTLE_SECONDS) for uid in direct_binds}
+        self._due_by_uid = {uid: self._due_by_uid.get(uid, now + _SETTLE_SECONDS) for uid in direct_binds}
         self._backoffs = {uid: backoff for uid, backoff in self._backoffs.items() if uid in direct_binds}
         self._reported &= direct_binds.keys()
-        due = sorted((uid for uid, at in self._due.items() if at <= now), key=self._due.__getitem__)
+        due_uids = sorted((uid for uid, at in self._due_by_uid.items() if at <= now), key=self._due_by_uid.__getitem__)
         # A tenant can make each call about its pods take seconds: namespaces take turns.
-        for uid in round_robin(due, lambda uid: direct_binds[uid][0].namespace):
+        for uid in round_robin(due_uids, lambda uid: direct_binds[uid][0].namespace):
             if self._clock.now() - now > _ROUND_SECONDS:
                 break
             at_least = None
@@ -89,7 +89,7 @@ class DirectBindController:
                     "failed to delete a pod that was bound without the extender", pod=direct_binds[uid][0].pod, uid=uid
                 )
             # Until the watch shows that it is gone.
-            self._due[uid] = self._clock.now() + self._backoffs.setdefault(uid, Backoff(initial=1.0)).next_delay(
+            self._due_by_uid[uid] = self._clock.now() + self._backoffs.setdefault(uid, Backoff(initial=1.0)).next_delay(
                 at_least
             )
 

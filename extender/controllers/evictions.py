@@ -64,10 +64,10 @@ class Evictions:
         evictions = self._preemption.next_evictions()
         self._next = now + max(_EVERY if evictions else 0.0, _SEARCH_PAUSE * (self._clock.cpu() - began))
         victims = [victim for eviction in evictions for victim in eviction.victims]
-        refused = [victim.uid for victim in victims if not self._can_evict(victim)]
-        if refused:
+        refused_uids = [victim.uid for victim in victims if not self._can_evict(victim)]
+        if refused_uids:
             for eviction in evictions:
-                self._preemption.on_eviction_failed(eviction, refused, _REFUSED_SECONDS)
+                self._preemption.on_eviction_failed(eviction, refused_uids, _REFUSED_SECONDS)
             return
         self._deferred.extend((eviction, victim, now, _TRIES) for eviction in evictions for victim in eviction.victims)
         self._retry_deferred(now)
@@ -83,14 +83,14 @@ class Evictions:
                 continue
             if not tries:
                 # While its cards are reserved, no other victims are searched. Its other victims have failed as often.
-                refused = [
+                refused_uids = [
                     pod.uid for pod in eviction.victims if self._preemption.is_eviction_needed(eviction, pod.uid)
                 ]
                 _log.warning(
                     "failed to evict a pod; released the reservation of the pod that waits for it",
                     pod=victim.pod, uid=victim.uid, for_pod=eviction.claimant.ref.pod, node=eviction.node,
                 )  # fmt: skip
-                self._preemption.on_eviction_failed(eviction, refused, _STUCK_SECONDS)
+                self._preemption.on_eviction_failed(eviction, refused_uids, _STUCK_SECONDS)
                 continue
             if not self._evict(eviction, victim):
                 self._deferred.append((eviction, victim, now + _RETRY_SECONDS, tries - 1))

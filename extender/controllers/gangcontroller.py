@@ -166,13 +166,13 @@ class GangController:
             del self._foreign[kind, key]
             self._state.gangs.set_foreign_group(kind, key, None)
         due = sorted((at, foreign) for foreign in foreign_groups if (at := self._foreign.get(foreign, 0.0)) <= began)
-        turns = Counter[str]()
+        reads_by_namespace = Counter[str]()
         in_turn = []
         for at, (kind, key) in due:
             namespace, _, _ = key.partition("/")
-            in_turn.append((turns[namespace], self._read_at.get(namespace, 0.0), at, namespace, kind, key))
-            turns[namespace] += 1
-        self._read_at = {namespace: at for namespace, at in self._read_at.items() if namespace in turns}
+            in_turn.append((reads_by_namespace[namespace], self._read_at.get(namespace, 0.0), at, namespace, kind, key))
+            reads_by_namespace[namespace] += 1
+        self._read_at = {namespace: at for namespace, at in self._read_at.items() if namespace in reads_by_namespace}
         for _, _, _, namespace, kind, key in sorted(in_turn)[:_MAX_FOREIGN_READS]:
             self._read_at[namespace] = self._clock.now()
             self._foreign[kind, key] = began + _FOREIGN_SECONDS

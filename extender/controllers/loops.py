@@ -121,8 +121,8 @@ class Loops:
             _log.warning("this process was paused; requeueing pending pods")
             with self._state.queue() as queue:
                 queue.requeue_all_refused_elsewhere()
-        due = self._state.expire_reservations()
-        binder.confirm_bindings(due, self._fence, self._state, self._leadership, clock=self._clock)
+        due_pods = self._state.expire_reservations()
+        binder.confirm_bindings(due_pods, self._fence, self._state, self._leadership, clock=self._clock)
         self._idle_since = self._clock.now()
 
     def requeue_pods(self) -> None:

@@ -49,7 +49,7 @@ class NominationWriter:
         self._nominator = nominator
         self._active = active
         self._clock = clock
-        self._pace = WriteRate()
+        self._write_rate = WriteRate()
         self._not_before = float("-inf")
         self._lock = threading.Lock()  # of what threads record of failed writes
         self._paused_until: dict[str, float] = {}  # until when, by namespace
@@ -66,14 +66,14 @@ class NominationWriter:
             self._paused_until = {namespace: until for namespace, until in self._paused_until.items() if until > now}
             self._slow = {namespace: until for namespace, until in self._slow.items() if until > now}
             resting = frozenset(self._paused_until.keys() | self._slow.keys())
-        for stale in self._nominator.take_stale_nominees():
-            self._thread_pool().submit(_log_errors, self.remove_nomination, stale)
+        for stale_nominee in self._nominator.take_stale_nominees():
+            self._thread_pool().submit(_log_errors, self.remove_nomination, stale_nominee)
         for _ in range(_AT_ONCE):
-            if not self._pace.allows_write(self._clock.now(), _RATE):
+            if not self._write_rate.allows_write(self._clock.now(), _RATE):
                 return
             has_more, nominee = self._nominator.nominate_next(resting)
             if nominee is not None:
-                self._pace.count_write()
+                self._write_rate.count_write()
                 self._thread_pool().submit(_log_errors, self.write_nomination, nominee)
             if not has_more:
                 return
@@ -99,29 +99,29 @@ class NominationWriter:
             self._nominator.on_write_failed(nominee.pod.uid)
             self._pause_namespace("failed to write a nominated node", nominee.pod, error)
 
-    def remove_nomination(self, stale: Nominee) -> None:
+    def remove_nomination(self, nominee: Nominee) -> None:
         """Remove the node from the pod's status, if we wrote it and the pod is not bound.
 
         kube-scheduler counts a nominated pod as if it were on the node, and keeps the nomination of a pod that may not
         preempt: such a pod would block others for as long as it is pending.
         """
-        if self._is_slow(stale.pod.namespace):
-            self._nominator.restore_stale(stale)
+        if self._is_slow(nominee.pod.namespace):
+            self._nominator.restore_stale(nominee)
             return
         try:
-            path = paths.pods(stale.pod.namespace, stale.pod.name)
+            path = paths.pods(nominee.pod.namespace, nominee.pod.name)
             pod = self._client.get(path, timeout=_TIMEOUT, managed_fields=True)
             metadata = pod["metadata"]
-            if metadata["uid"] != stale.pod.uid or pod["spec"].get("nodeName") or not _is_ours(pod, stale.node):
+            if metadata["uid"] != nominee.pod.uid or pod["spec"].get("nodeName") or not _is_ours(pod, nominee.node):
                 return
-            self._write_node(stale.pod, metadata["resourceVersion"], None)
+            self._write_node(nominee.pod, metadata["resourceVersion"], None)
         except (errors.NotFound, errors.Invalid):
             return  # it is no more, or bound
         except errors.Conflict:
-            self._nominator.restore_stale(stale)
+            self._nominator.restore_stale(nominee)
         except errors.KubeError as error:
-            self._nominator.restore_stale(stale)
-            self._pause_namespace("failed to remove a nominated node", stale.pod, error)
+            self._nominator.restore_stale(nominee)
+            self._pause_namespace("failed to remove a nominated node", nominee.pod, error)
 
     def _write_node(self, pod: PodRef, version: str, node: str | None) -> None:
         """Write the node into the pod's status (None: remove it) if the pod has this resourceVersion. Raises

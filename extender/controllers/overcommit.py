@@ -64,7 +64,7 @@ class OvercommitController:
         self._events = events
         self._active = active
         self._clock = clock
-        self._due: dict[str, float] = {}  # suspected nodes, and when they are checked
+        self._check_times: dict[str, float] = {}  # suspected nodes, and when they are checked
         self._backoffs: dict[str, Backoff] = {}
 
     def step(self) -> None:
@@ -73,8 +73,8 @@ class OvercommitController:
             return  # the state keeps the suspicion until this extender leads
         now = self._clock.now()
         for node in self._state.take_overcommitted_nodes():
-            self._due.setdefault(node, now + _SETTLE_SECONDS)
-        for node in sorted(node for node, at in self._due.items() if at <= now):
+            self._check_times.setdefault(node, now + _SETTLE_SECONDS)
+        for node in sorted(node for node, at in self._check_times.items() if at <= now):
             try:
                 self._check_node(node)
             except errors.KubeError as error:
@@ -84,11 +84,11 @@ class OvercommitController:
                 self._retry_later(node)
                 _log.exception("failed to resolve an overcommitted card", node=node)
             else:
-                del self._due[node]
+                del self._check_times[node]
                 self._backoffs.pop(node, None)
 
     def _retry_later(self, node: str, at_least: float | None = None) -> None:
-        self._due[node] = self._clock.now() + self._backoffs.setdefault(node, Backoff()).next_delay(at_least)
+        self._check_times[node] = self._clock.now() + self._backoffs.setdefault(node, Backoff()).next_delay(at_least)
 
     def _check_node(self, node: str) -> None:
         sizes, uuid_of, pods = self._state.overcommit_details(node)

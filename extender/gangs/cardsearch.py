@@ -25,7 +25,7 @@ from cardwise.core.placement import fitting
 from cardwise.core.placement.nodestate import NodeState
 from extender.cache.cache import Cache
 from extender.cache.nodeload import NodeLoads
-from extender.cache.yielding import TURN
+from extender.cache.yielding import TURN_SECONDS
 
 _SLOWLY: Final = 8  # while too few cards are there, this part of them is added at a time; after a plan has failed, all
 _INDEXED: Final = 64  # nodes at a time
@@ -106,7 +106,7 @@ class CardSearch:
         """One turn of the search. Returns the plan, or the member without a place on all cards together; None: call it
         again.
         """
-        until = self._clock.cpu() + TURN
+        until = self._clock.cpu() + TURN_SECONDS
         if not self._read_some(until):
             return None
         while True:
@@ -137,7 +137,7 @@ class CardSearch:
             state = self._ledger.node(self._unread.pop())
             if state is not None and self._is_offered(state.name):
                 part += self._entries_of(state)
-            if self._clock.cpu() >= until - TURN / 4:  # the rest is for putting them in order
+            if self._clock.cpu() >= until - TURN_SECONDS / 4:  # the rest is for putting them in order
                 break
         if part:
             self._read.append(sorted(part))
@@ -236,7 +236,7 @@ class CardSearch:
 
     def _plan(self, policy: str) -> Planned | Unplanned | None:
         """A plan on the cards of the copy; None: the next turn continues it."""
-        draft, self._draft = self._draft or Draft(self._clock.cpu, TURN), None
+        draft, self._draft = self._draft or Draft(self._clock.cpu, TURN_SECONDS), None
         draft.begin()
         headroom = self._cache.headroom(self._gang.namespace)
         self._by_quota = bool(headroom)

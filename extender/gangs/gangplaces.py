@@ -19,7 +19,7 @@ from extender.cache import yielding
 from extender.cache.cache import Cache
 from extender.cache.nominated import NominatedPods
 from extender.cache.reservations import Phase, Reservations
-from extender.cache.yielding import TURN
+from extender.cache.yielding import TURN_SECONDS
 from extender.gangs.cardsearch import no_place_text
 from extender.gangs.gangplanner import GangPlanner, PlannedGang
 from extender.gangs.reservation import GangReservation
@@ -135,7 +135,7 @@ class GangPlaces:
         if short is not None:
             gang.reason = self._reservation.impossible_reason(gang) or no_place_text(short)
         else:
-            draft = record.take_draft(members, state, Draft(self._clock.cpu, TURN))
+            draft = record.take_draft(members, state, Draft(self._clock.cpu, TURN_SECONDS))
             placed = self.place_members(gang, members, now, draft)
             if placed is None:
                 record.draft = draft
@@ -161,7 +161,9 @@ class GangPlaces:
         """Give these members of the plan other places, if that takes no longer than a turn. Returns whether
         it succeeded.
         """
-        return bool(self.place_members(gang, [gang.members[uid] for uid in uids], now, Draft(self._clock.cpu, TURN)))
+        return bool(
+            self.place_members(gang, [gang.members[uid] for uid in uids], now, Draft(self._clock.cpu, TURN_SECONDS))
+        )
 
     def place_members(self, gang: Gang, members: Sequence[Member], now: float, draft: Draft) -> bool | None:
         """Place all of these members, in place of what they had in the gang's plan, and reserve their cards.

@@ -24,7 +24,7 @@ from cardwise.core.gangs.gangs import Member, Rank
 from cardwise.core.placement import fitting
 from extender.cache.clusterview import ClusterView
 from extender.cache.nominated import MAX_RESERVED_NODES, NominatedPods
-from extender.cache.yielding import TURN
+from extender.cache.yielding import TURN_SECONDS
 
 _PLAN_LOOKS: Final = (
     5 * MAX_COUNTED_NODES
@@ -66,7 +66,7 @@ class GangPlanner:
         """A member that has no place in any plan, None if there is none; and whether all nodes were counted
         for that.
         """
-        known, until, alike = True, self._clock.cpu() + TURN, shapes(members)
+        known, until, alike = True, self._clock.cpu() + TURN_SECONDS, shapes(members)
         for shape, needed in count_at_least_as_demanding(alike).items():
             fitting_count, complete = self._capacities.count_pods(shape)
             if complete and fitting_count < needed and fitting_count + self._capacity_reserved_ahead(shape) < needed:

@@ -17,7 +17,7 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache import yielding
 from extender.cache.cache import Cache
 from extender.cache.statelock import StateLock
-from extender.cache.yielding import TURN, give_way
+from extender.cache.yielding import TURN_SECONDS, give_way
 from extender.gangs.bindthreads import BindThreads
 from extender.gangs.gangplaces import CHEAP, GangPlaces
 from extender.gangs.gangqueue import GangCursor, GangQueue
@@ -327,7 +327,7 @@ class Gangs:
         while keys:
             with self._lock:
                 self._cache.sync_cards()
-                until = self._clock.cpu() + TURN
+                until = self._clock.cpu() + TURN_SECONDS
                 while keys:
                     gang = self._gangs.get(keys.pop())
                     if gang is not None:
@@ -341,7 +341,7 @@ class Gangs:
         """One turn of `recover`. Returns whether gangs are left for the next turn."""
         with self._lock:
             self._cache.sync_cards()
-            until, now = self._clock.cpu() + TURN, self._clock.now()
+            until, now = self._clock.cpu() + TURN_SECONDS, self._clock.now()
             while (gang := self._partly_bound.gang) is not None and self._clock.cpu() < until:
                 in_part = gang.forward and self._gangs.get(gang.key) is gang and gang.missing_in_plan()
                 if in_part and self._places.try_plan(gang, now) is None:
@@ -369,7 +369,7 @@ class Gangs:
                 if now < self._next_pass:
                     return False  # it did no work, so the pause does not start again
                 self._round, self._unoffered, self._pass_cost = self._gang_queue.gangs_in_order(), [], 0.0
-            self._plan_in_order(self._round, self._unoffered, now, began + TURN)
+            self._plan_in_order(self._round, self._unoffered, now, began + TURN_SECONDS)
             self._pass_cost += self._clock.cpu() - began
             if self._round.gang is None and self._pass_cost > CHEAP:
                 self._next_pass = now + yielding.pause_seconds(self._pass_cost)
@@ -488,14 +488,14 @@ class Gangs:
         """
         cost = self._clock.cpu() - began
         if not planned and cost > CHEAP:
-            self._next_in_call = now + yielding.REST * cost
+            self._next_in_call = now + yielding.PAUSE_FACTOR * cost
 
     def _plan_earlier(self, gang: Gang, now: float) -> bool:
         """Plan the gangs that come before this one in the queue, as far as the turn's time allows.
 
         Returns whether all were tried; if not, `_plan_some` continues with them, and then with this gang.
         """
-        unoffered, until = list[Gang](), self._clock.cpu() + TURN
+        unoffered, until = list[Gang](), self._clock.cpu() + TURN_SECONDS
         if not self._plan_in_order(self._gang_queue.gangs_before(gang), unoffered, now, until):
             return False
         return not self._places.may_fit(gang, now) or self._plan_unoffered(unoffered, now, until)

@@ -136,34 +136,36 @@ class Fence:
             Backoff(initial=0.05, cap=1.0, max_retry_after=LEADER_RETRY_AFTER),
             self._clock.now() + _TOTAL_SECONDS,
         )
-        has_landed, unfenced, remaining = False, set[str](), round_robin(pods, lambda pod: pod.namespace)
+        has_landed, unfenced, remaining_pods = False, set[str](), round_robin(pods, lambda pod: pod.namespace)
         while still_leads():
             slow = Counter[str]()
             outcomes = run_in_parallel(
                 partial(self._try_fence, fencing_token=fencing_token, still_leads=still_leads, slow=slow, until=until),
-                remaining,
+                remaining_pods,
                 at_once,
             )
             if fenced is not None:
                 fenced.update(
-                    pod.uid for pod, outcome in zip(remaining, outcomes, strict=True) if outcome is PodState.UNBOUND
+                    pod.uid
+                    for pod, outcome in zip(remaining_pods, outcomes, strict=True)
+                    if outcome is PodState.UNBOUND
                 )
             if None in outcomes:
                 return None
             has_landed |= PodState.BOUND in outcomes or PodState.FINISHED in outcomes
             unfenced.update(
-                pod.uid for pod, outcome in zip(remaining, outcomes, strict=True) if outcome is PodState.UNFENCED
+                pod.uid for pod, outcome in zip(remaining_pods, outcomes, strict=True) if outcome is PodState.UNFENCED
             )
             failed = [
                 (pod, outcome)
-                for pod, outcome in zip(remaining, outcomes, strict=True)
+                for pod, outcome in zip(remaining_pods, outcomes, strict=True)
                 if isinstance(outcome, errors.KubeError)
             ]
             if not failed or not retry or self._clock.now() > until:
                 self._report_failures(failed)
                 unfenced.update(pod.uid for pod, _ in failed)
                 return FenceSummary(has_landed, frozenset(unfenced)) if still_leads() else None
-            remaining = [pod for pod, _ in failed]
+            remaining_pods = [pod for pod, _ in failed]
             self._clock.sleep(backoff.next_delay(max((error.retry_after or 0.0 for _, error in failed), default=None)))
         return None
 

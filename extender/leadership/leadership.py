@@ -269,22 +269,22 @@ class LeaseLeadership(Leadership):
             # The former leader was shut down, after a response to all that it and those before it had sent. This one
             # has sent nothing yet.
             return True
-        waiting, before = self._pending_pods(), frozenset[str]()
+        pending_pods, uids_before = self._pending_pods(), frozenset[str]()
         if tenure != self._fenced[0]:
             self._fenced = tenure, set()
         fenced = self._fenced[1]
         if tenure == self._tenure:
             # No other process has had the Lease since our last epoch: only our own Bindings may be on their way.
-            pending_uids, before = self._state.pending_bindings(), self._unfenced
-            waiting = [pod for pod in waiting if pod.uid in pending_uids]
+            pending_uids, uids_before = self._state.pending_bindings(), self._unfenced
+            pending_pods = [pod for pod in pending_pods if pod.uid in pending_uids]
         else:
             # With a slow API server the Lease may end before all pods are changed. If no other process has had it
             # since, the next attempt continues with the others.
-            waiting = [pod for pod in waiting if pod.uid not in fenced]
-        summary = self._fence.fence_pods(waiting, fencing_token, still_leads, fenced=fenced)
+            pending_pods = [pod for pod in pending_pods if pod.uid not in fenced]
+        summary = self._fence.fence_pods(pending_pods, fencing_token, still_leads, fenced=fenced)
         if summary is None:
             return False
-        self._unfenced = summary.unfenced | before
+        self._unfenced = summary.unfenced | uids_before
         # The state does not have yet what was bound after the list.
         return not summary.landed or self._catch_up(still_leads)
 

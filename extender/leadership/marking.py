@@ -59,7 +59,9 @@ class LeaderMark:
         self._pod = pod
         self._epoch = epoch
         self._clock = clock
-        self._written: int | Literal["unknown"] | None = "unknown"  # the epoch for which the label was last written
+        self._written_epoch: int | Literal["unknown"] | None = (
+            "unknown"  # the epoch for which the label was last written
+        )
         self._compare_at = 0.0  # when the labels are compared next, while this extender leads
         self._loop = Loop(
             "marking",
@@ -91,7 +93,7 @@ class LeaderMark:
         epoch = self._epoch()
         failures: list[errors.KubeError] = []
         # At each epoch, even if no pause between two was seen: another leader may have removed the label meanwhile.
-        if epoch != self._written:
+        if epoch != self._written_epoch:
             with _collect_failures(failures):
                 self._set_own_label(epoch)
             self._compare_at = self._clock.now()
@@ -105,13 +107,13 @@ class LeaderMark:
     def _set_own_label(self, epoch: int | None) -> None:
         """Set the label of our own pod, or remove it if `epoch` is None."""
         self._write_label(self._pod, None if epoch is None else "true")
-        self._written = epoch
+        self._written_epoch = epoch
 
     def _repair_labels(self, epoch: int, failures: list[errors.KubeError]) -> None:
         """Label our own pod and no other, unless `epoch` is over. Errors of single pods are appended to `failures`."""
         leaders = self._client.list_objects(paths.pods(self._namespace), {"labelSelector": f"{names.LEADER}=true"})
         versions = {pod["metadata"]["name"]: pod["metadata"]["resourceVersion"] for pod in leaders}
-        if self._pod not in versions and self._written == epoch and self._epoch() == epoch:
+        if self._pod not in versions and self._written_epoch == epoch and self._epoch() == epoch:
             with _collect_failures(failures):
                 self._write_label(self._pod, "true")
         for pod, version in versions.items():

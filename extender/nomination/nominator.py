@@ -120,12 +120,12 @@ class Nominator:
 
     # Objects of the API server. The caller holds the lock.
 
-    def set_node(self, name: str, ground: NodeLabels | None) -> None:
+    def set_node(self, name: str, labels: NodeLabels | None) -> None:
         """Update the node; None: it is gone, or takes no pods."""
-        if ground is None:
+        if labels is None:
             self._feasible_nodes.remove_node(name)
         elif self._settings.mode is not NominationMode.NEVER:
-            self._feasible_nodes.set_node(name, ground)
+            self._feasible_nodes.set_node(name, labels)
 
     def set_pod(self, pod: WaitingRecord) -> None:
         """Update a pod without a node."""
@@ -223,9 +223,9 @@ class Nominator:
 
         If the namespace has quotas, its own reservations among them are released on all nodes.
         """
-        limited = bool(self._cache.headroom(namespace))
+        has_quota = bool(self._cache.headroom(namespace))
         self._release_nominations(
-            [row.pod.uid for row in later if row.node in nodes or (limited and row.pod.namespace == namespace)],
+            [row.pod.uid for row in later if row.node in nodes or (has_quota and row.pod.namespace == namespace)],
             NominationOutcome.OVERTAKEN,
         )
 
@@ -256,9 +256,9 @@ class Nominator:
                 return False, None
             began = self._clock.cpu()
             nominee = self._nominate(pod)
-            spent = self._clock.cpu() - began
-            if nominee is None or spent > _EXPENSIVE_SECONDS:
-                self._not_before = self._clock.now() + yielding.pause_seconds(spent)
+            seconds = self._clock.cpu() - began
+            if nominee is None or seconds > _EXPENSIVE_SECONDS:
+                self._not_before = self._clock.now() + yielding.pause_seconds(seconds)
             return True, nominee
 
     def take_stale_nominees(self) -> list[Nominee]:
@@ -268,15 +268,15 @@ class Nominator:
         """
         with self._lock:
             now = self._clock.now()
-            stale = []
+            nominees = []
             for uid, nominee in list(self._nominees.items()):
                 row = self._reservations.get(uid)
                 if row is not None and row.node == nominee.node:
                     self._unreserved_since.pop(uid, None)
                 elif now - self._unreserved_since.setdefault(uid, now) >= _STALE_SECONDS:
                     self.remove_pod(uid)
-                    stale.append(nominee)
-            return stale
+                    nominees.append(nominee)
+            return nominees
 
     def restore_stale(self, nominee: Nominee) -> None:
         """Record that the node of a pod from `take_stale_nominees` could not be removed from its status."""
@@ -309,26 +309,26 @@ class Nominator:
             or self._misses.get(pod.constraints, (0, 0.0))[1] > self._clock.now()
         ):
             return None
-        placed = self._choose_node(pod)
-        if placed is None:
+        chosen_placement = self._choose_node(pod)
+        if chosen_placement is None:
             return None
-        self._placing.reserve_nominated(pod, placed)
-        return Nominee(pod.ref, pod.version, placed.node)
+        self._placing.reserve_nominated(pod, chosen_placement)
+        return Nominee(pod.ref, pod.version, chosen_placement.node)
 
     def _choose_node(self, pod: WaitingPod) -> Placement | None:
         """The best node that also has the cpu, memory and slots for the pod."""
         policy = pod.request.policy or self._settings.policy
         nodes = self._feasible_nodes.feasible_nodes(pod.constraints)
-        full = set[str]()
+        full_nodes = set[str]()
         for attempt in range(_CANDIDATES + 1):
             if attempt == _CANDIDATES:
-                full = {name for name in nodes if not self._has_load_for(name, pod.load)}
-            placed = self._placing.place_nominee(pod, nodes - full if full else nodes, policy)
-            if isinstance(placed, Unplaceable):
+                full_nodes = {name for name in nodes if not self._has_load_for(name, pod.load)}
+            chosen_placement = self._placing.place_nominee(pod, nodes - full_nodes if full_nodes else nodes, policy)
+            if isinstance(chosen_placement, Unplaceable):
                 return None
-            if self._has_load_for(placed.node, pod.load):
-                return placed
-            full.add(placed.node)
+            if self._has_load_for(chosen_placement.node, pod.load):
+                return chosen_placement
+            full_nodes.add(chosen_placement.node)
         return None
 
     def _has_load_for(self, node: str, load: Load) -> bool:

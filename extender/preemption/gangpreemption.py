@@ -26,7 +26,7 @@ from cardwise.core.preemption.preemption import Victims
 from extender.cache.cache import Cache
 from extender.cache.nominated import NominatedPods
 from extender.cache.nominations import MemberReservation, NominatedPlace
-from extender.cache.yielding import TURN
+from extender.cache.yielding import TURN_SECONDS
 from extender.gangs.gangplaces import GangPlaces
 from extender.gangs.gangs import Gangs
 from extender.records.nodeinfo import PlacedPod
@@ -136,8 +136,9 @@ class GangPreemption:
         return [member.uid for member in self._unplaced_members(uid)]
 
     def search_turn(self, search: GangSearch) -> tuple[GangVictims | None, bool]:
-        """Continue the search for `TURN` seconds of CPU. Returns the victims, and whether another call may find more.
+        """Continue the search for `TURN_SECONDS` of CPU time.
 
+        Returns the victims, and whether a later call may find more.
         The victims are None if no pod must be evicted: the gang only has to wait, or would not be complete.
         """
         uid = search.claimant.uid
@@ -148,7 +149,7 @@ class GangPreemption:
                 return None, False
             if gangplan.count_card_requests(lacking) > _MOST_CARD_REQUESTS:
                 return None, False
-            if not self._gang_places.planner.count_capacities(lacking, self._clock.cpu() + TURN):
+            if not self._gang_places.planner.count_capacities(lacking, self._clock.cpu() + TURN_SECONDS):
                 return None, True
             if not search.max_members:
                 search.max_members = 1
@@ -238,7 +239,7 @@ class GangPreemption:
 
         Returns False if the turn's time is over, so that the next turn continues.
         """
-        until = self._clock.cpu() + TURN
+        until = self._clock.cpu() + TURN_SECONDS
         unhelped = dict.fromkeys(member.uid for member in lacking)
         used_nodes, has_searched = {member_victims.node for member_victims in attempt.member_victims}, False
         for member_victims in attempt.member_victims:

@@ -28,7 +28,7 @@ from extender.cache.nominations import MemberReservation, NominatedPlace
 from extender.cache.pacing import Pace
 from extender.cache.reservations import Phase
 from extender.cache.statelock import StateLock
-from extender.cache.yielding import TURN, give_way
+from extender.cache.yielding import TURN_SECONDS, give_way
 from extender.gangs.gangplaces import GangPlaces
 from extender.gangs.gangs import Gangs
 from extender.preemption.gangpreemption import GangPreemption, GangSearch, GangVictims
@@ -422,12 +422,12 @@ class Preemption:
         candidates: the victims on the snapshot, by node.
 
         Where something has changed since, the victims are searched again before they are chosen. If that takes more
-        than `TURN` seconds of CPU, no pod is evicted now.
+        than `TURN_SECONDS` seconds of CPU, no pod is evicted now.
         """
         claimant, changes = pending.claimant, Changes(self._cache, snapshot, pending.claimant)
         if self._needs_no_victims(claimant.uid) or any(not victims.uids for victims in candidates.values()):
             return []  # the pod only has to wait
-        until, current = self._clock.cpu() + TURN, dict[str, Victims]()
+        until, current = self._clock.cpu() + TURN_SECONDS, dict[str, Victims]()
         queue = [(victims.harm, node) for node, victims in candidates.items()]
         heapq.heapify(queue)
         while queue and self._queue.awaits_preemption_on(claimant.uid, (queue[0][1],)):
@@ -458,15 +458,15 @@ class Preemption:
 
         answers: the victims on the snapshot, by node.
 
-        Where something has changed since, the victims are searched again, for `TURN` seconds of CPU. Further changed
-        nodes are left out, and kube-scheduler chooses among the others.
+        On nodes that have changed since, the victims are searched again, for `TURN_SECONDS` of CPU time. Further
+        changed nodes are left out, and kube-scheduler chooses among the others.
         """
         claimant = call.claimant
         if self._nominations.get(claimant.uid) is not snapshot.nominations.get(claimant.uid) and self._is_answered(
             claimant, call.policy, call.scheduler_victims
         ):
             return {}
-        changes, until = Changes(self._cache, snapshot, claimant), self._clock.cpu() + TURN
+        changes, until = Changes(self._cache, snapshot, claimant), self._clock.cpu() + TURN_SECONDS
         for node in filter(changes.may_concern, list(answers)):
             del answers[node]
             victims = call.find_victims(self._nominated, node) if self._clock.cpu() < until else None

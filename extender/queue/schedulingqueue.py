@@ -99,10 +99,10 @@ class QueuedPod:
 
     pod: the pod as the watch shows it; None before.
     considered: whether filter was called for the pod, or a nomination ahead of filter was tried.
-    tried: when filter was last called for the pod.
+    last_tried: when filter was last called for the pod.
     request: the pod's request and resourceVersion at that call, kept until its bind.
     rank: the pod's place in the order at that call.
-    refused: when filter last had no node for the pod.
+    last_refused: when filter last had no node for the pod.
     reason: the most frequent refusal of the nodes at that call.
     backoff: the seconds by which the last refused bind delayed the pod, if it is in a PodGroup of Kubernetes.
     backoff_until: when that delay ends.
@@ -111,10 +111,10 @@ class QueuedPod:
     uid: str
     pod: WaitingRecord | None = None
     considered: bool = False
-    tried: float = -math.inf
+    last_tried: float = -math.inf
     request: tuple[PodRequest, str] | None = None
     rank: Rank | None = None
-    refused: float = -math.inf
+    last_refused: float = -math.inf
     reason: str = ""
     backoff: float = 0.0
     backoff_until: float = -math.inf
@@ -175,8 +175,8 @@ class SchedulingQueue:
         """Record that the watch shows the pod without a node."""
         row = self._ensure_row(pod.uid)
         row.considered |= pod.refused
-        before, row.pod = row.nominatable_pod, pod
-        if before is None:
+        pod_before, row.pod = row.nominatable_pod, pod
+        if pod_before is None:
             self._push_in_order(row)
         self._unseen.pop(pod.uid, None)
         if pod.turned_away is not None:
@@ -247,7 +247,7 @@ class SchedulingQueue:
         backs off here, each time twice as long.
         """
         row, now = self._ensure_row(uid), self._clock.now()
-        row.tried, row.request, row.rank, row.considered = now, request, rank, True
+        row.last_tried, row.request, row.rank, row.considered = now, request, rank, True
         if grouped:
             row.backoff = row.backoff or _FIRST_BACKOFF / 2
             if row.backoff_until > now:
@@ -272,7 +272,7 @@ class SchedulingQueue:
         if not uid:
             return
         row, now = self._ensure_row(uid), self._clock.now()
-        row.refused = now
+        row.last_refused = now
         row.request = None
         self._take_unschedulable(uid)
         self._forget_old_refusals(now)
@@ -300,7 +300,7 @@ class SchedulingQueue:
         return Counter(
             row.reason
             for row in self._unschedulable.values()
-            if row.reason and (row.pod is not None or now - row.refused <= _WATCH_LAG_SECONDS)
+            if row.reason and (row.pod is not None or now - row.last_refused <= _WATCH_LAG_SECONDS)
         )
 
     def is_unschedulable(self, uid: str) -> bool:
@@ -444,8 +444,8 @@ class SchedulingQueue:
         refusal.
         """
         uid, now = claimant.uid, self._clock.now()
-        before = self._preempting.get(uid)
-        not_before = before.not_before if before is not None else now + _SETTLED_SECONDS
+        pending_before = self._preempting.get(uid)
+        not_before = pending_before.not_before if pending_before is not None else now + _SETTLED_SECONDS
         self.stop_awaiting_preemption(uid)
         pending = PendingPreemption(claimant, policy, tuple(sorted(nodes)), gang, now, not_before)
         share = pending.priority, pending.namespace
@@ -485,22 +485,22 @@ class SchedulingQueue:
         now = self._clock.now()
         for uid in [uid for uid, candidate in self._preempting.items() if now - candidate.refused > _FORGET_SECONDS]:
             self.stop_awaiting_preemption(uid)
-        first: dict[str, PendingPreemption] = {}  # by namespace
+        first_by_namespace: dict[str, PendingPreemption] = {}  # by namespace
         for uid, pending in self._preempting.items():
             # A pod that the watch does not show may have been deleted.
             if pending.not_before > now or uid not in self._unschedulable or self._pods[uid].pod is None:
                 continue
-            before = first.get(pending.namespace)
-            if (before is None or pending.order < before.order) and not is_helped(uid):
-                first[pending.namespace] = pending
-        if not first:
+            earlier = first_by_namespace.get(pending.namespace)
+            if (earlier is None or pending.order < earlier.order) and not is_helped(uid):
+                first_by_namespace[pending.namespace] = pending
+        if not first_by_namespace:
             self._searches.clear()
             return None
         self._by_priority = not self._by_priority
-        highest = max(pending.priority for pending in first.values())
+        highest = max(pending.priority for pending in first_by_namespace.values())
         due = {
             namespace: pending
-            for namespace, pending in first.items()
+            for namespace, pending in first_by_namespace.items()
             if pending.priority == highest or not self._by_priority
         }
         for namespace in due:
@@ -521,9 +521,9 @@ class SchedulingQueue:
         self._searched.add_use(pending.namespace, seconds)
         if not in_vain:
             return
-        key, full, now = pending.key, len(self._preempting) >= _MAX_PREEMPTING, self._clock.now()
+        key, is_full, now = pending.key, len(self._preempting) >= _MAX_PREEMPTING, self._clock.now()
         for equal in [candidate for candidate in self._preempting.values() if candidate.key == key]:
-            if full:
+            if is_full:
                 self.stop_awaiting_preemption(equal.claimant.uid)  # others wait to be recorded
             else:
                 equal.not_before = now + _SEARCH_SECONDS
@@ -543,7 +543,7 @@ class SchedulingQueue:
         namespaces the one with the most search time lately.
         """
         (priority, namespace), lowest = share, min(priority for priority, _ in self._shares)
-        places = {name: uids for (of, name), uids in self._shares.items() if of == lowest}
+        places = {name: uids for (entry_priority, name), uids in self._shares.items() if entry_priority == lowest}
         if lowest < priority:
             largest = self._searched.owners_by_size(places)
         else:
@@ -604,14 +604,14 @@ class SchedulingQueue:
         return (
             pod.priority
             for uid, pod in self._turned_away.items()
-            if pod.scheduler in self._schedulers and self._pods[uid].tried < self._epoch_start
+            if pod.scheduler in self._schedulers and self._pods[uid].last_tried < self._epoch_start
         )
 
     def _forget_old_refusals(self, now: float) -> None:
         """Drop rows that were refused long ago: of pods that vanished during their filter calls."""
         while self._unschedulable:
             uid, row = next(iter(self._unschedulable.items()))
-            if now - row.refused <= _FORGET_SECONDS:
+            if now - row.last_refused <= _FORGET_SECONDS:
                 return
             self._take_unschedulable(uid)
             row.reason = ""

@@ -48,13 +48,13 @@ class FeasibleNodes:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def set_node(self, name: str, ground: NodeLabels) -> None:
+    def set_node(self, name: str, labels: NodeLabels) -> None:
         """Update the node."""
-        if self._nodes.get(name) == ground:
+        if self._nodes.get(name) == labels:
             return
-        self._nodes[name] = ground
+        self._nodes[name] = labels
         for key, allowed in self._nodes_by_key.items():
-            if parse_constraints(key).admits(name, ground):
+            if parse_constraints(key).admits(name, labels):
                 allowed.add(name)
             else:
                 allowed.discard(name)
@@ -70,7 +70,7 @@ class FeasibleNodes:
         if nodes is None:
             parse = parse_constraints if len(key) <= _MAX_CONSTRAINT_BYTES else parse_constraints.__wrapped__
             allow = parse(key).admits
-            nodes = {name for name, ground in self._nodes.items() if allow(name, ground)}
+            nodes = {name for name, labels in self._nodes.items() if allow(name, labels)}
             if len(key) > _MAX_CONSTRAINT_BYTES:
                 return nodes
             if len(self._nodes_by_key) >= _MAX_REMEMBERED:

@@ -228,9 +228,9 @@ class Pod:
         """
         if self.grouped:
             return True
-        wish = self.annotations.get(names.ONE_NODE)
-        if wish in ("true", "false"):
-            return wish == "true"
+        requested_setting = self.annotations.get(names.ONE_NODE)
+        if requested_setting in ("true", "false"):
+            return requested_setting == "true"
         if not default or self._prefers():
             return False
         spreads = self._spec.get("topologySpreadConstraints") or ()
@@ -241,14 +241,14 @@ class Pod:
     @cached_property
     def rank(self) -> Rank:
         """The pod's place in the order of gangs: a single pod is a gang of one."""
-        alone = Member(
+        single_member = Member(
             uid=self.uid,
             name=self.ref.name,
             created=self.created,
             priority=self.priority,
             queue_priority=self._queue_priority(),
         )
-        return gangs.gang_rank(alone, alone.priority, None, "")
+        return gangs.gang_rank(single_member, single_member.priority, None, "")
 
     def member(self) -> Member:
         """The pod as a member of its gang, with a node or without."""

@@ -157,31 +157,33 @@ def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
     not count.
     """
     if not any(sign in raw for sign in _SIGNS):
-        return _other(raw)
+        return _decode_other_pod(raw)
     decoded = _decode_pod(raw)
     meta, node = decoded.metadata, decoded.spec.node_name
     if not node:
         return meta.uid, _waiting(raw, decoded)
     if names.MIRROR in (meta.annotations or {}):
-        return _other(raw, static=True)  # a static pod is not scheduled, so it has no assignment whatever it says
+        return _decode_other_pod(
+            raw, static=True
+        )  # a static pod is not scheduled, so it has no assignment whatever it says
     gang = (meta.labels or {}).get(names.GANG) or ""
-    member = _whole(raw).member() if gang else None
+    member = _decode_whole_pod(raw).member() if gang else None
     assigned, problem = None, ""
     try:
         assigned = assignment.decode(meta.annotations or {}, loads=_decode_any)
     except assignment.InvalidAssignment as error:
         problem = str(error)
     finished = decoded.status.phase in names.FINISHED_PHASES
-    bound_directly = assigned is None and not problem and not finished and _SLOT in raw and _whole(raw).slots
+    bound_directly = assigned is None and not problem and not finished and _SLOT in raw and _decode_whole_pod(raw).slots
     if assigned is None and not problem and member is None and not bound_directly:
-        return _other(raw)
+        return _decode_other_pod(raw)
     return meta.uid, PodRecord(
         *_place(raw, meta, decoded.spec, counts=not finished),
         grouped=decoded.spec.scheduling_group is not None,
         group="" if gang or finished else _group(meta, decoded.spec),
         assignment=assigned,
         finished=finished,
-        ended=_ended(decoded, finished=finished),
+        ended=_has_ended(decoded, finished=finished),
         problem=problem,
         gang=gang,
         member=member,
@@ -192,7 +194,7 @@ def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
     )
 
 
-def _whole(raw: bytes) -> Pod:
+def _decode_whole_pod(raw: bytes) -> Pod:
     return Pod(_decode_any(wire.trim_object(raw)))
 
 
@@ -203,24 +205,24 @@ def reflector_key(key: str, record: PlacedPod) -> str:
 
 def _waiting(raw: bytes, decoded: _Pod) -> PodRecord:
     """The record of a pod without a node."""
-    pod, status = _whole(raw), decoded.status
+    pod, status = _decode_whole_pod(raw), decoded.status
     member = pod.member() if pod.gang else None
     if status.phase in names.FINISHED_PHASES:  # no kubelet starts it
         return PodRecord(**pod.ref._asdict(), finished=True, ended=True, gang=pod.gang, member=member)
     reason, nominated_node = pod.unscheduled, status.nominated_node_name
-    unanswered, refused, nominated = reason == _UNANSWERED, reason == REFUSED, bool(pod.nominated_node)
-    fresh = not (refused or unanswered or nominated_node)
+    is_unanswered, refused, is_nominated = reason == _UNANSWERED, reason == REFUSED, bool(pod.nominated_node)
+    is_new = not (refused or is_unanswered or nominated_node)
     return WaitingRecord(
         **pod.ref._asdict(),
         group="" if pod.gang else _group(decoded.metadata, decoded.spec),
         gang=pod.gang,
         member=member,
         classes=pod.classes,
-        waiting_pod=_waiting_pod(pod) if nominated or (fresh and pod.predictable) else None,
-        status_node="" if nominated else nominated_node,
+        waiting_pod=_waiting_pod(pod) if is_nominated or (is_new and pod.predictable) else None,
+        status_node="" if is_nominated else nominated_node,
         # A pod with a gate is not tried, whatever its status says.
-        turned_away=TurnedAway(pod.priority, intern(pod.scheduler)) if unanswered and pod.bindable else None,
-        refused=refused or unanswered,
+        turned_away=TurnedAway(pod.priority, intern(pod.scheduler)) if is_unanswered and pod.bindable else None,
+        refused=refused or is_unanswered,
         bindable=pod.bindable,
     )
 
@@ -232,7 +234,7 @@ def _waiting_pod(pod: Pod) -> WaitingPod | None:
         return None  # filter answers the error
 
 
-def _other(raw: bytes, *, static: bool = False) -> tuple[str, PlacedPod] | None:
+def _decode_other_pod(raw: bytes, *, static: bool = False) -> tuple[str, PlacedPod] | None:
     """Key and record of a pod that requests nothing of ours. The key is "namespace/name", which the reflector keeps
     anyway.
     """
@@ -241,8 +243,8 @@ def _other(raw: bytes, *, static: bool = False) -> tuple[str, PlacedPod] | None:
     if not (decoded.spec.node_name or group) or decoded.status.phase in names.FINISHED_PHASES:
         return None
     grouped = decoded.spec.scheduling_group is not None
-    placed = PlacedPod(*_place(raw, meta, decoded.spec), fixed=static, grouped=grouped, group=group)
-    return f"{meta.namespace}/{meta.name}", placed
+    placed_pod = PlacedPod(*_place(raw, meta, decoded.spec), fixed=static, grouped=grouped, group=group)
+    return f"{meta.namespace}/{meta.name}", placed_pod
 
 
 def _group(meta: "_Meta | _OtherMeta", spec: _Grouped) -> str:
@@ -268,7 +270,7 @@ def _place(
     )
 
 
-def _ended(decoded: _Pod, *, finished: bool) -> bool:
+def _has_ended(decoded: _Pod, *, finished: bool) -> bool:
     """Whether the pod's containers are gone for good, by the kubelet's report.
 
     A terminated container is no proof: it may be restarted. Missing statuses are none either: the kubelet may be

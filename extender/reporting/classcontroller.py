@@ -58,19 +58,21 @@ def plan_changes(
     existing: the classes of the cluster, by name.
     in_use: returns whether a pod holds a card of a class or waits for one.
     """
-    alike: dict[str, list[str]] = {}  # models whose classes have one name
+    models_by_name: dict[str, list[str]] = {}  # models whose classes have one name
     for model in sorted(models):
-        alike.setdefault(classes.name_of_model(model), []).append(model)
-    wanted_models: dict[str, Models] = {name: tuple(class_models) for name, class_models in alike.items()}
-    written = {name: record.auto_models for name, record in existing.items() if record.auto_models}
+        models_by_name.setdefault(classes.name_of_model(model), []).append(model)
+    wanted_models: dict[str, Models] = {name: tuple(class_models) for name, class_models in models_by_name.items()}
+    written_models = {name: record.auto_models for name, record in existing.items() if record.auto_models}
     # The oldest are kept: what a node invents today does not push out the types that the cluster had yesterday.
-    without_cards = sorted(written.keys() - wanted_models.keys(), key=lambda name: (existing[name].created, name))
+    without_cards = sorted(
+        written_models.keys() - wanted_models.keys(), key=lambda name: (existing[name].created, name)
+    )
     return ClassChanges(
         creates={name: class_models for name, class_models in wanted_models.items() if name not in existing},
         updates={
             name: class_models
             for name, class_models in wanted_models.items()
-            if written.get(name, class_models) != class_models
+            if written_models.get(name, class_models) != class_models
         },
         deletes=[name for name in without_cards[MAX_CLASSES_WITHOUT_CARDS:] if not in_use(name)],
     )
@@ -124,7 +126,7 @@ class ClassController:
         self._in_use = in_use
         self._clock = clock
         self._compared_at = float("-inf")
-        self._missing: dict[str, None] = {}  # classes to make, the one that has waited longest first
+        self._classes_to_create: dict[str, None] = {}  # classes to make, the one that has waited longest first
         self._idle_since: dict[str, float] = {}  # classes without a card of their models, and since when
         self._used_until: dict[str, float] = {}
         self._not_before: dict[str, float] = {}  # classes that were just written or tried, and when they may be again
@@ -146,16 +148,18 @@ class ClassController:
         self._log_notices(models, existing)
         self._used_until = {name: at for name, at in self._used_until.items() if at > now}
         self._not_before = {name: at for name, at in self._not_before.items() if at > now}
-        idle = [*changes.deletes, *changes.updates]
-        self._idle_since = {name: self._idle_since.get(name, now) for name in idle}
-        ready = {name for name, since in self._idle_since.items() if now - since >= _LINGER}
-        self._missing = {name: None for name in (*self._missing, *changes.creates) if name in changes.creates}
-        for name in self._due_names(self._missing, now):
+        idle_names = [*changes.deletes, *changes.updates]
+        self._idle_since = {name: self._idle_since.get(name, now) for name in idle_names}
+        deletable_names = {name for name, since in self._idle_since.items() if now - since >= _LINGER}
+        self._classes_to_create = {
+            name: None for name in (*self._classes_to_create, *changes.creates) if name in changes.creates
+        }
+        for name in self._due_names(self._classes_to_create, now):
             self._create(name, changes.creates[name])
         grown = {name for name, alike in changes.updates.items() if not set(alike) <= set(existing[name].auto_models)}
-        for name in self._due_names((name for name in changes.updates if name in ready | grown), now):
+        for name in self._due_names((name for name in changes.updates if name in deletable_names | grown), now):
             self._update(name, changes.updates[name], existing[name])
-        for name in self._due_names((name for name in changes.deletes if name in ready), now):
+        for name in self._due_names((name for name in changes.deletes if name in deletable_names), now):
             self._delete(name, existing[name])
         self._present = {classes.name_of_model(model) for model in models} & existing.keys()
 

@@ -26,7 +26,7 @@ class LedgerCheck:
     """
 
     def __init__(self) -> None:
-        self._since: dict[str, dict[tuple[str, Disagreement], tuple[float, int]]] = {}  # by node
+        self._first_seen: dict[str, dict[tuple[str, Disagreement], tuple[float, int]]] = {}  # by node
         self._counts = dict.fromkeys(map(str, Disagreement), 0)
 
     def counts(self) -> dict[str, int]:
@@ -35,25 +35,25 @@ class LedgerCheck:
 
     def nodes(self) -> set[str]:
         """The nodes that had disagreeing cards when they were last counted."""
-        return set(self._since)
+        return set(self._first_seen)
 
     def set_differences(self, node: str, differences: Differences, now: float) -> None:
         """Set all differences of the node."""
-        before = self._since.pop(node, {})
+        differences_before = self._first_seen.pop(node, {})
         if differences:
             unchanged = {
-                card_kind: before[card_kind]
+                card_kind: differences_before[card_kind]
                 for card_kind, mib in differences.items()
-                if card_kind in before and before[card_kind][1] == mib
+                if card_kind in differences_before and differences_before[card_kind][1] == mib
             }
-            self._since[node] = {
+            self._first_seen[node] = {
                 card_kind: unchanged.get(card_kind, (now, mib)) for card_kind, mib in differences.items()
             }
 
     def update_counts(self, now: float) -> None:
         """Count the cards that have disagreed for longer than `PATIENCE`, and log the first of each kind."""
         counts = dict.fromkeys(map(str, Disagreement), 0)
-        for node, differences in self._since.items():
+        for node, differences in self._first_seen.items():
             for (name, kind), (since, _) in differences.items():
                 if now - since > PATIENCE:
                     counts[kind] += 1

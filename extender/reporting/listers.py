@@ -28,9 +28,9 @@ class Lister(Generic[T]):
     def set_object(self, key: str, new: T) -> None:
         """Update the object."""
         with self._lock:
-            before = self.objects.get(key)
+            object_before = self.objects.get(key)
             self.objects[key] = new
-            self._record_change(key, before, new)
+            self._record_change(key, object_before, new)
 
     def remove_object(self, key: str) -> None:
         """Remove the object."""
@@ -67,11 +67,11 @@ class CardLister(Lister[CardRecord]):
         self._models: Counter[str] = Counter()
 
     def set_object(self, key: str, new: CardRecord) -> None:
-        before = self.objects.get(key)
-        if before is not None and before.node != new.node:
+        object_before = self.objects.get(key)
+        if object_before is not None and object_before.node != new.node:
             self.remove_object(key)
-            before = None
-        if before is not None or len(self._of_node.get(new.node, ())) < MAX_CARDS_PER_NODE:
+            object_before = None
+        if object_before is not None or len(self._of_node.get(new.node, ())) < MAX_CARDS_PER_NODE:
             super().set_object(key, new)
 
     def cards_on(self, node: str) -> list[str]:

@@ -59,7 +59,7 @@ class PodEvents:
             for pod in self._waiting_for(name):
                 self._events.record(pod.about, "ResourceClassDeleted", text, "Warning")
 
-    def record_quota_wait(self, pod: PodRef, full: FullEntry) -> None:
+    def record_quota_wait(self, pod: PodRef, full_entry: FullEntry) -> None:
         """Record an event: only this entry of a quota keeps the pod from being placed. Returns at once."""
         now = self._clock.now()
         with self._lock:
@@ -69,7 +69,7 @@ class PodEvents:
             self._notified.move_to_end(pod.uid)
             if len(self._notified) > _REMEMBERED:
                 self._notified.popitem(last=False)
-        self._events.record(pod.about, "WaitingForQuota", _quota_message(full))
+        self._events.record(pod.about, "WaitingForQuota", _quota_message(full_entry))
 
     def record_missing_class(self, quota: QuotaRecord, text: str) -> None:
         """Record an event on the quota: its status reports a class that does not exist. Returns at once."""
@@ -77,15 +77,15 @@ class PodEvents:
         self._events.record(quota_object, statuses.CLASS_NOT_FOUND, text, "Warning")
 
 
-def _quota_message(full: FullEntry) -> str:
-    short = quotas.exceeded_limits(full.entry, full.used, full.requested)
+def _quota_message(full_entry: FullEntry) -> str:
+    exceeded = quotas.exceeded_limits(full_entry.entry, full_entry.used, full_entry.requested)
     amounts = ", ".join(
-        f"{limit.used} of {limit.hard} {limit.unit} used ({limit.requested} requested)" for limit in short
+        f"{limit.used} of {limit.hard} {limit.unit} used ({limit.requested} requested)" for limit in exceeded
     )
-    if full.requested.cards and any(limit.unit == "MiB" for limit in short):
+    if full_entry.requested.cards and any(limit.unit == "MiB" for limit in exceeded):
         amounts = f"{amounts}, counting the smallest suitable GPU"
-    if any(limit.requested > limit.hard for limit in short):
+    if any(limit.requested > limit.hard for limit in exceeded):
         ends = "the request exceeds the quota, so the pod starts only if the quota is raised"
     else:
         ends = "the pod starts when other pods of the namespace end or the quota is raised"
-    return f"GPUQuota {full.quota} is full for {quotas.title(full.entry)}: {amounts}; {ends}"
+    return f"GPUQuota {full_entry.quota} is full for {quotas.title(full_entry.entry)}: {amounts}; {ends}"

@@ -72,7 +72,7 @@ class PodGroupWriter:
         self._views: dict[str, GangView] = {}
         self._event_states: dict[str, _EventState] = {}
         self._schedule = WriteSchedule({GROUP: _GAP})
-        self._pace = WriteRate()
+        self._write_rate = WriteRate()
         self._compared_at = float("-inf")
 
     def step(self) -> None:
@@ -83,7 +83,7 @@ class PodGroupWriter:
         if now - self._compared_at >= _COMPARE_SECONDS:
             self._compared_at = now
             self._mark_changed(now)
-        while self._clock.now() - now <= _STEP_LIMIT and self._pace.allows_write(self._clock.now(), _RATE):
+        while self._clock.now() - now <= _STEP_LIMIT and self._write_rate.allows_write(self._clock.now(), _RATE):
             key = self._schedule.next_key(self._clock.now())
             if key is None:
                 return
@@ -110,7 +110,7 @@ class PodGroupWriter:
             self._schedule.mark_settled(key)
             return
         content, write = planned_write
-        self._pace.count_write()
+        self._write_rate.count_write()
         try:
             write()
         except (errors.NotFound, errors.Conflict):
@@ -154,26 +154,26 @@ class PodGroupWriter:
 
     def _record_event(self, key: str, view: GangView, record: GroupRecord | None, now: float) -> None:
         event = _event_text(view)
-        before = self._event_states.get(key)
+        state_before = self._event_states.get(key)
         if event is None:
             self._event_states.pop(key, None)
             return
-        if before is None or (before.reason, before.text) != event:
+        if state_before is None or (state_before.reason, state_before.text) != event:
             # A new leader finds gangs that have been running for long.
-            done = before is None and view.phase is GangPhase.RUNNING and _was_running(record)
-            before = self._event_states[key] = _EventState(*event, now, done)
+            is_recorded = state_before is None and view.phase is GangPhase.RUNNING and _was_running(record)
+            state_before = self._event_states[key] = _EventState(*event, now, is_recorded)
         at_once = view.phase in (GangPhase.RUNNING, GangPhase.PARTLY_BOUND)
-        if before.done or (not at_once and now - before.at < _SETTLED):
+        if state_before.done or (not at_once and now - state_before.at < _SETTLED):
             return
-        self._event_states[key] = before._replace(done=True)
+        self._event_states[key] = state_before._replace(done=True)
         kind: EventKind = (
             "Normal" if view.phase in (GangPhase.RESERVED, GangPhase.BINDING, GangPhase.RUNNING) else "Warning"
         )
         if record is not None:
             group_object = ObjectRef(names.API_VERSION, "PodGroup", view.name, view.namespace, record.uid)
-            self._events.record(group_object, before.reason, before.text, kind)
+            self._events.record(group_object, state_before.reason, state_before.text, kind)
         for pod in view.oldest:
-            self._events.record(pod.about, before.reason, before.text, kind)
+            self._events.record(pod.about, state_before.reason, state_before.text, kind)
 
 
 def _event_text(view: GangView) -> tuple[str, str] | None:

@@ -42,9 +42,9 @@ class WriteSchedule:
 
     def __init__(self, gaps: Mapping[str, float]) -> None:
         self._gaps = gaps
-        self._ready: dict[str, dict[str, dict[Key, None]]] = {kind: {} for kind in gaps}  # by namespace
+        self._ready_keys: dict[str, dict[str, dict[Key, None]]] = {kind: {} for kind in gaps}  # by namespace
         self._kinds = FairQueueing()
-        self._turns = {kind: FairQueueing() for kind in gaps}
+        self._fair_queues = {kind: FairQueueing() for kind in gaps}
         self._current: tuple[Key, float] | None = None  # what is being written, and since when
         self._later: list[tuple[float, int, Key]] = []
         self._put_off: dict[Key, float] = {}
@@ -52,7 +52,7 @@ class WriteSchedule:
         self._written: dict[Key, _Written] = {}
 
     def __len__(self) -> int:
-        return sum(len(keys) for ready in self._ready.values() for keys in ready.values()) + len(self._put_off)
+        return sum(len(keys) for ready in self._ready_keys.values() for keys in ready.values()) + len(self._put_off)
 
     def enqueue(self, key: Key, now: float) -> None:
         """Record that the object may differ from what it should be."""
@@ -74,19 +74,19 @@ class WriteSchedule:
             if self._put_off.get(key) == at:  # else it was marked for an earlier time
                 del self._put_off[key]
                 self._make_ready(key)
-        for kind, ready in self._ready.items():
+        for kind, ready in self._ready_keys.items():
             if not ready:
-                self._turns[kind].clear()
-        if not any(self._ready.values()):
+                self._fair_queues[kind].clear()
+        if not any(self._ready_keys.values()):
             self._kinds.clear()
             return None
         kind = self._kinds.dequeue()
-        ready = self._ready[kind]
-        namespace = self._turns[kind].dequeue()
+        ready = self._ready_keys[kind]
+        namespace = self._fair_queues[kind].dequeue()
         key = next(iter(ready[namespace]))
         del ready[namespace][key]
         if ready[namespace]:
-            self._turns[kind].enqueue(namespace)
+            self._fair_queues[kind].enqueue(namespace)
         else:
             del ready[namespace]
         if ready:
@@ -113,18 +113,20 @@ class WriteSchedule:
         self._written.pop(key, None)
 
     def _make_ready(self, key: Key) -> None:
-        self._ready[key.kind].setdefault(_namespace_of(key), {})[key] = None
-        self._turns[key.kind].enqueue(_namespace_of(key))
+        self._ready_keys[key.kind].setdefault(_namespace_of(key), {})[key] = None
+        self._fair_queues[key.kind].enqueue(_namespace_of(key))
         self._kinds.enqueue(key.kind)
 
     def _charge_time(self, key: Key, now: float) -> None:
         if self._current is not None and self._current[0] == key:
-            self._turns[key.kind].charge_write(_namespace_of(key), now - self._current[1])
+            self._fair_queues[key.kind].charge_write(_namespace_of(key), now - self._current[1])
             self._kinds.charge_write(key.kind, now - self._current[1])
             self._current = None
 
     def _enqueue_at(self, key: Key, at: float) -> None:
-        if key not in self._ready[key.kind].get(_namespace_of(key), ()) and at < self._put_off.get(key, float("inf")):
+        if key not in self._ready_keys[key.kind].get(_namespace_of(key), ()) and at < self._put_off.get(
+            key, float("inf")
+        ):
             self._put_off[key] = at
             heapq.heappush(self._later, (at, next(self._order), key))
 
@@ -138,13 +140,13 @@ class WriteRate:
 
     def __init__(self) -> None:
         self._tokens = 1.0
-        self._at: float | None = None
+        self._last_write: float | None = None
 
     def allows_write(self, now: float, rate: float) -> bool:
         """Whether a write is allowed now. `rate`: writes a second since the last call."""
-        if self._at is not None:
-            self._tokens = min(rate / 2, self._tokens + (now - self._at) * rate)
-        self._at = now
+        if self._last_write is not None:
+            self._tokens = min(rate / 2, self._tokens + (now - self._last_write) * rate)
+        self._last_write = now
         return self._tokens >= 1.0
 
     def count_write(self) -> None:

@@ -89,8 +89,8 @@ def count_node(ledger: Ledger, node: str) -> NodeCount:
         if allocated.memory > card.mem:
             wrong.append((name, Disagreement.OVERCOMMITTED))
         sums_of_card = CardSums(1, int(card.healthy), card.mem, allocated.memory, free)
-        before = sums.get(card.classes)
-        sums[card.classes] = sums_of_card if before is None else before.add(sums_of_card)
+        sums_before = sums.get(card.classes)
+        sums[card.classes] = sums_of_card if sums_before is None else sums_before.add(sums_of_card)
     for device in state.devices:
         allocated = allocations.pop(device.uuid, _Allocation())
         cards[names.extended_resource_name(device.uuid)] = allocated.make_status(0, _sorted_classes(device.classes))
@@ -121,7 +121,7 @@ def _allocations(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[
     """The allocation of each card or device, by its UUID."""
     allocations: dict[str, _Allocation] = defaultdict(_Allocation)
     for holding in ledger.holdings(node):
-        counted = set()
+        counted_devices = set()
         own_uuid_of = uuid_of if holding.node == node else {}
         for share in holding.assignment.shares():
             uuid = share.resolve_uuid(own_uuid_of)
@@ -132,8 +132,8 @@ def _allocations(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[
             allocation.core += share.core
             allocation.shares += 1
             allocation.whole |= share.whole
-            allocation.pods += uuid not in counted
-            counted.add(uuid)
+            allocation.pods += uuid not in counted_devices
+            counted_devices.add(uuid)
         for device in holding.assignment.device_shares():
             if not ledger.counts_on(node, holding, device.uuid):
                 continue
@@ -175,20 +175,20 @@ class ClassSums:
 
     def set_node(self, node: str, sums: Mapping[frozenset[str], CardSums]) -> set[str]:
         """Update the sums of the node. Returns the classes whose numbers have changed."""
-        before = self._of_node.get(node, {})
-        if sums == before:
+        sums_before = self._of_node.get(node, {})
+        if sums == sums_before:
             return set()
         if sums:
             self._of_node[node] = sums
         else:
             del self._of_node[node]
-        for name in set().union(*before):
+        for name in set().union(*sums_before):
             self._nodes[name] -= 1
         for name in set().union(*sums):
             self._nodes[name] = self._nodes.get(name, 0) + 1
-        changed = before.keys() | sums.keys()
+        changed = sums_before.keys() | sums.keys()
         for classes in changed:
-            change = sums.get(classes, CardSums()).subtract(before.get(classes, CardSums()))
+            change = sums.get(classes, CardSums()).subtract(sums_before.get(classes, CardSums()))
             for name in classes:
                 self._cards[name] = self._cards.get(name, CardSums()).add(change)
         affected: set[str] = set().union(*changed)
@@ -276,14 +276,14 @@ def _exceeded_amounts(entry: QuotaEntry, used: Charge) -> list[str]:
     ]
 
 
-def missing_class(wanted: Json, current: Json) -> str:
+def missing_class(status: Json, current: Json) -> str:
     """The text about a missing class that the wanted status of a quota has and the current one does not have;
     "" for none.
     """
     if _valid_reason(current) == CLASS_NOT_FOUND:
         return ""
     return next(
-        (condition["message"] for condition in wanted["conditions"] if condition["reason"] == CLASS_NOT_FOUND), ""
+        (condition["message"] for condition in status["conditions"] if condition["reason"] == CLASS_NOT_FOUND), ""
     )
 
 
@@ -298,16 +298,16 @@ def _valid_reason(status: Json) -> str:
     )
 
 
-def is_same(wanted: Json, current: Json) -> bool:
+def is_same(new_status: Json, current: Json) -> bool:
     """Whether the status is as wanted, without regard to times."""
     conditions = [
         {key: content for key, content in condition.items() if key != "lastTransitionTime"}
         for condition in current.get("conditions") or ()
     ]
-    return wanted == (current | {"conditions": conditions} if "conditions" in current else current)
+    return new_status == (current | {"conditions": conditions} if "conditions" in current else current)
 
 
-def make_patch(wanted: Json, current: Json, now: str) -> Json:
+def make_patch(new_status: Json, current: Json, now: str) -> Json:
     """The merge patch from the current status to the wanted one, with times. An unchanged condition keeps its time."""
     since = {
         (condition.get("type"), condition.get("status")): condition.get("lastTransitionTime")
@@ -315,9 +315,9 @@ def make_patch(wanted: Json, current: Json, now: str) -> Json:
     }
     conditions = [
         condition | {"lastTransitionTime": since.get((condition["type"], condition["status"])) or now}
-        for condition in wanted["conditions"]
+        for condition in new_status["conditions"]
     ]
-    return dict.fromkeys(current) | wanted | {"conditions": conditions}
+    return dict.fromkeys(current) | new_status | {"conditions": conditions}
 
 
 def _valid_condition(problem: str, generation: int) -> Json:

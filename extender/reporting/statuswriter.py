@@ -62,7 +62,7 @@ class _Write(NamedTuple):
     path: str
     content: object
     status: Json
-    written: Callable[[], None] = lambda: None
+    on_written: Callable[[], None] = lambda: None
 
 
 class StatusWriter:
@@ -93,7 +93,7 @@ class StatusWriter:
         self.ledger_check = LedgerCheck()
         self._class_sums = ClassSums()
         self._schedule = WriteSchedule(_GAPS)
-        self._pace = WriteRate()
+        self._write_rate = WriteRate()
         self._storm_since = self._storm_until = float("-inf")
         self._nodes: dict[str, None] = {}  # to be counted, in this order
         self._audit: Iterator[str] = iter(())
@@ -128,10 +128,10 @@ class StatusWriter:
             self._storm_until = now + _STORM_SECONDS
         for nodes in (changed, self._listers.cards.take_changed(), self._nodes_to_audit(now)):
             self._nodes.update(dict.fromkeys(nodes))
-        counted = list(islice(self._nodes, _MAX_COUNTED_NODES))
-        if counted:
+        counted_nodes = list(islice(self._nodes, _MAX_COUNTED_NODES))
+        if counted_nodes:
             ledger, pace = self._state.snapshot().ledger, Pace(self._clock)
-            for node in counted:
+            for node in counted_nodes:
                 self._compare_cards(node, statuses.count_node(ledger, node), now)
                 del self._nodes[node]
                 pace.pause()
@@ -143,11 +143,11 @@ class StatusWriter:
         wrong = dict.fromkeys(node_count.wrong, 0)
         for name in self._listers.cards.cards_on(node):
             card = self._listers.cards.objects.get(name)
-            wanted = node_count.cards.get(name, NOTHING_ALLOCATED)
-            if card is None or card.status == wanted:
+            allocation = node_count.cards.get(name, NOTHING_ALLOCATED)
+            if card is None or card.status == allocation:
                 continue
             self._schedule.enqueue(Key(CARD, f"{node}/{name}"), now)
-            if card.status.memory not in (wanted.memory, -1):  # -1: the status has never been written
+            if card.status.memory not in (allocation.memory, -1):  # -1: the status has never been written
                 wrong[name, Disagreement.STATUS] = card.status.memory
         self.ledger_check.set_differences(node, wrong, now)
 
@@ -158,17 +158,17 @@ class StatusWriter:
         all_nodes = self._listers.cards.nodes() | self._class_sums.nodes() | self.ledger_check.nodes()
         with self._state.view() as ledger:
             all_nodes.update(ledger.nodes_by_name())
-        due = int(len(all_nodes) * (now - self._audited) / _AUDIT_SECONDS)
-        if not due:
+        due_count = int(len(all_nodes) * (now - self._audited) / _AUDIT_SECONDS)
+        if not due_count:
             return []
         self._audited = now
-        part = list(islice(self._audit, due))
-        if len(part) < due:
+        audited_nodes = list(islice(self._audit, due_count))
+        if len(audited_nodes) < due_count:
             self._audit = iter(all_nodes)
-            part += islice(self._audit, due - len(part))
+            audited_nodes += islice(self._audit, due_count - len(audited_nodes))
             self._schedule.enqueue_all([Key(CLASS, name) for name in self._listers.classes.snapshot()], now)
             self._schedule.enqueue_all([Key(QUOTA, key) for key in self._listers.quotas.snapshot()], now)
-        return part
+        return audited_nodes
 
     def _check_classes(self) -> None:
         now = self._clock.now()
@@ -198,7 +198,7 @@ class StatusWriter:
     def _write(self) -> None:
         began = now = self._clock.now()
         while now >= self._paused_until and now - began <= _STEP_LIMIT:
-            if not self._pace.allows_write(now, self._allowed_rate(now)):
+            if not self._write_rate.allows_write(now, self._allowed_rate(now)):
                 return
             key = self._schedule.next_key(now)
             if key is None:
@@ -219,7 +219,7 @@ class StatusWriter:
         if write is None:
             self._schedule.mark_settled(key)
             return
-        self._pace.count_write()
+        self._write_rate.count_write()
         try:
             self._client.patch(write.path, {"status": write.status}, "merge", timeout=_WRITE_TIMEOUT)
         except (errors.NotFound, errors.Conflict):
@@ -236,7 +236,7 @@ class StatusWriter:
             self._backoff.reset()
             self._slow.clear()
             self._schedule.mark_written(key, write.content, self._clock.now())
-            write.written()
+            write.on_written()
 
     def _retry_seconds(self, key: Key, error: errors.KubeError) -> float:
         """The seconds until the object is tried again. If the API server is in trouble, all other objects
@@ -269,18 +269,18 @@ class StatusWriter:
         if record is None or record.node != node:
             return None
         with self._state.view() as ledger:
-            wanted = statuses.count_node(ledger, record.node).cards.get(name, NOTHING_ALLOCATED)
-        if wanted == record.status:
+            allocation = statuses.count_node(ledger, record.node).cards.get(name, NOTHING_ALLOCATED)
+        if allocation == record.status:
             return None
-        return _Write(paths.extendedresources(name, "status"), wanted, statuses.card_status(wanted))
+        return _Write(paths.extendedresources(name, "status"), allocation, statuses.card_status(allocation))
 
     def _class_write(self, name: str) -> _Write | None:
         record = self._listers.classes.objects.get(name)
         if record is None:
             return None
         cards, nodes = self._class_sums.sums_of(name)
-        wanted = statuses.class_status(record, cards, nodes)
-        return self._status_write(paths.resourceclasses(name, "status"), wanted, record.status)
+        new_status = statuses.class_status(record, cards, nodes)
+        return self._status_write(paths.resourceclasses(name, "status"), new_status, record.status)
 
     def _quota_write(self, key: str) -> _Write | None:
         record = self._listers.quotas.objects.get(key)
@@ -290,18 +290,20 @@ class StatusWriter:
         if record.quota is not None:
             with self._state.view() as ledger:
                 used = [ledger.used(record.namespace, entry) for entry in record.quota.entries]
-        wanted = statuses.quota_status(
+        new_status = statuses.quota_status(
             record, used, self._listers.classes.snapshot(), self._listers.cards.automatic_classes()
         )
-        write = self._status_write(paths.gpuquotas(record.namespace, record.name, "status"), wanted, record.status)
-        missing = statuses.missing_class(wanted, record.status)
+        write = self._status_write(paths.gpuquotas(record.namespace, record.name, "status"), new_status, record.status)
+        missing = statuses.missing_class(new_status, record.status)
         if write is None or not missing:
             return write
-        return write._replace(written=lambda: self._no_class(record, missing))
+        return write._replace(on_written=lambda: self._no_class(record, missing))
 
-    def _status_write(self, path: str, wanted: Json, current: Json) -> _Write | None:
-        if statuses.is_same(wanted, current):
+    def _status_write(self, path: str, new_status: Json, current: Json) -> _Write | None:
+        if statuses.is_same(new_status, current):
             return None
         return _Write(
-            path, wanted, statuses.make_patch(wanted, current, self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ"))
+            path,
+            new_status,
+            statuses.make_patch(new_status, current, self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")),
         )

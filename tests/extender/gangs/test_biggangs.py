@@ -117,7 +117,7 @@ def test_a_round_looks_at_another_tenants_gang_before_all_of_one(monkeypatch):
 
     def costly(gang, *args):
         looked.append(gang.name)
-        world.clock.worked += 2 * gangs.TURN
+        world.clock.worked += 2 * gangs.TURN_SECONDS
         return look_at(gang, *args)
 
     monkeypatch.setattr(world.state.gangs, "_plan_if_useful", costly)
@@ -157,7 +157,7 @@ def test_a_new_leader_plans_what_is_bound_in_part_in_turns(monkeypatch):
 
     def costly(ledger, nodes, members, terms):
         planned.append(members[0].name)
-        world.clock.worked += 2 * gangs.TURN
+        world.clock.worked += 2 * gangs.TURN_SECONDS
         return plan(ledger, nodes, members, terms)
 
     some = gangs.Gangs._recover_some

@@ -159,7 +159,7 @@ def test_it_is_held_once_only_where_kube_scheduler_does_not_bring_its_pods(full)
 
 def test_whether_a_gang_could_ever_fit_is_found_out_a_part_at_a_time(monkeypatch):
     """Filter waits for the lock meanwhile; by then nothing is kept for the gang."""
-    monkeypatch.setattr(cardsearch, "TURN", -1.0)
+    monkeypatch.setattr(cardsearch, "TURN_SECONDS", -1.0)
     world = World({f"n{i}": 1 for i in range(8)}, reserve=0.0)
     world.create(single("x", gpu_mem=P100))
     world.run(1)

@@ -8,7 +8,7 @@ from cardwise.core.api import names
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.capacity import MAX_COUNTED_NODES, Capacities
 from extender.cache.statelock import StateLock
-from extender.cache.yielding import TURN
+from extender.cache.yielding import TURN_SECONDS
 from extender.gangs import gangplanner
 from extender.gangs.gangs import Gangs
 from tests.extender.gangworlds import NodeSpec, World, member, single
@@ -25,7 +25,7 @@ def plans(monkeypatch):
 
     def costly(ledger, nodes, members, terms):
         done.append(members[0].name[:2])
-        worlds[0].clock.worked += 2 * TURN
+        worlds[0].clock.worked += 2 * TURN_SECONDS
         return plan(ledger, nodes, members, terms)
 
     worlds: list[World] = []
@@ -77,7 +77,7 @@ def test_a_round_of_the_controller_looks_at_all_of_them_a_turn_each(plans, monke
     # The planner finds nothing, whatever the bound says.
     def vain(ledger, nodes, members, terms):
         done.append(members[0].name[:2])
-        world.clock.worked += 2 * TURN
+        world.clock.worked += 2 * TURN_SECONDS
         return gangplan.Unplanned(member=members[0])
 
     turns: list[int] = []
@@ -118,7 +118,7 @@ def test_thousands_of_nodes_are_looked_at_some_in_a_turn(plans):
     assert world.phase("g0") == "Reserved"
 
 
-@pytest.mark.parametrize(("costs", "shapes"), [(TURN, 1), (0, 4)])
+@pytest.mark.parametrize(("costs", "shapes"), [(TURN_SECONDS, 1), (0, 4)])
 def test_a_turn_looks_at_nodes_for_as_many_shapes_as_it_has_time_for(monkeypatch, costs, shapes):
     looks = []
     count_pods = Capacities.count_pods
@@ -160,7 +160,7 @@ def test_a_plan_that_takes_several_turns_holds_nothing_before_and_is_right_in_th
     put = gangplan._Attempt._add_member
 
     def costly(*args):
-        world.clock.worked += 2 * TURN
+        world.clock.worked += 2 * TURN_SECONDS
         put(*args)
 
     monkeypatch.setattr(gangplan._Attempt, "_add_member", costly)
@@ -189,7 +189,7 @@ def costly_members(monkeypatch):
 
     def make(world):
         def costly(*args):
-            world.clock.worked += 2 * TURN
+            world.clock.worked += 2 * TURN_SECONDS
             put(*args)
 
         monkeypatch.setattr(gangplan._Attempt, "_add_member", costly)
@@ -209,7 +209,7 @@ def test_beside_many_nodes_with_kept_cards_a_plan_takes_several_turns_too(costly
     for _ in range(2):
         before = world.clock.worked
         assert world.schedule("g00") != ""
-        assert world.clock.worked - before <= 2 * TURN
+        assert world.clock.worked - before <= 2 * TURN_SECONDS
         assert (world.phase("g0"), world.unbound_shares()) == ("Waiting", 0)
         world.clock.advance(0.5)  # until calls plan again
     assert world.schedule("g00") == ""
@@ -250,7 +250,7 @@ def test_a_gang_for_which_a_plan_has_cost_much_is_left_alone_for_a_moment_whatev
 
     def vain(ledger, nodes, members, terms):
         done.append(members[0].name)
-        world.clock.worked += 2 * TURN
+        world.clock.worked += 2 * TURN_SECONDS
         return gangplan.Unplanned(member=members[0])
 
     monkeypatch.setattr(gangplan, "plan", vain)
@@ -283,8 +283,8 @@ def test_a_new_leader_plans_a_big_gang_that_is_bound_in_part_in_turns(costly_mem
     monkeypatch.setattr(type(world.state.gangs), "_recover_some", counted_turn)
     costly_members(world)
     world.restart()
-    assert max(turns) <= 2 * TURN
-    assert sum(turns) >= 3 * 2 * TURN
+    assert max(turns) <= 2 * TURN_SECONDS
+    assert sum(turns) >= 3 * 2 * TURN_SECONDS
     world.run(3)
     assert world.phase("g0") == "Running"
 
@@ -303,7 +303,7 @@ def test_members_change_places_when_that_takes_no_more_than_a_turn(costly_member
         costly_members(world)
     before = world.clock.worked
     assert (world.filter("g00")[0] == [other]) is not costs
-    assert world.clock.worked - before <= 2 * TURN
+    assert world.clock.worked - before <= 2 * TURN_SECONDS
     world.clock.advance(60)
     world.run(4)
     assert world.bound()["g00"] == other
@@ -326,7 +326,7 @@ def between(monkeypatch):
     put = gangplan._Attempt._add_member
 
     def costly(*args):
-        world.clock.worked += 2 * TURN
+        world.clock.worked += 2 * TURN_SECONDS
         put(*args)
 
     world.clock.advance(1)
@@ -403,7 +403,7 @@ def test_calls_for_gangs_that_cannot_be_planned_plan_a_tenth_of_the_time_and_the
 
     def vain(ledger, nodes, members, terms):
         done.append(members[0].name[:2])
-        world.clock.worked += 2 * TURN
+        world.clock.worked += 2 * TURN_SECONDS
         return gangplan.Unplanned(member=members[0])
 
     monkeypatch.setattr(gangplan, "plan", vain)
@@ -437,7 +437,7 @@ def test_all_gangs_are_visited_in_turns(visit_all, monkeypatch):
     class Costly(dict):
         def get(self, key, default=None):
             visits[-1].append(key)
-            world.clock.worked += 2 * TURN
+            world.clock.worked += 2 * TURN_SECONDS
             return super().get(key, default)
 
     def counted(lock):
@@ -457,7 +457,7 @@ def test_a_gang_that_ends_between_two_turns_is_not_visited():
 
     def record_visit(gang):
         views.append(gang.name)
-        world.clock.worked += 2 * TURN
+        world.clock.worked += 2 * TURN_SECONDS
 
     world.clock.sleep = lambda _: world.pods.get("g2") and world.delete("g2")
     visit(record_visit)

@@ -191,7 +191,7 @@ def test_cores_count_in_what_it_could_have():
 
 def half_looked(monkeypatch) -> World:
     """A look at the gang `g`, which only n1 could take, is under way and has seen the cards of n1."""
-    monkeypatch.setattr(cardsearch, "TURN", -1.0)  # a node each turn
+    monkeypatch.setattr(cardsearch, "TURN_SECONDS", -1.0)  # a node each turn
     world = World({"n1": NodeSpec(2, labels={"name": "n1"}), "n2": 1, "n3": 1})
     world.create(single("x", gpu_mem=P100, selector={"name": "n1"}))
     world.run(1)
@@ -225,7 +225,7 @@ def test_a_look_of_an_earlier_epoch_is_not_gone_on_with(monkeypatch):
 
 def test_the_search_indexes_the_cards_of_a_few_nodes_at_a_time_before_it_plans(monkeypatch):
     """Thousands of nodes at once would hold the lock for too long."""
-    monkeypatch.setattr(cardsearch, "TURN", -1.0)  # one step each turn
+    monkeypatch.setattr(cardsearch, "TURN_SECONDS", -1.0)  # one step each turn
     monkeypatch.setattr(cardsearch, "_INDEXED", 2)
     changed_nodes, turns = [], []
     refresh, continue_search = CardIndex.refresh, CardSearch.continue_search
@@ -546,7 +546,7 @@ def test_namespaces_take_turns_whatever_places_in_the_queue_they_give_themselves
 
 
 def test_many_gangs_of_one_namespace_that_could_never_run_delay_those_of_another_by_one_search_only(monkeypatch):
-    monkeypatch.setattr(cardsearch, "TURN", -1.0)
+    monkeypatch.setattr(cardsearch, "TURN_SECONDS", -1.0)
     world = World({f"n{i}": NodeSpec(2, labels={"name": f"n{i}"}) for i in range(1, 5)}, refusals=1)
     world.create(single("x", selector={"name": "n1"}, gpu_mem=P100))
     world.run(1)

@@ -13,7 +13,7 @@ from cardwise.core.gangs.capacity import MAX_COUNTED_NODES, Capacities
 from cardwise.kube.pods.budgets import Budget, LabelCondition
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings
-from extender.cache.yielding import TURN
+from extender.cache.yielding import TURN_SECONDS
 from extender.gangs import gangplanner
 from extender.gangs.gangplanner import GangPlanner
 from extender.preemption import gangpreemption
@@ -399,7 +399,7 @@ def test_nodes_are_looked_at_some_in_a_turn(monkeypatch):
     count_pods = Capacities.count_pods
 
     def costly(*args):
-        world.clock.worked += TURN
+        world.clock.worked += TURN_SECONDS
         return count_pods(*args)
 
     world = Full(**{f"n{i}": [LOW] for i in range(2 * MAX_COUNTED_NODES)})
@@ -430,7 +430,7 @@ def takes_a_turn(world):
     """Each look for victims on a node."""
 
     def costly(_):
-        world.clock.worked += TURN
+        world.clock.worked += TURN_SECONDS
 
     on_victim_search(world.state, costly)
 
