@@ -80,7 +80,7 @@ def test_models_and_labels_that_a_card_had_take_no_memory(size):
     for number in range(10_000):
         change(number)
     tables = [membership._members, membership._interned, classifier._class_of_model]
-    tables += [table for group in membership._groups for table in (group._classes_by_labels, group._same)]
+    tables += [table for group in membership._groups for table in (group._classes_by_labels, group._interned)]
     assert max(map(len, tables)) <= 16_384
     assert len(classifier._classes_by_labels) == (10_000 if size < 512 else 0)
     assert max(len(membership._members), len(membership._interned), len(classifier._class_of_model)) <= 4096
