@@ -31,7 +31,7 @@ from cardwise.runtime.settings import (
     common_options,
     core_overcommit_option,
     option,
-    simulated_cards_option,
+    simulated_gpus_option,
 )
 from deviceplugin.grants.access import Access
 from deviceplugin.plugin import slots
@@ -65,13 +65,13 @@ def _parse_cards(_: click.Context, __: click.Parameter, text: str | None) -> Car
         raise click.BadParameter(f"{error.problem}; {error.remedy}") from error
 
 
-def _open_gpus(simulated: Path | None, cards: CardSelection | None, faults: Path) -> Gpus:
+def _open_gpus(simulated_file: Path | None, selected_cards: CardSelection | None, faults_file: Path) -> Gpus:
     """Open the node's cards: those of the driver, simulated cards, or none. Raises GpusUnavailable."""
-    if simulated is not None:
-        return SimulatedGpus(simulated)
-    if cards == CardSelection(()):
+    if simulated_file is not None:
+        return SimulatedGpus(simulated_file)
+    if selected_cards == CardSelection(()):
         return NoCards()
-    return NvmlGpus(faults=faults, on_failure=_count_failure)
+    return NvmlGpus(faults=faults_file, on_failure=_count_failure)
 
 
 def _is_removed(folder: Path) -> bool:
@@ -97,11 +97,11 @@ def _count_failure(thread: str) -> None:
     required=True,
     help="Name of the Node object of this machine.",
 )
-@simulated_cards_option
+@simulated_gpus_option
 @core_overcommit_option
 @option(
-    "--cards",
-    metavar="CARD,...",
+    "--gpus",
+    metavar="GPU,...",
     callback=_parse_cards,
     help="Indices or UUIDs of the GPUs that Cardwise shares; the others are free for other programs, such as "
     "NVIDIA's device plugin. UUIDs are safer: indices change when a GPU is taken out. none: no GPU, for a node that "
@@ -152,7 +152,7 @@ def _count_failure(thread: str) -> None:
     help="The container runtime's CRI socket, which lists the live containers.",
 )
 @option(
-    "--card-access",
+    "--gpu-access",
     type=click.Choice(["auto", "cdi", "env"]),
     default="auto",
     help="How containers get their GPU. cdi: its device node and no other. env: by environment only, for runtimes "
@@ -202,8 +202,8 @@ def main(
     *,
     common: CommonSettings,
     node_name: str,
-    simulated_cards: Path | None,
-    cards: CardSelection | None,
+    simulated_gpus: Path | None,
+    gpus: CardSelection | None,
     devices_file: Path | None,
     sysfs: Path,
     dev: Path,
@@ -211,7 +211,7 @@ def main(
     cdi_dir: Path,
     state_dir: Path,
     cri_socket: Path,
-    card_access: str,
+    gpu_access: str,
     slot_ids: tuple[str, ...],
     nvidia_cdi_specs: tuple[Path, ...],
     start_on_unhealthy_gpus: bool,
@@ -232,11 +232,11 @@ def main(
         cdi_dir=cdi_dir,
         state_dir=state_dir,
         cri_socket=cri_socket,
-        access=None if card_access == "auto" else Access(card_access),
+        access=None if gpu_access == "auto" else Access(gpu_access),
         slots=slot_ids,
-        nvidia_specs=None if simulated_cards is not None else nvidia_cdi_specs,
+        nvidia_specs=None if simulated_gpus is not None else nvidia_cdi_specs,
         start_on_unhealthy_gpus=start_on_unhealthy_gpus,
-        cards=cards,
+        cards=gpus,
         mps=Mode(mps_mode),
         mps_root=mps_root,
         core_overcommit=core_overcommit,
@@ -245,7 +245,7 @@ def main(
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, lambda *_: stop_event.set())
     try:
-        gpus = _open_gpus(simulated_cards, cards, state_dir / "faults.json")
+        gpu_source = _open_gpus(simulated_gpus, gpus, state_dir / "faults.json")
         devices: Devices = (
             NoDevices() if devices_file is None else OfferedDevices(devices_file, sysfs=sysfs, dev=dev, node=node_name)
         )
@@ -253,7 +253,7 @@ def main(
         agent = NodeAgent(
             settings,
             client=client,
-            gpus=gpus,
+            gpus=gpu_source,
             devices=devices,
             kubelet=Kubelet(kubelet_dir),
             containers=Containers(cri_socket),

@@ -170,7 +170,7 @@ class NodeAgent:
         self._registration.start()
 
     def _report_start_problems(self) -> None:
-        """Connect the metrics, and report problems of the state on disk and of --cards."""
+        """Connect the metrics, and report problems of the state on disk and of --gpus."""
         metrics.connect_gauges(
             lambda: len(self.grants.list_grants()),
             lambda: sum(map(len, (self._releaser.reported_shares() or {}).values())),
@@ -182,7 +182,7 @@ class NodeAgent:
         for problem in self._selected_gpus.problems() if self._selected_gpus else ():
             # Only reported, not fatal: the card may be off the bus for a moment, and nodes of several kinds share one
             # setting.
-            _log.error("--cards does not match the GPUs of this node", problem=problem)
+            _log.error("--gpus does not match the GPUs of this node", problem=problem)
             self._events.record(ObjectRef.node(self._settings.node), "InvalidCardSelection", problem, "Warning")
 
     def drain(self) -> None:

@@ -30,7 +30,7 @@ from cardwise.runtime.settings import (
     CommonSettings,
     common_options,
     option,
-    simulated_cards_option,
+    simulated_gpus_option,
 )
 from mps import metrics
 from mps.audit.audit import AuditSettings
@@ -78,10 +78,10 @@ def _find_program(_: click.Context, __: click.Parameter, program: str) -> Path:
     required=True,
     help="Name of the Node object of this machine.",
 )
-@simulated_cards_option
+@simulated_gpus_option
 @option(
-    "--cards",
-    metavar="CARD,...",
+    "--gpus",
+    metavar="GPU,...",
     callback=_parse_cards,
     help="Indices or UUIDs of the GPUs to serve; set the same for the device plugin. Default: all.",
 )
@@ -151,8 +151,8 @@ def main(
     *,
     common: CommonSettings,
     node_name: str,
-    simulated_cards: Path | None,
-    cards: CardSelection | None,
+    simulated_gpus: Path | None,
+    gpus: CardSelection | None,
     root: Path,
     scope: str,
     control: Path,
@@ -188,11 +188,9 @@ def main(
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, lambda *_: stop_event.set())
     try:
-        all_gpus = (
-            SimulatedGpus(simulated_cards) if simulated_cards is not None else NvmlGpus(on_failure=_count_failure)
-        )
-        gpus: Gpus = all_gpus if cards is None else SelectedGpus(all_gpus, cards)
-        mps.check_root(str(root), [card.uuid for card in gpus.cards()], settings.scope)
+        all_gpus = SimulatedGpus(simulated_gpus) if simulated_gpus is not None else NvmlGpus(on_failure=_count_failure)
+        selected_gpus: Gpus = all_gpus if gpus is None else SelectedGpus(all_gpus, gpus)
+        mps.check_root(str(root), [card.uuid for card in selected_gpus.cards()], settings.scope)
         directories.check_folder_access(root)
         if daemon_cgroup is not None:
             cgroups.check_root(daemon_cgroup)
@@ -213,10 +211,10 @@ def main(
     interpreter.tune_interpreter()
     health_server.start()
     if _acquire_lock(lock, stop_event):
-        manager = Manager(settings, client, gpus, all_gpus)
+        manager = Manager(settings, client, selected_gpus, all_gpus)
         manager.start()
         managers.append(manager)
-        _log.info("started", node=node_name, cards=len(gpus.cards()), scope=scope, root=str(root))
+        _log.info("started", node=node_name, cards=len(selected_gpus.cards()), scope=scope, root=str(root))
         _serve(lock, stop_event)
         _log.info("stopping")
         manager.stop()

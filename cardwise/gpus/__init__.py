@@ -9,6 +9,6 @@ The modules:
     nvml       the cards of NVIDIA's driver; `calls`: runs each driver call in its own thread, since it may never return
     simulated  the cards of a YAML file
     faults     the faults of cards and when each ends; `xids`: what an Xid error of the driver means
-    selection  the cards that an administrator lets Cardwise share (`--cards`)
+    selection  the cards that an administrator lets Cardwise share (`--gpus`)
     mpsfiles   whether a container may start on a card with MPS, read from the manager's files
 """

@@ -81,7 +81,7 @@ class NvmlGpus:
         except pynvml.NVMLError as error:
             raise GpusUnavailable(
                 f"NVML does not start ({error}); is the NVIDIA driver installed, and its library mounted into this "
-                "container? For simulated GPUs give --simulated-cards FILE"
+                "container? For simulated GPUs give --simulated-gpus FILE"
             ) from error
         self._on_failure = on_failure
         self._clock = clock

@@ -58,7 +58,7 @@ class Health:
 HEALTHY = Health(healthy=True)
 IN_MIG_MODE = (
     "the GPU is in MIG mode, and Cardwise shares whole GPUs: disable MIG (nvidia-smi -i N -mig 0), or leave the GPU "
-    "to NVIDIA's device plugin by --cards"
+    "to NVIDIA's device plugin by --gpus"
 )
 
 
@@ -129,7 +129,7 @@ class Gpus(Protocol):
 
 
 class NoCards:
-    """`Gpus` of a node that shares no card (`--cards none`): no driver is needed."""
+    """`Gpus` of a node that shares no card (`--gpus none`): no driver is needed."""
 
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self._is_closed = threading.Event()

@@ -1,4 +1,4 @@
-"""The cards of a node that an administrator lets Cardwise share: the option `--cards`.
+"""The cards of a node that an administrator lets Cardwise share: the option `--gpus`.
 
 The rest of the node's parts see only these cards, so the others can be left to another owner, such as NVIDIA's own
 device plugin.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.gpus.protocol import HEALTHY, GpuCard, Gpus, Health
 
-FIELD = "--cards"
+FIELD = "--gpus"
 _REMEDY = "write indices such as 0,2, or UUIDs such as GPU-8dc8a2a1-ed6e-0c5b-9d0f-5d1d3c2b1a00, by comma"
 _UUID = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 

@@ -136,8 +136,8 @@ class CommonSettings:
 option = functools.partial(click.option, show_envvar=True)
 
 # For the parts on GPU nodes: device plugin and MPS manager need the same value.
-simulated_cards_option = option(
-    "--simulated-cards",
+simulated_gpus_option = option(
+    "--simulated-gpus",
     type=click.Path(dir_okay=False, path_type=Path),
     help="YAML file of simulated GPUs, which replace the machine's GPUs. Read again when it changes.",
 )

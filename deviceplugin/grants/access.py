@@ -24,10 +24,10 @@ _log = structlog.get_logger(__name__)
 
 NO_CDI = (
     "devices other than GPUs need CDI, which the container runtime of this node does not support, or which "
-    f"--card-access=env disables; {CDI_SINCE}"
+    f"--gpu-access=env disables; {CDI_SINCE}"
 )
 NO_CDI_NO_MPS = (
-    "MPS needs CDI, which the container runtime of this node does not support, or which --card-access=env disables; "
+    "MPS needs CDI, which the container runtime of this node does not support, or which --gpu-access=env disables; "
     f'annotate the pod {mps.MODE}: "off", or run no MPS manager on such nodes'
 )
 

@@ -145,7 +145,7 @@ def check_cards(shares: Sequence[CardShare], cards: Mapping[str, GpuCard]) -> No
         card = cards.get(share.uuid)
         if card is None:
             raise StartRefused(
-                f"card {share.index} ({share.uuid}) is not on this node (any more), or --cards leaves it out; delete "
+                f"card {share.index} ({share.uuid}) is not on this node (any more), or --gpus leaves it out; delete "
                 "the pod, so that it is placed again"
             )
         requested[share.uuid] += share.mem

@@ -23,7 +23,7 @@ _UNLIMITED = 1_000_000  # more pods than a node can have
 
 _MISSING_CARD = Health(
     healthy=False,
-    reason="the GPU is no longer on the node, or --cards leaves it out; it stays listed while pods hold a share",
+    reason="the GPU is no longer on the node, or --gpus leaves it out; it stays listed while pods hold a share",
 )
 _MISSING_DEVICE = Health(
     healthy=False,

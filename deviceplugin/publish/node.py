@@ -96,7 +96,7 @@ def label_change(desired: str, label: str | None, last_written_label: str | None
 class OwnNode:
     """The Node object of this machine, kept by a reflector.
 
-    is_is_split: whether --cards divides the node's cards between Cardwise and NVIDIA's device plugin, which may then
+    is_split: whether --gpus divides the node's cards between Cardwise and NVIDIA's device plugin, which may then
     serve the node too.
     """
 
@@ -239,5 +239,5 @@ class OwnNode:
             return ""
         return (
             f"NVIDIA's device plugin serves this node ({names.NVIDIA_GPU}: {facts.nvidia_gpus}): stop it there, or "
-            "set --cards to the GPUs that Cardwise may share"
+            "set --gpus to the GPUs that Cardwise may share"
         )

@@ -15,7 +15,7 @@ def root(folder: Path) -> Path:
 
 def flags(folder: Path, node: str, *, real_cards: bool = False) -> list[str]:
     """What the node's manager is given beside its kubeconfig."""
-    simulated = [f"--simulated-cards={folder / 'cards.yaml'}", f"--control={CONTROL}", f"--driver={DRIVER}"]
+    simulated = [f"--simulated-gpus={folder / 'cards.yaml'}", f"--control={CONTROL}", f"--driver={DRIVER}"]
     return [
         f"--node-name={node}",
         *([] if real_cards else simulated),

@@ -119,7 +119,7 @@ class Parts:
             "--lease-duration=5",  # what a test waits for that kills the extender and starts another
         )
         for node in nodes:
-            simulated, spec = f"--simulated-cards={node.folder / 'cards.yaml'}", f"--nvidia-cdi-spec={node.cdi_dir}"
+            simulated, spec = f"--simulated-gpus={node.folder / 'cards.yaml'}", f"--nvidia-cdi-spec={node.cdi_dir}"
             self._start(
                 f"deviceplugin-{node.name}",
                 "cardwise-deviceplugin",

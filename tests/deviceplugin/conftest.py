@@ -62,7 +62,7 @@ class Rig:
         ]
         self.write_cards()
         self.access: Access | None = None
-        self.chosen: str | None = None  # --cards
+        self.chosen: str | None = None  # --gpus
         self.devices: Devices | None = None
         self.mps = Mode.PREFERRED
         self.mps_root = folder / "mps"

@@ -1,4 +1,4 @@
-"""`--cards`: what it may say, and which cards are indices of a machine's."""
+"""`--gpus`: what it may say, and which cards are indices of a machine's."""
 
 import pytest
 import yaml
@@ -49,11 +49,11 @@ def test_only_the_chosen_cards_are_there(machine, text, indices):
 def test_what_is_wrong_on_any_machine_is_refused_at_the_start(text, says):
     with pytest.raises(InvalidRequest) as caught:
         selection.parse_selection(text)
-    assert caught.value.field == "--cards"
+    assert caught.value.field == "--gpus"
     assert says in str(caught.value)
-    started = CliRunner().invoke(main, ["--node-name=n1", f"--cards={text}"])
+    started = CliRunner().invoke(main, ["--node-name=n1", f"--gpus={text}"])
     assert started.exit_code == 2
-    assert "Invalid value for '--cards'" in started.output
+    assert "Invalid value for '--gpus'" in started.output
     assert says in started.output
 
 
@@ -64,12 +64,12 @@ def test_what_is_wrong_on_any_machine_is_refused_at_the_start(text, says):
         (
             "0,4,GPU-9",
             [
-                f"--cards: {entry} is not a GPU of this node; use one of: 0 (GPU-0ab), 1 (GPU-1ab), "
+                f"--gpus: {entry} is not a GPU of this node; use one of: 0 (GPU-0ab), 1 (GPU-1ab), "
                 "2 (GPU-2ab), 3 (GPU-3ab)"
                 for entry in ("4", "gpu-9")
             ],
         ),
-        ("1,GPU-1ab", ["--cards: 1 and GPU-1ab are the same GPU; list it once"]),
+        ("1,GPU-1ab", ["--gpus: 1 and GPU-1ab are the same GPU; list it once"]),
     ],
 )
 def test_what_only_the_machine_knows_is_told(machine, text, problems):

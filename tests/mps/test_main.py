@@ -51,7 +51,7 @@ def kubeconfig(api, folder):
 def arguments(node: Node, kubeconfig, **changes: str) -> list[str]:
     options = {
         "node": NODE,
-        "simulated-cards": str(node.cards_file),
+        "simulated-gpus": str(node.cards_file),
         "root": str(node.root),
         "control": str(DOUBLE),
         "kubeconfig": str(kubeconfig),
@@ -77,13 +77,13 @@ def refused(options: list[str]) -> str:
         ({"audit-interval": "0"}, "0 would probe without pause; write a time such as 2s"),
         ({"audit-tolerance": "half"}, "'half' is not a quantity; write an amount such as 2 or 8Gi"),
         ({"audit-passes": "0"}, "0 is not in the range x>=1"),
-        ({"cards": "0,0"}, "'0' is listed twice; list each GPU once"),
+        ({"gpus": "0,0"}, "'0' is listed twice; list each GPU once"),
         ({"stop-daemons": "maybe"}, "is not one of 'idle', 'always', 'never'"),
         ({"daemon-cgroup": "/no/such/folder"}, "does not exist"),
         ({"daemon-cgroup": "/proc"}, "/proc is not a cgroup file system"),
         ({"probe-interval": "31s"}, "31 s is longer than 30 s"),
         ({"root": "/tmp/" + "r" * 90}, "MPS opens no path of more than 87; take a root that is"),
-        ({"simulated-cards": "/no/such/file"}, "no simulated GPUs"),
+        ({"simulated-gpus": "/no/such/file"}, "no simulated GPUs"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_remedy(node, kubeconfig, capfd, wrong, says):

@@ -156,7 +156,7 @@ class Node:
         scratch.rename(self.cards_file)
 
     def start(self, *, cards: str = "", **changes: Any) -> "Node":
-        """`cards` as in `--cards`."""
+        """`cards` as in `--gpus`."""
         self.settings = replace(self.settings, **changes)
         self.gpus = Cards(self.cards_file, self.lost)
         served = SelectedGpus(self.gpus, selection.parse_selection(cards)) if cards else self.gpus

@@ -23,7 +23,7 @@ from tests.fakes.clock import FakeClock
 SYSTEM = names.NAMESPACE
 NO_DRIVER = (
     "NVML does not start (NVML Shared Library Not Found); check that the NVIDIA driver is installed and its library is "
-    "mounted into this container. For simulated GPUs give --simulated-cards FILE"
+    "mounted into this container. For simulated GPUs give --simulated-gpus FILE"
 )
 POD_SECURITY = (
     'Error creating: pods "cardwise-deviceplugin-x7k2p" is forbidden: violates PodSecurity "baseline:latest": hostPath '

@@ -123,7 +123,7 @@ class TestTheCommand:
         file, cards = tmp_path / "devices.yaml", tmp_path / "cards.yaml"
         file.write_text("devices: [{kind: nic, pci: {vendor: 8086}}]")
         cards.write_text("cards: []")
-        done = CliRunner().invoke(command.main, ["--node-name=n1", f"--simulated-cards={cards}", f"--devices={file}"])
+        done = CliRunner().invoke(command.main, ["--node-name=n1", f"--simulated-gpus={cards}", f"--devices={file}"])
         assert done.exit_code == 1
         assert "devices[0].pci.vendor: 8086 is not valid" in done.output
         assert "four hexadecimal digits in quotes" in done.output

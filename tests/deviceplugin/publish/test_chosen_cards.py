@@ -1,4 +1,4 @@
-"""Which cards of a node are Cardwise's: not those of NVIDIA's plugin, and those that --cards names."""
+"""Which cards of a node are Cardwise's: not those of NVIDIA's plugin, and those that --gpus names."""
 
 import grpc
 
@@ -23,7 +23,7 @@ class TestNvidiasPlugin:
         rig.settle()
         assert health(rig) == ["Unhealthy", "Unhealthy"]
         reason = (
-            "NVIDIA's device plugin serves this node (nvidia.com/gpu: 2): stop it there, or set --cards to the GPUs "
+            "NVIDIA's device plugin serves this node (nvidia.com/gpu: 2): stop it there, or set --gpus to the GPUs "
             "that Cardwise may share"
         )
         assert rig.status(0)["reason"] == rig.status(1)["reason"] == reason
@@ -70,7 +70,7 @@ class TestNvidiasPlugin:
         offers(rig, "cardwise.dev/p100", "128")
         slot = rig.run(rig.bind("a", [(1, 100)]))
         assert rig.edits(slot)["deviceNodes"][0]["path"] == "/dev/nvidia1"
-        assert "--cards leaves it out" in refusal(lambda: rig.run(rig.bind("b", [(0, 100)])))[1]
+        assert "--gpus leaves it out" in refusal(lambda: rig.run(rig.bind("b", [(0, 100)])))[1]
         assert not rig.events("NvidiaDevicePluginActive")
 
 
@@ -82,7 +82,7 @@ class TestCardsSetting:
         rig.chosen = "1"
         rig.start()
         assert rig.status(0).get("health") == "Unhealthy"
-        assert "--cards leaves it out" in rig.status(0)["reason"]
+        assert "--gpus leaves it out" in rig.status(0)["reason"]
         assert rig.capacity(names.GPU_COUNT) == "2"
         rig.end(pod)
         offers(rig, names.GPU_COUNT, "1")
@@ -95,7 +95,7 @@ class TestCardsSetting:
         assert rig.status(1).get("health") == "Healthy"
         (message,) = rig.events("InvalidCardSelection")
         here = f"0 ({card_uuid(0)}), 1 ({card_uuid(1)})"
-        assert message == f"--cards: 7 is not a GPU of this node; use one of: {here}"
+        assert message == f"--gpus: 7 is not a GPU of this node; use one of: {here}"
         assert rig.problems() == []
         rig.cards.append(rig.cards[0] | {"index": 7, "uuid": card_uuid(7), "device": rig.device(7)})
         rig.write_cards()
@@ -105,6 +105,6 @@ class TestCardsSetting:
     def test_without_any_card_it_is_not_ready(self, idle_rig):
         idle_rig.chosen = "7"
         idle_rig.start()
-        assert any("--cards: 7 is not a GPU of this node" in entry for entry in idle_rig.agent.problems())
+        assert any("--gpus: 7 is not a GPU of this node" in entry for entry in idle_rig.agent.problems())
         assert idle_rig.capacity(names.GPU_COUNT) == "0"
         assert idle_rig.card(0) is None

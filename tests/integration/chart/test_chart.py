@@ -446,7 +446,7 @@ def plugin_runs(cluster: Cluster) -> bool:
 def test_doctor_says_why_the_device_plugin_does_not_run_and_the_remedy_runs(cluster: Cluster, space: Space) -> None:
     daemonset = f"/apis/apps/v1/namespaces/{SYSTEM}/daemonsets/cardwise-deviceplugin"
     right = cluster.api.get(daemonset)["spec"]["template"]["spec"]["containers"][0]
-    without_driver = right | {"args": [arg for arg in right["args"] if not arg.startswith("--simulated-cards")]}
+    without_driver = right | {"args": [arg for arg in right["args"] if not arg.startswith("--simulated-gpus")]}
     runtimes = "/apis/node.k8s.io/v1/runtimeclasses"
 
     def set_container(container: Json) -> None:

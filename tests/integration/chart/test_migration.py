@@ -170,7 +170,7 @@ class Migration:
                 str(Path(sys.executable).parent / "cardwise-deviceplugin"),
                 f"--kubeconfig={self.cluster.state_dir / 'kubeconfig' / 'cardwise-deviceplugin'}",
                 f"--node-name={name}",
-                f"--simulated-cards={node.folder / 'cards.yaml'}",
+                f"--simulated-gpus={node.folder / 'cards.yaml'}",
                 f"--kubelet-dir={node.kubelet_dir}",
                 f"--cdi-dir={node.cdi_dir}",
                 f"--state-dir={node.folder / 'cardwise'}",

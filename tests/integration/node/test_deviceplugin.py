@@ -86,7 +86,7 @@ class Hand:
                     str(Path(sys.executable).parent / "cardwise-deviceplugin"),
                     f"--kubeconfig={self.cluster.kubeconfig}",
                     f"--node-name={name}",
-                    f"--simulated-cards={self.folder / 'cards.yaml'}",
+                    f"--simulated-gpus={self.folder / 'cards.yaml'}",
                     f"--kubelet-dir={node.kubelet_dir}",
                     f"--cdi-dir={node.cdi_dir}",
                     f"--state-dir={self.state}",

@@ -73,7 +73,7 @@ class World:
                 str(BIN / "cardwise-deviceplugin"),
                 kubeconfig,
                 f"--node-name={NODE}",
-                f"--simulated-cards={self.node.folder / 'cards.yaml'}",
+                f"--simulated-gpus={self.node.folder / 'cards.yaml'}",
                 f"--kubelet-dir={self.node.kubelet_dir}",
                 f"--cdi-dir={self.node.cdi_dir}",
                 f"--state-dir={self.node.folder / 'cardwise'}",

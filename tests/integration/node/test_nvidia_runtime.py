@@ -262,7 +262,7 @@ def test_by_environment_alone_a_share_has_its_card_only_where_the_toolkit_heeds_
 
     def set_card_access(access: str) -> None:
         plugin.stop()
-        plugin.start([*start_line.command, f"--card-access={access}"], start_line.environment)
+        plugin.start([*start_line.command, f"--gpu-access={access}"], start_line.environment)
         cards = paths.extendedresources()
 
         def is_reported() -> bool:
