@@ -4,16 +4,16 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from cardwise.core.api.mps import MpsState
 
-UP = Gauge("cardwise_mps_up", "1 while the GPU's MPS is ready for containers", ["card"])
-STATE = Gauge("cardwise_mps_state", "1 for the state that the GPU's MPS is in, 0 for the others", ["card", "state"])
-RECOVERIES = Counter("cardwise_mps_recoveries", "Times that the GPU's MPS became ready again after a failure", ["card"])
-STARTS = Counter("cardwise_mps_daemon_starts", "Starts of a daemon", ["card"])
-FAILURES = Counter("cardwise_mps_daemon_failures", "Unexpected ends of a daemon", ["card"])
-FAULTS = Counter("cardwise_mps_server_faults", "Faults that a client has caused on its GPU", ["card"])
-LOST = Counter("cardwise_mps_settings_lost", "Times that a daemon's settings were changed or lost", ["card"])
-CLIENTS = Gauge("cardwise_mps_clients", "Processes that compute through the GPU's server", ["card"])
-CEILING = Gauge("cardwise_mps_ceiling_bytes", "Memory limit of one client on the GPU", ["card"])
-DETACHED = Counter("cardwise_mps_clients_detached", "Clients that were detached from their server", ["card", "reason"])
+UP = Gauge("cardwise_mps_up", "1 while the GPU's MPS is ready for containers", ["gpu"])
+STATE = Gauge("cardwise_mps_state", "1 for the state that the GPU's MPS is in, 0 for the others", ["gpu", "state"])
+RECOVERIES = Counter("cardwise_mps_recoveries", "Times that the GPU's MPS became ready again after a failure", ["gpu"])
+STARTS = Counter("cardwise_mps_daemon_starts", "Starts of a daemon", ["gpu"])
+FAILURES = Counter("cardwise_mps_daemon_failures", "Unexpected ends of a daemon", ["gpu"])
+FAULTS = Counter("cardwise_mps_server_faults", "Faults that a client has caused on its GPU", ["gpu"])
+LOST = Counter("cardwise_mps_settings_lost", "Times that a daemon's settings were changed or lost", ["gpu"])
+CLIENTS = Gauge("cardwise_mps_clients", "Processes that compute through the GPU's server", ["gpu"])
+CEILING = Gauge("cardwise_mps_ceiling_bytes", "Memory limit of one client on the GPU", ["gpu"])
+DETACHED = Counter("cardwise_mps_clients_detached", "Clients that were detached from their server", ["gpu", "reason"])
 PROBE = Histogram(
     "cardwise_mps_probe_seconds",
     "Time of a probe by outcome",
@@ -23,18 +23,18 @@ PROBE = Histogram(
 USED = Gauge(
     "cardwise_mps_used_bytes",
     "Memory of the GPU that the container's processes use in total, as the driver reports",
-    ["namespace", "pod", "container", "card"],
+    ["namespace", "pod", "container", "gpu"],
 )
 AUDIT_OPEN_VIOLATIONS = Gauge(
     "cardwise_mps_audit_open_violations",
     "Standing violations of pods or processes on the GPU, by reason",
-    ["card", "reason"],
+    ["gpu", "reason"],
 )
-AUDIT_VIOLATIONS = Counter("cardwise_mps_audit_violations", "Violations that the audit reported", ["card", "reason"])
+AUDIT_VIOLATIONS = Counter("cardwise_mps_audit_violations", "Violations that the audit reported", ["gpu", "reason"])
 AUDIT_EVICTIONS = Counter(
     "cardwise_mps_audit_evictions", "Evictions by the audit, by outcome (evicted, budget, error, withheld)", ["outcome"]
 )
-AUDIT_FAILURES = Counter("cardwise_mps_audit_failures", "Audits of a GPU that could not list its processes", ["card"])
+AUDIT_FAILURES = Counter("cardwise_mps_audit_failures", "Audits of a GPU that could not list its processes", ["gpu"])
 THREADS = Counter(
     "cardwise_mps_thread_failures", "Unexpected errors in a thread, which continued; see the log", ["thread"]
 )

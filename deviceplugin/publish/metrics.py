@@ -10,7 +10,7 @@ from cardwise.core.api.cards import FULL_CORE
 from deviceplugin.publish.cardloads import CardLoad
 
 _BYTES = 1024 * 1024
-_LABELS = ["card", "index", "model"]
+_LABELS = ["gpu", "index", "model"]
 
 PRE_START = Histogram(
     "cardwise_prestart_seconds",
@@ -30,26 +30,26 @@ UNKNOWN_HOLDERS = Gauge(
 UNREADABLE = Gauge("cardwise_unreadable_grants", "Grants on disk that could not be read at the start")
 
 _CARD_METRICS: tuple[tuple[str, str, Callable[[CardLoad], float]], ...] = (
-    ("cardwise_card_memory_bytes", "Memory of the GPU.", lambda level: level.card.memory * _BYTES),
+    ("cardwise_gpu_memory_bytes", "Memory of the GPU.", lambda level: level.card.memory * _BYTES),
     (
-        "cardwise_card_used_bytes",
+        "cardwise_gpu_used_bytes",
         "Memory of the GPU that pods of this node request.",
         lambda level: level.used * _BYTES,
     ),
-    ("cardwise_card_free_bytes", "Memory of the GPU that no pod requests.", lambda level: level.free * _BYTES),
+    ("cardwise_gpu_free_bytes", "Memory of the GPU that no pod requests.", lambda level: level.free * _BYTES),
     (
-        "cardwise_card_granted_bytes",
+        "cardwise_gpu_granted_bytes",
         "Memory of the GPU that started containers hold.",
         lambda level: level.granted * _BYTES,
     ),
-    ("cardwise_card_shares", "Containers that have a share of the GPU.", lambda level: level.shares),
+    ("cardwise_gpu_shares", "Containers that have a share of the GPU.", lambda level: level.shares),
     (
-        "cardwise_card_cores_used_ratio",
+        "cardwise_gpu_cores_used_ratio",
         "Fraction of the GPU's SMs that pods request.",
         lambda level: level.core / FULL_CORE,
     ),
     (
-        "cardwise_card_healthy",
+        "cardwise_gpu_healthy",
         "1 while the GPU takes new shares, 0 while it is unhealthy.",
         lambda level: level.healthy,
     ),

@@ -129,7 +129,7 @@ def format_metrics(
     return "".join(
         (
             _format_family("cardwise_share_limit_bytes", "Memory that the container may use on the GPU", limits),
-            _format_family("cardwise_share_card_bytes", "Memory of the whole GPU", totals),
+            _format_family("cardwise_share_gpu_bytes", "Memory of the whole GPU", totals),
             _format_family("cardwise_share_fraction", "The limit as a part of the GPU", fractions),
             _format_family("cardwise_share_core_percent", "Percent of the GPU's SMs, where there is a limit", cores),
             _format_family("cardwise_share_enforced", "1, with what makes the container keep to its limit", enforcers),
@@ -140,7 +140,7 @@ def format_metrics(
 
 
 def _share_labels(key: str, share: CardShare) -> dict[str, str]:
-    return {"key": key, "card": str(share.index), "uuid": share.uuid}
+    return {"key": key, "index": str(share.index), "uuid": share.uuid}
 
 
 def _format_family(name: str, help_text: str, samples: Iterable[tuple[Mapping[str, str], object]]) -> str:

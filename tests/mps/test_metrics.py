@@ -8,7 +8,7 @@ from tests.mps.worlds import uuid_of
 
 
 def value(name: str, **labels: str) -> float:
-    return REGISTRY.get_sample_value(name, {"card": uuid_of(0)} | labels) or 0.0
+    return REGISTRY.get_sample_value(name, {"gpu": uuid_of(0)} | labels) or 0.0
 
 
 def states() -> dict[str, float]:
@@ -22,14 +22,14 @@ def only(state: MpsState) -> dict[str, float]:
 def test_a_state_is_one_of_all():
     metrics.set_state("some-card", MpsState.DRAINING)
     samples = {
-        state_: REGISTRY.get_sample_value("cardwise_mps_state", {"card": "some-card", "state": state_})
+        state_: REGISTRY.get_sample_value("cardwise_mps_state", {"gpu": "some-card", "state": state_})
         for state_ in MpsState
     }
     assert samples == only(MpsState.DRAINING)
-    assert REGISTRY.get_sample_value("cardwise_mps_up", {"card": "some-card"}) == 0
+    assert REGISTRY.get_sample_value("cardwise_mps_up", {"gpu": "some-card"}) == 0
     metrics.set_state("some-card", MpsState.READY)
-    assert REGISTRY.get_sample_value("cardwise_mps_up", {"card": "some-card"}) == 1
-    assert REGISTRY.get_sample_value("cardwise_mps_state", {"card": "some-card", "state": MpsState.DRAINING}) == 0
+    assert REGISTRY.get_sample_value("cardwise_mps_up", {"gpu": "some-card"}) == 1
+    assert REGISTRY.get_sample_value("cardwise_mps_state", {"gpu": "some-card", "state": MpsState.DRAINING}) == 0
 
 
 def test_a_daemon_that_was_killed_and_replaced_has_healed_once(node):

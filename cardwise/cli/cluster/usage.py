@@ -360,5 +360,5 @@ def parse_usage(exposition: str) -> dict[tuple[str, str, str], int]:
     for family in text_string_to_metric_families("\n".join([*lines, ""])):
         for sample in family.samples:
             labels = sample.labels
-            used_bytes[labels.get("namespace", ""), labels.get("pod", ""), labels.get("card", "")] += int(sample.value)
+            used_bytes[labels.get("namespace", ""), labels.get("pod", ""), labels.get("gpu", "")] += int(sample.value)
     return {key: amount // _BYTES for key, amount in used_bytes.items()}

@@ -80,11 +80,11 @@ def test_a_scrape_tells_each_card(rig):
         return samples[0] if samples else None
 
     rig.settle()
-    assert sample("cardwise_card_granted_bytes", 1) == 4096 * 1024**2
-    assert sample("cardwise_card_used_bytes", 1) == 4096 * 1024**2
-    assert sample("cardwise_card_used_bytes", 0) == 0
-    memory = sample("cardwise_card_memory_bytes", 1)
+    assert sample("cardwise_gpu_granted_bytes", 1) == 4096 * 1024**2
+    assert sample("cardwise_gpu_used_bytes", 1) == 4096 * 1024**2
+    assert sample("cardwise_gpu_used_bytes", 0) == 0
+    memory = sample("cardwise_gpu_memory_bytes", 1)
     assert memory
-    assert sample("cardwise_card_free_bytes", 1) == memory - 4096 * 1024**2
-    assert sample("cardwise_card_shares", 1) == 1
-    assert sample("cardwise_card_healthy", 1) == 1
+    assert sample("cardwise_gpu_free_bytes", 1) == memory - 4096 * 1024**2
+    assert sample("cardwise_gpu_shares", 1) == 1
+    assert sample("cardwise_gpu_healthy", 1) == 1

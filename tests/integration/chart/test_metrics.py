@@ -159,11 +159,11 @@ def test_the_numbers_are_those_of_the_cluster(prometheus: Prometheus, space: Spa
     node, index = space.placed("half")
     card = f'node="{node}",index="{index}"'
     ours = {(P100 // 2 + offset) * _MIB for offset in (0, 1024, 2048)}  # the gang may be on the same card
-    _eventually(prometheus, f"cardwise_card_used_bytes{{{card}}}", lambda samples: samples <= ours)
-    _eventually(prometheus, f"cardwise_card_granted_bytes{{{card}}}", lambda samples: min(samples) >= P100 // 2 * _MIB)
-    _eventually(prometheus, f"cardwise_card_cores_used_ratio{{{card}}}", lambda samples: samples == {0.5})
-    _eventually(prometheus, "sum(cardwise_card_memory_bytes)", lambda samples: samples == {4 * P100 * _MIB})
-    difference = "sum(cardwise_card_free_bytes + cardwise_card_used_bytes - cardwise_card_memory_bytes)"
+    _eventually(prometheus, f"cardwise_gpu_used_bytes{{{card}}}", lambda samples: samples <= ours)
+    _eventually(prometheus, f"cardwise_gpu_granted_bytes{{{card}}}", lambda samples: min(samples) >= P100 // 2 * _MIB)
+    _eventually(prometheus, f"cardwise_gpu_cores_used_ratio{{{card}}}", lambda samples: samples == {0.5})
+    _eventually(prometheus, "sum(cardwise_gpu_memory_bytes)", lambda samples: samples == {4 * P100 * _MIB})
+    difference = "sum(cardwise_gpu_free_bytes + cardwise_gpu_used_bytes - cardwise_gpu_memory_bytes)"
     _eventually(prometheus, difference, lambda samples: samples == {0})
     _eventually(prometheus, "sum(cardwise_extender_leader)", lambda samples: samples == {1})
     _eventually(prometheus, 'cardwise_extender_gangs{phase="Running"}', lambda samples: min(samples) >= 1)

@@ -89,8 +89,8 @@ def test_metrics_that_prometheus_reads():
     assert actual_share == {
         ("cardwise_share_limit_bytes", "0", "1", ONE): 8138 * 2**20,
         ("cardwise_share_limit_bytes", "1", "2", TWO): 4069 * 2**20,
-        ("cardwise_share_card_bytes", "0", "1", ONE): 16276 * 2**20,
-        ("cardwise_share_card_bytes", "1", "2", TWO): 16276 * 2**20,
+        ("cardwise_share_gpu_bytes", "0", "1", ONE): 16276 * 2**20,
+        ("cardwise_share_gpu_bytes", "1", "2", TWO): 16276 * 2**20,
         ("cardwise_share_fraction", "0", "1", ONE): 0.5,
         ("cardwise_share_fraction", "1", "2", TWO): 0.25,
         ("cardwise_share_core_percent", "0", "1", ONE): 30,
