@@ -6,8 +6,8 @@ Input: cards and devices of nodes, the holdings of pods, a `PodRequest`. Output:
     fitting      one card request on one node: the usable cards, and those that the policy takes
     searching    all card requests of a pod on one node
     ledger       the holdings of pods, and snapshots of it
-    holding      what one pod holds on its node
-    nodestate    what is left on the cards of one node
+    holding      the cards and devices that one pod holds
+    nodestate    the free amounts of the cards of one node
     locations    which nodes report a card or device, by UUID
     cardindex    open cards by free memory, so that not every node is checked
     memoryindex  nodes by memory: refuses thousands of nodes without checking each

@@ -2,7 +2,7 @@
 
 A request for one card is answered by a bisection, and not by asking every node. There is a list for each kind of card,
 the taints of its MPS (`mpstaints`), and whether a pod holds a part of it (`USED`), so that a request walks only cards
-that it may use. The answer equals that of asking node by node (tests/core/placement/test_cardindex.py,
+that it may use. The answer equals the answer of a search node by node (tests/core/placement/test_cardindex.py,
 tests/property/test_typed_placement.py, tests/property/test_mpstaints.py).
 """
 
@@ -14,14 +14,14 @@ from typing import Final
 
 from cardwise.core.placement.mpstaints import BITS
 
-USED: Final = 1 << BITS  # like a taint: closes the card to requests for whole cards
+USED: Final = 1 << BITS  # a taint: a card with a share is closed to requests for whole cards
 KIND: Final = BITS + 1  # the bits below a group's kind
 
 # Free MiB, node, position of the card in the node's lists, and its group: its kind above `USED` and its taints.
 Entry = tuple[int, str, int, int]
 
-_RESORT_NODES = 2000  # from so many changed nodes on, sorting again is cheaper than moving their cards
-_NEW = 64  # from so many new nodes on, sorting is cheaper than putting each card in its place
+_RESORT_NODES = 2000  # changed nodes from which sorting all cards again is cheaper than moving these nodes' cards
+_NEW = 64  # new nodes from which sorting is cheaper than inserting each card
 
 
 class CardIndex:
@@ -57,7 +57,8 @@ class CardIndex:
     def smallest(
         self, mem: int, nodes: Collection[str], kinds: Collection[int] | None = None, untolerated: int = 0
     ) -> Iterator[Entry]:
-        """Cards of these nodes and kinds with at least `mem` free, the fullest first; equal ones by node and position.
+        """Yield cards of these nodes and kinds with at least `mem` MiB free, the fullest first; equally full cards by
+        node and position.
 
         Cards with a taint that is not tolerated are left out.
         """
@@ -72,7 +73,7 @@ class CardIndex:
         return walks[0] if len(walks) == 1 else heapq.merge(*walks, key=_emptiest_first)
 
     def count(self, untolerated: int) -> Mapping[str, int]:
-        """How many cards without such a taint nodes have. Nodes without such cards are left out."""
+        """By node, how many open cards have none of these taints. Nodes without such a card are left out."""
         return Counter(entry[1] for entries in self._chosen(None, untolerated) for entry in entries)
 
     def _chosen(self, kinds: Collection[int] | None, untolerated: int) -> Iterable[list[Entry]]:
@@ -91,7 +92,7 @@ class CardIndex:
             del self._entries[entry[3]]
 
     def _add(self, new_nodes: Iterable[tuple[str, list[Entry]]]) -> None:
-        """Adds cards. The lists are in order already, so sorting them again hardly takes longer than reading them."""
+        """Add cards. The lists are sorted already, so sorting them again takes little longer than reading them."""
         groups: set[int] = set()
         for name, entries in new_nodes:
             self._entries_by_node[name] = entries

@@ -56,12 +56,15 @@ def is_valid_grant(granted: Assignment, devices: Sequence[Device], hold_counts: 
 
 
 def is_free(device: Device, hold_counts: Collection[str]) -> bool:
-    """Whether a pod could get the device now. `hold_counts`: the UUIDs of devices that are held."""
+    """Whether a pod could get the device now.
+
+    hold_counts: the UUIDs of devices that pods hold.
+    """
     return device.accepts_pods and device.uuid not in hold_counts
 
 
 class WantedDevices:
-    """What one pod asks of devices, prepared so that thousands of nodes can be asked."""
+    """The devices that one pod requests, prepared for checking thousands of nodes."""
 
     def __init__(self, requests: Sequence[DeviceRequest]) -> None:
         self._requests = requests
@@ -75,7 +78,7 @@ class WantedDevices:
         return len(free) if self._are_enough(free) else self._refusal(devices)
 
     def grant(self, devices: Sequence[Device], hold_counts: Collection[str]) -> tuple[int, GrantedDevices] | Refusal:
-        """As `available`, and the devices for each container."""
+        """The number of free devices, and the devices for each container; a refusal if they are too few."""
         free = self._free(devices, hold_counts)
         matched = self._match(free)
         if matched is None:
@@ -94,17 +97,17 @@ class WantedDevices:
         return [device for device in self._of_classes(devices) if is_free(device, hold_counts)]
 
     def _refusal(self, devices: Sequence[Device]) -> Refusal:
-        """Why too few are free. If the node has too few at all, ended pods or healed devices do not help."""
+        """Why too few devices are free. If the node has too few devices in total, no pod that ends makes it fit."""
         return Refusal.NO_DEVICE if self._are_enough(self._of_classes(devices)) else Refusal.NO_SUCH_DEVICE
 
     def _are_enough(self, devices: Sequence[Device]) -> bool:
-        """Whether these devices, which are all of the classes, are enough."""
+        """Whether these devices, each of a requested class, are enough for all classes."""
         if len(self.counts) == 1:
             return len(devices) >= sum(self.counts.values())
         return self._match(devices) is not None
 
     def _match(self, devices: Sequence[Device]) -> dict[str, deque[int]] | None:
-        """For each class the positions of as many different devices as are asked for; None if there are too few."""
+        """By class, the positions of the devices that it gets, no device twice; None if there are too few devices."""
         if len(devices) < sum(self.counts.values()):
             return None
         assigned: dict[int, str] = {}  # by position, the class that a device is given for
@@ -119,7 +122,7 @@ class WantedDevices:
 
 
 def _assign_device(name: str, devices: Sequence[Device], assigned: dict[int, str]) -> bool:
-    """Gives one more device to the class: a free one, or one of another class that gets another device instead, and so
+    """Give one more device to the class: a free one, or a device of another class that gets another one instead, and so
     on (an augmenting path). The shortest chain is found first, so a free device of the class is taken if there is one.
     """
     takers: dict[int, str] = {}  # by position, the class that would take the device

@@ -1,4 +1,4 @@
-"""Fits one card request on one node: the usable cards, and those of them that the policy takes.
+"""Finds cards of one node for one card request: the usable cards, and the policy's choice among them.
 
 `searching` finds cards for all card requests of a pod; `placement` compares thousands of nodes.
 """
@@ -19,14 +19,18 @@ from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.refusals import Refusal
 
-_LEVEL_WEIGHT: Final = 1 << 40  # what a rank of a level weighs: more than any MiB
-_ANY_SIZE: Final = 1 << 40  # MiB of a whole card that is not chosen yet, at most
+_LEVEL_WEIGHT: Final = 1 << 40  # the penalty of a level in scores: more than the MiB of any card
+_ANY_SIZE: Final = 1 << 40  # an upper bound of the MiB of a whole card that is not chosen yet
 
 
 class CardRequest(NamedTuple):
-    """A request for `cards` different cards, each with `mem` MiB and `core` percent, or whole.
+    """A request for one card, or for several different cards of one class.
 
-    `untolerated` and `user`: which cards it may have by their MPS, see `mpstaints`.
+    keys: the containers that get these cards.
+    cards: how many different cards.
+    mem, core: MiB and percent of the SMs on each card; whole: the whole card instead.
+    resource_class: the requested class; "" for any card.
+    untolerated, user: which cards MPS allows, see `mpstaints`.
     """
 
     keys: tuple[str, ...]
@@ -39,15 +43,20 @@ class CardRequest(NamedTuple):
     user: int = NO_USER
 
     def charge(self, cards: int, size: int) -> Charge:
-        """What so many cards for it charge a quota; `size`: MiB of each, if it takes whole cards."""
+        """The charge of this number of cards to a quota.
+
+        size: MiB of each card; matters only for whole cards.
+        """
         if self.whole:
             return Charge(cards, cards * size, cards)
         return Charge(cards * len(self.keys), cards * self.mem, 0)
 
 
 class TypedRequest(NamedTuple):
-    """A claim and the kinds of cards that it may have. `levels`: those that no quota closes, in the order of trying;
-    `typed`: all kinds of its class, None: any.
+    """A card request and the kinds of cards that it may have.
+
+    levels: the kinds that no quota closes, by level, in the order in which they are tried.
+    typed: all kinds of its class; None for any kind.
     """
 
     card_request: CardRequest
@@ -56,16 +65,19 @@ class TypedRequest(NamedTuple):
 
 
 class KindHeadroom(NamedTuple):
-    """What the entry of a quota leaves, and the kinds of cards that it counts."""
+    """The remaining amounts of a quota entry, and the kinds of cards that the entry counts."""
 
     entry_headroom: Headroom
     kinds: frozenset[int]
 
 
 class SearchPlan(NamedTuple):
-    """What to look for. `headroom`: what is left of the quota entries that this request may use up.
+    """The input of a search for cards.
 
-    `unlimited`: the same without quotas, to tell why nothing was found; None if quotas do not matter.
+    typed_requests: the pod's card requests, with the kinds of cards that each may have.
+    headroom: the remaining amounts of the quota entries that this request could exceed.
+
+    unlimited: the card requests without quotas, to find the reason of a refusal; None if no quota matters.
     """
 
     typed_requests: tuple[TypedRequest, ...]
@@ -74,10 +86,10 @@ class SearchPlan(NamedTuple):
 
 
 def card_requests(request: PodRequest) -> list[CardRequest]:
-    """The claims of a request, the hardest first. Containers that ask for a share of one card of the same class make
-    one claim: they share a card.
+    """The card requests of a pod, the hardest to place first. Containers that request a share of one card of the same
+    class are one card request: they share the card.
 
-    A claim that names a class comes before claims that may have any card.
+    A card request that names a class comes before card requests that may have any card.
     """
     requests = []
     single_card, multi_card = (
@@ -119,12 +131,15 @@ def card_requests(request: PodRequest) -> list[CardRequest]:
 
 
 def has_several_card_requests(request: PodRequest) -> bool:
-    """Whether the request has several claims, so that each node must be searched for cards for all of them."""
+    """Whether the pod has several card requests, so that each node must be searched for cards for all of them."""
     return len(card_requests(request)) > 1
 
 
 def share(node: NodeState, i: int, amounts: tuple[MiB, Percent] | None) -> CardShare:
-    """A share of the card: this part, or with None the whole card."""
+    """A share of the card at position `i`.
+
+    amounts: MiB and percent of the SMs; None for the whole card.
+    """
     card = node.cards[i]
     mem, core = amounts if amounts is not None else (MiB(node.free[i]), FULL_CORE)
     return CardShare(card.index, card.uuid, mem, core, card.mem, whole=amounts is None)
@@ -136,7 +151,7 @@ def share(node: NodeState, i: int, amounts: tuple[MiB, Percent] | None) -> CardS
 def make_search_plan(
     card_requests: Sequence[CardRequest], kinds: CardKinds, headroom: Sequence[Headroom]
 ) -> SearchPlan:
-    """The plan of a search. Kinds that a quota closes are left out where that is known, so the index skips them."""
+    """The input of a search, without the kinds of cards that a quota surely closes, so that the index skips them."""
     unlimited = tuple(
         [TypedRequest(c, kinds.levels(c.resource_class), kinds.allowed(c.resource_class)) for c in card_requests]
     )
@@ -167,15 +182,15 @@ def make_search_plan(
 
 
 def _min_charge(card_request: CardRequest, kinds: CardKinds, entry: quotas.QuotaEntry) -> Charge:
-    """The least that the claim charges the entry if it takes a card that the entry covers: for one card, or for all its
-    cards if it can get no others.
+    """A lower bound of the charge to the entry if the card request takes a card that the entry covers: for one card, or
+    for all cards if it can get no others.
     """
     cards = card_request.cards if kinds.allowed(card_request.resource_class, (entry,)) == frozenset() else 1
     return card_request.charge(cards, 1)
 
 
 def min_charge_of_share(request: PodRequest, kinds: CardKinds, entry: quotas.QuotaEntry) -> Charge:
-    """What the request charges the entry of a quota at least, whichever cards it gets."""
+    """A lower bound of the request's charge to a quota entry, whichever cards it gets."""
     return quotas.total(
         _min_charge(card_request, kinds, entry)
         for card_request in card_requests(request)
@@ -184,14 +199,14 @@ def min_charge_of_share(request: PodRequest, kinds: CardKinds, entry: quotas.Quo
 
 
 def _charge(node: NodeState, i: int, card_request: CardRequest) -> Charge:
-    """What this card charges if the claim takes it: the sum of `quotas.charge` of its shares."""
+    """The charge of this card if the card request takes it: the sum of `quotas.charge` of its shares."""
     return card_request.charge(1, node.cards[i].mem - node.kept_back)
 
 
 def headroom_after(
     headroom: Sequence[KindHeadroom], node: NodeState, i: int, card_request: CardRequest
 ) -> list[KindHeadroom] | None:
-    """What quotas leave when this card is taken for the claim; None where one of them does not allow it."""
+    """The headroom after the card request has taken this card; None if a quota does not allow it."""
     charge = _charge(node, i, card_request)
     new_headroom = []
     for entry_headroom, kinds in headroom:
@@ -202,10 +217,10 @@ def headroom_after(
     return new_headroom
 
 
-# The choice for one claim.
+# The choice of cards for one card request.
 
 
-# Score and positions of the cards for one claim, and what quotas leave beside them.
+# The score and positions of the cards for one card request, and the remaining headroom.
 Chosen = tuple[int, list[int], Sequence[KindHeadroom]]
 
 
@@ -216,7 +231,7 @@ def choose(
     policy: policies.Policy,
     may_try: Callable[[], bool],
 ) -> Chosen | None:
-    """The policy's choice of cards for one claim; None if there are too few that it may have.
+    """The policy's choice of cards for one card request; None if too few cards are allowed and free.
 
     may_try: as in `choices`, where quotas may forbid some cards.
     """
@@ -231,7 +246,7 @@ def choose(
 def _choose_freely(
     node: NodeState, codes: Sequence[int], typed_request: TypedRequest, policy: policies.Policy
 ) -> Chosen | None:
-    """The policy's choice of cards for one claim, one after another."""
+    """The policy's choice of cards for one card request, one card after another, without quotas."""
     card_request, levels, _ = typed_request
     if len(codes) < card_request.cards:
         return None
@@ -264,12 +279,12 @@ def choices(
     may_try: Callable[[], bool],
     chosen_before: tuple[int, ...] = (),
 ) -> Iterator[Chosen]:
-    """The choices of cards for one claim for which quotas have room, in the policy's order of preference.
+    """Yield the choices of cards for one card request that quotas allow, in the policy's order of preference.
 
-    Of cards for which `equivalence_key` is equal only one is tried: the result would be the same.
+    equivalence_key: cards with equal keys are interchangeable; only one of them is tried.
 
-    may_try: called before each card is tried; the search ends when it returns False. Without a limit the number of
-        choices is exponential in the number of cards that are not alike.
+    may_try: called before each card is tried; the search ends when it returns False. Without this limit the number of
+        choices is exponential in the number of cards with different keys.
     """
     missing_cards = typed_request.card_request.cards - len(chosen_before)
     while len(codes) >= missing_cards:
@@ -299,7 +314,7 @@ def choices(
 
 
 def _kind_and_size(node: NodeState, i: int) -> tuple[int, MiB]:
-    """Equal for cards that are alike to a quota."""
+    """A key that is equal for cards that count the same in every quota."""
     return node.kinds[i], node.cards[i].mem
 
 
@@ -319,7 +334,7 @@ def choose_card(
 
 
 def usable_codes(node: NodeState, card_request: CardRequest) -> Sequence[int]:
-    """Codes of the cards that may serve the claim, in ascending order; memory and kind are not checked."""
+    """The codes of cards that may serve the card request, in ascending order; memory and kind are not checked."""
     codes = node.codes_of_empty_cards() if card_request.whole else node.codes_fullest_first()
     if node.mps.may_close(card_request.untolerated, card_request.user):
         codes = [code for code in codes if admits(node, code & PLACE, card_request)]
@@ -331,20 +346,18 @@ def usable_codes(node: NodeState, card_request: CardRequest) -> Sequence[int]:
 
 
 def has_capacity(node: NodeState, i: int, card_request: CardRequest) -> bool:
-    """Whether an open card has what the claim asks besides memory: SMs, and room for one client per container."""
-    cores = (
-        not card_request.core or node.free_core[i] >= card_request.core
-    )  # below zero if the setting has become smaller
+    """Whether an open card has what the card request needs besides memory: SMs, and one MPS client per container."""
+    cores = not card_request.core or node.free_core[i] >= card_request.core  # negative if the setting was lowered
     return cores and node.clients[i] + len(card_request.keys) <= node.max_card_clients[i]
 
 
 def admits(node: NodeState, i: int, card_request: CardRequest) -> bool:
-    """Whether the card is open to the claim's pod as far as MPS is concerned."""
+    """Whether MPS allows the pod of the card request on this card."""
     return node.mps.admits(i, card_request.untolerated, card_request.user)
 
 
 def asks_for_memory_alone(card_request: CardRequest) -> bool:
-    """Whether nothing else decides on a node where no card has so much."""
+    """Whether only memory decides on a node where no card has enough memory."""
     return (
         card_request.cards == 1
         and not card_request.whole
@@ -354,7 +367,7 @@ def asks_for_memory_alone(card_request: CardRequest) -> bool:
 
 
 def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | None = None) -> Refusal:
-    """Why the claim found no card of its class, from the most to the least permanent reason."""
+    """Why the node has no card for the card request: the most permanent reason."""
     if not node.cards:
         return Refusal.NOT_OURS
     allowed_codes: Sequence[int] | None = None  # all
@@ -363,7 +376,7 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
         if not allowed_codes:
             return Refusal.NO_SUCH_TYPE
     elif asks_for_memory_alone(card_request):
-        # The common cases of a full cluster; `MemoryIndex` says the same of thousands of nodes at once.
+        # The common cases of a full cluster; `MemoryIndex` decides the same for thousands of nodes at once.
         if node.largest < card_request.mem:
             return Refusal.CARD_TOO_SMALL
         # Eight integers of thousands of nodes are in no CPU cache; if all cards are open, one packed array is enough.
@@ -385,7 +398,7 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
         if open_card_count < card_request.cards:
             return _withheld(node, card_request, kind_set)
         if not node.mps.may_close(card_request.untolerated, card_request.user):
-            return Refusal.NO_WHOLE_CARD  # empty cards are not looked for: thousands of nodes are asked
+            return Refusal.NO_WHOLE_CARD  # not checked for each card: this runs for thousands of nodes
         empty = [i for i in kind_set if node.is_empty(i)]
         return _why_closed(node, card_request, empty) or Refusal.NO_WHOLE_CARD
     big = [i for i in kind_set if node.cards[i].mem - node.kept_back >= card_request.mem]
@@ -407,13 +420,13 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
 
 
 def _withheld(node: NodeState, card_request: CardRequest, kind_set: Sequence[int]) -> Refusal:
-    """Why too few of these cards take new shares: a cordon is named if ending it would be enough."""
+    """Why too few of these cards accept new shares. The reason is a cordon if ending it would be enough."""
     healthy = sum(node.cards[i].healthy for i in kind_set)
     return Refusal.UNHEALTHY if healthy < card_request.cards else Refusal.CORDONED
 
 
 def _why_closed(node: NodeState, card_request: CardRequest, kind_set: Sequence[int]) -> Refusal | None:
-    """Why MPS closes so many of these cards that too few are left; None if it does not, or if they were too few."""
+    """Why MPS closes cards so that too few remain; None if enough remain, or if there were too few before."""
     if len(kind_set) < card_request.cards or not node.mps.may_close(card_request.untolerated, card_request.user):
         return None
     if sum(admits(node, i, card_request) for i in kind_set) >= card_request.cards:
@@ -424,7 +437,9 @@ def _why_closed(node: NodeState, card_request: CardRequest, kind_set: Sequence[i
 def servable_requests(
     kinds: CardKinds, node: NodeState, i: int, request: PodRequest, headroom: Sequence[Headroom] = ()
 ) -> tuple[list[CardRequest], str]:
-    """The claims that the card may serve, whatever is free on it; if there are none, why: "type", "mps", "quota"."""
+    """The card requests that the card may serve, whatever is free on it, and "". If there are none, the reason: "type",
+    "mps" or "quota".
+    """
     kind = node.kinds[i]
     typed_requests = [
         (card_request, kinds.allowed(card_request.resource_class)) for card_request in card_requests(request)

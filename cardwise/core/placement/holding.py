@@ -1,4 +1,4 @@
-"""What one pod holds of cards and devices."""
+"""The cards and devices that one pod holds."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,16 +6,16 @@ from typing import Final
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import COMMON, MpsClient
 
-REPORTED: Final = "reported"  # the phase name of what a node reports of a pod that is gone
+REPORTED: Final = "reported"  # the phase name of shares that a node still reports for a deleted pod
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one pod holds.
+    """The cards and devices that one pod holds on a node.
 
     phase_name: the phase of its reservation, as metrics and `cardwise inspect` name it; "" for a bound pod.
     mps_client: how the pod uses MPS.
-    charged: quotas count it.
+    charged: whether quotas count the holding.
     """
 
     uid: str
@@ -33,6 +33,6 @@ class Holding:
         return f"{self.name} ({self.phase_name})" if self.phase_name else self.name
 
     def counts_like(self, other: "Holding") -> bool:
-        """Whether no count changes if this takes the place of the other."""
+        """Whether no count changes when this holding replaces the other."""
         mine = self.node, self.namespace, self.mps_client, self.assignment, self.charged
         return mine == (other.node, other.namespace, other.mps_client, other.assignment, other.charged)

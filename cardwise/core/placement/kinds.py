@@ -1,8 +1,8 @@
 """Kinds of cards: one small integer for all cards with the same classes, model and priority.
 
-What a request may use and what a quota counts is decided by kind: a cluster has a few kinds and thousands of cards. A
-kind lives as long as a card is of it, or a card that is gone was of it and is still held. Its integer is never used
-again.
+Requests and quotas select cards by kind: a cluster has a few kinds and thousands of cards. A kind exists as long as a
+    card is of this kind, also a removed card on which a pod still holds a share. The integer of a kind that has ended
+    is never used again.
 """
 
 from collections.abc import Collection
@@ -16,8 +16,8 @@ UNKNOWN: Final = -1  # stands for the kind of a card that no node has reported
 
 _MAX_CACHED = 1024  # remembered answers; if there are more, all are forgotten
 
-KindLevel = tuple[int, frozenset[int] | None]  # its rank, 0 before 1, and the kinds of it; None: all
-# The levels of a claim that may have every card and prefers none.
+KindLevel = tuple[int, frozenset[int] | None]  # its rank, where 0 is tried before 1, and its kinds; None for all kinds
+# The levels of a card request that may have any card and prefers none.
 ANY_CARD: Final[tuple[KindLevel, ...]] = ((0, None),)
 
 
@@ -35,16 +35,16 @@ class CardKinds:
     def __init__(self) -> None:
         self._numbers: dict[CardKind, int] = {}
         self._kinds: dict[int, CardKind] = {}
-        self._cards: dict[int, int] = {}  # how many are of a kind
-        self._smallest: dict[int, MiB] = {}  # of a kind, since there are cards of it
+        self._cards: dict[int, int] = {}  # the number of cards by kind
+        self._smallest: dict[int, MiB] = {}  # by kind, the smallest card that has been of this kind, in MiB
         self._next = 0
-        self.changes = 0  # counts how often kinds, or what is known of them, may have changed
+        self.changes = 0  # a counter of possible changes of kinds
         self._allowed: dict[tuple[str, tuple[QuotaEntry, ...]], frozenset[int] | None] = {}
         self._levels: dict[tuple[str, tuple[QuotaEntry, ...]], tuple[KindLevel, ...]] = {}
         self._covered_kinds: dict[QuotaEntry, frozenset[int]] = {}
 
     def copy(self) -> "CardKinds":
-        """The same, of its own: neither sees a later change of the other."""
+        """A copy: later changes of one are not seen in the other."""
         duplicate = CardKinds()
         duplicate._numbers, duplicate._kinds, duplicate._cards = (
             self._numbers.copy(),
@@ -55,7 +55,7 @@ class CardKinds:
         return duplicate
 
     def add_card(self, card: Card | CardKind) -> int:
-        """One more card is of this kind: returns its integer."""
+        """Count one more card of this kind. Returns the integer of the kind."""
         kind = CardKind(card.classes, card.model, card.priority)
         number = self._numbers.get(kind)
         if number is None:
@@ -69,7 +69,7 @@ class CardKinds:
         return number
 
     def remove_card(self, number: int) -> None:
-        """Count one card of this kind less."""
+        """Count one card of this kind less; the kind ends with its last card."""
         self._cards[number] -= 1
         if not self._cards[number]:
             del self._numbers[self._kinds.pop(number)], self._cards[number]
@@ -77,11 +77,11 @@ class CardKinds:
             self._forget()
 
     def get(self, number: int) -> CardKind:
-        """The kind with this integer; a card must be of it."""
+        """The kind with this integer. Raises KeyError if no card is of this kind."""
         return self._kinds[number]
 
     def find_kind(self, number: int) -> CardKind | None:
-        """As `get`; None if no card is of it any more."""
+        """The kind with this integer; None if it has ended."""
         return self._kinds.get(number)
 
     def smallest(self, resource_class: str, entry: QuotaEntry) -> MiB:
@@ -115,7 +115,7 @@ class CardKinds:
         return kinds
 
     def allowed(self, resource_class: str, full_entries: Collection[QuotaEntry] = ()) -> frozenset[int] | None:
-        """The kinds of the class ("": any) that none of the closed entries covers; None: all kinds."""
+        """The kinds of the class ("" for any) that no full quota entry covers; None for all kinds."""
         if not resource_class and not full_entries:
             return None
         key = resource_class, tuple(full_entries)
@@ -132,7 +132,7 @@ class CardKinds:
         return self._allowed[key]
 
     def levels(self, resource_class: str, full_entries: Collection[QuotaEntry] = ()) -> tuple[KindLevel, ...]:
-        """As `allowed`, in levels: in the order in which they are to be tried.
+        """The kinds that `allowed` returns, by level, in the order in which they are tried.
 
         For a request that names a class, all cards of the class are on one level. A request that names none takes cards
         of the lowest priority first, so that scarce cards stay free for requests that name them.

@@ -1,16 +1,17 @@
-"""The ledger: who holds what on which card, and which devices; a cache of the pods' annotations, never a second truth.
+"""The ledger: which pod holds which cards and devices. A cache of the pods' annotations, never a second source of
+truth.
 
-What is left on each node is counted in `nodestate`. Not thread-safe: its owner locks.
+`nodestate` counts the free amounts of each node. Not thread-safe: its owner locks.
 
 A share counts on the card that its UUID names, on whichever node that is now: a machine that comes back under another
-name has its cards with it, and the pods of its former name go on holding them (docs/design/0031). If two nodes report
+name brings its cards, and the pods of its former name still hold them (docs/design/0031). If two nodes report
 one UUID, its shares count on both. If no node reports the card of a share, the share counts in the total of the pod's
 own node, and on no card. Shares of gpushare's pods name an index and count on the pod's own node.
 
 Holdings stay when cards change: if the cards of a node become known, change or go, the node's lists are counted again
 from its holdings, so the order of events does not matter. What a namespace holds on each kind of card, for quotas, is
 kept in the same way: a card that is gone keeps its kind while something is held on it, because its node or its
-ExtendedResource may be missing for a moment while its pods go on running. Devices that are no GPUs are counted by UUID,
+ExtendedResource may be missing for a moment while its pods run. Devices that are no GPUs are counted by UUID,
 whether a node has them or not.
 
 A snapshot is a ledger of its own that shares what does not change. Each change of a node raises the ledger's
@@ -40,15 +41,17 @@ from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.values.quantity import MiB
 
 Undo = Callable[[], None]
-# What cards were that the node has no more, by node and `card_of`.
+# The kinds of cards that a node no longer has, by node and `card_of`.
 FormerKinds = Mapping[tuple[str, str | int], CardKind]
 
 
 class Ledger:
     """All nodes and all holdings.
 
-    `kept_back`: MiB of each card for driver, contexts and MPS server. `max_clients`: the most shares on one card; MPS
-    may allow fewer; None: as MPS says, else `MAX_CLIENTS`. `core`: percent of a card's SMs that are given in sum.
+    kept_back: MiB of each card for driver, contexts and MPS server.
+    max_clients: the maximum number of shares on one card; MPS may allow fewer. None: the number of MPS, else
+        `MAX_CLIENTS`.
+    core: percent of a card's SMs that may be reserved in total.
     """
 
     def __init__(self, *, kept_back: MiB = MiB(0), max_clients: int | None = None, core: int = FULL_CORE) -> None:
@@ -65,14 +68,14 @@ class Ledger:
         self._holdings: Map[str, Holding] = Map()
         self._usage: dict[str, Mapping[int, Charge]] = {}  # by namespace and kind; each is replaced, never changed
         self._cards, self._devices = Locations(), Locations()
-        self._generation = 0  # counts changes of nodes; each node has that of its last one
+        self._generation = 0  # counts changes of nodes; each node records the count at its last change
         self._shared_until = -1  # a snapshot may have the nodes of this and earlier generations
 
     def snapshot(self) -> "Ledger":
-        """A ledger as this one is now. Neither sees a later change of the other.
+        """A copy of this ledger: later changes of one are not seen in the other.
 
-        It copies no node and no holding, only references to nodes. It has no indexes, so the placement engine asks it
-        node by node. What was asked of this ledger with `watch` is not told of it.
+        Only references to nodes and holdings are copied. The copy has no indexes, so the placement engine checks it
+        node by node, and sets of `watch` do not record its changes.
         """
         duplicate = Ledger(kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)
         duplicate.kinds, duplicate._index, duplicate.managed = self.kinds.copy(), None, self.managed.copy()
@@ -88,7 +91,7 @@ class Ledger:
 
     @property
     def generation(self) -> int:
-        """Counts changes of nodes; `NodeState.generation` is that of the node's last change."""
+        """The count of changes of nodes; `NodeState.generation` is the count at the node's last change."""
         return self._generation
 
     def empty_copy(self) -> "Ledger":
@@ -126,14 +129,14 @@ class Ledger:
         return bool(self._touched)
 
     def watch(self) -> set[str]:
-        """The nodes that have changed, at first all. The caller empties the set when it has read it."""
+        """A set that collects the nodes that change; initially all nodes. The caller empties it after reading."""
         watched = set(self._nodes)
         self._watched.append(watched)
         return watched
 
     def holdings(self, node: str | None = None) -> list[Holding]:
-        """All holdings, or those on one node: of the node's own pods, and of other nodes' pods that hold one of its
-        cards or devices.
+        """All holdings, or the holdings on one node: of the node's own pods, and of other nodes' pods that hold one of
+        its cards or devices.
         """
         if node is None:
             return [holding for state in self._nodes.values() for holding in state.holdings.values()]
@@ -141,18 +144,20 @@ class Ledger:
         return [self._holdings[uid] for uid in sorted({*state.holdings, *state.foreign})] if state else []
 
     def nodes_of(self, holding: Holding) -> set[str]:
-        """The nodes on which the holding counts: that of its pod, and those that have one of its cards or devices."""
+        """The nodes on which the holding counts: the node of its pod, and other nodes that report one of its cards or
+        devices.
+        """
         cards = (self._cards.nodes(share.uuid) for share in holding.assignment.shares())
         devices = (self._devices.nodes(device.uuid) for device in holding.assignment.device_shares())
         return {holding.node}.union(*cards, *devices)
 
     def counts_on(self, node: str, holding: Holding, uuid: str) -> bool:
-        """Whether what the holding has of this card or device counts on the node."""
+        """Whether the holding's part of this card or device counts on the node."""
         nodes = self._cards.nodes(uuid) or self._devices.nodes(uuid)
         return node in nodes if nodes else node == holding.node
 
     def shared_uuids(self) -> dict[str, tuple[str, ...]]:
-        """The cards and devices that several nodes report, by UUID, and these nodes."""
+        """The nodes of each card or device that several nodes report, by UUID."""
         return {**self._cards.shared(), **self._devices.shared()}
 
     def namespaces(self) -> Iterable[str]:
@@ -160,13 +165,13 @@ class Ledger:
         return self._usage
 
     def usage(self, namespace: str) -> Mapping[int, Charge]:
-        """What the namespace holds on cards of each kind (see `kind`). Do not keep the mapping."""
+        """The amounts that the namespace holds on cards of each kind (see `kind`). Do not keep the mapping."""
         return self._usage.get(namespace, {})
 
     def kind(self, node: str, share: CardShare) -> int:
-        """The kind by which quotas count a share of a pod on the node: that of its card as the node itself has reported
-        it, also if the node does not have the card any more. What another node reports of the card never counts: a node
-        that was taken over could change what other nodes' pods are charged for.
+        """The kind by which quotas count a share of a pod on the node: the kind of its card as this node has reported
+        it, also if the node no longer has the card. Reports of other nodes do not count: a compromised node could
+        change the charges of other nodes' pods.
 
         `UNKNOWN`, which every entry of a quota counts, if the node has not reported the card while something was held
         on it.
@@ -175,7 +180,7 @@ class Ledger:
         return state.kind(share) if state is not None else UNKNOWN
 
     def used(self, namespace: str, entry: quotas.QuotaEntry) -> Charge:
-        """What the namespace holds on the cards that the entry of a quota covers."""
+        """The amounts that the namespace holds on the cards that a quota entry covers."""
         of_kinds = self.usage(namespace).items()
         return quotas.total(charge for kind, charge in of_kinds if self.kinds.is_covered(kind, entry))
 
@@ -183,8 +188,8 @@ class Ledger:
         return len(self._holdings)
 
     def set_cards(self, node: str, cards: Iterable[Card]) -> set[str]:
-        """The node has these cards now, and no others. An empty node without holdings is forgotten. Returns the other
-        nodes whose counts have changed by that.
+        """Set the cards of the node. A node without cards and holdings is forgotten. Returns the other nodes whose
+        counts have changed.
         """
         cards = list(cards)
         state = self._state(node)
@@ -208,7 +213,7 @@ class Ledger:
         return self._other_nodes(state, recounted)
 
     def set_devices(self, node: str, devices: Iterable[Device]) -> set[str]:
-        """The node has these devices that are no GPUs now, and no others. As with `set_cards`, it may be forgotten."""
+        """Set the devices of the node other than GPUs. As with `set_cards`, the node may be forgotten."""
         state = self._own(self._state(node).name)
         uuids_before = {device.uuid for device in state.devices}
         state.devices = sort_devices(devices)
@@ -226,7 +231,7 @@ class Ledger:
         return other_nodes
 
     def set_holding(self, holding: Holding) -> Undo:
-        """Puts the holding in place of what its pod held before. Returns a function that undoes it."""
+        """Set the pod's holding; it replaces an earlier one. Returns a function that undoes the change."""
         holding_before = self._holdings.get(holding.uid)
         former_kinds: FormerKinds = {}
         if holding_before is not None and holding.counts_like(holding_before):
@@ -240,14 +245,14 @@ class Ledger:
         return self._make_undo(holding.uid, holding_before, former_kinds)
 
     def release(self, uid: str) -> Undo:
-        """The pod holds nothing any more. Returns a function that undoes it."""
+        """Remove the pod's holding. Returns a function that undoes the change."""
         holding_before = self._holdings.get(uid)
         former_kinds = self._remove_holding(holding_before) if holding_before is not None else {}
         return self._make_undo(uid, holding_before, former_kinds)
 
     @contextmanager
     def what_if(self, *, released: Iterable[str] = (), added: Iterable[Holding] = ()) -> Iterator[None]:
-        """Context manager: inside, the pods `released` hold nothing, and the holdings `added` are added.
+        """Context manager in which the pods `released` hold nothing, and the holdings `added` are added.
 
         Restores the ledger at the end, also after an exception. Inside, nothing else may change what these pods hold.
         """
@@ -261,7 +266,7 @@ class Ledger:
                 undo()
 
     def violations(self) -> list[str]:
-        """Violations of rule 1, for tests: cards that hold more than they have, devices that are held twice."""
+        """The violations of rule 1, for tests: overcommitted cards, and devices that two pods hold."""
         overfull = [
             (node.name, uuid, capacity)
             for node in self.nodes()
@@ -313,7 +318,7 @@ class Ledger:
         return state
 
     def _own(self, name: str) -> NodeState:
-        """The node, to be changed: a copy if a snapshot may share it. Call it again after each snapshot."""
+        """The node for a change: a copy if a snapshot may share it. Call this again after each snapshot."""
         state = self._nodes[name]
         if state.generation <= self._shared_until:
             state = self._nodes[name] = state.copy()
@@ -324,7 +329,7 @@ class Ledger:
     def _recounted(
         self, state: NodeState, located: Locations, before: Iterable[str], now: Iterable[str]
     ) -> list[Holding]:
-        """The holdings that may count otherwise once the node has the UUIDs `now` in place of those `before`."""
+        """The holdings whose counts may change when the node's UUIDs change from `before` to `now`."""
         uids = dict.fromkeys((*state.holdings, *state.foreign))
         for uuid in set(now).difference(before):
             uids |= dict.fromkeys(located.holders_elsewhere(uuid))
@@ -338,7 +343,10 @@ class Ledger:
         return set().union(*map(self.nodes_of, foreign)) - {state.name}
 
     def _add_holding(self, holding: Holding, former_kinds: FormerKinds) -> None:
-        """Adds the holding. `former_kinds`: the kinds of cards that are gone, as the pod's former holding knew them."""
+        """Add the holding.
+
+        former_kinds: the kinds of its removed cards, as recorded with the pod's former holding.
+        """
         state = self._own(self._state(holding.node).name)
         self._holdings = self._holdings.set(holding.uid, holding)
         state.holdings[holding.uid] = holding
@@ -351,7 +359,7 @@ class Ledger:
         self._count_devices(holding, 1)
 
     def _remove_holding(self, holding: Holding) -> FormerKinds:
-        """Removes the holding. Returns the kinds of its cards that are gone, which the ledger may forget now."""
+        """Remove the holding. Returns the kinds of its removed cards, which the ledger may now forget."""
         state = self._own(holding.node)
         self._holdings = self._holdings.delete(holding.uid)
         state.holdings.pop(holding.uid, None)
@@ -367,14 +375,14 @@ class Ledger:
         kinds = {(state.name, card): self.kinds.get(state.former_kinds[card]) for card in cards}
         for holding_there in state.holdings.values():
             if not cards:
-                break  # each has another holding: most often one of the first
+                break  # usually one of the first holdings is on the card
             cards.difference_update(card_of(share) for share in holding_there.assignment.shares())
         for card in cards:
             state.forget(self.kinds, card)
         return kinds
 
     def _count(self, holding: Holding, sign: int) -> None:
-        """Adds (sign 1) or removes (sign -1) the holding's cards, where they are, and its charge, once."""
+        """Add (sign 1) or remove (sign -1) the holding's cards on every node that reports them, and its charge once."""
         own = self._own(holding.node)
         usage = dict(self._usage.get(holding.namespace, {}))
         for share in holding.assignment.shares():
@@ -400,7 +408,7 @@ class Ledger:
             self._usage.pop(holding.namespace, None)
 
     def _count_devices(self, holding: Holding, sign: int) -> None:
-        """As `_count`, the holding's devices that are no GPUs."""
+        """Add (sign 1) or remove (sign -1) the holding's devices other than GPUs."""
         own = self._nodes[holding.node]
         for device in holding.assignment.device_shares():
             homes = self._devices.nodes(device.uuid)
@@ -410,7 +418,7 @@ class Ledger:
                 self._count_elsewhere(self._devices, own, holding.uid, device.uuid, sign)
 
     def _count_elsewhere(self, located: Locations, own: NodeState, uid: str, uuid: str, sign: int) -> None:
-        """The pod on the node `own` holds what that node does not have, or other nodes have as well."""
+        """Count a card or device that the pod's node `own` does not report, or that other nodes report as well."""
         if not uuid:
             return
         homes = located.nodes(uuid)

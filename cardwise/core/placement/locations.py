@@ -16,21 +16,21 @@ class Locations:
         self._elsewhere: Map[str, Map[str, int]] = Map()  # by UUID, then by pod: how many shares
 
     def copy(self) -> "Locations":
-        """The same, of its own: neither sees a later change of the other. Takes no longer for more of them."""
+        """A copy: later changes of one are not seen in the other. The time does not depend on the number of UUIDs."""
         duplicate = Locations()
         duplicate._nodes, duplicate._elsewhere = self._nodes, self._elsewhere  # which are replaced, never changed
         return duplicate
 
     def nodes(self, uuid: str) -> tuple[str, ...]:
-        """The nodes that report the UUID, in the order of their names; mostly one."""
+        """The nodes that report the UUID, in the order of their names; usually one."""
         return self._nodes.get(uuid, _NOWHERE)
 
     def shared(self) -> dict[str, tuple[str, ...]]:
-        """The UUIDs that several nodes report, and these nodes."""
+        """The nodes of each UUID that several nodes report."""
         return {uuid: nodes for uuid, nodes in self._nodes.items() if len(nodes) > 1}
 
     def set_uuids(self, node: str, uuids_before: Collection[str], uuids_now: Collection[str]) -> None:
-        """The node reports the UUIDs `uuids_now`, and no longer the others of those `uuids_before`."""
+        """Update the UUIDs that the node reports from `uuids_before` to `uuids_now`."""
         own_name = (node,)
         for uuid in uuids_before:
             if uuid not in uuids_now:
@@ -41,11 +41,11 @@ class Locations:
                 self._set(uuid, tuple(sorted((*other_nodes, node))) if other_nodes else own_name)
 
     def holders_elsewhere(self, uuid: str) -> Iterable[str]:
-        """The UIDs of the pods that hold it, while their own node does not report it."""
+        """The UIDs of the pods that hold this card or device and whose own node does not report it."""
         return self._elsewhere.get(uuid, ())
 
     def hold_elsewhere(self, uuid: str, uid: str, sign: int) -> None:
-        """Adds (sign 1) or removes (sign -1) a share of the pod, whose own node does not report the UUID."""
+        """Add (sign 1) or remove (sign -1) a share of a pod whose own node does not report the UUID."""
         holders = self._elsewhere.get(uuid, _NO_SHARES)
         shares = holders.get(uid, 0) + sign
         holders = holders.set(uid, shares) if shares else holders.delete(uid)

@@ -9,11 +9,13 @@ from typing import Final, NamedTuple
 
 from cardwise.core.placement.nodestate import NodeState
 
-_RESORT_NODES: Final = 500  # from so many changed nodes on, sorting again is cheaper than moving them
+_RESORT_NODES: Final = 500  # changed nodes from which sorting all nodes again is cheaper than moving these
 
 
 class _Memory(NamedTuple):
-    """Of a node, in MiB: what its biggest card gives, and the most that is free on one of its cards, open or not."""
+    """A node's memory in MiB: the capacity of its largest card, and the largest free amount on one card, open or
+    closed.
+    """
 
     largest: int
     free: int

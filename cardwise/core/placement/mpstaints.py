@@ -1,8 +1,8 @@
 """MPS taints of cards: keep a pod off a card whose pods use MPS differently, or as another user.
 
-A card has *taints*, and a request has taints that it does not *tolerate*; one in common closes the card to the request.
-The taints of a card are computed when the card or its holders change, so placement only compares two integers. A card
-of a node without an MPS manager is open to all pods, except those that require MPS.
+A card has *taints*, and a request has taints that it does not *tolerate*. A taint in both closes the card to the
+request. The taints of a card are computed when the card or its holders change, so placement only compares two integers.
+A card of a node without an MPS manager is open to all pods, except those that require MPS.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,23 +12,26 @@ from cardwise.core.api.mps import Mode
 from cardwise.core.api.mpsprofile import MIXED, NO_USER, CardMps, MpsClient
 from cardwise.core.values.refusals import Refusal
 
-# Taints: to which pods a card is closed.
-DOWN: Final = 1  # to everybody: its MPS is neither ready nor off
-OFF: Final = 2  # to pods without MPS: one that wants it holds the card
-WANTS: Final = 4  # to pods that want MPS: one without it holds the card
-REQUIRED: Final = 8  # to pods that require MPS: the node has no manager
-SEVERAL: Final = 16  # to pods that want MPS and several cards in one container: each card has a daemon of its own
-BITS: Final = 5  # all of them
+# Taints: each closes the card to some pods.
+DOWN: Final = 1  # closed to all pods: MPS is neither ready nor off
+OFF: Final = 2  # closed to pods without MPS: a pod with MPS holds the card
+WANTS: Final = 4  # closed to pods with MPS: a pod without MPS holds the card
+REQUIRED: Final = 8  # closed to pods that require MPS: the node has no manager
+SEVERAL: Final = 16  # closed to pods with MPS and several cards in one container: each card has its own daemon
+BITS: Final = 5  # all taints
 
-FOR_GOOD: Final = REQUIRED | SEVERAL  # whichever pods go, and whatever becomes ready
+FOR_GOOD: Final = REQUIRED | SEVERAL  # taints that remain when pods end and daemons become ready
 
-# Users of a card, besides numbers of users and those of profiles.
-ANY: Final = -4  # of a card: all users
-FREE: Final = -5  # of a card: the user of the first pod
+# Special values for the user of a card; others are user IDs, and numbers of MPS profiles.
+ANY: Final = -4  # the card is open to all users
+FREE: Final = -5  # the card is open to any one user: no pod holds it yet
 
 
 def untolerated_by(mode: Mode, *, several_cards: bool) -> int:
-    """The taints that a request of this MPS mode does not tolerate. `several_cards`: several cards in one container."""
+    """The taints that a request with this MPS mode does not tolerate.
+
+    several_cards: whether one container requests several cards.
+    """
     return _UNTOLERATED[mode] | (SEVERAL if several_cards and mode is not Mode.OFF else 0)
 
 
@@ -54,11 +57,11 @@ class CardTaints:
         self.statuses = statuses
         self.managed = any(status is not None for status in statuses)
         shared = next((i for i, status in enumerate(statuses) if status is not None and status.serves_several), 0)
-        # By the daemon's first card. On a node without a manager clients are not counted.
+        # By the first card of the daemon. On a node without a manager, clients are not counted.
         self.daemons = [
             shared if status is not None and status.serves_several else i for i, status in enumerate(statuses)
         ]
-        self.clients: dict[int, dict[MpsClient, int]] = {}  # by daemon, how many shares
+        self.clients: dict[int, dict[MpsClient, int]] = {}  # by daemon, the number of shares of each client
         self.taints = [REQUIRED] * len(statuses)
         self.users = [ANY] * len(statuses)
         self.tainted = REQUIRED if statuses else 0
@@ -69,7 +72,7 @@ class CardTaints:
     def copy(self) -> "CardTaints":
         """A copy with its own counts."""
         if not self.managed:
-            return self  # it counts nothing
+            return self  # a node without a manager counts no clients
         duplicate = CardTaints.__new__(CardTaints)
         duplicate.statuses, duplicate.daemons, duplicate.managed = self.statuses, self.daemons, True
         duplicate.clients = {daemon: dict(mps_clients) for daemon, mps_clients in self.clients.items()}
@@ -88,7 +91,7 @@ class CardTaints:
             mps_clients[client] = shares
         else:
             del mps_clients[client]
-        if not shares or shares == sign:  # the first share of such a client came, or the last went
+        if not shares or shares == sign:  # the client's first share was added, or its last was removed
             self._update_taints([position for position, other in enumerate(self.daemons) if other == daemon])
 
     def max_clients(self, i: int) -> int:
@@ -101,18 +104,20 @@ class CardTaints:
         return bool(self.tainted & untolerated) or (self.single and user != NO_USER)
 
     def admits(self, i: int, untolerated: int, user: int) -> bool:
-        """Whether the card is open to such a request."""
+        """Whether the card is open to a request that does not tolerate these taints and runs as `user`."""
         if self.taints[i] & untolerated:
             return False
         owner = self.users[i]
         return owner == ANY or user == NO_USER or (user != MIXED and owner in (FREE, user))
 
     def is_closed_for_good(self, i: int, untolerated: int, user: int) -> bool:
-        """Whether the card stays closed to such a request, whichever pods end."""
+        """Whether the card stays closed to a request that does not tolerate these taints and runs as `user`, even if
+        all its pods end.
+        """
         return bool(self.taints[i] & untolerated & (DOWN | FOR_GOOD)) or (user == MIXED and self.users[i] != ANY)
 
     def blocking_shares(self, i: int, untolerated: int, user: int) -> Mapping[tuple[int, MpsClient], int]:
-        """The shares that must go before the card is open to such a request, by daemon and MPS client."""
+        """The shares that must end before the card is open to the request, by daemon and MPS client."""
         status = self.statuses[i]
         if status is None:
             return {}
@@ -126,7 +131,7 @@ class CardTaints:
         }
 
     def refusal(self, positions: Iterable[int], untolerated: int, user: int) -> Refusal:
-        """Why too few of these cards are open to such a request: the reason that may end soonest."""
+        """Why too few of these cards are open to the request: the reason that may end soonest."""
         reasons = {
             _refusal_by_taints(self.taints[i] & untolerated) for i in positions if not self.admits(i, untolerated, user)
         }
@@ -161,7 +166,7 @@ _SOONEST: Final = (
 
 
 def _refusal_by_taints(taints: int) -> Refusal:
-    """Why a card is closed, by these taints or else by its user: the reason that lasts longest."""
+    """Why a card with these taints, or else with another user, is closed: the reason that lasts longest."""
     if taints & REQUIRED:
         return Refusal.MPS_MISSING
     if taints & SEVERAL:

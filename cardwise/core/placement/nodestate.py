@@ -1,6 +1,6 @@
-"""The state of one node: what is left on its cards, and how often its devices are held.
+"""The state of one node: the free amounts of its cards, and how many pods hold each device.
 
-Only counts, in flat lists, so that placement answers in microseconds; which pod holds what is in the ledger.
+It has only counts, in flat lists, so that placement takes microseconds; the ledger has the holdings of each pod.
 """
 
 from array import array
@@ -21,7 +21,7 @@ _CODE = "q"  # the type code of `card_code`s in arrays
 
 
 class NodeState:
-    """The cards of one node and what is left on each; index i of every list is the same card."""
+    """The cards of one node and the free amounts of each; index i of every list is the same card."""
 
     __slots__ = (
         "_empty_codes",
@@ -52,17 +52,18 @@ class NodeState:
 
     def __init__(self, name: str, *, kept_back: MiB, max_clients: int | None, core: int = FULL_CORE) -> None:
         self.name = name
-        self.own_name = (name,)  # as `Locations.nodes` has a UUID that only this node reports
+        self.own_name = (name,)  # the value of `Locations.nodes` for a UUID that only this node reports
         self.kept_back = kept_back
-        self.core = core  # percent of the SMs that are given of each card
+        self.core = core  # percent of the SMs of each card that may be reserved
         self.max_clients = max_clients
         self.cards: list[Card] = []
         self.kinds: list[int] = []  # of `CardKinds`
-        self.kind_set: frozenset[int] = frozenset()  # the same kinds, each once
-        self.former_kinds: dict[str | int, int] = {}  # by `card_of`, the kinds of held cards that the node has no more
-        self.largest = 0  # MiB of the biggest card, without what is kept back
+        self.kind_set: frozenset[int] = frozenset()  # the kinds of its cards
+        # by `card_of`, the kinds of cards that pods hold and the node no longer has
+        self.former_kinds: dict[str | int, int] = {}
+        self.largest = 0  # MiB of the largest card, less `kept_back`
         self.open_card_count = 0  # cards that take new shares, see `Card.accepts_shares`
-        self.free: list[int] = []  # MiB; below zero where a card has shrunk under its shares
+        self.free: list[int] = []  # MiB; negative if the card now reports less than its shares
         self.free_core: list[int] = []  # percent
         self.clients: list[int] = []
         self.max_card_clients: list[int] = []  # clients
@@ -70,13 +71,13 @@ class NodeState:
         self.used: list[int] = []  # MiB
         self.generation = 0  # of the ledger, when this state was last changed
         self.holdings: dict[str, Holding] = {}  # of its own pods, by UID
-        self.foreign: dict[str, int] = {}  # of other nodes' pods that hold its cards or devices, how many of them
-        self.devices: list[Device] = []  # those that are no GPUs
+        self.foreign: dict[str, int] = {}  # pods of other nodes that hold its cards or devices, and how many
+        self.devices: list[Device] = []  # devices other than GPUs
         self.device_holds: dict[
             str, int
-        ] = {}  # by UUID, how often a device is held; one that is held by nobody is not in it
-        # Packed: filter reads those of thousands of nodes, and lists of integers would miss the CPU cache each time.
-        self.codes: array[int] | None = None  # as `codes_fullest_first`; None: to be sorted again
+        ] = {}  # by UUID, how many pods hold the device; devices without a pod are left out
+        # Packed arrays: filter reads them for thousands of nodes, and each list of integers would miss the CPU cache.
+        self.codes: array[int] | None = None  # see `codes_fullest_first`; None if it must be sorted again
         self._empty_codes: array[int] | None = None
 
     def is_open(self, i: int, shares: int = 1) -> bool:
@@ -88,7 +89,7 @@ class NodeState:
         return max(0, self.free[i]) if self.is_open(i) else 0
 
     def is_empty(self, i: int) -> bool:
-        """Whether the card can be given away whole."""
+        """Whether the card can be taken whole."""
         return self.cards[i].accepts_shares and self.clients[i] == 0
 
     def codes_fullest_first(self) -> Sequence[int]:
@@ -101,7 +102,7 @@ class NodeState:
         return codes
 
     def codes_of_empty_cards(self) -> Sequence[int]:
-        """As `codes_fullest_first`, of the cards that can be given away whole."""
+        """The `card_code`s of the cards that can be taken whole, the fullest first."""
         codes = self._empty_codes
         if codes is None:
             clients = self.clients
@@ -112,19 +113,21 @@ class NodeState:
         return codes
 
     def position(self, share: CardShare) -> int | None:
-        """The position of the share's card in the lists; None if the node does not have it any more."""
+        """The position of the share's card in the lists; None if the node no longer has the card."""
         for i, card in enumerate(self.cards):
             if card.uuid == share.uuid or (not share.uuid and card.index == share.index):
                 return i
         return None
 
     def kind(self, share: CardShare) -> int:
-        """The kind of the share's card, also if the node does not have it any more."""
+        """The kind of the share's card, also if the node no longer has it."""
         i = self.position(share)
         return self.kinds[i] if i is not None else self.former_kinds.get(card_of(share), UNKNOWN)
 
     def count_share(self, share: CardShare, sign: int, client: MpsClient | None = None) -> int:
-        """Adds (sign 1) or removes (sign -1) a share of the MPS client `client`; None: of the request being placed.
+        """Add (sign 1) or remove (sign -1) a share.
+
+        client: the MPS client of the share; None while a request is being placed.
 
         Returns the kind of its card.
         """
@@ -140,14 +143,14 @@ class NodeState:
         return self.kinds[i] if i is not None else self.former_kinds.get(card_of(share), UNKNOWN)
 
     def add(self, assignment: Assignment, client: MpsClient, sign: int) -> None:
-        """Add (sign 1) or take away (sign -1) all that a pod holds here."""
+        """Add (sign 1) or remove (sign -1) all shares of a pod on this node."""
         for share in assignment.shares():
             self.count_share(share, sign, client)
         for device in assignment.device_shares():
             self.count_device(device.uuid, sign)
 
     def count_device(self, uuid: str, sign: int) -> None:
-        """Add (sign 1) or take away (sign -1) a hold on a device."""
+        """Count (sign 1) or no longer count (sign -1) a pod that holds the device."""
         hold_count = self.device_holds.get(uuid, 0) + sign
         if hold_count:
             self.device_holds[uuid] = hold_count
@@ -155,7 +158,7 @@ class NodeState:
             del self.device_holds[uuid]
 
     def count_foreign(self, uid: str, sign: int) -> None:
-        """Adds (sign 1) or removes (sign -1) a card or device that a pod of another node holds here."""
+        """Count (sign 1) or no longer count (sign -1) a card or device here that a pod of another node holds."""
         hold_count = self.foreign.get(uid, 0) + sign
         if hold_count:
             self.foreign[uid] = hold_count
@@ -167,7 +170,7 @@ class NodeState:
         return devices.is_free(device, self.device_holds)
 
     def overcommitted(self) -> dict[str, int]:
-        """The cards and devices that are given out beyond what they have, by UUID, and what they have: MiB, or 1."""
+        """The capacity of each overcommitted card (MiB) and device (1), by UUID."""
         cards = {card.uuid: int(card.mem) for i, card in enumerate(self.cards) if self.used[i] > card.mem}
         return cards | {uuid: 1 for uuid, hold_count in self.device_holds.items() if hold_count > 1}
 
@@ -190,14 +193,14 @@ class NodeState:
         return duplicate
 
     def copy_with(self, holdings: Iterable[Holding]) -> "NodeState":
-        """A copy on which these holdings count as well."""
+        """A copy of the node with these holdings added."""
         duplicate = self.copy()
         for holding in holdings:
             duplicate.add(holding.assignment, holding.mps_client, 1)
         return duplicate
 
     def copy_without_pods(self) -> "NodeState":
-        """A copy as if no pod held any of its cards."""
+        """A copy of the node without any shares."""
         duplicate = self.copy()
         duplicate.clear_shares()
         return duplicate
@@ -216,14 +219,14 @@ class NodeState:
         for share, kind in former:
             if kind != UNKNOWN:
                 self.record_kind_of(kinds, share, kinds.get(kind))
-        for kind in kinds_before:  # after the others have come, so that a kind that stays is not forgotten
+        for kind in kinds_before:  # last, so that a kind that remains in use does not end
             kinds.remove_card(kind)
         self.largest = max((card.mem for card in cards), default=0) - self.kept_back
         self.open_card_count = sum(card.accepts_shares for card in cards)
         self.clear_shares()
 
     def clear_shares(self) -> None:
-        """Forget all shares."""
+        """Reset all counts to cards without shares."""
         self.free = [card.mem - self.kept_back for card in self.cards]
         self.used = [0] * len(self.cards)
         self.free_core = [self.core] * len(self.cards)
@@ -233,22 +236,25 @@ class NodeState:
         self.codes = self._empty_codes = None
 
     def _limit_clients(self, reported: int) -> int:
-        """The most clients of a card whose manager says `reported` (0: nothing), limited by the setting."""
+        """The maximum number of clients of a card, limited by the setting.
+
+        reported: the number that the MPS manager reports; 0 if it reports none.
+        """
         if self.max_clients is None:
             return reported or MAX_CLIENTS
         return min(reported, self.max_clients) if reported else self.max_clients
 
     def record_kind_of(self, kinds: CardKinds, share: CardShare, kind: CardKind) -> None:
-        """Record the kind of the share's card, if the node does not have the card and its kind is not known."""
+        """Record the kind of the share's card if the node no longer has the card and its kind is unknown."""
         card = card_of(share)
         if card not in self.former_kinds and self.position(share) is None:
             self.former_kinds[card] = kinds.add_card(kind)
 
     def forget(self, kinds: CardKinds, card: str | int) -> None:
-        """Forget the card, which is gone and on which nothing is held any more."""
+        """Forget a removed card on which no share is held any more."""
         kinds.remove_card(self.former_kinds.pop(card))
 
 
 def card_of(share: CardShare) -> str | int:
-    """What names the share's card on its node: the UUID, or in gpushare's assignments the index."""
+    """The identifier of the share's card on its node: the UUID, or in gpushare's assignments the index."""
     return share.uuid or share.index

@@ -1,6 +1,6 @@
 """The placement engine: where a request fits, and which cards it takes there.
 
-Extender, simulator, `explain` and the tests call these functions; no other code computes free memory.
+The extender, the simulator, `explain` and the tests call these functions; no other code computes free memory.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ from cardwise.core.values.refusals import Refusal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A node, the cards and devices there, and the policy's score (comparable between nodes of one request)."""
+    """A node, the cards and devices there, and the policy's score, which compares nodes for one request."""
 
     node: str
     assignment: Assignment
@@ -33,7 +33,10 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unplaceable:
-    """No node fits: the reason of each."""
+    """The outcome when no node fits.
+
+    refusals: by node, the reason.
+    """
 
     refusals: dict[str, Refusal]
 
@@ -43,12 +46,12 @@ def place(
 ) -> Placement | Unplaceable:
     """The best of the nodes under the policy; equal scores go to the node named first.
 
-    `headroom` is what quotas leave to the pod's namespace; what is placed never exceeds it.
+    headroom: the amounts that quotas leave to the pod's namespace; the placement never exceeds them.
     """
     scorer = Scorer(ledger.kinds, request, policy, headroom)
     use_index = ledger.has_index and len(nodes) * _SMALL_FRACTION > len(
         ledger.nodes_by_name()
-    )  # a few are asked faster than the index is walked
+    )  # few nodes are checked faster than the index is walked
     if use_index and scorer.indexed:
         nodes = nodes if isinstance(nodes, (set, frozenset, dict)) else _Names(nodes)
         node = scorer.best_node(ledger, nodes)
@@ -67,19 +70,22 @@ def place(
 def place_on(
     kinds: CardKinds, node: NodeState | None, request: PodRequest, policy: str, headroom: Sequence[Headroom] = ()
 ) -> Placement | Refusal:
-    """The cards and devices of one node for the request, or why there are none. `kinds`: of the node's ledger."""
+    """The cards and devices of one node for the request, or the refusal.
+
+    kinds: the kinds of the node's ledger.
+    """
     return Scorer(kinds, request, policy, headroom).place_on(node)
 
 
 def exceeded_entries(ledger: Ledger, placement: Placement, headroom: Sequence[Headroom]) -> list[quotas.QuotaEntry]:
-    """The entries of quotas that leave no room for the placement."""
+    """The quota entries that the placement would exceed."""
     return exceeded_together(ledger, [(placement.node, placement.assignment)], headroom)
 
 
 def exceeded_together(
     ledger: Ledger, node_assignments: Iterable[tuple[str, Assignment]], headroom: Sequence[Headroom]
 ) -> list[quotas.QuotaEntry]:
-    """As `exceeded_entries`, for several pods of one namespace.
+    """The quota entries that the placements of several pods of one namespace would exceed together.
 
     node_assignments: the node and the assignment of each pod.
     """
@@ -97,11 +103,12 @@ def exceeded_together(
     ]
 
 
-_SMALL_FRACTION: Final = 8  # this part of all nodes
+_SMALL_FRACTION: Final = 8  # the divisor of the number of nodes: fewer nodes than this fraction are few
 
 
 class _Names(Collection[str]):
-    """Names of nodes as kube-scheduler sent them. Looked up in the list at first; a set is made only if that pays.
+    """The names of nodes as kube-scheduler sent them. A look-up searches the list; a set is made only after several
+    look-ups.
 
     The best card is nearly always on a named node: to find one of 5,000 names takes 0.03 ms, to make a set of them 0.2
     (docs/design/0012-speed.md).
@@ -129,7 +136,7 @@ class _Names(Collection[str]):
         return len(self._names)
 
 
-# How a policy walks the index of all cards for one card; a policy that is not here asks node by node.
+# By policy, how it walks the index of all cards for a request of one card; other policies check node by node.
 _INDEXED: dict[str, Callable[[CardIndex, int, Collection[str], Collection[int] | None, int], Iterator[Entry]]] = {
     "binpack": CardIndex.smallest,
     "spread": CardIndex.largest,
@@ -138,9 +145,11 @@ _INDEXED: dict[str, Callable[[CardIndex, int, Collection[str], Collection[int] |
 
 
 class Scorer:
-    """Scores nodes for one request, without building the assignment: what filter asks of every node.
+    """Scores nodes for one request, without building the assignment: filter needs a score of every node.
 
-    Valid until the ledger changes: do not keep it. `effort`: the effort that is left, if the search began before.
+    Valid until the ledger changes: do not keep it.
+
+    effort: the remaining effort of a search that has begun; None for a new search.
     """
 
     def __init__(
@@ -171,12 +180,12 @@ class Scorer:
 
     @property
     def devices(self) -> bool:
-        """Whether the request asks for devices that are no GPUs."""
+        """Whether the request has devices other than GPUs."""
         return self._devices is not None
 
     @property
     def indexed(self) -> bool:
-        """Whether `best_node` can answer."""
+        """Whether `best_node` and `ranked_nodes` can be used for the request."""
         return self._is_one_card and self._walk_index is not None and self._devices is None
 
     def best_node(self, ledger: Ledger, nodes: Collection[str]) -> NodeState | None:
@@ -208,8 +217,8 @@ class Scorer:
                     yield node
 
     def with_cards(self, ledger: Ledger, nodes: Collection[str]) -> Collection[str]:
-        """For several whole cards: those of the nodes with so many, by the index of all cards. In a full cluster they
-        are few, and only they need to be scored. For other requests: the nodes as they are.
+        """The nodes that have enough empty cards for a request of several whole cards, by the index of all cards. In a
+        full cluster they are few, and only they need to be scored. For other requests all nodes are returned.
         """
         if len(self._card_requests) != 1 or not self._takes_whole_cards:
             return nodes
@@ -217,7 +226,7 @@ class Scorer:
         return [name for name in nodes if counts.get(name, 0) >= cards]
 
     def is_exhausted_by_quotas(self) -> bool:
-        """Whether quotas leave no kind of card for a part of the request, so that no node can take it."""
+        """Whether quotas leave no kind of card for one of the card requests, so that no node can take the pod."""
         plan = self._search_plan()
         return any(
             all(kinds == frozenset() for _, kinds in typed_request.levels) for typed_request in plan.typed_requests
@@ -259,7 +268,7 @@ class Scorer:
                 refusals[name] = Refusal.NOT_OURS
                 continue
             if is_plain and not (may_be_closed and node.mps.may_close(card_request.untolerated, card_request.user)):
-                # As `_score`, without its calls: each takes a twentieth of the time for thousands of nodes.
+                # The same as `_score`, inline: each call would take a twentieth of the time for thousands of nodes.
                 pick = policy(
                     node.codes_of_empty_cards() if takes_whole_cards else node.codes or node.codes_fullest_first(),
                     min_code,
@@ -300,14 +309,17 @@ class Scorer:
         for name in by_memory.nodes_too_small_for(card_request.mem):
             if name in refusals:
                 refusals[name] = Refusal.CARD_TOO_SMALL
-        # Those without cards, and those that have the memory and are short of something else.
+        # Nodes without cards, and nodes that have the memory and lack something else.
         for name in (*(refusals.keys() - by_memory.names()), *by_memory.nodes_with_free(card_request.mem)):
             if name in refusals:
                 refusals[name] = refusal_of(name)
         return refusals
 
     def place_on(self, node: NodeState | None, effort: searching.SearchEffort | None = None) -> Placement | Refusal:
-        """The cards and devices of the node, or why there are none. `effort`: of this and other such calls."""
+        """The cards and devices of the node, or the refusal.
+
+        effort: the effort that this and other calls share; None for an effort of this call only.
+        """
         if node is None:
             return Refusal.NOT_OURS if self._devices is None else Refusal.NO_SUCH_DEVICE
         granted: GrantedDevices = {}
@@ -328,7 +340,7 @@ class Scorer:
         )
 
     def place_at(self, node: NodeState, position: int, score: int) -> Placement:
-        """The placement of a one-card request on this card, which the caller has found fit."""
+        """The placement of a one-card request on this card; the caller has checked that it fits."""
         return self._placement(node, self._search_plan(), [[position]], score, {})
 
     def _placement(
@@ -360,7 +372,7 @@ class Scorer:
         return self._plan
 
     def _score_with(self, devices: WantedDevices, node: NodeState | None) -> int | Refusal:
-        """As `score`, for a request with devices. Its score is by cards; by devices only if it asks for no card."""
+        """As `score`, for a request with devices. Cards decide the score; devices only if no card is requested."""
         if node is None:
             return Refusal.NO_SUCH_DEVICE
         free = devices.available(node.devices, node.device_holds)
@@ -369,7 +381,7 @@ class Scorer:
         return self._score(node, self._search_plan()) if self._card_requests else self._score_devices(free)
 
     def _score_devices(self, free: int) -> int:
-        """The policy's score of a node with so many free devices, as if they were the MiB of a card."""
+        """The policy's score of a node with this number of free devices, as if it were the free MiB of a card."""
         pick = self._policy([card_code(free)], card_code(free))
         return pick[0] if pick is not None else 0
 
@@ -389,7 +401,7 @@ class Scorer:
 
 
 def _expect_placement(placement: Placement | Refusal) -> Placement:
-    """The placement on a node that was found fit a moment ago on the same ledger."""
+    """The placement on a node that was checked just before, on the same ledger."""
     if isinstance(placement, Refusal):
         raise AssertionError(placement)
     return placement

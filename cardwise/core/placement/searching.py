@@ -1,6 +1,7 @@
-"""Searches one node for cards for all claims of a request: one claim may have to leave its best card to another.
+"""Searches one node for cards for all card requests of a pod: one may have to leave its best card to another.
 
-The policy's first choices are tried first (`fitting`). If they leave a claim without a card, the search backtracks.
+The policy's first choices are tried first (`fitting`). If they leave a card request without a card, the search
+backtracks.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,16 +27,16 @@ from cardwise.core.values.refusals import Refusal
 
 _STEPS: Final = 256  # cards tried for one request on one node; after that it counts as not fitting there
 _MAX_STEPS: Final = 4096  # the same on all nodes together; the time: docs/measured.md
-_EMPTY_NODE_EFFORT: Final = 8  # steps that it costs to ask the same of a node without its pods
-_FREE: Final = 8  # cards tried for one card request that cost nothing, beside as many as it requests
+_EMPTY_NODE_EFFORT: Final = 8  # the steps that are charged for searching the same node without its pods
+_FREE: Final = 8  # cards that may be tried for a card request without a charge, in addition to the number it requests
 
-_Choice = tuple[int, list[list[int]]]  # score, and card positions for each claim
+_Choice = tuple[int, list[list[int]]]  # score, and card positions for each card request
 
 
 class SearchEffort:
-    """What one request may cost beyond the policy's first choices: so many cards may still be tried, on all nodes.
+    """The remaining number of cards that a request may try on all nodes, beyond the policy's first choices.
 
-    `reasons`: whether to find out why a node refuses. That costs more than to find out that it does.
+    reasons: whether to find the reason of a refusal, which costs more than the refusal itself.
     """
 
     def __init__(self, steps: int | None = None, *, reasons: bool = True) -> None:
@@ -64,7 +65,7 @@ class SearchEffort:
 
 
 def fit_request(node: NodeState, plan: SearchPlan, policy: policies.Policy, effort: SearchEffort) -> _Choice | Refusal:
-    """Score and card positions for each claim, or why there are none."""
+    """The score, and the card positions for each card request; or the refusal."""
     outcome = _search(node, plan.typed_requests, plan.headroom, policy, effort)
     if outcome is not None and not isinstance(outcome, TypedRequest):
         return outcome
@@ -74,8 +75,9 @@ def fit_request(node: NodeState, plan: SearchPlan, policy: policies.Policy, effo
 def refusal_reason(
     node: NodeState, plan: SearchPlan, failed: TypedRequest | None, policy: policies.Policy, effort: SearchEffort
 ) -> Refusal:
-    """Why the node takes no such pod. `failed`: the part that finds no card even alone; None: only all together do not
-    fit.
+    """Why the node cannot take the pod.
+
+    failed: the card request that gets no card even alone; None if each fits alone, but not all together.
     """
     typed_requests = plan.typed_requests if plan.unlimited is None else plan.unlimited
     if plan.unlimited is not None:
@@ -99,10 +101,10 @@ def _search(
     policy: policies.Policy,
     effort: SearchEffort,
 ) -> _Choice | TypedRequest | None:
-    """As `fit_request`; or the part that finds no card even alone; or None if each part fits alone.
+    """As `fit_request`; or the card request that gets no card even alone; or None if each fits alone.
 
-    Each claim gets the policy's choice of what the claims before it leave. If a claim then has no card, but each claim
-    would fit alone, other choices are tried until the effort is spent.
+    Each card request gets the policy's choice among the cards that earlier ones leave. If one then gets no card, though
+    each would fit alone, other choices are tried until the effort is spent.
     """
     scratch, new_headroom = node, headroom
     score = 0
@@ -135,11 +137,11 @@ def _choose_first(
     policy: policies.Policy,
     effort: SearchEffort,
 ) -> Chosen | None:
-    """The policy's choice of cards for one card request; None if there are too few that it may have, or none of the
-    choices that are tried is within the quotas.
+    """The policy's choice of cards for one card request; None if too few cards are allowed and free, or if no choice
+    that is tried is within the quotas.
 
-    A node with few kinds and sizes of cards has few choices within quotas, and needs no effort. A node that reports a
-    size of its own for each card has thousands.
+    Effort is limited because a node that reports a different size for each card has thousands of choices within quotas;
+    other nodes have few.
     """
     return choose(node, typed_request, headroom, policy, effort.limit_tries(typed_request.card_request.cards + _FREE))
 
@@ -151,7 +153,7 @@ def _unplaceable_request(
     policy: policies.Policy,
     effort: SearchEffort,
 ) -> TypedRequest | None:
-    """The first part that finds no card even alone, or None."""
+    """The first card request that gets no card even alone, or None."""
     return next(
         (
             typed_request
@@ -163,7 +165,9 @@ def _unplaceable_request(
 
 
 def _lacks_memory(node: NodeState, typed_requests: Sequence[TypedRequest]) -> bool:
-    """Whether the cards have too little memory for all parts, wherever each goes. Takes a tenth of a search's time."""
+    """Whether the cards have too little memory for all card requests, however they are placed. Takes a tenth of the
+    time of a search.
+    """
     shares = [
         (typed_request.card_request.mem, typed_request.card_request.cards)
         for typed_request in typed_requests
@@ -173,7 +177,7 @@ def _lacks_memory(node: NodeState, typed_requests: Sequence[TypedRequest]) -> bo
     if sum(free) < sum(mem * cards for mem, cards in shares):
         return True
     for min_mem, _ in shares:
-        # So many shares of this size or a bigger one fit on a card at most.
+        # An upper bound of the shares of at least this size that fit on a card.
         places = sum(cards for mem, cards in shares if mem >= min_mem)
         if min_mem and sum(room // min_mem for room in free) < places:
             return True
@@ -181,7 +185,7 @@ def _lacks_memory(node: NodeState, typed_requests: Sequence[TypedRequest]) -> bo
 
 
 def _lacks_cards(node: NodeState, card_requests: Sequence[CardRequest]) -> bool:
-    """Whether claims that cannot share a card need more cards than have room. A quick check."""
+    """Whether card requests that cannot share a card need more cards than are free. A quick check."""
     most_free = max(node.free)
     unshared_requests = [
         card_request for card_request in card_requests if card_request.whole or 2 * card_request.mem > most_free
@@ -191,7 +195,7 @@ def _lacks_cards(node: NodeState, card_requests: Sequence[CardRequest]) -> bool:
 
 
 def node_after(node: NodeState, card_request: CardRequest, positions: Sequence[int]) -> NodeState:
-    """The node once the claim has taken these cards of it."""
+    """A copy of the node on which the card request has taken these cards."""
     node_copy = node.copy()
     amounts = None if card_request.whole else (MiB(card_request.mem), Percent(card_request.core))
     for i in positions:
@@ -201,7 +205,7 @@ def node_after(node: NodeState, card_request: CardRequest, positions: Sequence[i
 
 
 class _Backtracking:
-    """All choices of cards for the claims, in the policy's order of preference."""
+    """Tries all choices of cards for the card requests, in the policy's order of preference."""
 
     def __init__(self, typed_requests: Sequence[TypedRequest], policy: policies.Policy, effort: SearchEffort) -> None:
         self._typed_requests = typed_requests
@@ -209,7 +213,7 @@ class _Backtracking:
         self._may_try = effort.limit_tries()
 
     def search(self, node: NodeState, headroom: Sequence[KindHeadroom], request_index: int = 0) -> _Choice | None:
-        """The first choice for the claims from this one on that gives cards to all of them."""
+        """The first choice that gives cards to all card requests from `request_index` on; None if there is none."""
         typed_request = self._typed_requests[request_index]
         if request_index + 1 == len(self._typed_requests):
             choice = choose(node, typed_request, headroom, self._policy, self._may_try)
@@ -228,6 +232,6 @@ class _Backtracking:
 
 
 def _state(node: NodeState, i: int) -> tuple[int, ...]:
-    """All properties of a card that matter to a claim; equal for cards that are alike."""
+    """All properties of a card that matter to a card request; cards with equal properties are interchangeable."""
     counts = node.free[i], node.free_core[i], node.clients[i], node.max_card_clients[i]
     return *counts, node.kinds[i], node.cards[i].mem, node.mps.taints[i], node.mps.users[i]

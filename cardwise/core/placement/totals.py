@@ -20,9 +20,11 @@ from cardwise.core.values.invalid import InvalidRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardClassView:
-    """A class with the sums of its cards: `amounts` by the names of a ResourceClass's status.
+    """A class of cards with the totals of its cards.
 
-    users: what each namespace uses, the largest first.
+    amounts: by the field names of a ResourceClass's status.
+
+    users: the amounts that each namespace uses, the largest first.
     """
 
     resource_class: ResourceClass
@@ -32,7 +34,10 @@ class CardClassView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceClassView:
-    """A class of devices, counted. `users`: how many each namespace uses, the largest first."""
+    """A class of devices with counts.
+
+    users: how many devices each namespace uses, the largest first.
+    """
 
     resource_class: ResourceClass
     devices: int
@@ -45,9 +50,9 @@ class DeviceClassView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryView:
-    """One entry of a GPUQuota, what its namespace uses of it, and each pod's part, the largest first.
+    """One entry of a GPUQuota, the amounts that its namespace uses, and the part of each pod, the largest first.
 
-    missing: why it limits nothing: its class does not exist.
+    missing_class_reason: why the entry limits nothing: its class does not exist; "" if it does.
     """
 
     quota: GPUQuota

@@ -1,4 +1,4 @@
-"""Candidates: where a shape fits, which cards of which nodes it could take, and what the cards are then."""
+"""Candidates: the nodes where a shape fits, the cards that it could take, and the state of the cards afterwards."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,12 @@ class NodeFit(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """Ways of placing a shape on one card: `at`: the line of the node; `card`: the position of the card there."""
+    """The ways of placing a shape on one card, as arrays.
+
+    at: the line of the node.
+    card: the position of the card on the node.
+    before, after: the card without and with the shape.
+    """
 
     at: Ints
     card: Ints
@@ -32,10 +37,10 @@ class Candidates(NamedTuple):
 
 
 def fit_shape(lines: NodeArrays, shape: Shape, positions: Ints | slice = slice(None)) -> NodeFit:
-    """On which of these lines there is room for the shape."""
+    """Where the shape fits on these lines."""
     request_size = shape.request_size
     cpu = lines.cpu[positions]
-    fits = cpu >= request_size.cpu if request_size.cpu else cpu >= 0  # below 0 is a slot of no node
+    fits = cpu >= request_size.cpu if request_size.cpu else cpu >= 0  # negative in a slot without a node
     if request_size.memory:
         fits &= lines.memory[positions] >= request_size.memory
     if request_size.whole:
@@ -59,7 +64,7 @@ def fit_shape(lines: NodeArrays, shape: Shape, positions: Ints | slice = slice(N
 
 
 def candidates(lines: NodeArrays, shape: Shape, usable_cards: Bools) -> Candidates:
-    """For a shape of one card and lines that all take it: one card of each state."""
+    """The candidates of a shape of one card: on each line one card of each state. The shape fits on all lines."""
     request_size = shape.request_size
     at, card = np.nonzero(usable_cards & lines.first)
     before = CardArrays(lines.free[at, card], lines.core[at, card], lines.empty[at, card], lines.kind[at, card])
@@ -71,7 +76,7 @@ def candidates(lines: NodeArrays, shape: Shape, usable_cards: Bools) -> Candidat
 
 
 def chosen_cards(lines: NodeArrays, shape: Shape, usable_cards: Bools) -> Bools:
-    """The fullest usable cards, as many as the shape asks, the lowest index first among equals."""
+    """The cards that the shape takes: the fullest usable ones; of equally full cards the one with the lowest index."""
     keys = np.where(usable_cards, lines.free, np.inf)
     rank = np.argsort(np.argsort(keys, axis=1, kind="stable"), axis=1, kind="stable")
     chosen: Bools = usable_cards & (rank < shape.request_size.cards)
@@ -79,7 +84,7 @@ def chosen_cards(lines: NodeArrays, shape: Shape, usable_cards: Bools) -> Bools:
 
 
 def cards_after(lines: NodeArrays, shape: Shape, chosen: Bools) -> CardArrays:
-    """All cards of the lines once the shape has taken these."""
+    """All cards of the lines after the shape has taken the chosen ones."""
     free, core = (
         (0.0, 0.0)
         if shape.request_size.whole

@@ -1,4 +1,4 @@
-"""Cards against shapes: which card serves which shape, and how many times over."""
+"""Cards and shapes: which card may serve which shape, and how many pods of the shape fit on it."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -10,8 +10,8 @@ from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeAr
 from cardwise.core.placement.scored.shapes import Shape
 
 _NEVER: Final = 1e18  # MiB that no card has
-EXACT: Final = 1e-9  # added, since a division of floats may lose so much
-_CHUNK_NODES: Final = 256  # nodes, so that intermediate arrays stay in the CPU's cache
+EXACT: Final = 1e-9  # added because a division of floats may lose this amount
+_CHUNK_NODES: Final = 256  # nodes per chunk: intermediate arrays stay in the CPU's cache
 
 
 class CardArrays(NamedTuple):
@@ -24,7 +24,10 @@ class CardArrays(NamedTuple):
 
 
 class CardTable:
-    """`shapes` differ in what they ask of cards, and each asks for some."""
+    """The requests of several shapes as arrays.
+
+    shapes: shapes with different requests of cards; each requests at least one card.
+    """
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
         request_sizes = [shape.request_size for shape in shapes]
@@ -58,7 +61,7 @@ class CardTable:
         return served
 
     def count_pods(self, cards: CardArrays) -> Floats:
-        """By card and shape, for how many pods of the shape the card has room."""
+        """By card and shape, how many pods of the shape fit on the card."""
         counts = np.floor(cards.free[..., None] * self._per_mem + EXACT)
         if self._some_core:
             np.minimum(counts, np.floor(cards.core[..., None] * self._per_core + self._core_slack), out=counts)
@@ -70,7 +73,7 @@ class CardTable:
 
 
 def card_chunks(lines: NodeArrays) -> list[CardArrays]:
-    """The cards of the lines, by line and position, in parts that are small enough to be computed fast."""
+    """The cards of the lines, by line and position, in chunks that fit into the CPU's cache."""
     return [
         CardArrays(lines.free[rows], lines.core[rows], lines.empty[rows], lines.kind[rows])
         for rows in (slice(start, start + _CHUNK_NODES) for start in range(0, max(len(lines), 1), _CHUNK_NODES))
@@ -78,7 +81,7 @@ def card_chunks(lines: NodeArrays) -> list[CardArrays]:
 
 
 def _allowed(shapes: Sequence[Shape]) -> Bools | None:
-    """By kind of card and shape, whether the shape may have the kind; None: each may have all kinds."""
+    """By kind of card and shape, whether the shape may have the kind; None if every shape may have all kinds."""
     kind_sets = [shape.kinds for shape in shapes if shape.kinds is not None]
     if not kind_sets:
         return None
@@ -93,6 +96,6 @@ def _allowed(shapes: Sequence[Shape]) -> Bools | None:
 
 
 def _places(kind: Ints, allowed: Bools) -> Ints:
-    """The places of kinds in the table: the last is for "no card", the one before for kinds that no shape names."""
+    """The rows of kinds in the table: the last one is for "no card", the one before for kinds that no shape names."""
     last_place = len(allowed) - 1
     return np.where(kind < 0, last_place, np.minimum(kind, last_place - 1))

@@ -1,7 +1,7 @@
 """The placement engine with scored policies: a node and cards for a pod, by scores of all nodes or by cards alone.
 
-The extender asks it for scored policies only, and `placement` for the others; simulator and tests ask it for all. It
-follows its ledger, and is told what else changes on nodes. Not thread-safe: its owner locks.
+The extender uses it for scored policies only, and `placement` for the others; the simulator and tests use it for all
+policies. It watches its ledger; callers report other changes of nodes. Not thread-safe: its owner locks.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -29,12 +29,12 @@ from cardwise.core.placement.scored.shapes import RequestSize, Shape, make_reque
 from cardwise.core.placement.scored.workload import LearnedWorkload, LearningInput, Workload
 from cardwise.core.values.refusals import Refusal
 
-_MAX_ROWS: Final = 256  # shapes whose scores are kept, those asked last
-_MIN_SURVEY_CHANGES: Final = 400  # changes, at least, until the next look at all nodes together
-_UNLIMITED_NODES: Final = 1 << 62  # more nodes than there are
-_SCORES_PER_LOOKUP: Final = 8  # scores that take as long as looking up one changed node
-_MAX_LOOKUPS: Final = 32  # changed candidates that a decision looks up; after so many it uses unchanged ones only
-_MAX_CHANGED_NODES: Final = 1024  # changed nodes; with more the table is too old to decide by
+_MAX_ROWS: Final = 256  # shapes whose scores are cached: the most recently used
+_MIN_SURVEY_CHANGES: Final = 400  # the minimum number of changes between two surveys of all nodes
+_UNLIMITED_NODES: Final = 1 << 62  # more nodes than any cluster has
+_SCORES_PER_LOOKUP: Final = 8  # scores that take as long as reading one changed node from the ledger
+_MAX_LOOKUPS: Final = 32  # changed candidates that one decision reads from the ledger; then it uses unchanged ones only
+_MAX_CHANGED_NODES: Final = 1024  # changed nodes; with more, the table is too old for decisions
 _MAX_TRIES: Final = 32  # nodes tried in the order of scores, before all candidates are looked up
 
 Score = Callable[[WorkloadModel], Scoring]
@@ -42,17 +42,18 @@ SCORINGS: Final[Mapping[str, Score]] = {"priced": Pricing}
 
 
 class FreeLoads(Protocol):
-    """What nodes have left of cpu, memory and pods."""
+    """The free cpu, memory and pods of nodes."""
 
     def free_load(self, node: str) -> Load | None:
-        """What the node has left for further pods; None if there is no such node."""
+        """The node's free amounts for further pods; None if there is no such node."""
 
 
 class Engine:
     """The engine of one ledger. Call `mark_changed` for nodes whose free cpu, memory or pods have changed.
 
-    `at_once`: the most nodes that a decision scores, None for all. If more need a score, a decision scores a sample,
-    and `warm` does the rest. `scorings`: the scored policies; the simulator has more of them.
+    at_once: the maximum number of nodes that a decision scores; None for all. If more need a score, a decision scores a
+        sample, and `warm` scores the others later.
+    scorings: the scored policies; the simulator adds further ones.
     """
 
     def __init__(
@@ -73,14 +74,14 @@ class Engine:
         self._views = FeatureViews(self._table, self._scoring)
         self._rows: dict[tuple[str, Shape], ShapeScores] = {}
 
-    # What changes.
+    # Changes.
 
     def mark_changed(self, node: str) -> None:
-        """What the node has left has changed, or the node has come or gone."""
+        """Record that the free amounts of the node have changed, or that it was added or deleted."""
         self._changed.add(node)
 
     def prepare_policy(self, policy: str) -> None:
-        """The policy will be asked for: `warm` makes it ready, if it is a scored one."""
+        """Prepare for decisions by this policy: `warm` computes the features of a scored policy in advance."""
         if policy in self._scorings:
             self._views.prepare_policy(policy)
 
@@ -91,12 +92,12 @@ class Engine:
             self.workload.count_arrival(request_size)
 
     def learning_input_if_due(self) -> LearningInput | None:
-        """What to learn from, if it is time to learn: many pods have arrived, or the cards have changed; else None."""
+        """The input of learning if it is due: many pods have arrived, or the cards have changed; else None."""
         changes = self._ledger.kinds.changes
         if not self.workload.is_learning_due and (self._learned_workload is None or self._learned_at_change == changes):
             return None
         if self._at_once is not None and len(self._changed) > self._at_once:
-            return None  # it is not known yet which cards there are
+            return None  # the cards of many nodes are not read yet
         sample = self.learning_input()
         if not sample.sizes or not sample.counts:
             return None
@@ -105,27 +106,27 @@ class Engine:
         return sample
 
     def learning_input(self) -> LearningInput:
-        """What there is to learn from."""
+        """The input of learning: the counts of requests, and the cards by size."""
         self._refresh()
         sizes, counts = np.unique(self._table.lines.size[self._table.lines.cpu >= 0], return_counts=True)
         cards = {int(size): int(count) for size, count in zip(sizes, counts, strict=True) if size}
         return LearningInput(dict(self.workload.counts), cards)
 
     def adopt(self, learned_workload: LearnedWorkload) -> None:
-        """Uses what was learned from now on."""
+        """Use the learned workload from now on."""
         self._learned_workload = learned_workload
         self._views.renew()
 
     def can_decide(self, policy: str) -> bool:
-        """Whether it knows the nodes well enough to decide by this policy. If not, `warm` catches up."""
+        """Whether enough nodes are up to date for decisions by this policy. If not, `warm` catches up."""
         self.prepare_policy(policy)
         if self._at_once is None or max(len(self._table), len(self._changed)) <= self._at_once:
             return True
         return policy in self._views and len(self._changed) <= _MAX_CHANGED_NODES
 
     def warm(self, max_nodes: int = 256) -> bool:
-        """Does one piece of background work, for up to `max_nodes` nodes: catches up with changes, looks at all nodes
-        together, or scores nodes for shapes that were asked for twice and have many stale scores, the last asked first.
+        """Do one piece of background work, for up to `max_nodes` nodes: read changed nodes, survey all nodes, or score
+        nodes for shapes that were used twice and have many stale scores, the most recently used first.
 
         Returns whether there may be more to do.
         """
@@ -137,7 +138,7 @@ class Engine:
             self._renew_rows(self._views.survey_nodes(max_nodes))
             return True
         for row in reversed(self._rows.values()):
-            # If thousands of pods come, each of another size, no shape is asked for again.
+            # If thousands of pods arrive, each of a different size, no shape is used again.
             if row.decisions > 1 and row.max_stale() > (self._at_once or 0) // 2:
                 stale = row.stale_slots()
                 row.refresh(stale[:max_nodes])
@@ -146,7 +147,7 @@ class Engine:
                     return True
         return False
 
-    # What is decided.
+    # Decisions.
 
     def place(
         self,
@@ -156,7 +157,12 @@ class Engine:
         nodes: Collection[str] | None = None,
         headroom: Sequence[Headroom] = (),
     ) -> Placement | None:
-        """A node with room for the load, and its cards; None if there is none. `headroom`: what quotas leave."""
+        """The best node and its cards for the pod; None if it fits nowhere.
+
+        load: cpu, memory and pods of the request.
+        nodes: the allowed nodes; None for all.
+        headroom: the amounts that quotas leave to the namespace.
+        """
         has_features = self._refresh(policy)
         card_requests = fitting.card_requests(request)
         scorer = Scorer(self._ledger.kinds, request, FALLBACK if policy in self._scorings else policy, headroom)
@@ -177,7 +183,7 @@ class Engine:
                 if placement is not None:
                     return placement
                 if self._changed:
-                    break  # changed nodes may have room; the next level is only for when there is none
+                    break  # the pod may fit on changed nodes; the next level is only used if it does not
             else:
                 return None
             self._catch_up(_UNLIMITED_NODES)
@@ -186,7 +192,7 @@ class Engine:
     def scores(
         self, request: PodRequest, load: Load, policy: str, nodes: Collection[str], headroom: Sequence[Headroom] = ()
     ) -> dict[str, int] | None:
-        """The scores of the nodes that take the pod, no two equal; None if the policy does not decide here."""
+        """The scores of nodes that take the pod, no two equal; None if the policy has no scores for this request."""
         has_features = self._refresh(policy)
         self._catch_up(_UNLIMITED_NODES)
         card_requests = fitting.card_requests(request)
@@ -202,13 +208,16 @@ class Engine:
             row.refresh(row.stale_slots())
             slots = candidate_slots[row.points[candidate_slots] > NONE]
             best_last = slots[np.lexsort((-self._table.order[slots], row.points[slots]))]
-            node_names += map(self._table.names.__getitem__, best_last.tolist())  # as integers of Python: twice as fast
-        return {name: place for place, name in enumerate(node_names)}  # a node that is found twice has its better place
+            node_names += map(self._table.names.__getitem__, best_last.tolist())  # Python integers: twice as fast
+        # a node that is listed twice keeps its better score
+        return {name: place for place, name in enumerate(node_names)}
 
-    # Everything below expects to be refreshed.
+    # The methods below require a call of `_refresh`.
 
     def _refresh(self, policy: str = "") -> bool:
-        """Catches up. Returns whether the nodes are known as the policy needs it; an unscored policy needs nothing."""
+        """Read changed nodes. Returns whether the policy's features of all nodes are computed; False for a policy
+        without scores.
+        """
         max_nodes = _UNLIMITED_NODES if self._at_once is None or len(self._table) <= self._at_once else self._at_once
         self._catch_up(1 + max_nodes // _SCORES_PER_LOOKUP if policy in self._views else _UNLIMITED_NODES)
         self._notice_kinds()
@@ -219,10 +228,10 @@ class Engine:
         return policy in self._views
 
     def _catch_up(self, max_nodes: int) -> bool:
-        """Look up at most this many changed nodes. Returns whether there are more."""
+        """Read at most `max_nodes` changed nodes from the ledger. Returns whether there are more."""
         if not self._changed:
             return False
-        self._look_up(sorted(self._changed)[:max_nodes])  # so that the same events have the same outcome
+        self._look_up(sorted(self._changed)[:max_nodes])  # sorted, so that the same events have the same outcome
         return bool(self._changed)
 
     def _look_up(self, names: Sequence[str]) -> None:
@@ -236,13 +245,13 @@ class Engine:
             self._views.renew()
 
     def _start_survey(self) -> None:
-        """Looks at all nodes together, if it is time for that."""
+        """Start a survey of all nodes if one is due."""
         if self._table.length >= self._surveyed_at_length + max(_MIN_SURVEY_CHANGES, len(self._table.slots) // 3):
             self._surveyed_at_length = self._table.length
             self._views.start_surveys(self._table.departure_rate())
 
     def _renew_rows(self, policies: Sequence[str]) -> None:
-        """The rows of these policies need new scores: by `warm`, or when they are asked for."""
+        """Discard the scores of these policies; `warm` or the next decision computes them again."""
         for (policy, _), row in self._rows.items():
             if policy in policies:
                 row.renew(self._views[policy])
@@ -254,7 +263,7 @@ class Engine:
             row = ShapeScores(self._table, self._views[policy], shape)
             if len(self._rows) >= _MAX_ROWS:
                 del self._rows[next(iter(self._rows))]
-        self._rows[key] = row  # the last one now
+        self._rows[key] = row  # the most recently used row is the last
         return row
 
     def _scoring(self, policy: str) -> Scoring | None:
@@ -273,7 +282,7 @@ class Engine:
     def _best(
         self, row: ShapeScores, scorer: Scorer, card_requests: Sequence[CardRequest], nodes: Collection[str] | None
     ) -> Placement | None:
-        """The best of the nodes that have not changed since they were scored; None if none of them takes the pod."""
+        """The placement on the best node that has not changed since it was scored; None if the pod fits on none."""
         retries = _MAX_LOOKUPS
         candidate_slots = self._slots(nodes) if nodes is not None and 2 * len(nodes) < len(self._table.slots) else None
         while True:
@@ -287,7 +296,7 @@ class Engine:
                         changed_names.append(name)
                     continue
                 if changed_names:
-                    break  # the changed nodes may be better: they are looked up and scored again first
+                    break  # the changed nodes may be better: read and score them first
                 placement = self._place_on_slot(scorer, card_requests, slot, row)
                 if placement is not None:
                     return placement
@@ -339,7 +348,7 @@ class Engine:
                 points, nodes = _only_slots(points, self._slots(nodes)), None
 
     def _slots(self, nodes: Collection[str]) -> Ints:
-        """The slots of the nodes, each once, in order: so a sample of the same nodes is the same."""
+        """The slots of the nodes in ascending order, without duplicates, so that samples are reproducible."""
         selected = np.zeros(len(self._table.names), bool)
         selected[[slot for slot in map(self._table.slots.get, nodes) if slot is not None]] = True
         return np.flatnonzero(selected)
@@ -361,12 +370,13 @@ class Engine:
     def _by_cards(
         self, scorer: Scorer, card_requests: Sequence[CardRequest], load: Load, nodes: Collection[str] | None
     ) -> Placement | None:
-        """The choice of the policy, or of `binpack` in its place, node by node."""
+        """The choice of an unscored policy, or of `binpack` in place of a scored one, node by node."""
         lines = self._table.lines
         fits = fit_shape(lines, Shape(RequestSize(0, 0, 0, "", load.cpu, load.memory))).fits
         nodes_with_load = _NodesWithFreeLoad(self._table, fits, nodes)
         if not card_requests and not scorer.devices:
-            # By name, as for pods with cards among equal nodes: with two orders both would meet on half-full nodes.
+            # The first by name, as pods with cards choose among equal nodes: a different order would leave more nodes
+            # half full.
             first_name = min(nodes_with_load, default=None)
             return _place_without_cards(first_name, 0) if first_name is not None else None
         if scorer.indexed:
@@ -388,12 +398,12 @@ def _only_slots(points: Floats, slots: Ints) -> Floats:
 
 
 def _place_without_cards(node: str, score: int) -> Placement:
-    """The placement of a pod that asks for no card."""
+    """The placement of a pod that requests no card."""
     return Placement(node=node, assignment=Assignment({}), score=score)
 
 
 class _NodesWithFreeLoad:
-    """Those of the allowed nodes that have the cpu and memory."""
+    """The allowed nodes that have enough cpu and memory."""
 
     def __init__(self, table: NodeTable, fits: Bools, nodes: Collection[str] | None) -> None:
         self._slots = table.slots

@@ -19,12 +19,12 @@ from cardwise.core.placement.scored.nodetable import Floats, Ints
 from cardwise.core.placement.scored.shapes import Shape
 
 _END_CHANCE: Final = 0.6  # the chance that a share has ended
-_MAX_SHARES: Final = 64  # shares; of so many it is certain that some have not ended
-_FACTOR: Final = 30.0  # by this factor of its weight an expected empty place counts
+_MAX_SHARES: Final = 64  # shares; of this many, some have surely not ended
+_FACTOR: Final = 30.0  # the factor by which the weight of a request is multiplied
 
 
 class ExpectedCapacity:
-    """Vacancy for the requests of one workload, in the order of their weights."""
+    """The expected capacity of nodes for the requests of one workload."""
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
         self._chance = np.append(_END_CHANCE ** np.arange(_MAX_SHARES), 0.0)
@@ -44,12 +44,15 @@ class ExpectedCapacity:
             self._weights_by_kinds.append((kinds, weights_by_count))
 
     def node_values(self, clients: Ints, kind: Ints) -> Floats:
-        """What each line is worth. `clients` as in `Lines`."""
+        """The value of each line.
+
+        clients: as in `NodeArrays`.
+        """
         totals = np.zeros(len(clients))
         for kinds, weights_by_count in self._weights_by_kinds:
             counts = clients if kinds is None else np.where(np.isin(kind, list(kinds)), clients, _MAX_SHARES)
             max_cards = min(len(weights_by_count) - 1, counts.shape[1])
-            # The shares in the way of so many cards are those on the cards with the fewest shares.
+            # The shares in the way of a number of cards are the shares on the cards with the fewest shares.
             in_way = np.sort(counts, axis=1)[:, :max_cards].cumsum(axis=1)
             totals += self._chance[np.minimum(in_way, _MAX_SHARES)] @ weights_by_count[1 : max_cards + 1]
         return totals

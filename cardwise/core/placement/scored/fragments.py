@@ -20,7 +20,7 @@ from cardwise.core.placement.scored.nodetable import Floats, NodeArrays
 from cardwise.core.placement.scored.scoring import WeightedShape, distinct_by_cards
 from cardwise.core.placement.scored.shapes import Shape
 
-_TYPICAL_WEIGHT: Final = 0.95  # of the workload, the most frequent first
+_TYPICAL_WEIGHT: Final = 0.95  # the fraction of the workload that its typical shapes cover
 
 
 class FragmentMeasure:
@@ -30,8 +30,8 @@ class FragmentMeasure:
         typical = [weighted for weighted in _typical_shapes(workload) if weighted.shape.request_size.cards]
         shapes, shape_indexes = distinct_by_cards(typical)
         self._cards = CardTable(shapes)
-        # By cpu that a node has left (as many steps as there are different requests) and by shape: the weight of those
-        # that it has cpu for.
+        # By free cpu of a node (a row for each different request) and by shape: the weight of the requests that have
+        # enough cpu there.
         cpus = np.array(sorted({weighted.shape.request_size.cpu for weighted in typical}), np.float64)
         self._cpus = cpus
         self._weights = np.zeros((len(cpus) + 1, len(shapes)))
@@ -39,7 +39,7 @@ class FragmentMeasure:
             self._weights[np.searchsorted(cpus, weighted.shape.request_size.cpu) + 1 :, shape_index] += weighted.weight
 
     def useful(self, lines: NodeArrays) -> Floats:
-        """By line and card, the expected MiB that are no fragments."""
+        """By line and card, the expected free MiB that are not fragments."""
         weights = self._weights[np.searchsorted(self._cpus, lines.cpu, side="right")]
         useful_by_card, start = [], 0
         for cards in card_chunks(lines):
@@ -51,7 +51,9 @@ class FragmentMeasure:
 
 
 def _typical_shapes(workload: Sequence[WeightedShape]) -> list[WeightedShape]:
-    """The most frequent requests, with weights of sum 1. Requests that differ only in the node's memory are one."""
+    """The most frequent requests, with weights that sum to 1. Requests that differ only in the node's memory are
+    merged.
+    """
     weight_by_shape: dict[Shape, float] = {}
     for shape, weight in workload:
         shape_without_memory = shape._replace(request_size=shape.request_size._replace(memory=0))

@@ -1,4 +1,4 @@
-"""The pressure on kinds of cards: what it costs to take a card that is scarce for pods that can use no other.
+"""The pressure on kinds of cards: the cost of taking a card that is scarce for pods that can use no other kind.
 
 Theory of operation. The pressure on a kind is the part of the demand that names the kind, divided by the kind's part of
 the free MiB. If it is above 1, there will be too few cards of the kind, and pods that can use other cards should do so.
@@ -17,12 +17,12 @@ from cardwise.core.placement.scored.nodetable import Floats, Ints, NodeArrays
 from cardwise.core.placement.scored.scoring import WeightedShape
 
 _FREE_PRESSURE: Final = 0.5  # the pressure up to which a kind costs nothing
-_MAX_PRICE: Final = 8.0  # cards that it costs at most
-_STEP: Final = 0.05  # cards: it is rounded to this, so that it seldom changes
+_MAX_PRICE: Final = 8.0  # cards: the maximum price
+_STEP: Final = 0.05  # cards: prices are rounded to this, so that they seldom change
 
 
 class KindPrices:
-    """The pressure by one workload."""
+    """The prices of kinds of cards for one workload."""
 
     def __init__(self, workload: Sequence[WeightedShape], yardstick: float) -> None:
         demand: dict[frozenset[int], float] = {}
@@ -38,7 +38,8 @@ class KindPrices:
                 demand[shape.kinds] = demand.get(shape.kinds, 0.0) + amount
         self._demand = [(sorted(kinds), amount / total) for kinds, amount in demand.items() if kinds and amount]
         self._prices: Floats = np.zeros(0)
-        self._kinds = max((kinds[-1] for kinds, _ in self._demand), default=-1) + 1  # those that are named, and others
+        # the number of named kinds; this index stands for all others
+        self._kinds = max((kinds[-1] for kinds, _ in self._demand), default=-1) + 1
 
     @property
     def any(self) -> bool:
@@ -46,7 +47,7 @@ class KindPrices:
         return bool(len(self._prices))
 
     def prices_of(self, kind: Ints) -> Floats:
-        """The cost of each card, which is of this kind."""
+        """The price of each card, by its kind."""
         return self._prices[np.minimum(kind, self._kinds)]
 
     def survey(self, lines: NodeArrays) -> Floats:
@@ -56,7 +57,7 @@ class KindPrices:
         return np.bincount(kind[is_card], lines.free[is_card], self._kinds + 1).astype(np.float64)
 
     def update_prices(self, free: Floats) -> bool:
-        """Looks at what is free now, as surveyed. Returns whether prices have changed."""
+        """Compute the prices from the free MiB by kind. Returns whether they have changed."""
         if not self._demand:
             return False
         demand_by_kind = np.zeros(len(free))

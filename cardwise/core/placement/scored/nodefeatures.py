@@ -1,7 +1,7 @@
-"""Features of nodes: what each scored policy in use computes of their cards, kept until a node changes.
+"""Features of nodes: the numbers that each scored policy computes from a node's cards, cached until the node changes.
 
-They are made and renewed by a look at all nodes, in parts: a whole look takes as long as many decisions, and no
-decision waits for it.
+A survey of all nodes computes and renews them, in several steps: it takes as long as many decisions, and no decision
+waits for it.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ class NodeFeatures:
         self._table = table
         self._features: Floats = np.zeros((0, scoring.width))
         self._node_values: Floats = np.zeros(0)
-        self._changed: Bools = np.zeros(0, np.bool_)  # nodes, since their tally
-        self._unpriced: Bools = np.zeros(0, np.bool_)  # nodes that are worth something else now
+        self._changed: Bools = np.zeros(0, np.bool_)  # nodes that have changed since their features were computed
+        self._unpriced: Bools = np.zeros(0, np.bool_)  # nodes whose value must be computed again
         self._position = 0
 
     def values_of(self, slots: Ints) -> NodeScores:
-        """The features of these slots as of now. Each slot at most once."""
+        """The current features and values of these slots; no slot may occur twice."""
         self._count(slots)
         unpriced = slots[self._unpriced[slots]]
         if len(unpriced):
@@ -36,12 +36,12 @@ class NodeFeatures:
         return NodeScores(self._features[slots], self._node_values[slots])
 
     def survey(self, slots: Ints) -> Floats:
-        """What a look at all nodes needs of these slots."""
+        """The part of a survey for these slots."""
         self._count(slots)
         return self.scoring.survey(self._table.lines.pick(slots), self._features[slots])
 
     def update_prices(self, surveyed_sum: Floats, departure_rate: float) -> bool:
-        """Looks at the sum of what was surveyed, see `Scoring.update_prices`."""
+        """Update prices from the sum of a survey, see `Scoring.update_prices`."""
         if not self.scoring.update_prices(surveyed_sum, departure_rate):
             return False
         self._unpriced[:] = True
@@ -64,7 +64,7 @@ class NodeFeatures:
 
 
 class FeatureSurvey:
-    """A look at all nodes, in parts. It may see changes that happen meanwhile, or not."""
+    """A survey of all nodes, in several steps. Changes during the survey may or may not be included."""
 
     def __init__(self, table: NodeTable, features: NodeFeatures) -> None:
         self.features = features
@@ -89,10 +89,11 @@ class FeatureSurvey:
 
 
 class FeatureViews:
-    """The features of each policy that is asked for. They are made by a look at all nodes, and renewed in the same way.
+    """The features of each policy in use. A survey of all nodes computes them, and later surveys renew them.
 
-    Until new features are finished the old ones are used. `make`: makes the scoring of a policy from what was learned
-    last; None if nothing was learned yet.
+    The old features are used until the new ones are complete.
+
+    make: returns the scoring of a policy from the learned workload; None if nothing was learned yet.
     """
 
     def __init__(self, table: NodeTable, make: Callable[[str], Scoring | None]) -> None:
@@ -104,14 +105,14 @@ class FeatureViews:
         self._departure_rate = 0.0
 
     def __contains__(self, policy: str) -> bool:
-        """Whether the features of the policy are finished."""
+        """Whether the features of the policy are complete."""
         return policy in self._features_by_policy
 
     def __getitem__(self, policy: str) -> NodeFeatures:
         return self._features_by_policy[policy]
 
     def prepare_policy(self, policy: str) -> None:
-        """The policy is asked for."""
+        """Compute features for this policy from now on."""
         if policy not in self._requested_policies:
             self._requested_policies[policy] = None
             self._begin(policy)
@@ -122,7 +123,7 @@ class FeatureViews:
             self._begin(policy)
 
     def start_surveys(self, departure_rate: float) -> None:
-        """Looks at all nodes again; features that are being made do that anyway."""
+        """Start surveys for all policies that have complete features; the others are being surveyed already."""
         self._departure_rate = departure_rate
         for policy, features in self._features_by_policy.items():
             if policy not in self._surveys:
@@ -144,7 +145,7 @@ class FeatureViews:
 
     @property
     def is_surveying(self) -> bool:
-        """Whether there is more to look at."""
+        """Whether a survey is in progress."""
         return bool(self._surveys)
 
     def _begin(self, policy: str) -> None:

@@ -1,7 +1,7 @@
-"""The table of nodes: all nodes as arrays of plain numbers, one line a node, and a log of which have changed.
+"""The table of nodes: all nodes as arrays of plain numbers, one line per node, and a log of changed nodes.
 
 Scores are computed for hundreds of nodes at once, but the ledger has nodes one by one. When a node changes, its line is
-read from the ledger again; results that were computed from lines are renewed by the log of changes.
+read from the ledger again; results that were computed from lines are updated with the log of changes.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-ABSENT: Final = -1  # the kind of no card
-NEVER_EMPTY: Final = 1 << 20  # the number of clients of a card that will not become empty when its clients end
+ABSENT: Final = -1  # the kind where a node has no card
+NEVER_EMPTY: Final = 1 << 20  # the number of clients of a card that takes no shares, so that it never becomes empty
 _MAX_LOG: Final = 1 << 16  # entries, after which the older half is forgotten
 _SEED: Final = b"cardwise"
 
@@ -73,24 +73,24 @@ class NodeArrays:
 
 
 def tie_break_rank(node: str) -> int:
-    """The node's place among nodes of equal score: fixed and arbitrary."""
+    """A fixed arbitrary number that orders nodes of equal score."""
     return int.from_bytes(blake2b(node.encode(), digest_size=7, key=_SEED).digest())
 
 
 class NodeTable:
-    """Lines by slot; a slot of no node has no room for anything."""
+    """The lines of all nodes, by slot. Nothing fits on a slot without a node."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []  # "" where the slot is of no node
+        self.names: list[str] = []  # "" for a slot without a node
         self.slots: dict[str, int] = {}
         self.order: Ints = np.zeros(0, np.int64)
-        self.single = False  # whether a card is, or was, not for every user
-        self.fuller = 0.0  # counts changes after which less was free,
-        self.emptier = 0.0  # and those after which more was
+        self.single = False  # whether a card ever was open to some users only
+        self.fuller = 0.0  # counts changes that left less memory free
+        self.emptier = 0.0  # counts changes that left more memory free
         self._vacant: list[int] = []
         self._lines = _empty_lines(0, 1)
         self._log: list[int] = []
-        self._forgotten = 0  # entries that were at the beginning of the log
+        self._forgotten = 0  # entries that were removed from the beginning of the log
 
     @property
     def lines(self) -> NodeArrays:
@@ -101,8 +101,9 @@ class NodeTable:
         return len(self.names)
 
     def set_node(self, name: str, node: NodeState | None, free_load: Load | None) -> None:
-        """The node is so now. `free_load` is what it has for further pods, None where there is no such node any
-        more.
+        """Update the line of the node.
+
+        free_load: its free amounts for further pods; None if the node was deleted.
         """
         slot = self.slots.get(name)
         is_known = slot is not None
@@ -133,13 +134,15 @@ class NodeTable:
         self._log_change(slot)
 
     def changed_since(self, length: int) -> Ints | None:
-        """The slots that have changed since the log had this length, some more than once; None: perhaps all."""
+        """The slots that have changed since the log had this length, some more than once; None if the log was shortened
+        since, so that any slot may have changed.
+        """
         if length < self._forgotten:
             return None
         return np.array(self._log[length - self._forgotten :], np.int64)
 
     def departure_rate(self) -> float:
-        """How many pods end for each one that comes, as the nodes show; old changes count less and less."""
+        """The estimated number of pods that end per pod that arrives. Older changes count less."""
         ratio = self.emptier / max(self.fuller, 1.0)
         self.emptier, self.fuller = self.emptier / 2, self.fuller / 2
         return ratio
@@ -161,7 +164,7 @@ class NodeTable:
                 clients[i] = node.clients[i] if card.accepts_shares else NEVER_EMPTY
                 if not node.is_open(i) or node.free[i] <= 0:
                     continue
-                # Below zero if the setting has become smaller: then nothing is free.
+                # Negative if the setting was lowered: then nothing is free.
                 free[i], core[i], empty[i] = node.free[i], max(0, node.free_core[i]), not node.clients[i]
                 taints[i], user[i] = node.mps.taints[i], node.mps.users[i]
                 state = free[i], core[i], size[i], kind[i], empty[i], taints[i], user[i], clients[i]

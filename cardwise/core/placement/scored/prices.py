@@ -1,4 +1,4 @@
-"""Prices of a cutting-stock problem: what the free rest of a card is worth for pods that share cards.
+"""Prices of a cutting-stock problem: the value of the free remainder of a card for pods that share cards.
 
 Theory of operation. To place the workload's shares on the fewest cards is a linear program over the ways to cut a card
 into shares. Its dual variables are the price of each size of share, and a rest is worth the most valuable set of shares
@@ -18,14 +18,17 @@ import numpy as np
 
 from cardwise.core.placement.scored.nodetable import Floats
 
-PARTS: Final = 1000  # of a card: sizes are rounded up to these
-_MAX_SIZES: Final = 32  # different sizes, the most demanded
+PARTS: Final = 1000  # parts of a card: sizes are rounded up to whole parts
+_MAX_SIZES: Final = 32  # the number of different sizes: the most demanded ones
 _MAX_ROUNDS: Final = 600
 _EPSILON: Final = 1e-9
 
 
 def remainder_prices(demand: Mapping[int, float]) -> Floats:
-    """The worth, in cards, of a rest of 0 to PARTS parts. `demand`: how often a share of so many parts is asked."""
+    """The value, in cards, of a remainder of 0 to PARTS parts.
+
+    demand: by size of a share in parts, how often it is requested.
+    """
     frequency_by_size = {
         parts: frequency for parts, frequency in demand.items() if 0 < parts <= PARTS and frequency > 0
     }
@@ -45,7 +48,7 @@ def _solve(sizes: list[int], demand: Floats) -> Floats:
         prices = np.asarray(np.linalg.solve(columns.T, costs), np.float64)
         lowest = int(prices.argmin())
         if prices[lowest] < -_EPSILON:
-            entering, cost = np.zeros(count), 0.0  # more of this size than is asked for
+            entering, cost = np.zeros(count), 0.0  # more of this size than is requested
             entering[lowest] = -1.0
         else:
             worth = _knapsack(sizes, prices)
@@ -64,11 +67,13 @@ def _solve(sizes: list[int], demand: Floats) -> Floats:
 
 
 def _knapsack(sizes: list[int], prices: Floats) -> Floats:
-    """The worth of the most valuable set of shares, any number of each, that fits into a rest of 0 to PARTS parts."""
+    """By remainder of 0 to PARTS parts, the value of the most valuable set of shares that fits; any number of each
+    size.
+    """
     worth = np.zeros(PARTS + 1)
     for parts, price in zip(sizes, prices, strict=True):
         times = 1
-        while price > _EPSILON and parts * times <= PARTS:  # once, twice, four times: together any number
+        while price > _EPSILON and parts * times <= PARTS:  # once, twice, four times: sums of these give any number
             np.maximum(
                 worth[parts * times :], worth[: PARTS + 1 - parts * times] + price * times, out=worth[parts * times :]
             )
@@ -77,7 +82,7 @@ def _knapsack(sizes: list[int], prices: Floats) -> Floats:
 
 
 def _cut(sizes: list[int], prices: Floats, worth: Floats) -> Floats:
-    """How many of each share make up the most valuable set for a whole card."""
+    """The number of shares of each size in the most valuable set for a whole card."""
     counts = np.zeros(len(sizes))
     remainder = PARTS
     while worth[remainder] > _EPSILON:

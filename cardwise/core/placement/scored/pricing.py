@@ -32,18 +32,18 @@ from cardwise.core.placement.scored.scoring import NodeScores, Scores, WorkloadM
 from cardwise.core.placement.scored.shapes import Shape
 
 _CAPACITY: Final = 0.16  # cards: capacities that differ by less than half of it are equal
-_REST: Final = 0.02  # cards: the same for rests of cards, and for what is to come
-# Pods that end for each one that comes. From the first on, nodes are scored as if pods leave too, below the second as
-# if none does; in between it stays as it was.
+_REST: Final = 0.02  # cards: the same for remainders of cards, and for expected capacity
+# Pods that end per pod that arrives. From the first rate on, scores count that pods leave; below the second they do
+# not; between the two nothing changes.
 _HIGH_DEPARTURE_RATE: Final = 0.4
 _LOW_DEPARTURE_RATE: Final = 0.2
-_SCARCEST: Final = 30.0  # the most that a request counts because few of it fit
-_NEWS: Final = 0.1  # of all weights, that must have changed for others to be taken: all scores change with them
-_MAX_SHAPES: Final = 160  # of the workload, those that ask most
+_SCARCEST: Final = 30.0  # the maximum factor for requests that fit in few places
+_NEWS: Final = 0.1  # the fraction of all weights that must change before new weights are used: they change all scores
+_MAX_SHAPES: Final = 160  # shapes of the workload: those that request the most
 
 
 class Pricing:
-    """`priced` for one workload."""
+    """The policy `priced` for one workload."""
 
     def __init__(self, model: WorkloadModel) -> None:
         self._yardstick = model.yardstick
@@ -71,21 +71,24 @@ class Pricing:
         self._pods_leave = False
 
     def node_features(self, lines: NodeArrays) -> Floats:
-        """By line and shape of the workload, how many times over the cards would serve it, card by card."""
+        """By line and shape of the workload, how many pods of the shape fit on the cards, card by card."""
         return np.concatenate([self._cards.count_pods(part).sum(axis=1) for part in card_chunks(lines)])
 
     def node_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:
-        """By line, in cards of the workload's requests."""
+        """The value of each line, in cards of the workload's requests."""
         values_by_node: Floats = self._capacities(features, cpu, memory) @ self._weights
         return values_by_node
 
     def survey(self, lines: NodeArrays, tally: Floats) -> Floats:
-        """How many of each request could be taken, and what is free of each kind of card."""
-        could = np.maximum(self._capacities(tally, lines.cpu, lines.memory), 0.0).sum(axis=0)  # some lack cpu already
+        """The number of pods of each request that fit, and the free MiB of each kind of card."""
+        # some requests lack cpu already
+        could = np.maximum(self._capacities(tally, lines.cpu, lines.memory), 0.0).sum(axis=0)
         return np.concatenate([could, self._kind_prices.survey(lines)])
 
     def update_prices(self, surveyed_sum: Floats, departure_rate: float) -> bool:
-        """At the pressure on models, at what is scarce, and whether pods also leave."""
+        """Update the pressure on models, the weights of requests, and whether pods leave. Returns whether scores
+        change.
+        """
         before = self._pods_leave
         self._pods_leave = departure_rate >= (_LOW_DEPARTURE_RATE if before else _HIGH_DEPARTURE_RATE)
         possible, free = np.split(surveyed_sum, [len(self._frequencies)])
@@ -125,11 +128,11 @@ class Pricing:
         return best_candidate(at, card, -cost, len(lines))
 
     def _in_cards(self, mem: int) -> float:
-        """MiB of a share; 0 is a whole card."""
+        """MiB as a fraction of a usual card; 0 MiB is a whole card."""
         return mem / self._yardstick if mem else 1.0
 
     def _update_weights(self, possible: Floats, free: float) -> bool:
-        """Weighs what few nodes could take, of so many MiB that are free; whether weights are others."""
+        """Update the weights of requests: one that fits in few places weighs more. Returns whether they changed."""
         cards = np.maximum(possible * self._amounts, EXACT)
         scarcity = np.clip(free / self._yardstick / cards, 1.0, _SCARCEST)
         weights = self._frequencies * self._amounts * scarcity
@@ -140,20 +143,20 @@ class Pricing:
         return True
 
     def _capacities(self, tally: Floats, cpu: Floats, memory: Floats) -> Floats:
-        """By line and request of the workload, how many of it the node could take."""
+        """By line and request of the workload, how many pods of the request the node could take."""
         copies = np.floor(tally / self._cards.cards + EXACT)[:, self._shape_indexes]
         self._cpu.limit_copies(copies, cpu)
         self._memory.limit_copies(copies, memory)
         return copies
 
     def _remainder_costs(self, lines: NodeArrays, ways: Candidates) -> Floats:
-        """What the rests of the cards lose."""
+        """The value that the remainders of the cards lose."""
         size = lines.size[ways.at, ways.card]
         lost = self._price_remainders(ways.before.free, size) - self._price_remainders(ways.after.free, size)
         return _rounded(lost * size / self._yardstick, _REST)
 
     def _price_remainders(self, free: Floats, size: Floats) -> Floats:
-        """By the prices of cards of this size; a size that has none is priced by its MiB."""
+        """The value of remainders, by the prices for cards of this size; without such prices, by their MiB."""
         priced = free / np.maximum(size, 1.0)
         for mem, prices in self._prices.items():
             at = size == mem
@@ -162,14 +165,14 @@ class Pricing:
 
 
 class _Limit:
-    """How many copies of each request one of a node's sums allows."""
+    """How many pods of each request the node's free cpu or memory allows."""
 
     def __init__(self, amounts: Sequence[int]) -> None:
         self._per = np.array([1.0 / amount if amount else 0.0 for amount in amounts])
         self._slack = np.array([EXACT if amount else np.inf for amount in amounts])
 
     def limit_copies(self, copies: Floats, free: Floats) -> None:
-        """No more copies than that."""
+        """Limit the counts to the pods that this amount allows."""
         np.minimum(copies, np.floor(free[:, None] * self._per + self._slack), out=copies)
 
 

@@ -1,6 +1,6 @@
-"""A row of scores: those of all nodes for one shape, kept until a node changes.
+"""A row of scores: the scores of all nodes for one shape, cached until a node changes.
 
-For each node that is not stale, the kept score equals what would be computed now; a stale node has no score.
+The cached score of a node equals a newly computed one, unless the node is stale; a stale node has no score.
 """
 
 from typing import Final
@@ -12,13 +12,16 @@ from cardwise.core.placement.scored.nodefeatures import NodeFeatures
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeTable
 from cardwise.core.placement.scored.shapes import Shape
 
-SAMPLE: Final = 64  # nodes that take the shape, in a sample
-_DRAWN: Final = 4 * SAMPLE  # nodes that are drawn; mostly so many of them take the shape
-NONE: Final = -np.inf  # the points of a node that does not take the shape, or is stale
+SAMPLE: Final = 64  # the number of nodes in a sample that take the shape
+_DRAWN: Final = 4 * SAMPLE  # nodes that are drawn; usually at least SAMPLE of them take the shape
+NONE: Final = -np.inf  # the points of a stale node, or a node that does not take the shape
 
 
 class ShapeScores:
-    """The scores for one shape under one policy, by slot of the table. `decisions`: how many decisions have used it."""
+    """The scores for one shape under one policy, by slot of the table.
+
+    decisions: how many decisions have used the row.
+    """
 
     def __init__(self, table: NodeTable, features: NodeFeatures, shape: Shape) -> None:
         self.shape = shape
@@ -28,21 +31,21 @@ class ShapeScores:
         self._table = table
         self._features = features
         self._is_stale: Bools = np.zeros(0, np.bool_)
-        self._stale_count = 0  # of them, at most
+        self._stale_count = 0  # an upper bound of the number of stale nodes
         self._log_position = 0
 
     def renew(self, features: NodeFeatures) -> None:
-        """The features have changed, so all scores are void."""
+        """Discard all scores: the features have changed."""
         self._features = features
         self.points = np.zeros(0)
 
     def max_stale(self) -> int:
-        """The most nodes that may be without a score; cheaper than `stale_slots`."""
+        """An upper bound of the number of nodes without a score; cheaper than `stale_slots`."""
         length = len(self._table.lines)
         return length if len(self.points) != length else self._stale_count + self._table.length - self._log_position
 
     def stale_slots(self) -> Ints:
-        """The nodes without a score, as of now."""
+        """The slots of nodes that have no score now."""
         lines = self._table.lines
         if len(self.points) != len(lines):
             self.points = np.full(len(lines), NONE)
@@ -62,7 +65,7 @@ class ShapeScores:
         return slots
 
     def refresh(self, slots: Ints) -> None:
-        """Scores these slots; the scores are good until a node changes."""
+        """Score these slots. A score is valid until the node changes."""
         usable_cards, fits = fit_shape(self._table.lines, self.shape, slots)
         self._mark_scored(slots)
         slots, usable_cards = slots[fits], usable_cards[fits]
@@ -74,7 +77,11 @@ class ShapeScores:
     def score_for_decision(
         self, at_once: int | None, generator: np.random.Generator, candidates: Ints | None = None
     ) -> None:
-        """Scores nodes for a decision among these (None: all): each of them, or a sample if that would take long."""
+        """Score nodes for one decision: all candidates, or a sample if more than `at_once` have no score.
+
+        at_once: the maximum number of nodes to score; None for no limit.
+        candidates: their slots; None for all nodes.
+        """
         stale = self.stale_slots()
         if candidates is not None:
             stale = candidates[self._is_stale[candidates]]
@@ -83,23 +90,23 @@ class ShapeScores:
         if at_once is None or len(stale) <= at_once:
             self.refresh(stale)
             return
-        # Mostly some of them take the shape; to check all would take longer than to score the sample.
+        # Usually enough of the drawn nodes take the shape; checking all would take longer than scoring the sample.
         drawn = generator.choice(stale, min(_DRAWN, len(stale)), replace=False)
         fits = self._fitting(drawn)
         if len(fits) < SAMPLE:
             fits = self._fitting(stale)
             generator.shuffle(fits)
             if len(fits) <= SAMPLE:
-                self._mark_scored(stale)  # the others do not take the shape: that they have no score is right
+                self._mark_scored(stale)  # the shape fits on no other node, so these correctly have no score
         self.refresh(fits[:SAMPLE])
 
     def _fitting(self, slots: Ints) -> Ints:
         lines = self._table.lines
-        if 2 * len(slots) > len(lines):  # to ask all is cheaper than to pick these
+        if 2 * len(slots) > len(lines):  # checking all lines is cheaper than picking these
             return slots[fit_shape(lines, self.shape).fits[slots]]
         return slots[fit_shape(lines, self.shape, slots).fits]
 
     def _mark_scored(self, slots: Ints) -> None:
-        """These slots, each once, have the right score now."""
+        """Record that these slots have a current score; no slot may occur twice."""
         self._stale_count -= int(self._is_stale[slots].sum())
         self._is_stale[slots] = False

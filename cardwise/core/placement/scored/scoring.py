@@ -1,4 +1,4 @@
-"""The protocol of a scored policy, and what several of them share."""
+"""The protocol of a scored policy, and functions that several policies share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,52 +11,57 @@ from cardwise.core.placement.scored.shapes import Shape
 
 
 class WeightedShape(NamedTuple):
-    """A shape of the workload, and its part of the workload; the sum of all parts is 1."""
+    """A shape of the workload with its weight: the fraction of arriving pods; all weights sum to 1."""
 
     shape: Shape
     weight: float
 
 
 class Scores(NamedTuple):
-    """The scores of some lines, and the card that each score is for; ABSENT if it is for no single card."""
+    """The scores of some lines, with the card that each score is for; ABSENT if the score is not for one card."""
 
     points: Floats
     card: Ints
 
 
 class NodeScores(NamedTuple):
-    """What is kept of nodes: numbers of their cards that the policy needs (tally), and what each node is worth."""
+    """The cached numbers of nodes: the features of their cards, and the value of each node."""
 
     features: Floats
     values_by_node: Floats
 
 
 class Scoring(Protocol):
-    """A policy for one workload."""
+    """A scored policy for one workload."""
 
-    width: int  # numbers in a tally
+    width: int  # features per node
 
     def node_features(self, lines: NodeArrays) -> Floats:
-        """The numbers that are kept of each node's cards until they change."""
+        """The features of each node's cards, cached until the node changes."""
 
     def node_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:
-        """What nodes with this tally and so much left are worth; good until the next look."""
+        """The values of nodes with these features and these free amounts; valid until the next `update_prices`."""
 
     def survey(self, lines: NodeArrays, tally: Floats) -> Floats:
-        """What a look needs of these nodes; the results of several parts are added up."""
+        """The part of a survey for these nodes; the parts of all nodes are added up."""
 
     def update_prices(self, surveyed_sum: Floats, departure_rate: float) -> bool:
-        """Looks at all nodes together, now and then. Returns whether all scores have changed, because nodes are worth
-        something else. `departure_rate`: how many pods end for each one that comes.
+        """Update prices from a survey of all nodes. Returns whether all scores have changed.
+
+        departure_rate: how many pods end per pod that arrives.
         """
 
     def scores(self, lines: NodeArrays, node_scores: NodeScores, shape: Shape, usable_cards: Bools) -> Scores:
-        """How good each line is for the shape, which all of them can take. A higher score is better."""
+        """The score of each line for the shape, which fits on all of them. A higher score is better."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadModel:
-    """What a policy is made from. `yardstick`: MiB of a usual card; `prices`: by size of a card, see `prices`."""
+    """The input of a scored policy.
+
+    yardstick: MiB of a usual card.
+    prices: by size of a card in MiB, the values of its remainders, see `prices`.
+    """
 
     workload: Sequence[WeightedShape]
     yardstick: float
@@ -64,8 +69,11 @@ class WorkloadModel:
 
 
 def best_candidate(at: Ints, card: Ints, points: Floats, count: int) -> Scores:
-    """The best candidate on each of `count` lines, the first of equal ones. `at`: their lines, in ascending order."""
-    if len(points) == count:  # one way each
+    """The best candidate on each of `count` lines; of equal candidates the first.
+
+    at: the lines of the candidates, in ascending order.
+    """
+    if len(points) == count:  # one candidate per line
         return Scores(points, card)
     starts = np.flatnonzero(np.diff(at, prepend=-1))
     best = np.maximum.reduceat(points, starts)

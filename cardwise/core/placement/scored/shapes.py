@@ -1,6 +1,8 @@
-"""Shapes: what a pod asks of a node, as plain numbers. Scores are kept by shape, and the workload is counted by ask.
+"""Shapes: the request of a pod as plain numbers. Scores are cached by shape, and the workload is counted by request
+size.
 
-A pod with more than one card request (`fitting.CardRequest`), or with devices, has no ask, and is placed node by node.
+A pod with more than one card request (`fitting.CardRequest`), or with devices, has no request size, and is placed node
+by node.
 """
 
 from collections.abc import Sequence
@@ -12,7 +14,13 @@ from cardwise.core.placement.fitting import CardRequest
 
 
 class RequestSize(NamedTuple):
-    """`cards` different cards, each with `mem` MiB and `core` percent, or whole if `mem` is 0; and cpu and memory."""
+    """The size of a pod's request.
+
+    cards: how many different cards.
+    mem, core: MiB and percent of the SMs on each card; a `mem` of 0 is a whole card.
+    resource_class: the requested class; "" for any card.
+    cpu, memory: of the node.
+    """
 
     cards: int
     mem: int
@@ -27,7 +35,11 @@ class RequestSize(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """An ask and the cards that may serve it: their kinds (None: all), and the MPS fields of its `CardRequest`."""
+    """A request size and the cards that may serve it.
+
+    kinds: the allowed kinds of cards; None for all.
+    untolerated, user: the MPS fields of its `CardRequest`.
+    """
 
     request_size: RequestSize
     kinds: frozenset[int] | None = None
@@ -36,7 +48,7 @@ class Shape(NamedTuple):
 
 
 def make_request_size(request: PodRequest, card_requests: Sequence[CardRequest], load: Load) -> RequestSize | None:
-    """The ask of a pod with these claims; None if it has none."""
+    """The size of the request; None if it has devices or several card requests."""
     if request.devices or len(card_requests) > 1:
         return None
     if not card_requests:

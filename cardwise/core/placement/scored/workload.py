@@ -1,4 +1,4 @@
-"""The workload: how often which ask has arrived, and what the scored policies learn from it."""
+"""The workload: how often each request size has arrived, and what the scored policies learn from these counts."""
 
 import json
 import reprlib
@@ -13,12 +13,12 @@ from cardwise.core.placement.scored.shapes import RequestSize
 from cardwise.core.values.wording import quote_text
 
 MAX_REQUEST_SIZES: Final = 512
-_HALVE_AFTER: Final = 20_000  # arrivals, after which all counts are halved
-_MIN_ARRIVALS: Final = 16  # arrivals, before which nothing is learned
-_MAX_CARD_SIZES: Final = 4  # sizes of cards, the most frequent, for which shares are priced
+_HALVE_AFTER: Final = 20_000  # arrivals after which all counts are halved
+_MIN_ARRIVALS: Final = 16  # arrivals before the first learning
+_MAX_CARD_SIZES: Final = 4  # card sizes for which shares are priced: the most frequent ones
 _VERSION: Final = 1
-_MIN_COUNT: Final = 0.001  # the smallest count that is written
-_MAX_CARDS: Final = 6400  # this and the next two: limits above what any pod can get, to keep the arithmetic safe
+_MIN_COUNT: Final = 0.001  # the smallest count that is saved
+_MAX_CARDS: Final = 6400  # this and the next two: limits above any real request, to keep the arithmetic safe
 _MAX_MIB: Final = 2**31  # MiB
 _MAX_AMOUNT: Final = 2**62  # of cpu and memory of a node
 
@@ -28,7 +28,7 @@ class InvalidWorkload(ValueError):
 
 
 class LearningInput(NamedTuple):
-    """What is learned from: how often each ask has arrived, and how many cards there are of each size."""
+    """The input of learning: how often each request size has arrived, and the number of cards of each size (MiB)."""
 
     counts: Mapping[RequestSize, float]
     sizes: Mapping[int, int]
@@ -36,7 +36,12 @@ class LearningInput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LearnedWorkload:
-    """`shares`: each ask's part of the workload, 1 in sum; `prices`: of the rest of a card, by size of card."""
+    """The result of learning.
+
+    shares: the fraction of each request size in the workload; they sum to 1.
+    yardstick: MiB of a usual card.
+    prices: by size of a card in MiB, the values of its remainders.
+    """
 
     shares: Mapping[RequestSize, float]
     yardstick: float
@@ -47,16 +52,18 @@ NOTHING: Final = LearnedWorkload({}, 1.0, {})
 
 
 class Workload:
-    """Counts of asks. All counts fade with time; if there are too many asks, the rarest are forgotten."""
+    """The counts of request sizes. Counts are halved from time to time; if there are too many sizes, the rarest are
+    forgotten.
+    """
 
     def __init__(self) -> None:
         self.counts: dict[RequestSize, float] = {}
         self._total_count = 0.0  # the sum of the counts
-        self._new_arrivals = 0.0  # arrivals since it was learned from, also those that are forgotten again
+        self._new_arrivals = 0.0  # arrivals since the last learning, with forgotten ones
         self._count_when_learned = 0.0
 
     def count_arrival(self, request_size: RequestSize, times: float = 1.0) -> None:
-        """A pod with this ask has arrived. An ask that no node could ever serve is not counted."""
+        """Count the arrival of a pod with this request size. A size that no node could ever serve is not counted."""
         if not _is_possible(request_size):
             return
         if request_size not in self.counts and len(self.counts) >= MAX_REQUEST_SIZES:
@@ -78,11 +85,11 @@ class Workload:
         return self._new_arrivals >= max(_MIN_ARRIVALS - self._count_when_learned, self._count_when_learned / 2)
 
     def mark_learned(self) -> None:
-        """The learning begins now."""
+        """Record that learning begins now."""
         self._count_when_learned, self._new_arrivals = self._total_count, 0.0
 
     def dump(self) -> str:
-        """The counts as text, to be saved."""
+        """The counts as JSON, to be saved."""
         entries = [
             [*request_size, round(count, 3)]
             for request_size, count in sorted(self.counts.items())
@@ -91,7 +98,9 @@ class Workload:
         return json.dumps({"version": _VERSION, "requests": entries}, separators=(",", ":"))
 
     def load(self, text: str) -> None:
-        """Goes on from what `dump` wrote. Raises InvalidWorkload, and then nothing has changed."""
+        """Replace the counts with saved ones, as `dump` returned them. Raises InvalidWorkload; the counts are unchanged
+        then.
+        """
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -110,7 +119,7 @@ class Workload:
 
 
 def learn_workload(sample: LearningInput) -> LearnedWorkload:
-    """Learns; takes 0.1 s for each size of card. NOTHING if no pod has arrived."""
+    """Learn from the counts; takes 0.1 s for each size of card. Returns NOTHING if no pod has arrived."""
     total = sum(sample.counts.values())
     if total <= 0:
         return NOTHING
@@ -128,13 +137,13 @@ def learn_workload(sample: LearningInput) -> LearnedWorkload:
 
 
 def _parse_entry(entry: object) -> tuple[RequestSize, float]:
-    """An ask and how often it came, as `dump` writes them."""
+    """Parse a request size and its count, as `dump` writes them."""
     if not isinstance(entry, list) or len(entry) != len(RequestSize._fields) + 1:
-        raise InvalidWorkload(f"{reprlib.repr(entry)} is no ask")
+        raise InvalidWorkload(f"{reprlib.repr(entry)} is not a request size with its count")
     cards, mem, core, resource_class, cpu, memory, count = entry
-    # By the very type: True and False are ints as well.
+    # The exact type, because True and False are ints as well.
     if not isinstance(resource_class, str) or any(type(n) is not int for n in (cards, mem, core, cpu, memory)):
-        raise InvalidWorkload(f"{reprlib.repr(entry)} is no ask")
+        raise InvalidWorkload(f"{reprlib.repr(entry)} is not a request size with its count")
     request_size = RequestSize(cards, mem, core, resource_class, cpu, memory)
     if not _is_possible(request_size):
         raise InvalidWorkload(f"no pod can have asked for {reprlib.repr(entry)}")
