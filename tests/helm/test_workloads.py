@@ -307,6 +307,7 @@ WRONG = {  # values, and what Helm says of them
     "webhook.url=https://127.0.0.1:1/path": "/webhook/url",
     "webhook.toleratedTaints={nvidia.com/gpu}": "/webhook/toleratedTaints/0",
     "webhook.shareAgentImage=a b": "/webhook/shareAgentImage",
+    "webhook.shareAgentImage=cardwise-agent:": "/webhook/shareAgentImage",
     "webhook.shareAgentResources.cpu=0": "/webhook/shareAgentResources/cpu",
     "webhook.exemptNamespaces={O'Neill}": "/webhook/exemptNamespaces/0",
     "webhok.url=https://x": "'webhok' not allowed",
