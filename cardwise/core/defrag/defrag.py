@@ -1,9 +1,9 @@
 """Defragmentation: finds the fewest pods to move so that a big request fits, each to where the engine puts it.
 
-A plan is what would really happen (`moving`). There are two searches: in one the cards that pods leave are free for
-all, in the other each of them is cordoned until all pods have moved. The plan with fewer moves is taken. In a small
-case all plans are tried. Otherwise the search goes node by node, for the fewest pods in the way (`preemption`), and
-`MovePlan.least` says how many moves are needed at least.
+Moves are simulated with the placement engine (`moving`). There are two searches: in the first, any pod may take the
+cards that pods leave; in the second, these cards are cordoned until all pods have moved. The plan with fewer moves is
+taken. In small cases all plans are tried. Otherwise a greedy search clears node after node, each time the one with the
+fewest pods in the way (`preemption`); `MovePlan.min_moves` is then a lower bound.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -16,9 +16,9 @@ from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import preemption
 from cardwise.core.preemption.setcover import CoverEffort
 
-_EFFORT: Final = 10_000  # times that a pod is put somewhere in the search: some seconds
-_MAX_FAILED_WAYS: Final = 1000  # ways that lead nowhere: as long
-_MAX_NODES: Final = 512  # those with the most free on a card, where somebody may be in the way
+_EFFORT: Final = 10_000  # placements that the search may try: some seconds
+_MAX_FAILED_WAYS: Final = 1000  # sets of moves that may fail: some seconds
+_MAX_NODES: Final = 512  # nodes that are searched: the ones with the most free memory on a card
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +54,9 @@ def plan(
     effort: int = _EFFORT,
     cordon: bool = True,
 ) -> MovePlan:
-    """The fewest moves, at most `max_moves`, after which the goal's pods fit. The world is unchanged afterwards.
+    """Find the fewest moves, at most `max_moves`, after which the goal's pods fit. The world is unchanged afterwards.
 
-    cordon: whether cards may be cordoned meanwhile; done only if it saves moves, or if there is no other plan.
+    cordon: whether cards may be cordoned during the moves; only done if it saves moves, or if there is no other plan.
     """
     current_count = world.count_fitting(goal)
     if current_count >= goal.count:
@@ -77,7 +77,11 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """The goal and the way to reach it. `movables`: the least important first."""
+    """The goal, and the limits of the moves.
+
+    movables: the pods that may move, the least important first.
+    cordon: whether the cards that pods leave are cordoned.
+    """
 
     world: WhatIfCluster
     goal: DefragGoal
@@ -96,7 +100,7 @@ def _plan(attempt: _Attempt, current_count: int, bound: int, effort: int) -> Mov
     reached = greedy.fit_counts[-1] >= attempt.goal.count
     search = _Search(attempt, CoverEffort(effort))
     for depth in range(1, (len(greedy.moves) if reached else bound) + 1):
-        better = search.search_depth(depth, current_count)  # of as many moves, perhaps of less important pods
+        better = search.search_depth(depth, current_count)  # as many moves, but perhaps of less important pods
         if better is not None:
             return better
         if search.effort.is_spent:
@@ -105,7 +109,7 @@ def _plan(attempt: _Attempt, current_count: int, bound: int, effort: int) -> Mov
 
 
 def _harm(pods: Sequence[MovablePod]) -> tuple[int, int]:
-    """The harm of moving these pods: the smaller, the better. There is at least one."""
+    """The harm of moving these pods; smaller is better. There must be at least one pod."""
     return max(pod.priority for pod in pods), sum(pod.mem for pod in pods)
 
 
@@ -118,7 +122,7 @@ def _state(move: Move) -> _State:
 
 
 class _Search:
-    """All orders of all moves, but none twice that leads to the same cluster."""
+    """Tries all orders of all moves, but each resulting cluster only once."""
 
     def __init__(self, attempt: _Attempt, effort: CoverEffort) -> None:
         self.effort = effort
@@ -165,7 +169,7 @@ class _Search:
 
 
 class _Greedy:
-    """Makes room for one of the goal's pods after another, each time where the fewest pods are in the way."""
+    """Frees cards for one of the goal's pods after another, each time where the fewest pods are in the way."""
 
     def __init__(self, attempt: _Attempt, max_moves: int) -> None:
         self._attempt = attempt
@@ -173,9 +177,9 @@ class _Greedy:
         self._max_moves = max_moves
         self._movables = {pod.uid: pod for pod in attempt.movables}
         self._moves: list[Move] = []
-        self._stuck_uids: set[str] = set()  # whose moves lead nowhere as things are
+        self._stuck_uids: set[str] = set()  # pods whose moves do not help at present
         self._remaining_failures = _MAX_FAILED_WAYS
-        # By node, who is in the way there beside the goal's pods on these cards; as long as the node is as it was.
+        # By node, the pods in the way, in addition to the goal's pods on these cards. Removed when the node changes.
         self._ways_by_node: dict[str, tuple[set[str], list[MovablePod]]] = {}
         goal = attempt.goal
         self._newcomer = preemption.Preemptor(
@@ -195,12 +199,12 @@ class _Greedy:
         )
 
     def _step(self, count_before: int) -> tuple[list[Undo], list[int]] | None:
-        """The next way that leads somewhere; None where none was found."""
+        """Make the next moves that help; None if there are none."""
         while ways := self._cheapest_first():
             for way in ways:
                 step = self._move_all(way, count_before)
                 if step is not None:
-                    self._forget_nodes_of(self._stuck_uids)  # who was in their way may have moved
+                    self._forget_nodes_of(self._stuck_uids)  # pods that blocked these may have moved
                     self._stuck_uids.clear()
                     return step
                 self._remaining_failures -= 1
@@ -209,7 +213,7 @@ class _Greedy:
         return None
 
     def _forget_nodes_of(self, uids: Collection[str]) -> None:
-        """What is known of the nodes where these pods are."""
+        """Discard the cached pods in the way on the nodes where these pods are."""
         for uid in uids:
             holding = self._world.ledger.holding(uid)
             if holding is not None:
@@ -217,7 +221,7 @@ class _Greedy:
 
     def _cheapest_first(self) -> list[list[MovablePod]]:
         ways = []
-        # With those that fit already in their places, what is freed for one more is freed beside them.
+        # The goal's pods that fit already are placed first, so that further cards are freed in addition to theirs.
         with self._world.fill_with(self._attempt.goal) as placements:
             filled_cards: dict[str, set[str]] = {}
             for placement in placements:
@@ -241,7 +245,9 @@ class _Greedy:
         )
 
     def _blocking_pods(self, node: NodeState) -> list[MovablePod]:
-        """The fewest of those who may still move, the biggest first; nobody where that would not be enough."""
+        """The fewest movable pods whose moves free enough on the node, the largest first; empty if
+        no such set exists.
+        """
         fixed_uids = {move.before.uid for move in self._moves} | self._stuck_uids
         residents = []
         for holding in self._world.ledger.holdings(node.name):
@@ -249,7 +255,7 @@ class _Greedy:
             fixed = pod is None or holding.uid in fixed_uids
             load = pod.load if pod is not None else Load(0, 0, 0)
             residents.append(preemption.Resident(holding.uid, 0, load, holding, fixed=fixed))
-        # What nodes have left counts the loads of these pods already.
+        # The free load of the node already counts the loads of these pods.
         full_node = preemption.FullNode(
             kinds=self._world.ledger.kinds, node=node, free=self._world.free_load(node.name), residents=residents
         )
@@ -258,7 +264,9 @@ class _Greedy:
         return sorted(blocking, key=lambda pod: (-pod.mem, pod.uid))
 
     def _move_all(self, way: Sequence[MovablePod], count_before: int) -> tuple[list[Undo], list[int]] | None:
-        """All of them move; None where one cannot, or nothing more fits afterwards. How to undo it, and what fits."""
+        """Move all of these pods. Returns the functions that undo the moves, and how many of the goal's pods fit after
+        each; None if a pod cannot move, or if no more of the goal's pods fit afterwards.
+        """
         stuck = list(way)
         undos: list[Undo] = []
         moves: list[Move] = []

@@ -1,7 +1,7 @@
 """Fragmentation: how much idle memory of cards no expected pod can use, by node and by kind of card.
 
-One measure for the extender's metrics, `cardwise nodes` and the simulator: FGD's (`scored.fragments`). For one
-pod, idle memory of a card that it cannot use is a fragment. The measure is the mean over all expected pods, weighted by
+One measure for the extender's metrics, `cardwise nodes` and the simulator: FGD's (`scored.fragments`). For a given pod,
+the idle memory of a card that it cannot use is a fragment. The measure is the mean over all expected pods, weighted by
 their frequency. Imports numpy, like all users of `scored`.
 """
 
@@ -22,7 +22,11 @@ from cardwise.core.placement.scored.shapes import RequestSize, Shape
 
 
 class Memory(NamedTuple):
-    """MiB of some cards. `free`: of cards that take new shares; `fragmented`: the fragments in it."""
+    """The memory of some cards, in MiB.
+
+    free: on cards that accept new shares.
+    fragmented: the part of `free` that is fragments.
+    """
 
     total: int = 0
     used: int = 0
@@ -54,7 +58,7 @@ class _Card(NamedTuple):
 
 
 _NO_CARD: Final = _Card(0, 0, 0, 0)
-_MAX_REQUESTS: Final = 128  # asks, where nobody has learned what comes
+_MAX_REQUESTS: Final = 128  # request sizes that count if no workload has been learned
 
 
 def only_card_requests(counts: Mapping[RequestSize, float]) -> dict[RequestSize, float]:
@@ -63,7 +67,7 @@ def only_card_requests(counts: Mapping[RequestSize, float]) -> dict[RequestSize,
 
 
 def count_requests(holdings: Iterable[Holding]) -> dict[RequestSize, float]:
-    """The requests of the pods that hold cards, by what they hold, if no workload has been learned.
+    """The request sizes of the pods that hold cards, and how many pods have each; used if no workload has been learned.
 
     Only the most frequent ones.
     """
@@ -74,7 +78,7 @@ def count_requests(holdings: Iterable[Holding]) -> dict[RequestSize, float]:
             mem, core, whole = by_card.get(share.uuid or share.index, (0, 0, False))
             by_card[share.uuid or share.index] = mem + share.mem, core + share.core, whole or share.whole
         amounts = {(0, 0) if whole else (mem, core) for mem, core, whole in by_card.values() if mem}
-        if len(amounts) == 1:  # different parts of several cards are no one ask
+        if len(amounts) == 1:  # different shares of several cards are not one request
             mem, core = amounts.pop()
             counts[RequestSize(len(by_card), mem, core, "", 0, 0)] += 1
     return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:_MAX_REQUESTS])
@@ -173,6 +177,6 @@ class Fragments:
 
 
 def _memory(sums: Sequence[int], useful: float) -> Memory:
-    """The sums of floats may be off by next to nothing, and nobody has a fragment of -0.0 MiB."""
+    """Convert sums of floats to MiB: they may be off by tiny amounts, and -0.0 MiB must not be shown."""
     total, used, free = sums
     return Memory(total, used, free, max(0.0, free - float(useful)))

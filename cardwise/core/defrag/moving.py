@@ -1,8 +1,8 @@
 """Moves of pods: a pod is evicted, recreated by its controller, and placed by the engine.
 
-The new pod may be placed while the old one still holds its cards, or later. A move counts only if both cases end on the
-same other cards. Its former cards may be cordoned meanwhile, because a policy that prefers empty cards would use them
-again.
+The new pod may be placed while the old one still holds its cards, or later. A move counts only if both cases lead to
+the same cards, different from the old ones. The old cards may be cordoned during the moves, because a policy that
+prefers empty cards would use them again.
 """
 
 from collections import Counter
@@ -17,13 +17,14 @@ from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement
 
-_GOAL_UID_PREFIX: Final = "defrag-goal-"  # + a number: UIDs of pods that are put somewhere to see whether they fit
+# with a number: UIDs of the goal's pods, which are placed to see whether they fit
+_GOAL_UID_PREFIX: Final = "defrag-goal-"
 
 Undo = Callable[[], None]
 
 
 class Placer(Protocol):
-    """The engine, with what nodes have left besides cards."""
+    """The placement engine, and the free amounts of nodes besides cards."""
 
     def place(
         self,
@@ -33,13 +34,13 @@ class Placer(Protocol):
         nodes: Collection[str] | None = None,
         headroom: Sequence[Headroom] = (),
     ) -> Placement | None:
-        """Where the pod would be placed now; None if it does not fit."""
+        """The placement that the pod would get now; None if it does not fit."""
 
     def add_load(self, node: str, load: Load, sign: int = 1) -> None:
         """Add (1) or remove (-1) a pod's load on a node."""
 
     def free_load(self, node: str) -> Load | None:
-        """What the node has for further pods."""
+        """The node's free amounts for further pods; None if there is no such node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +48,10 @@ class MovablePod:
     """A pod that would be recreated.
 
     nodes: the nodes that it may use; None for all.
-    mem: MiB that it holds.
+    mem: the MiB that it holds.
     age: in seconds.
     at_most: how many pods of this `owner` (the controller's UID) may move in one plan; None for any number. A Job fails
-        if
-        it loses more.
+        if it loses too many.
     """
 
     uid: str
@@ -70,7 +70,7 @@ class MovablePod:
 class DefragGoal:
     """The number of pods with this request that must fit at once.
 
-    headroom: what quotas leave to their namespace.
+    headroom: the amounts that quotas leave to their namespace.
     nodes: the nodes that they may use; None for all.
     """
 
@@ -83,14 +83,17 @@ class DefragGoal:
 
 
 class Move(NamedTuple):
-    """One pod: what it holds now, and after the move."""
+    """The move of one pod: its holdings before and after."""
 
     before: Holding
     after: Holding
 
 
 class WhatIfCluster:
-    """The cluster after some moves. `headroom`: what quotas leave to a namespace now."""
+    """The cluster after some moves.
+
+    headroom: returns the amounts that quotas leave to a namespace now.
+    """
 
     def __init__(self, ledger: Ledger, placer: Placer, headroom: Callable[[str], Sequence[Headroom]]) -> None:
         self.ledger = ledger
@@ -100,13 +103,13 @@ class WhatIfCluster:
         self._moves_by_owner: Counter[str] = Counter()  # by owner, pods that have moved
 
     def count_fitting(self, goal: DefragGoal) -> int:
-        """How many of the goal's pods fit now, at most its number."""
+        """How many of the goal's pods fit now, at most `goal.count`."""
         with self.fill_with(goal) as placements:
             return len(placements)
 
     @contextmanager
     def fill_with(self, goal: DefragGoal) -> Iterator[list[Placement]]:
-        """Context in which the goal's pods that fit are placed, and no card is cordoned for a move."""
+        """Context manager in which the goal's pods that fit are placed, and no card is cordoned for moves."""
         placements: list[Placement] = []
         try:
             self._set_cordoned(self._cordoned_for_moves, cordoned=False)
@@ -130,10 +133,10 @@ class WhatIfCluster:
             self._set_cordoned(self._cordoned_for_moves, cordoned=True)
 
     def move(self, pod: MovablePod, *, cordon: bool) -> tuple[Move, Undo] | None:
-        """Evict and place a pod again. Returns None if it would not certainly get other cards, or if its owner would
+        """Evict the pod and place it again. Returns None if it might get its old cards again, or if its owner would
         lose too many pods.
 
-        cordon: its former cards take no new pods from now on, see `fill_with`.
+        cordon: whether to cordon its old cards, see `fill_with`.
         """
         before = self.ledger.holding(pod.uid)
         if before is None or (pod.at_most is not None and self._moves_by_owner[pod.owner] >= pod.at_most):
@@ -170,7 +173,7 @@ class WhatIfCluster:
         return Move(before, after), undo
 
     def _cordon_cards(self, holding: Holding) -> set[str]:
-        """Cordons its cards; the UUIDs of those that were not cordoned before."""
+        """Cordon the cards of the holding. Returns the UUIDs of cards that were not cordoned before."""
         node = self.ledger.node(holding.node)
         places = {node.position(share) for share in holding.assignment.shares()} if node is not None else set()
         cards = [card for i, card in enumerate(node.cards) if i in places] if node is not None else []
@@ -180,13 +183,16 @@ class WhatIfCluster:
         return newly_cordoned
 
     def _uncordon_cards(self, node: str, uuids: set[str]) -> None:
-        """Open what `_cordon_cards` has closed."""
+        """Uncordon the cards that `_cordon_cards` returned."""
         if uuids:
             self._cordoned_for_moves[node] -= uuids
             self._set_cordoned({node: uuids}, cordoned=False)
 
     def _set_cordoned(self, cards: Mapping[str, Collection[str]], *, cordoned: bool) -> None:
-        """The cards, by node and UUID, are cordoned or not from now on."""
+        """Cordon or uncordon cards.
+
+        cards: by node, the UUIDs.
+        """
         for name, uuids in cards.items():
             node = self.ledger.node(name)
             if node is not None and uuids:
@@ -194,7 +200,7 @@ class WhatIfCluster:
                 self.ledger.set_cards(name, cards_after)
 
     def free_load(self, node: str) -> Load:
-        """What the node has for further pods beside cards."""
+        """The node's free amounts for further pods besides cards."""
         return self._placer.free_load(node) or Load(0, 0, 0)
 
     def _place(self, pod: MovablePod, namespace: str) -> Placement | None:
@@ -202,6 +208,6 @@ class WhatIfCluster:
 
 
 def _is_same_card(placement: Placement, before: Holding) -> bool:
-    """Whether it would be on a card that it was on."""
+    """Whether the placement uses a card of the holding."""
     former_uuids = {share.uuid for share in before.assignment.shares()}
     return placement.node == before.node and any(share.uuid in former_uuids for share in placement.assignment.shares())

@@ -1,8 +1,8 @@
 """Capacity: an upper bound of how many pods of one shape fit on the nodes, kept up to date while nodes change.
 
-It counts the memory, the kinds and the number of free cards, and the cpu and memory that nodes have left. It ignores
+It counts the memory, the kinds and the number of free cards, and the free cpu and memory of nodes. It ignores
 kube-scheduler's constraints, quotas, MPS and devices, which only make the number smaller. So if the bound is too small
-for a gang, the gang cannot be placed, and to know that only changed nodes must be counted again, not thousands.
+for a gang, the gang cannot be placed. After a change only the changed nodes are counted again, not thousands.
 """
 
 from bisect import bisect_left, insort
@@ -19,11 +19,11 @@ from cardwise.core.placement.fitting import CardRequest
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 
-MAX_COUNTED_NODES: Final = 100  # nodes looked at in one call, for pods of few card requests
-_MAX_REQUESTS_AT_FULL_COUNT: Final = 8  # for pods with more card requests the nodes are fewer by as much
-_MIN_FRACTION: Final = 5  # but this part of them, so that what a plan counts in addition is known soon
-_MAX_SHAPES: Final = 256  # remembered; for others all nodes are looked at again
-_MAX_CHANGES: Final = 20_000  # remembered
+MAX_COUNTED_NODES: Final = 100  # nodes that one call counts, for pods with few card requests
+_MAX_REQUESTS_AT_FULL_COUNT: Final = 8  # for pods with more card requests, one call counts proportionally fewer nodes
+_MIN_FRACTION: Final = 5  # but at least this fraction of the nodes, so that the count is complete soon
+_MAX_SHAPES: Final = 256  # shapes whose counts are cached; for others all nodes are counted again
+_MAX_CHANGES: Final = 20_000  # changes that are kept
 _UNLIMITED: Final = 1 << 30
 
 
@@ -44,10 +44,10 @@ def shapes(members: Iterable[Member]) -> dict[MemberShape, list[Member]]:
 
 
 def count_at_least_as_demanding(members_by_shape: Mapping[MemberShape, list[Member]]) -> dict[MemberShape, int]:
-    """By shape, how many of the members need at least as much as a pod of the shape: no more of these fit together than
-    pods of the shape.
+    """By shape, how many members request at least as much as a pod of the shape. At most as many of these fit together
+    as pods of the shape.
 
-    Without it a gang of 500 members of 16 sizes would be planned if each size fits alone.
+    Without this bound, a gang of 500 members of 16 sizes would be planned if each size fits alone.
     """
     card_requests = {shape: fitting.card_requests(shape.request) for shape in members_by_shape}
     return {
@@ -64,7 +64,7 @@ def count_at_least_as_demanding(members_by_shape: Mapping[MemberShape, list[Memb
 def _takes_no_less(
     load: Load, card_requests: Sequence[CardRequest], other_load: Load, other_requests: Sequence[CardRequest]
 ) -> bool:
-    """Whether one of the other pods fits wherever a pod with this load and these requests fits, in its place."""
+    """Whether each of the other pods fits in the place of a pod with this load and these requests."""
     if len(card_requests) != 1 or len(other_requests) != 1:
         return False
     card_request, other_request = card_requests[0], other_requests[0]
@@ -77,17 +77,21 @@ def _takes_no_less(
 
 
 class WatchedNodes(Protocol):
-    """What nodes have left besides cards."""
+    """The free amounts of nodes besides cards."""
 
     def free_load(self, node: str) -> Load | None:
-        """What the node has for further pods; None if it does not exist."""
+        """The free amounts for further pods; None if the node does not exist."""
 
     def watch(self) -> set[str]:
-        """The nodes whose `free_load` has changed; all at first. The caller empties the set after reading it."""
+        """A set that collects the nodes whose `free_load` changes; initially all nodes. The caller empties it after
+        reading.
+        """
 
 
 class ShapeCapacity:
-    """The nodes that could take a pod of one shape. `counts`: how many each could take at most.
+    """The nodes that could take a pod of one shape.
+
+    counts: by node, an upper bound of the pods that fit.
 
     Iterates from the largest count to the smallest, equal counts by name. The order is updated at each change, because
     a plan uses only a few of thousands of nodes, at both ends.
@@ -95,7 +99,7 @@ class ShapeCapacity:
 
     def __init__(self, counts: Mapping[str, int] = MappingProxyType({})) -> None:
         self.counts = dict(counts)
-        self._nodes_by_count: dict[int, list[str]] = {}  # nodes of equal room, by name
+        self._nodes_by_count: dict[int, list[str]] = {}  # by count, the nodes in the order of their names
         for node in sorted(counts):
             self._nodes_by_count.setdefault(counts[node], []).append(node)
 
@@ -106,7 +110,7 @@ class ShapeCapacity:
         return chain.from_iterable(reversed(self._nodes_by_count[count]) for count in sorted(self._nodes_by_count))
 
     def set_count(self, node: str, count: int) -> int:
-        """Set the number of a node. Returns the difference from before."""
+        """Set the count of a node. Returns the change."""
         count_before = self.counts.pop(node, 0)
         if count_before:
             nodes = self._nodes_by_count[count_before]
@@ -117,7 +121,7 @@ class ShapeCapacity:
         return count - count_before
 
     def with_minimum(self, nodes: Iterable[str]) -> "ShapeCapacity":
-        """The same, with at least one pod on each of these nodes."""
+        """A capacity with at least one pod on each of these nodes."""
         added = dict.fromkeys((node for node in nodes if node not in self.counts), 1)
         if not added:
             return self
@@ -128,7 +132,7 @@ class ShapeCapacity:
 
 
 class _ShapeCount:
-    """What is known of one shape.
+    """The counts of one shape.
 
     vacant: the nodes that could take a pod.
     uncounted_nodes: nodes to count, or to count again because they have changed.
@@ -154,13 +158,14 @@ class Capacities:
         self._ledger = ledger
         self._nodes = nodes
         self._watched = ledger.watch(), nodes.watch()
-        self._counts_by_shape: dict[MemberShape, _ShapeCount] = {}  # the last asked for at the end
+        self._counts_by_shape: dict[MemberShape, _ShapeCount] = {}  # the most recently used last
         self._changes: list[str] = []
-        self._forgotten_changes = 0  # changes that are not remembered any more
+        self._forgotten_changes = 0  # the number of changes that were removed from `_changes`
 
     def count_pods(self, shape: MemberShape, max_nodes: int = MAX_COUNTED_NODES) -> tuple[int, bool]:
-        """How many pods of the shape all nodes could take at most, and whether all nodes were counted. One call counts
-        `looks` nodes, or fewer where a pod has many card requests.
+        """An upper bound of the pods of the shape that fit on all nodes, and whether all nodes were counted.
+
+        max_nodes: how many nodes the call counts; fewer for a pod with many card requests.
         """
         shape_count = self._updated_shape_count(shape)
         shape_count.uncounted_nodes |= dict.fromkeys(
@@ -174,7 +179,8 @@ class Capacities:
         ):
             del shape_count.uncounted_nodes[node]
             shape_count.set_count(node, self._count_on(node, shape, count_on))
-        self._counts_by_shape[shape] = shape_count  # last: one that was broken off is begun anew
+        # stored last: after an exception the shape is counted again from the start
+        self._counts_by_shape[shape] = shape_count
         if len(self._counts_by_shape) > _MAX_SHAPES:
             del self._counts_by_shape[next(iter(self._counts_by_shape))]
         return shape_count.total, not shape_count.uncounted_nodes
@@ -220,7 +226,7 @@ _CardCounter = Callable[[NodeState], int]
 
 
 def _card_counter(card_requests: Iterable[CardRequest], ledger: Ledger) -> _CardCounter:
-    """Returns a function: how many of these pods the cards of a node could take at most."""
+    """Return a function that returns an upper bound of the pods that fit on the cards of a node."""
     typed_requests = [
         (card_request, ledger.kinds.allowed(card_request.resource_class)) for card_request in card_requests
     ]

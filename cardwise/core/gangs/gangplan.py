@@ -1,15 +1,15 @@
 """The planner of gangs: nodes and cards for all members of a gang at once, or for none.
 
-The placement engine chooses cards. The plan grows on copies of the nodes that it uses, so the ledger does not change;
-what a node has left of CPU, memory and pods is asked of `Nodes`. The search is limited: members are placed in an order,
-each on the best node of the moment, and in a second order if the first leaves a member out. Each plan
-found is valid, but the search may miss a plan that exists. A plan may take several turns, see `Draft`.
+The placement engine chooses cards. The plan is made on copies of the nodes that it uses, so the ledger does not change;
+`Nodes` has the free CPU, memory and pods of a node. The search is limited: members are placed in one order, each on the
+best node at that point, and in a second order if the first leaves a member without a node. Each plan is valid, but the
+search may miss a plan that exists. A plan may take several turns, see `Draft`.
 
-Effort is counted in card requests: to score a node for a pod with 8 card requests is a work of 8. Members that are
-alike are of one kind, and a node is scored once for each kind. A kind of pods with several card requests is scored on
-twice as many nodes as it has members, or on as many as `_MAX_WORK` allows if those are more; other kinds on the nodes
-that the policy prefers, and on all nodes of the cluster only if these are too few. Example: 8 equal members with 128
-card requests each are scored on 16 nodes, which is a work of 2,048 in 32 steps. The scores are kept between turns.
+Effort is counted in card requests: scoring a node for a pod with 8 card requests is a work of 8. Equal members are of
+    one kind, and a node is scored once for each kind. A kind of pods with several card requests is scored on twice as
+    many nodes as it has members, or on as many as `_MAX_WORK` allows if those are more; other kinds on the nodes that
+    the policy prefers, and on all nodes of the cluster only if these are too few. Example: 8 equal members with 128
+    card requests each are scored on 16 nodes, which is a work of 2,048 in 32 steps. The scores are kept between turns.
 """
 
 import heapq
@@ -35,29 +35,33 @@ from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
 
 _NO_LOAD: Final = Load(0, 0, 0)
-_MAX_SCORED_NODES: Final = 500  # nodes that are scored for members that are alike
-_MAX_SEARCHED_NODES: Final = 128  # nodes that are searched for all members of several claims together
-_MAX_WORK: Final = 1024  # the work of that, see above
-_MIN_SEARCHED_NODES: Final = 2  # nodes that are searched for each of them, also where that is more in sum
+_MAX_SCORED_NODES: Final = 500  # nodes that are scored for members of one kind
+_MAX_SEARCHED_NODES: Final = 128  # nodes that are searched for all members with several card requests together
+_MAX_WORK: Final = 1024  # the work of these searches, see above
+_MIN_SEARCHED_NODES: Final = 2  # nodes that are searched for each of these members, even if their total is larger
 _STEP_WORK: Final = 64  # between two reads of the clock
-_STEPS: Final = 1024  # the effort of such searches, see `SearchEffort`
-_UNUSABLE: Final = -(1 << 62)  # below all scores
-_MAX_SETBACKS: Final = 50  # turns that begin with no more members placed than a turn before, see `_Attempt`
+_STEPS: Final = 1024  # the effort of the searches of one plan, see `SearchEffort`
+_UNUSABLE: Final = -(1 << 62)  # lower than any score
+_MAX_SETBACKS: Final = 50  # turns that begin with no more placed members than an earlier turn, see `_Attempt`
 
 
 class Nodes(Protocol):
-    """What nodes have left of cpu, memory and pods."""
+    """The free cpu, memory and pods of nodes."""
 
     def free_load(self, node: str) -> Load | None:
-        """What the node has left for further pods; None if there is no such node."""
+        """The node's free amounts for further pods; None if there is no such node."""
 
     def names(self) -> Collection[str]:
-        """All nodes that pods may be put on."""
+        """All nodes that accept pods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan: each member with its node, and its cards if it asks for some. Nothing is held."""
+    """A plan for all members. It reserves nothing.
+
+    nodes: by UID, the member's node.
+    assignments: by UID, its cards, if it requests any.
+    """
 
     nodes: Mapping[str, str]
     assignments: Mapping[str, Assignment]
@@ -65,35 +69,38 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unplanned:
-    """No plan was found. `member`: the first without a place, with all members before it placed."""
+    """The outcome without a plan.
+
+    member: the first member that could not be placed.
+    """
 
     member: Member
 
 
 class TurnOver(Exception):
-    """The plan takes longer than one turn: call `plan` again with the same draft."""
+    """Raised when the plan takes longer than one turn: call `plan` again with the same draft."""
 
 
 class Draft:
-    """An unfinished plan: what earlier turns have found, and how long the present turn may last.
+    """An unfinished plan: the results of earlier turns, and the end of the current turn.
 
     A turn is a slice of the thread's CPU time, after which the state's lock is free for other calls. A draft reserves
     no cards, so nodes may change between two turns. Each turn first checks the nodes that the plan uses, and places the
     members of changed nodes again. So the plan is valid at the end of its last turn. Scores of earlier turns only order
-    the nodes: cards are chosen on a node as it is then.
+    the nodes: cards are chosen by the current state of a node.
 
     seconds: the CPU time of a turn.
-    moved: members were placed again, so a plan made in one turn might have found places for all.
+    moved: whether members were placed again; then a plan in one turn might have placed all of them.
     """
 
     def __init__(self, cpu: Callable[[], float], seconds: float) -> None:
         self.moved = False
         self._cpu = cpu
         self._seconds = seconds
-        self._plans: list[_UnfinishedPlan] = []  # in the order in which they are asked for in each turn
+        self._plans: list[_UnfinishedPlan] = []  # in the order in which each turn continues them
         self._next = 0
-        self._work = 0  # since the clock was read
-        self._turn_end: float | None = None  # of this turn; None: it has added nothing yet
+        self._work = 0  # work since the clock was read
+        self._turn_end: float | None = None  # of this turn; None before its first step
 
     def begin(self) -> None:
         """Begin a turn."""
@@ -131,10 +138,10 @@ class Draft:
 
 
 class _Scoring:
-    """The scores of nodes for one kind, in as many turns as that takes.
+    """The scores of nodes for one kind of members, computed in several turns if necessary.
 
     nodes: the candidates, in the order in which they are scored.
-    preferred: how many of them are enough if they give `enough` scores.
+    preferred, enough: after this number of candidates the scoring ends if it has `enough` scores.
     """
 
     def __init__(self, nodes: Sequence[str], preferred: int, enough: int) -> None:
@@ -145,7 +152,7 @@ class _Scoring:
         self._scored_count = 0
 
     def finish(self, ledger: Ledger, scorer: Scorer, draft: Draft, work: int) -> Mapping[str, int]:
-        """The scores of all candidates that fit, in the order of their names. Raises TurnOver; the next call goes on.
+        """The scores of all candidates that fit, in the order of their names. Raises TurnOver; the next call continues.
 
         work: of one node.
         """
@@ -192,10 +199,13 @@ class _UnfinishedPlan:
 class Terms:
     """The limits of a plan, and how it chooses.
 
-    `offers`: by shape, the nodes that kube-scheduler allows; a shape that is not in it may have any node. `avoided`:
-    pairs of shape and node that do not go together. `closed`: whether a node is kept from a member, and so from all
-    members with its request. `vacant`: the nodes that could take a pod of this request and load; None: not known.
-    `headroom`: what quotas leave to the namespace. `draft`: None: the plan is made in one turn.
+    policy: the placement policy of pods that name none.
+    headroom: the amounts that quotas leave to the namespace.
+    offers: by shape, the nodes that kube-scheduler allows; other shapes may use any node.
+    avoided: pairs of shape and node that must not be combined.
+    closed: returns whether a node is forbidden for a member, and so for all members with its request.
+    vacant: returns the nodes that could take a pod with this request and load; None if unknown.
+    draft: the unfinished plan; None to make the plan in one turn.
     """
 
     policy: str
@@ -208,9 +218,10 @@ class Terms:
 
 
 def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) -> Planned | Unplanned:
-    """Places for all of the members. Members that have a place already are not among them; their cards are held.
+    """Plan nodes and cards for all of these members, or for none. Members that have a node already must not be among
+    them; the ledger has their cards.
 
-    Raises TurnOver, if the terms have a draft.
+    Raises TurnOver if the terms have a draft.
     """
     draft = terms.draft or Draft(lambda: 0.0, math.inf)
     unfinished_plan = draft.continue_plan(members)
@@ -252,8 +263,8 @@ def _plan(inputs: "_Inputs", members: Sequence[Member], unfinished_plan: _Unfini
 
 
 def first_beyond_quotas(ledger: Ledger, members: Iterable[Member], headroom: Sequence[Headroom]) -> Member | None:
-    """The first member that exceeds what quotas leave, whichever cards the members get. No node is looked at."""
-    charges: dict[PodRequest, list[Charge]] = {}  # the least that each entry counts
+    """The first member for which quotas leave too little, whichever cards the members get. No node is checked."""
+    charges: dict[PodRequest, list[Charge]] = {}  # by request, a lower bound of its charge to each entry
     for member in members if headroom else ():
         if member.request is None:
             continue
@@ -294,10 +305,11 @@ def _size(request: PodRequest | None) -> tuple[int, int, int]:
 
 
 class _Kind(NamedTuple):
-    """Members like this one, and the nodes that may take one of them when the plan begins.
+    """The members that are equal to this one, and the nodes that may take one when the plan begins.
 
-    `scores`: how good each candidate is; None if the index of all cards finds the best ones without scores. `work`: to
-    search one node.
+    scorer: None for members without cards and devices.
+    scores: the score of each candidate; None if the index of all cards finds the best ones without scores.
+    work: the work to search one node, in card requests.
     """
 
     member: Member
@@ -308,7 +320,7 @@ class _Kind(NamedTuple):
 
 
 class _Inputs:
-    """What is the same for all attempts: the nodes before anything is planned."""
+    """The input of all attempts: the nodes before anything is planned."""
 
     def __init__(
         self,
@@ -327,15 +339,15 @@ class _Inputs:
         self._unfinished_plan = unfinished_plan
         self._nodes = nodes
         self._free_loads: dict[str, Load | None] = {}
-        # By the address of the offers: the terms keep these, so nothing else gets it.
+        # By the address of the offers. The terms keep the offers, so no other object gets this address.
         self._nodes_by_load: dict[tuple[int, Load], list[str]] = {}
         self._ordered: dict[int, list[str]] = {}
         self._kinds: dict[str, _Kind] = {}
-        self._representatives: dict[str, str] = {}  # by UID, the first member that is alike
+        self._representatives: dict[str, str] = {}  # by UID, the first equal member
         first_by_key: dict[object, Member] = {}
         avoiding = {shape for shape, _ in terms.avoided}
         for member in members:
-            # Shapes that are offered the same nodes do not differ.
+            # Shapes with the same offered nodes are treated as equal.
             offers, shape = id(terms.offers.get(member.shape)), member.shape if member.shape in avoiding else ""
             kind_key = member.request, member.load, offers, shape
             self._representatives[member.uid] = first_by_key.setdefault(kind_key, member).uid
@@ -343,11 +355,11 @@ class _Inputs:
         self._costly_kinds = sum(self._work(m.request) > 1 for m in first_by_key.values() if m.request is not None)
 
     def representative(self, member: Member) -> str:
-        """The UID of the first member that is like this one to the planner."""
+        """The UID of the first member that the planner treats as equal to this one."""
         return self._representatives[member.uid]
 
     def kind(self, member: Member) -> "_Kind":
-        """The kind of the member; members that are alike have the same. Found out when it is first asked for."""
+        """The kind of the member, computed at the first call. Equal members have the same kind."""
         representative = self._representatives[member.uid]
         kind = self._kinds.get(representative)
         if kind is None:
@@ -357,7 +369,11 @@ class _Inputs:
     def node_counts(
         self, members: Iterable[Member], counts: dict[str, int], nodes: Callable[["_Kind"], int]
     ) -> dict[str, int]:
-        """By member, how many nodes there are for its kind. `counts`: what earlier turns have counted, by kind."""
+        """By UID of a member, the number of nodes for its kind.
+
+        counts: the numbers of earlier turns, by kind; updated.
+        nodes: returns the number for a kind.
+        """
         for member in members:
             representative = self._representatives[member.uid]
             if representative not in counts:
@@ -366,7 +382,7 @@ class _Inputs:
         return {uid: counts[representative] for uid, representative in self._representatives.items()}
 
     def allowed(self, member: Member, node: str) -> bool:
-        """Whether the node is offered for the member, and nothing forbids it."""
+        """Whether the node is offered for the member and not forbidden."""
         terms, offers = self.terms, self.terms.offers.get(member.shape)
         if offers is not None and node not in offers:
             return False
@@ -380,7 +396,7 @@ class _Inputs:
             return load
 
     def options(self, kind: _Kind) -> int:
-        """How many nodes could take a member of this kind before anything is planned."""
+        """The number of nodes that could take a member of this kind before anything is planned."""
         if kind.scores is not None or kind.scorer is None:
             return len(kind.candidates)
         representative = self._representatives[kind.member.uid]
@@ -405,9 +421,9 @@ class _Inputs:
         return works[request]
 
     def _find_kind(self, member: Member, representative: str) -> _Kind:
-        """The kind of the members like this one. Raises TurnOver; the next turn goes on.
+        """Compute the kind of the member. Raises TurnOver; the next turn continues.
 
-        representative: the UID of the first of them.
+        representative: the UID of the first equal member.
         """
         terms, request = self.terms, member.request
         offers = terms.offers.get(member.shape)
@@ -434,7 +450,7 @@ class _Inputs:
         return _Kind(member, scorer, scores.keys(), scores, work)
 
     def _begin_scoring(self, member: Member, request: PodRequest, count: int) -> _Scoring:
-        """The nodes to score for `count` members like this one."""
+        """Choose the nodes to score for `count` members that are equal to this one."""
         offers, vacant = self.terms.offers.get(member.shape), self._vacant(member)
         spreads, work = (request.policy or self.terms.policy) == "spread", self._work(request)
         if work > 1:
@@ -446,7 +462,7 @@ class _Inputs:
             return _Scoring(_select_from_both_ends(emptiest, fullest, searches, spreads=spreads), 0, 1)
         if vacant is None:
             return _Scoring(list(self._allowed_nodes(member, self._nodes_with_capacity(offers, member.load))), 0, 1)
-        # Of thousands only those are scored that the policy seems to prefer, as long as these are not too few.
+        # Of thousands of nodes, only the ones that the policy seems to prefer are scored, unless these are too few.
         preferred = sorted(
             islice(self._allowed_nodes(member, vacant if spreads else reversed(vacant)), _MAX_SCORED_NODES)
         )
@@ -459,7 +475,7 @@ class _Inputs:
         return _Scoring(preferred + other_nodes, len(preferred), count)
 
     def _allowed_nodes(self, member: Member, nodes: Iterable[str]) -> Iterator[str]:
-        """Those of the nodes that are offered for the member, and that nothing forbids."""
+        """The nodes that are offered for the member and not forbidden."""
         if self.terms.avoided or self.terms.closed is not None:
             return (node for node in nodes if self.allowed(member, node))
         offers = self.terms.offers.get(member.shape)
@@ -470,7 +486,7 @@ class _Inputs:
         return vacant(member.request, member.load) if vacant is not None and member.request is not None else None
 
     def _nodes_with_capacity(self, offers: Collection[str] | None, load: Load) -> list[str]:
-        """The nodes that have room for the load, in the order of their names."""
+        """The nodes that have capacity for the load, in the order of their names."""
         key = id(offers), load
         nodes = self._nodes_by_load.get(key)
         if nodes is None:
@@ -481,7 +497,7 @@ class _Inputs:
         return nodes
 
     def _sorted_nodes(self, offers: Collection[str] | None) -> list[str]:
-        """The nodes that are offered, or all, in the order of their names: sorted once for all kinds."""
+        """The offered nodes, or all nodes, in the order of their names; sorted once for all kinds."""
         ordered = self._ordered.get(id(offers))
         if ordered is None:
             ordered = self._ordered[id(offers)] = sorted(self._nodes.names() if offers is None else offers)
@@ -489,35 +505,38 @@ class _Inputs:
 
 
 def _select_from_both_ends(emptiest: Iterable[str], fullest: Iterable[str], count: int, *, spreads: bool) -> list[str]:
-    """`count` candidates of all, which are given in both orders. Half are the nodes that the policy prefers, half the
-    emptiest: a preferred node may have a card for each claim, but not for all together.
+    """Select `count` candidates: half are the nodes that the policy prefers, half the emptiest ones. A preferred node
+    may have a card for each card request, but not for all together.
+
+    emptiest, fullest: the same nodes, in both orders.
+    spreads: whether the policy prefers the emptiest nodes.
     """
     half = count if spreads else count // 2
     return sorted({*islice(emptiest, half), *islice(fullest, count - half)})
 
 
 class _Queue:
-    """The nodes for one kind of members, kept up to date while the plan grows.
+    """The nodes for one kind of members, the best first, updated while the plan grows.
 
-    Nodes that the plan does not use stay in their first order, equally good ones by name; the others are few.
+    Nodes that the plan does not use stay in their initial order; nodes of equal score by name. The others are few.
     """
 
     def __init__(self, used: "_Used") -> None:
         self._used = used
-        self._changed: dict[str, int | None] = {}  # the score now; None where the node will not do
+        self._changed: dict[str, int | None] = {}  # the current score; None if the node cannot be used
         self._heap: list[tuple[int, str]] = []
-        self._seen_count = 0  # of the plan's nodes
-        self._nodes_to_rescore: dict[str, None] = {}  # of those, nodes to look at again
+        self._seen_count = 0  # the number of the plan's nodes that were read
+        self._nodes_to_rescore: dict[str, None] = {}  # the nodes among these that must be scored again
 
     def begin(self, inputs: _Inputs, kind: _Kind) -> None:
         """Begin a turn. Call this first in each turn."""
         self.inputs = inputs
         self.kind = kind
         self._unchanged_nodes = self._sorted_nodes()
-        self._next = next(self._unchanged_nodes, None)  # the first of them
+        self._next = next(self._unchanged_nodes, None)
 
     def best(self) -> str | None:
-        """The best node now. Raises TurnOver; the next turn goes on."""
+        """The best node now; None if there is none. Raises TurnOver; the next turn continues."""
         touched = self._used.touched
         self._nodes_to_rescore |= dict.fromkeys(touched[self._seen_count :])
         self._seen_count = len(touched)
@@ -536,7 +555,7 @@ class _Queue:
         return self._next if (-first, self._next) < self._heap[0] else self._heap[0][1]
 
     def drop(self, node: str) -> None:
-        """The node does not fit, whatever its score says. Raises TurnOver."""
+        """Remove the node: the member does not fit there, despite the score. Raises TurnOver."""
         self._changed[node] = None
         self.inputs.draft.count_work(self.kind.work)
 
@@ -546,7 +565,7 @@ class _Queue:
         if scores is not None:
             yield from sorted(scores, key=scores.__getitem__, reverse=True)
         elif scorer is not None:
-            # By the ledger's index of all cards, which finds the best of thousands of nodes without asking each.
+            # The ledger's index of all cards finds the best of thousands of nodes without checking each.
             unchanged_nodes = (
                 [node for node in candidates if node not in self._changed] if self._changed else candidates
             )
@@ -574,20 +593,20 @@ class _Queue:
 
 
 class _Used:
-    """The nodes that a plan uses, as they are with its members; the ledger has all others."""
+    """The nodes that a plan uses, with its members placed on them; the ledger has all other nodes."""
 
     def __init__(self, inputs: _Inputs) -> None:
         self.touched: list[str] = []  # in the order in which they changed
         self._inputs = inputs
         self._states: dict[str, NodeState] = {}
-        self._states_before: dict[str, NodeState] = {}  # as they were without the plan
+        self._states_before: dict[str, NodeState] = {}  # the states without the plan
         self._loads: dict[str, Load] = {}
 
     def state(self, node: str) -> NodeState | None:
         return self._states.get(node) or self._inputs.ledger.node(node)
 
     def takes(self, node: str, load: Load) -> bool:
-        """Whether the node has room for the load beside the plan."""
+        """Whether the node has capacity for the load in addition to the plan."""
         return has_capacity(self._inputs.free_load(node), self._loads.get(node, _NO_LOAD), load)
 
     def add_member(self, node: str, member: Member, assignment: Assignment | None) -> None:
@@ -599,15 +618,13 @@ class _Used:
         if state is None:
             state_before = self._inputs.ledger.node(node)
             if state_before is None:
-                raise AssertionError(node)  # it has been asked for cards
+                raise AssertionError(node)  # the node was just searched for cards
             self._states_before[node] = state_before.copy()
             state = self._states[node] = state_before.copy()
         state.add(assignment, member.request.mps_client if member.request is not None else COMMON, 1)
 
     def resume(self, inputs: _Inputs, without: Collection[str]) -> set[str]:
-        """Another turn begins. Returns the nodes that the plan does not use any more: `without`, and those that have
-        changed.
-        """
+        """Begin another turn: drop the nodes `without`, and nodes that have changed. Returns the dropped nodes."""
         self._inputs = inputs
         dropped_nodes = {
             node
@@ -623,12 +640,12 @@ class _Used:
             del self._loads[node]
             self._states.pop(node, None)
             self._states_before.pop(node, None)
-        self.touched.extend(dropped_nodes)  # to be looked at again
+        self.touched.extend(dropped_nodes)  # to be scored again
         return dropped_nodes
 
 
 def _has_same_capacity(state_before: NodeState, state_now: NodeState | None) -> bool:
-    """Whether the same is free on the node."""
+    """Whether the node has the same free cards and devices in both states."""
     if state_now is None or state_before.generation == state_now.generation:
         return state_now is not None
     return (
@@ -644,10 +661,10 @@ def _has_same_capacity(state_before: NodeState, state_now: NodeState | None) -> 
 
 
 class _Attempt:
-    """One order of members. `place` may be called in several turns, and goes on each time.
+    """An attempt to place the members in one order. Each turn calls `place`, which continues.
 
-    A turn begins with a setback if so many members have lost their nodes that no more are placed than in a turn before.
-    After `_MAX_SETBACKS` of them the attempt fails: the cluster changes faster than the plan grows.
+    A turn begins with a setback if so many members have lost their nodes that no more are placed than in an earlier
+    turn. After `_MAX_SETBACKS` of them the attempt fails: the cluster changes faster than the plan grows.
     """
 
     def __init__(self, inputs: _Inputs, order: Sequence[Member]) -> None:
@@ -656,14 +673,14 @@ class _Attempt:
         self._nodes: dict[str, str] = {}
         self._assignments: dict[str, Assignment] = {}
         self._charges: dict[str, dict[int, Charge]] = {}  # by member and kind of cards; added when quotas need them
-        self._charged: dict[int, Charge] = {}  # the sums of these
-        self._most_placed = 0  # members at the beginning of a turn
+        self._charged: dict[int, Charge] = {}  # the totals of these charges
+        self._most_placed = 0  # the maximum number of placed members at the beginning of a turn
         self._setbacks = 0
         self._used = _Used(inputs)
         self._queues: dict[str, _Queue] = {}
 
     def place(self, inputs: _Inputs) -> Planned | Unplanned:
-        """Places for all these members, or the first without one."""
+        """Place all members, or return the first one without a node. Raises TurnOver."""
         if self._failed is not None:
             return self._failed
         self._resume(inputs)
@@ -694,7 +711,7 @@ class _Attempt:
                 return False
         while (node := queue.best()) is not None:
             if not inputs.allowed(member, node) or not used.takes(node, member.load):
-                queue.drop(node)  # it was allowed, and had room, in an earlier turn
+                queue.drop(node)  # it was allowed and had capacity in an earlier turn
                 continue
             if scorer is None:
                 self._add_member(member, node, None)
@@ -713,8 +730,8 @@ class _Attempt:
         self._used.add_member(node, member, assignment)
 
     def _resume(self, inputs: _Inputs) -> None:
-        """Another turn begins: members whose nodes have changed, or are forbidden now, are to be placed anew; and all
-        members where the plan exceeds a quota now.
+        """Begin another turn: members whose nodes have changed or are now forbidden will be placed again; all members
+        if the plan now exceeds a quota.
         """
         placed_members = [(member, self._nodes[member.uid]) for member in self.order if member.uid in self._nodes]
         dropped_nodes = self._used.resume(
@@ -737,7 +754,7 @@ class _Attempt:
         self._most_placed = max(self._most_placed, len(self._nodes))
 
     def _headroom(self, inputs: _Inputs) -> Sequence[Headroom]:
-        """What quotas leave beside the plan."""
+        """The amounts that quotas leave after the plan."""
         if not inputs.terms.headroom:
             return ()
         for uid in self._assignments.keys() - self._charges.keys():
@@ -745,7 +762,7 @@ class _Attempt:
         return _subtract_charges(inputs.terms.headroom, inputs.ledger, self._charged)
 
     def _charge(self, uid: str) -> Mapping[int, Charge]:
-        """Count what the member's cards charge quotas. Returns it, by kind of cards."""
+        """Count the charge of the member's cards to quotas. Returns it, by kind of cards."""
         charges = self._charges[uid] = {}
         assignment = self._assignments.get(uid)
         state = self._used.state(self._nodes[uid]) if assignment is not None else None
@@ -758,13 +775,16 @@ class _Attempt:
         return charges
 
     def _uncharge(self, uid: str) -> None:
-        """The member has no cards any more."""
+        """Remove the charge of a member that has lost its cards."""
         for kind, charge in self._charges.pop(uid, {}).items():
             self._charged[kind] = self._charged[kind].subtract(charge)
 
 
 def _subtract_charges(headroom: Sequence[Headroom], ledger: Ledger, charges: Mapping[int, Charge]) -> list[Headroom]:
-    """What is left of the headroom beside these charges, which are by kind of cards."""
+    """The headroom after these charges.
+
+    charges: by kind of cards.
+    """
     is_covered = ledger.kinds.is_covered
     return [
         entry_headroom.subtract(
@@ -775,7 +795,9 @@ def _subtract_charges(headroom: Sequence[Headroom], ledger: Ledger, charges: Map
 
 
 def has_capacity(free: Load | None, used: Load, load: Load) -> bool:
-    """Whether there is room for one more pod. What it does not ask for does not matter, as in kube-scheduler."""
+    """Whether one more pod with this load fits. Resources that it does not request do not matter,
+    as in kube-scheduler.
+    """
     if free is None:
         return False
     return (

@@ -16,11 +16,11 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
 
-MAX_MEMBERS: Final = 500  # of a gang: each waits in a thread of its own until the last one has come
+MAX_MEMBERS: Final = 500  # members of a gang: each waits in its own thread until the last one has reached bind
 MAX_REQUEST_KINDS: Final = 16  # different requests among a gang's pods: each needs a search of all nodes
 _SPELLINGS = (names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING)
 
-Rank = tuple[int, int, str, str]  # of gangs and single pods: the smallest goes first
+Rank = tuple[int, int, str, str]  # of gangs and single pods: the smallest rank goes first
 
 
 # Which pods belong together.
@@ -142,7 +142,7 @@ def _minimum(annotations: Mapping[str, str], labels: Mapping[str, str]) -> int |
         raise InvalidRequest(f"metadata.{source}[{names.GROUP_NUM}]", error.problem, error.remedy) from error
 
 
-# What is known of a gang.
+# The record of a gang.
 
 
 class GangPhase(StrEnum):
@@ -151,7 +151,7 @@ class GangPhase(StrEnum):
     PENDING = "Pending"  # fewer members than the minimum
     WAITING = "Waiting"  # complete; does not fit now, or backs off
     RESERVED = "Reserved"  # planned: cards are reserved
-    BINDING = "Binding"  # each member of the plan has reached bind; from here the gang is not held back any more
+    BINDING = "Binding"  # each member of the plan has reached bind; from here on the gang binds
     RUNNING = "Running"
     PARTLY_BOUND = "PartlyBound"  # bound in part: the leader died, or could not bind the rest
 
@@ -160,9 +160,9 @@ class GangPhase(StrEnum):
 class Member:
     """A pod of a gang, as last seen.
 
-    there: it is not being deleted and has not failed.
+    there: whether it counts: it is not being deleted and has not failed.
     created: its creation time; sorts as text.
-    shape: equal for pods that kube-scheduler treats alike.
+    shape: a key that is equal for pods that kube-scheduler treats the same.
     foreign_gate: a scheduling gate of another project, for which kube-scheduler waits.
     problem: why it cannot be placed as written.
     """
@@ -189,7 +189,7 @@ class PodGroupSpec:
     """The settings in a gang's PodGroup; None if it has none.
 
     permit: seconds that a plan waits for the next member at bind.
-    running: the phase in its status is Running.
+    running: whether the phase in its status is Running.
     partly_bound_since: the time (wall clock, seconds) from which on its status says that the gang is bound in part.
     basic: a PodGroup of Kubernetes whose pods need not start together; it is no gang.
     """
@@ -209,8 +209,8 @@ class GangPatience:
     permit: how long a plan waits for the next member at bind, if its PodGroup sets no time.
     max_permit: the maximum that a PodGroup may set.
     rollback: how long a gang may be bound in part.
-    reserve, refusals: after so many seconds, or so many refusals, cards are reserved for a waiting gang.
-    reserve_limit: how long they stay reserved at most; for as long after that none are reserved for it.
+    reserve, refusals: after this number of seconds or refusals, cards are reserved for a waiting gang.
+    reserve_limit: how long these cards stay reserved; for the same time afterwards none are reserved for the gang.
     """
 
     permit: float = 30.0

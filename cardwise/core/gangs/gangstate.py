@@ -1,6 +1,6 @@
 """The state machine of one gang: its phases, as explicit transitions. Callers pass in the times.
 
-It knows the members. Cards and loads of nodes belong to the planner (`gangplan`), threads and writes to the extender.
+It has the members. The planner (`gangplan`) has cards and loads of nodes; the extender has threads and writes.
 The planned node of each member is in a `GangPlan`, a view of the extender's table of reservations. A transition that
 ends the plan releases it there, and returns the reason, for the waiting binds.
 """
@@ -28,12 +28,12 @@ from cardwise.core.values.refusals import Refusal
 
 _FIRST_BACKOFF, _MAX_BACKOFF = 1.0, 60.0  # seconds
 _REFUSAL_INTERVAL = 1.0  # seconds
-_MAX_NAMED_MEMBERS = 5  # members that a text names
+_MAX_NAMED_MEMBERS = 5  # members that a message names
 
 
 class GangPlan(Mapping[str, str]):
-    """The planned node of each planned member. Changes with the table of reservations too. A posted member stays in it
-    until it is released, or until the API server shows the outcome.
+    """By UID, the planned node of each planned member. Changes of the table of reservations change it. A posted member
+    stays in the plan until it is released, or until the API server shows the outcome.
     """
 
     @abstractmethod
@@ -42,7 +42,7 @@ class GangPlan(Mapping[str, str]):
 
 
 def _minimum(name: str, group: PodGroupSpec, roster: Roster) -> tuple[int, str]:
-    """How many pods the gang needs, 0 if unknown; and why it can never be complete, or ""."""
+    """The minimum number of pods of the gang, 0 if unknown; and why it can never be complete, or ""."""
     if not roster.there:
         return group.minimum or 0, "all its pods are ending"
     problem = next((f"{member.name}: {member.problem}" for member in roster.with_problem), "")
@@ -86,22 +86,22 @@ class Gang:
     patience: GangPatience = field(default_factory=GangPatience)
     members: dict[str, Member] = field(default_factory=dict)
     group: PodGroupSpec = field(default_factory=PodGroupSpec)
-    passed: set[str] = field(default_factory=set)  # members for which filter has answered their node
+    passed: set[str] = field(default_factory=set)  # members for which filter has returned the planned node
     arrived: set[str] = field(default_factory=set)  # members that wait in bind
     forward: bool = False
-    committed: bool = False  # by this leader
+    committed: bool = False  # whether this leader committed it
     ran: bool = False
     evicting: set[str] = field(default_factory=set)
-    since: float = 0.0  # of the phase
-    reason: str = ""  # of the last end
+    since: float = 0.0  # when the phase began, in seconds
+    reason: str = ""  # why the last plan ended
     changes: int = 0  # how often its members or its PodGroup have changed
     _progress: float = 0.0
     _backoff_until: float = float("-inf")
     _failures: int = 0
-    _avoided: dict[tuple[str, str], float] = field(default_factory=dict)  # until when, by shape and node
+    _avoided: dict[tuple[str, str], float] = field(default_factory=dict)  # by shape and node, until when
     _unpermitted_uids: set[str] = field(
         default_factory=set
-    )  # members for which a hold ended, and which have not come since
+    )  # members whose reservation expired, and for which filter was not called since
     _refused_since: float | None = None
     _refused_at: float = 0.0
     _refusals: int = 0
@@ -113,10 +113,10 @@ class Gang:
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
 
-    # Who is there.
+    # Members.
 
     def set_member(self, member: Member, now: float) -> str:
-        """A member was added or changed. Call it before its reservation changes."""
+        """Record that a member was added or changed. Call this before its reservation changes."""
         member_before = self.members.get(member.uid)
         if member_before == member:
             return ""
@@ -133,7 +133,7 @@ class Gang:
         return self._update_phase(now)
 
     def remove_member(self, uid: str, now: float) -> str:
-        """A member was deleted. Call it before its reservation changes."""
+        """Record that a member was deleted. Call this before its reservation changes."""
         member = self.members.pop(uid, None)
         if member is None:
             return ""
@@ -144,7 +144,7 @@ class Gang:
         return self._remove_member(member, now)
 
     def set_group(self, group: PodGroupSpec, now: float) -> str:
-        """The PodGroup was added, changed or deleted."""
+        """Record that the PodGroup was added, changed or deleted."""
         if group == self.group:
             return ""
         group_before, self.group = self.group, group
@@ -155,7 +155,7 @@ class Gang:
 
     @property
     def minimum(self) -> int:
-        """How many pods it needs; 0 if unknown."""
+        """The minimum number of pods; 0 if unknown."""
         return self._minimum_and_problem()[0]
 
     @property
@@ -190,7 +190,7 @@ class Gang:
 
     @property
     def foreign_gate(self) -> str:
-        """Another project's scheduling gate that keeps it from being complete, or ""."""
+        """Another project's scheduling gate because of which the gang is not complete, or ""."""
         if self.complete or len(self.there) < self.minimum:
             return ""
         return next((f"{m.name} has the scheduling gate {m.foreign_gate}" for m in self._roster.with_foreign_gate), "")
@@ -208,11 +208,11 @@ class Gang:
         return GangPhase.WAITING if self.complete else GangPhase.PENDING
 
     def members_to_ungate(self) -> Sequence[Member]:
-        """The members whose gates are to be removed; of thousands the oldest, the others follow later."""
+        """The members whose gates must be removed now: of thousands of members the oldest, the others later."""
         return self._roster.gated[:MAX_MEMBERS] if self.ran or self.complete else ()
 
     def must_ungate(self, uid: str) -> bool:
-        """Whether the member's gate is to be removed."""
+        """Whether the member's gate must be removed."""
         return (self.ran or self.complete) and uid in self.members and self.members[uid].gated
 
     @property
@@ -221,12 +221,12 @@ class Gang:
         return bool(self._roster.gated) and any(member.gated for member in self.members_to_plan())
 
     def missing_names(self) -> list[str]:
-        """The names of members of the plan that have not reached bind yet."""
+        """The sorted names of planned members that have not reached bind yet."""
         return sorted(self.members[uid].name for uid in self.plan if uid not in self.arrived)
 
     def rank(self) -> Rank:
         """The order of gangs: the smallest goes first."""
-        if self._rank is None:  # asked thousands of times between two changes
+        if self._rank is None:  # cached: it is read thousands of times between two changes
             oldest = self.there[0] if self.there else None
             highest = max(self._roster.priorities, default=0)
             self._rank = gang_rank(oldest, highest, self.group.priority, self.key)
@@ -240,7 +240,7 @@ class Gang:
     # Planning.
 
     def refusal(self, now: float) -> Refusal | None:
-        """Why it cannot be planned now, or None. The planner decides whether it fits."""
+        """Why the gang cannot be planned now, or None. The planner decides whether it fits."""
         if self.is_status_stale or (self.evicting and not self.forward):
             return Refusal.GANG_BACKS_OFF
         if not self.complete:
@@ -259,7 +259,7 @@ class Gang:
         return self.group.running and not self.ran
 
     def members_to_plan(self) -> list[Member]:
-        """The members that a plan needs: as many as are missing to the minimum, the oldest first.
+        """The members that a plan needs: the number that is missing to the minimum, the oldest first.
 
         If there are more than needed, members whose reservation ended come last.
         """
@@ -282,7 +282,7 @@ class Gang:
         return [member for member in members if member.uid not in self.plan] if self.plan else members
 
     def mark_requested(self, uid: str) -> None:
-        """kube-scheduler has called filter for this member."""
+        """Record that kube-scheduler has called filter for this member."""
         self._unpermitted_uids.discard(uid)
 
     def avoided_pairs(self, now: float) -> Collection[tuple[str, str]]:
@@ -292,7 +292,7 @@ class Gang:
         return self._avoided.keys()
 
     def avoid_node(self, uid: str, node: str, now: float) -> None:
-        """kube-scheduler did not offer the node for this member."""
+        """Avoid the node for this member and equal ones for a while: kube-scheduler did not offer it."""
         self._avoided[self.members[uid].shape, node] = now + 2 * _delay(self._failures + 1)
 
     def mark_planned(self, uids: Collection[str], now: float) -> None:
@@ -305,7 +305,7 @@ class Gang:
         self._refused_since, self._refusals = None, 0
 
     def mark_refused(self, now: float) -> None:
-        """The gang does not fit as a whole. Refusals of its members shortly after each other count as one."""
+        """Record that the gang does not fit as a whole. Refusals of several members within a second count as one."""
         if self._refused_since is None:
             self._refused_since = self._refused_at = now
             self._refusals = 1
@@ -314,21 +314,21 @@ class Gang:
             self._refusals += 1
 
     def is_reservation_due(self, now: float) -> bool:
-        """Whether it has waited so long that cards are reserved for it."""
+        """Whether the gang has waited so long that cards must be reserved for it."""
         if self._refused_since is None or self.ran or self.plan or not self.complete:
             return False
         return self._refusals >= self.patience.refusals or now - self._refused_since >= self.patience.reserve
 
-    # The way to the nodes.
+    # Binding.
 
     def mark_permitted(self, uid: str, now: float) -> None:
-        """Filter returns the planned node for this member."""
+        """Record that filter returns the planned node for this member."""
         if uid not in self.passed:
             self.passed.add(uid)
             self._progress = now
 
     def mark_arrived(self, uid: str, now: float) -> bool:
-        """The member waits in bind now. Returns whether all members of the plan do."""
+        """Record that the member waits in bind. Returns whether all members of the plan wait."""
         self.passed.add(uid)
         self.arrived.add(uid)
         self._progress = now
@@ -340,14 +340,14 @@ class Gang:
         self.since = self._progress = now
 
     def mark_posted(self, uid: str, now: float) -> None:
-        """A member of a `forward` gang made progress: the time until the rollback begins again."""
+        """Record progress of a `forward` gang: the time until the rollback starts again."""
         if uid in self.plan:
             self._progress = now
 
     def expiry_reason(self, now: float, *, others_short: bool = False) -> str:
         """Why the reservation expires now, or "".
 
-        others_short: other gangs lack threads to wait in bind; then a longer time in the PodGroup does not count.
+        others_short: whether other gangs lack threads to wait in bind; then a longer time in the PodGroup is ignored.
         """
         # A PodGroup may have more than `max_permit`: it is older than the admission policy, or one of coscheduling.
         max_permit = min(self.patience.permit, self.patience.max_permit) if others_short else self.patience.max_permit
@@ -372,17 +372,17 @@ class Gang:
         self._back_off(reason, now)
         return reason
 
-    # When it goes wrong after the first bind.
+    # Failures after the first bind.
 
     def rollback_due(self, now: float) -> bool:
-        """Whether the rest could not be bound for so long that the bound members must be evicted."""
+        """Whether the gang has been bound in part for so long that the bound members must be evicted."""
         if not self.forward or self.evicting or self.ran or self.problem:
             return False
         return now - self._progress >= self.patience.rollback
 
     def adopt(self, now: float, wall: float) -> None:
         """Take over the gang as a new leader. The time under former leaders counts towards the rollback, but at least a
-        quarter of the time is left, because the other members may fit now.
+        quarter of the time remains, because the other members may fit now.
 
         wall: the current wall time.
         """
@@ -392,9 +392,9 @@ class Gang:
     def roll_back(self, now: float) -> str:
         """Evict the bound members (`evicting`); the plan of the others ends.
 
-        Evictions may be refused for ever (a PodDisruptionBudget). So until the first member is evicted, the gang goes
-        forward if cards for the rest become free. If nothing is bound, because no Binding was answered, the gang waits
-        again until all its members can be bound.
+        A PodDisruptionBudget may prevent evictions for ever. So until the first member is evicted, the gang is bound if
+        cards for the other members become free. If no member is bound, the gang waits again until all members can be
+        bound.
         """
         self.evicting = {member.uid for member in self.bound}
         self.forward, self.committed = bool(self.bound), False
@@ -403,20 +403,20 @@ class Gang:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether it is `forward` with nothing bound, and a former leader committed it, or a member lost its place."""
+        """Whether the gang is `forward` without a bound member, and a former leader committed it or a member lost its
+        place.
+        """
         return self.forward and not self.bound and (not self.committed or len(self.plan) < self.minimum)
 
     def reset(self, now: float) -> str:
-        """The gang is abandoned, and no member can be bound any more: it waits again until all its members can be
-        bound.
-        """
+        """Reset an abandoned gang, of which no Binding is in progress: it waits again until all can be bound."""
         self._clear()
         self.forward = self.committed = False
         self.since = now
         return "nothing of the gang is bound any more"
 
     def reset_to_cluster(self, now: float) -> str:
-        """Another leader decides: keep only what the API server shows."""
+        """Keep only the state that the API server shows: another leader decides now."""
         self._clear()
         self.evicting.clear()
         self.forward = self.committed = False
@@ -424,10 +424,10 @@ class Gang:
         self._update_phase(now)
         return "this extender does not hold the lease"
 
-    # Everything below keeps what follows from the rest.
+    # Derived state.
 
     def _minimum_and_problem(self) -> tuple[int, str]:
-        """`minimum` and `problem`."""
+        """The values of `minimum` and `problem`, cached."""
         if self._needed is None:
             minimum, problem = _minimum(self.name, self.group, self._roster)
             kinds = len(self._roster.kinds)
@@ -438,7 +438,7 @@ class Gang:
         return self._needed
 
     def _update_roster(self, member_before: Member | None, member: Member | None) -> None:
-        """A member was added, changed or removed."""
+        """Update the roster for a member that was added, changed or removed."""
         self._roster.change(member_before, member)
         self._has_changed()
 
@@ -447,7 +447,7 @@ class Gang:
         self._needed = self._rank = None
 
     def _update_phase(self, now: float) -> str:
-        """Find out whether it runs, or is bound in part. Call it when its members have changed."""
+        """Update whether the gang runs or is bound in part. Call this when its members have changed."""
         if self.group.basic:
             return "" if self.ran else self._mark_running(now)
         minimum, problem = self._minimum_and_problem()
@@ -484,7 +484,7 @@ class Gang:
         return end_reason
 
     def _remove_member(self, member: Member, now: float) -> str:
-        """The member no longer counts."""
+        """Remove a member that no longer counts."""
         if member.uid in self.evicting and self.forward:
             self._clear()
             self.forward = False
@@ -499,7 +499,10 @@ class Gang:
         return end_reason
 
     def _handle_lost_place(self, member: Member, reason: str, now: float, *, is_whole: bool = True) -> str:
-        """The member no longer needs a place. `is_whole`: that ends the plan of a gang that is not `forward`."""
+        """Handle a member that no longer needs its planned place.
+
+        is_whole: whether this ends the plan of a gang that is not `forward`.
+        """
         if is_whole and self.plan and not self.forward:
             end_reason = self.cancel_plan(reason, now)
             self._update_phase(now)
@@ -533,10 +536,10 @@ class Gang:
 
     @property
     def backoff_until(self) -> float:
-        """When the gang may be planned again."""
+        """The time at which the gang may be planned again."""
         return self._backoff_until
 
 
 def _delay(failures: int) -> float:
-    """The back-off in seconds after so many failures in a row."""
+    """The back-off in seconds after this number of failures in a row."""
     return float(min(_MAX_BACKOFF, _FIRST_BACKOFF * 2 ** min(failures - 1, 10)))

@@ -1,7 +1,7 @@
-"""The members of one gang, in order, with counts of what matters about them.
+"""The members of one gang, in order, with counts of their properties.
 
-Kept up to date member by member, because events come under the extender's lock and a gang may have thousands of pods
-more than it needs: an event costs the same in a large gang as in a small one.
+The counts are updated for each event, which takes the same time in a large gang as in a small one: events are handled
+under the extender's lock, and a gang may have thousands of pods more than it needs.
 """
 
 from bisect import bisect_left, insort
@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import ForeignPodGroup, Member
 
-_MAX_UNUSED_REQUESTS: Final = 16  # that no member has any more and that are still remembered
+_MAX_UNUSED_REQUESTS: Final = 16  # shared requests that no member has any more
 
 _T = TypeVar("_T")
 
@@ -26,21 +26,22 @@ class Roster:
         self.there = self._tracked_members(lambda m: m.there)
         self.ready = self._tracked_members(
             lambda m: m.there and not m.foreign_gate
-        )  # no gate of somebody else's keeps them
+        )  # without a scheduling gate of another project
         self.free = self._tracked_members(lambda m: m.there and not m.foreign_gate and not m.node)
         self.bound = self._tracked_members(lambda m: m.there and bool(m.node))
         self.gated = self._tracked_members(lambda m: m.there and m.gated)
         self.with_foreign_gate = self._tracked_members(lambda m: m.there and bool(m.foreign_gate))
-        self.with_problem = self._tracked_members(lambda m: m.there and bool(m.problem))  # cannot be placed as they are
-        self.minimums: Counter[int] = Counter()  # as members say them
-        self.foreign: Counter[ForeignPodGroup | None] = Counter()  # whose PodGroups they name
+        self.with_problem = self._tracked_members(lambda m: m.there and bool(m.problem))  # cannot be placed as written
+        self.minimums: Counter[int] = Counter()  # the minimums that members have
+        self.foreign: Counter[ForeignPodGroup | None] = Counter()  # the API groups of the PodGroups that members name
         self.priorities: Counter[int] = Counter()
-        self.kinds: Counter[tuple[PodRequest | None, Load]] = Counter()  # what those without a node ask for
+        # the requests and loads of members without a node
+        self.kinds: Counter[tuple[PodRequest | None, Load]] = Counter()
         self._requests: dict[PodRequest, PodRequest] = {}  # see `share_request`
 
     def share_request(self, member: Member) -> Member:
-        """The member, with one request object for all members with equal requests: the planner compares the requests of
-        hundreds of members in each turn, and there are thousands of pods.
+        """The member with the request object that all members with equal requests share: the planner compares the
+        requests of hundreds of members in each turn, and identical objects compare fast.
         """
         request = member.request
         if request is None:
@@ -53,7 +54,9 @@ class Roster:
         return member if shared is request else replace(member, request=shared)
 
     def change(self, member_before: Member | None, member_now: Member | None) -> None:
-        """A member was added (`member_before` is None), changed, or removed (`member_now` is None)."""
+        """Update the sequences and counts for a member that was added (`member_before` is None), changed, or removed
+        (`member_now` is None).
+        """
         for is_tracked, tracked_members in self._lists:
             if member_before is not None and is_tracked(member_before):
                 del tracked_members[bisect_left(tracked_members, _age(member_before), key=_age)]
@@ -70,7 +73,7 @@ class Roster:
                 _add(self.kinds, (state.request, state.load), sign)
 
     def _tracked_members(self, is_tracked: Callable[[Member], bool]) -> Sequence[Member]:
-        """A sequence of the members for which `is_tracked` returns True, kept up to date from now on."""
+        """A sequence of the members for which `is_tracked` returns True; later changes update it."""
         members: list[Member] = []
         self._lists.append((is_tracked, members))
         return members

@@ -1,12 +1,13 @@
-"""Victims by card: chooses which cards of a full node to clear for a request, and so which pods must go.
+"""Victims by card: chooses the cards of a full node to clear for a request, and so the pods to evict.
 
-Each choice of cards is a set of needs, and `setcover` finds the cheapest set of pods that meets them. `preemption` says
-which pods may go and what else is short. For a request of one card that is one question for each card. For several
-cards, choices that cannot be cheaper are skipped, and so are those that leave a later request too few cards.
+Each choice of cards is a set of needs, and `setcover` finds the cheapest set of pods that meets them. `preemption`
+decides which pods may be evicted and what else the pod lacks. For a request of one card there is one cover per card.
+For several cards, choices that cannot be cheaper are skipped, and so are choices that leave a later request too few
+cards.
 
-Each card that is tried costs effort, whether it leads to a set or nowhere: the number of choices is exponential in the
-number of cards that a pod requests. When the effort is spent, the search ends with the best set so far. Without one it
-goes on a little; then the node counts as one where no eviction helps, though there may be a set.
+Each card that is tried costs effort, because the number of choices is exponential in the number of requested cards.
+When the effort is spent, the search ends with the best set so far. Without a set it continues for some extra effort;
+then the node counts as one where no eviction helps, though a set may exist.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,18 +24,18 @@ from cardwise.core.preemption.setcover import Cover, CoverEffort, Victim
 
 Needs = Mapping[object, int]
 MEM, CORE, CLIENTS = "mem", "core", "clients"
-_CARD_EFFORT: Final = 4  # effort of trying a card
-_CHECK_EFFORT: Final = 256  # effort of the engine's check of a set
-_EXTRA_EFFORT_WITHOUT_SET: Final = 6_000  # effort beyond the usual, as long as there is no set
+_CARD_EFFORT: Final = 4  # the effort of trying a card
+_CHECK_EFFORT: Final = 256  # the effort of checking a set with the placement engine
+_EXTRA_EFFORT_WITHOUT_SET: Final = 6_000  # extra effort while there is no set
 _EXTRA_EFFORT_FOR_CLEARABLE_CARDS: Final = (
-    12_000  # effort beyond the usual, to find the cards that can be cleared for several requests
+    12_000  # extra effort to find the cards that can be cleared for several card requests
 )
-_MAX_CARDS: Final = 128  # cards of all requests together; for a pod with more no victims are searched for
-MPS = "mps"  # a need: shares of pods with which the newcomer cannot share a daemon; by daemon and MPS client
+_MAX_CARDS: Final = 128  # cards of all card requests together; for a pod with more, no victims are searched
+MPS = "mps"  # a dimension: shares of pods with which the newcomer cannot share a daemon, by daemon and MPS client
 
 
 def freed_amounts(node: NodeState, holding: Holding) -> dict[object, int]:
-    """What becomes free on which cards if this holding is released."""
+    """The amounts that become free if this holding is released, by dimension: kind of amount and card."""
     amounts_by_card: dict[object, int] = {}
     for share in holding.assignment.shares():
         i = node.position(share)
@@ -59,15 +60,15 @@ def find_cheapest_victims(
 ) -> Cover | None:
     """The cheapest victims; None if there are none, or the effort ends before any are found.
 
-    needs: what is short besides cards.
-    is_valid: the final check of a set.
+    needs: the missing amounts besides cards.
+    is_valid: checks a set with the placement engine.
     """
     return _CardChoice(node, plan, candidates, needs=needs, allowed=allowed, is_valid=is_valid, effort=effort).best()
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """What the request takes of one card."""
+    """The amounts that the pod takes of one card."""
 
     mem: int = 0
     core: int = 0
@@ -90,9 +91,9 @@ class _Use:
 class _RequestCards(NamedTuple):
     """A card request and the cards that can be cleared for it.
 
-    costs: by position of a card, the least cost of clearing it for this request alone.
+    costs: by position of a card, the minimum cost of clearing it for this request alone.
     order: these positions, the cheapest first.
-    bits: these positions, a bit for each.
+    bits: the same positions as a bit set.
     """
 
     card_request: CardRequest
@@ -105,10 +106,10 @@ class _ChosenCards(NamedTuple):
     """The cards that are chosen so far.
 
     uses: by position, what the pod takes of the card.
-    costs: by position, the least cost of clearing the card.
-    used_bits: the positions of these cards, a bit for each.
-    whole_bits: the positions of those that are taken whole.
-    headroom: what quotas leave.
+    costs: by position, a lower bound of the cost of clearing the card.
+    used_bits: the positions of these cards as a bit set.
+    whole_bits: the positions of the cards that are taken whole.
+    headroom: the amounts that quotas leave.
     """
 
     uses: Mapping[int, _Use]
@@ -139,8 +140,8 @@ class _CardChoice:
         self._requests: list[_RequestCards] = []
         self._best: Cover | None = None
         self._effort = effort
-        self._limit = -_EXTRA_EFFORT_FOR_CLEARABLE_CARDS  # the remaining effort at which a search that has no set ends
-        # The pods on each card: only they can clear it.
+        self._limit = -_EXTRA_EFFORT_FOR_CLEARABLE_CARDS  # the remaining effort at which a search without a set ends
+        # The pods on each card: only their eviction can clear it.
         self._victims_by_card: list[list[Victim]] = [[] for _ in node.cards]
         for victim in candidates:
             of_cards = [key for key in victim.amounts if isinstance(key, tuple)]
@@ -164,7 +165,9 @@ class _CardChoice:
         return self._best
 
     def _find_clearable_cards(self) -> bool:
-        """Find the cards for each request. False if there are too few for some request, or it takes too much effort."""
+        """Find the cards that can be cleared for each card request. Returns False if there are too few for one of them,
+        or if it takes too much effort.
+        """
         typed_requests = self._plan.typed_requests
         if sum(typed_request.card_request.cards for typed_request in typed_requests) > _MAX_CARDS:
             return False
@@ -186,7 +189,7 @@ class _CardChoice:
         return True
 
     def _possible_cards(self, typed_request: TypedRequest) -> list[int]:
-        """The positions of the cards that the request may have and that have enough free if all candidates go."""
+        """The positions of the allowed cards that have enough free if all candidates are evicted."""
         node, request = self._node, typed_request.card_request
         use = _Use().add(request)
         return [
@@ -199,7 +202,7 @@ class _CardChoice:
         ]
 
     def _costs(self, card_request: CardRequest, cards: Sequence[int]) -> dict[int, int]:
-        """By position of the card, the least cost of clearing it for the request."""
+        """By position of the card, the minimum cost of clearing it for the card request."""
         costs = {}
         for i in cards:
             self._effort.spend(_CARD_EFFORT)
@@ -214,7 +217,7 @@ class _CardChoice:
         return costs
 
     def _missing_amounts(self, i: int, use: _Use) -> dict[object, int] | None:
-        """What must become free on the card for this use of it; None where that can never be."""
+        """The amounts that must become free on the card for this use; None if that is impossible."""
         node = self._node
         blocking_shares: dict[object, int] = {
             (MPS, *daemon_and_client): shares
@@ -224,14 +227,14 @@ class _CardChoice:
             return {(CLIENTS, i): node.clients[i], **blocking_shares} if use.mem == 0 and use.clients == 1 else None
         return {
             (MEM, i): use.mem - node.free[i],
-            # It may be below zero, where fewer are given than before; a pod that asks for none does not mind.
+            # The free percentage may be negative if the setting was lowered; that matters only if the pod requests SMs.
             (CORE, i): use.core - node.free_core[i] if use.core else 0,
             (CLIENTS, i): node.clients[i] + use.clients - node.max_card_clients[i],
             **blocking_shares,
         }
 
     def _max_free(self, i: int) -> tuple[int, int, int]:
-        """The memory, SMs and clients that are free on the card if all candidates go."""
+        """The memory, SMs and clients that are free on the card if all candidates are evicted."""
         node = self._node
         free = (
             (MEM, node.free[i]),
@@ -245,14 +248,14 @@ class _CardChoice:
         return mem, core, clients
 
     def _can_have_free(self, i: int, use: _Use) -> bool:
-        """Whether the card has enough free for this use if all candidates go."""
+        """Whether the card has enough free for this use if all candidates are evicted."""
         mem, core, clients = self._clearable[i]
         if use.whole:
             return clients >= self._node.max_card_clients[i]
         return use.mem <= mem and (not use.core or use.core <= core) and use.clients <= clients
 
     def _choose_from_request(self, request_index: int, chosen: _ChosenCards) -> None:
-        """Tries all choices of cards for the requests from this one on."""
+        """Try all choices of cards for the card requests from `request_index` on."""
         if request_index == len(self._requests):
             self._evaluate(chosen.uses)
         else:
@@ -261,17 +264,17 @@ class _CardChoice:
     def _choose_missing_cards(
         self, request_index: int, chosen: _ChosenCards, missing: int, start: int, cost: int
     ) -> None:
-        """Tries all choices of the missing cards for the request.
+        """Try all choices of the missing cards for one card request.
 
         request_index: the request's position.
         start: the first position in the request's order that may be chosen.
-        cost: of the cards that are chosen for the request already, each alone.
+        cost: the sum of the costs of the cards that are chosen for the request already.
         """
         request_cards = self._requests[request_index]
         for position in range(start, len(request_cards.order) - missing + 1):
             i = request_cards.order[position]
             cost_alone = request_cards.costs[i]
-            # The cards are in order of cost: those that follow cost at least as much.
+            # The cards are in ascending order of cost.
             if (
                 not self._can_improve(cost + missing * cost_alone if self._are_cards_independent else cost_alone)
                 or self._is_over()
@@ -286,8 +289,8 @@ class _CardChoice:
                 self._choose_missing_cards(request_index, with_card, missing - 1, position + 1, cost + cost_alone)
 
     def _add_card(self, request_index: int, chosen: _ChosenCards, i: int) -> _ChosenCards | None:
-        """The choice with this card for the request; None if it leads nowhere: the card, or what it leaves to later
-        requests, is not enough, or it costs as much as the best set.
+        """The choice with this card added; None if the card or the remaining cards are not enough, or if the choice
+        cannot be cheaper than the best set.
         """
         card_request = self._requests[request_index].card_request
         bit = 1 << i
@@ -313,7 +316,7 @@ class _CardChoice:
         return _ChosenCards({**chosen.uses, i: use}, costs, used_bits, whole_bits, headroom)
 
     def _is_enough_for_later(self, request_index: int, used_bits: int, whole_bits: int) -> bool:
-        """Whether the requests after this one have enough cards left by their number."""
+        """Whether the number of remaining cards is enough for the later card requests."""
         open_to_whole, whole_cards = 0, 0
         self._effort.spend(len(self._requests) - request_index)
         for later in self._requests[request_index + 1 :]:
@@ -329,7 +332,7 @@ class _CardChoice:
         return self._best is None or cost < self._best.cost
 
     def _is_over(self) -> bool:
-        """Whether the search ends here: its effort is spent. Without a set it goes on, but not for ever."""
+        """Whether the search must end because its effort is spent. Without a set it may use extra effort."""
         return self._effort.remaining <= (self._limit if self._best is None else 0)
 
     def _evaluate(self, uses: Mapping[int, _Use]) -> None:
@@ -339,7 +342,7 @@ class _CardChoice:
             if shortfall is None:
                 return
             needs |= shortfall
-        # If nothing else is short, only pods on these cards matter.
+        # If nothing besides cards is missing, only pods on these cards matter.
         candidates = (
             self._candidates
             if self._needs
@@ -355,8 +358,8 @@ class _CardChoice:
 
 
 def _search_order(request_cards: _RequestCards) -> tuple[int, bool]:
-    """How hard it is to find cards for the request: by how many it could do without, and whole cards first. The hardest
-    request comes first: what is left of the cards is enough for the others, or the search knows soon that it is not.
+    """A sort key that puts the hardest card request first: the one with the fewest spare cards, and whole cards first.
+    So the search finds out early whether the remaining cards are enough.
     """
     return len(request_cards.order) - request_cards.card_request.cards, not request_cards.card_request.whole
 

@@ -1,6 +1,6 @@
-"""Explains why a pod is pending or where it could run, with the names and numbers that refusal texts must not have.
+"""Explains why a pod is pending or where it could run, with the names and numbers that refusals leave out.
 
-Also finds what would have to change for the pod to run, with the search for victims of preemption.
+Also finds the changes that would let the pod run, with the search for victims of preemption.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from cardwise.core.values.refusals import Refusal
 class CardView:
     """A card with its holders.
 
-    missing_mib: MiB that are missing for the request; 0 if it fits.
+    missing_mib: the MiB that the request lacks on the card; 0 if it fits.
     closed: why the request cannot use the card, whatever is free on it: "type", "mps", "quota"; "" if it can.
     """
 
@@ -43,7 +43,9 @@ class CardView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesView:
-    """The devices of one class on a node, of which the request needs `requested`, and the pods that hold some.
+    """The devices of one class on a node, and the pods that hold some of them.
+
+    requested: how many the request needs.
 
     A device may be in several classes; then it counts as free in each.
     """
@@ -58,11 +60,11 @@ class DevicesView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """A node for a request: its score under the policy, or the refusal, each card, and each requested class of devices.
+    """A node for a request: its score under the policy or the refusal, its cards, and each requested class of devices.
 
-    Without cards for a request of devices only.
+    cards: empty for a request of devices only.
 
-    has_free_load: whether the node has the cpu and memory for the pod, as far as known.
+    has_free_load: whether the node has enough cpu and memory for the pod, as far as known.
     """
 
     name: str
@@ -75,9 +77,11 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheapestNode:
-    """The node where the fewest pods would have to end for the request: its cards, and these pods.
+    """The node where the fewest pods would have to end for the request.
 
-    missing_mib: MiB that are missing on these cards. Without holders, the pods that are ending already free enough.
+    cards: the indices of the cards.
+    missing_mib: the MiB that are missing on these cards.
+    holders: the pods that would have to end; empty if pods that are ending already free enough.
     """
 
     node: str
@@ -88,15 +92,15 @@ class CheapestNode:
 
 @dataclass(frozen=True, slots=True)
 class SmallerRequest:
-    """A smaller amount that could be placed now: MiB over all cards of the request, and the place."""
+    """The largest request that could be placed now: MiB over all its cards, the node, and the indices of the cards."""
 
     mem: MiB
     node: str
     cards: tuple[int, ...]
 
 
-_MAX_SEARCHED_NODES: Final = 64  # nodes that are searched for pods to end: those with the least missing on a card
-_UNLIMITED_LOAD: Final = Load(1 << 60, 1 << 60, 1 << 30)  # what nodes have beside cards: that is not asked here
+_MAX_SEARCHED_NODES: Final = 64  # nodes that are searched for pods to end: the ones that lack the least on a card
+_UNLIMITED_LOAD: Final = Load(1 << 60, 1 << 60, 1 << 30)  # other resources of nodes are ignored here
 
 
 def explain(
@@ -110,7 +114,7 @@ def explain(
 ) -> list[NodeView]:
     """Every node for the request, the best first, refused ones last.
 
-    `ranked`: how good the engine finds each node that takes the pod, where the policy compares all nodes.
+    ranked: by node that takes the pod, the score of the engine, for a policy that compares all nodes.
     """
     scorer = placement.Scorer(ledger.kinds, request, policy, headroom)
     device_counts = WantedDevices(request.devices).counts
@@ -151,8 +155,8 @@ def find_cheapest_node(
     *,
     excluded_uids: Collection[str] = (),
 ) -> CheapestNode | None:
-    """Where the fewest pods would have to end, and of equal choices those with the least memory; None if no choice
-    helps, or a limited search finds none (`preemption.least_harmful_victims`).
+    """The node where the fewest pods would have to end; of equal choices the one whose pods hold the least memory. None
+    if no choice helps, or if the limited search finds none (`preemption.least_harmful_victims`).
 
     views: the nodes that refused the request.
     excluded_uids: UIDs of pods that must not end.
@@ -224,8 +228,8 @@ def pods_in_the_way(
     *,
     excluded_uids: Collection[str] = (),
 ) -> tuple[Holding, ...] | None:
-    """The pods that would have to end so that all these requests are placed, one after another; None if that does not
-    help.
+    """The pods that would have to end so that all these requests can be placed, one after another; None if no pods are
+    enough.
 
     excluded_uids: as in `find_cheapest_node`.
 
@@ -264,11 +268,11 @@ def pods_in_the_way(
 
 @dataclass(frozen=True, slots=True)
 class UnplaceableOnEmpty:
-    """A request that finds no place although nothing else holds a card.
+    """A request that cannot be placed although all cards are empty.
 
-    index: of the request among those that were given.
-    fits_nowhere: whether it finds none even without the others; else those that are placed leave it none.
-    refusals: by node, why it is not placed there.
+    index: the position of the request in the sequence.
+    fits_nowhere: whether it does not fit even alone; else the requests before it use the cards.
+    refusals: by node, why it does not fit there.
     """
 
     index: int
@@ -284,13 +288,13 @@ def place_on_empty(
     *,
     excluded_uids: Collection[str] = (),
 ) -> tuple[int, UnplaceableOnEmpty | None]:
-    """How many of these requests could run at once on empty cards, and the first that could not.
+    """The number of these requests that could run at once on empty cards, and the first that could not.
 
-    They are placed one after another, each where the policy finds it best: no search for the order that fits most.
-    Quotas do not matter. The ledger is as before afterwards.
+    They are placed one after another, each on the node that the policy prefers; other orders are not tried. Quotas are
+    ignored. The ledger is unchanged afterwards.
 
     nodes: for each request, the nodes that its pod may be on.
-    excluded_uids: UIDs of pods that go on holding their cards.
+    excluded_uids: UIDs of pods that keep their cards.
     """
     undos = [ledger.release(holding.uid) for holding in ledger.holdings() if holding.uid not in excluded_uids]
     members: list[Undo] = []
@@ -318,7 +322,7 @@ def place_on_empty(
 
 
 def _best(ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str) -> tuple[str, dict[str, Refusal]]:
-    """The node that the policy finds best for the request, "" where none takes it; and why the others refuse it."""
+    """The node that the policy prefers for the request, "" if it fits nowhere; and the refusals of the other nodes."""
     scorer = placement.Scorer(ledger.kinds, request, policy, ())
     scores = {name: scorer.score(ledger.node(name)) for name in nodes}
     refusals = {name: score for name, score in scores.items() if isinstance(score, Refusal)}
@@ -327,7 +331,7 @@ def _best(ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str
 
 
 def _min_missing_mib(view: NodeView) -> int:
-    """The least that is missing on one of its cards that may serve the request."""
+    """The minimum of the missing MiB over the cards that may serve the request."""
     return min((card.missing_mib for card in view.cards if not card.closed), default=0)
 
 
@@ -377,7 +381,7 @@ def _devices(ledger: Ledger, node: NodeState, resource_class: str, requested: in
 
 
 def _missing_mib(node: NodeState, i: int, card_requests: Sequence[fitting.CardRequest]) -> int:
-    """MiB that are missing on the card for the largest share; whole cards are short of whatever others hold."""
+    """The MiB that the largest share lacks on the card; for a whole card, the MiB that other pods hold."""
     largest = max(card_request.mem for card_request in card_requests)
     return max(0, largest - node.free[i]) if largest else node.used[i]
 
@@ -385,15 +389,16 @@ def _missing_mib(node: NodeState, i: int, card_requests: Sequence[fitting.CardRe
 def find_exceeding_charge(
     card_requests: Sequence[CardRequest], headroom: Headroom, ledger: Ledger
 ) -> tuple[Charge, bool] | None:
-    """The smallest charge of the pod to an entry that has less left, and whether the pod can use no other cards.
+    """The smallest charge of the pod that exceeds the remaining amount of a quota entry, and whether the pod can use no
+    other cards.
 
-    None if the entry does not keep the pod pending.
+    None if the pod does not exceed the entry.
     """
     bound, loose = NOTHING, []
     for card_request in card_requests:
         if ledger.kinds.allowed(card_request.resource_class, (headroom.entry,)) == frozenset():
             bound = bound.add(_min_charge(card_request, card_request.cards, headroom.entry, ledger))
-        else:  # at least one of its cards would be of the entry; the others need not
+        else:  # at least one card would count in the entry; the others need not
             loose.append(_min_charge(card_request, 1, headroom.entry, ledger))
     if not headroom.has_room_for(bound):
         return bound, True
@@ -408,7 +413,9 @@ def find_exceeding_charge(
 
 
 def _min_charge(card_request: CardRequest, cards: int, entry: QuotaEntry, ledger: Ledger) -> Charge:
-    """The least that this number of cards charges the entry; nothing if it covers none of the request's cards."""
+    """A lower bound of the charge of this number of cards to the entry; nothing if the entry covers none of the
+    request's cards.
+    """
     sizes = list(_sizes(card_request, entry, ledger, empty=card_request.whole)) or list(
         _sizes(card_request, entry, ledger, empty=False)
     )
@@ -416,7 +423,10 @@ def _min_charge(card_request: CardRequest, cards: int, entry: QuotaEntry, ledger
 
 
 def _sizes(card_request: CardRequest, entry: QuotaEntry, ledger: Ledger, *, empty: bool) -> Iterator[int]:
-    """MiB of the cards that the claim may have and the entry counts. `empty`: only of cards that nobody holds."""
+    """Yield the MiB of the cards that the card request may have and the entry counts.
+
+    empty: whether only cards without a share count.
+    """
     for node in ledger.nodes():
         for i, card in enumerate(node.cards):
             of_class = not card_request.resource_class or card_request.resource_class in card.classes

@@ -1,9 +1,9 @@
-"""Preemption on one node: the fewest and least important pods that must go so that a pod fits there.
+"""Preemption on one node: the fewest and least important pods to evict so that a pod fits there.
 
-kube-scheduler counts the sums of a node, so its victims may free no single card. Here each card is looked at, and the
-node's sums as well. The placement engine checks the result, and no victim is in it in vain: if any one of them stayed,
-the pod would not fit. The extender's lock is held meanwhile, so each search has a limited effort: for sets of cards and
-pods (`CoverEffort`), and for placements that are tried (`SearchEffort`).
+kube-scheduler counts only the totals of a node, so its victims may not free a single card. This search checks each
+card, and the node's totals as well. The placement engine checks the result, and every victim is necessary: if any one
+of them stayed, the pod would not fit. The extender's lock is held during the search, so its effort is limited: for sets
+of cards and pods (`CoverEffort`), and for placements that are tried (`SearchEffort`).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -27,16 +27,16 @@ from cardwise.core.values.refusals import Refusal
 
 _PLACEMENT_STEPS: Final = 1024  # the effort of all placements that one search tries, see `SearchEffort`
 _MAX_CANDIDATES: Final = 512  # pods that may be victims on a node: the least important; a kubelet runs 110 by default
-_MAX_CLASSES: Final = 6  # classes of devices in one request: each set of them is a need of its own
+_MAX_CLASSES: Final = 6  # classes of devices in one request: each set of classes is a separate need
 
 
 class Resident(NamedTuple):
     """A pod on the node.
 
-    is_leaving: it is being deleted.
-    fixed: it may not be evicted.
+    is_leaving: whether it is being deleted.
+    fixed: whether it must not be evicted.
     budgets: its disruption budgets.
-    grouped: it is in a PodGroup of Kubernetes, whose pods may have to be evicted together.
+    grouped: whether it is in a PodGroup of Kubernetes, whose pods may have to be evicted together.
     """
 
     uid: str
@@ -54,7 +54,7 @@ class FullNode:
     """A full node.
 
     kinds: the kinds of cards of its ledger.
-    free: cpu, memory and pods for further pods; negative if it has too little.
+    free: the free cpu, memory and pods; negative if the node is overcommitted.
     allowed: how many evictions each disruption budget allows.
     """
 
@@ -67,7 +67,10 @@ class FullNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemptor:
-    """The pod that must fit. `headroom`: what quotas leave to its namespace, whichever pods are evicted."""
+    """The pod that must fit.
+
+    headroom: the amounts that quotas leave to its namespace, whichever pods are evicted.
+    """
 
     request: PodRequest | None
     load: Load
@@ -92,19 +95,19 @@ class Victims:
 
     @property
     def harm(self) -> tuple[int, bool, int, int]:
-        """The order by which the least harmful victims are chosen: smaller is better."""
+        """A sort key of victims: the smallest is the least harmful."""
         return self.violations, self.highest is not None, self.highest or 0, len(self.uids)
 
 
 def least_harmful_victims(full_node: FullNode, newcomer: Preemptor, chosen: Collection[str] = ()) -> Victims | None:
-    """The least harmful set of victims that makes the newcomer fit; None where there is none.
+    """Find the least harmful set of victims that lets the newcomer fit; None if there is none.
 
-    None also if the pod has several card requests, or requests several cards, and the effort of the search ends before
-    it finds a set. Then no pod is evicted on this node for it.
+    Returns None also if the search for a pod with several card requests or cards ends before it finds a set.
 
-    `chosen`: kube-scheduler's own victims. If no sum of the node explains such a victim, the reason is one that only
-    kube-scheduler knows (ports, affinity, a group that goes whole), and the victim stays in the set. If one of them is
-    on another node there is no set: the answer may name only pods of this node, so a group would go in part.
+    chosen: kube-scheduler's own victims. If no total of the node explains such a victim, only kube-scheduler knows the
+        reason (ports, affinity, a group that is evicted together), and the victim stays in the set. If one of them is
+        on another node, there is no set: the response may name only pods of this node, so a part of a group would be
+        evicted.
     """
     if not {resident.uid for resident in full_node.residents}.issuperset(chosen):
         return None
@@ -112,7 +115,7 @@ def least_harmful_victims(full_node: FullNode, newcomer: Preemptor, chosen: Coll
 
 
 class _Sums(NamedTuple):
-    """The sums of a node that kube-scheduler counts, those that are known here."""
+    """The totals of a node that kube-scheduler counts, as far as they are known here."""
 
     cpu: int
     memory: int
@@ -128,13 +131,19 @@ class _Sums(NamedTuple):
         return _Sums._make(map(sub, self, other))
 
     def shortfall(self, requested: "_Sums") -> dict[object, int]:
-        """What is missing for `requested`. Totals that are not requested do not matter, as in kube-scheduler."""
+        """The missing amounts, by name of the total. Totals that are not requested do not matter,
+        as in kube-scheduler.
+        """
         amounts = zip(_Sums._fields, self, requested, strict=True)
         return {name: need - free for name, free, need in amounts if need > max(0, free)}
 
 
 class _Node:
-    """The node without some of its pods. `sums`: what each of them uses, by UID."""
+    """The node without some of its pods.
+
+    free: the free totals.
+    sums: by UID, the totals that each pod uses.
+    """
 
     def __init__(self, state: NodeState | None, free: _Sums, sums: Mapping[str, _Sums]) -> None:
         self.state = state
@@ -149,7 +158,7 @@ class _Node:
         return self._copy_with_change((resident,), 1)
 
     def _copy_with_change(self, residents: Iterable[Resident], sign: int) -> "_Node":
-        """A copy on which these pods are added (sign 1) or taken away (sign -1)."""
+        """A copy of the node on which these pods are added (sign 1) or removed (sign -1)."""
         state, free = self.state.copy() if self.state is not None else None, self.free
         for resident in residents:
             sums = self._sums[resident.uid]
@@ -160,7 +169,7 @@ class _Node:
 
 
 class _VictimSearch:
-    """Searches for the victims on one node for one pod. `node`: without the pods that leave in any case."""
+    """Searches for the victims on one node for one pod. `_node` is the node without the pods that leave in any case."""
 
     def __init__(self, full_node: FullNode, newcomer: Preemptor, chosen: Collection[str]) -> None:
         self._newcomer = newcomer
@@ -173,7 +182,7 @@ class _VictimSearch:
             else None
         )
         self._placement_effort = SearchEffort(_PLACEMENT_STEPS, reasons=False)
-        self._victims: dict[str, Victim] = {}  # by UID: each search of the question takes the same
+        self._victims: dict[str, Victim] = {}  # by UID, cached for all searches
         self._requested = _requested_sums(newcomer)
         self._sums = {resident.uid: _sums(resident.load, resident.holding) for resident in full_node.residents}
         initial_node = _Node(full_node.node, _free_sums(full_node), self._sums)
@@ -198,7 +207,7 @@ class _VictimSearch:
         cover = self._cheapest(candidates)
         if cover is None:
             return None
-        # Of the sets with as few violations, one with the lowest priorities: pods above these stay.
+        # Of the sets with equally few violations, choose one with the lowest priorities: pods with higher ones stay.
         priorities = sorted({resident.priority for resident in candidates})
         low, high = 0, len(priorities) - 1
         while low < high:
@@ -211,9 +220,9 @@ class _VictimSearch:
         return self._minimal_victims([self._residents[victim.name] for victim in cover.victims])
 
     def _unexplained_victims(self, node: _Node, chosen: Collection[str]) -> tuple[str, ...]:
-        """Those of the chosen that the node's sums do not need to go, so that something else must be short.
+        """The chosen victims that the node's totals do not explain, so that kube-scheduler must have another reason.
 
-        kube-scheduler counts pods that are being deleted like others, but no pod whose object is gone.
+        kube-scheduler counts pods that are being deleted, but not pods whose objects are deleted.
         """
         vanished = {resident.uid for resident in self._residents.values() if resident.is_leaving and resident.fixed}
         without_chosen = node.without_pods(self._residents[uid] for uid in vanished.union(chosen))
@@ -230,7 +239,7 @@ class _VictimSearch:
         return tuple(forced)
 
     def _shortfall(self, node: _Node) -> dict[object, int]:
-        """What is missing besides cards."""
+        """The missing amounts besides cards."""
         request = self._newcomer.request
         shortfall = node.free.shortfall(self._requested)
         if request is not None and request.devices and node.state is not None:
@@ -245,7 +254,7 @@ class _VictimSearch:
         )
 
     def _cheapest(self, candidates: Sequence[Resident]) -> Cover | None:
-        """The cheapest way to make room with these candidates, whatever their priorities."""
+        """The cheapest set of these candidates that lets the newcomer fit, whatever their priorities."""
         if not candidates:
             cover = Cover(0, ())
             return cover if self._is_valid(cover) else None
@@ -301,9 +310,9 @@ class _VictimSearch:
         return self._place_newcomer(node, effort) is not None
 
     def _place_newcomer(self, node: _Node, effort: SearchEffort | None = None) -> Assignment | bool | None:
-        """The newcomer's cards on this node; True where it asks for none; None: it does not fit.
+        """The newcomer's cards on this node; True if it requests none; None if it does not fit.
 
-        effort: of this and other placements; None: an effort of its own.
+        effort: the effort that all placements share; None for an effort of this placement only.
         """
         if node.free.shortfall(self._requested):
             return None
@@ -313,7 +322,7 @@ class _VictimSearch:
         return None if isinstance(placed, Refusal) else placed.assignment
 
     def _minimal_victims(self, removed: list[Resident]) -> Victims | None:
-        """The victims without those that are not needed: the search may have ended before it found the cheapest set.
+        """Remove the victims that are not necessary: the search may have ended before it found the cheapest set.
 
         When the effort of placements is spent, the victims that were not tried count as needed.
         """
@@ -323,7 +332,7 @@ class _VictimSearch:
             if self._can_fit(fuller):
                 removed = [resident for resident in removed if resident is not victim]
                 node = fuller
-        fit = self._place_newcomer(node)  # an effort of its own finds again what was found before
+        fit = self._place_newcomer(node)  # with its own effort, so that it finds the same placement again
         if fit is None:
             return None
         all_victims = [*removed, *(self._residents[uid] for uid in self._forced_uids)]
@@ -360,7 +369,7 @@ def _sums(load: Load, holding: Holding | None) -> _Sums:
 
 
 def _free_sums(full_node: FullNode) -> _Sums:
-    """The sums as kube-scheduler counts them: of all cards, minus what the pods ask."""
+    """The free totals as kube-scheduler counts them: the totals of all cards, minus the requests of pods."""
     cards = full_node.node.cards if full_node.node is not None else []
     used_sums = _Sums(0, 0, 0, 0, 0, 0)
     for resident in full_node.residents:
@@ -371,11 +380,12 @@ def _free_sums(full_node: FullNode) -> _Sums:
     return _Sums(load.cpu, load.memory, load.pods, mem, core, len(cards) - used_sums.whole)
 
 
-# Devices that are no GPUs. There are enough for all classes if there are enough for each set of classes (Hall).
+# Devices other than GPUs. There are enough for all classes if there are enough for each set of classes (Hall's
+# theorem).
 
 
 def _class_sets(request: PodRequest) -> list[tuple[frozenset[str], int]]:
-    """Sets of the classes, and how many devices of them are asked for."""
+    """The sets of requested classes, each with the number of devices that are requested of its classes."""
     counts: dict[str, int] = {}
     for device_request in request.devices:
         counts[device_request.resource_class] = counts.get(device_request.resource_class, 0) + device_request.count

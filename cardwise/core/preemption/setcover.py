@@ -1,10 +1,10 @@
-"""Set cover: the cheapest set of pods whose eviction frees enough of everything that is short.
+"""Set cover: the cheapest set of pods whose eviction frees enough of every missing amount.
 
 Theory of operation. Each pod frees an amount in one or more dimensions (MiB of a card, cpu of a node), and all needs
-must be met. The cost of a set is first by how many evictions it exceeds PodDisruptionBudgets, then its number of pods.
-Pods that are in every cover are taken first. If one dimension remains, which is nearly always so, the rest is exact:
-the largest pods within their budgets, and as the last one the smallest that is enough. In several dimensions it is a
-branch and bound with a bounded effort: its result meets the needs, but there may be a cheaper one.
+must be met. The cost of a set is first the number of evictions beyond PodDisruptionBudgets, then the number of pods.
+Pods that are in every cover are taken first. If one dimension remains, which is nearly always so, the solution is
+exact: the largest pods within their budgets, and as the last one the smallest that is enough. In several dimensions it
+is a branch and bound with limited effort: its result meets the needs, but a cheaper one may exist.
 
 Example: a card is 10 GiB short, and its pods hold 8, 6, 5 and 3 GiB. No single pod is enough. The largest is taken, and
 the smallest that adds the missing 2 GiB: {8, 3} at a cost of 2. If the budget of the 8 GiB pod allows no eviction, the
@@ -16,12 +16,16 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-EXCESS_COST: Final = 1 << 20  # the cost of exceeding a budget by one, in things
+EXCESS_COST: Final = 1 << 20  # the cost of one eviction beyond a budget, in victims
 _EFFORT: Final = 6_000  # some 5 ms
 
 
 class Victim(NamedTuple):
-    """`amounts` by dimension; a missing one is 0. `budgets`: the budgets that it is charged to when it is taken."""
+    """A pod that may be evicted.
+
+    amounts: by dimension, the amount that its eviction frees.
+    budgets: the disruption budgets that its eviction is charged to.
+    """
 
     name: str
     amounts: Mapping[object, int]
@@ -29,14 +33,17 @@ class Victim(NamedTuple):
 
 
 class Cover(NamedTuple):
-    """A set of victims. `cost`: `EXCESS_COST` for each eviction beyond a budget, and 1 for each victim."""
+    """A set of victims.
+
+    cost: `EXCESS_COST` for each eviction beyond a budget, and 1 for each victim.
+    """
 
     cost: int
     victims: tuple[Victim, ...]
 
 
 class _Candidate(NamedTuple):
-    """A thing with its amounts in the order of the dimensions; no amount is more than is needed."""
+    """A victim with its amounts in the order of the dimensions, none larger than the need."""
 
     victim: Victim
     amounts: tuple[int, ...]
@@ -45,7 +52,7 @@ class _Candidate(NamedTuple):
 class CoverEffort:
     """The remaining effort of the search; several covers can share it.
 
-    remaining: below zero where more was spent than there was: to find any cover at all.
+    remaining: negative after a search that exceeded it to find a first cover.
     """
 
     def __init__(self, steps: int = _EFFORT) -> None:
@@ -66,7 +73,7 @@ def cheapest_cover(
     effort: CoverEffort,
     cost_limit: int | None = None,
 ) -> Cover | None:
-    """The cheapest set that meets the needs; None if there is none, or none that costs less than `cost_limit`.
+    """Find the cheapest set that meets the needs; None if there is none, or none that costs less than `cost_limit`.
 
     allowed: how many evictions each budget allows.
 
@@ -111,7 +118,7 @@ def _cover(candidates: Sequence[_Candidate], allowed: Mapping[str, int], cost_li
 def _take_required(
     candidates: list[_Candidate], shortfall: tuple[int, ...]
 ) -> tuple[list[_Candidate], list[_Candidate], tuple[int, ...]]:
-    """The parts that are in every cover, the other parts, and what is still short."""
+    """Take the candidates that are in every cover. Returns them, the other candidates, and the remaining shortfall."""
     chosen: list[_Candidate] = []
     while True:
         sums = [sum(candidate.amounts[dimension] for candidate in candidates) for dimension in range(len(shortfall))]
@@ -135,7 +142,7 @@ def _take_required(
 
 
 def _remaining_budgets(allowed: Mapping[str, int], chosen: Sequence[_Candidate]) -> dict[str, int]:
-    """What the budgets still allow."""
+    """The evictions that the budgets still allow."""
     remaining_budgets = dict(allowed)
     for candidate in chosen:
         for budget in candidate.victim.budgets:
@@ -146,7 +153,9 @@ def _remaining_budgets(allowed: Mapping[str, int], chosen: Sequence[_Candidate])
 def _cover_dimension(
     candidates: Sequence[_Candidate], dimension: int, need: int, budgets: Mapping[str, int]
 ) -> list[_Candidate]:
-    """The cheapest cover of one need that can be met: big parts first, and parts within their budgets before others."""
+    """The cheapest cover of one need that can be met: the largest candidates first, and candidates within their budgets
+    before others.
+    """
     within_budgets, beyond_budgets = _split_by_budgets(candidates, dimension, budgets)
     missing = need - sum(candidate.amounts[dimension] for candidate in within_budgets)
     chosen = []
@@ -159,7 +168,7 @@ def _cover_dimension(
     for i, candidate in enumerate(within_budgets):
         if need <= 0:
             break
-        # As the last part, the smallest that is enough.
+        # The last candidate is the smallest that is enough.
         end = bisect_right(within_budgets, -need, lo=i, key=lambda candidate: -candidate.amounts[dimension])
         chosen.append(within_budgets[end - 1] if end > i else candidate)
         need -= chosen[-1].amounts[dimension]
@@ -169,7 +178,7 @@ def _cover_dimension(
 def _split_by_budgets(
     candidates: Sequence[_Candidate], dimension: int, budgets: Mapping[str, int]
 ) -> tuple[list[_Candidate], list[_Candidate]]:
-    """The parts that their budgets allow, taken by size, and the other parts."""
+    """Split the candidates, the largest first, into those within their budgets and the others."""
     within_budgets, beyond_budgets = [], []
     remaining_budgets = dict(budgets)
     for candidate in sorted(candidates, key=lambda candidate: -candidate.amounts[dimension]):
@@ -183,9 +192,9 @@ def _split_by_budgets(
 
 
 class _Search:
-    """Branch and bound: takes or leaves the part that gives most of the need that is hardest to meet.
+    """Branch and bound: takes or leaves the candidate that frees the most in the dimension that is hardest to cover.
 
-    A set of parts is a number with a bit for each, so that it is copied and asked quickly.
+    A set of candidates is a bit set in an integer, which is fast to copy and to test.
     """
 
     def __init__(
@@ -193,12 +202,12 @@ class _Search:
     ) -> None:
         self.best: Cover | None = None
         self._allowed = allowed
-        self._budgets: dict[str, int] = {}  # what budgets still allow
+        self._budgets: dict[str, int] = {}  # the evictions that budgets still allow
         self._effort = effort
         self._cost_limit = cost_limit
         self._candidates = {1 << i: candidate for i, candidate in enumerate(candidates)}
         self._budgeted_bits = sum(bit for bit, candidate in self._candidates.items() if candidate.victim.budgets)
-        # By dimension, what gives something there, most first: its bit, the amount, and its first budget.
+        # By dimension, the candidates that free something there, the largest amount first: bit, amount, first budget.
         self._orders = [
             [
                 (bit, candidate.amounts[dimension], candidate.victim.budgets[0] if candidate.victim.budgets else None)
@@ -227,7 +236,7 @@ class _Search:
             if self._cost_limit is None or cost < self._cost_limit:
                 self.best, self._cost_limit = Cover(cost, tuple([candidate.victim for candidate in chosen])), cost
             return
-        # A caller that gives `cost_limit` has a cover already.
+        # A caller with a `cost_limit` has a cover already.
         while not self._effort.is_spent or self._cost_limit is None:
             self._effort.spend(open_bits.bit_count() * len(shortfall))
             hardest = self._hardest_dimension(open_bits, shortfall, cost)
@@ -242,7 +251,7 @@ class _Search:
             self._charge(candidate, -1)
             self._branch(open_bits, shortfall_after, cost + EXCESS_COST * excess + 1, [*chosen, candidate])
             self._charge(candidate, 1)
-            # A cover without this part need not have a part that this one could replace.
+            # A cover without this candidate does not need candidates that this one could replace.
             open_bits &= ~self._replaceable_by(candidate)
 
     def _charge(self, candidate: _Candidate, sign: int) -> None:
@@ -250,7 +259,7 @@ class _Search:
             self._budgets[budget] = self._budgets.get(budget, 0) + sign
 
     def _next_candidate(self, dimension: int, open_bits: int) -> tuple[int, _Candidate]:
-        """The biggest part that its budgets still allow, or else the biggest."""
+        """The largest candidate that its budgets still allow, or else the largest."""
         biggest = 0
         for bit, _, budget in self._orders[dimension]:
             if not open_bits & bit:
@@ -263,7 +272,7 @@ class _Search:
         return biggest, self._candidates[biggest]
 
     def _replaceable_by(self, candidate: _Candidate) -> int:
-        """The parts that this one stands for at no higher cost: they give no more, and have all its budgets."""
+        """The candidates that this one could replace at no higher cost: they free no more, and have all its budgets."""
         bits = -1
         for bits_up_to_amount, amount in zip(self._bits_up_to_amount, candidate.amounts, strict=True):
             bits &= bits_up_to_amount[amount]
@@ -272,7 +281,7 @@ class _Search:
         return bits
 
     def _hardest_dimension(self, open_bits: int, shortfall: tuple[int, ...], cost: int) -> int | None:
-        """The dimension that needs the most parts; None where no cover of these is cheap enough."""
+        """The dimension that needs the most candidates; None if no cover is cheap enough."""
         hardest, max_count, excess = 0, -1, 0
         bounded = self._cost_limit is not None and open_bits & self._budgeted_bits
         for dimension, need in enumerate(shortfall):
@@ -290,8 +299,8 @@ class _Search:
         return hardest
 
     def _min_excess(self, dimension: int, need: int, open_bits: int) -> int:
-        """How many parts of any cover exceed a budget, at least. Of a part's budgets only the first counts, so that it
-        is never too many.
+        """A lower bound of the evictions beyond budgets in any cover. Only the first budget of a candidate counts, so
+        that the bound is never too high.
         """
         remaining_budgets, amounts_beyond_budgets = dict[str, int](), []
         for bit, amount, budget in self._orders[dimension]:
@@ -310,7 +319,7 @@ class _Search:
 
 
 def _bits_up_to_amount(candidates: Mapping[int, _Candidate], dimension: int) -> dict[int, int]:
-    """By each amount that a part gives in this dimension: those that give no more."""
+    """By amount in this dimension, the candidates that free no more than this, as a bit set."""
     bits_by_amount, bits = dict[int, int](), 0
     for bit, candidate in sorted(candidates.items(), key=lambda entry: entry[1].amounts[dimension]):
         bits |= bit
@@ -319,7 +328,7 @@ def _bits_up_to_amount(candidates: Mapping[int, _Candidate], dimension: int) -> 
 
 
 def _count_largest(amounts: Iterable[int], need: int) -> int | None:
-    """How many of these amounts, the biggest first, meet the need; None: all together do not."""
+    """The number of amounts, from the first on, that together meet the need; None if all are not enough."""
     count = 0
     for amount in amounts:
         if need <= 0:
