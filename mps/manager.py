@@ -107,7 +107,7 @@ class Manager:
         settings: ManagerSettings,
         client: KubeClient,
         gpus: Gpus,
-        use: CardUse,
+        card_use: CardUse,
         *,
         host: Host = LOCAL,
         clock: Clock = BOOT,
@@ -116,7 +116,7 @@ class Manager:
         self._client = client
         self._all_gpus = gpus
         self._gpus = NonMigGpus(gpus)
-        self._use = use
+        self._card_use = card_use
         self._host = host
         self._clock = clock
         self._stopped = False
@@ -154,7 +154,7 @@ class Manager:
                 client,
                 node=settings.node,
                 gpus=self._gpus,
-                use=use,
+                use=card_use,
                 pods=self.pods,
                 foreign_processes=lambda: {
                     process for daemon in self.daemons() for process in daemon.foreign_processes
@@ -317,7 +317,7 @@ class Manager:
             DaemonSettings(
                 control=settings.control, pace=settings.pace, exclusive=settings.exclusive, cgroup=settings.cgroup
             ),
-            self._use,
+            self._card_use,
             capabilities=capabilities,
             driver=driver,
             on_change=self._publication.wake,
@@ -343,10 +343,10 @@ class Manager:
         ceilings = required_ceilings(demands_by_card)
         for daemon in self.daemons():
             unit_demands = [demands_by_card.get(uuid, CardDemand()) for uuid in daemon.unit.uuids]
-            shared_demands = [demand for demand in unit_demands if demand.shares]
+            demands_with_shares = [demand for demand in unit_demands if demand.shares]
             daemon.set_ceilings({uuid: ceilings[uuid] for uuid in daemon.unit.uuids if uuid in ceilings})
             if daemon.unit.home not in self._stopping_homes:
-                is_off = bool(shared_demands) and all(demand.without_mps for demand in shared_demands)
+                is_off = bool(demands_with_shares) and all(demand.without_mps for demand in demands_with_shares)
                 daemon.set_enabled(not is_off, "all pods on the GPU run without MPS" if is_off else "")
 
     def _detach_due_clients(self) -> float:
@@ -437,7 +437,7 @@ class Manager:
             uuids = self._list_served_uuids(home)
             try:
                 problems = computemode.reopen_cards(
-                    home, self._use, uuids
+                    home, self._card_use, uuids
                 )  # uses the state file if the saved modes are lost
             finally:
                 directories.withdraw_files(home)

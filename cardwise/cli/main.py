@@ -71,7 +71,7 @@ class _Group(click.Group):
         except KeyboardInterrupt:
             ctx.exit(_INTERRUPTED)
         except click.UsageError:
-            raise  # the message has only our words and the user's
+            raise  # the message contains only text of Cardwise and of the user
         except click.ClickException as error:
             raise click.ClickException(console.clean_line(error.message)) from error
         finally:

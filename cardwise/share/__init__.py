@@ -6,7 +6,7 @@ the frameworks.
 These files are mounted into users' images and run there with the image's Python. So they import the standard library
 only, nothing else of Cardwise, and keep to the syntax of Python 3.7.
 
-    hook          the files that an image's Python finds by PYTHONPATH; nothing here imports them
+    hook          the files that an image's Python finds by PYTHONPATH; no module of Cardwise imports them
     installation  writes these files into one folder of the node
     reading       reads a container's share from its environment and the share agent's file
 """

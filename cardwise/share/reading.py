@@ -51,7 +51,7 @@ class Share:
 
     limit_mib: int
     total_mib: int | None
-    fraction: str  # as written by the node: four digits, rounded down
+    fraction: str  # as the node has written it: four digits, rounded down
     card: str  # the card's index on its node; "0,2" for several
     uuid: str
     enforced: str

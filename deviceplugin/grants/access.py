@@ -40,10 +40,10 @@ class Access(StrEnum):
 
 
 def choose_access(runtime_info: RuntimeFacts) -> tuple[Access, str]:
-    """The access to cards on this node, and its reason.
+    """Return the access to cards on this node, and its reason.
 
-    Only the runtime decides: a card without a device node is unhealthy, and does not open the access to the other
-    cards.
+    Only the runtime's abilities count. A card without a device node becomes unhealthy, but the access to the other
+    cards stays restricted.
     """
     runtime = f"{runtime_info.name} {runtime_info.version}"
     if not serves_cdi(runtime_info):

@@ -105,7 +105,7 @@ def build_sandbox_grants(
     grants: dict[str, Grant] = {}
     unknown_holders: set[str] = set()
     for sandbox in sandboxes:
-        container = max(live_containers.get(sandbox.pod_uid, ()), default="")  # "" is the sandbox
+        container = max(live_containers.get(sandbox.pod_uid, ()), default="")  # "": the sandbox itself
         if not container or sandbox.pod_uid in granted:
             continue
         try:

@@ -42,11 +42,11 @@ _T = TypeVar("_T")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,249}")
 _SUFFIX = ".json"
 _DISK_LOCK_COUNT = 64
-_PROBE_BYTES = 4096  # one block, which a full disk cannot store
-_MAX_NAME_BYTES = 200  # of a file that is moved aside; a time is appended, and a file name has at most 255 bytes
+_PROBE_BYTES = 4096  # one block: a full disk cannot store it
+_MAX_NAME_BYTES = 200  # of a moved file's former name, to which a time is appended; the limit is 255 bytes
 _MAX_NUMBER = 2**63 - 1  # the maximum of each number in a grant
 _VERSION = 1
-_VERSION_WITH_DEVICES = 2  # a grant with devices: former versions, which know cards only, must not read it
+_VERSION_WITH_DEVICES = 2  # a grant with devices; former versions know only cards and must not read it
 _READABLE_VERSIONS = (_VERSION, _VERSION_WITH_DEVICES)
 
 
@@ -224,10 +224,10 @@ def _group_by_key(keys: Iterable[str], shares: Iterable[_T]) -> dict[str, tuple[
 
 
 def merge_by_pod(grants: Iterable[Grant]) -> list[Grant]:
-    """Merge the grants of each pod into one whose `pod_shares` and `pod_devices` are those that the pod holds. Pure.
+    """Merge the grants of each pod into one grant with all shares and devices that the pod holds. Pure.
 
-    Usually it is the pod's latest grant. If the grants differ, since the pod was bound here again with other cards, the
-    merged grant has the largest amount of each card.
+    Usually this is the pod's latest grant. If the grants differ, because the pod was bound here again with other cards,
+    the merged grant has the largest amount of each card.
     """
     grant_by_uid: dict[str, Grant] = {}
     for grant in sorted(grants, key=lambda grant: grant.granted_ns, reverse=True):
@@ -385,7 +385,7 @@ class GrantStore:
             return self._epoch
 
     def drop_pod(self, pod_uid: str, epoch: int) -> list[Grant]:
-        """Remove all grants of a pod, on disk first, unless one of them was added after `epoch`. Raises OSError.
+        """Remove all grants of a pod, on disk first, unless a grant was added after `epoch`. Raises OSError.
 
         Returns the removed grants. Read `epoch` before you check that the pod's containers have ended.
         """
@@ -584,7 +584,7 @@ class GrantStore:
 
 def _read_grant(path: Path) -> Grant:
     text = path.read_bytes()
-    version = msgspec.json.decode(text, type=_Format).version  # before the rest: another version may have other fields
+    version = msgspec.json.decode(text, type=_Format).version  # first: other versions may have other fields
     if version not in _READABLE_VERSIONS:
         readable = " and ".join(map(str, _READABLE_VERSIONS))
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The cards and devices of this machine at one moment, by UUID. Grants are compared with them."""
+"""The cards and devices of this machine at one moment, by UUID, for comparison with grants."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

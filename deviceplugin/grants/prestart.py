@@ -55,9 +55,8 @@ from deviceplugin.sources.pods import NodePod, Pods
 
 _log = structlog.get_logger(__name__)
 
-_CALL_SECONDS = (
-    28.0  # of one call; the kubelet waits 30. A step that may take longer than the remaining time is not begun
-)
+# The maximum time of one call; the kubelet waits 30 s. No step begins that may take longer than the remaining time.
+_CALL_SECONDS = 28.0
 _CONFLICT_SECONDS = 5.0  # a pod that has just ended frees its share within two seconds
 _CONFLICT_PAUSE = 0.1
 _ABANDONED = "the kubelet has abandoned this start of the container: its pod is terminating, or 30 s are over"
@@ -203,13 +202,13 @@ class PreStart:
     """Handles PreStartContainer.
 
     health: returns the health of cards and devices, by UUID.
-    release: releases the grants of those pods with these UIDs that have ended.
-    release_former: releases all grants of the pod with this UID if none of its containers runs; the next one is about
-        to start.
+    release: takes UIDs of pods, and releases the grants of the pods that have ended.
+    release_former: takes the UID of a pod whose next container is about to start, and releases all its grants if none
+        of its containers runs.
     sandboxes: returns the sandboxes of a pod. Raises RuntimeUnavailable.
     has_adopted: returns whether each running container has a grant.
-    adopt: adds the missing grants of running containers, or waits up to so many seconds for another thread that does;
-        returns why grants are still missing, "" if none is.
+    adopt: adds the missing grants of running containers. If another thread is adding them, it waits for this thread, at
+        most as many seconds as its argument says. Returns why grants are still missing, "" if none is missing.
     on_granted: called with the pod of each grant.
     start_on_unhealthy_gpus: whether containers start on unhealthy cards.
     """

@@ -21,7 +21,7 @@ from cardwise.clock import Clock
 from cardwise.kube.fairqueueing import RecentUse
 
 PLACES = 16
-_MAX_THREADS = 2 * PLACES  # of starts with a place, and of those that have lost it but have not noticed yet
+_MAX_THREADS = 2 * PLACES  # threads of starts that have a place, or have lost it but have not noticed this yet
 
 Cards = tuple[str, ...]  # the UUIDs of the cards and devices of a container
 
@@ -40,10 +40,11 @@ class WaitPlaces:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._places: dict[str, list[_Place]] = defaultdict(list)  # by namespace, the longest wait first
+        # By namespace, the start that has waited longest first.
+        self._places: dict[str, list[_Place]] = defaultdict(list)
         self._threads = 0
-        self._used: RecentUse[str] = RecentUse(clock)  # seconds of waiting, by namespace
-        self._used_of_cards: RecentUse[tuple[str, Cards]] = RecentUse(clock)  # by namespace and cards
+        self._used: RecentUse[str] = RecentUse(clock)  # recent waiting time in seconds, by namespace
+        self._used_of_cards: RecentUse[tuple[str, Cards]] = RecentUse(clock)  # by namespace and set of cards
 
     @contextlib.contextmanager
     def reserve(self, namespace: str, cards: Cards) -> Iterator[Callable[[], bool]]:

@@ -155,7 +155,7 @@ def _handle_call(
         _log.exception("failed to handle a call of the kubelet")
         reason = f"Cardwise's device plugin failed: {quote_text(error)}; see its log"
     # Outside the except clauses, since `abort` itself raises.
-    context.abort(code, sanitize_message(reason))  # for the kubelet's event
+    context.abort(code, sanitize_message(reason))  # the kubelet shows this text in an event
     return None  # never reached: abort raises
 
 

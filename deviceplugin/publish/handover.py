@@ -76,7 +76,7 @@ class GpushareHandover:
 
     def __init__(self, kubelet_dir: Path) -> None:
         self._checkpoint = kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint"
-        self._stamp = (0, 0, 0)
+        self._file_identity = (0, 0, 0)
         self._record = GpuMemRecord()
         self._is_waiting = False
         self._lock = threading.Lock()
@@ -96,8 +96,8 @@ class GpushareHandover:
     def _read_checkpoint(self) -> None:
         try:
             status = self._checkpoint.stat()
-            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
-            if stamp != self._stamp:
-                self._record, self._stamp = parse_checkpoint(self._checkpoint.read_bytes()), stamp
+            file_identity = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if file_identity != self._file_identity:
+                self._record, self._file_identity = parse_checkpoint(self._checkpoint.read_bytes()), file_identity
         except OSError:
-            self._record, self._stamp = GpuMemRecord(), (0, 0, 0)  # no plugin has registered yet
+            self._record, self._file_identity = GpuMemRecord(), (0, 0, 0)  # no plugin has registered yet

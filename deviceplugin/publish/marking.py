@@ -75,7 +75,7 @@ class Marker:
             pass  # the pod was deleted, or another pod has its name
         except (errors.TooManyRequests, errors.ServerError, errors.Unreachable) as error:
             with self._lock:
-                self._queue.setdefault(pod.uid, pod)  # behind the other pods
+                self._queue.setdefault(pod.uid, pod)  # the pod is tried again after the other pods
                 queued = len(self._queue)
             if isinstance(error, errors.ServerError):
                 self._failures = failures + 1

@@ -65,7 +65,7 @@ class _Entry(Struct, rename="pascal"):
     device_ids: dict[str, list[str] | None] | None = msgspec.field(name="DeviceIDs", default=None)
 
 
-class _Data(Struct, rename="pascal"):
+class _CheckpointData(Struct, rename="pascal"):
     pod_device_entries: list[_Entry] | None = None
     registered_devices: dict[str, list[str] | None] | None = None
 
@@ -73,7 +73,7 @@ class _Data(Struct, rename="pascal"):
 class Checkpoint(Struct, rename="pascal"):
     """The fields of the kubelet's device checkpoint that Cardwise reads."""
 
-    data: _Data
+    data: _CheckpointData
 
 
 decode_checkpoint = msgspec.json.Decoder(Checkpoint).decode

@@ -17,7 +17,7 @@ from cardwise.kube.watch.nodepods import NodePods
 
 _log = structlog.get_logger(__name__)
 
-_GET_TIMEOUT = 3.0  # seconds; PreStartContainer has 30
+_GET_TIMEOUT = 3.0  # seconds; the kubelet waits 30 s for PreStartContainer
 _READ_ANNOTATIONS = frozenset(
     (
         names.ASSIGNMENT,

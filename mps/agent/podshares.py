@@ -17,7 +17,7 @@ from cardwise.gpus.mpsfiles import CardReadiness
 MPS = "mps"
 ADVISORY = "advisory"
 UNKNOWN = ""
-_KEY = re.compile(r"(init-)?\d{1,4}")  # a folder is named by the container key
+_KEY = re.compile(r"(init-)?\d{1,4}")  # a container key, which is also the name of a folder
 _PORTS = range(65536)
 _BYTES = 1024 * 1024
 

@@ -12,8 +12,8 @@ from typing import Final
 
 from cardwise.core.api import shareagent
 
-_MAX_TRIES, _PAUSE_SECONDS = 25, 0.2  # five seconds; then the kubelet shows the reason
-_REQUEST_SECONDS: Final = 3.0  # timeout of a request
+_MAX_TRIES, _PAUSE_SECONDS = 25, 0.2  # five seconds pass until the kubelet shows the reason
+_REQUEST_SECONDS: Final = 3.0  # seconds for a request
 _OK_STATUS: Final = b"200"
 
 
@@ -25,7 +25,7 @@ def wait_ready(environ: Mapping[str, str], tries: int = _MAX_TRIES, pause: float
     path = f"{environ.get(shareagent.FOLDER_ENV) or shareagent.FOLDER}/{shareagent.SOCKET}"
     reason = _unready_reason(path)
     while reason is not None and tries > 1:
-        time.sleep(pause)  # no Clock is imported, since each probe pays for its imports again
+        time.sleep(pause)  # Clock is not imported, because the import would delay each probe
         tries, reason = tries - 1, _unready_reason(path)
     if reason is None:
         return 0

@@ -32,9 +32,9 @@ class Ceilings:
     """
 
     def __init__(self, unit: DaemonUnit, control: Control) -> None:
-        self.desired: Mapping[str, MiB] | None = None  # by UUID; None while unknown
+        self.desired: Mapping[str, MiB] | None = None  # the ceilings to set, by UUID; None while unknown
         self.confirmed: dict[str, MiB] = {}  # by UUID; the ceiling that all future clients get at least
-        self._daemon_ceilings: dict[str, MiB] = {}  # for the daemon's next server
+        self._daemon_ceilings: dict[str, MiB] = {}  # the ceilings of the daemon's next server
         self._unit = unit
         self._control = control
 

@@ -90,7 +90,7 @@ class Daemon:
         self._desired_state = (True, "")
         self._ceilings = Ceilings(unit, self._control)
         self._enforced = False
-        self._is_unhealthy = False  # whether it has failed since it was ready last
+        self._is_unhealthy = False  # whether the daemon has failed since it was ready last
         self._child = DaemonProcess(
             unit, settings.control, self._environment, cgroup=settings.cgroup, host=host, clock=clock
         )
@@ -161,7 +161,7 @@ class Daemon:
         self._output.close()
         self._child.abandon()
 
-    # The thread.
+    # Methods for the daemon's own thread.
 
     def take_over(self) -> None:
         """Take over the daemon of a former manager, if there is one."""
@@ -280,7 +280,7 @@ class Daemon:
         log("MPS", card=self.unit.name, phase=str(new_machine.phase), state=str(new_state), reason=new_machine.reason)
         self._publish(confirmed=new_machine.phase is DaemonPhase.OFF)
 
-    # The acts.
+    # The acts, which the machine requests.
 
     def _sweep(self) -> ActResult:
         sweep_result = self._sweeper.sweep()
@@ -406,7 +406,7 @@ class Daemon:
         self._enforced = False
         return ActResult(Outcome.FAILED, "; ".join(problems)) if problems else OK
 
-    # Helpers.
+    # Helpers of the acts.
 
     def _close_cards(self) -> None:
         if self._settings.exclusive:

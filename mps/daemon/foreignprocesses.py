@@ -43,7 +43,7 @@ class ForeignProcesses:
             int, float
         ] = {}  # PID -> when a server last listed this process, which is still on a card
         self._start_tried = False  # whether a start was tried since a card was ready last
-        self.processes: frozenset[tuple[str, int]] = frozenset()  # card and PID
+        self.processes: frozenset[tuple[str, int]] = frozenset()  # card UUID and PID of each process
 
     def set_clients(self, client_pids: Iterable[int]) -> None:
         """Set the clients of the present server. Clients of a former server are kept while they are on a card."""

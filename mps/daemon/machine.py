@@ -31,7 +31,7 @@ class DaemonPhase(StrEnum):
     CONFIGURING = "configuring"
     WARMING = "warming"  # its server is starting
     READY = "ready"
-    SUSPECT = "suspect"  # timed out once
+    SUSPECT = "suspect"  # a probe timed out once
     FAULT = "fault"  # after a client's fault: the server waits until all affected clients have ended
     DRAINING = "draining"  # clients are being detached
     QUITTING = "quitting"
@@ -249,7 +249,7 @@ def _after_start(machine: Machine, act_result: ActResult, now: float, pace: Daem
         return replace(ready, fault_deadline=math.inf)
     if act_result.outcome is Outcome.FAULT:
         return _enter_fault(machine, now, pace, act_result.reason)
-    if act_result.outcome is Outcome.FROZEN:  # as for a ready daemon
+    if act_result.outcome is Outcome.FROZEN:  # the same rule as for a ready daemon
         machine = replace(machine, phase_deadline=min(machine.phase_deadline, now + pace.probe_timeout))
     if now >= machine.phase_deadline:
         return _start_kill(machine, now, f"not ready in time: {act_result.reason or machine.phase}")

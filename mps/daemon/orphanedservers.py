@@ -16,7 +16,7 @@ from mps.host.processes import Host
 
 _log = structlog.get_logger(__name__)
 
-_KILL_SECONDS = 3.0  # between SIGTERM and SIGKILL
+_KILL_SECONDS = 3.0  # seconds between SIGTERM and SIGKILL
 
 
 class OrphanedServerSweeper:

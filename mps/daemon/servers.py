@@ -35,7 +35,7 @@ class Servers:
         self._last_listed = ""  # PIDs of the servers at the last check, for drivers without the status command
         self._waiting_since: dict[
             int, tuple[ProcessActivity, float]
-        ] = {}  # by PID: the activity of a server that waits in the kernel, and when it last changed
+        ] = {}  # activity of each server that waits in the kernel, and the time of its last change, by PID
 
     def forget_servers(self) -> None:
         """Forget the servers, since a new daemon has none."""

@@ -11,7 +11,7 @@ from datetime import datetime
 from cardwise.kube.watch.reflector import WatchPace
 from mps.host.pods import PodView
 
-_PACE = WatchPace()  # of the watch of the node's pods
+_PACE = WatchPace()  # the pace of the watch of the node's pods
 _MAX_WATCH_DELAY = _PACE.silence + _PACE.backoff_cap  # seconds
 
 
@@ -43,10 +43,12 @@ class TerminatingPods:
         """
         living_pods = [pod for pod in pods if pod.assignment.containers and not pod.finished]
         due_pods, remaining_seconds = self._update_force_deleted(pods, living_pods), []
-        node_seconds = node_time.timestamp()
-        api_seconds = None if api_time is None else api_time.timestamp()
-        terminating_pods = self._terminating_pods_with_seconds(pods, living_pods, api_seconds, node_seconds, monotonic)
-        for pod, remaining in (*terminating_pods, *self._expiring_pods_with_seconds(living_pods, node_seconds)):
+        node_clock_seconds = node_time.timestamp()
+        api_clock_seconds = None if api_time is None else api_time.timestamp()
+        terminating_pods = self._terminating_pods_with_seconds(
+            pods, living_pods, api_clock_seconds, node_clock_seconds, monotonic
+        )
+        for pod, remaining in (*terminating_pods, *self._expiring_pods_with_seconds(living_pods, node_clock_seconds)):
             if remaining <= 0:
                 due_pods.append(pod)
             else:
@@ -61,8 +63,8 @@ class TerminatingPods:
         self,
         pods: Sequence[PodView],
         living_pods: Sequence[PodView],
-        api_seconds: float | None,
-        node_seconds: float,
+        api_clock_seconds: float | None,
+        node_clock_seconds: float,
         monotonic: float,
     ) -> Iterator[tuple[PodView, float]]:
         """Terminating pods, each with the seconds until its clients must be detached.
@@ -77,14 +79,16 @@ class TerminatingPods:
                 continue
             ends_at, grace_end = self._grace_ends.get(pod.uid, (None, math.inf))
             if ends_at != pod.ends_at:  # a first deletion, or another one with a shorter grace period
-                remaining = self._remaining_grace(pod, pod.ends_at, api_seconds, node_seconds)
+                remaining = self._remaining_grace(pod, pod.ends_at, api_clock_seconds, node_clock_seconds)
                 grace_end = min(grace_end, monotonic + remaining)
             grace_ends[pod.uid] = pod.ends_at, grace_end
             yield pod, grace_end - monotonic - min(self.seconds_before, pod.grace / 2)
         self._grace_ends = grace_ends
         self._last_uids = {pod.uid for pod in pods}
 
-    def _remaining_grace(self, pod: PodView, ends_at: float, api_seconds: float | None, node_seconds: float) -> float:
+    def _remaining_grace(
+        self, pod: PodView, ends_at: float, api_clock_seconds: float | None, node_clock_seconds: float
+    ) -> float:
         """The remaining seconds of the grace period when a deletion is observed for the first time.
 
         They are computed by the API server's clock, since the node's clock may be wrong. But another API server than
@@ -95,13 +99,13 @@ class TerminatingPods:
         """
         was_known = pod.uid in self._last_uids
         max_age = _MAX_WATCH_DELAY if was_known else pod.grace + _MAX_WATCH_DELAY
-        for now in (api_seconds,) if was_known else (api_seconds, node_seconds):
+        for now in (api_clock_seconds,) if was_known else (api_clock_seconds, node_clock_seconds):
             if now is not None and now - (ends_at - pod.grace) <= max_age:
                 return min(pod.grace, ends_at - now)
         return pod.grace if was_known else 0.0
 
     def _expiring_pods_with_seconds(
-        self, living_pods: Sequence[PodView], node_seconds: float
+        self, living_pods: Sequence[PodView], node_clock_seconds: float
     ) -> Iterator[tuple[PodView, float]]:
         """Pods with a deadline, each with the seconds until its clients must be detached.
 
@@ -109,7 +113,10 @@ class TerminatingPods:
         """
         for pod in living_pods:
             if pod.ends_at is None and pod.deadline is not None:
-                yield pod, pod.deadline + pod.spec_grace - node_seconds - min(self.seconds_before, pod.spec_grace / 2)
+                yield (
+                    pod,
+                    pod.deadline + pod.spec_grace - node_clock_seconds - min(self.seconds_before, pod.spec_grace / 2),
+                )
 
     def _update_force_deleted(self, pods: Sequence[PodView], living_pods: Sequence[PodView]) -> list[PodView]:
         """Update and return the force-deleted pods: their objects were deleted while their containers may still run.

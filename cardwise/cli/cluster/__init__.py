@@ -2,14 +2,19 @@
 
 Input: a client. Output: nodes and pods to simulate, pods that may be moved, users of GPUs, cordons.
 
-    snapshots  the cluster as a workload to simulate; `nodestates`: why a whole node takes no new pods
-    engine     where the extender would place a pod
-    whatif     pods and nodes that do not exist yet
-    published  the extender's policy and workload, from its ConfigMap; `schedulers`: whether the chart's own one runs
-    usage      cards and their holders, for `top`; `visible`: the view of a user without the right to read cards
-    podgroups  gangs: phase, members, reserved cards
-    movables   pods that `defrag` may move; `evicting`: moves them
-    cordons    finds a card, and cordons it
-    workloads  a workload by its name, with its pods; `podevents`: events about both
+    snapshots     the cluster as a workload to simulate
+    nodestates    why a whole node takes no new pods
+    engine        where the extender would place a pod
+    whatif        pods and nodes that do not exist yet
+    published     the extender's policy and workload, from its ConfigMap
+    schedulers    whether the chart's own kube-scheduler runs
+    usage         cards and their holders, for `top`
+    visible       the view of a user without the right to read cards
+    podgroups     gangs: phase, members, reserved cards
+    movables      pods that `defrag` may move
+    evicting      moves these pods
+    cordons       finds a card, and cordons it
+    workloads     a workload by its name, with its pods
+    podevents     events about workloads and pods
     installation  whether the webhook is called for a namespace, and whether an extender leads
 """

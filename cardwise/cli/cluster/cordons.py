@@ -29,9 +29,9 @@ _ABANDONED_AFTER = timedelta(
     minutes=30
 )  # by then a running defrag has uncordoned the card, unless its pods start slowly
 _MAX_NAMED_CARDS = 5  # cards that a message names if a prefix matches several
-_MAX_REASON, _MAX_USER_NAME = 1024, 253  # characters of a reason and of a user name, by the CRD
+_MAX_REASON, _MAX_USER_NAME = 1024, 253  # maximum lengths of the CRD: characters of a reason, characters of a user name
 _MAX_COMPLETIONS, _COMPLETION_SECONDS = 500, 2.0  # cards that a shell is offered, and its maximum wait for them
-_MAX_CONFLICTS = 5  # conflicts with other writers of a card after which a change fails
+_MAX_CONFLICTS = 5  # a change fails after so many conflicts with other writers of the card
 _NO_CORDON: Json = {"unschedulable": None, "cordon": None}
 _SELF_REVIEW = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
 

@@ -16,9 +16,9 @@ from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
-_EXEMPTION_CONDITION: Final = "not-exempt"  # of the chart: !(request.namespace in ['kube-system', ...])
-_EXEMPT_OPTION: Final = "--exempt-namespaces="  # of the webhook's command line: the chart writes it from one setting
-WEBHOOK: Final = "cardwise-webhook"  # the chart's Deployment
+_EXEMPTION_CONDITION: Final = "not-exempt"  # its CEL is !(request.namespace in ['kube-system', ...])
+_EXEMPT_OPTION: Final = "--exempt-namespaces="  # an option of the webhook, which the chart writes
+WEBHOOK: Final = "cardwise-webhook"  # the webhook's Deployment in the chart
 _QUOTED_NAME: Final = re.compile("'([^']*)'")
 _LEADERLESS_SECONDS: Final = (
     60.0  # without a renewal of the Lease; much longer than another extender needs to take over

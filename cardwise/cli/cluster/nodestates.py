@@ -29,7 +29,7 @@ _STATE_BY_TAINT: Final[Mapping[str, str]] = {
 }
 _FROM_CACHE: Final = {"resourceVersion": "0"}
 _MAX_SINGLE_REQUESTS: Final = 32  # with more nodes, one request for all nodes is cheaper
-_STATE_BY_CONDITION: Final = {  # by the type of a node's condition
+_STATE_BY_CONDITION: Final = {  # the state by the type of a node's condition
     "MemoryPressure": _STATE_BY_TAINT[f"{_TAINT_DOMAIN}memory-pressure"],
     "DiskPressure": _STATE_BY_TAINT[f"{_TAINT_DOMAIN}disk-pressure"],
     "PIDPressure": _STATE_BY_TAINT[f"{_TAINT_DOMAIN}pid-pressure"],

@@ -23,7 +23,7 @@ _ATTEMPT_PREFIX: Final = re.compile(
     r'(?:\(combined from similar events\): )?(?:Error creating: )?pods? "[^"]*" (?:is forbidden: )?'
 )
 _KIND: Final = re.compile("[A-Za-z][A-Za-z0-9]{0,62}")
-_MAX_WORD_BYTES: Final = 128  # of a reason or a reporter: the limits of events.k8s.io
+_MAX_WORD_BYTES: Final = 128  # maximum length of a reason and of a reporter, by events.k8s.io
 _CLUSTER_OBJECT_NAMESPACE: Final = "default"
 _OUTDATED_REASONS: Final = ("FailedScheduling", "Failed", "BackOff")
 _POD_DELETED: Final = "SuccessfulDelete"  # the reason of a controller's Event when it has deleted a pod

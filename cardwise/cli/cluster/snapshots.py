@@ -137,7 +137,7 @@ def _is_finished(pod: Json) -> bool:
 
 
 def _add_pod_to_snapshot(snapshot: Snapshot, pod: Json) -> bool:
-    """Add the pod to the snapshot if it uses cards or waits for them. Returns whether it does."""
+    """Add the pod to the snapshot if it uses cards or waits for them. Returns whether it was added."""
     metadata = pod["metadata"]
     try:
         pod_request = request.parse(pod)

@@ -165,9 +165,9 @@ def recreate_command(namespace: str, pods: Sequence[str], *, dropped_fields: Seq
     file = pods[0] if len(pods) == 1 else f"pods-of-{namespace}"
     fields = "|".join(dropped_fields)
     drop_filter = f" | grep -vE '^  ({fields}):'" if fields else ""
-    save = f"kubectl get pod -n {{namespace}} {{pods}} -o yaml{drop_filter} > {{file}}.yaml"
-    recreate = f"{save} && kubectl replace --force -f {{file}}.yaml"
-    return command(recreate, namespace=namespace, pods=pods, file=file)
+    save_command = f"kubectl get pod -n {{namespace}} {{pods}} -o yaml{drop_filter} > {{file}}.yaml"
+    replace_command = f"{save_command} && kubectl replace --force -f {{file}}.yaml"
+    return command(replace_command, namespace=namespace, pods=pods, file=file)
 
 
 def describe_recreation(pod: Json, *, dropped_fields: Sequence[str] = ()) -> str:

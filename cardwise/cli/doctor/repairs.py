@@ -128,14 +128,14 @@ def _describe_omitted(pods: Sequence[Json]) -> str:
 def log_command(facts: Facts, pod: str, *, previous: bool = False) -> str:
     """Return the command that shows the log of a pod of Cardwise. `pod`: its name, or KIND/NAME of its controller."""
     kind, slash, name = pod.rpartition("/")
-    show = "kubectl logs -n {namespace} {kind}/{name}" if slash else "kubectl logs -n {namespace} {name}"
-    return command(show + " --previous" * previous, namespace=facts.cardwise_namespace, kind=kind, name=name)
+    command_text = "kubectl logs -n {namespace} {kind}/{name}" if slash else "kubectl logs -n {namespace} {name}"
+    return command(command_text + " --previous" * previous, namespace=facts.cardwise_namespace, kind=kind, name=name)
 
 
 def get_pods_command(cardwise_namespace: str, component: str) -> str:
     """Return the command that lists the pods of one of Cardwise's parts."""
-    show = "kubectl get pods -n {namespace} -l app.kubernetes.io/component={component}"
-    return command(show, namespace=cardwise_namespace, component=component)
+    command_text = "kubectl get pods -n {namespace} -l app.kubernetes.io/component={component}"
+    return command(command_text, namespace=cardwise_namespace, component=component)
 
 
 def scale_command(facts: Facts, deployment: str) -> str:

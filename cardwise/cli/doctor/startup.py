@@ -112,7 +112,7 @@ def _admission_remedy(facts: Facts, name: str, message: str) -> str:
         return f"set {part}.priorityClassName of the chart to one of: kubectl get priorityclasses"
     if "webhook" in message:
         return f"exempt the namespace {facts.cardwise_namespace} from that webhook, or start that webhook"
-    return f"change what refuses it, so that it admits the pods of namespace {facts.cardwise_namespace}"
+    return f"change the rule that refuses it, so that the rule admits the pods of namespace {facts.cardwise_namespace}"
 
 
 def check_scaled_down(facts: Facts) -> Iterator[Finding]:

@@ -525,7 +525,7 @@ def _list_nodes_with_counts(counts: Mapping[str, int]) -> str:
 def explain_quota_status(pod_request: PodRequest, views: Sequence[EntryView]) -> list[str]:
     """Explain the entries of the namespace's GPUQuotas to users without the right to read cards.
 
-    Only the entries for all cards and for the class that the pod names are sure to count its cards. The MiB of whole
+    Only the entries for all cards and for the class that the pod names certainly count its cards. The MiB of whole
     cards are unknown.
     """
     lines = []

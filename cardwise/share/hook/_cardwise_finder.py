@@ -8,7 +8,7 @@ a Python, so this file contains no more than that needs. Python 3.7 and above.
 import os
 import sys
 
-TYPE_CHECKING = False  # typing alone would cost milliseconds; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing would cost milliseconds; type checkers treat this name as true
 if TYPE_CHECKING:
     from typing import Any
 
@@ -29,7 +29,7 @@ class Finder:
 
     def __init__(self, pending: "dict[str, str]", file: str) -> None:
         self.pending = pending
-        self.file = file  # the share agent's
+        self.file = file  # the path of the share agent's file
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         """The spec of the next finder with a wrapped loader; None for modules that are not watched."""
@@ -40,7 +40,7 @@ class Finder:
             try:
                 load("wrapping").wrap(self, spec.loader, name)
             except Exception as problem:
-                # A loader that takes no attribute, a damaged share: this framework goes unhandled.
+                # The loader accepts no attribute, or the share is damaged: this framework gets no limit.
                 log(name, repr(problem))
         return spec
 
@@ -55,7 +55,7 @@ class Finder:
 
 def load(name: str) -> "Any":
     """Load the file `_cardwise_<name>.py` beside this one, also if the program has changed sys.path."""
-    # The functions of importlib.util under the names that every interpreter has loaded them by.
+    # The functions of importlib.util, in the module that every interpreter has loaded already.
     from _frozen_importlib import module_from_spec
     from _frozen_importlib_external import spec_from_file_location
 

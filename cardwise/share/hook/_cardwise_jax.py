@@ -1,8 +1,9 @@
 """JAX: puts the memory fraction into the environment while JAX reads it.
 
 JAX reads the environment when it starts its GPU backend, long after its import, and refuses to start if both the old
-and the new variable are set. So the hook decides at that moment: what the program has set by then wins, and the old
-variable, which the pod may have from us, gives way to the program's new one. Python 3.7 and above.
+and the new variable are set. So the hook sets the variable at that moment. A variable that the program has set by then
+wins; if it is the new one, the hook removes the old variable, which the webhook may have set in the pod. Python 3.7 and
+above.
 """
 
 import functools
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 _OLD_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _NEW_VARIABLE = "XLA_CLIENT_MEM_FRACTION"
-# Where jaxlib reads it: the plugins' options; before jaxlib 0.4.16 or so, the creation of the client.
+# The functions of jaxlib that read the fraction: the plugins' options, or before about 0.4.16 the client's creation.
 _READING_FUNCTIONS = ("generate_pjrt_gpu_plugin_options", "make_gpu_client")
 
 

@@ -1,7 +1,7 @@
 """ONNX Runtime: sets gpu_mem_limit for the CUDA provider, unless the session sets it.
 
-Acts where ONNX Runtime normalizes the forms in which providers can be named, for new sessions and for set_providers
-alike. Python 3.7 and above.
+It wraps the function that normalizes the names and options of providers, which new sessions and set_providers both
+call. Python 3.7 and above.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """TensorFlow: sets a memory limit on each GPU just before TensorFlow fixes its devices.
 
-Earlier would clash with the program's own calls: set_memory_growth raises on a GPU that has a logical device
-configuration. Later is impossible. At that moment the hook can see what the program has set:
+An earlier limit would conflict with the program's own calls: set_memory_growth raises on a GPU that has a logical
+device configuration. A later limit is impossible. At that moment the hook sees the program's own settings:
 
 - a logical device configuration, or a fraction in a ConfigProto: the hook does nothing;
 - memory growth: it grows as before, up to per_process_gpu_memory_fraction, which goes with growth;
@@ -21,7 +21,7 @@ _LIMITED_GPUS = "_cardwise_gpus"
 
 
 def after_import(module: "Any", share: "Any") -> None:
-    """Wrap the function in which eager TensorFlow initialises, or the one in which sessions begin."""
+    """Wrap the function that initialises eager TensorFlow, or the function that starts a session."""
     if module.__name__.endswith(".context"):
         _wrap_context(module, share)
     else:
@@ -42,8 +42,10 @@ def _wrap_context(module: "Any", share: "Any") -> None:
 
 
 def _keep_growth_error(context_class: "Any") -> None:
-    """Let a program that sets memory growth too late get the RuntimeError that TensorFlow's guide teaches to catch,
-    and not the ValueError of a GPU with a logical device configuration: it has made none.
+    """Make set_memory_growth raise RuntimeError if the program calls it too late.
+
+    TensorFlow's guide teaches to catch this error. Without this function TensorFlow would raise ValueError because of
+    the logical device configuration, which the hook has made and not the program.
     """
     original = context_class.set_memory_growth
 
@@ -67,7 +69,7 @@ def _wrap_sessions(module: "Any", share: "Any") -> None:
     @functools.wraps(original)
     def init(self: "Any", target: "Any" = "", graph: "Any" = None, config: "Any" = None) -> None:
         if config is None:
-            # TensorFlow takes the context's then.
+            # Then TensorFlow uses the fraction of the context.
             _limit_context(module.context, module.context.context(), share)
         else:
             config = _with_fraction(config, share)
@@ -92,7 +94,7 @@ def _limit_context(module: "Any", context: "Any", share: "Any") -> None:
             limit = module.LogicalDeviceConfiguration(memory_limit=share.limit_mib)
             context.set_logical_device_configuration(gpu, [limit])
         setattr(context, _LIMITED_GPUS, frozenset(gpus))
-    except Exception as problem:  # another thread was first, or this TensorFlow has other names
+    except Exception as problem:  # another thread was faster, or this TensorFlow has other names
         share.log("tensorflow", repr(problem))
 
 
@@ -102,7 +104,7 @@ def _has_memory_limit(config: "Any") -> bool:
 
 
 def _with_fraction(config: "Any", share: "Any") -> "Any":
-    """A copy of `config` with the fraction; `config` itself if it limits memory, or is not a ConfigProto."""
+    """Return a copy of `config` with the fraction; `config` itself if it limits memory, or is not a ConfigProto."""
     try:
         if _has_memory_limit(config):
             return config

@@ -43,9 +43,10 @@ def _limit(cuda: "Any", share: "Any") -> None:
 
 
 def _device_to_limit(count: int) -> "int | None":
-    """The card to limit: the only one, or of several the one that torchrun assigned to this process.
+    """Return the index of the card to limit: the only card, or the card that torchrun assigned to this process.
 
-    Not all of them: setting a limit costs a CUDA context, some hundred MiB on each card for each process.
+    Other cards are not limited, because a limit needs a CUDA context, which takes some hundred MiB on the card for each
+    process.
     """
     if count == 1:
         return 0

@@ -20,7 +20,7 @@ class FrameworkShare:
     """
 
     def __init__(self, limit_mib: int, fraction: str, log: "Any") -> None:
-        self.log = log  # the finder's
+        self.log = log  # the log function of the finder
         self.limit_mib = limit_mib
         self.limit_bytes = limit_mib * _MIB
         self.text = fraction

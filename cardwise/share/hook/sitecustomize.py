@@ -8,7 +8,7 @@ the interpreter has not imported already, and reads no file if there is no share
 import os
 import sys
 
-TYPE_CHECKING = False  # typing alone would cost milliseconds; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing would cost milliseconds; type checkers treat this name as true
 if TYPE_CHECKING:
     from typing import Any
 
@@ -30,7 +30,7 @@ def _next_sitecustomize() -> "Any":
 
     Not the first: one before this folder has run already, and has imported this file.
     """
-    # importlib.machinery under the name that every interpreter has loaded it by.
+    # importlib.machinery, in the module that every interpreter has loaded already.
     from _frozen_importlib_external import PathFinder
 
     if _HERE not in sys.path:

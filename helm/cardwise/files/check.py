@@ -48,7 +48,9 @@ def check_admission(client: KubeClient, namespace: str) -> str:
         raise LookupError(
             f"the webhook did not change the pod ({stored_limits}); check webhook.exemptNamespaces and tests.namespace"
         )
-    return f"1Gi became {stored_limits[names.GPU_MEM]} MiB, as for scheduler {created['spec']['schedulerName']}"
+    return (
+        f"1Gi became {stored_limits[names.GPU_MEM]} MiB, and the pod's scheduler is {created['spec']['schedulerName']}"
+    )
 
 
 def check_extender(url: str) -> str:

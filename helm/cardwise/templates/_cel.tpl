@@ -331,8 +331,8 @@ costs less than cardwise.cel.keys.
 {{- end }}
 
 {{/*
-Whether the env `.` of one or several containers contains a name of cardwise.cel.setsOwnVariable anywhere. Ten characters of
-each name suffice, because the cost of a search grows with each ten characters.
+Whether the env `.` of one or several containers contains a name of cardwise.cel.setsOwnVariable anywhere. Ten
+characters of each name suffice, because the cost of a search grows with each ten characters.
 */}}
 {{- define "cardwise.cel.namesOwnVariable" -}}
 {{ include "cardwise.cel.containsAny" (dict "value" . "words" (list "CUDA_MPS_" "NVIDIA_GPU" "NVIDIA_VIS")) }}
@@ -373,8 +373,8 @@ limits.
 
 {{/*
 Whether NVIDIA's runtime gives the container `c` only its share, whatever envFrom and the image contain. Of several
-entries with one name the last one counts, so all of them are checked. cardwise.cel.setsOwnVariable checks what a reference
-may name.
+entries with one name the last one counts, so all of them are checked. cardwise.cel.setsOwnVariable checks what a
+reference may name.
 */}}
 {{- define "cardwise.cel.closesCards" -}}
 has(c.env) && c.env.exists(e, e.name == 'NVIDIA_VISIBLE_DEVICES') && c.env.all(e, e.name != 'NVIDIA_VISIBLE_DEVICES' || (has(e.value) && e.value == 'void') || (has(e.valueFrom) && has(c.resources) && has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits))
@@ -388,7 +388,9 @@ policies/hostpaths.yaml.
 '/' + {{ . }}.findAll('[^/.\n\t][^/\n\t]*|[.][^/\n\t]+').join('/')
 {{- end }}
 
-{{/* For each of the `paths`, the first line of variables.hostPathLines that begins with the path followed by `end`. */}}
+{{/*
+For each of the `paths`, the first line of variables.hostPathLines that begins with the path followed by `end`.
+*/}}
 {{- define "cardwise.cel.findMounts" -}}
 {{ include "cardwise.cel.list" .paths }}.map(p, '\n' + p + '{{ .end }}').filter(p, variables.hostPathLines.contains(p)).map(p, p + variables.hostPathLines.split(p, 2)[1].split('\n', 2)[0])
 {{- end }}
@@ -396,9 +398,9 @@ policies/hostpaths.yaml.
 {{/*
 Variables of the policies that limit the writes of Cardwise's parts. `what`: the resource that is written, such as
 pods/status. `changed`: the fields that an update changes, as one list per place. They are single keys of annotations,
-labels and a node's capacities, and else the direct fields of metadata, spec and status. `forbiddenChanges`: the changed fields
-that the account may not change. Parameter `may`: for each `what` a regular expression of the allowed fields. dyn: all
-existing fields are compared, so that new fields of a newer Kubernetes count too.
+labels and a node's capacities, and else the direct fields of metadata, spec and status. `forbiddenChanges`: the changed
+fields that the account may not change. Parameter `may`: for each `what` a regular expression of the allowed fields.
+dyn: all existing fields are compared, so that new fields of a newer Kubernetes count too.
 */}}
 {{- define "cardwise.policy.changes" -}}
 {{- $one := "{'at': dyn('%s'), 'end': dyn('%s'), 'now': variables.now%s, 'before': variables.before%s}" -}}
@@ -439,8 +441,8 @@ existing fields are compared, so that new fields of a newer Kubernetes count too
 {{- end }}
 
 {{/*
-Refuses Secrets of other types than Opaque: into one for tokens Kubernetes would write the token of any ServiceAccount
-of the namespace.
+Refuses Secrets of other types than Opaque: Kubernetes fills a Secret for tokens with the token of the ServiceAccount
+that it names.
 */}}
 {{- define "cardwise.policy.opaqueSecret" -}}
 - expression: variables.what != 'secrets' || dyn(object).type == 'Opaque'

@@ -235,7 +235,7 @@ def test_the_chart_s_own_test_says_what_it_saw(cluster: Cluster, space: Space) -
     # The extender says it, which hears of the pods' end by a watch.
     space.wait(lambda: 0 in [card["status"]["allocated"]["pods"] for card in cards(cluster)], "a card is free")
     output = cluster.chart.helm("test", "cardwise", "--logs")
-    assert "ok    admission: 1Gi became 1024 MiB, as for scheduler default-scheduler" in output
+    assert "ok    admission: 1Gi became 1024 MiB, and the pod's scheduler is default-scheduler" in output
     assert "ok    extender: the extender knows the GPUs of 1 node" in output
     assert "ok    GPUs: " in output
     assert "ok    kube-scheduler: the probe pod was placed on a GPU of n1 by the extender" in output, output
