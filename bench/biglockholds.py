@@ -63,7 +63,7 @@ def _filter_members(state: State, members: list[Json], all_nodes: list[str]) -> 
         pending = [uid for uid in pending if not isinstance(state.gangs.filter_member(uid, all_nodes), PlannedNode)]
         if not pending:
             return
-        # Only sets the clock: a plan that was made in vain is made again later.
+        # Only sets the fake clock: a plan that failed is made again later.
         state._clock.sleep(RETRY_SECONDS)  # noqa: SLF001
         state.gangs.step()
     raise TypeError(f"{len(pending)} members have no node")
@@ -117,7 +117,8 @@ def _preempt_by_extender(size: int) -> Situation:
         for manifest in members:
             args = wire.FilterArgs(pod=manifest, node_names=list(all_nodes))
             verbs.filter_nodes(state, AnswerSettings(policy="binpack", one_best_node=True), args)
-        state._clock.sleep(4.0)  # noqa: SLF001 - only sets the clock; a pod waits that long before the extender preempts
+        # Only sets the fake clock: a pod waits this long before the extender preempts for it.
+        state._clock.sleep(4.0)  # noqa: SLF001
         evictions = state.preemption.next_evictions()
         if len(evictions) != size:
             raise RuntimeError(f"{len(evictions)} evictions, not {size}")

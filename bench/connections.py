@@ -134,9 +134,9 @@ def _source_addresses() -> Iterator[str]:
 
 
 def attack(port: int, connections: int) -> None:
-    """Keep `connections` open from as many addresses: idle, idle after one byte, or sending one per second.
+    """Keep `connections` open, each from its own address: idle, idle after one byte, or sending one byte per second.
 
-    Prints `all` when all are open, and reopens those that the server closes. Never returns.
+    Prints `all` when all are open, and reopens connections that the server closes. Never returns.
     """
     poll, opened, sources = select.epoll(), {}, _source_addresses()
     kinds_to_open = [number % 3 for number in range(connections)]

@@ -27,7 +27,7 @@ _PAUSE = 0.02  # seconds between two calls
 
 
 def run(nodes: int, times: int) -> list[Row]:
-    """Measure `times` failovers by SIGTERM, and as many by SIGKILL."""
+    """Measure `times` failovers by SIGTERM, and the same number by SIGKILL."""
     state = (
         Path(tempfile.gettempdir()) / f"cwf-{os.getuid()}"
     )  # always the same folder, so that a run cleans up after a killed one

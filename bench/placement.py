@@ -60,7 +60,7 @@ def read_published(folder: Path) -> dict[tuple[str, str], dict[int, Mean]]:
 
 
 def _traces_to_run(folder: Path, chosen: Sequence[str]) -> list[str]:
-    """The chosen traces; if none is chosen, those with published results; if there are none, all."""
+    """The chosen traces; by default the traces with published results, or all if there are none."""
     available = traces.pod_list_names(folder)
     with_results = [name for name in dict.fromkeys(trace for trace, _ in read_published(folder)) if name in available]
     return list(chosen) or with_results or available
@@ -80,7 +80,7 @@ def measure_filling(
 
     seeds: one run for each.
     known: the policies know the workload from the start.
-    bounded: decisions score at most as many nodes as in the extender.
+    bounded: whether decisions score only as many nodes as in the extender.
     Returns a row for each policy and trace beside FGD's published numbers, the means over the traces, and latencies.
     """
     workloads = [traces.read_trace(folder, name) for name in _traces_to_run(folder, chosen)]

@@ -192,7 +192,7 @@ class Bench:
             return _parse_metrics(response.read().decode())
 
     def create_pods(self, pods: list[Json]) -> "BoundPods":
-        """Create pods while no scheduler runs. Returns the count of those that are bound from now on."""
+        """Create pods while no scheduler runs. Returns a counter of the pods that are bound from now on."""
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda manifest: self._cluster.api.create(paths.pods(NAMESPACE), manifest), pods))
         version = self._cluster.api.get(paths.pods(NAMESPACE), {"limit": "1"})["metadata"]["resourceVersion"]

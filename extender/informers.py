@@ -33,11 +33,11 @@ _T = TypeVar("_T")
 
 _CHECK_SECONDS = 0.2  # seconds between two checks of whether a list is still wanted
 
-# Seconds without a watch after which nothing is decided: a cordon, a quota or a class may have changed meanwhile. A
+# Seconds without a watch after which no pod is placed: a cordon, a quota or a class may have changed. A
 # watch that the API server ends is replaced much sooner.
 OUTDATED_SECONDS = 5.0
 
-# Seconds after which a leader without such a watch leaves the Lease to others. Its longest pause is 5 s (CENTRAL_PACE),
+# Seconds after which a leader without such a watch releases the Lease. Its longest pause is 5 s (CENTRAL_PACE),
 # so three attempts have failed while other calls succeeded: the API server does not flap, and was not restarted.
 _BLIND_SECONDS = 15.0
 # The same for kinds that placing pods needs, while their list is in progress: that of a large cluster takes a while.
@@ -148,7 +148,7 @@ class Informers:
     def outdated_watches(self) -> list[str]:
         """The watches that have been interrupted for longer than `OUTDATED_SECONDS`, one line for each.
 
-        No pod is placed meanwhile: a card that was free when the watch was interrupted may be cordoned now.
+        No pod is placed until then: a card that was free when the watch was interrupted may be cordoned now.
         """
         return [
             _interruption_text(reflector)

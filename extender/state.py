@@ -420,7 +420,9 @@ class State:
     # Timeouts.
 
     def expire_reservations(self) -> list[PodRef]:
-        """End expired reservations and nominations. Returns the pods whose Bindings are overdue, to be looked up."""
+        """End expired reservations and nominations. Returns the pods whose Bindings are overdue and
+        must be looked up.
+        """
         with self._lock:
             expired = self._reservations.expire()
             for row in expired.rows:

@@ -34,7 +34,7 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 _READ_SECONDS = 5.0  # for one read of the pod
-_LOOK_UP_SECONDS = 2.0  # in which the look-ups of one round begin: plans and terminating pods wait for them to end
+_LOOK_UP_SECONDS = 2.0  # in which the look-ups of one pass start: plans and terminating pods wait until they end
 _ASK_SECONDS = 1.0  # for one look-up
 _LOOK_UPS = 8  # at once
 _POST_SECONDS = 10.0  # for one attempt to post; after it the pod is read
@@ -84,7 +84,7 @@ class _Binding:
 
     def body(self) -> dict[str, Any]:
         args = self.args
-        # The UID makes it this pod, not one that was created under its name meanwhile.
+        # The UID identifies this pod, not another one that was created with its name since.
         preconditions = {"uid": args.pod_uid, "resourceVersion": self.version}
         return {
             "apiVersion": "v1",
@@ -183,7 +183,7 @@ class Binder:
         request, version = taken_request or self._read_request(args)
         pod = PodRef(args.pod_uid, args.pod_namespace, args.pod_name)
         policy = (request.policy if request is not None else None) or self._policy
-        # A member of a gang may have waited for minutes since the call came.
+        # A member of a gang may have waited for minutes since the call arrived.
         if outdated := self._outdated_watches():
             raise BindFailed("not_ready", f"not ready: {outdated[0]}")
         assumed = self._state.assume(pod, request, args.node, policy, epoch=epoch)
@@ -298,7 +298,7 @@ class Binder:
             self._posting += 1
         try:
             with self._leadership.allow_post(epoch) as allowed_seconds:
-                # Read last: nothing may come between this and the request.
+                # Read last, immediately before the request.
                 remaining = deadline - self._clock.now()
                 if remaining <= 0:
                     return False
@@ -336,7 +336,7 @@ class Binder:
         if pod.uid != args.pod_uid:
             raise BindFailed("deleted", "the pod was deleted, and another pod has its name", unconfirmed=unconfirmed)
         if not pod.node and pod.terminating:
-            # The API server binds no such pod any more: a Binding that got no response will never bind it.
+            # The API server no longer binds such a pod: a Binding without a response will never bind it.
             raise BindFailed("deleted", "the pod is being deleted")
         if not pod.node:
             binding.version = pod.version

@@ -46,7 +46,8 @@ class Cache(ClusterView):
         )
 
     def mark_refused(self, uid: str, since: int | None = None) -> None:
-        """Record that no card fits the pod: it waits for capacity, and kube-scheduler may not see when that is freed.
+        """Record that no card fits the pod: it waits for capacity, and kube-scheduler may not notice when capacity is
+        freed.
 
         since: the value of `Capacity.freed_count` when the search began; if capacity was freed since, the pod is
             requeued.

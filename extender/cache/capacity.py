@@ -29,7 +29,7 @@ class Capacity:
         self._moved: set[str] = set()
 
     def set_holding(self, uid: str, current: Holding | None, *, seen_by_scheduler: bool) -> None:
-        """Set what the pod holds now.
+        """Set the pod's current holding.
 
         seen_by_scheduler: kube-scheduler sees the cause itself, and requeues pods without us.
         """

@@ -1,4 +1,5 @@
-"""What planners read of the cluster: live, as part of `Cache`, or as a snapshot (docs/design/0032-snapshots.md).
+"""The view of the cluster that planners read: live, as part of `Cache`, or as a snapshot
+(docs/design/0032-snapshots.md).
 
 A snapshot belongs to the planner that took it, which may change it and needs no lock for it. The live view is not
 thread-safe: the state locks.
@@ -90,7 +91,7 @@ class ClusterView:
 
 
 class Changes:
-    """What has changed since a snapshot was taken, for a planner of one pod. Use it in one turn at the lock."""
+    """The changes since a snapshot was taken, for a planner of one pod. Valid while the lock is held."""
 
     def __init__(self, current_view: ClusterView, snapshot: ClusterView, pod: WaitingPod) -> None:
         self._current_view = current_view

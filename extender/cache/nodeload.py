@@ -124,7 +124,7 @@ class NodeLoads:
             self.freed_count += 1
 
     def mark_unbound(self, key: str) -> None:
-        """Stop counting the pod where it was bound: the API server shows it without a node. What is planned for it
+        """Stop counting the pod where it was bound: the API server shows it without a node. Its plan
         still counts.
         """
         if key in self._pods and key not in self._planned:
@@ -166,7 +166,7 @@ class NodeLoads:
                 self._add_load(placed_pod, -sign)
 
     def free_load(self, node: str) -> Load | None:
-        """The cpu, memory and pods that the node has left; None if there is no such node."""
+        """The free cpu, memory and pods of the node; None if there is no such node."""
         record = self._nodes.get(node)
         if record is None:
             return None

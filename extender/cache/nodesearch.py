@@ -10,9 +10,9 @@ the nodes that refused it and have not changed since. Example: 5,000 nodes, of w
 refuse the pod. Filter returns an error, kube-scheduler tries the pod again some seconds later, and this search begins
 with the other 2,000 nodes. If they refuse the pod as well, filter refuses it with the reasons of all 5,000.
 
-kube-scheduler places no other pod while it waits for filter. So after a long search in vain, the namespace has to pause
-ten times as long before its next one, however many such pods it has. Meanwhile its pods get what is remembered, or the
-error.
+kube-scheduler places no other pod while it waits for filter. So after a long search without a node, the namespace must
+pause ten times as long before its next one, however many such pods it has. During the pause its pods get the remembered
+refusals, or the error.
 """
 
 import math
@@ -41,7 +41,7 @@ SMALL_SEARCH_NODES: Final = (
 # Seconds after the arrival of the call. kube-scheduler waits for one second (`httpTimeout` of our stanza); the rest is
 # for the decision and the response.
 _SEARCH_SECONDS: Final = 0.7
-# Seconds of CPU. After a shorter search in vain there is no pause: other filter calls of a large cluster take as long.
+# Seconds of CPU. There is no pause after a shorter search: other filter calls in a large cluster take as long.
 _SHORT_SECONDS: Final = 0.05
 _REMEMBERED: Final = 8  # searches; each takes some 1 MB at 5,000 nodes
 
@@ -116,7 +116,7 @@ class NodeSearch:
         return placement_request._replace(searched=searched_nodes)
 
     def _pause(self, namespace: str, cost: float) -> None:
-        """Let the namespace pause after a search in vain of `cost` seconds of CPU."""
+        """Let the namespace pause after a search of `cost` seconds of CPU that found no node."""
         if cost >= _SHORT_SECONDS:
             now = self._clock.now()
             self._paused_until = {name: until for name, until in self._paused_until.items() if until > now}
@@ -144,7 +144,7 @@ def score_nodes(
 ) -> tuple[dict[str, int], dict[str, Refusal]]:
     """The score of each node that fits, and the refusal of each that does not. Changes the snapshot.
 
-    pace: when it is over, the remaining nodes are left out.
+    pace: when its time is over, the remaining nodes are left out.
     remembered_refusals: earlier refusals, with the generation of the node; new ones are added.
     start: the position of the node to begin with.
     """
@@ -153,7 +153,7 @@ def score_nodes(
     for name in remembered_refusals.keys() - generations.keys():
         del remembered_refusals[name]
     if ledger.holding(placement_request.pod.uid) is not None:
-        ledger.release(placement_request.pod.uid)  # a plan of its own does not count
+        ledger.release(placement_request.pod.uid)  # the pod's own plan does not count
     for holding in snapshot.nominated:
         ledger.set_holding(holding)
     effort = SearchEffort()

@@ -240,7 +240,7 @@ class NominatedPods:
     def _node_with_reservations(
         self, node: str, uid: str, reserved: Iterable[NominatedReservation]
     ) -> NodeState | None:
-        """A copy of the node with what is reserved there, and without what the pod itself holds."""
+        """A copy of the node with the reservations there, and without the pod's own holding."""
         node_state = self._cluster.ledger.node(node)
         if node_state is None:
             return None

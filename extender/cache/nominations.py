@@ -52,7 +52,8 @@ class NominatedPlace:
 
     assignment: None while the cards are not known.
     victims: the UIDs of the pods that are evicted for it.
-    member_reservations: what is reserved meanwhile for other members of its gang, so that no victim is evicted in vain.
+    member_reservations: the amounts that stay reserved for other members of its gang until then, so that every eviction
+        is useful.
     """
 
     assignment: Assignment | None = None
@@ -192,8 +193,8 @@ class Nominations:
     def set_node_from_status(self, claimant: WaitingPod, now: float) -> None:
         """Record the node that the status of the pending pod names, if it names one.
 
-        If the status names no node any more, kube-scheduler has found no pod to preempt: the victims may be gone, and
-        their cards not free yet. So the cards stay reserved until the nomination's time is over.
+        If the status no longer names a node, kube-scheduler has found no pod to preempt: the victims may be deleted,
+        and their cards not free yet. So the cards stay reserved until the nomination's time is over.
         """
         nomination, node = self._by_pod.get(claimant.uid), claimant.nominated_node
         if not node or self._expired.get(claimant.uid) == node:
@@ -255,7 +256,7 @@ class Nominations:
 
         offered: whether kube-scheduler has offered the node in this call.
 
-        kube-scheduler deletes the victims right after the answer. Those that are not being deleted `_GOING_SECONDS`
+        kube-scheduler deletes the victims right after the response. Victims that are not being deleted `_GOING_SECONDS`
         later will stay. One call may leave the node out for many reasons; if calls do so for long, the pod may not use
         it any more.
         """
@@ -296,7 +297,8 @@ class Nominations:
         """The victims on the node for pods other than `excluded_uid` that are nominated to this node for certain."""
         return {
             victim
-            for nomination in self._by_pod.values()  # of 500 pods each asks for each: the node first
+            # each of 500 pods compares with all others: the node is compared first
+            for nomination in self._by_pod.values()
             if node in nomination.places and len(nomination.places) == 1 and nomination.claimant.uid != excluded_uid
             for victim in nomination.places[node].victims
         }
@@ -318,7 +320,7 @@ class Nominations:
             place = replace(nomination.places[node], assignment=assignment)
             self._by_pod[uid] = replace(nomination, places={**nomination.places, node: place})
 
-    # What-if.
+    # What-if changes.
 
     @contextmanager
     def restore_afterwards(self) -> Iterator[None]:

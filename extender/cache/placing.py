@@ -29,9 +29,9 @@ _STEPS: Final = 512  # the effort of the decision after a search without the loc
 
 
 class PodSnapshot(NamedTuple):
-    """What a search for one pod reads, as it was when the snapshot was taken.
+    """The input of a search for one pod: the cluster when the snapshot was taken.
 
-    ledger: with what the pod itself holds, and without what is reserved for others.
+    ledger: with the pod's own holding, and without reservations for other pods.
     nominated: the reservations for nominated pods that this pod must not use.
     gang_reserved: by node, what is reserved for a gang, and this pod must not use.
     headroom: the remaining quotas of the pod's namespace, without the pod's own holding.
@@ -83,7 +83,7 @@ class PlacementRequest(NamedTuple):
     load: the pod's cpu and memory; None if no policy needs them.
     rank: its place in the order, which decides whether it must leave a gang its reservation. None: it need not.
     searched: the result of a search without the lock; None if none was needed.
-    call: the call that asks.
+    call: the call of kube-scheduler that is answered.
     """
 
     pod: PodRef
@@ -164,7 +164,7 @@ class Placing:
         own_uids, priority = (placement_request.pod.uid,), placement_request.request.priority
         nominated_nodes = self._nominated_nodes(placement_request)
         if len(nominated_nodes) > MAX_RESERVED_NODES:
-            # Counting what is reserved on so many nodes takes longer than other callers may wait. So other nodes come
+            # Counting the reservations on so many nodes takes longer than other callers may wait. So other nodes come
             # first; and if the pod would not fit anyway, nothing needs to be counted.
             placement = self._place_on_best(
                 placement_request, [node for node in placement_request.nodes if node not in nominated_nodes]
@@ -239,7 +239,9 @@ class Placing:
 
     @contextmanager
     def _count_nominated(self, placement_request: PlacementRequest) -> Iterator[None]:
-        """Context manager: inside, the cards reserved for nominated pods count, and those of the pod itself do not."""
+        """Context manager in which the cards that are reserved for nominated pods count, and the pod's own cards do
+        not.
+        """
         uid, priority = placement_request.pod.uid, placement_request.request.priority
         nominated_nodes = self._nominated_nodes(placement_request)
         with self._cache.exclude_pod(uid), self._nominated.count_reserved((uid,), priority, nominated_nodes):
@@ -247,7 +249,7 @@ class Placing:
 
     @contextmanager
     def _node_scorer(self, placement_request: PlacementRequest, effort: SearchEffort) -> Iterator[Scorer]:
-        """Context manager: a scorer for single nodes. What the pod itself holds does not count.
+        """Context manager: a scorer for single nodes. The pod's own holding does not count.
 
         effort: limits the searches of the scorer together.
         """
@@ -259,7 +261,7 @@ class Placing:
             yield self._make_scorer(placement_request, effort)
 
     def place_on(self, placement_request: PlacementRequest, node: str) -> Placement | Refusal:
-        """The cards of one node. What the pod itself holds does not count."""
+        """The cards of one node for the pod. The pod's own holding does not count."""
         with self._node_scorer(placement_request, SearchEffort()) as scorer:
             return scorer.place_on(self._ledger.node(node))
 
@@ -307,7 +309,7 @@ class Placing:
             ).score_all(self._ledger, placement_request.nodes)
 
     def place_nominee(self, pod: WaitingPod, nodes: Collection[str], policy: str) -> Placement | Unplaceable:
-        """As `place`, for a pod that kube-scheduler has not asked for yet."""
+        """The best node for a pod for which kube-scheduler has not called filter yet."""
         return self.place(PlacementRequest(pod.ref, pod.request, nodes, policy, pod.load, pod.rank))
 
     def reserve(self, placement_request: PlacementRequest, chosen_placement: Placement, phase: Phase) -> None:
@@ -321,7 +323,7 @@ class Placing:
         )
 
     def reserve_nominated(self, pod: WaitingPod, chosen_placement: Placement) -> None:
-        """Reserve the placement for the pod ahead, before kube-scheduler asks for the pod."""
+        """Reserve the placement before kube-scheduler calls filter for the pod."""
         self._cache.reservations.set_plan(
             pod.ref,
             chosen_placement.node,

@@ -64,7 +64,7 @@ _MAX_DOUBLINGS: Final = 6  # doublings of a second between two look-ups of one p
 class Phase(StrEnum):
     """The phase of a reservation; the diagram above shows the transitions."""
 
-    NOMINATED = "nominated"  # the pod's status will name the node; kube-scheduler has not asked yet
+    NOMINATED = "nominated"  # the pod's status will name the node; filter was not called yet
     RESERVED = "reserved"  # filter has returned the node
     WAITING = "waiting"  # planned with the others of its gang: it ends with the gang's plan, not by itself
     BINDING = "binding"  # a thread is posting it
@@ -92,7 +92,7 @@ TRANSITIONS: Final[Mapping[Phase | None, frozenset[Phase | None]]] = {
     Phase.ORPHANED: frozenset({*PLANS, Phase.BINDING, Phase.TERMINATING, Phase.BOUND, None}),
 }
 
-# What metrics and `cardwise inspect` call each phase.
+# The names of the phases in metrics and `cardwise inspect`.
 PHASE_NAMES: Final[Mapping[Phase, str]] = {
     Phase.NOMINATED: RESERVED,
     Phase.RESERVED: RESERVED,
@@ -289,7 +289,7 @@ class Reservations:
                 counts.setdefault(PHASE_NAMES[phase], 0)
             if phase is not Phase.BOUND:
                 counts.update(holding.phase_name for uid in rows if (holding := self.holding(uid)) is not None)
-        unknown_holders = 0  # as `unknown_holding` says, without a call for each of tens of thousands of pods
+        unknown_holders = 0  # the same as `unknown_holding`, inline: there are tens of thousands of pods
         for uid, nodes in self._reports.reported_nodes().items():
             row = self._rows.get(uid)
             if row is None or row.holding is None:
@@ -355,7 +355,7 @@ class Reservations:
         """
         row = self._rows.get(uid)
         if row is None or row.phase is not Phase.BINDING:
-            return  # it was seen bound meanwhile, here or elsewhere
+            return  # the watch has shown it bound since, here or elsewhere
         if phase is None and row.gang and not row.deleted:
             self._set_phase(row, Phase.WAITING)
         elif phase is None:
@@ -397,7 +397,7 @@ class Reservations:
             self._set_phase(row, Phase.UNCONFIRMED)
 
     def mark_deleted(self, uid: str, *, ended: bool) -> None:
-        """Record that the pod object is gone. What the pod held ends with its containers, not with the object.
+        """Record that the pod object was deleted. Its cards become free when its containers end, not with the object.
 
         ended: the containers have ended.
         """
@@ -446,7 +446,7 @@ class Reservations:
     # Look-ups.
 
     def overdue_pods(self) -> list[PodRef]:
-        """The pods whose Binding should have been confirmed by now, to be looked up; those tried last come last."""
+        """The pods whose Bindings are overdue for confirmation, to be looked up; the most recently tried come last."""
         now = self._clock.now()
         due_pods = [
             row
@@ -462,7 +462,7 @@ class Reservations:
         """
         row = self._rows.get(uid)
         if row is None or not self._is_overdue(row):
-            return False  # settled, or posted once more since
+            return False  # settled, or posted again since
         if bound:
             row.since = self._clock.now()  # the watch is late; look it up again later
             return False
@@ -513,7 +513,7 @@ class Reservations:
                 self._set_phase(row, Phase.ORPHANED)
         too_many = len(self._by_phase[Phase.ORPHANED]) - _MAX_ORPHANED
         if too_many > 0:
-            # Those that are reported count, and stay: there are no more of them than pods that a node has had.
+            # Reported pods continue to count: their number is limited by the pods that ran on the nodes.
             unreported = (
                 row
                 for row in self._by_phase[Phase.ORPHANED].values()
@@ -534,9 +534,9 @@ class Reservations:
         return self._reports.is_reported(holding.uid, holding.node)
 
     def _mark_terminating(self, row: Reservation) -> None:
-        """Set the row to TERMINATING, which frees no card: what the pod held continues to count."""
+        """Set the row to TERMINATING, which frees no card: the pod's holding continues to count."""
         if row.holding is None:
-            self._drop_row(row)  # it held nothing that its containers could continue to use
+            self._drop_row(row)  # it held no card that its containers could still use
         else:
             self._set_row(Reservation(row.pod, row.node, Phase.TERMINATING, self._clock.now(), row.holding))
 
@@ -571,8 +571,9 @@ class Reservations:
             self._sync_capacity(row.pod.uid, seen_by_scheduler=seen_by_scheduler)
 
     def _sync_capacity(self, uid: str, *, seen_by_scheduler: bool = False) -> None:
-        """Update ledger and totals to what the pod holds now. `seen_by_scheduler`: kube-scheduler sees the cause
-        itself.
+        """Update the ledger and totals to the pod's current holding.
+
+        seen_by_scheduler: whether kube-scheduler sees the cause itself.
         """
         self._capacity.set_holding(uid, self.holding(uid), seen_by_scheduler=seen_by_scheduler)
         row = self._rows.get(uid)

@@ -1,4 +1,5 @@
-"""The engine of the scored policies: made when the setting or the first pod asks for one, and kept up to date then.
+"""The engine of the scored policies: created when the setting or the first pod requests such a policy, and then
+updated.
 
 It is a module of its own, so that a cluster that only uses `binpack` never imports numpy.
 """
@@ -32,7 +33,7 @@ class ScoredPolicies:
     """
 
     def __init__(self, lock: StateLock, cache: Cache) -> None:
-        self.is_requested = False  # some pod has asked for such a policy
+        self.is_requested = False  # whether a pod has requested such a policy
         self._lock = lock
         self._cache = cache
         self._engine: Engine | None = None

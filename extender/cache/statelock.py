@@ -1,4 +1,4 @@
-"""The state's lock. It measures how long it has been held, so that a critical section that never ends is noticed.
+"""The state's lock. It measures how long it has been held, so that a critical section that never ends is detected.
 
 A thread that hangs while it has the lock stops all work of a process that otherwise looks alive: calls of
 kube-scheduler would wait a second each, and the Lease would be renewed for ever.
@@ -10,15 +10,15 @@ from typing import Final
 
 from cardwise.clock import Clock
 
-# If one turn takes longer than these seconds:
+# Seconds in one critical section after which:
 REFUSE_SECONDS: Final = (
     0.5  # calls on the threads of filter are refused at once; kube-scheduler would wait a second for each
 )
 YIELD_SECONDS: Final = 3.0  # the Lease is not renewed, so that another extender may take over
 STUCK_SECONDS: Final = 10.0  # the process counts as hung, and is replaced
 
-# A liveness check comes several times a second. If none came for so long, the whole process was
-# paused (SIGSTOP, a paused machine), and how long a turn took until then means nothing.
+# The liveness check runs several times a second. If it did not run for this long, the whole process was paused
+# (SIGSTOP, a paused machine), and the duration of a critical section is meaningless.
 PAUSED_SECONDS: Final = 2.0
 
 

@@ -5,7 +5,7 @@ from typing import Final, TypeVar
 
 from cardwise.clock import Clock
 
-TURN_SECONDS: Final = 0.004  # seconds of CPU, after which a turn begins nothing more: no plan, and no search on a node
+TURN_SECONDS: Final = 0.004  # seconds of CPU after which a turn starts no further plan or search of a node
 
 _T = TypeVar("_T")
 # A thread that releases a lock and takes it again at once usually gets it: a waiting thread takes 50 us to wake.

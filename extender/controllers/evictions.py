@@ -115,7 +115,7 @@ class Evictions:
         try:
             evict(self._client, victim.namespace, victim.name, victim.uid)
         except (errors.NotFound, errors.Conflict):
-            return True  # it is gone, and a pod of the same name is another pod
+            return True  # it was deleted; a pod with the same name is another pod
         except errors.KubeError as error:
             _log.warning("failed to evict a pod; trying again", pod=victim.pod, uid=victim.uid, error=str(error))
             return False

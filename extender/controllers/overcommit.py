@@ -93,7 +93,7 @@ class OvercommitController:
     def _check_node(self, node: str) -> None:
         sizes, uuid_of, pods = self._state.overcommit_details(node)
         if not sizes:
-            return  # a pod has gone already
+            return  # a pod was deleted already
         pods_read = [
             self._read_holder(pod, bound_to, uuid_of if bound_to == node else {}, bound_here=bound_to == node)
             for pod, bound_to in pods

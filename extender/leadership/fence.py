@@ -43,15 +43,15 @@ _log = structlog.get_logger(__name__)
 _TIMEOUT = 2.0
 AT_ONCE = 16  # writes
 _TOTAL_SECONDS = 10.0  # seconds for all pods that the API server cannot write although it writes the Lease
-_SHORT_TIMEOUT = 0.25  # seconds for each pod whose first attempt comes after that time
-_OURS = {names.ASSIGNMENT, names.IDX}  # each Binding of a pod with cards has one of them
+_SHORT_TIMEOUT = 0.25  # seconds for each pod whose first attempt starts after that time
+_OURS = {names.ASSIGNMENT, names.IDX}  # each Binding of a pod with cards sets one of these annotations
 _REFUSALS = (errors.Conflict, errors.Forbidden, errors.Invalid, errors.BadRequest)
 
 
 class PodState(Enum):
     """The state of a pod that was pending when it was last seen, by a consistent read or the response to a write."""
 
-    UNBOUND = "unbound"  # it has no node; after `fence_pod` no earlier Binding can bind it any more
+    UNBOUND = "unbound"  # it has no node; after `fence_pod`, no earlier Binding can bind it
     UNFENCED = "unfenced"  # it has no node, and cannot be changed: an earlier Binding may still bind it
     BOUND = "bound"
     BOUND_BY_OTHER = "bound-by-other"  # bound by another program

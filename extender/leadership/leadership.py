@@ -205,7 +205,9 @@ class LeaseLeadership(Leadership):
         return f"{text}; this extender leaves the lease to others: {blockers[0]}" if blockers else text
 
     def step(self) -> None:
-        """Begin a leader epoch if this process holds the Lease and knows all that others have bound."""
+        """Begin a leader epoch if this process holds the Lease and has seen all pods that other
+        extenders have bound.
+        """
         elector = self._elector
         if elector is None or not elector.is_leader:
             return
@@ -237,7 +239,7 @@ class LeaseLeadership(Leadership):
         """Try again to fence the pods that could not be changed when the epoch began: an earlier Binding may still bind
         them.
 
-        Pods that are not pending any more need no fence.
+        Pods that are no longer pending need no fence.
         """
         if not self._unfenced or self._clock.now() < self._fence_retry_at:
             return
@@ -250,7 +252,7 @@ class LeaseLeadership(Leadership):
         self._fence_retry_at = self._clock.now() + _FENCE_RETRY_SECONDS
 
     def _pending_pods(self) -> list[PodRef]:
-        """The pending pods that an extender may have been asked to bind."""
+        """The pending pods for which an extender's bind may have been called."""
         with self._state.queue() as queue:
             return queue.bindable_pods()
 
@@ -300,7 +302,7 @@ class LeaseLeadership(Leadership):
         return self._state.lock_held_seconds() < statelock.YIELD_SECONDS and not self.lease_blockers()
 
     def is_settled(self) -> bool:
-        """Whether no Binding of this epoch, which is over, or of an earlier one can bind a pod any more."""
+        """Whether no Binding of this ended epoch, or of an earlier one, can still bind a pod."""
         elector = self._elector
         if elector is None or elector.epoch != self._epoch:
             return False

@@ -1,4 +1,4 @@
-"""Nomination: nodes and cards for pending pods before kube-scheduler asks.
+"""Nomination: nodes and cards for pending pods before kube-scheduler calls filter.
 
 Input: the next pods in the queue. Output: the nominated node of a pod.
 

@@ -1,4 +1,5 @@
-"""Nominating ahead: gives pending pods a node and cards before kube-scheduler asks for them. Part of the state.
+"""Nominating ahead: chooses a node and cards for pending pods before kube-scheduler calls filter for them. Part of the
+state.
 
 kube-scheduler tries the node in a pod's status first and alone, which in a big cluster is many times as fast as trying
 all nodes (docs/design/0010-nominating-ahead.md). A nomination is a reservation in the phase NOMINATED, and ends like a
@@ -57,11 +58,11 @@ class NominationMode(StrEnum):
 class NominationOutcome(StrEnum):
     """The outcome of nominating a pod ahead."""
 
-    HIT = "hit"  # kube-scheduler asked for that node alone
-    MISS = "miss"  # it asked for other nodes, too
+    HIT = "hit"  # kube-scheduler called filter for that node only
+    MISS = "miss"  # it called filter for other nodes, too
     STALE = "stale"  # the pod had changed, or was gone, before the node was written into its status
     OVERTAKEN = "overtaken"  # a pod that comes before it needed its reservation
-    EXPIRED = "expired"  # kube-scheduler did not ask in time
+    EXPIRED = "expired"  # kube-scheduler did not call filter in time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,7 @@ class Nominator:
         self._feasible_nodes = FeasibleNodes()
         self._schedulers: frozenset[str] = frozenset()  # the schedulers that call this extender
         self._nominees: dict[str, Nominee] = {}  # nodes that statuses of pods name
-        self._unreserved_since: dict[str, float] = {}  # since when nothing is reserved on such a node
+        self._unreserved_since: dict[str, float] = {}  # by node that a status names without a reservation, since when
         self._misses: dict[bytes, tuple[int, float]] = {}  # by constraints: refusals in a row; not tried until then
         self._not_before = float("-inf")
 
@@ -153,7 +154,7 @@ class Nominator:
                 self._queue.add_scheduler(scheduler)
 
     def on_filter(self, uid: str, nodes: Collection[str]) -> None:
-        """Record that kube-scheduler asks for the pod and offers these nodes."""
+        """Record that kube-scheduler calls filter for the pod with these nodes."""
         if self._settings.mode is NominationMode.NEVER:
             return
         row = self._nomination_of(uid)
@@ -191,7 +192,7 @@ class Nominator:
     def score_nodes(
         self, placement_request: PlacementRequest, created: str
     ) -> tuple[dict[str, int], dict[str, Refusal]]:
-        """As `place_pod`, but returns the scores of all nodes that fit, and the refusals of the other nodes."""
+        """Score the nodes for a pod. Returns the scores of all nodes that fit, and the refusals of the other nodes."""
         scores, refusals = self._placing.score_nodes(placement_request)
         later = self.later_nominations(placement_request.request.priority, created) if not scores else ()
         if later:
@@ -232,7 +233,7 @@ class Nominator:
     # Timeouts. The caller holds the lock.
 
     def on_expired(self, uid: str) -> None:
-        """Record that the pod's reservation has expired: kube-scheduler did not ask for the pod in time."""
+        """Record that the pod's reservation has expired: kube-scheduler did not call filter in time."""
         self.on_outcome(NominationOutcome.EXPIRED)
         self._queue.retry_nomination(uid)
 
@@ -243,7 +244,7 @@ class Nominator:
 
         paused: namespaces that are left out for now.
 
-        Returns whether to go on at once, and the pod with its node, None if no node was chosen.
+        Returns whether to continue at once, and the pod with its node; None if no node was chosen.
         """
         with self._lock:
             if not self._is_active() or self._reservations.count_rows(Phase.NOMINATED) >= MAX_NOMINATED:
@@ -252,7 +253,7 @@ class Nominator:
             if pod is None:
                 return False, None
             if not self._queue.may_place(pod.request.priority):
-                self._queue.retry_nomination(pod.uid)  # and all others come after it
+                self._queue.retry_nomination(pod.uid)  # and all other pods come after it
                 return False, None
             began = self._clock.cpu()
             nominee = self._nominate(pod)
@@ -284,7 +285,7 @@ class Nominator:
             self._nominees.setdefault(nominee.pod.uid, nominee)
 
     def is_awaited(self, uid: str) -> bool:
-        """Whether kube-scheduler has not asked for the pod yet, so that the node is worth writing."""
+        """Whether filter was not called for the pod yet, so that writing the node is useful."""
         with self._lock:
             return self._nomination_of(uid) is not None
 
@@ -343,13 +344,13 @@ class Nominator:
         self._misses[constraints] = times, until
 
     def _release_nominations(self, uids: Iterable[str], outcome: NominationOutcome) -> None:
-        """Release what is reserved ahead for these pods, unless kube-scheduler has asked for them already."""
+        """Release the reservations ahead of these pods, unless filter was called for them already."""
         for uid in uids:
             if self._nomination_of(uid) is not None:
                 self.on_outcome(outcome)
                 self._reservations.release_plan(uid)
 
     def _nomination_of(self, uid: str) -> Reservation | None:
-        """The pod's reservation ahead, until kube-scheduler asks for the pod."""
+        """The pod's reservation ahead, until filter is called for the pod."""
         row = self._reservations.get(uid)
         return row if row is not None and row.phase is Phase.NOMINATED else None

@@ -39,7 +39,7 @@ from extender.records.pod import WaitingPod
 from extender.records.podinfo import TurnedAway, WaitingRecord
 from extender.records.podref import PodRef
 
-_MAX_UNSEEN: Final = 20_000  # pods that filter was called for and the watch does not show: usually gone meanwhile
+_MAX_UNSEEN: Final = 20_000  # pods for which filter was called and that the watch does not show: usually deleted since
 _SLACK: Final = 1024  # stale heap entries that are tolerated, of pods that can no longer be nominated
 _FORGET_SECONDS: Final = 600.0  # kube-scheduler tries a waiting pod again after five minutes at the latest
 _WATCH_LAG_SECONDS: Final = 2.0  # between a change and its watch event
@@ -142,7 +142,7 @@ class SchedulingQueue:
         self._clock = clock
         self._pods: dict[str, QueuedPod] = {}
         self._unseen: dict[str, None] = {}  # rows of pods that the watch does not show
-        self._unschedulable: dict[str, QueuedPod] = {}  # rows of refused pods, those refused longest ago first
+        self._unschedulable: dict[str, QueuedPod] = {}  # rows of refused pods, the longest refused first
         self._awaiting_plan: dict[str, int] = {}  # priorities by UID: of those that the planner of gangs moves
         self._gang_priorities: Counter[int] = Counter()  # of these
         self._preempting: dict[str, PendingPreemption] = {}  # by UID
@@ -167,7 +167,7 @@ class SchedulingQueue:
             str, float
         ] = {}  # nodes that could not be annotated, and until when others are preferred
         self._epoch_start = self._retry_window_end = -math.inf
-        self._delayed = False  # a pod was refused because others have their turn first
+        self._delayed = False  # whether a pod was refused because other pods come first
 
     # Pending pods.
 
@@ -197,7 +197,7 @@ class SchedulingQueue:
         return (pod.ref for pod in self._watched_pods() if resource_class in pod.classes)
 
     def bindable_pods(self) -> list[PodRef]:
-        """The pods that an extender may have been asked to bind."""
+        """The pods for which an extender's bind may have been called."""
         return [pod.ref for pod in self._watched_pods() if pod.bindable]
 
     # The next pod to nominate.
@@ -505,7 +505,7 @@ class SchedulingQueue:
         }
         for namespace in due:
             self._searches.enqueue(namespace)
-        # The others have no pod that is due any more, or none of this priority.
+        # The other namespaces no longer have a pod that is due, or none of this priority.
         namespace = self._searches.dequeue(due.__contains__)
         due[namespace].not_before = now + _SEARCH_SECONDS
         return due[namespace]

@@ -70,7 +70,7 @@ class WaitingRecord(PodRecord, frozen=True, gc=False):
     waiting_pod: the pod, if kube-scheduler preempts for it, or if it may be nominated ahead.
     status_node: a node in its status where no pods are preempted, perhaps named by us.
     turned_away: set if it is pending because no extender served its call.
-    refused: kube-scheduler has tried it in vain.
+    refused: whether kube-scheduler has tried it and found no node.
     bindable: see `Pod.bindable`.
     """
 
@@ -271,7 +271,7 @@ def _place(
 
 
 def _has_ended(decoded: _Pod, *, finished: bool) -> bool:
-    """Whether the pod's containers are gone for good, by the kubelet's report.
+    """Whether the pod's containers have ended for good, as the kubelet reports.
 
     A terminated container is no proof: it may be restarted. Missing statuses are none either: the kubelet may be
     starting the first container just now.

@@ -109,7 +109,7 @@ class WriteSchedule:
         self._enqueue_at(key, now + seconds)
 
     def mark_settled(self, key: Key) -> None:
-        """Record that the object is as it should be, or is gone."""
+        """Record that the object needs no write: its status is current, or it was deleted."""
         self._written.pop(key, None)
 
     def _make_ready(self, key: Key) -> None:
@@ -136,7 +136,7 @@ def _namespace_of(key: Key) -> str:
 
 
 class WriteRate:
-    """A limit of writes a second; those of half a second may be saved up."""
+    """A limit of writes per second; unused writes of half a second may be saved up."""
 
     def __init__(self) -> None:
         self._tokens = 1.0

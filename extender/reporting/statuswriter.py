@@ -41,18 +41,18 @@ _CALM_AFTER = 1.0  # seconds without a change in the ledger
 # While many pods come, each status is outdated at once, and costs the API server more than the binding of a pod.
 _STORM = 4.0  # writes a second
 _STORM_NODES = 5  # changed nodes in one step (there are four steps a second): more than any rate keeps up with
-_STORM_SECONDS = 1.0  # a storm is over when no step has found so many for this long
+_STORM_SECONDS = 1.0  # a storm is over when no step has had that many changes for this long
 _STORM_LASTS = 30.0  # seconds; a longer storm is normal load, and each pending status is then written within this time
 _MAX_COUNTED_NODES = 1000  # counted in one step
-_AUDIT_SECONDS = 30.0  # in which each node is counted once more, in case a change was missed
+_AUDIT_SECONDS = 30.0  # in which each node is counted again, in case a change was missed
 _USAGE_SECONDS = 1.0
 _WRITE_TIMEOUT = 2.0
 _STEP_LIMIT = 1.0  # seconds of writing after which a step ends, so that a slow API server does not delay a stop
 _REFUSED_SECONDS = 60.0  # until a status that the API server refused is tried again
-_SLOW_SECONDS = 30.0  # until a status is tried again whose write had no response in time
-_SLOW_OWNERS = 3  # nodes or namespaces in a row whose writes have no response: the API server may be away
+_SLOW_SECONDS = 30.0  # until a write is tried again that had no response in time
+_SLOW_OWNERS = 3  # nodes or namespaces in a row whose writes have no response: the API server may be unreachable
 _AWAY_SECONDS = 2.0  # in which nothing is written then; some of these may be hostile, so it is short
-_CONFLICT_SECONDS = 2.0  # until a status is tried again whose object was gone, or has changed since it was read
+_CONFLICT_SECONDS = 2.0  # until a write is tried again whose object was deleted, or has changed since it was read
 _COMPLAIN_SECONDS = 60.0  # between two lines in the log about the same
 
 
@@ -105,7 +105,7 @@ class StatusWriter:
         self._automatic: set[str] = set()  # as of the last step
         self._backoff = Backoff(initial=0.5, cap=30.0)
         self._paused_until = float("-inf")
-        self._slow: set[tuple[str, str]] = set()  # kinds and owners whose writes failed since the last that did not
+        self._slow: set[tuple[str, str]] = set()  # kinds and owners whose writes failed since the last successful write
         self._complained: dict[tuple[str, int], float] = {}
 
     def step(self) -> None:
