@@ -37,8 +37,6 @@ ALWAYS_INSTALLED: Final = tuple(
         "webhook",
     )
 )
-_POLICY: Final = "validatingadmissionpolicy"
-_BINDING: Final = "validatingadmissionpolicybinding"
 _MAX_LISTED: Final = 5
 _NARROWING_FIELDS: Final = ("namespaceSelector", "objectSelector", "excludeResourceRules")
 
@@ -81,7 +79,8 @@ def _report_changed(facts: Facts, policy_names: Sequence[str]) -> Iterator[Findi
         text = (
             f"{_name_policies(policy_names)} changed: failurePolicy is not Fail, or matchConstraints leaves objects out"
         )
-        yield Finding("policies", Severity.WARNING, text, _recreate_command(facts, _POLICY, policy_names))
+        delete = command("kubectl delete validatingadmissionpolicy --ignore-not-found {names}", names=policy_names)
+        yield Finding("policies", Severity.WARNING, text, _recreate(facts, delete))
 
 
 def _report_unenforced(facts: Facts, policy_names: Sequence[str]) -> Iterator[Finding]:
@@ -90,7 +89,10 @@ def _report_unenforced(facts: Facts, policy_names: Sequence[str]) -> Iterator[Fi
             f"{_name_policies(policy_names)} not enforced: there is no ValidatingAdmissionPolicyBinding with "
             "validationActions [Deny] and without matchResources"
         )
-        yield Finding("policies", Severity.WARNING, text, _recreate_command(facts, _BINDING, policy_names))
+        delete = command(
+            "kubectl delete validatingadmissionpolicybinding --ignore-not-found {names}", names=policy_names
+        )
+        yield Finding("policies", Severity.WARNING, text, _recreate(facts, delete))
 
 
 def _name_policies(policy_names: Sequence[str]) -> str:
@@ -101,9 +103,8 @@ def _name_policies(policy_names: Sequence[str]) -> str:
     return f"{len(policy_names)} ValidatingAdmissionPolicies ({listed_names}) are"
 
 
-def _recreate_command(facts: Facts, kind: str, object_names: Sequence[str]) -> str:
+def _recreate(facts: Facts, delete: str) -> str:
     """The remedy for changed objects: Helm keeps fields that were added to an existing object."""
-    delete = command(f"kubectl delete {kind} --ignore-not-found {{names}}", names=object_names)
     return f"delete what is left of them ({delete}), and let the chart recreate them: {repairs.upgrade_command(facts)}"
 
 
