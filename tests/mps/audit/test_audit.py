@@ -108,7 +108,7 @@ def test_what_each_container_has_is_exported_for_as_long_as_it_has_it(node, run_
                 sample.labels["namespace"],
                 sample.labels["pod"],
                 sample.labels["container"],
-                sample.labels["card"],
+                sample.labels["gpu"],
             ): sample.value
             for sample in samples
             if sample.labels["pod"] in ("served", "starting", "")
