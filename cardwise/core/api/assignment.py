@@ -19,9 +19,9 @@ from cardwise.core.values.quantity import MAX_MIB, MiB, Percent
 from cardwise.core.values.wording import quote_text
 
 _VERSION = 1
-_LEGACY_KEY = "pod"  # gpushare knows the pod only, not its containers
-_MAX_NUMBER = 2**31 - 1  # of an index and of percent: no node has more
-_GIB = 1024  # MiB. gpushare counts in GiB where its --memory-unit says nothing else: no card has less than one in MiB
+_LEGACY_KEY = "pod"  # gpushare's annotations describe the pod, not its containers
+_MAX_NUMBER = 2**31 - 1  # the maximum of an index and of a percentage
+_GIB = 1024  # MiB. By default gpushare counts in GiB. A card has at least 1024 MiB, so a smaller number is one of GiB.
 
 
 class InvalidAssignment(ValueError):
@@ -57,7 +57,7 @@ class DeviceShare:
     uuid: str
 
 
-# One for all pods that have none: tens of thousands of assignments are kept.
+# One shared object for all pods without devices, because tens of thousands of assignments are kept.
 _NO_DEVICES: Mapping[str, tuple[DeviceShare, ...]] = MappingProxyType({})
 
 
@@ -70,7 +70,7 @@ class Assignment:
 
     @property
     def is_legacy(self) -> bool:
-        """Whether it was written by gpushare."""
+        """Whether gpushare wrote the annotations."""
         return _LEGACY_KEY in self.containers
 
     def shares(self) -> list[CardShare]:
@@ -87,14 +87,15 @@ class Assignment:
         return cards.union(share.uuid for share in self.device_shares())
 
     def excess_over(self, other: "Assignment") -> "Assignment | None":
-        """What this assignment has beyond the other, by card and device; None for nothing.
+        """The part of this assignment that exceeds `other`, by card and device; None if nothing does.
 
         A pod with two bindings on a node (etcd was restored from a backup) holds the one and the excess of the other:
         containers of both never run at once, but which of the two runs is not known.
 
         Example: 4096 MiB on card A and 8192 on B exceed 8192 on A and 4096 on B by 4096 MiB on B.
 
-        Returns as many shares of each card as it has more, the first with all MiB and percent that it has more.
+        For each card, the result has as many shares as this assignment has more than `other`; the first of them has all
+        additional MiB and percent.
         """
         own_amounts, other_amounts = _shares_by_card(self), _shares_by_card(other)
         excess = {
@@ -132,7 +133,7 @@ class Assignment:
 
 
 class _UsedCard(NamedTuple):
-    """What an assignment has of one card."""
+    """The amounts of one assignment on one card."""
 
     mem: MiB
     core: Percent
@@ -144,7 +145,7 @@ class _UsedCard(NamedTuple):
 
 
 def _shares_by_card(assignment: Assignment) -> dict[str, _UsedCard]:
-    """What the assignment has of each card whose UUID it names."""
+    """The amounts of the assignment on each card, by UUID. Shares without a UUID (gpushare's) are left out."""
     used: dict[str, _UsedCard] = {}
     for share in assignment.shares():
         if share.uuid:
@@ -160,7 +161,9 @@ def fraction(limit: MiB, total: MiB) -> str:
 
 
 def per_card_limit(shares: tuple[CardShare, ...]) -> tuple[MiB, str]:
-    """MiB that the container may use on each of its cards, and the fraction; of the tightest card."""
+    """The container's memory limit in MiB and its fraction, for each of its cards; both are those of its smallest
+    share.
+    """
     tightest = min(shares, key=lambda share: share.mem * 10_000 // share.total)
     return MiB(min(share.mem for share in shares)), fraction(tightest.mem, tightest.total)
 
@@ -207,19 +210,21 @@ def encode(assignment: Assignment, *, assume_time_ns: int, env_access: bool = Fa
 
 
 def _encode_share(share: CardShare) -> list[int | str]:
-    """The sixth element is there for a whole card, and for what would be read as one without it."""
+    """A share as a list of five or six elements. The sixth, which tells whether the card is whole, is written only if
+    the first five would be read wrongly without it.
+    """
     fields: list[int | str] = [share.index, share.uuid, share.mem, share.core, share.total]
     is_flag_needed = share.whole or _is_whole(share.mem, share.core, share.total)
     return [*fields, int(share.whole)] if is_flag_needed else fields
 
 
 def _is_whole(mem: int, core: int, total: int) -> bool:
-    """Whether a share of five elements, of a pod that was bound before the sixth was written, is a whole card."""
+    """Whether a share of five elements is a whole card. Only older versions wrote whole cards in this form."""
     return core >= FULL_CORE and mem >= total
 
 
 def _encode_framework(assignment: Assignment) -> str:
-    """Several cards in the format of Alibaba's framework version, which gpushare's own `inspect` reads."""
+    """Encode several cards in the format of Alibaba's framework version, which `inspect` of gpushare reads."""
     by_container: dict[int, dict[str, int]] = {}
     for position, shares in enumerate(assignment.containers.values()):
         by_container[position] = {str(share.index): share.mem for share in shares}
@@ -270,8 +275,8 @@ def _decode_own(text: str, loads: Callable[[str], Any]) -> Assignment:
 
 
 def _get_text(text: str) -> str:
-    """The text, once in memory. Raises ValueError for half of a surrogate pair: JSON can escape it, but it has no bytes
-    in UTF-8, so no file or message can be written with it.
+    """Return the one shared copy of this text in memory. Raises ValueError for half of a surrogate pair: JSON can
+    escape it, but it has no bytes in UTF-8, so no file or message can be written with it.
     """
     if not text.isascii():
         text.encode()
@@ -311,7 +316,9 @@ def _decode_gpushare(annotations: Mapping[str, str]) -> Assignment:
 
 
 def _gpushare_unit(annotations: Mapping[str, str]) -> int:
-    """MiB in what gpushare has counted in, which the size of the pod's card tells. Raises ValueError."""
+    """The number of MiB in one unit of gpushare's amounts: 1 or 1024, derived from the size of the pod's card. Raises
+    ValueError.
+    """
     return _GIB if 0 < int(annotations.get(names.DEV_MEM, 0)) < _GIB else 1
 
 

@@ -12,7 +12,7 @@ _HEADROOM_KEY: Final = "headroomMiB"
 _CLIENTS_KEY: Final = "maxClients"
 _CORE_KEY: Final = "coreOvercommit"
 
-_MAX_CLIENTS: Final = 1024  # that anybody may write; far above what the setting takes
+_MAX_CLIENTS: Final = 1024  # any user can write the ConfigMap; this is far above the setting's maximum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

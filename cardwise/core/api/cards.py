@@ -37,5 +37,5 @@ class Card:
 
     @property
     def accepts_shares(self) -> bool:
-        """Whether it takes new shares, as far as the card alone decides."""
+        """Whether the card takes new shares: it is healthy and not cordoned."""
         return self.healthy and not self.cordoned

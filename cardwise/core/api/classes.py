@@ -86,7 +86,7 @@ class Classifier:
         self._class_of_model: dict[str, frozenset[str]] = {}
 
     def classes_of(self, labels: Mapping[str, str]) -> frozenset[str]:
-        """The names of the classes that a card or device with these labels (of `labels`) is in."""
+        """The names of the classes that select a card or device with these labels, as `labels` returns them."""
         selected_values = tuple(map(labels.get, self._keys))
         names_of_classes = self._classes_by_labels.get(selected_values)
         if names_of_classes is None:
@@ -126,12 +126,12 @@ class Classifier:
         ]
 
     def priority_of(self, classes: Iterable[str]) -> int:
-        """The highest priority of these classes; 0 without any."""
+        """The highest priority of these classes; 0 if there are none."""
         return max((self._priorities.get(name, 0) for name in classes), default=0)
 
 
 def _build_automatic_class(name: str, model: str) -> ResourceClass:
-    """The automatic class that a card of the model is in while nobody has made it."""
+    """The automatic class of the model, before its object is created."""
     selector = selectors.parse(auto_spec(model)["selector"], "spec.selector")
     return ResourceClass(name=name, selector=selector, auto=True, untouched=True)
 
@@ -150,7 +150,7 @@ def labels(
     """The labels of a card, or of a device of another kind, that selectors see; keys in lower case. Devices have no
     memory.
 
-    own: the labels of its ExtendedResource. The node label among them is left out, because `node` has it.
+    own: the labels of its ExtendedResource. The node label is left out of `own`, because `node` has the same value.
     """
     own_labels = {key: label_value for key, label_value in own.items() if key != names.NODE_LABEL}
     all_labels = {
@@ -235,7 +235,7 @@ def is_bare(name: str, exists: Callable[[str], bool]) -> bool:
 
 
 def _selects_other_devices(selector: Selector, field: str) -> bool:
-    """Whether the selector is of devices that are no GPUs: every alternative says their kind. Raises InvalidRequest."""
+    """Whether the selector selects devices other than GPUs: each alternative names a kind. Raises InvalidRequest."""
     kinds = frozenset().union(*map(_selected_kinds, selector.alternatives))
     other_kinds = kinds - {KIND}
     if other_kinds and KIND in kinds:
@@ -248,7 +248,7 @@ def _selects_other_devices(selector: Selector, field: str) -> bool:
 
 
 def _selected_kinds(conditions: Iterable[Expression]) -> frozenset[str]:
-    """The kinds that an alternative says; one that says none is of GPUs."""
+    """The device kinds that an alternative selects. Without a condition on the kind, it selects GPUs."""
     kinds_by_condition = [
         condition.texts for condition in conditions if (condition.key, condition.operator) == (_KIND_LABEL, "In")
     ]
@@ -283,12 +283,12 @@ def _parse_share(share: object) -> ClassShare:
 
 
 def name_of_model(model: str) -> str:
-    """The name of the automatic class of a model: nvidia.tesla.k80 of Tesla K80."""
+    """The name of a model's automatic class, such as nvidia.tesla.k80 for Tesla K80."""
     return ".".join(_name_parts(model))[:_MAX_NAME_LENGTH].rstrip(".-")
 
 
 def accelerator_of_model(model: str) -> str:
-    """The value of a node's label `accelerator`: nvidia-tesla-k80 of Tesla K80."""
+    """The value of a node's label `accelerator`, such as nvidia-tesla-k80 for Tesla K80."""
     return "-".join(_name_parts(model))[:_MAX_LABEL_LENGTH].rstrip("-")
 
 
@@ -329,7 +329,7 @@ def auto_models(manifest: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _selected_models(selector: object) -> tuple[str, ...]:
-    """Those that the selector names, if it is one of an automatic class."""
+    """The models that the selector of an automatic class names; empty for other selectors."""
     match selector:
         case {"matchLabels": {"model": str(model)}}:
             return (model,)
@@ -343,5 +343,5 @@ def _is_auto(manifest: Mapping[str, Any]) -> bool:
 
 
 def _drop_default_priority(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The API server adds the default priority to what was written."""
+    """The spec without the default priority, which the API server adds."""
     return {key: setting for key, setting in spec.items() if (key, setting) != ("priority", 0)}

@@ -6,8 +6,8 @@ The chart selects the nodes of its DaemonSets by them (`cardwise.pod.onNodes`). 
 from collections.abc import Mapping
 from typing import Final
 
-# By key, the values that mean a GPU of NVIDIA's; () for any value. NVIDIA's GPU Operator and GPU feature discovery,
-# node-feature-discovery, GKE, EKS and AKS write them.
+# Labels of nodes with an NVIDIA GPU, with the values that say so; () means any value. NVIDIA's GPU Operator and GPU
+# feature discovery, node-feature-discovery, GKE, EKS and AKS write them.
 LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "nvidia.com/gpu.present": ("true",),
     "feature.node.kubernetes.io/pci-10de.present": ("true",),
@@ -17,7 +17,7 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "k8s.amazonaws.com/accelerator": (),
     "kubernetes.azure.com/accelerator": ("nvidia",),
 }
-PRESENT: Final = "nvidia.com/gpu.present"  # what an admin writes where nobody else labels nodes
+PRESENT: Final = "nvidia.com/gpu.present"  # for administrators of clusters in which no component labels the nodes
 
 # While NVIDIA's GPU Operator replaces a node's driver no program may hold the kernel's module. By key, the value that
 # tells its clients to leave: the driver manager's from 26.7 on, and the upgrade's state (pkg/upgrade/consts.go of

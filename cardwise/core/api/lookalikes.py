@@ -17,7 +17,7 @@ from typing import Final
 
 from cardwise.core.api import names
 
-# Names that other GPU sharers give to what we have.
+# Resources of other GPU sharers, with the corresponding resource of Cardwise.
 _FOREIGN_RESOURCES: Final[Mapping[str, str]] = {
     names.NVIDIA_GPU: names.GPU_COUNT,
     "aliyun.com/gpu": names.GPU_COUNT,
@@ -34,7 +34,7 @@ _FOREIGN_RESOURCES: Final[Mapping[str, str]] = {
 }
 _MEMORY_LIMIT: Final = f"the limit {names.GPU_MEM}"
 _COUNT_LIMIT: Final = f"the limit {names.GPU_COUNT}"
-# Annotations and labels of pods that other GPU sharers and gang schedulers read, and what of ours does the same.
+# Annotations and labels of other GPU sharers and gang schedulers, with the corresponding key of Cardwise.
 _FOREIGN_KEYS: Final[Mapping[str, str]] = {
     "gpu-fraction": _MEMORY_LIMIT,  # KAI, Run:ai
     "gpu-memory": _MEMORY_LIMIT,
@@ -59,9 +59,9 @@ _OWN_KEY: Final = re.compile(
     r"(?i:cardwise)|^gpu-(fraction|memory)|/(no)?use-gpu|^hami\.io/|^scheduling\.(x-)?k8s\.io/(pod-?)?(group|gang)|"
     r"^pod-group\.scheduling\.|^gang\.scheduling\."
 )
-# Worth a comparison: the above, and misspellings of their domains.
+# Keys that are compared with Cardwise's: those above, and misspellings of their domains.
 _POSSIBLY_OWN_KEY: Final = re.compile(rf"{_OWN_KEY.pattern}|^scheduling\.|^[^/]{{6,12}}\.dev/")
-# What is read of a namespace.
+# The annotations and labels that Cardwise reads on namespaces.
 _NAMESPACE_ANNOTATIONS: Final = (
     names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.MIN_MPS, names.SM_PERCENT, names.FRAMEWORKS,
 )  # fmt: skip
@@ -69,20 +69,21 @@ _NAMESPACE_LABELS: Final = (names.DEFAULTS_LABEL, names.GPU_MEM_UNIT)
 # Vendors of other GPUs, by the ends of their domains.
 _VENDORS: Final = ("amd.com", "intel.com", "iluvatar.ai", "metax-tech.com", "mthreads.com")
 _CORE: Final = names.GPU_CORE.removesuffix(".percentage")
-# Near to these, another is meant: the name with its long end, and users' name of whole cards.
+# Names that stand for another one: the short form of the core percentage, and the internal name of whole cards.
 _FULL_NAMES: Final[Mapping[str, str]] = {_CORE: names.GPU_CORE, names.WHOLE_GPU: names.GPU_COUNT}
 # As the chart's `cardwise.cel.looksLikeGpu`, which decides what the webhook sees.
 _GPU_NAME: Final = re.compile(r"gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.dev/")
-# What each card can be selected by, whatever its node says of it (`classes.labels`).
+# The labels that every card has, for selectors (`classes.labels`).
 CARD_LABELS: Final = (
     "model", "memory", "node", "hostname", "index", "uuid", "kind",
     "driver", "clock", "architecture", "computecapability",
 )  # fmt: skip
-_MIN_EDITS: Final = 2  # edits that any name may be off
-_LENGTH_PER_EDIT: Final = 4  # of a longer name a quarter
-_MAX_COMPARED_LENGTH: Final = 128  # Kubernetes takes no longer ones but for the domain; distance is quadratic
-_MAX_COMPARED: Final = 32  # candidates whose distance is computed: the most alike
-_MAX_RANKED: Final = 1024  # candidates of which these are chosen; clusters have tens of them
+_MIN_EDITS: Final = 2  # edits that are allowed for a name of any length
+_LENGTH_PER_EDIT: Final = 4  # a longer name may have one edit per so many characters
+# characters; Kubernetes allows no longer names without a domain, and the time for a distance is quadratic
+_MAX_COMPARED_LENGTH: Final = 128
+_MAX_COMPARED: Final = 32  # the most similar candidates, whose distance is computed
+_MAX_RANKED: Final = 1024  # candidates that are considered at all; clusters have tens of them
 
 
 def is_like_gpu(name: str) -> bool:
@@ -115,7 +116,7 @@ def suggest_resource(name: str, others: Iterable[str] = ()) -> str:
 
 
 def suggest_class(name: str, class_names: Iterable[str]) -> str:
-    """The class that was probably meant by a name that no class of `class_names` has; "" for none."""
+    """The class of `class_names` that an unknown name probably means; "" for none."""
     if len(name) > _MAX_COMPARED_LENGTH:
         return ""
     limit = max(1, len(name) // _LENGTH_PER_EDIT)
@@ -194,7 +195,7 @@ def suggest_node_label(key: str, text: str, label_values: Mapping[str, Collectio
 
 
 def _find_nearest_label_value(text: str, candidates: Iterable[str]) -> str:
-    """The key or value of a label that is at most two edits away, a short one fewer, in any case; "" for none."""
+    """The candidate for a label's key or value within two edits (fewer for short texts), ignoring case; "" for none."""
     lower = text.lower()
     return _choose_nearest(
         select_alike(text, sorted(candidates)),
@@ -204,7 +205,7 @@ def _find_nearest_label_value(text: str, candidates: Iterable[str]) -> str:
 
 
 def _suggest_own_key(domain: str, name: str) -> str:
-    """The key in our domain, if the domain is ours or a misspelling of it; "" else."""
+    """The key of Cardwise that is probably meant, if the domain is Cardwise's or a misspelling of it; else ""."""
     plain = domain.lower()
     is_ours = "cardwise" in plain or _edit_distance(plain, names.GROUP, _MIN_EDITS) <= _MIN_EDITS
     return f"{names.GROUP}/{name.lower()}" if is_ours else ""
@@ -218,7 +219,7 @@ def _find_nearest(key: str, candidates: Iterable[str]) -> str:
 
 
 def select_alike(name: str, candidates: Iterable[str], count: int = _MAX_COMPARED) -> list[str]:
-    """At most `count` of the candidates: the most alike, and these first."""
+    """The `count` most similar candidates, in order of similarity."""
     name_pairs = _letter_pairs(name)
 
     def difference(candidate: str) -> float:
@@ -233,7 +234,7 @@ def _letter_pairs(name: str) -> frozenset[tuple[str, str]]:
 
 
 def _choose_nearest(candidates: Iterable[str], limit: int, distance: Callable[[str, int], int]) -> str:
-    """The candidate at the least distance, which is at most `limit`; the first of equal ones; "" for none.
+    """The nearest candidate within `limit`, the first if several are equally near; "" if there is none.
 
     distance: the distance of a candidate, exact if it is at most the given limit.
     """
@@ -247,7 +248,7 @@ def _choose_nearest(candidates: Iterable[str], limit: int, distance: Callable[[s
 
 
 def _name_distance(name: str, other: str, limit: int) -> int:
-    """Edits between two names; another domain counts as two, however it differs, a class as of a domain as one."""
+    """The number of edits between two names. A different domain counts as two edits."""
     name_edits = _edit_distance(name, other, limit)
     domain, slash, rest = name.partition("/")
     if not slash:
@@ -258,9 +259,10 @@ def _name_distance(name: str, other: str, limit: int) -> int:
 
 
 def _edit_distance(name: str, other: str, limit: int) -> int:
-    """Insertions, deletions, substitutions and swaps of neighbours from one to the other; more than `limit` if more.
+    """The number of insertions, deletions, substitutions and swaps of neighbours that turn one name into the other. Any
+    number above `limit` only means "more than `limit`".
 
-    Only the cells within `limit` of the diagonal are computed: all others are more than `limit`.
+    Only the cells of the table within `limit` of the diagonal are computed, since the others exceed `limit`.
     """
     beyond = limit + 1
     if abs(len(name) - len(other)) > limit:

@@ -18,9 +18,9 @@ from cardwise.core.values.quantity import MiB
 from cardwise.core.values.wording import quote_text
 
 DEFAULT_ROOT: Final = "/run/cardwise/mps"
-CONTAINER_PIPE: Final = "/run/cardwise/mps/pipe"  # where a container has its card's `CLIENTS`, read-only
+CONTAINER_PIPE: Final = "/run/cardwise/mps/pipe"  # the mount of the card's `CLIENTS` folder in a container, read-only
 MODE: Final = "cardwise.dev/mps"  # annotation of a pod: off, preferred, required
-MIN_MODE: Final = "cardwise.dev/min-mps"  # annotation of a namespace: the least that its pods may say by `MODE`
+MIN_MODE: Final = "cardwise.dev/min-mps"  # annotation of a namespace: the weakest `MODE` that its pods may have
 SM_PERCENT: Final = "cardwise.dev/sm-percent"  # annotation of a pod: core, memory
 PIPE_ENV: Final = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_ENV: Final = "CUDA_MPS_LOG_DIRECTORY"
@@ -28,7 +28,7 @@ LIMIT_ENV: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 PERCENT_ENV: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 PIPE: Final = "pipe"
-CLIENTS: Final = "clients"  # what they see of the daemon: a link to its socket
+CLIENTS: Final = "clients"  # the folder that containers see: a link to the daemon's socket
 LOG: Final = "log"
 READY: Final = "ready"
 MODES: Final = "modes"
@@ -40,18 +40,19 @@ CONTROL: Final = "control"  # the socket in the pipe folder
 MANAGER_GONE: Final = "the node's MPS manager is gone or hangs"
 CLOSED_BY_FORMER_MANAGER: Final = "the GPU is closed to programs without MPS: a former MPS manager left it so"
 
-MAX_PIPE_LENGTH: Final = 87  # bytes; with one more, MPS fails without a word
-MIN_CEILING: Final = 512  # MiB; where no pod of the card has a larger share
+MAX_PIPE_LENGTH: Final = 87  # bytes; a longer path makes MPS fail without a message
+MIN_CEILING: Final = 512  # MiB; the ceiling while no pod on the card has a larger share
 # MiB, as seen on an H200 and an H100 with driver 580 (docs/measured.md):
 MIN_LIMIT: Final = 544  # with 512 CUDA does not start, since a client's limit counts its own context
 MAX_CONTEXT: Final = (
-    640  # the most that a process without MPS has beyond its share: its context, a framework's libraries
+    640  # MiB that a process without MPS may use beyond its share: for its CUDA context and a framework's libraries
 )
 _GIB: Final = 1024
 _VERSION = 1
 _UUID_PREFIX_LENGTH = 12  # characters of the UUID in a folder's name
 _DIGEST_LENGTH = 8
-_LIMIT = re.compile(r"(\d+)=[1-9]\d*(?:[GM]B?|g)?")  # that drivers were seen to read as people do
+# the formats of a limit that drivers were observed to read correctly
+_LIMIT = re.compile(r"(\d+)=[1-9]\d*(?:[GM]B?|g)?")
 _LIMIT_REMEDY = "write <ordinal>=<whole number>M, such as 0=8138M; MPS misreads or ignores other forms"
 
 
@@ -80,7 +81,9 @@ class SmPercent(StrEnum):
 
 
 def percent(core: int, mem: int, total: int, source: str) -> int | None:
-    """The percent of the SMs for a share of a card; None for no limit. `source`: the pod's source, see `SmPercent`."""
+    """The limit on a share's SMs, in percent of the card's SMs; None for no limit. `source`: the pod's source, see
+    `SmPercent`.
+    """
     if core or source != SmPercent.MEMORY:
         return core or None
     return max(1, min(100, mem * 100 // total))
@@ -113,7 +116,7 @@ class MpsState(StrEnum):
 
 
 class UnreadableState(ValueError):
-    """A state file that cannot be parsed, or has another version."""
+    """A state file that cannot be parsed, or that has an unsupported version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +132,7 @@ class Status:
     valid_seconds: float = 0.0
     driver: str = ""
     multi_user: bool = False
-    enforced: bool = False  # nobody gets round MPS: the card is EXCLUSIVE_PROCESS
+    enforced: bool = False  # no process can bypass MPS: the card is EXCLUSIVE_PROCESS
     ceilings: Mapping[str, MiB] = field(default_factory=dict)  # by UUID, as read back
     daemon_pid: int = 0
     manager_pid: int = 0
@@ -239,7 +242,7 @@ def start_problem(
             f": {status.reason}" if status.reason else ""
         )
     if is_stale(status, now):
-        # How long is not said: a text that is another one each second would be told each second.
+        # The text has no duration, because a text that changes every second would be reported every second.
         return f"the MPS manager has not checked GPU {uuid} for over {status.valid_seconds:.0f} s; it may hang"
     allowed = status.ceilings.get(uuid, 0)
     if required_state is MpsState.READY and allowed < required_mib:

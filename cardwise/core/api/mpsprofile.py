@@ -7,11 +7,11 @@ from typing import Final, NamedTuple
 
 from cardwise.core.api.mps import Mode
 
-# Beside the numbers of users: whom a pod runs as, or for whom a card is.
-IMAGE: Final = -1  # the image's, which nobody knows before it is there; taken to be the same in all images
+# Special values of a pod's user, or of the user whose pods a card serves. Other values are UIDs.
+IMAGE: Final = -1  # the image's user: unknown before the image is pulled, treated as the same user in all images
 MIXED: Final = -2  # more than one
-OWN_USERS: Final = MIXED  # of a pod with `hostUsers: false`: its numbers mean other users than everybody else's
-NO_USER: Final = -3  # of a pod without MPS, which no daemon serves
+OWN_USERS: Final = MIXED  # a pod with `hostUsers: false`, whose UIDs mean other users on the node
+NO_USER: Final = -3  # a pod without MPS, which uses no daemon
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class MpsClient(NamedTuple):
     user: int
 
 
-# Of a pod that only its node still reports: no pod may share MPS with it.
+# A deleted pod that only its node still reports: no pod may share MPS with it.
 UNKNOWN: Final = MpsClient(off=True, wants=True, user=MIXED)
 UNKNOWN_SETTINGS: Final = MpsClient(
     off=False, wants=False, user=NO_USER
-)  # who takes memory, and agrees with every other by MPS
+)  # a holder with unknown MPS settings: it takes memory and is compatible with all pods
 
 
 @lru_cache(maxsize=65_536)
@@ -50,7 +50,7 @@ def mps_client(mode: Mode, user: int) -> MpsClient:
     return MpsClient(off=not mode.uses_mps, wants=mode.uses_mps, user=user if mode.uses_mps else NO_USER)
 
 
-COMMON: Final = mps_client(Mode.PREFERRED, IMAGE)  # of a pod that says nothing
+COMMON: Final = mps_client(Mode.PREFERRED, IMAGE)  # a pod without MPS settings
 
 
 def user(pods: int | None, containers: Iterable[int | None]) -> int:

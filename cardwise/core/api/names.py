@@ -23,11 +23,12 @@ PLACE_MARKER: Final = "cardwise.dev/place"  # brings a pod without GPU to filter
 BIND_MARKER: Final = "cardwise.dev/bind"  # brings a pod without GPU and without a slot to bind; no node has it
 NVIDIA_GPU: Final = "nvidia.com/gpu"  # NVIDIA's device plugin's own; ours only where the setting says `take`
 CLASS_PREFIX: Final = f"{GROUP}/"  # + the name of a ResourceClass: its resource
-OWN_RESOURCES: Final = (WHOLE_GPU, SHARE, PLACE_MARKER, BIND_MARKER)  # of our domain, but no ResourceClass
-REQUESTED: Final = (GPU_MEM, GPU_COUNT, GPU_CORE, WHOLE_GPU)  # what a user may ask for
+# resources of Cardwise's domain that are not classes
+OWN_RESOURCES: Final = (WHOLE_GPU, SHARE, PLACE_MARKER, BIND_MARKER)
+REQUESTED: Final = (GPU_MEM, GPU_COUNT, GPU_CORE, WHOLE_GPU)  # the resources that users may request
 
-# What a pod's UID is made of: the API server writes UUIDs, the kubelet 32 hex digits for a static pod, whose manifest
-# may name another one.
+# The characters of a pod's UID. The API server writes UUIDs; the kubelet writes 32 hexadecimal digits for a static pod,
+# whose manifest may set another UID.
 POD_UID: Final = "^[0-9A-Za-z-]{1,128}$"
 
 # Annotations of gpushare's protocol, written by bind.
@@ -48,7 +49,8 @@ FRACTION_OF: Final = "cardwise.dev/mem-fraction."
 LIMIT_BYTES_OF: Final = "cardwise.dev/mem-limit-bytes."
 # Written by the webhook.
 GPU_COUNTS: Final = "cardwise.dev/gpu-counts"  # cards of split shares, by container: core/api/request.py write_counts
-DEVICE_CLASSES: Final = "cardwise.dev/device-classes"  # which classes among the limits are no GPUs, by comma
+# the classes in the limits that are not GPUs, separated by commas
+DEVICE_CLASSES: Final = "cardwise.dev/device-classes"
 
 # Annotations that a user may set.
 POLICY: Final = "cardwise.dev/policy"  # on a pod or a namespace: one of core/api/policies.py
@@ -88,13 +90,14 @@ AUTO_SPEC: Final = "cardwise.dev/auto-spec"
 # Labels.
 DEFAULTS_LABEL: Final = "cardwise.dev/defaults"  # on a namespace: "enabled"
 GPU_MEM_UNIT: Final = (
-    "cardwise.dev/gpu-mem-unit"  # on a namespace: MiB or GiB, what bare numbers of gpu-mem count there
+    "cardwise.dev/gpu-mem-unit"  # on a namespace: the unit of bare gpu-mem numbers in the namespace: MiB or GiB
 )
 ACCELERATOR: Final = "accelerator"  # on a node whose cards are all of one model, such as nvidia-tesla-k80
 NODE_LABEL: Final = "cardwise.dev/node"  # on an ExtendedResource
 LEADER: Final = "cardwise.dev/leader"  # on the pod of the extender that answers: "true"
 
-# Gangs. What users write, as annotations or labels; GANG is the label and the gate that the webhook gives members.
+# Gangs. Annotations or labels of gangs that users write. GANG is the label and scheduling gate that the webhook adds to
+# members.
 GROUP_NAME: Final = "scheduling.k8s.io/group-name"
 GROUP_NUM: Final = "scheduling.k8s.io/group-pod-num"
 COSCHEDULING: Final = "scheduling.x-k8s.io/pod-group"  # label: the name of that project's PodGroup
@@ -102,10 +105,10 @@ GANG: Final = "cardwise.dev/gang"
 
 # Reason of an event on a node: another node has the ExtendedResource of its card.
 GPU_ON_ANOTHER_NODE: Final = "GPUOnAnotherNode"
-# Reason of an event on a pod: something else than the extender had bound it, and it was deleted.
+# Reason of an Event on a pod: the pod was deleted, because a program other than the extender had bound it.
 BOUND_WITHOUT_EXTENDER: Final = "BoundWithoutExtender"
 
-# Annotation on a node: a change of it wakes pods that kube-scheduler has parked.
+# Annotation on a node. Changing it makes kube-scheduler retry the pods in its unschedulable queue.
 REQUEUE: Final = "cardwise.dev/requeue"
 
 # Environment of the container.
@@ -113,7 +116,7 @@ ENV_VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 NO_CARDS: Final = "void"  # its value that keeps NVIDIA's runtime from adding cards
 ENV_DEVICE_ORDER: Final = "CUDA_DEVICE_ORDER"
 ENV_LIMIT_MIB: Final = "CARDWISE_MEM_LIMIT_MIB"  # MiB on each of the container's cards
-ENV_GPU_COUNT: Final = "CARDWISE_GPU_COUNT"  # of the container's cards, where its share is split over several
+ENV_GPU_COUNT: Final = "CARDWISE_GPU_COUNT"  # the number of the container's cards, if its share is split over several
 ENV_FRACTION: Final = "CARDWISE_MEM_FRACTION"  # limit / card total, rounded down to 4 digits
 ENV_XLA_FRACTION: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 ENV_XLA_FRACTION_NEW: Final = "XLA_CLIENT_MEM_FRACTION"
@@ -136,22 +139,26 @@ EXTENDER_PREFIX: Final = "/gpushare-scheduler"
 # Identities and objects of the chart.
 NAMESPACE: Final = "cardwise-system"
 WEBHOOK_CONFIGURATION: Final = "cardwise"
-LATE: Final = "zz-"  # before that name: the second mutating one, behind those of other projects in the order of names
+# prefix of the name of the second mutating configuration, which therefore sorts after those of other projects
+LATE: Final = "zz-"
 LATE_CONFIGURATION: Final = f"{LATE}{WEBHOOK_CONFIGURATION}"
 SCHEDULER: Final = "cardwise-scheduler"  # Deployment of scheduler.mode=own; scheduler.name if nobody sets another
 SCHEDULER_NAME: Final = "cardwise.dev/scheduler-name"  # annotation on it: scheduler.name
-FORMER_CONFIG: Final = "cardwise-former-config"  # annotation: scheduler.mode=kubeadm has changed this kube-scheduler
-PROBE_PRIORITY_CLASS: Final = "cardwise-probe"  # PriorityClass of pods that only try whether they get a card
+# annotation of a kube-scheduler that scheduler.mode=kubeadm has changed
+FORMER_CONFIG: Final = "cardwise-former-config"
+PROBE_PRIORITY_CLASS: Final = "cardwise-probe"  # PriorityClass of pods that only test whether a card can be allocated
 LEASE: Final = "cardwise-extender"  # in NAMESPACE: which extender binds
 WORKLOAD: Final = "cardwise-workload"  # a ConfigMap beside the Lease: what the placement policies have learned from
 WORKLOAD_REQUESTS: Final = "workload.json"  # its key for that
 WORKLOAD_POLICY: Final = "policy"  # its key for the extender's --policy; more of its settings: cardlimits.py
 
-# cluster-autoscaler's: "false" on a pod that it must not evict, "true" on one that it may though it would not.
+# cluster-autoscaler's: "false" on a pod that it must not evict, "true" on a pod that it may evict although by default
+# it would not.
 SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 # Kubernetes' own: which limits a LimitRange gave a pod's containers, in words.
 LIMIT_RANGER: Final = "kubernetes.io/limit-ranger"
-# Kubernetes' own: the mark of a static pod's mirror, which nobody places; and the phases in which pods hold nothing.
+# Kubernetes' own: the annotation of a static pod's mirror, which no scheduler places; and the phases in which pods hold
+# no resources.
 MIRROR: Final = "kubernetes.io/config.mirror"
 FINISHED_PHASES: Final = ("Succeeded", "Failed")
 

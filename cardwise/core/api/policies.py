@@ -2,8 +2,8 @@
 
 A policy is one function in a table: it picks one of a node's usable cards and scores the pick. The scores of one
 policy are comparable across nodes, so the best node is the one with the highest score. It sees the cards as
-`cards.card_code`s in ascending order, the fullest first, and the least code of a card with the memory asked for: plain
-integers, because filter asks for thousands of nodes.
+`cards.card_code`s in ascending order, the fullest first, and the lowest code of a card with the requested memory: plain
+integers, because a filter call runs the policy for thousands of nodes.
 """
 
 from bisect import bisect_left
@@ -34,6 +34,7 @@ def spread(codes: Sequence[int], min_free: int) -> Pick | None:
 
 
 DEFAULT: Final = "priced"
-FALLBACK: Final = "binpack"  # in place of a scored policy: for single nodes, and until it has learned a workload
-SCORED: Final = frozenset({"priced"})  # what they choose is asked of `scored.engine`
+# used instead of a scored policy for single nodes, and until the scored policy has learned a workload
+FALLBACK: Final = "binpack"
+SCORED: Final = frozenset({"priced"})  # these policies choose in `scored.engine`
 POLICIES: Final[dict[str, Policy]] = {"binpack": binpack, "spread": spread, **dict.fromkeys(sorted(SCORED), binpack)}

@@ -75,7 +75,7 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headroom:
-    """What is left of an entry; None for no limit. Negative if the limit was lowered below the use."""
+    """The amounts that an entry still allows; None for no limit. Negative if the limit was lowered below the use."""
 
     entry: QuotaEntry
     shares: int | None
@@ -91,7 +91,7 @@ class Headroom:
         )
 
     def subtract(self, charge: Charge) -> "Headroom":
-        """What is left after the charge."""
+        """The headroom after the charge."""
         return Headroom(
             entry=self.entry,
             shares=None if self.shares is None else self.shares - charge.shares,
@@ -111,7 +111,7 @@ class GPUQuota:
 
 
 def headroom(entry: QuotaEntry, used: Charge) -> Headroom:
-    """What is left of the entry if `used` is used."""
+    """The amounts that the entry still allows when `used` is in use."""
     return Headroom(entry=entry, shares=entry.shares, memory=entry.memory, cards=entry.cards).subtract(used)
 
 
@@ -131,8 +131,8 @@ def min_charge_of_share(cards: int, mem: int, smallest: int) -> Charge:
 
 
 def unlimited_amount_key(hard: Collection[str]) -> str:
-    """The key that ResourceQuotas with these keys lack, so that some requests are not counted; "" if they have both or
-    neither.
+    """The quota key to add, if ResourceQuotas with these keys leave some requests uncounted; "" if they have both keys
+    or neither.
     """
     if (SHARES in hard) == (WHOLE_CARDS in hard):
         return ""

@@ -19,14 +19,14 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.wording import quote_text
 
-MAX_CARDS: Final = 4096  # that a container asks for, or shares of one: no node has so many, and all are counted
+MAX_CARDS: Final = 4096  # cards or units that one container may request: no node has as many, and each is counted
 # Card requests of a pod (`_card_request_key`). Each node is searched for all of them, so each adds to the time of a
 # filter call. The largest nodes have 16 GPUs, so a pod that gives each request a GPU of its own needs no more.
 MAX_CARD_REQUESTS: Final = 16
 
 
 class Load(NamedTuple):
-    """What a pod uses of its node besides cards: thousandths of a CPU, bytes, pods."""
+    """The CPU (in thousandths), memory (in bytes) and pod slots that a pod uses on its node."""
 
     cpu: int = 0
     memory: int = 0
@@ -94,13 +94,13 @@ class PodRequest:
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
-        # Computed once: the planner of gangs has requests as keys, hundreds of them in each turn.
+        # Computed once: the gang planner uses requests as keys, hundreds of them in each pass.
         if not self._hash:
             object.__setattr__(self, "_hash", hash(tuple([getattr(self, name) for name in _COMPARED_FIELDS])))
         return self._hash
 
     def __reduce__(self) -> tuple[Callable[..., "PodRequest"], tuple[()]]:
-        # Another process has other hashes.
+        # The hash is not pickled, because hashes differ between processes.
         return partial(PodRequest, **{name: getattr(self, name) for name in _COMPARED_FIELDS}), ()
 
     @property
@@ -110,7 +110,7 @@ class PodRequest:
 
     @property
     def mem(self) -> MiB:
-        """Sum of the asked MiB; whole cards ask for none."""
+        """The sum of the requested MiB; whole cards count as 0."""
         return MiB(sum(container.mem for container in self.containers))
 
     @property
@@ -158,20 +158,21 @@ def containers(pod: Json) -> Iterator[Container]:
 
 
 def write_device_classes(classes: Iterable[str]) -> str:
-    """The annotation `names.DEVICE_CLASSES`: which classes among the limits of a pod are no GPUs."""
+    """The value of the annotation `names.DEVICE_CLASSES`: the classes in a pod's limits that are not GPUs."""
     return ",".join(sorted(set(classes)))
 
 
 def read_device_classes(annotations: Mapping[str, str]) -> frozenset[str]:
-    """The classes that `write_device_classes` was given."""
+    """The classes in the annotation that `write_device_classes` wrote."""
     return frozenset(filter(None, annotations.get(names.DEVICE_CLASSES, "").split(",")))
 
 
 def write_counts(containers: Iterable[ContainerRequest]) -> str:
-    """The annotation `names.GPU_COUNTS`: over how many cards shares are split, as `train=2,eval=4`; "" where none is.
+    """The value of the annotation `names.GPU_COUNTS`: the number of cards of each split share, such as
+    `train=2,eval=4`; "" without split shares.
 
-    By the name of the container: its key changes when another webhook puts one in front of it. The container says it
-    too, by `names.ENV_GPU_COUNT`, since other webhooks drop annotations and rename containers.
+    The annotation uses names of containers, because a key changes when another webhook inserts a container. The
+    container has the number in `names.ENV_GPU_COUNT` too, since other webhooks drop annotations and rename containers.
     """
     return ",".join(
         f"{container.name}={container.cards}" for container in containers if not container.whole and container.cards > 1
@@ -179,7 +180,9 @@ def write_counts(containers: Iterable[ContainerRequest]) -> str:
 
 
 def read_counts(annotations: Mapping[str, str]) -> dict[str, int]:
-    """What `write_counts` was given, by name. Raises InvalidRequest."""
+    """The numbers of cards in the annotation that `write_counts` wrote, by name of the container. Raises
+    InvalidRequest.
+    """
     counts = {}
     for entry in filter(None, annotations.get(names.GPU_COUNTS, "").split(",")):
         name, _, number = entry.partition("=")
@@ -197,7 +200,7 @@ def parse(pod: Json) -> PodRequest | None:
     device_classes = read_device_classes(annotations)
     container_requests: list[ContainerRequest] = []
     devices: list[DeviceRequest] = []
-    # Percent of the one card that the containers of a class with a share of one card have in common.
+    # Percent of the card that the containers with a share of one class use together.
     shares_by_class: dict[str, int] = {}
     class_containers: set[tuple[str, str]] = set()
     for container in containers(pod):
@@ -238,7 +241,7 @@ def parse(pod: Json) -> PodRequest | None:
 
 
 def parse_mutated(pod: Json) -> PodRequest | None:
-    """As `parse`, for a pod that must have passed the webhook. Raises NotRewritten where it has not."""
+    """As `parse`, for a pod that must have passed the webhook. Raises NotRewritten if it has not."""
     request = parse(pod)
     if request is None:
         return None
@@ -246,7 +249,7 @@ def parse_mutated(pod: Json) -> PodRequest | None:
     slots = card_containers | {device.key for device in request.devices}
     for c in containers(pod):
         limits = _get_resources(c, "limits")
-        # Without a binary suffix; 8000 comes back from the API server as 8k.
+        # The amount has no binary suffix; the API server returns 8000 as 8k.
         canonical = (
             names.GPU_COUNT not in limits
             and (names.GPU_MEM in limits or names.WHOLE_GPU in limits)
@@ -272,7 +275,7 @@ def _common_user(pod: Json, keys: Collection[str]) -> int:
 
 
 def _run_as(spec: Json) -> int | None:
-    """`runAsUser` of a pod or a container."""
+    """The `runAsUser` of a pod's or container's spec; None if it has none."""
     number = (spec.get("securityContext") or {}).get("runAsUser")
     return number if isinstance(number, int) else None
 
@@ -320,7 +323,7 @@ def _container_request(
         )
     amounts_by_name = {name: _read_amount(container, name, limits, requests) for name in resources}
     mem, core = amounts_by_name.get(names.GPU_MEM, 0), amounts_by_name.get(names.GPU_CORE, 0)
-    # Once the webhook has been here, the limits say it: an annotation that comes later changes nothing.
+    # After the webhook has rewritten the container, only the limits count: a later annotation changes nothing.
     rewritten = _is_rewritten(container)
     class_annotation = annotations.get(names.CLASS) if not rewritten else None
     resource_class = names.class_of(class_names[0]) if class_names else class_annotation or ""
@@ -346,9 +349,7 @@ def _container_request(
         )
     if not counts and rewritten:
         cards = split_cards(container, annotations)
-    if (
-        class_names and cards > 1 and amounts_by_name[class_names[0]] != cards
-    ):  # a ResourceQuota counts what stands there
+    if class_names and cards > 1 and amounts_by_name[class_names[0]] != cards:  # a ResourceQuota counts this limit
         raise InvalidRequest(
             f"{field}[{class_names[0]}]", f"differs from the number of GPUs, {cards}", f"write {cards}"
         )
@@ -373,10 +374,10 @@ def _container_request(
 
 
 def split_cards(container: Container, annotations: Mapping[str, str]) -> int:
-    """Over how many cards the webhook has split the container's share. Raises InvalidRequest.
+    """The number of cards over which the webhook has split the container's share. Raises InvalidRequest.
 
-    The container's own word comes first: an annotation of another webhook, or none, must not make one card with the
-    whole sum of it.
+    The container's own variable takes precedence: a missing or wrong annotation must not put the total memory on one
+    card.
     """
     for entry in container.spec.get("env") or ():
         if entry.get("name") == names.ENV_GPU_COUNT:
@@ -390,7 +391,9 @@ def split_cards(container: Container, annotations: Mapping[str, str]) -> int:
 
 
 def _is_rewritten(container: Container) -> bool:
-    """Whether the webhook has seen the container: by its slot, or by its variable, where another webhook drops that."""
+    """Whether the webhook has rewritten the container: it has the slot or, if another webhook removed that, the
+    variable.
+    """
     if names.SHARE in _get_resources(container, "limits"):
         return True
     path = f"metadata.annotations['{names.DEVICES_OF}"
@@ -404,10 +407,10 @@ def _is_rewritten(container: Container) -> bool:
 def _read_counts_annotation(
     field: str, amounts_by_name: Mapping[str, int], class_names: Sequence[str], *, has_share: bool
 ) -> dict[str, int]:
-    """The resources that say how many cards; they must agree. `has_share`: the webhook has written it into an
-    annotation.
+    """The number of cards that the container requests, and the resource that says so; several such resources must
+    agree. `has_share`: the webhook has written it into an annotation.
 
-    It is then no matter how many of the class were asked for: they may be so many shares of one card.
+    In that case the requested number of units of the class does not matter: the units may be shares of one card.
     """
     names_of_counts = [names.GPU_COUNT, names.WHOLE_GPU, *(() if has_share else class_names)]
     counts = {name: amounts_by_name[name] for name in names_of_counts if name in amounts_by_name}
@@ -420,7 +423,7 @@ def _read_counts_annotation(
 
 
 def _check_core(container: Container, core: int, *, cards: int, others: int) -> None:
-    """`others`: what the containers before it take of the same card."""
+    """`others`: the percent that earlier containers take of the same card."""
     available = FULL_CORE * cards - others
     if core <= available:
         return
@@ -465,7 +468,7 @@ def _parse_amount(field: str, name: str, text: str | int) -> int:
 
 
 def _remedy(name: str, text: str | int, remedy: str) -> str:
-    """What to write instead of an amount that is none."""
+    """The remedy for an amount that is not a number."""
     if name == names.GPU_MEM:
         return remedy
     if names.class_of(name) and (suggested_name := lookalikes.suggest_resource(name)):

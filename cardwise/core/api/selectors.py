@@ -24,7 +24,7 @@ _EXPRESSION_FIELDS = ("key", "operator", "values")
 # Of all alternatives of a selector: each new kind of card is compared with the conditions, and each value is parsed.
 MAX_CONDITIONS = 256
 MAX_VALUES = 4096
-_MAX_CACHED_NUMBERS = 4096  # readings of label values: cards of one model repeat each other's
+_MAX_CACHED_NUMBERS = 4096  # parsed label values that are cached: cards of one model have the same
 _MAX_NUMBER_LENGTH = 64  # characters: no label value has more
 
 
@@ -42,7 +42,7 @@ class Expression:
     bound: Fraction = Fraction(0)
 
     def matches(self, text: str | None) -> bool:
-        """Whether a card with this value of the label meets the condition. None: it does not have the label."""
+        """Whether a card with this label value meets the condition. `text` is None if the card lacks the label."""
         match self.operator:
             case "In":
                 return self._is_listed(text)
@@ -69,7 +69,7 @@ class Selector:
 
     @property
     def keys(self) -> frozenset[str]:
-        """The labels that it uses, in lower case."""
+        """The keys of the labels that the selector uses, in lower case."""
         return frozenset(condition.key for conditions in self.alternatives for condition in conditions)
 
     def matches(self, labels: Mapping[str, str]) -> bool:
@@ -212,7 +212,7 @@ def _parse_bound(name: str, operands: object, field: str) -> Fraction:
 
 
 def _parse_text(scalar: object, field: str) -> str:
-    """A value as the text that labels are; YAML makes numbers of `8.6` and `0`."""
+    """A value as text, since labels are texts, and YAML reads `8.6` and `0` as numbers."""
     if isinstance(scalar, str):
         return scalar
     if isinstance(scalar, int | float) and not isinstance(scalar, bool):
@@ -223,7 +223,7 @@ def _parse_text(scalar: object, field: str) -> str:
 
 
 def _parse_number(text: str) -> Fraction | None:
-    """None for what is no number. Long texts are none, and are not remembered."""
+    """The number that the text denotes; None for other texts. Long texts are not numbers and are not cached."""
     return _parse_short_number(text) if len(text) <= _MAX_NUMBER_LENGTH else None
 
 

@@ -5,7 +5,7 @@ The agent is small and imports little else than this; the other names are in `na
 
 from typing import Final
 
-CONTAINER: Final = "cardwise-agent"  # the sidecar's name, by which PreStart knows it
+CONTAINER: Final = "cardwise-agent"  # the sidecar's name, by which PreStart recognizes it
 CHOICE: Final = "cardwise.dev/share-agent"  # annotation of a pod: always, mps, never
 VOLUME: Final = "cardwise-share"
 
@@ -13,15 +13,15 @@ VOLUME: Final = "cardwise-share"
 ASSIGNMENT_ENV: Final = "CARDWISE_ASSIGNMENT"  # the pod's assignment, in the annotation's format
 WAIT_ENV: Final = "CARDWISE_MPS_WAIT"  # the state of MPS to wait for: Ready, or nothing
 METRICS_PORT_ENV: Final = "CARDWISE_AGENT_METRICS_PORT"
-HOOK_ENV: Final = "CARDWISE_AGENT_HOOK"  # anything: lay out the frameworks' hook at HOOK before the probe succeeds
+HOOK_ENV: Final = "CARDWISE_AGENT_HOOK"  # any value: install the frameworks' hook at HOOK before the probe succeeds
 
 # Paths in the agent's container. In those of the app, the folder of their key is mounted at FOLDER.
 FOLDER: Final = "/run/cardwise/share"
 MPS_ROOT: Final = "/run/cardwise/node/mps"  # the folders of the pod's cards, named as on the node
 FILE: Final = "share.json"
 SOCKET: Final = "agent.sock"
-STARTED: Final = "started"  # there once the pod was let start; no container of the pod sees it
-HOOK: Final = "python"  # beside the folders of the containers' keys
+STARTED: Final = "started"  # exists after PreStart let the pod start; the pod's containers do not see it
+HOOK: Final = "python"  # next to the folders of the containers
 
 METRICS_PORT: Final = 19477
 

@@ -13,7 +13,7 @@ from cardwise.core.values.quantity import InvalidQuantity
 
 _BYTES = re.compile(r"[+-]?[\d.]+[KMGTPE]iB")
 _MIB = 1024**2
-_MAX_AMOUNT = 2**53  # what every reader of JSON keeps exact
+_MAX_AMOUNT = 2**53  # every JSON reader keeps integers up to this exactly
 
 
 def kubernetes(text: str) -> str:

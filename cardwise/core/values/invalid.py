@@ -5,7 +5,7 @@ Every module that reads what users write raises it, so it imports none of them.
 
 from cardwise.core.values import wording
 
-_MAX_FIELD_BYTES = wording.MAX_BYTES // 2  # it may hold a key that somebody wrote
+_MAX_FIELD_BYTES = wording.MAX_BYTES // 2  # a field may contain a key that a user wrote
 
 
 class InvalidRequest(ValueError):

@@ -1,4 +1,4 @@
-"""Kubernetes quantities to plain integers, once, at the edge.
+"""Converts Kubernetes quantities to plain integers, once, where they enter.
 
 The grammar has a trap: the API server prints the integer 8000 as `8k`, so a decimal suffix on gpu-mem is a plain
 multiplier of MiB, and only a binary suffix (`8Gi`) means bytes. Source: k8s.io/apimachinery
@@ -27,8 +27,8 @@ _DECIMAL = {
 }  # fmt: skip
 _KIB = 1024
 _MIB = 1024**2
-_MIN_BYTES = 2**16  # nobody asks for so many MiB and a fraction: it is an amount below 1Mi
-_MAX_LENGTH = 64  # characters; no amount of anything needs more, and Python refuses to convert thousands of digits
+_MIN_BYTES = 2**16  # a number of MiB with a fraction above this was probably meant in bytes
+_MAX_LENGTH = 64  # characters; real amounts are shorter, and Python refuses to convert thousands of digits
 # MiB, more than any card has. Beyond it the API server refuses an amount that the webhook has rewritten, with a worse
 # message; and sums of what a liar may write stay within 64 bits.
 MAX_MIB: Final = MiB(2**31)
@@ -126,7 +126,7 @@ def memory(text: str | int) -> MiB:
 
 
 def describe_rounding(text: str | int) -> str:
-    """What `memory` makes of an amount of bytes that is no whole number of MiB, for a warning; "" for other texts."""
+    """The warning that `memory` rounds up an amount of bytes that is not a whole number of MiB; "" for other texts."""
     try:
         number, is_bytes = _parse_amount(text)
         mib = memory(text)
@@ -153,7 +153,7 @@ def _fraction_error(text: str, number: Fraction) -> InvalidQuantity:
     """The error about a bare number with a fraction. `number`: MiB."""
     below = number.numerator // number.denominator
     nearby_amounts = [f"{below} or {below + 1}"] if below else []
-    if number < _KIB:  # Gi was meant, as often as not
+    if number < _KIB:  # the user often means Gi
         nearby_amounts.append(f"{math.ceil(number * _KIB)} for {float(number):.4g}Gi")
     return InvalidQuantity(f"{text} is not a whole number of MiB", f"write {', or '.join(nearby_amounts)}")
 

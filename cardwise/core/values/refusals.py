@@ -14,7 +14,7 @@ class Refusal(Enum):
     NO_SUCH_TYPE = ("The node has no GPU of the requested type", False)
     TOO_FEW_CARDS = ("The node has fewer GPUs than the pod requests", False)
     CARD_TOO_SMALL = ("The pod requests more GPU memory than any GPU of the node has", False)
-    NO_MEMORY = ("Insufficient GPU Memory in one device", True)  # gpushare's text: users search for it
+    NO_MEMORY = ("Insufficient GPU Memory in one device", True)  # gpushare's text, which users search for
     NO_WHOLE_CARD = ("Insufficient unused GPUs", True)
     NO_CORE = ("Insufficient GPU cores in one device", True)
     TOO_MANY_CLIENTS = ("All GPUs with enough free memory have their maximum number of shares", True)
@@ -31,9 +31,9 @@ class Refusal(Enum):
     NO_SUCH_DEVICE = ("The node does not have the requested devices", False)
     NO_DEVICE = ("Insufficient free devices of the requested class", True)
     UNSETTLED = ("The pod's last bind failed or may still succeed; the pod is tried again", False)
-    # Only pods of the same namespace could make room by going; kube-scheduler would preempt those of any.
+    # Only evicting pods of the same namespace could help; kube-scheduler would preempt pods of any namespace.
     QUOTA = ("The namespace's GPUQuota leaves no capacity on the suitable GPUs", False)
-    # Only what completes the plan of a gang helps, and that is for its planner to find.
+    # Only evictions that complete the gang's plan help, and the gang planner finds those.
     GANG_INCOMPLETE = ("The pod's gang has fewer pods than it needs to start", False)
     GANG_WAITS = ("The pod's gang does not fit as a whole", True)
     GANG_BACKS_OFF = ("The pod's gang could not be bound as a whole; it is tried again", False)

@@ -13,10 +13,11 @@ from typing import Final
 MAX_BYTES: Final = 1024  # of a message, in UTF-8: what Kubernetes allows for that of an Event
 _MAX_QUOTED: Final = 80  # characters of a value
 _MAX_NAME_LENGTH: Final = 317  # characters of a name: 253 of a domain, a slash, and 63
-# Names, keys, users, images, taints: without a space no sentence can be written.
+# Names, keys, users, images, taints: without spaces such a text cannot pass for a sentence.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:=@+-]*")
-# Without ink, though `str.isprintable` may say otherwise: the property Default_Ignorable_Code_Point, and blank letters,
-# patterns and notes. As many as fill a row of the terminal would put what follows on a row of its own.
+# Characters that show nothing although `str.isprintable` may accept them: the property Default_Ignorable_Code_Point,
+# and blank letters, patterns and notes. Enough spaces to fill a terminal row would put the text after them on a new
+# row.
 _INVISIBLE: Final = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U00013441\U00013442\U00016fe4\U0001bca0-\U0001bca3\U0001d159"
@@ -80,14 +81,14 @@ def truncate(text: str, limit: int = MAX_BYTES) -> str:
     """A text of at most `limit` bytes of UTF-8; a longer one loses its middle."""
     if text.isascii() and len(text) <= limit:
         return text
-    content = text.encode(errors="backslashreplace")  # half of a surrogate pair has no bytes of its own
+    content = text.encode(errors="backslashreplace")  # half of a surrogate pair cannot be encoded
     if len(content) <= limit:
         return content.decode()
     mark = f" [... {len(content)} bytes in all ...] "
     kept_bytes = max(limit - len(mark), 0)
     split_at = kept_bytes * 2 // 3
     begin, end = content[:split_at], content[len(content) - (kept_bytes - split_at) :]
-    # Characters that the cut has gone through are left out.
+    # A character that was cut in two is left out.
     return (begin.decode(errors="ignore") + mark + end.decode(errors="ignore"))[:limit]
 
 
