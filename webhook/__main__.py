@@ -85,7 +85,7 @@ class _Resources(click.ParamType[Mapping[str, Amount]]):
 
 
 class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
-    """As the tolerations of them."""
+    """Taints on the command line, converted to the tolerations that pods get."""
 
     name = "key:effect,..."
 
@@ -141,8 +141,8 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
 @option(
     "--webhook-configuration",
     default=names.WEBHOOK_CONFIGURATION,
-    help="Name of the mutating and of the validating webhook configuration in which the webhook writes its caBundle. A "
-    f"second mutating one has {names.LATE} before this name.",
+    help="Name of the mutating and of the validating webhook configuration in which the webhook writes its caBundle. The "
+    f"second mutating configuration has the same name with the prefix {names.LATE}.",
 )
 @option("--runtime-class", default="", help="RuntimeClass for GPU pods that name none. Default: they get none.")
 @option(
@@ -185,7 +185,7 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     "--exempt-namespaces",
     type=_CommaList(),
     default=",".join(_EXEMPT_NAMESPACES),
-    help="Namespaces whose pods and workloads are not changed.",
+    help="Namespaces whose pods and workloads the webhook does not change.",
 )
 @option(
     "--gang-schedulers",

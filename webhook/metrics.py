@@ -24,7 +24,8 @@ SECONDS = Histogram(
     buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
 )
 
-# The field of a refusal holds positions and what users wrote; a label may hold neither. The first that fits counts.
+# The field of a refusal contains positions and texts of users, which a label must not contain. The first matching
+# pattern counts.
 _REASONS = (
     (re.compile(r"\.hard\b|^GPUQuota$"), "quota"),
     (re.compile(r"cardwise\.dev/(?:policy\b|default)"), "defaults"),

@@ -15,20 +15,20 @@ from cardwise.core.values.quantity import MiB
 from cardwise.kube.survey import MAX_CARDS_PER_NODE
 from webhook.pods.validate import CardSizes
 
-_MAX_CLASSES: Final = 1024  # whose sums are kept
-_MAX_CACHED: Final = 1024  # combinations of labels of one class: a node may write others each time
-# The work that a class may cost which anyone may write in a review. A step is reading one label of one card; comparing
-# a value with one condition takes as long as some of them. All together take a tenth of a second: 100,000 cards and two
-# labels, or 50,000 comparisons.
+_MAX_CLASSES: Final = 1024  # classes whose sums are cached
+_MAX_CACHED: Final = 1024  # cached combinations of labels of one class: a node may write new ones all the time
+# The maximum work for a class in a review, which any client may send. A step reads one label of one card; comparing a
+# value with one condition takes as long as `_COMPARISON_STEPS` steps. All steps together take a tenth of a second:
+# 100,000 cards and two labels, or 50,000 comparisons.
 _MAX_STEPS: Final = 800_000
 _COMPARISON_STEPS: Final = 16
 
-Sizes = tuple[MiB, ...]  # of the cards of one node, in descending order
+Sizes = tuple[MiB, ...]  # the sizes of the cards of one node, in descending order
 
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """What the webhook needs of a card.
+    """The facts about a card that the webhook needs.
 
     labels: what selectors of classes match.
     other: whether it is a device other than a GPU.
@@ -57,7 +57,7 @@ class _Membership:
         self._keys = sorted(resource_class.selector.keys) if resource_class is not None else []
         self._conditions = (
             sum(map(len, resource_class.selector.alternatives)) if resource_class is not None else 0
-        )  # the most that one card is compared with
+        )  # the maximum number of conditions that one card is compared with
         self._is_member_by_values: dict[tuple[str | None, ...], bool] = {}
 
     def includes(self, card: CardFacts) -> bool:
@@ -80,7 +80,7 @@ class _Membership:
 
 @dataclass(slots=True)
 class _ClassSum:
-    """The sums of a class by node. `changed_nodes`: nodes whose cards must be counted again."""
+    """The sizes of a class's cards, by node and in total. `changed_nodes`: nodes whose cards must be counted again."""
 
     membership: _Membership
     changed_nodes: set[str]
@@ -97,12 +97,12 @@ class CardSums:
     """
 
     def __init__(self, kept_back: MiB) -> None:
-        """`kept_back`: what the extender keeps back on each card."""
+        """`kept_back`: MiB that the extender keeps free on each card."""
         self._kept_back = kept_back
         self._lock = threading.Lock()
         self._cards: dict[str, dict[str, CardFacts]] = {}  # by node and name
         self._scopes: Counter[str] = Counter()  # of MPS daemons
-        self._sums: OrderedDict[str, _ClassSum] = OrderedDict()  # by class, the one that was used last at the end
+        self._sums: OrderedDict[str, _ClassSum] = OrderedDict()  # by class, in the order of the last use
 
     def on_change(self, key: str, old: CardFacts | None, new: CardFacts) -> None:
         """A card was added or changed."""
@@ -134,7 +134,9 @@ class CardSums:
         return _merge_sizes(self._sizes_of(cards, membership) for cards in self._copy_cards())
 
     def reviewed_class_sizes(self, resource_class: ResourceClass) -> CardSizes | None:
-        """The sizes of cards of a class that anyone may have written; None if it takes more than `_MAX_STEPS`."""
+        """The sizes of the cards of a class in a review, which any client may send; None if it takes more than
+        `_MAX_STEPS`.
+        """
         membership = _Membership(resource_class)
         node_sizes = set[Sizes]()
         for cards in self._copy_cards():

@@ -15,12 +15,13 @@ from cardwise.kube import wire
 from cardwise.kube.pods import eligible, nodeconstraints
 from cardwise.kube.pods.nodeconstraints import NodeLabels
 
-_MAX_NODES: Final = 64  # nodes; of more, some will have what a pod asks for
-# Of one node, which writes them itself: misspelled names are compared with each. Real nodes have a dozen resources.
+_MAX_NODES: Final = 64  # nodes that are compared; with more nodes, some probably have the requested resource
+# Limits for one node, which writes its resources itself: misspelled names are compared with each. Real nodes have a
+# dozen resources.
 _MAX_RESOURCES: Final = 32
 _MAX_LABELS: Final = 256
 _MAX_CONDITIONS: Final = 16
-_ANY_TAINT: Final = [{"operator": "Exists"}]  # taints come and go, as autoscalers', and are no fault of the pod
+_ANY_TAINT: Final = [{"operator": "Exists"}]  # taints are ignored: they come and go, such as those of autoscalers
 
 _decode_node = msgspec.json.Decoder(wire.Node).decode
 

@@ -24,30 +24,33 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.nesting import read_bounded, tolerate_depth
 from cardwise.runtime.logs import LineLimit
 
-_LIST_SECONDS: Final = 2.0  # that a list may take
+_LIST_SECONDS: Final = 2.0  # the timeout of a list
 
-_SKIP_SECONDS: Final = 10.0  # for which a gang's number is remembered
-_MAX_CACHED: Final = 10_000  # gangs that are remembered
-_MAX_LOOKUPS: Final = 50  # a second, of all namespaces together
-_MAX_LOOKUPS_PER_OWNER: Final = 10  # a second, of one namespace
-# Look-ups that wait for the API server, each of another namespace: half of the threads that answer reviews.
+_SKIP_SECONDS: Final = 10.0  # for which a gang's number is cached
+_MAX_CACHED: Final = 10_000  # gangs in the cache
+_MAX_LOOKUPS: Final = 50  # lookups per second, of all namespaces together
+_MAX_LOOKUPS_PER_OWNER: Final = 10  # lookups per second, of one namespace
+# Lookups that may wait for the API server at a time, each of another namespace: half of the threads that answer
+# reviews.
 _MAX_CONCURRENT_LOOKUPS: Final = 2
-# For which a failure is remembered. After a time-out it is long: each further try would keep a thread as long again.
+# Seconds for which a failure is cached. After a timeout they are more, since each further attempt would occupy a thread
+# for the timeout again.
 _FAILURE_SECONDS: Final = 1.0
 _TIMEOUT_SECONDS: Final = 5.0
-_MAX_MEMBERS: Final = 50  # members that are looked at, where the API server's cache counts them
-_MAX_BYTES: Final = 8 << 20  # of all members, where it does not: a tenant's may have hundreds of MiB, and we have 512
+_MAX_MEMBERS: Final = 50  # members that one list returns, if the API server's cache applies the limit
+# bytes of the list, if the cache ignores the limit: a tenant's pods may have hundreds of MiB, and the webhook has 512
+_MAX_BYTES: Final = 8 << 20
 _MAX_LIST_BYTES: Final = 16 << 20  # some 8,000 classes or namespaces
 
 PODGROUPS: Final = f"/apis/{ForeignPodGroup.KUBERNETES}/v1beta1"
-_DISCOVERY_SECONDS: Final = 30.0  # for which discovery's answer counts
+_DISCOVERY_SECONDS: Final = 30.0  # for which the answer of discovery is cached
 
-_ALL_GANGS: Final = ("", "", None)  # namespaces and gangs, as a key of those that are skipped
+_ALL_GANGS: Final = ("", "", None)  # the key of `_skipped_until` that stands for all namespaces and gangs
 
 _decode_list = tolerate_depth(msgspec.json.Decoder(wire.List).decode)
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
-_log = structlog.get_logger("webhook.gangnumbers")  # as lines of the log have called it
+_log = structlog.get_logger("webhook.gangnumbers")  # the name of this logger in former versions
 
 _T = TypeVar("_T")
 
@@ -55,8 +58,8 @@ _T = TypeVar("_T")
 class LookupLimit:
     """Limits how many lookups begin within any second. Thread-safe.
 
-    total: lookups of all owners; twice as many where an owner has begun none within the second, so that a few owners
-    that look things up all the time leave room for the others.
+    total: lookups of all owners. An owner without a lookup within the second may exceed it twofold, so that a few busy
+        owners do not block the others.
     per_owner: lookups of one owner (a namespace, an address).
     """
 
@@ -65,8 +68,8 @@ class LookupLimit:
         self._per_owner = per_owner
         self._total = total
         self._lock = threading.Lock()
-        self._lookups = deque[tuple[float, str]]()  # in the last second: when, and the owner
-        self._lookups_by_owner = Counter[str]()  # as many by owner
+        self._lookups = deque[tuple[float, str]]()  # the lookups of the last second: time and owner
+        self._lookups_by_owner = Counter[str]()  # the number of these lookups by owner
 
     def begin_lookup(self, owner: str) -> bool:
         """Whether the owner may start a lookup now. If so, it is counted."""
@@ -90,7 +93,7 @@ class LookupLimit:
 class _LookupPlaces:
     """Limits how many lookups wait for the API server at a time, one of each namespace. Thread-safe.
 
-    So a namespace whose pods take long to list leaves the other places to others.
+    So a namespace whose pods take long to list cannot occupy all places.
     """
 
     def __init__(self, count: int) -> None:
@@ -99,7 +102,7 @@ class _LookupPlaces:
         self._owners = set[str]()
 
     def acquire(self, namespace: str) -> bool:
-        """Take a place for the namespace, to be released. False: there is none."""
+        """Take a place for the namespace, which the caller releases. Returns False if there is none."""
         with self._lock:
             if namespace in self._owners or len(self._owners) >= self._count:
                 return False
@@ -139,7 +142,7 @@ class _CachedAnswer(Generic[_T]):
                 self._expires_at = self._clock.now() + seconds
             answer = self._answer
         if isinstance(answer, errors.KubeError):
-            raise answer.with_traceback(None)  # else that of each call would be added to it
+            raise answer.with_traceback(None)  # otherwise each call would append its own traceback
         return answer
 
 
@@ -148,7 +151,7 @@ def _failure_seconds(error: errors.KubeError) -> float:
 
 
 class FreshList:
-    """Objects that the watch has not delivered yet: one list answers for every name for a while.
+    """Finds objects that the watch has not delivered yet; one list serves all names for a while.
 
     So any number of unknown names, in one pod or in thousands of pods, costs one list request. Thread-safe: while one
     thread lists, the others wait for that list.
@@ -163,7 +166,7 @@ class FreshList:
         query: Mapping[str, str] | None = None,
         max_age_seconds: float = 1.0,
     ) -> None:
-        """`max_age_seconds`: for how many seconds a list counts."""
+        """`max_age_seconds`: the seconds for which a list is valid."""
         self._client = client
         self._path = path
         self._query = query
@@ -180,7 +183,7 @@ class FreshList:
             )
             objects = [_decode_object(wire.trim_object(bytes(raw))) for raw in _decode_list(page).items or ()]
         except errors.NotFound:
-            return {}  # their CRD is not installed
+            return {}  # the CRD is not installed
         except (msgspec.DecodeError, RecursionError) as error:
             raise errors.Unreachable(f"GET {self._path}: not a List: {error}") from error
         return {manifest["metadata"]["name"]: manifest for manifest in objects}
@@ -203,7 +206,7 @@ _decode = read_bounded(msgspec.json.Decoder(wire.ListOf[_Pod]).decode)
 
 
 class GangNumbers:
-    """The number of pods that a gang needs, as its existing members say. Thread-safe.
+    """Compares the size that a new pod names for its gang with the sizes that existing members name. Thread-safe.
 
     Requested only for pods of gangs, from the API server's cache. The cache may be stale; the extender detects what
     passes here. Every client that reaches the webhook can name gangs and namespaces, so the requests are limited, and
@@ -217,11 +220,14 @@ class GangNumbers:
         self._log_limit = LineLimit(_log, clock)
         self._limit = LookupLimit(clock, per_owner=_MAX_LOOKUPS_PER_OWNER, total=_MAX_LOOKUPS)
         self._lookup_places = _LookupPlaces(_MAX_CONCURRENT_LOOKUPS)
-        # Until when, by namespace, gang and number. No number: its look-up failed; no gang: the namespace's timed out.
+        # The times until which lookups are skipped, by namespace, gang and number. Without a number, the gang's lookup
+        # failed; without a gang, a lookup of the namespace timed out.
         self._skipped_until: dict[tuple[str, str, int | None], float] = {}
 
     def conflicting_member(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
-        """The name of an existing pod of the gang that says another number, and that number; None if none is known."""
+        """The name of an existing pod of the gang that names another size, and that size; None if no such pod is
+        known.
+        """
         key, now = (namespace, gang, number), self._clock.now()
         if any(
             self._skipped_until.get(skipped_key, now) > now
@@ -262,7 +268,7 @@ class GangNumbers:
         self._skipped_until[key] = self._clock.now() + seconds
 
     def _fetch_numbers(self, namespace: str, gang: str) -> dict[str, int]:
-        """The numbers by the names of the pods. Raises KubeError."""
+        """The gang sizes that existing members name, by the names of the pods. Raises KubeError."""
         query = {"fieldSelector": "status.phase!=Failed", "resourceVersion": "0", "limit": str(_MAX_MEMBERS)}
         path, query = paths.pods(namespace), query | paths.label_query(names.GANG, gang)
         body = self._client.request("GET", path, query=query, timeout=1.0, max_bytes=_MAX_BYTES)
@@ -278,7 +284,7 @@ def _read_number(meta: _Meta) -> int | None:
     try:
         membership = gangs.membership({"metadata": {"labels": meta.labels, "annotations": meta.annotations}})
     except InvalidRequest:
-        return None  # made while nobody checked
+        return None  # the pod was created while the webhook was down
     return membership.minimum if membership is not None else None
 
 

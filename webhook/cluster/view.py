@@ -35,15 +35,17 @@ from webhook.quotas.gpuquotas import QuotaUsage
 
 LIMIT_RANGES: Final = paths.namespaced("/api/v1", "limitranges")
 
-# Failed calls after which readiness does not wait for an optional list: its CRD is not there, or not readable.
+# The number of failed calls after which readiness no longer waits for an optional list, because its CRD is not
+# installed or not readable.
 _MAX_LIST_FAILURES = 3
 
-# For the pod of a Binding. The API server waits a second for the answer (the chart's timeoutSeconds).
+# The timeout for reading the pod of a Binding. The API server waits a second for the answer (the chart's
+# timeoutSeconds).
 BINDING_SECONDS: Final = 0.6
-# Pods of Bindings a second, for one address without a certificate: some times what one API server has at most, and
-# what costs it next to nothing.
+# Pods of Bindings that are read per second for one address without a certificate: several times the maximum of one API
+# server, at negligible cost for it.
 _MAX_BINDINGS_PER_CALLER: Final = 200
-_MAX_POD_BYTES: Final = 8 << 20  # as JSON; etcd takes 1.5 MiB of an object, and JSON writes some letters as six
+_MAX_POD_BYTES: Final = 8 << 20  # as JSON; an object in etcd has at most 1.5 MiB, and JSON may write one letter as six
 
 T = TypeVar("T")
 
@@ -70,7 +72,7 @@ class ClusterView:
         self._bounds: _ByNamespace[Bounds] = _ByNamespace()
         self._parse_errors: dict[str, str] = {}
         selector = {"labelSelector": f"{names.DEFAULTS_LABEL}={defaults.ENABLED}"}
-        # For less time: a pod that comes right after the label must not miss its default.
+        # A shorter time, because a pod that is created right after the label was set must get its default.
         self._fresh_namespaces = FreshList(client, paths.namespaces(), clock, query=selector, max_age_seconds=0.2)
         self._namespaces: Reflector[Defaults] = Reflector(
             client,
@@ -119,8 +121,8 @@ class ClusterView:
         self._node_reflector: Reflector[NodeOffer] = Reflector(
             client, paths.nodes(), offers.project, self._offers, pace=CENTRAL_PACE, clock=clock
         )
-        # Without the first nobody is served. Clusters without types and quotas by type do without the others, and what
-        # nodes offer is for warnings only.
+        # Without the required lists the webhook is not ready. Clusters without ResourceClasses and GPUQuotas lack some
+        # of the optional ones, and the offers of nodes are for warnings only.
         self._required = (self._namespaces, self._card_reflector)
         self._optional = (
             self._class_reflector,
@@ -157,7 +159,7 @@ class ClusterView:
         cached_defaults = self._namespaces.store.get(namespace)
         if cached_defaults is not None:
             return cached_defaults
-        # The API server says that it carries the label, so the watch is behind.
+        # The API server sent the review because of the namespace's label, so the watch is behind.
         manifest = self._fresh_namespaces.get(namespace)
         return defaults.defaults_of(manifest) if manifest is not None else None
 
@@ -178,7 +180,7 @@ class ClusterView:
         cached_class = self._class_reflector.store.get(name)
         if cached_class is not None:
             return cached_class
-        # It may have been made a moment ago.
+        # The class may have been created a moment ago.
         manifest = self._fresh_classes.get(name)
         try:
             return classes.parse(manifest) if manifest is not None else None
@@ -217,7 +219,7 @@ class ClusterView:
         except errors.NotFound:
             return None
         except (errors.KubeError, msgspec.DecodeError, RecursionError) as error:
-            # As if we were down: others' Bindings must go on (failurePolicy Ignore).
+            # Admit it, as if the webhook were down: Bindings of other pods must not fail (failurePolicy Ignore).
             self._lookup_failures.log(
                 "warning",
                 namespace,

@@ -29,9 +29,10 @@ RESOURCES: Final[Mapping[str, Amount]] = MappingProxyType(
     {"cpu": Amount.parse_amount("50m"), "memory": Amount.parse_amount("64Mi")}
 )
 _FIELD: Final = f"metadata.annotations[{names.SHARE_AGENT}]"
-_AGENT_PATHS: Final = (shareagent.FOLDER, share.MOUNT)  # where containers have the agent's volume
+_AGENT_PATHS: Final = (shareagent.FOLDER, share.MOUNT)  # mount paths of the agent's volume
 _COMMAND: Final = "cardwise-agent"
-_RESERVED_PATHS: Final = ("/run/cardwise", "/var/run/cardwise")  # the same place in nearly every image
+# reserved too: in nearly every image it is the same folder
+_RESERVED_PATHS: Final = ("/run/cardwise", "/var/run/cardwise")
 _INIT_PREFIX: Final = "init-"
 
 
@@ -77,7 +78,7 @@ def inject_agent(
     mode, hook = mpsmode.mode_of(pod), frameworks.read_hook(pod, pod_request)
     annotated_choice = _read_choice(pod)
     choice = annotated_choice or settings.choice
-    # Where no node has MPS there is nothing that it could wait for or tell.
+    # Without MPS on any node, the agent has nothing to wait for or to report.
     needs_mps = choice == "mps" and (mode is Mode.REQUIRED or (mode.uses_mps and bool(scopes())))
     needs_agent = choice == "always" or needs_mps or (bool(hook) and annotated_choice != "never")
     if not needs_agent:
@@ -184,7 +185,7 @@ def _order_containers(init: Sequence[Json], pod_request: PodRequest) -> list[int
 
 
 def _map_keys(order: Sequence[int | None]) -> dict[str, str]:
-    """The new keys of the init containers by the former keys."""
+    """The new key of each init container, by its former key."""
     return {
         f"{_INIT_PREFIX}{former}": f"{_INIT_PREFIX}{position}"
         for position, former in enumerate(order)
@@ -223,7 +224,7 @@ def _agent_container(
         "startupProbe": {
             "exec": {"command": [_COMMAND, "--probe"]},
             "periodSeconds": 1,
-            "timeoutSeconds": 30,  # the probe gives up after five; a busy node may take that long to start it
+            "timeoutSeconds": 30,  # the probe itself ends after five seconds; a busy node may take longer to start it
             "failureThreshold": 43200,
         },
         "securityContext": {
@@ -330,7 +331,7 @@ def _refuse_reserved_mounts(pod: Json, pod_request: PodRequest) -> None:
 
 
 def _find_foreign_mounts(mounts: Sequence[Json]) -> Iterator[tuple[int, str]]:
-    """Mounts of users at the agent's paths."""
+    """Yield the index and path of each mount by which a user covers one of the agent's paths."""
     for i, mount in enumerate(mounts):
         path = posixpath.normpath("/" + str(mount.get("mountPath") or "").lstrip("/"))
         is_agent_mount = mount.get("name") == shareagent.VOLUME and path in _AGENT_PATHS

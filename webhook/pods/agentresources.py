@@ -1,8 +1,8 @@
 """The cpu and memory of the share agent: the pod keeps its QoS class, and no LimitRange or quota refuses it.
 
-The table is in docs/design/0007-share-agent.md. The agent sets exactly those amounts that every other container of the
-pod sets that runs beside it. Ordinary init containers do not count, because they have ended by then; a
-HorizontalPodAutoscaler does not count them either.
+The table is in docs/design/0007-share-agent.md. The agent sets an amount only if all containers that run beside it set
+it. Ordinary init containers do not count, because they have ended by then; a HorizontalPodAutoscaler does not count
+them either.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ def agent_resources(
     running_containers: the pod's other containers and sidecars, without ordinary init containers.
     """
     if spec.get("resources"):
-        # The pod as a whole names them. What the agent has, a LimitRange has given it since it is there.
+        # The pod has pod-level resources. Amounts of the agent then come from a LimitRange, and stay.
         existing = {kind: (present_agent.get("resources") or {}).get(kind) or {} for kind in _KINDS}
         return {
             kind: {name: str(text) for name, text in existing[kind].items() if name in COUNTED_RESOURCES}
@@ -44,7 +44,7 @@ def agent_resources(
         for name in COUNTED_RESOURCES:
             amounts = [_read_amount(container, kind, name) for container in running_containers]
             if all(amount is not None for amount in amounts):
-                # Where all say nothing, it is no request for the QoS class.
+                # If all amounts are 0, the agent's is 0 too: a request above 0 would change the QoS class.
                 requests_nothing = not any(amounts)
                 resources[kind][name] = (
                     "0" if requests_nothing else _raise_to_minimum(name, default_amounts, bounds).text

@@ -16,7 +16,8 @@ from webhook.pods import devices
 from webhook.templates import containers
 from webhook.templates.spellings import Lookup, NameTranslator, rename_keys
 
-_AMOUNTS = (names.GPU_MEM, names.GPU_COUNT, names.WHOLE_GPU)  # with one of them the class says only: of this type
+# with one of these, the class only selects the type of card
+_AMOUNTS = (names.GPU_MEM, names.GPU_COUNT, names.WHOLE_GPU)
 _NVIDIA = "nvidia.com/"
 
 
@@ -61,7 +62,9 @@ def _annotate_class(pod: Json) -> str:
 
 
 def _requested_names(container: Container) -> set[str]:
-    """The names of cards and devices that the container requests, of Cardwise or of NVIDIA's device plugin."""
+    """The names of the resources by which the container requests cards or devices, of Cardwise or of NVIDIA's device
+    plugin.
+    """
     resources = container.spec.get("resources") or {}
     return {
         name
@@ -72,14 +75,14 @@ def _requested_names(container: Container) -> set[str]:
 
 
 def _class_limits(container: Container, resources: Json, lookup: Lookup) -> Json:
-    """The limits that its class adds to a container that requests n of a class with a share and nothing else.
+    """The limits that a class with a share adds to a container that requests n units of it and no other amount.
 
     Errors in the request are not reported here: reading the request reports them.
     """
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     if any(name in limits or name in requests for name in _AMOUNTS):
         return {}
-    # Devices may be asked for beside; a class that does not exist is refused later.
+    # The container may also request devices. A class that does not exist is refused later.
     class_by_name = {
         name: gpu_class
         for name in limits
@@ -94,7 +97,7 @@ def _class_limits(container: Container, resources: Json, lookup: Lookup) -> Json
         count = quantity.count(limits[resource], maximum=request.MAX_CARDS)
     except InvalidQuantity:
         return {}
-    # With the slot, reading the request takes the count for that of shares, not of cards.
+    # With the slot, the parser counts shares instead of cards.
     added = {names.GPU_MEM: str(count * gpu_class.share.memory), names.SHARE: "1"}
     if gpu_class.share.core and names.GPU_CORE not in limits:
         core = _class_core(

@@ -59,7 +59,8 @@ def check_annotation(pod: Json, lookup: Lookup) -> None:
 
 
 def refuse_other_classes(annotated: str, requested: set[str], lookup: Lookup) -> None:
-    """Refuse a device class in the pod's annotation if containers request other classes: it says nothing about cards.
+    """Refuse a device class in the pod's annotation if containers request other classes: such an annotation has no
+    meaning for cards.
 
     annotated: the class of the pod's annotation.
     requested: the names that its containers request.

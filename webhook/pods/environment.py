@@ -11,14 +11,15 @@ from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values.decoded import Json
 from webhook.pods.order import changed_later_error
 
-# Either of them is the user's own choice for JAX; one that comes by envFrom cannot be seen, so none is written then.
+# If the user sets one of these for JAX, it stays. With envFrom the webhook cannot see whether the user did, so it
+# writes none.
 _XLA_FRACTIONS = (names.ENV_XLA_FRACTION, names.ENV_XLA_FRACTION_NEW)
-_CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"  # of the container's own cards
-_OWN_CARDS = f"$({names.ENV_VISIBLE_DEVICES})"  # expanded by Kubernetes to the UUIDs of these cards
-# Every container with a share has them. One begins as the variable of the count does, the other is a plain value as
-# that is: a webhook that removes variables by name or by kind removes one of them too.
+_CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"  # selects cards by their numbers in the container
+_OWN_CARDS = f"$({names.ENV_VISIBLE_DEVICES})"  # Kubernetes replaces it by the UUIDs of the container's cards
+# Variables of every container with a share. One has the same prefix as the count, the other is a plain value like the
+# count: a webhook that removes the count by its prefix or kind also removes one of them.
 _COMMON_VARIABLES = (names.ENV_LIMIT_MIB, names.CONTAINER_MEM)
-# What keeps NVIDIA's runtime from giving cards, whatever envFrom and the image say.
+# The entry that keeps NVIDIA's runtime from adding cards, whatever envFrom and the image contain.
 _NO_CARD = {"name": names.ENV_VISIBLE_DEVICES, "value": names.NO_CARDS}
 
 
@@ -38,7 +39,7 @@ def own_entries(card_request: ContainerRequest | None, *, mps: bool = False) -> 
         return [dict(_NO_CARD)]
     limit = names.LIMIT_MIB_OF + card_request.key
     if card_request.whole:
-        # Nobody knows before placement how much a whole card has.
+        # The size of a whole card is unknown before placement.
         container_mem = from_annotation(names.CONTAINER_MEM, limit)
     else:
         container_mem = {"name": names.CONTAINER_MEM, "value": str(card_request.mem)}
@@ -110,13 +111,13 @@ def find_harmful_variables(entries: list[Json], card_request: ContainerRequest |
 def merge_entries(
     entries: list[Json], card_request: ContainerRequest | None, *, env_from: bool, mps: bool = False
 ) -> tuple[list[Json], list[str]]:
-    """The own entries, followed by the entries of `entries` that they do not replace; and the names of replaced
-    entries of the user that had other values.
+    """Cardwise's entries, followed by those of `entries` that they do not replace; and the names of the user's entries
+    that were replaced and had other values.
     """
     own_by_name = {entry["name"]: entry for entry in own_entries(card_request, mps=mps)}
     if card_request is None or card_request.whole:
-        # JAX keeps its own default: with the whole card it would leave nothing for the CUDA context and libraries. A
-        # pod copied from one that had a share brings our entry along.
+        # JAX keeps its own default: a fraction of 1 would leave no memory for the CUDA context and libraries. The
+        # copy of a pod with a share still has our entry.
         entries = [entry for entry in entries if entry["name"] not in _XLA_FRACTIONS or not _is_own_entry(entry)]
     elif not env_from and all(_is_own_entry(entry) for entry in entries if entry["name"] in _XLA_FRACTIONS):
         fraction = names.FRACTION_OF + card_request.key
@@ -129,7 +130,7 @@ def merge_entries(
             user_entries.append(entry)
         elif entry != own_by_name.get(name) and not _is_own_entry(entry):
             overridden.add(name)
-    # First, since $(CARDWISE_MEM_FRACTION) in a value means a variable that stands before it.
+    # Own entries come first, because $(CARDWISE_MEM_FRACTION) refers to a variable that is defined before it.
     return [*own_by_name.values(), *user_entries], sorted(overridden)
 
 

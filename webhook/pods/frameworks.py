@@ -51,7 +51,9 @@ def annotate_hook(pod: Json, default: str) -> Json:
 
 
 def read_hook(pod: Json, pod_request: PodRequest) -> str:
-    """As `check`; "" if no container has a part of a card: whole cards need no hook. Raises InvalidRequest."""
+    """The frameworks that the pod's hook handles, as `check` returns them; "" if all its cards are whole, since those
+    need no hook. Raises InvalidRequest.
+    """
     text = annotations_of(pod).get(names.FRAMEWORKS)
     hook = check(text) if text is not None else ""
     return hook if any(not container.whole for container in pod_request.containers) else ""

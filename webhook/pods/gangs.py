@@ -30,14 +30,14 @@ _GATE: Final = f"spec.schedulingGates[{names.GANG}]"
 _SCHEDULING_GROUP: Final = "spec.schedulingGroup"
 _GANG_NAME: Final = re.compile(
     r"[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?"
-)  # of Kubernetes' names those that a label can say
+)  # the names of PodGroups that are also valid label values
 _GROUP_KEYS: Final = (names.GROUP_NAME, names.GROUP_NUM)
 _NOT_SERVED: Final = (
     f"{_SCHEDULING_GROUP}: the pod is not a member of a Cardwise gang, because this cluster does not serve PodGroups "
     "of "
     f"{ForeignPodGroup.KUBERNETES}/v1beta1 (Kubernetes 1.37, feature gate GenericWorkload)"
 )
-# How many pods a workload makes at a time, where Kubernetes' default is one.
+# The fields with the number of pods that a workload creates at a time. Kubernetes' default is one.
 _SIZE_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "deployments": ("spec", "replicas"),
     "replicasets": ("spec", "replicas"),
@@ -134,7 +134,7 @@ def check_number(
     *,
     detailed: bool,
 ) -> None:
-    """Refuse a pod if existing members of its gang say another number. Raises InvalidRequest.
+    """Refuse a pod if existing members of its gang name another size. Raises InvalidRequest.
 
     conflicting_member: as in `decisions.Lookups`.
     detailed: whether the caller may learn the member's name.
@@ -159,7 +159,7 @@ def check_workload(manifest: Json, old: Json | None, resource: str, schedulers: 
     other changes of the object are possible.
     """
     if templates.is_controlled(manifest):
-        return ()  # whoever wrote its owner has been told
+        return ()  # the author of its owner got the warnings
     try:
         return _check_template(manifest, resource, schedulers)
     except InvalidRequest as error:
@@ -230,7 +230,7 @@ def _describe_order_conflict(gang: Membership, pods: str) -> str:
 
 
 def _warn_differences(pod: Json) -> list[str]:
-    """Warnings about settings that the pod has twice, with different values."""
+    """Warnings about settings that the pod has both as label and annotation, with different values."""
     annotations, labels = annotations_of(pod), labels_of(pod)
     warnings = [
         f"metadata.labels[{key}]: {labels[key]} differs from the annotation, whose value is used: {annotations[key]}"
@@ -245,7 +245,9 @@ def _warn_differences(pod: Json) -> list[str]:
 
 
 def _warn_missing_number(pod: Json, gang: Membership) -> tuple[str, ...]:
-    """The warning about a gang that is named by our key and has no number of pods. A PodGroup may have it."""
+    """The warning about a gang that is named by Cardwise's annotation without its size. A PodGroup may have the
+    size.
+    """
     if gang.minimum is not None or gang.foreign is not None:
         return ()
     field = _metadata_field(pod.get("metadata") or {}, names.GROUP_NAME)

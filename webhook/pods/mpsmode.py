@@ -1,4 +1,4 @@
-"""The MPS mode of a pod: what the pod requests, its default, and refusals of what no node can do.
+"""The MPS mode of a pod: what the pod requests, its default, and refusals of modes that no node provides.
 
 The webhook writes the mode into an annotation of the pod. Extender, device plugin and MPS manager read it only there,
 and a policy forbids to change it later, because the card's mode was set for it.

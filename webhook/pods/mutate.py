@@ -18,10 +18,10 @@ from webhook.pods import environment, mpsmode, tolerations
 from webhook.pods.order import count_removed
 from webhook.templates import containers
 
-DEFAULT_SCHEDULER: Final = "default-scheduler"  # of pods that name none
-# Ours in limits and requests, but not for users to write.
+DEFAULT_SCHEDULER: Final = "default-scheduler"  # the scheduler of pods that name none
+# Resources of Cardwise in limits and requests that users must not write.
 INTERNAL_RESOURCES: Final = (names.SHARE, names.PLACE_MARKER, names.BIND_MARKER)
-_MAX_SUGGESTIONS: Final = 8  # annotations that are compared with those that users write
+_MAX_SUGGESTIONS: Final = 8  # unknown annotations for which a suggestion is computed
 _MARKERS: Final = (names.PLACE_MARKER, names.BIND_MARKER)
 _COPY_ANNOTATIONS: Final = (names.ASSIGNMENT, names.IDX, names.GPUSHARE_ALLOCATION)
 _DECIMAL_SUFFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
@@ -29,8 +29,8 @@ _DECIMAL_SUFFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
 
 @dataclass(frozen=True, slots=True)
 class _ContainerPart:
-    """One container's part of the pod's request. `markers`: resources that make kube-scheduler call the extender for a
-    pod that requests none.
+    """The part of the pod's request that one container has. `markers`: resources that make kube-scheduler call the
+    extender for a pod that requests none.
 
     The amount of a marker is 0: kube-scheduler checks only the name, and a pod that requested more would not be tried
     again when a node gets more CPU (NodeResourcesFit's queueing hint ignores `ignoredByScheduler`).
@@ -122,13 +122,13 @@ def remove_placement(pod: Json, gang: Membership | None) -> tuple[Json, tuple[st
 
 
 def check_counts(pod: Json) -> None:
-    """Refuse a pod of which another webhook removed the number of cards of a split share: it would become a share of
-    one card. Call it before any rewriting. Raises InvalidRequest.
+    """Refuse a pod if another webhook removed the number of cards of a split share: it would become a share of one
+    card. Call it before any rewriting. Raises InvalidRequest.
     """
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     counts, pod_containers = request.read_counts(annotations), list(request.containers(pod))
     if counts and counts.keys() <= {container.spec.get("name") for container in pod_containers}:
-        return  # the annotation is that of this pod, and names all shares that are split
+        return  # the annotation belongs to this pod, and names all of its split shares
     for container in pod_containers:
         limits = (container.spec.get("resources") or {}).get("limits") or {}
         is_written = str(limits.get(names.SHARE)) == "1" and names.GPU_MEM in limits and names.GPU_COUNT not in limits
@@ -145,10 +145,10 @@ def is_marked(pod: Json) -> bool:
 def _rewrite_annotations(before: Json, pod_request: PodRequest | None, policy: str, warnings: list[str]) -> Json:
     counts = request.write_counts(pod_request.containers) if pod_request else ""
     count_annotation = {names.GPU_COUNTS: counts} if counts else {}
-    # The classes of devices have been noted before the request was read, which needs them.
+    # The annotation with the device classes was written before the request was parsed, which needs it.
     kept_keys = {names.DEVICE_CLASSES, *count_annotation}
     removed_keys = {key for key in before if names.is_placement_annotation(key) and key not in kept_keys}
-    # Each is compared with all that there are.
+    # Each key is compared with all known annotations.
     suggestions = {
         key: suggested_name
         for key in sorted(removed_keys)[:_MAX_SUGGESTIONS]
@@ -183,13 +183,13 @@ def _reason_for_removal(key: str) -> str:
 def _split_request(pod_request: PodRequest | None, *, in_gang: bool) -> dict[str, _ContainerPart]:
     """Each container's part of the request, by its key."""
     if pod_request is None:
-        # Its members are planned together, so one that asks for nothing comes to the extender as well.
+        # Members of a gang are planned together, so the extender must see members without a request too.
         return {"0": _ContainerPart(markers=_MARKERS)} if in_gang else {}
     devices: dict[str, dict[str, int]] = {}
     for device in pod_request.devices:
         devices.setdefault(device.key, {})[names.CLASS_PREFIX + device.resource_class] = device.count
     cards = {container.key: container for container in pod_request.containers}
-    # What brings a pod to filter comes with a card; what brings it to bind, the slot, with a device too.
+    # A requested card makes kube-scheduler call filter; the slot, which devices have too, makes it call bind.
     markers = {} if pod_request.containers else {pod_request.devices[0].key: (names.PLACE_MARKER,)}
     keys = dict.fromkeys((*cards, *devices))
     return {key: _ContainerPart(cards.get(key), devices.get(key, {}), markers.get(key, ())) for key in keys}
@@ -215,12 +215,12 @@ def _rewrite_container(
         ]
     lists: dict[str, Json] = (
         {"limits": {}} if stored_amounts else {}
-    )  # where a marker comes alone, there may be no limits
+    )  # a container that gets only a marker may have no limits
     for kind, amounts in (lists | dict(containers.amount_lists(resources))).items():
         remaining = {
             name: amount for name, amount in amounts.items() if name in stored_amounts or not _is_own_resource(name)
         }
-        # Requests follow from limits when they are missing, so only what a user wrote there is put right.
+        # Kubernetes sets missing requests to the limits, so only requests that the user wrote are corrected.
         names_of_kind = stored_amounts if kind == "limits" else [name for name in stored_amounts if name in amounts]
         resources[kind] = remaining | {
             name: format_count(amounts.get(name), stored_amounts[name]) for name in names_of_kind
@@ -253,7 +253,7 @@ def _card_amounts(card_request: ContainerRequest | None, limits: Json) -> dict[s
     amounts_by_name: dict[str, int] = {}
     if card_request.resource_class:
         key = names.CLASS_PREFIX + card_request.resource_class
-        # As many as were asked for: of a class with a share they are no cards.
+        # The requested number of units; with a class that has a share, units are not cards.
         amounts_by_name[key] = int(quantity.parse(limits[key])[0]) if key in limits else card_request.cards
     if card_request.whole:
         return {names.WHOLE_GPU: card_request.cards, **amounts_by_name}
@@ -266,7 +266,7 @@ def _is_own_resource(name: str) -> bool:
 
 
 def format_count(text: object, number: int) -> str:
-    """The number as digits, or as the API server has stored it: it writes 8000 as 8k."""
+    """The number in digits, or in the API server's spelling if `text` has it: 8k for 8000."""
     suffix, shortened = 0, number
     while shortened and shortened % 1000 == 0 and suffix < len(_DECIMAL_SUFFIXES) - 1:
         suffix, shortened = suffix + 1, shortened // 1000

@@ -1,8 +1,8 @@
 """Admission of a pod that is applied again: its manifest has the spellings that were rewritten at its creation.
 
 Kubernetes forbids to change a pod's requests, and treats another spelling as a change. So a request that means the
-stored amount is written as stored. Only the stored pod decides what a spelling means, because classes may have changed
-since.
+stored amount is written as stored. The meaning of a spelling follows from the stored pod only, because classes may have
+changed since.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,9 @@ def restore_stored_names(pod: Json, stored: Json, unit: Unit, tolerated: Sequenc
 
 
 def _restore_amounts(amounts: Json, stored: Json, card_count: str, field: str, unit: Unit) -> Json:
-    """One list of amounts with stored names. `card_count`: the number of cards of a split share."""
+    """The amounts of one list, by the names that the stored pod has. `card_count`: the number of cards of a split
+    share.
+    """
     restored: Json = {}
     for name, amount in amounts.items():
         key = _stored_name(name, stored)

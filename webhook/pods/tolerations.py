@@ -25,7 +25,7 @@ def toleration_of_taint(text: str) -> Json:
 
 
 def add_tolerations(spec: Json, added: Iterable[Json]) -> Json:
-    """The pod's spec with those of the `added` tolerations that it does not have yet."""
+    """The pod's spec with the `added` tolerations, except those that it already has."""
     own_tolerations = spec.get("tolerations") or []
     missing = [
         toleration for toleration in added if not any(_covers(existing, toleration) for existing in own_tolerations)
@@ -34,7 +34,9 @@ def add_tolerations(spec: Json, added: Iterable[Json]) -> Json:
 
 
 def keep_added_tolerations(spec: Json, stored: Json, added: Iterable[Json]) -> Json:
-    """The spec of an update with the tolerations that `add_tolerations` added: Kubernetes forbids to remove any."""
+    """The spec of an update, with the tolerations that `add_tolerations` added at creation, because Kubernetes forbids
+    removing tolerations.
+    """
     stored_tolerations = stored.get("tolerations") or ()
     return add_tolerations(spec, [toleration for toleration in added if toleration in stored_tolerations])
 

@@ -1,6 +1,6 @@
 """Adds the namespace's unit to bare gpu-mem numbers in a pod: `2` becomes `2Gi`.
 
-The only place where the unit is known. It runs before the request is read. What is stored is MiB, so scheduler,
+No other module knows the unit. It runs before the request is read. What is stored is MiB, so scheduler,
 kubelet, quotas and all parts of Cardwise read the same number. Two kinds of bare numbers are MiB already and stay:
 those in a container with a share slot, which the webhook has rewritten before (a second call, a copy of a running pod,
 a template made from one), and those that Kubernetes took from a LimitRange, whose amounts are stored in MiB.

@@ -25,14 +25,15 @@ OversizePolicy = Literal["refuse", "wait"]
 _SCHEDULER_PLACES = "the scheduler must place a pod that requests a GPU share"
 _KNOWN_RESOURCES = (*names.REQUESTED, *INTERNAL_RESOURCES)
 _GIB = 1024  # MiB
-_MAX_SHOWN_CLASSES = 10  # of the classes that there are, in a refusal
+_MAX_SHOWN_CLASSES = 10  # classes that a refusal names
 
 
 @dataclass(frozen=True, slots=True)
 class CardSizes:
-    """The largest and the smallest card, as far as they are shared, and the largest number of cards on one node.
+    """The memory of the largest and of the smallest card that shares can use, and the largest number of cards on one
+    node.
 
-    All are 0 while no card is known. For devices only the number.
+    All are 0 while no card is known. For devices, only the number is set.
 
     by_count: the most MiB that one node has on each of 1, 2, … cards; empty if only the largest is known.
     """
@@ -81,8 +82,8 @@ def check_pod(
 
 
 def collect_warnings(oversize: OversizePolicy, check: Callable[[], Iterable[str]], wait_note: str) -> tuple[str, ...]:
-    """The warnings of a check. With `Oversize.WAIT` a refusal becomes a warning too, with `wait_note`: until when the
-    pod waits.
+    """The warnings of a check. If `oversize` is "wait", a refusal becomes a warning that the pod waits until
+    `wait_note`.
 
     Raises InvalidRequest.
     """
@@ -125,7 +126,7 @@ def warn_small_shares(pod_request: PodRequest, inventory: CardCatalog, min_mib: 
         )
         if (
             container.whole or container.mem_per_card >= min_mib or is_class_share
-        ):  # what one of a class is, its author has thought about
+        ):  # a class's author chose the size of its unit on purpose
             continue
         fits = container.mem_per_card * _GIB <= inventory.cards(resource_class).largest
         advice = f"did you mean {container.mem}Gi?" if fits else f"write at least {min_mib * container.cards}Mi"
@@ -223,7 +224,7 @@ def _check_cards(pod_request: PodRequest, inventory: CardCatalog, nodes: Collect
     if len(by_class) > 1:
         cards = inventory.cards(None, nodes)
         _check_count(pod_request, cards, "")
-        if not warnings:  # cards of a class that has none yet may be larger than any
+        if not warnings:  # a class without cards may later get larger cards than these
             _check_together(pod_request, cards, "")
     return warnings
 
@@ -259,7 +260,7 @@ def _check_fits(requested: PodRequest, cards: CardSizes, resource_class: Resourc
     cards: the cards of the class; without a class, all cards.
     """
     if not cards.largest:
-        return  # nothing is known yet, or there are no cards: the pod may wait for them
+        return  # no card is known yet: the pod may wait for one
     class_phrase = f" of class {resource_class.name}" if resource_class else ""
     for container in requested.containers:
         if 1 < container.cards <= cards.max_cards and container.mem_per_card > (
@@ -327,7 +328,7 @@ def _check_count(pod_request: PodRequest, cards: CardSizes, class_phrase: str) -
         *((c, sum(w.cards for w in whole_requests)) for c in whole_requests[:1]),
     ):
         if count > cards.max_cards:
-            # As users write it; cardwise.dev/gpu is our own spelling of it.
+            # The resource as users write it; cardwise.dev/gpu is only used internally.
             key = names.CLASS_PREFIX + container.resource_class if container.resource_class else names.GPU_COUNT
             raise InvalidRequest(
                 f"{_container_path(container.key)}.resources.limits[{key}]",
@@ -337,7 +338,9 @@ def _check_count(pod_request: PodRequest, cards: CardSizes, class_phrase: str) -
 
 
 def _check_together(pod_request: PodRequest, cards: CardSizes, class_phrase: str) -> None:
-    """As `_check_fits`, for requests that fit alone: what they need together, by what they surely cannot share."""
+    """Check that requests which fit alone also fit together: counts the cards that they cannot share. Raises
+    InvalidRequest as `_check_fits` does.
+    """
     if not cards.largest or len(pod_request.containers) < 2:
         return
     card_requests = fitting.card_requests(pod_request)
@@ -346,7 +349,7 @@ def _check_together(pod_request: PodRequest, cards: CardSizes, class_phrase: str
     filled = -(-sum(card_request.cards * card_request.mem for card_request in shares) // cards.largest)
     separate = sum(
         card_request.cards for card_request in shares if 2 * card_request.mem > cards.largest
-    )  # no two of them on one card
+    )  # no card can hold two of these shares
     needed = sum(card_request.cards for card_request in card_requests if card_request.whole) + max(
         widest, filled, separate
     )

@@ -19,12 +19,12 @@ from webhook.templates.spellings import Lookup
 
 Smallest = Callable[[ContainerRequest], MiB]
 
-_MAX_COMPARED = 2  # class names of a quota: each is compared with all that exist
+_MAX_COMPARED = 2  # unknown class names of a quota that get a suggestion: each is compared with all classes
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaUsage:
-    """A quota, and what its namespace uses of each entry by its status: by (class, model)."""
+    """A quota and the amounts in use according to its status, by (class, model) of its entries."""
 
     quota: GPUQuota
     used: Mapping[tuple[str, str], Charge]
@@ -87,7 +87,7 @@ def check_pod(
 def check_quota(manifest: Json, lookup: Lookup, known_classes: Iterable[str] = ()) -> tuple[str, ...]:
     """Check a GPUQuota. Returns warnings for its author. Raises InvalidRequest, KubeError.
 
-    known_classes: the names of which one may have been meant by the name of a class that does not exist.
+    known_classes: names of classes, one of which may be suggested for a class that does not exist.
     """
     quota_usage = parse(manifest)
     candidates = sorted(known_classes)
@@ -128,14 +128,14 @@ def check_quota(manifest: Json, lookup: Lookup, known_classes: Iterable[str] = (
 
 
 def _surely_counts(entry: QuotaEntry, container: ContainerRequest) -> bool:
-    """Whether every card that the container could get counts under the entry."""
+    """Whether the container counts under the entry on whichever card it gets."""
     if entry.resource_class:
         return entry.resource_class == container.resource_class
     return not entry.model
 
 
 def _least_charge(container: ContainerRequest, smallest: Smallest) -> Charge:
-    """The smallest charge of the container: for a whole card it is not known yet which card it gets."""
+    """The smallest charge that the container can cause: the card of a whole-card request is not known yet."""
     return quotas.min_charge_of_share(container.cards, container.mem, smallest(container) if container.whole else 0)
 
 
@@ -144,7 +144,9 @@ def _used(quota_usage: QuotaUsage, entry: QuotaEntry) -> Charge:
 
 
 def _describe_usage_command(namespace: str) -> str:
-    """The command with which users who may read the namespace's quotas find used and hard amounts."""
+    """The end of a remedy: a command that shows the used and the hard amounts, for users who may read the namespace's
+    quotas.
+    """
     show = command("kubectl get gpuquotas -n {namespace}", namespace=namespace)
     return f"; the GPUQuotas of namespace {namespace} show what is used and allowed: {show}"
 

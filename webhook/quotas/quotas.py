@@ -26,9 +26,9 @@ from webhook.templates.spellings import NameTranslator, counted_resource, warn_u
 _QUOTA_KEYS = (names.GPU_MEM, f"requests.{names.GPU_MEM}", f"limits.{names.GPU_MEM}")
 _MARKERS = (names.PLACE_MARKER, names.BIND_MARKER)
 _HARD_FIELD = "spec.hard"
-_MAX_COMPARED = 8  # names: each is compared with all that there are
+_MAX_COMPARED = 8  # bare names that get a suggestion: each is compared with all known names
 _DEFAULT_FIELDS = ("default", "defaultRequest")
-_RANGE_FIELDS = ("max", "min", *_DEFAULT_FIELDS)  # maxLimitRequestRatio is no amount
+_RANGE_FIELDS = ("max", "min", *_DEFAULT_FIELDS)  # without maxLimitRequestRatio, which is not an amount
 
 
 def rewrite_resource_quota(
@@ -97,7 +97,7 @@ def rewrite_limit_range(limits: Json, old: Json | None = None, *, unit: Unit = U
 
 @dataclass
 class _Rewriting:
-    """Rewrites the amounts of one object. `stored_mib`: bare numbers that are MiB already."""
+    """Rewrites the amounts of one object. `stored_mib`: the bare numbers that already count MiB."""
 
     unit: Unit
     stored_mib: frozenset[Fraction]
@@ -124,7 +124,7 @@ class _Rewriting:
     def _rewrite_amount(self, text: str | int, path: str) -> str:
         try:
             number, _ = quantity.parse(text)
-            # Zero is no request, but a quota that allows none.
+            # In a quota zero is valid: it allows no share.
             if number == 0:
                 return format_count(text, 0)
             with_unit = str(text) if number in self.stored_mib else units.add_unit(text, self.unit, path)
@@ -148,7 +148,7 @@ def _find_amounts(manifest: Json) -> Iterator[str]:
 
 
 def _bare_numbers(texts: Iterable[str]) -> Iterator[Fraction]:
-    """The values of those texts that are bare numbers."""
+    """The numbers among the texts that have no unit."""
     for text in texts:
         try:
             number, is_bytes = quantity.parse(text)
@@ -167,7 +167,9 @@ def _refuse_markers(hard: Json) -> None:
 
 
 def _warn_bare_names(hard: Json) -> list[str]:
-    """Warnings about Cardwise's names without their domain, which Kubernetes refuses with a message of its own."""
+    """Warnings about names of Cardwise's resources without their domain. Kubernetes refuses these with a message that
+    does not help.
+    """
     bare = [key for key in hard if "/" not in key and "gpu" in key]
     suggestions_by_name = {key: lookalikes.suggest_resource(names.CLASS_PREFIX + key) for key in bare[:_MAX_COMPARED]}
     return [
@@ -207,7 +209,7 @@ def _metadata_of(quota: Json) -> tuple[Json | None, Json | None]:
 
 
 def _keys_of_manifest(manifest: Json) -> dict[str, frozenset[str]]:
-    """The keys of a manifest, which is text from any user."""
+    """The keys of `spec.hard` in a manifest, which may be any text."""
     spec = manifest.get("spec")
     hard = spec.get("hard") if isinstance(spec, dict) else None
     return {"hard": frozenset(hard if isinstance(hard, dict) else ())}

@@ -11,16 +11,16 @@ from cardwise.core.values.invalid import InvalidRequest
 from webhook.pods.validate import CardSizes
 
 _MIB = 1024**2
-_MIN_MIB = 1024  # a smaller number is taken for one of GiB
+_MIN_MIB = 1024  # a smaller number was probably meant in GiB
 _SELECTOR_FIELD = "selector"
-_OTHER_SPELLINGS = ("resourceSelector", "labelSelector")  # of the proposals that ResourceClass follows
+_OTHER_SPELLINGS = ("resourceSelector", "labelSelector")  # the spellings in the proposals that ResourceClass follows
 
 
 def normalize(manifest: Json, old: Json | None) -> Json:
     """The class with its selector under `spec.selector`. `old`: the stored class at an update.
 
     Two different spellings are refused later. Except at an update that adds one spelling and leaves the stored selector
-    unchanged: `kubectl apply` does so for a manifest with the other spelling, and the added one is meant.
+    unchanged: `kubectl apply` does so for a manifest with the other spelling, and the added spelling counts.
     """
     spec = manifest.get("spec") or {}
     other_spellings = [name for name in _OTHER_SPELLINGS if name in spec]

@@ -20,10 +20,11 @@ from webhook.quotas.gpuquotas import QuotaUsage
 from webhook.templates import containers, records
 from webhook.templates.spellings import counted_resource, is_zero
 
-QUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of workloads that Kueue starts
-_MAX_WARNINGS: Final = 8  # names of resources that nobody offers
+QUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of workloads that Kueue manages
+_MAX_WARNINGS: Final = 8  # warnings about names that no node offers
 _MAX_SHOWN_KEYS: Final = 4  # keys of a node selector in one warning
-_MAX_COMPARED: Final = 16  # keys of an object: each is compared with all that Cardwise reads
+# unknown keys of an object that get a suggestion: each is compared with all keys that Cardwise reads
+_MAX_COMPARED: Final = 16
 _RANGES: Final = ("max", "min", "default", "defaultRequest")  # of a LimitRange
 _UPPER_RANGES: Final = ("max", "default", "defaultRequest")  # those that say how large a share is, or may be
 
@@ -38,7 +39,7 @@ def warn_foreign_resources(pod: Json, offers: Offers, classes: Iterable[str]) ->
             for name, amount in amounts.items():
                 if name in warnings or name in offered_names or _is_known(name) or is_zero(amount):
                     continue
-                if len(warnings) >= _MAX_WARNINGS:  # each is compared with all that there are
+                if len(warnings) >= _MAX_WARNINGS:  # each suggestion compares the name with all known names
                     return tuple(warnings.values())
                 suggested_name = lookalikes.suggest_resource(name, known_names)
                 remedy = f"did you mean {suggested_name}?" if suggested_name else "the pod waits until a node does"
@@ -52,7 +53,7 @@ def warn_unread_keys(pod: Json, schedulers: Collection[str]) -> tuple[str, ...]:
     """Warnings about a pod's annotations and labels that no program reads: misspelled, or of another GPU sharer or gang
     scheduler.
 
-    A pod of another scheduler may have them for that one.
+    The gang keys of a pod with another scheduler may be meant for that scheduler.
 
     schedulers: the schedulers that call the extender.
     """
@@ -110,7 +111,8 @@ def warn_resource_quota(
     min_share: MiB below which most programs do not start.
     """
     hard = (manifest.get("spec") or {}).get("hard") or {}
-    rewritten_keys = frozenset(records.read_record(manifest).get("hard", ()))  # of these the author has been told
+    # the author already got a warning about these
+    rewritten_keys = frozenset(records.read_record(manifest).get("hard", ()))
     unchanged_amounts = {key: amount for key, amount in hard.items() if key not in rewritten_keys}
     uncounted = islice(_uncounted_keys(unchanged_amounts, offers, known_classes, _Comparisons()), _MAX_WARNINGS)
     warnings = [f"spec.hard[{key}]: {reason}" for key, reason in uncounted]
@@ -164,11 +166,11 @@ def warn_limit_range(
 
 
 def _warn_small_amount(field: str, amount: str | int, min_share: int) -> list[str]:
-    """The warning about a stored amount of gpu-mem that is no useful share: probably its unit is missing."""
+    """The warning about a stored gpu-mem amount that is too small for a useful share: its unit is probably missing."""
     try:
         mib = quantity.memory(amount)
     except quantity.InvalidQuantity:
-        return []  # zero allows no share on purpose
+        return []  # zero is valid: it allows no share
     if mib >= min_share:
         return []
     problem = f"{mib} means {mib} MiB, less than most programs need to start on a GPU ({min_share} MiB)"
@@ -180,13 +182,13 @@ def _keys_to_compare(metadata: Json) -> list[str]:
 
 
 class _Comparisons:
-    """How many names of one object may still be compared with all that there are."""
+    """The number of names of one object that may still be compared with all known names."""
 
     def __init__(self) -> None:
         self._remaining = _MAX_WARNINGS
 
     def begin(self) -> bool:
-        """Whether one more may be compared. It is counted."""
+        """Count one comparison; returns False if no more are allowed."""
         self._remaining -= 1
         return self._remaining >= 0
 
@@ -225,7 +227,7 @@ def _uncounted_keys(
 
 
 def _suggest_class_resource(name: str, class_names: Iterable[str]) -> str:
-    """The resource that was probably meant by that of a class that does not exist; "" for none."""
+    """The resource that the resource of a class that does not exist probably means; "" for none."""
     if suggested_name := lookalikes.suggest_class(name, class_names):
         return names.CLASS_PREFIX + suggested_name
     return lookalikes.suggest_resource(names.CLASS_PREFIX + name)
@@ -290,7 +292,7 @@ def warn_kueue_amounts(template: Json, unit: Unit) -> tuple[str, ...]:
                 number = quantity.parse(amount)[0]
                 in_unit = Fraction(quantity.memory(quantity.with_unit(amount, unit)), unit.mib)
             except quantity.InvalidQuantity:
-                continue  # told by who judges it
+                continue  # the check of the pod reports it
             if number != in_unit:
                 field = f"{container.path}.resources.{kind}[{names.GPU_MEM}]"
                 is_whole_number = in_unit.denominator == 1
@@ -304,5 +306,5 @@ def _gate_remover(gate: str) -> str:
 
 
 def _is_known(name: str) -> bool:
-    """Whether the name has a meaning without a node that offers it."""
+    """Whether a resource name has a meaning even if no node offers it."""
     return not lookalikes.is_like_gpu(name) or name in names.REQUESTED or name.startswith(names.CLASS_PREFIX)

@@ -3,9 +3,9 @@
 A path with the suffix /gib is for namespaces where bare gpu-mem numbers count GiB. The API server chooses the path by
 the namespace's label (namespaceSelector), so the meaning of a number does not depend on a cache.
 
-Only decodes, calls the decision, encodes and counts. A body that is no AdmissionReview, or of a resource that does not
-belong to the path (`RESOURCES`), gets status 400 with the reason.
-An unexpected error gets 500 and a log line, never a traceback in the answer.
+This module only decodes, calls the decision, encodes and counts. A body that is not an AdmissionReview, or one of a
+resource that does not belong to the path (`RESOURCES`), gets status 400 with the reason. An unexpected error gets 500
+and a log line, never a traceback in the answer.
 """
 
 import re
@@ -33,7 +33,7 @@ from webhook.templates import templates
 # An object is at most 1.5 MiB in etcd and 3 MiB in a request; a review holds two.
 MAX_BODY = 8 * 1024 * 1024
 
-_ADVICE = "/advise"  # where nothing is ever refused
+_ADVICE = "/advise"  # the path that never refuses
 # The API server waits a second for it and then goes on without us, so it may not wait behind large reviews.
 BINDINGS = "/validate/bindings"
 
@@ -45,8 +45,9 @@ PATHS: Mapping[str, Decide] = {
     _ADVICE: decisions.decide_advise,
 }
 
-# The resources that the chart's webhook configurations send to each path; advice also for `webhook.workloadKinds`. A
-# review of another one is refused unread: a class that takes long to compare must not have the threads for Bindings.
+# The resources that the chart's webhook configurations send to each path; /advise also gets those of
+# `webhook.workloadKinds`. A review of another resource is refused before it is decoded: a class that takes long to
+# compare must not occupy the threads for Bindings.
 RESOURCES: Final[Mapping[str, frozenset[str]]] = {
     "/mutate": templates.KINDS | {"pods", "resourcequotas", "limitranges", "resourceclasses"},
     "/mutate/defaults": frozenset({"pods"}),
@@ -57,21 +58,23 @@ RESOURCES: Final[Mapping[str, frozenset[str]]] = {
 }
 _KNOWN: Final = frozenset[str]().union(*RESOURCES.values())
 
-UNITS: Final[Mapping[str, Unit]] = {"": Unit.MIB, "/gib": Unit.GIB}  # by what is behind the path
+# the unit of bare numbers, by the suffix of the path
+UNITS: Final[Mapping[str, Unit]] = {"": Unit.MIB, "/gib": Unit.GIB}
 
 _NAMESPACE: Final = re.compile(rb'"namespace":\s*"([a-z0-9.-]{1,253})"')
-_NAMESPACE_WITHIN: Final = 4096  # bytes: before it stand a uid, kinds, resources and a name, of 253 bytes at most each
+# bytes in which the namespace appears: before it are a uid, kinds, resources and a name of at most 253 bytes each
+_NAMESPACE_WITHIN: Final = 4096
 
 _log = structlog.get_logger("webhook.app")
 
 
 def namespace_of(environ: Mapping[str, Any]) -> str:
     """The namespace of a review, for fair queueing; "" if there is none. The API server sends the reviews of all
-    namespaces, so without turns a user who creates pods in parallel, even as dry runs, would delay those of others.
+    namespaces, so without fair queueing a user who creates pods in parallel, even as dry runs, would delay other users.
 
     The API server writes it before the object, so only the first 4 KiB are searched instead of decoding 8 MiB. A match
-    is never inside a string, where its quotes would be escaped. Another client may send a false one, which changes only
-    its own turns.
+    is never inside a string, where its quotes would be escaped. Another client may send a false namespace, which
+    changes only the order of its own calls.
     """
     match = _NAMESPACE.search(environ["wsgi.input"].getvalue(), 0, _NAMESPACE_WITHIN)
     return match[1].decode() if match is not None else ""
@@ -91,7 +94,7 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
 
     def answer_review(path: str, decide: Decide, unit: Unit) -> Response:
         started = time.perf_counter()
-        structlog.contextvars.clear_contextvars()  # the thread's last review was about another object
+        structlog.contextvars.clear_contextvars()  # clears the log context of the thread's former review
         # Not `request.mimetype`: werkzeug reads the parameters too, which takes 95 ms for 60 KB of them.
         media_type = request.environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
@@ -99,7 +102,7 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
         try:
             received = review.decode(request.get_data(cache=False), partial(takes_reviews_of, path))
         except review.UndecodableReview as error:
-            # A status of HTTP would reach the user as "the server rejected our request for an unknown reason".
+            # The user would see an HTTP error only as "the server rejected our request for an unknown reason".
             namespace, uid = "", error.uid
             decision = Decision(allowed=path == _ADVICE, message=str(error))
         else:
@@ -163,7 +166,7 @@ def _answer_failure(error: Exception, lines: LineLimit) -> Response:
     path = _request_path()
     metrics.REVIEWS.labels(path, "failed").inc()
     if isinstance(error, KubeError):
-        # The API server shows the text to whoever created the object.
+        # The API server shows the text to the user who created the object.
         lines.log("warning", "cannot decide", "cannot decide", path=path, error=str(error))
         return _text_response("the webhook cannot read what it needs from the API server; try again", 503)
     lines.log("error", "review failed", "review failed", path=path, exc_info=error)

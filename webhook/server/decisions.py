@@ -41,13 +41,13 @@ from webhook.server.review import CREATE, Decision, Review, is_pod_shaped
 from webhook.templates import templates
 from webhook.templates.spellings import NameTranslator, NvidiaGpu
 
-_IN_POD: Final = ("spec.", "metadata.")  # how a message begins that names a field of the pod
+_IN_POD: Final = ("spec.", "metadata.")  # the prefixes of messages that name a field of the pod
 _MAX_WARNINGS: Final = 8
 _MIN_WEIGHT: Final = 8
 
 
 class Lookups(Protocol):
-    """What the webhook knows of the cluster."""
+    """The webhook's knowledge of the cluster, for the decisions."""
 
     def defaults(self, namespace: str) -> Defaults | None:
         """The defaults of a namespace that opted in; None for others, and for namespaces that are not known yet."""
@@ -59,7 +59,9 @@ class Lookups(Protocol):
         """The sizes of the cards or devices of the class, or of all cards; `nodes`: of these nodes only."""
 
     def reviewed_class_cards(self, resource_class: ResourceClass) -> CardSizes | None:
-        """As `cards`, of a class that anyone may have written; None if it takes too long to compare them."""
+        """As `cards`, for the class in a review, which any client may send; None if comparing its cards takes too
+        long.
+        """
 
     def classes(self) -> Mapping[str, ResourceClass]:
         """The known ResourceClasses, by name."""
@@ -74,7 +76,9 @@ class Lookups(Protocol):
         """The GPUQuotas of the namespace."""
 
     def conflicting_member(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
-        """The name of an existing pod of the gang that says another number, and that number; None if none is known."""
+        """The name of an existing pod of the gang that names another size, and that size; None if no such pod is
+        known.
+        """
 
     def bounds(self, namespace: str) -> Bounds:
         """The bounds of the namespace's LimitRanges."""
@@ -104,7 +108,7 @@ class WebhookSettings:
     tolerated: tolerations for pods with cards.
     min_share: MiB; smaller shares get a warning.
     callers_known: only the API server can call, so answers may say what others in the namespace have or use.
-    unit: the unit of bare gpu-mem numbers. The path has it, so the API server chooses it.
+    unit: the unit of bare gpu-mem numbers. It follows from the path, which the API server chooses.
     """
 
     runtime_class: str = ""
@@ -154,7 +158,7 @@ def decide_defaults(review: Review, view: Lookups, settings: WebhookSettings) ->
         return Decision()
     namespace_defaults = view.fresh_defaults(review.namespace)
     if namespace_defaults is None or not namespace_defaults.gpu_mem or not defaults.takes_defaults(review.object):
-        return Decision()  # it gets nothing here, so nothing of it can be wrong
+        return Decision()  # this path does not change the pod, so it has no error to report
     return _mutate_pod(review, view, namespace_defaults, settings, apply=True)
 
 
@@ -198,7 +202,7 @@ def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> D
         case "limitranges":
             return Decision(warnings=advice.warn_limit_range(review.object, offers, view.classes(), settings.min_share))
     if templates.is_controlled(review.object):
-        return Decision()  # whoever wrote its owner has been told
+        return Decision()  # the author of its owner got the warnings
     unique_texts: dict[str, None] = {}
     is_queued = advice.QUEUE in labels_of(review.object)
     weight = 0
@@ -206,7 +210,7 @@ def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> D
         if not is_pod_shaped(template):
             continue
         if weight and weight + _template_weight(template) > sizes.MAX_CONTAINERS:
-            break  # all templates together take no longer than the largest pod
+            break  # checking all templates takes no longer than checking the largest pod
         weight += _template_weight(template)
         texts = _warn_template(template, review.namespace, view, settings)
         if is_queued:
@@ -215,17 +219,21 @@ def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> D
             templates.field_in_workload(path, text) if text.startswith(_IN_POD) else text: None for text in texts
         }
         if len(unique_texts) >= _MAX_WARNINGS:
-            break  # no more are shown
+            break  # further warnings would not be shown
     return Decision(warnings=tuple(unique_texts)[:_MAX_WARNINGS])
 
 
 def _template_weight(template: Json) -> int:
-    """How long it takes to judge a template, in containers. Its nodes take as long as some of them."""
+    """The time to check a template, measured in containers. Checking its nodes takes as long as `_MIN_WEIGHT`
+    containers.
+    """
     return max(_MIN_WEIGHT, sum(1 for _ in request.containers(template)))
 
 
 def _warn_template(template: Json, namespace: str, view: Lookups, settings: WebhookSettings) -> tuple[str, ...]:
-    """The warnings that the author of such a pod would get; a controller's pods have no author who reads them."""
+    """The warnings that a user would get who creates such a pod. No user sees the warnings about a controller's
+    pods.
+    """
     pod = {"metadata": template.get("metadata") or {}, "spec": template.get("spec") or {}}
     try:
         sizes.check_template(pod)
@@ -238,7 +246,7 @@ def _warn_template(template: Json, namespace: str, view: Lookups, settings: Webh
 def _must_rewrite_pod(review: Review, settings: WebhookSettings) -> bool:
     """Whether pods of this review are rewritten and checked: only at creation, and not mirrors of static pods."""
     annotations = annotations_of(review.object)
-    # By the word of a kubelet only: a user may write the annotation too.
+    # The annotation counts only if a kubelet sent it, because users may write it too.
     mirror = names.MIRROR in annotations and review.username.startswith("system:node:")
     return review.operation == CREATE and review.namespace not in settings.exempt_namespaces and not mirror
 
@@ -277,7 +285,7 @@ def _rewrite_pod(
 
     pod = units.add_units(manifest, settings.unit, largest_node_mib)
     pod, pod_defaults = classes.rewrite_classes(pod, _name_translator(view, settings)), Defaults()
-    # First of all: where it was placed decides what it takes of its namespace's defaults.
+    # The placement is removed before the defaults are applied, because a placed pod gets no defaults.
     pod, placement_warnings = mutate.remove_placement(pod, gang)
     if namespace_defaults is not None and defaults.takes_defaults(pod):
         namespace_defaults.check(namespace)
@@ -442,7 +450,7 @@ def _validate_workload(review: Review, settings: WebhookSettings) -> Decision:
 
 def _validate_binding(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     sizes.check_object(review.object)
-    # The legacy resource names the pod in the object only.
+    # With the legacy resource `bindings`, only the object names the pod.
     name = review.name or ((review.object.get("metadata") or {}).get("name") or "")
     pod = view.pod(review.namespace, name, "" if settings.callers_known else review.caller)
     if pod is not None:
@@ -469,7 +477,7 @@ def _validate_namespace(review: Review) -> Decision:
 
 
 def _make_patch(before: Json, after: Json, warnings: tuple[str, ...] = ()) -> Decision:
-    # What was left as it was is the same object: no need to compare.
+    # An unchanged object is the same Python object, so it need not be compared.
     patch = patches.make_patch(before, after) if after is not before else []
     return Decision(patch=patch, warnings=warnings)
 

@@ -12,7 +12,8 @@ import jsonpatch
 
 from cardwise.core.values.decoded import Json
 
-_INDEXED = ("/containers", "/initContainers")  # lists whose entries keep their places: we change their fields
+# lists whose entries keep their positions: the webhook changes fields of the entries
+_INDEXED = ("/containers", "/initContainers")
 _POINTERS = ("path", "from")  # the fields of an operation that are JSON pointers
 
 
@@ -33,7 +34,9 @@ def _compare(before: Any, after: Any, path: str) -> list[Json]:
 
 
 def _without_lists(before: Any, after: Any, path: str, operations: list[Json]) -> tuple[Any, Any]:
-    """Both sides without equal parts and parts that have their operations: they need no second comparison."""
+    """Both values without the parts that are equal or already have their operations, so that those are not compared
+    again.
+    """
     if before is after:
         return None, None
     if isinstance(before, dict) and isinstance(after, dict):
@@ -42,7 +45,8 @@ def _without_lists(before: Any, after: Any, path: str, operations: list[Json]) -
             pointer = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
             old[key], new[key] = _without_lists(before[key], after[key], pointer, operations)
             if old[key] is None and new[key] is None:
-                del old[key], new[key]  # jsonpatch takes longer to compare two values than all else takes here
+                # comparing two values with jsonpatch takes longer than the rest of this function
+                del old[key], new[key]
         return old, new
     if isinstance(before, list) and isinstance(after, list):
         if before == after:

@@ -29,23 +29,24 @@ CREATE, UPDATE = "CREATE", "UPDATE"
 _Amount = Annotated[str, Meta(max_length=64)] | Annotated[int, Meta(ge=-(2**62), le=2**62)]
 _Amounts = dict[str, _Amount] | None
 
-# The API server hands on 4 KiB of them, and of each no more than 256 characters where there are more.
+# The API server forwards at most 4 KiB of warnings, and truncates each to 256 characters if they are longer in total.
 _MAX_WARNINGS = 16
 
 
 class InvalidReview(ValueError):
-    """A request body that is no valid AdmissionReview; the text is the reason."""
+    """A request body that is not a valid AdmissionReview; the text is the reason."""
 
 
 class UndecodableReview(InvalidReview):
-    """A review whose object cannot be read. `uid`: of the review, so that it can be answered with the reason."""
+    """A review whose object cannot be decoded. `uid`: the review's, so that the response can name the reason."""
 
     def __init__(self, uid: str, problem: str) -> None:
         super().__init__(problem)
         self.uid = uid
 
 
-_Word = Annotated[str, Meta(max_length=objectnames.MAX_SUBDOMAIN_LENGTH)]  # of the API server's own, such as a resource
+# a word of the API server, such as a resource
+_Word = Annotated[str, Meta(max_length=objectnames.MAX_SUBDOMAIN_LENGTH)]
 
 
 class _Resource(Struct):
@@ -283,15 +284,15 @@ _SHAPES: dict[str, type[Struct]] = {
     "gpuquotas": _CustomResource,
 }
 _TOO_DEEP = "is nested too deeply to be read; remove the deep parts, such as metadata.managedFields"
-_OBJECT = b'"object"'  # of a review, which has all else that we read before it
-# Of these kinds, those that are in no namespace.
+_OBJECT = b'"object"'  # the last key that is read; all others come before it
+# The reviewed kinds that are not namespaced.
 _CLUSTER_SCOPED = frozenset({"namespaces", "resourceclasses"})
 _NAMESPACED = frozenset({*_SHAPES, "bindings"}) - _CLUSTER_SCOPED
-# Where the decision needs the stored object too; of these but pods, also what server-side apply noted in both.
+# Resources whose decision needs the stored object too and, except for pods, the managedFields of both objects.
 _WITH_OLD_OBJECT = templates.KINDS | {"pods", "resourcequotas", "limitranges", "resourceclasses"}
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
-# Python's own reader of floats: msgspec takes fifteen times as long for some of them, so that a review of 7 MB would
-# keep everybody from the interpreter for three seconds.
+# Floats are parsed by Python: msgspec takes fifteen times as long for some of them, and a review of 7 MB would block
+# all threads for three seconds.
 _decode_object = msgspec.json.Decoder(Json, float_hook=float).decode
 _decode_shape = {resource: msgspec.json.Decoder(shape).decode for resource, shape in _SHAPES.items()}
 _decode_any = msgspec.json.Decoder(_AnyObject).decode
@@ -327,7 +328,7 @@ class Review:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The answer: a refusal with `message`, about the field `about`; or permission with a patch (RFC 6902) and
+    """The response: a refusal with `message` about the field `about`, or admission with a patch (RFC 6902) and
     warnings.
     """
 
@@ -341,7 +342,7 @@ class Decision:
 def decode(body: bytes, takes_reviews_of: Callable[[str], bool] = lambda _: True) -> Review:
     """Decode a request body. Raises InvalidReview, and UndecodableReview.
 
-    takes_reviews_of: whether a resource belongs to the path. The object of another one is not decoded.
+    takes_reviews_of: whether a resource belongs to the path. The objects of other resources are not decoded.
     """
     try:
         envelope = _decode_envelope(body)
@@ -369,7 +370,7 @@ def decode(body: bytes, takes_reviews_of: Callable[[str], bool] = lambda _: True
         raise UndecodableReview(request.uid, str(error)) from error
     old = None
     if compared:
-        # An object that was made too large while nobody checked can be made smaller.
+        # A user must be able to shrink an object that became too large while the webhook was down.
         with contextlib.suppress(InvalidRequest):
             old = _decode_manifest(request, "oldObject", request.old_object, managed_fields=managed_fields)
     _check_names(request, manifest)
@@ -404,7 +405,7 @@ def _decode_manifest(request: _Request, field: str, raw: msgspec.Raw, *, managed
         sizes.check_text(text)
         _decode_shape.get(resource, _decode_any)(text)
         return _decode_object(text)
-    except RecursionError as error:  # to make objects of it may take more than to skip it
+    except RecursionError as error:  # decoding it into Python objects may need more stack than skipping it
         raise UndecodableReview(request.uid, f"{field} {_TOO_DEEP}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         kind = wording.sanitize_message(resource, 80)
@@ -448,7 +449,9 @@ def is_pod_shaped(template: Json) -> bool:
 
 
 def encode(uid: str, decision: Decision) -> bytes:
-    """Encode an answer. Its texts have a limit, whatever the user wrote and however many errors there are."""
+    """Encode an answer. The length of its texts is limited, whatever the user wrote and however many errors the object
+    has.
+    """
     response: Json = {"uid": uid, "allowed": decision.allowed}
     if not decision.allowed:
         response["status"] = {"code": 422, "reason": "Invalid", "message": wording.sanitize_message(decision.message)}
@@ -457,6 +460,6 @@ def encode(uid: str, decision: Decision) -> bytes:
         if (omitted := len(decision.warnings) - _MAX_WARNINGS) > 0:
             response["warnings"][-1] = f"and {wording.pluralize(omitted + 1, 'more warning')}"
     if decision.allowed and decision.patch:
-        # Bytes become base64, which is what the field wants.
+        # msgspec encodes bytes as base64, which this field needs.
         response |= {"patchType": "JSONPatch", "patch": _encode(decision.patch)}
     return _encode({"apiVersion": API_VERSION, "kind": KIND, "response": response})

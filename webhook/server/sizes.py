@@ -15,14 +15,14 @@ from cardwise.core.values.invalid import InvalidRequest
 from webhook.templates import containers
 
 MAX_BYTES: Final = 512 * 1024  # of JSON; the annotations of an object alone may have 256 KiB
-# Of an object: what stands between commas, and lists and maps. msgspec decodes JSON in one call, during which no other
-# thread runs; for 290,000 keys that was a quarter of a second. Pods of people have some hundred.
+# The entries of an object, counted by commas and brackets. msgspec decodes JSON in one call, during which no other
+# thread runs; 290,000 keys took a quarter of a second. Real pods have some hundred entries.
 MAX_PARTS: Final = 30_000
 MAX_CONTAINERS: Final = 128
-MAX_RESOURCE_NAMES: Final = 64  # of resources, counted once each
-MAX_ANNOTATIONS: Final = 512  # of a pod; those of Cardwise are removed one by one
-# Of keys and values. The API server refuses each change of a pod with more than 256 KiB, but not its Binding: such a
-# pod could be bound, and be changed by nobody. The other half is for what we write.
+MAX_RESOURCE_NAMES: Final = 64  # different resource names
+MAX_ANNOTATIONS: Final = 512  # annotations of a pod; those of Cardwise are removed one by one
+# Bytes of keys and values. The API server refuses every change of a pod with more than 256 KiB, but not its Binding:
+# such a pod could be bound, and then no longer changed. The other half is for Cardwise's annotations.
 MAX_ANNOTATION_BYTES: Final = 128 * 1024
 # The API server takes seconds to change a pod with thousands of them. As the chart's annotations policy at UPDATE.
 MAX_METADATA_ENTRIES: Final = 512
@@ -46,7 +46,7 @@ def check_text(text: bytes) -> None:
 
 
 def check_template(template: Json, path: str = "", *, update: bool = False) -> None:
-    """Check a pod template. `path`: where it is in its object, with a dot behind. Raises InvalidRequest."""
+    """Check a pod template. `path`: its path in the object, with a dot at the end. Raises InvalidRequest."""
     annotations = annotations_of(template)
     _check_count(f"{path}metadata.annotations", len(annotations), MAX_ANNOTATIONS)
     written = sum(len(text.encode()) for pair in annotations.items() for text in pair if isinstance(text, str))
@@ -66,7 +66,7 @@ def check_template(template: Json, path: str = "", *, update: bool = False) -> N
         raise InvalidRequest(
             f"{path}spec.containers", problem, f"name at most {MAX_RESOURCE_NAMES} in limits and requests"
         )
-    if not update:  # what is there already was allowed when it was made, and must stay changeable
+    if not update:  # the existing entries were allowed when the object was created, and it must stay changeable
         _check_lists(template, pod_containers, path)
 
 

@@ -21,10 +21,10 @@ Names = Mapping[str, frozenset[str]]
 """The names that a manifest has, by place."""
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_APPLY = "Apply"  # in managedFields: by server-side apply
+_APPLY = "Apply"  # the operation of server-side apply in managedFields
 
 _decode_record = msgspec.json.Decoder(dict[str, list[str]]).decode
-_decode_object = msgspec.json.Decoder(dict[str, Any], float_hook=float).decode  # as `review` has it
+_decode_object = msgspec.json.Decoder(dict[str, Any], float_hook=float).decode  # floats are parsed as in `review`
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ NO_MANIFEST: Final = AppliedNames({}, {})
 
 @dataclass(frozen=True, slots=True)
 class AppliedManifests:
-    """The names in manifests: in that of `kubectl apply`, None without one, and in those of server-side apply.
+    """The names in the applied manifests: that of `kubectl apply` (None without one) and those of server-side apply.
 
     new: the object is created, or this update changes the manifest of `kubectl apply`. Without a change, keys that the
         manifest does not name were set in another way, such as by `kubectl edit`, and stay.
@@ -58,8 +58,8 @@ class AppliedManifests:
 
 @dataclass(frozen=True, slots=True)
 class RewrittenPlace:
-    """One place after the rewriting: lists of amounts by field, the webhook's keys, and the origin of those written
-    now.
+    """One place after rewriting: its lists of amounts by field, the webhook's keys, and the user's spelling of each key
+    that was rewritten now.
     """
 
     amounts: Mapping[str, Json]
@@ -149,7 +149,8 @@ def _stale_keys(
 def _stale_keys_of_many_classes(
     recorded: frozenset[str], place: str, manifests: AppliedManifests, new_keys: frozenset[str]
 ) -> frozenset[str]:
-    """The keys that are added again, and those that a manifest named and no longer names.
+    """The stale keys of a place with many classes: those that are added again, and those that a manifest no longer
+    names.
 
     Any other key may come from a patch: a limit that stays is safer than one that vanishes unnoticed.
     """

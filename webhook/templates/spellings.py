@@ -17,11 +17,12 @@ from cardwise.core.values.quantity import InvalidQuantity
 
 NvidiaGpu = Literal["leave", "take"]
 Lookup = Callable[[str], ResourceClass | None]
-"""A class by its name, None where there is none. May ask the API server, so it may raise KubeError."""
+"""Returns the class of this name, None if there is none. May call the API server, so it may raise KubeError."""
 
-_IN_QUOTA = "requests."  # all that a ResourceQuota counts of resources that are not Kubernetes' own
-_LIMITS = "limits."  # always equal to the requests, so these mean the same
-_COUNTED = (names.GPU_MEM, names.GPU_CORE, names.WHOLE_GPU, names.SHARE)  # of ours, as pods have them
+_IN_QUOTA = "requests."  # the prefix by which a ResourceQuota counts resources with a domain
+_LIMITS = "limits."  # limits always equal requests, so this prefix means the same
+# resources of Cardwise, by their names in pods
+_COUNTED = (names.GPU_MEM, names.GPU_CORE, names.WHOLE_GPU, names.SHARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class NameTranslator:
     def translate_container_name(self, name: str, amount: object) -> str:
         """The stored name of a limit or request; unchanged if there is nothing to rewrite. Raises KubeError."""
         if name == names.NVIDIA_GPU:
-            # None of ours would be refused.
+            # An amount of 0 of Cardwise's resource would be refused.
             return names.WHOLE_GPU if self.take_nvidia and not is_zero(amount) else name
         return names.CLASS_PREFIX + name if self._is_class(name) else name
 
@@ -98,7 +99,7 @@ def rename_keys(amounts: Json, field: str, translate: Callable[[str, object], st
                 f"{stored_amounts[stored_name]}",
                 f"write only {min(name, other, key=len)}",
             )
-        # The API server's own spelling of the amount, where both are there.
+        # If both spellings are present, the amount under the stored name is kept.
         stored_amounts[stored_name] = amount if stored_name == name else stored_amounts.get(stored_name, amount)
         if stored_name != name:
             written_names[stored_name] = name

@@ -26,11 +26,11 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
     "podtemplates": ("template",),
 }
 KINDS = frozenset(_PLACES)
-_MAX_TEMPLATES: Final = 32  # templates of one object that are looked at
-_PER_NODE: Final = "resourcesPerNode"  # of a TrainJob: all that it says of the pods of its runtime
+_MAX_TEMPLATES: Final = 32  # templates of one object that are checked
+_PER_NODE: Final = "resourcesPerNode"  # a TrainJob's only field about the pods of its runtime
 _IN_POD: Final = "spec.containers[0].resources."
 
-_Path = tuple["_Path", str | int] | tuple[()]  # the path of the parent; a key of it, or an index
+_Path = tuple["_Path", str | int] | tuple[()]  # the path of the parent, and a key or an index in it
 
 
 def rewrite_workload(
@@ -43,15 +43,16 @@ def rewrite_workload(
     path = _PLACES[resource]
     template = _get_map(workload, path)
     if not template or (resource == "replicasets" and is_controlled(workload)):
-        # Who made the ReplicaSet compares its template with its own, and would make another one for ever.
+        # The Deployment controller compares the ReplicaSet's template with its own, and would create ReplicaSets
+        # without end.
         return workload
     if _names_nvidia(_get_map(old or {}, path)):
-        # Kubernetes takes it, and its pods are rewritten: no reason to change what is stored.
+        # Kubernetes accepts the name in templates, and the pods are rewritten, so the stored template need not change.
         translator = translator.without_nvidia()
     record = records.read_record(workload)
     manifests = records.read_manifests(workload, old, lambda manifest: _names_by_container(_get_map(manifest, path)))
     if resource == "jobs":
-        # Its template may never change: to drop a key from it would make the update fail.
+        # The template of a Job is immutable: removing a key from it would make the update fail.
         manifests = replace(manifests, new=False, server=records.NO_MANIFEST)
     spec = dict(template.get("spec") or {})
     own_keys: dict[str, tuple[str, ...]] = {}
@@ -107,7 +108,8 @@ def field_in_workload(path: str, in_template: str) -> str:
 def _search_templates(node: object, path: _Path) -> Iterator[tuple[str, Json]]:
     """Depth-first search. A map whose `spec` has containers is a template; templates inside of one do not count.
 
-    The path is spelled for templates only: of a deep object all paths together are as long as its square.
+    The text of a path is built for templates only: in a deep object, the total length of all paths grows with the
+    square of its depth.
     """
     if isinstance(node, list):
         for i, inner in enumerate(node):
