@@ -1,4 +1,6 @@
-"""The programs of the parts, by their names on PATH. `pip install cardwise` brings the names without what they need."""
+"""The programs of the parts, by their names on PATH. `pip install cardwise` installs these programs without their
+dependencies.
+"""
 
 import gc
 import sys
@@ -9,9 +11,10 @@ _OURS: Final = ("webhook", "extender", "deviceplugin", "mps", "cardwise")
 
 
 def _run(part: str) -> None:
-    # structlog imports rich where it is there, which is a third of a start's CPU and 4 MiB. Only `cardwise top` draws.
+    # structlog imports rich if it is installed, which takes a third of the CPU time of a start and 4 MiB. Only
+    # `cardwise top` needs it.
     sys.modules["rich"] = None  # type: ignore[assignment]
-    gc.disable()  # nothing that is imported here is garbage: looking for it is a tenth of a start
+    gc.disable()  # imports create no garbage, and searching for it takes a tenth of the time of a start
     try:
         program = import_module(f"{part}.__main__")
     except ModuleNotFoundError as error:

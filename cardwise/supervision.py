@@ -1,8 +1,9 @@
 """Supervision: the loop of a daemon thread never ends by an exception.
 
 When a thread ends by an exception, the process continues and its probes succeed, but the thread's work is not done any
-more. Each loop handles the exceptions of its work itself, with its own log line and pause. This handles the others:
-exceptions of that handling (a failing logger, a message that cannot be formatted) and of the code in between.
+more. Each loop handles the exceptions of its work itself, with its own log line and pause. This module handles all
+other exceptions: those of that handling (a failing logger, a message that cannot be formatted) and of the code in
+between.
 """
 
 import contextlib

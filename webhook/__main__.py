@@ -141,8 +141,8 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
 @option(
     "--webhook-configuration",
     default=names.WEBHOOK_CONFIGURATION,
-    help="Name of the mutating and of the validating webhook configuration in which the webhook writes its caBundle. The "
-    f"second mutating configuration has the same name with the prefix {names.LATE}.",
+    help="Name of the mutating and of the validating webhook configuration in which the webhook writes its caBundle. "
+    f"The second mutating configuration has the same name with the prefix {names.LATE}.",
 )
 @option("--runtime-class", default="", help="RuntimeClass for GPU pods that name none. Default: they get none.")
 @option(

@@ -10,7 +10,7 @@ from cardwise.devices.protocol import RDMA, DeviceNode, OtherDevice
 from cardwise.devices.settings import DeviceRule
 from cardwise.devices.sysfs import VFIO, PciDevice, RdmaDevice, Sysfs, natural_sort_key
 
-_RDMA_CM, _VFIO_ALL = "rdma_cm", "vfio"  # names of misc devices, whose nodes are common to all of a kind
+_RDMA_CM, _VFIO_ALL = "rdma_cm", "vfio"  # misc devices, whose nodes are shared by all devices of a kind
 
 
 def discover(rules: Sequence[DeviceRule], sysfs: Path, dev: Path, node: str) -> list[OtherDevice]:
@@ -103,7 +103,7 @@ def _mark_shared_nodes(devices: Sequence[OtherDevice]) -> list[OtherDevice]:
     devices_with_problems = []
     for device in devices:
         if device.uuid in uuids:
-            continue  # different names that become the same object name cannot be told apart
+            continue  # devices whose names become the same object name cannot be distinguished
         uuids.add(device.uuid)
         shared = next((node for node in device.nodes if node in owners), None)
         if shared is not None:

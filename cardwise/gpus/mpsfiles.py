@@ -50,7 +50,9 @@ class CardReadiness:
 def card_readiness(
     root: Path, uuid: str, *, required_state: MpsState = MpsState.READY, memory_limit: MiB = MiB(0), clock: Clock = BOOT
 ) -> CardReadiness:
-    """As `unready_reason`, without checking the manager's lock: pods cannot open it, since they could then take it."""
+    """As `unready_reason`, without checking the manager's lock: pods must not open the lock file, since they could then
+    take the lock.
+    """
     folder, status = find_daemon_state(root, uuid)
     if folder is None or status is None:
         return CardReadiness(f"the MPS manager of the node does not serve {uuid} (yet)", None)
@@ -86,7 +88,7 @@ def is_closed_by_former_manager(root: Path, uuid: str) -> bool:
     for folder in (Path(mps.folder(str(root), uuid)), Path(mps.node_folder(str(root)))):
         try:
             former = json.loads((folder / mps.MODES).read_bytes())
-            # Of this mode it was before as well: another program has closed it.
+            # The card had this mode before the manager started: another program set it.
             if former.get(uuid, ComputeMode.EXCLUSIVE_PROCESS) != ComputeMode.EXCLUSIVE_PROCESS:
                 return True
         except FileNotFoundError:

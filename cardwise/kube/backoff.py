@@ -32,7 +32,7 @@ class Backoff:
         if at_least is None:
             return delay
         at_least = min(at_least, self._max_retry_after)
-        # With jitter on top: all clients received the same number.
+        # Jitter is added, because all clients received the same number.
         return at_least + min(delay, 0.25 * at_least + self._initial)
 
     def reset(self) -> None:

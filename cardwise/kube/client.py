@@ -33,8 +33,8 @@ from cardwise.kube.watching import Watch
 
 JSON = "application/json"
 CONNECT_TIMEOUT = 5.0
-MAX_BYTES = 64 << 20  # of a response, and of a page of a list; an object has a few MiB at most
-MAX_BYTES_WHOLE = 2 << 30  # of a list in one response: 60,000 pods of 10 KiB are 600 MiB
+MAX_BYTES = 64 << 20  # bytes of a response, and of a page of a list; an object has at most a few MiB
+MAX_BYTES_WHOLE = 2 << 30  # bytes of a list in one response: 60,000 pods of 10 KiB are 600 MiB
 
 PatchKind = Literal["merge", "strategic", "json"]
 PATCH_TYPES: dict[PatchKind, str] = {
@@ -52,7 +52,7 @@ _TOKEN_SECONDS = 10.0
 _READ_BYTES = 65_536  # bytes
 _WATCH_HEADERS_SECONDS = 15.0  # the API server sends them at once, or after the request has waited in its queues
 _WATCH_GRACE_SECONDS = 60.0  # seconds that a watch may last beyond the time when the API server should have ended it
-_MAX_ERROR_BYTES = 1 << 20  # of an error response
+_MAX_ERROR_BYTES = 1 << 20  # bytes of an error response
 _UNPAGED_TIMEOUT_FACTOR = 5  # a list in one response gets this many times the timeout of a page
 _PAGE_SHRINK_FACTOR = 4  # divisor of the page limit after a page was too large
 _SLOW_CREDENTIALS = 0.01  # seconds; faster credentials do not shorten the timeout, so its object is reused
@@ -109,7 +109,8 @@ class KubeClient:
         self._headers_until = 0.0
         self._lock = threading.Lock()
         self._timeouts: dict[float | None, urllib3.Timeout] = {}
-        self._last_date: tuple[str | None, float] = (None, 0.0)  # the last answer's header, and when it came
+        # the Date header of the last response, and the time when it arrived
+        self._last_date: tuple[str | None, float] = (None, 0.0)
         self._pid = os.getpid()
         self._manager, self._pool = self._connect()
 
@@ -387,7 +388,7 @@ class KubeClient:
     def _request_headers(self, content_type: str) -> dict[str, str]:
         if self._authorization is not None and self._clock.now() >= self._headers_until:
             self._renew_headers()
-        table = self._headers  # read once: a renewal replaces it whole
+        table = self._headers  # read once: a renewal replaces the tuple
         headers = table.get(content_type)
         if headers is None:
             headers = table[content_type] = {**table[""], "Content-Type": content_type}
@@ -413,7 +414,7 @@ class KubeClient:
         if timeout is None:
             if len(self._timeouts) > 64:  # jittered watch timeouts: keep the table small
                 self._timeouts.clear()
-            # `total`: a write must not be under way any more when its time is over.
+            # `total`: a write must have ended when its time is over.
             timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT, read=seconds, total=seconds)
             self._timeouts[seconds] = timeout
         return timeout
@@ -480,7 +481,7 @@ def _read_body(response: urllib3.BaseHTTPResponse, max_bytes: int, call: str) ->
         response.close()
     except (ReadTimeoutError, TimeoutError) as error:
         raise errors.TimedOut(f"{call}: {error}") from error
-    except (HTTPError, OSError, ValueError) as error:  # ValueError: of http.client, for a length that is none
+    except (HTTPError, OSError, ValueError) as error:  # ValueError: http.client raises it for an invalid length
         raise errors.Unreachable(f"{call}: {error}") from error
     raise errors.TooLarge(f"{call}: the response has more than {max_bytes} bytes")
 

@@ -68,7 +68,7 @@ class Recorder(Protocol):
 @dataclass(frozen=True, slots=True)
 class _PendingEvent:
     regarding: ObjectRef
-    namespace: str  # in which the Event is written
+    namespace: str  # the namespace in which the Event is written
     reason: str
     message: str
     type: EventKind
@@ -122,7 +122,7 @@ class EventRecorder:
         self._pending: dict[str, deque[_PendingEvent]] = {}  # by namespace
         self._queued = 0
         self._fair_order = FairQueueing()
-        self._write_seconds: RecentUse[str] = RecentUse(clock)  # seconds of writing, by namespace
+        self._write_seconds: RecentUse[str] = RecentUse(clock)  # the seconds of writing, by namespace
         self._changed = threading.Condition()
         self._written_events: OrderedDict[tuple[ObjectRef, str, str, str], _WrittenEvent] = OrderedDict()
         self._buckets: OrderedDict[tuple[str, str, str], _TokenBucket] = OrderedDict()
@@ -185,7 +185,8 @@ class EventRecorder:
             self._clock.wait_for(self._changed, lambda: bool(self._pending or self._stopped), None)
             if not self._pending:
                 return None
-            namespace = self._fair_order.dequeue(self._pending.__contains__)  # Events of other namespaces were dropped
+            # namespaces without queued Events are skipped: theirs were dropped
+            namespace = self._fair_order.dequeue(self._pending.__contains__)
             pending_event = self._pending[namespace].popleft()
             if self._pending[namespace]:
                 self._fair_order.enqueue(namespace)
@@ -238,13 +239,14 @@ class EventRecorder:
             change = {"count": former.count + 1, "lastTimestamp": pending_event.at}
             self._client.patch(former.path, change, "merge", timeout=_TIMEOUT)
         except errors.NotFound:
-            return False  # the API server has deleted the Event after an hour
+            return False  # the API server deletes an Event after an hour
         former.count += 1
         return True
 
     def _create(self, pending_event: _PendingEvent, now: float) -> _WrittenEvent:
         namespace = pending_event.namespace
-        self._last_name = max(self._last_name + 1, self._clock.wall_ns())  # unique, even if the clock is set back
+        # the name is unique, even if the clock is set back
+        self._last_name = max(self._last_name + 1, self._clock.wall_ns())
         name = f"{pending_event.regarding.name[:230]}.{self._last_name:x}"
         event: dict[str, Any] = {
             "apiVersion": "v1",

@@ -45,18 +45,19 @@ class FairQueueing:
         self._used: dict[str, float] = {}  # the virtual time of each owner, in seconds of writing
         self._virtual_time = 0.0  # the virtual time of the owner that was served last
         self._waiting: set[str] = set()
-        self._heap: list[tuple[float, float, int, str]] = []  # the waiting ones: start time, used time, order, owner
+        self._heap: list[tuple[float, float, int, str]] = []  # the waiting owners: start time, used time, order, owner
         self._order = count()
 
     def enqueue(self, owner: str) -> None:
-        """Mark the owner as waiting: it has something to write."""
+        """Mark the owner as waiting."""
         if owner not in self._waiting:
             self._waiting.add(owner)
             used = self._used.get(owner, 0.0)
             heappush(self._heap, (max(used, self._virtual_time), used, next(self._order), owner))
 
     def dequeue(self, is_eligible: Callable[[str], bool] = lambda _: True) -> str:
-        """Remove and return the next eligible owner; there must be one. Of equal ones, an idle one is preferred.
+        """Remove and return the next eligible owner; there must be one. Of owners with equal time, one that was idle is
+        preferred.
 
         Ineligible owners before it are removed as well, and are not charged.
         """
@@ -68,7 +69,7 @@ class FairQueueing:
             used = self._used.get(owner, 0.0)
             if used <= since:
                 break
-            heappush(self._heap, (used, used, next(self._order), owner))  # it was charged while it waited
+            heappush(self._heap, (used, used, next(self._order), owner))  # the owner was charged while it waited
         self._waiting.remove(owner)
         self._virtual_time = since
         self._used[owner] = since + self._min_charge
@@ -100,11 +101,11 @@ class RecentUse(Generic[_OwnerT]):
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._used: dict[_OwnerT, float] = {}  # seconds, as much as they would have to be at `_start` to count as much
+        self._used: dict[_OwnerT, float] = {}  # seconds, scaled to `_start`: one used a half-life later counts as two
         self._start = clock.now()
 
     def add_use(self, owner: _OwnerT, seconds: float) -> None:
-        """Add seconds that the owner has used."""
+        """Record that the owner has used these seconds."""
         halvings = (self._clock.now() - self._start) / _HALF_LIFE
         if halvings > _MAX_HALVINGS or len(self._used) > 2 * _MAX_OWNERS:
             self._start = self._clock.now()

@@ -21,16 +21,14 @@ import msgspec
 T = TypeVar("T")
 
 _RECURSION_LIMIT: Final = 12_000  # recursion limit: the levels of the API server, of a list and of the caller
-_SEARCHED_LEVELS: Final = 4  # levels that are searched for values that are too deep: metadata.managedFields[].fieldsV1
+_SEARCHED_LEVELS: Final = 4  # levels in which too deep values are searched: metadata.managedFields[].fieldsV1
 _SPARE_LEVELS = 100  # levels that a decoder may need in addition
 _MIN_BYTES = sys.getrecursionlimit()  # bytes: a shorter value has at most half as many levels
 
-_MAX_LEVELS: Final = (
-    100  # the most levels that are decoded: a list, an object and the templates in it have about twenty
-)
+_MAX_LEVELS: Final = 100  # the maximum of decoded levels: a list, an object and the templates in it have about twenty
 _OPEN, _CLOSE = b"[{", b"]}"
 
-_recursion_limit_lock = threading.Lock()  # the recursion limit belongs to the process
+_recursion_limit_lock = threading.Lock()  # all threads of the process share the recursion limit
 _decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode

@@ -278,7 +278,7 @@ def labels_of(resource: wire.ExtendedResource) -> dict[str, str]:
 
 
 def card_of(resource: wire.ExtendedResource, classifier: Classifier | None = None) -> Card:
-    """The card of an ExtendedResource. Without a classifier it is in no class."""
+    """The card of an ExtendedResource. Without a classifier, the card has no classes."""
     spec = resource.spec
     card_classes = _NO_CLASSES
     if classifier is not None:
@@ -311,7 +311,9 @@ def device_of(resource: wire.ExtendedResource, classifier: Classifier | None = N
 
 
 def is_whole_card(share: wire.ContainerShare, mem: int) -> bool:
-    """Whether the share of a card of `mem` MiB is of a whole card; a guess by the amounts for older versions."""
+    """Whether the share is a whole card of `mem` MiB. Shares of older versions do not say so: then the amounts
+    decide.
+    """
     return share.whole or (not share.container and share.core_percent >= FULL_CORE and share.memory_mib >= mem)
 
 
@@ -361,7 +363,7 @@ def _add_pod(survey: Survey, pod: _Pod) -> None:
     pod_name = f"{meta.namespace}/{meta.name}"
     try:
         if names.MIRROR in meta.annotations:
-            return  # a static pod: it is not scheduled, so its annotations do not count
+            return  # a static pod is not scheduled, so its annotations do not count
         if pod.spec.node_name:
             assigned = assignment.decode(meta.annotations)
             if assigned is not None:
@@ -403,7 +405,7 @@ def _add_reported_shares(survey: Survey) -> None:
         uid, node = key
         existing = survey.ledger.holding(uid)
         if existing is not None and existing.node == node and existing.assignment.is_legacy:
-            continue  # its cards have no UUIDs
+            continue  # the cards in its annotations have no UUIDs
         reported = assignment.Assignment(
             {"reported": tuple(shares[key])} if key in shares else {},
             {"reported": tuple(devices[key])} if key in devices else {},
@@ -429,7 +431,7 @@ def _add_reported_shares(survey: Survey) -> None:
 
 
 def _add_unknown_holders(survey: Survey, resources: Iterable[_Resource]) -> None:
-    """Add allocations without a known pod: one holding without a name per card or device."""
+    """Add a nameless holding for each card or device with an allocation that no known pod explains."""
     known_shares: dict[str, list[assignment.CardShare]] = {}
     held_uuids: set[str] = set()
     for holding in survey.ledger.holdings():
@@ -439,7 +441,7 @@ def _add_unknown_holders(survey: Survey, resources: Iterable[_Resource]) -> None
             if node is not None and position is not None:
                 known_shares.setdefault(node.cards[position].uuid, []).append(share)
             elif share.uuid:
-                known_shares.setdefault(share.uuid, []).append(share)  # on whichever node the card is now
+                known_shares.setdefault(share.uuid, []).append(share)  # the card may be on another node now
         held_uuids |= {device.uuid for device in holding.assignment.device_shares()}
     for resource in resources:
         spec, allocated = resource.spec, resource.status.allocated
@@ -458,7 +460,7 @@ def _add_unknown_holders(survey: Survey, resources: Iterable[_Resource]) -> None
 def _remaining_shares(
     spec: wire.ExtendedResourceSpec, allocated: _Allocated, known_shares: Sequence[assignment.CardShare]
 ) -> dict[str, tuple[assignment.CardShare, ...]]:
-    """The shares without a known pod. The first one has all their memory."""
+    """The shares that no known pod explains. The first one has all their memory."""
     mem = max(0, allocated.memory_mib - sum(share.mem for share in known_shares))
     core = max(0, allocated.core_percent - sum(share.core for share in known_shares))
     shares = max(int(mem > 0), allocated.shares - len(known_shares))

@@ -52,7 +52,7 @@ class _TimedSocketFile(io.RawIOBase):
 
 
 class _TimedSocket:
-    """Stands for the socket from which http.client reads a response."""
+    """A replacement for the socket from which http.client reads a response."""
 
     def __init__(self, sock: socket.socket, limits: _ReadLimits) -> None:
         self._sock = sock

@@ -12,7 +12,7 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 from cardwise.kube import errors
 
 _READ_BYTES = 65536
-_MAX_BYTES = 64 << 20  # of an event, which is one object: as for a response
+_MAX_BYTES = 64 << 20  # bytes of an event, which is one object, as for a response
 
 
 class Watch:

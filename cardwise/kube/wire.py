@@ -20,8 +20,8 @@ _ABSENT: Final = msgspec.Raw(b"")
 class ObjectMeta(Struct, rename="camel", frozen=True):
     """The metadata of an object. Times are RFC 3339 strings as sent.
 
-    Without resourceVersion, so that objects with equal content are equal: a write that changes no other field is no
-    change for a reflector.
+    It has no resourceVersion, so that objects with equal content are equal: a write that changes no field of a
+    projection is no change for a reflector.
     """
 
     name: str = ""

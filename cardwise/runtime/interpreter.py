@@ -15,8 +15,8 @@ _SWITCH_SECONDS: Final = 0.001
 # (700, 10, 10) it ran about 260 times while one list of 20,000 entries was built.
 _COLLECT_AFTER: Final = (20_000, 20, 50)
 
-# Open files. Not the machine's limit, which may be 10^9: programs that a part starts inherit the limit, and some close
-# each number below it at their start.
+# The limit of open files. It is not the machine's maximum, which may be 10^9: programs that a part starts inherit
+# it, and some close every descriptor below it when they start.
 _FILES: Final = 65_536
 
 
@@ -30,6 +30,6 @@ def tune_interpreter() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)
-    # For more connections than a process has files by default in some places: 1,024 with containerd from 2.1 on.
+    # The default limit of open files can be too low for the connections: 1,024 with containerd 2.1 and later.
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft_limit, min(hard_limit, _FILES)), hard_limit))

@@ -28,7 +28,7 @@ _MAX_LINES_OF_KEY: Final = 20
 LogFormat = Literal["json", "text"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-# Libraries whose info lines are of no use to administrators.
+# Libraries whose info lines do not help administrators.
 _QUIET = ("urllib3", "kubernetes", "asyncio")
 
 
@@ -73,7 +73,8 @@ def configure(component: str, level: LogLevel = "info", fmt: LogFormat = "json")
 
 
 class LineLimit:
-    """Logs what others can cause at will: so many lines a minute for each key and for all together.
+    """Limits log lines that clients can cause at will: a number of lines per minute for each key, and for all keys
+    together.
 
     A refused dry run costs its author nothing, and may be repeated thousands of times. Metrics count the dropped lines;
     the log says at once that lines are dropped, and with the next line after that minute how many. Methods may be
@@ -90,7 +91,7 @@ class LineLimit:
         self._dropped = 0
 
     def log(self, level: LogLevel, key: str, event: str, **about: Any) -> None:
-        """`key`: whose line it is, such as a namespace, or its kind where nobody is known."""
+        """`key`: the owner of the line, such as a namespace; or the kind of line if no owner is known."""
         with self._lock:
             now = self._clock.now()
             dropped, is_minute_over = self._dropped, self._minute_end
@@ -115,7 +116,7 @@ class LineLimit:
 def _renderers(fmt: LogFormat) -> list[structlog.typing.Processor]:
     bounds: list[structlog.typing.Processor] = [structlog.processors.format_exc_info, _cut_fields]
     if fmt == "text":
-        plain = structlog.dev.plain_traceback  # not the values of all variables
+        plain = structlog.dev.plain_traceback  # without the values of local variables
         return [*bounds, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     return [*bounds, structlog.processors.JSONRenderer(serializer=_json)]
 
@@ -132,12 +133,13 @@ def _cut_field(field: Any, max_bytes: int) -> Any:
         return wording.truncate(field, max_bytes)
     try:
         content = msgspec.json.encode(field, enc_hook=repr)
-    except (TypeError, ValueError, OverflowError, RecursionError):  # what JSON has no word for must not lose the line
+    # a value that JSON cannot express must not prevent the line
+    except (TypeError, ValueError, OverflowError, RecursionError):
         return wording.quote_text(field)
     return field if len(content) <= max_bytes else wording.truncate(content.decode(), max_bytes)
 
 
 def _json(event: Any, **_: Any) -> str:
-    # The order people read in.
+    # The order in which people read the fields.
     ordered = {key: event.pop(key) for key in ("time", "level", "component", "event") if key in event}
     return msgspec.json.encode(ordered | event, enc_hook=repr).decode()

@@ -1,4 +1,4 @@
-"""A thread that runs a function at an interval, and when it is woken."""
+"""Threads that run a function at an interval, and when another thread wakes them."""
 
 import threading
 from collections.abc import Callable, Sequence

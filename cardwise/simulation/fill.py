@@ -1,4 +1,5 @@
-"""Fills an empty cluster by the protocol of FGD's artefact (Weng et al., USENIX ATC 2023), so that numbers compare.
+"""Fills an empty cluster by the protocol of FGD's artefact (Weng et al., USENIX ATC 2023), so that the results are
+comparable.
 
 The pods arrive one after another, in an order shuffled by the seed. Pods drawn from the same list are added, or some
 are left out, until their requests sum up to `tune` times the cards. No pod ends; a refused pod does not arrive again.

@@ -18,7 +18,7 @@ LEVELS: Final = (
     100,
     110,
     130,
-)  # requested, in percent of all cards: those of FGD's paper where policies differ
+)  # requested cards, in percent of all cards: the levels at which policies differ in FGD's paper
 _R = TypeVar("_R", FillResult, ChurnResult)
 
 

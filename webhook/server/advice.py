@@ -26,7 +26,7 @@ _MAX_SHOWN_KEYS: Final = 4  # keys of a node selector in one warning
 # unknown keys of an object that get a suggestion: each is compared with all keys that Cardwise reads
 _MAX_COMPARED: Final = 16
 _RANGES: Final = ("max", "min", "default", "defaultRequest")  # of a LimitRange
-_UPPER_RANGES: Final = ("max", "default", "defaultRequest")  # those that say how large a share is, or may be
+_UPPER_RANGES: Final = ("max", "default", "defaultRequest")  # those that set or limit the size of a share
 
 
 def warn_foreign_resources(pod: Json, offers: Offers, classes: Iterable[str]) -> tuple[str, ...]:

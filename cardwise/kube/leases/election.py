@@ -44,7 +44,7 @@ from cardwise.kube import errors
 
 CallKind = Literal["get", "create", "update", "release"]
 
-SILENT_DURATIONS = 3  # durations; see above
+SILENT_DURATIONS = 3  # durations; see the theory of operation
 MAX_DURATION = 60.0  # seconds; a correct holder's Lease is no longer
 _MAX_TRANSITIONS = 2**31 - 1  # the API's limit
 _RELEASED_SECONDS = 1  # the duration in a released Lease, as client-go writes it; no correct holder's is as short
@@ -62,13 +62,13 @@ class LeaseRecord:
     renewed: str
     transitions: int
     uid: str
-    released: bool  # by a holder; a Lease may also have no holder otherwise
+    released: bool  # whether a holder released it; a Lease can also lose its holder in other ways
     settled: bool  # the holder released it with none of its calls under way
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseCall:
-    """A request to send now. `body`: None for a get."""
+    """A request for the API server. `body`: None for a get."""
 
     kind: CallKind
     sent: float
@@ -199,7 +199,7 @@ class Election:
         metadata = _as_dict(observed.lease.get("metadata"))
         if settled:
             annotations = _as_dict(metadata.get("annotations"))
-            # Names this release, so that the annotation is void after the Lease was restored or acquired.
+            # The annotation names this release, so that it becomes invalid when the Lease is restored or acquired.
             metadata = {**metadata, "annotations": {**annotations, names.FENCED: f"{observed.record.uid}/{stamp}"}}
         return LeaseCall("release", now, {**observed.lease, "metadata": metadata, "spec": spec})
 
@@ -219,7 +219,7 @@ class Election:
         former, self._is_absent, self._must_reread = self._observed, False, False
         is_trusted = call.kind == "create" or not self._was_long_silent(
             now
-        )  # a Lease that we created is waited for anyway
+        )  # after a creation this process waits anyway
         self._answered_at = call.sent
         if is_written and is_trusted and call.kind != "release":
             self._unanswered.clear()
@@ -237,7 +237,7 @@ class Election:
             return
         is_ours = is_trusted and (record.holder, record.renewed) in self._unanswered
         if not is_ours:
-            # The period ends first: no reader may take the new tenure for that of the former period.
+            # The period ends first, so that no reader combines the new tenure with the former period.
             self.period = replace(self.period, until=-math.inf)
             self.tenure += 1
             self.is_successor = False
@@ -283,7 +283,7 @@ class Election:
     def _is_last_release(self, record: LeaseRecord, server_time: datetime) -> bool:
         """Whether the last holder released the Lease with this version, so nobody can have taken it since.
 
-        A restored version has an earlier time. In doubt False, which costs only a wait and a fence.
+        A restored version has an earlier time. In doubt it returns False, which only costs a wait and a fencing.
         """
         uid, transitions, renewed = self._latest_version
         if not record.released or (
@@ -322,8 +322,8 @@ class Election:
         }
 
     def _next_stamp(self, server_time: datetime) -> str:
-        # Never twice the same time, even if the clock is set back: a write without a change gets no new version, and
-        # others would not see the renewal.
+        # Each time is later than the last, even if the clock is set back: a write without a change gets no new version,
+        # so other candidates would not see the renewal.
         self._last_stamp = max(server_time, self._last_stamp + timedelta(microseconds=1))
         return self._last_stamp.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 

@@ -203,7 +203,7 @@ class LeaderElector:
             _log.info("lost the lease to another holder", lease=self._path, holder=holder, identity=self.identity)
         leading = self.epoch if self.is_leader else 0
         announced, self._announced_epoch = self._announced_epoch, leading
-        # Always at the end: a caller of `holds_lease` may have acted before this thread announced the leadership.
+        # Call it at every end: a caller of `holds_lease` may have acted before this thread announced the leadership.
         if leading == announced and not self._stopping.is_set():
             return
         if announced:

@@ -11,8 +11,8 @@ import msgspec
 
 from cardwise.kube import wire
 
-MAX_CONDITIONS_PER_NAMESPACE: Final = 512  # of all budgets of a namespace; they take about 0.1 ms per pod
-MAX_BUDGETS_PER_POD: Final = 8  # the API server evicts no pod that more than one covers
+MAX_CONDITIONS_PER_NAMESPACE: Final = 512  # conditions of all budgets of a namespace; they take about 0.1 ms per pod
+MAX_BUDGETS_PER_POD: Final = 8  # the API server evicts no pod that more than one budget covers
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -79,7 +79,8 @@ class Budgets:
 
     Lookups happen under the state's lock, and a user may create millions of conditions. So only
     `MAX_CONDITIONS_PER_NAMESPACE` conditions of a namespace are checked. If there are more, one budget without a name,
-    which allows no disruption, covers all its pods. The same budget stands for those beyond `MAX_BUDGETS_PER_POD`.
+    which allows no disruption, covers all its pods. The same budget covers a pod that is covered by more than
+    `MAX_BUDGETS_PER_POD` budgets.
     """
 
     def __init__(self) -> None:

@@ -54,7 +54,7 @@ def load_of_pod(spec: PodSpec) -> Load:
         own_cpu, own_memory = _container_requests(container)
         cpu, memory = cpu + own_cpu, memory + own_memory
     cpu, memory = max(cpu, max_cpu), max(memory, max_memory)
-    if spec.resources is not None and spec.resources.requests is not None:  # of the pod as a whole
+    if spec.resources is not None and spec.resources.requests is not None:  # the pod-level requests
         pod_requests = spec.resources.requests
         cpu, memory = _parse_cpu_milli(pod_requests.cpu) or cpu, _parse_bytes(pod_requests.memory) or memory
     if spec.overhead is not None:

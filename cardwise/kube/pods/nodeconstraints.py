@@ -1,6 +1,6 @@
 """A pod's constraints on its node's labels, name and taints: node selector, required node affinity, tolerations.
 
-These rules of kube-scheduler for the extender, the webhook and the command line. Pure.
+Implements these rules of kube-scheduler for the extender, the webhook and the command line. Pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -92,7 +92,7 @@ class Toleration(NamedTuple):
         return cls(*(str(toleration.get(field) or "") for field in ("key", "operator", "value", "effect")))
 
     def tolerates(self, taint: Taint) -> bool:
-        """Whether it tolerates the taint. An operator of a later Kubernetes tolerates none."""
+        """Whether it tolerates the taint. A toleration with an operator of a later Kubernetes tolerates no taint."""
         if self.effect and self.effect != taint.effect:
             return False
         if self.key and self.key != taint.key:

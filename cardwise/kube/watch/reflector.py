@@ -234,7 +234,7 @@ class Reflector(Generic[T]):
                 healthy = self._watch_once()
                 if healthy:
                     backoff.reset()
-                elif not self._requested_lists:  # else we have ended the watch
+                elif not self._requested_lists:  # otherwise `relist` ended the watch
                     delay = backoff.next_delay()
             except errors.WatchSilent as error:
                 # No back-off: the new connection fails by itself if the API server hangs.
@@ -242,7 +242,7 @@ class Reflector(Generic[T]):
                     self.errors += 1
                     self._outage.mark_failed(self._disconnected_at)
                     self._log.warning("the watch went silent, connecting again", error=str(error))
-                else:  # as of a kind without events: an error only if the list fails, or shows missed events
+                else:  # normal for a kind without events: an error only if the list fails, or shows missed events
                     self._log.debug("the watch sent nothing, listing again", error=str(error))
             except errors.Gone as error:
                 self._log.info("the watch's resourceVersion expired; listing again", error=str(error))
@@ -281,7 +281,7 @@ class Reflector(Generic[T]):
             self._may_retry |= self._pause_end <= now
         self._clock.wait(self._wake, until - now)
         with self._lock:
-            self._wake.clear()  # its cause is in `_stopping` and `_requested_lists`, or was the pause itself
+            self._wake.clear()  # the reason is in `_stopping` and `_requested_lists`, or `retry` ended the pause
             self._pause_end = until if self._was_retried else -math.inf
             self._may_retry = self._pause_end <= self._clock.now()
             self._was_retried = False

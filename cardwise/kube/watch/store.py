@@ -34,7 +34,7 @@ class Store(Generic[T]):
 
     def __init__(self) -> None:
         self._records: dict[str, T] = {}
-        # Identity -> key, only where they differ: with 60,000 pods this table is worth not having.
+        # The key by identity, only if they differ: with 60,000 pods, a complete table would be large.
         self._aliases: dict[str, str] = {}
 
     def __len__(self) -> int:
@@ -61,8 +61,8 @@ class Store(Generic[T]):
         return diff
 
     def reuse_known(self, key: str, record: T) -> T:
-        """The known value if it is equal, else the given one: so a list without changes needs no memory for its values
-        until it is complete.
+        """The known value if it equals `record`, else `record`. So a list without changes needs no additional memory
+        for its values.
         """
         known_record = self._records.get(key)
         return known_record if known_record is not None and known_record == record else record
@@ -75,7 +75,9 @@ class Store(Generic[T]):
         return diff
 
     def replace_records(self, records: Iterable[tuple[str, str, T]], keep: Collection[str] = ()) -> Diff[T]:
-        """Replace all by a complete list of (identity, key, value), except the identities in `keep`, which stay."""
+        """Replace all values by a complete list of (identity, key, value). The identities in `keep` stay as they
+        are.
+        """
         diff: Diff[T] = Diff()
         new_records = {key: (identity, record) for identity, key, record in records}
         kept_keys = {self._aliases.get(identity, identity) for identity in keep}

@@ -26,7 +26,7 @@ _SOURCES = {
 def describe_options(context: click.Context, decided: Mapping[str, object] | None = None) -> dict[str, Any]:
     """The options of the running command by flag, with value and source: `flag`, `environment` or `default`.
 
-    decided: the values that the part has chosen for missing options, by their names in Python.
+    decided: the values that the part has chosen for missing options, by the names of the parameters.
     """
     settings = context.params | dict(decided or {})
     options: dict[str, Any] = {}

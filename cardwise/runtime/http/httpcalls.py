@@ -16,7 +16,8 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-# In the WSGI environ: the time when the call began to arrive, by the server's clock. It may have waited since.
+# In the WSGI environ: the time when the call began to arrive, by the server's clock. The call may have waited since
+# then.
 ARRIVED: Final = "cardwise.arrived"
 # In the WSGI environ: a function that makes the server close the connection after the response.
 CLOSE: Final = "cardwise.close"
@@ -84,19 +85,19 @@ class Reader:
     """Parses the calls of one connection.
 
     shared: the part of the environ that all calls have in common.
-    max_body_bytes: a larger body is not read. Its call has an empty input and the announced or reached size as
-        CONTENT_LENGTH, and is the last one.
+    max_body_bytes: a larger body is not read. A call with a larger body has an empty input, the announced or reached
+        size as CONTENT_LENGTH, and is the last one of the connection.
     """
 
     def __init__(self, shared: Environ, max_body_bytes: int) -> None:
         self.calls: deque[HttpCall] = deque()
-        self.has_begun = False  # a call has begun to arrive
+        self.has_begun = False  # whether a call has begun to arrive
         self.awaits_continue = False  # the client awaits CONTINUE before it sends the body
         self._shared = shared
         self._max_body_bytes = max_body_bytes
-        self._headers: Environ = {}  # of the call whose head is complete
+        self._headers: Environ = {}  # the headers of the call whose head is complete
         self._parser = httptools.HttpRequestParser(self)
-        self._ends = False  # nothing more is read
+        self._ends = False  # whether no more calls are read
         self._reset()
 
     @property
@@ -121,13 +122,13 @@ class Reader:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._ends = True  # to another protocol, which is not supported: the call is answered as any other
+            self._ends = True  # an upgrade to another protocol is not supported: the call is answered like any other
         except httptools.HttpParserError as error:
-            # The context of llhttp's exception is that of the method below that failed.
+            # The context of llhttp's exception is the exception of a callback below.
             cause = error.__context__
             raise (cause if isinstance(cause, BadHttpCall) else BadHttpCall(HTTPStatus.BAD_REQUEST)) from error
         if len(self.calls) == calls:
-            self.has_begun = True  # also by an empty line: its time limit counts
+            self.has_begun = True  # an empty line also begins a call, so that its time limit counts
             # All bytes outside the body: the head and the chunk headers.
             self._head += len(data) - (len(self._body) - body)
             if self._head > _MAX_CHUNK_OVERHEAD:
@@ -145,13 +146,13 @@ class Reader:
 
     def on_header(self, name: bytes, content: bytes) -> None:
         if self._past_headers:
-            raise BadHttpCall(HTTPStatus.BAD_REQUEST)  # a trailer, which none of our clients sends
+            raise BadHttpCall(HTTPStatus.BAD_REQUEST)  # a trailer, which our clients never send
         self._header_lines += 1
         self._header_bytes += len(name) + len(content)
         if self._header_lines > _MAX_HEADERS or self._header_bytes > _MAX_HEADER_BYTES:
             raise BadHttpCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         if b"_" in name:
-            return  # could be mistaken for a header with "-"
+            return  # the header could be mistaken for one with "-"
         key = "HTTP_" + name.decode("latin-1").upper().replace("-", "_")
         contents = self._header_contents.setdefault(key, [])
         if contents and key in _SINGLE_HEADERS:
@@ -201,7 +202,7 @@ class Reader:
         environ["PATH_INFO"] = (url.path or b"/").decode("latin-1")
         environ["QUERY_STRING"] = (url.query or b"").decode("latin-1")
         environ["CONTENT_LENGTH"] = length
-        environ["wsgi.input"] = io.BytesIO(bytes(self._body))  # whose `read` hands out these bytes without a copy
+        environ["wsgi.input"] = io.BytesIO(bytes(self._body))  # `read` of BytesIO returns these bytes without a copy
         if "HTTP_CONTENT_TYPE" in environ:
             environ["CONTENT_TYPE"] = environ.pop("HTTP_CONTENT_TYPE")
         self.calls.append(HttpCall(environ, self._head_bytes() + len(self._body), last))

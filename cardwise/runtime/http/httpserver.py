@@ -206,9 +206,9 @@ class _Connection:
         self.flow: Flow | None = None  # the flow of its call, while it is BUSY
         self.arrived = 0.0  # the time when the present call began to arrive
         self.seconds = 0.0  # the time that threads have spent on its calls since it became BUSY
-        self.close_after = False  # the connection ends after `unsent`
+        self.close_after = False  # whether the connection ends after `unsent`
         self.unsent = memoryview(b"")
-        self.held_bytes = 0  # its bytes of memory as last counted
+        self.held_bytes = 0  # the connection's bytes of memory, as last counted
         self.phase = ConnectionPhase.IDLE
         self.deadline = 0.0
         self.queue: OrderedDict[_Connection, None] | None = None
@@ -310,8 +310,8 @@ class HttpServer:
         }
         self._connections: dict[int, _Connection] = {}
         self._clients: dict[str, _Client] = {}  # by address
-        self._used: RecentUse[str] = RecentUse(clock)  # seconds with a thread, by address
-        self._held_bytes = self._idle_held = 0  # bytes, by all of them, and by those that are idle
+        self._used: RecentUse[str] = RecentUse(clock)  # the seconds that threads spent on the calls of each address
+        self._held_bytes = self._idle_held = 0  # the bytes of memory of all connections, and of the idle ones
         self._read_order = FairQueueing(min_charge=_MIN_CHARGE)
         self._handshake_order = FairQueueing(min_charge=_MIN_CHARGE)
         self._poller = select.epoll()
@@ -348,7 +348,7 @@ class HttpServer:
         """Close all descriptors, except connections whose call a thread still answers: it closes them."""
         with self._end_lock:
             self._ended = True
-            os.close(self._wake)  # under the lock: the number may be another file's afterwards
+            os.close(self._wake)  # under the lock, because another file may get the number afterwards
         with contextlib.suppress(queue.Empty):
             while True:
                 self._close(self._returned.get_nowait())
@@ -372,7 +372,7 @@ class HttpServer:
             else:
                 handshakes = True
         self._run_fairly(self._read_order, ready, self._handle_ready, _READ_SECONDS)
-        # Only now: a new connection may get the descriptor of one that was closed above.
+        # Accept only now, because a new connection may get the descriptor of one that was closed above.
         for listener in listeners:
             self._accept(listener)
         if handshakes:
@@ -392,13 +392,13 @@ class HttpServer:
         while waiting and now < until:
             source = fair_order.dequeue(
                 waiting.__contains__
-            )  # others waited in a former round, and their connections are gone
+            )  # other addresses waited in a former round, and their connections are closed
             connection = waiting[source].popleft()
             if waiting[source]:
                 fair_order.enqueue(source)
             else:
                 del waiting[source]
-            if connection.sock.fileno() >= 0:  # else it was closed to make space for another
+            if connection.sock.fileno() >= 0:  # otherwise it was closed to make space for another connection
                 self._run_step(step, connection)
             before, now = now, self._clock.now()
             fair_order.charge_write(source, now - before)
@@ -410,7 +410,8 @@ class HttpServer:
         if connection.phase is ConnectionPhase.WRITING:
             self._write(connection)
         elif connection.phase is ConnectionPhase.CLOSING:
-            # Until the client closes too: if we closed with unread bytes, the client could lose the response.
+            # Wait until the client closes too: if the server closed with unread bytes, the client could lose the
+            # response.
             with contextlib.suppress(BlockingIOError):
                 if not connection.sock.recv(_READ_BYTES):
                     self._close(connection)
@@ -468,7 +469,7 @@ class HttpServer:
         if client is not None and not self._make_space_in_queue(connection.source, client, flow):
             self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE)
             return
-        self._leave_phase(connection)  # it may be BUSY with a former call of another flow
+        self._leave_phase(connection)  # the connection may be BUSY with a former call of another flow
         connection.threads, connection.flow = threads, flow
         self._enter_phase(connection, ConnectionPhase.BUSY, self._poller, select.EPOLLRDHUP)
         address = "" if client is None else connection.source
@@ -476,8 +477,9 @@ class HttpServer:
         self._free_memory()
 
     def _make_space_in_queue(self, source: str, client: _Client, flow: Flow) -> bool:
-        """Whether one more call of the client's flow may wait for a thread. If there are too many calls, another one is
-        refused for it (`RecentUse`): of another client if the total is too large, else of another flow of this client.
+        """Whether one more call of the client's flow may wait for a thread. If there are too many calls, another call
+        is refused to make space (`RecentUse`): of another client if the total is too large, else of another flow of
+        this client.
         """
         if len(client.phases[ConnectionPhase.BUSY]) < self._limits.busy:
             if len(self._queues[ConnectionPhase.BUSY, False]) < self._bounds[ConnectionPhase.BUSY].max_connections:
@@ -521,7 +523,7 @@ class HttpServer:
         self._enter_phase(connection, ConnectionPhase.CLOSING, self._poller, select.EPOLLIN)
 
     def _collect_answered(self) -> None:
-        """Take connections back whose calls were answered."""
+        """Take over the connections whose calls were answered."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         with contextlib.suppress(queue.Empty):
@@ -532,7 +534,7 @@ class HttpServer:
                 self._run_step(self._write, connection)
 
     def _count_use(self, connection: _Connection) -> None:
-        """Charge the time of its calls to its address and flow."""
+        """Charge the time of the connection's calls to its address and flow."""
         seconds, connection.seconds = connection.seconds, 0.0
         if connection.client is not None and connection.flow is not None:
             self._used.add_use(connection.source, seconds)
@@ -676,7 +678,8 @@ class HttpServer:
             client.phases[phase][connection] = None
             if phase is ConnectionPhase.BUSY and connection.flow is not None:
                 client.flows.setdefault(connection.flow, OrderedDict())[connection] = None
-            self._count_bytes(connection, client, -connection.held_bytes)  # counted again below, for its new phase
+            # the bytes are counted again below, for the new phase
+            self._count_bytes(connection, client, -connection.held_bytes)
         connection.phase, connection.queue = phase, waiting
         connection.deadline = self._clock.now() + bound.seconds
         waiting[connection] = None
@@ -739,7 +742,9 @@ class HttpServer:
         return bool(idle) and self._refuse_or_close(next(iter(idle)), "memory")
 
     def _refuse_or_close(self, connection: _Connection, reason: str) -> bool:
-        """Close the connection unless a thread answers its call; a waiting call gets 503. False: it was not closed."""
+        """Close the connection unless a thread answers its call; a waiting call gets 503. Returns False if it was not
+        closed.
+        """
         if connection.phase is ConnectionPhase.BUSY:
             if not self._cancel(connection):
                 return False
@@ -749,7 +754,9 @@ class HttpServer:
         return True
 
     def _cancel(self, connection: _Connection) -> bool:
-        """Remove its call from the queue of its threads. False: a thread has it or has answered it."""
+        """Remove the connection's call from the queue of its threads. Returns False if a thread has it or has answered
+        it.
+        """
         if connection.threads is None or connection.queued_call is None:
             return False
         return connection.threads.cancel(connection.queued_call)
@@ -763,11 +770,13 @@ class HttpServer:
         self._detach_from_client(connection)
         del self._connections[connection.sock.fileno()]
         connection.reader.close()
-        connection.queued_call = None  # it refers to the connection
+        connection.queued_call = None  # the queued call refers to the connection
         connection.sock.close()  # this also removes it from its poller
 
     def _detach_from_client(self, connection: _Connection) -> None:
-        """Remove it from the connections of its address: the client has a certificate, or the connection ends."""
+        """Remove the connection from those of its address, because the client has a certificate or the connection
+        ends.
+        """
         client = connection.client
         if client is None:
             return
@@ -790,13 +799,13 @@ class HttpServer:
             connection.unsent, connection.close_after = (
                 memoryview(b""),
                 True,
-            )  # else the client would wait, and keep its place
+            )  # otherwise the client would wait and keep its place
             raise
         finally:
             self._return_connection(connection)
 
     def _return_connection(self, connection: _Connection) -> None:
-        """Give the connection back to the server's thread; close it if that has ended."""
+        """Return the connection to the server's thread; close it if that thread has ended."""
         with self._end_lock:
             if self._ended:
                 connection.sock.close()
@@ -826,7 +835,7 @@ class HttpServer:
         """Whether another call arrived on the connection while this thread could stay with it."""
         if connection.reader.calls:
             if connection.client is not None or connection.listener.owner_of is not None:
-                return False  # other owners may be next
+                return False  # the next call may be one of another owner
         elif not self._stay_for_next_call(connection, threads):
             return False
         return connection.listener.route(connection.reader.calls[0].environ) is threads

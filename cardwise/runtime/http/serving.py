@@ -37,7 +37,7 @@ _CHECK_SECONDS = 0.25
 _MAX_MISSED_BEATS = 9
 _CHECKS_FOR_THE_LOG = 2  # between the two signals, while the process logs the stacks of its threads
 _RELOAD_SECONDS = 5.0  # after which unreadable TLS files are loaded again, even if unchanged
-_PROMPT_THREADS = 3  # two for one address, one for one owner of its calls
+_PROMPT_THREADS = 3  # so one address may have two threads, and one owner of its calls one thread
 # On these signals gunicorn starts a second worker (or master) beside the first: there would be two ledgers, and no port
 # for the health server. A closing terminal sends SIGHUP to all processes.
 _IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2, signal.SIGWINCH)
@@ -189,7 +189,7 @@ class _Parent(Arbiter):  # type: ignore[misc]
                 _log.error("replacing the serving process: it hangs; the stacks of its threads follow", worker=pid)
                 self.kill_worker(pid, signal.SIGABRT)
             elif missed > _MAX_MISSED_BEATS + _CHECKS_FOR_THE_LOG:
-                self.kill_worker(pid, signal.SIGKILL)  # a stopped process does not react to the first signal
+                self.kill_worker(pid, signal.SIGKILL)  # a stopped process (SIGSTOP) does not react to the first signal
 
 
 class _Worker(Worker):  # type: ignore[misc]
@@ -234,7 +234,7 @@ class _Worker(Worker):  # type: ignore[misc]
             self.wsgi, listeners, context=server.context, limits=server.limits, stopping=server.on_stopping
         )
         if not self.alive:
-            self.serving.stop()  # a signal came before
+            self.serving.stop()  # a signal may have arrived before
         self.serving.run(self._tick, self.cfg.graceful_timeout)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
@@ -304,7 +304,7 @@ class _Contexts:
         self._clock = clock
         self._signature: object = None
         self._context: ssl.SSLContext | None = None
-        self._error = ""  # of the last load
+        self._error = ""  # the error of the last load; "" without one
         self._reload_at = math.inf
 
     def __call__(self) -> ssl.SSLContext:

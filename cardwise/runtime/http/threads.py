@@ -88,7 +88,7 @@ class _Address:
         return call
 
     def finish_call(self, call: QueuedCall) -> None:
-        """A running call has ended. Its owner may be next again."""
+        """A running call has ended. The owner's next call may begin."""
         self.running_calls[call.owner] -= 1
         if not self.running_calls[call.owner]:
             del self.running_calls[call.owner]
@@ -159,7 +159,7 @@ class Threads:
             finally:
                 with self._changed:
                     self._finish(call, self._clock.cpu() - cpu_before)
-                del call  # it refers to its connection, and the next call may come much later
+                del call  # the call refers to its connection, and the next one may come much later
 
     def _begin_next(self) -> QueuedCall:
         now = self._clock.now()
@@ -176,7 +176,8 @@ class Threads:
         return call
 
     def _has_ready_call(self) -> bool:
-        # At most as many addresses as there are threads have calls and are not ready.
+        # The search is short: an address that has calls but is not ready has threads, so there are at most as many as
+        # threads.
         return self._waiting > 0 and any(map(self._is_ready, self._addresses))
 
     def _is_ready(self, name: str) -> bool:

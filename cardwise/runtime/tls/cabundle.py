@@ -148,7 +148,7 @@ class CaBundle:
     def _run_once(self) -> None:
         bundle = self._bundle
         if not self.ensure_bundle():
-            # Not created yet: its creation wakes the loop.
+            # A configuration that does not exist yet wakes the loop when it is created.
             _log.debug("a webhook configuration or the CA bundle does not exist", paths=self._paths)
         elif bundle == self._bundle:
             self.asserted.set()

@@ -1,7 +1,7 @@
 """Creates certificates: our own CA, server and client certificates, all ECDSA P-256.
 
-The contents of certificates are here, their times in `rotation`. Go verifies names by SAN only; Python 3.13 needs key
-identifiers and critical basic constraints. Times are aware datetimes in UTC.
+This module decides the contents of certificates; `rotation` decides their times. Go verifies names by SAN only; Python
+3.13 needs key identifiers and critical basic constraints. Times are aware datetimes in UTC.
 """
 
 import contextlib

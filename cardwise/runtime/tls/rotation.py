@@ -35,7 +35,7 @@ NEXT_CERT, NEXT_KEY, NEXT_SINCE = "authority-next.crt", "authority-next.key", "a
 OLD_CERT, OLD_SINCE = "authority-old.crt", "authority-old.since"
 
 _LEAF_FILES = {KeyPurpose.SERVER: (SERVER_CERT, SERVER_KEY), KeyPurpose.CLIENT: (CLIENT_CERT, CLIENT_KEY)}
-_LAST_DAY = timedelta(days=1)  # many checks
+_LAST_DAY = timedelta(days=1)  # long enough for many checks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -200,7 +200,7 @@ class ExternalCertificates(CertificateChecks):
         self._out_dir = out_dir
         self._is_published = is_published
         self._next_bundle = b""  # the CA that is published but not served yet
-        self._was_published = False  # whether it was known at the last check
+        self._was_published = False  # whether the bundle was published at the last check
         self._since = 0.0
 
     def ensure_certificates(self) -> bytes:
