@@ -24,12 +24,12 @@ def nodes(device: OtherDevice) -> list[str]:
     return [node.container for node in device.nodes]
 
 
-def test_nothing_is_offered_that_is_not_written(tree):
+def test_devices_without_a_rule_are_not_offered(tree):
     connectx5(tree)
     assert discover_devices(tree, "devices: []") == []
 
 
-def test_a_machine_without_any(tmp_path):
+def test_machine_without_devices(tmp_path):
     assert discover(parse_rules(RDMA, "f"), tmp_path / "none", tmp_path, "n1") == []
 
 
@@ -97,7 +97,7 @@ class TestRdma:
         assert device.properties == {"name": "rxe_0", "netdev": "eth0", "linkLayer": "Ethernet", "rate": "2.5"}
         assert discover_devices(tree, 'devices: [{kind: rdma, pci: {vendor: "15b3"}}]') == []
 
-    def test_a_guid_that_two_devices_say_is_no_name(self, tree):
+    def test_duplicate_guid_is_not_used_as_a_name(self, tree):
         for number in range(2):
             pci_folder = tree.pci(f"0000:3b:00.{number}", "15b3", "101b", "020000")
             tree.rdma(f"mlx5_{number}", pci_folder=pci_folder, guid="0c42:a103:0016:0542", number=number)
@@ -118,13 +118,13 @@ class TestRdma:
             (1, "mlx5_10"),
         ]
 
-    def test_without_its_uverbs_node_it_is_of_no_use(self, tree):
+    def test_rdma_device_without_uverbs_is_unhealthy(self, tree):
         connectx5(tree)
         (tree.sysfs / "class" / "infiniband_verbs" / "uverbs0").unlink()
         (tree.sysfs / "class" / "infiniband_mad" / "umad0").unlink()
         assert "load the module ib_uverbs" in discover_devices(tree, RDMA)[0].problem
 
-    def test_an_attribute_that_cannot_be_read_hides_nothing_else(self, tree):
+    def test_unreadable_attribute_hides_no_other_device(self, tree):
         first, _ = connectx5(tree)
         for name in ("fw_ver", "ports/1/rate"):
             (first / name).unlink()
@@ -135,7 +135,7 @@ class TestRdma:
 
 
 class TestPci:
-    def test_an_fpga_that_vfio_has(self, tree):
+    def test_fpga_bound_to_vfio(self, tree):
         tree.pci("0000:3b:00.0", "10ee", "9038", "120000", driver="vfio-pci", group="42", numa=0)
         tree.pci("0000:3c:00.0", "10ee", "9038", "120000")
         tree.misc("vfio", "10:196")
@@ -153,7 +153,7 @@ class TestPci:
         }
         assert (nodes(second), second.common, second.problem) == ([], (), ""), "no driver has it"
 
-    def test_a_network_card_that_its_kernel_driver_drives_has_no_nodes(self, tree):
+    def test_network_card_with_a_kernel_driver_has_no_nodes(self, tree):
         card = tree.pci("0000:5e:00.0", "8086", "1572", "020000", driver="i40e", group="7", net=["eth0"])
         tree.character(card, "ptp/ptp0", "248:0", "ptp0")
         (device,) = discover_devices(tree, 'devices: [{kind: nic, pci: {vendor: "8086", class: "02"}}]')
@@ -190,7 +190,7 @@ class TestPci:
 
 
 class TestOnePieceOfHardwareIsGivenOnce:
-    def test_an_rdma_device_is_not_also_the_network_card_that_it_is_on(self, tree):
+    def test_rdma_device_is_not_offered_as_a_network_card_too(self, tree):
         connectx5(tree)
         text = 'devices: [{kind: rdma}, {kind: nic, pci: {vendor: "15b3"}}]'
         assert [device.kind for device in discover_devices(tree, text)] == ["rdma", "rdma"]

@@ -38,7 +38,7 @@ def names(offered: OfferedDevices) -> list[str]:
     return [device.name or device.pci_address for device in offered.devices()]
 
 
-def test_a_port_that_goes_down_and_a_device_that_comes_are_changes(tree, offered):
+def test_port_failures_and_new_devices_are_reported(tree, offered):
     first, second = connectx5(tree)
     assert offered.wait_change(5), "what is there at first is news"
     assert not offered.wait_change(0)
@@ -53,7 +53,7 @@ def test_a_port_that_goes_down_and_a_device_that_comes_are_changes(tree, offered
     assert names(offered) == ["mlx5_0", "rxe0"]
 
 
-def test_a_change_while_somebody_waits_is_seen_by_the_next_look(tree, offered, clock):
+def test_change_during_a_wait_is_reported(tree, offered, clock):
     offered.wait_change(0)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(offered.wait_change, 60)
@@ -66,7 +66,7 @@ def test_a_change_while_somebody_waits_is_seen_by_the_next_look(tree, offered, c
     assert clock.now() - before <= 1
 
 
-def test_a_change_that_somebody_else_has_seen_first_is_still_one(tree, offered):
+def test_change_that_devices_already_returned_still_ends_the_wait(tree, offered):
     offered.wait_change(0)
     connectx5(tree)
     assert len(offered.devices()) == 2

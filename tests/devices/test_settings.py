@@ -33,7 +33,7 @@ def test_the_entries_of_the_design():
         (DeviceRule(kind="nic", class_code="0200"), False),
     ],
 )
-def test_all_that_is_written_must_hold(offer, matches):
+def test_all_fields_of_a_rule_must_match(offer, matches):
     assert offer.matches(CX5) is matches
 
 
@@ -58,7 +58,7 @@ def test_all_that_is_written_must_hold(offer, matches):
         ("devices: [{kind: nic, pci: {class: '0200000'}}]", "f: devices[0].pci.class", "six hexadecimal digits"),
     ],
 )
-def test_a_mistake_is_told_by_its_field_with_the_remedy(text, field, says):
+def test_invalid_rule_error_names_field_and_remedy(text, field, says):
     with pytest.raises(InvalidRequest) as caught:
         parse_rules(text, "f")
     assert caught.value.field == field

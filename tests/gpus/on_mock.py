@@ -77,7 +77,7 @@ def failure(mode: str, xid: int = 0) -> dict:
     return {"failure": {"mode": mode} | ({"xid": {"code": xid}} if xid else {})}
 
 
-def test_each_fault_takes_its_own_card_out_and_heals_as_it_should(cards):
+def test_each_fault_affects_one_card_until_it_ends(cards):
     assert cards.unhealthy() == {}
     cards.set_cards(
         card0=failure("fallen_off_bus", 79),

@@ -68,7 +68,7 @@ def test_health_has_an_entry_for_each_card(gpus):
     assert all(state.healthy == (not state.reason) for state in gpus.health().values())
 
 
-def test_answers_are_the_callers_own(gpus):
+def test_returned_collections_are_copies(gpus):
     gpus.cards().clear()
     assert gpus.cards()
 
@@ -107,7 +107,7 @@ def test_a_compute_mode_is_what_was_set(use):
         use.set_compute_mode(uuid, before)
 
 
-def test_a_card_that_is_not_here_is_nobodys(use):
+def test_unknown_card_raises_card_absent(use):
     for ask in (use.compute_mode, use.processes, lambda uuid: use.set_compute_mode(uuid, ComputeMode.DEFAULT)):
         with pytest.raises(CardError, match="GPU-none"):
             ask("GPU-none")

@@ -50,26 +50,26 @@ def cards(tmp_path):
 
 
 @pytest.mark.parametrize("xid", [13, 31, 43, 45, 63, 68, 69, 92, 94, 109])
-def test_what_an_application_did_or_the_card_has_repaired_leaves_it_in(xid):
+def test_harmless_xids_keep_the_card_healthy(xid):
     assert xids.classify_xid(xid) is XidEffect.HARMLESS
 
 
 @pytest.mark.parametrize("xid", [46, 48, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 158])
-def test_what_the_catalogue_answers_by_a_reset_or_a_reboot_needs_one(xid):
+def test_xids_that_need_a_reset_are_persistent_faults(xid):
     assert xids.classify_xid(xid) is XidEffect.NEEDS_RESET
 
 
 @pytest.mark.parametrize("xid", [61, 145, 154, 167, 12345])
-def test_what_nobody_knows_takes_the_card_out_for_a_while(xid):
+def test_unknown_xids_are_transient_faults(xid):
     assert xids.classify_xid(xid) is XidEffect.UNKNOWN
 
 
-def test_an_xid_is_told_by_number_and_meaning():
+def test_xid_reason_has_number_and_meaning():
     assert xids.describe_xid(79) == "Xid 79: GPU has fallen off the bus"
     assert xids.describe_xid(12345) == "Xid 12345: see NVIDIA's Xid catalogue"
 
 
-def test_a_trouble_passes_when_it_was_not_seen_for_a_while(cards):
+def test_transient_fault_ends_after_a_quiet_time(cards):
     assert cards.probe_after(problem="it does not answer") == "it does not answer"
     assert cards.probe_after(29.9)
     assert cards.probe_after(0.0, problem="again")
@@ -128,7 +128,7 @@ def test_a_reset_is_seen(cards, sign, restarted):
 
 
 @pytest.mark.parametrize("mark", ["recovery_action", "pending_repairs"])
-def test_what_waits_for_a_reset_was_reset_when_it_waits_no_more(cards, mark):
+def test_fewer_pending_repairs_show_a_reset(cards, mark):
     cards.faults.record_needs_reset("GPU-0", 95, AT_THE_FAULT)
     assert cards.probe_after(**{mark: 1}), "it is known a moment later"
     cards.restart()
@@ -136,7 +136,7 @@ def test_what_waits_for_a_reset_was_reset_when_it_waits_no_more(cards, mark):
     assert cards.probe_after(**{mark: 0}) == ""
 
 
-def test_marks_from_before_a_new_fault_end_nothing(cards):
+def test_indicators_from_before_a_fault_do_not_clear_it(cards):
     cards.faults.record_needs_reset("GPU-0", 48, AT_THE_FAULT)
     before = cards.faults.persistent_fault("GPU-0")
     cards.faults.record_needs_reset("GPU-0", 48, ResetIndicators(driver_load="boot/1", uncorrected_errors=4))
@@ -144,7 +144,7 @@ def test_marks_from_before_a_new_fault_end_nothing(cards):
     assert cards.probe_after(uncorrected_errors=4)
 
 
-def test_a_card_that_says_nothing_of_itself_waits_for_a_reboot(cards):
+def test_card_without_counters_waits_for_a_reboot(cards):
     unreported = dict.fromkeys(("recovery_action", "pending_repairs", "uncorrected_errors", "energy_mj"))
     cards.faults.record_needs_reset("GPU-0", 46, ResetIndicators(driver_load="boot/1"))
     cards.indicators = ResetIndicators(driver_load="boot/1")
@@ -154,14 +154,14 @@ def test_a_card_that_says_nothing_of_itself_waits_for_a_reboot(cards):
     assert cards.probe_after(driver_load="later/1") == ""
 
 
-def test_each_card_for_itself(cards):
+def test_faults_of_cards_are_independent(cards):
     cards.faults.record_needs_reset("GPU-1", 48, AT_THE_FAULT)
     assert cards.probe_after() == ""
     assert cards.probe_after(driver_load="later/1") == ""
     assert set(cards.faults.reasons()) == {"GPU-1"}
 
 
-def test_a_file_that_cannot_be_written_is_written_later(cards):
+def test_failed_save_is_repeated_later(cards):
     cards.path.parent.write_text("in the way")
     cards.faults.record_needs_reset("GPU-0", 48, AT_THE_FAULT)
     assert cards.probe_after(), "it is known as long as the process lives"
@@ -173,7 +173,7 @@ def test_a_file_that_cannot_be_written_is_written_later(cards):
     assert cards.path.exists(), "somebody has cleaned up"
 
 
-def test_a_file_that_cannot_be_read_keeps_nobody_from_starting(cards):
+def test_unreadable_fault_file_does_not_prevent_the_start(cards):
     cards.path.parent.mkdir()
     cards.path.write_text("{")
     cards.restart()
@@ -181,7 +181,7 @@ def test_a_file_that_cannot_be_read_keeps_nobody_from_starting(cards):
     assert cards.aside() == ["{"], "what it said is kept for people"
 
 
-def test_what_another_version_wrote_of_one_card_is_kept_and_the_others_count(cards):
+def test_unreadable_fault_entry_is_copied_and_the_others_are_loaded(cards):
     """After a downgrade: otherwise every card would be well again, and the file lost with the next fault."""
     for card in ("GPU-0", "GPU-1"):
         cards.faults.record_needs_reset(card, 48, AT_THE_FAULT)
@@ -194,7 +194,7 @@ def test_what_another_version_wrote_of_one_card_is_kept_and_the_others_count(car
     assert len(cards.aside()) == 1, "once for each content"
 
 
-def test_without_a_file_it_ends_with_the_process(cards):
+def test_faults_without_a_file_end_with_the_process(cards):
     memory_only = Faults(None, cards.clock)
     memory_only.record_needs_reset("GPU-0", 48, AT_THE_FAULT)
     assert set(memory_only.reasons()) == {"GPU-0"}

@@ -60,7 +60,7 @@ def test_on_nvidias_mock(profile, files, tmp_path):
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
-def test_the_cards_of_each_profile_are_what_it_says(profile):
+def test_cards_match_the_mock_profiles(profile):
     environment = os.environ | {"LD_LIBRARY_PATH": FOLDER, "MOCK_NVML_CONFIG": str(profile)}
     done = subprocess.run([sys.executable, "-c", CARDS], env=environment, capture_output=True, text=True, check=True)
     cards, reasons = json.loads(done.stdout)

@@ -54,7 +54,7 @@ def problem(folder, uuid=ONE, **requirements) -> str:
     return mpsfiles.unready_reason(folder, uuid, clock=CLOCK, **requirements)
 
 
-def test_a_killed_manager_and_a_dead_daemon_are_noticed_at_once(folder, card):
+def test_killed_manager_and_dead_daemon_are_detected_at_once(folder, card):
     assert "no MPS manager runs" in problem(folder)
     held = manager(folder)
     assert problem(folder) == ""
@@ -69,7 +69,7 @@ def test_a_killed_manager_and_a_dead_daemon_are_noticed_at_once(folder, card):
     assert "no MPS manager runs" in problem(folder, required_state=MpsState.OFF)
 
 
-def test_asking_does_not_trouble_the_daemon(card):
+def test_check_does_not_disturb_the_daemon(card):
     assert mpsfiles.is_daemon_listening(card.home / mps.CLIENTS)
     card.socket.setblocking(False)
     with pytest.raises(BlockingIOError):
@@ -84,13 +84,13 @@ def test_a_ready_card(folder, card):
 
 
 @pytest.mark.parametrize("state", [state for state in MpsState if state is not MpsState.READY])
-def test_no_other_state_will_do(folder, card, state):
+def test_card_in_another_state_is_not_ready(folder, card, state):
     card.says(state=state, reason="because")
     assert readiness(folder).state is state
     assert f"is {state}, not Ready: because" in readiness(folder).reason
 
 
-def test_a_word_that_is_stale_or_too_low_or_of_another_card(folder, card):
+def test_stale_or_wrong_state_is_not_ready(folder, card):
     card.says(checked=CLOCK.now() - 30, valid_seconds=12.0)
     assert "has not checked GPU GPU-1 for over" in readiness(folder).reason
     card.says(checked=CLOCK.now(), valid_seconds=600.0, ceilings={ONE: MiB(8000)})
@@ -99,7 +99,7 @@ def test_a_word_that_is_stale_or_too_low_or_of_another_card(folder, card):
     assert "does not serve GPU-1" in readiness(folder).reason
 
 
-def test_a_daemon_that_died_after_the_word(folder, card):
+def test_daemon_that_died_after_the_state_was_written(folder, card):
     card.dies()
     assert "takes no connection" in readiness(folder).reason
     assert readiness(folder).state is MpsState.READY
@@ -108,7 +108,7 @@ def test_a_daemon_that_died_after_the_word(folder, card):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b'{"version": 99}', b"0" * 100_000])
-def test_a_damaged_file_is_no_word(folder, card, content):
+def test_damaged_state_file_is_not_ready(folder, card, content):
     (card.home / mps.READY).write_bytes(content)
     assert readiness(folder) == CardReadiness("the MPS manager of the node does not serve GPU-1 (yet)", None)
 

@@ -175,7 +175,7 @@ def indices(gpus: NvmlGpus) -> list[int]:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_card_lost_at_the_start_does_not_take_the_others_down(driver, make_gpus, clock, lost):
+def test_card_lost_at_the_start_does_not_affect_others(driver, make_gpus, clock, lost):
     driver.broken[lost] = LOST
     gpus = make_gpus()
     assert indices(gpus) == [1 - lost]
@@ -189,7 +189,7 @@ def test_a_card_lost_at_the_start_does_not_take_the_others_down(driver, make_gpu
 
 
 @pytest.mark.parametrize("call", ["nvmlInit", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount"])
-def test_a_driver_that_does_not_answer_is_told_as_such(driver, call):
+def test_unresponsive_driver_is_reported(driver, call):
     driver.broken[call] = pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
     with pytest.raises(GpusUnavailable, match="Driver Not Loaded"):
         NvmlGpus()
@@ -212,7 +212,7 @@ def test_a_lost_card_is_unhealthy_and_comes_back_after_a_quiet_time(driver, make
 
 
 @pytest.mark.parametrize(("call", "thread"), [("nvmlDeviceGetPciInfo", "nvml-probe"), (WAIT, "nvml-xids")])
-def test_an_unforeseen_error_ends_no_thread(driver, make_gpus, clock, call, thread):
+def test_unexpected_error_ends_no_thread(driver, make_gpus, clock, call, thread):
     failures: list[str] = []
     gpus = make_gpus(on_failure=failures.append)
     driver.break_call(call, TypeError("not what the binding says"))
@@ -233,7 +233,7 @@ def sick(gpus: NvmlGpus) -> dict[str, str]:
     return {uuid: state.reason[:8].strip(":;( ") for uuid, state in gpus.health().items() if not state.healthy}
 
 
-def test_a_card_that_cannot_say_who_it_is_takes_no_other_out(driver, make_gpus):
+def test_card_without_a_readable_uuid_affects_no_other(driver, make_gpus):
     """Off the bus: the event comes with a device of which even the UUID is not known any more."""
     gpus = make_gpus()
     driver.broken[1] = LOST
@@ -241,7 +241,7 @@ def test_a_card_that_cannot_say_who_it_is_takes_no_other_out(driver, make_gpus):
     assert sick(gpus) == {"GPU-1": "Xid 79"}
 
 
-def test_a_card_that_needs_a_reset_is_out_until_it_had_one(driver, make_gpus, clock, tmp_path):
+def test_card_that_needs_a_reset_is_unhealthy_until_it(driver, make_gpus, clock, tmp_path):
     gpus = make_gpus(faults=tmp_path / "faults.json")
     driver.report_xid(48, 1)
     for _ in range(20):
@@ -253,7 +253,7 @@ def test_a_card_that_needs_a_reset_is_out_until_it_had_one(driver, make_gpus, cl
     assert sick(make_gpus(faults=tmp_path / "faults.json")) == {}
 
 
-def test_an_xid_of_a_card_whose_calls_hang_is_taken_and_those_of_the_others_after_it(driver, make_gpus):
+def test_xids_of_hanging_cards_and_later_xids_of_others_are_processed(driver, make_gpus):
     gpus = make_gpus()
     driver.hanging.add(0)
     driver.report_xid(119, 0)
@@ -261,7 +261,7 @@ def test_an_xid_of_a_card_whose_calls_hang_is_taken_and_those_of_the_others_afte
     assert sick(gpus) == {"GPU-0": "Xid 119", "GPU-1": "Xid 79"}
 
 
-def test_a_reset_is_seen_also_of_a_card_that_said_nothing_since_it_failed(driver, make_gpus, tmp_path):
+def test_reset_is_detected_for_a_card_that_was_silent_since_its_fault(driver, make_gpus, tmp_path):
     gpus = make_gpus(faults=tmp_path / "faults.json")
     driver.hanging.add(0)
     driver.report_xid(119, 0)
@@ -272,7 +272,7 @@ def test_a_reset_is_seen_also_of_a_card_that_said_nothing_since_it_failed(driver
     assert sick(make_gpus(faults=tmp_path / "faults.json")) == {}
 
 
-def test_a_card_whose_calls_hang_is_unhealthy_and_the_others_are_looked_at_all_the_same(driver, make_gpus, clock):
+def test_hanging_card_is_unhealthy_and_others_are_still_probed(driver, make_gpus, clock):
     gpus = make_gpus()
     driver.hanging.add(0)
     began = clock.now()
@@ -299,7 +299,7 @@ def test_a_card_whose_calls_hang_is_unhealthy_and_the_others_are_looked_at_all_t
     assert sick(gpus) == {}
 
 
-def test_a_card_whose_calls_hang_from_the_beginning_is_left_out_until_they_return(driver, make_gpus, clock):
+def test_card_that_hangs_at_the_start_is_left_out_until_it_answers(driver, make_gpus, clock):
     driver.hanging.add(0)
     gpus = make_gpus()
     assert indices(gpus) == [1]
@@ -315,7 +315,7 @@ def test_a_card_whose_calls_hang_from_the_beginning_is_left_out_until_they_retur
     assert gpus.unresponsive_indices() == []
 
 
-def test_who_asks_a_card_whose_calls_hang_is_told_so_in_time(driver, make_gpus):
+def test_call_on_a_hanging_card_fails_in_time(driver, make_gpus):
     gpus = make_gpus()
     driver.hanging.add(0)
     for _ in range(3):
@@ -338,7 +338,7 @@ def test_an_unknown_error_passes(driver, make_gpus, clock):
     assert sick(gpus) == {}
 
 
-def test_what_the_driver_asks_for_and_what_the_card_says_of_itself_takes_it_out(driver, make_gpus, clock):
+def test_recovery_action_or_remapping_failure_makes_a_card_unhealthy(driver, make_gpus, clock):
     driver.recovery_actions[0], driver.unmapped[1] = 1, 1
     gpus = make_gpus()
     reasons = [state.reason for state in gpus.health().values()]
@@ -364,7 +364,7 @@ def test_a_card_in_mig_mode_is_not_shared_until_that_ends(driver, make_gpus, clo
     assert len(NonMigGpus(gpus).cards()) == 2
 
 
-def test_a_broken_card_is_in_mig_mode_all_the_same(driver, make_gpus):
+def test_unhealthy_card_is_still_reported_in_mig_mode(driver, make_gpus):
     driver.mig[1] = 1
     driver.unmapped[1] = 1
     gpus = make_gpus()
@@ -372,7 +372,7 @@ def test_a_broken_card_is_in_mig_mode_all_the_same(driver, make_gpus):
     assert gpus.health()["GPU-1"].mig
 
 
-def test_a_card_or_library_that_knows_no_mig_is_shared(driver, make_gpus):
+def test_card_or_library_without_mig_is_shared(driver, make_gpus):
     driver.broken["nvmlDeviceGetMigMode"] = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     assert sick(make_gpus()) == {}
 
@@ -389,13 +389,13 @@ def test_the_properties_that_selectors_name(make_gpus):
         }
 
 
-def test_what_a_card_does_not_know_of_itself_is_left_out(driver, make_gpus):
+def test_unsupported_properties_are_left_out(driver, make_gpus):
     driver.broken["nvmlDeviceGetMaxClockInfo"] = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     driver.broken["nvmlDeviceGetArchitecture"] = AttributeError("an older library")
     assert make_gpus().cards()[0].properties == {"driver": "575.1", "computeCapability": "6.0"}
 
 
-def test_who_may_be_on_a_card_and_who_is(driver, make_gpus):
+def test_compute_mode_and_processes_of_a_card(driver, make_gpus):
     gpus = make_gpus()
     assert gpus.compute_mode("GPU-1") is ComputeMode.DEFAULT
     gpus.set_compute_mode("GPU-1", ComputeMode.EXCLUSIVE_PROCESS)
@@ -406,7 +406,7 @@ def test_who_may_be_on_a_card_and_who_is(driver, make_gpus):
     assert gpus.processes("GPU-0") == [GpuProcess(7, 300), GpuProcess(8, None)]
 
 
-def test_clients_of_mps_are_on_the_card_in_whichever_list_the_driver_has_them(driver, make_gpus):
+def test_mps_clients_are_listed_from_either_list_of_the_driver(driver, make_gpus):
     gpus = make_gpus()
     driver.processes = [types.SimpleNamespace(pid=7, usedGpuMemory=300 * MIB)]
     driver.clients = [types.SimpleNamespace(pid=7, usedGpuMemory=None)]
@@ -416,7 +416,7 @@ def test_clients_of_mps_are_on_the_card_in_whichever_list_the_driver_has_them(dr
     assert gpus.processes("GPU-0") == [GpuProcess(7, 300)]
 
 
-def test_a_card_that_does_not_do_as_told_says_why(driver, make_gpus):
+def test_failed_mode_change_reports_the_reason(driver, make_gpus):
     gpus = make_gpus()
     driver.broken["nvmlDeviceSetComputeMode"] = pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
     with pytest.raises(CardError, match="GPU-1: Insufficient Permissions"):

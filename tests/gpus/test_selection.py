@@ -46,7 +46,7 @@ def test_only_the_chosen_cards_are_there(machine, text, indices):
         ("GPU_1", "'GPU_1' is neither"),
     ],
 )
-def test_what_is_wrong_on_any_machine_is_refused_at_the_start(text, says):
+def test_selection_that_is_always_wrong_is_refused_at_the_start(text, says):
     with pytest.raises(InvalidRequest) as caught:
         selection.parse_selection(text)
     assert caught.value.field == "--gpus"
@@ -72,14 +72,14 @@ def test_what_is_wrong_on_any_machine_is_refused_at_the_start(text, says):
         ("1,GPU-1ab", ["--gpus: 1 and GPU-1ab are the same GPU; list it once"]),
     ],
 )
-def test_what_only_the_machine_knows_is_told(machine, text, problems):
+def test_selection_problems_of_this_machine_are_reported(machine, text, problems):
     assert SelectedGpus(machine, selection.parse_selection(text)).problems() == problems
 
 
 @pytest.mark.parametrize(
     ("text", "silent"), [("0,1", []), ("0,5", [5]), ("GPU-1ab", []), ("GPU-1ab,5", [5]), ("GPU-9ab", [4, 5])]
 )
-def test_a_card_that_has_not_answered_yet_is_chosen_where_it_may_be(machine, monkeypatch, text, silent):
+def test_unresponsive_card_may_be_selected(machine, monkeypatch, text, silent):
     monkeypatch.setattr(machine, "unresponsive_indices", lambda: [4, 5])
     assert SelectedGpus(machine, selection.parse_selection(text)).unresponsive_indices() == silent
 

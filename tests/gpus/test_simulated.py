@@ -30,7 +30,7 @@ def test_defaults(file):
     assert card.properties == {"clockMHz": "1328"}
 
 
-def test_a_card_becomes_sick_and_well_while_someone_waits(file):
+def test_health_changes_end_the_wait(file):
     clock = FakeClock()
     gpus = SimulatedGpus(file, clock=clock)
     with ThreadPoolExecutor() as pool:
@@ -45,7 +45,7 @@ def test_a_card_becomes_sick_and_well_while_someone_waits(file):
     assert gpus.health()["GPU-0"].healthy
 
 
-def test_a_file_written_in_place_with_its_old_time_is_noticed(file):
+def test_file_change_without_a_new_mtime_is_detected(file):
     gpus = SimulatedGpus(file)
     before = file.stat()
     file.write_text(ONE.replace("16276", "32552"))
@@ -73,7 +73,7 @@ def test_a_file_written_in_place_with_its_old_time_is_noticed(file):
         ("", "Expected `object`"),
     ],
 )
-def test_a_bad_file_keeps_the_last_good_cards_and_names_the_place(file, text, says):
+def test_invalid_file_keeps_the_last_good_cards_and_names_the_line(file, text, says):
     gpus = SimulatedGpus(file)
     replace(file, text)
     with pytest.raises(InvalidCards) as caught:

@@ -42,7 +42,7 @@ class World:
             self.limited.on_delete(gone, old)
 
 
-def test_no_more_cards_of_a_node_are_kept_than_count():
+def test_kept_cards_per_node_are_limited():
     world = World()
     assert [world.put_card(f"evil-{i}", "evil") for i in range(MAX_CARDS_PER_NODE + 9)] == [
         True
@@ -57,7 +57,7 @@ def test_no_more_cards_of_a_node_are_kept_than_count():
     assert world.put_card("honest-0", "evil")
 
 
-def test_a_list_that_ends_early_takes_no_places_away():
+def test_failed_list_releases_its_places():
     """Each object that had gone before the next list took a place for ever: cards of the node were ignored."""
     clock = FakeClock()
     api = ApiServer(clock)

@@ -52,7 +52,7 @@ def client(api: ApiServer, clock):
         (418, "", errors.KubeError),
     ],
 )
-def test_answers_become_errors_by_status(api: ApiServer, client: KubeClient, status, reason, kind):
+def test_responses_become_errors_by_status(api: ApiServer, client: KubeClient, status, reason, kind):
     api.fault(Fault(status=status, reason=reason, message="because"), "create")
     with pytest.raises(errors.KubeError) as caught:
         client.create(paths.pods("ns", "p", "binding"), {})
@@ -60,7 +60,7 @@ def test_answers_become_errors_by_status(api: ApiServer, client: KubeClient, sta
     assert (caught.value.status, caught.value.reason, caught.value.message) == (status, reason, "because")
 
 
-def test_a_kind_that_the_api_server_does_not_have_is_told_from_a_missing_object():
+def test_unknown_kind_differs_from_missing_object():
     """As kube-apiserver 1.37 answers for both."""
     unknown = errors.from_response(404, b"404 page not found\n", {})
     status = '{"kind":"Status","reason":"NotFound","message":"%s","code":404}'
@@ -85,16 +85,14 @@ def test_retry_after_comes_from_header_or_body(api: ApiServer, client: KubeClien
     assert caught.value.retry_after == 3.0
 
 
-def test_the_clock_is_that_of_the_other_side(api: ApiServer, client: KubeClient, clock):
+def test_server_time_is_the_api_servers(api: ApiServer, client: KubeClient, clock):
     clock.set_wall(datetime(2024, 3, 1, 10, tzinfo=UTC))
     assert client.fetch_server_time() == datetime(2024, 3, 1, 10, tzinfo=UTC)
     api.answers["/version"] = Answer(200, b"{}", {"Date": "noon"})
     assert client.fetch_server_time() is None
 
 
-def test_the_api_servers_time_is_that_of_its_last_answer_and_the_seconds_since(
-    api: ApiServer, client: KubeClient, clock
-):
+def test_server_time_is_the_last_response_plus_the_time_since(api: ApiServer, client: KubeClient, clock):
     """Failures and watches tell it too. A clock that is set meanwhile changes nothing."""
     api.answers["/x"] = Answer(200, b"{}", {"Date": "Fri, 01 Mar 2024 10:00:00 GMT"})
     assert client.server_time() == clock.wall(), "no answer has told it"
@@ -125,7 +123,7 @@ def test_error_bodies_are_truncated_and_need_not_be_json(api: ApiServer, client:
     assert len(str(caught.value)) < 600
 
 
-def test_an_answer_of_more_than_was_asked_for_is_not_read_to_its_end(api: ApiServer, client: KubeClient):
+def test_response_beyond_the_limit_is_not_read_to_its_end(api: ApiServer, client: KubeClient):
     large = b'"' + b"x" * 999_998 + b'"'
     for _ in range(3):
         assert client.request("POST", "/x", body=large, max_bytes=1_000_000) == large
@@ -150,7 +148,7 @@ def test_cut_and_refused_connections_are_unreachable(api: ApiServer, client: Kub
 
 
 @pytest.mark.parametrize("verb", ["create", "update", "patch", "delete", "get"])
-def test_managed_fields_of_an_answer_are_not_made_into_dicts(api: ApiServer, client: KubeClient, verb: str):
+def test_managed_fields_are_not_decoded(api: ApiServer, client: KubeClient, verb: str):
     """Whoever may change an object can fill them, and a MiB of them as dicts stops all threads for 0.2 s."""
     fields = {"metadata": {"name": "p", "managedFields": [{"manager": "m"}]}, "data": {"a": "b"}}
     api.answers["/x"] = fields
@@ -159,7 +157,7 @@ def test_managed_fields_of_an_answer_are_not_made_into_dicts(api: ApiServer, cli
     assert client.get("/x", managed_fields=True) == fields
 
 
-def test_a_token_that_no_header_can_have_is_an_error_that_does_not_quote_it(api: ApiServer, clock):
+def test_invalid_token_error_does_not_quote_it(api: ApiServer, clock):
     """It may come from a file or a program at any time, and is tried again when it is renewed."""
     tokens = iter(["Bearer s3cr3t\nX-Evil: 1", "Bearer s3cr3t\ufffd", "Bearer fine\n"])
     client = KubeClient(api.serve(), authorization=lambda: next(tokens), clock=clock)
@@ -172,7 +170,7 @@ def test_a_token_that_no_header_can_have_is_an_error_that_does_not_quote_it(api:
     client.close()
 
 
-def test_an_answer_that_is_no_list_or_has_no_length_is_unreachable(api: ApiServer, client: KubeClient):
+def test_invalid_list_or_length_is_unreachable(api: ApiServer, client: KubeClient):
     for body in (b'{"items":"x"}', b'{"items":[1]}', b"5", b"[[]]"):
         api.answers["/list"] = Answer(200, body, {})
         with pytest.raises(errors.Unreachable, match=r"GET /list: not a (List|list of this kind)"):
@@ -213,7 +211,7 @@ def test_pages_follow_continue(api: ApiServer, client: KubeClient):
     assert [len(page) for page in pages] == [3, 3, 1]
 
 
-def test_token_is_asked_for_again_after_a_while_and_after_401(api: ApiServer, clock):
+def test_token_is_reloaded_after_a_while_and_after_401(api: ApiServer, clock):
     tokens = iter(["Bearer one", "bearer two\n", "Bearer three"])
     client = api.client(authorization=lambda: next(tokens), clock=clock)
     client.create("/x", {})
@@ -228,7 +226,7 @@ def test_token_is_asked_for_again_after_a_while_and_after_401(api: ApiServer, cl
     assert sent == ["Bearer one", "Bearer one", "Bearer one", "bearer two", "Bearer three"]
 
 
-def test_nothing_is_sent_when_the_credentials_took_all_of_its_time(api: ApiServer, clock):
+def test_no_request_is_sent_after_slow_credentials(api: ApiServer, clock):
     client = api.client(authorization=lambda: clock.sleep(3) or "Bearer late", clock=clock)
     with pytest.raises(errors.Unreachable, match="credentials took"):
         client.create("/x", {}, timeout=1)
@@ -247,7 +245,7 @@ def test_child_of_a_fork_does_not_use_the_parents_connection(api: ApiServer, cli
     before.close()
 
 
-def test_threads_share_it(api: ApiServer, client: KubeClient):
+def test_threads_share_the_client(api: ApiServer, client: KubeClient):
     answers: list[dict] = []
 
     def work(number: int) -> None:
@@ -348,7 +346,7 @@ def test_kubeconfig_with_ca_server_name_and_token(tls_server):
     client.close()
 
 
-def test_a_certificate_that_is_not_valid_at_this_time_says_which_time_that_is(tmp_path):
+def test_expired_certificate_error_shows_the_time(tmp_path):
     """It, or our clock, may be wrong; whoever reads the log must be able to tell."""
     with serving_tls(tmp_path, datetime.now(UTC) - timedelta(days=30)) as (url, directory, _):
         cluster = {"certificate-authority": str(directory / "ca.crt"), "tls-server-name": "kube.test"}
@@ -419,7 +417,7 @@ def service_account(tmp_path, monkeypatch):
     return folder
 
 
-def test_a_part_in_a_pod_starts_whatever_all_proxy_says(service_account, monkeypatch):
+def test_all_proxy_is_ignored_in_a_pod(service_account, monkeypatch):
     """As client-go, which does not know this variable."""
     monkeypatch.setenv("ALL_PROXY", "socks5://proxy:1080")
     assert credentials.load(None).proxy is None
@@ -430,7 +428,7 @@ def test_a_part_in_a_pod_starts_whatever_all_proxy_says(service_account, monkeyp
     assert credentials.load(None).proxy == "http://proxy:3128"
 
 
-def test_in_a_pod_the_service_account_is_used_and_its_token_followed(tls_server, service_account, monkeypatch):
+def test_pod_uses_the_service_account_and_its_renewed_token(tls_server, service_account, monkeypatch):
     url, directory, seen = tls_server
     (service_account / "ca.crt").write_bytes((directory / "ca.crt").read_bytes())
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.2")
@@ -447,9 +445,7 @@ def test_in_a_pod_the_service_account_is_used_and_its_token_followed(tls_server,
     assert b"authorization: bearer second\r\n" in heads[1]
 
 
-def test_a_token_of_the_service_account_is_read_again_after_seconds_and_after_401(
-    api: ApiServer, clock, service_account
-):
+def test_service_account_token_is_reread_after_seconds_and_after_401(api: ApiServer, clock, service_account):
     """However the time of day jumps, and at once where it was revoked."""
     loaded = credentials.load(None)
     assert loaded.host == "https://[fd00::1]:443"
@@ -478,7 +474,7 @@ def test_a_token_of_the_service_account_is_read_again_after_seconds_and_after_40
         ("PORT", None, "PORT"),
     ],
 )
-def test_a_service_account_that_is_damaged_says_what_of_it(service_account, monkeypatch, name, content, reason):
+def test_damaged_service_account_error_names_the_file(service_account, monkeypatch, name, content, reason):
     if name == "PORT":
         monkeypatch.delenv("KUBERNETES_SERVICE_PORT")
     elif content is None:
@@ -489,7 +485,7 @@ def test_a_service_account_that_is_damaged_says_what_of_it(service_account, monk
         KubeClient.load()
 
 
-def test_no_credentials_says_where_it_looked(tmp_path, monkeypatch):
+def test_missing_credentials_error_names_the_sources(tmp_path, monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nothing"))
     with pytest.raises(errors.KubeConfigError, match=r"nothing.*--kubeconfig"):
@@ -506,7 +502,7 @@ def test_paths():
 
 
 @pytest.mark.parametrize("text", ["root:x:0:0:root:/root:/bin/sh\n", "- a\n", "a: [\n"])
-def test_a_file_of_something_else_is_called_no_kubeconfig(tmp_path, text):
+def test_other_files_are_reported_as_invalid_kubeconfig(tmp_path, text):
     path = tmp_path / "passwd"
     path.write_text(text)
     with pytest.raises(errors.KubeConfigError, match=r"passwd: not a kubeconfig; use --kubeconfig"):

@@ -23,7 +23,7 @@ def sent(api):
     return [(request.verb, request.path, request.body) for request in api.sent()]
 
 
-def test_event_is_written_with_what_kubectl_shows(api, recorder):
+def test_event_has_the_fields_that_kubectl_shows(api, recorder):
     recorder.record(POD, "GpuMemoryExhausted", "m" * 3000, "Warning")
     recorder.stop()
     ((verb, path, event),) = sent(api)
@@ -37,7 +37,7 @@ def test_event_is_written_with_what_kubectl_shows(api, recorder):
     assert event["metadata"]["name"].startswith("p.")
 
 
-def test_a_message_has_as_many_bytes_as_the_api_takes(api, recorder):
+def test_messages_are_truncated_to_the_api_limit(api, recorder):
     recorder.record(POD, "GpuMemoryExhausted", f"field: {'é' * 3000}; remedy", "Warning")
     recorder.stop()
     ((_, _, event),) = sent(api)
@@ -65,7 +65,7 @@ def test_repeat_of_an_event_that_expired_is_a_new_one(api, recorder):
     assert (recorder.written, recorder.failed) == (2, 0)
 
 
-def test_noisy_object_is_cut_off_and_others_are_not(api, recorder):
+def test_noisy_object_is_rate_limited_and_others_are_not(api, recorder):
     for number in range(20):
         recorder.record(POD, "Noise", f"number {number}")
     recorder.record(ObjectRef.node("n1"), "Quiet", "one line")
@@ -88,7 +88,7 @@ def events_of(api, namespace):
     return [request for request in api.sent("create") if request.path == paths.events(namespace)]
 
 
-def test_a_namespace_of_many_events_loses_its_own_and_no_others(api, client, clock):
+def test_namespace_with_many_events_loses_only_its_own(api, client, clock):
     recorder = EventRecorder(client, "x", capacity=10, clock=clock)
     writing, answered = threading.Event(), threading.Event()
     api.before_request(lambda _: (writing.set(), answered.wait(60)))
@@ -104,7 +104,7 @@ def test_a_namespace_of_many_events_loses_its_own_and_no_others(api, client, clo
     assert recorder.written + recorder.dropped == 104
 
 
-def test_namespaces_of_one_event_each_do_not_keep_the_queue_from_another(api, client, clock):
+def test_many_namespaces_with_one_event_do_not_block_another(api, client, clock):
     """The namespace whose Events have taken most time loses its place."""
     flood = [f"many-{number}" for number in range(10)]
     recorder = EventRecorder(client, "x", capacity=10, clock=clock)
@@ -124,7 +124,7 @@ def test_namespaces_of_one_event_each_do_not_keep_the_queue_from_another(api, cl
     assert (recorder.written, recorder.dropped) == (20, 1)
 
 
-def test_a_namespace_whose_events_take_long_to_write_delays_its_own(api, client, clock):
+def test_slow_namespace_delays_only_its_own_events(api, client, clock):
     api.before_request(lambda _: clock.advance(3.0), path=paths.events("slow"), times=math.inf)
     hold, go_on = threading.Event(), threading.Event()
     api.before_request(lambda _: (hold.set(), go_on.wait(60)), path=paths.events("first"))

@@ -22,7 +22,7 @@ def test_owners_that_all_wait_get_the_same_time():
 
 
 @pytest.mark.parametrize("fat", [1, 5])
-def test_an_owner_that_was_idle_is_next_and_has_saved_up_nothing(fat):
+def test_idle_owner_is_next_without_credit(fat):
     queue, busy = FairQueueing(), [f"fat{i}" for i in range(fat)]
     for owner in busy:
         queue.enqueue(owner)
@@ -40,7 +40,7 @@ def test_an_owner_that_was_idle_is_next_and_has_saved_up_nothing(fat):
     assert order.count("idle") <= 5
 
 
-def test_an_owner_that_is_passed_over_is_not_charged():
+def test_ineligible_owner_is_not_charged():
     queue, order = FairQueueing(), []
     for round_number in range(8):
         for owner in ("first", "second", "high"):
@@ -97,7 +97,7 @@ def places(**counts: int) -> dict[str, range]:
     return {owner: range(count) for owner, count in counts.items()}
 
 
-def test_the_owner_with_most_places_loses_one_and_of_equals_the_one_that_has_used_most():
+def test_owner_with_most_places_then_most_use_loses_a_place():
     use = RecentUse[str](FakeClock())
     for owner, seconds in (("a", 1.0), ("b", 3.0), ("c", 2.0)):
         use.add_use(owner, seconds)
@@ -109,7 +109,7 @@ def test_the_owner_with_most_places_loses_one_and_of_equals_the_one_that_has_use
 
 
 @pytest.mark.parametrize("halvings", [1, 63, 65, 900])
-def test_time_that_was_used_counts_half_after_half_a_minute(halvings):
+def test_used_time_halves_after_half_a_minute(halvings):
     clock = FakeClock()
     use = RecentUse[str](clock)
     use.add_use("early", 1.0)
@@ -121,7 +121,7 @@ def test_time_that_was_used_counts_half_after_half_a_minute(halvings):
     assert use.owners_by_size(places(early=1, late=1, now=1)) == ["now", "late", "early"]
 
 
-def test_what_was_used_long_ago_is_forgotten():
+def test_old_use_is_forgotten():
     clock = FakeClock()
     use = RecentUse[str](clock)
     use.add_use("early", 1.0)
@@ -130,7 +130,7 @@ def test_what_was_used_long_ago_is_forgotten():
     assert use.larger_owners("new", places(early=1, now=1)) == ["now"]
 
 
-def test_of_many_owners_those_that_have_used_least_count_as_new():
+def test_owners_with_the_least_use_are_forgotten_first():
     use = RecentUse[str](FakeClock())
     for number in range(10_002):
         use.add_use(f"o{number}", 1.0 + number)
@@ -138,7 +138,7 @@ def test_of_many_owners_those_that_have_used_least_count_as_new():
     assert len(use._used) <= 10_001
 
 
-def test_of_five_thousand_owners_none_counts_as_new():
+def test_five_thousand_owners_are_remembered():
     use = RecentUse[str](FakeClock())
     owners = [f"o{number}" for number in range(5000)]
     for owner in owners * 3:

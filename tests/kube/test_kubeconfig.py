@@ -119,7 +119,9 @@ def with_files(server: ssl.SSLContext) -> None:
         pytest.param(IN_IT | {"proxy-url": "http://proxy:3128"}, PAIR_BESIDE, {}, id="by a proxy"),
     ],
 )
-def test_it_is_as_the_official_client_has_it(tmp_path: Path, cluster: Json, user: Json | None, context: Json) -> None:
+def test_kubeconfig_is_read_as_by_the_official_client(
+    tmp_path: Path, cluster: Json, user: Json | None, context: Json
+) -> None:
     path = written(tmp_path, cluster, user, **context)
     configuration = kubeconfig.read_kubeconfig(path)
     assert configuration is not None
@@ -146,7 +148,7 @@ def proxy_of(path: Path) -> str | None:
         ({"ALL_PROXY": "socks5://proxy:1080", "all_proxy": "http://proxy:3128"}, None),
     ],
 )
-def test_the_environment_names_a_proxy_as_for_client_go(tmp_path, monkeypatch, variables, proxy):
+def test_proxy_from_the_environment_as_in_client_go(tmp_path, monkeypatch, variables, proxy):
     for name, text in variables.items():
         monkeypatch.setenv(name, text)
     assert proxy_of(written(tmp_path, IN_IT, {"token": "secret"})) == proxy
@@ -186,7 +188,7 @@ def test_no_proxy_is_read_as_by_client_go(tmp_path, monkeypatch, no_proxy, host,
     assert (proxy_of(path) is None) is direct
 
 
-def test_the_proxy_of_a_kubeconfig_counts_whatever_the_environment_says(tmp_path, monkeypatch):
+def test_proxy_of_the_kubeconfig_takes_precedence(tmp_path, monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://other:3128")
     monkeypatch.setenv("NO_PROXY", "*")
     path = written(tmp_path, IN_IT | {"proxy-url": "http://proxy:3128"}, {"token": "secret"})
@@ -194,7 +196,7 @@ def test_the_proxy_of_a_kubeconfig_counts_whatever_the_environment_says(tmp_path
 
 
 @pytest.mark.parametrize("read", [credentials.load, lambda path: credentials._load_by_library(str(path), "")])
-def test_a_proxy_that_cannot_be_used_is_named_with_the_remedy_and_without_its_password(tmp_path, monkeypatch, read):
+def test_unusable_proxy_error_has_a_remedy_and_no_password(tmp_path, monkeypatch, read):
     monkeypatch.setenv("https_proxy", "socks5://jane:secret@proxy:1080")
     path = written(tmp_path, IN_IT, {"token": "x"})
     with pytest.raises(errors.KubeConfigError) as raised:
@@ -220,7 +222,7 @@ def test_a_token_that_is_renewed_in_its_file_is_read_anew(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("user", [{"exec": {"command": "aws"}}, {"auth-provider": {"name": "oidc"}}, "jane", None])
-def test_what_takes_more_is_left_to_it(tmp_path: Path, user: Any) -> None:
+def test_unsupported_kubeconfigs_are_left_to_the_official_client(tmp_path: Path, user: Any) -> None:
     path = written(tmp_path, IN_IT, {"token": "x"})
     config = yaml.safe_load(path.read_text())
     config["users"][0]["user"] = user
@@ -232,7 +234,7 @@ def test_what_takes_more_is_left_to_it(tmp_path: Path, user: Any) -> None:
     assert kubeconfig.read_kubeconfig(path) is None
 
 
-def test_a_program_that_tells_the_token_is_run(tmp_path: Path) -> None:
+def test_exec_plugin_provides_the_token(tmp_path: Path) -> None:
     credential = {
         "apiVersion": "client.authentication.k8s.io/v1",
         "kind": "ExecCredential",
@@ -250,7 +252,7 @@ def test_a_program_that_tells_the_token_is_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "broken", [{"certificate-authority": "none"}, {"certificate-authority-data": in_base64(b"no certificate")}]
 )
-def test_a_file_that_is_not_there_or_no_certificate_is_told(tmp_path: Path, broken: Json) -> None:
+def test_missing_or_invalid_certificate_is_reported(tmp_path: Path, broken: Json) -> None:
     path = written(tmp_path, broken, {"token": "x"})
     with pytest.raises(errors.KubeConfigError, match=r"no usable credentials in .*config: .*; use --kubeconfig"):
         credentials.load(path)
@@ -263,7 +265,7 @@ def test_certificates_with_a_text_around_them_are_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_library", [False, True])
-def test_its_tls_is_changed_by_no_connection(tmp_path: Path, *, by_library: bool) -> None:
+def test_connections_do_not_change_the_tls_context(tmp_path: Path, *, by_library: bool) -> None:
     """urllib3 sets the protocols for each, while other threads begin theirs with the same context."""
     path = written(tmp_path, IN_IT, PAIR_IN_IT)
     client = (credentials._load_by_library(str(path), "") if by_library else credentials.load(path)).ssl_context
@@ -275,7 +277,7 @@ def test_its_tls_is_changed_by_no_connection(tmp_path: Path, *, by_library: bool
     assert shaken(client, server).selected_alpn_protocol() == "http/1.1"
 
 
-def test_its_tls_has_the_defaults_of_this_python_but_for_strict_authorities(tmp_path: Path) -> None:
+def test_tls_context_has_pythons_defaults_except_strict_verification(tmp_path: Path) -> None:
     """From 3.13 an intermediate authority is trusted by itself, as Go trusts it."""
     client = credentials.load(written(tmp_path, IN_IT, None)).ssl_context
     assert client is not None
@@ -291,9 +293,7 @@ def test_its_tls_has_the_defaults_of_this_python_but_for_strict_authorities(tmp_
     + [({"proxy-url": proxy}, r"clusters\[\]\.cluster\.proxy-url") for proxy in ("::::", "socks5://10.0.0.1:1")],
 )
 @pytest.mark.parametrize("user", [{"token": "x"}, {"exec": {"command": "true", "apiVersion": "v1"}}])
-def test_a_url_that_is_none_is_an_error_that_names_field_and_file(
-    tmp_path: Path, user: Json, cluster: Json, field: str
-) -> None:
+def test_invalid_url_error_names_field_and_file(tmp_path: Path, user: Json, cluster: Json, field: str) -> None:
     path = written(tmp_path, IN_IT | cluster, user)
     reason = rf"({field}.* is not a URL|Invalid IPv6 URL)"
     with pytest.raises(errors.KubeConfigError, match=rf"no usable credentials in .*config: .*{reason}"):
@@ -301,7 +301,7 @@ def test_a_url_that_is_none_is_an_error_that_names_field_and_file(
 
 
 @pytest.mark.parametrize("token", ["s3cr3t\r\nX-Evil: 1", "s3cr3t\n1", "s3cr3t\u20ac", "s3cr3t\x00"])
-def test_a_token_that_no_header_can_have_is_an_error_that_does_not_quote_it(tmp_path: Path, token: str) -> None:
+def test_invalid_token_error_does_not_quote_it(tmp_path: Path, token: str) -> None:
     path = written(tmp_path, IN_IT, {"token": token})
     with pytest.raises(errors.KubeConfigError, match=r"config: users\[\]\.user\.token has a line break") as failure:
         credentials.load(path)
@@ -313,7 +313,7 @@ def test_a_line_break_at_the_end_of_a_token_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["[" * 20_000, 'current-context: "\\e[31mx"\ncontexts: []\n'])
-def test_what_is_no_kubeconfig_is_an_error_without_escape_sequences(tmp_path: Path, content: str) -> None:
+def test_invalid_kubeconfig_error_has_no_escape_sequences(tmp_path: Path, content: str) -> None:
     path = tmp_path / "config"
     path.write_text(content)
     with pytest.raises(errors.KubeConfigError, match="no usable credentials in ") as failure:

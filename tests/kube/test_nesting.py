@@ -39,7 +39,7 @@ def project(raw: bytes) -> tuple[str, str]:
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="what this Python cannot skip is found by the scan")
-def test_what_is_too_deep_is_null_and_nothing_else_changes() -> None:
+def test_too_deep_values_become_null() -> None:
     text = r'{"a": ["\\", "}\"{[", {"b": 1}], "deep": DEEP, "after": {"c": [2, DEEP, {"d": [DEEP]}]}}'
     document = json.loads(cut_nesting(text.replace("DEEP", nested(DEEP, '[{"\\"}": "]"}]')).encode()))
     assert document.pop("deep") == {"f:a": {"f:a": {"f:a": None}}}
@@ -47,7 +47,7 @@ def test_what_is_too_deep_is_null_and_nothing_else_changes() -> None:
     assert cut_nesting(whole := nested(100).encode()) == whole
 
 
-def test_what_need_not_be_read_is_skipped_however_deep_it_is() -> None:
+def test_unread_values_are_skipped_at_any_depth() -> None:
     head = tolerate_depth(msgspec.json.Decoder(wire.ObjectHead).decode)
     assert head(pod("deep", 1, nested(DEEP)).encode()).metadata.name == "deep"
     assert sys.getrecursionlimit() == LIMIT
@@ -62,7 +62,7 @@ def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("python")
 @pytest.mark.parametrize("levels", [LIMIT, DEEP, DEEPER])
-def test_no_depth_is_too_much(levels: int) -> None:
+def test_every_depth_is_decoded(levels: int) -> None:
     raw = pod("a", 1, nested(levels)).encode()
     assert tolerate_depth(msgspec.json.Decoder(wire.ObjectHead).decode)(raw).metadata.name == "a"
     assert read_bounded(project)(raw) == ("a", "n1")
@@ -92,9 +92,7 @@ def cut_below(document: object, levels: int) -> object:
 
 @settings(max_examples=examples(200, soak=5000))
 @given(document=_VALUES, levels=st.integers(0, 4), indent=st.sampled_from([None, 1]))
-def test_the_scan_leaves_out_what_is_too_deep_and_nothing_else(
-    document: object, levels: int, indent: int | None
-) -> None:
+def test_scan_removes_only_too_deep_values(document: object, levels: int, indent: int | None) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nesting, "_MAX_LEVELS", levels)
         assert json.loads(cut_nesting_by_scan(json.dumps(document, indent=indent).encode())) == cut_below(
@@ -115,7 +113,7 @@ def test_only_the_deep_object_is_cut(
     assert cut == [deep.encode(), late.encode()]
 
 
-def test_what_nobody_can_skip_is_scanned_once(
+def test_undecodable_depth_is_scanned_once(
     api: ApiServer, client: KubeClient, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The list whole, of a watch that event alone."""
@@ -129,13 +127,11 @@ def test_what_nobody_can_skip_is_scanned_once(
 
 
 @pytest.mark.parametrize("levels", [sys.getrecursionlimit() + off for off in range(-60, 20, 4)])
-def test_at_the_limit_it_is_read_however_deep_the_reader_stands(levels: int) -> None:
+def test_depth_limit_is_independent_of_the_callers_stack(levels: int) -> None:
     assert read_bounded(project)(pod("a", 1, nested(levels)).encode()) == ("a", "n1")
 
 
-def test_a_deep_pod_keeps_nobody_from_the_list_nor_from_the_watch(
-    api: ApiServer, client: KubeClient, clock: FakeClock
-) -> None:
+def test_deep_pod_breaks_neither_list_nor_watch(api: ApiServer, client: KubeClient, clock: FakeClock) -> None:
     pods = [pod("deep", 1, nested(DEEP)), pod("plain", 2)]
     reflector = follow(api, client, clock, pods, [pod("late", 3, nested(DEEP)), pod("after", 4)])
     assert reflector.store.snapshot() == dict.fromkeys(("deep", "plain", "late", "after"), "n1")

@@ -43,7 +43,7 @@ def test_all_functions_that_take_a_name_are_here():
 
 
 @given(function=st.sampled_from(OF_NAMESPACES), namespace=TEXTS, name=TEXTS)
-def test_a_path_in_a_namespace_has_the_given_segments_or_there_is_none(function, namespace, name):
+def test_namespaced_path_has_the_given_segments_or_raises(function, namespace, name):
     prefix = segments(function())
     for given_name in ((), (name,)):
         try:
@@ -57,7 +57,7 @@ def test_a_path_in_a_namespace_has_the_given_segments_or_there_is_none(function,
 
 
 @given(function=st.sampled_from(OF_THE_CLUSTER), name=TEXTS)
-def test_a_path_of_the_cluster_has_the_given_segments_or_there_is_none(function, name):
+def test_cluster_path_has_the_given_segments_or_raises(function, name):
     try:
         path = function(name)
     except errors.InvalidName:
@@ -95,7 +95,7 @@ def test_the_official_client_builds_the_same_path(namespace: str, name: str):
 
 
 @given(name=st.sampled_from(HOSTILE))
-def test_what_is_sent_asks_for_that_object_and_nothing_else(name: str):
+def test_request_path_names_exactly_the_object(name: str):
     api = ApiServer()
     client: KubeClient = api.client()
     try:
@@ -120,7 +120,7 @@ def test_an_empty_name_is_not_the_list():
 
 
 @given(operand=TEXTS)
-def test_a_selector_selects_by_the_given_value_or_there_is_none(operand: str):
+def test_selector_has_the_given_value_or_raises(operand: str):
     """Read back as k8s.io/apimachinery reads them: requirements by comma; in fields `\\` escapes."""
     (query,) = paths.field_query("spec.nodeName", operand).items()
     text = query[1].removeprefix("spec.nodeName=")

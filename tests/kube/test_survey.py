@@ -40,7 +40,7 @@ def test_a_card_knows_its_classes_and_their_highest_priority():
     ]
 
 
-def test_labels_that_a_person_put_on_a_card_and_its_properties_are_selected():
+def test_selectors_match_user_labels_and_properties():
     classifier = Classifier(
         [
             parse(resource_class("rack", selector={"matchLabels": {"rack": "r1"}})),
@@ -56,13 +56,13 @@ def _at_least(key: str, bound: str) -> dict[str, object]:
     return {"key": key, "operator": "GtEq", "values": [bound]}
 
 
-def test_without_a_classifier_a_card_is_in_no_class():
+def test_card_without_a_classifier_has_no_class():
     raw = json.dumps(card("n1", 0)).encode()
     parsed = survey.card_of(msgspec.json.decode(raw, type=wire.ExtendedResource))
     assert (parsed.classes, parsed.priority, parsed.mem) == (frozenset(), 0, K80)
 
 
-def test_devices_are_no_cards_but_held_and_classed_as_they_are():
+def test_devices_are_held_and_classified_like_cards():
     ledger = survey.take_survey(lists_with_devices().kube).ledger
     plain = survey.take_survey(lists(pods=lists_with_devices().objects("pods")).kube).ledger
     first, third = ledger.node("n1"), ledger.node("n3")
@@ -78,7 +78,7 @@ def test_devices_are_no_cards_but_held_and_classed_as_they_are():
     assert ledger.violations() == []
 
 
-def test_a_pod_that_is_gone_holds_its_card_and_its_device_as_one():
+def test_deleted_pod_is_one_holding_of_card_and_device():
     held = [{"podUID": "gone", "namespace": "a", "name": "gone", "memoryMiB": 64, "container": "0"}]
     on_card = card("n1", 0)
     on_card["status"]["reported"] = held
@@ -87,7 +87,7 @@ def test_a_pod_that_is_gone_holds_its_card_and_its_device_as_one():
     assert (gone.assignment.mem, [share.uuid for share in gone.assignment.device_shares()]) == (64, ["rdma-n1-0"])
 
 
-def test_what_a_pod_of_the_former_name_of_a_node_holds_counts_once():
+def test_holding_under_a_former_node_name_counts_once():
     moved = card("n1", 0)
     moved["spec"]["node"] = "n9"
     before = survey.take_survey(lists().kube).ledger
@@ -108,7 +108,7 @@ def test_what_a_pod_of_the_former_name_of_a_node_holds_counts_once():
 
 
 @pytest.mark.parametrize(("reported", "counts"), [(64, 2000), (5000, 5000)])
-def test_of_a_card_that_a_pod_has_in_both_bindings_the_larger_amount_counts(reported, counts):
+def test_larger_amount_of_two_bindings_counts(reported, counts):
     """As the extender counts it."""
     on_card, pod = card("n1", 0), placed("team-a", "p", "n1", 0, 2000)
     uid, namespace, name = (pod["metadata"][key] for key in ("uid", "namespace", "name"))
@@ -117,7 +117,7 @@ def test_of_a_card_that_a_pod_has_in_both_bindings_the_larger_amount_counts(repo
     assert ledger.node("n1").used == [counts]
 
 
-def test_a_waiting_pod_asks_for_devices_by_what_the_webhook_noted():
+def test_pending_pod_requests_devices_by_the_annotation():
     limits = {"cardwise.dev/rdma": "2", "cardwise.dev/share": "1", "cardwise.dev/place": "1"}
     ((_, _, pod_request),) = survey.take_survey(lists(pods=[waiting("a", "p", limits, devices="rdma")]).kube).waiting
     assert (pod_request.containers, [(device.resource_class, device.count) for device in pod_request.devices]) == (
@@ -134,14 +134,14 @@ def test_a_cluster_without_the_newer_kinds_has_no_classes_and_no_quotas():
     assert sum(len(node.cards) for node in seen.ledger.nodes()) == 4
 
 
-def test_extendedresources_must_be_there():
+def test_missing_extendedresources_crd_is_an_error():
     api = lists()
     api.lack("extendedresources")
     with pytest.raises(errors.NotFound):
         survey.take_survey(api.kube)
 
 
-def test_what_cannot_be_read_is_a_problem_and_counts_for_nothing():
+def test_unparsable_objects_are_problems_and_do_not_count():
     api = lists(
         resourceclasses=[resource_class("bad", selector={}), resource_class("k80", selector=SOME)],
         gpuquotas=[
@@ -156,7 +156,7 @@ def test_what_cannot_be_read_is_a_problem_and_counts_for_nothing():
     assert "an empty selector would select every GPU" in seen.problems[0]
 
 
-def test_headroom_is_what_is_left_of_each_entry():
+def test_headroom_of_each_quota_entry():
     (first, second) = [remaining for _, remaining in survey.take_survey(lists().kube).quota_headroom("team-a")]
     assert first.entry == QuotaEntry(resource_class=K80_CLASS, shares=2, cards=1)
     assert (first.shares, first.memory, first.cards) == (0, None, 0)
@@ -181,7 +181,7 @@ def test_a_pod_that_claims_devices_is_read_too():
     assert len(survey.take_survey(lists(pods=[pod]).kube).ledger) == 1
 
 
-def test_of_native_quotas_only_the_lines_that_concern_us():
+def test_native_quotas_only_show_own_resources():
     quotas = [
         native_quota("a", {"pods": "3"}, {}, name="plain"),
         native_quota("a", {"requests.aliyun.com/gpu-mem": "5", "cpu": "2"}, {"requests.aliyun.com/gpu-mem": "1"}),

@@ -89,7 +89,7 @@ def serving(clock: FakeClock) -> Iterator[Callable[[Callable[[Send], None]], tup
         pytest.param(b"HTTP/1.1 500 Oh\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n", id="in an error"),
     ],
 )
-def test_a_server_that_sends_a_byte_now_and_then_holds_nobody_beyond_the_time(serving, clock, head, tail):
+def test_slow_response_ends_at_its_deadline(serving, clock, head, tail):
     def answer(send: Send) -> None:
         send(head)
         for number in range(SENT):
@@ -144,7 +144,7 @@ def test_an_error_without_end_is_an_error_by_its_status(serving):
     assert server.sent < SENT * 65_536 / 4
 
 
-def test_a_watch_that_the_server_does_not_end_is_over_by_itself(serving, clock):
+def test_watch_ends_if_the_server_does_not_end_it(serving, clock):
     line = b'{"type":"BOOKMARK","object":{}}\n'
 
     def answer(send: Send) -> None:
@@ -161,7 +161,7 @@ def test_a_watch_that_the_server_does_not_end_is_over_by_itself(serving, clock):
     assert clock.now() >= 1000 + 300  # not before it should have ended
 
 
-def test_an_event_without_end_is_none(serving, monkeypatch):
+def test_endless_event_is_an_error(serving, monkeypatch):
     monkeypatch.setattr(watching, "_MAX_BYTES", 1_000_000)
 
     def answer(send: Send) -> None:
@@ -178,7 +178,7 @@ def test_an_event_without_end_is_none(serving, monkeypatch):
     assert server.sent < SENT * 65_536 / 4
 
 
-def test_events_that_come_in_pieces_are_whole(serving):
+def test_split_events_are_reassembled(serving):
     line = b'{"type":"ADDED","object":{"a":"%s"}}' % (b"x" * 200_000)
     two_lines = line + b"\n" + line + b"\n"
 
@@ -193,7 +193,7 @@ def test_events_that_come_in_pieces_are_whole(serving):
     assert list(client.watch(paths.pods())) == [line, line]
 
 
-def test_a_page_that_is_too_large_comes_with_fewer_objects(api: ApiServer, monkeypatch, clock):
+def test_too_large_page_is_requested_with_fewer_objects(api: ApiServer, monkeypatch, clock):
     monkeypatch.setattr(clients, "MAX_BYTES", 20_000)
     for number in range(40):
         api.write_object(paths.pods(), {"metadata": {"name": f"p{number:02}"}, "spec": {"x": "y" * 1000}})
@@ -218,7 +218,7 @@ def test_a_list_in_one_answer_may_be_larger_and_take_longer(api: ApiServer, monk
         list(client.list_pages(paths.pods(), limit=0))
 
 
-def test_an_answer_that_was_packed_is_measured_unpacked(api: ApiServer, clock):
+def test_compressed_response_is_measured_decompressed(api: ApiServer, clock):
     """Nobody asks for that; a proxy may do it."""
     import gzip
 

@@ -25,7 +25,7 @@ MANAGED = {"managedFields": [{"manager": "m", "fieldsV1": {"f:x": {}}}]}
 
 
 @pytest.mark.parametrize("read", ["spec", "status", "template", "target"])
-def test_what_is_read_stays_as_it_is(read: str) -> None:
+def test_read_fields_are_unchanged(read: str) -> None:
     manifest = {"apiVersion": "v1", "kind": "K", "metadata": META, read: {"x": [1, None, {}]}}
     assert json.loads(wire.trim_object(json.dumps(manifest).encode())) == manifest
     fat = json.dumps(manifest | {"metadata": META | MANAGED, "other": 1}).encode()
@@ -33,17 +33,17 @@ def test_what_is_read_stays_as_it_is(read: str) -> None:
     assert json.loads(wire.trim_object(fat, managed_fields=True)) == manifest | {"metadata": META | MANAGED}
 
 
-def test_what_is_absent_stays_absent() -> None:
+def test_absent_fields_stay_absent() -> None:
     for manifest in ({}, {"metadata": {}}, {"spec": None}, {"metadata": {"labels": None}}):
         assert json.loads(wire.trim_object(json.dumps(manifest).encode())) == manifest
 
 
-def test_depth_that_nobody_reads_is_no_matter() -> None:
+def test_unread_depth_is_ignored() -> None:
     deep = b'{"metadata":{"name":"p","managedFields":' + b"[" * 9_000 + b"]" * 9_000 + b"}}"
     assert wire.trim_object(deep) == b'{"metadata":{"name":"p"}}'
 
 
-def test_managed_fields_are_left_out_and_nothing_else() -> None:
+def test_only_managed_fields_are_removed() -> None:
     manifest = {
         "kind": "ConfigMap",
         "metadata": META | {"selfLink": "x"},
@@ -66,5 +66,5 @@ def test_managed_fields_are_left_out_and_nothing_else() -> None:
         b'{"metadata":{"managedFields":[}',
     ],
 )
-def test_what_has_no_managed_fields_of_its_own_stays_as_it_is(raw: bytes) -> None:
+def test_object_without_managed_fields_is_unchanged(raw: bytes) -> None:
     assert wire.drop_managed_fields(raw) == raw

@@ -61,20 +61,20 @@ def test_alerts_point_at_their_own_section() -> None:
         assert rule["labels"]["severity"] in ("critical", "warning")
 
 
-def test_links_within_the_runbooks_lead_somewhere() -> None:
+def test_links_within_the_runbooks_have_targets() -> None:
     anchors = {name.lower() for name in sections()}
     assert set(re.findall(r"\]\(#([^)]+)\)", RUNBOOKS.read_text())) <= anchors
     for target in re.findall(r"\]\((?!#)([^)#]+)[^)]*\)", RUNBOOKS.read_text()):
         assert (RUNBOOKS.parent / target).exists(), target
 
 
-def test_alerts_and_panels_ask_for_metrics_that_there_are() -> None:
+def test_alerts_and_panels_query_existing_metrics() -> None:
     expressions = [*(rule["expr"] for rule in rules().values()), *targets()]
     assert len(expressions) > 60
     assert {expression: unknown(expression) for expression in expressions if unknown(expression)} == {}
 
 
-def test_an_unknown_metric_would_be_found() -> None:
+def test_unknown_metrics_are_detected() -> None:
     assert unknown("rate(cardwise_nobody_total[5m])") == {"cardwise_nobody_total"}
     assert unknown("cardwise_grants_bucket") == {"cardwise_grants_bucket"}, "it is no histogram"
 

@@ -8,13 +8,13 @@ SHARED = registered(ROOT / "cardwise" / "runtime")  # of parts that serve more t
 
 
 @pytest.mark.parametrize("heading", PARTS)
-def test_all_metrics_of_a_part_are_documented_and_none_else(heading: str) -> None:
+def test_documented_metrics_are_exactly_the_registered_ones(heading: str) -> None:
     metrics = registered(ROOT / PARTS[heading])
     assert metrics, "the code was not read"
     assert set(documented()[heading]) - SHARED == metrics
 
 
-def test_what_parts_share_is_documented_with_those_that_have_it() -> None:
+def test_shared_metrics_are_documented_with_each_part() -> None:
     pages = documented()
     assert {"cardwise_certificate_expiry_timestamp_seconds", "cardwise_http_dropped_connections_total"} == SHARED
     assert [heading for heading in pages if pages[heading].keys() >= SHARED] == ["Extender", "Webhook"]

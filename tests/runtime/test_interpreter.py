@@ -31,14 +31,14 @@ def test_no_thread_keeps_another_from_running_for_long(before: float, after: flo
     assert sys.getswitchinterval() == pytest.approx(after)
 
 
-def test_the_garbage_collector_looks_seldom() -> None:
+def test_garbage_collector_runs_rarely() -> None:
     gc.set_threshold(700, 10, 10)
     interpreter.tune_interpreter()
     assert gc.get_threshold() == (20_000, 20, 50)
 
 
 @pytest.mark.parametrize(("allowed", "after"), [(1_024, 65_536), (2_048, 65_536), (None, None)])
-def test_a_process_has_files_for_its_connections(allowed: int | None, after: int | None) -> None:
+def test_open_file_limit_suffices_for_connections(allowed: int | None, after: int | None) -> None:
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed or hard_limit, hard_limit))
     interpreter.tune_interpreter()
@@ -54,7 +54,7 @@ def test_each_process_that_serves_is_tuned_before_it_begins(process: str) -> Non
     assert "self.on_start()" not in before
 
 
-def test_no_other_place_has_such_settings() -> None:
+def test_only_interpreter_module_changes_interpreter_settings() -> None:
     """But the extender, whose threads take shorter turns."""
     settings = re.compile(r"setswitchinterval|gc\.set_threshold|RLIMIT_NOFILE")
     folders = ("cardwise", "webhook", "extender", "deviceplugin", "mps")

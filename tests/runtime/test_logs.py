@@ -34,7 +34,7 @@ def lines(level: str, fmt: str) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_every_line_is_json_and_says_which_part():
+def test_every_line_is_json_and_names_its_component():
     entries = [json.loads(line) for line in lines("info", "json")]
     assert [entry["event"] for entry in entries] == ["hello", "from gunicorn", "extra", "broke", "broke too"]
     assert {entry["component"] for entry in entries} == {"webhook"}
@@ -69,7 +69,7 @@ except ValueError:
 """
 
 
-def test_no_line_is_long_whatever_is_quoted_in_it():
+def test_lines_with_long_quotations_are_short():
     """120 KB of log for each refused dry run, and 81 MiB in 11 s."""
     for fmt in ("json", "text"):
         done = subprocess.run(
@@ -95,7 +95,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["event", "pod", "error", "models"]), VALUES))
-def test_each_field_has_bounds_and_no_line_is_lost(fields):
+def test_each_field_is_truncated_and_no_line_is_lost(fields):
     line = json.loads(logs._json(logs._cut_fields(None, "", dict(fields))))
     assert line.keys() == fields.keys()
     for field in line.values():

@@ -56,7 +56,7 @@ def fails(error: Exception) -> Callable[[], object]:
     return fail
 
 
-def test_a_logger_that_fails_does_not_end_the_loop(monkeypatch):
+def test_failing_logger_does_not_end_the_loop(monkeypatch):
     turns = Turns()
     monkeypatch.setattr(loops, "_log", None)  # each line raises
     turns.start(fails(ValueError()), fails(errors.KubeError(500, "", "")))
@@ -72,21 +72,21 @@ def turns(request) -> Iterator[Turns]:
     assert not timed_loop.loop._thread.is_alive()
 
 
-def test_turns_come_at_once_and_every_so_often(turns):
+def test_steps_run_at_the_start_and_at_the_interval(turns):
     turns.start()
     assert turns.times == [0]
     assert turns.step() == [0, 1]
     assert turns.step() == [0, 1, 2]
 
 
-def test_a_turn_can_have_the_next_one_earlier_but_not_later(turns):
+def test_step_can_advance_the_next_run_but_not_delay_it(turns):
     turns.start(lambda: turns.loop.run_within(0.1), lambda: turns.loop.run_within(5.0))
     assert turns.step() == [0, 0.1]
     assert turns.step() == [0, 0.1, 1.1]
 
 
 @pytest.mark.parametrize("turns", [None], indirect=True)
-def test_who_wakes_it_is_heard_also_during_a_turn(turns):
+def test_wake_during_a_step_is_not_lost(turns):
     turns.start(turns.loop.wake)
     assert turns.times == [0, 0]
     turns.loop.wake()
@@ -94,7 +94,7 @@ def test_who_wakes_it_is_heard_also_during_a_turn(turns):
     assert turns.times == [0, 0, 0]
 
 
-def test_a_turn_that_fails_is_taken_again_and_nobody_hurries_it(turns):
+def test_failed_step_is_retried_after_its_pause(turns):
     refused = errors.TooManyRequests(429, "TooManyRequests", "later", retry_after=3.0)
     with capture_logs() as logs:
         turns.start(fails(refused))
@@ -107,7 +107,7 @@ def test_a_turn_that_fails_is_taken_again_and_nobody_hurries_it(turns):
     assert [(line["log_level"], line["event"]) for line in logs] == [("warning", "it failed")]
 
 
-def test_an_unforeseen_error_is_counted_and_told_with_its_traceback(turns):
+def test_unexpected_error_is_counted_and_logged_with_traceback(turns):
     def failures() -> float:
         return FAILURES.labels("test")._value.get()
 

@@ -7,7 +7,7 @@ import pytest
 from cardwise.runtime import replacing
 
 
-def test_the_new_content_is_there_with_its_mode_whatever_the_umask(tmp_path):
+def test_replaced_file_has_its_mode_whatever_the_umask(tmp_path):
     path = tmp_path / "state.json"
     path.write_text("old")
     before = os.umask(0o077)
@@ -20,7 +20,7 @@ def test_the_new_content_is_there_with_its_mode_whatever_the_umask(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_reader_has_the_old_file_until_the_new_one_is_whole(tmp_path):
+def test_readers_see_the_old_file_until_the_new_one_is_complete(tmp_path):
     path = tmp_path / "state"
     path.write_text("old")
     with path.open() as reading:
@@ -28,7 +28,7 @@ def test_a_reader_has_the_old_file_until_the_new_one_is_whole(tmp_path):
         assert reading.read() == "old"
 
 
-def test_what_cannot_be_replaced_stays_and_nothing_is_left_behind(tmp_path):
+def test_failed_replacement_keeps_the_file_and_leaves_nothing(tmp_path):
     path = tmp_path / "folder"
     (path / "in it").mkdir(parents=True)
     with pytest.raises(OSError, match="folder"):

@@ -67,7 +67,7 @@ def check_agreement(
 
 @settings(max_examples=examples(30, soak=1000))
 @given(NODES, POLICY, st.lists(st.tuples(SHAPES, st.booleans()), max_size=30), st.randoms(use_true_random=False))
-def test_after_any_coming_and_going_the_ledger_holds_what_was_placed(nodes, policy, pods, random):
+def test_ledger_matches_placed_pods_after_any_run(nodes, policy, pods, random):
     simulated_nodes = [worlds.node(f"n{i}", *cards, cpu=cpu) for i, (cards, cpu) in enumerate(nodes)]
     cluster = SimulatedCluster(simulated_nodes, policy)
     free_loads = {node.name: node.free_load for node in simulated_nodes}
@@ -104,7 +104,7 @@ def test_counting_what_fits_changes_nothing(nodes, policy, shapes, extra_shape):
 
 @settings(max_examples=examples(12, soak=200))
 @given(POLICY, st.integers(0, 1000), st.sampled_from([0.3, 1.0, 1.7]))
-def test_what_is_allocated_is_never_more_than_was_asked_for_or_is_there(tmp_path, policy, seed, tune):
+def test_allocation_never_exceeds_requests_or_cards(tmp_path, policy, seed, tune):
     tiny = traces.read_trace(worlds.write_trace(tmp_path), "tiny")
     for point in simulate_fill(tiny, policy, seed, tune=tune).points:
         assert point.allocated <= min(100.0, point.arrived + 0.51)
@@ -116,7 +116,7 @@ def _tiny(tmp_path):
     return traces.read_trace(worlds.write_trace(tmp_path), "tiny")
 
 
-def test_the_same_seeds_give_the_same_in_several_processes(tiny):
+def test_results_do_not_depend_on_the_number_of_processes(tiny):
     plan = [SimulationRun(0, policy, seed) for policy in ("binpack", "spread") for seed in (42, 43)]
     job = partial(simulate_fill, extra_shapes=(worlds.shape(250),))
     pods: list[int] = []
@@ -129,7 +129,7 @@ def test_the_same_seeds_give_the_same_in_several_processes(tiny):
     assert len({filled.points for filled in several}) == 4, "seeds and policies make a difference"
 
 
-def test_what_strings_hash_to_makes_no_difference(tmp_path):
+def test_results_do_not_depend_on_string_hashes(tmp_path):
     worlds.write_trace(tmp_path)
     code = (
         "import sys; from pathlib import Path; from cardwise.simulation import traces; "
@@ -155,21 +155,21 @@ def test_progress_counts_every_pod(tiny):
     assert sum(steps) == sum(row.arrived for row in filled.refused)
 
 
-def test_an_error_in_another_process_is_told(tiny):
+def test_error_in_a_worker_process_is_reported(tiny):
     with pytest.raises(KeyError):
         runs.run_all(
             simulate_fill, [tiny], [SimulationRun(0, "no-policy", 1), SimulationRun(0, "no-policy", 2)], processes=2
         )
 
 
-def test_names_in_random_order_are_still_those_of_the_nodes(tiny):
+def test_renamed_nodes_keep_their_names_as_a_set(tiny):
     names = [node.name for node in shuffled_nodes(tiny, 1)]
     assert [name.partition("-")[2] for name in names] == [node.name for node in tiny.nodes]
     assert sorted(names) != names
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_where_pods_leave_what_is_there_varies_about_what_is_asked_for(tiny, policy):
+def test_churn_load_varies_around_the_requested_load(tiny, policy):
     churned = simulate_churn(tiny, policy, 42, load=0.3, lifetimes=4.0)
     assert 10 < churned.allocated < 60
     assert churned.refused_percent < 50

@@ -14,13 +14,13 @@ def cluster(*nodes):
     return simulated
 
 
-def test_the_node_that_has_least_left_is_taken_whatever_its_cards():
+def test_best_fit_takes_the_node_with_the_least_left():
     simulated = cluster(worlds.node("a", 1000, 1000, cpu=128_000), worlds.node("b", 1000, 1000, 1000, cpu=8000))
     # Of a, 126,000 milli and 1.5 cards would be left; of b, 6,000 and 2.5.
     assert simulated.place_pod("1", SimulatedPod("p", worlds.shape(500, cpu=2000))) == "b"
 
 
-def test_on_the_node_the_fullest_card_is_taken():
+def test_best_fit_takes_the_fullest_card_of_the_node():
     simulated = cluster(worlds.node("a", 1000, 1000))
     for uid, mem in (("1", 700), ("2", 200), ("3", 400)):
         simulated.place_pod(uid, SimulatedPod("p", worlds.shape(mem, cpu=0)))
@@ -28,18 +28,18 @@ def test_on_the_node_the_fullest_card_is_taken():
     assert shares == {"1": 0, "2": 0, "3": 1}
 
 
-def test_several_cards_and_none_are_placed_as_well():
+def test_best_fit_places_pods_with_several_cards_or_none():
     simulated = cluster(worlds.node("a", 1000, 1000, cpu=4000), worlds.node("b", 1000, cpu=4000))
     assert simulated.place_pod("1", SimulatedPod("p", worlds.shape(0, cards=2))) == "a"
     assert simulated.place_pod("2", SimulatedPod("p", worlds.shape(0, cards=0))) == "a", "none of its cards is left"
     assert simulated.place_pod("3", SimulatedPod("p", worlds.shape(0, cards=2))) is None
 
 
-def test_nobody_can_choose_it():
+def test_baselines_are_not_selectable_policies():
     assert set(BASELINES) - set(POLICIES) == {"bestfit"}
 
 
-def test_it_fills_a_trace():
+def test_baseline_fills_a_trace():
     pods = [worlds.shape(500)] * 12 + [worlds.shape(0)] * 4
     full = simulate_fill(worlds.workload([worlds.node("a", *[1000] * 8)], pods), "bestfit", 1, tune=1.0)
     assert full.points[-1].allocated > 90

@@ -17,25 +17,25 @@ def total_demand(workload, pods):
     return sum(workload.demand(pod.shape) for pod in pods)
 
 
-def test_the_seed_alone_says_who_comes_when(tiny):
+def test_arrival_order_depends_on_the_seed_only(tiny):
     assert arrival_order(tiny, 3) == arrival_order(tiny, 3)
     assert arrival_order(tiny, 3) != arrival_order(tiny, 4)
 
 
-def test_every_pod_comes_and_then_some_come_again_until_so_much_is_asked_for(tiny):
+def test_pods_repeat_until_the_demand_is_reached(tiny):
     arriving = arrival_order(tiny, 42, tune=2.0)
     assert sorted(pod.name for pod in arriving[: len(tiny.pods)]) == sorted(pod.name for pod in tiny.pods)
     assert 2.0 * tiny.capacity - 4000 < total_demand(tiny, arriving) <= 2.0 * tiny.capacity
     assert abs(len(arriving) - expected_arrivals(tiny, 2.0)) < 20
 
 
-def test_where_too_much_is_asked_for_some_do_not_come(tiny):
+def test_pods_are_left_out_if_the_demand_is_too_high(tiny):
     arriving = arrival_order(tiny, 42, tune=0.5)
     assert total_demand(tiny, arriving) <= 0.5 * tiny.capacity
     assert len({pod.name for pod in arriving}) == len(arriving) < len(tiny.pods)
 
 
-def test_without_a_goal_just_those_come_that_there_are(tiny):
+def test_each_pod_arrives_once_without_a_demand_goal(tiny):
     assert sorted(pod.name for pod in arrival_order(tiny, 1, tune=None)) == [pod.name for pod in tiny.pods]
 
 
@@ -54,7 +54,7 @@ def test_what_fits_exactly_is_placed_under_every_policy(policy):
     assert [(p.arrived, p.allocated) for p in filled.points] == [(25, 25.0), (50, 50.0), (75, 75.0), (100, 100.0)]
 
 
-def test_who_is_refused_is_counted_by_size_and_does_not_come_again():
+def test_refused_pods_are_counted_by_size_and_do_not_return():
     shapes = [worlds.shape(600)] * 3 + [worlds.shape(cards=2)]
     world = worlds.workload([worlds.node("a", 1000, 1000)], shapes)
     filled = simulate_fill(world, "spread", 1, tune=None)
@@ -64,18 +64,18 @@ def test_who_is_refused_is_counted_by_size_and_does_not_come_again():
     )
 
 
-def test_a_node_without_cpu_takes_nothing_more():
+def test_node_without_cpu_takes_no_more_pods():
     world = worlds.workload([worlds.node("a", 1000, cpu=1500)], [worlds.shape(100)] * 5)
     assert [(row.arrived, row.refused) for row in simulate_fill(world, "binpack", 1, tune=None).refused] == [(5, 4)]
 
 
-def test_all_that_is_idle_is_fragments_to_pods_that_need_more():
+def test_all_idle_memory_is_fragmented_for_larger_pods():
     world = worlds.workload([worlds.node("a", 1000, 1000)], [worlds.shape(600)] * 2)
     filled = simulate_fill(world, "spread", 1, tune=None)
     assert [p.fragmented for p in filled.points] == pytest.approx([100 * 400 / 1400, 100.0])
 
 
-def test_how_many_more_fit_at_the_end_and_with_added_nodes():
+def test_counts_fitting_pods_at_the_end_and_with_added_nodes():
     world = worlds.workload([worlds.node("a", 1000, 1000)], [worlds.shape(600)])
     filled = simulate_fill(
         world,
@@ -88,18 +88,18 @@ def test_how_many_more_fit_at_the_end_and_with_added_nodes():
     assert filled.fits == ((3, 5), (1, 2))
 
 
-def test_a_point_between_is_the_last_one_before():
+def test_point_between_two_is_the_earlier_one():
     world = worlds.workload([worlds.node("a", 1000, 1000)], [worlds.shape(cards=1)] * 2)
     filled = simulate_fill(world, "binpack", 1, tune=None)
     at = [filled.point_at(percent) for percent in (49, 50, 99, 100)]
     assert [point and point.allocated for point in at] == [None, 50.0, 50.0, 100.0]
 
 
-def test_a_bound_that_no_decision_reaches_changes_nothing(tiny):
+def test_unreached_bound_changes_nothing(tiny):
     assert simulate_fill(tiny, "priced", 1, max_scored_nodes=256) == simulate_fill(tiny, "priced", 1)
 
 
-def test_bounded_decisions_refuse_nobody_for_whom_there_is_room():
+def test_bounded_decisions_refuse_no_pod_that_fits():
     nodes = [worlds.node(f"n{i}", 1000) for i in range(200)]  # a sample of 128 of them is looked at
     world = worlds.workload(nodes, [worlds.shape(1000)] * 200)
     for policy in ("bestfit", "priced"):

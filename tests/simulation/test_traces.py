@@ -7,7 +7,7 @@ from cardwise.simulation import traces
 from tests.simulation import worlds
 
 
-def test_what_a_trace_says(tmp_path):
+def test_trace_rows_are_read(tmp_path):
     workload = traces.read_trace(worlds.write_trace(tmp_path), "tiny")
     assert [len(node.cards) for node in workload.nodes] == [8, 8, 2, 2, 2, 0]
     assert workload.capacity == 22_000
@@ -18,7 +18,7 @@ def test_what_a_trace_says(tmp_path):
     assert by_size == {(0.25, True), (0.5, True), (0.7, True), (1.0, True), (4.0, True), (0.0, False)}
 
 
-def test_a_pod_that_names_models_asks_for_a_class_of_the_cards_of_those(tmp_path):
+def test_pod_with_card_models_requests_a_class_of_these_models(tmp_path):
     workload = traces.read_trace(worlds.write_trace(tmp_path), "tiny")
     assert traces.requested_classes(workload) == {"T4|P100", "G2"}
     classes_of_node = {node.name: node.cards[0].classes for node in workload.nodes if node.cards}
@@ -26,7 +26,7 @@ def test_a_pod_that_names_models_asks_for_a_class_of_the_cards_of_those(tmp_path
     assert classes_of_node["big-0"] == {"G2"}
 
 
-def test_pods_that_ask_the_same_have_one_shape(tmp_path):
+def test_pods_with_equal_requests_share_one_shape(tmp_path):
     workload = traces.read_trace(worlds.write_trace(tmp_path), "tiny")
     assert len({id(pod.shape) for pod in workload.pods}) == len({pod.shape for pod in workload.pods})
 
@@ -52,7 +52,7 @@ def test_the_columns_that_some_lists_lack_are_not_needed(tmp_path):
         ("a,1000,1024,1,500,,,,,,,x,y", "openb_pod_list_bad.csv line 2: has 2 cells more than the header; remove them"),
     ],
 )
-def test_a_row_that_is_wrong(tmp_path, line, message):
+def test_invalid_row(tmp_path, line, message):
     worlds.write_trace(tmp_path, "bad", [line])
     with pytest.raises(InvalidRequest) as caught:
         traces.read_trace(tmp_path, "bad")
@@ -94,7 +94,7 @@ def test_a_file_without_a_column(tmp_path):
         ),
     ],
 )
-def test_lists_of_which_nothing_can_be_simulated(tmp_path, file, text, message):
+def test_lists_without_anything_to_simulate(tmp_path, file, text, message):
     worlds.write_trace(tmp_path)
     (tmp_path / f"openb_{file}.csv").write_text(text)
     with pytest.raises(InvalidRequest) as caught:
@@ -102,26 +102,26 @@ def test_lists_of_which_nothing_can_be_simulated(tmp_path, file, text, message):
     assert str(caught.value).startswith(message)
 
 
-def test_a_file_as_spreadsheets_write_it(tmp_path):
+def test_file_written_by_a_spreadsheet(tmp_path):
     worlds.write_trace(tmp_path)
     for path in tmp_path.iterdir():
         path.write_text(path.read_text(), encoding="utf-8-sig")
     assert len(traces.read_trace(tmp_path, "tiny").pods) == 62
 
 
-def test_a_file_that_is_no_text(tmp_path):
+def test_binary_file(tmp_path):
     worlds.write_trace(tmp_path)
     (tmp_path / "openb_pod_list_bad.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidRequest, match=r"openb_pod_list_bad\.csv: cannot be read"):
         traces.read_trace(tmp_path, "bad")
 
 
-def test_a_list_that_is_not_there_is_told_by_those_that_are(tmp_path):
+def test_missing_list_error_names_the_existing_ones(tmp_path):
     worlds.write_trace(tmp_path)
     with pytest.raises(InvalidRequest, match=r"has no file openb_pod_list_default\.csv; name one of these: tiny"):
         traces.read_trace(tmp_path, "default")
 
 
-def test_an_empty_folder_says_where_the_trace_is_to_be_had(tmp_path):
+def test_empty_folder_error_names_the_source_of_the_trace(tmp_path):
     with pytest.raises(InvalidRequest, match="cluster-trace-gpu-v2023"):
         traces.pod_list_names(tmp_path)

@@ -26,7 +26,7 @@ def kubeconfig(tmp_path: Path) -> Path:
     return path
 
 
-def test_certificates_of_somebody_else_without_their_ca_are_refused_by_name(
+def test_external_certificates_without_a_ca_error_names_the_file(
     tmp_path: Path, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "configure", lambda *_: None)  # it is for a whole process
@@ -39,7 +39,7 @@ def test_certificates_of_somebody_else_without_their_ca_are_refused_by_name(
     assert "Traceback" not in done.output
 
 
-def test_what_nvidia_gpu_means_is_one_of_two() -> None:
+def test_nvidia_gpu_setting_has_two_values() -> None:
     text = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
     assert "--nvidia-gpu [leave|take]" in text
     done = CliRunner().invoke(main, ["--nvidia-gpu=both"])
@@ -65,7 +65,7 @@ def test_what_nvidia_gpu_means_is_one_of_two() -> None:
         ),
     ],
 )
-def test_settings_of_mps_and_the_agent_are_refused_by_name(flag: str, says: str) -> None:
+def test_invalid_mps_and_agent_settings_error_names_the_option(flag: str, says: str) -> None:
     done = CliRunner().invoke(main, [flag])
     assert done.exit_code == 2
     assert says in " ".join(done.output.split())
@@ -84,7 +84,7 @@ def test_the_defaults_are_those_of_the_chart() -> None:
     assert chart["shareAgentImage"] == ""
 
 
-def test_an_authority_that_cannot_be_read_is_refused_by_name(
+def test_unreadable_ca_error_names_the_option(
     tmp_path: Path, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "configure", lambda *_: None)

@@ -50,7 +50,7 @@ def context() -> Iterator[None]:
         ("", "other"),
     ],
 )
-def test_the_reason_is_what_kind_of_field_was_wrong(field: str, reason: str) -> None:
+def test_refusal_reason_is_the_kind_of_field(field: str, reason: str) -> None:
     assert metrics.refusal_reason(field) == reason
 
 
@@ -93,7 +93,7 @@ def test_lines_about_a_review_say_its_pod(monkeypatch: pytest.MonkeyPatch, conte
     assert json.dumps(contexts), "a log line can say it"
 
 
-def test_silence_of_the_api_server_is_told_by_kind() -> None:
+def test_staleness_is_exported_by_kind() -> None:
     registry = CollectorRegistry()
     registry.register(metrics.StalenessCollector(lambda: {"namespaces": 3.5}))
     assert registry.get_sample_value("cardwise_webhook_staleness_seconds", {"kind": "namespaces"}) == 3.5

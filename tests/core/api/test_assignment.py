@@ -32,7 +32,7 @@ def test_several_cards_and_containers():
     assert assignment.decode(written) == source
 
 
-def test_the_environment_names_the_cards_only_where_they_are_given_by_it():
+def test_env_annotation_lists_cards_only_without_cdi():
     source = Assignment({"init-0": shares(100, 2), "0": shares(4000, 0, 2)})
     by_env = assignment.encode(source, assume_time_ns=1, env_access=True)
     assert (by_env[names.DEVICES_OF + "0"], by_env[names.DEVICES_OF + "init-0"]) == ("GPU-n1-0,GPU-n1-2", "GPU-n1-2")
@@ -42,7 +42,7 @@ def test_the_environment_names_the_cards_only_where_they_are_given_by_it():
     assert "GPU-n1-0" not in "".join(by_cdi[key] for key in differs)
 
 
-def test_a_whole_card_says_so_and_other_shares_are_written_as_before():
+def test_whole_cards_have_a_sixth_element_and_other_shares_do_not():
     source = Assignment({"0": (CardShare(0, "g", 9000, 100, 10_000, whole=True), CardShare(1, "h", 5000, 0, 10_000))})
     written = assignment.encode(source, assume_time_ns=1)
     shares_of = '[[0,"g",9000,100,10000,1],[1,"h",5000,0,10000]]'
@@ -50,7 +50,7 @@ def test_a_whole_card_says_so_and_other_shares_are_written_as_before():
     assert assignment.decode(written) == source
 
 
-def test_a_share_of_everything_is_no_whole_card_after_it_was_written():
+def test_share_of_all_memory_is_not_read_as_a_whole_card():
     source = Assignment({"0": (CardShare(0, "g", 10_000, 100, 10_000),)})
     assert assignment.decode(assignment.encode(source, assume_time_ns=1)) == source
 
@@ -59,7 +59,7 @@ def test_a_share_of_everything_is_no_whole_card_after_it_was_written():
     ("five", "whole"),
     [("10000,100,10000", True), ("9999,100,10000", False), ("10000,99,10000", False), ("10000,0,10000", False)],
 )
-def test_pods_that_were_bound_before_have_a_whole_card_where_they_have_all_of_it(five, whole):
+def test_old_annotations_with_all_memory_are_read_as_whole_cards(five, whole):
     read = assignment.decode({names.ASSIGNMENT: f'{{"v":1,"containers":{{"0":[[0,"g",{five}]]}}}}'})
     assert [share.whole for share in read.shares()] == [whole]
 
@@ -70,13 +70,13 @@ def test_fractions_round_down():
     assert assignment.per_card_limit((CardShare(0, "a", 5, 0, 10), CardShare(1, "b", 5, 0, 20))) == (5, "0.2500")
 
 
-def test_pods_of_gpushare_are_read_from_its_annotations():
+def test_gpushare_annotations_are_decoded():
     read = assignment.decode({names.IDX: "1", names.POD_MEM: "4069", names.DEV_MEM: "16276"})
     assert read.is_legacy
     assert [(s.index, s.mem) for s in read.shares()] == [(1, 4069)]
 
 
-def test_gpushare_counts_in_gib_where_its_card_does():
+def test_gpushare_amounts_are_gib_if_the_card_size_is():
     read = assignment.decode({names.IDX: "1", names.POD_MEM: "8", names.DEV_MEM: "15"})
     assert [(s.index, s.mem, s.total) for s in read.shares()] == [(1, 8 * 1024, 15 * 1024)]
     framework = {names.GPUSHARE_ALLOCATION: '{"0":{"1":10,"3":7}}', names.DEV_MEM: "139"}
@@ -88,7 +88,7 @@ def test_the_framework_version_of_gpushare():
     assert [(s.index, s.mem) for s in read.shares()] == [(1, 15), (3, 7)]
 
 
-def test_no_annotations_no_assignment():
+def test_pods_without_annotations_have_no_assignment():
     assert assignment.decode({}) is None
 
 
@@ -138,13 +138,13 @@ def test_no_annotations_no_assignment():
         {names.ASSIGNMENT: r'{"v":"\ud800","containers":{"0":[[0,"g",5,0,10]]}}'},
     ],
 )
-def test_unreadable_annotations_are_an_error_of_their_own(annotations):
+def test_unreadable_annotations_raise_invalid_assignment(annotations):
     with pytest.raises(assignment.InvalidAssignment) as caught:
         assignment.decode(annotations)
     assert str(caught.value).encode()
 
 
-def test_a_text_beyond_ascii_is_read():
+def test_non_ascii_text_is_decoded():
     text = '{"v":1,"containers":{"0":[[0,"g\\ud83d\\ude00é",5,0,10]]}}'
     assert assignment.decode({names.ASSIGNMENT: text}).uuids() == {"g\U0001f600é"}
 
@@ -155,7 +155,7 @@ RDMA = {
 }
 
 
-def test_devices_are_written_beside_cards():
+def test_devices_are_encoded_next_to_cards():
     source = Assignment({"0": shares(100, 1)}, RDMA)
     written = assignment.encode(source, assume_time_ns=1)
     assert json.loads(written[names.ASSIGNMENT])["devices"] == {
@@ -167,14 +167,14 @@ def test_devices_are_written_beside_cards():
     assert source.mem == 100
 
 
-def test_a_pod_with_devices_only_has_no_annotations_of_gpushare():
+def test_pod_with_only_devices_has_no_gpushare_annotations():
     source = Assignment({}, RDMA)
     written = assignment.encode(source, assume_time_ns=1)
     assert written.keys() == {names.ASSIGNMENT}
     assert assignment.decode(written) == source
 
 
-def test_without_devices_nothing_is_written_of_them():
+def test_assignment_without_devices_has_no_devices_key():
     written = assignment.encode(Assignment({"0": shares(100, 1)}), assume_time_ns=1)
     assert written[names.ASSIGNMENT] == '{"v":1,"containers":{"0":[[1,"GPU-n1-1",100,0,16276]]}}'
     assert assignment.decode(written).devices == {}
@@ -198,12 +198,12 @@ def test_without_devices_nothing_is_written_of_them():
         ({"0": shares(100, 0)}, {"pod": (CardShare(0, "", 100, 0, 16276),)}, {"0": shares(100, 0)}),
     ],
 )
-def test_what_one_of_two_bindings_has_more_is_compared_by_card(mine, theirs, excess):
+def test_excess_of_one_binding_over_another_is_computed_per_card(mine, theirs, excess):
     remaining = Assignment(mine).excess_over(Assignment(theirs))
     assert (remaining.containers if remaining is not None else {}) == excess
 
 
-def test_an_excess_counts_percent_of_sms_and_is_no_whole_card():
+def test_excess_includes_sm_percent_and_is_never_a_whole_card():
     whole = CardShare(0, "GPU-n1-0", 16276, 100, 16276, whole=True)
     part = CardShare(0, "GPU-n1-0", 16276, 30, 16276)
     assert Assignment({"0": (whole,)}).excess_over(Assignment({"0": (part,)})) == Assignment(
@@ -211,7 +211,7 @@ def test_an_excess_counts_percent_of_sms_and_is_no_whole_card():
     )
 
 
-def test_devices_of_one_of_two_bindings_are_compared_by_uuid():
+def test_excess_of_devices_is_computed_by_uuid():
     first = Assignment({}, {"0": (DeviceShare("rdma", "rdma-0"), DeviceShare("rdma", "rdma-1"))})
     second = Assignment({}, {"1": (DeviceShare("fast", "rdma-0"),)})
     assert first.excess_over(second) == Assignment({}, {"0": (DeviceShare("rdma", "rdma-1"),)})
@@ -222,7 +222,7 @@ def test_devices_of_one_of_two_bindings_are_compared_by_uuid():
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 50), st.integers(0, 50)), max_size=6),
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 50), st.integers(0, 50)), max_size=6),
 )
-def test_an_assignment_and_the_excess_of_another_are_the_larger_of_both_on_each_card(mine, theirs):
+def test_assignment_plus_excess_is_the_maximum_on_each_card(mine, theirs):
     def build(entries):
         return Assignment(
             {str(n): (CardShare(i, f"GPU-{i}", mem, core, 100),) for n, (i, mem, core) in enumerate(entries)}

@@ -9,7 +9,7 @@ WRITTEN = {"headroomMiB": "700", "maxClients": "16", "coreOvercommit": "200"}
 
 
 @pytest.mark.parametrize("limits", [CardLimits(), CardLimits(kept_back=MiB(700), max_clients=16, core=200)])
-def test_what_is_written_is_read(limits):
+def test_limits_are_read_back_as_written(limits):
     assert CardLimits.read(limits.configmap_data() | {"policy": "priced"}) == limits
 
 
@@ -30,10 +30,10 @@ def test_the_keys_are_the_settings_of_the_chart():
         {"coreOvercommit": "1001"},
     ],
 )
-def test_what_cannot_be_is_not_known(change):
+def test_impossible_limits_are_not_read(change):
     assert CardLimits.read(WRITTEN | change) is None
 
 
 @pytest.mark.parametrize("key", WRITTEN)
-def test_an_older_extender_writes_none(key):
+def test_missing_limits_of_an_older_extender_are_none(key):
     assert CardLimits.read({name: text for name, text in WRITTEN.items() if name != key}) is None

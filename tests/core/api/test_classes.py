@@ -37,13 +37,13 @@ def card(**differs):
     return classes.labels(**(of_k80 | differs))
 
 
-def test_a_class_without_a_share_stands_for_whole_cards():
+def test_class_without_share_counts_whole_cards():
     parsed = classes.parse(resource_class())
     assert (parsed.name, parsed.share, parsed.priority, parsed.auto, parsed.untouched) == ("big", None, 0, False, False)
     assert parsed.selector.matches(card())
 
 
-def test_all_of_a_class():
+def test_every_field_of_a_class_is_parsed():
     parsed = classes.parse(resource_class(priority=-3, share={"memoryMiB": 8138, "corePercent": 25}))
     assert parsed.share == ClassShare(memory=8138, core=25)
     assert parsed.priority == -3
@@ -55,7 +55,7 @@ def test_memory_of_a_share_in_mib_or_as_a_quantity(amount):
 
 
 @pytest.mark.parametrize("spelling", ["selector", "resourceSelector", "labelSelector"])
-def test_the_old_spellings_of_the_selector(spelling):
+def test_old_selector_spellings_are_parsed(spelling):
     manifest = {"metadata": {"name": "big"}, "spec": {spelling: [{"matchLabels": {"Model": "Tesla K80"}}]}}
     assert classes.parse(manifest).selector.matches(card())
     manifest["spec"][spelling] = []
@@ -84,7 +84,7 @@ def test_the_old_spellings_of_the_selector(spelling):
         ({"share": {"memory": 8}}, "spec.share.memory", "is not a field of a share; write memoryMiB, corePercent"),
     ],
 )
-def test_a_bad_class_is_refused_by_its_field(spec, field, says):
+def test_invalid_class_error_names_the_field(spec, field, says):
     with pytest.raises(InvalidRequest, match=says) as refused:
         classes.parse(resource_class(**spec))
     assert refused.value.field == field
@@ -135,7 +135,7 @@ def test_bad_names(name, says):
     assert refused.value.field == "metadata.name"
 
 
-def test_no_resource_of_ours_is_a_name_of_a_class():
+def test_own_resource_names_are_not_class_names():
     for resource in names.OWN_RESOURCES:
         with pytest.raises(InvalidRequest):
             classes.check_name(resource.removeprefix(names.CLASS_PREFIX))
@@ -148,7 +148,7 @@ def test_labels_of_a_card():
     }  # fmt: skip
 
 
-def test_what_is_measured_wins_over_what_people_wrote():
+def test_measured_properties_take_precedence_over_labels_of_users():
     seen = card(properties={"Model": "a lie", "clock": "875"}, own={"clock": "9", "UUID": "a lie", "Team": "vision"})
     assert seen["model"] == "Tesla K80"
     assert seen["uuid"] == "GPU-1"
@@ -180,7 +180,7 @@ def test_a_card_is_in_every_class_that_selects_it():
     assert types.priority_of({"low", OF_MODEL}) == 0
 
 
-def test_a_remembered_answer_is_only_for_equal_labels(monkeypatch):
+def test_cached_classes_are_reused_only_for_equal_labels(monkeypatch):
     monkeypatch.setattr(classes, "_MAX_CACHED", 3)
     types = classifier(big=(big("10Gi"), 0), spare=({"matchLabels": {"pool": "spare"}}, 0))
     for _ in range(2):
@@ -191,14 +191,14 @@ def test_a_remembered_answer_is_only_for_equal_labels(monkeypatch):
         assert len(types._classes_by_labels) <= 3
 
 
-def test_selectors_are_asked_once_for_cards_that_look_alike_to_them():
+def test_selectors_are_evaluated_once_for_cards_with_equal_labels():
     types = classifier(k80=({"matchLabels": {"model": "Tesla K80"}}, 0))
     for index in range(8):
         types.classes_of(card(index=index, uuid=f"GPU-{index}"))
     assert len(types._classes_by_labels) == 1
 
 
-def test_a_card_is_in_the_class_of_its_model_before_and_after_that_has_an_object():
+def test_automatic_class_exists_before_its_object_is_created():
     for there in ((), (classes.parse(automatic()),)):
         types = Classifier(there)
         assert types.classes_of(card()) == {OF_MODEL}
@@ -213,7 +213,7 @@ def test_a_card_is_in_the_class_of_its_model_before_and_after_that_has_an_object
         assert resource_class.selector.matches(card())
 
 
-def test_a_new_spelling_of_a_model_is_in_the_class_before_that_says_so():
+def test_automatic_class_covers_a_new_spelling_of_its_model_at_once():
     types = Classifier([classes.parse(automatic("NVIDIA A100"))])
     assert types.classes_of(card(model="A100")) == {"nvidia.a100"}
 
@@ -226,11 +226,11 @@ def test_a_new_spelling_of_a_model_is_in_the_class_before_that_says_so():
         resource_class(OF_MODEL, selector={"matchLabels": {"kind": "rdma"}}),
     ],
 )
-def test_a_persons_class_of_that_name_says_itself_what_is_in_it(theirs):
+def test_users_class_with_an_automatic_name_selects_its_own_cards(theirs):
     assert Classifier([classes.parse(theirs)]).classes_of(card()) == frozenset()
 
 
-def test_a_card_without_a_model_and_a_device_are_in_the_class_of_none():
+def test_cards_without_model_and_devices_have_no_automatic_class():
     assert Classifier(()).classes_of(card(model="")) == frozenset()
     assert Classifier(()).classes_of(device()) == frozenset()
 
@@ -262,11 +262,11 @@ def test_an_automatic_class_selects_its_model_alone():
     assert not parsed.selector.matches(card(model="Tesla K40"))
 
 
-def test_the_default_priority_of_the_api_server_is_no_persons_edit():
+def test_default_priority_of_the_api_server_is_not_a_users_edit():
     assert classes.auto_models(automatic(priority=0)) == ("Tesla K80",)
 
 
-def test_an_automatic_class_is_of_all_spellings_of_its_model():
+def test_automatic_class_selects_all_spellings_of_its_model():
     manifest = automatic("NVIDIA A100", "A100")
     assert classes.auto_models(manifest) == ("A100", "NVIDIA A100")
     parsed = classes.parse(manifest)
@@ -274,7 +274,7 @@ def test_an_automatic_class_is_of_all_spellings_of_its_model():
     assert [parsed.selector.matches(card(model=model)) for model in ("A100", "NVIDIA A100", "A10")] == [1, 1, 0]
 
 
-def test_a_copy_under_another_name_is_somebodys_own():
+def test_copy_of_an_automatic_class_belongs_to_the_user():
     copy = automatic()
     copy["metadata"]["name"] = "mine"
     assert classes.auto_models(copy) == ()
@@ -291,7 +291,7 @@ def test_a_copy_under_another_name_is_somebodys_own():
         automatic() | {"spec": None},
     ],
 )
-def test_an_edited_automatic_class_is_its_editors(edited):
+def test_edited_automatic_class_belongs_to_the_user(edited):
     assert classes.auto_models(edited) == ()
 
 
@@ -305,13 +305,13 @@ def test_an_edited_automatic_class_is_its_editors(edited):
         {"annotations": {names.AUTO_SPEC: "null"}},
     ],
 )
-def test_a_class_without_the_marks_is_a_persons(metadata):
+def test_class_without_automatic_marks_belongs_to_the_user(metadata):
     manifest = automatic()
     manifest["metadata"] |= metadata
     assert classes.auto_models(manifest) == ()
 
 
-def test_our_own_label_of_the_node_is_none_that_a_selector_sees():
+def test_selectors_do_not_see_the_node_label_of_cardwise():
     own = {names.NODE_LABEL: "n1", "Rack": "a"}
     seen = classes.labels(node="n1", index=0, uuid="u", model="m", memory=1, properties={}, own=own)
     assert names.NODE_LABEL not in seen
@@ -352,7 +352,7 @@ MELLANOX = {"matchLabels": {"vendor": "15b3"}}
         ([MELLANOX, ANY_GPU], False),
     ],
 )
-def test_a_class_is_of_devices_where_every_alternative_says_their_kind(selector, other):
+def test_class_selects_devices_if_each_alternative_names_a_kind(selector, other):
     assert classes.parse(resource_class(selector=selector)).other is other
 
 
@@ -376,7 +376,7 @@ def test_a_class_of_devices_has_no_share():
     assert refused.value.field == "spec.share"
 
 
-def test_devices_are_in_classes_of_devices_only_and_cards_in_those_of_cards():
+def test_devices_and_cards_are_only_in_classes_of_their_kind():
     types = classifier(
         mellanox=(MELLANOX, 0),
         rdma=({"matchLabels": {"kind": "rdma"}}, 0),
@@ -390,7 +390,7 @@ def test_devices_are_in_classes_of_devices_only_and_cards_in_those_of_cards():
         assert types.classes_of(card(properties={"vendor": "15b3"})) == {"mellanox", "numbered", "unfpga", OF_MODEL}
 
 
-def test_what_is_remembered_of_cards_is_not_said_of_devices_that_look_alike():
+def test_cached_classes_of_cards_are_not_used_for_similar_devices():
     types = classifier(mellanox=(MELLANOX, 0))
     assert types.classes_of(card(properties={"vendor": "15b3"})) == {"mellanox", OF_MODEL}
     assert types.classes_of(device()) == frozenset()

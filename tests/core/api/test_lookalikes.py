@@ -38,11 +38,11 @@ CLASSES = ["nvidia.tesla.k80", "nvidia.a100-sxm4-40gb", "nvidia.l4"]
         ("aliyun.com/" + "gpu-mem" * 40, ""),
     ],
 )
-def test_the_nearest_name_is_meant(written: str, expected: str) -> None:
+def test_suggests_the_nearest_name(written: str, expected: str) -> None:
     assert suggest_resource(written, CLASSES) == expected
 
 
-def test_what_nodes_offer_may_be_meant() -> None:
+def test_suggests_resources_that_nodes_offer() -> None:
     assert (
         suggest_resource("nvidia.com/mig-1g.5g", ["nvidia.com/mig-1g.5gb", "nvidia.com/gpu"]) == "nvidia.com/mig-1g.5gb"
     )
@@ -61,7 +61,7 @@ def suggest_label(key: str, known: list[str]) -> str:
         (suggest_resource, "amd.com/gpus", "amd.com/gpu"),
     ],
 )
-def test_of_many_candidates_a_few_are_compared(suggest, written, expected, monkeypatch) -> None:
+def test_only_the_most_similar_candidates_are_compared(suggest, written, expected, monkeypatch) -> None:
     """A name took 0.1 s beside 256 classes, and an object may have some such names."""
     compared, edit_distance = [], lookalikes._edit_distance
 
@@ -75,7 +75,7 @@ def test_of_many_candidates_a_few_are_compared(suggest, written, expected, monke
     assert len(set(compared)) <= 2 * 32 + 8, "with and without the domain, and our own"
 
 
-def test_of_a_cluster_that_invents_names_a_limited_number_is_read() -> None:
+def test_limited_number_of_candidates_is_considered() -> None:
     read = []
 
     def invent():
@@ -87,18 +87,18 @@ def test_of_a_cluster_that_invents_names_a_limited_number_is_read() -> None:
     assert len(read) <= 1024
 
 
-def test_those_that_are_most_alike_come_first() -> None:
+def test_most_similar_candidates_come_first() -> None:
     assert lookalikes.select_alike("nvidia.tesla.k81", ["nvidia.l4", "nvidia.tesla.p100", "nvidia.tesla.k80"], 2) == [
         "nvidia.tesla.k80",
         "nvidia.tesla.p100",
     ]
 
 
-def test_whole_cards_are_meant_by_one_name() -> None:
+def test_internal_name_of_whole_cards_is_not_suggested() -> None:
     assert suggest_resource("example.org/gpu", [names.WHOLE_GPU]) == names.GPU_COUNT
 
 
-def test_the_gpus_of_another_vendor_are_none_of_ours() -> None:
+def test_no_suggestion_for_gpus_of_other_vendors() -> None:
     assert suggest_resource("amd.com/gpu", [names.WHOLE_GPU]) == ""
     assert suggest_resource("amd.com/gpus", [names.WHOLE_GPU, "amd.com/gpu"]) == "amd.com/gpu"
     assert all(map(lookalikes.is_of_other_vendor, ["amd.com/gpu", "gpu.intel.com/i915"]))
@@ -109,11 +109,11 @@ def test_the_gpus_of_another_vendor_are_none_of_ours() -> None:
     ("key", "expected"),
     [("modle", "model"), ("model", ""), ("memroy", "memory"), ("mem", ""), ("hostnam", "hostname"), ("zone", "")],
 )
-def test_a_label_that_every_card_has_may_be_meant(key: str, expected: str) -> None:
+def test_suggests_labels_of_cards(key: str, expected: str) -> None:
     assert lookalikes.suggest_card_label(key) == expected
 
 
-def test_an_annotation_that_users_write_may_be_meant() -> None:
+def test_suggests_annotations_of_users() -> None:
     assert lookalikes.suggest_annotation("cardwise.dev/polcy") == names.POLICY
     ours = {constant for name, constant in vars(names).items() if name.isupper() and isinstance(constant, str)}
     written = {key for key in ours if names.is_placement_annotation(key)}
@@ -150,7 +150,7 @@ def test_an_annotation_that_users_write_may_be_meant() -> None:
         ("scheduling.k8s.io/" + "group" * 40, "4", ""),
     ],
 )
-def test_what_was_meant_by_a_key_of_a_pod(key: str, text: str, expected: str) -> None:
+def test_suggests_keys_of_pods(key: str, text: str, expected: str) -> None:
     assert lookalikes.suggest_pod_key(key, text) == expected
     assert lookalikes.is_like_own(key) or not expected
     # What a person is told of, the webhook must see; a domain with a typo only where the pod asks for cards as well.
@@ -173,7 +173,7 @@ def test_what_was_meant_by_a_key_of_a_pod(key: str, text: str, expected: str) ->
         ("kubernetes.io/metadata.name", True, ""),
     ],
 )
-def test_what_was_meant_by_a_key_of_a_namespace(key: str, label: bool, expected: str) -> None:
+def test_suggests_keys_of_namespaces(key: str, label: bool, expected: str) -> None:
     assert lookalikes.suggest_namespace_key(key, label=label) == expected
     assert lookalikes.is_like_own(key) or not expected
 

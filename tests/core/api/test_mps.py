@@ -12,7 +12,7 @@ from cardwise.core.values.quantity import MiB
 REAL = "GPU-8dc8a2a1-ed6e-0c5b-9d0f-5d1d3c2b1a00"
 
 
-def test_folders_are_short_readable_and_of_one_card():
+def test_folder_names_are_short_readable_and_unique():
     assert str(mps.folder("/run/cardwise/mps", REAL)).startswith("/run/cardwise/mps/gpu-8dc8a2a1-")
     assert mps.folder_name(REAL) == mps.folder_name(REAL.upper()), "UUIDs differ in nothing but case"
     assert mps.folder_name(REAL) != mps.folder_name(REAL[:-1] + "1")
@@ -20,13 +20,13 @@ def test_folders_are_short_readable_and_of_one_card():
 
 
 @given(st.text(alphabet=st.characters(codec="ascii", min_codepoint=33), min_size=1))
-def test_whatever_a_card_is_called_its_folder_stays_below_the_root(uuid):
+def test_folder_of_any_uuid_is_below_the_root(uuid):
     folder = mps.folder("/r", uuid)
     assert str(folder.parent) == "/r"
     assert folder.name not in (".", "..", mps.NODE)
 
 
-def test_a_root_that_is_too_long_is_refused_with_the_remedy():
+def test_too_long_root_is_refused_with_the_remedy():
     length = mps.MAX_PIPE_LENGTH - len(str(mps.folder("/", REAL) / mps.PIPE)) - 1
     fits = "/" + "r" * length
     mps.check_root(fits, [REAL], DaemonScope.CARD)
@@ -41,12 +41,12 @@ def test_a_root_that_is_too_long_is_refused_with_the_remedy():
     ("shares", "ceiling"),
     [([], 512), ([100], 512), ([700, 600], 700), ([1023], 1023), ([1024], 1024), ([1025], 2048), ([8138, 300], 8192)],
 )
-def test_a_ceiling_allows_the_largest_share_and_is_read_back_as_written(shares, ceiling):
+def test_ceiling_allows_the_largest_share_and_is_read_back(shares, ceiling):
     assert mps.ceiling([MiB(share) for share in shares]) == ceiling
 
 
 @given(st.integers(1, 200_000))
-def test_what_is_written_is_what_is_read(mib):
+def test_limits_are_read_by_mps_as_written(mib):
     text = mps.limits_value([MiB(mib), MiB(1)])
     assert text == f"0={mib}M,1=1M"
     mps.check_limits(text)
@@ -72,17 +72,17 @@ def test_what_is_written_is_what_is_read(mib):
         "5M",
     ],
 )
-def test_what_mps_would_misread_is_refused(text):
+def test_limits_that_mps_misreads_are_refused(text):
     with pytest.raises(InvalidRequest, match="write <ordinal>=<whole number>M"):
         mps.check_limits(text)
 
 
 @pytest.mark.parametrize("text", ["0=3G", "0=3g", "0=3GB", "0=3072", "0=3072MB", "0=1G,1=512M"])
-def test_what_mps_reads_as_it_stands_is_not(text):
+def test_limits_that_mps_reads_correctly_are_accepted(text):
     mps.check_limits(text)
 
 
-def test_the_environment_never_names_a_card_that_a_process_may_not_see():
+def test_environment_has_no_limits_for_several_cards():
     assert mps.environment([MiB(8138)], 25) == {
         "CUDA_MPS_PIPE_DIRECTORY": "/run/cardwise/mps/pipe",
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8138M",
@@ -118,7 +118,7 @@ _OFF = mps.encode(Status(uuids=(), scope=DaemonScope.CARD, state=MpsState.OFF))
 
 
 @given(statuses)
-def test_the_state_file_says_what_was_written(status):
+def test_state_file_round_trips(status):
     assert mps.decode(mps.encode(status)) == status
 
 
@@ -135,12 +135,12 @@ def test_the_state_file_says_what_was_written(status):
         "[" * 100_000,
     ],
 )
-def test_half_a_state_file_is_none(text):
+def test_truncated_state_file_is_unreadable(text):
     with pytest.raises(mps.UnreadableState):
         mps.decode(text)
 
 
-def test_who_may_start():
+def test_container_starts_only_in_the_required_state():
     status = Status(
         uuids=("a",),
         scope=DaemonScope.CARD,

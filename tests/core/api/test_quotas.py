@@ -14,7 +14,7 @@ def share(mem, core=0, *, whole=False):
     return CardShare(0, "GPU-1", mem, core, 16276, whole)
 
 
-def test_all_of_a_quota():
+def test_every_field_of_a_quota_is_parsed():
     parsed = quotas.parse(
         quota({"class": "big", "shares": 5}, {"model": "Tesla K80", "memoryMiB": 65536}, {"gpus": 0}, onExceed="Refuse")
     )
@@ -26,19 +26,19 @@ def test_all_of_a_quota():
     )
 
 
-def test_a_count_is_as_large_as_a_json_reader_keeps_it_exact():
+def test_counts_are_limited_to_exact_json_integers():
     assert quotas.parse(quota({"shares": 2**53})).entries == (QuotaEntry(shares=2**53),)
     with pytest.raises(InvalidRequest):
         quotas.parse(quota({"shares": 2**53 + 1}))
 
 
-def test_what_the_api_server_has_not_named_yet_has_no_name():
+def test_quota_without_a_name_is_parsed():
     parsed = quotas.parse({"spec": {"hard": [{"gpus": 1}]}})
     assert (parsed.namespace, parsed.name) == ("", "")
 
 
 @pytest.mark.parametrize("spec", [{}, {"onExceed": "Wait"}])
-def test_what_does_not_fit_waits_unless_said_otherwise(spec):
+def test_pods_that_do_not_fit_wait_by_default(spec):
     assert not quotas.parse(quota({"gpus": 1}, **spec)).refuse
 
 
@@ -73,7 +73,7 @@ def test_an_entry_covers_the_cards_of_its_class_or_model(entry, covers):
         (share(16276, core=100), Charge(1, 16276, 0)),  # all that there is, but not asked as a whole card
     ],
 )
-def test_a_hold_on_one_card_is_charged(held, expected):
+def test_charge_of_a_share_on_one_card(held, expected):
     assert quotas.charge(held) == expected
 
 
@@ -91,12 +91,12 @@ def test_a_hold_on_one_card_is_charged(held, expected):
         (QuotaEntry(shares=9, memory=100, cards=0), Charge(), Charge(1, 100, 1), False),
     ],
 )
-def test_headroom_takes_what_fits_under_each_limit(entry, used, charge, takes):
+def test_headroom_fits_charges_under_each_limit(entry, used, charge, takes):
     assert quotas.headroom(entry, used).has_room_for(charge) is takes
     assert (not quotas.exceeded_limits(entry, used, charge)) is takes, "a limit is told where and only where it refuses"
 
 
-def test_each_limit_is_told_with_what_is_used_and_asked():
+def test_exceeded_limits_name_used_and_requested_amounts():
     def amounts_by_field(limits):
         return {limit.field: (limit.used, limit.hard, limit.requested) for limit in limits}
 
@@ -117,7 +117,7 @@ ENTRIES = [
 ]
 
 
-def test_an_entry_is_written_as_a_quota_has_it():
+def test_entry_is_encoded_with_the_fields_of_a_quota():
     hard = [quotas.selection(entry) | quotas.to_fields(entry) for entry in ENTRIES]
     assert hard[0] == {"class": "big", "shares": 5, "gpus": 0}
     assert quotas.parse(quota(*hard)).entries == tuple(ENTRIES)
@@ -128,7 +128,7 @@ def test_each_entry_has_a_title_of_its_own():
     assert quotas.title(ENTRIES[2])
 
 
-def test_what_a_namespace_holds_is_read_from_the_status():
+def test_usage_is_read_from_the_status():
     held = [Charge(1, 2, 3), Charge(4, 5, 6), Charge()]
     lines = [
         quotas.selection(entry) | {"hard": quotas.to_fields(entry)} | quotas.to_fields(used)
@@ -153,11 +153,11 @@ def test_what_a_namespace_holds_is_read_from_the_status():
         ({"status": {"used": [{"class": None, "model": "", "shares": "1", "gpus": 2}]}}, {("", ""): Charge(0, 0, 2)}),
     ],
 )
-def test_what_cannot_be_read_of_a_status_counts_as_none(manifest, used):
+def test_unreadable_status_entries_count_as_zero(manifest, used):
     assert quotas.used_by_status(manifest) == used
 
 
-def test_headroom_below_nothing_is_told():
+def test_negative_headroom_is_reported():
     remaining = quotas.headroom(QuotaEntry(shares=1, memory=10), Charge(3, 30, 1))
     assert (remaining.shares, remaining.memory, remaining.cards) == (-2, -20, None)
 
@@ -182,7 +182,7 @@ def test_headroom_below_nothing_is_told():
         ({"memory": 1}, ".memory", "not a field of an entry; write class, model, shares, memoryMiB, gpus"),
     ],
 )
-def test_a_bad_entry_is_refused_by_its_field(entry, field, says):
+def test_invalid_entry_error_names_the_field(entry, field, says):
     with pytest.raises(InvalidRequest, match=says) as refused:
         quotas.parse(quota({"class": "first", "gpus": 1}, entry))
     assert refused.value.field == f"spec.hard[1]{field}"
@@ -219,7 +219,7 @@ def test_a_class_and_a_model_of_the_same_name_are_not_the_same():
         (quota({"gpus": 1}, scopes=[]), "spec.scopes"),
     ],
 )
-def test_a_bad_quota_is_refused_by_its_field(manifest, field):
+def test_invalid_quota_error_names_the_field(manifest, field):
     with pytest.raises(InvalidRequest) as refused:
         quotas.parse(manifest)
     assert refused.value.field == field

@@ -12,7 +12,7 @@ def keys(parsed):
     return [(c.key, c.mem, c.cards, c.whole) for c in parsed.containers]
 
 
-def test_a_pod_without_gpu_is_not_ours():
+def test_pod_without_gpu_has_no_request():
     assert request.parse(pod(containers=[{"name": "x"}])) is None
 
 
@@ -75,7 +75,7 @@ def test_a_class_means_the_same_before_and_after_the_webhook(written, after_the_
     assert request.parse_mutated(pod(containers=[after_the_webhook], annotations=annotations))
 
 
-def test_the_pods_annotation_names_the_class_of_containers_that_name_none():
+def test_class_annotation_applies_to_containers_without_a_class():
     several = [container("a", gpu_mem=10), typed(1, resource_class="own"), container("c", gpu_count=2), {"name": "d"}]
     parsed = request.parse(pod(containers=several, annotations={names.CLASS: "nvidia.tesla.k80"}))
     assert [c.resource_class for c in parsed.containers] == ["nvidia.tesla.k80", "own", "nvidia.tesla.k80"]
@@ -229,7 +229,7 @@ def test_bad_requests_name_the_field_and_the_remedy(bad, field, says):
         pod(containers=[typed(1, container(share=1))]),
     ],
 )
-def test_a_pod_that_missed_the_webhook_is_recognised(raw):
+def test_pod_that_bypassed_the_webhook_is_detected(raw):
     with pytest.raises(InvalidRequest, match="not rewritten"):
         request.parse_mutated(raw)
 
@@ -243,7 +243,7 @@ def test_every_card_of_a_pod_has_100_percent_of_its_own():
     assert [c.core_per_card for c in request.parse(pod(containers=several)).containers] == [100, 60, 40]
 
 
-def test_what_the_webhook_notes_as_devices_are_no_cards():
+def test_device_classes_of_the_annotation_are_not_cards():
     with_devices = asking(wanting(rdma=2, nic=1), wanting(container("b", gpu_mem=100), rdma=1))
     assert request.parse(with_devices) == request.parse_mutated(with_devices)
     assert keys(request.parse(with_devices)) == [("1", 100, 1, False)]
@@ -261,7 +261,7 @@ def test_one_class_of_cards_beside_classes_of_devices():
     assert [device.resource_class for device in parsed.devices] == ["nic", "rdma"]
 
 
-def test_a_pod_may_ask_for_devices_only():
+def test_pod_may_request_only_devices():
     parsed = request.parse_mutated(asking({"name": "x"}, wanting(rdma=1)))
     assert parsed.containers == ()
     assert parsed.devices == (DeviceRequest("1", "rdma", 1),)
@@ -273,7 +273,7 @@ def test_sidecars_hold_devices_too():
     assert request.parse_mutated(asking({"name": "x"}, init=[sidecar])).devices == (DeviceRequest("init-0", "rdma", 1),)
 
 
-def test_classes_that_no_container_asks_for_are_none_of_the_pods():
+def test_unrequested_device_classes_are_ignored():
     assert request.parse(asking({"name": "x"})) is None
     assert request.parse(asking(container(gpu_mem=1))).devices == ()
 
@@ -302,11 +302,11 @@ def test_an_ordinary_init_container_holds_no_device():
 
 
 @pytest.mark.parametrize("limits", [{"cardwise.dev/rdma": "1"}, {"cardwise.dev/rdma": "1", names.SHARE: "2"}])
-def test_a_container_with_devices_that_missed_the_webhook_is_recognised(limits):
+def test_container_with_devices_that_bypassed_the_webhook_is_detected(limits):
     with pytest.raises(InvalidRequest, match="not rewritten"):
         request.parse_mutated(asking(wanting(nic=1), {"name": "x", "resources": {"limits": limits}}))
 
 
-def test_without_the_annotation_a_device_is_not_taken_for_one_that_passed_the_webhook():
+def test_device_without_the_annotation_counts_as_not_rewritten():
     with pytest.raises(InvalidRequest, match="not rewritten"):
         request.parse_mutated(pod(containers=[wanting(rdma=1)]))

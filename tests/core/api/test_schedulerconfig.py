@@ -16,7 +16,7 @@ def managed(stanza: dict) -> dict[str, bool]:
     return {resource["name"]: resource["ignoredByScheduler"] for resource in stanza["managedResources"]}
 
 
-def test_each_verb_is_asked_for_in_one_stanza():
+def test_each_verb_is_in_exactly_one_stanza():
     fast, slow = stanzas()
     verbs = {key: path for stanza in (fast, slow) for key, path in stanza.items() if key.endswith("Verb")}
     assert verbs == {f"{verb}Verb": verb for verb in ("filter", "prioritize", "preempt", "bind")}
@@ -27,31 +27,31 @@ def test_each_verb_is_asked_for_in_one_stanza():
     assert "bindVerb" in slow
 
 
-def test_a_resource_is_in_one_stanza_and_only_markers_are_left_to_us():
+def test_each_resource_is_in_one_stanza_and_only_markers_are_ignored_by_the_scheduler():
     fast, slow = map(managed, stanzas())
     assert not fast.keys() & slow.keys(), "kube-scheduler refuses its configuration otherwise"
     assert fast == {names.GPU_MEM: False, names.WHOLE_GPU: False, names.PLACE_MARKER: True}
     assert slow == {names.SHARE: False, names.BIND_MARKER: True}
 
 
-def test_what_hangs_costs_the_scheduler_a_second_and_bind_alone_may_take_long():
+def test_fast_verbs_time_out_soon_and_bind_may_take_long():
     fast, slow = stanzas()
     assert (fast["httpTimeout"], slow["httpTimeout"]) == ("1s", "300s")
 
 
-def test_pods_that_ask_for_cards_wait_where_nobody_answers():
+def test_gpu_pods_wait_if_the_extender_does_not_answer():
     assert [stanza["ignorable"] for stanza in stanzas()] == [False, False]
     assert all(stanza["nodeCacheCapable"] for stanza in stanzas())
 
 
-def test_with_files_both_are_asked_by_tls_and_without_neither():
+def test_both_stanzas_use_tls_if_the_files_are_given():
     tls_config = {"insecure": False, "caFile": "ca", "certFile": "cert", "keyFile": "key"}
     assert [(stanza["enableHTTPS"], stanza["tlsConfig"]) for stanza in stanzas(**FILES)] == [(True, tls_config)] * 2
     assert not any("enableHTTPS" in stanza or "tlsConfig" in stanza for stanza in stanzas())
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_stanzas_share_nothing_that_one_could_change_for_the_other(index):
+def test_stanzas_share_no_mutable_objects(index):
     first = stanzas(**FILES)
     first[index]["tlsConfig"]["caFile"] = "other"
     assert first[1 - index]["tlsConfig"]["caFile"] == "ca"

@@ -21,7 +21,7 @@ def test_all_labels_and_expressions_must_hold():
     assert not selectors.parse(conjunction).matches(K80 | {"model": "Tesla K40"})
 
 
-def test_one_item_of_a_list_must_hold():
+def test_one_alternative_of_a_list_must_match():
     either = selectors.parse([
         {"matchLabels": {"model": "Tesla V100"}},
         {"matchExpressions": [expression("memory", "GtEq", "11Gi"), expression("clock", "Lt", 900)]},
@@ -49,7 +49,7 @@ def test_quantities_compare_as_numbers(operator, less, equal, larger):
 
 @pytest.mark.parametrize("operator", ["Gt", "GtEq", "Lt", "LtEq"])
 @pytest.mark.parametrize("labels", [{}, {"driver": "535.104.05"}, {"driver": ""}])
-def test_a_label_that_is_missing_or_no_quantity_compares_with_nothing(operator, labels):
+def test_missing_or_non_numeric_labels_match_no_comparison(operator, labels):
     assert not matches(labels, expression("driver", operator, "1"))
 
 
@@ -65,14 +65,14 @@ def test_equal_amounts_are_equal_however_they_are_written():
     assert not selectors.parse({"matchLabels": {"memory": "16Gi"}}).matches({"memory": "16276Mi"})
 
 
-def test_numbers_of_yaml_are_text():
+def test_yaml_numbers_are_read_as_text():
     assert matches({"computecapability": "8.6"}, expression("computeCapability", "In", 8.6))
     assert matches({"computecapability": "8.0"}, expression("computeCapability", "GtEq", 8))
     assert selectors.parse({"matchLabels": {"index": 0}}).matches({"index": "0"})
 
 
 @pytest.mark.parametrize("text", ["10GiB", ["10GiB"], 10_737_418_240])
-def test_one_value_to_compare_with_needs_no_list(text):
+def test_single_comparison_value_needs_no_list(text):
     selector = selectors.parse({"matchExpressions": [{"key": "memory", "operator": "Gt", "values": text}]})
     assert selector.matches({"memory": "11Gi"})
     assert not selector.matches({"memory": "10Gi"})
@@ -125,7 +125,7 @@ def test_a_selector_may_have_as_many_conditions_and_values_as_the_limits_say():
     assert len(alternative) == selectors.MAX_CONDITIONS
 
 
-def test_an_empty_alternative_is_refused_by_its_place():
+def test_empty_alternative_error_names_its_index():
     with pytest.raises(InvalidRequest) as refused:
         selectors.parse([{"matchLabels": {"model": "x"}}, {}], "spec.resourceSelector")
     assert refused.value.field == "spec.resourceSelector[1]"
@@ -144,7 +144,7 @@ def test_an_empty_alternative_is_refused_by_its_place():
         ({"matchExpressions": ["x"]}, ".matchExpressions[0]", "not an expression", "key, operator, values"),
     ],
 )
-def test_a_malformed_selector_is_refused_by_its_field(selector, field, problem, remedy):
+def test_malformed_selector_error_names_the_field(selector, field, problem, remedy):
     with pytest.raises(InvalidRequest) as refused:
         selectors.parse(selector)
     assert refused.value.field == f"spec.selector{field}"
@@ -181,7 +181,7 @@ ALL_OPERATORS = "In, NotIn, Exists, DoesNotExist, Gt, Lt, GtEq, LtEq"
         (expression("model", "In", "x") | {"value": "x"}, "value", "not a field", "key, operator, values"),
     ],
 )
-def test_a_bad_expression_is_refused_by_its_field(bad_expression, field, problem, remedy):
+def test_invalid_expression_error_names_the_field(bad_expression, field, problem, remedy):
     with pytest.raises(InvalidRequest) as refused:
         selectors.parse(
             [{"matchLabels": {"a": "b"}}, {"matchExpressions": [expression("a", "Exists"), bad_expression]}]

@@ -55,7 +55,7 @@ def test_memory_reads_mib(text, mib):
         ("1e999", "1e999 is too many MiB"),
     ],
 )
-def test_memory_refuses_and_says_what_to_write(text, says):
+def test_memory_error_names_the_remedy(text, says):
     with pytest.raises(quantity.InvalidQuantity, match=says):
         quantity.memory(text)
 
@@ -69,7 +69,7 @@ def test_memory_refuses_and_says_what_to_write(text, says):
         ("8Gi", ""), ("8138", ""), (8138, ""), ("1.5", ""), ("0.3Mi", ""), ("eight", ""), ("0", ""),
     ],
 )  # fmt: skip
-def test_what_was_rounded_up_is_told(text: str | int, says: str) -> None:
+def test_rounding_up_is_described(text: str | int, says: str) -> None:
     assert quantity.describe_rounding(text) == says
 
 
@@ -87,13 +87,13 @@ def test_count_names_its_range():
         ("0", "0"), ("-2", "-2"), ("x", "x"), ("", ""),
     ],
 )  # fmt: skip
-def test_a_bare_number_in_gib_gets_its_unit_and_all_else_stays(text: str | int, means: str) -> None:
+def test_bare_gib_numbers_get_a_unit_and_other_amounts_stay(text: str | int, means: str) -> None:
     assert with_unit(text, Unit.GIB) == means
     assert with_unit(means, Unit.GIB) == means
     assert with_unit(text, Unit.MIB) == str(text)
 
 
 @pytest.mark.parametrize("text", ["1e-4", "3M", "1e999", "16777216"])
-def test_a_bare_number_that_is_no_amount_in_gib_is_refused_with_a_unit_to_write(text: str) -> None:
+def test_invalid_bare_gib_number_error_suggests_a_unit(text: str) -> None:
     with pytest.raises(InvalidQuantity, match=r"means GiB here.*write a unit, as in (8138Mi or 8Gi|512Mi)$"):
         with_unit(text, Unit.GIB)

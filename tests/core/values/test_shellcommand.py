@@ -21,12 +21,12 @@ UNFINISHED: Final = re.compile(r"\b(kubectl|helm|cardwise) [a-z][^`;()\n]* $")
 
 
 @pytest.mark.parametrize("name", ["n1", "a.b-c", "web-5d4f-abcde", 7])
-def test_names_of_kubernetes_are_put_in(name):
+def test_kubernetes_names_are_inserted_unquoted(name):
     assert command("kubectl delete node {node}", node=name) == f"kubectl delete node {name}"
 
 
 @pytest.mark.parametrize("name", ["", EVIL, "$(id)", "a b", "--all", "a\nb", "A", "a/b", "a" * 254, "`id`"])
-def test_what_is_no_name_is_left_for_the_reader_to_fill_in(name):
+def test_invalid_names_become_placeholders(name):
     assert command("kubectl delete node {node}", node=name) == "kubectl delete node NODE"
     assert command("kubectl delete pods {pods}", pods=["good", name]) == "kubectl delete pods PODS"
 
@@ -71,7 +71,7 @@ ALLOWED: Final = {
 }
 
 
-def test_every_command_with_a_value_is_made_by_the_function():
+def test_every_command_with_values_uses_the_command_function():
     for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         allowed = ALLOWED.get(str(path.relative_to(ROOT)), set())
         for at, text in faults(path.read_text()):
@@ -85,12 +85,12 @@ def test_every_command_with_a_value_is_made_by_the_function():
         '"kubectl delete node " + name', 'f"helm upgrade {release} helm/cardwise"', '"helm get notes {}".format(name)',
     ],
 )  # fmt: skip
-def test_a_command_that_is_put_together_by_hand_is_found(source):
+def test_manually_formatted_commands_are_detected(source):
     assert faults(source)
 
 
 @pytest.mark.parametrize(
     "source", ['f"your administrator runs `cardwise doctor`. {more}"', '"kubectl get nodes"', '"""kubectl get """']
 )
-def test_sentences_are_no_commands(source):
+def test_sentences_are_not_detected_as_commands(source):
     assert not faults(source)

@@ -22,7 +22,7 @@ TEXTS = st.builds(
 
 
 @given(TEXTS, st.sampled_from([80, 512, wording.MAX_BYTES]))
-def test_a_message_has_so_many_bytes_at_most_and_one_line(text: str, max_bytes: int) -> None:
+def test_messages_have_one_line_and_limited_bytes(text: str, max_bytes: int) -> None:
     message = wording.sanitize_message(f"spec.x: {text}; write less", max_bytes)
     assert len(message.encode()) <= max_bytes
     assert message.isprintable()
@@ -31,14 +31,14 @@ def test_a_message_has_so_many_bytes_at_most_and_one_line(text: str, max_bytes: 
 
 
 @given(st.text(max_size=1100))
-def test_of_a_short_text_nothing_is_left_out(text: str) -> None:
+def test_short_texts_are_not_truncated(text: str) -> None:
     text = " ".join(text.split())
     if len(text.encode(errors="replace")) <= wording.MAX_BYTES and INVISIBLE.isdisjoint(text) and text.isprintable():
         assert wording.sanitize_message(text) == text
 
 
 @given(TEXTS)
-def test_a_quotation_is_short_and_says_how_long_the_text_is(text: str) -> None:
+def test_quotations_are_short_and_contain_the_length(text: str) -> None:
     quotation = wording.quote_text(text)
     assert quotation.isprintable()
     assert len(quotation) <= 1000  # of characters that need ten to be shown
@@ -91,7 +91,7 @@ def test_no_invisible_character_stays(show: Callable[[str], str]) -> None:
 
 @pytest.mark.parametrize("blank", [" ", "\t", "\n", "\xa0", "\u3000", " \u2800", "\u2800 ", "\u3164", "\u2003 "])
 @pytest.mark.parametrize("show", [wording.sanitize_message, wording.quote_text, wording.quote_unless_name])
-def test_a_run_of_blanks_makes_no_gap(show: Callable[[str], str], blank: str) -> None:
+def test_repeated_spaces_become_one(show: Callable[[str], str], blank: str) -> None:
     shown = show(f"begin.{blank * 20}end")
     assert "  " not in shown
     assert max(map(len, re.findall(r"[^!-~]+", shown)), default=0) <= 1
@@ -120,7 +120,7 @@ def test_values_as_they_are_quoted(quoted_object: object, says: str) -> None:
     assert wording.quote_text(quoted_object) == says
 
 
-def test_a_refusal_keeps_its_remedy_whatever_its_field_is_called() -> None:
+def test_refusal_with_a_long_field_keeps_its_remedy() -> None:
     field = f"spec.containers[0].resources.limits[{'x' * 100_000}]"
     error = InvalidRequest(field, "y" * 100_000, "leave it out")
     assert str(error).startswith("spec.containers[0].resources.limits[xxx")

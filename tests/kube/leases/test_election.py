@@ -132,7 +132,7 @@ class ElectionMachine(RuleBasedStateMachine):
                 self.hear(process, process.answers[-1])
 
     @rule(order=st.permutations(range(4)), seconds=steps, again=number)
-    def everybody_exchanges_and_one_does_again(self, order: list[int], seconds: float, again: int) -> None:
+    def all_exchange_and_one_repeats(self, order: list[int], seconds: float, again: int) -> None:
         for number in order:
             self.exchanges(number, 1)
         self.time += seconds
@@ -195,21 +195,21 @@ class ElectionMachine(RuleBasedStateMachine):
         self.processes[number].stopping = True
 
     @rule(number=number, rate=st.sampled_from(RATES))
-    def is_killed_and_comes_back(self, number: int, rate: float) -> None:
+    def process_is_killed_and_restarts(self, number: int, rate: float) -> None:
         self.replace(self.processes[number], rate)
 
     @rule()
-    def somebody_deletes_it(self) -> None:
+    def user_deletes_the_lease(self) -> None:
         self.leases.remove()
 
     @rule(spec=st.sampled_from([{}, {"holderIdentity": 5}, {"holderIdentity": "x", "leaseDurationSeconds": 15}]))
-    def somebody_writes_it(self, spec: dict) -> None:
+    def user_writes_the_lease(self, spec: dict) -> None:
         if self.leases.lease is not None:
             self.leases.put_lease(spec)
 
     @precondition(lambda self: self.leases.lease is not None)
     @rule(data=st.data(), count=st.integers(0, 9))
-    def a_backup_of_a_released_version_is_put_back(self, data: st.DataObject, count: int) -> None:
+    def backup_of_a_released_version_is_restored(self, data: st.DataObject, count: int) -> None:
         old = [spec for moment, spec in self.releases if self.time - moment > DURATION]
         if old:
             self.leases.put_lease(data.draw(st.sampled_from(old)) | {"leaseTransitions": count})
@@ -230,11 +230,11 @@ class ElectionMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leases.lease is not None)
     @rule()
-    def somebody_empties_the_holder(self) -> None:
+    def user_empties_the_holder(self) -> None:
         self.leases.put_lease(self.leases.spec | {"holderIdentity": ""})
 
     @invariant()
-    def no_two_hold(self) -> None:
+    def no_two_processes_hold_the_lease(self) -> None:
         self.note_version()
         # What each believes now already says until when: no two may overlap, now or later.
         spans = []
@@ -248,7 +248,7 @@ class ElectionMachine(RuleBasedStateMachine):
             assert until <= begins, spans
 
     @invariant()
-    def time_is_only_told_forward(self) -> None:
+    def time_never_goes_back(self) -> None:
         for process in self.processes:
             now = process.local(self.time)
             assert process.election.period.until <= now + DURATION - MARGIN + 1e-6
@@ -266,7 +266,7 @@ class ElectionMachine(RuleBasedStateMachine):
             for index, process in enumerate(self.processes):
                 if process.election.seconds_to_call(process.local(self.time)) <= 0:
                     self.exchanges(index, 1)
-            self.no_two_hold()
+            self.no_two_processes_hold_the_lease()
             self.time += 0.5
         holding = [
             process for process in self.processes if process.election.period.is_valid(process.local(self.time), 5.0)

@@ -42,7 +42,7 @@ def test_validity_counts_from_before_the_request_was_sent(world: World):
     assert not a.holds_lease(9.6)
 
 
-def test_another_is_waited_for_from_its_last_change_whatever_its_times_say(world: World):
+def test_candidate_waits_from_the_last_observed_change(world: World):
     a = leading(world)
     world.put_lease(world.spec | dict.fromkeys(("renewTime", "acquireTime"), "1999-01-01T00:00:00.000000Z"))
     b = world.elector("b")
@@ -57,7 +57,7 @@ def test_another_is_waited_for_from_its_last_change_whatever_its_times_say(world
     assert (world.spec["leaseTransitions"], b.epoch) == (6, 1)
 
 
-def test_the_wait_counts_from_after_the_news_came(world: World):
+def test_wait_starts_when_the_response_arrives(world: World):
     a, b = leading(world), world.elector("b")
 
     def held_up() -> None:
@@ -83,7 +83,7 @@ def test_a_longer_duration_of_the_holder_is_respected(world: World):
     assert b.is_leader
 
 
-def test_no_lease_is_waited_for_longer_than_a_correct_holder_may_have_it(world: World):
+def test_wait_is_limited_by_the_maximum_duration(world: World):
     """Somebody has written an hour into it, and is gone."""
     world.put_lease({"holderIdentity": "a", "leaseDurationSeconds": 3600, "leaseTransitions": 4})
     b = world.elector("b")
@@ -93,7 +93,7 @@ def test_no_lease_is_waited_for_longer_than_a_correct_holder_may_have_it(world: 
     assert b.is_leader
 
 
-def test_a_holder_goes_by_its_own_duration_whatever_is_written_into_its_lease(world: World):
+def test_holder_uses_its_own_duration(world: World):
     """Else those who wait for a correct holder's longest duration would wait too short."""
     a = leading(world)
     world.put_lease(world.spec | {"leaseDurationSeconds": 3600}, **world.lease["metadata"])
@@ -102,7 +102,7 @@ def test_a_holder_goes_by_its_own_duration_whatever_is_written_into_its_lease(wo
     assert not a.is_leader
 
 
-def test_each_change_of_the_holder_starts_the_wait_anew(world: World):
+def test_each_change_of_the_holder_restarts_the_wait(world: World):
     a, b = leading(world), world.elector("b")
     for _ in range(10):
         world.run(b, seconds=10)
@@ -110,7 +110,7 @@ def test_each_change_of_the_holder_starts_the_wait_anew(world: World):
     assert world.spec["holderIdentity"] == "a"
 
 
-def test_a_conflict_is_read_again_and_the_loser_stands_by(world: World):
+def test_loser_of_a_conflict_rereads_and_waits(world: World):
     a, b = world.elector("a"), world.elector("b")
     a.step()
     world.run(b, seconds=1)
@@ -123,7 +123,7 @@ def test_a_conflict_is_read_again_and_the_loser_stands_by(world: World):
     assert (a.is_leader, b.is_leader) == (False, True)
 
 
-def test_an_overtaken_leader_knows_it_with_the_next_answer(world: World):
+def test_overtaken_leader_learns_it_from_the_next_response(world: World):
     changes: list[bool] = []
     a = leading(world, on_change=changes.append)
     world.put_lease(world.spec | {"holderIdentity": "b"})
@@ -133,7 +133,7 @@ def test_an_overtaken_leader_knows_it_with_the_next_answer(world: World):
     assert world.spec["holderIdentity"] == "b"
 
 
-def test_a_missing_lease_is_created_and_waited_for(world: World):
+def test_missing_lease_is_created_and_held_after_a_wait(world: World):
     a = leading(world)
     until = world.now + a.remaining_seconds()
     world.remove()
@@ -155,7 +155,7 @@ def test_a_missing_lease_is_created_and_waited_for(world: World):
     assert not a.is_leader
 
 
-def test_a_created_lease_is_waited_for_from_after_the_answer(world: World):
+def test_wait_after_creation_starts_at_the_response(world: World):
     """Whoever had the one before may have renewed it while the creation was under way."""
     world.remove()
     a = world.elector("a")
@@ -168,7 +168,7 @@ def test_a_created_lease_is_waited_for_from_after_the_answer(world: World):
     assert world.now - created >= DURATION
 
 
-def test_somebody_else_created_it_first(world: World):
+def test_another_process_created_the_lease_first(world: World):
     world.remove()
     a = world.elector("a")
     a.step()
@@ -180,7 +180,7 @@ def test_somebody_else_created_it_first(world: World):
     assert a.is_leader
 
 
-def test_the_own_identity_of_an_earlier_process_is_waited_for(world: World):
+def test_earlier_process_with_the_same_identity_is_waited_for(world: World):
     a = leading(world)
     held = world.spec
     again = world.elector("a")
@@ -195,7 +195,7 @@ def test_the_own_identity_of_an_earlier_process_is_waited_for(world: World):
     assert (world.spec["acquireTime"], world.spec["leaseTransitions"]) == (held["acquireTime"], 5)
 
 
-def test_a_wall_clock_that_stands_still_or_goes_back_still_shows_each_renewal(world: World):
+def test_renew_times_increase_even_if_the_clock_does_not(world: World):
     a, b = (Election("ns", "l", name, duration=DURATION, margin=MARGIN, renew_every=EVERY) for name in "ab")
     times = [NOON - timedelta(seconds=7 * (count // 5)) for count in range(15)]
 
@@ -214,7 +214,7 @@ def test_a_wall_clock_that_stands_still_or_goes_back_still_shows_each_renewal(wo
 
 
 @pytest.mark.parametrize("seen", ["", "released", "led"])
-def test_a_release_that_is_put_back_is_waited_for(world: World, seen: str):
+def test_restored_release_is_waited_for(world: World, seen: str):
     """By a candidate that has just started, has seen the release itself, or has seen a later holder."""
     first = leading(world)
     b = world.elector("b")
@@ -239,7 +239,7 @@ def test_a_release_that_is_put_back_is_waited_for(world: World, seen: str):
 
 
 @pytest.mark.parametrize("sleeper", ["leader", "standby"])
-def test_a_version_that_is_put_back_while_a_candidate_stands_still_is_waited_for(world: World, sleeper: str):
+def test_version_restored_while_a_candidate_was_paused_is_waited_for(world: World, sleeper: str):
     """Another has the Lease meanwhile, and goes by that until it sees the restore of etcd."""
     a, b = leading(world), world.elector("b")
     b.step()
@@ -258,7 +258,7 @@ def test_a_version_that_is_put_back_while_a_candidate_stands_still_is_waited_for
     assert frozen.tenure > tenure
 
 
-def test_a_leader_that_had_no_answer_for_long_has_another_tenure(world: World):
+def test_long_silence_starts_a_new_tenure(world: World):
     """Others may have had the Lease, and a restore of etcd may have hidden it."""
     a = leading(world)
     tenure = a.tenure
@@ -278,7 +278,7 @@ def test_a_leader_that_had_no_answer_for_long_has_another_tenure(world: World):
     assert a.tenure == tenure + 1, "it has read the Lease all the while"
 
 
-def test_a_lease_whose_holder_somebody_removed_is_waited_for(world: World):
+def test_lease_with_a_removed_holder_is_waited_for(world: World):
     a, b = leading(world), world.elector("b")
     b.step()
     world.put_lease(world.spec | {"holderIdentity": ""})
@@ -289,7 +289,7 @@ def test_a_lease_whose_holder_somebody_removed_is_waited_for(world: World):
 
 
 @pytest.mark.parametrize("days", [-1, 1])
-def test_a_release_is_judged_by_the_clock_of_the_api_server(world: World, days: int):
+def test_age_of_a_release_is_measured_by_the_api_servers_clock(world: World, days: int):
     """A machine's own clock may be wrong by a day, and the Lease changes hands without a pause all the same."""
     wrong = FakeClock(wall=world.clock.wall() + timedelta(days=days))
     electors = [LeaderElector(world.api.client(clock=wrong), "ns", "l", name, clock=wrong) for name in "ab"]

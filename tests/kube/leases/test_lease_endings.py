@@ -3,7 +3,7 @@
 from tests.kube.leases.leases import EVERY, World, leading
 
 
-def test_stop_gives_the_lease_back_after_telling(world: World):
+def test_stop_calls_back_before_the_release(world: World):
     changes: list[tuple[bool, bool, str]] = []
     a = world.elector("a", on_change=lambda leads: changes.append((leads, a.is_leader, world.spec["holderIdentity"])))
     world.run(a, seconds=1)
@@ -24,7 +24,7 @@ def test_stop_gives_the_lease_back_after_telling(world: World):
     assert world.spec["leaseTransitions"] == 6
 
 
-def test_at_stop_also_who_was_never_told_that_it_leads_is_told_that_it_does_not(world: World):
+def test_stop_calls_back_even_if_leadership_was_never_announced(world: World):
     """`holds` may have said yes, and posts begun, before the thread could say so."""
     changes: list[bool] = []
     a = leading(world, on_change=changes.append)
@@ -36,7 +36,7 @@ def test_at_stop_also_who_was_never_told_that_it_leads_is_told_that_it_does_not(
     assert world.spec["holderIdentity"] == ""
 
 
-def test_giving_back_finds_its_lost_renewal(world: World):
+def test_release_detects_a_lost_renewal(world: World):
     a = leading(world)
     unheard = world.unheard("update")
     world.now += 2
@@ -46,7 +46,7 @@ def test_giving_back_finds_its_lost_renewal(world: World):
     assert world.spec["holderIdentity"] == ""
 
 
-def test_what_is_not_ours_is_not_given_back(world: World):
+def test_lease_of_another_holder_is_not_released(world: World):
     leading(world)
     b = world.elector("b")
     b.step()
@@ -54,7 +54,7 @@ def test_what_is_not_ours_is_not_given_back(world: World):
     assert world.spec["holderIdentity"] == "a"
 
 
-def test_who_only_waits_for_the_lease_it_made_does_not_give_it_back(world: World):
+def test_creator_that_still_waits_does_not_release(world: World):
     world.remove()
     b = world.elector("b")
     world.run(b, seconds=5)

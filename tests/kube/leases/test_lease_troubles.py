@@ -74,7 +74,7 @@ def test_a_takeover_whose_answer_was_lost_is_recognised(world: World):
         {"holderIdentity": "somebody", "leaseDurationSeconds": 0, "renewTime": "yesterday"},
     ],
 )
-def test_a_lease_that_cannot_be_read_is_held_by_somebody(world: World, spec: object):
+def test_unreadable_lease_counts_as_held(world: World, spec: object):
     world.put_lease(spec)
     a = world.elector("a")
     world.run(a, seconds=DURATION - 0.25)
@@ -84,7 +84,7 @@ def test_a_lease_that_cannot_be_read_is_held_by_somebody(world: World, spec: obj
     assert world.spec["leaseTransitions"] == 1
 
 
-def test_an_answer_that_is_no_object_is_trouble_and_not_a_free_lease(world: World):
+def test_invalid_response_is_an_error_and_not_a_free_lease(world: World):
     world.api.fault(Fault(status=200, body=b'{"metadata": {}, "kind": "Ingress page"}'), times=5)
     a = world.elector("a")
     for _ in range(5):
@@ -94,7 +94,7 @@ def test_an_answer_that_is_no_object_is_trouble_and_not_a_free_lease(world: Worl
     assert not a.is_leader
 
 
-def test_a_creation_whose_answer_was_lost_is_waited_for(world: World):
+def test_creation_with_a_lost_response_is_waited_for(world: World):
     a = leading(world)
     world.remove()
     b = world.elector("b")
@@ -111,7 +111,7 @@ def test_a_creation_whose_answer_was_lost_is_waited_for(world: World):
     assert world.now - created >= DURATION
 
 
-def test_a_standby_is_not_in_a_hurry_and_errors_are_retried_soon(world: World):
+def test_standby_polls_slowly_and_errors_are_retried_soon(world: World):
     leading(world)
     b = world.elector("b")
     assert b.step() == EVERY / 2
@@ -122,7 +122,7 @@ def test_a_standby_is_not_in_a_hurry_and_errors_are_retried_soon(world: World):
     assert min(delays[-3:]) > 0.5
 
 
-def test_a_failing_on_change_costs_nothing(world: World):
+def test_failing_on_change_does_not_lose_the_lease(world: World):
     def fails(leads: bool) -> None:
         raise RuntimeError("theirs")
 
@@ -131,7 +131,7 @@ def test_a_failing_on_change_costs_nothing(world: World):
     assert a.is_leader
 
 
-def test_the_thread_survives_what_is_no_answer_at_all(world: World):
+def test_thread_survives_unexpected_exceptions(world: World):
     changed = threading.Event()
     failures = iter([RuntimeError("the credentials plugin"), OSError("too")])
 

@@ -23,7 +23,7 @@ def known(*named_budgets):
     return all_budgets
 
 
-def test_a_pod_is_covered_by_those_whose_conditions_all_hold():
+def test_pod_is_covered_by_budgets_whose_conditions_all_match():
     known_budgets = known(
         budget("all", {}),
         budget("none", None),
@@ -51,7 +51,7 @@ class Labels(dict):
         return super().__contains__(key)
 
 
-def test_of_a_namespace_that_has_too_many_conditions_every_pod_is_protected():
+def test_every_pod_is_protected_in_a_namespace_with_too_many_conditions():
     """They are asked of each pod on a node under the extender's lock, and a tenant may write millions of them."""
     keys = {"matchExpressions": [{"key": f"k{i}", "operator": "DoesNotExist"} for i in range(600)]}
     known_budgets = known(
@@ -67,7 +67,7 @@ def test_of_a_namespace_that_has_too_many_conditions_every_pod_is_protected():
     assert known_budgets.covering_keys("team", labels) == ()
 
 
-def test_a_pod_that_very_many_cover_is_protected_by_one_that_lets_nobody_go():
+def test_pod_with_too_many_budgets_is_fully_protected():
     known_budgets = known(
         *(budget(f"b{i}", {"matchLabels": {"app": "a"}}) for i in range(budgets.MAX_BUDGETS_PER_POD + 1))
     )
@@ -78,7 +78,7 @@ def test_a_pod_that_very_many_cover_is_protected_by_one_that_lets_nobody_go():
     assert len(known_budgets.covering_keys("team", {"app": "a"})) == budgets.MAX_BUDGETS_PER_POD
 
 
-def test_what_has_changed_is_counted_by_namespace():
+def test_changes_are_counted_by_namespace():
     known_budgets = known(budget("app", {"matchLabels": {"app": "a"}}))
     before = known_budgets.change_count("team")
     known_budgets.set_budget(*budget("app", {"matchLabels": {"app": "a"}}))
@@ -90,7 +90,7 @@ def test_what_has_changed_is_counted_by_namespace():
     assert known_budgets.allowed_disruptions(["team/app"]) == {"team/app": 3}
 
 
-def test_many_small_ones_are_too_many_as_well():
+def test_many_small_budgets_exceed_the_limit_too():
     known_budgets = known(
         *(budget(f"b{i}", {"matchLabels": {"app": "a"}}) for i in range(budgets.MAX_CONDITIONS_PER_NAMESPACE + 1))
     )

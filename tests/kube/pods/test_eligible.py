@@ -13,7 +13,7 @@ def pod(**spec):
     return {"spec": spec}
 
 
-def test_the_names_of_all_that_do():
+def test_eligible_nodes_by_name():
     """By `nodeconstraints`, whose tests show the rules."""
     taint = {"key": "gpu", "effect": "NoSchedule"}
     there = [node("n1", zone="a"), node("n2", zone="b"), node("n3", zone="a"), node("n4", [taint], zone="a")]
@@ -45,5 +45,5 @@ def test_the_names_of_all_that_do():
         (pod(affinity={"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{}]}}), ""),
     ],
 )
-def test_what_else_decides(manifest, reason):
+def test_other_constraints_are_named(manifest, reason):
     assert eligible.other_constraint(manifest) == reason

@@ -112,7 +112,7 @@ def test_lists_in_pages_then_follows_events(api: ApiServer, clock, following):
     assert watch.query["fieldSelector"] == "spec.nodeName="
 
 
-def test_a_watch_that_ended_is_followed_by_one_from_where_it_was(api: ApiServer, clock, following):
+def test_ended_watch_is_continued_from_its_version(api: ApiServer, clock, following):
     put_pod(api, "a", size=1)
     reflector, handler = following()
     put_pod(api, "b", size=2)
@@ -127,7 +127,7 @@ def test_a_watch_that_ended_is_followed_by_one_from_where_it_was(api: ApiServer,
     assert first < second <= third
 
 
-def test_a_list_that_is_asked_for_shows_what_had_been_written_and_the_watch_had_not_told(api, clock, following):
+def test_requested_list_shows_earlier_writes(api, clock, following):
     put_pod(api, "a", size=1)
     reflector, handler = following()
     api.fault(Fault(events=1, then="silence"), "watch")
@@ -150,7 +150,7 @@ def test_a_list_that_is_asked_for_shows_what_had_been_written_and_the_watch_had_
     assert clock.now() == 1000
 
 
-def test_a_list_that_is_asked_for_is_not_the_one_under_way(api, clock, following, monkeypatch):
+def test_requested_list_begins_after_the_request(api, clock, following, monkeypatch):
     """That one began before: what was written since is missing in it, and the watch has not told it yet."""
     put_pod(api, "a", size=1)
     reflector, handler = following()
@@ -170,7 +170,7 @@ def test_a_list_that_is_asked_for_is_not_the_one_under_way(api, clock, following
     assert handler.records == truth(api), "who asked while a list was under way was answered by that list"
 
 
-def test_a_list_that_is_asked_for_and_fails_is_tried_again_until_it_is_there(api, clock, following):
+def test_failed_requested_list_is_retried(api, clock, following):
     put_pod(api, "a", size=1)
     reflector, handler = following()
     api.fault(Fault(status=500), "list")
@@ -183,7 +183,7 @@ def test_a_list_that_is_asked_for_and_fails_is_tried_again_until_it_is_there(api
     assert api.watches() == 1  # and it watches on
 
 
-def test_who_asks_for_a_list_ends_the_pause_after_an_outage(api: ApiServer, clock, following):
+def test_relist_ends_the_pause_after_an_outage(api: ApiServer, clock, following):
     """The API server is back, its first caller knows, and the next try would come half a minute later."""
     put_pod(api, "a", size=1)
     reflector, handler = following(pace=WatchPace(backoff_initial=100, backoff_cap=100))
@@ -230,7 +230,7 @@ def test_state_is_right_after_a_fault(api: ApiServer, clock, following, verb, fa
     assert ordered.remaining == 0
 
 
-def test_page_that_expired_under_way_is_answered_by_one_whole_list(api: ApiServer, clock, following):
+def test_expired_page_causes_an_unpaged_list(api: ApiServer, clock, following):
     for number in range(10):
         put_pod(api, f"p{number}", size=number + 1)
     api.fault(Fault(), "list")
@@ -241,7 +241,7 @@ def test_page_that_expired_under_way_is_answered_by_one_whole_list(api: ApiServe
     assert "limit" not in api.sent("list")[-1].query
 
 
-def test_the_first_list_is_told_page_by_page_and_is_whole_only_at_its_end(api: ApiServer, clock, following):
+def test_first_list_is_delivered_by_page_and_synced_at_its_end(api: ApiServer, clock, following):
     for number in range(10):
         put_pod(api, f"p{number}", size=number + 1)
     api.fault(Fault(), "list")
@@ -256,7 +256,7 @@ def test_the_first_list_is_told_page_by_page_and_is_whole_only_at_its_end(api: A
     assert handler.synced == 1
 
 
-def test_a_list_that_says_nothing_new_keeps_the_records_that_are_known(api: ApiServer, clock, following):
+def test_unchanged_list_keeps_the_known_records(api: ApiServer, clock, following):
     for name in "abc":
         put_pod(api, name, size=1000)
     reflector, handler = following()
@@ -270,9 +270,7 @@ def test_a_list_that_says_nothing_new_keeps_the_records_that_are_known(api: ApiS
 
 
 @pytest.mark.parametrize(("pace", "limit"), [(CENTRAL_PACE, 7), (WatchPace(), 38)], ids=["central", "agent"])
-def test_a_proxy_that_names_a_long_pause_does_not_make_a_leader_blind_for_longer_than_its_own(
-    api: ApiServer, clock, following, pace, limit
-):
+def test_retry_after_is_limited_by_the_pace(api: ApiServer, clock, following, pace, limit):
     """Extender and webhook decide by what they know: their longest pause is that of their pace, whatever is asked."""
     api.fault(Fault(status=429, retry_after=3600), "list")
     began = clock.now()
@@ -281,7 +279,7 @@ def test_a_proxy_that_names_a_long_pause_does_not_make_a_leader_blind_for_longer
     assert limit / 2 < clock.now() - began <= limit
 
 
-def test_relist_tells_only_what_changed_meanwhile(api: ApiServer, clock, following):
+def test_relist_delivers_only_changes(api: ApiServer, clock, following):
     for name in "abc":
         put_pod(api, name, size=1)
     api.fault(Fault(status=500, retry_after=1), "watch")
@@ -399,7 +397,7 @@ def test_a_watch_that_goes_silent_after_an_event_is_an_error(api: ApiServer, clo
     assert (round(clock.now()), reflector.relists) == (1100, 1)
 
 
-def test_the_seconds_for_which_changes_may_be_missing_are_known(api: ApiServer, clock, following):
+def test_disconnected_seconds_since_the_end_of_the_watch(api: ApiServer, clock, following):
     put_pod(api, "a", size=1)
     reflector, handler = following(pace=WatchPace(backoff_initial=8, backoff_cap=8))
     assert reflector.disconnected_seconds() == 0
@@ -416,12 +414,12 @@ def test_the_seconds_for_which_changes_may_be_missing_are_known(api: ApiServer, 
     assert reflector.disconnected_seconds() == 0
 
 
-def test_before_the_first_watch_nothing_is_known(client, clock):
+def test_disconnected_seconds_are_infinite_before_the_first_watch(client, clock):
     reflector = Reflector(client, PODS, project, Recorder(), clock=clock)
     assert reflector.disconnected_seconds() == math.inf
 
 
-def test_a_watch_that_went_silent_counts_from_its_last_word(api: ApiServer, clock, following):
+def test_silent_watch_counts_as_disconnected_since_its_last_line(api: ApiServer, clock, following):
     api.fault(Fault(events=1, then="silence"), "watch")
     reflector, _ = following()
     clock.advance(10)
@@ -433,7 +431,7 @@ def test_a_watch_that_went_silent_counts_from_its_last_word(api: ApiServer, cloc
     assert reflector.disconnected_seconds() >= 100
 
 
-def test_watches_that_send_nothing_are_followed_by_lists_and_interrupt_nothing(api: ApiServer, clock, following):
+def test_silent_watches_are_followed_by_lists_without_an_outage(api: ApiServer, clock, following):
     """kube-apiserver sends no bookmarks of a kind that has had no event since it started, such as GPUQuotas in a
     cluster without any: an extender that took this for an outage gave its Lease away every two minutes.
     """
@@ -453,7 +451,7 @@ def test_watches_that_send_nothing_are_followed_by_lists_and_interrupt_nothing(a
     clock.step_until(lambda: reflector.relists == 5 and handler.records == truth(api))
 
 
-def test_a_watch_that_sent_nothing_counts_from_its_end_if_no_list_follows(api: ApiServer, clock, following):
+def test_silent_watch_without_a_list_counts_from_its_end(api: ApiServer, clock, following):
     api.fault(Fault(then="silence"), "watch")
     reflector, _ = following()
     api.fault(Fault(refused=True), "list", times=math.inf)
@@ -489,7 +487,7 @@ def test_after_etcd_was_restored_the_api_server_is_listed_again(api: ApiServer, 
     clock.step_until(lambda: reflector.disconnected_seconds() == 0)
 
 
-def test_a_watch_after_one_that_went_silent_later_is_believed_at_once(api: ApiServer, clock, following):
+def test_watch_after_a_silent_one_is_trusted_at_once(api: ApiServer, clock, following):
     """Its connection was lost; an API server that is well may have nothing to send for a minute."""
     api.fault(Fault(events=1, then="silence"), "watch")
     reflector, _ = following()
@@ -499,7 +497,7 @@ def test_a_watch_after_one_that_went_silent_later_is_believed_at_once(api: ApiSe
     assert (reflector.events, reflector.disconnected_seconds()) == (1, 0)
 
 
-def test_the_first_reflector_that_reaches_the_api_server_again_ends_the_pauses_of_all(api: ApiServer, client, clock):
+def test_recovery_of_one_reflector_ends_the_pauses_of_all(api: ApiServer, client, clock):
     """Else a node that was cordoned after an outage takes pods until the watch of nodes has waited out its pause."""
     slow, quick = (
         Reflector(
@@ -526,7 +524,7 @@ def test_the_first_reflector_that_reaches_the_api_server_again_ends_the_pauses_o
             reflector.stop()
 
 
-def test_a_kind_that_is_always_refused_is_not_tried_more_often_because_others_go_well(api: ApiServer, client, clock):
+def test_refused_kind_is_not_retried_more_often_by_recovery(api: ApiServer, client, clock):
     api.fault(Fault(status=403), "list", paths.nodes(), times=math.inf)
     pace = WatchPace(backoff_initial=100, backoff_cap=100)
     refused = Reflector(client, paths.nodes(), project, Recorder(), pace=pace, clock=clock)
@@ -556,7 +554,7 @@ def test_failing_handler_and_unreadable_object_do_not_stop_it(api: ApiServer, cl
     assert "handler broke" in capsys.readouterr().out
 
 
-def test_what_the_handler_failed_on_is_handed_over_again_without_another_list(api, clock, following):
+def test_failed_change_is_delivered_again_without_a_list(api, clock, following):
     for name in "abc":
         put_pod(api, name, size=1)
     reflector, handler = following()
@@ -575,7 +573,7 @@ def test_what_the_handler_failed_on_is_handed_over_again_without_another_list(ap
     assert reflector.relists == 1
 
 
-def test_what_a_list_shows_and_nobody_can_read_stays_as_it_was(api, clock, following):
+def test_unreadable_listed_object_keeps_its_record(api, clock, following):
     """It is there, so it must not go: a pod that had gone would hold its card no more."""
     put_pod(api, "a", size=1)
     put_pod(api, "b", size=1)
@@ -588,7 +586,7 @@ def test_what_a_list_shows_and_nobody_can_read_stays_as_it_was(api, clock, follo
     assert handler.records == {"uid-a": 2, "uid-b": 1}
 
 
-def test_a_list_that_the_handler_failed_on_is_not_done_before_it_has_taken_all(api, clock, following):
+def test_relist_is_complete_after_the_handler_accepted_all(api, clock, following):
     put_pod(api, "a", size=1)
     reflector, handler = following()
     handler.fail_on = {"uid-b"}
@@ -604,7 +602,7 @@ def test_a_list_that_the_handler_failed_on_is_not_done_before_it_has_taken_all(a
     assert reflector.relists == 2, "without another list"
 
 
-def test_what_the_handler_never_took_is_new_to_it_also_when_it_failed_on_the_end_of_one_before(api, clock, following):
+def test_undelivered_object_is_new_after_a_failed_deletion(api, clock, following):
     reflector, handler = following()
     handler.fail_on = {"uid-a"}
     for size in (1, 2):
@@ -618,7 +616,7 @@ def test_what_the_handler_never_took_is_new_to_it_also_when_it_failed_on_the_end
     assert reflector.relists == 1
 
 
-def test_the_end_of_what_the_handler_never_took_is_told_until_it_takes_that(api, clock, following):
+def test_deletion_of_an_undelivered_object_is_delivered(api, clock, following):
     _, handler = following()
     handler.fail_on = {"uid-a"}
     put_pod(api, "a", size=1)
@@ -661,7 +659,7 @@ def test_stop_ends_a_silent_watch_at_once(api: ApiServer, clock, following):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_history_under_random_faults_ends_in_the_truth(api: ApiServer, clock, following, seed):
+def test_random_history_with_faults_ends_in_the_true_state(api: ApiServer, clock, following, seed):
     chance = random.Random(seed)
     reflector, handler = following()
     for _ in range(300):
@@ -698,7 +696,7 @@ def test_random_history_under_random_faults_ends_in_the_truth(api: ApiServer, cl
     [("watch", Fault(status=500)), ("watch", Fault(status=410)), ("list", Fault(status=500)), ("pause", None)],
     ids=["watch", "expired", "list", "pause"],
 )
-def test_a_logger_or_a_pause_that_fails_does_not_end_the_thread(api, clock, following, *, monkeypatch, verb, fault):
+def test_failing_logger_or_pause_does_not_end_the_thread(api, clock, following, *, monkeypatch, verb, fault):
     """What is raised in a branch that handles an error, or outside of the try."""
     put_pod(api, "a", size=1)
     reflector, handler = following()

@@ -64,7 +64,7 @@ def project(uid_keys: bool, name: str, uid: int, size: int) -> tuple[str, int] |
 
 
 @given(STEPS, st.booleans())
-def test_store_equals_the_truth_after_any_history(steps, uid_keys):
+def test_store_equals_the_true_state_after_any_history(steps, uid_keys):
     store: Store[int] = Store()
     mirror = Mirror()
     truth: dict[str, tuple[int, int]] = {}
@@ -131,7 +131,7 @@ def test_event_of_a_recreated_object_without_its_deletion_frees_the_former_key()
     assert diff.added == [("uid-2", 1)]
 
 
-def test_a_part_of_a_list_adds_and_changes_and_ends_nothing():
+def test_page_of_a_list_deletes_nothing():
     store: Store[int] = Store()
     store.apply_event("ns/a", ("a", 1))
     store.apply_event("ns/b", ("b", 2))
@@ -140,7 +140,7 @@ def test_a_part_of_a_list_adds_and_changes_and_ends_nothing():
     assert store.snapshot() == {"a": 1, "b": 3, "c": 5}
 
 
-def test_an_equal_value_is_the_one_that_is_known():
+def test_equal_value_is_the_known_object():
     store: Store[tuple[int, ...]] = Store()
     known = tuple(range(2))
     store.apply_event("ns/a", ("a", known))
@@ -149,7 +149,7 @@ def test_an_equal_value_is_the_one_that_is_known():
     assert store.reuse_known("b", (0, 1)) == (0, 1)
 
 
-def test_objects_that_cannot_be_read_stay_as_they_were():
+def test_unreadable_objects_keep_their_records():
     store: Store[int] = Store()
     store.apply_event("ns/a", ("uid-1", 1))
     store.apply_event("ns/b", ("uid-2", 2))

@@ -50,7 +50,7 @@ def answer(reading: BinaryIO) -> bytes:
     return reading.read(int(http.client.parse_headers(reading)["Content-Length"]))
 
 
-def test_posts_of_all_forms_are_answered_in_turn_on_one_connection(answering):
+def test_posts_in_all_encodings_are_answered_in_order(answering):
     server = answering()
     head = "POST /echo HTTP/1.1\r\nHost: x\r\n"
     forms = [
@@ -71,7 +71,7 @@ def test_posts_of_all_forms_are_answered_in_turn_on_one_connection(answering):
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_a_client_that_expects_a_continue_gets_it_before_it_sends_its_body(answering, certificates, secure):
+def test_client_gets_100_continue_before_its_body(answering, certificates, secure):
     context = serving.server_context(certificates / "tls.crt", certificates / "tls.key", None)
     server = answering((lambda: context) if secure else None)
     head = b"POST /echo HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n"
@@ -86,7 +86,7 @@ def test_a_client_that_expects_a_continue_gets_it_before_it_sends_its_body(answe
             assert answer(reading) == b"body"
 
 
-def test_the_application_can_have_a_connection_closed_after_its_answer(answering):
+def test_application_can_close_the_connection_after_its_response(answering):
     server = answering()
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)) as connection:
         for path, closed in (("/get", False), ("/close", True)):
@@ -97,7 +97,7 @@ def test_the_application_can_have_a_connection_closed_after_its_answer(answering
             assert (connection.sock is None) is closed  # as http.client does when it is told so
 
 
-def test_a_call_that_the_application_fails_on_ends_its_connection_and_nothing_else(answering, capsys):
+def test_failing_call_ends_only_its_connection(answering, capsys):
     server = answering()
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)) as connection:
         for path, status in (("/echo", 200), ("/fail", 500), ("/echo", 200), ("/echo", 200), ("/fail", 500)):
@@ -124,7 +124,7 @@ def test_a_thread_stays_with_a_connection_whose_next_call_is_there(answering):
             assert answer(reading) == answer(reading), "another thread had the call that was there"
 
 
-def test_but_never_do_all_of_them(answering):
+def test_never_do_all_threads_stay_with_connections(answering):
     server = answering(threads=4)
     over, answered = threading.Event(), threading.Semaphore(0)
 
@@ -158,7 +158,7 @@ def contexts(tmp_path) -> Contexts:
     return serving._Contexts(TlsFiles.in_dir(tmp_path), client_ca=True)
 
 
-def test_a_client_needs_a_certificate_for_clients_and_tls_of_today(answering, tmp_path, contexts):
+def test_client_needs_a_client_certificate_and_tls_1_2(answering, tmp_path, contexts):
     server = answering(contexts)
     assert server.get("/get", context=client(tmp_path)) == b"/get"
     wrong = ssl.create_default_context(cafile=tmp_path / "ca.crt")
@@ -171,7 +171,7 @@ def test_a_client_needs_a_certificate_for_clients_and_tls_of_today(answering, tm
             server.get("/get", context=context)
 
 
-def test_connections_that_ask_nothing_after_the_handshake_keep_no_thread(answering, tmp_path, contexts):
+def test_idle_connections_occupy_no_thread(answering, tmp_path, contexts):
     """Go's clients open more connections than they use in the end: whichever is free first gets the call."""
     server = answering(contexts, threads=1)
     spare = [server.connect(context=client(tmp_path)) for _ in range(6)]
@@ -182,7 +182,7 @@ def test_connections_that_ask_nothing_after_the_handshake_keep_no_thread(answeri
             assert answer(reading) == b"/get"
 
 
-def test_a_renewed_certificate_is_served_from_then_on(answering, tmp_path, contexts):
+def test_renewed_certificate_is_served(answering, tmp_path, contexts):
     server = answering(contexts)
 
     def serial() -> int:
@@ -200,9 +200,7 @@ def test_a_renewed_certificate_is_served_from_then_on(answering, tmp_path, conte
 
 
 @pytest.mark.parametrize(("served", "cut"), [(True, 300), (True, None), (False, 300), (False, None)])
-def test_while_the_files_cannot_be_read_connections_neither_load_them_again_nor_fill_the_log(
-    tmp_path, contexts, monkeypatch, served, cut
-):
+def test_unreadable_files_are_neither_reloaded_nor_logged_per_connection(tmp_path, contexts, monkeypatch, served, cut):
     """Whoever reaches the port makes connections, without any certificate."""
     clock, loads, load = FakeClock(), [], serving.server_context
     monkeypatch.setattr(serving, "server_context", lambda *files: loads.append(files) or load(*files))

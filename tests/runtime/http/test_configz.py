@@ -44,7 +44,7 @@ def option_report(
     return json.loads(configz.encode_settings(configz.describe_options(context, decided)))
 
 
-def test_each_setting_says_its_value_and_where_it_is_from():
+def test_each_setting_has_a_value_and_a_source():
     report = option_report("--where", "/run/x", environment={"CARDWISE_RATE": "2"})
     assert report["--rate"] == {"value": 2.0, "source": "environment"}
     assert report["--where"] == {"value": "/run/x", "source": "flag"}
@@ -52,11 +52,11 @@ def test_each_setting_says_its_value_and_where_it_is_from():
     assert list(report) == sorted(report)
 
 
-def test_what_the_part_has_decided_goes_before_what_was_left_out():
+def test_decided_values_replace_missing_options():
     assert option_report(decided={"place": Path("/tmp/y"), "stranger": 1})["--where"]["value"] == "/tmp/y"
 
 
-def test_secrets_are_never_told():
+def test_secrets_are_never_shown():
     report = option_report("--api-token", "hush", "--pin", "1234", "--mirror", "https://me:hush@example.com/path")
     assert "hush" not in json.dumps(report)
     assert "1234" not in json.dumps(report)
@@ -65,7 +65,7 @@ def test_secrets_are_never_told():
 
 
 @pytest.mark.parametrize("part", COMMANDS)
-def test_all_options_of_every_part_can_be_told(part, tmp_path):
+def test_options_of_every_part_can_be_shown(part, tmp_path):
     program = tmp_path / "control"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
@@ -78,7 +78,7 @@ def test_all_options_of_every_part_can_be_told(part, tmp_path):
     assert "object at 0x" not in json.dumps(report), "a value that nobody can read"
 
 
-def test_it_is_served_beside_the_metrics():
+def test_configz_is_served_next_to_the_metrics():
     server = HealthServer(HostPort("127.0.0.1", 0), config={"--rate": {"value": 2, "source": "flag"}})
     server.start()
     try:

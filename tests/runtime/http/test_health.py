@@ -43,7 +43,7 @@ def get_all(server: HealthServer, *paths: str, method: str = "GET", host: str = 
     return answers
 
 
-def test_ready_tells_its_problems(healthy):
+def test_readyz_lists_the_problems(healthy):
     problems = ["pods: not synced", "not the leader"]
     server = healthy(ready=lambda: problems)
     assert get_all(server, "/readyz", "/healthz") == [(503, "pods: not synced\nnot the leader\n"), (200, "ok\n")]
@@ -53,7 +53,7 @@ def test_ready_tells_its_problems(healthy):
     assert get_all(server, "/nothing")[0][0] == 404
 
 
-def test_failing_check_is_a_problem(healthy, capsys):
+def test_failing_check_is_reported_as_a_problem(healthy, capsys):
     def broken():
         raise RuntimeError("no idea")
 
@@ -74,7 +74,7 @@ def test_metrics(healthy):
 
 
 @pytest.mark.parametrize("version", ["x", "1.x", "..", "1" * 5000])
-def test_a_version_that_is_no_number_fills_no_log(healthy, capsys, version):
+def test_invalid_version_in_the_accept_header_is_not_logged(healthy, capsys, version):
     """Prometheus' own reader of the header fails on it, and each request would be a traceback in the log."""
     server = healthy(registry=CollectorRegistry())
     request = urllib.request.Request(f"http://127.0.0.1:{server.port}/metrics")
@@ -84,7 +84,7 @@ def test_a_version_that_is_no_number_fills_no_log(healthy, capsys, version):
     assert "Traceback" not in "".join(capsys.readouterr())
 
 
-def test_silent_and_slow_clients_cost_no_thread_and_do_not_stop_it(healthy):
+def test_silent_and_slow_clients_occupy_no_thread(healthy):
     server = healthy()
     get_all(server, "/healthz", "/metrics")
     before = threading.active_count()
@@ -93,7 +93,7 @@ def test_silent_and_slow_clients_cost_no_thread_and_do_not_stop_it(healthy):
         assert threading.active_count() - before <= 4
 
 
-def test_as_many_scrapes_as_an_address_may_have_keep_no_probe_of_the_same_address_out(healthy):
+def test_scrapes_do_not_block_probes_of_the_same_address(healthy):
     """Pods of the host's network have the kubelet's address."""
     go_on = threading.Event()
 
@@ -118,7 +118,7 @@ def test_as_many_scrapes_as_an_address_may_have_keep_no_probe_of_the_same_addres
         go_on.set()
 
 
-def test_a_probe_waits_for_none_of_the_connections_that_came_before_it():
+def test_probe_does_not_wait_for_earlier_connections():
     """Twelve addresses connect again and again, each with a call that is costly to refuse. Counted are the rounds of
     the thread that reads: each gives all addresses the same time, and is over after 40 ms.
     """
@@ -154,7 +154,7 @@ def test_all_addresses_by_default_and_port_free_after_stop(healthy):
     healthy(bind=HostPort("127.0.0.1", port))
 
 
-def test_a_server_that_is_stopped_before_it_was_started_leaves_nothing_open():
+def test_server_stopped_before_its_start_leaves_nothing_open():
     descriptors = Path("/proc/self/fd")
     opened = len(list(descriptors.iterdir()))
     server = HealthServer(HostPort("127.0.0.1", 0))

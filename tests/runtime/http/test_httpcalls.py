@@ -39,7 +39,7 @@ def body(call: HttpCall) -> bytes:
     return call.environ["wsgi.input"].read()
 
 
-def test_a_call_of_gos_client():
+def test_call_of_the_go_client():
     (call,) = read(GOS)
     wanted = {
         "REQUEST_METHOD": "POST",
@@ -60,7 +60,7 @@ def test_a_call_of_gos_client():
     assert not call.last
 
 
-def test_paths_are_decoded_as_wsgi_wants_them_by_who_answers():
+def test_answering_thread_decodes_paths_for_wsgi():
     """Not by who reads: 64 KB of "%" took the one thread that reads for all some 30 ms."""
     (call,) = read(CURLS)
     assert call.environ["PATH_INFO"] == "/a%20b/%C3%A4"
@@ -71,7 +71,7 @@ def test_paths_are_decoded_as_wsgi_wants_them_by_who_answers():
 
 
 @pytest.mark.parametrize("target", [b"/" + b"%" * 8192, b"/?" + b"x" * 8191, b"/" + b"x" * 70_000])
-def test_a_target_that_is_too_long_is_refused_however_it_comes(target):
+def test_too_long_target_is_refused_in_any_pieces(target):
     for step in (1000, len(target)):
         with pytest.raises(BadHttpCall) as refused:
             read(b"GET ", *(target[at : at + step] for at in range(0, len(target), step)))
@@ -81,7 +81,7 @@ def test_a_target_that_is_too_long_is_refused_however_it_comes(target):
 
 
 @pytest.mark.parametrize("coding", [b"gzip, chunked", b"identity, chunked", b"chunked, chunked"])
-def test_a_body_that_is_coded_otherwise_than_in_chunks_is_refused(coding):
+def test_other_transfer_encodings_are_refused(coding):
     """It would be read as it is."""
     with pytest.raises(BadHttpCall) as refused:
         read(b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: " + coding + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
@@ -99,7 +99,7 @@ def test_a_call_is_abandoned_once_its_client_has_closed_the_connection():
     assert not is_abandoned({}), "a test without a server"
 
 
-def test_who_waits_for_a_continue_is_known_until_the_body_begins():
+def test_awaits_continue_until_the_body_begins():
     reader = Reader(SHARED, 1000)
     reader.feed(b"POST /x HTTP/1.1\r\nHost: a\r\nExpect: 100-Continue\r\nContent-Length: 2\r\n")
     assert not reader.awaits_continue
@@ -113,13 +113,13 @@ def test_who_waits_for_a_continue_is_known_until_the_body_begins():
         assert not reader.awaits_continue
 
 
-def test_a_body_is_held_once():
+def test_body_is_in_memory_once():
     (call,) = read(b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n", b"x" * 400, b"x" * 500)
     assert call.environ["wsgi.input"].getvalue() is call.environ["wsgi.input"].read()
 
 
 @given(st.lists(st.sampled_from([GOS, CURLS, CHUNKED]), min_size=1, max_size=4), st.data())
-def test_it_is_the_same_in_one_piece_and_in_many(calls, data):
+def test_calls_are_parsed_alike_in_any_pieces(calls, data):
     text = b"".join(calls)
     cuts = sorted(data.draw(st.sets(st.integers(1, len(text) - 1), max_size=20)))
     pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -130,7 +130,7 @@ def test_it_is_the_same_in_one_piece_and_in_many(calls, data):
         assert first == other
 
 
-def test_what_has_begun_is_known_until_it_is_whole():
+def test_has_begun_until_the_call_is_complete():
     reader = Reader(SHARED, 1000)
     for piece in (GOS[:1], GOS[1:60], GOS[60:-1]):
         assert reader.has_begun is (piece != GOS[:1])
@@ -171,18 +171,18 @@ HEAD = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n"
         b"\x16\x03\x01\x02\x00",
     ],
 )
-def test_what_two_readers_could_understand_differently_is_refused(data):
+def test_ambiguous_calls_are_refused(data):
     with pytest.raises(BadHttpCall) as refused:
         read(data)
     assert refused.value.status == HTTPStatus.BAD_REQUEST
 
 
-def test_a_name_with_an_underscore_passes_for_no_other():
+def test_header_with_an_underscore_is_ignored():
     (call,) = read(HEAD + b"X_Y: forged\r\nX-Y: true\r\n\r\n{}")
     assert call.environ["HTTP_X_Y"] == "true"
 
 
-def test_heads_and_calls_in_advance_are_bounded():
+def test_heads_and_pipelined_calls_are_limited():
     for long_headers in (b"X: " + b"x" * 70_000, b"".join(b"X%d: x\r\n" % i for i in range(200))):
         with pytest.raises(BadHttpCall) as refused:
             read(b"GET / HTTP/1.1\r\n", *(long_headers[at : at + 1000] for at in range(0, len(long_headers), 1000)))
@@ -202,7 +202,7 @@ class CountingReader(Reader):
 
 
 @pytest.mark.parametrize("line", [b"X:\r\n", b"X_Y:\r\n", b"Accept: " + b"x" * 150 + b"\r\n"])
-def test_lines_of_a_head_are_counted_whatever_their_names(line):
+def test_header_lines_are_limited_also_with_equal_names(line):
     """Equal names too: a head of 64 KiB took the one thread that reads 34 ms when repeats were joined one by one."""
     begin, end = b"GET / HTTP/1.1\r\nHost: x\r\n", b"\r\n"
     reader = CountingReader(SHARED, 1000)
@@ -220,7 +220,7 @@ VALUES = st.text('abc,; "=', max_size=8).map(str.strip)
 
 
 @given(st.lists(st.tuples(NAMES, VALUES), max_size=99))
-def test_repeated_headers_are_one_list(lines):
+def test_repeated_headers_are_joined(lines):
     """RFC 9110, section 5.2: in the order in which they came, by comma."""
     head = "".join(f"{name}: {text}\r\n" for name, text in lines)
     (call,) = read(f"GET / HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode())
@@ -237,7 +237,7 @@ def test_repeated_headers_are_one_list(lines):
     [(CHUNKED[: CHUNKED.index(b"3\r\n")], b"1;" + b"x" * 999 + b"\r\na\r\n"), (b"", b"\r\n" * 500)],
     ids=["extensions of chunks", "empty lines"],
 )
-def test_all_that_is_no_body_is_bounded(begin, extra):
+def test_bytes_outside_the_body_are_limited(begin, extra):
     reader = Reader(SHARED, 1 << 20)
     reader.feed(begin)
     for _ in range(60):
@@ -248,7 +248,7 @@ def test_all_that_is_no_body_is_bounded(begin, extra):
     assert refused.value.status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 
 
-def test_what_follows_a_body_is_refused():
+def test_trailers_are_refused():
     with pytest.raises(BadHttpCall) as refused:
         read(CHUNKED[:-2] + b"Trailer: x\r\n\r\n")
     assert refused.value.status == HTTPStatus.BAD_REQUEST
@@ -261,7 +261,7 @@ def test_what_follows_a_body_is_refused():
         b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n" + b"x" * 1001,
     ],
 )
-def test_a_body_that_is_too_big_is_not_read_and_its_call_is_the_last(data):
+def test_too_large_body_is_not_read_and_ends_the_connection(data):
     (call,) = read(data, b"x" * 5000, GOS)
     assert (call.environ["CONTENT_LENGTH"], body(call), call.last) == ("1001", b"", True)
 
@@ -274,7 +274,7 @@ def test_a_body_that_is_too_big_is_not_read_and_its_call_is_the_last(data):
         b"GET /x HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nmore",
     ],
 )
-def test_the_last_call_of_a_connection(head):
+def test_last_call_of_a_connection(head):
     (call,) = read(head)
     assert call.last
 
@@ -287,7 +287,7 @@ def saying(status, headers, text):
     return app
 
 
-def test_an_answer_as_it_is_sent():
+def test_response_bytes():
     app = saying("200 OK", [("Content-Type", "application/json"), ("Content-Length", "2")], b"{}")
     answer, last = answer_call(app, read(GOS)[0], lambda: False)
     head, _, text = answer.partition(b"\r\n\r\n")
@@ -297,7 +297,7 @@ def test_an_answer_as_it_is_sent():
     assert lines[2:] == [b"Content-Type: application/json", b"Content-Length: 2"]
 
 
-def test_an_answer_says_its_length_and_that_it_is_the_last_one():
+def test_response_has_length_and_connection_close():
     answer, last = answer_call(saying("503 Service Unavailable", [], b"abc"), read(CURLS)[0], lambda: True)
     assert last
     lines = answer.split(b"\r\n")
@@ -306,6 +306,6 @@ def test_an_answer_says_its_length_and_that_it_is_the_last_one():
     assert refusal_response(HTTPStatus.BAD_REQUEST).startswith(b"HTTP/1.1 400 Bad Request\r\n")
 
 
-def test_an_answer_to_head_has_no_body():
+def test_response_to_head_has_no_body():
     answer, _ = answer_call(saying("200 OK", [], b"abc"), read(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")[0], lambda: False)
     assert answer.endswith(b"Content-Length: 3\r\n\r\n")

@@ -48,7 +48,7 @@ def still_open(line: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("sent", [b"", HELLO[:1], HELLO[:100]])
-def test_a_handshake_has_two_seconds_in_all(serve, certificates, sent):
+def test_handshake_is_limited_to_two_seconds(serve, certificates, sent):
     server = serve(tls(certificates))
     line = server.connect()
     line.sendall(sent)
@@ -63,7 +63,7 @@ def test_a_handshake_has_two_seconds_in_all(serve, certificates, sent):
     assert closed(line)
 
 
-def test_a_client_that_has_not_said_its_hello_costs_no_tls_object(serve, certificates):
+def test_client_without_a_hello_has_no_tls_object(serve, certificates):
     objects, context = [], tls(certificates)
 
     def counted() -> ssl.SSLContext:
@@ -78,7 +78,7 @@ def test_a_client_that_has_not_said_its_hello_costs_no_tls_object(serve, certifi
 
 
 @pytest.mark.parametrize("sent", [b"", HELLO[:1], HELLO[:100]])
-def test_a_client_that_leaves_before_its_hello_is_whole_is_forgotten_at_once(serve, certificates, sent):
+def test_client_that_leaves_during_its_hello_is_closed_at_once(serve, certificates, sent):
     server = serve(tls(certificates))
     line = server.connect()
     line.sendall(sent)
@@ -87,7 +87,7 @@ def test_a_client_that_leaves_before_its_hello_is_whole_is_forgotten_at_once(ser
 
 
 @pytest.mark.parametrize("before", [HELLO[:3], HELLO[:50]], ids=["in the head", "in the record"])
-def test_urgent_data_in_a_hello_makes_nobody_turn_in_circles(serve, certificates, before):
+def test_urgent_data_in_a_hello_causes_no_busy_loop(serve, certificates, before):
     """The kernel counts past its mark, and a look ends there."""
     objects, context = [], tls(certificates)
 
@@ -107,7 +107,7 @@ def test_urgent_data_in_a_hello_makes_nobody_turn_in_circles(serve, certificates
 
 
 @pytest.mark.parametrize("text", [HEAD, BODY])
-def test_a_call_has_ten_seconds_in_all(serve, text):
+def test_call_is_limited_to_ten_seconds(serve, text):
     server = serve()
     line = server.connect()
     line.sendall(text[:60])
@@ -122,7 +122,7 @@ def test_a_call_has_ten_seconds_in_all(serve, text):
     assert closed(line)
 
 
-def test_calls_that_have_begun_keep_no_thread(serve):
+def test_incomplete_calls_occupy_no_thread(serve):
     server = serve(threads=1)
     lines = [server.connect() for _ in range(20)]
     for line, text in zip(lines, [HEAD, BODY, b"P", b""] * 5, strict=True):
@@ -134,7 +134,7 @@ def test_calls_that_have_begun_keep_no_thread(serve):
         assert answer(line) == b"y" * 100_000
 
 
-def test_who_reads_no_answer_keeps_no_thread(serve):
+def test_client_that_reads_no_response_occupies_no_thread(serve):
     server = serve(threads=1, held=10 * BIG)
     lines = [server.connect() for _ in range(4)]
     for line in lines:
@@ -148,7 +148,7 @@ def test_who_reads_no_answer_keeps_no_thread(serve):
     assert closed(lines[1])
 
 
-def test_one_address_has_a_limit_that_others_do_not_feel(serve):
+def test_limit_of_one_address_does_not_affect_others(serve):
     server = serve(source=3)
     lines = [server.connect("127.0.0.2") for _ in range(3)]
     assert closed(server.connect("127.0.0.2"))
@@ -159,7 +159,7 @@ def test_one_address_has_a_limit_that_others_do_not_feel(serve):
     assert server.get(source="127.0.0.2") == b"ok"
 
 
-def test_who_has_shown_a_certificate_is_not_counted(serve, certificates):
+def test_clients_with_a_certificate_are_not_limited(serve, certificates):
     server = serve(tls(certificates), source=1, idle=PhaseLimits(100.0, 1))
     lines = []
     for _ in range(5):
@@ -173,7 +173,7 @@ def test_who_has_shown_a_certificate_is_not_counted(serve, certificates):
     ("phase", "text"),
     [("handshake", HELLO[:5]), ("reading", HEAD[:60]), ("idle", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")],
 )
-def test_where_too_many_wait_the_one_that_has_waited_longest_goes(serve, certificates, phase, text):
+def test_oldest_of_too_many_connections_is_closed(serve, certificates, phase, text):
     context = tls(certificates, client_ca=False) if phase == "handshake" else None
     # One thread: it gives a connection back before it answers the next, so they begin to wait in this order.
     server = serve(context, threads=1, **{phase: PhaseLimits(100.0, 3)})
@@ -190,7 +190,7 @@ def test_where_too_many_wait_the_one_that_has_waited_longest_goes(serve, certifi
     assert still_open(lines[-1])
 
 
-def test_bodies_without_a_certificate_are_bounded_together(serve):
+def test_bodies_without_a_certificate_have_a_common_limit(serve):
     server = serve(held=250_000)
     lines = [server.connect() for _ in range(4)]
     sizes = (95_000, 80_000, 70_000, 20_000)  # so far apart that the first is the largest, however it comes in pieces
@@ -214,7 +214,7 @@ def post(path: str, size: int, sent: int | None = None) -> bytes:
     )
 
 
-def test_where_calls_hold_too_much_the_address_that_holds_most_loses_its_largest(serve):
+def test_largest_call_of_the_largest_address_is_refused(serve):
     """And none of another, however large those are that have come from there."""
     server = serve(held=400_000)
     others = [server.connect(source="127.0.0.3") for _ in range(2)]
@@ -238,7 +238,7 @@ def test_where_calls_hold_too_much_the_address_that_holds_most_loses_its_largest
         )
 
 
-def test_calls_that_wait_are_given_up_too_but_none_that_a_thread_has(serve):
+def test_waiting_calls_are_refused_and_running_ones_are_not(serve):
     """A small call of another address that comes in two pieces is answered, whatever those hold that came whole."""
     server = serve(threads=1, held=320_000)
     has_thread, waits = server.connect(source="127.0.0.2"), server.connect(source="127.0.0.2")
@@ -257,7 +257,7 @@ def test_calls_that_wait_are_given_up_too_but_none_that_a_thread_has(serve):
     assert [len(answer(line)) for line in (has_thread, small, late)] == [100_000, 1_000, 100_000]
 
 
-def test_of_one_address_large_calls_silence_no_small_ones(serve):
+def test_large_calls_of_an_address_do_not_block_its_small_ones(serve):
     """All tenants have the API server's address: who sends it big objects must not silence who sends small ones."""
     server = serve(held=250_000)
     small, big = server.connect(), [server.connect() for _ in range(3)]
@@ -270,7 +270,7 @@ def test_of_one_address_large_calls_silence_no_small_ones(serve):
     assert len(answer(small)) == 20_000
 
 
-def test_all_that_a_call_takes_is_counted(serve, certificates):
+def test_all_memory_of_a_call_is_counted(serve, certificates):
     """The headers, the objects of Python and TLS: they are more than the body of most reviews."""
     server = serve(tls(certificates, client_ca=False))
     line = server.connect(context=client(certificates, show=False))
@@ -281,7 +281,7 @@ def test_all_that_a_call_takes_is_counted(serve, certificates):
     until(lambda: server.server._held_bytes < 65_536 * 2, "that it is not counted any more")
 
 
-def test_the_place_of_a_call_that_waits_is_taken_from_the_address_that_has_most(serve, monkeypatch):
+def test_address_with_most_calls_loses_a_waiting_one(serve, monkeypatch):
     monkeypatch.setattr(httpserver, "_MAX_BUSY", 7)
     server = serve(threads=1)
     lines = [server.connect(source=f"127.0.0.{2 + i % 2}") for i in range(7)]  # the first has four, the other three
@@ -319,7 +319,7 @@ def is_refused(line: socket.socket) -> bool:
     return line.recv(100).startswith(b"HTTP/1.1 503")
 
 
-def test_of_the_calls_of_one_address_the_largest_of_the_namespace_that_holds_most_is_given_up(serve):
+def test_largest_call_of_the_largest_namespace_is_refused(serve):
     """And not the largest of all, which may be another's: many of middling size fill the memory, too."""
     server = serve(threads=1, held=400_000, owner_of=lambda environ: environ["QUERY_STRING"])
     lines = [server.connect() for _ in range(5)]
@@ -333,7 +333,7 @@ def test_of_the_calls_of_one_address_the_largest_of_the_namespace_that_holds_mos
     assert [len(answer(line)) for line in (lines[0], lines[1], *lines[3:])] == [90_000, 100_000, 60_000, 70_000]
 
 
-def test_idle_connections_of_many_push_out_no_call(serve):
+def test_idle_connections_displace_no_call(serve):
     """Each address has few, but together they fill the memory, and an API server that opens more holds most."""
     server = serve(threads=1, held=16 * 8_192)
     idle = [server.connect(source=f"127.0.0.{2 + number}") for number in range(15)]
@@ -349,7 +349,7 @@ def test_idle_connections_of_many_push_out_no_call(serve):
     assert server.server._held_bytes == server.server._idle_held == 0
 
 
-def test_large_calls_push_out_no_idle_connection(serve):
+def test_large_calls_displace_no_idle_connection(serve):
     """An address that holds most loses its calls, whatever others have that are idle."""
     server = serve(threads=1, held=16 * 8_192)
     idle = [server.connect() for _ in range(3)]
@@ -364,7 +364,7 @@ def test_large_calls_push_out_no_idle_connection(serve):
     assert all(map(still_open, idle))
 
 
-def test_at_the_limit_of_an_address_the_namespace_with_most_calls_loses_its_last(serve):
+def test_namespace_with_most_calls_loses_its_last_at_the_limit(serve):
     """The API server calls for all namespaces: one that creates pods in parallel must not take all its calls."""
     server = serve(threads=1, busy=4, owner_of=lambda environ: environ["QUERY_STRING"])
     lines = ask_in_order(server, [("many", "127.0.0.2")] * 4)
@@ -443,9 +443,7 @@ class Flood:
 
 @pytest.mark.parametrize("namespaces", [20, 30], ids=["one for each place", "more than places"])
 @pytest.mark.parametrize("of", ["an address", "all addresses"])
-def test_a_namespace_that_calls_now_and_then_is_answered_beside_a_flood_of_one_call_each(
-    serve, monkeypatch, namespaces, of
-):
+def test_occasional_namespace_is_answered_during_a_flood(serve, monkeypatch, namespaces, of):
     """No namespace of the flood has more places than the fair one would have, but all have used more time."""
     if of == "all addresses":
         monkeypatch.setattr(httpserver, "_MAX_BUSY", 20)
@@ -472,7 +470,7 @@ def test_a_namespace_that_calls_now_and_then_is_answered_beside_a_flood_of_one_c
         assert fair.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_of_the_namespaces_with_equally_many_calls_the_one_that_has_used_most_loses_its_place(serve):
+def test_equal_namespaces_lose_places_by_used_time(serve):
     server = serve(threads=1, busy=4, kind=ServingByTurns, owner_of=lambda environ: environ["QUERY_STRING"])
     used = server.connect(source="127.0.0.2")
     for namespace, calls in (("b", 3), ("a", 1), ("c", 2), ("d", 2)):
@@ -492,7 +490,7 @@ def test_of_the_namespaces_with_equally_many_calls_the_one_that_has_used_most_lo
     assert [answer(line) for line in (lines["d"], lines["c"], lines["a"], fair)] == [b"ok"] * 4
 
 
-def test_of_addresses_with_equally_many_connections_the_connection_that_is_there_longest_goes(serve):
+def test_equal_addresses_lose_the_oldest_connection(serve):
     """And not the address that came first, which is most often the API server."""
     server = serve(reading=PhaseLimits(100.0, 3))
     first = server.connect()
@@ -515,7 +513,7 @@ def test_of_addresses_with_equally_many_connections_the_connection_that_is_there
     assert still_open(first)
 
 
-def test_calls_of_two_namespaces_on_one_connection_count_in_turn(serve):
+def test_calls_on_one_connection_count_for_their_own_namespaces(serve):
     server = serve(threads=1, owner_of=lambda environ: environ["QUERY_STRING"])
     line = server.connect()
     line.sendall(b"".join(f"GET /{name}?{name} HTTP/1.1\r\nHost: x\r\n\r\n".encode() for name in ("a", "b", "a")))
@@ -525,9 +523,7 @@ def test_calls_of_two_namespaces_on_one_connection_count_in_turn(serve):
     until(lambda: not client.flows, "that no flow is remembered")
 
 
-def test_where_all_addresses_together_have_too_many_calls_the_largest_namespace_of_the_largest_loses(
-    serve, monkeypatch
-):
+def test_largest_namespace_of_the_largest_address_loses_at_the_total_limit(serve, monkeypatch):
     monkeypatch.setattr(httpserver, "_MAX_BUSY", 6)
     server = serve(threads=1, owner_of=lambda environ: environ["QUERY_STRING"])
     first = [("many", "127.0.0.2")] * 3 + [("few", "127.0.0.2")]
@@ -543,7 +539,7 @@ def test_where_all_addresses_together_have_too_many_calls_the_largest_namespace_
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_a_call_that_waits_is_dropped_when_its_client_leaves(serve, certificates, secure):
+def test_waiting_call_is_dropped_when_its_client_leaves(serve, certificates, secure):
     """As the API server does after its time-out: nobody reads the answer, and the place is another's."""
     shown = client(certificates, show=False) if secure else None
     server = serve(tls(certificates, client_ca=False) if secure else None, threads=1, busy=3)
@@ -562,7 +558,7 @@ def test_a_call_that_waits_is_dropped_when_its_client_leaves(serve, certificates
     assert server.paths == ["/wait", "/wait", "/late"], "the one that was dropped is not worked on"
 
 
-def test_a_client_that_leaves_while_a_thread_answers_it_is_looked_at_once(serve):
+def test_client_that_leaves_during_its_call_is_polled_once(serve):
     """Its call goes on, and the thread that reads does not turn in circles meanwhile."""
     server = serve(threads=1)
     line = server.connect()
@@ -578,7 +574,7 @@ def test_a_client_that_leaves_while_a_thread_answers_it_is_looked_at_once(serve)
     assert server.get() == b"ok"
 
 
-def test_where_many_wait_it_is_the_crowds_oldest_that_goes_and_no_other(serve):
+def test_oldest_connection_of_the_largest_address_is_closed(serve):
     server = serve(idle=PhaseLimits(100.0, 4))
     alone, crowd = server.connect(), [server.connect(source="127.0.0.2") for _ in range(3)]
     until(lambda: len(server.server._connections) == 4, "that all are there")
@@ -588,7 +584,7 @@ def test_where_many_wait_it_is_the_crowds_oldest_that_goes_and_no_other(serve):
     assert answer(alone) == b"ok"
 
 
-def test_the_thread_that_reads_gives_each_address_the_same_time(serve):
+def test_reading_thread_gives_each_address_the_same_time(serve):
     """Calls of a stranger that are costly to read delay its own next ones; a probe in the same round is read first."""
     server = serve()
     read, cost = [], {"heavy": 0.008, "light": 0.0001}
@@ -626,7 +622,7 @@ def test_addresses_take_turns(serve):
     assert server.paths.index("/one") <= 2, "after one more of the other address, not after forty"
 
 
-def test_those_for_whom_one_client_calls_take_turns(serve):
+def test_owners_of_one_client_take_turns(serve):
     """The API server asks for all tenants by its few addresses."""
     server = serve(threads=1, owner_of=lambda environ: environ["QUERY_STRING"])
     lines = [server.connect() for _ in range(20)]
@@ -642,7 +638,7 @@ def test_those_for_whom_one_client_calls_take_turns(serve):
     assert server.paths.index("/one") <= 2, "after one more of the other, not after twenty"
 
 
-def test_threads_are_busy_once_what_comes_would_wait():
+def test_threads_are_busy_if_a_new_call_would_wait():
     pool, begun, go_on, done = Threads("x", 1), threading.Event(), threading.Event(), threading.Event()
     assert not pool.is_busy, "one can be started"
     pool.submit(lambda: (begun.set(), go_on.wait(PATIENCE)))
@@ -664,7 +660,7 @@ def test_slow_calls_of_one_address_leave_a_thread_for_the_first_call_of_another(
     assert not server.waiting.acquire(blocking=False)
 
 
-def test_more_whole_calls_than_may_wait_are_refused_at_once(serve):
+def test_complete_calls_beyond_the_limit_are_refused_at_once(serve):
     """Of their own address."""
     server = serve(threads=1, busy=2)
     lines = [server.connect() for _ in range(3)]
@@ -681,7 +677,7 @@ def test_more_whole_calls_than_may_wait_are_refused_at_once(serve):
     assert [answer(line) for line in lines[:2]] == [b"ok", b"ok"]
 
 
-def test_a_handshake_in_pieces_is_finished_and_its_client_answered(serve, certificates):
+def test_handshake_in_pieces_is_completed(serve, certificates):
     server = serve(tls(certificates), threads=1)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     secure = client(certificates).wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
@@ -705,7 +701,7 @@ def test_a_handshake_in_pieces_is_finished_and_its_client_answered(serve, certif
             incoming.write(line.recv(65_536))
 
 
-def test_when_a_call_came_is_known_though_it_came_slowly_and_no_thread_was_free(serve):
+def test_arrival_time_of_a_slow_call_is_known(serve):
     server = serve(threads=1)
     slow, waiting = server.connect(), server.connect()
     slow.sendall(b"GET / HTTP/1.1\r\n")
@@ -721,7 +717,7 @@ def test_when_a_call_came_is_known_though_it_came_slowly_and_no_thread_was_free(
     assert server.arrived[1:] == [began + 3, began]
 
 
-def test_what_is_no_call_is_refused_and_its_connection_ends(serve):
+def test_invalid_call_is_refused_and_ends_its_connection(serve):
     server = serve()
     with server.connect() as line:
         line.sendall(b"no call\r\n\r\n")
@@ -775,7 +771,7 @@ class FloodedSocket:
         return self._sock.accept()
 
 
-def test_connections_that_come_without_end_do_not_delay_the_stop(serve):
+def test_endless_new_connections_do_not_delay_the_stop(serve):
     server = serve()
     (number,) = server.server._listeners
     listener = server.server._listeners[number]
@@ -806,7 +802,7 @@ def descriptors() -> dict[int, str]:
     return targets
 
 
-def test_a_server_that_has_ended_leaves_no_descriptor(serve):
+def test_ended_server_leaves_no_descriptor_open(serve):
     before = descriptors()
     server = serve()
     line = server.connect()
@@ -818,7 +814,7 @@ def test_a_server_that_has_ended_leaves_no_descriptor(serve):
     until(lambda: descriptors().keys() <= before.keys(), "that all descriptors are closed")
 
 
-def test_to_stop_a_server_that_has_ended_writes_to_no_descriptor_of_others(serve):
+def test_stop_of_an_ended_server_writes_to_no_descriptor(serve):
     server = serve()
     wake = server.server._wake
     server.stop()
@@ -832,7 +828,7 @@ def test_to_stop_a_server_that_has_ended_writes_to_no_descriptor_of_others(serve
             os.close(descriptor)
 
 
-def test_a_client_is_told_when_its_call_fails_outside_of_the_application(serve, monkeypatch):
+def test_failure_outside_the_application_ends_the_connection(serve, monkeypatch):
     """Such as a logger that fails in the thread that answers: else the client waits, and its place is lost."""
     server = serve()
     monkeypatch.setattr(server.server, "_answer_next", lambda _: 1 / 0)

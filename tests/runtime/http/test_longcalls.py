@@ -33,7 +33,7 @@ class Caller:
 
 
 @CLIENTS
-def test_long_calls_take_no_thread_from_others_and_an_owner_has_one_at_a_time(serve, certificates, secure):
+def test_long_calls_have_own_threads_and_one_per_owner(serve, certificates, secure):
     caller = Caller(serve, certificates, secure=secure)
     lines = [caller.send_call("/long?greedy") for _ in range(3)]
     caller.until_counts(1, 2)
@@ -46,7 +46,7 @@ def test_long_calls_take_no_thread_from_others_and_an_owner_has_one_at_a_time(se
 
 
 @CLIENTS
-def test_a_long_call_that_its_client_gives_up_while_it_waits_is_dropped(serve, certificates, secure):
+def test_abandoned_waiting_long_call_is_dropped(serve, certificates, secure):
     caller = Caller(serve, certificates, secure=secure)
     first, second = caller.send_call("/long?a"), caller.send_call("/long?a")
     caller.until_counts(1, 1)
@@ -58,7 +58,7 @@ def test_a_long_call_that_its_client_gives_up_while_it_waits_is_dropped(serve, c
     assert len(caller.server.paths) == calls, "the application was not called for it again"
 
 
-def test_a_call_after_a_long_one_is_answered_by_a_thread_for_its_kind(serve):
+def test_call_after_a_long_one_gets_its_usual_thread(serve):
     server = serve(threads=1)
     line = server.connect()
     body = "x" * 1000
@@ -76,7 +76,7 @@ def test_a_call_after_a_long_one_is_answered_by_a_thread_for_its_kind(serve):
 
 
 @pytest.mark.parametrize("environ", [{}, {httpcalls.LONG_OWNER: "a"}, {httpcalls.LONG_OWNER: ""}])
-def test_a_call_stays_where_it_is_without_such_threads_and_when_it_was_moved(environ):
+def test_call_is_not_moved_twice_or_without_long_threads(environ):
     httpcalls.move_long_call(environ, "a")
 
 

@@ -120,7 +120,7 @@ def test_the_slow_address_has_threads_of_its_own_and_both_ask_for_certificates(r
     assert {json.loads(line)["component"] for line in server.logged} == {"test"}
 
 
-def test_prompt_calls_wait_for_no_others_and_their_threads_answer_nothing_else(running):
+def test_prompt_calls_have_own_threads(running):
     server = running()
     server.until("app", "start")
     waiting = [threading.Thread(target=get, args=(server.port, "/wait")) for _ in range(2)]
@@ -143,7 +143,7 @@ def get_body(line: http.client.HTTPConnection, path: str) -> str:
     return line.getresponse().read().decode()
 
 
-def test_after_sigterm_who_connects_is_refused_at_once_and_who_was_there_is_answered(running):
+def test_sigterm_refuses_new_clients_and_answers_waiting_ones(running):
     server = running(graceful=60)
     server.until("app", "start")
     length = 100_000
@@ -160,7 +160,7 @@ def test_after_sigterm_who_connects_is_refused_at_once_and_who_was_there_is_answ
     assert server.output == ["app", "start", "waits", "stop"]
 
 
-def test_signals_that_would_start_or_end_workers_change_nothing(running):
+def test_gunicorn_worker_signals_are_ignored(running):
     server = running()
     server.until("app", "start")
     worker = answered_by(server.port)[1]

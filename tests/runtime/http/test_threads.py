@@ -36,7 +36,7 @@ class Pool:
 
 
 @pytest.mark.parametrize("strangers", [1, 4, 16])
-def test_among_n_strangers_an_api_server_gets_its_part_of_the_time(strangers):
+def test_api_server_gets_its_share_among_n_flooding_addresses(strangers):
     """1/(N + 1), by time and not by calls: theirs take a hundred times as long."""
     pool = Pool()
     for i in range(strangers):
@@ -64,7 +64,7 @@ def test_work_that_raises_does_not_end_its_thread():
     assert answered.wait(PATIENCE)
 
 
-def test_a_call_of_an_address_that_was_idle_is_the_next_whatever_waits():
+def test_call_of_an_idle_address_is_next():
     pool = Pool()
     for i in range(16):
         for _ in range(5):
@@ -80,7 +80,7 @@ def test_a_call_of_an_address_that_was_idle_is_the_next_whatever_waits():
     assert first <= 17, "before any stranger has its second call"
 
 
-def test_within_an_address_namespaces_have_the_same_time():
+def test_namespaces_of_an_address_get_the_same_time():
     pool = Pool()
     for _ in range(20):
         pool.submit("fat", 0.4, "10.1.0.1", "fat")
@@ -90,7 +90,7 @@ def test_within_an_address_namespaces_have_the_same_time():
     assert len(order) - order[::-1].index("fair") <= 50 + 2, "all of them after two of the others"
 
 
-def test_a_call_that_is_being_answered_counts_already():
+def test_running_call_is_charged_already():
     """Else an address would have all threads before the first of its calls is over."""
     clock, go_on, running = FakeClock(), threading.Event(), []
     threads = Threads("x", 3, clock)
@@ -177,7 +177,7 @@ def test_an_owner_leaves_a_thread_for_the_other_owners_of_its_address(blocking, 
     until(lambda: len(pool.begun) == 10, "that all are answered at last")
 
 
-def test_cancelled_calls_of_an_address_with_all_its_threads_are_not_waited_for(blocking):
+def test_cancelled_calls_do_not_block_an_address(blocking):
     pool = blocking(3)
     for _ in range(2):
         pool.block("fat", "10.0.0.1")
@@ -190,7 +190,7 @@ def test_cancelled_calls_of_an_address_with_all_its_threads_are_not_waited_for(b
     assert pool.is_answered("10.0.0.1")
 
 
-def test_a_call_that_waits_can_be_cancelled_and_one_that_is_answered_cannot():
+def test_waiting_call_can_be_cancelled_and_running_call_cannot():
     threads, begun, go_on, ran = Threads("x", 1), threading.Event(), threading.Event(), []
     first = threads.submit(lambda: (begun.set(), go_on.wait(PATIENCE)), "a")
     works = [threads.submit(lambda i=i: ran.append(i), "ab"[i % 2], "xyz"[i % 3]) for i in range(12)]

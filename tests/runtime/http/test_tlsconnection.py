@@ -34,7 +34,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def test_each_look_is_at_so_much_and_a_peer_that_never_sends_data_is_gone(ends):
+def test_records_without_data_are_limited(ends):
     ours, theirs = ends
     line = TlsConnection(ours, KeysAgain(ssl.MemoryBIO()))
     for _ in range(3):

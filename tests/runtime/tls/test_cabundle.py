@@ -94,7 +94,7 @@ def test_missing_configuration_is_not_an_error_and_endless_conflict_is():
         world.bundle.ensure_bundle()
 
 
-def test_a_bundle_that_may_be_newer_is_overwritten_only_after_a_look_into_the_store():
+def test_newer_bundle_is_overwritten_only_after_a_store_check():
     world = both()
     bundle, reports = world.bundle, []
     bundle.on_other = lambda: reports.append(True)
@@ -117,7 +117,7 @@ def test_a_bundle_that_may_be_newer_is_overwritten_only_after_a_look_into_the_st
     assert world.bundles() == {newer}
 
 
-def test_where_replicas_learn_a_new_ca_one_after_the_other_both_stay_in_the_bundle():
+def test_bundle_keeps_both_cas_while_replicas_switch():
     """Else each writes its own over the other's, again and again, and half of the calls fail."""
     world = both()
     old, new, expired = (
@@ -149,7 +149,7 @@ def test_no_patch_when_nothing_differs():
     assert bundle_patch({"metadata": {}}, BASE64) == []
 
 
-def test_it_is_asserted_again_after_somebody_dropped_it():
+def test_bundle_is_restored_after_its_removal():
     world = both()
     bundle = world.bundle
     bundle._reflectors = []  # the interval alone
@@ -168,7 +168,7 @@ def test_it_is_asserted_again_after_somebody_dropped_it():
     bundle.stop()
 
 
-def test_it_is_asserted_at_once_when_a_configuration_comes_late_or_loses_it():
+def test_bundle_is_written_at_once_to_new_or_changed_configurations():
     world = World(mutating=configuration(None))
     world.bundle.start()
     world.clock.until_waiting(3)  # a watch of each, and the interval

@@ -9,7 +9,7 @@ from cardwise.runtime.tls.expiry import NAME, Expiry
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
-def test_the_end_of_each_certificate_is_told(tmp_path):
+def test_expiry_of_each_certificate_is_exported(tmp_path):
     authority = new_authority("CA", NOW, timedelta(days=100))
     following = new_authority("next CA", NOW, timedelta(days=900))
     leaf = new_leaf(authority, "part", ["localhost"], KeyPurpose.SERVER, now=NOW, lifetime=timedelta(days=10))

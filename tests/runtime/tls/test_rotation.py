@@ -23,7 +23,7 @@ def test_chain_verifies_for_every_host_with_strict_flags_and_both_sides(tmp_path
         handshake(files, files["ca.crt"], "other.svc", tmp_path)
 
 
-def test_usages_are_what_go_and_openssl_ask_for(tmp_path):
+def test_key_usages_satisfy_go_and_openssl(tmp_path):
     files = rotation.advance_certificates({}, CertificateNeeds(hosts=HOSTS, client=True), Lifetimes(), NOW)
     for name, purpose in (("tls.crt", "sslserver"), ("client.crt", "sslclient")):
         (tmp_path / "ca.crt").write_bytes(files["ca.crt"])
@@ -37,7 +37,7 @@ def test_usages_are_what_go_and_openssl_ask_for(tmp_path):
     assert leaf.not_valid_after_utc - NOW == pytest.approx(timedelta(days=365), abs=timedelta(seconds=2))
 
 
-def test_nothing_changes_while_nothing_is_due():
+def test_no_change_while_nothing_is_due():
     wanted = CertificateNeeds(hosts=HOSTS, client=True)
     files = rotation.advance_certificates({}, wanted, Lifetimes(), NOW)
     assert rotation.advance_certificates(files, wanted, Lifetimes(), NOW + timedelta(days=274)) == files
@@ -46,7 +46,7 @@ def test_nothing_changes_while_nothing_is_due():
     assert renewed["authority.crt"] == files["authority.crt"]
 
 
-def test_other_hosts_make_a_new_leaf_and_keep_the_ca():
+def test_changed_hosts_cause_a_new_leaf_of_the_same_ca():
     files = rotation.advance_certificates({}, CertificateNeeds(hosts=HOSTS), Lifetimes(), NOW)
     changed = rotation.advance_certificates(files, CertificateNeeds(hosts=("new.svc",)), Lifetimes(), NOW)
     assert changed["ca.crt"] == files["ca.crt"]
@@ -57,7 +57,7 @@ def test_other_hosts_make_a_new_leaf_and_keep_the_ca():
     assert same == files
 
 
-def test_replicas_with_names_of_their_own_come_to_one_leaf():
+def test_replicas_with_own_names_converge_to_one_leaf():
     mine, yours = (CertificateNeeds(hosts=("svc", machine)) for machine in ("pod-a", "pod-b"))
     files = rotation.advance_certificates(
         rotation.advance_certificates({}, mine, Lifetimes(), NOW), yours, Lifetimes(), NOW
@@ -71,7 +71,7 @@ def test_replicas_with_names_of_their_own_come_to_one_leaf():
 
 @pytest.mark.parametrize("ahead", [timedelta(days=2), timedelta(days=400), timedelta(days=3000)])
 @pytest.mark.parametrize("existing", [False, True])
-def test_certificates_of_a_clock_that_was_ahead_are_made_anew(tmp_path, ahead, existing):
+def test_certificates_from_a_fast_clock_are_recreated(tmp_path, ahead, existing):
     wanted = CertificateNeeds(hosts=HOSTS, client=True)
     files = rotation.advance_certificates({}, wanted, Lifetimes(), NOW) if existing else {}
     for days in (0, 31):  # long enough for the next CA to be announced, and to be promoted
@@ -86,7 +86,7 @@ def test_certificates_of_a_clock_that_was_ahead_are_made_anew(tmp_path, ahead, e
 
 @pytest.mark.parametrize("name", ["authority.crt", "authority.key", "tls.crt", "tls.key", "ca.crt"])
 @pytest.mark.parametrize("damage", [None, b"", b"garbage"])
-def test_damaged_entries_are_made_anew(tmp_path, name, damage):
+def test_damaged_entries_are_recreated(tmp_path, name, damage):
     wanted = CertificateNeeds(hosts=HOSTS)
     files = rotation.advance_certificates({}, wanted, Lifetimes(), NOW)
     damaged = {key: content for key, content in files.items() if key != name}
@@ -118,7 +118,7 @@ SLOW = Lifetimes.for_slow_clients()
     ],
     ids=str,
 )
-def test_when_the_authority_is_damaged_clients_that_run_are_served_until_they_know_the_next(tmp_path, damage):
+def test_damaged_ca_keeps_serving_until_clients_know_the_next(tmp_path, damage):
     """kube-scheduler: it has read the bundle and its certificate at its start."""
     before = rotation.advance_certificates({}, WANTED, SLOW, NOW - timedelta(days=30))
     running = {name: before[name] for name in ("client.crt", "client.key")}
@@ -141,7 +141,7 @@ def test_when_the_authority_is_damaged_clients_that_run_are_served_until_they_kn
     assert "authority-next.crt" not in files
 
 
-def test_a_certificate_that_ends_before_the_next_authority_is_known_is_made_by_that_one_then():
+def test_expiring_certificate_is_renewed_by_the_announced_ca():
     before = rotation.advance_certificates({}, WANTED, SLOW, NOW)
     files = rotation.advance_certificates(
         damage_files(before, authority_key=None), WANTED, SLOW, NOW + timedelta(days=200)
@@ -155,13 +155,13 @@ def test_a_certificate_that_ends_before_the_next_authority_is_known_is_made_by_t
 
 
 @pytest.mark.parametrize("lost", [None, "authority.key", "authority.crt"])
-def test_what_was_lost_comes_back_from_what_we_had_before(lost):
+def test_lost_files_are_restored_from_the_last_read(lost):
     before = rotation.advance_certificates({}, WANTED, SLOW, NOW)
     stored = {} if lost is None else {name: content for name, content in before.items() if name != lost}
     assert rotation.advance_certificates(stored, WANTED, SLOW, NOW, before=before) == before
 
 
-def test_what_we_had_before_never_takes_the_place_of_another_authority():
+def test_last_read_files_never_replace_another_ca():
     before, others = (rotation.advance_certificates({}, WANTED, SLOW, NOW) for _ in range(2))
     assert rotation.advance_certificates(others, WANTED, SLOW, NOW, before=before) == others
     files = rotation.advance_certificates(damage_files(others, authority_key=None), WANTED, SLOW, NOW, before=before)
@@ -170,7 +170,7 @@ def test_what_we_had_before_never_takes_the_place_of_another_authority():
 
 
 @pytest.mark.parametrize("kind", ["leaf", "no extensions", "may not sign"])
-def test_an_authority_that_clients_do_not_accept_is_none(tmp_path, kind):
+def test_invalid_ca_is_ignored(tmp_path, kind):
     """As `kubectl create secret tls` puts there, and `openssl req -x509` makes."""
     before = rotation.advance_certificates({}, WANTED, SLOW, NOW - timedelta(days=30))
     key = ec.generate_private_key(ec.SECP256R1())
@@ -211,7 +211,7 @@ SINCES = [
 
 
 @pytest.mark.parametrize("since", SINCES, ids=repr)
-def test_an_overlap_whose_beginning_cannot_be_read_begins_again(since):
+def test_unreadable_overlap_start_restarts_the_overlap(since):
     files = announced()
     promoted = rotation.advance_certificates(files, WANTED, SLOW, NOW + SLOW.overlap)
     for name, stored, now in (
@@ -228,7 +228,7 @@ def test_an_overlap_whose_beginning_cannot_be_read_begins_again(since):
         assert name not in over, "it goes on"
 
 
-def test_when_all_authorities_have_ended_there_is_a_new_one(tmp_path):
+def test_new_ca_is_created_when_all_have_expired(tmp_path):
     later = NOW + timedelta(days=20 * 365)
     files = rotation.advance_certificates(announced(), WANTED, SLOW, later)
     assert trusted(files["tls.crt"], files["ca.crt"], later)
@@ -236,7 +236,7 @@ def test_when_all_authorities_have_ended_there_is_a_new_one(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["authority-next.crt", "authority-old.crt", "ca.crt"])
-def test_a_block_that_was_cut_does_not_make_the_bundle_unreadable(name):
+def test_truncated_block_does_not_break_the_bundle(name):
     files = rotation.advance_certificates({}, WANTED, SLOW, NOW)
     cut = files | {name: files["ca.crt"] + certs.new_authority("next", NOW, timedelta(days=9)).cert[:300]}
     if name == "authority-next.crt":
@@ -278,7 +278,7 @@ def test_ca_rotation_keeps_clients_of_the_old_bundle_working(tmp_path):
     assert history[change - 1]["ca.crt"].count(b"BEGIN CERTIFICATE") == 2
 
 
-def test_who_reads_its_certificate_at_its_start_only_may_run_for_a_year():
+def test_client_that_reads_its_files_at_start_can_run_for_a_year():
     """kube-scheduler: fourteen years in steps of two weeks, and at each step one that started up to a year ago."""
     wanted, lifetimes = CertificateNeeds(hosts=HOSTS, client=True), Lifetimes.for_slow_clients()
     files: dict[str, bytes] = {}
@@ -296,7 +296,7 @@ def test_who_reads_its_certificate_at_its_start_only_may_run_for_a_year():
     assert len(authorities) == 2
 
 
-def test_certificates_can_be_renewed_as_often_as_one_likes():
+def test_certificates_can_be_renewed_at_any_period():
     """Ten seconds, for tests; every check lies between two renewals of everything."""
     wanted, lifetimes = CertificateNeeds(hosts=HOSTS), Lifetimes.for_period(timedelta(seconds=10))
     files: dict[str, bytes] = {}

@@ -23,7 +23,7 @@ from tests.runtime.tls.certificates import HOSTS, NOW
 
 
 @pytest.mark.parametrize("existing", [False, True])
-def test_replicas_that_start_at_once_agree(tmp_path, existing):
+def test_replicas_that_start_together_agree(tmp_path, existing):
     api = ApiServer()
     store = SecretStore(api.client(), "ns", "certs")
     if existing:
@@ -58,7 +58,7 @@ def test_directory_store_agrees_too_and_keys_are_private(tmp_path):
     assert not (tmp_path / "0" / "authority.key").exists()
 
 
-def test_run_tells_the_bundle_and_tries_again_after_a_failure(tmp_path, capsys):
+def test_check_reports_the_bundle_and_retries_after_a_failure(tmp_path, capsys):
     class Failing(DirStore):
         failures = 1
 
@@ -134,7 +134,7 @@ class External:
         self.followed.stop()
 
 
-def test_a_ca_that_somebody_else_keeps_is_followed(tmp_path, capsys):
+def test_external_ca_is_followed(tmp_path, capsys):
     external = External(tmp_path)
     first = external.renew("first")
     assert external.followed.ensure_certificates() == external.served() == first
@@ -149,7 +149,7 @@ def test_a_ca_that_somebody_else_keeps_is_followed(tmp_path, capsys):
     assert external.bundles == [first, second, third]
 
 
-def test_a_certificate_is_served_when_its_ca_is_known(tmp_path):
+def test_certificate_is_served_once_its_ca_is_published(tmp_path):
     """Else the API server could call nobody in between."""
     external = External(tmp_path)
     first = external.renew("first")
@@ -171,7 +171,7 @@ def test_a_certificate_is_served_when_its_ca_is_known(tmp_path):
         assert external.served() == third, "where nobody ever knows it, waiting helps nobody"
 
 
-def test_a_certificate_of_a_known_ca_is_served_at_once(tmp_path):
+def test_certificate_of_a_published_ca_is_served_at_once(tmp_path):
     external = External(tmp_path)
     authority = certs.new_authority("same", NOW, timedelta(days=9))
     external.reissue(authority)
@@ -185,7 +185,7 @@ def test_a_certificate_of_a_known_ca_is_served_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("name", "says"), [("ca.crt", "not a readable CA.*; write"), ("tls.crt", "not a readable certificate.*; write")]
 )
-def test_what_is_missing_is_told_by_its_file_with_the_remedy(tmp_path, name, says, content):
+def test_missing_file_error_names_file_and_remedy(tmp_path, name, says, content):
     external = External(tmp_path)
     external.renew()
     (external.directory / name).unlink()
@@ -208,7 +208,7 @@ def test_a_key_of_another_certificate_changes_nothing(tmp_path):
     assert external.served() == first
 
 
-def test_set_whose_directory_was_lost_is_empty_and_can_be_written(tmp_path):
+def test_file_set_without_its_directory_is_empty_and_writable(tmp_path):
     assert filesets.read_files(tmp_path / "nowhere") == {}
     (tmp_path / "..data").symlink_to("..lost")
     assert filesets.read_files(tmp_path) == {}
@@ -216,7 +216,7 @@ def test_set_whose_directory_was_lost_is_empty_and_can_be_written(tmp_path):
     assert filesets.read_files(tmp_path) == {"a": b"1"}
 
 
-def test_set_of_files_is_replaced_whole(tmp_path):
+def test_file_set_is_replaced_atomically(tmp_path):
     """A reader in a loop sees only whole sets."""
     filesets.write_files(tmp_path, {"a": b"0", "b.key": b"0"})
     stop = threading.Event()
@@ -249,7 +249,7 @@ def test_set_of_files_is_replaced_whole(tmp_path):
     assert [name for name in names_left if not name.startswith("..")] == ["a"]
 
 
-def test_a_running_replica_saves_again_what_was_deleted(tmp_path):
+def test_deleted_store_is_saved_again(tmp_path):
     """kube-scheduler has read the bundle at its start, so a new authority would cut it off."""
     api = ApiServer()
     store = SecretStore(api.client(), "ns", "certs")
@@ -264,7 +264,7 @@ def test_a_running_replica_saves_again_what_was_deleted(tmp_path):
     assert store.load().files == before
 
 
-def test_a_deleted_secret_is_back_within_an_hour(tmp_path):
+def test_deleted_secret_is_recreated_within_an_hour(tmp_path):
     """A replica that starts meanwhile would make a new authority: it has nothing else."""
     api, clock = ApiServer(), FakeClock()
     store = SecretStore(api.client(), "ns", "certs")
@@ -304,7 +304,7 @@ def test_only_the_data_of_a_secret_is_replaced(tmp_path):
     assert {name: after["metadata"][name] for name in others} == {name: before["metadata"][name] for name in others}
 
 
-def test_a_secret_that_is_immutable_is_named_with_the_remedy(tmp_path):
+def test_immutable_secret_error_names_the_remedy(tmp_path):
     api = ApiServer()
     store = SecretStore(api.client(), "ns", "certs")
     store.save(certificates.issue_files(NOW - timedelta(days=300)), "")
@@ -314,7 +314,7 @@ def test_a_secret_that_is_immutable_is_named_with_the_remedy(tmp_path):
 
 
 @pytest.mark.parametrize("hours", [-5, 5])
-def test_a_replica_whose_clock_is_wrong_leaves_good_certificates_and_makes_good_ones(tmp_path, capsys, hours):
+def test_wrong_clock_neither_replaces_nor_damages_certificates(tmp_path, capsys, hours):
     """The first of them comes to a Secret that another has just made, the second makes its own."""
     api = ApiServer(clock=FakeClock(wall=NOW))
     wrong = FakeClock(wall=NOW + timedelta(hours=hours))

@@ -33,7 +33,7 @@ def shown(sums, **facts_by_name):
     return sums
 
 
-def test_a_card_that_comes_changes_and_goes():
+def test_card_is_added_changed_and_removed():
     sums = shown(CardSums(KEPT_BACK), a=card("n1"), b=card("n1", 8_000), c=card("n2", 4_000))
     assert sums.class_sizes(None) == CardSizes(MiB(15_900), 2, MiB(3_900), (MiB(15_900), MiB(7_900)))
     sums.on_change("c", card("n2", 4_000), card("n1", 4_000))
@@ -43,12 +43,12 @@ def test_a_card_that_comes_changes_and_goes():
     assert sums.sizes_on({"n2"}, None) == CardSizes()
 
 
-def test_a_class_that_was_edited_is_counted_anew():
+def test_edited_class_is_recounted():
     sums = shown(CardSums(KEPT_BACK), a=card("n1"), b=card("n1", 8_000, "p100"))
     assert [sums.class_sizes(a_class(model)).largest for model in ("t4", "p100", "t4")] == [15_900, 7_900, 15_900]
 
 
-def test_daemons_serve_what_their_cards_say():
+def test_mps_scopes_are_those_of_the_cards():
     sums = shown(CardSums(KEPT_BACK), a=card("n1", mps="card"), b=card("n1", mps="node"), c=card("n2", mps="node"))
     assert sums.mps_scopes() == {"card", "node"}
     sums.on_delete("a", card("n1", mps="card"))
@@ -56,7 +56,7 @@ def test_daemons_serve_what_their_cards_say():
     assert sums.mps_scopes() == {"node"}
 
 
-def test_a_node_that_changes_a_label_again_and_again_has_its_own_cards_looked_at_only(monkeypatch):
+def test_changed_node_recounts_only_its_own_cards(monkeypatch):
     """Each review summed up all cards of the cluster anew."""
     sums = CardSums(KEPT_BACK)
     for node in range(500):
@@ -82,7 +82,7 @@ UNLISTED = [CardSums.unlisted_class_sizes, CardSums.reviewed_class_sizes]
 
 
 @pytest.mark.parametrize("compare", UNLISTED)
-def test_a_class_that_anybody_may_name_is_compared_while_others_go_on(monkeypatch, compare):
+def test_reviewed_class_is_compared_without_the_lock(monkeypatch, compare):
     sums = CardSums(MiB(0))
     shown(sums, a=card("n1"), b=card("n2"))
     free = []
@@ -131,7 +131,7 @@ def test_cards_that_are_equal_for_a_class_are_compared_once(compare, comparisons
     assert len(comparisons) == 64
 
 
-def test_pods_of_one_class_on_chosen_nodes_have_its_cards_compared_once(comparisons):
+def test_cards_of_a_class_on_selected_nodes_are_compared_once(comparisons):
     sums, wanted = many_cards(10), alternatives("uuid", 1)
     for node in range(10):
         assert sums.sizes_on({f"n{node}"}, wanted) == CardSizes()
@@ -150,7 +150,7 @@ def test_pods_of_one_class_on_chosen_nodes_have_its_cards_compared_once(comparis
         ),
     ],
 )
-def test_a_review_of_a_class_has_a_limit_of_work_and_no_answer_beyond(wanted, comparisons, monkeypatch):
+def test_work_for_a_reviewed_class_is_limited(wanted, comparisons, monkeypatch):
     sums, read = many_cards(), Counter()
 
     class Labels(dict):
@@ -166,7 +166,7 @@ def test_a_review_of_a_class_has_a_limit_of_work_and_no_answer_beyond(wanted, co
     assert read["labels"] <= module._MAX_STEPS + len(comparisons) + one_node
 
 
-def test_a_node_with_cards_without_number_counts_with_as_many_as_the_extender_counts():
+def test_cards_per_node_are_limited_as_in_the_extender():
     sums = CardSums(KEPT_BACK)
     for i in range(2 * MAX_CARDS_PER_NODE):
         sums.on_change(f"c{i}", None, card("n1"))
@@ -188,7 +188,7 @@ changes = st.lists(
 
 @pytest.mark.parametrize("model", ["t4", ""])
 @given(changes=changes)
-def test_what_is_kept_is_what_is_counted_from_the_beginning(model, changes):
+def test_cached_sums_equal_a_full_recount(model, changes):
     kept, there = CardSums(MiB(1)), {}
     wanted = a_class(model) if model else None
     for name, new, is_read in changes:

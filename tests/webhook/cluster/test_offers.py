@@ -23,7 +23,7 @@ def offers(**nodes: NodeOffer) -> Offers:
     return node_offers
 
 
-def test_what_is_about_gpus_and_more_than_none_is_kept() -> None:
+def test_offered_gpu_resources_above_zero_are_kept() -> None:
     shared: Any = {"cpu": "8", "cardwise.dev__share": "512", "nvidia.com__gpu": "0", "nvidia.com__mig_1g.5gb": "7"}
     offer = project(node("n1", {"zone": "a"}, **shared))[1]
     assert offer == NodeOffer(frozenset({names.SHARE, "nvidia.com/mig-1g.5gb"}), {"zone": "a"})
@@ -39,7 +39,7 @@ def test_a_name_is_offered_while_a_node_has_it() -> None:
     assert node_offers.resources() == frozenset()
 
 
-def test_a_selector_is_judged_by_nodes_with_cards() -> None:
+def test_selector_is_compared_with_nodes_with_cards() -> None:
     node_offers = offers(n1=with_cards(zone="a", model="k80"), n2=with_cards(zone="b"), n3=NodeOffer())
     assert node_offers.unmatched_entries({}) == node_offers.unmatched_entries({"zone": "a", "model": "k80"}) == ()
     assert node_offers.unmatched_entries({"zone": "c", "model": "k80"}) == ("zone=c",)
@@ -58,7 +58,7 @@ def required(*zones: str) -> dict[str, Any]:
     return {"affinity": {"nodeAffinity": required}}
 
 
-def test_the_nodes_that_selector_and_affinity_leave() -> None:
+def test_nodes_that_match_selector_and_affinity() -> None:
     node_offers = offers(n1=with_cards(zone="a", model="k80"), n2=with_cards(zone="b"), n3=NodeOffer())
     assert node_offers.admitting_nodes({"spec": required("a", "b")}) is None, "none is barred"
     assert node_offers.admitting_nodes({"spec": required("b", "c")}) == {"n2"}
@@ -67,7 +67,7 @@ def test_the_nodes_that_selector_and_affinity_leave() -> None:
     assert node_offers.admitting_nodes({"spec": required(*map(str, range(20)))}) is None, "somebody waits"
 
 
-def test_a_node_cannot_name_so_much_that_each_misspelled_name_is_compared_for_seconds() -> None:
+def test_resources_per_node_are_limited() -> None:
     node_offers = Offers()
     invented = {f"invented.example/gpu-{number}": "1" for number in range(5000)} | {names.SHARE: "1"}
     labels = {f"invented-{number}": "x" for number in range(5000)}

@@ -25,7 +25,7 @@ def new(api: ApiServer, clock: FakeClock) -> FreshList:
     return FreshList(api.client(clock=clock), paths.resourceclasses(), clock)
 
 
-def test_any_number_of_names_costs_one_list_a_second(api: ApiServer, clock: FakeClock, new: FreshList) -> None:
+def test_unknown_names_cause_one_list_per_second(api: ApiServer, clock: FakeClock, new: FreshList) -> None:
     assert [podgroup for i in range(5000) if (podgroup := new.get(f"none.{i}"))] == []
     assert [request.verb for request in api.sent()] == ["list"]
     api.write_object(paths.resourceclasses(), resource_class("late"))
@@ -38,9 +38,7 @@ def test_any_number_of_names_costs_one_list_a_second(api: ApiServer, clock: Fake
     assert len(api.sent()) == 2
 
 
-def test_an_api_server_that_does_not_answer_in_time_is_asked_once_in_five_seconds(
-    api: ApiServer, clock: FakeClock, new: FreshList
-) -> None:
+def test_timed_out_list_is_repeated_after_five_seconds(api: ApiServer, clock: FakeClock, new: FreshList) -> None:
     silence = api.fault(Fault(seconds=math.inf), "list", times=math.inf)
     for _ in range(100):
         with pytest.raises(errors.TimedOut):
@@ -52,7 +50,7 @@ def test_an_api_server_that_does_not_answer_in_time_is_asked_once_in_five_second
     assert new.get("none") is None
 
 
-def test_an_api_server_that_refuses_is_asked_once_a_second(api: ApiServer, clock: FakeClock, new: FreshList) -> None:
+def test_failed_list_is_repeated_after_a_second(api: ApiServer, clock: FakeClock, new: FreshList) -> None:
     api.fault(Fault(status=500), "list", times=2)
     for _ in range(100):
         with pytest.raises(errors.ServerError) as failure:
@@ -80,9 +78,7 @@ def gang_numbers(api: ApiServer, clock: FakeClock) -> GangNumbers:
     return GangNumbers(api.client(clock=clock), clock)
 
 
-def test_a_member_that_says_another_number_is_found_among_those_of_the_gang(
-    api: ApiServer, gang_numbers: GangNumbers
-) -> None:
+def test_conflicting_member_of_the_gang_is_returned(api: ApiServer, gang_numbers: GangNumbers) -> None:
     for pod in (member("a", "3"), member("b", "4"), member("c", "5", namespace="team"), member("d", "6", labels={})):
         api.write_object(paths.pods(), pod)
     api.write_object(paths.pods(), member("0", "7") | {"status": {"phase": "Failed"}})
@@ -102,24 +98,22 @@ def test_a_member_that_says_another_number_is_found_among_those_of_the_gang(
     ],
     ids=["none", "agrees", "says none", "goes", "nonsense", "bare"],
 )
-def test_nobody_says_another_number(api: ApiServer, gang_numbers: GangNumbers, pods: list[dict[str, Any]]) -> None:
+def test_gang_without_a_conflicting_member(
+    api: ApiServer, gang_numbers: GangNumbers, pods: list[dict[str, Any]]
+) -> None:
     for pod in pods:
         api.write_object(paths.pods(), pod)
     assert gang_numbers.conflicting_member("default", "slurp", 3) is None
 
 
-def test_an_api_server_that_does_not_tell_of_members_holds_nobody_up(
-    api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers
-) -> None:
+def test_failing_member_list_admits_the_pod(api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers) -> None:
     api.write_object(paths.pods(), member("a", "4"))
     api.fault(Fault(seconds=60))
     assert gang_numbers.conflicting_member("default", "slurp", 3) is None
     assert clock.now() == 1001
 
 
-def test_a_gang_of_hundreds_is_looked_up_once_in_a_while(
-    api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers
-) -> None:
+def test_members_of_a_large_gang_are_listed_rarely(api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers) -> None:
     api.write_object(paths.pods(), member("a", "3"))
     assert [gang_numbers.conflicting_member("default", "slurp", 3) for _ in range(100)] == [None] * 100
     assert len(api.sent()) == 1
@@ -131,13 +125,13 @@ def test_a_gang_of_hundreds_is_looked_up_once_in_a_while(
     assert gang_numbers.conflicting_member("default", "slurp", 3) == ("a", 5)
 
 
-def test_the_first_of_a_gang_says_nothing_of_those_that_follow(api: ApiServer, gang_numbers: GangNumbers) -> None:
+def test_first_member_is_not_cached_as_agreement(api: ApiServer, gang_numbers: GangNumbers) -> None:
     assert gang_numbers.conflicting_member("default", "slurp", 3) is None
     api.write_object(paths.pods(), member("a", "4"))
     assert gang_numbers.conflicting_member("default", "slurp", 3) == ("a", 4)
 
 
-def test_gangs_cost_ten_look_ups_a_second_in_a_namespace_and_a_hundred_in_all(
+def test_gang_lookups_are_limited_per_namespace_and_in_total(
     api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers
 ) -> None:
     api.write_object(paths.pods(), member("a", "4"))
@@ -153,7 +147,7 @@ def test_gangs_cost_ten_look_ups_a_second_in_a_namespace_and_a_hundred_in_all(
     assert gang_numbers.conflicting_member("default", "slurp", 3) == ("a", 4)
 
 
-def test_a_burst_where_one_second_ends_and_the_next_begins_has_no_look_ups_of_both(clock: FakeClock) -> None:
+def test_lookup_limit_holds_for_any_second(clock: FakeClock) -> None:
     limit = LookupLimit(clock, per_owner=10, total=15)
     assert limit.begin_lookup("early")
     clock.advance(0.9)
@@ -165,7 +159,7 @@ def test_a_burst_where_one_second_ends_and_the_next_begins_has_no_look_ups_of_bo
     assert [limit.begin_lookup("greedy") for _ in range(11)] == [True] * 10 + [False]
 
 
-def test_a_namespace_whose_pods_take_too_long_to_list_stops_no_other(
+def test_slow_namespace_does_not_stop_lookups_of_others(
     api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers
 ) -> None:
     api.write_object(paths.pods(), member("a", "4"))
@@ -180,7 +174,7 @@ def test_a_namespace_whose_pods_take_too_long_to_list_stops_no_other(
 
 
 @pytest.mark.parametrize("fault", [Fault(status=503), Fault(status=429)])
-def test_after_a_failure_of_the_api_server_no_gang_is_looked_up_for_five_seconds(
+def test_api_server_failure_pauses_all_gang_lookups(
     api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers, fault: Fault
 ) -> None:
     api.write_object(paths.pods(), member("a", "4"))
@@ -194,7 +188,7 @@ def test_after_a_failure_of_the_api_server_no_gang_is_looked_up_for_five_seconds
 
 
 @pytest.mark.parametrize("status", [403, 500])
-def test_what_fails_for_one_gang_is_not_repeated_for_five_seconds_and_stops_no_other(
+def test_failed_lookup_pauses_only_its_gang(
     api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers, status: int
 ) -> None:
     api.write_object(paths.pods(), member("a", "4"))
@@ -209,7 +203,7 @@ def test_what_fails_for_one_gang_is_not_repeated_for_five_seconds_and_stops_no_o
 
 
 @pytest.mark.parametrize(("namespaces", "answered"), [(["greedy"], ["team", "other"]), (["greedy", "default"], [])])
-def test_gangs_leave_half_of_the_threads_to_other_reviews_and_a_place_to_other_namespaces(
+def test_concurrent_lookups_are_limited_and_shared_by_namespaces(
     gang_numbers: GangNumbers, monkeypatch: pytest.MonkeyPatch, namespaces: list[str], answered: list[str]
 ) -> None:
     """While the API server is slow, two look-ups wait for it, no third, and never two of one namespace."""
@@ -241,7 +235,7 @@ def test_gangs_leave_half_of_the_threads_to_other_reviews_and_a_place_to_other_n
     assert gang_numbers.conflicting_member("greedy", "slurp", 3) == ("a", 4)
 
 
-def test_namespaces_that_ask_all_the_time_take_no_turn_of_one_that_asks_now_and_then(clock: FakeClock) -> None:
+def test_busy_namespaces_do_not_block_occasional_lookups(clock: FakeClock) -> None:
     limit = LookupLimit(clock, per_owner=10, total=50)
     let_in = Counter[str]()
     turns = threading.Barrier(5)
@@ -261,7 +255,7 @@ def test_namespaces_that_ask_all_the_time_take_no_turn_of_one_that_asks_now_and_
     assert sum(limit.begin_lookup(f"team-{number}") for number in range(1000)) == 49, "a hundred in all"
 
 
-def test_members_that_are_too_large_to_be_read_are_not_compared(api: ApiServer, gang_numbers: GangNumbers) -> None:
+def test_too_large_member_list_admits_the_pod(api: ApiServer, gang_numbers: GangNumbers) -> None:
     """The API server's cache counts no members, so a tenant's fat pods come all at once."""
     for i in range(30):
         api.write_object(paths.pods(), member(f"p{i}", "4") | {"spec": {"containers": [{"args": ["x" * 400_000]}]}})
@@ -278,7 +272,7 @@ def groups(api: ApiServer, clock: FakeClock) -> PodGroups:
 @pytest.mark.parametrize(
     ("resources", "served"), [([{"name": "podgroups"}, {"name": "workloads"}], True), ([{"name": "workloads"}], False)]
 )
-def test_whether_podgroups_are_served_is_asked_once_in_a_while(
+def test_discovery_of_podgroups_is_cached(
     api: ApiServer, clock: FakeClock, groups: PodGroups, resources: list[dict[str, str]], served: bool
 ) -> None:
     api.answers[PODGROUPS] = {"resources": resources}
@@ -295,7 +289,7 @@ def test_without_the_api_there_are_no_podgroups(api: ApiServer, groups: PodGroup
     assert len(api.sent()) == 1
 
 
-def test_an_api_server_that_fails_has_not_said_that_there_are_no_podgroups(
+def test_failed_discovery_raises_instead_of_returning_false(
     api: ApiServer, clock: FakeClock, groups: PodGroups
 ) -> None:
     silence = api.fault(Fault(status=500), times=math.inf)

@@ -100,7 +100,7 @@ def test_any_number_of_namespaces_costs_one_list_while_it_is_fresh(world):
     assert len(world.api.sent()) == 2
 
 
-def test_the_headroom_is_nobodys(world):
+def test_headroom_is_subtracted_from_card_sizes(world):
     for headroom in (500, 6000):
         largest_left = (MiB(16276 - headroom), MiB(max(0, 5632 - headroom)))
         view = ClusterView(world.api.client(clock=world.clock), world.clock, kept_back=MiB(headroom))
@@ -111,7 +111,7 @@ def test_the_headroom_is_nobodys(world):
         view.stop()
 
 
-def test_devices_are_no_cards_and_counted_by_their_classes_only(world):
+def test_devices_are_counted_only_by_class(world):
     cards = [card(0), *(device(i) for i in range(3)), device(0, node="n2"), device(0, kind="fpga")]
     loose = {"metadata": {"name": "loose"}, "spec": {"selector": {"matchLabels": {"room": "cold"}}}}
     world.put_objects(paths.resourceclasses(), loose)
@@ -126,7 +126,7 @@ def test_devices_are_no_cards_and_counted_by_their_classes_only(world):
     assert view.reviewed_class_cards(parsed_class({"kind": "nic"})) == CardSizes()
 
 
-def test_a_class_that_the_watch_has_not_told_of_is_read(world):
+def test_class_missing_in_the_watch_is_read(world):
     view = world.start()
     world.api.hold(paths.resourceclasses())
     world.put_objects(paths.resourceclasses(), resource_class("new"), resource_class("broken", share={"memoryMiB": 0}))
@@ -138,7 +138,7 @@ def test_a_class_that_the_watch_has_not_told_of_is_read(world):
     assert view.resource_class("none") is None
 
 
-def test_quotas_are_those_of_the_namespace_with_what_is_used(world):
+def test_quotas_of_the_namespace_with_their_usage(world):
     hard, used = [{"class": "k80", "shares": 5}], [{"class": "k80", "shares": 3}]
     world.put_objects(
         paths.gpuquotas(), quota("a", "one", hard, used), quota("a", "two", hard), quota("b", "one", hard)
@@ -149,7 +149,7 @@ def test_quotas_are_those_of_the_namespace_with_what_is_used(world):
     assert view.quotas("c") == []
 
 
-def test_what_cannot_be_read_is_skipped_and_said_once(world):
+def test_unparsable_objects_are_skipped_and_logged_once(world):
     broken = resource_class("broken", share={"memoryMiB": 0})
     with structlog.testing.capture_logs() as logs:
         a_class = world.view._make_projection("ResourceClass", classes.parse)
@@ -163,7 +163,7 @@ def test_what_cannot_be_read_is_skipped_and_said_once(world):
     assert "spec.share.memoryMiB" in logs[0]["error"]
 
 
-def test_without_the_crds_of_types_and_quotas_the_webhook_becomes_ready(world):
+def test_webhook_is_ready_without_optional_crds(world):
     world.api.missing = {paths.resourceclasses(), paths.gpuquotas()}
     view = world.view
     assert {text.partition(" ")[0] for text in view.problems()} == {
@@ -178,7 +178,7 @@ def test_without_the_crds_of_types_and_quotas_the_webhook_becomes_ready(world):
     assert view.resource_class("k80") is None
 
 
-def test_without_the_cards_it_does_not(world):
+def test_webhook_is_not_ready_without_cards(world):
     world.api.missing = {paths.extendedresources()}
     world.start([])
     world.clock.step_until(lambda: world.view._card_reflector.errors >= 10, threads=6)
@@ -189,7 +189,7 @@ def limit_range(namespace: str, name: str, *limits: Json) -> Json:
     return {"metadata": {"namespace": namespace, "name": name}, "spec": {"limits": list(limits)}}
 
 
-def test_the_tightest_of_a_namespaces_limit_ranges_counts(world):
+def test_tightest_limit_range_counts(world):
     ranges = [
         limit_range("a", "one", {"type": "Container", "min": {"cpu": "100m"}, "max": {"memory": "2Gi"}}),
         limit_range(
@@ -208,7 +208,7 @@ def test_the_tightest_of_a_namespaces_limit_ranges_counts(world):
     assert view.bounds("c") == Bounds()
 
 
-def test_which_daemons_the_mps_managers_have_is_told_by_the_cards(world):
+def test_mps_scopes_are_read_from_the_cards(world):
     def served(index: int, **mps: object) -> Json:
         return card(index) | {"status": {"health": "Healthy"} | ({"mps": mps} if mps else {})}
 
@@ -224,7 +224,7 @@ def test_which_daemons_the_mps_managers_have_is_told_by_the_cards(world):
     assert view.cards().max_cards == 3
 
 
-def test_a_caller_that_may_be_a_stranger_has_a_bound_of_bindings_that_others_do_not_feel(world):
+def test_bindings_per_unknown_caller_are_limited(world):
     world.api.write_object(paths.pods(), {"metadata": {"name": "p"}, "spec": {"containers": []}})
 
     def pods_shown_to(caller: str, times: int) -> int:

@@ -97,14 +97,12 @@ def test_which_pods_have_it(choice: Any, mode: str, agent_mode: str | None, come
 
 
 @pytest.mark.parametrize(("annotations", "comes"), [({}, False), ({names.MPS: "required"}, True), (ALWAYS, True)])
-def test_where_no_node_has_mps_it_comes_only_to_who_waits_for_it_or_says_so(
-    annotations: dict[str, str], comes: bool
-) -> None:
+def test_agent_without_mps_nodes_only_if_required_or_annotated(annotations: dict[str, str], comes: bool) -> None:
     after, _ = admitted(build.pod(gpu_mem=8138, annotations=annotations), Known())
     assert bool(agents(after)) is comes
 
 
-def test_pods_without_a_share_of_a_card_never_have_it() -> None:
+def test_pods_without_a_share_get_no_agent() -> None:
     rdma = resource_class("rdma", selector={"matchLabels": {"kind": "rdma"}})
     other = Known(known_classes=resource_classes(rdma))
     of_device = build.pod(annotations=ALWAYS)
@@ -116,7 +114,7 @@ def test_pods_without_a_share_of_a_card_never_have_it() -> None:
         assert "volumes" not in after["spec"]
 
 
-def test_another_word_is_refused() -> None:
+def test_unknown_agent_choice_is_refused() -> None:
     message = refused(build.pod(gpu_mem=1, annotations={names.SHARE_AGENT: "yes"}))
     assert (
         message
@@ -124,7 +122,7 @@ def test_another_word_is_refused() -> None:
     )
 
 
-def test_without_an_image_there_is_none_and_who_asked_for_it_is_told() -> None:
+def test_no_agent_without_an_image_and_a_warning_if_requested() -> None:
     after, warnings = admitted(build.pod(gpu_mem=1000), settings=WebhookSettings())
     assert (agents(after), warnings) == ([], ())
     after, (warning,) = admitted(build.pod(gpu_mem=1000, annotations=ALWAYS), settings=WebhookSettings())
@@ -153,7 +151,7 @@ def names_of(pod: Json) -> list[str]:
         ),
     ],
 )
-def test_where_it_stands(init: list[str], after: list[str]) -> None:
+def test_position_of_the_agent(init: list[str], after: list[str]) -> None:
     ours = agent(admitted(build.pod(gpu_mem=1))[0])
     containers = {
         "i": build.container("i"),
@@ -175,7 +173,7 @@ def test_where_it_stands(init: list[str], after: list[str]) -> None:
             assert f"'cardwise.dev/devices.{keys[name]}'" in str(env(container.spec)[names.ENV_VISIBLE_DEVICES])
 
 
-def test_the_parser_takes_the_agent_for_a_container_that_asks_for_nothing() -> None:
+def test_agent_is_parsed_as_a_container_without_a_request() -> None:
     side = sidecar(build.container("side", gpu_mem=64, gpu_count=2))
     after, _ = admitted(build.pod(init=[build.container("i"), side], gpu_mem=1, annotations=ALWAYS))
     pod_request = request.parse_mutated(after)
@@ -188,7 +186,7 @@ def test_the_parser_takes_the_agent_for_a_container_that_asks_for_nothing() -> N
     assert after["metadata"]["annotations"][names.GPU_COUNTS] == "side=2"
 
 
-def test_a_split_share_that_a_copy_brings_stays_with_its_container() -> None:
+def test_copied_split_share_stays_with_its_container() -> None:
     """Of a pod from before the agent was switched on, and back."""
     side = sidecar(build.container("side", gpu_mem=64, gpu_count=2))
     without, _ = admitted(build.pod(init=[side], gpu_mem=1), settings=NEVER)
@@ -206,7 +204,7 @@ def test_a_split_share_that_a_copy_brings_stays_with_its_container() -> None:
     assert not any(mounts(container.spec) for container in request.containers(back))
 
 
-def test_the_copy_of_a_pod_that_asks_for_nothing_any_more_loses_the_agent() -> None:
+def test_copy_without_a_request_loses_the_agent() -> None:
     copy, _ = admitted(build.pod(init=[build.container("i")], gpu_mem=1))
     del copy["spec"]["containers"][0]["resources"]
     after, _ = admitted(copy)
@@ -214,7 +212,7 @@ def test_the_copy_of_a_pod_that_asks_for_nothing_any_more_loses_the_agent() -> N
     assert mounts(after["spec"]["containers"][0]) == []
 
 
-def test_a_forged_agent_is_written_anew() -> None:
+def test_forged_agent_is_replaced() -> None:
     forged = sidecar({"name": "cardwise-agent", "image": "evil", "command": ["cardwise-agent"], "args": ["x"]})
     forged["securityContext"] = {"privileged": True}
     forged["volumeMounts"] = [{"name": "cardwise-share", "mountPath": FOLDER}]
@@ -230,13 +228,13 @@ def test_a_forged_agent_is_written_anew() -> None:
         pytest.param({"containers": [build.container("cardwise-agent", gpu_mem=1)]}, id="container"),
     ],
 )
-def test_the_name_is_ours_where_the_agent_is_to_come(bad: Json) -> None:
+def test_agent_name_is_reserved_in_pods_with_the_agent(bad: Json) -> None:
     pod = build.pod(**({"containers": [build.container(gpu_mem=1)]} | bad))
     message = refused(pod)
     assert ".name: cardwise-agent is reserved for Cardwise's share agent; rename the container" in message
 
 
-def test_the_name_is_nobodys_for_a_share() -> None:
+def test_agent_name_is_refused_for_containers_with_a_share() -> None:
     """The device plugin knows the agent by it."""
     pod = build.pod(containers=[build.container("cardwise-agent", gpu_mem=1)])
     stored = patched(pod, decision_on(pod, settings=NEVER))
@@ -254,7 +252,7 @@ def test_the_name_is_nobodys_for_a_share() -> None:
         ({"hostNetwork": False}, [{"containerPort": 80}], "19477"),
     ],
 )
-def test_metrics_take_no_port_of_the_app(spec: Json, ports: list[Json], port: str) -> None:
+def test_metrics_port_is_off_if_the_app_uses_it(spec: Json, ports: list[Json], port: str) -> None:
     pod = build.pod(gpu_mem=1)
     pod["spec"] |= spec
     pod["spec"]["containers"][0]["ports"] = ports

@@ -43,7 +43,7 @@ def with_volume(pod: Json, volume: Json, *mounted: Json) -> Json:
         ),
     ],
 )
-def test_nobody_else_mounts_at_our_places(volume: Json, mounted: list[Json], says: str) -> None:
+def test_user_mounts_at_reserved_paths_are_refused(volume: Json, mounted: list[Json], says: str) -> None:
     assert says in refused(with_volume(build.pod(gpu_mem=1), volume, *mounted))
 
 
@@ -56,7 +56,7 @@ def test_other_mounts_stay() -> None:
 
 
 @pytest.mark.parametrize("change", ["volume", "mount", "writable", "another's", "agent's"])
-def test_what_another_webhook_changes_later_is_refused(change: str) -> None:
+def test_later_changes_by_another_webhook_are_refused(change: str) -> None:
     stored, _ = admitted(build.pod(containers=[build.container("a", gpu_mem=1), build.container("b")]))
     spec = stored["spec"]
     first, second = spec["containers"]

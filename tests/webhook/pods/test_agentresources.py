@@ -71,7 +71,7 @@ FULL = {"limits": cpu_memory("50m", "64Mi"), "requests": cpu_memory("50m", "64Mi
     ],
 )
 @pytest.mark.parametrize("place", ["containers", "sidecars"])
-def test_it_names_what_every_other_container_names(containers: list[Json], named: Json, place: str) -> None:
+def test_agent_sets_amounts_that_all_containers_set(containers: list[Json], named: Json, place: str) -> None:
     first, *others = containers
     rest = [with_resources(build.container(f"c{i}"), **kinds) for i, kinds in enumerate(others)]
     main = with_resources(build.container(gpu_mem=1), **first)
@@ -93,7 +93,7 @@ def test_an_ordinary_init_container_takes_no_request_away() -> None:
     assert agent(raised)["resources"]["requests"] == cpu_memory("60m", "64Mi"), "a LimitRange holds for it too"
 
 
-def test_where_the_pod_as_a_whole_names_them_it_names_none() -> None:
+def test_agent_sets_no_amounts_with_pod_level_resources() -> None:
     pod = build.pod(containers=[with_resources(build.container(gpu_mem=1), limits=cpu_memory("1", "1Gi"))])
     pod["spec"]["resources"] = {"limits": cpu_memory("2", "2Gi")}
     after, _ = admitted(pod)
@@ -110,7 +110,7 @@ def item(kind: str, **bounds: Json) -> Json:
     return {"type": kind, **bounds}
 
 
-def test_the_largest_minimum_of_a_limit_range_raises_it() -> None:
+def test_limit_range_minimum_raises_the_agents_amounts() -> None:
     ranges = known(
         item("Container", min={"cpu": "60m", "memory": "1Mi", "ephemeral-storage": "1Gi"}),
         item("Container", min={"cpu": "0.1"}),
@@ -134,7 +134,7 @@ def test_the_largest_minimum_of_a_limit_range_raises_it() -> None:
         (item("Container", max={"cpu": "50m"}), ""),
     ],
 )
-def test_a_pod_that_ran_without_it_runs(bounds: Json, says: str) -> None:
+def test_agent_is_left_out_if_a_limit_range_would_refuse_the_pod(bounds: Json, says: str) -> None:
     after, warnings = admitted(GUARANTEED, known(bounds))
     assert bool(agents(after)) is not bool(says)
     assert [says in text for text in warnings] == ([True] if says else [])
@@ -142,7 +142,7 @@ def test_a_pod_that_ran_without_it_runs(bounds: Json, says: str) -> None:
     assert bool(agents(admitted(copy, known(bounds))[0])) is not bool(says)
 
 
-def test_a_pod_is_summed_as_limit_ranges_do() -> None:
+def test_pod_amounts_are_summed_as_by_limit_ranges() -> None:
     """An ordinary init container runs beside the sidecars before it, and before all containers."""
     big = with_resources(build.container("big"), limits=cpu_memory("3", "1Gi"))
     main = with_resources(build.container(gpu_mem=1), limits=cpu_memory("1", "1Gi"))
@@ -204,7 +204,7 @@ def unnamed(pod: Json) -> set[tuple[str, str]]:
 @given(
     st.lists(RESOURCES, min_size=1, max_size=3), st.lists(st.tuples(RESOURCES, st.booleans()), max_size=3)
 )  # fmt: skip
-def test_quality_of_service_autoscalers_and_quotas_see_no_difference(
+def test_agent_changes_neither_qos_nor_autoscaling_nor_quotas(
     containers: list[Json], init: list[tuple[Json, bool]]
 ) -> None:
     first, *others = (

@@ -90,7 +90,7 @@ def test_a_class_by_any_spelling(limits: Json, is_now: Json) -> None:
     assert request.parse_mutated(once) is not None
 
 
-def test_a_split_share_of_a_class_is_told_from_shares_of_one_card() -> None:
+def test_split_share_of_a_class_differs_from_shares_of_one_card() -> None:
     def container_request(limits: Json) -> ContainerRequest:
         parsed = request.parse_mutated(after_mutation(pod(limits)))
         assert parsed is not None
@@ -101,7 +101,7 @@ def test_a_split_share_of_a_class_is_told_from_shares_of_one_card() -> None:
     assert (shares.cards, shares.mem, shares.resource_class) == (1, 10240, "k80-half")
 
 
-def test_a_copied_running_pod_keeps_its_shares_when_the_class_has_changed() -> None:
+def test_copied_pod_keeps_its_shares_after_the_class_changed() -> None:
     once = after_mutation(pod({"k80-half": "2"}))
     larger = Known(known_classes=resource_classes(resource_class("k80-half", share={"memoryMiB": "8Gi"})))
     assert mutated(once, "pods", larger) == once
@@ -114,7 +114,7 @@ def test_a_stale_count_of_a_copied_pod_does_not_split_the_shares() -> None:
     assert pod_request.containers[0].cards == 1
 
 
-def test_the_annotation_is_for_containers_that_name_no_class() -> None:
+def test_class_annotation_is_for_containers_without_a_class() -> None:
     class_annotation = {names.CLASS: K80}
     share, own, none = limits_after({names.GPU_MEM: "64"}, {P100: "1"}, {"cpu": "1"}, annotations=class_annotation)
     assert share == {names.GPU_MEM: "64", K80_KEY: "1", names.SHARE: "1"}
@@ -124,7 +124,7 @@ def test_the_annotation_is_for_containers_that_name_no_class() -> None:
     assert split == [{names.GPU_MEM: "64", K80_KEY: "2", names.SHARE: "1"}]
 
 
-def test_where_nothing_is_asked_the_first_container_gets_one_of_the_class() -> None:
+def test_first_container_gets_one_unit_without_a_request() -> None:
     half = {names.CLASS: "k80-half"}
     assert limits_after({}, {}, annotations=half)[0] == {
         HALF_KEY: "1", names.GPU_MEM: "5120", names.GPU_CORE: "40", names.SHARE: "1",
@@ -138,7 +138,7 @@ def test_where_nothing_is_asked_the_first_container_gets_one_of_the_class() -> N
     assert limits_after({names.NVIDIA_GPU: "1"}, annotations=half) == [{names.NVIDIA_GPU: "1"}], "it has NVIDIA's"
 
 
-def test_the_annotation_is_before_the_defaults_of_the_namespace() -> None:
+def test_class_annotation_takes_precedence_over_namespace_defaults() -> None:
     known = Known(known_classes=CLASSES, namespaces={"default": Defaults("1Gi", "spread")})
     plain = pod({}, annotations={names.CLASS: K80})
     decision = on_defaults(plain, "pods", known)
@@ -155,7 +155,7 @@ def test_the_annotation_is_before_the_defaults_of_the_namespace() -> None:
         ({names.NVIDIA_GPU: "0"}, {names.NVIDIA_GPU: "0"}),
     ],
 )
-def test_nvidia_gpu_is_whole_cards_where_the_setting_says_so(limits: Json, is_now: Json) -> None:
+def test_nvidia_gpu_means_whole_cards_with_the_setting(limits: Json, is_now: Json) -> None:
     assert limits_after(limits, settings=TAKE) == [is_now]
 
 
@@ -167,7 +167,7 @@ def test_nvidia_gpu_is_left_alone_by_default() -> None:
 @pytest.mark.parametrize(
     "name", ["cpu", "memory", "hugepages-2Mi", "gpu", "foo", "requests.cpu", "Not.A.Class", "../x"]
 )
-def test_what_is_no_class_is_left_to_kubernetes(name: str) -> None:
+def test_unknown_bare_names_are_left_to_kubernetes(name: str) -> None:
     plain = pod({name: "1"})
     assert after_mutation(plain) == plain
 
@@ -236,7 +236,7 @@ def test_what_is_no_class_is_left_to_kubernetes(name: str) -> None:
         ),
     ],
 )
-def test_what_can_never_run_is_refused_by_its_field(refused_pod: Json, says: str) -> None:
+def test_impossible_requests_are_refused_with_their_field(refused_pod: Json, says: str) -> None:
     assert says in refusal_of(refused_pod)
 
 
@@ -247,14 +247,14 @@ def test_a_bare_name_in_an_ordinary_init_container_is_refused() -> None:
     )
 
 
-def test_two_types_in_one_pod_are_each_held_against_their_own_cards() -> None:
+def test_each_type_of_a_pod_is_compared_with_its_own_cards() -> None:
     assert refusal_of(pod({K80: "1", names.GPU_MEM: "9000"}, {P100: "1", names.GPU_MEM: "9000"})) == ""
     assert "more than the largest GPU of class" in refusal_of(
         pod({K80: "1", names.GPU_MEM: "9000"}, {K80: "1", names.GPU_MEM: "9000"})
     )
 
 
-def test_at_most_ten_classes_are_named_the_likely_ones_first() -> None:
+def test_refusal_names_the_ten_most_similar_classes() -> None:
     twenty_classes = Known(
         known_classes=resource_classes(*(resource_class(f"class-{i:02}") for i in range(30)), resource_class(K80))
     )
@@ -265,13 +265,13 @@ def test_at_most_ten_classes_are_named_the_likely_ones_first() -> None:
     assert "or one of 21 more" in message
 
 
-def test_a_class_without_a_card_waits_with_a_warning() -> None:
+def test_pod_of_a_class_without_cards_waits_with_a_warning() -> None:
     key = f"{names.CLASS_PREFIX}rare"
     problem = "no GPU of the class is in the cluster now; the pod waits until a node brings one"
     assert warnings(pod({"rare": "1"})) == (f"spec.containers[0].resources.limits[{key}]: {problem}",)
 
 
-def test_what_is_too_large_may_wait_by_the_setting() -> None:
+def test_too_large_pods_wait_with_the_setting() -> None:
     messages = warnings(pod({K80: "1", names.GPU_MEM: "11442"}), WebhookSettings(oversize="wait"))
     assert len(messages) == 1
     assert messages[0].endswith("; the pod waits until a node with such a GPU joins")

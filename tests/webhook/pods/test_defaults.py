@@ -58,9 +58,7 @@ def test_a_namespace_without_a_default_share_changes_no_plain_pod() -> None:
     "known", [Defaults(policy="binpack"), Defaults(policy="fullest")], ids=["a good policy", "a bad policy"]
 )
 @pytest.mark.parametrize("large", [False, True])
-def test_a_pod_that_is_given_nothing_is_not_refused_for_what_pods_with_cards_may_not(
-    known: Defaults, large: bool
-) -> None:
+def test_pod_without_defaults_is_not_refused_by_gpu_rules(known: Defaults, large: bool) -> None:
     """Rule 6: it asks for no card, and gets none."""
     pod = build.pod()
     if large:
@@ -84,13 +82,13 @@ def test_other_namespaces_have_no_defaults() -> None:
         ),
     ],
 )
-def test_bad_defaults_are_told_by_the_namespaces_name(defaults: Defaults, says: str) -> None:
+def test_invalid_defaults_error_names_the_namespace(defaults: Defaults, says: str) -> None:
     decision = decide(build.pod(), Known(namespaces={"team": defaults}))
     assert not decision.allowed
     assert says in decision.message
 
 
-def test_only_a_labelled_namespace_has_opted_in() -> None:
+def test_only_labelled_namespaces_have_defaults() -> None:
     annotations = {names.DEFAULT_GPU_MEM: "1Gi"}
     assert defaults_of({"metadata": {"annotations": annotations}}) is None
     assert defaults_of({"metadata": {"labels": {names.DEFAULTS_LABEL: "disabled"}, "annotations": annotations}}) is None

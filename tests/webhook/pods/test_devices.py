@@ -137,7 +137,7 @@ def test_a_native_sidecar_may_have_the_device_and_the_marker() -> None:
     assert limits(once) == [{}]
 
 
-def test_markers_of_users_go_but_ours_stays_without_a_word() -> None:
+def test_user_markers_are_removed_with_a_warning_and_own_ones_stay() -> None:
     with_markers = pod(
         {RDMA: "1", names.PLACE_MARKER: "7"}, {names.PLACE_MARKER: "1", names.BIND_MARKER: "1", FPGA: "1"}
     )
@@ -160,7 +160,7 @@ def test_markers_of_users_go_but_ours_stays_without_a_word() -> None:
         pytest.param({}, RDMA, None, "removed", id="nothing is asked"),
     ],
 )
-def test_the_annotation_of_a_user_says_nothing(limits: Json, own: str, is_now: str | None, warning: str) -> None:
+def test_device_annotation_of_a_user_is_replaced(limits: Json, own: str, is_now: str | None, warning: str) -> None:
     annotated = pod(limits, annotations={names.DEVICE_CLASSES: own})
     assert class_annotation(after_mutation(annotated)) == is_now
     messages = [text for text in warned(annotated) if names.DEVICE_CLASSES in text]
@@ -168,7 +168,7 @@ def test_the_annotation_of_a_user_says_nothing(limits: Json, own: str, is_now: s
     assert messages == ([message] if warning else [])
 
 
-def test_a_copy_of_a_running_pod_is_placed_anew() -> None:
+def test_copy_of_a_running_pod_is_placed_again() -> None:
     once = after_mutation(pod({RDMA: "1"}))
     held = Assignment({}, {"0": (DeviceShare(RDMA, "rdma-1"),)})
     running = once | {
@@ -182,7 +182,7 @@ def test_a_copy_of_a_running_pod_is_placed_anew() -> None:
     assert "resourceVersion" not in copied["metadata"]
 
 
-def test_a_container_with_devices_only_sees_no_card_whatever_its_image_says() -> None:
+def test_container_with_only_devices_sees_no_card() -> None:
     pods_devices = pod({RDMA: "1"}, {names.GPU_MEM: "64", FPGA: "1"})
     pods_devices["spec"]["containers"][0]["env"] = [
         {"name": "A", "value": "1"},
@@ -198,7 +198,7 @@ def test_a_container_with_devices_only_sees_no_card_whatever_its_image_says() ->
     assert warned(once) == ()
 
 
-def test_what_is_about_cards_is_not_for_pods_without_one() -> None:
+def test_card_settings_do_not_apply_to_pods_without_cards() -> None:
     known = Known(known_classes=CLASSES, namespaces={"default": Defaults("1Gi", "spread")})
     settings = WebhookSettings(runtime_class="nvidia")
     for decide in (on_mutate, on_defaults):
@@ -213,14 +213,14 @@ def test_what_is_about_cards_is_not_for_pods_without_one() -> None:
 # The annotation that names a class.
 
 
-def test_where_nothing_is_asked_the_first_container_gets_the_device_of_the_annotation() -> None:
+def test_first_container_gets_the_annotated_device_without_a_request() -> None:
     once = after_mutation(pod({"cpu": "1"}, {}, annotations={names.CLASS: RDMA}))
     assert limits(once) == [{"cpu": "1", RDMA_KEY: "1"} | SLOT | MARKER, {}]
     assert once["metadata"]["annotations"] == {names.CLASS: RDMA, names.DEVICE_CLASSES: RDMA}
 
 
 @pytest.mark.parametrize("limits", [{names.GPU_MEM: "64"}, {K80: "1"}, {FPGA: "1"}, {names.NVIDIA_GPU: "1"}])
-def test_an_annotation_with_a_class_of_devices_stands_alone(limits: Json) -> None:
+def test_device_class_annotation_excludes_other_classes(limits: Json) -> None:
     (name,) = limits
     key = names.CLASS_PREFIX + name if name in (K80, FPGA) else name
     assert refusal_of(pod(limits, annotations={names.CLASS: RDMA})) == (
@@ -230,7 +230,7 @@ def test_an_annotation_with_a_class_of_devices_stands_alone(limits: Json) -> Non
     )
 
 
-def test_an_annotation_with_a_class_of_gpus_says_nothing_of_devices() -> None:
+def test_gpu_class_annotation_does_not_affect_devices() -> None:
     share, device = limits(
         after_mutation(pod({names.GPU_MEM: "64", RDMA: "1"}, {FPGA: "1"}, annotations={names.CLASS: K80}))
     )
@@ -270,11 +270,11 @@ def test_an_annotation_with_a_class_of_gpus_says_nothing_of_devices() -> None:
         ),
     ],
 )
-def test_what_can_never_run_is_refused_by_its_field(refused_pod: Json, says: str) -> None:
+def test_impossible_requests_are_refused_with_their_field(refused_pod: Json, says: str) -> None:
     assert says in refusal_of(refused_pod)
 
 
-def test_what_is_not_there_yet_waits_with_a_warning() -> None:
+def test_missing_devices_wait_with_a_warning() -> None:
     key = f"spec.containers[0].resources.limits[{names.CLASS_PREFIX}nic]"
     assert validated(after_mutation(pod({"nic": "1"}))).warnings == (
         f"{key}: no device of the class is in the cluster now; the pod waits until a node brings one",
@@ -285,7 +285,7 @@ def test_what_is_not_there_yet_waits_with_a_warning() -> None:
     assert device.endswith("(2); the pod waits until a node with such a device joins")
 
 
-def test_a_node_name_is_refused_and_a_binding_is_the_extenders() -> None:
+def test_node_name_and_foreign_bindings_are_refused() -> None:
     once = after_mutation(pod({RDMA: "1"}))
     named = once | {"spec": once["spec"] | {"nodeName": "n1"}}
     assert validated(named).message.startswith("spec.nodeName: ")
@@ -295,7 +295,7 @@ def test_a_node_name_is_refused_and_a_binding_is_the_extenders() -> None:
 
 
 @pytest.mark.parametrize("now", [None, f"{K80},{RDMA}", FPGA])
-def test_another_webhook_does_not_get_the_annotation_past_us(now: str | None) -> None:
+def test_device_annotation_of_another_webhook_is_refused(now: str | None) -> None:
     once = after_mutation(pod({RDMA: "1", K80: "1"}))
     kept = {key: text for key, text in once["metadata"]["annotations"].items() if key != names.DEVICE_CLASSES}
     changed = once | {
@@ -340,7 +340,7 @@ def test_a_class_is_of_gpus_or_of_devices(manifest: Json, says: str) -> None:
     assert classed(manifest).message.startswith(says)
 
 
-def test_the_author_of_a_class_hears_of_a_selector_of_no_device_and_of_a_change_of_kind() -> None:
+def test_class_author_is_warned_about_no_match_and_changed_kind() -> None:
     assert classed(device_class(RDMA_ONLY)).warnings == (
         "spec.selector: does not match any device now; pods that request mine wait until one comes",
     )
@@ -359,7 +359,7 @@ def test_the_author_of_a_class_hears_of_a_selector_of_no_device_and_of_a_change_
     )
 
 
-def test_a_gpuquota_does_not_count_devices_and_says_what_does() -> None:
+def test_gpuquota_refuses_device_classes_with_the_remedy() -> None:
     quota = {"metadata": {"namespace": "a", "name": "q"}, "spec": {"hard": [{"class": RDMA, "shares": 1}]}}
     decision = on_validate(quota, "gpuquotas", KNOWN)
     assert decision.message == (

@@ -21,7 +21,7 @@ def by_name(env: list[Json]) -> dict[str, Json]:
     return {entry["name"]: entry for entry in env}
 
 
-def test_everything_the_container_should_see_is_there() -> None:
+def test_container_gets_all_variables() -> None:
     env, overridden = merge_entries([], SHARE, env_from=False)
     assert overridden == []
     paths = {
@@ -41,12 +41,12 @@ def test_everything_the_container_should_see_is_there() -> None:
     }
 
 
-def test_whole_cards_learn_their_size_after_placement() -> None:
+def test_whole_card_size_is_set_after_placement() -> None:
     variable = by_name(own_entries(WHOLE))[names.CONTAINER_MEM]
     assert variable == from_annotation(names.CONTAINER_MEM, "cardwise.dev/mem-limit-mib.init-1")
 
 
-def test_a_users_value_is_replaced_and_the_others_come_after_ours() -> None:
+def test_user_values_are_replaced_and_other_entries_follow() -> None:
     existing = [
         {"name": "A", "value": "1"},
         {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
@@ -69,7 +69,7 @@ def test_a_users_value_is_replaced_and_the_others_come_after_ours() -> None:
     assert "value" not in by_name(env)["NVIDIA_VISIBLE_DEVICES"]
 
 
-def test_who_chooses_among_cards_that_the_container_does_not_see_is_warned() -> None:
+def test_harmful_cuda_visible_devices_gets_a_warning() -> None:
     def warnings_for(text: str, **amounts: int) -> tuple[str, ...]:
         container = build.container("a", **amounts)
         container["env"] = [{"name": "CUDA_VISIBLE_DEVICES", "value": text}]
@@ -85,12 +85,12 @@ def test_who_chooses_among_cards_that_the_container_does_not_see_is_warned() -> 
     assert warnings_for("$(ALIYUN_COM_GPU_MEM_IDX)", gpu_mem=100) != (), "the node's numbers, not the container's"
 
 
-def test_a_misspelled_annotation_is_told_with_what_was_meant() -> None:
+def test_misspelled_annotation_gets_a_suggestion() -> None:
     warnings = mutate(build.pod(gpu_mem=100, annotations={"cardwise.dev/polcy": "binpack"})).warnings
     assert warnings == ("metadata.annotations[cardwise.dev/polcy]: removed; did you mean cardwise.dev/policy?",)
 
 
-def test_a_users_own_variable_may_name_ours() -> None:
+def test_user_variables_may_refer_to_own_ones() -> None:
     """Kubernetes expands what stands before."""
     used = {"name": "OPTIONS", "value": "--fraction=$(CARDWISE_MEM_FRACTION)"}
     env, _ = merge_entries([used], SHARE, env_from=False)
@@ -98,7 +98,7 @@ def test_a_users_own_variable_may_name_ours() -> None:
     assert merge_entries(env, SHARE, env_from=False) == (env, [])
 
 
-def test_our_own_entries_are_replaced_without_a_word() -> None:
+def test_own_entries_are_replaced_without_a_warning() -> None:
     env, _ = merge_entries([], SHARE, env_from=False)
     moved = ContainerRequest(key="1", name="main", cards=1, mem=MiB(64))
     again, overridden = merge_entries(env, moved, env_from=False)
@@ -107,7 +107,7 @@ def test_our_own_entries_are_replaced_without_a_word() -> None:
 
 
 @pytest.mark.parametrize("name", ["XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"])
-def test_the_users_own_choice_for_jax_stays(name: str) -> None:
+def test_users_jax_fraction_stays(name: str) -> None:
     own = {"name": name, "value": ".3"}
     env, overridden = merge_entries([own], SHARE, env_from=False)
     assert overridden == []

@@ -45,26 +45,26 @@ def test_the_hook_is_mounted_read_only_from_what_the_agent_lays_out() -> None:
 
 
 @pytest.mark.parametrize("pod", [hooked("off"), build.pod(gpu_mem=1)], ids=["off", "nothing said"])
-def test_it_is_opt_in(pod: Json) -> None:
+def test_hook_is_opt_in(pod: Json) -> None:
     after, _ = admitted(pod)
     assert not has_hook(main(after))
     assert "PYTHONPATH" not in env(main(after))
     assert shareagent.HOOK_ENV not in env(agent(after))
 
 
-def test_a_list_says_which() -> None:
+def test_hook_annotation_lists_frameworks() -> None:
     after, _ = admitted(hooked("torch, jax,torch"))
     assert env(main(after))[share.ENV_FRAMEWORKS]["value"] == "torch,jax"
 
 
 @pytest.mark.parametrize("choice", ["pytorch", "", "torch,,jax", "ON"])
-def test_unknown_ones_are_refused_with_those_there_are(choice: str) -> None:
+def test_unknown_frameworks_error_lists_the_known_ones(choice: str) -> None:
     message = refused(hooked(choice))
     assert message.startswith(f"{FIELD}: ")
     assert "write on, off, or some of: tensorflow, torch, jax, cupy, onnxruntime" in message
 
 
-def test_the_namespace_gives_it_and_the_pod_goes_before() -> None:
+def test_pod_annotation_takes_precedence_over_the_namespace() -> None:
     known = Known(namespaces={"team": Defaults(frameworks="jax")})
     after, _ = admitted(build.pod(gpu_mem=1), known, namespace="team")
     assert env(main(after))[share.ENV_FRAMEWORKS]["value"] == "jax"
@@ -77,13 +77,13 @@ def test_the_namespace_gives_it_and_the_pod_goes_before() -> None:
     )
 
 
-def test_it_brings_the_agent_along() -> None:
+def test_hook_requires_the_agent() -> None:
     after, _ = admitted(hooked(), settings=OFF)
     assert has_hook(main(after))
     assert len(agents(after)) == 1
 
 
-def test_where_the_agent_cannot_come_the_user_is_told() -> None:
+def test_hook_without_the_agent_gets_a_warning() -> None:
     never = hooked()
     never["metadata"]["annotations"][names.SHARE_AGENT] = "never"
     for pod, settings, reason in ((never, OFF, "says never"), (hooked(), WebhookSettings(), "--share-agent-image")):
@@ -94,7 +94,7 @@ def test_where_the_agent_cannot_come_the_user_is_told() -> None:
         assert "PYTHONPATH" not in env(main(after))
 
 
-def test_only_containers_with_a_part_of_a_card_have_it() -> None:
+def test_only_containers_with_a_share_get_the_hook() -> None:
     pod = hooked(containers=[build.container("a", gpu_mem=1), build.container("b"), build.container("c", gpu_count=1)])
     after, _ = admitted(pod)
     assert [has_hook(container) for container in after["spec"]["containers"]] == [True, False, False]
@@ -119,7 +119,7 @@ def test_the_containers_own_path_comes_first(own: str, after: str) -> None:
     assert [entry["name"] for entry in container["env"]][-2:] == ["PYTHONPATH", "A"]
 
 
-def test_a_path_that_comes_from_elsewhere_is_left_and_told() -> None:
+def test_pythonpath_from_another_source_gets_a_warning() -> None:
     pod = hooked()
     source = {"configMapKeyRef": {"name": "x", "key": "y"}}
     main(pod)["env"] = [{"name": "PYTHONPATH", "valueFrom": source}]
@@ -135,7 +135,7 @@ def test_the_containers_own_switch_wins() -> None:
     assert env(main(admitted(pod)[0]))[share.ENV_FRAMEWORKS]["value"] == "off"
 
 
-def test_the_copy_of_a_pod_that_does_without_loses_the_mount() -> None:
+def test_copy_without_the_hook_loses_its_mount() -> None:
     copy, _ = admitted(hooked())
     copy["metadata"]["annotations"][names.FRAMEWORKS] = "off"
     after, _ = admitted(copy)

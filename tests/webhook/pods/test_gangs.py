@@ -132,7 +132,7 @@ def test_a_podgroup_of_kubernetes_is_a_gang_of_pods_that_ask_for_something() -> 
     assert f'"{names.GANG}"' in json.dumps(decision.patch), "now it asks"
 
 
-def test_where_no_podgroups_are_served_the_field_says_nothing() -> None:
+def test_scheduling_group_is_ignored_without_podgroups() -> None:
     """The API server drops it from the pod after this webhook has seen it."""
     known = Known(native=False)
     first = on_mutate(native(), "pods", known)
@@ -146,7 +146,7 @@ def test_where_no_podgroups_are_served_the_field_says_nothing() -> None:
     assert validated(member, known).allowed
 
 
-def test_a_podgroup_of_kubernetes_with_a_name_that_no_label_takes_is_refused() -> None:
+def test_podgroup_with_an_invalid_label_value_is_refused() -> None:
     message = refusal(native("x" * 64))
     assert message.startswith("spec.schedulingGroup.podGroupName: 'xxx")
     assert message.endswith("give the PodGroup a name of 63 characters at most")
@@ -159,13 +159,13 @@ def test_a_pod_of_a_podgroup_of_kubernetes_for_another_scheduler_is_in_no_gang()
     assert "schedulingGates" not in after_mutation(member)["spec"]
 
 
-def test_gates_of_others_stay() -> None:
+def test_other_gates_stay() -> None:
     gated = pod()
     gated["spec"]["schedulingGates"] = [{"name": "example.com/later"}]
     assert after_mutation(gated)["spec"]["schedulingGates"] == [{"name": "example.com/later"}, GATE]
 
 
-def test_a_member_that_asks_for_nothing_comes_to_the_extender_by_markers() -> None:
+def test_member_without_a_request_gets_markers() -> None:
     member = after_mutation(server())
     assert limits(member) == [MARKERS, {}]
     assert "env" not in member["spec"]["containers"][0], "nothing of a GPU is its"
@@ -173,7 +173,7 @@ def test_a_member_that_asks_for_nothing_comes_to_the_extender_by_markers() -> No
     assert validated(member).message == ""
 
 
-def test_a_member_with_devices_alone_has_the_slot_and_one_marker() -> None:
+def test_member_with_only_devices_gets_slot_and_one_marker() -> None:
     known = Known(known_classes=RDMA)
     member = pod(containers=[{"name": "a"}, {"name": "b", "resources": {"limits": {"rdma": "1"}}}])
     plain, device = limits(after_mutation(member, known))
@@ -196,7 +196,7 @@ def test_a_copy_of_a_running_member_is_gated_again() -> None:
         assert "resourceVersion" not in again["metadata"]
 
 
-def test_a_node_name_of_the_user_is_refused_before_kubernetes_speaks_of_gates() -> None:
+def test_node_name_of_a_member_is_refused() -> None:
     for member in (pod(), server()):
         member["spec"]["nodeName"] = "n1"
         assert refusal(member) == (
@@ -205,7 +205,7 @@ def test_a_node_name_of_the_user_is_refused_before_kubernetes_speaks_of_gates() 
         )
 
 
-def test_gate_label_and_markers_of_a_pod_in_no_gang_go_with_a_warning() -> None:
+def test_gate_label_and_markers_without_a_gang_are_removed() -> None:
     loner = server(annotations={}, labels={names.GANG: "slurp", "mine": "x"})
     loner["spec"]["schedulingGates"] = [GATE, {"name": "mine"}]
     loner["spec"]["containers"][0]["resources"] = {"limits": dict(MARKERS)}
@@ -220,7 +220,7 @@ def test_gate_label_and_markers_of_a_pod_in_no_gang_go_with_a_warning() -> None:
     assert validated(alone).allowed
 
 
-def test_the_label_is_the_name_that_the_pod_says() -> None:
+def test_gang_label_is_the_name_in_the_pod() -> None:
     member = pod(labels={names.GANG: "other"})
     assert after_mutation(member)["metadata"]["labels"] == {names.GANG: "slurp"}
     assert warned(member) == (
@@ -228,7 +228,7 @@ def test_the_label_is_the_name_that_the_pod_says() -> None:
     )
 
 
-def test_pods_for_schedulers_that_do_not_ask_the_extender_are_in_no_gang() -> None:
+def test_pods_of_other_schedulers_are_in_no_gang() -> None:
     for member in (pod(), pod({}, {names.COSCHEDULING: "a"})):
         member["spec"]["schedulerName"] = "volcano"
         assert "schedulingGates" not in after_mutation(member)["spec"]
@@ -250,7 +250,7 @@ def test_exempt_namespaces_have_no_gangs() -> None:
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_a_pod_that_is_given_our_scheduler_is_in_the_gang_that_it_names_there(native: bool) -> None:
+def test_pod_with_the_assigned_scheduler_joins_its_gang(native: bool) -> None:
     """Another scheduler with gangs of its own runs under the name of Kubernetes' default."""
     settings = WebhookSettings(scheduler="ours", gang_schedulers=frozenset({"ours"}))
     asking = build.pod(gpu_mem=100) if native else pod(gpu_mem=100)
@@ -268,7 +268,7 @@ _GROUPS = st.dictionaries(st.sampled_from(_KEYS), st.sampled_from(["2", "3", "a"
 
 
 @given(PODS, _GROUPS, _GROUPS, st.lists(st.sampled_from([GATE, {"name": "mine"}]), max_size=2, unique_by=str))
-def test_any_pod_is_in_the_gang_that_it_names_and_in_no_other(
+def test_pod_is_only_in_the_gang_that_it_names(
     asking: Json, annotations: Json, labels: Json, gates: list[Json]
 ) -> None:
     metadata = asking["metadata"] | {"annotations": asking["metadata"]["annotations"] | annotations, "labels": labels}
@@ -307,7 +307,7 @@ def test_any_pod_is_in_the_gang_that_it_names_and_in_no_other(
         ),
     ],
 )
-def test_groups_that_cannot_be_are_refused(annotations: Json, says: str) -> None:
+def test_impossible_gangs_are_refused(annotations: Json, says: str) -> None:
     for member in (pod(GROUP | annotations), server(annotations=GROUP | annotations)):
         assert says in refusal(member)
 
@@ -320,7 +320,7 @@ def test_a_number_without_a_name_is_refused() -> None:
     )
 
 
-def test_another_number_than_that_of_living_members_is_refused() -> None:
+def test_conflicting_gang_size_is_refused() -> None:
     known = Known(numbers={"default/slurp": ("slurp-0", 4)})
     assert refusal(pod(), known) == (
         f"{NUM}: 3 differs from the number of pod slurp-0 of the same gang, 4; write 4, or another {names.GROUP_NAME}"
@@ -337,7 +337,7 @@ def test_another_number_than_that_of_living_members_is_refused() -> None:
         assert refusal(other, known) == ""
 
 
-def test_what_is_said_twice_and_differs_is_a_warning_and_the_annotation_holds() -> None:
+def test_different_label_and_annotation_get_a_warning() -> None:
     member = pod(GROUP, {names.GROUP_NAME: "other", names.GROUP_NUM: "5", names.COSCHEDULING: "third"})
     assert core.gang_of(after_mutation(member)) == Membership(name="slurp", minimum=3)
     assert warned(member) == (
@@ -348,7 +348,7 @@ def test_what_is_said_twice_and_differs_is_a_warning_and_the_annotation_holds() 
     assert warned(pod(GROUP, GROUP | {names.COSCHEDULING: "slurp"})) == ()
 
 
-def test_a_member_that_another_webhook_has_bent_is_refused() -> None:
+def test_member_changed_by_another_webhook_is_refused() -> None:
     member = after_mutation(server())
     ungated = member | {"spec": member["spec"] | {"schedulingGates": []}}
     relabelled = member | {"metadata": member["metadata"] | {"labels": {names.GANG: "other"}}}
@@ -381,12 +381,12 @@ ORDERED = (
 
 
 @pytest.mark.parametrize("spec", [{}, {"podManagementPolicy": "OrderedReady"}])
-def test_a_stateful_set_that_makes_its_pods_one_by_one_is_refused(spec: Json) -> None:
+def test_ordered_stateful_set_of_a_gang_is_refused(spec: Json) -> None:
     assert judged(workload(replicas=3, **spec), "statefulsets").message == ORDERED
     assert judged(workload(replicas=0, **spec), "statefulsets").message == ORDERED, "it will be scaled"
 
 
-def test_a_stateful_set_that_can_be_whole_is_not() -> None:
+def test_parallel_stateful_set_of_a_gang_is_admitted() -> None:
     assert judged(workload(replicas=3, podManagementPolicy="Parallel"), "statefulsets") == Decision()
     alone = workload(annotations=GROUP | {names.GROUP_NUM: "1"}, replicas=3)
     assert judged(alone, "statefulsets") == Decision()
@@ -396,7 +396,7 @@ def test_a_stateful_set_that_can_be_whole_is_not() -> None:
     assert judged(workload(annotations={}, replicas=3), "statefulsets") == Decision()
 
 
-def test_where_a_podgroup_says_the_number_it_is_a_warning() -> None:
+def test_ordered_stateful_set_without_a_size_gets_a_warning() -> None:
     decision = judged(workload(annotations={names.GROUP_NAME: "slurp"}, replicas=3), "statefulsets")
     assert decision.allowed
     without_number, ordered = decision.warnings
@@ -406,7 +406,7 @@ def test_where_a_podgroup_says_the_number_it_is_a_warning() -> None:
     )
 
 
-def test_what_was_stored_so_may_be_updated_and_what_is_new_may_not() -> None:
+def test_existing_errors_are_warnings_at_an_update() -> None:
     stored = workload(replicas=3)
     decision = judged(workload(replicas=4), "statefulsets", old=stored)
     assert (decision.allowed, decision.warnings) == (True, (ORDERED,))
@@ -427,7 +427,7 @@ def test_what_was_stored_so_may_be_updated_and_what_is_new_may_not() -> None:
         ("cronjobs", {"parallelism": 2}, "spec.jobTemplate.spec.parallelism", 2),
     ],
 )
-def test_a_workload_that_makes_too_few_pods_hears_so(resource: str, spec: Json, field: str, pod_count: int) -> None:
+def test_workload_with_too_few_pods_gets_a_warning(resource: str, spec: Json, field: str, pod_count: int) -> None:
     decision = judged(workload(resource, **spec), resource)
     advice = f"fine if other workloads create the remaining {3 - pod_count}"
     text = f"{field}: gang slurp needs 3 pods to start, and this workload creates {pod_count}; {advice}"
@@ -444,11 +444,11 @@ def test_a_workload_that_makes_too_few_pods_hears_so(resource: str, spec: Json, 
         ("podtemplates", {}),
     ],
 )
-def test_other_workloads_hear_nothing(resource: str, spec: Json) -> None:
+def test_other_workloads_get_no_warning(resource: str, spec: Json) -> None:
     assert judged(workload(resource, **spec), resource) == Decision()
 
 
-def test_a_bad_group_in_a_template_is_refused_where_it_is_written() -> None:
+def test_invalid_gang_in_a_template_error_names_the_field() -> None:
     bad = GROUP | {names.GROUP_NUM: "0"}
     assert judged(workload(annotations=bad)).message.startswith(
         f"spec.template.metadata.annotations[{names.GROUP_NUM}]: 0 is out of range"
@@ -460,7 +460,7 @@ def test_a_bad_group_in_a_template_is_refused_where_it_is_written() -> None:
     assert warning.startswith(f"spec.template.metadata.labels[{names.GROUP_NUM}]: 4 differs from the annotation")
 
 
-def test_nobody_is_told_of_what_a_controller_made_or_what_is_not_ours() -> None:
+def test_controlled_and_foreign_workloads_get_no_warning() -> None:
     owned = workload("replicasets", replicas=1)
     owned["metadata"]["ownerReferences"] = [{"kind": "Deployment", "name": "d", "controller": True}]
     assert judged(owned, "replicasets") == Decision()

@@ -31,19 +31,19 @@ def mode(pod: Json) -> str | None:
     return stored_mode
 
 
-def test_the_names_are_those_of_the_core() -> None:
+def test_mode_names_match_the_core() -> None:
     assert {names.MPS, names.SM_PERCENT, names.SHARE_AGENT, names.FRAMEWORKS} <= names.USER_ANNOTATIONS
     assert (mps.MODE, mps.SM_PERCENT) == (names.MPS, names.SM_PERCENT)
 
 
 @pytest.mark.parametrize("own_mode", list(Mode))
-def test_the_pods_own_word_stays(own_mode: str) -> None:
+def test_annotated_mode_stays(own_mode: str) -> None:
     after, _ = admitted(saying(own_mode), settings=WebhookSettings(mps=Mode.REQUIRED))
     assert mode(after) == own_mode
 
 
 @pytest.mark.parametrize("default_mode", list(Mode))
-def test_the_setting_is_noted_on_pods_that_hold_a_card_and_on_no_other(default_mode: Mode) -> None:
+def test_default_mode_is_annotated_on_pods_with_cards_only(default_mode: Mode) -> None:
     settings = WebhookSettings(mps=default_mode)
     assert mode(admitted(saying(), settings=settings)[0]) == default_mode
     assert mode(admitted(saying(gpu_count=1), settings=settings)[0]) == default_mode
@@ -51,7 +51,7 @@ def test_the_setting_is_noted_on_pods_that_hold_a_card_and_on_no_other(default_m
     assert mode(admitted(plain, settings=settings)[0]) is None
 
 
-def test_the_namespace_goes_before_the_setting_and_the_pod_before_both() -> None:
+def test_mode_precedence_is_pod_namespace_setting() -> None:
     known = Known(namespaces={"team": Defaults(mps="required")}, scopes=frozenset({"card"}))
     assert mode(admitted(saying(), known, namespace="team")[0]) == "required"
     assert mode(admitted(saying("off"), known, namespace="team")[0]) == "off"
@@ -60,7 +60,7 @@ def test_the_namespace_goes_before_the_setting_and_the_pod_before_both() -> None
     assert mode(admitted(out, known, namespace="team")[0]) == "preferred"
 
 
-def test_an_unknown_word_is_refused_with_the_ones_there_are() -> None:
+def test_unknown_mode_error_lists_the_modes() -> None:
     assert refused(saying("on")) == f"{FIELD}: 'on' is not a mode of MPS; write one of: off, preferred, required"
     known = Known(namespaces={"team": Defaults(mps="yes")})
     message = decision_on(saying(), known, namespace="team").message
@@ -85,9 +85,7 @@ def judged_in(namespace: str, pod: Json, known: Known, settings: WebhookSettings
         ("preferred", "", "preferred"),
     ],
 )
-def test_a_pod_may_only_ask_for_more_isolation_than_the_administrators_do(
-    setting: str, namespace: str, bound: str
-) -> None:
+def test_pod_may_only_strengthen_the_minimum_mode(setting: str, namespace: str, bound: str) -> None:
     settings = replace(SETTINGS, min_mps=Mode(setting))
     known = Known(namespaces={"team": Defaults(min_mps=namespace)}, scopes=frozenset({"card"}))
     for own_mode in Mode:
@@ -99,7 +97,7 @@ def test_a_pod_may_only_ask_for_more_isolation_than_the_administrators_do(
     assert mode(admitted(saying(), known, settings, "team")[0]) == bound, "so does who says nothing"
 
 
-def test_to_opt_out_of_defaults_or_to_wait_for_other_nodes_is_no_way_round_it() -> None:
+def test_minimum_mode_cannot_be_bypassed() -> None:
     known = Known(namespaces={"team": Defaults(min_mps="required")}, scopes=frozenset({"card"}))
     out = saying("off")
     out["metadata"]["annotations"][names.DEFAULTS_OPT_OUT] = "disabled"
@@ -109,7 +107,7 @@ def test_to_opt_out_of_defaults_or_to_wait_for_other_nodes_is_no_way_round_it() 
         assert "is less than the required" in judged_in("team", pod, known, settings).message
 
 
-def test_who_has_whole_cards_only_shares_them_with_nobody_and_is_free() -> None:
+def test_minimum_mode_does_not_apply_to_whole_cards() -> None:
     settings = replace(SETTINGS, min_mps=Mode.REQUIRED)
     after, _ = admitted(saying("off", gpu_count=2), PER_CARD, settings)
     assert mode(after) == "off"
@@ -120,7 +118,7 @@ def test_who_has_whole_cards_only_shares_them_with_nobody_and_is_free() -> None:
     assert "is less than the required" in judged_in("team", mixed, PER_CARD, settings).message
 
 
-def test_a_least_mode_that_is_none_is_refused_where_it_is_written() -> None:
+def test_invalid_minimum_mode_error_names_the_namespace_annotation() -> None:
     known = Known(namespaces={"team": Defaults(min_mps="much")})
     assert "'much' is not a mode of MPS" in decision_on(saying(), known, namespace="team").message
 
@@ -130,7 +128,7 @@ def percent(pod: Json) -> str | None:
     return stored_percent
 
 
-def test_what_the_percentage_is_taken_from_is_noted_where_it_is_not_the_usual() -> None:
+def test_percentage_source_is_annotated_if_not_the_default() -> None:
     by_memory = WebhookSettings(sm_percent=SmPercent.MEMORY)
     assert percent(admitted(saying())[0]) is None
     assert percent(admitted(saying(), settings=by_memory)[0]) == "memory"
@@ -145,7 +143,7 @@ def test_what_the_percentage_is_taken_from_is_noted_where_it_is_not_the_usual() 
     assert PERCENT not in env(after), "before placement nobody knows the GPU"
 
 
-def test_what_a_percentage_cannot_be_taken_from_is_refused() -> None:
+def test_unknown_percentage_source_is_refused() -> None:
     bad = saying()
     bad["metadata"]["annotations"][names.SM_PERCENT] = "50"
     says = "'50' is not a source for the percentage; write one of: core, memory"
@@ -155,13 +153,13 @@ def test_what_a_percentage_cannot_be_taken_from_is_refused() -> None:
 
 
 @pytest.mark.parametrize("amounts", [{"gpu_mem": 64, "gpu_count": 2}, {"gpu_count": 2}], ids=["split", "whole"])
-def test_who_has_several_cards_gets_mps_by_default_only_where_one_daemon_serves_them(amounts: Json) -> None:
+def test_default_mode_is_off_for_several_cards_without_a_node_daemon(amounts: Json) -> None:
     assert mode(admitted(saying(**amounts))[0]) == "off"
     assert mode(admitted(saying(**amounts), PER_CARD)[0]) == "off"
     assert mode(admitted(saying(**amounts), PER_NODE)[0]) == "preferred"
 
 
-def test_several_cards_and_required_is_refused_where_every_daemon_serves_one() -> None:
+def test_several_cards_with_required_mps_need_a_node_daemon() -> None:
     after = saying("required", gpu_mem=2000, gpu_count=2)
     first = decision_on(after, PER_CARD, PLAIN)
     assert first.allowed
@@ -175,14 +173,14 @@ def test_several_cards_and_required_is_refused_where_every_daemon_serves_one() -
     assert judged(stored, PER_NODE).warnings == ()
 
 
-def test_several_cards_and_preferred_by_the_pods_own_word_is_told_what_it_waits_for() -> None:
+def test_several_cards_with_preferred_mps_get_a_warning() -> None:
     _, warnings = admitted(saying("preferred", gpu_count=2), PER_CARD, PLAIN)
     assert len(warnings) == 1
     assert "can run only on nodes without an MPS manager: write off" in warnings[0]
     assert admitted(saying("preferred", gpu_count=2), PER_NODE, PLAIN)[1] == ()
 
 
-def test_required_where_no_node_has_a_manager_waits_with_a_warning() -> None:
+def test_required_mps_without_a_manager_waits_with_a_warning() -> None:
     _, warnings = admitted(saying("required"), Known(), PLAIN)
     assert warnings == (f"{FIELD}: no node has an MPS manager now; the pod waits until a node has one",)
     assert admitted(saying("required"), PER_CARD, PLAIN)[1] == ()
@@ -190,7 +188,7 @@ def test_required_where_no_node_has_a_manager_waits_with_a_warning() -> None:
 
 
 @pytest.mark.parametrize(("mem", "warned"), [(512, True), (543, True), (544, False)])
-def test_a_share_in_which_cuda_may_not_start_is_told_of(mem: int, warned: bool) -> None:
+def test_too_small_mps_share_gets_a_warning(mem: int, warned: bool) -> None:
     """On an H200 no program starts with a limit of 512 MiB: tests/realcard."""
     _, warnings = admitted(saying("preferred", gpu_mem=mem), PER_CARD, PLAIN)
     assert [f"container main has {mem} MiB" in text for text in warnings] == [True] * warned
@@ -204,7 +202,7 @@ def test_of_several_cards_each_has_a_context() -> None:
     assert ["has 500 MiB of a GPU" in text for text in admitted(several, PER_NODE, PLAIN)[1]] == [True]
 
 
-def test_limits_of_a_share_are_written_as_mps_reads_them() -> None:
+def test_mps_limits_are_in_the_format_of_mps() -> None:
     side = sidecar(build.container("side", gpu_mem=512))
     pod = build.pod(init=[side], containers=[build.container("main", gpu_mem="8Gi", gpu_core=30), {"name": "other"}])
     after, _ = admitted(pod, settings=PLAIN)
@@ -228,14 +226,14 @@ def test_limits_of_a_share_are_written_as_mps_reads_them() -> None:
         pytest.param("required", {"gpu_mem": 64, "gpu_count": 2, "gpu_core": 60}, "30", id="split"),
     ],
 )
-def test_no_memory_limit_where_it_would_be_none(own_mode: str, amounts: Json, percent: str | None) -> None:
+def test_no_memory_limit_variable_for_several_cards(own_mode: str, amounts: Json, percent: str | None) -> None:
     variables = env(admitted(saying(own_mode, **amounts), PER_NODE, PLAIN)[0]["spec"]["containers"][0])
     assert LIMIT not in variables
     assert variables.get(PERCENT, {}).get("value") == percent
 
 
 @pytest.mark.parametrize("text", ["0=100G", "0=0", "1.5G", "", "0=8138M,1=1M"])
-def test_what_a_user_writes_never_lifts_a_limit(text: str) -> None:
+def test_user_variables_never_lift_an_mps_limit(text: str) -> None:
     pod = saying("preferred")
     entries = [{"name": LIMIT, "value": text}, {"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"}]
     pod["spec"]["containers"][0]["env"] = [*entries, {"name": LIMIT, "value": "0=9G"}]
@@ -246,7 +244,7 @@ def test_what_a_user_writes_never_lifts_a_limit(text: str) -> None:
     assert any(LIMIT in text and "replaced" in text for text in warnings)
 
 
-def test_the_copy_of_a_pod_with_mps_is_quiet_and_one_without_loses_the_limits() -> None:
+def test_copy_without_mps_loses_the_limits() -> None:
     after, _ = admitted(saying("preferred", gpu_mem=1000, gpu_core=20), settings=PLAIN)
     assert admitted(after, settings=PLAIN)[1] == ()
     after["metadata"]["annotations"][names.MPS] = "off"
@@ -265,7 +263,7 @@ def test_the_copy_of_a_pod_with_mps_is_quiet_and_one_without_loses_the_limits() 
     ],
 )
 @pytest.mark.parametrize("change", ["instead", "beside"])
-def test_what_another_webhook_changes_later_is_refused(changed: Json, change: str) -> None:
+def test_later_changes_by_another_webhook_are_refused(changed: Json, change: str) -> None:
     stored, _ = admitted(saying("preferred"), settings=PLAIN)
     bent = deepcopy(stored)
     container = bent["spec"]["containers"][0]
@@ -280,7 +278,7 @@ def test_what_another_webhook_changes_later_is_refused(changed: Json, change: st
     assert judged(bent, settings=PLAIN).allowed
 
 
-def test_the_word_stands_before_the_agent_is_decided_on() -> None:
+def test_mode_is_set_before_the_agent_is_injected() -> None:
     after, _ = admitted(saying(), settings=SETTINGS)
     assert mode(after) == "preferred"
     assert after["spec"]["initContainers"][0]["name"] == "cardwise-agent"

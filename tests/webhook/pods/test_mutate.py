@@ -47,7 +47,7 @@ def test_requests_follow_limits() -> None:
     assert resources["requests"] == {names.GPU_MEM: "1024", names.SHARE: "1", "cpu": "1"}
 
 
-def test_a_split_share_is_told_by_an_annotation() -> None:
+def test_split_share_is_recorded_in_an_annotation() -> None:
     after = mutate(build.pod(gpu_mem=64, gpu_count=2, annotations={"mine": "x"})).pod
     assert after["metadata"]["annotations"] == {"mine": "x", names.GPU_COUNTS: "main=2"}
     assert request.parse_mutated(after) == request.parse(build.pod(gpu_mem=64, gpu_count=2))
@@ -59,7 +59,7 @@ def test_a_copied_split_share_keeps_its_annotation_and_stale_ones_go() -> None:
     assert after["metadata"]["annotations"] == {names.GPU_COUNTS: "main=2"}
 
 
-def test_slots_elsewhere_are_taken_out() -> None:
+def test_misplaced_slots_are_removed() -> None:
     pod = build.pod(containers=[build.container("a", gpu_mem=1), build.container("b", share=1)])
     mutation = mutate(pod)
     assert limits(mutation.pod, 1) == {}
@@ -82,7 +82,7 @@ def test_placement_annotations_are_stripped_and_user_ones_stay() -> None:
     assert all(len(text) < 256 for text in mutation.warnings)
 
 
-def test_the_warning_about_a_removed_annotation_is_true() -> None:
+def test_removal_warning_names_the_reason() -> None:
     keys = {"cardwise.dev/foo": "x", names.DEFAULT_GPU_MEM: "2Gi", names.ASSIGNMENT: "x", "cardwise.dev/polcy": "x"}
     mutation = mutate(build.pod(gpu_mem=8138, annotations=keys))
     assert mutation.pod["metadata"].get("annotations", {}) == {}
@@ -110,7 +110,7 @@ def test_a_node_name_of_the_user_stays_to_be_refused() -> None:
     assert remove_placement(pod, None) == (pod, ())
 
 
-def test_who_asks_for_a_card_and_names_no_scheduler_gets_ours() -> None:
+def test_gpu_pods_without_a_scheduler_get_the_configured_one() -> None:
     asking = build.pod(gpu_mem=1)
     asking["spec"]["schedulerName"] = "default-scheduler"  # as the API server has filled it in
     done = mutate(asking, scheduler="cardwise-scheduler")
@@ -124,7 +124,7 @@ def test_who_asks_for_a_card_and_names_no_scheduler_gets_ours() -> None:
     assert "schedulerName" not in mutate(build.pod(gpu_mem=1)).pod["spec"]
 
 
-def test_the_runtime_class_is_set_where_there_is_none() -> None:
+def test_runtime_class_is_set_if_missing() -> None:
     assert mutate(build.pod(gpu_mem=1), runtime_class="nvidia").pod["spec"]["runtimeClassName"] == "nvidia"
     own = build.pod(gpu_mem=1)
     own["spec"]["runtimeClassName"] = "mine"
@@ -138,14 +138,14 @@ def test_the_policy_of_the_namespace_is_only_a_default() -> None:
     assert mutate(own, policy="spread").pod["metadata"]["annotations"] == {names.POLICY: "binpack"}
 
 
-def test_what_is_left_alone_is_the_same_object() -> None:
+def test_unchanged_pod_is_the_same_object() -> None:
     beside = build.container("b") | {"env": [{"name": names.ENV_VISIBLE_DEVICES, "value": "void"}]}
     pod = build.pod(containers=[build.container("a", gpu_mem=1), beside])
     assert mutate(pod).pod["spec"]["containers"][1] == beside
     assert mutate(build.pod()).pod == build.pod(), "it requests nothing"
 
 
-def test_no_container_beside_one_with_a_share_gets_cards_by_its_image() -> None:
+def test_other_containers_of_a_gpu_pod_see_no_card() -> None:
     beside, early = build.container("b"), build.container("early")
     beside["env"] = [{"name": "A", "value": "1"}, {"name": names.ENV_VISIBLE_DEVICES, "value": "all"}]
     sidecar = build.container("c") | {"restartPolicy": "Always", "envFrom": [{"configMapRef": {"name": "x"}}]}
@@ -184,7 +184,7 @@ CLASSES = resource_classes(resource_class("half", share={"memoryMiB": 4000, "cor
     ],
 )
 @pytest.mark.parametrize("change", ["annotations", "name", "slot", "annotations and name", "annotations and slot"])
-def test_what_other_webhooks_drop_changes_no_request(asks: Json, change: str) -> None:
+def test_removals_by_other_webhooks_change_no_request(asks: Json, change: str) -> None:
     """`cardwise.dev/gpu-counts` was the only place that knew of a split share: without it, it was one card's."""
     known = Known(known_classes=CLASSES)
     before = build.pod(containers=[{"name": "main", "image": "x", "resources": {"limits": asks}}])
@@ -228,7 +228,7 @@ def _drop(env: list[Json], dropped: str) -> list[Json]:
 @pytest.mark.parametrize("dropped", ["all", "plain values", "CARDWISE_"])
 @pytest.mark.parametrize("change", ["annotations", "name"])
 @pytest.mark.parametrize("asks", [{"gpu_mem": "8Gi", "gpu_count": 2}, {"gpu_mem": "8Gi"}], ids=["split", "one GPU"])
-def test_a_share_whose_count_another_webhook_has_removed_is_refused(dropped: str, change: str, asks: Json) -> None:
+def test_share_without_its_card_count_is_refused(dropped: str, change: str, asks: Json) -> None:
     """A share of one card looks the same then."""
     pod = mutated(build.pod(containers=[build.container("main", **asks)]), "pods", Known())
     container = pod["spec"]["containers"][0]
@@ -243,7 +243,7 @@ def test_a_share_whose_count_another_webhook_has_removed_is_refused(dropped: str
     assert "a mutating webhook that runs after Cardwise's has removed them" in decision.message
 
 
-def test_a_share_beside_which_another_webhook_has_set_the_cards_is_mended() -> None:
+def test_changed_card_count_is_corrected() -> None:
     once = mutated(build.pod(containers=[build.container("main", gpu_mem="8Gi")]), "pods", Known())
     pod = mutated(once, "pods", Known())
     env = pod["spec"]["containers"][0]["env"]
@@ -253,7 +253,7 @@ def test_a_share_beside_which_another_webhook_has_set_the_cards_is_mended() -> N
 
 
 @pytest.mark.parametrize("drop", ["annotations", "variables"])
-def test_with_one_witness_of_two_the_count_stays(drop: str) -> None:
+def test_card_count_is_known_from_annotation_or_variable(drop: str) -> None:
     containers = [build.container("train", gpu_mem="8Gi", gpu_count=2), build.container("eval", gpu_mem=64)]
     pod = mutated(build.pod(containers=containers), "pods", Known())
     if drop == "annotations":
@@ -266,7 +266,7 @@ def test_with_one_witness_of_two_the_count_stays(drop: str) -> None:
     assert [container.cards for container in pod_request.containers] == [2, 1]
 
 
-def test_a_count_by_hand_says_nothing() -> None:
+def test_count_annotation_of_a_user_is_ignored() -> None:
     env = [{"name": names.ENV_GPU_COUNT, "value": "2"}]
     pod = build.pod(containers=[build.container(gpu_mem=8) | {"env": env}])
     after = mutated(pod, "pods", Known())

@@ -173,7 +173,7 @@ def test_mutation_is_a_fixed_point_and_keeps_the_request(pod: Json, policy: str)
 
 
 @given(PODS, POLICIES)
-def test_mutation_is_a_fixed_point_for_what_the_api_server_makes_of_it(pod: Json, policy: str) -> None:
+def test_mutation_is_a_fixed_point_for_stored_pods(pod: Json, policy: str) -> None:
     try:
         after = _stored(rewritten(pod, policy))
     except InvalidRequest:
@@ -182,7 +182,7 @@ def test_mutation_is_a_fixed_point_for_what_the_api_server_makes_of_it(pod: Json
 
 
 @given(PODS)
-def test_slots_are_where_shares_and_devices_are_and_one_marker_where_there_is_no_card(pod: Json) -> None:
+def test_slots_and_markers_follow_the_request(pod: Json) -> None:
     try:
         after = rewritten(pod)
     except InvalidRequest:
@@ -228,7 +228,7 @@ _TOLERATIONS = st.lists(
 
 
 @given(PODS, _MARKS, st.sampled_from([{}, {names.GANG: "g"}, {names.GANG: "other"}]), _TOLERATIONS)
-def test_one_call_of_the_webhook_is_enough(pod: Json, marks: Json, labels: Json, tolerations: list[Json]) -> None:
+def test_second_call_changes_nothing(pod: Json, marks: Json, labels: Json, tolerations: list[Json]) -> None:
     """In a namespace with every default, also for copies of placed pods and of members of gangs."""
     annotations = pod["metadata"]["annotations"] | marks
     metadata = pod["metadata"] | {"annotations": annotations, "labels": labels}
@@ -241,7 +241,7 @@ def test_one_call_of_the_webhook_is_enough(pod: Json, marks: Json, labels: Json,
 
 
 @given(PODS, st.sampled_from(Unit), st.booleans())
-def test_what_another_webhook_adds_later_is_rewritten_beside_what_was(pod: Json, unit: Unit, front: bool) -> None:
+def test_later_containers_are_rewritten_next_to_existing_ones(pod: Json, unit: Unit, front: bool) -> None:
     """docs/design/0030-order-of-webhooks.md: the API server asks once more, by the early entry or the late one."""
     settings = replace(SETTINGS, unit=unit)
     first = on_mutate(pod, "pods", KNOWN, settings)

@@ -84,7 +84,7 @@ def test_the_same_manifest_in_gib_changes_nothing() -> None:
     assert mutated(same, "pods", KNOWN, gib, operation="UPDATE", old=of_mib_days) == of_mib_days
 
 
-def test_the_class_need_not_be_there_any_more() -> None:
+def test_reapply_works_without_the_class() -> None:
     stored = created({"half": "1"})
     assert updated(merged(stored, {"half": "1"}), stored, known=Known()) == stored
 
@@ -110,13 +110,13 @@ def test_another_amount_is_refused_with_what_to_do(first: Json, then: Json, says
 @pytest.mark.parametrize(
     "then", [{"nvidia.tesla.p100": "1"}, {"cardwise.dev/half": "1"}, {"cpu": "2"}, {"big": "1"}], ids=str
 )
-def test_what_is_not_stored_is_left_to_kubernetes(then: Json) -> None:
+def test_new_amounts_are_left_to_kubernetes(then: Json) -> None:
     stored = created({K80: "1", "cpu": "1"})
     new = merged(stored, then)
     assert updated(new, stored) == new
 
 
-def test_a_pod_that_is_none_of_ours_is_left_alone() -> None:
+def test_pod_without_a_share_is_not_changed() -> None:
     stored = defaulted(pod({names.GPU_MEM: "8Gi", names.GPU_COUNT: "1"}))
     new = merged(stored, {names.GPU_MEM: "8192", K80: "1"})
     assert updated(new, stored) == new

@@ -32,12 +32,12 @@ def test_taints_are_spelled_as_kubectl_does() -> None:
 
 
 @pytest.mark.parametrize("text", ["nvidia.com/gpu", "a=b", ":NoSchedule", "a:PreferNoSchedule", "a=b=c:NoSchedule"])
-def test_what_is_no_taint_is_refused(text: str) -> None:
+def test_invalid_taint_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write KEY:EFFECT"):
         tolerations.toleration_of_taint(text)
 
 
-def test_who_asks_for_cards_tolerates_them_beside_its_own() -> None:
+def test_gpu_pods_get_tolerations_next_to_their_own() -> None:
     assert tolerations_after() == [NVIDIA, AKS]
     assert tolerations_after(whole_gpu=1) == [NVIDIA, AKS]
     assert tolerations_after(MINE) == [MINE, NVIDIA, AKS]
@@ -58,11 +58,11 @@ def test_who_asks_for_cards_tolerates_them_beside_its_own() -> None:
     ],
     ids=str,
 )
-def test_none_comes_twice(own: Json, added: list[Json]) -> None:
+def test_tolerations_are_not_duplicated(own: Json, added: list[Json]) -> None:
     assert tolerations_after(own) == [own, *added]
 
 
-def test_an_update_that_lacks_them_gets_them_again() -> None:
+def test_update_without_the_tolerations_gets_them_again() -> None:
     """`kubectl apply` of a manifest with tolerations of its own replaces the whole list."""
     pod = build.pod(gpu_mem=100)
     pod["spec"]["tolerations"] = [MINE]

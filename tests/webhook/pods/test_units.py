@@ -36,7 +36,7 @@ def test_a_bare_number_counts_gib_and_is_stored_in_mib(text: str, mib: str) -> N
     assert after == admitted(pod | {"spec": build.pod(gpu_mem=f"{mib}Mi")["spec"]}, settings=GIB)[0]
 
 
-def test_requests_beside_limits_mean_the_same() -> None:
+def test_bare_requests_and_limits_have_the_same_unit() -> None:
     pod = build.pod(gpu_mem="2")
     container = pod["spec"]["containers"][0]
     for request, refused in (("2", ""), ("2Gi", ""), ("2048Mi", ""), ("2048", "2048Gi differs from the limit 2Gi")):
@@ -45,7 +45,7 @@ def test_requests_beside_limits_mean_the_same() -> None:
         assert (not decision.allowed, refused in decision.message) == (bool(refused), True)
 
 
-def test_a_copy_of_a_running_pod_and_a_template_made_from_one_ask_for_the_same() -> None:
+def test_copied_pod_and_template_keep_the_amount() -> None:
     stored, _ = admitted(build.pod(gpu_mem="2"), settings=GIB)
     copy = {"metadata": {"name": "copy"}, "spec": stored["spec"]}
     assert limits(admitted(copy, settings=GIB)[0]) == limits(stored)
@@ -53,7 +53,7 @@ def test_a_copy_of_a_running_pod_and_a_template_made_from_one_ask_for_the_same()
     assert limits(admitted(of_mib_days, settings=GIB)[0])[names.GPU_MEM] == "8138"
 
 
-def test_what_a_limit_range_has_given_is_mib_already() -> None:
+def test_amounts_from_a_limit_range_are_mib() -> None:
     """Its amounts are stored in MiB, and Kubernetes puts them into pods before the webhook sees these."""
     pod = build.pod(gpu_mem="2048")
     pod["spec"]["containers"] += [{"name": "other", "resources": {"limits": {names.GPU_MEM: "2"}}}]
@@ -87,11 +87,11 @@ def test_the_default_of_a_namespace_counts_the_unit_of_the_namespace() -> None:
         ("0", "0 must be above zero; write at least 1Mi, or leave it out"),
     ],
 )
-def test_what_is_no_amount_is_refused_by_its_field(text: str, message: str) -> None:
+def test_invalid_amount_error_names_the_field(text: str, message: str) -> None:
     assert decision_on(build.pod(gpu_mem=text), settings=GIB).message == f"{FIELD}: {message}"
 
 
-def test_mib_that_are_taken_for_gib_are_refused_with_what_they_count() -> None:
+def test_mib_numbers_read_as_gib_are_refused() -> None:
     """gpushare's samples/4.yaml says 16276, and MiB."""
     assert decision_on(build.pod(gpu_mem="16276"), CARDS, GIB).message == (
         f"{FIELD}: 16276 counts GiB in this namespace (cardwise.dev/gpu-mem-unit, or webhook.gpuMemUnit of the chart): "
@@ -101,7 +101,7 @@ def test_mib_that_are_taken_for_gib_are_refused_with_what_they_count() -> None:
     assert decision_on(build.pod(gpu_mem="16276"), CARDS, replace(GIB, oversize="wait")).allowed
 
 
-def test_what_one_card_has_not_is_told_in_gib_too() -> None:
+def test_refusal_shows_gib_too() -> None:
     pod = mutated(build.pod(gpu_mem="20"), "pods", CARDS, GIB)
     decision = on_validate(pod, "pods", CARDS, GIB)
     assert "20480 MiB (20 GiB) is more than the largest GPU has (16276); request at most 16276Mi" in decision.message
@@ -118,13 +118,13 @@ def test_what_one_card_has_not_is_told_in_gib_too() -> None:
         ("1300m", GIB, "1331.2Mi (1.3Gi) is not a whole number of MiB and counts as 1332Mi"),
     ],
 )
-def test_a_fraction_of_a_mib_is_rounded_up_and_told(text: str, settings: WebhookSettings, warning: str) -> None:
+def test_fractions_of_a_mib_are_rounded_up_with_a_warning(text: str, settings: WebhookSettings, warning: str) -> None:
     decision = decision_on(build.pod(gpu_mem=text), CARDS, settings)
     assert decision.warnings == (f"{FIELD}: {warning}",)
     assert limits(patched(build.pod(gpu_mem=text), decision))[names.GPU_MEM] == "1332"
 
 
-def test_templates_are_warned_about_what_they_mean_in_their_namespace() -> None:
+def test_template_warnings_use_the_namespaces_unit() -> None:
     def advice_on(amount: str, settings: WebhookSettings) -> tuple[str, ...]:
         manifest = {"spec": {"template": build.pod(gpu_mem=amount)}}
         return on_advise(manifest, "deployments", CARDS, settings).warnings

@@ -95,7 +95,7 @@ def mutated(*args: Any, **kwargs: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_no_node_has_is_refused_or_waits_by_setting(pod: dict[str, Any], says: str) -> None:
+def test_requests_beyond_any_node_are_refused_or_wait(pod: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         validate.check_pod(pod, KNOWN, "refuse")
     assert says in str(refused.value)
@@ -103,7 +103,7 @@ def test_what_no_node_has_is_refused_or_waits_by_setting(pod: dict[str, Any], sa
     assert warnings(pod, Known()) == (), "no GPU is known: it may wait for one"
 
 
-def test_a_split_share_is_compared_with_what_one_node_has_on_so_many_cards() -> None:
+def test_split_share_is_compared_with_cards_of_one_node() -> None:
     """A node of one large card, and one of two smaller ones."""
     known = Known(known_cards=CardSizes(MiB(23034), 2, MiB(11441), (MiB(23034), MiB(11441))))
     with pytest.raises(
@@ -143,7 +143,7 @@ def test_more_cores_than_a_card_has_are_refused_at_once() -> None:
     assert "write at most 100" in decision.message
 
 
-def test_amounts_as_the_api_server_spells_them_are_rewritten_ones() -> None:
+def test_stored_spellings_count_as_rewritten() -> None:
     assert warnings(build.pod(gpu_mem="8k", share=1)) == ()
 
 
@@ -164,7 +164,7 @@ def test_unknown_resources_of_our_domain_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("resource", "sub", "name"), [("pods", "binding", "ours"), ("bindings", "", "")])
-def test_a_binding_of_our_pods_is_the_extenders(resource: str, sub: str, name: str) -> None:
+def test_only_the_extender_may_bind_gpu_pods(resource: str, sub: str, name: str) -> None:
     known = Known(pods={"default/ours": mutated(gpu_mem=1), "default/theirs": build.pod()})
 
     def allowed(pod: str) -> bool:
@@ -196,7 +196,7 @@ def small(pod: dict[str, Any], least: int = 256) -> tuple[str, ...]:
     return on_validate(pod, "pods", known, WebhookSettings(min_share=least)).warnings
 
 
-def test_a_share_that_hardly_any_program_can_use_is_warned_about() -> None:
+def test_too_small_share_gets_a_warning() -> None:
     problem = "less than most programs need to start on a GPU (256 MiB)"
     assert small(mutated(gpu_mem=8)) == (f"{FIELD}: 8 means 8 MiB, {problem}; did you mean 8Gi?",)
     assert small(mutated(gpu_mem=100)) == (f"{FIELD}: 100 means 100 MiB, {problem}; write at least 256Mi",)
@@ -204,7 +204,7 @@ def test_a_share_that_hardly_any_program_can_use_is_warned_about() -> None:
     assert small(mutated(gpu_mem=300, gpu_count=2)) == (f"{FIELD}: 300 means 300 MiB, {problem}; write at least 512Mi",)
 
 
-def test_a_share_that_is_large_enough_or_meant_so_is_not() -> None:
+def test_large_or_intended_share_gets_no_warning() -> None:
     of_class = {names.CLASS_PREFIX + "half": 1, names.GPU_MEM: 128, names.SHARE: 1}
     for pod in (mutated(gpu_mem=256), mutated(gpu_count=1), mutated(containers=[{"resources": {"limits": of_class}}])):
         assert small(pod) == ()
@@ -212,7 +212,7 @@ def test_a_share_that_is_large_enough_or_meant_so_is_not() -> None:
 
 
 @pytest.mark.parametrize("kind", ["containers", "initContainers"])
-def test_a_container_without_a_share_keeps_its_void(kind: str) -> None:
+def test_container_without_a_share_keeps_void_devices(kind: str) -> None:
     other = build.container("other")
     asking = build.pod("p", containers=[build.container("main", gpu_mem=8)])
     asking["spec"].setdefault(kind, []).append(other)
@@ -239,7 +239,7 @@ def test_a_container_without_a_share_keeps_its_void(kind: str) -> None:
         ),
     ],
 )
-def test_what_a_webhook_behind_ours_adds_to_a_pod_that_asks_for_nothing_is_refused(pod: Json, field: str) -> None:
+def test_later_additions_to_a_pod_without_a_request_are_refused(pod: Json, field: str) -> None:
     """Else it would be there and mean nothing, in silence."""
     message = on_validate(pod, "pods", Known()).message
     assert message.startswith(f"{field}: was not rewritten by the Cardwise webhook: a mutating webhook that runs after")

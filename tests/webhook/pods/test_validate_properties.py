@@ -46,7 +46,7 @@ def largest_sizes(nodes: list[list[tuple[int, frozenset[str]]]], resource_class:
 
 @given(nodes, st.lists(containers, min_size=1, max_size=3))
 @settings(max_examples=examples(80, soak=2000))
-def test_what_an_empty_node_could_run_is_never_refused(
+def test_pod_that_fits_an_empty_node_is_never_refused(
     described: list[list[tuple[int, frozenset[str]]]], parts: list[tuple[tuple[int, int], str]]
 ) -> None:
     ledger = Ledger()

@@ -90,7 +90,7 @@ def typed(resource_class: str = K80, count: int = 1, **fields: Any) -> Json:
     ],
 )
 @pytest.mark.parametrize("on_exceed", ["Wait", "Refuse"])
-def test_what_can_never_run_is_refused(pod: Json, hard: Json, says: str, on_exceed: str) -> None:
+def test_pods_beyond_the_quota_alone_are_refused(pod: Json, hard: Json, says: str, on_exceed: str) -> None:
     assert says in message_on(pod, quota(hard, on_exceed=on_exceed))
     assert message_on(pod, quota(hard), namespace="other") == ""
 
@@ -108,11 +108,11 @@ def test_what_can_never_run_is_refused(pod: Json, hard: Json, says: str, on_exce
         pytest.param(pod({"cpu": 1}), {"shares": 0}, id="requests no GPU"),
     ],
 )
-def test_what_may_run_is_left_to_the_scheduler(pod: Json, hard: Json) -> None:
+def test_pods_that_may_fit_are_left_to_the_scheduler(pod: Json, hard: Json) -> None:
     assert message_on(pod, quota(hard)) == ""
 
 
-def test_what_does_not_fit_now_waits_or_is_refused_by_the_quota() -> None:
+def test_pods_beyond_the_free_quota_wait_or_are_refused() -> None:
     used = [{"class": P100, "shares": 9}, {"class": K80, "shares": 4, "memoryMiB": 900, "gpus": 0}]
     hard = ({"class": P100, "shares": 10}, {"class": K80, "shares": 4, "memoryMiB": 1000})
     assert message_on(typed(mem=200), quota(*hard, used=used)) == ""
@@ -126,7 +126,7 @@ def test_what_does_not_fit_now_waits_or_is_refused_by_the_quota() -> None:
 
 
 @pytest.mark.parametrize("hard", [{"class": K80, "memoryMiB": 1000}, {"class": K80, "memoryMiB": 100}])
-def test_who_may_be_anybody_is_told_nothing_that_he_did_not_bring(hard: Json) -> None:
+def test_unknown_callers_learn_no_usage(hard: Json) -> None:
     used = [{"class": K80, "shares": 4, "memoryMiB": 917}]
     decision = judged(typed(mem=200), quota(hard, used=used, on_exceed="Refuse"), callers_known=False)
     assert not decision.allowed
@@ -136,19 +136,19 @@ def test_who_may_be_anybody_is_told_nothing_that_he_did_not_bring(hard: Json) ->
         assert secret not in decision.message
 
 
-def test_a_quota_below_what_is_used_does_not_count_what_is_not_asked() -> None:
+def test_unrequested_amounts_beyond_the_quota_do_not_matter() -> None:
     lowered = quota({"class": K80, "gpus": 1}, used=[{"class": K80, "gpus": 2}], on_exceed="Refuse")
     assert message_on(typed(mem=1), lowered) == ""
     assert "gpus requested 1, used 2, hard 1" in message_on(typed(), lowered)
 
 
-def test_while_no_card_is_known_nobody_knows_how_large_a_whole_one_will_be() -> None:
+def test_whole_cards_are_not_charged_memory_while_no_card_is_known() -> None:
     quotas = {"default": [gpuquotas.parse(quota({"memoryMiB": 100}))]}
     after = mutate(pod({names.GPU_COUNT: 1})).pod
     assert on_validate(after, "pods", Known(standings=quotas)).message == ""
 
 
-def test_where_the_cluster_grows_a_smaller_card_may_come() -> None:
+def test_smaller_cards_may_join_a_growing_cluster() -> None:
     decision = judged(typed(), quota({"class": K80, "memoryMiB": 4096}), oversize="wait")
     assert decision.allowed
     (warning,) = decision.warnings
@@ -181,11 +181,11 @@ def validated(manifest: Json) -> review.Decision:
         ({"class": "cpu", "shares": 1}, "spec.hard[0].class: 'cpu' is reserved for another resource name"),
     ],
 )
-def test_a_quota_that_cannot_be_read_is_refused(hard: Json, says: str) -> None:
+def test_unparsable_quota_is_refused(hard: Json, says: str) -> None:
     assert validated(quota(hard)).message.startswith(says)
 
 
-def test_the_author_is_told_of_missing_classes_and_of_limits_below_what_is_used() -> None:
+def test_quota_author_is_warned_about_missing_classes_and_low_limits() -> None:
     used = [{"class": K80, "shares": 5, "memoryMiB": 10}]
     decision = validated(
         quota({"class": "not.there", "shares": 1}, {"class": K80, "shares": 3, "memoryMiB": 10}, used=used)
@@ -197,7 +197,7 @@ def test_the_author_is_told_of_missing_classes_and_of_limits_below_what_is_used(
     assert validated(quota({"class": K80, "shares": 5}, used=used)).warnings == ()
 
 
-def test_a_misspelled_class_is_told_with_the_class_that_was_meant() -> None:
+def test_misspelled_class_gets_a_suggestion() -> None:
     misspelled = f"{K80}0"
     (warning,) = validated(quota({"class": misspelled, "shares": 1})).warnings
     assert warning.endswith(f"until there is one, the entry limits nothing; did you mean {K80}?")
@@ -206,12 +206,12 @@ def test_a_misspelled_class_is_told_with_the_class_that_was_meant() -> None:
     assert sum("did you mean" in warning for warning in warnings) == 2, "each is compared with all classes"
 
 
-def test_memory_that_was_rounded_up_is_told() -> None:
+def test_rounded_memory_gets_a_warning() -> None:
     (warning,) = validated(quota({"class": K80, "memoryMiB": "1.3Gi"})).warnings
     assert warning == "spec.hard[0].memoryMiB: 1.3Gi is not a whole number of MiB and counts as 1332Mi"
 
 
-def test_no_pod_costs_a_reading_of_all_quotas() -> None:
+def test_only_quotas_of_the_namespace_are_read() -> None:
     hard = [{"class": f"class-{i}", "shares": 5} for i in range(63)] + [{"class": K80, "shares": 5}]
     with work() as reading:
         standings = [gpuquotas.parse(quota(*hard)) for _ in range(4)]

@@ -47,12 +47,12 @@ def test_a_quota_counts_mib(text: str, after: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "1023Ki", "x"])
-def test_a_bad_quota_is_refused_by_its_field(text: str) -> None:
+def test_invalid_quota_error_names_the_field(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^spec\.hard\[requests\.aliyun\.com/gpu-mem\]: "):
         rewritten({"spec": {"hard": {KEY: text}}})
 
 
-def test_a_fraction_of_a_mib_is_rounded_up_as_in_pods_and_told() -> None:
+def test_quota_fractions_of_a_mib_are_rounded_up_with_a_warning() -> None:
     rewritten_quota, warnings = quotas.rewrite_resource_quota(
         {"spec": {"hard": {KEY: "1025Ki"}}}, None, LEAVE, update=False
     )
@@ -60,7 +60,7 @@ def test_a_fraction_of_a_mib_is_rounded_up_as_in_pods_and_told() -> None:
     assert warnings == [f"spec.hard[{KEY}]: 1025Ki (1.001Mi) is not a whole number of MiB and counts as 2Mi"]
 
 
-def test_a_name_of_ours_without_its_domain_says_what_was_meant() -> None:
+def test_bare_own_names_get_a_suggestion() -> None:
     """Kubernetes refuses it as no standard resource."""
     rewritten_quota, warnings = quotas.rewrite_resource_quota(
         {"spec": {"hard": {"gpu-mem": "8", "pods": "9"}}}, None, LEAVE, update=False
@@ -69,7 +69,7 @@ def test_a_name_of_ours_without_its_domain_says_what_was_meant() -> None:
     assert warnings == [f"spec.hard[gpu-mem]: did you mean {KEY}?"]
 
 
-def test_a_limit_range_counts_mib_but_its_ratio_is_none() -> None:
+def test_limit_range_amounts_are_mib_except_the_ratio() -> None:
     fields = {"max": "8Gi", "min": "512Mi", "default": "1Gi", "defaultRequest": "1Gi", "maxLimitRequestRatio": "1"}
     limit = {"type": "Container"} | {name: {names.GPU_MEM: text} for name, text in fields.items()}
     limit_range, warnings = quotas.rewrite_limit_range(
@@ -86,7 +86,7 @@ def test_a_limit_range_counts_mib_but_its_ratio_is_none() -> None:
     assert "label it cardwise.dev/defaults=enabled" in warnings[0]
 
 
-def test_nothing_to_rewrite_is_nothing_done() -> None:
+def test_unchanged_quota_is_the_same_object() -> None:
     assert rewritten({"spec": {}}) == {"spec": {}}
     assert quotas.rewrite_limit_range({"metadata": {}}) == ({"metadata": {}}, [])
 
@@ -120,7 +120,7 @@ def test_nothing_to_rewrite_is_nothing_done() -> None:
         ("limits.cpu", "limits.cpu"),
     ],
 )
-def test_names_become_those_that_kubernetes_counts(written, counted):
+def test_names_become_the_keys_that_kubernetes_counts(written, counted):
     assert hard({written: "5"}) == {counted: "5"}
 
 
@@ -134,7 +134,7 @@ def test_an_amount_is_rewritten_with_its_name(written):
 
 
 @pytest.mark.parametrize("written", [names.GPU_COUNT, f"requests.{names.GPU_COUNT}"])
-def test_what_gpu_count_counts_is_told(written):
+def test_gpu_count_key_gets_a_warning(written):
     _, (warning,) = quotas.rewrite_resource_quota({"spec": {"hard": {written: "5"}}}, None, LEAVE, update=False)
     assert warning == (
         f"spec.hard[{written}]: counts whole GPUs, as requests.cardwise.dev/gpu; it does not count shares, even if "
@@ -144,7 +144,7 @@ def test_what_gpu_count_counts_is_told(written):
 
 @pytest.mark.parametrize("prefix", ["", "requests.", "limits."])
 @pytest.mark.parametrize("marker", [names.PLACE_MARKER, names.BIND_MARKER])
-def test_our_own_marks_are_no_quota(prefix, marker):
+def test_internal_markers_are_refused_in_quotas(prefix, marker):
     with pytest.raises(InvalidRequest) as refused:
         hard({prefix + marker: "1"})
     assert str(refused.value) == (
@@ -154,18 +154,18 @@ def test_our_own_marks_are_no_quota(prefix, marker):
 
 
 @pytest.mark.parametrize("written", [names.NVIDIA_GPU, f"requests.{names.NVIDIA_GPU}", f"limits.{names.NVIDIA_GPU}"])
-def test_nvidia_gpu_is_taken_where_the_setting_says_so(written):
+def test_nvidia_gpu_key_is_rewritten_with_the_setting(written):
     assert hard({written: "0"}, TAKE) == {f"requests.{names.WHOLE_GPU}": "0"}
 
 
-def test_what_was_written_is_recorded():
+def test_rewritten_keys_are_recorded():
     quota = rewritten({"metadata": {"name": "q"}, "spec": {"hard": {"nvidia.tesla.k80": "5", "pods": "1"}}})
     assert json.loads(quota["metadata"]["annotations"][names.REWRITTEN]) == {"hard": [K80]}
     assert rewritten(quota, old=quota) is not None
     assert rewritten(quota, old=quota) == quota
 
 
-def test_a_class_without_an_object_is_told():
+def test_missing_class_gets_a_warning():
     quota = {"spec": {"hard": {"not.there": "5"}}}
     _, warnings = quotas.rewrite_resource_quota(quota, None, LEAVE, update=False)
     assert warnings == [
@@ -211,13 +211,13 @@ def test_another_class_by_patch_takes_no_limit_away(last):
     assert json.loads(after["metadata"]["annotations"][names.REWRITTEN]) == {"hard": [BIG, K80]}
 
 
-def test_another_amount_by_patch_is_taken_and_other_classes_stay():
+def test_patched_amount_is_kept_and_other_classes_stay():
     stored = rewritten({"metadata": {"name": "q"}, "spec": {"hard": {"nvidia.tesla.k80": "5", "big": "3"}}})
     for spelled in ("nvidia.tesla.k80", "cardwise.dev/nvidia.tesla.k80"):
         assert patched(stored, {spelled: "7"})["spec"]["hard"] == {K80: "7", BIG: "3"}
 
 
-def test_apply_leaves_what_a_patch_has_added_until_its_manifest_names_it():
+def test_apply_keeps_patched_keys_until_the_manifest_names_them():
     def apply(stored, last):
         dropped = json.loads(stored["metadata"]["annotations"][LAST])["spec"]["hard"].keys() - last
         kept = {key: amount for key, amount in stored["spec"]["hard"].items() if key not in dropped}
@@ -283,12 +283,12 @@ def test_a_patch_beside_server_side_apply_takes_no_limit_away(stored):
         [{"operation": "Update", "fieldsV1": {}}],
     ],
 )
-def test_managed_fields_that_are_gone_or_tell_nothing_take_no_limit_away(stored, managed):
+def test_missing_managed_fields_remove_no_limit(stored, managed):
     new = {"metadata": stored["metadata"] | {"managedFields": managed}, "spec": {"hard": {K80: "5"}}}
     assert rewritten(new, old=stored)["spec"]["hard"] == {K80: "5"}
 
 
-def test_an_update_that_takes_away_a_name_that_is_not_stored_is_told(stored):
+def test_removal_of_a_name_that_is_not_stored_gets_a_warning(stored):
     def warnings(new):
         return quotas.rewrite_resource_quota(new, stored, LEAVE, update=True)[1]
 
@@ -304,7 +304,7 @@ def test_an_update_that_takes_away_a_name_that_is_not_stored_is_told(stored):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000])
-def test_a_stored_manifest_that_nobody_can_read_takes_no_limit_away(text):
+def test_unreadable_stored_manifest_removes_no_limit(text):
     old = applied({K80: "1"}, {}, [K80])
     old["metadata"]["annotations"][LAST] = text
     new = applied({K80: "1", "big": "3"}, {"big": "3"}, [K80])
@@ -323,7 +323,7 @@ def limits(**amounts):
 
 
 @pytest.mark.parametrize(("text", "after"), [("64", "65536"), ("64Gi", "65536"), ("512Mi", "512"), ("0", "0")])
-def test_where_bare_numbers_count_gib_a_quota_is_stored_in_mib_once(text: str, after: str) -> None:
+def test_gib_quota_is_converted_to_mib_once(text: str, after: str) -> None:
     stored_quota, warnings = in_gib({"spec": {"hard": {KEY: text, "pods": "9"}}})
     assert stored_quota["spec"]["hard"] == {KEY: after, "pods": "9"}
     bare = text == "64"
@@ -335,7 +335,7 @@ def test_where_bare_numbers_count_gib_a_quota_is_stored_in_mib_once(text: str, a
     assert in_gib(label, stored_quota)[0] == label, "an update of something else"
 
 
-def test_a_number_that_is_stored_counts_mib_whatever_the_namespace_says_since() -> None:
+def test_stored_numbers_count_mib_after_a_unit_change() -> None:
     stored = {"spec": {"hard": {KEY: "65536"}}}
     annotated = stored | {"metadata": {"annotations": {names.WRITTEN_MIB: "65536"}}}
     assert in_gib(stored, stored) == (annotated, [])
@@ -365,14 +365,14 @@ def test_a_limit_range_in_gib_is_stored_in_mib_once() -> None:
 
 
 @pytest.mark.parametrize("note", ["x", "", "1,,", "-"])
-def test_a_note_that_cannot_be_read_is_none(note: str) -> None:
+def test_unreadable_annotation_is_ignored(note: str) -> None:
     quota = {"metadata": {"annotations": {names.WRITTEN_MIB: note}}, "spec": {"hard": {KEY: "64"}}}
     stored_quota, _ = in_gib(quota)
     assert stored_quota["spec"]["hard"][KEY] == "65536"
     assert stored_quota["metadata"]["annotations"] == {names.WRITTEN_MIB: "65536"}
 
 
-def test_an_amount_in_gib_that_is_none_is_refused_by_its_field() -> None:
+def test_invalid_gib_amount_error_names_the_field() -> None:
     for text in ("-1", "100u", "3M", "x"):
         with pytest.raises(InvalidRequest, match=r"^spec\.hard\[requests\.aliyun\.com/gpu-mem\]: "):
             in_gib({"spec": {"hard": {KEY: text}}})

@@ -55,13 +55,13 @@ def test_two_selectors_that_differ_are_refused() -> None:
         ({"metadata": {"name": "mine"}}, "spec: is missing"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_its_field(manifest: Json, says: str) -> None:
+def test_unparsable_class_error_names_the_field(manifest: Json, says: str) -> None:
     decision = validated(manifest)
     assert not decision.allowed
     assert decision.message.startswith(says)
 
 
-def test_a_selector_of_no_card_is_told() -> None:
+def test_selector_without_a_match_gets_a_warning() -> None:
     assert validated(class_manifest(selector=K80), {"model": "Tesla K80"}).warnings == ()
     assert validated(class_manifest(selector=K80), {"model": "Tesla P100"}).warnings == (
         "spec.selector: does not match any GPU now; pods that request mine wait until one comes",
@@ -88,7 +88,7 @@ def test_the_cards_are_compared_once_for_all_warnings() -> None:
     assert known.compared == ["mine"]
 
 
-def test_a_share_that_was_rounded_up_is_told() -> None:
+def test_rounded_share_gets_a_warning() -> None:
     (warning,) = validated(class_manifest(selector=K80, share={"memoryMiB": "1.3GiB"}), {"model": "Tesla K80"}).warnings
     assert warning == "spec.share.memoryMiB: 1.3Gi is not a whole number of MiB and counts as 1332Mi"
 
@@ -106,7 +106,7 @@ def compared(operator: str, amount: object, key: str = "memory") -> Json:
         ([K80, {"matchLabels": {"memory": 16}}], "memory In 16 is read as bytes; write 16Gi "),
     ],
 )
-def test_memory_without_a_suffix_is_told(selector: Any, says: str) -> None:
+def test_memory_without_a_suffix_gets_a_warning(selector: Any, says: str) -> None:
     *_, warning = validated(class_manifest(selector=selector), {"model": "Tesla K80"}).warnings
     assert warning.startswith(f"spec.selector: {says}")
 
@@ -122,11 +122,11 @@ def test_memory_without_a_suffix_is_told(selector: Any, says: str) -> None:
         {"matchExpressions": [{"key": "memory", "operator": "Exists"}]},
     ],
 )
-def test_other_amounts_are_not_told(selector: Json) -> None:
+def test_other_amounts_get_no_warning(selector: Json) -> None:
     assert validated(class_manifest(selector=selector), {"memory": "16276Mi", "clock": "875"}).warnings == ()
 
 
-def test_a_share_that_fits_no_card_of_the_class_is_told() -> None:
+def test_share_larger_than_any_card_of_the_class_gets_a_warning() -> None:
     def warnings_for(memory: str, largest: int) -> tuple[str, ...]:
         known = Known(card_labels=[{"model": "Tesla K80"}], cards_of={"mine": CardSizes(MiB(largest), 1)})
         return on_validate(class_manifest(selector=K80, share={"memoryMiB": memory}), "resourceclasses", known).warnings

@@ -53,7 +53,7 @@ def validated(pod: Json, settings: WebhookSettings = WebhookSettings(), view: Kn
     return decision.warnings
 
 
-def test_a_name_that_nobody_offers_says_what_was_meant() -> None:
+def test_unoffered_resource_gets_a_suggestion() -> None:
     assert advised(asking(**{"aliyun.com__gpu_memory": "8"})) == (
         f"{LIMITS}[aliyun.com/gpu-memory]: no node offers it; did you mean aliyun.com/gpu-mem?",
     )
@@ -65,14 +65,14 @@ def test_a_name_that_nobody_offers_says_what_was_meant() -> None:
     assert warning.endswith("no node offers it; the pod waits until a node does; Cardwise shares NVIDIA GPUs only")
 
 
-def test_what_is_offered_or_none_or_no_gpu_is_not_our_business() -> None:
+def test_offered_and_non_gpu_resources_get_no_warning() -> None:
     for name, amount in (("nvidia.com__mig_1g.5gb", "1"), ("nvidia.com__gpu", "0"), ("rdma__hca", "1"), ("cpu", "1")):
         assert advised(asking(**{name: amount})) == ()
     blind = Known(known_cards=CARDS)
     assert advised(asking(**{"nvidia.com__gpu": "1"}), view=blind) == (), "nodes are not known"
 
 
-def test_a_wrong_name_beside_a_right_one_is_told_too() -> None:
+def test_wrong_name_next_to_a_right_one_gets_a_warning() -> None:
     (warning,) = validated(asking(**{"aliyun.com__gpu_mem": "8", "aliyun.com__gpu_core": "1"}))
     assert warning.startswith(f"{LIMITS}[aliyun.com/gpu-core]: ")
 
@@ -104,13 +104,13 @@ def test_a_wrong_name_beside_a_right_one_is_told_too() -> None:
         ),
     ],
 )
-def test_what_keeps_a_pod_from_its_card_is_told(spec: Json, says: str) -> None:
+def test_obstacles_to_placement_get_warnings(spec: Json, says: str) -> None:
     pod = build.pod(gpu_mem=8000)
     assert validated(pod) == ()
     assert validated(pod | {"spec": pod["spec"] | spec}) == (says,)
 
 
-def test_what_the_nodes_lack_that_a_pod_keeps_to_is_told() -> None:
+def test_unmatched_node_selectors_get_warnings() -> None:
     there = offers(n1=with_cards(zone="a"), n2=with_cards(zone="b"))
     view = known(there)
     view.cards_on = {("", "n1"): CardSizes(MiB(8000), 1), ("", "n2"): CardSizes(MiB(build.P100), 2)}
@@ -128,7 +128,7 @@ def test_what_the_nodes_lack_that_a_pod_keeps_to_is_told() -> None:
         assert validated(pod | {"spec": pod["spec"] | on["b"]}, view=view) == ()
 
 
-def test_our_own_gate_and_scheduler_are_no_news() -> None:
+def test_own_gate_and_scheduler_get_no_warning() -> None:
     gang = {names.GROUP_NAME: "g", names.GROUP_NUM: "2"}
     assert validated(build.pod(gpu_mem=8000, annotations=gang)) == ()
     own = WebhookSettings(scheduler="ours", gang_schedulers=frozenset({"ours"}))
@@ -168,7 +168,7 @@ def workload(resource: str, **limits: str) -> Json:
 
 
 @pytest.mark.parametrize("resource", TEMPLATES)
-def test_who_makes_pods_hears_what_they_would(resource: str) -> None:
+def test_workload_gets_the_warnings_of_its_pods(resource: str) -> None:
     path = f"{PATHS[resource]}.{LIMITS}"
     assert advised(workload(resource, **{"aliyun.com__gpu_mem": "20000"}), resource) == (
         f"{path}[aliyun.com/gpu-mem]: {TOO_MUCH}; its pods will be refused",
@@ -182,7 +182,7 @@ def test_who_makes_pods_hears_what_they_would(resource: str) -> None:
     assert advised(workload(resource, **{"aliyun.com__gpu_mem": "8Gi"}), resource) == ()
 
 
-def test_a_trainjob_says_what_each_of_its_nodes_gets() -> None:
+def test_trainjob_resources_per_node_are_checked() -> None:
     """It has no template: that of its runtime gets these resources."""
 
     def job(amount: object) -> Json:
@@ -200,7 +200,7 @@ def test_a_trainjob_says_what_each_of_its_nodes_gets() -> None:
     assert advised({"metadata": {}, "spec": {"trainer": {"resourcesPerNode": [5]}}}, "trainjobs") == ()
 
 
-def test_a_workload_in_a_queue_of_kueue_says_mib_as_plain_numbers() -> None:
+def test_kueue_workload_needs_plain_mib_numbers() -> None:
     for resource in ("deployments", "rayclusters"):
         queued = workload(resource, **{"aliyun.com__gpu_mem": "8Gi"})
         queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "cards"}
@@ -213,7 +213,7 @@ def test_a_workload_in_a_queue_of_kueue_says_mib_as_plain_numbers() -> None:
         assert advised(queued, "jobsets") == ()
 
 
-def test_where_bare_numbers_count_gib_kueue_counts_those() -> None:
+def test_kueue_workload_needs_plain_gib_numbers_in_gib_namespaces() -> None:
     for amount, says in (
         ("8", None),
         ("8Gi", "Kueue counts 8589934592 of 8Gi; write 8, which is the same in GiB"),
@@ -225,7 +225,7 @@ def test_where_bare_numbers_count_gib_kueue_counts_those() -> None:
         assert warnings == ((f"{PATHS['jobsets']}.{LIMITS}[aliyun.com/gpu-mem]: {says}",) if says else ())
 
 
-def test_nobody_hears_it_twice() -> None:
+def test_warnings_are_not_repeated() -> None:
     owned = workload("deployments", **{"aliyun.com__gpu_mem": "20000"})
     owned["metadata"]["ownerReferences"] = [{"controller": True}]
     assert advised(owned, "replicasets") == ()
@@ -235,7 +235,7 @@ def test_nobody_hears_it_twice() -> None:
     assert len(advised(many_groups | {"metadata": {}}, "rayclusters")) == 8
 
 
-def test_what_is_no_template_is_let_through() -> None:
+def test_objects_without_a_template_are_admitted() -> None:
     odd = {"spec": {"template": {"spec": {"containers": [{"name": 5, "resources": []}]}}}, "metadata": {}}
     assert advised(odd, "rayclusters") == ()
     assert advised({"spec": None, "metadata": {}}, "rayclusters") == ()
@@ -243,7 +243,7 @@ def test_what_is_no_template_is_let_through() -> None:
     assert advised(asking(**{"nvidia.com__gpumem": "1"}), namespace="kube-system", settings=exempt) == ()
 
 
-def test_of_thousands_of_names_a_few_are_told() -> None:
+def test_warnings_about_names_are_limited() -> None:
     names_of = {f"aliyun.com__gpu_core.percenta{i:05}": "1" for i in range(3000)}
     assert len(advised(asking(**names_of))) == 8
 
@@ -264,9 +264,7 @@ def marked(place: str, key: str, text: str = "x", **limits: str) -> Json:
         ("annotations", "nvidia.com/use-gputype", "A100", "did you mean cardwise.dev/class?"),
     ],
 )
-def test_an_annotation_or_label_that_nobody_reads_says_what_was_meant(
-    place: str, key: str, text: str, says: str
-) -> None:
+def test_unread_annotation_or_label_gets_a_suggestion(place: str, key: str, text: str, says: str) -> None:
     warning = f"metadata.{place}[{key}]: Cardwise does not read it; {says}"
     assert advised(marked(place, key, text)) == (warning,)
     assert validated(marked(place, key, text, **{"aliyun.com__gpu_mem": "8Gi"})) == (warning,)
@@ -278,12 +276,12 @@ def test_an_annotation_or_label_that_nobody_reads_says_what_was_meant(
     assert advised(for_another) == (), "that scheduler may read it"
 
 
-def test_an_annotation_of_ours_written_as_a_label_is_told() -> None:
+def test_annotation_written_as_a_label_gets_a_warning() -> None:
     pod = marked("labels", names.POLICY, "spread", **{"aliyun.com__gpu_mem": "8Gi"})
     assert validated(pod) == (f"metadata.labels[{names.POLICY}]: Cardwise reads it as an annotation only",)
 
 
-def test_of_thousands_of_annotations_a_few_are_told() -> None:
+def test_warnings_about_annotations_are_limited() -> None:
     pod = marked("annotations", "gpu-memory")
     pod["metadata"]["annotations"] = {f"cardwise.io/polic{i:05}": "x" for i in range(3000)}
     pod["metadata"]["annotations"] |= {f"Cardwise.dev/polic{chr(97 + i)}": "x" for i in range(20)}
@@ -298,7 +296,7 @@ def namespaced(labels: Json | None = None, **annotations: str) -> tuple[str, ...
     return decision.warnings
 
 
-def test_defaults_of_a_namespace_that_have_no_effect_are_told() -> None:
+def test_ineffective_namespace_defaults_get_warnings() -> None:
     on = {names.DEFAULTS_LABEL: "enabled"}
     no_effect = "has no effect without the label cardwise.dev/defaults=enabled"
     unread = "Cardwise does not read it; did you mean cardwise.dev/default-gpu-mem?"
@@ -316,7 +314,7 @@ def test_defaults_of_a_namespace_that_have_no_effect_are_told() -> None:
     assert warning.endswith(f"did you mean the annotation {names.DEFAULT_GPU_MEM}?")
 
 
-def test_a_key_of_our_domain_that_a_namespace_cannot_have_is_told() -> None:
+def test_unread_own_key_on_a_namespace_gets_a_warning() -> None:
     unread = "Cardwise does not read it on a namespace"
     assert namespaced(foo="x") == (f"metadata.annotations[cardwise.dev/foo]: {unread}",)
     assert namespaced(**{"class": "nvidia.tesla.k80"}) == (f"metadata.annotations[cardwise.dev/class]: {unread}",)
@@ -335,7 +333,7 @@ WHOLE = {"requests.cardwise.dev__gpu": "0"}
 MEM = {"requests.aliyun.com__gpu_mem": "65536"}
 
 
-def test_keys_of_a_quota_that_count_nothing_are_told() -> None:
+def test_ineffective_quota_keys_get_warnings() -> None:
     (warning,) = quota(**{"requests.aliyun.com__gpumem": "65536"})
     hint = "did you mean requests.aliyun.com/gpu-mem?"
     assert warning == f"spec.hard[requests.aliyun.com/gpumem]: no node offers it, so it counts nothing; {hint}"
@@ -356,7 +354,7 @@ def test_keys_of_a_quota_that_count_nothing_are_told() -> None:
     assert advised({"spec": {"hard": {"requests.nvidia.com/gpu": "1"}}}, "resourcequotas", blind) == ()
 
 
-def test_a_quota_of_shares_alone_lets_whole_cards_past() -> None:
+def test_quota_of_shares_only_gets_a_warning() -> None:
     (warning,) = quota(**MEM)
     assert warning == (
         "spec.hard[requests.aliyun.com/gpu-mem]: does not count whole GPUs: pods that request aliyun.com/gpu-count or "
@@ -375,7 +373,7 @@ def test_a_quota_of_shares_alone_lets_whole_cards_past() -> None:
     assert quota(gpu_quota(shares=9), **MEM) == (warning,)
 
 
-def test_a_quota_of_whole_cards_alone_lets_shares_past() -> None:
+def test_quota_of_whole_cards_only_gets_a_warning() -> None:
     alone = {"requests.cardwise.dev__gpu": "2"}
     (warning,) = quota(**alone)
     assert warning == (
@@ -391,7 +389,7 @@ def test_a_quota_of_whole_cards_alone_lets_shares_past() -> None:
     assert quota(gpu_quota(gpus=2), **alone) == (warning,)
 
 
-def test_a_quota_below_any_useful_share_asks_whether_gib_were_meant() -> None:
+def test_too_small_quota_suggests_gib() -> None:
     (warning,) = quota(**{"requests.aliyun.com__gpu_mem": "8"}, **WHOLE)
     assert warning == (
         "spec.hard[requests.aliyun.com/gpu-mem]: 8 means 8 MiB, less than most programs need to start on a GPU "
@@ -401,7 +399,7 @@ def test_a_quota_below_any_useful_share_asks_whether_gib_were_meant() -> None:
         assert quota(**{"requests.aliyun.com__gpu_mem": amount}, **WHOLE) == (), "none on purpose, or a useful share"
 
 
-def test_a_limit_range_below_any_useful_share_asks_whether_gib_were_meant() -> None:
+def test_too_small_limit_range_suggests_gib() -> None:
     def limited(**ranges: str) -> tuple[str, ...]:
         entry = {"type": "Container"} | {name: {names.GPU_MEM: amount} for name, amount in ranges.items()}
         return advised({"metadata": {}, "spec": {"limits": [entry]}}, "limitranges")
@@ -424,7 +422,7 @@ def test_a_limit_range_below_any_useful_share_asks_whether_gib_were_meant() -> N
         ({"rack": "12"}, ""),
     ],
 )
-def test_a_node_selector_that_nearly_matches_says_what_was_meant(selector: dict[str, str], hint: str) -> None:
+def test_nearly_matching_node_selector_gets_a_suggestion(selector: dict[str, str], hint: str) -> None:
     labels = {"zone": "a", "nvidia.com/gpu.product": "Tesla-T4"}
     pod = build.pod(gpu_mem=8000)
     pod["spec"]["nodeSelector"] = selector
@@ -434,7 +432,7 @@ def test_a_node_selector_that_nearly_matches_says_what_was_meant(selector: dict[
     assert warning == f"spec.nodeSelector: {waits}{hint}"
 
 
-def test_keys_of_a_limit_range_that_are_those_of_no_container_are_told() -> None:
+def test_ineffective_limit_range_keys_get_warnings() -> None:
     limits = [
         {"type": "Container", "max": {"cpu": "1", "aliyun.com/gpumem": "8192"}, "default": {names.GPU_MEM: "1024"}}
     ]
@@ -454,7 +452,7 @@ def test_keys_of_a_limit_range_that_are_those_of_no_container_are_told() -> None
         ("limitranges", lambda n: {"spec": {"limits": [{"max": {f"example.org/gpu{i:05}": "0" for i in range(n)}}]}}),
     ],
 )
-def test_advice_for_thousands_of_keys_costs_hardly_more_than_for_some(resource: str, make_manifest: Any) -> None:
+def test_advice_cost_is_limited_for_many_keys(resource: str, make_manifest: Any) -> None:
     def steps(count: int) -> int:
         with work() as advising:
             advised(make_manifest(count), resource)

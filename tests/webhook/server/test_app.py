@@ -57,7 +57,7 @@ def test_a_patch_is_base64_of_a_json_patch(client: FlaskClient) -> None:
     assert any(names.SHARE.replace("/", "~1") in op["path"] for op in json.loads(base64.b64decode(response["patch"])))
 
 
-def test_the_path_says_what_a_bare_number_counts(client: FlaskClient) -> None:
+def test_path_decides_the_unit_of_bare_numbers(client: FlaskClient) -> None:
     for behind, mib in (("", "2"), ("/gib", "2048")):
         for path in ("/mutate", "/mutate/defaults"):
             answer = post(client, path + behind, body(build.pod(gpu_mem="2"))).get_json()
@@ -79,7 +79,7 @@ def test_pods_of_bindings_are_looked_up_for_the_address_that_sent_the_review(cal
     assert known.callers == [caller] * 2
 
 
-def test_a_refusal_is_an_answer_with_the_field_and_the_remedy(client: FlaskClient) -> None:
+def test_refusal_has_field_and_remedy(client: FlaskClient) -> None:
     answer = post(client, "/mutate", body(build.pod(gpu_mem="-1")))
     assert answer.status_code == 200
     response = answer.get_json()["response"]
@@ -87,7 +87,7 @@ def test_a_refusal_is_an_answer_with_the_field_and_the_remedy(client: FlaskClien
     assert response["status"]["message"].startswith(f"spec.containers[0].resources.limits[{names.GPU_MEM}]: ")
 
 
-def test_nothing_to_do_is_no_patch(client: FlaskClient) -> None:
+def test_unchanged_object_has_no_patch(client: FlaskClient) -> None:
     response = post(client, "/mutate", body(build.pod())).get_json()["response"]
     assert response == {"uid": response["uid"], "allowed": True}
 
@@ -129,11 +129,11 @@ def test_malformed_requests_get_400_and_a_reason(
         pytest.param(b'{"request":{"object":[' + b"[]," * 2_000_000 + b'1],"namespace":"x"}}', "", id="far behind"),
     ],
 )
-def test_reviews_that_wait_take_turns_by_their_namespace(data: bytes, namespace: str) -> None:
+def test_waiting_reviews_are_answered_fairly_by_namespace(data: bytes, namespace: str) -> None:
     assert shell.namespace_of({"wsgi.input": io.BytesIO(data)}) == namespace
 
 
-def test_a_large_review_has_a_namespace_as_the_api_server_writes_it(client: FlaskClient) -> None:
+def test_namespace_of_a_large_review_is_detected(client: FlaskClient) -> None:
     """Go writes the fields in this order, and no other reader than a search of the first 4 KiB is used for turns."""
     kind = {"group": "g" * 253, "version": "v" * 63, "kind": "k" * 63}
     resource = {"group": "g" * 253, "version": "v" * 63, "resource": "r" * 63}
@@ -143,7 +143,7 @@ def test_a_large_review_has_a_namespace_as_the_api_server_writes_it(client: Flas
     assert shell.namespace_of({"wsgi.input": io.BytesIO(data)}) == "x" * 63
 
 
-def test_a_content_type_has_no_more_read_of_it_than_the_type(client: FlaskClient, monkeypatch) -> None:
+def test_content_type_parameters_are_not_parsed(client: FlaskClient, monkeypatch) -> None:
     """werkzeug's reader of the parameters takes 95 ms for 60 KB of them."""
     monkeypatch.setattr("werkzeug.http.parse_options_header", lambda _: pytest.fail("the parameters were read"))
     monkeypatch.setattr("werkzeug.sansio.request.parse_options_header", lambda _: pytest.fail("they were read"))
@@ -157,7 +157,7 @@ def test_other_methods_paths_and_sizes(client: FlaskClient) -> None:
     assert post(client, "/mutate", b" " * (shell.MAX_BODY + 1)).status_code == 413
 
 
-def test_an_unreachable_api_server_is_told_as_such() -> None:
+def test_unreachable_api_server_is_reported() -> None:
     class Lost(Known):
         def fresh_defaults(self, namespace: str) -> Defaults | None:
             raise errors.Unreachable("GET /api/v1/namespaces/x: refused")
@@ -167,7 +167,7 @@ def test_an_unreachable_api_server_is_told_as_such() -> None:
     assert "try again" in answer.text
 
 
-def test_a_class_that_cannot_be_looked_up_is_told_as_such() -> None:
+def test_failed_class_lookup_is_reported() -> None:
     class Lost(Known):
         def resource_class(self, name: str) -> ResourceClass | None:
             raise errors.Unreachable("GET /apis/cardwise.dev/v1alpha1/resourceclasses/half: refused")
@@ -200,7 +200,7 @@ _LIKE_OBJECTS = st.recursive(
 @pytest.mark.parametrize(
     ("path", "resource"), [(path, resource) for path in PATHS for resource in KNOWN if (path, resource) not in PLACES]
 )
-def test_a_resource_that_the_api_server_sends_elsewhere_is_not_read(
+def test_resource_of_another_path_is_not_decoded(
     client: FlaskClient, path: str, resource: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reviews of slow classes, sent to the path of Bindings, had both of its threads."""
@@ -212,12 +212,12 @@ def test_a_resource_that_the_api_server_sends_elsewhere_is_not_read(
 
 
 @given(path=st.sampled_from(PATHS), data=st.binary(max_size=200))
-def test_random_bytes_never_fail_us(client: FlaskClient, path: str, data: bytes) -> None:
+def test_random_bytes_never_cause_a_500(client: FlaskClient, path: str, data: bytes) -> None:
     assert post(client, path, data).status_code == 400
 
 
 @given(path=st.sampled_from(PATHS), data=_JSON)
-def test_random_json_never_fails_us(client: FlaskClient, path: str, data: Any) -> None:
+def test_random_json_never_causes_a_500(client: FlaskClient, path: str, data: Any) -> None:
     assert post(client, path, json.dumps(data).encode()).status_code == 400
 
 
@@ -227,7 +227,9 @@ def test_random_json_never_fails_us(client: FlaskClient, path: str, data: Any) -
     manifest=_LIKE_OBJECTS,
     about=st.fixed_dictionaries({"operation": st.sampled_from(["CREATE", "UPDATE"]), "old": st.none() | _LIKE_OBJECTS}),
 )
-def test_random_objects_never_fail_us(client: FlaskClient, place: tuple[str, str], manifest: Any, about: Any) -> None:
+def test_random_objects_never_cause_a_500(
+    client: FlaskClient, place: tuple[str, str], manifest: Any, about: Any
+) -> None:
     path, resource = place
     assert post(client, path, body_of(manifest, resource, **about)).status_code == 200
 
@@ -238,7 +240,7 @@ def test_random_objects_never_fail_us(client: FlaskClient, place: tuple[str, str
     spec=st.dictionaries(_KEYS, _LIKE_OBJECTS, max_size=4),
     old=st.none() | st.dictionaries(_KEYS, _LIKE_OBJECTS, max_size=4),
 )
-def test_random_classes_and_quotas_never_fail_us(
+def test_random_classes_and_quotas_never_cause_a_500(
     client: FlaskClient, place: tuple[str, str], spec: Any, old: Any
 ) -> None:
     path, resource = place
@@ -259,7 +261,9 @@ def test_random_classes_and_quotas_never_fail_us(
         ("gpuquotas", {"spec": []}),
     ],
 )
-def test_what_is_not_shaped_like_its_kind_is_told_so(client: FlaskClient, resource: str, manifest: Any) -> None:
+def test_object_with_a_wrong_structure_is_refused_with_the_reason(
+    client: FlaskClient, resource: str, manifest: Any
+) -> None:
     path = "/validate" if resource == "gpuquotas" else "/mutate"
     assert message_shown(client, body(manifest, resource), path).startswith(
         f"object does not have the structure of {resource}"
@@ -290,18 +294,20 @@ DEEP = {"metadata": {"managedFields": [{"fieldsV1": msgspec.Raw(b'{"f:a":' * 100
     ],
 )
 @pytest.mark.parametrize("path", [path for path in paths_of("pods") if path != "/advise"])
-def test_who_writes_what_nobody_can_read_is_told_why(client: FlaskClient, path: str, manifest: Any, says: str) -> None:
+def test_undecodable_object_is_refused_with_the_reason(
+    client: FlaskClient, path: str, manifest: Any, says: str
+) -> None:
     message = message_shown(client, msgspec.json.encode(review(manifest)), path)
     assert says in message
     assert len(message) < 1000
 
 
-def test_advice_refuses_nothing_also_of_what_nobody_can_read(client: FlaskClient) -> None:
+def test_advice_admits_undecodable_objects(client: FlaskClient) -> None:
     answer = post(client, "/advise", msgspec.json.encode(review(DEEP))).get_json()["response"]
     assert answer == {"uid": answer["uid"], "allowed": True}
 
 
-def test_what_is_nested_too_deep_anywhere_costs_no_search(client: FlaskClient) -> None:
+def test_deep_nesting_is_not_searched(client: FlaskClient) -> None:
     """Who looks for it in 8 MiB keeps one of the few threads for more than a second."""
     deep = b"[" * 500_000 + b"]" * 500_000
     data = msgspec.json.encode(review({}))
@@ -328,6 +334,6 @@ def message_shown(client: FlaskClient, data: bytes, path: str = "/mutate") -> st
     path=st.sampled_from(paths_of("pods")),
     container=st.dictionaries(_KEYS, _LIKE_OBJECTS, max_size=6),
 )
-def test_random_containers_never_fail_us(client: FlaskClient, path: str, container: Any) -> None:
+def test_random_containers_never_cause_a_500(client: FlaskClient, path: str, container: Any) -> None:
     pod = {"metadata": {"name": "p"}, "spec": {"containers": [container, build.container("x", gpu_mem=1)]}}
     assert post(client, path, body(pod)).status_code == 200

@@ -224,7 +224,7 @@ def replicas(count: int, containers: int) -> Json:
 @pytest.mark.parametrize(
     ("count", "containers", "judged"), [(1, 128, 1), (32, 128, 1), (32, 60, 2), (100, 16, 8), (100, 1, 16), (3, 1, 3)]
 )
-def test_all_templates_of_an_object_are_judged_as_long_as_one_pod(
+def test_check_of_all_templates_is_limited_to_one_pod(
     count: int, containers: int, judged: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """32 templates of 128 containers took 0.7 s, and the API server waits one second for advice."""
@@ -240,7 +240,7 @@ def test_all_templates_of_an_object_are_judged_as_long_as_one_pod(
     assert sizes == [containers] * judged
 
 
-def test_only_the_paths_of_templates_are_spelled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_paths_of_templates_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
     """In an object of 900 levels all paths together are 450 times as long as the last."""
     spelled = list[str]()
     format_path = templates._format_path
@@ -254,7 +254,7 @@ def test_only_the_paths_of_templates_are_spelled(monkeypatch: pytest.MonkeyPatch
     assert path.endswith(".level0[1].template")
 
 
-def test_what_a_node_offers_costs_its_own_length_however_much_others_offer() -> None:
+def test_cost_of_a_node_offer_is_independent_of_others() -> None:
     offers = Offers()
     offer = NodeOffer(frozenset({names.SHARE, names.GPU_MEM}))
     offers.on_change("n1", None, offer)
@@ -271,14 +271,14 @@ def test_what_a_node_offers_costs_its_own_length_however_much_others_offer() -> 
     assert offers.resources() == offer.resources
 
 
-def test_floats_are_read_by_the_reader_that_none_of_them_keeps_long() -> None:
+def test_floats_are_parsed_in_bounded_time() -> None:
     """msgspec's own took 9 µs for 2.2250738585072011e-308, so that 7 MB of them took three seconds of everybody's."""
     assert review._decode_object.__self__.float_hook is float
     read = review.decode(body({"spec": {"x": 0.5}}, "x").replace(b"0.5", b"2.2250738585072011e-308"))
     assert read.object["spec"]["x"] == 2.2250738585072011e-308
 
 
-def test_of_what_nobody_reads_no_objects_are_made() -> None:
+def test_unread_fields_are_not_decoded() -> None:
     """One MiB of them as dicts kept all threads of the process from running for a quarter of a second."""
     lists = msgspec.Raw(b"[" + b"[[]]," * 96_000 + b"1]")
     pod = build.pod(gpu_mem=8) | {"status": {}}
@@ -288,7 +288,7 @@ def test_of_what_nobody_reads_no_objects_are_made() -> None:
     assert review.decode(data) == review.decode(body(pod, operation="UPDATE", old=pod))
 
 
-def test_what_server_side_apply_noted_is_read_where_it_is_compared() -> None:
+def test_managed_fields_are_decoded_only_if_compared() -> None:
     for operation, read in (("CREATE", False), ("UPDATE", True)):
         decoded = review.decode(body(deployment(2), "deployments", operation=operation, old=deployment(1)))
         assert ("managedFields" in decoded.object["metadata"]) == read

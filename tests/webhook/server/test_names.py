@@ -65,7 +65,7 @@ def named(place: str, text: str, manifest: Any = BINDING, resource: str = "pods"
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("text", ATTACKS)
-def test_a_binding_of_what_is_no_name_is_asked_about_nowhere(world: World, place: str, text: str) -> None:
+def test_binding_with_an_invalid_name_causes_no_request(world: World, place: str, text: str) -> None:
     answer = world.post(shell.BINDINGS, named(place, text)).get_json()["response"]
     assert not answer["allowed"]
     assert answer["status"]["message"].startswith(f"{place}: {text!r} is not a name in Kubernetes; write at most")
@@ -74,7 +74,7 @@ def test_a_binding_of_what_is_no_name_is_asked_about_nowhere(world: World, place
 
 @pytest.mark.parametrize("text", ATTACKS)
 @pytest.mark.parametrize("path", paths_of("pods"))
-def test_a_pod_in_what_is_no_namespace_is_asked_about_nowhere(world: World, path: str, text: str) -> None:
+def test_pod_with_an_invalid_namespace_causes_no_request(world: World, path: str, text: str) -> None:
     answer = world.post(path, named("request.namespace", text, POD, sub="")).get_json()["response"]
     assert answer["allowed"] == (path == "/advise")
     assert world.api.requests == []
@@ -90,7 +90,7 @@ def test_a_legacy_binding_names_its_pod_in_the_object(world: World) -> None:
 
 
 @pytest.mark.parametrize("resource", ["pods", "bindings", "deployments", "resourcequotas", "gpuquotas"])
-def test_without_a_namespace_none_is_asked_about_all_namespaces(world: World, resource: str) -> None:
+def test_missing_namespace_causes_no_request(world: World, resource: str) -> None:
     for path in paths_of(resource):
         answer = world.post(path, named("request.namespace", "", POD, resource, "")).get_json()["response"]
         assert answer["allowed"] == (path == "/advise"), answer
@@ -104,7 +104,7 @@ def test_a_message_quotes_the_beginning_and_the_end_only(world: World) -> None:
 
 
 @pytest.mark.parametrize("field", ["resource", "subResource", "operation"])
-def test_a_word_of_the_api_server_has_an_end(world: World, field: str) -> None:
+def test_words_of_the_api_server_have_a_maximum_length(world: World, field: str) -> None:
     named_review = named("request.name", "p")
     if field == "resource":
         named_review["request"]["resource"]["resource"] = "x" * 300
@@ -120,7 +120,7 @@ LABELS = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
 
 @settings(max_examples=50)
 @given(namespace=LABELS, name=st.lists(LABELS, min_size=1, max_size=4).map(".".join))
-def test_names_that_the_api_server_has_are_asked_for(namespace: str, name: str) -> None:
+def test_valid_names_are_requested(namespace: str, name: str) -> None:
     world = World()
     binding_review = review(
         BINDING | {"metadata": {"name": name, "namespace": namespace}}, "pods", sub="binding", name=name
@@ -132,7 +132,7 @@ def test_names_that_the_api_server_has_are_asked_for(namespace: str, name: str) 
 
 @settings(max_examples=50)
 @given(place=st.sampled_from(PLACES), text=st.text(max_size=300))
-def test_whatever_the_text_nothing_but_a_get_of_one_pod_is_sent(place: str, text: str) -> None:
+def test_any_text_causes_at_most_a_get_of_one_pod(place: str, text: str) -> None:
     world = World()
     assert world.post(shell.BINDINGS, named(place, text)).status_code == 200
     for request in world.api.requests:
@@ -146,7 +146,7 @@ def test_whatever_the_text_nothing_but_a_get_of_one_pod_is_sent(place: str, text
     [("pods", "web-0.a"), ("namespaces", "team-a"), ("resourceclasses", "nvidia.a100"), ("widgets", "w.x")],
 )
 @pytest.mark.parametrize("generated", ["web-", "web", "w.x-", ""])
-def test_what_the_api_server_takes_is_taken(world: World, resource: str, name: str, generated: str) -> None:
+def test_names_that_the_api_server_accepts_are_accepted(world: World, resource: str, name: str, generated: str) -> None:
     metadata = {"name": name} if not generated else {"generateName": generated}
     namespace = "" if resource in ("namespaces", "resourceclasses") else "team-a"
     object_review = review({"metadata": metadata, "spec": {"containers": []}}, resource, namespace=namespace)

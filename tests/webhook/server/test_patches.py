@@ -17,7 +17,7 @@ OBJECTS = st.dictionaries(NAMES, VALUES, max_size=4)
 
 
 @given(before=OBJECTS, after=OBJECTS)
-def test_the_patch_makes_the_one_of_the_other(before: Json, after: Json) -> None:
+def test_patch_turns_before_into_after(before: Json, after: Json) -> None:
     assert jsonpatch.apply_patch(before, patches.make_patch(before, after)) == after
 
 
@@ -48,7 +48,7 @@ def test_each_container_gets_its_own_changes(pods: tuple[Json, Json]) -> None:
     assert jsonpatch.apply_patch(before, patches.make_patch(before, after)) == after
 
 
-def test_a_list_that_was_rewritten_is_one_operation() -> None:
+def test_rewritten_list_is_one_operation() -> None:
     env = [{"name": f"N{i}"} for i in range(2000)]
     gates = [{"name": "g"}]
     before = {"spec": {"containers": [{"name": "c", "env": env}], "schedulingGates": gates}}

@@ -141,7 +141,7 @@ def test_an_update_of_a_pod_has_the_same() -> None:
     assert "too many" in on_mutate(larger, "pods", Known(), operation="UPDATE", old=of_containers(1)).message
 
 
-def test_what_was_there_before_lists_were_bounded_may_change() -> None:
+def test_existing_large_lists_may_change() -> None:
     manifest = in_containers("env", sizes.MAX_CONTAINER_ENTRIES + 2)
     template = {"metadata": {}, "spec": {"template": {"spec": manifest["spec"]}}}
     for resource, written in (("pods", manifest), ("deployments", template)):

@@ -120,7 +120,7 @@ def test_of_other_objects(client: FlaskClient, resource: str, text: str, data: A
     check(answered(client, path, body(replaced(OTHERS[resource], place, text), resource)))
 
 
-def test_of_many_things_that_are_wrong(client: FlaskClient) -> None:
+def test_many_errors(client: FlaskClient) -> None:
     """512 gates, each with a name of its own, of which each is told."""
     pod = build.pod(gpu_mem="1Gi")
     pod["spec"]["schedulingGates"] = [{"name": f"example.com/{i}"} for i in range(500)]
@@ -153,7 +153,7 @@ def test_a_refusal_quotes_the_beginning_and_says_how_long_the_text_is(
     assert len(message) < 400
 
 
-def test_refusals_by_the_thousand_fill_no_log() -> None:
+def test_many_refusals_do_not_flood_the_log() -> None:
     clock = FakeClock()
     client = shell.create_app(known(), WebhookSettings(), clock).test_client()
     wrong = build.pod(gpu_mem="-1")
@@ -183,7 +183,7 @@ def test_refusals_by_the_thousand_fill_no_log() -> None:
 
 
 @pytest.mark.parametrize("error", [errors.Unreachable("no answer"), RuntimeError("a fault")])
-def test_reviews_that_fail_by_the_thousand_fill_no_log(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_failed_reviews_do_not_flood_the_log(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise error
 

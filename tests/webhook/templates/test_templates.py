@@ -82,7 +82,7 @@ def test_requests_and_init_containers_are_rewritten_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["cpu", "foo", names.GPU_MEM, K80_KEY, names.NVIDIA_GPU, "hugepages-1Gi"])
-def test_what_kubernetes_takes_or_nobody_knows_is_left_alone(name: str) -> None:
+def test_accepted_and_unknown_names_are_not_changed(name: str) -> None:
     manifest = workload({name: "1"})
     assert mutated(manifest, "deployments", KNOWN) == manifest
 
@@ -93,7 +93,7 @@ def test_exempt_namespaces_are_left_alone() -> None:
     assert mutated(manifest, "deployments", KNOWN, settings, namespace="kube-system") == manifest
 
 
-def test_a_class_that_is_not_there_is_told_once() -> None:
+def test_missing_class_is_reported_once() -> None:
     manifest = workload({"nvidia.tesla.k81": "1"})
     decision = on_mutate(manifest, "deployments", KNOWN)
     assert (decision.allowed, decision.warnings) == (True, ())
@@ -131,7 +131,7 @@ def test_another_class_without_apply_leaves_no_stale_key() -> None:
     assert limits(new) == {P100_KEY: "1"}
 
 
-def test_a_manifest_that_names_no_class_any_more_drops_our_key() -> None:
+def test_manifest_without_a_class_drops_the_rewritten_key() -> None:
     old = stored({K80_KEY: "1"}, {K80: "1"}, [K80_KEY])
     new = update(stored({K80_KEY: "1", names.GPU_MEM: "9"}, {names.GPU_MEM: "9"}, [K80_KEY]), old)
     assert limits(new) == {names.GPU_MEM: "9"}
@@ -139,7 +139,7 @@ def test_a_manifest_that_names_no_class_any_more_drops_our_key() -> None:
     assert LAST_APPLIED in new["metadata"]["annotations"]
 
 
-def test_a_manifest_that_spells_our_key_itself_keeps_it() -> None:
+def test_manifest_with_the_stored_key_keeps_it() -> None:
     old = stored({K80_KEY: "1"}, {K80: "1"}, [K80_KEY])
     assert limits(update(stored({K80_KEY: "1"}, {K80_KEY: "1"}, [K80_KEY]), old)) == {K80_KEY: "1"}
 
@@ -186,13 +186,13 @@ def test_server_side_apply_of_another_class_by_its_long_name_leaves_no_stale_key
     }
 
 
-def test_what_another_one_who_applies_still_names_stays() -> None:
+def test_key_of_another_applier_stays() -> None:
     old = server_side(workload({K80_KEY: "1"}, record=[K80_KEY]), {K80: "1"}, {K80: "1"})
     new = server_side(workload({K80_KEY: "1"}, record=[K80_KEY]), {"cpu": "1"}, {K80: "1"})
     assert limits(update(new, old)) == {K80_KEY: "1"}
 
 
-def test_what_others_than_server_side_apply_are_said_to_manage_does_not_count() -> None:
+def test_fields_of_other_operations_do_not_count() -> None:
     old = server_side(workload({K80_KEY: "1"}, record=[K80_KEY]), {K80: "1"}, operation="Update")
     new = server_side(workload({K80_KEY: "1"}, record=[K80_KEY]), {"cpu": "1"}, operation="Update")
     assert limits(update(new, old)) == {K80_KEY: "1"}
@@ -225,7 +225,7 @@ def test_other_updates_change_nothing(resource: str) -> None:
         assert on_mutate(new, resource, KNOWN, TAKE, operation="UPDATE", old=old).patch == []
 
 
-def test_a_bare_name_by_patch_stays_though_the_manifest_never_had_it() -> None:
+def test_patched_bare_name_stays() -> None:
     old = stored({"cpu": "1"}, {"cpu": "1"}, [])
     new = update(stored({"cpu": "1", K80: "1"}, {"cpu": "1"}, []), old)
     assert limits(new) == {"cpu": "1", K80_KEY: "1"}
@@ -241,7 +241,7 @@ def test_the_template_of_a_job_stays_as_it_is() -> None:
     assert limits(again, "jobs") == {K80_KEY: "1"}
 
 
-def test_nvidia_gpu_is_taken_only_where_it_is_new() -> None:
+def test_nvidia_gpu_is_rewritten_only_if_new() -> None:
     manifest = workload({names.NVIDIA_GPU: "1"})
     assert mutated(manifest, "deployments", KNOWN) == manifest
     rewritten = mutated(manifest, "deployments", KNOWN, TAKE)
@@ -252,7 +252,7 @@ def test_nvidia_gpu_is_taken_only_where_it_is_new() -> None:
     assert limits(update(applied, rewritten, settings=TAKE)) == {names.WHOLE_GPU: "2"}
 
 
-def test_the_replica_set_of_a_deployment_is_the_deployments() -> None:
+def test_controlled_replica_set_is_not_changed() -> None:
     manifest = workload({names.NVIDIA_GPU: "1"}, "replicasets")
     manifest["metadata"]["ownerReferences"] = [{"kind": "Deployment", "name": "d", "controller": True}]
     assert mutated(manifest, "replicasets", KNOWN, TAKE) == manifest
