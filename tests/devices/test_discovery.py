@@ -1,4 +1,4 @@
-"""What is made of a machine's sysfs, on the layouts of real hardware."""
+"""Discovery of devices in sysfs, with the layouts of real hardware."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def discover_devices(tree: Tree, text: str) -> list[OtherDevice]:
 
 
 def nodes(device: OtherDevice) -> list[str]:
-    """Its nodes as a container sees them, and that they come from where they must."""
+    """The device nodes as a container sees them; checks their paths on the host."""
     return [node.container for node in device.nodes]
 
 
@@ -128,7 +128,7 @@ class TestRdma:
         first, _ = connectx5(tree)
         for name in ("fw_ver", "ports/1/rate"):
             (first / name).unlink()
-            (first / name).mkdir()  # reading it is an error, as of a firmware that does not answer
+            (first / name).mkdir()  # reading the file fails, as if the firmware did not answer
         device, other = discover_devices(tree, RDMA)
         assert (device.problem, device.model, other.name) == ("", "MT4119", "mlx5_1")
         assert not {"firmware", "rate"} & device.properties.keys()

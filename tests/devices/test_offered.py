@@ -1,4 +1,4 @@
-"""Devices by polling: what changes is seen, and a bad file changes nothing."""
+"""Devices by polling: changes are detected, and an invalid file changes nothing."""
 
 from concurrent.futures import ThreadPoolExecutor
 

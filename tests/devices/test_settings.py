@@ -1,4 +1,4 @@
-"""The file behind `--devices`: what it means, and what it says when it is wrong."""
+"""The file of `--devices`: its meaning, and the errors about it."""
 
 import pytest
 

@@ -95,7 +95,7 @@ class Tree:
         self.link(self.sysfs / "class" / "misc" / name, folder)
 
     def node(self, path: str, number: int = os.makedev(4, 20)) -> Path:
-        """A device node below /dev; without root a link to one that there is."""
+        """Create a device node below /dev; without root privileges, a link to an existing one."""
         path = self.dev / path
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -106,7 +106,7 @@ class Tree:
         return path
 
     def remove(self, address: str) -> None:
-        """The PCI device leaves the machine."""
+        """Remove the PCI device from the machine."""
         (self.sysfs / "bus" / "pci" / "devices" / address).unlink()
 
     def _node_of(self, parent: Path, device: str, folder: str, name: str, number: str) -> None:
@@ -116,14 +116,14 @@ class Tree:
 
     @staticmethod
     def write(folder: Path, texts: Mapping[str, str]) -> None:
-        """Attributes, each ended by a newline as the kernel does."""
+        """Write attributes, each with a newline at its end, as the kernel does."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             (folder / name).write_text(f"{text}\n")
 
     @staticmethod
     def link(path: Path, target: Path) -> None:
-        """Relative, as in sysfs."""
+        """Create a relative link, as in sysfs."""
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.is_symlink():
             path.symlink_to(os.path.relpath(target, path.parent))

@@ -1,4 +1,6 @@
-"""Faults that NVIDIA's mock of NVML injects. A process has one NVML: test_mock.py runs this in one of its own."""
+"""Faults that NVIDIA's mock of NVML injects. A process can load NVML once, so test_mock.py runs this module in its own
+process.
+"""
 
 import os
 import time
@@ -31,7 +33,7 @@ class Cards:
         return self.watchers[-1]
 
     def set_cards(self, **cards: dict) -> None:
-        """What the mock says of its cards from now on; it looks into its file once a second."""
+        """Set the state that the mock reports for its cards. The mock reads its file once a second."""
         scratch = OVERRIDES.with_suffix(".new")
         devices = {name.removeprefix("card"): settings for name, settings in cards.items()}
         scratch.write_text(yaml.safe_dump({"version": 1, "devices": devices}))
@@ -44,7 +46,7 @@ class Cards:
             self.gpus._changed.wait(0.05)
 
     def errors(self, index: int) -> int | None:
-        """Uncorrected ECC errors, None where the GPU does not answer."""
+        """The uncorrected ECC errors by GPU; None for a GPU that does not answer."""
         handle = self.gpus._handles[self.uuids[index]]
         counted = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
         try:
@@ -58,7 +60,7 @@ class Cards:
         return self.unhealthy()
 
     def unhealthy(self, gpus: NvmlGpus | None = None) -> dict[int, str]:
-        """Why, in the first words."""
+        """The reason of each unhealthy card, shortened to its first words."""
         health = (gpus or self.gpus).health().items()
         return {
             self.uuids.index(uuid): " ".join(state.reason.split()[:2]) for uuid, state in health if not state.healthy
@@ -89,18 +91,18 @@ def test_each_fault_affects_one_card_until_it_ends(cards):
     )
     cards.wait_until(lambda: [cards.errors(index) for index in (0, 1)] == [None, None])
     cards.wait_until(lambda: all(cards.errors(index) for index in (2, 3, 4, 5)))
-    # By the Xids alone, before anybody has looked at the cards.
+    # Because of the Xids alone, before the first probe.
     cards.wait_until(lambda: cards.unhealthy() == {0: "Xid 79:", 2: "Xid 48:", 4: "Xid 61:", 5: "Xid 119:"})
-    # Rows that cannot be remapped are what the mock's ECC errors come with.
+    # The mock reports ECC errors together with rows that cannot be remapped.
     unhealthy = {0: "Xid 79:", 1: "the GPU", 2: "Xid 48:", 3: "a row", 4: "a row", 5: "Xid 119:"}
     assert cards.probe_after(5) == unhealthy
     assert cards.probe_after(3600) == unhealthy, "nothing heals by itself"
-    # A plugin that is started now does not see the cards that do not answer.
+    # A plugin that starts now does not see unresponsive cards.
     assert cards.unhealthy(cards.watch()) == {index: reason for index, reason in unhealthy.items() if index > 1}
 
     cards.set_cards()
     cards.wait_until(lambda: [cards.errors(index) for index in range(6)] == [0] * 6)
-    # The counters of 2 and 5 have begun anew, so they were reset. What was wrong is remembered for a while.
+    # The counters of 2 and 5 restarted, so these cards were reset. A transient fault lasts for a while.
     rows = dict.fromkeys(range(2, 6), "a row")
     assert cards.probe_after(5) == {0: "Xid 79:", 1: "the GPU", **rows}
     cards.probe_after(30)

@@ -1,4 +1,4 @@
-"""What every `Gpus` must do, held against the simulated cards and, where there is a driver, against NVML."""
+"""The contract of `Gpus`, checked with the simulated cards and, on a machine with a driver, with NVML."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -86,7 +86,7 @@ def test_waiting_ends_in_time_and_by_close(gpus, clock):
 
 @pytest.fixture(params=[simulated, nvml])
 def use(request, tmp_path, clock):
-    """Those that can say and change who is on a card."""
+    """The implementations that also report processes and set the compute mode."""
     gpus = request.param(tmp_path, clock)
     yield gpus
     gpus.close()

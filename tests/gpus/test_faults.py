@@ -1,4 +1,4 @@
-"""What takes a card out, what it waits for, and what is remembered of it."""
+"""Faults of cards: which exist, when they end, and how they are saved."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ AT_THE_FAULT = ResetIndicators(
 
 
 class Cards:
-    """A card's faults, over restarts of who keeps them."""
+    """The faults of a machine, across restarts of the process that keeps them."""
 
     def __init__(self, folder) -> None:
         self.clock = FakeClock()
@@ -29,11 +29,11 @@ class Cards:
         self.faults = Faults(self.path, self.clock)
 
     def aside(self) -> list[str]:
-        """What was kept of files that could not be read."""
+        """The copies of unreadable files."""
         return [path.read_text() for path in self.path.parent.glob("faults.json.unreadable*")]
 
     def probe_after(self, seconds: float = 5.0, problem: str = "", **indicators: object) -> str:
-        """Why the card is out after a look at it that comes so much later."""
+        """The reason of the card after a probe some seconds later."""
         self.clock.advance(seconds)
         self.indicators = ResetIndicators(
             **{name: getattr(self.indicators, name) for name in ResetIndicators.__struct_fields__} | indicators
@@ -182,7 +182,7 @@ def test_unreadable_fault_file_does_not_prevent_the_start(cards):
 
 
 def test_unreadable_fault_entry_is_copied_and_the_others_are_loaded(cards):
-    """After a downgrade: otherwise every card would be well again, and the file lost with the next fault."""
+    """After a downgrade, all cards would otherwise count as healthy, and the next fault would overwrite the file."""
     for card in ("GPU-0", "GPU-1"):
         cards.faults.record_needs_reset(card, 48, AT_THE_FAULT)
     written = json.loads(cards.path.read_text()) | {"GPU-1": {"version": 9, "faults": [48]}}

@@ -1,4 +1,4 @@
-"""Whether the node's files are believed: only while everything says so, and manager and daemon live."""
+"""Readiness by the files of the MPS manager: only while all of them agree, and manager and daemon run."""
 
 import shutil
 import subprocess
@@ -18,7 +18,7 @@ from tests.mps.agent.pods import ONE, TWO, Card
 
 HOLD = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
 NEED = MiB(8138)
-CLOCK = FakeClock()  # the manager's; it stands still
+CLOCK = FakeClock()  # the manager's clock; it stands still
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def folder():
 
 @pytest.fixture
 def card(folder):
-    """Its files say Ready, and its daemon listens."""
+    """A card whose files say Ready and whose daemon listens."""
     (folder / mps.LOCK).touch()
     card = Card(folder, clock=CLOCK).runs().says()
     yield card

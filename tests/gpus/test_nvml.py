@@ -1,4 +1,4 @@
-"""NVML where a card or the library itself fails, with the driver's answers put in."""
+"""NVML when a card or the library fails; the answers of the driver are simulated."""
 
 import threading
 import types
@@ -20,7 +20,7 @@ class Driver:
     """The calls that `NvmlGpus` makes. A handle is the card's index; `broken` are errors to raise by call or card.
     Calls on cards in `hanging` do not return while they are there.
 
-    Who asks for an event waits until there is one, or an error, and not for the half second that it asks for.
+    A wait for an event ends with an event or an error, never by its timeout.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cards: int = 2) -> None:
@@ -115,7 +115,7 @@ class Driver:
             assert self.condition.wait_for(lambda: self.listening and not self.events, 60)
 
     def stop_hanging(self, card: int) -> None:
-        """Its calls hang no more."""
+        """The calls of the card return again."""
         with self.condition:
             self.hanging.remove(card)
             self.condition.notify_all()
@@ -127,7 +127,7 @@ class Driver:
 
 
 class DriverClock(FakeClock):
-    """Waits for no thread that is stuck in the driver: for it the time is over at once."""
+    """A clock on which a wait for a thread that hangs in the driver times out at once."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def clock(driver):
 
 @pytest.fixture
 def make_gpus(driver, clock):
-    """Makes them, since what is broken at the start matters."""
+    """Create the `NvmlGpus` in the test, because faults at the start matter."""
     created = []
 
     def make(**settings) -> NvmlGpus:
@@ -165,7 +165,7 @@ def make_gpus(driver, clock):
 
 
 def probe_again(clock: FakeClock) -> None:
-    """All cards have been probed once more."""
+    """Wait until all cards have been probed once more."""
     clock.step()
     clock.until_waiting()
 
@@ -184,7 +184,7 @@ def test_card_lost_at_the_start_does_not_affect_others(driver, make_gpus, clock,
     probe_again(clock)
     assert gpus.wait_change(0)
     assert indices(gpus) == [0, 1]
-    driver.report_xid(31, 1 - lost)  # any event: after it the listener asks for those of the new card
+    driver.report_xid(31, 1 - lost)  # any event, after which the listener registers the new card
     assert driver.registered == {0, 1}
 
 
@@ -219,7 +219,7 @@ def test_unexpected_error_ends_no_thread(driver, make_gpus, clock, call, thread)
     if thread == "nvml-probe":
         probe_again(clock)
     else:
-        clock.until_waiting(2)  # the listener too: it takes its time after an error
+        clock.until_waiting(2)  # also wait for the listener, which pauses after an error
     assert set(failures) == {thread}
     del driver.broken[call]
     clock.advance(1)
@@ -234,7 +234,7 @@ def sick(gpus: NvmlGpus) -> dict[str, str]:
 
 
 def test_card_without_a_readable_uuid_affects_no_other(driver, make_gpus):
-    """Off the bus: the event comes with a device of which even the UUID is not known any more."""
+    """Off the bus: the event names a device whose UUID can no longer be read."""
     gpus = make_gpus()
     driver.broken[1] = LOST
     driver.report_xid(79, 1)

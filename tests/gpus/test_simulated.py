@@ -49,7 +49,7 @@ def test_file_change_without_a_new_mtime_is_detected(file):
     gpus = SimulatedGpus(file)
     before = file.stat()
     file.write_text(ONE.replace("16276", "32552"))
-    while file.stat().st_ctime_ns == before.st_ctime_ns:  # which goes in steps of 4 ms before Linux 6.13
+    while file.stat().st_ctime_ns == before.st_ctime_ns:  # the clock of timestamps has steps of 4 ms before Linux 6.13
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert gpus.cards()[0].memory == 32552
 

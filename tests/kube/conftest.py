@@ -27,7 +27,7 @@ def client(api: ApiServer, clock: FakeClock) -> KubeClient:
 
 @pytest.fixture
 def world() -> World:
-    """With a Lease that nobody holds."""
+    """An API server with a Lease without a holder."""
     lease_world = World()
     lease_world.released()
     return lease_world

@@ -1,4 +1,4 @@
-"""The memory that the cards of one node take is limited."""
+"""The limit of kept cards per node."""
 
 import json
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Card:
 
 
 class World:
-    """A store that is fed as a reflector's."""
+    """A store that receives changes like a reflector's."""
 
     def __init__(self) -> None:
         self.store: Store[Card] = Store()
@@ -31,7 +31,7 @@ class World:
         return key, Card(node)
 
     def put_card(self, key: str, node: str) -> bool:
-        """Whether it is kept."""
+        """Add or change a card; returns whether it is kept."""
         diff = self.store.apply_event(key, self.limited.project(f"{key}@{node}".encode()))
         for gone, old in diff.deleted:
             self.limited.on_delete(gone, old)
@@ -58,7 +58,9 @@ def test_kept_cards_per_node_are_limited():
 
 
 def test_failed_list_releases_its_places():
-    """Each object that had gone before the next list took a place for ever: cards of the node were ignored."""
+    """Each object that was deleted before the next list used to occupy a place for ever, and cards of the node were
+    ignored.
+    """
     clock = FakeClock()
     api = ApiServer(clock)
 

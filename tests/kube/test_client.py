@@ -21,7 +21,7 @@ from tests.fakes.apiserver import Answer, ApiServer, Fault
 
 @pytest.fixture
 def api(api: ApiServer) -> ApiServer:
-    """Of which everything at /x says what was sent there."""
+    """An API server whose path /x returns the received request."""
     api.answers["/x"] = lambda request: request.body
     return api
 
@@ -61,7 +61,7 @@ def test_responses_become_errors_by_status(api: ApiServer, client: KubeClient, s
 
 
 def test_unknown_kind_differs_from_missing_object():
-    """As kube-apiserver 1.37 answers for both."""
+    """Responses as of kube-apiserver 1.37."""
     unknown = errors.from_response(404, b"404 page not found\n", {})
     status = '{"kind":"Status","reason":"NotFound","message":"%s","code":404}'
     without = errors.from_response(404, (status % "the server could not find the requested resource").encode(), {})
@@ -93,7 +93,7 @@ def test_server_time_is_the_api_servers(api: ApiServer, client: KubeClient, cloc
 
 
 def test_server_time_is_the_last_response_plus_the_time_since(api: ApiServer, client: KubeClient, clock):
-    """Failures and watches tell it too. A clock that is set meanwhile changes nothing."""
+    """Responses of failures and watches have the time too. Setting the machine's clock meanwhile changes nothing."""
     api.answers["/x"] = Answer(200, b"{}", {"Date": "Fri, 01 Mar 2024 10:00:00 GMT"})
     assert client.server_time() == clock.wall(), "no answer has told it"
     assert client.last_server_time() is None
@@ -149,7 +149,9 @@ def test_cut_and_refused_connections_are_unreachable(api: ApiServer, client: Kub
 
 @pytest.mark.parametrize("verb", ["create", "update", "patch", "delete", "get"])
 def test_managed_fields_are_not_decoded(api: ApiServer, client: KubeClient, verb: str):
-    """Whoever may change an object can fill them, and a MiB of them as dicts stops all threads for 0.2 s."""
+    """Users who may change an object can fill its managedFields, and decoding a MiB of them blocks all threads for 0.2
+    s.
+    """
     fields = {"metadata": {"name": "p", "managedFields": [{"manager": "m"}]}, "data": {"a": "b"}}
     api.answers["/x"] = fields
     body = () if verb in ("get", "delete") else ({},)
@@ -158,7 +160,7 @@ def test_managed_fields_are_not_decoded(api: ApiServer, client: KubeClient, verb
 
 
 def test_invalid_token_error_does_not_quote_it(api: ApiServer, clock):
-    """It may come from a file or a program at any time, and is tried again when it is renewed."""
+    """The token may come from a file or a program, and is loaded again when it is renewed."""
     tokens = iter(["Bearer s3cr3t\nX-Evil: 1", "Bearer s3cr3t\ufffd", "Bearer fine\n"])
     client = KubeClient(api.serve(), authorization=lambda: next(tokens), clock=clock)
     for _ in range(2):
@@ -188,7 +190,7 @@ def test_silence_is_unreachable_after_the_timeout():
 
 
 def test_patch_kinds_and_bodies(api: ApiServer, client: KubeClient):
-    with pytest.raises(errors.Unreachable, match="JSON, but not an object"):  # the server gives the body back
+    with pytest.raises(errors.Unreachable, match="JSON, but not an object"):  # the server returns the body
         client.patch("/x", [{"op": "test"}], "json", "me")
     client.patch("/x", {"a": 1}, query={"dryRun": "All"})
     client.delete("/x", {"gracePeriodSeconds": 0})
@@ -233,13 +235,13 @@ def test_no_request_is_sent_after_slow_credentials(api: ApiServer, clock):
     assert api.sent() == []
     clock.advance(11)
     client.create("/x", {}, timeout=5)
-    assert [request.timeout for request in api.sent()] == [2]  # what they have left of it
+    assert [request.timeout for request in api.sent()] == [2]  # the remaining time
 
 
 def test_child_of_a_fork_does_not_use_the_parents_connection(api: ApiServer, client: KubeClient):
     client.create("/x", {})
     before = client._pool
-    client._pid = os.getppid()  # as if this were the child
+    client._pid = os.getppid()  # as in a forked child
     client.create("/x", {})
     assert client._pool is not before
     before.close()
@@ -341,13 +343,13 @@ def test_kubeconfig_with_ca_server_name_and_token(tls_server):
         client.get("/version")
     client.close()
     client = KubeClient.load(kubeconfig(url, directory, **{"insecure-skip-tls-verify": True}))
-    with pytest.warns(InsecureRequestWarning):  # the user's choice, and told so
+    with pytest.warns(InsecureRequestWarning):  # chosen by the user, and shown as such
         assert client.get("/version") == {}
     client.close()
 
 
 def test_expired_certificate_error_shows_the_time(tmp_path):
-    """It, or our clock, may be wrong; whoever reads the log must be able to tell."""
+    """The certificate or the clock may be wrong; the log line must show both."""
     with serving_tls(tmp_path, datetime.now(UTC) - timedelta(days=30)) as (url, directory, _):
         cluster = {"certificate-authority": str(directory / "ca.crt"), "tls-server-name": "kube.test"}
         client = KubeClient.load(kubeconfig(url, directory, **cluster))
@@ -403,7 +405,7 @@ def test_watch_over_tls_can_be_ended_from_another_thread(tls_server):
 
 @pytest.fixture
 def service_account(tmp_path, monkeypatch):
-    """That of a pod in a cluster without an API server."""
+    """The service account of a pod in a cluster without an API server."""
     authority = certs.new_authority("test CA", datetime.now(UTC), timedelta(days=1))
     folder = tmp_path / "serviceaccount"
     folder.mkdir()
@@ -418,7 +420,7 @@ def service_account(tmp_path, monkeypatch):
 
 
 def test_all_proxy_is_ignored_in_a_pod(service_account, monkeypatch):
-    """As client-go, which does not know this variable."""
+    """As in client-go, which does not read this variable."""
     monkeypatch.setenv("ALL_PROXY", "socks5://proxy:1080")
     assert credentials.load(None).proxy is None
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
@@ -446,7 +448,7 @@ def test_pod_uses_the_service_account_and_its_renewed_token(tls_server, service_
 
 
 def test_service_account_token_is_reread_after_seconds_and_after_401(api: ApiServer, clock, service_account):
-    """However the time of day jumps, and at once where it was revoked."""
+    """Independent of jumps of the wall clock, and at once after a 401."""
     loaded = credentials.load(None)
     assert loaded.host == "https://[fd00::1]:443"
     client = KubeClient(api.serve(), authorization=loaded.authorization, clock=clock)

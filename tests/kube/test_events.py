@@ -105,7 +105,7 @@ def test_namespace_with_many_events_loses_only_its_own(api, client, clock):
 
 
 def test_many_namespaces_with_one_event_do_not_block_another(api, client, clock):
-    """The namespace whose Events have taken most time loses its place."""
+    """The namespace whose Events took the most time loses its place."""
     flood = [f"many-{number}" for number in range(10)]
     recorder = EventRecorder(client, "x", capacity=10, clock=clock)
     writing, answered = threading.Event(), threading.Event()
@@ -151,7 +151,7 @@ def test_full_queue_drops_and_returns_at_once(api, client, clock):
     for number in range(9):
         recorder.record(POD, "Some", f"number {number}")
     assert recorder.dropped == 7
-    assert not api.all(paths.events())  # nobody has waited for the API server
+    assert not api.all(paths.events())  # no caller has waited for the API server
     answered.set()
     recorder.stop()
     assert recorder.written == 3

@@ -1,4 +1,4 @@
-"""Whose write is next."""
+"""The order of fair queueing."""
 
 import pytest
 
@@ -84,7 +84,7 @@ def test_the_example_of_lost_places():
     theory, use, owners = theory_of("cardwise.kube.fairqueueing"), RecentUse[str](FakeClock()), 250
     assert f"{owners} owners have one place each" in theory
     names = [f"owner {number}" for number in range(owners)]
-    for name in names * 2:  # each was served, and came again
+    for name in names * 2:  # each owner was served and queued again
         use.add_use(name, 0.02)
     use.add_use("newcomer", 0.02)
     assert (

@@ -1,4 +1,4 @@
-"""What is read here of a kubeconfig is what the official client reads of it."""
+"""Kubeconfigs are read as by the official client."""
 
 import base64
 import json
@@ -72,7 +72,7 @@ def shown(loaded: Credentials) -> Json:
 
 
 def user_of(client: ssl.SSLContext) -> str | None:
-    """Whom a server that knows our CA takes the client for."""
+    """The user name that a TLS server sees in the client's certificate."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.verify_mode = ssl.CERT_OPTIONAL
     server.load_verify_locations(cadata=CA.cert.decode())
@@ -132,7 +132,7 @@ def test_kubeconfig_is_read_as_by_the_official_client(
 
 
 def proxy_of(path: Path) -> str | None:
-    """The same by both readers."""
+    """The credentials, which must be the same by both readers."""
     (proxy,) = {credentials.load(path).proxy, credentials._load_by_library(str(path), "").proxy}
     return proxy
 
@@ -266,7 +266,7 @@ def test_certificates_with_a_text_around_them_are_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by_library", [False, True])
 def test_connections_do_not_change_the_tls_context(tmp_path: Path, *, by_library: bool) -> None:
-    """urllib3 sets the protocols for each, while other threads begin theirs with the same context."""
+    """urllib3 sets the ALPN protocols for each connection, while other threads connect with the same context."""
     path = written(tmp_path, IN_IT, PAIR_IN_IT)
     client = (credentials._load_by_library(str(path), "") if by_library else credentials.load(path)).ssl_context
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -278,7 +278,7 @@ def test_connections_do_not_change_the_tls_context(tmp_path: Path, *, by_library
 
 
 def test_tls_context_has_pythons_defaults_except_strict_verification(tmp_path: Path) -> None:
-    """From 3.13 an intermediate authority is trusted by itself, as Go trusts it."""
+    """From Python 3.13 on, an intermediate CA is trusted without its root, as in Go."""
     client = credentials.load(written(tmp_path, IN_IT, None)).ssl_context
     assert client is not None
     assert client.verify_flags == ssl.create_default_context().verify_flags & ~ssl.VERIFY_X509_STRICT

@@ -1,4 +1,4 @@
-"""Objects that are nested deeper than msgspec follows: everybody who may change a pod can make one of it."""
+"""Objects that are nested deeper than msgspec supports. Every user who may change a pod can create one."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ from tests.examples import examples
 from tests.fakes.apiserver import Answer, ApiServer, Request
 from tests.fakes.clock import FakeClock
 
-DEEP = 9_000  # the API server takes 10,000 levels
+DEEP = 9_000  # the API server accepts 10,000 levels
 DEEPER = 100_000  # than any Python makes objects of
 ENDLESS = 300_000  # than any Python can skip: a level takes some 50 bytes of a stack of 8 MiB
 LIMIT = sys.getrecursionlimit()
@@ -55,7 +55,7 @@ def test_unread_values_are_skipped_at_any_depth() -> None:
 
 @pytest.fixture(params=["", "3.12 and 3.13"])
 def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of which nobody raises the limit, whatever he sets."""
+    """A Python whose recursion limit cannot be raised."""
     if request.param:
         monkeypatch.setattr(nesting.sys, "setrecursionlimit", lambda _: None)
 
@@ -104,7 +104,7 @@ def test_scan_removes_only_too_deep_values(document: object, levels: int, indent
 def test_only_the_deep_object_is_cut(
     api: ApiServer, client: KubeClient, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To cut takes ten times as long as to read, and anybody can have others do it again and again."""
+    """Cutting takes ten times as long as decoding, and any user can cause it repeatedly."""
     cut: list[bytes] = []
     monkeypatch.setattr(nesting, "cut_nesting", lambda raw: (cut.append(raw), cut_nesting(raw))[1])
     levels = DEEP if sys.version_info < (3, 12) else DEEPER
@@ -116,7 +116,7 @@ def test_only_the_deep_object_is_cut(
 def test_undecodable_depth_is_scanned_once(
     api: ApiServer, client: KubeClient, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The list whole, of a watch that event alone."""
+    """The whole list is decoded; in a watch, only the deep event is affected."""
     scans: list[bytes] = []
     monkeypatch.setattr(nesting, "cut_nesting_by_scan", lambda raw: (scans.append(raw), cut_nesting_by_scan(raw))[1])
     deep, late = pod("deep", 1, nested(ENDLESS)), pod("late", 3, nested(ENDLESS))

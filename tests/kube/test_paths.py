@@ -1,4 +1,4 @@
-"""Paths have the segments that were given, and no others, whatever their text is."""
+"""Paths have exactly the given segments, whatever their text."""
 
 import inspect
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -13,7 +13,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from tests.fakes.apiserver import ApiServer
 
-# What the API server, a proxy or urllib could take for another segment, a query or a fragment.
+# Texts that the API server, a proxy or urllib could read as another segment, a query or a fragment.
 HOSTILE = (
     "?watch=true&x=", "a/pods?limit=0&x=", "/pods?limit=0&x=", "#", ";a", "..", ".", "%2e%2e", "%2F", "%", "a%00",
     "a b", "a\r\nX-Remote-User: admin", "\\", "//evil", "@evil", ":1", "\ud800", "\u2215", "\uff0e\uff0e", "http://evil/",
@@ -27,7 +27,7 @@ OF_THE_CLUSTER = [paths.namespaces, paths.nodes, paths.extendedresources, paths.
 
 
 def segments(path: str) -> list[str]:
-    """Of the path as a server has them that decodes it first, which kube-apiserver does."""
+    """The segments of a path after decoding, as kube-apiserver sees them."""
     parts = urlsplit(f"https://kubernetes.default.svc:443{path}")
     assert (parts.netloc, parts.query, parts.fragment) == ("kubernetes.default.svc:443", "", "")
     assert path.isascii()
@@ -68,13 +68,13 @@ def test_cluster_path_has_the_given_segments_or_raises(function, name):
 
 
 def refused(text: str) -> bool:
-    """Whether no object has such a name: as `path.IsValidPathSegmentName` of k8s.io/apimachinery, and not as UTF-8."""
+    """Whether the name is invalid, as in `path.IsValidPathSegmentName` of k8s.io/apimachinery, or not valid UTF-8."""
     surrogates = any("\ud800" <= letter <= "\udfff" for letter in text)
     return text in ("", ".", "..") or "/" in text or "%" in text or surrogates
 
 
 class Recording(official.ApiClient):
-    """The official client, which says what it would ask for."""
+    """The official client; records its requests instead of sending them."""
 
     def call_api(self, method, url, *_, **__):
         raise Asked(url)
@@ -137,7 +137,7 @@ def test_selector_has_the_given_value_or_raises(operand: str):
 def unescaped(text: str) -> str:
     letters, plain = iter(text), ""
     for letter in letters:
-        assert letter not in ",="  # would end the value
+        assert letter not in ",="  # would end the label value
         plain += next(letters) if letter == "\\" else letter
     return plain
 

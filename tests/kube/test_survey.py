@@ -1,4 +1,4 @@
-"""One look at the cluster: cards with their classes, quotas and what they leave, and what cannot be read."""
+"""The survey of a cluster: cards with classes, quotas with headroom, and unreadable objects."""
 
 import json
 
@@ -109,7 +109,7 @@ def test_holding_under_a_former_node_name_counts_once():
 
 @pytest.mark.parametrize(("reported", "counts"), [(64, 2000), (5000, 5000)])
 def test_larger_amount_of_two_bindings_counts(reported, counts):
-    """As the extender counts it."""
+    """The same count as in the extender."""
     on_card, pod = card("n1", 0), placed("team-a", "p", "n1", 0, 2000)
     uid, namespace, name = (pod["metadata"][key] for key in ("uid", "namespace", "name"))
     on_card["status"]["reported"] = [{"podUID": uid, "namespace": namespace, "name": name, "memoryMiB": reported}]

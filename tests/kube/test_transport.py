@@ -1,6 +1,6 @@
-"""An answer of the API server ends, by its bytes and by its time, whatever the other side does.
+"""Responses of the API server are limited in bytes and in time, whatever the server does.
 
-The server's time is the client's: it lets three seconds pass before each byte.
+Server and client share one clock: the server lets three seconds pass before each byte.
 """
 
 import socket
@@ -24,7 +24,9 @@ Send = Callable[[bytes], None]
 
 
 class Server:
-    """Answers each connection's first request by `answer`. `sent`: how much of it the client took."""
+    """Answers the first request of each connection with `answer`. `sent`: the number of bytes that the client
+    accepted.
+    """
 
     def __init__(self, answer: Callable[[Send], None]) -> None:
         self._answer = answer
@@ -116,7 +118,7 @@ def test_slow_response_ends_at_its_deadline(serving, clock, head, tail):
     ],
 )
 def test_a_larger_answer_is_not_read_to_its_end(serving, head):
-    """As that of a list of all pods, or of a watch, which has no end."""
+    """As in a list of all pods, or in an endless watch."""
     piece = b"x" * 65_536
     piece = b"10000\r\n" + piece + b"\r\n" if head == CHUNKED else piece
 
@@ -219,7 +221,7 @@ def test_a_list_in_one_answer_may_be_larger_and_take_longer(api: ApiServer, monk
 
 
 def test_compressed_response_is_measured_decompressed(api: ApiServer, clock):
-    """Nobody asks for that; a proxy may do it."""
+    """The client does not request compression, but a proxy may compress."""
     import gzip
 
     packed = gzip.compress(b'"' + b" " * 3_000_000 + b'"')

@@ -1,4 +1,4 @@
-"""What docs/reference/metrics.md says, and what the code registers: read, not run."""
+"""Reads the documented metrics from docs/reference/metrics.md and the registered ones from the source code."""
 
 import ast
 import functools
@@ -22,7 +22,7 @@ class Row(NamedTuple):
 
 
 def documented() -> dict[str, dict[str, Row]]:
-    """By the heading of the part, by name."""
+    """The documented metrics, by heading and name."""
     rows_by_heading: dict[str, dict[str, Row]] = {}
     heading = ""
     for line in PAGE.read_text().splitlines():
@@ -53,6 +53,6 @@ def _names(path: Path) -> Iterator[str]:
             counters.add(node.args[0])
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value):
-            # The client adds what conventions ask for.
+            # The client library adds the suffixes of the conventions.
             counted = node in counters and not node.value.endswith("_total")
             yield f"{node.value}_total" if counted else node.value

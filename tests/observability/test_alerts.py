@@ -1,4 +1,4 @@
-"""Alerts, runbooks and the dashboard speak of each other and of metrics that there are."""
+"""Alerts, runbooks and the dashboard refer to each other and to existing metrics."""
 
 import json
 import re
@@ -54,7 +54,7 @@ def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
 
 def test_alerts_point_at_their_own_section() -> None:
     for name, rule in rules().items():
-        # As GitHub makes anchors of headings.
+        # Anchors as GitHub derives them from headings.
         assert rule["annotations"]["runbook_url"] == f"docs/runbooks.md#{name.lower()}"
         assert rule["annotations"]["summary"]
         assert rule["annotations"]["description"]
@@ -80,7 +80,7 @@ def test_unknown_metrics_are_detected() -> None:
 
 
 def test_every_metric_is_on_the_dashboard() -> None:
-    # A number that nobody sees is one that nobody keeps right.
+    # A metric that is not displayed is not maintained.
     shown = {
         _SERIES.sub("", name) if name not in known() else name
         for target in targets()

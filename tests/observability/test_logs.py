@@ -1,4 +1,4 @@
-"""Lines about a pod name it alike in all parts: `pod` as "namespace/name", and `uid`."""
+"""Log lines of all parts name a pod in the same way: `pod` as "namespace/name", and `uid`."""
 
 import ast
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from tests.observability.metricdocs import ROOT, parsed
 
 PARTS = ("webhook", "extender", "deviceplugin", "mps")
 _LEVELS = ("debug", "info", "warning", "error", "exception")
-# The UID is nowhere to be had: a Binding names its pod by its name.
+# The UID is unknown: a Binding names its pod by name only.
 WITHOUT_UID = {"admitting a Binding without a check: its pod could not be read"}
 
 

@@ -1,10 +1,10 @@
-"""The page of metrics is what the code registers, and no name breaks Prometheus' conventions."""
+"""The page of metrics matches the registered metrics, and all names follow Prometheus' conventions."""
 
 import pytest
 
 from tests.observability.metricdocs import PARTS, ROOT, documented, registered
 
-SHARED = registered(ROOT / "cardwise" / "runtime")  # of parts that serve more than metrics
+SHARED = registered(ROOT / "cardwise" / "runtime")  # metrics of parts that serve more than metrics
 
 
 @pytest.mark.parametrize("heading", PARTS)

@@ -1,4 +1,4 @@
-"""What Python's interpreter is told in one place, and that each part has it told."""
+"""The settings of Python's interpreter, and that each part applies them."""
 
 import gc
 import re
@@ -55,7 +55,7 @@ def test_each_process_that_serves_is_tuned_before_it_begins(process: str) -> Non
 
 
 def test_only_interpreter_module_changes_interpreter_settings() -> None:
-    """But the extender, whose threads take shorter turns."""
+    """Except the extender, which has a shorter switch interval."""
     settings = re.compile(r"setswitchinterval|gc\.set_threshold|RLIMIT_NOFILE")
     folders = ("cardwise", "webhook", "extender", "deviceplugin", "mps")
     files = {

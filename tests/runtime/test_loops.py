@@ -1,4 +1,4 @@
-"""The turns of a thread: when they come, and what becomes of those that fail."""
+"""The times at which a loop runs its step, and failing steps."""
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -16,7 +16,7 @@ FAILURES = Counter("failures", "", ["thread"], registry=CollectorRegistry())
 
 
 class Turns:
-    """A loop and when it took its turns. `do` is what the next ones are."""
+    """A loop with the times at which its step ran. `do` is the function of the next steps."""
 
     def __init__(self, every: float | None = 1.0) -> None:
         self.clock = FakeClock()
@@ -43,7 +43,7 @@ class Turns:
         self.clock.until_waiting()
 
     def step(self) -> list[float]:
-        """When turns were taken, up to the next moment at which something happens."""
+        """The times at which the step ran, up to the next event of the clock."""
         self.clock.step()
         self.clock.until_waiting()
         return self.times

@@ -1,4 +1,4 @@
-"""One file is replaced whole or not at all, and nothing is left beside it."""
+"""A file is replaced completely or not at all, without leftovers."""
 
 import os
 

@@ -100,7 +100,7 @@ def test_unreached_bound_changes_nothing(tiny):
 
 
 def test_bounded_decisions_refuse_no_pod_that_fits():
-    nodes = [worlds.node(f"n{i}", 1000) for i in range(200)]  # a sample of 128 of them is looked at
+    nodes = [worlds.node(f"n{i}", 1000) for i in range(200)]  # a sample of 128 of them is scored
     world = worlds.workload(nodes, [worlds.shape(1000)] * 200)
     for policy in ("bestfit", "priced"):
         assert simulate_fill(world, policy, 1, tune=None, max_scored_nodes=4).first_refusal is None

@@ -1,4 +1,4 @@
-"""The API server that the webhook asks, in memory, and the clock that both live by."""
+"""The API server in memory that the webhook calls, and the clock of both."""
 
 import pytest
 

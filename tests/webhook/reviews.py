@@ -1,4 +1,4 @@
-"""AdmissionReviews and what the webhook knows, for tests."""
+"""AdmissionReviews, and a view of the cluster for the webhook, for tests."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -47,10 +47,10 @@ class Known:
     scopes: frozenset[str] = frozenset()
     ranges: dict[str, Bounds] = field(default_factory=dict)
     offered: Offers | None = None
-    native: bool = True  # PodGroups of Kubernetes are served
-    callers: list[str] = field(default_factory=list)  # for whom pods of Bindings were looked up
-    compared: list[str] = field(default_factory=list)  # classes in reviews whose cards were compared
-    comparable: bool = True  # cards of classes in reviews can be compared in the time that there is
+    native: bool = True  # whether PodGroups of Kubernetes are served
+    callers: list[str] = field(default_factory=list)  # the callers for which pods of Bindings were looked up
+    compared: list[str] = field(default_factory=list)  # the reviewed classes whose cards were compared
+    comparable: bool = True  # whether the cards of reviewed classes can be compared in time
 
     def defaults(self, namespace: str) -> Defaults | None:
         return self.namespaces.get(namespace)
@@ -145,7 +145,7 @@ def decision_on(
     settings: WebhookSettings | None = None,
     **about: Any,
 ) -> Decision:
-    """What the webhook decides of the object, `about` as of `review`."""
+    """The webhook's decision about the object; `about`: as in `review`."""
     return decide(reviews.decode(body(manifest, resource, **about)), known, settings or WebhookSettings())
 
 
@@ -170,14 +170,14 @@ def mutated(manifest: Json, resource: str, known: Known, settings: WebhookSettin
 def mutated_twice(
     manifest: Json, resource: str, known: Known, settings: WebhookSettings | None = None, **about: Any
 ) -> Json:
-    """As `mutated`, which changes nothing more when it comes once more, as after another webhook's change."""
+    """As `mutated`; checks that a second call, as after another webhook's change, changes nothing."""
     once = mutated(manifest, resource, known, settings, **about)
     assert mutated(once, resource, known, settings, **about) == once, "not a fixed point"
     return once
 
 
 def refusal(pod: Json, known: Known | None = None, settings: WebhookSettings | None = None) -> str:
-    """Why the pod is refused, by /mutate or by /validate after it; "" where it is not."""
+    """The refusal of the pod by /mutate or the following /validate; "" if it is admitted."""
     known = known or Known()
     first = on_mutate(pod, "pods", known, settings)
     return first.message or on_validate(mutated_twice(pod, "pods", known, settings), "pods", known, settings).message

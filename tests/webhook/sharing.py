@@ -11,7 +11,7 @@ from webhook.server.review import Decision
 
 IMAGE = "registry.example/cardwise:1"
 SETTINGS = WebhookSettings(share_agent=AgentSettings(image=IMAGE))
-MPS = Known(scopes=frozenset({"card"}))  # a cluster where some node has it
+MPS = Known(scopes=frozenset({"card"}))  # a cluster in which some node has MPS
 FOLDER = "/run/cardwise/share"
 VOLUME = {"name": "cardwise-share", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
 
@@ -29,7 +29,9 @@ def judged(pod: Json, known: Known | None = None, settings: WebhookSettings = SE
 def admitted(
     pod: Json, known: Known | None = None, settings: WebhookSettings = SETTINGS, namespace: str = "default"
 ) -> tuple[Json, tuple[str, ...]]:
-    """The pod as it is stored and all warnings. It must be let in, and stay so when it comes once more."""
+    """The pod as it is stored and all warnings. Checks that the pod is admitted, and that a second call changes
+    nothing.
+    """
     before = deepcopy(pod)
     decision = decision_on(pod, known, settings, namespace)
     assert decision.allowed, decision.message
@@ -43,14 +45,14 @@ def admitted(
 
 
 def refused(pod: Json, known: Known | None = None, settings: WebhookSettings = SETTINGS) -> str:
-    """Why the pod is refused by /mutate."""
+    """The refusal of the pod by /mutate."""
     decision = decision_on(pod, known, settings)
     assert not decision.allowed
     return decision.message
 
 
 def agents(pod: Json) -> list[tuple[int, Json]]:
-    """Those in the pod with their positions."""
+    """The agents in the pod, with their positions."""
     init = pod["spec"].get("initContainers") or []
     return [(i, container) for i, container in enumerate(init) if container["name"] == shareagent.CONTAINER]
 
@@ -65,7 +67,7 @@ def sidecar(container: Json) -> Json:
 
 
 def with_resources(container: Json, **kinds: Json) -> Json:
-    """`limits` and `requests` beside what it asks of cards."""
+    """A container with a share, and with these additional limits and requests."""
     resources = deepcopy(container["resources"])
     for kind, amounts in kinds.items():
         resources[kind] = resources.get(kind, {}) | amounts

@@ -1,4 +1,4 @@
-"""What the command line says before anything is served."""
+"""Errors of the command line before the webhook serves."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from webhook.__main__ import main
 
 @pytest.fixture
 def kubeconfig(tmp_path: Path) -> Path:
-    """Of an API server that nobody needs to reach."""
+    """The kubeconfig of an API server that need not be reachable."""
     path = tmp_path / "kubeconfig"
     config = {
         "apiVersion": "v1",
@@ -29,7 +29,7 @@ def kubeconfig(tmp_path: Path) -> Path:
 def test_external_certificates_without_a_ca_error_names_the_file(
     tmp_path: Path, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "configure", lambda *_: None)  # it is for a whole process
+    monkeypatch.setattr(logs, "configure", lambda *_: None)  # the setting affects the whole process
     for name in ("tls.crt", "tls.key"):
         (tmp_path / name).write_bytes(b"of cert-manager")
     done = CliRunner().invoke(main, [f"--kubeconfig={kubeconfig}", f"--tls-dir={tmp_path}"])

@@ -1,4 +1,4 @@
-"""What the webhook counts: refusals by a reason out of a closed set, whatever users write into fields."""
+"""The metrics of the webhook: refusals by a closed set of reasons, whatever users write into fields."""
 
 import json
 from collections.abc import Iterator

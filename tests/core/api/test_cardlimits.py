@@ -1,4 +1,4 @@
-"""What the extender gives of a card at most, in its ConfigMap."""
+"""The extender's limits per card, in its ConfigMap."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which resource was meant by a name that no node offers."""
+"""Suggestions for misspelled and foreign names."""
 
 from functools import cache
 
@@ -62,7 +62,7 @@ def suggest_label(key: str, known: list[str]) -> str:
     ],
 )
 def test_only_the_most_similar_candidates_are_compared(suggest, written, expected, monkeypatch) -> None:
-    """A name took 0.1 s beside 256 classes, and an object may have some such names."""
+    """Comparing one name with 256 classes took 0.1 s, and an object may have several such names."""
     compared, edit_distance = [], lookalikes._edit_distance
 
     def observe(name, other, limit):
@@ -153,7 +153,8 @@ def test_suggests_annotations_of_users() -> None:
 def test_suggests_keys_of_pods(key: str, text: str, expected: str) -> None:
     assert lookalikes.suggest_pod_key(key, text) == expected
     assert lookalikes.is_like_own(key) or not expected
-    # What a person is told of, the webhook must see; a domain with a typo only where the pod asks for cards as well.
+    # The webhook must see every key that gets a suggestion. It sees keys with a misspelled domain only if the pod also
+    # requests cards.
     if expected and "cardwse" not in key and "k8s.com" not in key:
         assert lookalikes._OWN_KEY.search(key)
 

@@ -1,4 +1,4 @@
-"""What the parts agree on: folders, state file, and limits that MPS does not misread."""
+"""The MPS contract between the parts: folders, state file, and limits that MPS does not misread."""
 
 import pytest
 from hypothesis import given

@@ -86,7 +86,8 @@ def test_charge_of_a_share_on_one_card(held, expected):
         (QuotaEntry(memory=100), Charge(1, 60, 0), Charge(1, 41, 0), False),
         (QuotaEntry(cards=1), Charge(), Charge(1, 100, 1), True),
         (QuotaEntry(cards=1), Charge(1, 100, 1), Charge(1, 100, 1), False),
-        (QuotaEntry(cards=1), Charge(2, 200, 2), Charge(1, 100, 0), True),  # lowered below what is held: shares go on
+        # the limit was lowered below the use: shares continue
+        (QuotaEntry(cards=1), Charge(2, 200, 2), Charge(1, 100, 0), True),
         (QuotaEntry(shares=9, memory=100, cards=0), Charge(), Charge(1, 100, 0), True),
         (QuotaEntry(shares=9, memory=100, cards=0), Charge(), Charge(1, 100, 1), False),
     ],

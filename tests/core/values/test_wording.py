@@ -1,4 +1,4 @@
-"""What is told of texts from outside is short, on one line, and begins and ends as they do."""
+"""Texts from outside are quoted in short form, on one line, with their beginning and end."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cardwise.core.values import wording
 from cardwise.core.values.invalid import InvalidRequest
 
-# Also what is cut in the middle of a character, moves a cursor, or has no bytes of its own.
+# Includes texts cut in the middle of a character, control characters, and halves of surrogate pairs.
 TEXTS = st.builds(
     lambda piece, times: piece * times,
     st.text(st.sampled_from(["a", "é", "\U0001f600", "\n", "\x1b", "\u202e", "\ud800", "\0", "'", "\\"]), max_size=5),
@@ -41,7 +41,7 @@ def test_short_texts_are_not_truncated(text: str) -> None:
 def test_quotations_are_short_and_contain_the_length(text: str) -> None:
     quotation = wording.quote_text(text)
     assert quotation.isprintable()
-    assert len(quotation) <= 1000  # of characters that need ten to be shown
+    assert len(quotation) <= 1000  # characters whose escape takes ten characters
     assert quotation == repr(text) if len(text) <= 80 else f"({len(text)} characters)" in quotation
 
 
@@ -50,11 +50,11 @@ DEFAULT_IGNORABLE = (
     "00AD 034F 061C 115F-1160 17B4-17B5 180B-180F 200B-200F 202A-202E 2060-206F 3164 FE00-FE0F FEFF FFA0 FFF0-FFF8 "
     "1BCA0-1BCA3 1D173-1D17A E0000-E0FFF"
 )
-BLANK_NAME = re.compile(r"(BLANK|(?<!GAP )(?<!LINE )FILLER|NULL NOTEHEAD)$")  # fillers of gaps and lines are drawn
+BLANK_NAME = re.compile(r"(BLANK|(?<!GAP )(?<!LINE )FILLER|NULL NOTEHEAD)$")  # fillers of gaps and lines are visible
 
 
 def _find_invisible_characters() -> Iterator[str]:
-    """All characters that a terminal shows as nothing or as a blank, but the space itself."""
+    """All characters except the space that a terminal shows as nothing or as a blank."""
     for part in DEFAULT_IGNORABLE.split():
         first, _, last = part.partition("-")
         yield from map(chr, range(int(first, 16), int(last or first, 16) + 1))

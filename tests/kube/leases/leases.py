@@ -1,4 +1,4 @@
-"""A Lease by hand: the API server that keeps it, a clock to turn, and electors that act when they are due."""
+"""A world for Lease tests: an API server, a clock that the test moves, and electors that act when they are due."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ PATH = paths.leases("ns", "l")
 
 
 class World:
-    """One Lease, to which somebody else may write as well."""
+    """One Lease that the test can also write."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -41,7 +41,7 @@ class World:
         return self.lease["spec"]
 
     def put_lease(self, spec: object, **metadata: object) -> None:
-        """The Lease says this now, whatever it said before."""
+        """Overwrite the Lease."""
         self.api.write_object(paths.leases(), {"metadata": {"name": "l", "namespace": "ns"} | metadata, "spec": spec})
 
     def remove(self) -> None:
@@ -61,7 +61,7 @@ class World:
         return LeaderElector(self.client, "ns", "l", name, clock=self.clock, **settings)
 
     def run(self, *electors: LeaderElector, seconds: float, step: float = 0.25) -> None:
-        """Lets each of them act when it is due."""
+        """Let each elector act when it is due."""
         due = dict.fromkeys(electors, self.now)
         until = self.now + seconds
         while self.now <= until:
@@ -71,10 +71,10 @@ class World:
             assert sum(elector.is_leader for elector in electors) <= 1
             self.now += step
 
-    # What goes wrong from now on, until the rule is ended.
+    # The faults from now on, until the rule ends.
 
     def unheard(self, verb: str = "") -> Rule:
-        """Requests are carried out, and their answers are lost."""
+        """Carry out requests and lose their responses."""
         return self.api.fault(Fault(lost=True), verb, times=math.inf)
 
     def unreachable(self) -> Rule:
@@ -83,7 +83,7 @@ class World:
     def after_requests(self, hook: Callable[[], object]) -> Rule:
         return self.api.after_request(lambda _: hook(), times=math.inf)
 
-    # What the electors have done.
+    # The recorded calls of the electors.
 
     @property
     def calls(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""No two may act at once: all rules of the election against every order of events."""
+"""No two processes lead at once, in any order of events."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ from tests.theory import theory_of
 
 @dataclass(eq=False)
 class Process:
-    """A candidate with clocks of its own, and its one request under way."""
+    """A candidate with its own clocks and at most one request under way."""
 
     name: str
     rate: float
@@ -43,7 +43,7 @@ RATES = [0.951, 0.97, 1.0, 1.03, 1.049]
 class ElectionMachine(RuleBasedStateMachine):
     """Requests may be late, lost, done twice, and their answers too; the Lease may be deleted; clocks run unequally.
 
-    Three have identities of their own and a fourth has that of the first: the process before, not dead at all.
+    Three candidates have their own identities; the fourth has that of the first: an earlier process that still runs.
     """
 
     number = st.integers(0, 3)
@@ -55,8 +55,8 @@ class ElectionMachine(RuleBasedStateMachine):
         self.time = 0.0
         self.leases = World()
         self.started = 0
-        self.releases: list[tuple[float, dict]] = []  # and when each was carried out
-        self.versions: list[tuple[float, dict | None]] = []  # of the Lease, and when each was noticed
+        self.releases: list[tuple[float, dict]] = []  # the times when each was carried out
+        self.versions: list[tuple[float, dict | None]] = []  # the versions of the Lease, and when each was observed
         self.on_the_way: list[tuple[Process, LeaseCall]] = []
         starts = (("p0", 0.951), ("p1", 1.049), ("p2", 1.0), ("p0", 1.049))
         self.processes = [self.launch(name, rate) for name, rate in starts]
@@ -68,12 +68,12 @@ class ElectionMachine(RuleBasedStateMachine):
 
     @property
     def wall(self) -> datetime:
-        """The API server's time, as a process knows it."""
+        """The API server's time as a process estimates it."""
         return NOON + timedelta(seconds=math.floor(self.time))
 
     def launch(self, name: str, rate: float) -> Process:
         self.started += 1
-        # What no two processes would share.
+        # Attributes that belong to one process.
         ahead = timedelta(microseconds=1000 * self.started)
         election = Election("ns", "l", name, duration=DURATION, margin=MARGIN, renew_every=EVERY)
         return Process(name, rate, 37.0 * self.started, ahead, election)
@@ -216,9 +216,9 @@ class ElectionMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def etcd_is_restored(self, data: st.DataObject) -> None:
-        """To a version that was replaced longer ago than a restore takes, exactly as it was."""
+        """Restore etcd to a version that was replaced longer ago than a restore takes."""
         self.note_version()
-        until = [moment for moment, _ in self.versions[1:]] + [self.time]  # a version may have been restored before
+        until = [moment for moment, _ in self.versions[1:]] + [self.time]  # the version may have been restored before
         latest = {str(lease): (moment, lease) for moment, (_, lease) in zip(until, self.versions, strict=True)}
         replaced = [
             lease
@@ -236,7 +236,7 @@ class ElectionMachine(RuleBasedStateMachine):
     @invariant()
     def no_two_processes_hold_the_lease(self) -> None:
         self.note_version()
-        # What each believes now already says until when: no two may overlap, now or later.
+        # Each process already knows the end of its period, so periods must not overlap, now or later.
         spans = []
         for process in self.processes:
             claim = process.election.period
@@ -256,7 +256,7 @@ class ElectionMachine(RuleBasedStateMachine):
             assert process.election.seconds_to_change(now) > 0
 
     def teardown(self) -> None:
-        """When all is well again, one of them leads, within the time of two durations."""
+        """After all faults have ended, one candidate leads within two durations."""
         for process in self.processes:
             if process.stopping:
                 self.replace(process, process.rate)

@@ -1,4 +1,4 @@
-"""Who may act: each rule of the election alone."""
+"""Each rule of the election alone."""
 
 import math
 import re
@@ -84,7 +84,7 @@ def test_a_longer_duration_of_the_holder_is_respected(world: World):
 
 
 def test_wait_is_limited_by_the_maximum_duration(world: World):
-    """Somebody has written an hour into it, and is gone."""
+    """A user wrote a duration of one hour, and no process renews the Lease."""
     world.put_lease({"holderIdentity": "a", "leaseDurationSeconds": 3600, "leaseTransitions": 4})
     b = world.elector("b")
     world.run(b, seconds=59)
@@ -94,7 +94,7 @@ def test_wait_is_limited_by_the_maximum_duration(world: World):
 
 
 def test_holder_uses_its_own_duration(world: World):
-    """Else those who wait for a correct holder's longest duration would wait too short."""
+    """Otherwise candidates that wait for the longest allowed duration would acquire it too early."""
     a = leading(world)
     world.put_lease(world.spec | {"leaseDurationSeconds": 3600}, **world.lease["metadata"])
     a.step()
@@ -145,7 +145,7 @@ def test_missing_lease_is_created_and_held_after_a_wait(world: World):
     assert world.lease["metadata"]["namespace"] == "ns"
     created = world.now
     while world.now < until:
-        assert a.is_leader  # it has not noticed
+        assert a.is_leader  # the holder has not noticed
         assert not b.is_leader
         world.now += 0.5
         b.step()
@@ -156,7 +156,7 @@ def test_missing_lease_is_created_and_held_after_a_wait(world: World):
 
 
 def test_wait_after_creation_starts_at_the_response(world: World):
-    """Whoever had the one before may have renewed it while the creation was under way."""
+    """The former holder may have renewed the deleted Lease while the creation was under way."""
     world.remove()
     a = world.elector("a")
     a.step()
@@ -191,7 +191,7 @@ def test_earlier_process_with_the_same_identity_is_waited_for(world: World):
         again.step()
         assert not (again.is_leader and a.is_leader)
     assert world.now - seen >= DURATION
-    # As Kubernetes has it: the same holder goes on.
+    # As in Kubernetes, the same holder continues.
     assert (world.spec["acquireTime"], world.spec["leaseTransitions"]) == (held["acquireTime"], 5)
 
 
@@ -215,7 +215,7 @@ def test_renew_times_increase_even_if_the_clock_does_not(world: World):
 
 @pytest.mark.parametrize("seen", ["", "released", "led"])
 def test_restored_release_is_waited_for(world: World, seen: str):
-    """By a candidate that has just started, has seen the release itself, or has seen a later holder."""
+    """For a candidate that has just started, one that observed the release, and one that observed a later holder."""
     first = leading(world)
     b = world.elector("b")
     if seen == "released":
@@ -240,7 +240,7 @@ def test_restored_release_is_waited_for(world: World, seen: str):
 
 @pytest.mark.parametrize("sleeper", ["leader", "standby"])
 def test_version_restored_while_a_candidate_was_paused_is_waited_for(world: World, sleeper: str):
-    """Another has the Lease meanwhile, and goes by that until it sees the restore of etcd."""
+    """Another process holds the Lease meanwhile, until it observes the restore of etcd."""
     a, b = leading(world), world.elector("b")
     b.step()
     frozen = a if sleeper == "leader" else b
@@ -259,7 +259,7 @@ def test_version_restored_while_a_candidate_was_paused_is_waited_for(world: Worl
 
 
 def test_long_silence_starts_a_new_tenure(world: World):
-    """Others may have had the Lease, and a restore of etcd may have hidden it."""
+    """Another process may have held the Lease, and a restore of etcd may have hidden that."""
     a = leading(world)
     tenure = a.tenure
     for seconds, bumps in ((2 * DURATION, 0), (3 * DURATION + 1, 1)):
@@ -290,7 +290,7 @@ def test_lease_with_a_removed_holder_is_waited_for(world: World):
 
 @pytest.mark.parametrize("days", [-1, 1])
 def test_age_of_a_release_is_measured_by_the_api_servers_clock(world: World, days: int):
-    """A machine's own clock may be wrong by a day, and the Lease changes hands without a pause all the same."""
+    """The Lease changes its holder without a pause even if the machine's clock is wrong by a day."""
     wrong = FakeClock(wall=world.clock.wall() + timedelta(days=days))
     electors = [LeaderElector(world.api.client(clock=wrong), "ns", "l", name, clock=wrong) for name in "ab"]
     for elector in electors * 2:

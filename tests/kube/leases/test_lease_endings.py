@@ -1,4 +1,4 @@
-"""Who stops: it tells that it does not lead any more, and gives back what is its own."""
+"""The end of an elector: it announces the end of its leadership and releases its own Lease."""
 
 from tests.kube.leases.leases import EVERY, World, leading
 
@@ -10,7 +10,7 @@ def test_stop_calls_back_before_the_release(world: World):
     b = world.elector("b")
     b.step()
     a.start()
-    world.clock.until_waiting()  # not in the middle of a step, which would tell it as well
+    world.clock.until_waiting()  # not during a step, which would announce it as well
     a.stop()
     assert changes == [(True, True, "a"), (False, False, "a")]
     assert not a.is_leader
@@ -25,7 +25,7 @@ def test_stop_calls_back_before_the_release(world: World):
 
 
 def test_stop_calls_back_even_if_leadership_was_never_announced(world: World):
-    """`holds` may have said yes, and posts begun, before the thread could say so."""
+    """A caller of `holds_lease` may have begun writes before the thread announced the leadership."""
     changes: list[bool] = []
     a = leading(world, on_change=changes.append)
     changes.clear()

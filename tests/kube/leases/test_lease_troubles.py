@@ -1,4 +1,4 @@
-"""Elections while the API server hangs, loses answers or says what cannot be read, and callbacks that fail."""
+"""Elections while the API server hangs, loses responses or sends unreadable ones, and with failing callbacks."""
 
 import threading
 
@@ -27,7 +27,7 @@ def test_leadership_ends_while_the_api_server_hangs(world: World):
     assert seen[-1] == (False, 0.0)
     assert sum(leads for leads, _ in seen) * 0.5 <= DURATION - MARGIN
     assert changes == [True, False]
-    # Nobody took it. It is ours again, as a new epoch: who read for the old one must read again.
+    # Nobody took it. The process leads again, in a new epoch: callers of the old epoch must read again.
     world.run(a, seconds=3)
     assert changes == [True, False, True]
     assert a.epoch == epoch + 1

@@ -1,4 +1,4 @@
-"""Which disruption budgets cover a pod, and that nobody can make the question dear for others."""
+"""The disruption budgets that cover a pod, and the limits of their cost."""
 
 import json
 
@@ -42,7 +42,7 @@ def test_pod_is_covered_by_budgets_whose_conditions_all_match():
 
 
 class Labels(dict):
-    """Counts how often it is read."""
+    """Labels that count their reads."""
 
     reads = 0
 
@@ -52,7 +52,9 @@ class Labels(dict):
 
 
 def test_every_pod_is_protected_in_a_namespace_with_too_many_conditions():
-    """They are asked of each pod on a node under the extender's lock, and a tenant may write millions of them."""
+    """The budgets of each pod on a node are found under the extender's lock, and a tenant may create millions of
+    conditions.
+    """
     keys = {"matchExpressions": [{"key": f"k{i}", "operator": "DoesNotExist"} for i in range(600)]}
     known_budgets = known(
         *(budget(f"b{i}", keys) for i in range(5)), budget("own", expression("a", "Exists"), namespace="b")

@@ -1,4 +1,4 @@
-"""Which nodes a pod may be on, and what else than nodes decides."""
+"""The eligible nodes of a pod, and its other constraints."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def pod(**spec):
 
 
 def test_eligible_nodes_by_name():
-    """By `nodeconstraints`, whose tests show the rules."""
+    """Eligible nodes follow from `nodeconstraints`, whose tests show the rules."""
     taint = {"key": "gpu", "effect": "NoSchedule"}
     there = [node("n1", zone="a"), node("n2", zone="b"), node("n3", zone="a"), node("n4", [taint], zone="a")]
     assert eligible.eligible_nodes(pod(nodeSelector={"zone": "a"}), there) == {"n1", "n3"}

@@ -1,4 +1,4 @@
-"""Whether a node is open to a pod, by kube-scheduler's own rules of labels and taints."""
+"""Node selectors, node affinity and tolerations, by kube-scheduler's rules."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The reflector against a server that misbehaves in every way we know; what counts is the state it ends in."""
+"""The reflector with a server that fails in every known way; each test checks the final state."""
 
 import json
 import math
@@ -70,7 +70,7 @@ def truth(api: ApiServer) -> dict[str, int]:
 
 @pytest.fixture
 def following(client: KubeClient, clock: FakeClock):
-    """Starts a reflector, which has done then whatever takes no time."""
+    """Start a reflector and wait until it does nothing more without the passing of time."""
     started: list[Reflector] = []
 
     def follow(handler: Recorder | None = None, pace: WatchPace | None = None) -> tuple[Reflector, Recorder]:
@@ -94,9 +94,9 @@ def test_lists_in_pages_then_follows_events(api: ApiServer, clock, following):
     reflector, handler = following()
     assert reflector.synced.is_set()
     assert handler.records == truth(api) == reflector.store.snapshot()
-    assert len(handler.records) == 9  # p0 is of no interest
+    assert len(handler.records) == 9  # the projection ignores p0
     put_pod(api, "p3", size=33)
-    put_pod(api, "p4", size=0)  # no longer of interest: a deletion
+    put_pod(api, "p4", size=0)  # ignored from now on, which counts as a deletion
     remove(api, "p5")
     put_pod(api, "p5", uid="other", size=5)
     clock.until_waiting()
@@ -134,7 +134,7 @@ def test_requested_list_shows_earlier_writes(api, clock, following):
     put_pod(api, "b", size=2)
     clock.until_waiting()
     assert "uid-b" in handler.records
-    # The old watch ends with its list; the next is the one that falls silent after an event.
+    # The old watch ends with its list; the next watch becomes silent after an event.
     assert reflector.relist().wait(60)
     put_pod(api, "c", size=3)
     clock.until_waiting()
@@ -151,7 +151,7 @@ def test_requested_list_shows_earlier_writes(api, clock, following):
 
 
 def test_requested_list_begins_after_the_request(api, clock, following, monkeypatch):
-    """That one began before: what was written since is missing in it, and the watch has not told it yet."""
+    """The list under way began earlier, so later writes are missing in it, and the watch has not delivered them yet."""
     put_pod(api, "a", size=1)
     reflector, handler = following()
     api.hold(PODS)
@@ -180,11 +180,11 @@ def test_failed_requested_list_is_retried(api, clock, following):
     clock.step_until(lambda: all(relist.is_set() for relist in done))
     assert len(api.sent("list")) - before <= 2 + 2
     assert handler.records == truth(api)
-    assert api.watches() == 1  # and it watches on
+    assert api.watches() == 1  # and the watch continues
 
 
 def test_relist_ends_the_pause_after_an_outage(api: ApiServer, clock, following):
-    """The API server is back, its first caller knows, and the next try would come half a minute later."""
+    """The API server is available again, one caller knows it, and the next attempt would come half a minute later."""
     put_pod(api, "a", size=1)
     reflector, handler = following(pace=WatchPace(backoff_initial=100, backoff_cap=100))
     api.down = True
@@ -271,7 +271,7 @@ def test_unchanged_list_keeps_the_known_records(api: ApiServer, clock, following
 
 @pytest.mark.parametrize(("pace", "limit"), [(CENTRAL_PACE, 7), (WatchPace(), 38)], ids=["central", "agent"])
 def test_retry_after_is_limited_by_the_pace(api: ApiServer, clock, following, pace, limit):
-    """Extender and webhook decide by what they know: their longest pause is that of their pace, whatever is asked."""
+    """Extender and webhook need current data: their longest pause is that of their pace, whatever Retry-After says."""
     api.fault(Fault(status=429, retry_after=3600), "list")
     began = clock.now()
     reflector, _ = following(pace=pace)
@@ -341,7 +341,7 @@ def test_a_kind_without_events_is_an_error_only_if_the_list_fails(
 
 @pytest.mark.parametrize("known", [0, 2], ids=["an empty store", "known objects"])
 def test_a_silent_watch_that_missed_events_is_an_error(api: ApiServer, clock, following, known, capsys):
-    """The API server accepts the watch and sends nothing, although objects change: what a list shows afterwards."""
+    """The API server accepts the watch and sends nothing although objects change; the next list shows the changes."""
     for number in range(known):
         put_pod(api, f"known{number}", size=1)
     api.fault(Fault(then="silence"), "watch")
@@ -373,7 +373,7 @@ def test_short_silent_watches_that_missed_events_are_an_error(api: ApiServer, cl
 
 
 def test_a_silent_watch_that_missed_events_ends_the_pauses_of_other_reflectors(api: ApiServer, client, clock):
-    """It is an outage, and its end is announced."""
+    """The missed events are an outage, whose end is announced."""
     retries = []
     client.recovery.subscribe(SimpleNamespace(retry=lambda: retries.append(clock.now())))
     api.fault(Fault(then="silence"), "watch")
@@ -461,8 +461,8 @@ def test_silent_watch_without_a_list_counts_from_its_end(api: ApiServer, clock, 
 
 @pytest.mark.parametrize("handler_fails", [False, True], ids=["", "short watches"])
 def test_after_etcd_was_restored_the_api_server_is_listed_again(api: ApiServer, clock, following, handler_fails):
-    """It accepts a watch from a version that it does not have yet and says nothing (kubernetes#107457, see the contract
-    of the fakes). A handler that fails makes all watches short, and each ends by itself.
+    """It accepts a watch from a version that it does not have yet, and sends nothing (kubernetes#107457, see the
+    contract of the fakes). A handler that fails makes all watches short, and each ends by itself.
     """
     put_pod(api, "before", size=1)
     reflector, handler = following()
@@ -488,7 +488,7 @@ def test_after_etcd_was_restored_the_api_server_is_listed_again(api: ApiServer, 
 
 
 def test_watch_after_a_silent_one_is_trusted_at_once(api: ApiServer, clock, following):
-    """Its connection was lost; an API server that is well may have nothing to send for a minute."""
+    """The connection was lost; a healthy API server may send nothing for a minute."""
     api.fault(Fault(events=1, then="silence"), "watch")
     reflector, _ = following()
     put_pod(api, "a", size=1)
@@ -498,7 +498,7 @@ def test_watch_after_a_silent_one_is_trusted_at_once(api: ApiServer, clock, foll
 
 
 def test_recovery_of_one_reflector_ends_the_pauses_of_all(api: ApiServer, client, clock):
-    """Else a node that was cordoned after an outage takes pods until the watch of nodes has waited out its pause."""
+    """Otherwise a node that was cordoned after an outage takes pods until the watch of nodes ends its pause."""
     slow, quick = (
         Reflector(
             client, path, lambda raw: (json.loads(raw)["metadata"]["name"], 1), Recorder(),
@@ -546,7 +546,7 @@ def test_failing_handler_and_unreadable_object_do_not_stop_it(api: ApiServer, cl
     put_pod(api, "a", size=1)
     put_pod(api, "b", size=1)
     reflector, handler = following(handler)
-    put_pod(api, "b", size=-1)  # stays as it was
+    put_pod(api, "b", size=-1)  # stays unchanged
     put_pod(api, "c", size=3)
     clock.until_waiting()
     assert handler.records == {"uid-b": 1, "uid-c": 3}
@@ -559,7 +559,7 @@ def test_failed_change_is_delivered_again_without_a_list(api, clock, following):
         put_pod(api, name, size=1)
     reflector, handler = following()
     handler.fail_on = {"uid-a", "uid-b", "uid-d"}
-    put_pod(api, "a", size=2)  # nothing else ever happens to it
+    put_pod(api, "a", size=2)  # the object never changes again
     remove(api, "b")
     put_pod(api, "d", size=4)
     put_pod(api, "a", size=3)
@@ -569,12 +569,13 @@ def test_failed_change_is_delivered_again_without_a_list(api, clock, following):
     assert handler.records == {"uid-a": 1, "uid-b": 1, "uid-c": 5}
     handler.fail_on = set()
     clock.step_until(lambda: handler.records == truth(api))
-    assert [call for call in handler.calls if call[0] == "uid-a"][-1] == ("uid-a", 1, 3)  # from what it last took
+    # from the value that the handler last accepted
+    assert [call for call in handler.calls if call[0] == "uid-a"][-1] == ("uid-a", 1, 3)
     assert reflector.relists == 1
 
 
 def test_unreadable_listed_object_keeps_its_record(api, clock, following):
-    """It is there, so it must not go: a pod that had gone would hold its card no more."""
+    """The object exists, so it must not be deleted: the card of a deleted pod would be freed."""
     put_pod(api, "a", size=1)
     put_pod(api, "b", size=1)
     reflector, handler = following()
@@ -622,7 +623,7 @@ def test_deletion_of_an_undelivered_object_is_delivered(api, clock, following):
     put_pod(api, "a", size=1)
     remove(api, "a")
     clock.until_waiting()
-    handler.fail_on = set()  # a half of it may be there
+    handler.fail_on = set()  # the handler may have processed half of the change
     clock.step_until(lambda: handler.calls)
     assert handler.calls == [("uid-a", 1, None)]
 
@@ -697,7 +698,7 @@ def test_random_history_with_faults_ends_in_the_true_state(api: ApiServer, clock
     ids=["watch", "expired", "list", "pause"],
 )
 def test_failing_logger_or_pause_does_not_end_the_thread(api, clock, following, *, monkeypatch, verb, fault):
-    """What is raised in a branch that handles an error, or outside of the try."""
+    """Exceptions that are raised while handling an error, or outside of the try."""
     put_pod(api, "a", size=1)
     reflector, handler = following()
     failures = []

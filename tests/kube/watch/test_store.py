@@ -1,4 +1,4 @@
-"""list + events = the truth, and the diffs rebuild it."""
+"""A list and its events give the present objects, and the diffs rebuild them."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from cardwise.kube.watch.store import Diff, Store
 
 
 class Mirror:
-    """Plays diffs; refuses what a handler must never see."""
+    """Applies diffs; raises for changes that a handler must never see."""
 
     def __init__(self) -> None:
         self.records: dict[str, int] = {}
@@ -40,7 +40,7 @@ class Remove:
 
 @dataclass(frozen=True)
 class Relist:
-    """The watch was down for the last `missed` steps."""
+    """List again after the watch missed the last `missed` steps."""
 
     missed: int
 
@@ -57,7 +57,7 @@ STEPS = st.lists(
 
 
 def project(uid_keys: bool, name: str, uid: int, size: int) -> tuple[str, int] | None:
-    """Value 0 is of no interest, like a finished pod."""
+    """The projection ignores the value 0, like a finished pod."""
     if size == 0:
         return None
     return (f"{name}-{uid}" if uid_keys else f"ns/{name}"), size
@@ -113,7 +113,7 @@ def test_store_equals_the_true_state_after_any_history(steps, uid_keys):
     ]
     mirror.play(store.replace_records(listed))
     assert mirror.records == store.snapshot() == expected()
-    # Nothing is left behind that would misdirect a later object of the same name.
+    # No entry remains that would affect a later object of the same name.
     assert len(store._aliases) == (len(store) if uid_keys else 0)
 
 

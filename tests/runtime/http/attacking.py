@@ -1,4 +1,4 @@
-"""Clients that connect to a server and then do as little as they can."""
+"""Clients that connect to a server and then send as little as possible."""
 
 import contextlib
 import itertools
@@ -6,22 +6,21 @@ import socket
 import threading
 from collections.abc import Iterator
 
-# What they send of, a byte at a time: none of it ever becomes a whole handshake or a whole call.
+# The texts are sent byte by byte; none is a complete handshake or a complete call.
 HELLO = b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc\x03\x03" + b"0" * 16_000
 HEAD = b"POST /echo HTTP/1.1\r\nX: " + b"x" * 16_000
 BODY = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
 
 
 def sources() -> Iterator[str]:
-    """Addresses of this machine."""
+    """The addresses from which the clients connect, all of this machine."""
     return (f"127.1.{high}.{low}" for high in itertools.cycle(range(250)) for low in range(1, 250))
 
 
 @contextlib.contextmanager
 def trickling(port: int, connections: int, *texts: bytes) -> Iterator[None]:
-    """So many connections from as many addresses, which send one of `texts` each, byte by byte and then nothing more,
-    ten bytes a second, and begin anew when the server closes them. They have begun when the block begins, and go on
-    until it ends.
+    """Opens connections from several addresses. Each sends one of `texts` at ten bytes a second and then nothing more,
+    and connects again when the server closes it. They are open when the block begins, and continue until it ends.
     """
     over, begun = threading.Event(), threading.Event()
     froms, lines = sources(), [_Line(text) for text in itertools.islice(itertools.cycle(texts), connections)]

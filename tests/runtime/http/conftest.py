@@ -24,7 +24,7 @@ def serve() -> Iterator[Callable[..., Serving]]:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory) -> Path:
-    """Of a server and of a client, in one directory."""
+    """The certificates of a server and of a client, in one directory."""
     directory = tmp_path_factory.mktemp("tls")
     Rotator(DirStore(directory / "store"), ["127.0.0.1"], directory, need_client=True).ensure_certificates()
     return directory

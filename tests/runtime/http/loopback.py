@@ -1,4 +1,4 @@
-"""A server in a thread, and what the tests of servers say and hear over loopback."""
+"""A server in a thread, and helpers that send calls to it over loopback."""
 
 import contextlib
 import http.client
@@ -15,15 +15,15 @@ from cardwise.runtime.http.httpserver import HttpServer, Limits, Listener
 from cardwise.runtime.http.threads import Threads
 from tests.fakes.clock import FakeClock
 
-PATIENCE = 60.0  # seconds: only decides how late a broken test fails
-BIG = 8 << 20  # bytes of an answer, which no buffer of the kernel takes
+PATIENCE = 60.0  # seconds after which a broken test fails
+BIG = 8 << 20  # bytes of a response, more than the kernel's buffers take
 
 Contexts = Callable[[], ssl.SSLContext]
 
 
 class Serving:
-    """With a clock that stands still; /wait waits for `released`, /long does so on threads for calls that take long
-    (the query is its owner), /big answers with more than anybody takes at once.
+    """A server with a clock that stands still. /wait waits for `released`; /long does so on the threads for long calls
+    (its query is the owner); /big returns more than a socket accepts at once.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Serving:
 
 
 def client(certificates: Path, *, show: bool = True) -> ssl.SSLContext:
-    """Of one that shows its certificate, if it shall."""
+    """The TLS context of a client, with its certificate if `secure`."""
     context = ssl.create_default_context(cafile=certificates / "ca.crt")
     if show:
         context.load_cert_chain(certificates / "client.crt", certificates / "client.key")
@@ -96,7 +96,7 @@ def client(certificates: Path, *, show: bool = True) -> ssl.SSLContext:
 
 
 def get(port: int, path: str, context: ssl.SSLContext | None = None, source: str = "127.0.0.1") -> bytes:
-    """On a connection of its own."""
+    """Send a GET on a new connection."""
     options = {"timeout": PATIENCE, "source_address": (source, 0)}
     with contextlib.closing(
         http.client.HTTPSConnection("127.0.0.1", port, context=context, **options)
@@ -114,7 +114,7 @@ def asks(line: socket.socket, path: str = "/") -> None:
 
 
 def answer(line: socket.socket) -> bytes:
-    """To a line that waits for one answer: what came after it is lost."""
+    """Read one response from a connection; bytes after it are lost."""
     with contextlib.closing(http.client.HTTPResponse(line)) as response:
         response.begin()
         assert response.status == 200
@@ -122,14 +122,14 @@ def answer(line: socket.socket) -> bytes:
 
 
 def until(ready: Callable[[], bool], condition: str) -> None:
-    """Returns when it is so, of which nobody tells."""
+    """Wait until the condition holds, by polling."""
     deadline = time.monotonic() + PATIENCE
     while not ready():
         assert time.monotonic() < deadline, f"{condition} has not come true"
 
 
 def until_refused(port: int) -> None:
-    """Returns when nobody listens there any more."""
+    """Wait until the address refuses connections."""
     until(lambda: not accepts(port), f"that nobody listens on port {port}")
 
 
@@ -139,5 +139,5 @@ def accepts(port: int) -> bool:
     except ConnectionRefusedError:
         return False
     except ConnectionResetError:
-        pass  # it was in the queue when the socket was closed; the next one is refused
+        pass  # this connection was in the backlog when the socket was closed; the next one is refused
     return True

@@ -1,4 +1,4 @@
-"""What threads do with calls, and with which certificates: over loopback, with a clock that stands still."""
+"""Answering of calls by threads, and TLS certificates: over loopback, with a clock that stands still."""
 
 import contextlib
 import functools
@@ -22,7 +22,9 @@ from tests.runtime.http.loopback import PATIENCE, Contexts, Serving, asks, clien
 
 
 class Answering(Serving):
-    """/echo says what came, /thread and /wait, which waits, who answers; /close ends the connection, /fail raises."""
+    """/echo returns the call; /thread returns the answering thread; /wait does so after waiting; /close ends the
+    connection; /fail raises.
+    """
 
     def app(self, environ, start_response):
         path = environ["PATH_INFO"]
@@ -45,7 +47,7 @@ def answering(serve) -> Callable[..., Answering]:
 
 
 def answer(reading: BinaryIO) -> bytes:
-    """The next one. Of a connection one file is read: it may have more already than was asked of it."""
+    """The next one. Each connection is read through one file, which may have buffered more than the test has read."""
     assert reading.readline().startswith(b"HTTP/1.1 200")
     return reading.read(int(http.client.parse_headers(reading)["Content-Length"]))
 
@@ -65,7 +67,7 @@ def test_posts_in_all_encodings_are_answered_in_order(answering):
             for request, body in turns:
                 line.sendall(request.encode())
                 assert answer(reading) == body
-            # All at once: the next one is there before the one before is answered.
+            # All calls at once: each arrives before the previous one is answered.
             line.sendall("".join(request for request, _ in turns).encode())
             assert [answer(reading) for _ in turns] == [body for _, body in turns]
 
@@ -94,7 +96,7 @@ def test_application_can_close_the_connection_after_its_response(answering):
             response = connection.getresponse()
             assert response.getheader("Connection") == ("close" if closed else None)
             assert response.read().decode() == path
-            assert (connection.sock is None) is closed  # as http.client does when it is told so
+            assert (connection.sock is None) is closed  # as http.client does with this header
 
 
 def test_failing_call_ends_only_its_connection(answering, capsys):
@@ -112,7 +114,7 @@ def test_a_thread_stays_with_a_connection_whose_next_call_is_there(answering):
     server = answering(threads=4)
     others = threading.Barrier(4)
     for _ in range(4):
-        server.pool.submit(others.wait)  # all are there; a call goes to the one that has been free longest
+        server.pool.submit(others.wait)  # all threads are idle; a call goes to the thread that has been idle longest
     line = server.connect()
     with line.makefile("rb") as reading:
         for _ in range(10):
@@ -120,7 +122,7 @@ def test_a_thread_stays_with_a_connection_whose_next_call_is_there(answering):
             assert server.waiting.acquire(timeout=PATIENCE)
             asks(line, "/thread")
             server.released.set()
-            # Not of two rounds: between them it stays for a tenth of a second only.
+            # In one round only: between rounds a thread stays for a tenth of a second.
             assert answer(reading) == answer(reading), "another thread had the call that was there"
 
 
@@ -133,7 +135,7 @@ def test_never_do_all_threads_stay_with_connections(answering):
         with line.makefile("rb") as reading:
             asks(line, "/get")
             while not over.is_set():
-                asks(line, "/get")  # before the former one is answered
+                asks(line, "/get")  # before the previous call is answered
                 assert answer(reading) == b"/get"
                 answered.release()
 
@@ -152,7 +154,7 @@ def test_never_do_all_threads_stay_with_connections(answering):
 
 @pytest.fixture
 def contexts(tmp_path) -> Contexts:
-    """With certificates that are to be renewed, in `tmp_path`."""
+    """A server with certificates in `tmp_path` that the test renews."""
     old = FakeClock(wall=datetime.now(UTC) - timedelta(days=300))
     Rotator(DirStore(tmp_path / "store"), ["127.0.0.1"], tmp_path, need_client=True, clock=old).ensure_certificates()
     return serving._Contexts(TlsFiles.in_dir(tmp_path), client_ca=True)
@@ -172,11 +174,11 @@ def test_client_needs_a_client_certificate_and_tls_1_2(answering, tmp_path, cont
 
 
 def test_idle_connections_occupy_no_thread(answering, tmp_path, contexts):
-    """Go's clients open more connections than they use in the end: whichever is free first gets the call."""
+    """Go's clients open more connections than they use: the first free one gets the call."""
     server = answering(contexts, threads=1)
     spare = [server.connect(context=client(tmp_path)) for _ in range(6)]
     assert server.get("/get", context=client(tmp_path)) == b"/get"
-    for line in spare:  # and are as good as any other when they ask at last
+    for line in spare:  # and their later calls are answered as usual
         asks(line, "/get")
         with line.makefile("rb") as reading:
             assert answer(reading) == b"/get"
@@ -193,7 +195,7 @@ def test_renewed_certificate_is_served(answering, tmp_path, contexts):
     Rotator(DirStore(tmp_path / "store"), ["127.0.0.1"], tmp_path, need_client=True).ensure_certificates()
     renewed = serial()
     assert renewed != first
-    # Files in the middle of a change: the last good certificate goes on.
+    # While files are being changed, the last good certificate stays in use.
     (tmp_path / "tls.crt").unlink()
     (tmp_path / "tls.crt").write_bytes(b"half of it")
     assert serial() == renewed
@@ -201,7 +203,7 @@ def test_renewed_certificate_is_served(answering, tmp_path, contexts):
 
 @pytest.mark.parametrize(("served", "cut"), [(True, 300), (True, None), (False, 300), (False, None)])
 def test_unreadable_files_are_neither_reloaded_nor_logged_per_connection(tmp_path, contexts, monkeypatch, served, cut):
-    """Whoever reaches the port makes connections, without any certificate."""
+    """Every client that reaches the port can connect, without a certificate."""
     clock, loads, load = FakeClock(), [], serving.server_context
     monkeypatch.setattr(serving, "server_context", lambda *files: loads.append(files) or load(*files))
     contexts = serving._Contexts(TlsFiles.in_dir(tmp_path), client_ca=True, clock=clock)

@@ -32,7 +32,7 @@ def healthy():
 
 
 def get_all(server: HealthServer, *paths: str, method: str = "GET", host: str = "127.0.0.1") -> list[tuple[int, str]]:
-    """All over one connection."""
+    """Request all paths over one connection."""
     connection = http.client.HTTPConnection(host, server.port, timeout=60)
     answers = []
     for path in paths:
@@ -75,7 +75,7 @@ def test_metrics(healthy):
 
 @pytest.mark.parametrize("version", ["x", "1.x", "..", "1" * 5000])
 def test_invalid_version_in_the_accept_header_is_not_logged(healthy, capsys, version):
-    """Prometheus' own reader of the header fails on it, and each request would be a traceback in the log."""
+    """Prometheus' parser of the header fails on it, and each request would log a traceback."""
     server = healthy(registry=CollectorRegistry())
     request = urllib.request.Request(f"http://127.0.0.1:{server.port}/metrics")
     request.add_header("Accept", f"application/openmetrics-text;version={version}")
@@ -119,8 +119,8 @@ def test_scrapes_do_not_block_probes_of_the_same_address(healthy):
 
 
 def test_probe_does_not_wait_for_earlier_connections():
-    """Twelve addresses connect again and again, each with a call that is costly to refuse. Counted are the rounds of
-    the thread that reads: each gives all addresses the same time, and is over after 40 ms.
+    """Twelve addresses connect repeatedly, each with a call that is costly to refuse. The test counts rounds of the
+    reading thread: each gives all addresses the same time and ends after 40 ms.
     """
     server = HealthServer(HostPort("127.0.0.1", 0), clock=FakeClock())
     hostile = b"GET /" + b"%" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -135,7 +135,7 @@ def test_probe_does_not_wait_for_earlier_connections():
                 connect(f"127.0.1.{1 + number % 12}").sendall(hostile)
             probe = connect("127.0.0.1")
             probe.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
-            for _ in range(3):  # it is taken in, read, and its answer's thread gives it back
+            for _ in range(3):  # the rounds: accept, read, and take over from the answering thread
                 server._server._poll_once()
             assert probe.recv(100).startswith(b"HTTP/1.1 200")
     server._server.stop()
@@ -143,7 +143,7 @@ def test_probe_does_not_wait_for_earlier_connections():
 
 
 def test_all_addresses_by_default_and_port_free_after_stop(healthy):
-    (port,) = ports.free(1)  # the kernel gives it to nobody meanwhile
+    (port,) = ports.free(1)  # the kernel assigns the port to no other process meanwhile
     server = healthy(bind=HostPort("", port))
     assert get_all(server, "/healthz")[0][0] == 200
     if socket.has_dualstack_ipv6():

@@ -1,4 +1,4 @@
-"""Calls are read the same however their bytes come, and what could be read in two ways is refused."""
+"""Calls are parsed alike however their bytes arrive, and ambiguous calls are refused."""
 
 import socket
 from http import HTTPStatus
@@ -61,7 +61,7 @@ def test_call_of_the_go_client():
 
 
 def test_answering_thread_decodes_paths_for_wsgi():
-    """Not by who reads: 64 KB of "%" took the one thread that reads for all some 30 ms."""
+    """The reading thread must not decode them: 64 KB of "%" took it some 30 ms."""
     (call,) = read(CURLS)
     assert call.environ["PATH_INFO"] == "/a%20b/%C3%A4"
     assert call.environ["CONTENT_LENGTH"] == "0"
@@ -82,7 +82,7 @@ def test_too_long_target_is_refused_in_any_pieces(target):
 
 @pytest.mark.parametrize("coding", [b"gzip, chunked", b"identity, chunked", b"chunked, chunked"])
 def test_other_transfer_encodings_are_refused(coding):
-    """It would be read as it is."""
+    """The body would be passed on undecoded."""
     with pytest.raises(BadHttpCall) as refused:
         read(b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: " + coding + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
     assert refused.value.status in (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.BAD_REQUEST)
@@ -155,7 +155,7 @@ HEAD = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n"
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         HEAD + b"Host: a\r\n\r\n{}",
         HEAD + b"hOST: b\r\n\r\n{}",
-        b"GET / HTTP/1.1\r\n\r\n",  # whose host it is for nobody knows
+        b"GET / HTTP/1.1\r\n\r\n",  # the host is ambiguous
         b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         HEAD + b"X: a\r\n b\r\n\r\n{}",  # a folded line
@@ -192,7 +192,7 @@ def test_heads_and_pipelined_calls_are_limited():
 
 
 class CountingReader(Reader):
-    """Counts the header lines that it is given."""
+    """A reader that counts the header lines that it receives."""
 
     lines = 0
 
@@ -203,7 +203,7 @@ class CountingReader(Reader):
 
 @pytest.mark.parametrize("line", [b"X:\r\n", b"X_Y:\r\n", b"Accept: " + b"x" * 150 + b"\r\n"])
 def test_header_lines_are_limited_also_with_equal_names(line):
-    """Equal names too: a head of 64 KiB took the one thread that reads 34 ms when repeats were joined one by one."""
+    """Lines with equal names count too: joining those of a 64 KiB head one by one took the reading thread 34 ms."""
     begin, end = b"GET / HTTP/1.1\r\nHost: x\r\n", b"\r\n"
     reader = CountingReader(SHARED, 1000)
     reader.feed(begin + line * 99 + end)
@@ -212,7 +212,7 @@ def test_header_lines_are_limited_also_with_equal_names(line):
     with pytest.raises(BadHttpCall) as refused:
         reader.feed((begin + line * 20_000)[:65_536])
     assert refused.value.status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-    assert reader.lines == 101  # the others are not even looked at
+    assert reader.lines == 101  # the other lines are not processed
 
 
 NAMES = st.sampled_from(["Accept", "accept", "X-A", "x-a", "X_A", "User-Agent"])
@@ -257,7 +257,8 @@ def test_trailers_are_refused():
 @pytest.mark.parametrize(
     "data",
     [
-        b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 1001\r\n\r\n",  # by its own word: nothing is waited for
+        # the client closes the connection itself: the server waits for nothing
+        b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 1001\r\n\r\n",
         b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n" + b"x" * 1001,
     ],
 )

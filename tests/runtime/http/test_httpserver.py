@@ -1,4 +1,4 @@
-"""What clients that are slow, silent or many may cost: over loopback, with a clock that the test moves."""
+"""The cost of slow, silent or many clients: over loopback, with a clock that the test moves."""
 
 import contextlib
 import errno
@@ -29,7 +29,7 @@ def tls(certificates: Path, *, client_ca: bool = True) -> Contexts:
 
 
 def closed(line: socket.socket) -> bool:
-    """Waits for it; what the server may have said before is thrown away."""
+    """Wait until the server closes the connection; earlier data is discarded."""
     with contextlib.suppress(ConnectionError):
         while line.recv(65_536):
             pass
@@ -37,7 +37,7 @@ def closed(line: socket.socket) -> bool:
 
 
 def still_open(line: socket.socket) -> bool:
-    """As far as has been heard: ask after something that the server does in order with what is asked about."""
+    """Whether the connection is open as far as the client knows: first wait for a later action of the server."""
     line.setblocking(False)
     try:
         return bool(line.recv(1))
@@ -52,9 +52,9 @@ def test_handshake_is_limited_to_two_seconds(serve, certificates, sent):
     server = serve(tls(certificates))
     line = server.connect()
     line.sendall(sent)
-    assert server.get(context=client(certificates)) == b"ok"  # it has been seen by now, and keeps no thread
+    assert server.get(context=client(certificates)) == b"ok"  # the server has read it by now, and it occupies no thread
     for byte in HELLO[len(sent) : len(sent) + 19]:
-        line.sendall(bytes([byte]))  # however much comes meanwhile
+        line.sendall(bytes([byte]))  # however many calls arrive meanwhile
         server.clock.advance(0.1)
     server.get(context=client(certificates))
     assert still_open(line)
@@ -88,7 +88,7 @@ def test_client_that_leaves_during_its_hello_is_closed_at_once(serve, certificat
 
 @pytest.mark.parametrize("before", [HELLO[:3], HELLO[:50]], ids=["in the head", "in the record"])
 def test_urgent_data_in_a_hello_causes_no_busy_loop(serve, certificates, before):
-    """The kernel counts past its mark, and a look ends there."""
+    """The kernel counts bytes beyond the urgent mark, but a read ends there."""
     objects, context = [], tls(certificates)
 
     def counted() -> ssl.SSLContext:
@@ -140,11 +140,11 @@ def test_client_that_reads_no_response_occupies_no_thread(serve):
     for line in lines:
         asks(line, "/big")
     assert server.get() == b"ok"
-    assert len(answer(lines[0])) == BIG  # who does read gets it whole
+    assert len(answer(lines[0])) == BIG  # a client that reads gets the complete response
     asks(lines[0])
     assert answer(lines[0]) == b"ok"
     server.clock.advance(10.1)
-    server.get()  # by now it has been looked at; to read first would be to be in time
+    server.get()  # by now its deadline was checked; reading earlier would have been in time
     assert closed(lines[1])
 
 
@@ -175,7 +175,8 @@ def test_clients_with_a_certificate_are_not_limited(serve, certificates):
 )
 def test_oldest_of_too_many_connections_is_closed(serve, certificates, phase, text):
     context = tls(certificates, client_ca=False) if phase == "handshake" else None
-    # One thread: it gives a connection back before it answers the next, so they begin to wait in this order.
+    # With one thread, each connection is returned before the next call is answered, so they begin to wait in this
+    # order.
     server = serve(context, threads=1, **{phase: PhaseLimits(100.0, 3)})
     lines = []
     for _ in range(6):
@@ -193,7 +194,8 @@ def test_oldest_of_too_many_connections_is_closed(serve, certificates, phase, te
 def test_bodies_without_a_certificate_have_a_common_limit(serve):
     server = serve(held=250_000)
     lines = [server.connect() for _ in range(4)]
-    sizes = (95_000, 80_000, 70_000, 20_000)  # so far apart that the first is the largest, however it comes in pieces
+    # sizes so different that the first is the largest, in whatever pieces it arrives
+    sizes = (95_000, 80_000, 70_000, 20_000)
     for calls, (line, sent) in enumerate(zip(lines, sizes, strict=True), 1):
         line.sendall(BODY + b"x" * sent)
         if calls < 3:
@@ -208,14 +210,14 @@ def test_bodies_without_a_certificate_have_a_common_limit(serve):
 
 
 def post(path: str, size: int, sent: int | None = None) -> bytes:
-    """A call with a body of so many bytes, of which so many are sent."""
+    """A POST with a body of `size` bytes, of which the first bytes are sent."""
     return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode() + b"x" * (
         size if sent is None else sent
     )
 
 
 def test_largest_call_of_the_largest_address_is_refused(serve):
-    """And none of another, however large those are that have come from there."""
+    """No other address loses a call, however large its complete calls are."""
     server = serve(held=400_000)
     others = [server.connect(source="127.0.0.3") for _ in range(2)]
     mine = [server.connect(source="127.0.0.2") for _ in range(3)]
@@ -239,7 +241,7 @@ def test_largest_call_of_the_largest_address_is_refused(serve):
 
 
 def test_waiting_calls_are_refused_and_running_ones_are_not(serve):
-    """A small call of another address that comes in two pieces is answered, whatever those hold that came whole."""
+    """A small call of another address in two pieces is answered, whatever memory the complete calls hold."""
     server = serve(threads=1, held=320_000)
     has_thread, waits = server.connect(source="127.0.0.2"), server.connect(source="127.0.0.2")
     has_thread.sendall(post("/wait", 100_000))
@@ -258,7 +260,9 @@ def test_waiting_calls_are_refused_and_running_ones_are_not(serve):
 
 
 def test_large_calls_of_an_address_do_not_block_its_small_ones(serve):
-    """All tenants have the API server's address: who sends it big objects must not silence who sends small ones."""
+    """The calls of all tenants come from the API server's address: large objects of one tenant must not block small
+    ones of others.
+    """
     server = serve(held=250_000)
     small, big = server.connect(), [server.connect() for _ in range(3)]
     small.sendall(post("/echo", 20_000, 19_000))
@@ -271,7 +275,7 @@ def test_large_calls_of_an_address_do_not_block_its_small_ones(serve):
 
 
 def test_all_memory_of_a_call_is_counted(serve, certificates):
-    """The headers, the objects of Python and TLS: they are more than the body of most reviews."""
+    """Headers, Python objects and TLS take more memory than the body of most reviews."""
     server = serve(tls(certificates, client_ca=False))
     line = server.connect(context=client(certificates, show=False))
     line.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X%d: x\r\n" % i for i in range(90)))
@@ -306,7 +310,9 @@ def busy_calls(server) -> int:
 
 
 def ask_in_order(server, calls: list[tuple[str, str]]) -> list[socket.socket]:
-    """Sends a call of each (namespace, client address), the next when the last waits, and returns their lines."""
+    """Send one call for each (namespace, client address), each after the previous one waits; returns the
+    connections.
+    """
     lines = []
     for namespace, source in calls:
         lines.append(server.connect(source=source))
@@ -320,7 +326,7 @@ def is_refused(line: socket.socket) -> bool:
 
 
 def test_largest_call_of_the_largest_namespace_is_refused(serve):
-    """And not the largest of all, which may be another's: many of middling size fill the memory, too."""
+    """Not the largest call of all, which may be another namespace's: many calls of medium size fill the memory too."""
     server = serve(threads=1, held=400_000, owner_of=lambda environ: environ["QUERY_STRING"])
     lines = [server.connect() for _ in range(5)]
     calls = [("many", 90_000), ("fair", 100_000), ("many", 80_000), ("many", 60_000), ("many", 70_000)]
@@ -328,13 +334,15 @@ def test_largest_call_of_the_largest_namespace_is_refused(serve):
         line.sendall(post(f"/wait?{namespace}", size))
         if number < len(calls):
             until(lambda number=number: busy_calls(server) == number, "that it waits")
-    assert is_refused(lines[2])  # a thread has the largest of many
+    assert is_refused(lines[2])  # a thread answers the largest call
     server.released.set()
     assert [len(answer(line)) for line in (lines[0], lines[1], *lines[3:])] == [90_000, 100_000, 60_000, 70_000]
 
 
 def test_idle_connections_displace_no_call(serve):
-    """Each address has few, but together they fill the memory, and an API server that opens more holds most."""
+    """Each address has few idle connections, but together they fill the memory; an API server that opens more then
+    holds the most.
+    """
     server = serve(threads=1, held=16 * 8_192)
     idle = [server.connect(source=f"127.0.0.{2 + number}") for number in range(15)]
     until(lambda: len(server.server._connections) == 15, "that all are there")
@@ -350,7 +358,7 @@ def test_idle_connections_displace_no_call(serve):
 
 
 def test_large_calls_displace_no_idle_connection(serve):
-    """An address that holds most loses its calls, whatever others have that are idle."""
+    """The address that holds the most memory loses calls; idle connections of others stay."""
     server = serve(threads=1, held=16 * 8_192)
     idle = [server.connect() for _ in range(3)]
     until(lambda: len(server.server._connections) == 3, "that all are there")
@@ -365,7 +373,9 @@ def test_large_calls_displace_no_idle_connection(serve):
 
 
 def test_namespace_with_most_calls_loses_its_last_at_the_limit(serve):
-    """The API server calls for all namespaces: one that creates pods in parallel must not take all its calls."""
+    """The API server calls for all namespaces: a namespace that creates pods in parallel must not occupy all its
+    calls.
+    """
     server = serve(threads=1, busy=4, owner_of=lambda environ: environ["QUERY_STRING"])
     lines = ask_in_order(server, [("many", "127.0.0.2")] * 4)
     fair = [server.connect(source="127.0.0.2") for _ in range(3)]
@@ -400,7 +410,9 @@ class ServingByTurns(Serving):
 
 
 class Flood:
-    """As many namespaces as there are places, or more. Each has one call that waits, and the next at once after it."""
+    """As many flooding namespaces as places, or more. Each has one waiting call, and sends the next one at once after
+    it.
+    """
 
     def __init__(self, server: ServingByTurns, namespaces: list[tuple[str, str]]) -> None:
         self.server = server
@@ -412,7 +424,7 @@ class Flood:
         return line
 
     def come_again(self) -> int:
-        """Those that were answered or refused call again. Returns how many were answered."""
+        """Clients whose calls were answered or refused call again. Returns how many were answered."""
         answered = 0
         for (namespace, source), line in list(self.lines.items()):
             line.setblocking(False)
@@ -444,7 +456,7 @@ class Flood:
 @pytest.mark.parametrize("namespaces", [20, 30], ids=["one for each place", "more than places"])
 @pytest.mark.parametrize("of", ["an address", "all addresses"])
 def test_occasional_namespace_is_answered_during_a_flood(serve, monkeypatch, namespaces, of):
-    """No namespace of the flood has more places than the fair one would have, but all have used more time."""
+    """No namespace of the flood has more places than the occasional one, but all have used more time."""
     if of == "all addresses":
         monkeypatch.setattr(httpserver, "_MAX_BUSY", 20)
         flooding, limits = [("", f"127.0.1.{number}") for number in range(namespaces)], {}
@@ -456,7 +468,8 @@ def test_occasional_namespace_is_answered_during_a_flood(serve, monkeypatch, nam
     until(lambda: busy_calls(server) == 20, "that all places are taken")
     flood.give_turns(2 * namespaces)
     for number in range(10):
-        flood.give_turns(2 * namespaces)  # each of the flood has used more than the fair one when this is over
+        # afterwards each flooding namespace has used more time than the occasional one
+        flood.give_turns(2 * namespaces)
         until(lambda: (flood.come_again(), busy_calls(server) == 20)[1], "that all places are taken again")
         fair = server.connect(source="127.0.0.2" if of == "an address" else "127.0.0.9")
         asks(fair, f"/fair-{number}?fair")
@@ -479,7 +492,7 @@ def test_equal_namespaces_lose_places_by_used_time(serve):
             server.turns.release()
             assert answer(used) == b"ok"
     lines = {}
-    for number, namespace in enumerate("dcba", 1):  # the thread has the first
+    for number, namespace in enumerate("dcba", 1):  # a thread answers the first call
         lines[namespace] = server.connect(source="127.0.0.2")
         asks(lines[namespace], f"/?{namespace}")
         until(lambda number=number: busy_calls(server) == number, "that it waits")
@@ -491,7 +504,7 @@ def test_equal_namespaces_lose_places_by_used_time(serve):
 
 
 def test_equal_addresses_lose_the_oldest_connection(serve):
-    """And not the address that came first, which is most often the API server."""
+    """Not the address that connected first, which is usually the API server."""
     server = serve(reading=PhaseLimits(100.0, 3))
     first = server.connect()
     until(lambda: len(server.server._connections) == 1, "that it is there")
@@ -540,7 +553,9 @@ def test_largest_namespace_of_the_largest_address_loses_at_the_total_limit(serve
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_waiting_call_is_dropped_when_its_client_leaves(serve, certificates, secure):
-    """As the API server does after its time-out: nobody reads the answer, and the place is another's."""
+    """As the API server does after its timeout: no client reads the response, and the place is free for another
+    call.
+    """
     shown = client(certificates, show=False) if secure else None
     server = serve(tls(certificates, client_ca=False) if secure else None, threads=1, busy=3)
     lines = [server.connect(context=shown) for _ in range(3)]
@@ -559,7 +574,7 @@ def test_waiting_call_is_dropped_when_its_client_leaves(serve, certificates, sec
 
 
 def test_client_that_leaves_during_its_call_is_polled_once(serve):
-    """Its call goes on, and the thread that reads does not turn in circles meanwhile."""
+    """Its call continues, and the reading thread does not loop meanwhile."""
     server = serve(threads=1)
     line = server.connect()
     asks(line, "/wait")
@@ -585,7 +600,7 @@ def test_oldest_connection_of_the_largest_address_is_closed(serve):
 
 
 def test_reading_thread_gives_each_address_the_same_time(serve):
-    """Calls of a stranger that are costly to read delay its own next ones; a probe in the same round is read first."""
+    """Costly calls of one address delay its own next calls; a probe in the same round is read first."""
     server = serve()
     read, cost = [], {"heavy": 0.008, "light": 0.0001}
     connections = [
@@ -615,7 +630,7 @@ def test_addresses_take_turns(serve):
     assert server.waiting.acquire(timeout=PATIENCE)
     other_line = server.connect()
     asks(other_line, "/one")
-    while server.pool._waiting < 20:  # all but the one that the thread has
+    while server.pool._waiting < 20:  # all calls except the running one
         pass
     server.released.set()
     assert answer(other_line) == b"ok"
@@ -623,7 +638,7 @@ def test_addresses_take_turns(serve):
 
 
 def test_owners_of_one_client_take_turns(serve):
-    """The API server asks for all tenants by its few addresses."""
+    """The calls of all tenants come from the few addresses of the API servers."""
     server = serve(threads=1, owner_of=lambda environ: environ["QUERY_STRING"])
     lines = [server.connect() for _ in range(20)]
     for line in lines:
@@ -661,7 +676,7 @@ def test_slow_calls_of_one_address_leave_a_thread_for_the_first_call_of_another(
 
 
 def test_complete_calls_beyond_the_limit_are_refused_at_once(serve):
-    """Of their own address."""
+    """The refused calls are those of the flooding address."""
     server = serve(threads=1, busy=2)
     lines = [server.connect() for _ in range(3)]
     for line in lines[:2]:
@@ -734,7 +749,7 @@ def test_stopping_ends_idle_connections_and_answers_calls_under_way(serve):
     assert server.waiting.acquire(timeout=PATIENCE)
     server.server.stop()
     until_refused(server.port)
-    asks(idle)  # it was on its way when the stop began
+    asks(idle)  # the call was under way when the stop began
     response = http.client.HTTPResponse(idle)
     response.begin()
     assert response.getheader("Connection") == "close"
@@ -749,7 +764,7 @@ def test_stopping_ends_idle_connections_and_answers_calls_under_way(serve):
 
 
 class FloodedSocket:
-    """A listening socket at which connections come as fast as they are accepted, once the server stops."""
+    """A listening socket with endless waiting connections while the server stops."""
 
     def __init__(self, sock: socket.socket, clock) -> None:
         self._sock = sock
@@ -764,7 +779,7 @@ class FloodedSocket:
         if not self.is_flooded:
             return self._sock.accept()
         self.accepted += 1
-        if self.accepted > 2000:  # so that a server without a limit fails the test and does not hang it
+        if self.accepted > 2000:  # so that a server without a limit fails the test instead of hanging it
             raise BlockingIOError(errno.EAGAIN, "none waits")
         self._clock.advance(0.001)
         socket.create_connection(self._sock.getsockname(), PATIENCE).close()
@@ -829,7 +844,7 @@ def test_stop_of_an_ended_server_writes_to_no_descriptor(serve):
 
 
 def test_failure_outside_the_application_ends_the_connection(serve, monkeypatch):
-    """Such as a logger that fails in the thread that answers: else the client waits, and its place is lost."""
+    """For example when a logger fails in the answering thread: otherwise the client waits, and its place is lost."""
     server = serve()
     monkeypatch.setattr(server.server, "_answer_next", lambda _: 1 / 0)
     line = server.connect()

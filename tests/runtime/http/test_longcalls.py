@@ -1,4 +1,4 @@
-"""Calls that take long have threads of their own: they keep no other call waiting."""
+"""Calls that take long have their own threads and delay no other call."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_long_calls_have_own_threads_and_one_per_owner(serve, certificates, secu
     lines = [caller.send_call("/long?greedy") for _ in range(3)]
     caller.until_counts(1, 2)
     assert caller.get() == b"ok"
-    if secure:  # of two threads, an address without a certificate has one
+    if secure:  # an address without a certificate may use one of the two threads
         lines.append(caller.send_call("/long?other"))
         caller.until_counts(2, 2)
     caller.server.released.set()

@@ -1,4 +1,4 @@
-"""The serving process and its parent: real ones, which say on their standard output how far they are."""
+"""The serving process and its parent: real processes, which report their progress on standard output."""
 
 import contextlib
 import http.client
@@ -55,7 +55,7 @@ class Running:
                     self._line_added.notify_all()
 
     def until(self, *words: str) -> None:
-        """It has said these, and nothing else."""
+        """Wait until the process has printed exactly these words."""
         with self._line_added:
             assert self._line_added.wait_for(lambda: len(self.output) >= len(words), PATIENCE), self.logged
             assert self.output == list(words)
@@ -126,10 +126,10 @@ def test_prompt_calls_have_own_threads(running):
     waiting = [threading.Thread(target=get, args=(server.port, "/wait")) for _ in range(2)]
     for thread in waiting:
         thread.start()
-    server.until("app", "start", "waits", "waits")  # all the others are busy
+    server.until("app", "start", "waits", "waits")  # all other threads are busy
     line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     assert get_body(line, "/prompt").startswith("/prompt prompt_")
-    server.process.send_signal(signal.SIGTERM)  # which releases them; who is there is answered
+    server.process.send_signal(signal.SIGTERM)  # this releases the waiting calls, which are answered
     assert get_body(line, "/x").startswith("/x fast_")
     for thread in waiting:
         thread.join(PATIENCE)
@@ -151,10 +151,10 @@ def test_sigterm_refuses_new_clients_and_answers_waiting_ones(running):
         server.until("app", "start", "waits")
         early.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % length)
         server.process.send_signal(signal.SIGTERM)
-        until_refused(server.port)  # or others would wait in a queue that nobody looks at
+        until_refused(server.port)  # otherwise others would wait in a queue that no thread serves
         assert server.process.poll() is None
         early.sendall(b"x" * length)
-        for line in (early, waiting):  # what is waited for comes with the stop
+        for line in (early, waiting):  # the calls wait for the stop
             answer(line)
     assert server.ended() == 0
     assert server.output == ["app", "start", "waits", "stop"]
@@ -187,14 +187,14 @@ def test_a_serving_process_that_hangs_is_replaced(running, way):
         else:
             get(server.port, "/stuck")
         with contextlib.suppress(ConnectionResetError):
-            assert waiting.recv(1) == b""  # who waited is told so
+            assert waiting.recv(1) == b""  # the waiting client gets an error
     server.until("app", "start", "waits", "app", "start")
     assert answered_by(server.port)[1] != hanging
     assert server.stop() == 0
     assert server.output == ["app", "start", "waits", "app", "start", "stop"]
     log = "\n".join(server.logged)
     assert "replacing the serving process: it hangs" in log
-    if way == "stuck":  # where it stood: the thread that waits among the others
+    if way == "stuck":  # the stacks contain the line where the waiting thread stood
         assert 'servingprogram.py", line' in log
 
 

@@ -1,4 +1,4 @@
-"""Whose call is next: with a clock that the calls move."""
+"""The order of calls, with a clock that the calls move."""
 
 import threading
 
@@ -10,7 +10,7 @@ from tests.runtime.http.loopback import PATIENCE, until
 
 
 class Pool:
-    """One thread, which begins with the calls once all are there."""
+    """A pool of one thread, which begins when all calls are queued."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -37,7 +37,7 @@ class Pool:
 
 @pytest.mark.parametrize("strangers", [1, 4, 16])
 def test_api_server_gets_its_share_among_n_flooding_addresses(strangers):
-    """1/(N + 1), by time and not by calls: theirs take a hundred times as long."""
+    """The share is 1/(N + 1) of the time, not of the calls: those of the others take a hundred times as long."""
     pool = Pool()
     for i in range(strangers):
         for _ in range(20):
@@ -74,7 +74,7 @@ def test_call_of_an_idle_address_is_next():
     def ask_late() -> None:
         pool.submit("api server", 0.004, "10.1.0.1")
 
-    pool.threads.submit(ask_late, "10.2.0.1")  # when its turn comes, the strangers have had some
+    pool.threads.submit(ask_late, "10.2.0.1")  # before its first call, the other addresses have had some time
     pool.run()
     first = order.index("api server")
     assert first <= 17, "before any stranger has its second call"
@@ -91,7 +91,7 @@ def test_namespaces_of_an_address_get_the_same_time():
 
 
 def test_running_call_is_charged_already():
-    """Else an address would have all threads before the first of its calls is over."""
+    """Otherwise an address would get all threads before its first call ends."""
     clock, go_on, running = FakeClock(), threading.Event(), []
     threads = Threads("x", 3, clock)
 

@@ -1,4 +1,4 @@
-"""What `TlsConnection` bounds that OpenSSL does not; as a server's it is tried by test_httpserver and test_serving."""
+"""The limits of `TlsConnection` that OpenSSL does not have. test_httpserver and test_serving test the rest."""
 
 import socket
 import ssl
@@ -10,7 +10,7 @@ from cardwise.runtime.http.tlsconnection import TlsConnection
 
 
 class KeysAgain:
-    """In the place of OpenSSL: all that comes are records without data."""
+    """A replacement for OpenSSL that only receives records without data."""
 
     def __init__(self, incoming: ssl.MemoryBIO) -> None:
         self._incoming = incoming

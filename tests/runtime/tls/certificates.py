@@ -1,4 +1,4 @@
-"""Handshakes as clients make them, and what a client that has a bundle trusts."""
+"""Handshakes as by clients, and the certificates that a client with a bundle trusts."""
 
 import functools
 import socket
@@ -17,12 +17,12 @@ HOSTS = ("cardwise-webhook.cardwise.svc", "127.0.0.1", "::1")
 
 
 def issue_files(now: datetime, hosts: Sequence[str] = HOSTS) -> dict[str, bytes]:
-    """All that a store has of certificates that were made at this time."""
+    """The files of a store with certificates created at this time."""
     return rotation.advance_certificates({}, CertificateNeeds(hosts=hosts), Lifetimes(), now)
 
 
 def handshake(server_files: dict[str, bytes], bundle: bytes, host: str, tmp_path, client: bool = False) -> None:
-    """A real one, over a socket pair; raises ssl.SSLError when either side refuses."""
+    """Perform a real handshake over a socket pair; raises ssl.SSLError if either side refuses."""
     for name, content in server_files.items():
         (tmp_path / name).write_bytes(content)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -64,7 +64,7 @@ def trusted(leaf: bytes, bundle: bytes, now: datetime) -> bool:
 
 @functools.cache
 def _read(leaf: bytes, bundle: bytes) -> tuple[x509.Certificate, list[x509.Certificate]]:
-    """The leaf, and those of the bundle that have signed it."""
+    """The leaf, and the certificates of the bundle that signed it."""
     certificate = x509.load_pem_x509_certificate(leaf)
     return certificate, [
         authority for authority in x509.load_pem_x509_certificates(bundle) if certs.is_issued_by(certificate, authority)

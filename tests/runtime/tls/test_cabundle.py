@@ -28,7 +28,7 @@ def configuration(*bundles: str | None) -> dict:
 
 
 class World:
-    """An API server with configurations of webhooks, and who keeps the bundle in them."""
+    """An API server with webhook configurations, and the `CaBundle` under test."""
 
     def __init__(self, **configurations: dict) -> None:
         self.clock = FakeClock()
@@ -47,14 +47,14 @@ class World:
         return {hook["clientConfig"].get("caBundle") for manifest in self.objects for hook in manifest["webhooks"]}
 
     def patches(self) -> int:
-        """How many were sent. Each must be one that does all or nothing, and have our name."""
+        """The number of patches that were sent. Checks that each patch is conditional and has our field manager."""
         sent = self.api.sent("patch")
         assert {call.headers["Content-Type"] for call in sent} <= {"application/json-patch+json"}
         assert {call.query["fieldManager"] for call in sent} <= {"cardwise-ca"}
         return len(sent)
 
     def edit(self, kind: str, **client_config: str | None) -> None:
-        """Somebody else changes the first webhook."""
+        """Change the first webhook as another client would."""
         path = PATHS[kind]("cardwise")
         first, *others = self.api.get(path)["webhooks"]
         self.api.edit(path, webhooks=[merged(first, {"clientConfig": client_config}), *others])
@@ -109,7 +109,7 @@ def test_newer_bundle_is_overwritten_only_after_a_store_check():
     bundle.set_bundle(b"newer")
     assert bundle.ensure_bundle()
     assert world.patches() == written
-    # Somebody who has no part in it has edited one of them.
+    # A user edited one of the configurations.
     world.edit("mutating", caBundle="b2xk")
     assert not bundle.ensure_bundle()
     bundle.set_bundle(b"newer")
@@ -118,7 +118,7 @@ def test_newer_bundle_is_overwritten_only_after_a_store_check():
 
 
 def test_bundle_keeps_both_cas_while_replicas_switch():
-    """Else each writes its own over the other's, again and again, and half of the calls fail."""
+    """Otherwise each replica overwrites the other's bundle repeatedly, and half of the calls fail."""
     world = both()
     old, new, expired = (
         certs.new_authority(name, world.clock.wall() - timedelta(days=9), timedelta(days=days)).cert

@@ -1,4 +1,4 @@
-"""Certificates: right for real handshakes, and never a moment in which a client cannot verify."""
+"""Rotation of certificates: real handshakes succeed, and clients can verify at every moment."""
 
 import ssl
 import subprocess
@@ -64,7 +64,7 @@ def test_replicas_with_own_names_converge_to_one_leaf():
     )
     assert certs.hosts_of(x509.load_pem_x509_certificate(files["tls.crt"])) == {"svc", "pod-a", "pod-b"}
     assert rotation.advance_certificates(files, mine, Lifetimes(), NOW) == files
-    # Names of replicas that are no more go with the next renewal.
+    # The next renewal removes the names of deleted replicas.
     renewed = rotation.advance_certificates(files, mine, Lifetimes(), NOW + timedelta(days=300))
     assert certs.hosts_of(x509.load_pem_x509_certificate(renewed["tls.crt"])) == {"svc", "pod-a"}
 
@@ -98,7 +98,7 @@ def test_damaged_entries_are_recreated(tmp_path, name, damage):
 
 
 def damage_files(files, **damages):
-    """`authority_key=None` takes that entry away, bytes take its place."""
+    """None removes an entry, such as `authority_key=None`; bytes replace it."""
     changed = files | {name.replace("_", ".", 1): content for name, content in damages.items()}
     return {name: content for name, content in changed.items() if content is not None}
 
@@ -119,7 +119,7 @@ SLOW = Lifetimes.for_slow_clients()
     ids=str,
 )
 def test_damaged_ca_keeps_serving_until_clients_know_the_next(tmp_path, damage):
-    """kube-scheduler: it has read the bundle and its certificate at its start."""
+    """A client like kube-scheduler, which reads the bundle and its certificate only at its start."""
     before = rotation.advance_certificates({}, WANTED, SLOW, NOW - timedelta(days=30))
     running = {name: before[name] for name in ("client.crt", "client.key")}
     files = rotation.advance_certificates(damage_files(before, **damage), WANTED, SLOW, NOW)
@@ -128,7 +128,7 @@ def test_damaged_ca_keeps_serving_until_clients_know_the_next(tmp_path, damage):
         assert files["ca.crt"].count(b"BEGIN") == 1, "nothing of the authority is left"
         return
     handshake(files | running, before["ca.crt"], HOSTS[0], tmp_path, client=True)
-    # A replica that starts brings names of its own; it must not cost the certificate that clients trust.
+    # A new replica adds its own names; it must not replace the certificate that clients trust.
     other = CertificateNeeds(hosts=(*HOSTS, "new-pod"), client=True)
     files = rotation.advance_certificates(files, other, SLOW, NOW)
     handshake(files | running, before["ca.crt"], HOSTS[0], tmp_path, client=True)
@@ -171,7 +171,7 @@ def test_last_read_files_never_replace_another_ca():
 
 @pytest.mark.parametrize("kind", ["leaf", "no extensions", "may not sign"])
 def test_invalid_ca_is_ignored(tmp_path, kind):
-    """As `kubectl create secret tls` puts there, and `openssl req -x509` makes."""
+    """Certificates as created by `openssl req -x509` and stored by `kubectl create secret tls`."""
     before = rotation.advance_certificates({}, WANTED, SLOW, NOW - timedelta(days=30))
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")])
@@ -195,7 +195,7 @@ def test_invalid_ca_is_ignored(tmp_path, kind):
 
 
 def announced():
-    """A store whose next CA is announced, and the time then."""
+    """A store whose next CA is announced, and the time of the announcement."""
     began = NOW - SLOW.authority + SLOW.authority_renew - timedelta(days=1)
     return rotation.advance_certificates(rotation.advance_certificates({}, WANTED, SLOW, began), WANTED, SLOW, NOW)
 
@@ -222,7 +222,7 @@ def test_unreadable_overlap_start_restarts_the_overlap(since):
         if since is not None:
             damaged[name] = since
         again = rotation.advance_certificates(damaged, WANTED, SLOW, now)
-        if since != SINCES[3]:  # a year is a year, and that overlap is over
+        if since != SINCES[3]:  # the overlap of a year is over
             assert again == stored
         over = rotation.advance_certificates(again, WANTED, SLOW, now + SLOW.overlap)
         assert name not in over, "it goes on"
@@ -248,7 +248,7 @@ def test_truncated_block_does_not_break_the_bundle(name):
 
 
 def test_ca_rotation_keeps_clients_of_the_old_bundle_working(tmp_path):
-    """Twelve years in steps of a week; each client learns a new bundle only three weeks late."""
+    """Simulates twelve years in steps of a week; each client gets a new bundle three weeks late."""
     wanted = CertificateNeeds(hosts=HOSTS)
     lifetimes = Lifetimes(
         authority=timedelta(days=1000),
@@ -266,7 +266,7 @@ def test_ca_rotation_keeps_clients_of_the_old_bundle_working(tmp_path):
         history.append(files)
         authorities.add(files["authority.crt"])
         leafs.add(files["tls.crt"])
-        # A replica that is late itself serves an older leaf, too.
+        # A late replica also serves an older leaf.
         for server in (files, history[max(0, week - 3)]):
             for bundle in (files["ca.crt"], history[max(0, week - 3)]["ca.crt"]):
                 assert trusted(server["tls.crt"], bundle, now), f"week {week}"
@@ -279,7 +279,7 @@ def test_ca_rotation_keeps_clients_of_the_old_bundle_working(tmp_path):
 
 
 def test_client_that_reads_its_files_at_start_can_run_for_a_year():
-    """kube-scheduler: fourteen years in steps of two weeks, and at each step one that started up to a year ago."""
+    """Simulates fourteen years in steps of two weeks, each with kube-schedulers that started up to a year ago."""
     wanted, lifetimes = CertificateNeeds(hosts=HOSTS, client=True), Lifetimes.for_slow_clients()
     files: dict[str, bytes] = {}
     history: list[dict[str, bytes]] = []
@@ -325,9 +325,9 @@ def test_real_handshakes_across_a_ca_rotation(tmp_path):
     promoted = rotation.advance_certificates(announced, wanted, short, NOW)
     assert promoted["authority.crt"] != before["authority.crt"]
     finished = rotation.advance_certificates(promoted, wanted, short, NOW + timedelta(days=6))
-    handshake(announced, before["ca.crt"], HOSTS[0], tmp_path, client=True)  # a client that knows nothing yet
+    handshake(announced, before["ca.crt"], HOSTS[0], tmp_path, client=True)  # a client without a bundle
     handshake(promoted, announced["ca.crt"], HOSTS[0], tmp_path, client=True)
-    handshake(announced, promoted["ca.crt"], HOSTS[0], tmp_path, client=True)  # a replica that is late
+    handshake(announced, promoted["ca.crt"], HOSTS[0], tmp_path, client=True)  # a late replica
     handshake(promoted, finished["ca.crt"], HOSTS[0], tmp_path, client=True)
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(finished, before["ca.crt"], HOSTS[0], tmp_path)

@@ -1,4 +1,4 @@
-"""Who keeps certificates: replicas that agree, a CA that somebody else keeps, and files that are replaced whole."""
+"""Certificate checks: replicas that share a store, an external CA, and files that are replaced atomically."""
 
 import base64
 import re
@@ -29,7 +29,7 @@ def test_replicas_that_start_together_agree(tmp_path, existing):
     if existing:
         store.save(certificates.issue_files(NOW - timedelta(days=300)), "")
     before = api.revision
-    # Every replica has read before the first one writes; who writes over an old one reads once more.
+    # All replicas read before the first one writes; a replica whose write conflicts reads again.
     everybody = threading.Barrier(2)
     api.after_request(lambda _: everybody.wait(60), "get", times=6 if existing else 4)
     rotators = [Rotator(store, HOSTS, tmp_path / str(n), need_client=True) for n in "ab"]
@@ -85,7 +85,7 @@ def test_check_reports_the_bundle_and_retries_after_a_failure(tmp_path, capsys):
 
 
 class External:
-    """Certificates of somebody else, who renews CA and leaf together, and who follows them."""
+    """Certificates of an external issuer that renews CA and leaf together, and the checks that follow them."""
 
     def __init__(self, folder: Path) -> None:
         self.directory, self.served_in = folder / "given", folder / "served"
@@ -113,7 +113,7 @@ class External:
         return leaf.cert
 
     def served(self) -> bytes:
-        """The CA of what is served, which belongs together."""
+        """The CA of the served files; checks that they match."""
         files = filesets.read_files(self.served_in)
         assert certs.KeyPair(files["tls.crt"], files["tls.key"]).matches()
         (leaf,), (authority,) = (certs.parse_certificates(files[name]) for name in ("tls.crt", "ca.crt"))
@@ -150,7 +150,7 @@ def test_external_ca_is_followed(tmp_path, capsys):
 
 
 def test_certificate_is_served_once_its_ca_is_published(tmp_path):
-    """Else the API server could call nobody in between."""
+    """Otherwise the API server could not call the webhook in between."""
     external = External(tmp_path)
     first = external.renew("first")
     external.followed.ensure_certificates()
@@ -250,7 +250,7 @@ def test_file_set_is_replaced_atomically(tmp_path):
 
 
 def test_deleted_store_is_saved_again(tmp_path):
-    """kube-scheduler has read the bundle at its start, so a new authority would cut it off."""
+    """kube-scheduler read the bundle at its start and would not trust a new CA."""
     api = ApiServer()
     store = SecretStore(api.client(), "ns", "certs")
     rotator = Rotator(store, HOSTS, tmp_path, need_client=True)
@@ -265,7 +265,7 @@ def test_deleted_store_is_saved_again(tmp_path):
 
 
 def test_deleted_secret_is_recreated_within_an_hour(tmp_path):
-    """A replica that starts meanwhile would make a new authority: it has nothing else."""
+    """A replica that starts meanwhile has no files, and would create a new CA."""
     api, clock = ApiServer(), FakeClock()
     store = SecretStore(api.client(), "ns", "certs")
     rotator = Rotator(store, HOSTS, tmp_path / "a", need_client=True, clock=clock)
@@ -315,7 +315,7 @@ def test_immutable_secret_error_names_the_remedy(tmp_path):
 
 @pytest.mark.parametrize("hours", [-5, 5])
 def test_wrong_clock_neither_replaces_nor_damages_certificates(tmp_path, capsys, hours):
-    """The first of them comes to a Secret that another has just made, the second makes its own."""
+    """The first save conflicts with a Secret that another replica has just created; the second creates its own."""
     api = ApiServer(clock=FakeClock(wall=NOW))
     wrong = FakeClock(wall=NOW + timedelta(hours=hours))
     for name, before in (("theirs", certificates.issue_files(NOW)), ("ours", {})):

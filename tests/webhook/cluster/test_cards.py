@@ -27,7 +27,7 @@ def card(node, memory=16_000, model="t4", **fields):
 
 
 def shown(sums, **facts_by_name):
-    """These cards have come."""
+    """Add these cards."""
     for name, facts in facts_by_name.items():
         sums.on_change(name, None, facts)
     return sums
@@ -57,7 +57,7 @@ def test_mps_scopes_are_those_of_the_cards():
 
 
 def test_changed_node_recounts_only_its_own_cards(monkeypatch):
-    """Each review summed up all cards of the cluster anew."""
+    """Each review used to recount all cards of the cluster."""
     sums = CardSums(KEPT_BACK)
     for node in range(500):
         for i in range(8):
@@ -99,7 +99,7 @@ def test_reviewed_class_is_compared_without_the_lock(monkeypatch, compare):
 
 @pytest.fixture
 def comparisons(monkeypatch):
-    """The keys of the conditions with which cards were compared."""
+    """Records the keys of the conditions with which cards are compared."""
     keys, matches = [], Expression.matches
 
     def observe(condition, text):

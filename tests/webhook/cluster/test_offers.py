@@ -1,4 +1,4 @@
-"""What nodes offer, as the webhook keeps it."""
+"""The offers of nodes in the webhook."""
 
 import json
 from typing import Any

@@ -1,6 +1,6 @@
-"""Look-ups while a review waits: names that are no known class, a gang's number, whether PodGroups are served.
+"""Lookups while a review waits: unknown class names, the size of a gang, whether PodGroups are served.
 
-Whoever brings how many pods, the API server is asked a bounded number of times.
+The number of requests to the API server is limited, however many pods arrive.
 """
 
 import math
@@ -206,7 +206,7 @@ def test_failed_lookup_pauses_only_its_gang(
 def test_concurrent_lookups_are_limited_and_shared_by_namespaces(
     gang_numbers: GangNumbers, monkeypatch: pytest.MonkeyPatch, namespaces: list[str], answered: list[str]
 ) -> None:
-    """While the API server is slow, two look-ups wait for it, no third, and never two of one namespace."""
+    """While the API server is slow, at most two lookups wait for it, never two of one namespace."""
     begun, go_on = threading.Semaphore(0), threading.Event()
     slow = True
 
@@ -256,7 +256,7 @@ def test_busy_namespaces_do_not_block_occasional_lookups(clock: FakeClock) -> No
 
 
 def test_too_large_member_list_admits_the_pod(api: ApiServer, gang_numbers: GangNumbers) -> None:
-    """The API server's cache counts no members, so a tenant's fat pods come all at once."""
+    """The API server's cache ignores the limit, so all of a tenant's large pods arrive in one list."""
     for i in range(30):
         api.write_object(paths.pods(), member(f"p{i}", "4") | {"spec": {"containers": [{"args": ["x" * 400_000]}]}})
     assert gang_numbers.conflicting_member("default", "slurp", 3) is None

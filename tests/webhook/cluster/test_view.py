@@ -1,4 +1,4 @@
-"""What the webhook knows of the cluster, from lists and single reads."""
+"""The webhook's view of the cluster, from watches and single reads."""
 
 import dataclasses
 import json
@@ -56,7 +56,7 @@ class World:
             self.api.write_object(collection, manifest)
 
     def follows(self) -> None:
-        """The watches have told of everything."""
+        """Wait until the watches have delivered everything."""
         self.clock.until_waiting(6)
 
     def start(self, cards: list[Json] = CARDS) -> ClusterView:
@@ -172,7 +172,7 @@ def test_webhook_is_ready_without_optional_crds(world):
     world.start()
     assert view.problems() == ["resourceclasses are not listed yet", "gpuquotas are not listed yet"]
     world.clock.step_until(lambda: view.problems() == [], threads=6)
-    assert world.clock.now() - 1000 < 5  # seconds, and only these two hold it up
+    assert world.clock.now() - 1000 < 5  # seconds; only these two delay the readiness
     assert view.classes() == {}
     assert view.quotas("a") == []
     assert view.resource_class("k80") is None

@@ -1,4 +1,4 @@
-"""The share agent in pods: which have it, where it stands, with what, and under a name of its own."""
+"""The share agent in pods: which pods get it, its position, its settings, and its reserved name."""
 
 from copy import deepcopy
 from typing import Any
@@ -187,7 +187,7 @@ def test_agent_is_parsed_as_a_container_without_a_request() -> None:
 
 
 def test_copied_split_share_stays_with_its_container() -> None:
-    """Of a pod from before the agent was switched on, and back."""
+    """The copy of a pod that was created before the agent was enabled, and the reverse."""
     side = sidecar(build.container("side", gpu_mem=64, gpu_count=2))
     without, _ = admitted(build.pod(init=[side], gpu_mem=1), settings=NEVER)
     assert without["metadata"]["annotations"][names.GPU_COUNTS] == "side=2"
@@ -235,7 +235,7 @@ def test_agent_name_is_reserved_in_pods_with_the_agent(bad: Json) -> None:
 
 
 def test_agent_name_is_refused_for_containers_with_a_share() -> None:
-    """The device plugin knows the agent by it."""
+    """The device plugin recognizes the agent by this name."""
     pod = build.pod(containers=[build.container("cardwise-agent", gpu_mem=1)])
     stored = patched(pod, decision_on(pod, settings=NEVER))
     assert "spec.containers[0].name: cardwise-agent is reserved" in judged(stored, settings=NEVER).message

@@ -1,4 +1,4 @@
-"""The share agent's volume: where it is mounted, and that nobody else mounts there."""
+"""The share agent's volume: its mounts, and refused mounts of users at its paths."""
 
 import pytest
 

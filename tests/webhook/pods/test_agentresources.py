@@ -1,4 +1,4 @@
-"""What the share agent asks for: limits, LimitRanges, and the quality of service that stays as it was."""
+"""The amounts of the share agent: limits, LimitRanges, and the unchanged QoS class."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -25,7 +25,7 @@ from webhook.server.decisions import WebhookSettings
 
 
 def known(*limits: Json) -> Known:
-    """LimitRanges of the namespace default."""
+    """The bounds of these LimitRanges."""
     return replace(MPS, ranges={"default": limitranges.parse({"spec": {"limits": list(limits)}})})
 
 
@@ -83,7 +83,7 @@ def test_agent_sets_amounts_that_all_containers_set(containers: list[Json], name
 
 
 def test_an_ordinary_init_container_takes_no_request_away() -> None:
-    """A HorizontalPodAutoscaler that worked without the agent would say `missing request for cpu`."""
+    """Otherwise a HorizontalPodAutoscaler that worked without the agent would report `missing request for cpu`."""
     main = with_resources(build.container(gpu_mem=1), requests=cpu_memory("1", "1Gi"))
     after, _ = admitted(build.pod(init=[build.container("loads")], containers=[main]))
     assert agent(after)["resources"]["requests"] == cpu_memory("50m", "64Mi")
@@ -98,7 +98,7 @@ def test_agent_sets_no_amounts_with_pod_level_resources() -> None:
     pod["spec"]["resources"] = {"limits": cpu_memory("2", "2Gi")}
     after, _ = admitted(pod)
     assert agent(after)["resources"] == {"limits": {names.SHARE: "1"}}
-    # What a LimitRange gives it afterwards stays, or the next look would take it away again.
+    # Amounts that a LimitRange adds later stay; otherwise the next call of the webhook would remove them.
     agent(after)["resources"]["limits"]["cpu"] = "9m"
     assert agent(admitted(after)[0])["resources"]["limits"]["cpu"] == "9m"
 
@@ -164,7 +164,7 @@ RESOURCES = st.fixed_dictionaries(
 
 
 def quality(pod: Json) -> str:
-    """As k8s.io/kubernetes pkg/apis/core/v1/helper/qos, with requests that follow from limits."""
+    """The QoS class as in k8s.io/kubernetes pkg/apis/core/v1/helper/qos, with missing requests set to the limits."""
     seen = set()
     guaranteed = True
     for container in request.containers(pod):
@@ -178,8 +178,9 @@ def quality(pod: Json) -> str:
 
 
 def missing_requests(pod: Json) -> set[str]:
-    """What a HorizontalPodAutoscaler cannot count: k8s.io/kubernetes pkg/controller/podautoscaler/replica_calculator
-    calculatePodRequestsFromContainers sums containers and sidecars, and fails where one of them names no request.
+    """Containers that a HorizontalPodAutoscaler cannot count: k8s.io/kubernetes
+    pkg/controller/podautoscaler/replica_calculator calculatePodRequestsFromContainers sums containers and sidecars, and
+    fails where one of them names no request.
     """
     running = [container.spec for container in request.containers(pod) if not container.ordinary_init]
     kinds = [
@@ -189,7 +190,7 @@ def missing_requests(pod: Json) -> set[str]:
 
 
 def unnamed(pod: Json) -> set[tuple[str, str]]:
-    """What a ResourceQuota that limits it would refuse the pod for: every container must name it, whenever it runs."""
+    """Containers for which a ResourceQuota on the resource would refuse the pod: every container must name it."""
     names_missing = set()
     for container in request.containers(pod):
         limits = container.spec["resources"].get("limits", {})

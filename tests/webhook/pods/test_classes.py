@@ -1,4 +1,4 @@
-"""Asking for a type of card: what a pod looks like after the webhook, and what is refused."""
+"""Requests for a type of card: the rewritten pod, and refusals."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ TAKE = WebhookSettings(nvidia_gpu="take")
 
 
 def pod(limits: Json, *others: Json, annotations: dict[str, str] | None = None) -> Json:
-    """As the API server hands it over: requests follow from limits."""
+    """A pod as the API server sends it: missing requests are set to the limits."""
     containers = [
         {"name": f"c{i}", "resources": {"limits": dict(listed), "requests": dict(listed)} if listed else {}}
         for i, listed in enumerate((limits, *others))

@@ -59,7 +59,7 @@ def test_a_namespace_without_a_default_share_changes_no_plain_pod() -> None:
 )
 @pytest.mark.parametrize("large", [False, True])
 def test_pod_without_defaults_is_not_refused_by_gpu_rules(known: Defaults, large: bool) -> None:
-    """Rule 6: it asks for no card, and gets none."""
+    """Rule 6: the pod requests no card and gets none."""
     pod = build.pod()
     if large:
         pod["spec"]["containers"][0]["env"] = [{"name": f"E{i}"} for i in range(sizes.MAX_CONTAINER_ENTRIES + 1)]

@@ -1,4 +1,4 @@
-"""Asking for devices that are not GPUs: what a pod looks like after the webhook, what is refused, what authors hear."""
+"""Requests for devices other than GPUs: the rewritten pod, refusals and warnings."""
 
 import pytest
 
@@ -76,7 +76,7 @@ def refusal_of(pod: Json, known: Known = KNOWN) -> str:
 
 
 def warned(pod: Json) -> tuple[str, ...]:
-    """By the first webhook."""
+    """The warnings of /mutate."""
     decision = on_mutate(pod, "pods", KNOWN)
     assert decision.allowed, decision.message
     return decision.warnings
@@ -366,7 +366,7 @@ def test_gpuquota_refuses_device_classes_with_the_remedy() -> None:
         f"spec.hard[0].class: {RDMA} is a class of devices other than GPUs, and a GPUQuota counts GPUs only; "
         f"write requests.{RDMA_KEY} in spec.hard of a ResourceQuota"
     )
-    # One that was there before the class counts nothing of a pod.
+    # A key that existed before the class counts nothing.
     known = Known(
         known_classes=CLASSES, cards_of={RDMA: CardSizes(max_cards=2)}, standings={"default": [standing(quota)]}
     )
@@ -381,7 +381,7 @@ def test_quotas_and_templates_take_bare_names_of_devices() -> None:
     once = mutated(deployment, "deployments", KNOWN)
     container = once["spec"]["template"]["spec"]["containers"][0]
     assert container["resources"]["limits"] == {RDMA_KEY: "1", FPGA_KEY: "1", K80_KEY: "1"}
-    # An apply of the same manifest brings the bare names again, beside ours.
+    # Applying the same manifest adds the bare names again, next to the rewritten ones.
     container["resources"]["limits"] |= {RDMA: "1", FPGA: "1", K80: "1"}
     again = mutated(once, "deployments", KNOWN, operation="UPDATE", old=once)
     limits_now = again["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]

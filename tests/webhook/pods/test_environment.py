@@ -91,7 +91,7 @@ def test_misspelled_annotation_gets_a_suggestion() -> None:
 
 
 def test_user_variables_may_refer_to_own_ones() -> None:
-    """Kubernetes expands what stands before."""
+    """Kubernetes expands only variables that are defined before."""
     used = {"name": "OPTIONS", "value": "--fraction=$(CARDWISE_MEM_FRACTION)"}
     env, _ = merge_entries([used], SHARE, env_from=False)
     assert [entry["name"] for entry in env].index("CARDWISE_MEM_FRACTION") < env.index(used)
@@ -115,7 +115,9 @@ def test_users_jax_fraction_stays(name: str) -> None:
 
 
 def test_jax_keeps_its_own_default_on_whole_cards() -> None:
-    """JAX takes 75 percent: with all of the card nothing is left for the CUDA context and its libraries."""
+    """JAX takes 75 percent by default: with the whole card, no memory would be left for the CUDA context and
+    libraries.
+    """
     env, _ = merge_entries([], WHOLE, env_from=False)
     assert "XLA" not in json.dumps(env)
     own = {"name": names.ENV_XLA_FRACTION, "value": ".9"}

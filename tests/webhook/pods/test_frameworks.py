@@ -1,4 +1,4 @@
-"""The frameworks' hook in pods: who has it, where it comes from, and what a program's own settings keep."""
+"""The frameworks' hook in pods: which pods get it, its source, and the user's settings that stay."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Members of gangs: what they look like after the webhook, which groups are refused, and what authors hear."""
+"""Members of gangs: the rewritten pods, refused gangs and warnings."""
 
 import json
 from typing import Any
@@ -38,7 +38,7 @@ NUM = f"metadata.annotations[{names.GROUP_NUM}]"
 
 
 def pod(annotations: Json | None = None, labels: Json | None = None, **resources: Any) -> Json:
-    """By default a member that asks for half a card."""
+    """A pod; by default a member that requests half a card."""
     member = build.pod(annotations=GROUP if annotations is None else annotations, **(resources or {"gpu_mem": 8138}))
     if labels:
         member["metadata"]["labels"] = labels
@@ -46,7 +46,7 @@ def pod(annotations: Json | None = None, labels: Json | None = None, **resources
 
 
 def server(**metadata: Any) -> Json:
-    """A member that asks for nothing."""
+    """A member that requests nothing."""
     return pod(containers=[{"name": "ps"}, {"name": "side"}], **metadata)
 
 
@@ -133,7 +133,7 @@ def test_a_podgroup_of_kubernetes_is_a_gang_of_pods_that_ask_for_something() -> 
 
 
 def test_scheduling_group_is_ignored_without_podgroups() -> None:
-    """The API server drops it from the pod after this webhook has seen it."""
+    """The API server drops the field from the pod after the webhook has seen it."""
     known = Known(native=False)
     first = on_mutate(native(), "pods", known)
     assert first.warnings[0].startswith(
@@ -390,7 +390,7 @@ def test_parallel_stateful_set_of_a_gang_is_admitted() -> None:
     assert judged(workload(replicas=3, podManagementPolicy="Parallel"), "statefulsets") == Decision()
     alone = workload(annotations=GROUP | {names.GROUP_NUM: "1"}, replicas=3)
     assert judged(alone, "statefulsets") == Decision()
-    # One pod is not in the way of those of others, such as the workers of a parameter server.
+    # A single pod does not block the pods of other workloads, such as the workers of a parameter server.
     (warning,) = judged(workload(replicas=1), "statefulsets").warnings
     assert "this workload creates 1" in warning
     assert judged(workload(annotations={}, replicas=3), "statefulsets") == Decision()

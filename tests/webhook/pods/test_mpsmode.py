@@ -1,4 +1,4 @@
-"""What a pod says of MPS: what it gets by default, what can never come true, and its limits in the environment."""
+"""The MPS mode of a pod: its default, impossible modes, and the limits in the environment."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -65,12 +65,12 @@ def test_unknown_mode_error_lists_the_modes() -> None:
     known = Known(namespaces={"team": Defaults(mps="yes")})
     message = decision_on(saying(), known, namespace="team").message
     assert message.startswith(f"namespace team: metadata.annotations[{names.MPS}]: 'yes' is not a mode of MPS")
-    # Who asks for nothing may write what he likes.
+    # Pods without a request may have any value.
     assert decision_on(build.pod(containers=[build.container("a", share=1)], annotations={names.MPS: "on"})).allowed
 
 
 def judged_in(namespace: str, pod: Json, known: Known, settings: WebhookSettings = SETTINGS) -> Decision:
-    """By /validate, as /mutate has made it."""
+    """The warnings of /validate for the pod that /mutate returned."""
     after = patched(pod, decision_on(pod, known, settings, namespace))
     return on_validate(after, "pods", known, settings, namespace=namespace)
 
@@ -81,7 +81,7 @@ def judged_in(namespace: str, pod: Json, known: Known, settings: WebhookSettings
         ("required", "", "required"),
         ("off", "required", "required"),
         ("preferred", "required", "required"),
-        ("required", "off", "required"),  # who may make a namespace cannot free himself
+        ("required", "off", "required"),  # users who may create a namespace cannot exempt themselves
         ("preferred", "", "preferred"),
     ],
 )

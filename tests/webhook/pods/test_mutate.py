@@ -1,4 +1,4 @@
-"""What a pod looks like after the webhook."""
+"""The rewritten pod."""
 
 import pytest
 
@@ -185,7 +185,9 @@ CLASSES = resource_classes(resource_class("half", share={"memoryMiB": 4000, "cor
 )
 @pytest.mark.parametrize("change", ["annotations", "name", "slot", "annotations and name", "annotations and slot"])
 def test_removals_by_other_webhooks_change_no_request(asks: Json, change: str) -> None:
-    """`cardwise.dev/gpu-counts` was the only place that knew of a split share: without it, it was one card's."""
+    """`cardwise.dev/gpu-counts` was the only record of a split share: without it, the share became one of a single
+    card.
+    """
     known = Known(known_classes=CLASSES)
     before = build.pod(containers=[{"name": "main", "image": "x", "resources": {"limits": asks}}])
     pod = mutated(before, "pods", known)
@@ -209,7 +211,7 @@ def test_removals_by_other_webhooks_change_no_request(asks: Json, change: str) -
         first.resource_class,
     )
     assert on_validate(again, "pods", known).allowed
-    if "slot" not in change:  # with no call of ours in between
+    if "slot" not in change:  # without a call of Cardwise's webhook in between
         late = request.parse(pod)
         assert late is not None
         assert (late.containers[0].cards, late.containers[0].mem) == (first.cards, first.mem)
@@ -229,7 +231,7 @@ def _drop(env: list[Json], dropped: str) -> list[Json]:
 @pytest.mark.parametrize("change", ["annotations", "name"])
 @pytest.mark.parametrize("asks", [{"gpu_mem": "8Gi", "gpu_count": 2}, {"gpu_mem": "8Gi"}], ids=["split", "one GPU"])
 def test_share_without_its_card_count_is_refused(dropped: str, change: str, asks: Json) -> None:
-    """A share of one card looks the same then."""
+    """Without the count, a share of one card looks the same."""
     pod = mutated(build.pod(containers=[build.container("main", **asks)]), "pods", Known())
     container = pod["spec"]["containers"][0]
     container["env"] = [*_drop(container["env"], dropped), {"name": "A", "value": "1"}]

@@ -47,7 +47,7 @@ VOCABULARY = NameTranslator(CLASSES.get, take_nvidia=True)
 
 
 def _strategy_of(*resources: str) -> st.SearchStrategy[Json]:
-    """One of the resources, or several that say the same."""
+    """One of the resources, or several with the same meaning."""
     return st.builds(
         dict.fromkeys,
         st.lists(st.sampled_from(resources), min_size=1, max_size=2, unique=True), st.sampled_from(["1", "2"]),
@@ -81,7 +81,7 @@ _CARDS = st.one_of(
 _DEVICES = st.one_of(
     _NOTHING, _NOTHING, _strategy_of("rdma", f"{names.CLASS_PREFIX}rdma"), _some(f"{names.CLASS_PREFIX}fpga"),
 )  # fmt: skip
-# What people mean, now and then beside anything at all: most of that is refused.
+# Realistic values, mixed with random ones, most of which are refused.
 _MEANT = _all_of(_CARDS, _DEVICES, _some(names.SHARE, names.PLACE_MARKER, "cpu"))
 _LIMITS = st.integers(0, 7).flatmap(lambda drawn: _MEANT if drawn else st.fixed_dictionaries({}, optional=_AMOUNTS))
 _REFERENCES = ["cardwise.dev/devices.0", "cardwise.dev/mem-fraction.3", names.IDX, "mine"]
@@ -140,7 +140,7 @@ POLICIES = st.sampled_from(["", "spread"])
 
 
 def with_one_in_front(pod: Json) -> Json:
-    """As other webhooks do it, a service mesh's for one; the API server asks us again then."""
+    """A pod changed by another webhook, such as that of a service mesh; the API server then calls Cardwise's again."""
     spec = pod["spec"]
     return pod | {"spec": spec | {"containers": [{"name": "mesh"}, *spec["containers"]]}}
 
@@ -242,7 +242,9 @@ def test_second_call_changes_nothing(pod: Json, marks: Json, labels: Json, toler
 
 @given(PODS, st.sampled_from(Unit), st.booleans())
 def test_later_containers_are_rewritten_next_to_existing_ones(pod: Json, unit: Unit, front: bool) -> None:
-    """docs/design/0030-order-of-webhooks.md: the API server asks once more, by the early entry or the late one."""
+    """The API server calls the webhook once more, by the early or the late configuration
+    (docs/design/0030-order-of-webhooks.md).
+    """
     settings = replace(SETTINGS, unit=unit)
     first = on_mutate(pod, "pods", KNOWN, settings)
     assume(first.allowed)
@@ -261,7 +263,9 @@ def test_later_containers_are_rewritten_next_to_existing_ones(pod: Json, unit: U
 
 
 def _stored(pod: Json) -> Json:
-    """Quantities in canonical form and requests from limits, as kube-apiserver does between two calls."""
+    """The pod as kube-apiserver stores it between two calls: canonical quantities, and missing requests set to the
+    limits.
+    """
     pod = deepcopy(pod)
     for container in [*pod["spec"]["containers"], *pod["spec"]["initContainers"]]:
         limits = container["resources"]["limits"]

@@ -20,7 +20,7 @@ def pod(limits: Json) -> Json:
 
 
 def defaulted(manifest: Json) -> Json:
-    """As the API server does: requests are the limits where they are missing."""
+    """The pod with missing requests set to the limits, as the API server does."""
     spec = manifest["spec"]
     containers = []
     for container in spec["containers"]:
@@ -35,7 +35,7 @@ def created(limits: Json, settings: WebhookSettings = TAKE) -> Json:
 
 
 def merged(stored: Json, limits: Json) -> Json:
-    """As `kubectl apply` does: what the manifest says otherwise than the stored pod."""
+    """The stored pod merged with the manifest, as `kubectl apply` does."""
     (container,) = stored["spec"]["containers"]
     resources = container["resources"] | {"limits": container["resources"]["limits"] | limits}
     return defaulted(stored | {"spec": stored["spec"] | {"containers": [container | {"resources": resources}]}})

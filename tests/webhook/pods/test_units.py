@@ -1,4 +1,4 @@
-"""What bare numbers of gpu-mem count in a namespace, from the request to what is stored."""
+"""The unit of bare gpu-mem numbers in a namespace, from the request to the stored object."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def test_copied_pod_and_template_keep_the_amount() -> None:
 
 
 def test_amounts_from_a_limit_range_are_mib() -> None:
-    """Its amounts are stored in MiB, and Kubernetes puts them into pods before the webhook sees these."""
+    """The LimitRange's amounts are stored in MiB, and Kubernetes adds them to pods before the webhook sees the pods."""
     pod = build.pod(gpu_mem="2048")
     pod["spec"]["containers"] += [{"name": "other", "resources": {"limits": {names.GPU_MEM: "2"}}}]
     pod["spec"]["containers"][0] |= {"name": "main"}

@@ -1,4 +1,4 @@
-"""What is refused, and what the user is told."""
+"""Refusals and warnings of the validating webhook."""
 
 from typing import Any
 
@@ -240,6 +240,6 @@ def test_container_without_a_share_keeps_void_devices(kind: str) -> None:
     ],
 )
 def test_later_additions_to_a_pod_without_a_request_are_refused(pod: Json, field: str) -> None:
-    """Else it would be there and mean nothing, in silence."""
+    """Otherwise the field would be stored without any effect or warning."""
     message = on_validate(pod, "pods", Known()).message
     assert message.startswith(f"{field}: was not rewritten by the Cardwise webhook: a mutating webhook that runs after")

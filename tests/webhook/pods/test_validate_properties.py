@@ -1,4 +1,4 @@
-"""Whatever some node could run, were it empty, is never refused for its size."""
+"""A pod that fits some empty node is never refused for its size."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""GPUQuota at admission: the early answer to pods, and what its author is told."""
+"""GPUQuotas at admission: early refusals of pods, and warnings for the quota's author."""
 
 from typing import Any
 

@@ -61,7 +61,7 @@ def test_quota_fractions_of_a_mib_are_rounded_up_with_a_warning() -> None:
 
 
 def test_bare_own_names_get_a_suggestion() -> None:
-    """Kubernetes refuses it as no standard resource."""
+    """Kubernetes refuses such a name as not a standard resource."""
     rewritten_quota, warnings = quotas.rewrite_resource_quota(
         {"spec": {"hard": {"gpu-mem": "8", "pods": "9"}}}, None, LEAVE, update=False
     )
@@ -198,7 +198,9 @@ def test_another_class_by_apply_leaves_no_stale_key():
 
 
 def patched(stored, added):
-    """As `kubectl patch --type merge` and `kubectl edit` do: by the stored quota, whatever was applied once."""
+    """An update of the stored quota, as by `kubectl patch --type merge` and `kubectl edit`; the applied manifest
+    stays.
+    """
     return rewritten(stored | {"spec": {"hard": stored["spec"]["hard"] | added}}, old=stored)
 
 
@@ -234,7 +236,9 @@ def test_apply_keeps_patched_keys_until_the_manifest_names_them():
 
 
 def by_server_side_apply(quota, *manifests):
-    """As the API server writes it down: the names that each manager's manifest has, whatever the object has."""
+    """managedFields as the API server writes them: the names in each manager's manifest, even if the object lacks
+    them.
+    """
     fields = [{"f:spec": {"f:hard": {f"f:{key}": {} for key in manifest}}} for manifest in manifests]
     managed = [
         {"manager": str(i), "operation": "Apply", "fieldsV1": fields_of_manager}
@@ -244,7 +248,7 @@ def by_server_side_apply(quota, *manifests):
 
 
 def server_applied(stored, *manifests):
-    """The first of the manifests is brought, beside those of others."""
+    """Server-side apply of the first manifest, next to those of other managers."""
     brought = by_server_side_apply(stored, *manifests)
     return rewritten(brought | {"spec": {"hard": stored["spec"]["hard"] | manifests[0]}}, old=stored)
 

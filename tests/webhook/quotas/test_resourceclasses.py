@@ -1,4 +1,4 @@
-"""ResourceClass objects: spellings of the selector, and what their author is told."""
+"""ResourceClasses: spellings of the selector, errors and warnings."""
 
 from typing import Any
 
@@ -73,7 +73,7 @@ def test_selector_without_a_match_gets_a_warning() -> None:
 
 
 def test_a_class_that_takes_too_long_to_compare_is_allowed_without_these_warnings() -> None:
-    """Anyone who reaches the webhook may post it: a review of 64 alternatives took 5 s of everyone's."""
+    """Any client that reaches the webhook may send it: a review of 64 alternatives blocked all threads for 5 s."""
     known = Known(cards_of={"mine": CardSizes(MiB(8))}, comparable=False)
     decision = on_validate(class_manifest(selector=K80, share={"memoryMiB": 1 << 30}), "resourceclasses", known)
     assert decision.allowed

@@ -1,4 +1,4 @@
-"""Warnings for pods, and for what makes pods, that Kubernetes takes and that would wait for ever."""
+"""Warnings for pods and workloads that Kubernetes accepts and that would stay pending."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def advised(manifest: Json, resource: str = "pods", view: Known | None = None, *
 
 
 def validated(pod: Json, settings: WebhookSettings = WebhookSettings(), view: Known | None = None) -> tuple[str, ...]:
-    """Of a pod that asks for something of ours: by /mutate, then /validate."""
+    """The warnings for a pod that requests a card: of /mutate, then /validate."""
     view = view or known()
     after = patched(pod, on_mutate(pod, "pods", view, settings))
     decision = on_validate(after, "pods", view, settings)
@@ -183,7 +183,7 @@ def test_workload_gets_the_warnings_of_its_pods(resource: str) -> None:
 
 
 def test_trainjob_resources_per_node_are_checked() -> None:
-    """It has no template: that of its runtime gets these resources."""
+    """A TrainJob has no template; these resources go into that of its runtime."""
 
     def job(amount: object) -> Json:
         limits = {"limits": {"aliyun.com/gpu-mem": amount}, "requests": {"cpu": "2"}}
@@ -249,7 +249,7 @@ def test_warnings_about_names_are_limited() -> None:
 
 
 def marked(place: str, key: str, text: str = "x", **limits: str) -> Json:
-    """A pod with one annotation or label; with `limits` it asks for something."""
+    """A pod with one annotation or label, and these limits."""
     pod = asking(**limits) if limits else build.pod(containers=[{"name": "main", "image": "x"}])
     return pod | {"metadata": {"name": "p", place: {key: text}}}
 

@@ -1,4 +1,4 @@
-"""The HTTP shell: answers of the right form, and never a 500 for what somebody sends."""
+"""The HTTP layer: correct responses, and never a 500 because of a client's input."""
 
 import base64
 import io
@@ -26,7 +26,7 @@ from webhook.server import sizes
 from webhook.server.decisions import WebhookSettings
 
 PATHS = sorted(shell.PATHS)
-OTHERS = ("nodes", "pytorchjobs")  # of which the webhook knows nothing
+OTHERS = ("nodes", "pytorchjobs")  # kinds that the webhook does not know
 KNOWN = sorted({*shell._KNOWN, *OTHERS, "pods/exec"})
 PLACES = [(path, resource) for resource in KNOWN for path in paths_of(resource)]
 
@@ -69,7 +69,7 @@ def test_path_decides_the_unit_of_bare_numbers(client: FlaskClient) -> None:
 
 @pytest.mark.parametrize(("callers_known", "caller"), [(True, ""), (False, "10.1.2.3")])
 def test_pods_of_bindings_are_looked_up_for_the_address_that_sent_the_review(callers_known: bool, caller: str) -> None:
-    """Unless it has shown a certificate: it is an API server's then, which has no bound."""
+    """With a client certificate the caller is an API server, which has no limit."""
     known = Known()
     client = shell.create_app(known, WebhookSettings(callers_known=callers_known)).test_client()
     sent = {"data": body({"metadata": {"name": "p"}}, "bindings"), "content_type": "application/json"}
@@ -134,7 +134,7 @@ def test_waiting_reviews_are_answered_fairly_by_namespace(data: bytes, namespace
 
 
 def test_namespace_of_a_large_review_is_detected(client: FlaskClient) -> None:
-    """Go writes the fields in this order, and no other reader than a search of the first 4 KiB is used for turns."""
+    """Go writes the fields in this order, and only the first 4 KiB are searched for the namespace."""
     kind = {"group": "g" * 253, "version": "v" * 63, "kind": "k" * 63}
     resource = {"group": "g" * 253, "version": "v" * 63, "resource": "r" * 63}
     request = {"uid": "u" * 36, "kind": kind, "resource": resource, "subResource": "s" * 63, "requestKind": kind}
@@ -144,7 +144,7 @@ def test_namespace_of_a_large_review_is_detected(client: FlaskClient) -> None:
 
 
 def test_content_type_parameters_are_not_parsed(client: FlaskClient, monkeypatch) -> None:
-    """werkzeug's reader of the parameters takes 95 ms for 60 KB of them."""
+    """werkzeug takes 95 ms to parse 60 KB of parameters."""
     monkeypatch.setattr("werkzeug.http.parse_options_header", lambda _: pytest.fail("the parameters were read"))
     monkeypatch.setattr("werkzeug.sansio.request.parse_options_header", lambda _: pytest.fail("they were read"))
     assert post(client, "/mutate", body(build.pod()), "Application/JSON ; " + 'a="";' * 100).status_code == 200
@@ -203,7 +203,7 @@ _LIKE_OBJECTS = st.recursive(
 def test_resource_of_another_path_is_not_decoded(
     client: FlaskClient, path: str, resource: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reviews of slow classes, sent to the path of Bindings, had both of its threads."""
+    """Reviews of slow classes, sent to the path of Bindings, used to occupy both of its threads."""
     monkeypatch.setattr(codec, "_decode_manifest", None)
     for suffix in shell.UNITS:
         answer = post(client, path + suffix, body_of(build.pod(gpu_mem="1Gi"), resource))
@@ -273,7 +273,7 @@ def test_object_with_a_wrong_structure_is_refused_with_the_reason(
         assert message.startswith(f"oldObject does not have the structure of {resource}")
 
 
-# Deeper than any Python makes objects of.
+# Deeper than any version of Python can decode.
 DEEP = {"metadata": {"managedFields": [{"fieldsV1": msgspec.Raw(b'{"f:a":' * 100_000 + b"1" + b"}" * 100_000)}]}}
 
 
@@ -308,7 +308,7 @@ def test_advice_admits_undecodable_objects(client: FlaskClient) -> None:
 
 
 def test_deep_nesting_is_not_searched(client: FlaskClient) -> None:
-    """Who looks for it in 8 MiB keeps one of the few threads for more than a second."""
+    """Searching 8 MiB for the deep part would occupy one of the few threads for more than a second."""
     deep = b"[" * 500_000 + b"]" * 500_000
     data = msgspec.json.encode(review({}))
     for before, status in ((b'"dryRun"', 200), (b'"uid"', 400)):

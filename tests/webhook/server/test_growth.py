@@ -1,4 +1,4 @@
-"""The work for an object grows with its size and no faster: tenants choose the size, and others wait meanwhile."""
+"""The work for an object is linear in its size: tenants choose the size, and other reviews wait meanwhile."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ from webhook.templates import templates
 
 SETTINGS = WebhookSettings(nvidia_gpu="take")
 CLASSES = resource_classes(resource_class("k80"), resource_class("half", share={"memoryMiB": 64}))
-SMALL = 10  # three times doubled, it is within all limits of size
+SMALL = 10  # doubled three times, it is still within all size limits
 
 
 def known() -> Known:
@@ -101,7 +101,7 @@ PODS: dict[str, Callable[[int], Json]] = {
 
 
 def _fields(size: int) -> list[Json]:
-    """What server-side apply says of as many managers, each with a limit of its own."""
+    """managedFields of this many managers, each with its own limit."""
 
     def fields_of_container(i: int) -> Json:
         container = {"f:resources": {"f:limits": {f"f:x{i}": {}}}}
@@ -120,7 +120,7 @@ def deployment(size: int) -> Json:
 
 
 def job(size: int) -> Json:
-    """Of a kind that Kubernetes does not have."""
+    """An object of a custom kind with a pod template."""
     template = {"spec": {"containers": [{"name": "c", **_limits("k80")}]}}
     return {"spec": {"replicaSpecs": {f"r{i}": {"template": template, "x": {"y": [[]]}} for i in range(size)}}}
 
@@ -154,7 +154,7 @@ OTHERS = {
 
 
 def spent(resource: str, manifest: Json, operation: str = "CREATE") -> int:
-    """Steps for all paths, where the object is what /mutate makes of it."""
+    """The steps of all paths together; /validate gets the object that /mutate returns."""
     view = known()
     old = manifest if operation == "UPDATE" else None
     with work() as done:
@@ -167,8 +167,10 @@ def spent(resource: str, manifest: Json, operation: str = "CREATE") -> int:
 
 
 def is_linear(steps: Callable[[int], int]) -> bool:
-    """Whether twice as much more costs about twice as much more: with a square in it, it would be four times."""
-    steps(SMALL)  # what is done once in a process
+    """Whether doubling the additional size doubles the additional cost; a quadratic cost would be four times as
+    much.
+    """
+    steps(SMALL)  # work that is done once per process
     first, second, third = (steps(SMALL * times) for times in (2, 4, 8))
     return third - second <= 2.6 * max(second - first, 1000)
 
@@ -203,7 +205,7 @@ MANY = {
 def test_few_names_of_an_object_are_compared_with_all_that_nodes_offer(
     resource: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thousand limits of a LimitRange kept a thread for 38 s, and all others waited for their turns."""
+    """A thousand limits of a LimitRange used to occupy a thread for 38 s while all others waited."""
     compared = list[str]()
 
     def suggest(name: str, others: object) -> str:
@@ -241,7 +243,7 @@ def test_check_of_all_templates_is_limited_to_one_pod(
 
 
 def test_only_paths_of_templates_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an object of 900 levels all paths together are 450 times as long as the last."""
+    """In an object of 900 levels, all paths together are 450 times as long as the longest."""
     spelled = list[str]()
     format_path = templates._format_path
     monkeypatch.setattr(templates, "_format_path", lambda path: spelled.append(format_path(path)) or spelled[-1])
@@ -272,7 +274,9 @@ def test_cost_of_a_node_offer_is_independent_of_others() -> None:
 
 
 def test_floats_are_parsed_in_bounded_time() -> None:
-    """msgspec's own took 9 µs for 2.2250738585072011e-308, so that 7 MB of them took three seconds of everybody's."""
+    """msgspec took 9 µs for 2.2250738585072011e-308, so that 7 MB of such numbers blocked all threads for three
+    seconds.
+    """
     assert review._decode_object.__self__.float_hook is float
     read = review.decode(body({"spec": {"x": 0.5}}, "x").replace(b"0.5", b"2.2250738585072011e-308"))
     assert read.object["spec"]["x"] == 2.2250738585072011e-308

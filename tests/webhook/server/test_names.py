@@ -1,4 +1,4 @@
-"""What a review names is a name of Kubernetes, or the review is refused before anybody is asked about it."""
+"""Names in a review must be valid in Kubernetes; otherwise the review is refused before any request is sent."""
 
 import json
 from typing import Any
@@ -55,7 +55,7 @@ def world() -> World:
 
 
 def named(place: str, text: str, manifest: Any = BINDING, resource: str = "pods", sub: str = "binding") -> Any:
-    """A review of a Binding that has the text in that place."""
+    """A review of a Binding with the text in this field."""
     named_review = review(json.loads(json.dumps(manifest)), resource, sub=sub, name="p")
     part, field = place.split(".")
     at = named_review["request"] if part == "request" else named_review["request"]["object"]["metadata"]
@@ -86,7 +86,7 @@ def test_a_legacy_binding_names_its_pod_in_the_object(world: World) -> None:
     assert not world.post(shell.BINDINGS, binding_review).get_json()["response"]["allowed"]
     binding_review["request"]["object"]["metadata"]["name"] = ""
     world.post(shell.BINDINGS, binding_review)
-    assert world.api.requests == []  # in particular, no list
+    assert world.api.requests == []  # in particular, no list request
 
 
 @pytest.mark.parametrize("resource", ["pods", "bindings", "deployments", "resourcequotas", "gpuquotas"])

@@ -1,4 +1,4 @@
-"""The patch of an answer: what it makes, and how much work it is."""
+"""The patch of a response: its effect, and the work to compute it."""
 
 import jsonpatch
 from hypothesis import example, given
@@ -26,7 +26,7 @@ CONTAINERS = st.lists(st.dictionaries(NAMES, VALUES, max_size=3), min_size=1, ma
 
 @st.composite
 def rewritten_containers(draw: st.DrawFn) -> tuple[Json, Json]:
-    """A pod and what we make of it: the containers keep their places, and fields of some of them differ."""
+    """A pod before and after rewriting: the containers keep their positions, and fields of some differ."""
     before, after = draw(CONTAINERS), []
     for container in before:
         fields = draw(st.dictionaries(NAMES, VALUES, max_size=3))

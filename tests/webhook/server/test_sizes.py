@@ -1,4 +1,4 @@
-"""Pods and templates that are too large to be anybody's are refused before work begins on them."""
+"""Pods and templates of unrealistic size are refused before they are processed."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Decides = Callable[..., Decision]
 
 
 def naming(count: int) -> Json:
-    """A pod that asks for a share and names `count` resources."""
+    """A pod that requests a share and names `count` resources."""
     limits = {f"no.class-{i}": "1" for i in range(count - 1)} | {names.GPU_MEM: "8"}
     return pod("big", containers=[container() | {"resources": {"limits": limits}}])
 
@@ -41,7 +41,7 @@ def of_bytes(count: int) -> Json:
 
 
 def in_containers(field: str, count: int) -> Json:
-    """In two containers, half in each."""
+    """A pod with the entries in two containers, half in each."""
     halves = [[{"name": f"N{i}", "mountPath": "/m"} for i in range(n)] for n in (count // 2, count - count // 2)]
     return pod("big", containers=[container(f"c{i}", gpu_mem=8) | {field: half} for i, half in enumerate(halves)])
 

@@ -1,4 +1,4 @@
-"""What the webhook says of an object is short, whatever is in it: refusals, warnings and lines of the log."""
+"""Messages about an object are short, whatever it contains: refusals, warnings and log lines."""
 
 import json
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ def check(response: Json) -> None:
 
 
 def strings(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where texts are in an object; a path that ends in None is that of a key."""
+    """The paths of the texts in an object; a path that ends in None is that of a key."""
     if isinstance(node, str):
         yield path
     elif isinstance(node, dict):
@@ -68,7 +68,7 @@ def strings(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def replaced(node: Any, path: tuple[Any, ...], text: str) -> Any:
-    """The object with another text there, beside or instead of the one that it had."""
+    """The object with another text at the path, in place of the former text or next to it."""
     if not path:
         return text
     first, *rest = path
@@ -78,7 +78,7 @@ def replaced(node: Any, path: tuple[Any, ...], text: str) -> Any:
     return node | {first: changed} if isinstance(node, dict) else [*node[:first], changed, *node[first + 1 :]]
 
 
-# As tenants can write them, with what is cut in two or moves a cursor.
+# Texts as tenants can write them, with characters that a cut may split and control characters.
 TEXTS = st.builds(
     lambda text: text * 20_000, st.sampled_from(["a", "1", "é", "\U0001f600", "\n", "\x1b[2J", "k80,", "a=1,", "/gpu"])
 )
@@ -121,7 +121,7 @@ def test_of_other_objects(client: FlaskClient, resource: str, text: str, data: A
 
 
 def test_many_errors(client: FlaskClient) -> None:
-    """512 gates, each with a name of its own, of which each is told."""
+    """512 gates with different names, each of which causes a warning."""
     pod = build.pod(gpu_mem="1Gi")
     pod["spec"]["schedulingGates"] = [{"name": f"example.com/{i}"} for i in range(500)]
     warnings = mutated_then_validated(client, pod)["warnings"]
@@ -173,7 +173,7 @@ def test_many_refusals_do_not_flood_the_log() -> None:
     assert [(line["event"], line["key"], line["seconds"]) for line in notice] == [
         ("dropping log lines: too many of this kind", "greedy", 15)
     ]
-    assert len(lines(3, "other")) == 3  # of whom another namespace's refusals take nothing
+    assert len(lines(3, "other")) == 3  # another namespace, whose log lines are not affected
     assert sum(len(lines(20, f"n{i}")) for i in range(12)) == 200 - 23
     clock.advance(15 + 3600)
     count, last = lines(1, "greedy")
@@ -195,4 +195,4 @@ def test_many_failed_reviews_do_not_flood_the_log(error: Exception, monkeypatch:
     with structlog.testing.capture_logs() as logs:
         for _ in range(30):
             assert client.post("/mutate", data=data, content_type="application/json").status_code >= 500
-    assert len(logs) == 20 + 1  # one says that lines are dropped
+    assert len(logs) == 20 + 1  # one line says that lines are dropped

@@ -1,4 +1,4 @@
-"""Bare names in the templates of workloads, and how they go again."""
+"""Bare names in the templates of workloads: rewriting, and removal of stale keys."""
 
 import json
 from typing import Any
@@ -29,7 +29,7 @@ AT = {
 
 
 def workload(limits: Json, resource: str = "deployments", **annotations: Any) -> Json:
-    """`applied`: what `kubectl apply` last applied as limits; `record`: the keys that we wrote."""
+    """`applied`: what `kubectl apply` last applied as limits; `record`: the keys that the webhook wrote."""
     template = {"spec": {"containers": [{"name": "main", "image": "x", "resources": {"limits": limits}}]}}
     inner: Json = {"template": template}
     for name in reversed(AT[resource]):
@@ -145,7 +145,7 @@ def test_manifest_with_the_stored_key_keeps_it() -> None:
 
 
 def server_side(manifest: Json, *limits: Json, resource: str = "deployments", operation: str = "Apply") -> Json:
-    """As the API server writes down what was applied, whatever became of it."""
+    """managedFields as the API server writes them for the applied manifest."""
     managed = []
     for amounts in limits:
         inner: Json = {
@@ -217,7 +217,7 @@ def test_keys_of_the_user_are_never_dropped() -> None:
 
 @pytest.mark.parametrize("resource", sorted(AT))
 def test_other_updates_change_nothing(resource: str) -> None:
-    """By a controller, or kubectl scale: one that named the class by bare name, and one by patch since then."""
+    """Updates by a controller or `kubectl scale`, of a workload that was created with a bare name or patched since."""
     for applied in ({K80: "1"}, {"cpu": "1"}):
         old = stored({K80_KEY: "1"}, applied, [K80_KEY], resource)
         new = json.loads(json.dumps(old))
@@ -233,7 +233,7 @@ def test_patched_bare_name_stays() -> None:
 
 
 def test_the_template_of_a_job_stays_as_it_is() -> None:
-    """Kubernetes would refuse the update, which only leaves out what is not there."""
+    """Otherwise Kubernetes would refuse the update, although it only omits a name that is not stored."""
     old = stored({K80_KEY: "1"}, {K80: "1"}, [K80_KEY], "jobs")
     new = stored({K80_KEY: "1"}, {"cpu": "1"}, [K80_KEY], "jobs")
     assert on_mutate(new, "jobs", KNOWN, operation="UPDATE", old=old).patch == []  # fmt: skip
