@@ -29,7 +29,8 @@ from extender.cache.cache import Cache
 from extender.cache.clusterview import ClusterView
 from extender.cache.inventory import Report
 from extender.cache.nodesearch import NodeSearch
-from extender.cache.nominated import LOWEST, NominatedPods
+from extender.cache.nominated import NominatedPods
+from extender.cache.nominations import LOWEST
 from extender.cache.placing import PlacementRequest, Placing
 from extender.cache.quotas import FullEntry
 from extender.cache.reservations import PLANS, Assumed, KnownBinding, Phase, Timeouts

@@ -5,7 +5,7 @@ A snapshot belongs to the planner that took it, which may change it and needs no
 thread-safe: the state locks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from cardwise.core.placement.ledger import Ledger
 from cardwise.kube.pods.budgets import Budgets
 from extender.cache.gangcards import GangCards
 from extender.cache.nodeload import NodeLoads
-from extender.cache.nominations import Nominations
+from extender.cache.nominations import LOWEST, Nomination, Nominations
 from extender.cache.quotas import Quotas
 from extender.records.pod import WaitingPod
 
@@ -31,6 +31,18 @@ class PlaceAhead(NamedTuple):
     node: str
     assignment: Assignment | None
     load: Load | None
+
+
+class _Moment(NamedTuple):
+    """The moment of a snapshot. A planner that changes its snapshot does not change these.
+
+    ledger, loads: their generations.
+    nominations: all nominations, by the UID of the pod.
+    """
+
+    ledger: int
+    loads: int
+    nominations: Mapping[str, Nomination]
 
 
 class ClusterView:
@@ -58,8 +70,7 @@ class ClusterView:
         self.nominations = nominations
         self.gang_cards = gang_cards
         self.places_ahead = places_ahead
-        # Of a snapshot: the generations at which it was taken. A planner that changes its snapshot does not move them.
-        self.ledger_generation, self.loads_generation = ledger.generation, loads.generation
+        self.moment = _Moment(ledger.generation, loads.generation, dict(nominations.by_pod()))
 
     def snapshot(self) -> "ClusterView":
         """The cluster as it is now. Later changes of one are not seen in the other."""
@@ -97,7 +108,13 @@ class Changes:
         self._current_view = current_view
         self._snapshot = snapshot
         self._pod = pod
-        self._nominated_nodes = current_view.nominations.nodes_changed_since(snapshot.nominations)
+        self._nominated_nodes = current_view.nominations.nodes_changed_since(snapshot.moment.nominations)
+        # A reservation does not count while its pod holds something, on whatever node.
+        self._nominated_nodes |= {
+            node
+            for claimant, node, _ in current_view.nominations.reserved_places((), LOWEST)
+            if (current_view.ledger.holding(claimant.uid) is None) != (snapshot.ledger.holding(claimant.uid) is None)
+        }
         self._namespaces = current_view.budgets.namespaces_changed_since(snapshot.budgets)
         namespace, uid = pod.ref.namespace, pod.ref.uid
         self._everywhere = current_view.headroom_excluding(namespace, uid) != snapshot.headroom_excluding(
@@ -115,8 +132,8 @@ class Changes:
         return (
             self._everywhere
             or state is None
-            or state.generation > self._snapshot.ledger_generation
-            or self._current_view.loads.changed_at(node) > self._snapshot.loads_generation
+            or state.generation > self._snapshot.moment.ledger
+            or self._current_view.loads.changed_at(node) > self._snapshot.moment.loads
             or node in self._nominated_nodes
             or self._current_view.gang_cards.holdings_on(node, rank, namespace, self._pod.ref.uid)
             != self._snapshot.gang_cards.holdings_on(node, rank, namespace, self._pod.ref.uid)

@@ -19,14 +19,13 @@ from cardwise.core.preemption import preemption
 from cardwise.core.preemption.preemption import FullNode, Preemptor, Resident, Victims
 from cardwise.kube.pods.budgets import Budgets
 from extender.cache.clusterview import ClusterView
-from extender.cache.nominations import NOMINATED
+from extender.cache.nominations import LOWEST, NOMINATED
 from extender.cache.reservations import PHASE_NAMES, Phase
 from extender.records.pod import WaitingPod
 
 MAX_RESERVED_NODES: Final = (
     64  # nodes with reserved cards: counting more takes longer than other callers may wait for the lock
 )
-LOWEST: Final = -(1 << 40)  # below all priorities
 _NO_LOAD: Final = Load(0, 0, 0)
 _NO_BUDGETS: Final = Budgets()
 

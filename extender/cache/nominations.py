@@ -34,6 +34,7 @@ _SHOWN_SECONDS = 1.0  # after which the watch has usually shown it
 _GOING_SECONDS = 5.0  # in which kube-scheduler has deleted the victims, and the watch has shown it
 _KEEP_SECONDS = 60.0  # for which cards are reserved once the victims are gone
 
+LOWEST = -(1 << 40)  # below all priorities
 NOMINATED = "nominated"  # `Holding.phase_name` of cards that are reserved for a nominated pod
 
 
@@ -119,9 +120,9 @@ class Nominations:
         """All reserved places, by pod and node."""
         return {uid: nomination.places for uid, nomination in self._by_pod.items()}
 
-    def nodes_changed_since(self, earlier: "Nominations") -> set[str]:
-        """The nodes where something else is reserved for nominated pods than in the snapshot `earlier`, or may be."""
-        by_pod_now, by_pod_then = self._by_pod, earlier.by_pod()
+    def nodes_changed_since(self, by_pod_then: Mapping[str, Nomination]) -> set[str]:
+        """The nodes where something else may be reserved for nominated pods than when `by_pod` returned this."""
+        by_pod_now = self._by_pod
         uids = {
             uid for uid in by_pod_now.keys() | by_pod_then.keys() if by_pod_now.get(uid) is not by_pod_then.get(uid)
         }

@@ -4,7 +4,7 @@ It adds to `cardwise.core.gangs.gangplan` what is reserved for others: for nomin
 another gang, whose cards are used last. Reserves nothing.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -62,6 +62,10 @@ class GangPlanner:
         self._clock = clock
         self._capacities = Capacities(cluster.ledger, cluster.loads)
 
+    def on_snapshot(self, snapshot: ClusterView, nominated: NominatedPods) -> "GangPlanner":
+        """The same in a snapshot, for a thread without the lock. It knows no capacities yet."""
+        return GangPlanner(snapshot, nominated, policy=self._policy, clock=self._clock)
+
     def find_unplaceable(self, members: Iterable[Member]) -> tuple[Member | None, bool]:
         """A member that has no place in any plan, None if there is none; and whether all nodes were counted
         for that.
@@ -76,18 +80,11 @@ class GangPlanner:
                 break
         return None, known
 
-    def count_capacities(self, members: Sequence[Member], until: float) -> bool:
-        """Count the capacity of nodes until `until` (CPU seconds of this thread), so that a plan of these members reads
-        few nodes.
-
-        Returns whether all were known before.
-        """
-        known = True
-        while not all(self._capacities.count_pods(shape)[1] for shape in shapes(members)):
-            known = False
-            if self._clock.cpu() >= until:
-                break
-        return known
+    def count_capacities(self, members: Sequence[Member], is_over: Callable[[], bool]) -> None:
+        """Count the capacity of nodes, so that a plan of these members reads few nodes; ends when `is_over` says so."""
+        for shape in shapes(members):
+            while not self._capacities.count_pods(shape)[1] and not is_over():
+                pass
 
     def plan_beside_reserved(self, gang: PlannedGang, members: Sequence[Member], draft: Draft) -> Planned | Unplanned:
         """A plan that leaves what is reserved for nominated pods and for another gang.

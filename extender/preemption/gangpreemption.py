@@ -5,36 +5,39 @@ is free or becomes free, for which members victims terminate already, and which 
 other members. The answer has only the victims for the requested pod. The places of the other members are reserved until
 kube-scheduler asks for them.
 
-The search may need several plans, and takes a turn at the state's lock for each, and further turns to find the victims
-on many nodes. The result of one turn may not hold in the next. So each turn starts again if anything has changed that
-the result depends on, and the answer is right when its cards are reserved.
+The search runs on a snapshot, without the lock. `GangPreemption` takes the snapshot, and checks afterwards under the
+lock whether what the search has found still holds (docs/design/0032-snapshots.md).
+
+Example: a gang of 5 members, a GPU each; 1 GPU is free, and pods of lower priority have 2 on n1 and 2 on n2. One member
+with victims is not enough, since then only 2 members have a place. So the search puts 1, then 3, then 7 members where
+pods are evicted: with 4 of them, on n1, n1, n2 and n2, the fifth has the free GPU, and the gang is complete.
 """
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangs import Member
-from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.placement import placement
 from cardwise.core.preemption.preemption import Victims
 from extender.cache.cache import Cache
+from extender.cache.clusterview import Changes, ClusterView
 from extender.cache.nominated import NominatedPods
 from extender.cache.nominations import MemberReservation, NominatedPlace
-from extender.cache.yielding import TURN_SECONDS
 from extender.gangs.gangplaces import GangPlaces
+from extender.gangs.gangplanner import GangPlanner, PlannedGang
 from extender.gangs.gangs import Gangs
 from extender.records.nodeinfo import PlacedPod
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
-_FEW: Final = 8  # members put where pods are evicted; a plan with more has a turn of its own
-_MOST_CARD_REQUESTS: Final = 512  # of all members without a place: a plan for more would hold the lock for too long
+_MAX_CARD_REQUESTS: Final = 512  # of all members without a place: a plan for more takes longer than a call may
+_Harm = tuple[int, bool, int, int]  # see `Victims.harm`
 
 
 @dataclass(slots=True)
@@ -57,65 +60,66 @@ class GangVictims:
     member_victims: tuple[_MemberVictims, ...]
     reservations: tuple[MemberReservation, ...]
 
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes of all these places."""
+        return {
+            *(placed.node for placed in self.member_victims),
+            *(reservation.node for reservation in self.reservations),
+        }
 
-@dataclass(slots=True)
+    @property
+    def victim_uids(self) -> set[str]:
+        """The UIDs of all pods to evict."""
+        return {uid for placed in self.member_victims for uid in placed.victims.uids}
+
+
+@dataclass(frozen=True, slots=True)
 class GangSearch:
-    """The search for one answer: its input, and what one turn passes on to the next.
+    """The input of a search, besides the cluster.
 
     scheduler_victims: kube-scheduler's own victims, by node.
-    victims_by_node: the victims there for this pod alone, as found last.
     own_eviction_nodes: nodes where the extender itself evicts. There no PodDisruptionBudget is exceeded, and the pods
         `refused` stay (`NominatedPods.find_victims`).
     for_scheduler: kube-scheduler has asked for the pod, so it must be put on none of the nodes `own_eviction_nodes`.
-    max_members: how many members are put where pods are evicted before the gang is planned; 0: the next turn only
-        checks whether waiting is enough.
+    is_over: returns whether the search must end.
     """
 
     claimant: WaitingPod
     policy: str
     scheduler_victims: Mapping[str, Collection[str]]
-    victims_by_node: dict[str, Victims]
     own_eviction_nodes: Collection[str]
     refused: Collection[str]
     for_scheduler: bool
-    max_members: int = 0
-    attempt: "_Attempt | None" = None
+    is_over: Callable[[], bool]
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """The members that were placed so far, and where.
+@dataclass(frozen=True, slots=True)
+class GangSnapshot:
+    """A pod's gang and the cluster, as they were at one moment.
 
-    pod_inputs: the inputs of the search on every node.
-    queue: the nodes where more members may be put, the least harm first.
-    same_shape: the members of this shape without a place.
-    claimant_victims: the place of the requested pod.
-    next_victims: the victims for one more member, by node, as far as known.
-    node_inputs: the inputs of the search on each searched node.
+    members: all members, by UID.
+    missing: the members that the plan does not have yet.
+    unplaced: those of them for which no victims terminate.
+    freed: `Capacity.freed_count` then.
     """
 
-    pod_inputs: object
-    queue: list[tuple[tuple[int, bool, int, int], str]]
-    same_shape: list[WaitingPod]
-    claimant_victims: _MemberVictims | None = None
-    member_victims: list[_MemberVictims] = field(default_factory=list)
-    next_victims: dict[str, Victims] = field(default_factory=dict)
-    node_inputs: dict[str, object] = field(default_factory=dict)
+    cluster: ClusterView
+    gang: PlannedGang
+    members: Mapping[str, Member]
+    missing: Sequence[Member]
+    unplaced: Sequence[Member]
+    freed: int
 
 
 class GangPreemption:
-    """The search for victims for a gang. Not thread-safe: the state locks."""
+    """Takes snapshots of gangs, and checks the results of searches. Not thread-safe: the state locks."""
 
-    def __init__(
-        self, nominated: NominatedPods, gangs: Gangs, places: GangPlaces, *, cache: Cache, clock: Clock
-    ) -> None:
+    def __init__(self, gangs: Gangs, places: GangPlaces, *, cache: Cache, clock: Clock) -> None:
         self._cache = cache
-        self._ledger = cache.ledger
-        self._loads = cache.loads
-        self._nominations = cache.reservations.nominations
-        self._nominated = nominated
+        self._nominations = cache.nominations
         self._gangs = gangs
-        self._gang_places = places
+        self._places = places
         self._clock = clock
 
     def is_in_pending_gang(self, uid: str) -> bool:
@@ -129,165 +133,215 @@ class GangPreemption:
         if gang is None or gang.ran:
             return False
         headroom = self._cache.headroom(gang.namespace)
-        return gangplan.first_beyond_quotas(self._ledger, gang.missing_in_plan(), headroom) is not None
+        return gangplan.first_beyond_quotas(self._cache.ledger, gang.missing_in_plan(), headroom) is not None
 
     def unplaced_uids(self, uid: str) -> list[str]:
         """The UIDs of all members of the pod's gang without a place and without terminating victims."""
         return [member.uid for member in self._unplaced_members(uid)]
 
-    def search_turn(self, search: GangSearch) -> tuple[GangVictims | None, bool]:
-        """Continue the search for `TURN_SECONDS` of CPU time.
+    def take_snapshot(self, uid: str, cluster: ClusterView) -> GangSnapshot | None:
+        """The pod's gang, if the pod is a member without a place and the gang can be planned; else None.
 
-        Returns the victims, and whether a later call may find more.
-        The victims are None if no pod must be evicted: the gang only has to wait, or would not be complete.
+        cluster: a snapshot that was taken in this turn at the lock.
         """
-        uid = search.claimant.uid
-        with self._nominations.restore_afterwards():
-            self._nominations.remove(uid)
-            gang, lacking = self._gangs.gang_of(uid), self._unplaced_members(uid)
-            if gang is None or all(member.uid != uid for member in lacking):
-                return None, False
-            if gangplan.count_card_requests(lacking) > _MOST_CARD_REQUESTS:
-                return None, False
-            if not self._gang_places.planner.count_capacities(lacking, self._clock.cpu() + TURN_SECONDS):
-                return None, True
-            if not search.max_members:
-                search.max_members = 1
-                return None, not self._must_only_wait(search, gang, lacking)
-            gang_victims, has_more = self._plan_victims(search, gang, lacking)
-            if gang_victims is not None and self._must_only_wait(search, gang, lacking):
-                return None, False  # capacity was freed since the first turn
-            return gang_victims, has_more
-
-    def _must_only_wait(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> bool:
-        """Whether the gang only has to wait."""
-        return self._find_places(search, gang, lacking, _nodes_without_evictions(search)) is not None
-
-    def _plan_victims(
-        self, search: GangSearch, gang: Gang, lacking: Sequence[Member]
-    ) -> tuple[GangVictims | None, bool]:
-        """Plan the gang with the nodes of the least harmful victims, for the pod itself and for members of its shape.
-
-        All other members need free capacity. Returns the places, and whether another turn may find more.
-        """
-        attempt = self._current_attempt(search, gang, lacking)
-        with self._nominations.restore_afterwards():
-            for member_victims in attempt.member_victims:
-                self._reserve_place(member_victims)
-            if not self._choose_victims(search, attempt, lacking):
-                return None, True
-            if attempt.claimant_victims is None:
-                return None, False
-            takers = {placed.claimant.uid for placed in attempt.member_victims}
-            remaining = [member for member in lacking if member.uid not in takers]
-            nodes = {*_nodes_without_evictions(search), *(placed.node for placed in attempt.member_victims)}
-            places = self._find_places(search, gang, remaining, nodes) if remaining else []
-        search.max_members = 2 * search.max_members + 1  # a plan costs more than a search on a node
-        if places is None or self._exceeds_quota(gang, attempt.member_victims, places):
-            return None, bool(attempt.queue and attempt.same_shape)
-        other_reservations = [
-            MemberReservation(placed.claimant, placed.node, placed.victims.assignment)
-            for placed in attempt.member_victims
-            if placed is not attempt.claimant_victims and placed.victims.assignment is not None
-        ]
-        all_victims = (
-            attempt.claimant_victims,
-            *(placed for placed in attempt.member_victims if placed is not attempt.claimant_victims),
+        gang, unplaced = self._gangs.gang_of(uid), self._unplaced_members(uid)
+        if gang is None or all(member.uid != uid for member in unplaced):
+            return None
+        planned_gang = self._places.planned_gang(gang, self._clock.now())
+        return GangSnapshot(
+            cluster,
+            planned_gang._replace(
+                uids=frozenset(planned_gang.uids),
+                offers=dict(planned_gang.offers),
+                avoided=frozenset(planned_gang.avoided),
+            ),
+            members=dict(gang.members),
+            missing=gang.missing_in_plan(),
+            unplaced=unplaced,
+            freed=self._freed_count(),
         )
-        return GangVictims(all_victims, (*other_reservations, *places)), False
 
-    def _exceeds_quota(
-        self, gang: Gang, all_victims: Iterable[_MemberVictims], places: Iterable[MemberReservation]
-    ) -> bool:
-        """Whether all of this, and what is reserved for other members, would exceed the quotas of the gang's namespace.
+    def is_capacity_freed(self, snapshot: GangSnapshot) -> bool:
+        """Whether capacity may have been freed since the snapshot, so that the gang may only have to wait."""
+        return self._freed_count() != snapshot.freed
+
+    def is_valid(self, snapshot: GangSnapshot, gang_victims: GangVictims) -> bool:
+        """Whether what was found on the snapshot still holds.
+
+        The same members must lack a place, and nothing may have changed on the nodes of the places, nor in the quotas.
+        """
+        claimant = gang_victims.member_victims[0].claimant
+        if self._unplaced_members(claimant.uid) != snapshot.unplaced:
+            return False
+        changes = Changes(self._cache, snapshot.cluster, claimant)
+        return not any(map(changes.may_concern, gang_victims.nodes))
+
+    def _unplaced_members(self, uid: str) -> list[Member]:
+        """The members whose UIDs `unplaced_uids` returns; none if the gang cannot be planned now."""
+        gang = self._gangs.gang_of(uid)
+        if gang is None or gang.ran or gang.refusal(self._clock.now()) is not None:
+            return []
+        return [member for member in gang.missing_in_plan() if not self._nominations.nominated_node(member.uid)]
+
+    def _freed_count(self) -> int:
+        return self._cache.capacity.freed_count + self._cache.loads.freed_count
+
+
+class GangVictimSearch:
+    """Searches victims for a gang on a snapshot, which it changes: what it chooses is reserved there.
+
+    nominated: the nominated pods on the snapshot.
+    planner: plans gangs on the snapshot.
+    victims_by_node: the victims for the requested pod alone, by node.
+    """
+
+    def __init__(
+        self,
+        search: GangSearch,
+        snapshot: GangSnapshot,
+        victims_by_node: Mapping[str, Victims],
+        *,
+        nominated: NominatedPods,
+        planner: GangPlanner,
+        clock: Clock,
+    ) -> None:
+        self._search = search
+        self._snapshot = snapshot
+        self._ledger, self._loads = snapshot.cluster.ledger, snapshot.cluster.loads
+        self._nominations = snapshot.cluster.nominations
+        self._nominated = nominated
+        self._planner = planner
+        self._clock = clock
+        self._victims_by_node = dict(victims_by_node)
+        shape, uid = snapshot.members[search.claimant.uid].shape, search.claimant.uid
+        # The members of the pod's shape that have no place yet.
+        self._same_shape = [
+            self._make_claimant(member) for member in snapshot.unplaced if member.shape == shape and member.uid != uid
+        ]
+        self._queue = [(victims.harm, node) for node, victims in victims_by_node.items()]  # the least harm first
+        heapq.heapify(self._queue)
+        self._nominations.remove(search.claimant.uid)  # what is reserved for it already does not count
+        self._claimant_victims: _MemberVictims | None = None
+        self._member_victims: list[_MemberVictims] = []
+        self._next_victims: dict[str, Victims] = {}  # the victims for one more member, by node
+
+    def must_only_wait(self) -> bool:
+        """Whether the whole gang has places without further evictions."""
+        self._planner.count_capacities(self._snapshot.unplaced, self._search.is_over)
+        return self._find_places(self._snapshot.unplaced, self._nodes_without_evictions()) is not None
+
+    def find_victims(self) -> GangVictims | None:
+        """The victims; None if the gang only has to wait, would not be complete, or the search is over."""
+        if gangplan.count_card_requests(self._snapshot.unplaced) > _MAX_CARD_REQUESTS or self.must_only_wait():
+            return None
+        count = 1
+        while True:
+            self._choose_victims(count)
+            if self._claimant_victims is None:
+                return None
+            places = self._place_others()
+            if places is not None:
+                return self._make_gang_victims(self._claimant_victims, places)
+            if not (self._queue and self._same_shape) or self._search.is_over():
+                return None
+            count = 2 * count + 1  # a plan costs more than a search on a node
+
+    def _place_others(self) -> list[MemberReservation] | None:
+        """Places without evictions for all members that are not put yet; None if they have none, or if all places
+        together exceed the quotas.
+        """
+        placed_uids = {placed.claimant.uid for placed in self._member_victims}
+        others = [member for member in self._snapshot.unplaced if member.uid not in placed_uids]
+        nodes = {*self._nodes_without_evictions(), *(placed.node for placed in self._member_victims)}
+        places = self._find_places(others, nodes) if others else []
+        return None if places is None or self._exceeds_quota(places) else places
+
+    def _make_gang_victims(self, first: _MemberVictims, places: Iterable[MemberReservation]) -> GangVictims:
+        others = [placed for placed in self._member_victims if placed is not first]
+        reservations = [
+            MemberReservation(placed.claimant, placed.node, placed.victims.assignment)
+            for placed in others
+            if placed.victims.assignment is not None
+        ]
+        return GangVictims((first, *others), (*reservations, *places))
+
+    def _exceeds_quota(self, places: Iterable[MemberReservation]) -> bool:
+        """Whether the chosen victims' places, `places`, and what is reserved for other members would exceed the quotas
+        of the gang's namespace.
 
         Quotas do not count what is reserved for nominated pods (`NominatedPods.reservations_on`).
         """
-        headroom = self._cache.headroom(gang.namespace)
+        headroom = self._snapshot.cluster.headroom(self._snapshot.gang.namespace)
         if not headroom:
             return False
-        planned = [(member_victims.node, member_victims.victims.assignment) for member_victims in all_victims]
+        planned = [(placed.node, placed.victims.assignment) for placed in self._member_victims]
         planned += [(place.node, place.assignment) for place in places]
-        for member in gang.missing_in_plan():
+        chosen_uids = {placed.claimant.uid for placed in self._member_victims}
+        for member in self._snapshot.missing:
             nomination = self._nominations.get(member.uid)
             node = self._nominations.nominated_node(member.uid)
-            if nomination is not None and node:
+            if nomination is not None and node and member.uid not in chosen_uids:
                 planned.append((node, nomination.places[node].assignment))
         known_assignments = [(node, assignment) for node, assignment in planned if assignment is not None]
         return bool(placement.exceeded_together(self._ledger, known_assignments, headroom))
 
-    def _current_attempt(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> _Attempt:
-        """What earlier turns have tried, if it still holds; otherwise nothing yet."""
-        pod_inputs = tuple(lacking), self._nominated.pod_inputs(search.claimant)
-        attempt = search.attempt
-        if (
-            attempt is None
-            or attempt.pod_inputs != pod_inputs
-            or any(self._nominated.node_inputs(node) != inputs for node, inputs in attempt.node_inputs.items())
-        ):
-            shape, uid = gang.members[search.claimant.uid].shape, search.claimant.uid
-            fellows = [
-                _make_claimant(gang, member) for member in lacking if member.shape == shape and member.uid != uid
-            ]
-            queue = [(victims.harm, node) for node, victims in search.victims_by_node.items()]
-            heapq.heapify(queue)
-            attempt = search.attempt = _Attempt(pod_inputs, queue, fellows)
-        return attempt
-
-    def _choose_victims(self, search: GangSearch, attempt: _Attempt, lacking: Sequence[Member]) -> bool:
-        """Put members where the least harmful victims are, until as many are put as the search tries.
-
-        Returns False if the turn's time is over, so that the next turn continues.
-        """
-        until = self._clock.cpu() + TURN_SECONDS
-        unhelped = dict.fromkeys(member.uid for member in lacking)
-        used_nodes, has_searched = {member_victims.node for member_victims in attempt.member_victims}, False
-        for member_victims in attempt.member_victims:
-            del unhelped[member_victims.claimant.uid]
-        while (entry := _next_node(search, attempt)) is not None:
+    def _choose_victims(self, count: int) -> None:
+        """Put members where the least harmful victims are, until `count` are put or no node is left."""
+        without_place = {member.uid for member in self._snapshot.unplaced}
+        without_place -= {placed.claimant.uid for placed in self._member_victims}
+        used_nodes = {placed.node for placed in self._member_victims}
+        while (entry := self._next_node(count)) is not None:
             harm, node = entry
-            if node not in attempt.next_victims:
-                claimant = search.claimant if attempt.claimant_victims is None else attempt.same_shape[0]
-                has_searched = True
-                attempt.node_inputs[node] = self._nominated.node_inputs(node)
-                victims = self._find_victims(search, claimant, node, unhelped, first=node not in used_nodes)
+            victims = self._next_victims.pop(node, None)
+            if victims is None:
+                if self._search.is_over():
+                    return
+                claimant = self._search.claimant if self._claimant_victims is None else self._same_shape[0]
+                victims = self._find_victims_on(node, claimant, without_place, first=node not in used_nodes)
                 if victims is not None:
-                    attempt.next_victims[node] = victims
-                    heapq.heappush(attempt.queue, (victims.harm, node))
-                if self._clock.cpu() >= until:
-                    return False
+                    self._next_victims[node] = victims
+                    heapq.heappush(self._queue, (victims.harm, node))
                 continue
-            victims = attempt.next_victims.pop(node)
-            if victims.uids and attempt.claimant_victims is None:
-                member_victims = attempt.claimant_victims = _MemberVictims(search.claimant, node, victims)
-            elif attempt.same_shape:
-                member_victims = _MemberVictims(attempt.same_shape.pop(0), node, victims)
+            if victims.uids and self._claimant_victims is None:
+                placed = self._claimant_victims = _MemberVictims(self._search.claimant, node, victims)
+            elif self._same_shape:
+                placed = _MemberVictims(self._same_shape.pop(0), node, victims)
             else:
-                break
-            attempt.member_victims.append(member_victims)
+                return
+            self._member_victims.append(placed)
             used_nodes.add(node)
-            del unhelped[member_victims.claimant.uid]
-            self._reserve_place(member_victims)
-            heapq.heappush(attempt.queue, (harm, node))
-        return self._clock.cpu() < until and not (has_searched and len(attempt.member_victims) > _FEW)
+            without_place.discard(placed.claimant.uid)
+            place = NominatedPlace(victims.assignment, victims.uids)
+            self._nominations.set_places(placed.claimant, {node: place}, self._clock.now())
+            heapq.heappush(self._queue, (harm, node))
 
-    def _reserve_place(self, member_victims: _MemberVictims) -> None:
-        place = NominatedPlace(member_victims.victims.assignment, member_victims.victims.uids)
-        self._nominations.set_places(member_victims.claimant, {member_victims.node: place}, self._clock.now())
+    def _next_node(self, count: int) -> tuple[_Harm, str] | None:
+        """Take the node for the next member out of the queue; None if `count` members are put, or no node is left."""
+        queue, own_nodes = self._queue, self._search.own_eviction_nodes
+        if self._claimant_victims is None and self._search.for_scheduler and own_nodes:
+            entry = min((queued for queued in queue if queued[1] not in own_nodes), default=None)
+            if entry is not None:
+                queue.remove(entry)
+                heapq.heapify(queue)
+            return entry
+        if queue and (self._claimant_victims is None or (self._same_shape and len(self._member_victims) < count)):
+            return heapq.heappop(queue)
+        return None
 
-    def _find_victims(
-        self, search: GangSearch, claimant: WaitingPod, node: str, excluded: Collection[str], *, first: bool
+    def _find_victims_on(
+        self, node: str, claimant: WaitingPod, excluded: Collection[str], *, first: bool
     ) -> Victims | None:
-        """The victims on the node as it is now; None if no eviction helps.
+        """The victims on the node; None if no eviction helps.
 
         excluded: members for which no pods are evicted.
         first: no member has been put on the node yet.
         """
-        victims_by_node, refused = search.victims_by_node, search.refused if node in search.own_eviction_nodes else None
+        search = self._search
+        refused = search.refused if node in search.own_eviction_nodes else None
         if first and claimant is not search.claimant:
             # Victims for another member are chosen when kube-scheduler tries it. Whether these suffice is cheap to find
             # out.
-            known_victims = victims_by_node[node]
+            known_victims = self._victims_by_node[node]
             more_victims = self._nominated.find_victims(
                 claimant, search.policy, node, excluded=excluded, removed=known_victims.uids, refused=refused
             )
@@ -300,41 +354,35 @@ class GangPreemption:
         if victims is not None and victims.violations and refused is not None:
             victims = None
         if victims is None and first:
-            del victims_by_node[node]
+            del self._victims_by_node[node]
         elif victims is not None and first:
-            victims_by_node[node] = victims
+            self._victims_by_node[node] = victims
         return victims
 
-    def _unplaced_members(self, uid: str) -> list[Member]:
-        """The members whose UIDs `unplaced_uids` returns; none if the gang cannot be planned now."""
-        gang = self._gangs.gang_of(uid)
-        if gang is None or gang.ran or gang.refusal(self._clock.now()) is not None:
-            return []
-        return [member for member in gang.missing_in_plan() if not self._has_victims(member.uid)]
+    def _nodes_without_evictions(self) -> set[str]:
+        """The nodes where the pod alone only has to wait."""
+        return {node for node, victims in self._victims_by_node.items() if not victims.uids}
 
-    def _has_victims(self, uid: str) -> bool:
-        """Whether victims terminate for the pod already."""
-        return bool(self._nominations.nominated_node(uid))
+    def _find_places(self, members: Sequence[Member], nodes: Collection[str]) -> list[MemberReservation] | None:
+        """Places for all of these members once all victims are gone, with their cards; None if there are none.
 
-    def _find_places(
-        self, search: GangSearch, gang: Gang, members: Sequence[Member], nodes: Collection[str]
-    ) -> list[MemberReservation] | None:
-        """Places for all of these members once all victims are gone, with their cards; None if there are none."""
-        shape = gang.members[search.claimant.uid].shape
-        with self._after_evictions({member.uid for member in members}, search.claimant.request.priority, nodes):
-            planned_gang = self._gang_places.planned_gang(gang, self._clock.now())
-            planned = self._gang_places.planner.simulate_plan(planned_gang, members, shape=shape, more_nodes=nodes)
+        nodes: may be used besides those that kube-scheduler has offered.
+        """
+        shape = self._snapshot.members[self._search.claimant.uid].shape
+        with self._after_evictions({member.uid for member in members}, nodes):
+            planned = self._planner.simulate_plan(self._snapshot.gang, members, shape=shape, more_nodes=nodes)
         if planned is None:
             return None
         return [
-            MemberReservation(_make_claimant(gang, member), planned.nodes[member.uid], assignment)
+            MemberReservation(self._make_claimant(member), planned.nodes[member.uid], assignment)
             for member in members
             if (assignment := planned.assignments.get(member.uid)) is not None
         ]
 
     @contextmanager
-    def _after_evictions(self, excluded: Collection[str], priority: int, nodes: Iterable[str]) -> Iterator[None]:
+    def _after_evictions(self, excluded: Collection[str], nodes: Iterable[str]) -> Iterator[None]:
         """Context manager: inside, all victims are gone, and the pods that they are evicted for are placed."""
+        priority = self._search.claimant.request.priority
         leaving = self._nominations.all_victims()
         leaving_keys: list[str] = []
         for node in {*nodes, *leaving.values()}:
@@ -354,27 +402,7 @@ class GangPreemption:
         ):
             yield
 
-
-def _next_node(search: GangSearch, attempt: _Attempt) -> tuple[tuple[int, bool, int, int], str] | None:
-    """Take the node for the next member out of the queue; None if no more members are to be put."""
-    if attempt.claimant_victims is None and search.for_scheduler and search.own_eviction_nodes:
-        entry = min((queued for queued in attempt.queue if queued[1] not in search.own_eviction_nodes), default=None)
-        if entry is not None:
-            attempt.queue.remove(entry)
-            heapq.heapify(attempt.queue)
-        return entry
-    if attempt.queue and (
-        attempt.claimant_victims is None or (attempt.same_shape and len(attempt.member_victims) < search.max_members)
-    ):
-        return heapq.heappop(attempt.queue)
-    return None
-
-
-def _nodes_without_evictions(search: GangSearch) -> set[str]:
-    """The nodes where the pod alone only has to wait."""
-    return {node for node, victims in search.victims_by_node.items() if not victims.uids}
-
-
-def _make_claimant(gang: Gang, member: Member) -> WaitingPod:
-    request = member.request or PodRequest(containers=(), priority=member.priority)
-    return WaitingPod(PodRef(member.uid, gang.namespace, member.name), request, member.load, rank=gang.rank())
+    def _make_claimant(self, member: Member) -> WaitingPod:
+        request = member.request or PodRequest(containers=(), priority=member.priority)
+        pod = PodRef(member.uid, self._snapshot.gang.namespace, member.name)
+        return WaitingPod(pod, request, member.load, rank=self._snapshot.gang.rank)

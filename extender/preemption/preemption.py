@@ -13,8 +13,8 @@ preempts: filter records the pod in the scheduling queue, `next_evictions` finds
 import heapq
 import math
 import random
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from sys import intern
 from typing import Final, NamedTuple
 
@@ -31,7 +31,13 @@ from extender.cache.statelock import StateLock
 from extender.cache.yielding import TURN_SECONDS, give_way
 from extender.gangs.gangplaces import GangPlaces
 from extender.gangs.gangs import Gangs
-from extender.preemption.gangpreemption import GangPreemption, GangSearch, GangVictims
+from extender.preemption.gangpreemption import (
+    GangPreemption,
+    GangSearch,
+    GangSnapshot,
+    GangVictims,
+    GangVictimSearch,
+)
 from extender.queue.schedulingqueue import PendingPreemption
 from extender.records.pod import Pod, WaitingPod
 from extender.records.podref import PodRef
@@ -43,6 +49,7 @@ _CHOICE_SECONDS: Final = (
 )
 _CHECK_SECONDS: Final = 0.005  # seconds between two checks of that
 _OWN_SECONDS: Final = 5.0  # of searching where kube-scheduler does not wait for the answer
+_MAX_SEARCHES: Final = 8  # of one call for a gang, where something changes again and again
 _SEARCHING: Final = 0.02  # seconds of CPU, after which no further pod is searched for in one step
 _MOST_NODES: Final = 256  # that are searched for one pod; kube-scheduler tries a tenth of all, and 100 at least
 _ENOUGH: Final = 32  # nodes with victims to choose from, for a pod or for each member of a gang
@@ -85,6 +92,17 @@ class _PreemptCall(NamedTuple):
         )
 
 
+class _Candidates(NamedTuple):
+    """The victims for a pod by node, and the snapshots on which they were found.
+
+    gang: of the pod's gang; None if it has none, or if the gang gets no victims.
+    """
+
+    cluster: ClusterView
+    gang: GangSnapshot | None
+    victims: dict[str, Victims]
+
+
 class Preemption:
     """Chooses victims. Any thread may call the methods, except under headings that say that the caller holds
     the lock.
@@ -106,7 +124,8 @@ class Preemption:
         self._nominated = nominated
         self._nominations = cache.reservations.nominations
         self._queue = cache.queue
-        self._gang_preemption = GangPreemption(nominated, gangs, places, cache=cache, clock=clock)
+        self._places = places
+        self._gang_preemption = GangPreemption(gangs, places, cache=cache, clock=clock)
         self._clock = clock
         self._refused: dict[str, float] = {}  # until when, by UID: pods that the Eviction API has refused
 
@@ -146,6 +165,7 @@ class Preemption:
             ours = set(self._queue.preemption_nodes(claimant.uid)) - scheduler_victims.keys() if member else set[str]()
             call = _PreemptCall(claimant, policy, scheduler_victims, ours, excluded, self._refused)
             snapshot = self._cache.snapshot()
+            gang_snapshot = self._gang_preemption.take_snapshot(claimant.uid, snapshot) if member else None
         nominated, answers = self._nominated.on_snapshot(snapshot), dict[str, Victims]()
         search_until = until - _PLANNING if member else until
         for node in (*sorted(scheduler_victims), *sorted(ours)):
@@ -158,16 +178,20 @@ class Preemption:
             self._cache.sync_cards()
             if not (member and self._gang_preemption.is_in_pending_gang(claimant.uid)):
                 return self._commit_answers(call, snapshot, answers)
-            search = GangSearch(
-                claimant,
-                policy,
-                scheduler_victims,
-                answers,
-                own_eviction_nodes=ours,
-                refused=self._refused,
-                for_scheduler=True,
-            )
-        return self._answer_for_gang(search, until)
+        search = GangSearch(
+            claimant,
+            policy,
+            scheduler_victims,
+            own_eviction_nodes=ours,
+            refused=call.refused,
+            for_scheduler=True,
+            is_over=lambda: self._clock.now() > until,
+        )
+        gang_victims = self._search_gang(search, gang_snapshot, answers, call.find_victims, self._commit_gang_answer)
+        if gang_victims is None:
+            return {}
+        first = gang_victims.member_victims[0]
+        return {first.node: first.victims}
 
     def are_pods_on(self, node: str, uids: Collection[str]) -> bool:
         """Whether all these pods are on the node: kube-scheduler accepts no others in the answer."""
@@ -250,10 +274,10 @@ class Preemption:
                 self._cache.capacity.mark_freed()
 
     def _search_for_pod(self, pending: PendingPreemption) -> list[Eviction]:
-        snapshot, candidates = self._victims_by_node(pending)
+        candidates = self._find_candidates(pending)
         with self._lock:
             self._cache.sync_cards()
-            return self._commit_eviction(pending, snapshot, candidates)
+            return self._commit_eviction(pending, candidates.cluster, candidates.victims)
 
     def _search_for_gang(self, pending: PendingPreemption) -> list[Eviction]:
         """The evictions for all members that lack cards, together: if one victim may not be evicted, none is."""
@@ -264,33 +288,92 @@ class Preemption:
             if self._gang_preemption.is_over_quota(uid):
                 return []
             unhelped = self._gang_preemption.unplaced_uids(uid)
-        _, candidates = self._victims_by_node(pending, unhelped)
+        candidates = self._find_candidates(pending, unhelped)
+        until = self._clock.now() + _OWN_SECONDS
+        pace = Pace(self._clock, lambda: self._clock.now() > until)
         search = GangSearch(
             pending.claimant,
             pending.policy,
             {},
-            candidates,
-            own_eviction_nodes=set(candidates),
+            own_eviction_nodes=set(candidates.victims),
             refused=self._refused,
             for_scheduler=False,
+            is_over=pace.pause,
         )
-        until, has_more = self._clock.now() + _OWN_SECONDS, bool(candidates)
-        while has_more and self._clock.now() <= until:
-            with self._lock:
-                self._cache.sync_cards()
-                if self._needs_no_victims(uid):
-                    return []
-                gang_victims, has_more = self._gang_preemption.search_turn(search)
-                if gang_victims is not None:
-                    return self._make_gang_evictions(pending, gang_victims)
-            give_way(self._clock)
-        return []
+        evictions: list[Eviction] = []
 
-    def _victims_by_node(
-        self, pending: PendingPreemption, excluded: Collection[str] = ()
-    ) -> tuple[ClusterView, dict[str, Victims]]:
-        """The victims on each node where an eviction helps, until there are enough to choose from; and the snapshot on
-        which they were found.
+        def commit(gang_victims: GangVictims) -> bool:
+            evictions.extend(self._make_gang_evictions(pending, gang_victims))
+            return bool(evictions)
+
+        def find_victims(nominated: NominatedPods, node: str) -> Victims | None:
+            return nominated.find_unprotected_victims(
+                pending.claimant, pending.policy, node, refused=search.refused, excluded=unhelped
+            )
+
+        if candidates.victims:
+            self._search_gang(search, candidates.gang, candidates.victims, find_victims, commit)
+        return evictions
+
+    def _search_gang(
+        self,
+        search: GangSearch,
+        snapshot: GangSnapshot | None,
+        victims_by_node: Mapping[str, Victims],
+        find_victims: Callable[[NominatedPods, str], Victims | None],
+        commit: Callable[[GangVictims], bool],
+    ) -> GangVictims | None:
+        """Search victims for the gang until they can be committed; None if the gang gets none now.
+
+        snapshot: the gang and the cluster; None if the pod's gang gets no victims.
+        victims_by_node: the victims for the requested pod alone, found on the snapshot.
+        find_victims: finds them again on a later snapshot, on one node.
+        commit: called under the lock with victims that hold at that moment. Returns whether it has taken them.
+        """
+        for _ in range(_MAX_SEARCHES):
+            if snapshot is None:
+                break
+            gang_victims = self._make_gang_search(search, snapshot, victims_by_node).find_victims()
+            while gang_victims is not None:
+                with self._lock:
+                    self._cache.sync_cards()
+                    if not self._gang_preemption.is_valid(snapshot, gang_victims):
+                        break  # search again
+                    if not self._gang_preemption.is_capacity_freed(snapshot):
+                        return gang_victims if commit(gang_victims) else None
+                    later = self._gang_preemption.take_snapshot(search.claimant.uid, self._cache.snapshot())
+                # Capacity was freed elsewhere: perhaps it is enough now to wait.
+                if later is None or self._make_gang_search(search, later, victims_by_node).must_only_wait():
+                    return None
+                snapshot = replace(snapshot, freed=later.freed)
+            if gang_victims is None or search.is_over():
+                return None
+            snapshot = self._take_gang_snapshot(search)
+            if snapshot is not None:
+                nominated = self._nominated.on_snapshot(snapshot.cluster)
+                victims_again = {node: find_victims(nominated, node) for node in victims_by_node}
+                victims_by_node = {node: victims for node, victims in victims_again.items() if victims is not None}
+        return None
+
+    def _take_gang_snapshot(self, search: GangSearch) -> GangSnapshot | None:
+        """A snapshot for the search; None if the pod's gang gets no victims now."""
+        with self._lock:
+            self._cache.sync_cards()
+            if self._is_gang_answered(search):
+                return None
+            return self._gang_preemption.take_snapshot(search.claimant.uid, self._cache.snapshot())
+
+    def _make_gang_search(
+        self, search: GangSearch, snapshot: GangSnapshot, victims_by_node: Mapping[str, Victims]
+    ) -> GangVictimSearch:
+        nominated = self._nominated.on_snapshot(snapshot.cluster)
+        planner = self._places.planner.on_snapshot(snapshot.cluster, nominated)
+        return GangVictimSearch(
+            search, snapshot, victims_by_node, nominated=nominated, planner=planner, clock=self._clock
+        )
+
+    def _find_candidates(self, pending: PendingPreemption, excluded: Collection[str] = ()) -> _Candidates:
+        """The victims on each node where an eviction helps, until there are enough to choose from.
 
         excluded: the members of the pod's gang without a place.
 
@@ -300,6 +383,7 @@ class Preemption:
             self._cache.sync_cards()
             freeing_nodes, refused = self._nodes_freeing_cards(set(pending.nodes)), self._refused
             snapshot = self._cache.snapshot()
+            gang = self._gang_preemption.take_snapshot(pending.claimant.uid, snapshot) if pending.gang else None
         until = self._clock.now() + _OWN_SECONDS
         nominated, pace = self._nominated.on_snapshot(snapshot), Pace(self._clock, lambda: self._clock.now() > until)
         other_nodes = set(pending.nodes) - freeing_nodes
@@ -312,26 +396,7 @@ class Preemption:
                 candidates[node] = victims
             if len(candidates) == enough or pace.pause():
                 break
-        return snapshot, candidates
-
-    def _answer_for_gang(self, search: GangSearch, until: float) -> dict[str, Victims]:
-        """The victims for the pod's gang, with a turn for each plan. `until`: when the search ends."""
-        has_more = True
-        while has_more and self._clock.now() <= until:
-            give_way(self._clock)
-            with self._lock:
-                self._cache.sync_cards()
-                if self._is_answered(search.claimant, search.policy, search.scheduler_victims):
-                    return {}
-                gang_victims, has_more = self._gang_preemption.search_turn(search)
-                if gang_victims is not None:
-                    claimant_victims = gang_victims.member_victims[0]
-                    place = NominatedPlace(
-                        claimant_victims.victims.assignment, claimant_victims.victims.uids, gang_victims.reservations
-                    )
-                    self._nominations.set_places(search.claimant, {claimant_victims.node: place}, self._clock.now())
-                    return {claimant_victims.node: claimant_victims.victims}
-        return {}
+        return _Candidates(snapshot, gang, candidates)
 
     def _await_chosen_nodes(self) -> None:
         """Wait until it is known which nodes kube-scheduler has chosen of the last answers, but not for long.
@@ -354,11 +419,25 @@ class Preemption:
         vanished = (row.node for row in self._cache.reservations.rows_in_phases(Phase.TERMINATING))
         return self._loads.nodes_with_terminating_pods(nodes) | nodes.intersection(vanished)
 
+    def _is_gang_answered(self, search: GangSearch) -> bool:
+        """Whether pods are or may be evicted for the requested pod already."""
+        if search.for_scheduler:
+            return self._is_answered(search.claimant, search.policy, search.scheduler_victims)
+        return self._needs_no_victims(search.claimant.uid)
+
+    def _commit_gang_answer(self, gang_victims: GangVictims) -> bool:
+        """Reserve the places of an answer to kube-scheduler."""
+        first = gang_victims.member_victims[0]
+        place = NominatedPlace(first.victims.assignment, first.victims.uids, gang_victims.reservations)
+        self._nominations.set_places(first.claimant, {first.node: place}, self._clock.now())
+        return True
+
     def _make_gang_evictions(self, pending: PendingPreemption, gang_victims: GangVictims) -> list[Eviction]:
         nodes = {member_victims.node for member_victims in gang_victims.member_victims}
-        victims = {victim for member_victims in gang_victims.member_victims for victim in member_victims.victims.uids}
+        victims = gang_victims.victim_uids
         if not (
-            self._queue.awaits_preemption_on(pending.claimant.uid, nodes)
+            self._refused.keys().isdisjoint(victims)
+            and self._queue.awaits_preemption_on(pending.claimant.uid, nodes)
             and all(map(self._loads.is_open, nodes))
             and not self._nominated.count_budget_violations(nodes, victims)
         ):
@@ -462,7 +541,8 @@ class Preemption:
         changed nodes are left out, and kube-scheduler chooses among the others.
         """
         claimant = call.claimant
-        if self._nominations.get(claimant.uid) is not snapshot.nominations.get(claimant.uid) and self._is_answered(
+        nomination_then = snapshot.moment.nominations.get(claimant.uid)
+        if self._nominations.get(claimant.uid) is not nomination_then and self._is_answered(
             claimant, call.policy, call.scheduler_victims
         ):
             return {}

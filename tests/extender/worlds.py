@@ -150,9 +150,9 @@ def on_victim_search(state: State, callback: Callable[[WaitingPod], object]) -> 
     observed(nominated)
 
 
-def looks_slowly(state: State, clock: FakeClock) -> None:
-    """From now on a search for victims on one node takes 0.12 s."""
-    on_victim_search(state, lambda _: clock.advance(0.12))
+def looks_slowly(state: State, clock: FakeClock, seconds: float = 0.12) -> None:
+    """From now on a search for victims on one node takes that long."""
+    on_victim_search(state, lambda _: clock.advance(seconds))
 
 
 def refuse(state: State, name: str = "w", node: str = "n1") -> None:

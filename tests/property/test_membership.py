@@ -77,7 +77,7 @@ def test_members_are_what_the_classifier_says(of_classes, records):
         assert member.classes == classifier.classes_of(_labels(record))
         if isinstance(record.card, Card):
             assert member.priority == classifier.priority_of(member.classes)
-    again = ClassMembership(parsed[::-1], known=members)
+    again = ClassMembership(parsed[::-1], known_classes=members)
     by_value = {member: member for member in (NO_CLASSES, *members)}
     for record, member in zip(records, members, strict=True):
         assert again.classes_of(record) is by_value[member], "equal members are one object"

@@ -1,23 +1,23 @@
 """Who goes for a gang: as many as it lacks cards for and nobody in vain, and what is free is kept for it meanwhile."""
 
 import json
-from collections import Counter
 from collections.abc import Callable
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cardwise.core.gangs.capacity import MAX_COUNTED_NODES, Capacities
+from cardwise.core.api.request import Load
 from cardwise.kube.pods.budgets import Budget, LabelCondition
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings
-from extender.cache.yielding import TURN_SECONDS
 from extender.gangs import gangplanner
 from extender.gangs.gangplanner import GangPlanner
 from extender.preemption import gangpreemption
 from extender.records import wire
+from extender.records.nodeinfo import PlacedPod
 from tests.examples import examples
 from tests.extender.gangworlds import NodeSpec, World, member, single
 from tests.extender.worlds import P100, as_card, as_quota, bound, looks_slowly, on_victim_search, resource
@@ -127,18 +127,39 @@ class Full(World):
             if on == node and self.pods[name]["spec"].get("priority", 0) < HIGH
         ]
 
-    def meanwhile(self, pause: int, change: Callable[[], None]) -> list[float]:
-        """It happens in that pause between two turns at the state. The pauses, as they come."""
-        pauses: list[float] = []
+    def on_step(self, callback: Callable[[int], None]) -> list[str]:
+        """Call `callback` with its number at each step of a search: victims on one node, or a plan of the gang.
 
-        def sleep(seconds: float) -> None:
-            self.clock.advance(seconds)
-            pauses.append(seconds)
-            if len(pauses) == pause:
-                change()
+        Returns the list of the steps, which grows.
+        """
+        steps: list[str] = []
 
-        self.clock.sleep = sleep
-        return pauses
+        def step(name: str) -> None:
+            assert not self.state._lock._lock.locked(), "searches need no lock"
+            steps.append(name)
+            callback(len(steps))
+
+        on_victim_search(self.state, lambda _: step("node"))
+        planner = self.state.preemption._places.planner
+        on_snapshot = planner.on_snapshot
+
+        def observed(*args: Any) -> GangPlanner:
+            on_this_snapshot = on_snapshot(*args)
+            simulate_plan = on_this_snapshot.simulate_plan
+
+            def simulate(*args: Any, **kwargs: Any) -> Any:
+                step("plan")
+                return simulate_plan(*args, **kwargs)
+
+            on_this_snapshot.simulate_plan = simulate
+            return on_this_snapshot
+
+        planner.on_snapshot = observed
+        return steps
+
+    def meanwhile(self, number: int, change: Callable[[], None]) -> list[str]:
+        """It happens at that step of a search. Returns the steps, as `on_step`."""
+        return self.on_step(lambda step: change() if step == number else None)
 
     def nominated(self, name: str, node: str) -> None:
         """The pod's status says so: another extender has answered for it."""
@@ -309,7 +330,7 @@ def test_a_member_of_a_gang_that_runs_preempts_alone():
     assert world.preempts("more") == ["n2-0"]
 
 
-# Each plan is a turn at the state, and others come in between.
+# The search runs without the lock, and anything may happen meanwhile.
 
 CHANGES: dict[str, Callable[[Full], object]] = {
     "a pod is bound": lambda world: world.runs("late", 0, "n3", HIGH),
@@ -324,14 +345,14 @@ CHANGES: dict[str, Callable[[Full], object]] = {
 }
 
 
-@pytest.mark.parametrize("pause", [1, 2, 3, 4])
+@pytest.mark.parametrize("step", range(1, 10))
 @pytest.mark.parametrize("change", CHANGES)
-def test_nobody_goes_for_what_is_over_by_the_last_turn(change, pause):
+def test_no_pod_is_evicted_for_what_is_over_when_the_search_ends(change, step):
     world = Full(n1=[LOW, LOW], n2=[LOW, LOW], n3=[None])
     gang(world, 5)
-    pauses = world.meanwhile(pause, lambda: CHANGES[change](world))
+    steps = world.meanwhile(step, lambda: CHANGES[change](world))
     assert world.asks("g0") == {}
-    assert len(pauses) >= pause
+    assert len(steps) >= step
 
 
 on_cards = st.lists(st.sampled_from([LOW, LOW, HIGH, None]), min_size=1, max_size=3)
@@ -378,41 +399,18 @@ def goes(nodes, size, data):
     assert world.over_full() == []
 
 
-def test_each_plan_is_a_turn_at_the_state(monkeypatch):
-    """What is to be answered is asked of two: that the gang is complete, and that it is not enough to wait."""
-    plans = Counter[int]()
-    simulate_plan = GangPlanner.simulate_plan
-
-    def counted(*args, **kwargs):
-        plans[len(pauses)] += 1
-        return simulate_plan(*args, **kwargs)
-
-    monkeypatch.setattr(GangPlanner, "simulate_plan", counted)
+def test_the_gang_is_planned_for_twice_as_many_members_with_victims_each_time():
+    """As the example in the docstring of the module: first whether it only has to wait, then with 1, 3 and 7."""
     world = Full(n1=[LOW, LOW], n2=[LOW, LOW], n3=[None])
     gang(world, 5)
-    pauses = world.meanwhile(0, lambda: None)
-    assert world.asks("g0")
-    assert [plans[turn] for turn in range(1, len(pauses) + 1)] == [1, 1, 1, 2]
-
-
-def test_nodes_are_looked_at_some_in_a_turn(monkeypatch):
-    count_pods = Capacities.count_pods
-
-    def costly(*args):
-        world.clock.worked += TURN_SECONDS
-        return count_pods(*args)
-
-    world = Full(**{f"n{i}": [LOW] for i in range(2 * MAX_COUNTED_NODES)})
-    gang(world, 2)
-    monkeypatch.setattr(Capacities, "count_pods", costly)
-    pauses = world.meanwhile(0, lambda: None)
+    steps = world.meanwhile(0, lambda: None)
     assert len(world.asks("g0")) == 1
-    assert len(pauses) > 3
+    assert steps.count("plan") == 4
 
 
 @pytest.mark.parametrize(("size", "victims"), [(4, 1), (5, 0)])
-def test_a_gang_whose_plan_would_hold_the_lock_for_long_gets_no_victims_and_is_not_planned(monkeypatch, size, victims):
-    monkeypatch.setattr(gangpreemption, "_MOST_CARD_REQUESTS", 4)
+def test_a_gang_whose_plan_takes_too_long_gets_no_victims_and_is_not_planned(monkeypatch, size, victims):
+    monkeypatch.setattr(gangpreemption, "_MAX_CARD_REQUESTS", 4)
     plans, simulate_plan = [], GangPlanner.simulate_plan
 
     def counted(*args, **kwargs):
@@ -426,61 +424,77 @@ def test_a_gang_whose_plan_would_hold_the_lock_for_long_gets_no_victims_and_is_n
     assert bool(plans) == bool(victims)
 
 
-def takes_a_turn(world):
-    """Each look for victims on a node."""
-
-    def costly(_):
-        world.clock.worked += TURN_SECONDS
-
-    on_victim_search(world.state, costly)
-
-
-def test_victims_on_many_nodes_are_found_in_many_turns():
-    world = Full(**{f"n{i}": [LOW] for i in range(9)})
-    gang(world, 8)
-    takes_a_turn(world)
-    pauses = world.meanwhile(0, lambda: None)
-    assert len(world.asks("g0")) == 1
-    assert len(pauses) > 8
-
-
 def test_some_of_the_time_for_an_answer_is_left_for_the_plans():
-    """Each look for victims takes so long that not all nodes can be looked at."""
+    """Each search for victims takes so long that not all nodes can be searched."""
     world = Full(**{f"n{i}": [LOW] for i in range(9)})
     gang(world, 2)
-    looks_slowly(world.state, world.clock)
+    looks_slowly(world.state, world.clock, 0.05)
     assert len(world.asks("g0")) == 1
 
 
-def test_what_happens_on_a_node_that_was_not_looked_at_is_no_reason_to_begin_anew():
-    """Else nobody would ever go for a gang in a busy cluster."""
+def test_what_happens_on_other_nodes_is_no_reason_to_search_again():
+    """Otherwise no pod would ever be evicted for a gang in a busy cluster."""
     world = Full(**{f"n{i}": [LOW] for i in range(9)}, busy=[None])
     gang(world, 8)
-    world.show_pod(bound("there", 1000, 0, node="busy"))
-    takes_a_turn(world)
-    pauses: list[float] = []
+    priority = {"priority": HIGH}
+    there = bound("there", 1000, 0, node="busy")
+    world.show_pod(there | {"spec": there["spec"] | priority})
 
-    def sleep(seconds: float) -> None:
-        world.clock.advance(seconds)
-        world.show_pod(bound(f"late{len(pauses)}", 1, 0, node="busy"))
-        world.state.preemption.set_budget("other/busy", Budget("other", len(pauses), ()))
-        pauses.append(seconds)
+    def change(step: int) -> None:
+        late = bound(f"late{step}", 1, 0, node="busy")
+        world.show_pod(late | {"spec": late["spec"] | priority})
+        world.state.preemption.set_budget("other/busy", Budget("other", step, ()))
 
-    world.clock.sleep = sleep
+    steps = world.on_step(change)
     assert len(world.asks("g0")) == 1
-    assert len(pauses) > 8
+    assert steps.count("plan") == 4, "whether to wait, and with 1, 3 and 7 members with victims"
 
 
-@pytest.mark.parametrize("pause", range(1, 6))
-def test_whom_a_budget_protects_since_he_was_looked_at_stays(pause):
-    """Between two turns; before, he was the first to go."""
+@pytest.mark.parametrize("step", range(1, 5))
+def test_no_pod_is_evicted_if_enough_becomes_free_during_the_search(step):
+    """On a node that the search does not use, because a pod without GPUs has its cpu."""
+    world = Full(n1=[LOW, LOW], n2=[None], n3=[None])
+    world.state.set_other_pod("other", PlacedPod("n3", Load(64_000, 0, 1)))
+    gang(world, 2)
+    steps = world.meanwhile(step, lambda: world.state.remove_other_pod("other"))
+    assert world.asks("g0") == {}
+    assert len(steps) >= step
+
+
+def test_of_two_simultaneous_calls_for_a_member_one_is_answered():
+    """kube-scheduler's first call timed out, and the second ends before it."""
+    world = Full(n1=[LOW], n2=[LOW])
+    gang(world, 2)
+    answers = []
+    world.meanwhile(3, lambda: answers.append(world.asks("g0")))
+    assert world.asks("g0") == {}
+    assert len(answers[0]) == 1
+
+
+def test_a_second_search_begins_with_what_has_changed_since_the_first():
+    """The best node fails, and a budget that protected the pod of a better node than the second does so no more."""
+    world = Full(n1=[LOW], n2=[LOW], n3=[LOW + 5])
+    gang(world, 1)
+    conditions = (LabelCondition("place", "In", frozenset(["n1-0"])),)
+    world.state.preemption.set_budget("default/b", Budget("default", 0, conditions))
+
+    def change() -> None:
+        CHANGES["a card fails"](world)
+        world.state.preemption.set_budget("default/b", Budget("default", 1, conditions))
+
+    world.meanwhile(4, change)
+    assert world.asks("g0") == {"n1": ["n1-0"]}
+
+
+@pytest.mark.parametrize("step", range(1, 9))
+def test_a_victim_that_a_budget_protects_since_the_search_began_stays(step):
+    """Before, it was the first of the victims."""
     world = Full(**{f"n{i}": [LOW] for i in range(4)})
     gang(world, 3)
-    takes_a_turn(world)
     protected = Budget("default", 0, (LabelCondition("place", "In", frozenset(["n0-0"])),))
-    pauses = world.meanwhile(pause, lambda: world.state.preemption.set_budget("default/late", protected))
+    steps = world.meanwhile(step, lambda: world.state.preemption.set_budget("default/late", protected))
     answer = world.asks("g0")
-    assert len(pauses) > pause
+    assert len(steps) > step
     assert len(answer) == 1
     assert "n0" not in answer
 
@@ -493,14 +507,11 @@ happens = st.sampled_from(["bound", "node", "nominated", "member", "ended", "end
     nodes=st.lists(on_cards, min_size=1, max_size=4),
     size=st.integers(1, 5),
     happening=happens,
-    pause=st.integers(1, 8),
-    slow=st.booleans(),
+    step=st.integers(1, 12),
     data=st.data(),
 )
-def test_what_is_answered_is_what_would_be_answered_at_that_moment(nodes, size, happening, pause, *, slow, data):
-    """Whatever happens between two turns: as if it had happened before the call. `slow`: each look for victims takes a
-    turn.
-    """
+def test_what_is_answered_is_what_would_be_answered_at_that_moment(nodes, size, happening, step, data):
+    """Whatever happens during the search: as if it had happened before the call."""
     assume(sum(on.count(None) for on in nodes) < size)
     node = f"n{data.draw(st.integers(0, len(nodes) - 1))}"
     card = data.draw(st.integers(0, 2))
@@ -526,12 +537,10 @@ def test_what_is_answered_is_what_would_be_answered_at_that_moment(nodes, size, 
     def answer(*, between: bool) -> tuple[dict[str, list[str]], bool]:
         world = Full(**{f"n{i}": on for i, on in enumerate(nodes)})
         gang(world, size)
-        if slow:
-            takes_a_turn(world)
         if not between:
             return world.asks("g0", before=lambda: change(world)), True
-        pauses = world.meanwhile(pause, lambda: change(world))
-        return world.asks("g0"), len(pauses) >= pause
+        steps = world.meanwhile(step, lambda: change(world))
+        return world.asks("g0"), len(steps) >= step
 
     answered, happened = answer(between=True)
     assume(happened)

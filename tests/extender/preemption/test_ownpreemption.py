@@ -15,6 +15,7 @@ from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.request import Load
 from cardwise.kube import paths
 from cardwise.kube.pods.budgets import Budget, LabelCondition
+from extender.cache.nominations import NominatedPlace
 from extender.preemption import preemption
 from extender.queue import schedulingqueue
 from extender.records.nodeinfo import NodeRecord
@@ -280,6 +281,24 @@ def test_if_one_victim_of_a_gang_may_not_be_evicted_nothing_is_kept_for_it():
     world.create(gangworlds.single("low", created=9, priority=LOW, gpu_mem=1000))
     world.run(2)
     assert "low" in world.bound()
+
+
+@pytest.mark.parametrize("number", range(1, 5))
+def test_a_gang_gets_no_victims_that_the_eviction_api_has_refused_during_the_search(number):
+    world = Gangs(n1=(1000, 1000), n2=(1000, 1000))
+    world.gang(2, whole_gpu=1)
+    searches = 0
+
+    def refuse(claimant) -> None:
+        nonlocal searches
+        searches += 1
+        if searches == number:
+            eviction = preemption.Eviction(claimant, "n99", (), NominatedPlace())
+            world.state.preemption.on_eviction_failed(eviction, ["uid-n1-0", "uid-n1-1"], 600.0)
+
+    on_victim_search(world.state, refuse)
+    assert {"n1-0", "n1-1"}.isdisjoint(world.evicts(20.0))
+    assert searches >= number
 
 
 # What the search costs.

@@ -130,6 +130,48 @@ def test_of_two_simultaneous_calls_for_a_pod_one_is_answered():
     assert answers == [{"n2": ["n2-0"]}]
 
 
+@pytest.fixture
+def beside_nominated():
+    """Card 0 of n1 is free and reserved for the nominated pod `first`; n2 has a free card, too."""
+    world = Searched("n1", "n2")
+    world.runs("n1-0", P100, 0, node="n1")
+    world.runs("n1-1", P100, 1, node="n1")
+    world.runs("n2-1", P100, 1, node="n2", priority=HIGH)
+    world.first = world.show_pod(world.wants("first"))
+    assert world.preempt(world.first, n1=["n1-0"]) == {"n1": ["n1-0"]}
+    world.nominate(world.first, "n1")
+    world.delete_pod("n1-0")
+    return world
+
+
+def test_no_pod_is_evicted_if_a_nominated_pod_gets_a_card_elsewhere_during_the_search(beside_nominated):
+    """Then what is reserved for it is free."""
+    world = beside_nominated
+    pod = world.show_pod(world.wants("p"))
+    world.happens(lambda: world.filter(world.first, "n2"), after=len(world.locked) + 1)
+    assert world.own_evictions(pod, "n1") == {}
+
+
+def test_the_card_of_a_nominated_pod_that_loses_its_other_card_during_the_search_is_reserved_again(beside_nominated):
+    world = beside_nominated
+    assert world.filter(world.first, "n2") == ["n2"]
+    pod = world.show_pod(world.wants("p"))
+
+    def fail() -> None:
+        world.state.set_card(*as_card(resource(0, node="n2", health="Unhealthy")))
+        assert world.filter(world.first, "n2") == []
+
+    world.happens(fail, after=len(world.locked) + 1)
+    assert world.preempt(pod, n1=["n1-1"]) == {"n1": ["n1-1"]}
+    reserved = [
+        share.uuid
+        for places in world.state._cache.nominations.places_by_pod().values()
+        for place in places.values()
+        for share in place.assignment.shares()
+    ]
+    assert sorted(reserved) == ["GPU-n1-0", "GPU-n1-1"]
+
+
 def reserve_for_gang(world: World, node: str) -> None:
     """Reserve card 0 of the node for a gang that comes before all pods."""
     gang = Gang("other", "g", {})
