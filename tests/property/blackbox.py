@@ -1,11 +1,12 @@
-"""A cluster around whole extenders, of which nothing is known but what kube-scheduler and the API server see of them.
+"""A simulated cluster around whole extenders; it observes only their calls with kube-scheduler and the API server.
 
 A `World` has the API server of the tests, a kube-scheduler, kubelets and one or two extenders, each with all its
 threads, on one clock (`fakes/turnclock.py`). What happens in it is a list of steps with plain arguments, a *history*: a
-machine that draws steps writes one (`test_blackbox.py`), and `replay` goes through it again, with any extender that
-`Build` can make, and tells what was bound where. A step that has nothing to work on does nothing.
+machine that draws steps writes one (`test_blackbox.py`), and `replay` executes it again, with any extender that `Build`
+can make, and returns the bound pods with their nodes. A step that finds no object does nothing.
 
-The `Judge` knows what the API server has, and what runs on the nodes. It asserts the rules of the architecture.
+The `Judge` sees the objects of the API server and the containers on the nodes. It asserts the rules of the
+architecture.
 """
 
 import contextlib
@@ -41,12 +42,12 @@ TAKING = ("Ready", "Off")  # states of MPS in which a card takes pods
 LEASE = paths.leases("cardwise-system", "extender")
 DURATION = 5.0  # of the Lease
 FILTER_SECONDS = 1.0  # for which kube-scheduler waits
-LAG_SECONDS = 20.0  # the longest that a watch of what is not a pod lags; less than `terminating_seconds`
+LAG_SECONDS = 20.0  # the maximum lag of a watch of other objects than pods; less than `terminating_seconds`
 TROUBLES = {
     "arrives", "away", "fails", "forget", "is_cut_off", "is_interrupted", "is_killed", "lag", "scheduler_restarts",
     "stands", "stands_still", "starts", "stops", "watches_end",
 }  # fmt: skip
-QUIET_ROUNDS = 150  # of ten seconds, in which all that fits must have been placed: a gang may keep cards for long
+QUIET_ROUNDS = 150  # of ten seconds each, in which all pods that fit must be placed: a gang may keep cards for long
 
 SETTINGS = ExtenderSettings(
     policy="binpack", one_best_node=True, headroom=0, max_clients=None, core_overcommit=100, bind_deadline=4.0,
@@ -59,7 +60,7 @@ SETTINGS = ExtenderSettings(
 
 
 class Whole(Protocol):
-    """An extender, as its process has it."""
+    """An extender with the same parts as in its process."""
 
     def app(self, registry: CollectorRegistry) -> httpcalls.WsgiApp: ...
     def start(self) -> None: ...
@@ -85,7 +86,10 @@ class Process:
 
 @dataclass
 class Card:
-    """Of a node. `there`: it has an ExtendedResource. `mps`: its state, "" where the node has no MPS manager."""
+    """A card of a node.
+
+    there: whether it has an ExtendedResource.
+    mps: its state; "" if the node has no MPS manager."""
 
     mem: int
     model: str = "P100"
@@ -102,7 +106,9 @@ class Card:
 
 @dataclass
 class Machine:
-    """A node. `known`: it has a Node object."""
+    """A node.
+
+    known: whether it has a Node object."""
 
     cards: list[Card]
     known: bool = True
@@ -131,23 +137,23 @@ class World:
         }
         self.running: dict[str, tuple[str, Given]] = {}  # by UID: node, and what its containers use
         self.ghosts: dict[str, str] = {}  # name by UID, of what runs without a pod
-        self.late: list[Request] = []  # Bindings that stand somewhere on their way
-        self.standing = 0  # how many of the next Bindings will
-        self.behind = False  # the policy knows of no new epoch
+        self.late: list[Request] = []  # Bindings that are delayed on their way
+        self.standing = 0  # how many of the next Bindings will be delayed
+        self.behind = False  # whether the admission policy does not see the new epoch yet
         self.numbers = 0
         self.calls: dict[str, Json] = {}  # the last bind call of each pod
-        self.connected = 0  # to which extender the scheduler's connection is
+        self.connected = 0  # the extender to which the scheduler is connected
         self.cut: set[str] = set()  # programs that do not reach the API server
         self.lags: dict[str, float] = {}  # collections, and since when
         self.under_way: set[str] = set()  # pods that the scheduler works on
         self.in_cycle: set[str] = set()  # of these, pods that have no node yet: the scheduler looks at one at a time
         self.processes: list[Process | None] = []
         self.errors: list[Any] = []
-        self.troubled = -math.inf  # when something was wrong last
-        self.broken: Exception | None = None  # what the last step has broken
+        self.troubled = -math.inf  # when the last fault ended
+        self.broken: Exception | None = None  # the rule that the last step has broken
 
     def do(self, do: str, **arguments: Any) -> None:
-        """Takes the step, and what follows of it at once; then all rules must hold."""
+        """Execute the step and its immediate consequences; then all rules must hold."""
         self.history.append({"do": do, **arguments})
         if do in TROUBLES:
             self.troubled = math.inf
@@ -177,7 +183,7 @@ class World:
         assert not self.clock.failed, self.clock.failed
 
     def _log(self, _logger: object, _method: str, event: Json) -> str:
-        """What an extender logs as an error is a fault of it."""
+        """An error in an extender's log is a fault."""
         self.errors.append(event)
         return ""
 
@@ -213,7 +219,7 @@ class World:
     # The API server.
 
     def _check_fencing(self, call: Request) -> None:
-        """The policy of the chart: no Binding of an epoch that is over."""
+        """The admission policy of the chart: it refuses Bindings of an ended epoch."""
         if call.path.endswith("/binding") and not self.behind:
             epoch = call.body["metadata"]["annotations"].get(names.LEADER_EPOCH, "")
             lease = self.api.get(LEASE)
@@ -233,15 +239,15 @@ class World:
             raise TimeoutError("it stands somewhere")
 
     def fails(self, verb: str, path: str, times: int, **fault: Any) -> None:
-        """The next requests of this kind."""
+        """Let the next requests of this kind fail."""
         self.api.fault(Fault(**fault), verb, path, times)
 
     def stands(self, times: int) -> None:
-        """The next Bindings do not arrive for long, and whoever sends them gives up waiting."""
+        """Delay the next Bindings so long that their senders time out."""
         self.standing = times
 
     def arrives(self, choice: int, behind: bool) -> None:
-        """A Binding that stood on its way."""
+        """Let a delayed Binding arrive."""
         if self.late:
             call = self.late.pop(choice % len(self.late))
             self.behind, standing, self.standing = behind, self.standing, 0
@@ -261,17 +267,17 @@ class World:
         self.api.end_watches(ending, collection)
 
     def forget(self) -> None:
-        """Versions from before are too old."""
+        """Compact the history: earlier resourceVersions are too old."""
         self.api.compact()
 
     def away(self, seconds: float) -> None:
-        """Nobody reaches the API server for so long."""
+        """Let the API server be unreachable for this time."""
         self.api.down = True
         self.clock.run(seconds, stride=0.5)
         self.api.down = False
 
     def passes(self, seconds: float, stride: float) -> None:
-        """Time. What nodes and administrators say is heard in time, which no extender can help."""
+        """Let time pass. Changes by nodes and administrators reach the extenders in time."""
         for collection, since in list(self.lags.items()):
             if self.clock.now() + seconds > since + LAG_SECONDS and collection != paths.pods():
                 self.api.let_through(collection)
@@ -281,7 +287,7 @@ class World:
     # Users.
 
     def creates(self, **pod: Any) -> None:
-        """A pod that asks for this; see `_asking`."""
+        """Create a pod with this request; see `_asking`."""
         self.numbers += 1
         self.api.write_object(paths.pods(), self._asking(f"p{self.numbers}", **pod))
 
@@ -299,8 +305,11 @@ class World:
         guarded: bool = False,
         **amounts: int,
     ) -> Json:
-        """As the webhook leaves it. `split`: over how many cards; `minimum`: members of the gang, 0 where a PodGroup
-        says it; `guarded`: by a disruption budget.
+        """A pod's manifest after the webhook.
+
+        split: over how many cards the share is split.
+        minimum: members of the gang; 0 if a PodGroup sets it.
+        guarded: whether a disruption budget protects the pod.
         """
         uid = f"uid-{name}"
         if amounts or gang:
@@ -338,7 +347,9 @@ class World:
                 self.api.client(user_agent="user").delete(path_of(pod))
 
     def deletes_by_force(self, choice: int | str) -> None:
-        """One whose containers run, if there is one. They run on, and their node says so."""
+        """Delete by force a pod whose containers run, if there is one. They continue to run, and their node reports
+        them.
+        """
         pods = self.pods()
         pod = self._pick([other for other in pods if other["metadata"]["uid"] in self.running] or pods, choice)
         if pod is not None:
@@ -349,13 +360,13 @@ class World:
             self.api.remove(path_of(pod))
 
     def touches(self, choice: int | str) -> None:
-        """Somebody changes a label."""
+        """Change a label of a pod."""
         pod = self._pick(self.pods(), choice)
         if pod is not None:
             self.api.edit(path_of(pod), metadata={"labels": {"changed": str(self.api.revision)}})
 
     def groups(self, gang: str, minimum: int, namespace: str = "default") -> None:
-        """Somebody makes a PodGroup."""
+        """Create a PodGroup."""
         metadata = {"name": gang, "namespace": namespace}
         self.api.write_object(paths.podgroups(), {"metadata": metadata, "spec": {"minMember": minimum}})
         self.judge.minimums[namespace, gang] = minimum
@@ -382,7 +393,7 @@ class World:
             self._put_node(node)
 
     def card_changes(self, node: str, index: int, change: str) -> None:
-        """`change` of the card, "healthy", "cordoned", "there" or "mps", is the other way round from now on."""
+        """Toggle a property of the card: "healthy", "cordoned", "there" or "mps"."""
         card = self._pick(self.machines[node].cards, index)
         if change != "mps":
             setattr(card, change, not getattr(card, change))
@@ -392,7 +403,7 @@ class World:
         self._put_cards(node)
 
     def runs(self, choice: int | str) -> None:
-        """The kubelet starts a pod."""
+        """Let the kubelet start a pod."""
         waiting = [pod for pod in self.pods() if node_of(pod) and pod["status"]["phase"] == "Pending"]
         pod = self._pick([other for other in waiting if not other["metadata"].get("deletionTimestamp")], choice)
         if pod is not None:
@@ -401,7 +412,7 @@ class World:
             self.api.edit(path_of(pod), status=status)
 
     def ends(self, choice: int | str) -> None:
-        """Containers end: of a pod that is deleted, of one that has done its work, or of one that is gone."""
+        """Let the containers of a pod end: of a terminating, completed or deleted pod."""
         bound = [pod for pod in self.pods() if node_of(pod) and not is_over(pod)]
         ended = self._pick([*bound, *self.ghosts], choice)
         if isinstance(ended, str):
@@ -413,7 +424,7 @@ class World:
                 self._finish_containers(ended)
 
     def _finish_containers(self, pod: Json) -> None:
-        """Its containers have ended, and the kubelet says so."""
+        """End the pod's containers, and let the kubelet report it."""
         self.running.pop(pod["metadata"]["uid"], None)
         state = {"name": "main", "state": {"terminated": {}}}
         self.api.edit(path_of(pod), status={"phase": "Succeeded", "containerStatuses": [state]})
@@ -421,13 +432,13 @@ class World:
             self.api.remove(path_of(pod))
 
     def clears(self) -> None:
-        """All pods are deleted, and gone."""
+        """Delete all pods, until their objects are deleted."""
         for pod in self.pods():
             self.deletes(pod["metadata"]["name"])
         self.ends_deleted()
 
     def ends_deleted(self) -> None:
-        """The containers of all pods that are deleted, and of all that are gone."""
+        """End the containers of all terminating and deleted pods."""
         for pod in self.pods():
             if node_of(pod) and pod["metadata"].get("deletionTimestamp"):
                 self._finish_containers(pod)
@@ -464,7 +475,7 @@ class World:
             if not card.there:
                 self.api.remove(path)
             else:
-                if before is not None:  # what others write to its status stays
+                if before is not None:  # fields of other writers in its status stay
                     report["status"] = before["status"] | report["status"]
                 self.api.write_object(paths.extendedresources(), report)
 
@@ -489,7 +500,7 @@ class World:
             self.clock.kill(process.program)
 
     def stops(self, extender: int) -> None:
-        """It is told to end, and has time to."""
+        """Stop an extender with SIGTERM."""
         process = self.processes[extender]
         if process is not None:
             process.program.still = False
@@ -503,12 +514,12 @@ class World:
             self.is_killed(extender)
 
     def is_cut_off(self, extender: int, cut: bool) -> None:
-        """Its requests do not reach the API server; watches that run go on."""
+        """Block the extender's requests to the API server; open watches continue."""
         name = f"extender-{extender}"
         self.cut = self.cut | {name} if cut else self.cut - {name}
 
     def stands_still(self, extender: int, still: bool) -> None:
-        """As by SIGSTOP, and SIGCONT."""
+        """Pause the extender, as SIGSTOP does, and let it continue."""
         process = self.processes[extender]
         if process is not None:
             process.program.still = still
@@ -516,14 +527,17 @@ class World:
     # kube-scheduler.
 
     def tries(self, choice: int | str, to: int, whole: bool = False) -> None:
-        """It looks at a pod. `to`: the extender that it reaches; `whole`: it sends whole Nodes."""
+        """Let kube-scheduler try a pod.
+
+        to: the extender that it calls.
+        whole: whether it sends whole Nodes."""
         waiting = [pod for pod in self.pods() if self.waits(pod)]
         pod = self._pick(waiting, choice)
         if pod is not None:
             self._try(pod, to, whole=whole)
 
     def is_interrupted(self, choice: int, to: int, turns: int, kill: bool) -> None:
-        """In the middle of a try the extender stands still, or is killed."""
+        """Pause or kill the extender in the middle of a try."""
         self.tries(choice, to)
         self.clock.take_turns(turns)
         reached = (self.connected + to) % 2
@@ -533,7 +547,7 @@ class World:
             self.stands_still(reached, still=True)
 
     def binds_again(self, choice: int, to: int) -> None:
-        """A bind call comes a second time."""
+        """Send a bind call a second time."""
         call = self._pick(sorted(self.calls), choice)
         if call is not None:
             self.clock.start(self.scheduler, lambda: self._call(to, "bind", self.calls[call]))
@@ -546,7 +560,7 @@ class World:
         self._busy = False
 
     def waits(self, pod: Json) -> bool:
-        """Whether it is in the scheduler's queues, and of ours."""
+        """Whether the pod is in the scheduler's queues and requests GPUs."""
         meta, spec = pod["metadata"], pod["spec"]
         ready = not (spec.get("nodeName") or spec.get("schedulingGates") or meta.get("deletionTimestamp"))
         ours = asks(pod) or gang_of(pod)
@@ -602,7 +616,9 @@ class World:
         return fitting[0]
 
     def _preempt(self, pod: Json, to: int, failed: dict[str, str]) -> None:
-        """It offers those of lower priority on each node that is not hopeless, and deletes whom the extender names."""
+        """Let kube-scheduler preempt: it offers the pods of lower priority on each node that could help, and deletes
+        the victims that the extender returns.
+        """
         mine = pod["spec"]["priority"]
         lower = {
             other["metadata"]["uid"]: other
@@ -634,7 +650,7 @@ class World:
             assert victims["NumPDBViolations"] >= len(guarded), ("no word of disruption budgets", victims, guarded)
         node = min(chosen)
         if not all(other["UID"] in lower for other in chosen[node]["Pods"]):
-            return  # one is gone by now, and the scheduler gives up
+            return  # a victim was deleted since, and the scheduler gives up
         client = self.api.client(user_agent="kube-scheduler")
         for other in chosen[node]["Pods"]:
             with contextlib.suppress(errors.KubeError):
@@ -645,9 +661,9 @@ class World:
             client.patch(path_of(pod) + "/status", {"status": status}, "merge")
 
     def _call(self, to: int, verb: str, args: Json) -> Any:
-        """The answer; None where none comes in time. The extender goes on with a call that is given up.
+        """The response; None if it does not arrive in time. The extender continues with a call that timed out.
 
-        `to`: 0 for the extender to which the connection is. A new one, after an error, is to the other.
+        to: 0 for the connected extender. After an error the next connection is to the other one.
         """
         at = self.connected
         answer = self._post((at + to) % 2, verb, args)
@@ -681,7 +697,7 @@ class World:
                 done.set()
 
         self.clock.start(process.program, answer, verb)
-        alone = self.settings.get("bind_deadline") is not None  # bind has a stanza of its own
+        alone = self.settings.get("bind_deadline") is not None  # bind has its own stanza
         self.clock.wait(done, FILTER_SECONDS if verb != "bind" else 300.0 if alone else 5.0)
         if not answers or not answers[0][0].startswith("200"):
             return None
@@ -690,7 +706,7 @@ class World:
     # The end.
 
     def calm(self, seconds: float) -> None:
-        """Faults stop, and that is long enough ago."""
+        """Whether faults stopped long enough ago."""
         for rule in self.api._rules["fault"]:
             rule.end()
         self.standing = 0
@@ -707,14 +723,14 @@ class World:
         self.troubled = self.clock.now()
 
     def goes_first(self, high: str, low: str) -> None:
-        """Others went for the pod `high`, so `low` may not have their place."""
+        """Pods were evicted for the pod `high`, so `low` must not get their cards."""
         pods = {pod["metadata"]["name"]: pod for pod in self.pods()}
         if high in pods and low in pods and pods[high]["status"].get("nominatedNodeName"):
             is_taken = not node_of(pods[high]) and node_of(pods[low]) and not self.judge.fit([pods[high]])
             assert not is_taken, f"{low} has the place for which others had gone for {high}"
 
     def quiet(self) -> None:
-        """Faults stop, and all do their work: whatever fits must be placed."""
+        """Stop all faults, and let all programs work: every pod that fits must be placed."""
         self.calm(0.0)
         for round_ in range(QUIET_ROUNDS):
             self.clock.run(10, stride=1.0 if round_ < 15 else 2.5)
@@ -725,7 +741,7 @@ class World:
         raise AssertionError(f"it fits, and was not placed: {self.judge.unplaced_pods()}")
 
     def _work(self) -> None:
-        """kubelets start and end what they should, and the scheduler tries every pod once."""
+        """Let kubelets start and end containers, and the scheduler try every pod once."""
         self.ends_deleted()
         self.clock.run(0.5, stride=0.25)
         for pod in sorted(self.pods(), key=lambda other: -other["spec"].get("priority", 0)):
@@ -750,12 +766,12 @@ class World:
 
     @property
     def bound_pods(self) -> list[Given]:
-        """What was bound, in the order in which it was."""
+        """The bound pods, in the order of their Bindings."""
         return list(self.judge.bound_pods.values())
 
 
 def replay(history: History, build: Build = today) -> list[Given]:
-    """The history once more; what was bound."""
+    """Execute the history again. Returns the bound pods."""
     first, *steps = history
     world = World(**first, build=build)
     with world.open():
@@ -765,7 +781,7 @@ def replay(history: History, build: Build = today) -> list[Given]:
 
 
 def _plain(name: str) -> Json:
-    """A pod that asks for no card."""
+    """A pod that requests no card."""
     name = name.replace("p", "plain", 1)
     container = {"name": "main", "resources": {}}
     return {

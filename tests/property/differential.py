@@ -1,4 +1,4 @@
-"""Plays the same histories against the extender of another commit and that of this tree, and compares what was bound.
+"""Executes the same histories with the extender of another commit and of this tree, and compares the bound pods.
 
 `python -m tests.property.differential --base COMMIT` draws orderly histories: one thing at a time, and no faults. There
 each pod must be bound to the same cards. `--faults` draws all histories of the black box: which thread comes first may
@@ -45,7 +45,9 @@ FIRST_HISTORY: History = [
 
 
 class Told(NamedTuple):
-    """By pod: where it was bound, as node and cards. `broken`: the rule that was, "" for none."""
+    """The outcome of a history: by pod, the node and cards.
+
+    broken: the broken rule; "" for none."""
 
     bound: dict[str, str]
     broken: str
@@ -107,7 +109,7 @@ class Base:
         )
 
     def _problem_of_playing(self) -> str:
-        """Why it cannot play a first history, "" if it can."""
+        """Why the base cannot execute a first history; "" if it can."""
         try:
             outcome = self.played(FIRST_HISTORY)
         except (OSError, ValueError):
@@ -118,7 +120,7 @@ class Base:
         print(json.dumps(history), file=self._process.stdin, flush=True)
 
     def end(self) -> Told:
-        """Of the oldest history that was begun and not ended."""
+        """The outcome of the oldest history that was started and not ended."""
         return Told(*json.loads(self._process.stdout.readline()))
 
     def played(self, history: History) -> Told:
@@ -133,7 +135,7 @@ class Base:
 
 
 def serve() -> None:
-    """Answers each history of a line with what was told."""
+    """Execute the history of each line, and print its outcome."""
     sys.meta_path.append(_Moved())
     out, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
@@ -141,7 +143,9 @@ def serve() -> None:
 
 
 class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds a module where it was before it got a room: `cardwise.core.names` for `cardwise.core.api.names`."""
+    """Finds a module at its path before it was moved into a package: `cardwise.core.names` for
+    `cardwise.core.api.names`.
+    """
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
         parts = name.split(".")
@@ -150,7 +154,7 @@ class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         former = Path(*parts[:-2], f"{parts[-1]}.py")
         if former.exists():
             return importlib.util.spec_from_loader(name, self, origin=".".join([*parts[:-2], parts[-1]]))
-        # A room that is not there yet.
+        # A package that does not exist yet.
         return importlib.util.spec_from_loader(name, self, is_package=True)
 
     def create_module(self, spec: Any) -> Any:
@@ -161,7 +165,7 @@ class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def draw(machine: Any, examples: int, seed: int, visit: Callable[[History, Told], object]) -> None:
-    """Histories of the machine, with what this tree's extender made of them."""
+    """Draw histories of the machine, with the outcomes of this tree's extender."""
     import hypothesis
     from hypothesis.stateful import run_state_machine_as_test
 
@@ -194,7 +198,7 @@ def text(error: Exception | None) -> str:
 
 
 def differs(before: Told, now: Told, *, strict: bool) -> str:
-    """How, "" for not at all."""
+    """The difference of the outcomes; "" if there is none."""
     if now.broken:
         return f"a rule is broken{' as before' if before.broken else ''}: {now.broken}"
     if before.broken:

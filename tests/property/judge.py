@@ -1,4 +1,4 @@
-"""Says whether the rules of the architecture hold of a world of `blackbox`: by its API server, and by what runs."""
+"""Checks the rules of the architecture in a world of `blackbox`, by its API server and the running containers."""
 
 import json
 import math
@@ -18,7 +18,7 @@ HEARD_SECONDS = 180.0  # after which each extender acts by what nodes and admini
 
 
 class Share(NamedTuple):
-    """What a pod holds of a card."""
+    """The part of a card that a pod holds."""
 
     index: int
     uuid: str
@@ -36,7 +36,7 @@ class Given(NamedTuple):
 
 
 class Judge:
-    """Looks at the API server only, and at what runs on the nodes."""
+    """Sees only the API server, and the containers on the nodes."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
@@ -85,7 +85,9 @@ class Judge:
             self._within_quota(pod["metadata"]["namespace"])
 
     def _bound(self, pod: Json) -> None:
-        """It is as it was asked, on cards of that node; of no epoch that another had followed; and with its gang."""
+        """Check a Binding: it has the requested amounts on cards of its node, is not of an ended epoch, and binds the
+        whole gang.
+        """
         binding = read_binding(pod)
         self.bound_pods[pod["metadata"]["uid"]] = binding
         cards = self._world.machines[binding.node].cards
@@ -110,12 +112,12 @@ class Judge:
             assert len(self._came(gang)) >= self._minimum(pod), (binding, "its gang has never been complete")
 
     def _is_settled(self, node: str) -> bool:
-        """Whether all that is said of its cards must have been heard by now, and what was decided before is over."""
+        """Whether all changes of the node's cards must have reached the extenders, and earlier decisions have ended."""
         since = max(self._world.troubled, self._changed.get(node, -math.inf))
         return self._world.clock.now() > since + SETTLED_SECONDS
 
     def _is_asked(self, pod: Json, card: "Card") -> bool:
-        """Whether the card is of the kind for which the pod asks."""
+        """Whether the pod may use a card of this class."""
         wanted = class_of(pod)
         if wanted and card.model not in self._world.classes[wanted]:
             return False
@@ -126,16 +128,16 @@ class Judge:
         return mode == "off" or not card.mps or not several
 
     def _came(self, gang: tuple[str, str]) -> list[Json]:
-        """The members that have come as far as bind, where all that do not run yet wait for each other."""
+        """The members that have reached bind, where all members that do not run yet wait for each other."""
         return [pod for pod in self._members(gang) if pod["metadata"]["name"] in self._world.calls]
 
     def _minimum(self, pod: Json) -> int:
-        """How many members its gang wants at least."""
+        """The minimum of members of the gang."""
         minimum = self.minimums.get(gang_of(pod) or ("", ""))
         return minimum or int(pod["metadata"]["annotations"][names.GROUP_NUM])
 
     def _members(self, gang: tuple[str, str]) -> list[Json]:
-        """All that there ever were."""
+        """All members that ever existed."""
         return [pod for pod in self._pods.values() if gang_of(pod) == gang]
 
     def _cards(self) -> None:
@@ -149,7 +151,7 @@ class Judge:
             assert not card.mps or len(modes) == 1, ("with MPS beside one without", node, index, shares)
 
     def _users(self) -> dict[tuple[str, int], list[str]]:
-        """What those on each card say of MPS."""
+        """By card, the MPS modes of its pods."""
         users: dict[tuple[str, int], list[str]] = {}
         for uid, binding in self._holders().items():
             for share in binding.shares:
@@ -167,7 +169,7 @@ class Judge:
         return {uid: binding for uid, (_, binding) in self._world.running.items()} | self._holding
 
     def _within_quota(self, namespace: str) -> None:
-        """By one of the limits that an extender may have known, of cards that it surely knows."""
+        """Check a namespace by the limits that an extender may have read, on cards that it has surely read."""
         since = self._world.clock.now() - HEARD_SECONDS
         versions = self._quotas.get(namespace, [])
         known = [hard for i, (_, hard) in enumerate(versions) if i + 1 == len(versions) or versions[i + 1][0] > since]
@@ -176,8 +178,10 @@ class Judge:
         assert not known or within, ("above the quota", namespace, used, known)
 
     def _charged(self, namespace: str, hard: Json, since: float | None = None) -> Json:
-        """What the namespace holds of cards of the entry. `since`: without cards that are not reported, and those of
-        nodes that have changed since then: an extender may not know of these.
+        """The amounts that the namespace holds on cards of the entry.
+
+        since: leaves out cards that are not reported, and cards of nodes that have changed since then: an extender may
+            not have read them.
         """
         shares = []
         for uid, binding in self._holders().items():
@@ -196,16 +200,16 @@ class Judge:
         return not wanted or card.model in self._world.classes[wanted]
 
     def _untouched(self) -> None:
-        """Pods that ask for nothing of ours."""
+        """Check that pods without a GPU request are not delayed."""
         for call in self._world.api.requests[self._requests_seen :]:
             if call.verb in ("create", "update", "patch", "delete") and call.headers["User-Agent"] != "user":
                 assert "/plain" not in call.path, (call.verb, call.path)
         self._requests_seen = len(self._world.api.requests)
 
-    # When all is quiet.
+    # Checks without faults.
 
     def room(self) -> list[int]:
-        """What cards have free, the most first."""
+        """The free MiB of cards, the largest first."""
         used = self._used()
         return sorted(
             (
@@ -218,7 +222,7 @@ class Judge:
         )
 
     def unplaced_pods(self) -> list[str]:
-        """Pods that fit and wait, and gangs of which a part is bound."""
+        """Pods that fit and are pending, and gangs that are bound in part."""
         there = [self._pods[uid] for uid in sorted(self._there)]
         waiting = [pod for pod in there if not node_of(pod) and not pod["metadata"].get("deletionTimestamp")]
         alone = [pod["metadata"]["name"] for pod in waiting if asks(pod) and not gang_of(pod) and self.fit([pod])]
@@ -238,7 +242,7 @@ class Judge:
         return ""
 
     def fit(self, pods: Sequence[Json]) -> bool:
-        """Whether they surely all fit: each takes the first cards on which it does."""
+        """Whether all these pods surely fit: each takes the first cards on which it fits."""
         used, users = self._used(), self._users()
         namespace = pods[0]["metadata"]["namespace"]
         versions = self._quotas.get(namespace)
@@ -259,7 +263,7 @@ class Judge:
                 share = Share(index, "", mem, limits.get(names.GPU_CORE, 0), whole=whole)
                 used.setdefault((node, index), []).append(share)
                 users.setdefault((node, index), []).append(mps_of(pod))
-                # Of which class it will be is not said, so it counts everywhere.
+                # Its class is unknown, so it counts in every entry.
                 held = _sum_of(held, _charge([(mem, whole)]))
         return _fits(held, hard)
 
@@ -288,7 +292,7 @@ class Judge:
 
 
 def read_binding(pod: Json) -> Given:
-    """What its annotations say, read by hand."""
+    """The assignment in the pod's annotations, parsed without Cardwise's code."""
     document = json.loads(pod["metadata"]["annotations"].get(names.ASSIGNMENT, '{"containers": {}}'))
     shares = [
         Share(index, uuid, mem, core, whole=bool(whole and whole[0]))
@@ -309,17 +313,17 @@ def labels_of(pod: Json | None) -> Json:
 
 
 def mps_of(pod: Json) -> str:
-    """Whether it wants MPS: off, preferred, required."""
+    """The pod's MPS mode: off, preferred or required."""
     return pod["metadata"]["annotations"].get(names.MPS, "preferred")
 
 
 def class_of(pod: Json) -> str:
-    """The ResourceClass for which it asks, "" for none."""
+    """The ResourceClass that the pod requests; "" for none."""
     return next(filter(None, map(names.class_of, limits_of(pod))), "")
 
 
 def _charge(shares: Sequence[tuple[int, bool]]) -> Json:
-    """What shares of so many MiB, or whole cards, count, in the words of a GPUQuota."""
+    """The charge of these shares or whole cards, by the fields of a GPUQuota."""
     return {
         "shares": len(shares),
         "memoryMiB": sum(mem for mem, _ in shares),
@@ -340,7 +344,7 @@ def limits_of(pod: Json) -> dict[str, int]:
 
 
 def split_of(pod: Json) -> int:
-    """Over how many cards its share is."""
+    """The number of cards over which the pod's share is split."""
     return int(pod["metadata"]["annotations"].get(names.GPU_COUNTS, "main=1").removeprefix("main="))
 
 

@@ -1,7 +1,8 @@
-"""Faults for the black box to find: extenders that are told lies, or tell some. Nothing here knows their inside.
+"""Planted faults that the black box must find: extenders whose input or output is changed. The module does not depend
+on their internals.
 
-`python -m tests.property.planted` draws histories until each fault has been found, and tells after how many. With
-`--keep` the history that shows a fault is made small and kept as a file.
+`python -m tests.property.planted` draws histories until each fault was found, and prints after how many. With `--keep`,
+the history that shows a fault is shrunk and saved as a file.
 """
 
 import argparse
@@ -39,7 +40,11 @@ Sends = Callable[["_Between", Request], Answer]  # what becomes of a request of 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fault:
-    """`sees`: by collection. `filters`: the same of a pod in a call of filter. `settings`: others than were said."""
+    """A planted fault.
+
+    sees: by collection, how the extender sees objects.
+    filters: how it sees the pod of a filter call.
+    settings: changed settings."""
 
     sees: dict[str, Seen] = dataclasses.field(default_factory=dict)
     sends: Sends | None = None
@@ -80,7 +85,7 @@ class _Between(InMemoryClient):
 
 
 class _Stream:
-    """A watch of which all objects are seen otherwise."""
+    """A watch with changed objects."""
 
     def __init__(self, stream: Any, seen: Seen) -> None:
         self.__dict__["_stream"], self.__dict__["_seen"] = stream, seen
@@ -105,7 +110,7 @@ class _Stream:
 
 
 class _Whole:
-    """An extender of which calls of filter see the pod otherwise."""
+    """An extender that sees changed pods in filter calls."""
 
     def __init__(self, whole: Whole, fault: Fault) -> None:
         self._whole = whole
@@ -149,12 +154,12 @@ def _one_more(quota: Json) -> Json:
 
 
 def _alone(pod: Json) -> Json:
-    """It is in no gang."""
+    """Remove the pod from its gang."""
     return merged(pod, {"metadata": {"labels": {names.GANG: None}}})
 
 
 def _not_whole(pod: Json) -> Json:
-    """Of a whole card that it has, some is free."""
+    """Report a part of a whole card as free."""
     document = json.loads((pod["metadata"].get("annotations") or {}).get(names.ASSIGNMENT, "null"))
     if document is None:
         return pod
@@ -191,7 +196,7 @@ def _makes_nothing_void(between: _Between, request: Request) -> Answer:
 
 
 def _binds_whatever_has_changed(between: _Between, request: Request) -> Answer:
-    """Of any epoch, and any version of the pod."""
+    """Bind with any epoch, and any version of the pod."""
     if not request.path.endswith("/binding"):
         return between.api.handle(request)
     body = merged(request.body, {"metadata": {"resourceVersion": None}})
@@ -257,7 +262,7 @@ FAULTS = {
 
 
 def search(fault: Fault, limit: int, machine: Any, seed: int = 0) -> tuple[int, History]:
-    """After how many examples of the machine the fault is found, and by which history; 0 where it is not."""
+    """The number of examples after which the fault is found, and the history; 0 if it is not found."""
     drawn: list[Any] = []
 
     class Planted(machine):  # type: ignore[misc]

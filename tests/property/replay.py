@@ -1,4 +1,4 @@
-"""Histories as files: `python -m tests.property.replay FILE…` plays them again, and `--shrink` makes them small.
+"""Histories as files: `python -m tests.property.replay FILE…` executes them again, and `--shrink` makes them shorter.
 
 A history is a list of steps, the first of which is the world; in a file there is one on each line.
 """
@@ -26,7 +26,7 @@ def write(path: Path, history: History) -> None:
 
 
 def broken(history: History, build: Build = today) -> str:
-    """Which rule it breaks, "" for none."""
+    """The rule that the history breaks; "" for none."""
     try:
         replay(history, build)
     except Exception as error:  # noqa: BLE001 - of whatever is wrong
@@ -35,13 +35,13 @@ def broken(history: History, build: Build = today) -> str:
 
 
 def shrunk(history: History, build: Build = today, *, seconds: float = SECONDS) -> History:
-    """Without the steps that are not needed for a rule to be broken in the same way."""
+    """The history without steps that are not needed to break the same rule."""
     kind = _kind(broken(history, build))
     return less(history, lambda less: _kind(broken(less, build)) == kind, seconds=seconds) if kind else history
 
 
 def less(history: History, still: Callable[[History], bool], *, seconds: float = SECONDS) -> History:
-    """Without the steps that are not needed for `still` to hold."""
+    """The history without steps that are not needed for `still` to return True."""
     until = time.monotonic() + seconds
     size = len(history) // 2
     while size and time.monotonic() < until:
@@ -56,7 +56,7 @@ def less(history: History, still: Callable[[History], bool], *, seconds: float =
 
 
 def _kind(text: str) -> str:
-    """What is broken, without whose."""
+    """The broken rule, without the names of objects."""
     return "".join(
         letter for letter in text.split("[", maxsplit=1)[0].split("Given(", maxsplit=1)[0] if not letter.isdigit()
     )
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def in_order(module: str) -> None:
-    """Begins again where sets are in another order than always: it is part of what happens."""
+    """Restart the process with a fixed hash seed, because the order of sets affects the history."""
     if os.environ.get("PYTHONHASHSEED") != "0":
         again = [sys.executable, "-m", module, *sys.argv[1:]]
         os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})

@@ -1,4 +1,4 @@
-"""The audit accuses nobody who keeps to his share, and everybody who does not, whatever is known of containers."""
+"""The audit reports exactly the pods that exceed their shares, whatever is known of their containers."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ KEYS = ["0", "1", "init-0"]
 
 @st.composite
 def pods(draw) -> dict[str, PodGrant]:
-    """Each with some shares, and all its containers known to the runtime as <pod>/<key>."""
+    """Pods with some shares, whose containers the runtime knows as <pod>/<key>."""
     places = st.tuples(st.sampled_from(KEYS), st.sampled_from(CARDS))
     shares = st.dictionaries(places, st.integers(1, 4000).map(MiB), max_size=4)
     return {

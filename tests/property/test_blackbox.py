@@ -116,7 +116,7 @@ of_extenders = st.one_of(
 
 
 class Extenders(RuleBasedStateMachine):
-    """What the machines have in common."""
+    """The common part of the machines."""
 
     build = staticmethod(today)
 
@@ -144,7 +144,7 @@ class Extenders(RuleBasedStateMachine):
         return sorted(self.world.nodes)[index % len(self.world.nodes)]
 
     def _calm(self):
-        """Nothing is wrong, and some card has room. The extender to which the scheduler's connection is: it leads."""
+        """End all faults and free a card. Returns the leader, to which the scheduler is connected."""
         self.world.do("calm", seconds=5.0)
         if self._largest_free() < LITTLE:
             self.world.do("clears")
@@ -165,11 +165,11 @@ class Extenders(RuleBasedStateMachine):
             self.world.do("creates", gpu_mem=mem, gang=gang, minimum=0 if grouped else size, priority=priority)
 
     def _largest_free(self):
-        """MiB that the emptiest card has."""
+        """The free MiB of the emptiest card."""
         return max(self.world.judge.room(), default=0)
 
     def _full(self, but=0, **kind):
-        """Shares on all cards but so many, each as large as what is free there; the size of the largest."""
+        """Fill all cards but this number, each with one share. Returns the size of the largest."""
         largest = 0
         while len([free for free in self.world.judge.room() if free >= LITTLE]) > but:
             largest = max(largest, self._largest_free())
@@ -183,13 +183,13 @@ class Extenders(RuleBasedStateMachine):
         return largest or P100
 
     def _two(self):
-        """Pods of which only one fits."""
+        """Create pods of which only one fits."""
         self._full(but=1)
         mem = max(self._largest_free(), LITTLE)
         return self._creates(gpu_mem=mem), self._creates(gpu_mem=mem // 2 + 1)
 
     def _insists(self, pod):
-        """The scheduler tries it, and after an error another extender, and the first one again."""
+        """Let the scheduler try the pod, and after an error at the other extender, and again at the first."""
         for _ in range(3):
             self.world.do("tries", choice=pod, to=0)
             self.world.do("passes", seconds=0.25, stride=0.25)
@@ -203,7 +203,7 @@ class Extenders(RuleBasedStateMachine):
 
 
 class Orderly(Extenders):
-    """One extender, one thing at a time, and nothing goes wrong: what is bound where does not depend on threads."""
+    """One extender, one step at a time, and no faults: placements do not depend on the order of threads."""
 
     @initialize(
         seed=st.integers(0, 1 << 16), cluster=st.sampled_from(CLUSTERS), overrides=settings_of_extenders, hard=quotas
@@ -255,8 +255,8 @@ class Orderly(Extenders):
 
 
 class Machine(Extenders):
-    """Rules are of two kinds: one step of somebody, and *scenes*, which go straight to where two things meet on one
-    card. A scene leaves room on one card only, so that what is forgotten is given away.
+    """Rules are single steps, and *scenes*, which lead directly to two pods that could get the same card. A scene
+    leaves capacity on one card only, so that a forgotten reservation is given to another pod.
     """
 
     @initialize(
@@ -271,7 +271,7 @@ class Machine(Extenders):
         if two:
             self.world.do("starts", extender=1)
 
-    # Somebody does something.
+    # Single steps.
 
     @rule(
         pod=shares | shares | on_two_cards | whole_cards | of_a_gang,
@@ -359,7 +359,9 @@ class Machine(Extenders):
 
     @rule(fault=st.sampled_from(["stands", "lags"]), behind=st.booleans(), back=st.booleans())
     def another_takes_over(self, fault, behind, back):
-        """One binds a pod, which nobody sees yet, and stands still. The other places a pod that would fit there too."""
+        """One extender binds a pod and pauses before the watch shows it. The other places a pod that would fit there
+        too.
+        """
         leader = self._calm()
         self.world.do("starts", extender=1 - leader)
         pod, other = self._two()
@@ -374,7 +376,7 @@ class Machine(Extenders):
 
     @rule(fault=st.sampled_from(["stands", "lags"]), seconds=st.sampled_from([0.5, 5.0, 30.0]))
     def an_answer_is_late(self, fault, seconds):
-        """The same with one extender, which reaches nobody for a while."""
+        """The same with one extender, which cannot reach the API server for a while."""
         leader = self._calm()
         pod, other = self._two()
         self._unseen(fault, pod)
@@ -387,7 +389,7 @@ class Machine(Extenders):
 
     @rule(fault=st.sampled_from(["lost", "stands", ""]), seconds=st.sampled_from([1.5, 3.0, 10.0]))
     def an_answer_is_lost(self, fault, seconds):
-        """Nobody knows of a pod whether it is bound, or it is and nobody sees it, and another one comes."""
+        """The outcome of a Binding is unknown, or the watch is late, and another pod arrives."""
         self._calm()
         pod, other = self._two()
         self.world.do("lag", collection=paths.pods())
@@ -408,7 +410,7 @@ class Machine(Extenders):
         seconds=st.sampled_from([0.0, 2.0, 45.0]),
     )
     def containers_outlive_a_pod(self, action, lags, seconds):
-        """Its node says late that they run on."""
+        """The node reports late that they still run."""
         self._calm()
         pod, other = self._two()
         self.world.do("tries", choice=pod, to=0)
@@ -422,7 +424,7 @@ class Machine(Extenders):
 
     @rule(lags=st.booleans(), whole=st.booleans())
     def a_namespace_asks_for_too_much(self, lags, whole):
-        """Each alone would be within the quota."""
+        """Each pod alone would be within the quota."""
         self._calm()
         if lags:
             self.world.do("lag", collection=paths.pods())
@@ -444,7 +446,7 @@ class Machine(Extenders):
 
     @rule(kinds=st.sampled_from([[{"mps": "off"}, {}], [{}, {"mps": "off"}], [{"resource_class": "fast"}] * 2]))
     def small_ones_of_two_kinds(self, kinds):
-        """They would fit on one card, if any kind of pod might."""
+        """The pods would fit on one card if every pod could use it."""
         self._calm()
         self.world.do("clears")
         for kind in kinds * 2:
@@ -454,7 +456,7 @@ class Machine(Extenders):
 
     @rule(cores=st.sampled_from([60, 100]), whole=st.booleans())
     def all_but_cores_fit(self, cores, whole):
-        """Or all but that one has the card whole."""
+        """The cores of all cards are used, or one pod holds the whole card."""
         self._calm()
         self.world.do("clears")
         share = {"whole_gpu": 1} if whole else {"gpu_mem": LITTLE, "gpu_core": cores}
@@ -466,7 +468,7 @@ class Machine(Extenders):
 
     @rule(at_once=st.booleans(), seconds=st.sampled_from([0.0, 1.0, 20.0]), guarded=st.booleans())
     def others_go_for_a_pod(self, at_once, seconds, guarded):
-        """And before they are gone, or it has come again, a lower one wants their place."""
+        """Before the victims are deleted, or the pod is tried again, a pod of lower priority needs their cards."""
         self._calm()
         low = self._full(guarded=guarded)
         high, third = self._creates(gpu_mem=low, priority=10), self._creates(gpu_mem=low, priority=5)
@@ -481,7 +483,7 @@ class Machine(Extenders):
 
     @rule(stands=st.booleans(), kill=st.booleans(), turns=st.integers(5, 60))
     def a_gang_is_bound_in_part(self, stands, kill, turns):
-        """Or not at all, when the extender that binds it goes."""
+        """A gang is bound in part, or not at all, when the extender that binds it stops."""
         leader = self._calm()
         self.world.do("starts", extender=1 - leader)
         self._full(but=1)
@@ -500,7 +502,7 @@ class Machine(Extenders):
 
     @rule(extra=st.integers(1, 2), grouped=st.booleans())
     def a_gang_does_not_fit(self, extra, grouped):
-        """There is room for some of it."""
+        """There is capacity for some members of the gang."""
         self._calm()
         self._full(but=1)
         self._gang(max(self._largest_free(), LITTLE), 1 + extra, 0, grouped=grouped)
@@ -559,7 +561,7 @@ def test_a_history_tells_the_same_each_time():
 
 
 def test_a_gang_is_placed_though_the_scheduler_asks_whom_to_evict_for_many_others_that_never_fit():
-    """Each such answer gives way for milliseconds, and the gang's members must come to bind within seconds."""
+    """Each preempt call takes milliseconds, and the gang's members must reach bind within seconds."""
     history = [
         {"seed": 1, "nodes": {"n1": [P100]}},
         {"do": "creates", "gpu_mem": HALF},

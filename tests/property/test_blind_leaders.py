@@ -1,4 +1,4 @@
-"""Who leads when an extender cannot follow a kind of object: whole extenders, from outside (`blackbox`)."""
+"""Which extender leads when one cannot watch a kind of object: whole extenders, from outside (`blackbox`)."""
 
 import math
 from collections.abc import Iterator
@@ -17,7 +17,10 @@ NEEDED = [paths.resourceclasses(), paths.pods()]
 
 
 class Scene:
-    """Two extenders, of which `leader` leads. `blind`: those that cannot list or watch `kind`."""
+    """Two extenders.
+
+    leader: the extender that leads.
+    blind: the extenders that cannot list or watch `kind`."""
 
     def __init__(self, world: World, kind: str) -> None:
         self.world = world
@@ -51,7 +54,9 @@ class Scene:
         self.world.clock.run(seconds, stride=0.5)
 
     def is_placed(self, pod: str) -> bool:
-        """The scheduler tries it for a while at both extenders; a connection to one that does not lead is closed."""
+        """Whether the pod is placed within a while: the scheduler tries it at both extenders; the follower closes
+        connections.
+        """
         for to in (0, 1) * 4:
             self.world.tries(pod, to)
             self.run(5.0)
@@ -96,7 +101,7 @@ def test_where_no_extender_can_follow_a_kind_the_lease_does_not_go_to_and_fro(wo
 
 
 def test_extenders_that_see_for_moments_by_turns_do_not_change_the_leader_each_time(world: World) -> None:
-    """Each sees for 8 s of 40 s, the one when the other does not."""
+    """Each extender can watch for 8 s of 40 s, in turns."""
     scene = Scene(world, paths.resourceclasses())
     sees = {0: "extender-0", 8: "", 20: "extender-1", 28: ""}
     holders = []

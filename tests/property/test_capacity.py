@@ -1,4 +1,4 @@
-"""The bound on how many pods fit: never below what a plan finds, and the same however it came about."""
+"""The upper bound of pods that fit: never below the number of a plan, and independent of the order of changes."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -111,7 +111,7 @@ def test_no_plan_finds_places_for_more(steps, shape_name, cpu, count):
     replanned = gangplan.plan(
         world.ledger, world.loads, members, Terms(policy="binpack", vacant=lambda *_: ShapeCapacity(there))
     )
-    assert replanned == planned  # who knows where there is room plans the same
+    assert replanned == planned  # a planner with these capacities makes the same plan
 
 
 @settings(max_examples=examples(60, soak=3000), deadline=None)

@@ -1,4 +1,4 @@
-"""Which card serves which shape, and how many times over, against putting one pod there after the other."""
+"""Which card may serve which shape, and how many pods fit, against placing one pod after the other."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ from cardwise.core.placement.scored.nodetable import NodeTable
 from cardwise.core.placement.scored.shapes import Shape, make_request_size
 from tests.examples import examples
 
-CARD, NOW = 20, 50  # MiB of a card, and percent of it that are given now
+CARD, NOW = 20, 50  # MiB of a card, and percent of its SMs that may be reserved now
 LOAD = Load(0, 0, 1)
 
 
@@ -24,7 +24,7 @@ def asking(mem, core=0, cards=1):
 
 
 ASKED = st.one_of(st.builds(asking, st.integers(1, 9), st.sampled_from([0, 0, 10, 30])), st.just(asking(0)))
-# What is held of each card; of cores, perhaps more than are given now.
+# The held amounts of each card; perhaps more SMs than may be reserved now.
 HELD = st.lists(st.tuples(st.integers(0, CARD), st.sampled_from([0, 20, NOW, 80, 100])), min_size=1, max_size=4)
 
 

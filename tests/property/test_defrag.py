@@ -1,4 +1,4 @@
-"""Plans of moves against a slow search that tries every order of every set of pods, each time on a ledger made anew."""
+"""Plans of moves against a slow search that tries every order of every set of pods, each on a new ledger."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ OPEN: Closed = frozenset()
 
 
 def ledger_of(holdings: dict[str, Holding], closed: Closed = OPEN) -> Ledger:
-    """Those of the closed cards are cordoned."""
+    """A ledger in which the closed cards are cordoned."""
     ledger = Ledger()
     for node, count in CARDS.items():
         there = cards(*[SIZE] * count, node=node)
@@ -48,7 +48,7 @@ def pinned_to(holding: Holding) -> Closed:
 
 
 def moved(holdings: dict[str, Holding], pod: MovablePod, closed: Closed = OPEN) -> dict[str, Holding] | None:
-    """The pod evicted, and come again on other cards for certain."""
+    """The holdings after the pod was evicted and surely placed on other cards; None if that is not certain."""
     old = holdings[pod.uid]
     beside = place_pod(holdings, pod, closed)
     placed = place_pod({uid: holding for uid, holding in holdings.items() if uid != pod.uid}, pod, closed)
@@ -60,7 +60,7 @@ def moved(holdings: dict[str, Holding], pod: MovablePod, closed: Closed = OPEN) 
 
 
 def carried(holdings: dict[str, Holding], pods: Sequence[MovablePod], *, cordon: bool) -> dict[str, Holding] | None:
-    """One after another; None where one of them does not come to other cards."""
+    """The holdings after moving the pods one after another; None if one does not get other cards."""
     now: dict[str, Holding] | None = holdings
     closed = OPEN
     for pod in pods:
@@ -82,7 +82,9 @@ def fit_counts(holdings: dict[str, Holding], goal: DefragGoal) -> int:
 
 
 def fewest(holdings: dict[str, Holding], goal: DefragGoal, pods: list[MovablePod], *, cordon: bool) -> int | None:
-    """How many moves it takes; None where no moves do it. With `cordon` the cards that pods leave may be cordoned."""
+    """The minimum number of moves; None if no moves are enough.
+
+    cordon: whether the cards that pods leave may be cordoned."""
     for count in range(len(pods) + 1):
         for some in permutations(pods, count):
             for closing in (False, True)[: 1 + cordon]:
@@ -94,7 +96,7 @@ def fewest(holdings: dict[str, Holding], goal: DefragGoal, pods: list[MovablePod
 
 @st.composite
 def worlds(draw):
-    """Up to four pods on their cards, some of which may move, and what is to fit."""
+    """Up to four pods on their cards, some of which may move, and the goal."""
     free = {(node, i): SIZE for node, count in CARDS.items() for i in range(count)}
     holdings, pods = {}, []
     for i in range(draw(st.integers(1, 4))):
@@ -154,7 +156,7 @@ def test_in_a_hurry_it_is_right_and_says_that_fewer_may_do(scene, cordon):
 
 
 def happens(holdings: dict[str, Holding], pods: list[MovablePod], goal: DefragGoal, move_plan: MovePlan) -> None:
-    """Each of the moves, and as much fits afterwards as was told."""
+    """Execute the plan's moves, and check that as many pods fit afterwards as it says."""
     by_uid = {pod.uid: pod for pod in pods}
     for i, move in enumerate(move_plan.moves):
         then = carried(

@@ -1,4 +1,4 @@
-"""Devices that are no GPUs: the matching against one that tries every choice, and rule 1 for any order of events."""
+"""Devices other than GPUs: the matching against a search of every choice, and rule 1 for any order of events."""
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -37,7 +37,7 @@ def devices_of(description, node="n1"):
 
 
 def can_be_given(units, usable):
-    """Whether each unit, a class, can have a device of its own: by trying every choice."""
+    """Whether each unit of the classes can get its own device, by trying every choice."""
     if not units:
         return True
     return any(
@@ -48,7 +48,7 @@ def can_be_given(units, usable):
 
 
 def check_granted(granted, wanted_devices, usable):
-    """What a request must get: as many as it asks for, of the class, usable ones, and none twice."""
+    """Check the granted devices: the requested number, of the class, usable, and none twice."""
     by_uuid = {device.uuid: device for device in usable}
     shares = [share for of_container in granted.values() for share in of_container]
     assert len({share.uuid for share in shares}) == len(shares)
@@ -88,7 +88,7 @@ pods = st.builds(
 
 
 class DeviceMachine(RuleBasedStateMachine):
-    """The ledger is compared with one that is made anew from what the machine itself remembers."""
+    """Compares the ledger with a new one that is made from the machine's own records."""
 
     def __init__(self):
         super().__init__()
@@ -143,7 +143,7 @@ class DeviceMachine(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(NODES), numbers=st.sets(st.integers(0, 5), min_size=1, max_size=2))
     def pod_was_bound_before(self, node, numbers):
-        """Its devices may be unknown yet. Two pods never had the same."""
+        """Add a pod that was bound before. Its devices may be unknown yet. No two pods have the same device."""
         shares = tuple(DeviceShare("a", device(i, node=node).uuid) for i in sorted(numbers))
         others = {share.uuid for h in self.held.values() for share in h.assignment.device_shares()}
         if others.isdisjoint(share.uuid for share in shares):

@@ -1,4 +1,4 @@
-"""Who is moved so that something big fits again."""
+"""Which pods are moved so that a large request fits again."""
 
 from dataclasses import replace
 
@@ -24,7 +24,9 @@ NO_LOAD = Load(0, 0, 0)
 
 
 class Placer:
-    """The engine node by node; `loads` is what nodes have beside cards."""
+    """The placement engine, node by node.
+
+    loads: by node, the free cpu, memory and pods."""
 
     def __init__(self, ledger: Ledger, **loads: Load) -> None:
         self.ledger = ledger
@@ -65,7 +67,7 @@ def fit(mem: int, count: int = 1) -> DefragGoal:
 
 
 def cluster(**nodes: list[list[int]]) -> tuple[Ledger, list[MovablePod]]:
-    """Nodes of cards, and on each card pods of these sizes, named a, b, c... in that order; all may be moved."""
+    """A cluster with pods of these sizes on each card, named a, b, c... in this order; all may be moved."""
     ledger = Ledger()
     movables = []
     for node, of_cards in nodes.items():
@@ -119,7 +121,7 @@ def test_the_world_is_as_before():
 
 
 def test_who_would_come_back_to_its_card_is_not_moved():
-    """Spread puts what is evicted onto the emptiest card: that is the one it has just left."""
+    """The policy spread would place the evicted pod on the emptiest card: the card that it has just left."""
     ledger, pods = cluster(n1=[[100], [600]])
     spreading = [replace(pod, policy="spread") for pod in pods]
     assert plan(world(ledger), free_cards(1), spreading, cordon=False).fit_counts[-1] == 0
@@ -150,9 +152,9 @@ def test_a_card_that_a_person_has_cordoned_stays_so_and_is_no_free_card():
 
 
 def test_who_would_go_back_beside_the_one_that_is_ending_is_not_moved():
-    """While the old pod is there its card is the fullest that has room, so the new one would join it there."""
+    """While the old pod is on its card, this is the fullest card with capacity, so the new pod would join it there."""
     ledger, pods = cluster(n1=[[200, 400]], n2=[[300]])
-    # Of n1's 400 MiB free with the old one there, 200 are taken by the new: the same card again.
+    # n1 has 400 MiB free beside the old pod, and the new one takes 200 of them: the same card again.
     only = [pod for pod in pods if pod.uid == "a"]
     assert plan(world(ledger), fit(800), only, cordon=False).fit_counts[-1] == 0
 
@@ -246,7 +248,7 @@ def test_a_big_cluster_is_done_in_steps_and_says_that_it_may_take_fewer():
 
 
 def test_somebody_makes_way_for_another():
-    """The 250 fits nowhere until the 100 has left the second card for the third."""
+    """The pod of 250 MiB fits nowhere until the pod of 100 MiB has moved from the second card to the third."""
     ledger, pods = cluster(n1=[[250], [100, 700], [800, 50]])
     may = [pod for pod in pods if pod.mem in (250, 100)]
     defrag_plan = plan(world(ledger), free_cards(1), may)
@@ -255,7 +257,7 @@ def test_somebody_makes_way_for_another():
 
 
 def uniform_cluster(nodes: int, per_node: int, size: int, policy: str) -> tuple[Ledger, list[MovablePod]]:
-    """On each card one pod of 4000 MiB."""
+    """A cluster with one pod of 4000 MiB on each card."""
     ledger, pods = Ledger(), []
     for node in (f"n{i:02d}" for i in range(nodes)):
         ledger.set_cards(node, cards(*[size] * per_node, node=node))
@@ -268,7 +270,7 @@ def uniform_cluster(nodes: int, per_node: int, size: int, policy: str) -> tuple[
 
 @pytest.mark.parametrize(("nodes", "per_node", "goal"), [(4, 8, 6), (4, 8, 24), (20, 2, 30)])
 def test_of_each_node_as_many_cards_are_freed_as_can_be(nodes, per_node, goal):
-    """Four of the pods have room on one card."""
+    """Four of the pods fit on one card."""
     ledger, pods = uniform_cluster(nodes, per_node, 16_276, "binpack")
     defrag_plan = plan(world(ledger), free_cards(goal), pods, effort=500)
     assert (defrag_plan.fit_counts[-1], len(defrag_plan.moves), defrag_plan.cordons) == (goal, goal, False)
@@ -284,7 +286,7 @@ def test_of_more_cards_than_can_be_freed_as_many_are_as_can_be(nodes, per_node):
 
 @pytest.mark.parametrize(("goal", "moved"), [(1, 1), (3, 3), (26, 26)])
 def test_priced_does_not_put_them_back_where_their_cards_are_cordoned_meanwhile(goal, moved):
-    """Three of the pods have room on one card; the workload is of half cards."""
+    """Three of the pods fit on one card; the workload consists of half cards."""
     ledger, pods = uniform_cluster(5, 8, 15_360, "priced")
     workload = Workload()
     for mem in (4000, 8138):

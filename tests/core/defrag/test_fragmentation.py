@@ -1,4 +1,4 @@
-"""How much of what is idle the pods that come cannot use."""
+"""How much idle memory the expected pods cannot use."""
 
 import pytest
 from hypothesis import given

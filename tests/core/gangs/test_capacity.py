@@ -1,4 +1,4 @@
-"""How many nodes one call counts, whatever has changed since the last one."""
+"""The number of nodes that one call counts, whatever has changed since the last call."""
 
 import pytest
 
@@ -12,7 +12,9 @@ NODES = 3 * MAX_COUNTED_NODES
 
 
 class Nodes:
-    """Nodes with room beside cards. `counted`: the nodes that were asked for it."""
+    """Nodes with free cpu and memory.
+
+    counted: the nodes whose free load was read."""
 
     def __init__(self):
         self.counted = []
@@ -27,13 +29,13 @@ class Nodes:
 
 
 def shape_of(card_requests):
-    """Pods with so many card requests: each is of two cards, so that no two become one."""
+    """A pod with this number of card requests. Each is for two cards, so that no two are merged."""
     containers = [ContainerRequest(key=f"c{i}", name=f"c{i}", cards=2, mem=MiB(200)) for i in range(card_requests)]
     return MemberShape(PodRequest(containers=tuple(containers)), Load(1, 1, 1))
 
 
 def count_all(capacities, nodes, shape):
-    """The nodes that each call counts until all are known."""
+    """The nodes that each call counts, until all are counted."""
     calls, known = [], False
     while not known:
         nodes.counted.clear()

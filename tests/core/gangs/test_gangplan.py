@@ -1,4 +1,4 @@
-"""Where a plan looks first in a large cluster, and how much it does in a turn."""
+"""Which nodes a plan tries first in a large cluster, and how much it does in a turn."""
 
 from itertools import count
 
@@ -66,7 +66,7 @@ def test_the_cards_of_a_type_that_a_quota_leaves_go_to_as_many_members_and_the_o
 
 
 class Many:
-    """Nodes with room beside cards."""
+    """Nodes with free cpu and memory."""
 
     def __init__(self, nodes):
         self._nodes = nodes
@@ -85,7 +85,7 @@ def of_two_claims(mem):
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
 @pytest.mark.parametrize("known", [True, False])
 def test_for_members_of_several_claims_so_many_nodes_are_searched_and_not_all(monkeypatch, policy, known):
-    """Each of thousands is a search of its own, under a lock; those that are emptiest are among them."""
+    """Each node is a separate search under the lock. The emptiest nodes are among the searched ones."""
     monkeypatch.setattr(gangplan, "_MAX_SEARCHED_NODES", 40)
     nodes = {f"n{i:03}": [P100, 100 if i else P100] for i in range(200)}
     searched = []
@@ -122,7 +122,7 @@ def test_many_members_of_several_claims_have_nodes_enough(monkeypatch):
 
 
 def test_nobody_asks_why_a_node_does_not_take_a_member_of_several_claims(monkeypatch):
-    """It costs more than the search, and takes of its effort."""
+    """Finding the reason would cost more than the search, and use up its effort."""
     calls = []
     monkeypatch.setattr(searching, "refusal_reason", lambda *arguments: calls.append(arguments))
     nodes = {f"n{i:03}": [P100, 100] for i in range(100)}
@@ -133,8 +133,8 @@ def test_nobody_asks_why_a_node_does_not_take_a_member_of_several_claims(monkeyp
 
 
 def of_card_requests(count, mem=100):
-    """A request with so many card requests, also more than a pod may have: each is of two cards, so that no two become
-    one.
+    """A request with this number of card requests, also more than a pod may have. Each is for two cards, so that no two
+    are merged.
     """
     return PodRequest(
         containers=tuple(
@@ -152,7 +152,7 @@ def members_of(*requests, shape=""):
 
 @pytest.fixture
 def searches(monkeypatch):
-    """The nodes that were searched, each time."""
+    """The nodes of each search, in order."""
     searched = []
     fit = searching.fit_request
 
@@ -165,7 +165,9 @@ def searches(monkeypatch):
 
 
 def plan_in_turns(ledger, members, searches, between=lambda: None, nodes=None, **terms):
-    """The plan in turns that end at the first read of the clock; the searches of each turn; and the draft."""
+    """Make a plan in turns that end at the first read of the clock. Returns the plan, the searches of each turn, and
+    the draft.
+    """
     ticks = count()
     draft, turns, nodes = Draft(lambda: next(ticks), 0), [], nodes or Many(ledger.nodes_by_name())
     while True:
@@ -202,7 +204,7 @@ def expect_short(turns, card_requests):
 @pytest.mark.parametrize("card_requests", [2, 8, 40])
 @pytest.mark.parametrize("gang", GANGS)
 def test_a_turn_searches_nodes_for_no_more_card_requests_than_a_step_has(gang, card_requests, searches, small_steps):
-    """The clock is read after each step, so that the lock is free in time for other calls."""
+    """The clock is read after each step, so that the lock becomes free in time for other calls."""
     members = members_of(*GANGS[gang](card_requests))
     planned, turns, _ = plan_in_turns(typed_ledger(**MANY_NODES), members, searches, policy="spread")
     assert isinstance(planned, Planned)
@@ -221,7 +223,7 @@ def test_nor_does_it_where_a_quota_leaves_too_little_on_all_nodes(card_requests,
 
 
 def test_nor_are_more_nodes_counted_for_a_second_order(monkeypatch, searches, small_steps):
-    """The index of all cards has found no place for the first one."""
+    """In the first order, the index of all cards found no node for a member."""
     counted, score_all = [], placement.Scorer.score_all
 
     def recorded(scorer, ledger, nodes):
@@ -252,7 +254,7 @@ def test_members_that_are_alike_have_their_nodes_scored_once_in_all_turns(search
 
 @pytest.mark.parametrize(("card_requests", "limit"), [(2, 128), (16, 64), (32, 32), (40, 25)])
 def test_the_more_card_requests_a_pod_has_the_fewer_nodes_are_scored(card_requests, limit, searches):
-    """But two for each member."""
+    """At least two nodes are scored for each member."""
     ledger = ledger_with_free(**{f"n{i:03}": [P100, P100] for i in range(200)})
     members = members_of(*[of_card_requests(card_requests)] * 8)
     assert isinstance(gangplan.plan(ledger, Many(ledger.nodes_by_name()), members, Terms(policy="spread")), Planned)
@@ -283,7 +285,7 @@ def test_a_node_that_is_full_since_it_was_scored_gets_no_member(short, searches)
 
 
 def test_a_plan_whose_nodes_change_faster_than_it_grows_fails_and_no_turn_becomes_longer(monkeypatch, searches):
-    """The plan is made again later."""
+    """The gang is planned again later."""
     ledger = ledger_with_free(**{f"n{i:03}": [P100, P100] for i in range(200)})
 
     used, add_member = [], gangplan._Attempt._add_member

@@ -1,4 +1,4 @@
-"""What a pod says of its gang, and which of two gangs comes first."""
+"""How a pod names its gang, and which of two gangs comes first."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The members of a gang, counted while they change: the same as if they were counted anew."""
+"""The counts of a gang's members after changes equal a new count."""
 
 from collections import Counter
 
@@ -31,7 +31,7 @@ members = st.builds(
 @settings(max_examples=examples(60, soak=1000), deadline=None)
 @given(st.lists(st.one_of(members, some("abcdefgh")), max_size=30))
 def test_it_is_what_counting_anew_says(changes):
-    """`changes`: a member is so now, or the one with that UID is no more."""
+    """changes: members that are added or updated, and UIDs of members that are deleted."""
     roster, known = Roster(), {}
     for change in changes:
         uid = change if isinstance(change, str) else change.uid

@@ -1,4 +1,4 @@
-"""Ledgers of cards of several types, and the engine asked about a pod."""
+"""Builders of ledgers with cards of several types, and of placements."""
 
 from cardwise.core.api import quotas, request
 from cardwise.core.api.cards import Card
@@ -16,7 +16,7 @@ K80, V100 = ({"mem": 11441, "model": "Tesla K80", "classes": frozenset({"k80"})}
 
 
 def typed_ledger(**nodes):
-    """Nodes of cards such as K80."""
+    """A ledger of nodes with cards such as K80."""
     ledger = Ledger()
     for node, kinds in nodes.items():
         ledger.set_cards(node, [Card(index=i, uuid=f"GPU-{node}-{i}", **kind) for i, kind in enumerate(kinds)])

@@ -1,4 +1,4 @@
-"""The index over all cards answers as asking node by node does."""
+"""The index of all cards gives the same placements as a search node by node."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ pod_requests = st.one_of(
 
 
 def slowly(ledger, nodes, wanted, policy):
-    """What `place` must answer, node by node."""
+    """The placement that `place` must return, by a search node by node."""
     scorer = Scorer(ledger.kinds, wanted, policy)
     scores = {name: scorer.score(ledger.node(name)) for name in nodes}
     fitting = {name: score for name, score in scores.items() if not isinstance(score, Refusal)}
@@ -71,7 +71,7 @@ def test_place_answers_as_asking_node_by_node_does(history, wanted, candidates, 
 
 
 def test_where_thousands_of_nodes_have_no_room_each_has_its_reason():
-    """More nodes than one by one come into the index of memory; then some of them change."""
+    """Enough nodes are added that the index of memory is sorted again; then some of them change."""
     ledger = Ledger(kept_back=10)
     nodes = [f"n{i:04}" for i in range(1100)]
     for i, name in enumerate(nodes):

@@ -1,4 +1,4 @@
-"""Which devices that are no GPUs a pod gets on a node, and what a node without enough of them says."""
+"""Which devices other than GPUs a pod gets on a node, and the refusal of a node with too few."""
 
 import pytest
 
@@ -78,7 +78,7 @@ def test_only_devices_of_the_classes_asked_for_are_counted():
         (devices(1), {}, [("0", "rdma", 2)], Refusal.NO_SUCH_DEVICE),
         (devices(1), {}, [("0", "rdma", 1), ("1", "rdma", 1)], Refusal.NO_SUCH_DEVICE),
         (devices(2, "a", "b"), {}, [("0", "a", 2), ("1", "b", 1)], Refusal.NO_SUCH_DEVICE),
-        # Enough in number, but not for who wants what.
+        # The number of devices is enough, but no assignment to the classes exists.
         (
             [device(0, "a", "b"), device(1, "c"), device(2, "c")],
             {},

@@ -1,4 +1,4 @@
-"""What a namespace holds, while the cards come, go and come back."""
+"""The amounts that a namespace holds while cards are added, removed and added again."""
 
 from dataclasses import replace
 

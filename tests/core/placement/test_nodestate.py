@@ -1,4 +1,4 @@
-"""What is counted on one node."""
+"""The counts of one node."""
 
 from dataclasses import replace
 

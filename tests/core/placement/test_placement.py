@@ -123,7 +123,7 @@ def test_scarce_cards_stay_free_for_who_asks_for_them():
 
 
 def ledger_with_devices(**nodes):
-    """Nodes with so many RDMA devices."""
+    """A ledger of nodes with these numbers of RDMA devices."""
     ledger = Ledger()
     for node, count in nodes.items():
         ledger.set_devices(node, others.devices(count, node=node))
@@ -194,7 +194,7 @@ def test_a_share_goes_to_another_card_where_the_pods_other_shares_need_the_first
 
 
 def test_the_best_card_of_a_node_that_was_not_named_is_never_taken():
-    """However many cards the index has before that of the one that was."""
+    """This holds however many cards the index has before the cards of the named node."""
     ledger = ledger_with_free(**{f"n{i}": [1000 + i] for i in range(9)})
     for named in (["n8"], ["unknown", "n8"]):
         pod_request = request.parse(pod(gpu_mem=1000))
@@ -284,7 +284,7 @@ BOTH, ONE = frozenset({"x"}), frozenset({"x", "y"})
 
 
 def of_classes(*classes, mem=100):
-    """A node with a card of `mem` MiB of each of these."""
+    """A node with a card of `mem` MiB of each of these classes."""
     return typed_ledger(n1=[{"mem": mem, "classes": class_names} for class_names in classes])
 
 

@@ -1,4 +1,4 @@
-"""What a node or a card refuses: its clients, its cores, what is kept back, and cards that are out of use."""
+"""Limits of a node or a card: clients, SMs, memory that is kept back, and cards that accept no shares."""
 
 from dataclasses import replace
 
@@ -338,7 +338,7 @@ def test_a_look_whether_a_node_could_ever_fit_costs_eight_steps(monkeypatch, ste
 
 
 def test_what_one_request_may_cost_over_all_nodes_is_bounded(monkeypatch):
-    """A lock is held meanwhile. Once it is spent, the policy's first choices are all that is tried."""
+    """The lock is held during the search. Once the effort is spent, only the policy's first choices are tried."""
     monkeypatch.setattr(searching, "_MAX_STEPS", 2)
     several = request.parse(pod(containers=[container("a", gpu_mem=6000), container("b", gpu_mem=8000, gpu_count=2)]))
     fits_nowhere, fits = [9000, 9500, 100], [6000, 10000]

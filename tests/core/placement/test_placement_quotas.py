@@ -1,4 +1,4 @@
-"""What quotas do to placement: they steer it, refuse, and count what is used."""
+"""The effect of quotas on placement: they select cards, refuse pods, and count the used amounts."""
 
 import pytest
 
@@ -200,14 +200,16 @@ def test_a_full_quota_is_nothing_to_devices_but_to_the_cards_beside_them():
 
 
 def unlike_cards(count):
-    """A node whose cards have sizes of their own, from 10,000 MiB in steps of 7."""
+    """A node whose cards all differ in size, from 10,000 MiB in steps of 7."""
     return typed_ledger(n1=[{"mem": 10_000 + 7 * i} for i in range(count)])
 
 
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
 @pytest.mark.parametrize("steps", [4096, 3])
 def test_cards_that_are_tried_within_a_quota_are_limited(policy, steps):
-    """A node that reports a size of its own for each card has thousands of choices, and a lock is held meanwhile."""
+    """A node that reports a different size for each card has thousands of choices, and the lock is held during the
+    search.
+    """
     ledger = unlike_cards(20)
     ten = request.parse(pod(gpu_count=10))
     headroom = quota(ledger, QuotaEntry(memory=100_000 + 7 * 44))  # 1 MiB less than the ten smallest have
@@ -236,7 +238,9 @@ def test_cards_of_few_kinds_and_sizes_cost_no_effort_within_a_quota(policy):
 
 
 def test_each_choice_of_the_last_request_within_a_quota_is_a_step_where_requests_give_way():
-    """Two cards of a class must give way to each other, and quotas may close each card that is tried last."""
+    """Two card requests of a class must leave cards to each other, and quotas may close each card
+    that is tried last.
+    """
     ledger = typed_ledger(n1=[{"mem": 10_000 + 7 * i, "classes": frozenset({"x"})} for i in range(20)])
     several = [of_class("x", gpu_mem=2 * 9_000, gpu_count=2), of_class("x", gpu_count=10)]
     headroom = quota(ledger, QuotaEntry(memory=2 * 9_000 + 100_000 + 7 * 44))

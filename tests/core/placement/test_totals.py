@@ -1,4 +1,4 @@
-"""What there is of each class and of each entry of a quota, what is used of it, and by whom."""
+"""The totals of each class and quota entry, the used part, and the namespaces that use it."""
 
 from cardwise.core.api import classes
 from cardwise.core.api.quotas import NOTHING, Charge, GPUQuota, QuotaEntry
@@ -43,7 +43,7 @@ def test_a_class_has_the_sums_of_its_cards_and_who_uses_them():
         "nodes": 2,
         "memoryMiB": 2 * 11441,
         "usedMiB": 400,
-        "freeMiB": 11041,  # a sick card gives nothing
+        "freeMiB": 11041,  # an unhealthy card has no free memory
     }
     assert k80.users == (("default", Charge(2, 400, 0)),)
     assert v100.users == ()

@@ -37,7 +37,7 @@ def full_node(cards: int, *, classed: int | None = None) -> FullNode:
 
 
 def pod_of(*containers: tuple[int, int, str]) -> PodRequest:
-    """A pod with a container for each of these: cards, MiB of each (0: whole cards), and the class."""
+    """A pod with a container for each tuple: number of cards, MiB of each (0 for whole cards), and class."""
     return PodRequest(
         containers=tuple(
             ContainerRequest(key=str(i), name=f"c{i}", cards=cards, mem=cards * mem, resource_class=of_class)

@@ -1,4 +1,4 @@
-"""The cheapest cover against a slow reference: all sets of few things."""
+"""The cheapest cover against a slow reference, which tries all sets of few victims."""
 
 from collections.abc import Mapping
 from itertools import combinations
@@ -25,7 +25,7 @@ allowed = st.dictionaries(st.sampled_from(BUDGETS), st.integers(-1, 3))
 
 
 def least(of: list[Victim], short: Mapping[str, int], budget: Mapping[str, int]) -> int | None:
-    """The least cost of all sets that meet the needs."""
+    """The minimum cost of all sets that meet the needs."""
     sets = [some for size in range(len(of) + 1) for some in combinations(of, size)]
     return min((cost(some, budget) for some in sets if meets(some, short)), default=None)
 
@@ -67,7 +67,7 @@ class Counted(CoverEffort):
 
 
 def test_whoever_has_an_answer_waits_no_longer_than_the_effort_lasts():
-    """Pods of one budget each and a common one, which is exceeded: no bound sees that no cover is cheaper."""
+    """Each pod has its own budget and a common one, which is exceeded: no bound shows that no cover is cheaper."""
     of = [Victim(f"t{i}", {"mem": 1}, (f"own-{i}", "z")) for i in range(60)]
     budget = {f"own-{i}": 1 for i in range(60)} | {"z": 20}
     of += [Victim("other", {"cpu": 1}, ("own-0", "own-1"))]

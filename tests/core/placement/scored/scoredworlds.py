@@ -1,4 +1,4 @@
-"""Nodes with something free on their cards, and an engine that knows what comes."""
+"""Nodes with partly free cards, and an engine that has learned a workload."""
 
 from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
@@ -32,7 +32,7 @@ def load(cpu=1000, memory=1000):
 
 
 def world(*, seen=((share(500), load()),), classes=frozenset(), **nodes):
-    """Nodes with so many MiB free on each card, like n1=[1000, 300], and policies that know what comes."""
+    """Nodes with the given MiB free on each card, like n1=[1000, 300], and policies that have learned a workload."""
     ledger, loads = Ledger(), Loads()
     for name, frees in nodes.items():
         ledger.set_cards(
@@ -50,7 +50,7 @@ def world(*, seen=((share(500), load()),), classes=frozenset(), **nodes):
 
 
 def fill(ledger, node, index, mem):
-    """Somebody holds so much of the card."""
+    """Let a pod hold this amount of the card."""
     only = Ledger()
     only.set_cards(node, [card for card in ledger.node(node).cards if card.index == index])
     placed = Engine(only, Loads({node: Load(0, 0, 1)})).place(share(mem), Load(0, 0, 1), "binpack")

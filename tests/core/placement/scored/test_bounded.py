@@ -1,4 +1,6 @@
-"""The engine where a decision must not look at all nodes: what it leaves to `warm`, and what it never gets wrong."""
+"""The engine when a decision must not score all nodes: the work that it leaves to `warm`, and the errors that it never
+makes.
+"""
 
 import random
 
@@ -22,19 +24,19 @@ def test_a_sample_of_many_stale_nodes_decides_and_the_rest_is_warmed():
     names = [f"n{i}" for i in range(1200)]
     ledger, loads, _ = world(**{name: [1000] for name in names}, best=[150])
     engine = Engine(ledger, loads, at_once=100)
-    assert not engine.can_decide("priced")  # of 1200 nodes none has been looked at yet
+    assert not engine.can_decide("priced")  # none of the 1200 nodes has been scored yet
     warm(engine)
     assert not engine.can_decide("priced")  # nothing has been learned
     knows(engine, [(share(470), load())])
-    assert engine.place(share(150), load(), "priced").node == "best"  # as `binpack` has it
+    assert engine.place(share(150), load(), "priced").node == "best"  # as `binpack` chooses
     warm(engine)
     assert engine.can_decide("priced")
-    assert engine.place(share(150), load(), "priced") is not None  # scores a sample
+    assert engine.place(share(150), load(), "priced") is not None  # it scores a sample
     assert not engine.warm(64), "of sizes that come but once nothing is scored beforehand"
     assert engine.place(share(150), load(), "priced") is not None
     assert engine.warm(64)
     warm(engine)
-    # A fresh card would lose its place for a second 470.
+    # An empty card would no longer have capacity for a second share of 470.
     assert engine.place(share(150), load(), "priced").node == "best"
 
 
@@ -44,15 +46,16 @@ def test_what_is_learned_anew_is_looked_at_part_by_part_and_the_old_holds_until_
     knows(engine, [(share(500), load())])
     engine.place(share(300), load(), "priced")
     warm(engine)
-    assert engine.place(share(300), load(), "priced").node == "n2"  # on n1 a place for a 500 would be lost
+    # n1 would no longer have capacity for a share of 500
+    assert engine.place(share(300), load(), "priced").node == "n2"
     knows(engine, [(share(700), load())] * 99)
     assert engine.place(share(300), load(), "priced").node == "n2"
     warm(engine)
-    assert engine.place(share(300), load(), "priced").node == "n1"  # now 700 is what cards are kept for
+    assert engine.place(share(300), load(), "priced").node == "n1"  # the new workload consists of shares of 700
 
 
 def bounded(frees, at_once=20):
-    """An engine that is ready to decide by `priced` among more nodes than it scores at once."""
+    """An engine that can decide by `priced` among more nodes than it scores at once."""
     ledger, loads, _ = world(**frees)
     engine = Engine(ledger, loads, at_once=at_once)
     warm(engine)
@@ -133,7 +136,7 @@ def test_a_decision_that_finds_no_room_has_asked_once():
 
 
 class FirstOnes:
-    """In place of a generator: draws in order."""
+    """A fake random generator that draws in order."""
 
     def choice(self, slots, count, *, replace):
         assert not replace
@@ -144,7 +147,7 @@ class FirstOnes:
 
 
 def row_of(fitting, nodes):
-    """A row in which the first `fitting` of so many nodes take a share of 500."""
+    """A row of this number of nodes, of which the first `fitting` take a share of 500."""
     ledger, loads, _ = world(**{f"n{i:04d}": [1000 if i < fitting else 100] for i in range(nodes)})
     table = NodeTable()
     for name in sorted(loads):

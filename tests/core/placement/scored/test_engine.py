@@ -1,4 +1,4 @@
-"""The engine and its scored policies: known answers, and what a pod gets."""
+"""The engine and its scored policies: known scores, and the cards that a pod gets."""
 
 import pytest
 
@@ -52,7 +52,7 @@ def fragments(policy, of):
 def test_cards_that_are_too_small_for_a_request_are_fragments_to_it():
     policy = fragmentation((WHOLE, 1), (HALF, 1))
     assert fragments(policy, lines(n=[1000, 300])) == pytest.approx(300)  # to both
-    assert fragments(policy, lines(n=[700, 300])) == pytest.approx((1000 + 300) / 2)  # a whole one has no place
+    assert fragments(policy, lines(n=[700, 300])) == pytest.approx((1000 + 300) / 2)  # a whole card fits nowhere
 
 
 def test_all_is_a_fragment_to_who_needs_no_card_or_finds_no_cpu():
@@ -85,12 +85,13 @@ def test_free_cards_count_in_cards_whatever_their_size():
     assert big.useful(lines(n=[1000])).sum() == 0.0
 
 
-# What a pod gets.
+# The cards that a pod gets.
 
 
 def test_a_share_goes_where_it_leaves_what_others_can_use():
     policy = "priced"
-    # The workload is halves: 500 of a fresh card leave one; 700 can lose 200 and still hold a half.
+    # The workload consists of half cards: 500 of an empty card leave capacity for one; 700 free minus 200 still hold
+    # one.
     _, _, engine = world(n1=[1000], n2=[700])
     placed = engine.place(share(200), load(), policy)
     assert (placed.node, cards_of(placed)) == ("n2", [0])
@@ -142,7 +143,7 @@ def test_before_anything_is_learned_and_for_what_is_too_manifold_binpack_decides
     fresh = Engine(ledger, loads)
     assert fresh.place(share(200), load(), policy).node == "n1"
     two = PodRequest(containers=(*share(200).containers, ContainerRequest(key="1", name="side", cards=1)))
-    assert taught.place(two, load(), policy) is None  # a share and a whole card: no node has both
+    assert taught.place(two, load(), policy) is None  # a share and a whole card: no node has capacity for both
     with_device = PodRequest(containers=(), devices=(DeviceRequest("0", "rdma", 1),))
     assert taught.place(with_device, load(), policy) is None
 

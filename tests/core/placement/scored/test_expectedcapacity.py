@@ -1,4 +1,4 @@
-"""Where pods come and go, `priced` leaves those nodes alone that will soon be empty."""
+"""While pods arrive and end, `priced` avoids nodes that will soon be empty."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def whole(cards):
 
 
 class Busy:
-    """Nodes of four cards, on which so many pods of one card each come and go as the names say."""
+    """Nodes with four cards, on which pods of one card each arrive and end; a node's name gives their number."""
 
     def __init__(self, **nodes):
         self.ledger, self.at = Ledger(), 0
@@ -46,11 +46,11 @@ class Busy:
         placed = place_on(self.ledger.kinds, self.ledger.node(node), whole(1), "binpack")
         self.at += 1
         self.ledger.set_holding(Holding(f"{self.at}", "ns", "p", node, placed.assignment))
-        self.engine.place(whole(1), LOAD, "binpack")  # it sees what has changed
+        self.engine.place(whole(1), LOAD, "binpack")  # it reads the changes
         return f"{self.at}"
 
     def come_and_go(self, node):
-        """So often that everybody has looked at it."""
+        """Repeat arrivals and ends until the engine has surveyed them."""
         for _ in range(220):
             uid = self.occupy(node)
             self.ledger.release(uid)
@@ -66,7 +66,7 @@ def test_where_pods_leave_a_pod_goes_to_the_node_that_is_last_to_be_empty(nodes)
 
 
 def vacancy(*workload):
-    """Requests for so many cards, each with its weight."""
+    """The expected capacity of requests for these numbers of cards, with their weights."""
     expected = ExpectedCapacity(
         [Shape(RequestSize(cards, mem, 0, "", 0, 0), kinds) for cards, mem, kinds, _ in workload]
     )

@@ -1,4 +1,4 @@
-"""What a card costs that is scarce for pods that can use no other."""
+"""The price of a card that is scarce for pods that can use no other kind."""
 
 import numpy as np
 

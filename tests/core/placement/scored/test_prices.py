@@ -1,4 +1,4 @@
-"""Prices of the rest of a card: known answers of cutting stock."""
+"""Prices of the remainder of a card: known solutions of cutting stock."""
 
 from collections.abc import Mapping
 from fractions import Fraction
@@ -21,7 +21,7 @@ def test_a_rest_that_no_share_fits_into_is_worth_nothing():
 def test_small_shares_make_a_rest_valuable_only_where_there_are_enough_of_them():
     rare = remainder_prices({810: 10.0, 190: 1.0})
     frequent = remainder_prices({810: 1.0, 190: 10.0})
-    assert rare[190] == pytest.approx(0.0)  # there are more such rests than shares that want one
+    assert rare[190] == pytest.approx(0.0)  # there are more such remainders than shares that fit into them
     assert frequent[190] == pytest.approx(0.2)  # five on a card
     assert frequent[810] == pytest.approx(0.8)
 

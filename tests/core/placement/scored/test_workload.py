@@ -1,4 +1,4 @@
-"""A saved workload that somebody spoilt: it is refused or learned from, and never breaks what reads it."""
+"""A damaged saved workload is refused or used, and never breaks its reader."""
 
 import json
 
@@ -74,7 +74,7 @@ def test_what_cannot_have_been_written_is_refused_and_changes_nothing(text):
     workload.count_arrival(HALF)
     with pytest.raises(InvalidWorkload) as refused:
         workload.load(text)
-    assert len(str(refused.value)) < 400  # it is shown to people
+    assert len(str(refused.value)) < 400  # it is shown to users
     assert workload.counts == {HALF: 1.0}
 
 
