@@ -115,7 +115,7 @@ def test_classes_and_quotas_come_to_the_state(api, fed, clock):
     }
 
 
-def test_each_kind_is_listed_once_for_all_who_ask(api, fed, listers, clock):
+def test_each_kind_is_listed_once_for_all_callers(api, fed, listers, clock):
     _, feeds = fed
     ready(feeds, clock)
     assert sorted(call.path for call in api.sent("list")) == sorted(getattr(paths, kind)() for kind in KINDS)
@@ -228,7 +228,7 @@ def test_what_becomes_unreadable_is_skipped_from_then_on(api, fed, clock):
         assert plan(state, name, 100).node == "n1"
 
 
-def test_catching_up_shows_what_the_watch_has_not_told(api, fed, clock):
+def test_catching_up_shows_changes_that_the_watch_missed(api, fed, clock):
     state, feeds = fed
     ready(feeds, clock)
     api.hold(paths.pods(), QUOTAS, paths.podgroups())

@@ -94,7 +94,7 @@ def test_waiting_pods_are_woken_when_a_card_is_ready(world, clock):
     assert world.next_requeue_node() == "n1"
 
 
-def test_who_runs_as_whom(world):
+def test_users_of_pods(world):
     report_mps(world, 0, multiUser=False)
     runs(world, "image")
     assert place(world, "a") == [0], "the image's user is taken to be the same in all"
@@ -151,7 +151,7 @@ def test_a_pod_with_users_of_its_own_is_nobodys_companion():
         assert place(again, "d", "required", user=user) is Refusal.MPS_USER
 
 
-def test_a_restart_knows_from_the_pods_who_is_with_mps_and_as_whom(clock):
+def test_a_restart_reads_mps_modes_and_users_from_the_pods(clock):
     for order in (0, 1):
         again = make_state(clock)
         steps = [
@@ -165,7 +165,7 @@ def test_a_restart_knows_from_the_pods_who_is_with_mps_and_as_whom(clock):
         assert place(again, "d", "preferred", user=1000) == [0]
 
 
-def test_after_a_restart_nobody_joins_what_only_the_node_still_tells_of(world):
+def test_after_a_restart_no_pod_joins_shares_that_only_the_node_reports(world):
     report_mps(world, 0, reports=[reported_share("uid-gone", 1000)], state="Ready")
     for mode in ("off", "preferred"):
         assert place(world, "a", mode) is Refusal.MPS_MIXED
@@ -182,7 +182,7 @@ def test_a_pod_that_vanished_keeps_its_kind_while_it_may_run(world):
     assert place(world, "c", "preferred") == [0]
 
 
-def test_bind_chooses_anew_when_the_planned_card_is_not_ready_any_more(world):
+def test_bind_chooses_another_card_when_the_planned_one_is_no_longer_ready(world):
     report_mps(world, 0, 1, state="Ready")
     assert place(world, "a") == [0]
     report_mps(world, 0, state="Fault")
@@ -214,14 +214,14 @@ def test_bind_refuses_several_cards_that_have_a_daemon_each_by_now(world):
     assert begun is Refusal.MPS_SEVERAL
 
 
-def test_who_is_planned_has_its_card_as_its_user_already(world):
+def test_a_planned_pod_holds_its_card_as_its_user(world):
     report_mps(world, 0, multiUser=False)
     assert place(world, "a", "preferred", user=1) == [0]
     assert place(world, "b", "preferred", user=2) is Refusal.MPS_USER
     assert place(world, "c", "preferred", user=1) == [0]
 
 
-def test_so_has_who_is_nominated_ahead():
+def test_a_nominated_pod_has_its_user_too():
     world = Ahead()
     report_mps(world.state, 0, multiUser=False)
     world.node("n1", cards=0)  # with cpu, and without more cards

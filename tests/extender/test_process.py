@@ -81,7 +81,7 @@ def test_the_leader_that_knows_all_makes_classes_and_writes_statuses():
 
 
 @pytest.mark.parametrize("lacking", ["knows", "leads"])
-def test_nothing_is_told_by_who_does_not_lead_or_does_not_know_all(lacking):
+def test_a_follower_or_unsynced_extender_publishes_nothing(lacking):
     assert Telling(**{lacking: False}).write_verbs() == set()
 
 

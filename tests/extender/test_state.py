@@ -301,13 +301,13 @@ def test_bind_on_another_node_than_planned_chooses_there(world):
     assert free(world, "n2") == [P100 - 8138]
 
 
-def test_bind_chooses_anew_when_the_planned_card_fell_sick(world):
+def test_bind_chooses_another_card_when_the_planned_one_becomes_unhealthy(world):
     assert plan(world).assignment.indices() == [0]
     world.set_card(*as_card(resource(0, health="Unhealthy")))
     assert begin(world).indices() == [1]
 
 
-def test_bind_chooses_anew_when_the_planned_card_was_filled_by_somebody_else(world):
+def test_bind_chooses_another_card_when_the_planned_one_was_filled(world):
     assert plan(world).assignment.indices() == [0]
     world.set_pod(as_pod(bound("legacy", P100 - 100, 0)))
     assert begin(world).indices() == [1]
@@ -375,7 +375,7 @@ def test_an_unsure_bind_keeps_its_cards_and_the_next_bind_writes_the_same(world)
 @pytest.mark.parametrize(
     ("bound_", "exists", "then"), [(True, True, "unconfirmed"), (False, True, None), (False, False, "terminating")]
 )
-def test_an_unsure_bind_is_settled_by_a_later_look(world, clock, bound_, exists, then):
+def test_an_unconfirmed_bind_is_settled_by_a_later_lookup(world, clock, bound_, exists, then):
     begin(world)
     world.confirm("uid-p", Phase.UNCONFIRMED)
     assert world.expire_reservations() == []
@@ -412,7 +412,7 @@ def test_the_end_of_a_pod_of_the_former_name_of_a_node_frees_the_card_where_it_i
     assert world.next_requeue_node() == "n1"
 
 
-def test_nobody_is_woken_when_nobody_waits(world, clock):
+def test_no_pod_is_requeued_without_pending_pods(world, clock):
     plan(world)
     clock.advance(31)
     world.expire_reservations()
@@ -429,7 +429,7 @@ def test_waiting_pods_are_woken_at_most_once_a_second_by_a_card_that_heals(world
     assert world.next_requeue_node() == "n1"
 
 
-def test_a_deletion_that_the_scheduler_sees_wakes_only_who_asked_just_before(world, clock):
+def test_a_deletion_that_the_scheduler_sees_requeues_only_just_refused_pods(world, clock):
     last = as_pod(bound("a", P100, 0, deleting=True, containers=ENDED))
     world.next_requeue_node()
     world.set_pod(last)
@@ -486,7 +486,7 @@ def test_a_plan_that_ends_because_no_node_is_left_for_the_pod_wakes(waiting):
     assert waiting.next_requeue_node() == "n1"
 
 
-def test_a_plan_that_is_only_repeated_wakes_nobody(waiting):
+def test_a_repeated_plan_requeues_no_pod(waiting):
     assert plan(waiting, "a", P100, ["n1"]).node == "n1"
     assert waiting.next_requeue_node() is None
 
@@ -533,7 +533,7 @@ def because(world, uid, reason):
         queue.set_refusal_reason(uid, reason)
 
 
-def test_whoever_was_refused_long_ago_is_forgotten(world, clock):
+def test_a_refusal_of_long_ago_is_forgotten(world, clock):
     refuse(world)
     world.remove_pod(as_pod(asking("w", gpu_mem=P100 + 1)))
     refuse(world)  # filter was under way when the pod vanished
@@ -562,7 +562,7 @@ def test_a_cordoned_card_gets_nothing_new_and_keeps_what_it_has(world):
     assert refused.refusals == {"n1": Refusal.CORDONED}
 
 
-def test_who_is_bound_after_its_card_was_cordoned_gets_another_one(world):
+def test_a_pod_bound_after_its_card_was_cordoned_gets_another_card(world):
     """Filter has seen the card, bind does not."""
     asked_first = plan(world, "q")
     assert isinstance(asked_first, Placement)

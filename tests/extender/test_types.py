@@ -180,7 +180,7 @@ def test_a_class_that_only_looks_different_changes_nothing(world):
     assert world.take_changed_nodes() == set()
 
 
-def test_bind_chooses_anew_on_the_node_when_the_planned_card_left_the_class(world):
+def test_bind_chooses_another_card_when_the_planned_one_left_the_class(world):
     assert plan(world, "a", 8138, resource_class="k80").assignment.indices() == [1]
     world.set_class(as_class(resource_class("k80", model="P100")))
     assert begin(world, "a", 8138, resource_class="k80").assignment.indices() == [0]
@@ -209,7 +209,7 @@ def test_an_unsure_bind_keeps_its_card_whatever_became_of_class_and_quota(world)
         pytest.param(lambda w: w.remove_class("p100"), id="removed"),
     ],
 )
-def test_a_change_of_classes_wakes_who_waits(world, clock, change):
+def test_a_change_of_classes_requeues_waiting_pods(world, clock, change):
     plan(world, "w", P100 + 1)
     calm(world, clock)
     change(world)
@@ -217,7 +217,7 @@ def test_a_change_of_classes_wakes_who_waits(world, clock, change):
     assert not woken(world, clock)
 
 
-def test_who_waits_for_a_class_is_known_by_it(world):
+def test_waiting_pods_are_found_by_class(world):
     for name, wanted in (("a", "k80"), ("b", "k80"), ("c", "p100"), ("d", "")):
         world.set_pod(as_pod(asking(name, gpu_mem=1, namespace="team", resource_class=wanted)))
     asking_for_k80 = {tuple(pod) for pod in world.pods_requesting_class("k80")}
@@ -345,7 +345,7 @@ def test_bind_moves_a_plan_to_a_card_of_the_node_that_the_lowered_quota_leaves(w
         pytest.param({"class": "p100", "shares": 0}, lambda w: w.remove_class("p100"), id="cards left its class"),
     ],
 )
-def test_a_quota_that_leaves_more_wakes_who_it_held_back(world, clock, entry, change):
+def test_a_raised_quota_requeues_the_pods_that_waited_for_it(world, clock, entry, change):
     world.set_quota(*as_quota(entry))
     assert refused(plan(world, "w", 100, "n2")) == {Refusal.QUOTA}
     calm(world, clock)
@@ -355,7 +355,7 @@ def test_a_quota_that_leaves_more_wakes_who_it_held_back(world, clock, entry, ch
     assert isinstance(plan(world, "w", 100, "n2"), Placement)
 
 
-def test_what_ends_unseen_in_the_namespace_wakes_who_its_quota_held_back(world, clock):
+def test_a_deleted_pod_requeues_pods_that_waited_for_its_quota(world, clock):
     world.set_quota(*as_quota({"shares": 1}))
     last = as_pod(bound("a", 100, 0))
     world.set_pod(last)
@@ -400,7 +400,7 @@ def test_what_is_unsure_since_an_earlier_epoch_is_not_posted_again_until_it_is_s
     assert begin(world, "a", 8138, epoch=2) == Assumed(assignment=chosen, unconfirmed=False)
 
 
-def test_a_new_leader_touches_a_node_though_it_has_refused_nobody(world, clock):
+def test_a_new_leader_requeues_by_node_without_a_refusal(world, clock):
     calm(world, clock)
     assert not woken(world, clock)
     with world.queue() as queue:
@@ -424,7 +424,7 @@ def test_classes_and_quotas_are_read_and_unreadable_ones_say_why():
     assert "spec.hard[0].shares" in record.problem
 
 
-def test_a_quota_that_is_told_again_as_it_was_wakes_nobody(world, clock):
+def test_an_unchanged_quota_requeues_no_pod(world, clock):
     quota = as_quota({"class": "k80", "shares": 0})
     world.set_quota(*quota)
     assert refused(plan(world, "p", 100, resource_class="k80")) == {Refusal.QUOTA}
@@ -435,7 +435,7 @@ def test_a_quota_that_is_told_again_as_it_was_wakes_nobody(world, clock):
     assert woken(world, clock)
 
 
-def test_the_entry_that_a_person_is_told_of_counts_cards_that_the_pod_may_have(world):
+def test_the_entry_in_an_event_counts_cards_that_the_pod_may_use(world):
     world.set_quota(*as_quota({"class": "p100", "shares": 0}, {"model": "Tesla K80", "shares": 0}))
     pod_request = request.parse_mutated(asking("p", gpu_mem=100, resource_class="k80"))
     assert refused(
@@ -445,7 +445,7 @@ def test_the_entry_that_a_person_is_told_of_counts_cards_that_the_pod_may_have(w
     assert (full.entry.model, full.requested.shares) == ("Tesla K80", 1)
 
 
-def test_a_whole_card_is_told_of_memory_by_the_smallest_that_it_may_get(world):
+def test_a_whole_card_counts_the_memory_of_the_smallest_possible_card(world):
     world.set_card(*as_card(resource(1, model="Tesla K80", mem=11441)))
     pod_request = request.parse_mutated(asking("p", whole_gpu=1))
     world.set_quota(*as_quota({"memoryMiB": 11440}))

@@ -83,7 +83,7 @@ def test_the_order_in_which_a_driver_lists_processes_means_nothing(process_uses,
 
 
 @given(uses, pods(), st.sets(st.sampled_from(KEYS)))
-def test_not_knowing_whose_a_process_is_accuses_nobody_new(process_uses, grants, unknown):
+def test_an_unknown_process_owner_reports_no_further_pod(process_uses, grants, unknown):
     known = {(finding.pod, finding.card) for finding in findings.find_violations(process_uses, grants, TOLERANCE)}
     blurred = {
         uid: replace(grant, keys={run: key for run, key in grant.keys.items() if key not in unknown})

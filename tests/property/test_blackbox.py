@@ -560,7 +560,7 @@ def test_a_history_tells_the_same_each_time():
     assert blackbox.replay(history) == bindings
 
 
-def test_a_gang_is_placed_though_the_scheduler_asks_whom_to_evict_for_many_others_that_never_fit():
+def test_a_gang_is_placed_despite_many_preempt_calls_for_pods_that_never_fit():
     """Each preempt call takes milliseconds, and the gang's members must reach bind within seconds."""
     history = [
         {"seed": 1, "nodes": {"n1": [P100]}},

@@ -50,7 +50,7 @@ def filled(held):
 
 @settings(max_examples=examples(150, soak=5000))
 @given(requests=st.lists(ASKED, min_size=1, max_size=4, unique=True), held=HELD)
-def test_a_card_serves_who_can_be_put_there(requests, held):
+def test_a_card_serves_a_shape_if_a_pod_can_be_placed_there(requests, held):
     nodes = NodeTable()
     for state in filled(held).nodes():
         nodes.set_node(state.name, state, Load(0, 0, 99))

@@ -142,7 +142,7 @@ def test_as_few_moves_as_the_slow_search_finds_and_each_of_them_really_happens(s
 
 @settings(deadline=None, max_examples=examples(30, soak=600))
 @given(worlds(), st.booleans())
-def test_in_a_hurry_it_is_right_and_says_that_fewer_may_do(scene, cordon):
+def test_a_limited_search_is_valid_and_has_a_lower_bound(scene, cordon):
     holdings, pods, goal = scene
     ledger = ledger_of(holdings)
     move_plan = plan(WhatIfCluster(ledger, Placer(ledger), lambda _: ()), goal, pods, effort=1, cordon=cordon)

@@ -41,7 +41,7 @@ def test_a_base_plays_with_its_own_files_where_those_of_this_tree_do_not_fit(tre
     assert play_base(tmp_path / "base") == {"p1": "n1 0:1024:0"}
 
 
-def test_a_base_whose_world_has_other_steps_is_refused(tree, tmp_path):
+def test_a_base_with_different_steps_is_refused(tree, tmp_path):
     path = tree / "tests/property/blackbox.py"
     path.write_text(path.read_text().replace("def starts(self, extender: int)", "def starts(self, of: int)"))
     commit(tree)

@@ -69,7 +69,7 @@ devices = st.builds(
     records=st.lists(st.one_of(cards, devices)),
 )
 @settings(max_examples=examples(100, soak=2000), deadline=None)
-def test_members_are_what_the_classifier_says(of_classes, records):
+def test_membership_equals_the_classifier(of_classes, records):
     parsed = [classes.parse(manifest) for manifest in of_classes]
     membership, classifier = ClassMembership(parsed), Classifier(parsed)
     members = [membership.classes_of(record) for record in records]

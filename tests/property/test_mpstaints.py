@@ -166,7 +166,7 @@ def judge(ledger, wanted, refusals):
 
 @given(st.lists(of_node(), min_size=3, max_size=3), steps, st.sampled_from(["binpack", "spread"]))
 @settings(deadline=None, max_examples=examples(100, soak=2000))
-def test_off_and_wanting_users_and_sick_daemons_never_meet_and_nobody_waits_without_a_reason(worlds, todo, policy):
+def test_incompatible_mps_pods_never_share_a_card_and_every_refusal_has_a_reason(worlds, todo, policy):
     ledger = Ledger()
     for name, states in zip(NODES, worlds, strict=True):
         ledger.set_cards(name, cards_of(name, states))

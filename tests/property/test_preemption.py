@@ -185,7 +185,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 @settings(max_examples=examples(150, soak=2000))
 @given(world=worlds())
-def test_nobody_less_could_go(world: World) -> None:
+def test_no_smaller_set_of_victims_is_enough(world: World) -> None:
     victims = preemption.least_harmful_victims(world.full, world.newcomer)
     least = world.reference()
     assert (victims.harm if victims is not None else None) == least
@@ -203,7 +203,7 @@ def test_nobody_less_could_go(world: World) -> None:
     assert gone <= may
 
 
-def test_cores_that_nobody_asks_for_cost_nobody_his_place() -> None:
+def test_cores_that_no_pod_requests_evict_no_pod() -> None:
     """Fewer are given of a card now than those on it have."""
     ledger = Ledger(core=30)
     ledger.set_cards(NODE, [Card(index=0, uuid="GPU-0", mem=MEM)])

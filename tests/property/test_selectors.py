@@ -83,7 +83,7 @@ def selected(labels, selector):
 
 @given(selector=written, of_cards=st.lists(cards, min_size=1, max_size=5))
 @settings(max_examples=examples(150, soak=3000), deadline=None)
-def test_a_selector_selects_what_the_contract_says(selector, of_cards):
+def test_a_selector_selects_as_specified(selector, of_cards):
     parsed = selectors.parse(selector)
     for labels in of_cards:
         assert parsed.matches(labels) == selected(labels, selector)
@@ -99,7 +99,7 @@ def test_only_the_keys_that_it_names_matter(selector, labels):
 
 @given(of_classes=st.lists(written, max_size=4), of_cards=st.lists(cards, max_size=12))
 @settings(deadline=None)
-def test_a_classifier_says_what_its_selectors_say_one_by_one(of_classes, of_cards):
+def test_a_classifier_equals_its_selectors_one_by_one(of_classes, of_cards):
     parsed = [
         classes.parse({"metadata": {"name": f"c{i}"}, "spec": {"selector": selector, "priority": i - 1}})
         for i, selector in enumerate(of_classes)

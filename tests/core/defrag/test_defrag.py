@@ -120,7 +120,7 @@ def test_the_world_is_as_before():
     assert [list(node.free) for node in ledger.nodes()] == [[800, 700], [400]]
 
 
-def test_who_would_come_back_to_its_card_is_not_moved():
+def test_a_pod_that_would_return_to_its_card_is_not_moved():
     """The policy spread would place the evicted pod on the emptiest card: the card that it has just left."""
     ledger, pods = cluster(n1=[[100], [600]])
     spreading = [replace(pod, policy="spread") for pod in pods]
@@ -128,7 +128,7 @@ def test_who_would_come_back_to_its_card_is_not_moved():
     assert moves(plan(world(ledger), free_cards(1), pods, cordon=False)) == ["a: n1/0 > n1/1"]
 
 
-def test_who_would_come_back_to_its_card_is_moved_where_that_is_cordoned_meanwhile():
+def test_a_pod_that_would_return_to_its_card_is_moved_if_the_card_is_cordoned():
     ledger, pods = cluster(n1=[[100], [600]])
     defrag_plan = plan(world(ledger), free_cards(1), [replace(pod, policy="spread") for pod in pods])
     assert (moves(defrag_plan), defrag_plan.cordons, defrag_plan.exact) == (["a: n1/0 > n1/1"], True, True)
@@ -151,7 +151,7 @@ def test_a_card_that_a_person_has_cordoned_stays_so_and_is_no_free_card():
     assert node.cards == closed
 
 
-def test_who_would_go_back_beside_the_one_that_is_ending_is_not_moved():
+def test_a_pod_that_would_return_beside_its_old_pod_is_not_moved():
     """While the old pod is on its card, this is the fullest card with capacity, so the new pod would join it there."""
     ledger, pods = cluster(n1=[[200, 400]], n2=[[300]])
     # n1 has 400 MiB free beside the old pod, and the new one takes 200 of them: the same card again.
@@ -178,7 +178,7 @@ def test_no_more_pods_of_one_owner_move_than_it_can_lose():
     assert len(plan(world(ledger), free_cards(1), others).moves) == 2
 
 
-def test_the_search_counts_the_moves_of_an_owner_anew_for_each_plan():
+def test_each_plan_counts_the_moves_of_an_owner_from_zero():
     ledger, pods = cluster(n1=[[100, 100], [300]], n2=[[900]])
     one_job = [replace(pod, owner="job", at_most=1) for pod in pods]
     assert moves(plan(world(ledger), free_cards(1), one_job)) == ["c: n1/1 > n1/0"]
@@ -228,7 +228,7 @@ def test_a_quota_keeps_a_pod_from_where_it_has_no_room():
     assert plan(WhatIfCluster(ledger, Placer(ledger), lambda _: tight), free_cards(1), pods).fit_counts[-1] == 0
 
 
-def test_a_big_cluster_is_done_in_steps_and_says_that_it_may_take_fewer():
+def test_a_large_cluster_is_searched_greedily_and_the_plan_has_a_lower_bound():
     nodes = {f"n{i:02d}": [[300], [250], [200], [100]] for i in range(10)}
     ledger, pods = Ledger(), []
     for node, of_cards in nodes.items():
@@ -247,7 +247,7 @@ def test_a_big_cluster_is_done_in_steps_and_says_that_it_may_take_fewer():
     assert ledger.holding("n00-0").node == "n00"
 
 
-def test_somebody_makes_way_for_another():
+def test_a_move_can_free_the_card_for_another_move():
     """The pod of 250 MiB fits nowhere until the pod of 100 MiB has moved from the second card to the third."""
     ledger, pods = cluster(n1=[[250], [100, 700], [800, 50]])
     may = [pod for pod in pods if pod.mem in (250, 100)]
@@ -285,7 +285,7 @@ def test_of_more_cards_than_can_be_freed_as_many_are_as_can_be(nodes, per_node):
 
 
 @pytest.mark.parametrize(("goal", "moved"), [(1, 1), (3, 3), (26, 26)])
-def test_priced_does_not_put_them_back_where_their_cards_are_cordoned_meanwhile(goal, moved):
+def test_priced_does_not_return_pods_to_cards_that_are_cordoned(goal, moved):
     """Three of the pods fit on one card; the workload consists of half cards."""
     ledger, pods = uniform_cluster(5, 8, 15_360, "priced")
     workload = Workload()
@@ -301,7 +301,7 @@ def test_priced_does_not_put_them_back_where_their_cards_are_cordoned_meanwhile(
     assert (defrag_plan.fit_counts[-1], len(defrag_plan.moves), defrag_plan.cordons) == (goal, moved, True)
 
 
-def test_a_search_that_saw_everything_says_so():
+def test_a_search_of_all_plans_is_marked_exhaustive():
     ledger, pods = cluster(n1=[[300], [800]])
     assert plan(world(ledger), free_cards(1), pods).is_exhaustive
     assert not plan(world(ledger), free_cards(1), pods, effort=1).is_exhaustive

@@ -38,7 +38,7 @@ def test_what_is_too_small_for_some_of_the_pods_is_a_fragment_to_these():
     assert measured.total().percent == pytest.approx(100 / 14)
 
 
-def test_a_card_that_somebody_uses_is_a_fragment_to_who_wants_a_whole_one():
+def test_a_used_card_is_a_fragment_for_a_request_of_a_whole_card():
     ledger = Ledger()
     ledger.set_cards("n1", cards(1000, 1000))
     ledger.set_holding(holding("a", 200, 0, total=1000))
@@ -114,7 +114,7 @@ def test_where_nothing_comes_all_is_a_fragment():
     assert fragments(ledger, {}).total() == Memory(1000, 0, 1000, 1000.0)
 
 
-def test_who_holds_cards_tells_what_comes():
+def test_without_a_learned_workload_the_holders_of_cards_are_the_expected_pods():
     whole = tuple(CardShare(i, f"GPU-n1-{i}", 16276, 100, 16276, whole=True) for i in (0, 1))
     two = shares(200, 0, 1)
     held = [
@@ -134,7 +134,7 @@ def test_who_holds_cards_tells_what_comes():
     }
 
 
-def test_pods_without_cards_are_left_out_by_who_wants_to():
+def test_requests_without_cards_can_be_left_out():
     plain = RequestSize(0, 0, 0, "", 1000, 0)
     assert fragmentation.only_card_requests({plain: 5, ask_of(10): 1}) == {ask_of(10): 1}
 
@@ -143,7 +143,7 @@ def test_pods_without_cards_are_left_out_by_who_wants_to():
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(1, 900)), max_size=12),
     st.dictionaries(st.builds(ask_of, st.integers(0, 1000), count=st.integers(1, 3)), st.integers(1, 5), max_size=4),
 )
-def test_told_of_changes_one_by_one_it_says_what_a_new_look_says(pods, counts):
+def test_updates_node_by_node_equal_a_new_count(pods, counts):
     ledger = Ledger()
     for name in ("n0", "n1", "n2"):
         ledger.set_cards(name, cards(1000, 700, node=name))

@@ -84,7 +84,7 @@ def of_two_claims(mem):
 
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
 @pytest.mark.parametrize("known", [True, False])
-def test_for_members_of_several_claims_so_many_nodes_are_searched_and_not_all(monkeypatch, policy, known):
+def test_members_with_several_card_requests_search_a_limited_number_of_nodes(monkeypatch, policy, known):
     """Each node is a separate search under the lock. The emptiest nodes are among the searched ones."""
     monkeypatch.setattr(gangplan, "_MAX_SEARCHED_NODES", 40)
     nodes = {f"n{i:03}": [P100, 100 if i else P100] for i in range(200)}
@@ -121,7 +121,7 @@ def test_many_members_of_several_claims_have_nodes_enough(monkeypatch):
     assert len(set(planned.nodes.values())) == 60
 
 
-def test_nobody_asks_why_a_node_does_not_take_a_member_of_several_claims(monkeypatch):
+def test_reasons_are_not_searched_for_members_with_several_card_requests(monkeypatch):
     """Finding the reason would cost more than the search, and use up its effort."""
     calls = []
     monkeypatch.setattr(searching, "refusal_reason", lambda *arguments: calls.append(arguments))
@@ -222,7 +222,7 @@ def test_nor_does_it_where_a_quota_leaves_too_little_on_all_nodes(card_requests,
     expect_short(turns, card_requests)
 
 
-def test_nor_are_more_nodes_counted_for_a_second_order(monkeypatch, searches, small_steps):
+def test_a_second_order_scores_a_limited_number_of_nodes(monkeypatch, searches, small_steps):
     """In the first order, the index of all cards found no node for a member."""
     counted, score_all = [], placement.Scorer.score_all
 
@@ -284,7 +284,7 @@ def test_a_node_that_is_full_since_it_was_scored_gets_no_member(short, searches)
     assert planned.nodes == {"u0": "n1"}
 
 
-def test_a_plan_whose_nodes_change_faster_than_it_grows_fails_and_no_turn_becomes_longer(monkeypatch, searches):
+def test_a_plan_whose_nodes_change_faster_than_it_grows_fails_with_turns_of_equal_length(monkeypatch, searches):
     """The gang is planned again later."""
     ledger = ledger_with_free(**{f"n{i:03}": [P100, P100] for i in range(200)})
 

@@ -28,7 +28,7 @@ def pod(annotations=None, labels=None, gates=()):
         ({NAME: "g"}, {LABEL: "c"}, Membership(name="g")),
     ],
 )
-def test_what_a_pod_says_of_its_gang(annotations, labels, expected):
+def test_membership_from_annotations_and_labels(annotations, labels, expected):
     assert gangs.membership(pod(annotations, labels)) == expected
 
 

@@ -30,7 +30,7 @@ members = st.builds(
 
 @settings(max_examples=examples(60, soak=1000), deadline=None)
 @given(st.lists(st.one_of(members, some("abcdefgh")), max_size=30))
-def test_it_is_what_counting_anew_says(changes):
+def test_counts_after_changes_equal_a_new_count(changes):
     """changes: members that are added or updated, and UIDs of members that are deleted."""
     roster, known = Roster(), {}
     for change in changes:

@@ -45,7 +45,7 @@ def slowly(ledger, nodes, wanted, policy):
 
 
 @given(changes, pod_requests, st.sets(st.sampled_from([*NODES, "unknown"])), st.sampled_from(sorted(policies.POLICIES)))
-def test_place_answers_as_asking_node_by_node_does(history, wanted, candidates, policy):
+def test_place_equals_a_search_node_by_node(history, wanted, candidates, policy):
     ledger = Ledger(max_clients=4)
     for kind, *arguments in history:
         if kind == "cards":
@@ -109,7 +109,7 @@ def test_few_of_many_nodes_are_asked_as_all_are(held, wanted, nodes, policy):
     assert placement.place(ledger, nodes, wanted, policy) == slowly(ledger, nodes, wanted, policy)
 
 
-def test_many_changed_nodes_are_sorted_anew_and_the_answer_is_the_same():
+def test_sorting_after_many_changes_gives_the_same_placements():
     ledger = Ledger()
     for i in range(2500):
         ledger.set_cards(f"n{i:04}", cards(100, 200, node=f"n{i:04}"))

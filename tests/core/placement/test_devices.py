@@ -58,7 +58,7 @@ def test_after_exchanges_the_lowest_still_go_to_the_first_container():
     }
 
 
-def test_only_healthy_devices_that_nobody_holds_are_free():
+def test_only_healthy_devices_without_a_holder_are_free():
     here = [device(0, healthy=False), *devices(4)[1:]]
     assert wanted_devices(("0", "rdma", 2)).available(here, {uuid(2): 1}) == 2
     assert grants_of(here, {uuid(2): 1}, ("0", "rdma", 2)) == {"0": [("rdma", "rdma-n1-1"), ("rdma", "rdma-n1-3")]}
@@ -91,7 +91,7 @@ def test_only_devices_of_the_classes_asked_for_are_counted():
         (devices(2), {}, [("0", "rdma", 10**12)], Refusal.NO_SUCH_DEVICE),
     ],
 )
-def test_a_node_without_enough_says_whether_waiting_can_help(here, used, requests, reason):
+def test_the_refusal_of_a_node_with_too_few_devices_tells_whether_waiting_helps(here, used, requests, reason):
     assert wanted_devices(*requests).available(here, used) is reason
     assert grants_of(here, used, *requests) is reason
     assert reason.resolvable == (reason is Refusal.NO_DEVICE)
@@ -118,5 +118,5 @@ def test_the_order_of_a_nodes_devices_is_that_of_their_numbers():
         (devices(2), {uuid(0): 1, uuid(1): 2}, False),  # another pod was given it as well
     ],
 )
-def test_a_plan_stands_while_its_devices_are_there_and_nobody_elses(here, used, good):
+def test_a_plan_is_valid_while_its_devices_exist_and_no_other_pod_holds_them(here, used, good):
     assert is_valid_grant(holding("u", 0, 1).assignment, here, used) is good

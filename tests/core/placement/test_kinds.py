@@ -62,7 +62,7 @@ def test_a_kind_is_gone_with_its_last_card():
         kinds.get(a)
 
 
-def test_who_names_no_class_tries_the_lowest_priority_first():
+def test_a_request_without_a_class_tries_the_lowest_priority_first():
     kinds = CardKinds()
     plain, other = kinds.add_card(card()), kinds.add_card(card("a"))
     assert kinds.levels("") == ANY_CARD

@@ -59,7 +59,7 @@ def test_a_card_that_was_never_seen_counts_everywhere_until_it_is(ledger):
     assert used(ledger, OF_A, OF_B, P100S, EVERY_CARD) == [0, 100, 100, 100]
 
 
-def test_a_card_is_remembered_for_all_who_hold_it_until_the_last_is_gone(ledger):
+def test_the_kind_of_a_removed_card_is_kept_until_its_last_holder_ends(ledger):
     ledger.set_holding(holding("u", 100, 0))
     ledger.set_cards("n1", [])
     ledger.set_holding(holding("v", 10, 0))
@@ -78,7 +78,7 @@ def test_a_card_is_remembered_by_its_uuid_also_when_another_had_its_index(ledger
     assert used(ledger, OF_A, OF_B) == [100, 10]
 
 
-def test_who_goes_from_a_card_that_is_there_takes_nothing_from_those_that_are_gone(ledger):
+def test_releasing_a_present_card_keeps_the_kinds_of_removed_cards(ledger):
     ledger.set_cards("n1", [card("a"), card("b", index=1)])
     ledger.set_holding(holding("u", 100, 0))
     ledger.set_holding(holding("v", 10, 1))
@@ -200,7 +200,7 @@ def taken(ledger, node="n1"):
     return ledger.node(node).device_holds
 
 
-def test_a_device_is_taken_while_somebody_holds_it():
+def test_a_device_is_taken_while_a_pod_holds_it():
     ledger = Ledger()
     ledger.set_devices("n1", others.devices(2))
     back = ledger.set_holding(others.holding("u", 1))
@@ -256,7 +256,7 @@ def test_a_node_is_forgotten_with_the_last_that_is_on_it():
     assert ledger.node("n1") is not None
 
 
-def test_a_device_that_is_given_twice_is_told():
+def test_a_device_with_two_holders_is_a_violation():
     ledger = Ledger()
     ledger.set_holding(others.holding("u", 0, 1))
     assert ledger.violations() == []

@@ -88,7 +88,7 @@ def test_mixed_cards_in_one_node():
     assert location_of(place(ledger, gpu_mem=11000)) == ("n1", [0])
 
 
-def test_a_class_is_told_apart_card_by_card():
+def test_classes_are_matched_card_by_card():
     ledger = typed_ledger(n1=[K80, V100], n2=[K80, K80], n3=[V100])
     ledger.set_holding(holding("v", 1, 0, node="n3", total=16160))
     assert location_of(place(ledger, containers=[of_class("v100", gpu_count=1)])) == ("n1", [1])
@@ -112,7 +112,7 @@ def test_containers_of_a_pod_share_a_card_per_class():
     assert by_container == [[1], [0], [1], [2]]
 
 
-def test_scarce_cards_stay_free_for_who_asks_for_them():
+def test_scarce_cards_stay_free_for_requests_that_name_them():
     ledger = typed_ledger(n1=[V100, K80], n2=[V100])
     ledger.set_holding(holding("v", 16000, 0, node="n2", total=16160))
     for policy in ("binpack", "spread"):
@@ -163,7 +163,7 @@ def test_cards_are_looked_for_where_the_devices_are(policy, node):
     assert placed.assignment.devices == {"0": (DeviceShare("rdma", others.uuid(0, node=node)),)}
 
 
-def test_each_node_says_what_it_lacks_devices_first():
+def test_each_refusal_names_what_the_node_lacks_devices_first():
     ledger = ledger_with_free(n1=[16000], n2=[16000], n3=[50], n4=[])
     for name in ("n2", "n3", "n4"):
         ledger.set_devices(name, others.devices(1, node=name))
@@ -217,7 +217,7 @@ def test_a_node_that_has_only_scarce_cards_is_the_worse_one():
         assert scorer.score(ledger.node("n1")) < scorer.score(ledger.node("n2"))
 
 
-def test_a_node_without_the_type_says_so_also_where_its_cards_are_too_small():
+def test_a_missing_type_is_the_reason_even_if_the_cards_are_too_small():
     ledger = typed_ledger(n1=[V100], n2=[K80])
     refused = place(ledger, containers=[of_class("k80", gpu_mem=20000)]).refusals
     assert refused == {"n1": Refusal.NO_SUCH_TYPE, "n2": Refusal.CARD_TOO_SMALL}

@@ -78,7 +78,7 @@ def test_clients_and_cores_are_counted_per_card():
     assert place(ledger, gpu_mem=10, gpu_core=40).node == "n1"
 
 
-def test_cores_are_given_twice_where_the_setting_says_so_and_no_more():
+def test_cores_are_overcommitted_up_to_the_setting():
     ledger = Ledger(core=150)
     ledger.set_cards("n1", cards(100, 100))
     whole = place(ledger, whole_gpu=1)
@@ -93,7 +93,7 @@ def test_cores_are_given_twice_where_the_setting_says_so_and_no_more():
     assert ledger.node("n1").copy_without_pods().free_core == [150, 150]
 
 
-def test_who_asks_for_no_cores_may_have_a_card_of_which_too_many_are_given():
+def test_a_request_without_cores_may_use_a_card_with_overcommitted_cores():
     """The setting was lowered since."""
     ledger = Ledger(core=50)
     ledger.set_cards("n1", cards(100))
@@ -108,7 +108,7 @@ def test_who_asks_for_no_cores_may_have_a_card_of_which_too_many_are_given():
 
 
 @pytest.mark.parametrize("amounts", [{"gpu_mem": 1}, {"gpu_count": 1}, {"gpu_mem": 2, "gpu_count": 2}])
-def test_who_requires_mps_goes_where_there_is_a_manager(amounts):
+def test_a_pod_that_requires_mps_needs_a_node_with_a_manager(amounts):
     ledger = Ledger()
     ledger.set_cards("n1", cards(100, 100))
     requires = amounts | {"annotations": {mps.MODE: "required"}}
@@ -159,7 +159,7 @@ def test_a_daemon_of_all_cards_for_one_user_serves_no_other_with_several_cards()
     assert of_user(1001).refusals == {"n1": Refusal.MPS_USER}
 
 
-def test_what_lacks_of_cards_is_said_before_whose_they_are():
+def test_too_few_cards_are_a_reason_before_the_users_of_cards():
     ledger = Ledger()
     ledger.set_cards("n1", out_of_use(100, 100, mps=CardMps(ready=True, multi_user=False, max_clients=1)))
     for uid, user in (("a", 1000), ("b", 1001)):
@@ -327,7 +327,7 @@ def test_other_pods_could_make_room_only_where_all_requests_fit_the_empty_cards(
 
 
 @pytest.mark.parametrize(("steps", "looked_at"), [(16, 2), (17, 3)])
-def test_a_look_whether_a_node_could_ever_fit_costs_eight_steps(monkeypatch, steps, looked_at):
+def test_checking_whether_an_empty_node_would_fit_costs_eight_steps(monkeypatch, steps, looked_at):
     monkeypatch.setattr(searching, "_MAX_STEPS", steps)
     several = request.parse(pod(containers=[container("a", gpu_count=2), container("b", gpu_mem=9000)]))
     nodes = [f"n{i}" for i in range(5)]
@@ -337,7 +337,7 @@ def test_a_look_whether_a_node_could_ever_fit_costs_eight_steps(monkeypatch, ste
     assert [answer.refusals[name] for name in nodes[looked_at:]] == [Refusal.TOGETHER] * (5 - looked_at)
 
 
-def test_what_one_request_may_cost_over_all_nodes_is_bounded(monkeypatch):
+def test_the_effort_of_one_request_over_all_nodes_is_limited(monkeypatch):
     """The lock is held during the search. Once the effort is spent, only the policy's first choices are tried."""
     monkeypatch.setattr(searching, "_MAX_STEPS", 2)
     several = request.parse(pod(containers=[container("a", gpu_mem=6000), container("b", gpu_mem=8000, gpu_count=2)]))

@@ -34,7 +34,7 @@ def quota(*entries, name="q", namespace="default"):
     return GPUQuota(name=name, namespace=namespace, entries=entries)
 
 
-def test_a_class_has_the_sums_of_its_cards_and_who_uses_them():
+def test_a_class_has_the_totals_of_its_cards_and_its_users():
     k80, v100 = totals.classes_of_cards(busy(), CLASSES)
     assert (k80.resource_class.name, v100.resource_class.name) == ("k80", "v100")
     assert k80.amounts == {

@@ -10,7 +10,7 @@ from tests.core import others
 from tests.core.placement.placing import K80, V100, of_class, quota, typed_ledger
 
 
-def test_explain_says_which_cards_are_not_for_the_request():
+def test_explain_shows_which_cards_the_request_cannot_use():
     ledger = typed_ledger(n1=[K80, V100, {"mem": 1000}])
     headroom = quota(ledger, QuotaEntry(resource_class="k80", shares=0))
     (view,) = explanation.explain(ledger, ["n1"], request.parse(pod(gpu_mem=17000)), "binpack", headroom)
@@ -24,20 +24,20 @@ def test_explain_says_which_cards_are_not_for_the_request():
     assert (view.refusal, [c.closed for c in view.cards]) == (None, ["", "type", "type"])
 
 
-def test_explain_says_which_cards_mps_closes():
+def test_explain_shows_which_cards_mps_closes():
     ledger = typed_ledger(n1=[K80, K80 | {"mps": CardMps(ready=False)}])
     (view,) = explanation.explain(ledger, ["n1"], request.parse(pod(gpu_mem=1)), "binpack")
     assert [c.closed for c in view.cards] == ["", "mps"]
 
 
-def test_explain_says_how_much_each_card_is_short_and_who_holds_it():
+def test_explain_shows_the_missing_mib_and_the_holders_of_each_card():
     ledger = ledger_with_free(n1=[4069, 2000])
     (view,) = explanation.explain(ledger, ["n1"], request.parse(pod(gpu_mem=8138)), "binpack")
     assert view.refusal is Refusal.NO_MEMORY
     assert [(c.missing_mib, [h.name for h in c.holders]) for c in view.cards] == [(4069, ["n1-0"]), (6138, ["n1-1"])]
 
 
-def test_explain_says_how_many_devices_of_each_class_are_free_where():
+def test_explain_counts_the_free_devices_of_each_class_by_node():
     ledger = ledger_with_free(n1=[16000])
     ledger.set_devices("n1", [*others.devices(3), others.device(3, healthy=False), others.device(0, kind="nic")])
     ledger.set_holding(others.holding("u", 1, 2))
@@ -72,7 +72,7 @@ def test_the_most_that_could_be_asked_for_runs_at_once():
     )
 
 
-def test_whoever_must_end_for_several_is_counted_once_and_nothing_is_changed():
+def test_a_pod_in_the_way_of_several_requests_counts_once_and_the_ledger_is_unchanged():
     ledger = ledger_with_free(n1=[100], n2=[200])
     pod_request = request.parse(pod(gpu_mem=8000))
     gone = explanation.pods_in_the_way(ledger, ["n1", "n2"], [pod_request] * 4, "binpack")

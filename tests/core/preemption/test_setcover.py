@@ -66,7 +66,7 @@ class Counted(CoverEffort):
         self.looks += looks
 
 
-def test_whoever_has_an_answer_waits_no_longer_than_the_effort_lasts():
+def test_a_search_with_a_cover_ends_with_its_effort():
     """Each pod has its own budget and a common one, which is exceeded: no bound shows that no cover is cheaper."""
     of = [Victim(f"t{i}", {"mem": 1}, (f"own-{i}", "z")) for i in range(60)]
     budget = {f"own-{i}": 1 for i in range(60)} | {"z": 20}

@@ -144,7 +144,7 @@ def test_while_the_picture_is_outdated_nothing_is_decided_and_the_extender_stays
     assert post(client, "filter", {"Pod": POD, "NodeNames": ["n1"]})["NodeNames"] == ["n1"]
 
 
-def test_while_somebody_has_the_state_for_long_no_thread_is_kept_waiting(clock):
+def test_no_thread_waits_while_the_lock_is_held_for_long(clock):
     app_parts = parts(clock=clock)
     client = create_app(app_parts).test_client()
     filter_, bind = {"Pod": POD, "NodeNames": ["n1"]}, {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p"}
@@ -201,7 +201,7 @@ def test_a_leader_that_still_catches_up_keeps_the_connection():
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_who_leads_is_a_metric(leads):
+def test_leadership_is_a_metric(leads):
     registry = CollectorRegistry()
     nothing = {
         "reservations": dict,
@@ -230,7 +230,7 @@ def test_a_call_too_large_to_be_one_is_not_read(client, verb, status):
     assert "larger than" in (answer.get_json()["Error"] if status == 200 else answer.text)
 
 
-def test_a_prioritize_call_that_cannot_be_read_is_told_so_in_a_line(client):
+def test_an_invalid_prioritize_call_gets_a_one_line_error(client):
     for body in (b"", b"{", b"[]", b'{"Pod": 5}', b'{"Pod": "a\\n\\nb"}', b'{"NodeNames": ["n1"]}'):
         answer = client.post("/gpushare-scheduler/prioritize", data=body)
         assert (answer.status_code, answer.mimetype) == (400, "text/plain"), body
@@ -381,7 +381,7 @@ def test_settings_that_cannot_be_are_refused_with_what_to_write(arguments, messa
         (["--tls-dir", "/dev/null"], "check --tls-dir"),
     ],
 )
-def test_what_cannot_start_says_so_in_a_line(arguments, message, tmp_path):
+def test_a_failed_start_prints_one_line(arguments, message, tmp_path):
     kubeconfig = tmp_path / "config"
     kubeconfig.write_text(KUBECONFIG)
     arguments = arguments if "--kubeconfig" in arguments else [*arguments, "--kubeconfig", str(kubeconfig)]
@@ -393,7 +393,7 @@ def test_what_cannot_start_says_so_in_a_line(arguments, message, tmp_path):
 @pytest.mark.parametrize(
     ("status", "message"), [(404, 'namespaces "cardwise-system" not found'), (403, "leases is forbidden")]
 )
-def test_without_a_place_for_the_lease_the_start_says_what_to_write(tmp_path, status, message):
+def test_without_a_namespace_for_the_lease_the_start_names_the_option(tmp_path, status, message):
     api = ApiServer()
     api.fault(Fault(status=status, message=message), "create")
     kubeconfig = tmp_path / "config"

@@ -62,7 +62,7 @@ def test_one_whose_bind_may_have_landed_does_not_end_the_others_try():
     assert answer.failed_and_unresolvable_nodes == {"n1": Refusal.UNSETTLED.text}
 
 
-def test_one_whose_bind_is_refused_rests_longer_each_time():
+def test_a_pod_whose_bind_is_refused_backs_off_longer_each_time():
     """kube-scheduler brings it again at once: eleven times in a second and a half."""
     world = World(n1=1)
     pod = member("m0")

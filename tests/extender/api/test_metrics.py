@@ -98,7 +98,7 @@ def test_calls_are_timed_by_verb():
     assert serving.value("cardwise_extender_request_seconds_count", verb="bind") == 0
 
 
-def test_a_gangs_time_in_the_queue_is_told_once_when_all_have_come():
+def test_a_gangs_queue_time_is_observed_once_when_all_members_have_arrived():
     world = World({"n1": 2})
     seconds: list[str] = []
     held: list[str] = []

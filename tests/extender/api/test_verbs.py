@@ -69,7 +69,7 @@ def test_a_card_of_more_than_any_card_has_keeps_no_pod_from_its_node(preferences
     assert "n1" in call_filter(state, asking("p", gpu_mem=8138), preferences).node_names
 
 
-def test_when_no_node_fits_every_node_has_its_reason_and_hopeless_ones_are_told_apart():
+def test_when_no_node_fits_every_node_has_a_reason_and_unresolvable_ones_are_separate():
     state = world(n1=[4069, 4069])
     with_cards(state, n2=0)
     answer = call_filter(state, asking("p", gpu_mem=8138), nodes=["n1", "n2"])
@@ -126,7 +126,7 @@ def test_a_bound_pod_is_answered_its_node_only():
     assert call_filter(state, asking("p", gpu_mem=1024), nodes=["n1"]).error == verbs.UNDECIDED
 
 
-def test_who_waits_for_a_quota_is_told_by_the_entry_of_what_it_asks_for():
+def test_a_pod_that_waits_for_quota_gets_an_event_with_the_entry_of_its_request():
     state = world(n1=[P100])
     state.set_class(as_class(resource_class("p100", model="P100")))
     state.set_quota(*as_quota({"shares": 0}, {"class": "p100", "memoryMiB": 1000}))

@@ -214,7 +214,7 @@ def test_a_binding_that_a_proxy_sends_twice_is_there_whatever_the_second_answer_
     assert world.bind() == "bound"
 
 
-def test_after_lost_answers_to_the_deadline_the_cards_stay_held_until_somebody_knows():
+def test_after_lost_responses_the_cards_stay_reserved_until_the_outcome_is_known():
     world = World(*[Fault(refused=True)] * 99, seconds=5.0)
     world.fails("api_error")
     assert mark(world.state, "uid-p") == "unconfirmed"
@@ -223,7 +223,7 @@ def test_after_lost_answers_to_the_deadline_the_cards_stay_held_until_somebody_k
     assert free(world.state) == [P100, P100]
 
 
-def test_an_unsure_bind_that_did_land_is_found_by_a_later_look_and_by_a_later_bind():
+def test_an_unconfirmed_bind_that_landed_is_found_by_a_later_lookup_and_a_later_bind():
     world = World(Fault(lost=True), seconds=5.0)
     world.shown()
     reads = world.api.fault(Fault(refused=True), "get", times=math.inf)
@@ -246,7 +246,7 @@ def test_a_pod_that_is_gone_or_another_one_frees_the_cards():
     assert free(world.state) == [P100, P100]
 
 
-def test_a_pod_bound_by_somebody_else_is_an_error_and_frees_our_cards():
+def test_a_pod_that_another_scheduler_bound_is_an_error_and_frees_our_cards():
     world = World(pod=bound("p", 8138, 1, node="n1", uid="uid-p"))
     world.shown()
     assert "another program" in world.fails("conflict")
@@ -303,7 +303,7 @@ def test_a_call_that_began_while_an_unheard_one_was_posting_holds_on_too():
     assert mark(world.state, "uid-p") == "unconfirmed"
 
 
-def test_a_look_that_finds_the_pod_gone_after_an_unheard_post_proves_nothing():
+def test_a_lookup_of_a_deleted_pod_after_a_lost_response_proves_nothing():
     world = World(UNHEARD)
     world.shown()
     world.api.before_request(lambda _: world.api.remove(POD), "get")
@@ -458,7 +458,7 @@ def test_a_pod_that_changes_all_the_time_is_not_posted_without_a_pause():
     assert free(world.state) == [P100, P100]
 
 
-def test_a_look_from_before_a_newer_bind_settles_nothing():
+def test_a_lookup_that_began_before_a_newer_bind_settles_nothing():
     world = World()
     pod_request = request.parse(asking("p", gpu_mem=8138))
     for _ in range(2):

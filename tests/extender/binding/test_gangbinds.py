@@ -149,7 +149,7 @@ def test_all_waiting_binds_fail_with_the_reason(server, failure):
         assert ledger.holdings() == []
 
 
-def test_nobody_waits_longer_than_a_call_may_take():
+def test_no_bind_waits_longer_than_a_call_may_take():
     server = Server(seconds=0.4)
     server.create(*(member(f"g{i}", gated=False, created=i, gpu_mem=P100) for i in range(3)))
     call = server.bind("g0")
@@ -164,7 +164,7 @@ def test_nobody_waits_longer_than_a_call_may_take():
     server.close()
 
 
-def test_on_the_port_of_the_other_verbs_nobody_waits(server):
+def test_no_bind_waits_on_the_port_of_the_other_verbs(server):
     with pytest.raises(BindFailed, match="--bind-port-bind"):
         server.bind("g0", may_wait=False).result(60)
     assert server.waiting_for("g") == ("g0", "g1", "g2")

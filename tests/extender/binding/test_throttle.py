@@ -51,7 +51,7 @@ def test_a_busy_one_is_told_by_its_quickest_answer():
     assert under_way_until_it_waits(throttle) > 50, "it has become slow"
 
 
-def test_a_refused_binding_says_nothing():
+def test_a_refused_binding_does_not_count():
     clock = FakeClock()
     throttle = BindThrottle(clock)
     with pytest.raises(OSError, match="refused"):
@@ -59,7 +59,7 @@ def test_a_refused_binding_says_nothing():
     assert under_way_until_it_waits(throttle) == 3
 
 
-def test_filter_goes_on_when_a_bind_has_ended():
+def test_filter_continues_when_a_bind_has_ended():
     clock = FakeClock()
     throttle = BindThrottle(clock)
     with ExitStack() as binds:

@@ -82,7 +82,7 @@ def test_the_lock_is_free_while_nodes_are_searched(clock):
     assert free == [True] * (len(NODES) - 1), "a pause before each node but the first"
 
 
-def test_what_others_take_meanwhile_is_theirs(clock):
+def test_cards_that_others_took_during_the_search_are_not_used(clock):
     frees = dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 8000), "n001": (P100, 9000)}
     state = cluster(clock, frees)
     clock.others = [lambda: None] * 5 + [lambda: occupy_card(state, "n000", 1, 1)]
@@ -104,7 +104,7 @@ def test_where_all_that_was_found_is_taken_it_comes_again_at_once(clock):
     assert state.next_requeue_node() is not None, "room has come on a node that was looked at before"
 
 
-def test_nobody_is_woken_where_nothing_has_come():
+def test_no_pod_is_requeued_without_freed_capacity():
     clock = Busy()
     state = cluster(clock, dict.fromkeys(NODES, (P100, 100)))
     clock.advance(10)
@@ -152,7 +152,7 @@ def test_a_search_ends_with_the_time_of_its_call(limited, searched, method):
     assert searched == NODES[:5]
 
 
-def test_the_next_search_goes_on_where_the_last_one_ended(limited, searched):
+def test_the_next_search_continues_where_the_last_one_ended(limited, searched):
     state = cluster(limited, dict.fromkeys(NODES, (P100, 7999)))
     with pytest.raises(SearchUnfinished):
         state.plan_pod(make_request())
@@ -222,7 +222,7 @@ def nothing(state):
         (limit_namespace, NODES),
     ],
 )
-def test_a_search_in_vain_is_repeated_only_where_something_changed(clock, searched, change, again):
+def test_a_search_without_a_node_is_repeated_only_on_changed_nodes(clock, searched, change, again):
     state = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
     first = state.plan_pod(make_request())
     assert isinstance(first, Unplaceable)
@@ -234,7 +234,7 @@ def test_a_search_in_vain_is_repeated_only_where_something_changed(clock, search
     assert isinstance(second, Placement if change is free_card else Unplaceable)
 
 
-def test_what_is_reserved_for_a_gang_meanwhile_counts_at_the_next_search(clock, searched):
+def test_cards_that_were_reserved_for_a_gang_count_in_the_next_search(clock, searched):
     state = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
     wanted = make_request()._replace(rank=(0, 0, "", ""))
     assert isinstance(state.plan_pod(wanted), Unplaceable)
@@ -278,7 +278,7 @@ def test_where_nothing_is_remembered_another_search_begins_with_other_nodes(limi
     assert searched == [*NODES[5:], *NODES[:5]]
 
 
-def test_after_a_long_search_in_vain_the_namespace_pauses_ten_times_as_long(clock, searched):
+def test_after_a_long_search_without_a_node_the_namespace_pauses_ten_times_as_long(clock, searched):
     state = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
     cost = len(NODES) * 2 * pacing._WORK_SECONDS
     state.plan_pod(make_request())
@@ -300,7 +300,7 @@ def test_after_a_long_search_in_vain_the_namespace_pauses_ten_times_as_long(cloc
 
 
 @pytest.mark.parametrize("was_short", [False, True], ids=["it fits", "short"])
-def test_there_is_no_pause_after_a_search_that_was_short_or_not_in_vain(clock, searched, monkeypatch, was_short):
+def test_there_is_no_pause_after_a_short_or_successful_search(clock, searched, monkeypatch, was_short):
     if was_short:
         monkeypatch.setattr(nodesearch, "_SHORT_SECONDS", 1.0)
     state = cluster(clock, dict.fromkeys(NODES, (P100, 7999 if was_short else 8000)))

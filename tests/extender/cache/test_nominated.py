@@ -21,7 +21,7 @@ from tests.fakes.clock import FakeClock
     ("nodes", "kept"),
     [(["n1"], {"u1@n1"}), (["n2"], {"u2@n2"}), (["n1", "n2"], {"u1@n1", "u2@n2"}), (None, {"u1@n1", "u2@n2"})],
 )
-def test_who_asks_for_some_nodes_meets_what_is_kept_there_alone(nodes, kept):
+def test_only_reservations_on_the_offered_nodes_count(nodes, kept):
     cache = Cache(Ledger(), Timeouts(), FakeClock())
     for number in (1, 2):
         pod = WaitingPod(PodRef(f"u{number}", "d", f"p{number}"), PodRequest(containers=(), priority=5))

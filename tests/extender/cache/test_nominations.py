@@ -37,7 +37,7 @@ def test_a_status_that_still_names_a_node_where_cards_were_kept_long_enough_keep
     assert reserved_by_pod(nominations) == [("p", "n2", None)], "another node is another nomination"
 
 
-def test_which_cards_are_kept_is_found_out_anew_in_another_epoch(nominations):
+def test_reserved_cards_are_computed_again_in_a_new_epoch(nominations):
     """Another leader may have given these away."""
     nominations.set_places(waiting("untold"), {"n1": NominatedPlace(OTHER)}, 0.0)
     nominations.set_places(waiting("told"), {"n1": NominatedPlace(CARD, ("uid-victim",))}, 0.0)

@@ -83,7 +83,7 @@ def test_a_whole_card_asks_what_pods_get_of_it():
     assert full(state, container("a", gpu_count=1)) == ""
 
 
-def test_a_quota_that_was_never_known_wakes_nobody_when_it_goes():
+def test_deleting_an_unknown_quota_requeues_no_pod():
     clock = FakeClock()
     state = with_cards(make_state(clock), n1=1)
     state.set_quota(*as_quota({"shares": 9}))

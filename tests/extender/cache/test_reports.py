@@ -58,7 +58,7 @@ def terminating_shares(world, node="n1", index=1):
     return statuses.card_status(card)["terminating"] or []
 
 
-def test_a_report_of_a_pod_that_nobody_knows_there_fills_no_quota(world):
+def test_a_report_of_an_unknown_pod_counts_in_no_quota(world):
     says(world, "n2", reported_share("stranger", 5000), reported_share("uid-a", 100))
     assert used(world) == 4069
     assert free(world, "n2") == [P100 - 5100], "it may be right about its own card"
@@ -125,7 +125,7 @@ def test_a_node_that_was_away_for_longer_is_believed_about_its_own_pods(world, c
     assert used(world) == 0, "it has let go of it once"
 
 
-def test_a_card_that_goes_takes_what_only_its_node_says_with_it(world):
+def test_a_removed_card_removes_the_shares_that_only_its_node_reports(world):
     says(world, "n2", reported_share("stranger", 5000))
     world.remove_card(as_card(resource(0, node="n2"))[0])
     says(world, "n2")
@@ -358,7 +358,7 @@ def wakes(world, clock):
 
 
 @pytest.mark.parametrize("stranger", [False, True], ids=["a pod that was here", "a pod that nobody knows"])
-def test_who_waits_is_woken_when_a_node_says_nothing_of_a_vanished_pod_any_more(world, clock, stranger):
+def test_pods_are_requeued_when_a_node_no_longer_reports_a_deleted_pod(world, clock, stranger):
     """kube-scheduler sees no cause of it."""
     uid = "stranger" if stranger else "uid-a"
     says(world, "n1", reported_share(uid, 4069), index=1)

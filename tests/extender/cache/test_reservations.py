@@ -100,7 +100,7 @@ def test_a_plan_replaces_only_what_is_not_posted(table, before, plan):
 
 
 @pytest.mark.parametrize("before", [None, *Phase])
-def test_what_is_posted_is_given_up_by_nobody_but_who_knows_its_end(table, before):
+def test_a_posted_binding_is_released_only_with_a_known_outcome(table, before):
     into(table, before)
     table.release_plan(POD.uid)
     table.drop_plans()
@@ -278,7 +278,7 @@ def test_a_pod_without_cards_of_which_nobody_has_heard_is_looked_up(clock):
     assert world.pending_bindings() == set()
 
 
-def test_a_member_that_somebody_else_has_bound_to_another_node_keeps_no_card_here(clock):
+def test_a_member_that_another_scheduler_bound_elsewhere_holds_no_card_here(clock):
     """It kept the card for as long as the pod lived: each look-up found it bound."""
     world = with_cards(make_state(clock), n1=1, n2=1)
     whole = free(world)

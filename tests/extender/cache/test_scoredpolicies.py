@@ -107,14 +107,14 @@ def test_what_the_policy_does_not_find_binpack_may_and_else_there_are_reasons():
     assert answer.failed_nodes or answer.failed_and_unresolvable_nodes
 
 
-def test_nobody_who_uses_binpack_gets_an_engine():
+def test_binpack_creates_no_engine():
     state = world(n1=[HALF])
     call_filter(state, asking("p", gpu_mem=3000), AnswerSettings(policy="binpack", one_best_node=True), nodes=["n1"])
     controller(state).step()
     assert not state.policies.is_active
 
 
-def test_a_new_leader_goes_on_from_what_was_learned():
+def test_a_new_leader_continues_with_the_saved_workload():
     api = ApiServer(FakeClock())
     before = world(n1=[HALF], n2=[HALF + 4000])
     taught(before, controller(before, api), HALF)
@@ -138,7 +138,7 @@ def test_a_retried_pod_counts_once():
     assert saved(api) == before  # not grown by half
 
 
-def test_who_does_not_lead_writes_nothing_and_who_could_not_write_tries_again():
+def test_a_follower_writes_nothing_and_a_failed_write_is_retried():
     api = ApiServer(FakeClock())
     state = world(n1=[HALF])
     keeping = controller(state, api, leads=False)
@@ -247,7 +247,7 @@ def test_to_what_an_older_extender_has_written_the_limits_are_added():
     assert api.get(PATH)["data"] == written
 
 
-def test_what_is_told_already_is_not_written_again():
+def test_published_settings_are_not_written_again():
     api = ApiServer(FakeClock())
     publishing(api).step()
     before = len(api.requests)
@@ -255,7 +255,7 @@ def test_what_is_told_already_is_not_written_again():
     assert [request.verb for request in api.requests[before:]] == ["get"]
 
 
-def test_what_somebody_removed_of_the_configmap_is_written_again_within_minutes():
+def test_removed_entries_of_the_configmap_are_written_again_within_minutes():
     clock, state = FakeClock(), world(n1=[HALF])
     api = ApiServer(clock)
     keeping = WorkloadController(

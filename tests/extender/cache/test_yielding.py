@@ -14,7 +14,7 @@ def test_all_is_handed_out_in_order(count, expected):
     assert list(slices(list(range(count)), 2, FakeClock())) == expected
 
 
-def test_who_waits_for_the_lock_gets_it_between_two_slices():
+def test_a_waiting_thread_gets_the_lock_between_two_slices():
     lock, clock, done = threading.Lock(), FakeClock(), []
 
     def work():

@@ -65,7 +65,7 @@ def world():
     return World()
 
 
-def test_it_goes_within_seconds_and_is_told_once(world):
+def test_it_is_deleted_within_seconds_with_one_event(world):
     world.add_pod()
     world.step()
     assert world.remaining_pods() == []
@@ -192,7 +192,7 @@ def test_a_slow_one_keeps_others_of_the_thread_waiting_for_a_moment_only(world):
     assert world.remaining_pods() == []
 
 
-def test_who_is_over_is_looked_for_no_more(world):
+def test_completed_pods_are_not_checked_again(world):
     world.add_pod()
     world.state.remove_pod(as_pod(world.api.get(f"{PODS}/p")))
     world.step()

@@ -97,7 +97,7 @@ def test_what_a_policy_has_learned_is_what_counts():
     assert scraped.of_all("fragmented") == pytest.approx(scraped.of_all("free"))  # no card is whole
 
 
-def test_nothing_is_counted_that_nobody_scrapes():
+def test_without_scrapes_nothing_is_counted():
     state = world()
     clock = FakeClock()
     metrics = FragMetrics(state, clock)
@@ -113,6 +113,6 @@ def test_nothing_is_counted_that_nobody_scrapes():
     assert {metric.labels["amount"]: metric.value for metric in memory.samples}["used"] == P100 // 4 + P100 // 2
 
 
-def test_who_is_not_scraped_does_not_load_numpy():
+def test_without_scrapes_numpy_is_not_imported():
     code = "import extender.process, sys; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

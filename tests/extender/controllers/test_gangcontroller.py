@@ -169,7 +169,7 @@ def test_gates_of_a_namespace_keep_none_of_its_evictions_waiting(scene):
     until(lambda: not scene.controller._writing, "that all is written")
 
 
-def test_of_a_pod_that_was_made_anew_the_gate_stays_and_nobody_complains(scene):
+def test_the_gate_of_a_recreated_pod_stays_without_an_error(scene):
     trio(scene)
     scene.api.remove(paths.pods("default", "g0"))
     scene.api.write_object(paths.pods(), scene.world.pods["g0"] | {"metadata": {"name": "g0", "uid": "another"}})
@@ -242,7 +242,7 @@ def test_evicted_by_the_eviction_api_with_an_event_each(scene):
 
 
 @pytest.mark.parametrize("meanwhile", ["runs", "another leads"])
-def test_nobody_is_evicted_whose_gang_has_come_to_run_while_others_were_evicted(scene, monkeypatch, meanwhile):
+def test_members_are_not_evicted_once_their_gang_runs(scene, monkeypatch, meanwhile):
     monkeypatch.setattr(gangcontroller, "_AT_ONCE", 1)
     trio(scene, gated=False)
     for name in ("g0", "g1", "g2"):
@@ -268,7 +268,7 @@ def test_nobody_is_evicted_whose_gang_has_come_to_run_while_others_were_evicted(
     assert scene.events.all == []
 
 
-def test_a_podgroup_of_coscheduling_says_how_many(scene):
+def test_a_podgroup_of_coscheduling_sets_the_minimum(scene):
     pods = [member(f"g{i}", minimum=None, created=i, gpu_mem=P100) for i in range(2)]
     for pod in pods:
         del pod["metadata"]["annotations"][names.GROUP_NAME]
@@ -301,7 +301,7 @@ def natives(scene, *gangs, **options):
 NATIVE = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups/"
 
 
-def test_a_podgroup_of_kubernetes_says_how_many_and_is_not_written(scene):
+def test_a_podgroup_of_kubernetes_sets_the_minimum_and_is_not_written(scene):
     natives(scene, "g")
     scene.step()
     scene.write_statuses()
@@ -318,7 +318,7 @@ def test_a_podgroup_of_kubernetes_says_how_many_and_is_not_written(scene):
 
 
 @pytest.mark.parametrize("policy", [{"basic": {}}, {}])
-def test_a_podgroup_of_kubernetes_without_a_minimum_gates_nobody_and_is_not_told(scene, policy):
+def test_a_podgroup_of_kubernetes_without_a_minimum_gates_no_pod_and_gets_no_event(scene, policy):
     natives(scene, "g")
     scene.api.answers[NATIVE + "g"] = {"spec": {"schedulingPolicy": policy}}
     scene.step()
@@ -378,7 +378,7 @@ def test_a_podgroup_is_automatic_by_the_value_of_its_label(scene, label):
     assert not scene.api.sent("delete", paths.podgroups("default", "g"))
 
 
-def test_a_persons_podgroup_stays_and_is_told_that_it_has_no_pod(scene):
+def test_a_users_podgroup_stays_with_a_condition_that_it_has_no_pod(scene):
     scene.put_podgroup(group())
     scene.write_statuses()
     assert scene.group()["status"]["phase"] == "Pending"
@@ -388,7 +388,7 @@ def test_a_persons_podgroup_stays_and_is_told_that_it_has_no_pod(scene):
     }
 
 
-def test_the_status_says_how_far_the_gang_is_and_is_written_on_change_only(scene):
+def test_the_status_shows_the_gangs_progress_and_is_written_only_on_change(scene):
     scene.put_podgroup(group())
     trio(scene, gated=False)
     scene.world.schedule("g0")
@@ -425,7 +425,7 @@ def events_with_reason(scene, reason):
     return [(event.about.name, event.message, event.type) for event in scene.events.with_reason(reason)]
 
 
-def test_pods_are_told_what_their_gang_waits_for(scene):
+def test_pods_have_a_condition_with_the_reason_of_their_gang(scene):
     scene.create(member("g0"))
     scene.write_statuses()
     assert events_with_reason(scene, "GangIncomplete") == [("g0", "gang g is waiting for 2 of 3 members", "Warning")]
@@ -446,7 +446,7 @@ def test_pods_are_told_what_their_gang_waits_for(scene):
 
 
 @pytest.mark.parametrize("grouped", [True, False], ids=["a PodGroup of its own", "one of ours"])
-def test_of_a_gang_whose_pods_are_all_ending_nobody_is_told_that_it_lacks_something(scene, grouped):
+def test_a_gang_whose_pods_all_terminate_gets_no_event(scene, grouped):
     if grouped:
         scene.put_podgroup(group())
     trio(scene)
@@ -471,7 +471,7 @@ def test_what_passes_in_a_moment_is_no_event(scene):
     assert {event.reason for event in scene.events.all} == {"GangBound"}
 
 
-def test_who_does_not_lead_says_nothing(scene):
+def test_a_follower_writes_no_status(scene):
     scene.leads = False
     trio(scene)
     scene.write_statuses()

@@ -46,7 +46,7 @@ def one_round(loops):
     loops.requeue_pods()
 
 
-def test_who_waits_is_tried_again_when_a_card_is_uncordoned(api, clock):
+def test_pending_pods_are_requeued_when_a_card_is_uncordoned(api, clock):
     state = with_cards(make_state(clock), n1=1)
     state.set_card(*as_card(resource(0, cordoned=True)))
     state.next_requeue_node()

@@ -114,7 +114,7 @@ def test_a_pod_that_has_changed_holds_nothing(writing, gone):
     writing.round(writes=1)
 
 
-def test_a_pod_that_is_bound_by_now_keeps_nobody_waiting(writing):
+def test_a_bound_pod_delays_no_other(writing):
     """Since 1.35 the API server refuses the name as Invalid."""
     nominee = writing.nominate_pod()
     writing.api.fault(Fault(status=422))
@@ -205,7 +205,7 @@ def test_a_failed_write_of_a_pod_that_the_scheduler_is_at_takes_nothing_from_it(
     assert free(writing.world.state) == [P100 - 100]
 
 
-def test_a_node_that_is_named_in_vain_is_taken_back(writing):
+def test_a_nomination_that_helps_no_pod_is_removed(writing):
     writing.stale()
     version = writing.version()
     writing.round(writes=1)

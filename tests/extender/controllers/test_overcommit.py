@@ -85,7 +85,7 @@ def twice(world):
     return world
 
 
-def test_the_later_one_goes_and_is_told(twice):
+def test_the_later_pod_is_deleted_with_an_event(twice):
     twice.step()
     assert twice.remaining_pods() == ["early"]
     assert twice.events.summaries() == [("late", "GPUOvercommitted", "Warning")]
@@ -99,14 +99,14 @@ def test_by_when_they_were_bound_whichever_is_seen_first(world):
 
 
 @pytest.mark.parametrize("change", [{"phase": "Running", "containers": "running"}, {"containers": "terminated"}])
-def test_who_has_started_stays(world, change):
+def test_a_started_pod_stays(world, change):
     world.add_pod("early", at=1)
     world.add_pod("late", at=2, **change)
     world.step()
     assert world.remaining_pods() == ["late"]
 
 
-def test_who_is_marked_as_granted_stays_and_where_all_have_started_nobody_goes(world):
+def test_a_granted_pod_stays_and_no_pod_is_deleted_if_all_have_started(world):
     for at, name in enumerate(("early", "late")):
         world.add_pod(name, at=at)
         world.api.edit(f"{PODS}/{name}", metadata={"annotations": {names.ASSIGNED: "true"}})
@@ -135,7 +135,7 @@ def test_a_card_that_is_full_is_left_alone(world):
     assert world.api.requests == []
 
 
-def test_who_is_gone_or_finished_by_now_is_no_reason(twice):
+def test_deleted_and_completed_pods_do_not_count(twice):
     twice.api.edit(f"{PODS}/early", status={"phase": "Succeeded"})
     twice.step()
     assert twice.remaining_pods() == ["early", "late"]
@@ -171,7 +171,7 @@ def test_what_fails_is_tried_again_less_and_less_often(twice, fault):
     assert twice.remaining_pods() == ["early"]
 
 
-def test_who_is_seen_to_have_started_a_moment_after_the_suspicion_stays(twice):
+def test_a_pod_that_started_just_after_the_suspicion_stays(twice):
     twice.overfull.step()
     twice.api.edit(f"{PODS}/late", metadata={"annotations": {names.ASSIGNED: "true"}})
     twice.step()
@@ -239,7 +239,7 @@ def test_a_pod_of_gpushare_counts_on_the_card_of_its_index(world):
     assert world.remaining_pods() == ["gpushare"]
 
 
-def test_who_starts_while_it_is_looked_at_stays(twice):
+def test_a_pod_that_starts_during_the_check_stays(twice):
     running = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
     twice.api.before_request(lambda _: twice.api.edit(f"{PODS}/late", status=running), "create", "*/late/eviction")
     twice.step()

@@ -54,7 +54,7 @@ def fails(extender, name, node="n1"):
     return failed.value.outcome
 
 
-def test_a_standby_says_who_leads_and_sends_elsewhere(two):
+def test_a_standby_names_the_leader_and_refuses_calls(two):
     assert two.a.leadership.denial() is None
     denial = two.b.leadership.denial()
     assert denial.served_elsewhere
@@ -87,7 +87,7 @@ def test_a_beginning_that_fails_after_all_was_settled_settles_nothing_again(two,
     assert len(reads) == 1
 
 
-def test_before_anybody_is_known_to_lead_nobody_is_named():
+def test_before_a_leader_is_known_none_is_named():
     clock = FakeClock()
     extender = Extender(Cluster(clock), "a", clock, cards={"n1": 1})
     assert "another extender or none holds" in extender.leadership.denial().text
@@ -95,7 +95,7 @@ def test_before_anybody_is_known_to_lead_nobody_is_named():
     assert "no extender holds" in extender.leadership.denial().text
 
 
-def test_a_leader_that_cannot_renew_says_so_and_stops_in_time(two):
+def test_a_leader_that_cannot_renew_logs_it_and_stops_in_time(two):
     two.api.create_pod("p", 100)
     two.a.cut = True
     two.clock.advance(13.4)
@@ -107,7 +107,7 @@ def test_a_leader_that_cannot_renew_says_so_and_stops_in_time(two):
     assert "not any more" in two.a.leadership.denial().text
 
 
-def test_who_cannot_have_its_own_state_leaves_the_lease_to_another(two):
+def test_an_extender_without_state_releases_the_lease(two):
     with two.a.state.view():  # somebody stands there
         for _ in range(12):
             two.clock.advance(2.0)
@@ -152,7 +152,7 @@ def test_a_post_may_take_as_long_as_the_lease_and_no_longer(two):
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_who_stood_still_between_decision_and_post_does_not_post_what_another_may_have_given_away(two, again):
+def test_an_extender_paused_before_its_post_does_not_post_after_another_led(two, again):
     """A pause of the whole process, as a garbage collector makes it. `again`: it has the Lease again by then."""
     two.api.create_pod("mine", P100)
     two.api.create_pod("other", P100)
@@ -197,7 +197,7 @@ def test_a_post_that_stood_still_on_its_way_is_refused_by_the_api_server(two, ag
     assert mark(two.a.state, "uid-mine") is None
 
 
-def test_a_quota_is_not_exceeded_by_two_who_each_grant_its_last_share():
+def test_two_extenders_do_not_grant_the_last_share_of_a_quota_twice():
     two = Two(cards={"n1": 2}, quota={"shares": 1})
     two.api.create_pod("mine", 100)
     two.api.create_pod("other", 100)
@@ -272,7 +272,7 @@ def test_an_epoch_does_not_begin_while_waiting_pods_cannot_be_changed(two):
     assert two.b.leadership.epoch() is not None
 
 
-def test_a_pod_that_somebody_lets_nobody_change_keeps_no_epoch_from_beginning(two):
+def test_a_pod_that_cannot_be_changed_does_not_delay_an_epoch(two):
     """Another webhook or policy: every tenant may have pods that break its rules."""
     two.api.create_pod("p", P100)
     two.api.create_pod("q", P100)
@@ -332,7 +332,7 @@ def later(two):
         two.b.exchange_lease()
 
 
-def test_pods_that_others_bind_meanwhile_keep_no_epoch_from_beginning(two):
+def test_pods_that_others_bind_during_fencing_do_not_delay_an_epoch(two):
     """A tenant's steady stream: one more at each list, which somebody else binds before it can be changed."""
     numbers, lists = itertools.count(), itertools.count(1)
 
@@ -352,7 +352,7 @@ def test_pods_that_others_bind_meanwhile_keep_no_epoch_from_beginning(two):
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["", "and-another-is-tried-again"])
-def test_pods_of_ours_that_land_meanwhile_keep_no_epoch_from_beginning(two, again):
+def test_our_pods_that_are_bound_during_fencing_do_not_delay_an_epoch(two, again):
     numbers = itertools.count()
     two.api.behind = True
     if again:
@@ -441,7 +441,7 @@ def test_a_tenants_fat_pods_are_tried_again_a_few_at_a_time_while_the_epoch_last
     assert 16 < len(tried) - before <= 4 * 16
 
 
-def test_who_takes_its_own_lease_again_changes_only_what_it_has_not_heard_of(two):
+def test_taking_the_own_lease_again_fences_only_unconfirmed_pods(two):
     for name in ("p", "q"):
         two.api.create_pod(name, 100)
     sends_in_vain(two.a, "q")
@@ -450,7 +450,7 @@ def test_who_takes_its_own_lease_again_changes_only_what_it_has_not_heard_of(two
     assert mark(two.a.state, "uid-q") == "unconfirmed", "what is void is given up by who looks it up"
 
 
-def test_who_takes_its_own_lease_again_after_another_had_it_changes_all(two):
+def test_taking_the_lease_again_after_another_leader_fences_all_pods(two):
     two.api.create_pod("p", 100)
     two.takes_over(two.b)
     two.takes_over(two.a)
@@ -512,7 +512,7 @@ def test_what_it_could_not_change_stays_unsettled_when_it_takes_its_own_lease_ag
     assert sorted(changed(two)) == ["p", "p", "q", "q"]
 
 
-def test_what_it_has_not_heard_of_stays_so_while_it_does_not_lead(two):
+def test_unconfirmed_bindings_stay_unconfirmed_while_it_does_not_lead(two):
     """etcd is full, say: pods can be read and the Lease cannot be renewed, for longer than an answer is waited for."""
     for name in ("mine", "other"):
         two.api.create_pod(name, P100)
@@ -533,7 +533,7 @@ def test_what_it_has_not_heard_of_stays_so_while_it_does_not_lead(two):
     assert list(two.api.bound_assignments()) == ["other"]
 
 
-def test_what_it_has_not_heard_of_stays_so_while_nobody_knows_who_has_the_lease(two):
+def test_unconfirmed_bindings_stay_unconfirmed_while_the_leader_is_unknown(two):
     """Something says that there is no Lease, and then it is there again."""
     for name in ("mine", "other"):
         two.api.create_pod(name, P100)
@@ -622,7 +622,7 @@ def test_an_epoch_changes_every_waiting_pod_once(two):
 
 
 @pytest.mark.parametrize("between", ["nobody", "another"])
-def test_an_epoch_that_did_not_begin_in_time_goes_on_where_it_was_unless_another_led_meanwhile(two, between):
+def test_an_epoch_that_did_not_begin_in_time_continues_unless_another_extender_led(two, between):
     names_of = [f"p{i}" for i in range(40)]
     for name in names_of:
         two.api.create_pod(name, 100)
@@ -660,7 +660,7 @@ def takes(extender):
     assert extender.leadership.epoch() is not None
 
 
-def test_who_takes_over_from_one_that_had_heard_all_answers_changes_nothing(two):
+def test_after_a_clean_shutdown_the_next_leader_fences_no_pod(two):
     two.api.create_pod("p", 100)
     two.api.create_pod("q", 100)
     assert two.a.bind("q", "n1") == "bound"

@@ -64,7 +64,7 @@ def test_what_could_not_be_written_is_written_later(scene: Scene) -> None:
     assert len(scene.api.sent("patch")) == 1
 
 
-def test_who_stops_is_found_no_more(scene: Scene) -> None:
+def test_a_stopped_extender_loses_its_label(scene: Scene) -> None:
     scene.epoch = 1
     scene.api.edit(POD, metadata={"labels": {names.LEADER: None}})
     scene.mark.start()
@@ -186,7 +186,7 @@ def test_a_late_write_never_removes_a_label_that_came_after_the_list(two: Two) -
     assert "b" in two.marked
 
 
-def test_a_label_that_somebody_removed_comes_back_within_seconds_at_one_call_in_five_seconds(two: Two) -> None:
+def test_a_removed_label_is_restored_within_seconds_with_one_call_in_five_seconds(two: Two) -> None:
     two.epochs["a"] = 1
     two.step(1.0)
     two.api.edit(paths.pods("system", "a"), metadata={"labels": {names.LEADER: None}})

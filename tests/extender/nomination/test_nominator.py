@@ -45,7 +45,7 @@ def test_the_choice_is_that_of_filter():
 
 
 @pytest.mark.parametrize("served", [(), ("other",)])
-def test_nobody_is_nominated_for_a_scheduler_that_never_asks(served):
+def test_no_pod_is_nominated_for_a_scheduler_that_never_calls(served):
     world = World("n1", served=served)
     world.create("p", HALF)
     world.create("q", HALF, schedulerName="third")
@@ -92,7 +92,7 @@ PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
     ],
     ids=lambda change: str(change)[:60],
 )
-def test_who_goes_the_ordinary_way(change):
+def test_pods_that_are_not_nominated(change):
     world = World("n1")
     pod = world.create("p", HALF)
     changed = pod | {part: pod.get(part, {}) | fields for part, fields in change.items()}
@@ -130,7 +130,7 @@ def test_what_was_gated_comes_when_its_gates_are_gone():
 @pytest.mark.parametrize(
     ("default", "wish", "ahead"), [(False, None, False), (False, "true", True), (True, None, True)]
 )
-def test_where_the_scheduler_is_to_weigh_nobody_is_nominated(default, wish, ahead):
+def test_no_pod_is_nominated_if_the_scheduler_weighs_nodes(default, wish, ahead):
     world = World("n1", settings=NominationSettings(mode=NominationMode.ALWAYS, one_best_node=default))
     pod = world.create("p", HALF)
     if wish is not None:
@@ -147,7 +147,7 @@ def test_where_the_scheduler_is_to_weigh_nobody_is_nominated(default, wish, ahea
     ],
     ids=list,
 )
-def test_who_is_to_have_the_one_best_node_is_nominated_whatever_it_prefers(spec):
+def test_a_pod_with_one_best_node_is_nominated_despite_its_preferences(spec):
     """Filter would answer that node alone, and the scheduler would have nothing to score."""
     world = World("n1", "n2")
     pod = world.create("p", HALF)
@@ -359,7 +359,7 @@ def test_only_so_many_hold_something_at_a_time(monkeypatch):
         ({"priority": -1, "created": OLD}, False),
     ],
 )
-def test_what_is_held_ahead_keeps_nobody_waiting_who_comes_before(asker, gets):
+def test_reservations_ahead_do_not_delay_earlier_pods(asker, gets):
     world = World("n1", "n2")
     world.create("held", MOST)
     world.create("also", MOST)
@@ -370,7 +370,7 @@ def test_what_is_held_ahead_keeps_nobody_waiting_who_comes_before(asker, gets):
     assert world.outcomes == ([NominationOutcome.OVERTAKEN] if gets else [])
 
 
-def test_who_fits_nowhere_takes_nothing_from_anybody():
+def test_a_pod_that_fits_nowhere_takes_no_reservation():
     world = World("n1")
     world.create("held", MOST)
     assert world.nominate_all() == {"held": "n1"}
@@ -514,7 +514,7 @@ def test_what_preemption_nominates_is_kept():
 # Other leaders.
 
 
-def test_who_leads_no_more_holds_nothing():
+def test_a_former_leader_reserves_nothing():
     world = World("n1")
     world.create("p", HALF, cpu="64")
     assert world.nominate_all() == {"p": "n1"}

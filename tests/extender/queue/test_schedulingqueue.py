@@ -24,7 +24,7 @@ def waiting(name: str, **fields) -> WaitingRecord:
     return WaitingRecord(uid=name, namespace="default", name=name, **fields)
 
 
-def test_who_has_not_asked_for_long_waits_no_more(queue, clock):
+def test_a_pod_that_was_not_tried_for_long_no_longer_waits(queue, clock):
     queue.set_refusal_reason("a", "never refused")
     assert queue.refusal_counts() == {}
     queue.mark_refused("a")
@@ -69,7 +69,7 @@ def test_pods_that_filter_asks_about_after_they_have_gone_are_forgotten(queue, m
     assert not queue.is_unschedulable("a")
 
 
-def test_what_the_scheduler_sees_itself_wakes_only_who_was_refused_just_now(queue, clock):
+def test_changes_that_the_scheduler_sees_requeue_only_just_refused_pods(queue, clock):
     queue.mark_refused("a")
     clock.advance(1.0)
     queue.requeue_all("n1", seen_by_scheduler=True)
@@ -79,7 +79,7 @@ def test_what_the_scheduler_sees_itself_wakes_only_who_was_refused_just_now(queu
     assert queue.next_requeue_node(NODES) is None
 
 
-def test_who_was_refused_until_a_time_is_woken_then(queue, clock):
+def test_a_pod_refused_until_a_time_is_requeued_then(queue, clock):
     queue.mark_refused("a")
     queue.requeue_all_at(clock.now() + 5.0)
     assert queue.next_requeue_node(NODES) is None
@@ -89,7 +89,7 @@ def test_who_was_refused_until_a_time_is_woken_then(queue, clock):
     assert queue.next_requeue_node(NODES) is None, "once"
 
 
-def test_nobody_is_woken_where_nobody_waits(queue, clock):
+def test_without_pending_pods_none_is_requeued(queue, clock):
     queue.mark_refused("a")
     queue.mark_placed("a")
     queue.requeue_all("n1")

@@ -33,7 +33,7 @@ def low(world: World, priority: int = LOW) -> list[str]:
     return world.filter(world.wants("low", HALF, priority=priority))
 
 
-def test_a_label_of_the_same_word_turns_nobody_away():
+def test_a_label_of_the_same_name_refuses_no_pod():
     world = World()
     pod = world.wants("high")
     pod["metadata"]["labels"] = {"x": "SchedulerError", "y": "Unschedulable"}
@@ -71,7 +71,7 @@ def test_it_is_over_when_the_pod_is_gone_or_waits_for_another_reason(world):
     assert low(world) == ["n1"]
 
 
-def test_one_that_was_not_turned_away_keeps_nobody_waiting():
+def test_a_pod_that_was_not_refused_delays_no_other():
     world = World()
     world.show_pod(world.wants("high"))
     with world.state.queue() as queue:
@@ -80,7 +80,7 @@ def test_one_that_was_not_turned_away_keeps_nobody_waiting():
 
 
 @pytest.mark.parametrize("change", ["it has a gate", "its scheduler does not call"])
-def test_a_pod_that_never_comes_keeps_nobody_waiting_whatever_its_status_says(change):
+def test_a_pod_that_is_never_tried_delays_no_other(change):
     """A user who may write the status of his pods can write any reason into it."""
     world = World()
     forged = world.wants("high")
@@ -94,14 +94,14 @@ def test_a_pod_that_never_comes_keeps_nobody_waiting_whatever_its_status_says(ch
     assert low(world) == ["n1"]
 
 
-def test_in_the_middle_of_an_epoch_nobody_waits(world):
+def test_no_pod_waits_in_the_middle_of_an_epoch(world):
     world.clock.advance(100.0)
     turned_away(world, world.wants("other"))
     assert low(world) == ["n1"]
 
 
 @pytest.mark.parametrize("change", ["came", "gone", "in time"])
-def test_who_was_put_off_is_woken(world, change):
+def test_deferred_pods_are_requeued(world, change):
     assert low(world) == []
     world.state.next_requeue_node()  # for the cards, which are new
     world.clock.advance(3.0)

@@ -37,7 +37,7 @@ def test_what_was_asked_once_is_kept_true():
         {"taints": [{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}]},
     ],
 )
-def test_a_closed_node_is_named_for_nobody(closed):
+def test_a_closed_node_is_nominated_for_no_pod(closed):
     world = World("n2")
     world.node("n1", **closed)
     for name in ("a", "b"):
@@ -48,7 +48,7 @@ def test_a_closed_node_is_named_for_nobody(closed):
     assert world.nominate_all() == {"c": "n1"}
 
 
-def test_a_taint_that_keeps_nobody_away_does_not_matter():
+def test_a_taint_without_an_effect_does_not_matter():
     world = World("n2")
     world.node("n1", taints=[{"key": "gpu", "effect": "PreferNoSchedule"}])
     for name in ("a", "b"):

@@ -208,7 +208,7 @@ def test_a_class_that_pods_hold_or_wait_for_stays_until_they_are_gone(world):
     assert world.api.get(class_path(K80)) is None
 
 
-def test_an_edit_that_nobody_has_seen_yet_is_not_deleted(world):
+def test_a_class_edited_since_the_last_watch_event_is_not_deleted(world):
     crowd(world)
     world.card()
     world.run(3)
@@ -231,7 +231,7 @@ def test_a_persons_class_of_that_name_is_left_alone_and_said_once(world):
     assert "created by hand" in logs[0]["problem"]
 
 
-def test_somebody_who_is_first_is_no_reason_to_ask_again_and_again(world):
+def test_a_class_that_another_writer_created_first_is_not_retried_at_once(world):
     world.card()
     world.api.hold(CLASSES)
     world.api.write_object(CLASSES, class_object(K80))
@@ -267,7 +267,7 @@ def test_an_answer_that_was_lost_leaves_one_class():
     assert world.calls() == [("create", "resourceclasses")]
 
 
-def test_who_does_not_lead_does_nothing(world):
+def test_a_follower_writes_no_class(world):
     world.active = False
     world.card()
     world.run(30)
@@ -297,7 +297,7 @@ def test_a_class_follows_the_spellings_of_its_model(world):
     assert world.calls() == [("create", "resourceclasses"), ("patch", A100), ("patch", A100)]
 
 
-def test_an_edit_that_nobody_has_seen_yet_is_not_undone(world):
+def test_an_edit_since_the_last_watch_event_is_not_undone(world):
     world.card("GPU-A", model="NVIDIA A100")
     world.run(10)
     world.api.hold(CLASSES)
@@ -319,7 +319,7 @@ def test_a_refused_change_is_tried_again_after_a_while():
     assert [line["log_level"] for line in logs] == ["warning", "warning", "info"]
 
 
-def test_a_node_that_invents_models_keeps_nobody_waiting(world):
+def test_a_node_that_invents_models_delays_no_class(world):
     for i in range(2 * MAX_CARDS_PER_NODE):
         world.card(f"GPU-{i}", f"Evil {i:03}")
     world.run(1)
@@ -357,7 +357,7 @@ def test_classes_that_take_long_to_write_do_not_keep_the_statuses_of_others_wait
     assert 0.0 < world.clock.now() - began <= 3.0
 
 
-def test_who_waits_for_a_class_longest_gets_it_first(world):
+def test_the_longest_waiting_class_is_created_first(world):
     for i in range(16):
         world.card(f"GPU-{i}", f"Tesla {i:02}")
     world.run(1)

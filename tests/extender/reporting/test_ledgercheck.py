@@ -64,7 +64,7 @@ def test_the_status_of_a_busy_card_that_follows_late_is_no_disagreement(world):
     assert world.counts_after(PATIENCE + 40) == {"status": 1}, "it has stopped following"
 
 
-def test_a_card_of_which_nobody_has_told_is_no_difference(world):
+def test_an_unreported_card_is_no_difference(world):
     world.api.write_object(CARDS, er_object("GPU-A", "n1"))
     assert world.counts_after(200) == {}
 

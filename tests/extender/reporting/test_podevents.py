@@ -36,7 +36,7 @@ def world():
     return World()
 
 
-def test_each_pod_that_waits_for_a_deleted_class_is_told_once(world):
+def test_each_pod_that_waits_for_a_deleted_class_gets_one_event(world):
     world.delete()
     world.delete("v100")
     world.pod_events.step()
@@ -58,7 +58,7 @@ def test_a_class_that_was_replaced_is_not_missed(world):
     assert world.events.all == []
 
 
-def test_only_the_leader_tells(world):
+def test_only_the_leader_writes_events(world):
     world.active = False
     world.delete()
     world.pod_events.step()
@@ -73,7 +73,7 @@ def full(**limits):
     )
 
 
-def test_a_pod_that_waits_for_quota_is_told_which_and_how_much(world):
+def test_the_quota_event_names_the_entry_and_the_amounts(world):
     world.pod_events.record_quota_wait(PodRef("u1", "team", "a"), full(shares=5, memory=65536, cards=0))
     (event,) = world.events.all
     assert (event.about, event.reason, event.type) == (ObjectRef.pod("team", "a", "u1"), "WaitingForQuota", "Normal")
@@ -87,7 +87,7 @@ def test_only_what_is_full_is_named(world):
     assert "shares" not in world.events.all[0].message
 
 
-def test_a_pod_is_told_of_quota_once_in_five_minutes(world):
+def test_a_pod_gets_one_quota_event_in_five_minutes(world):
     for _ in range(10):
         for uid in ("u1", "u2"):
             world.pod_events.record_quota_wait(PodRef(uid, "team", uid), full(shares=5))
@@ -98,7 +98,7 @@ def test_a_pod_is_told_of_quota_once_in_five_minutes(world):
     assert len(world.events.all) == 3
 
 
-def test_a_pod_that_asks_more_than_is_allowed_at_all_is_told_that_no_end_helps(world):
+def test_the_event_of_a_request_above_the_quota_says_that_waiting_does_not_help(world):
     full_entry = FullEntry("gpus", QuotaEntry(memory=1000), used=Charge(), requested=Charge(1, 11441, 1))
     world.pod_events.record_quota_wait(PodRef("u1", "team", "a"), full_entry)
     assert world.events.all[0].message == (
@@ -115,7 +115,7 @@ def test_a_deleted_class_that_cards_are_in_by_their_model_is_not_missed(world):
     assert world.events.all == []
 
 
-def test_a_quota_whose_class_is_gone_is_told(world):
+def test_a_quota_of_a_deleted_class_gets_an_event(world):
     world.pod_events.record_missing_class(QuotaRecord(namespace="team", name="gpus", uid="u"), "there is none")
     (event,) = world.events.all
     about = ObjectRef("cardwise.dev/v1alpha1", "GPUQuota", "gpus", "team", "u")

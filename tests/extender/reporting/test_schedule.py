@@ -81,7 +81,7 @@ def test_a_namespace_whose_writes_take_long_lets_all_that_are_quick_go_first():
     assert set(served(schedule, 10, 10.0, slow="fat")) >= {"fat"}, "and has its turn again"
 
 
-def test_who_comes_later_does_not_pay_with_its_turns_for_what_it_did_not_use():
+def test_an_owner_that_comes_later_is_not_charged_for_earlier_time():
     schedule = WriteSchedule({"a": 1000.0})
     schedule.enqueue_all([Key("a", f"old/{i}") for i in range(30)], 0.0)
     assert served(schedule, 10, slow="old") == ["old"] * 10

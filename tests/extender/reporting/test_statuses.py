@@ -91,7 +91,7 @@ def test_a_class_adds_up_its_cards(world):
     assert shown("slow") == [0] * 6
 
 
-def test_a_class_of_devices_counts_them_and_tells_of_no_memory(world):
+def test_a_class_of_devices_counts_devices_without_memory(world):
     rdma = Device(uuid="rdma-0", kind="rdma", index=0, classes=frozenset({"rdma"}))
     world.state.ledger.set_devices("n1", [rdma, replace(rdma, uuid="rdma-1", index=1, healthy=False)])
     world.state.changed.add("n1")
@@ -107,7 +107,7 @@ def test_a_class_of_devices_counts_them_and_tells_of_no_memory(world):
     assert [condition["status"] for condition in conditions] == ["True"]
 
 
-def test_a_class_says_what_is_wrong_with_it_as_long_as_it_is(world):
+def test_a_class_shows_its_problem_while_it_lasts(world):
     world.api.write_object(CLASSES, class_object("odd", selector={}))
     world.run(2)
     status = world.status(class_path("odd"))
@@ -119,7 +119,7 @@ def test_a_class_says_what_is_wrong_with_it_as_long_as_it_is(world):
     assert conditions(world.status(class_path("odd"))) == {"Valid": "True"}
 
 
-def test_a_quota_shows_used_beside_hard_and_says_when_it_is_exceeded(world):
+def test_a_quota_shows_used_and_hard_and_whether_it_is_exceeded(world):
     world.node("n1", card("GPU-A"), card("GPU-B", 1))
     world.api.write_object(CLASSES, class_object("k80"))
     world.hold("p1", "n1", ("0", "GPU-A", 4000, 0))
@@ -146,7 +146,7 @@ def test_a_quota_shows_used_beside_hard_and_says_when_it_is_exceeded(world):
     assert world.status(path)["summary"].startswith("k80: 1/5 shares, 4000/65536 MiB")
 
 
-def test_a_quota_on_no_class_or_that_cannot_be_read_says_so(world):
+def test_a_quota_without_a_class_or_with_invalid_fields_has_a_condition(world):
     path = quota_path("gpus")
     world.api.write_object(CLASSES, class_object("k80"))
     world.api.write_object(QUOTAS, quota_object("gpus", {"class": "k90", "shares": 1}))
@@ -171,7 +171,7 @@ def test_a_quota_on_no_class_or_that_cannot_be_read_says_so(world):
     assert "summary" not in status
 
 
-def test_a_quota_is_told_once_that_its_class_is_gone(world):
+def test_a_quota_gets_one_event_about_its_deleted_class(world):
     world.api.write_object(CLASSES, class_object("k90"))
     quota = world.api.write_object(QUOTAS, quota_object("gpus", {"class": "k90", "shares": 1}))
     world.run(5)
@@ -269,7 +269,7 @@ def test_every_status_is_as_the_crds_have_it(world):
             assert max(map(len, texts)) <= 1024
 
 
-def test_who_does_not_lead_writes_nothing_and_knows_all_when_it_does(world):
+def test_a_follower_writes_nothing_and_is_up_to_date_when_it_leads(world):
     world.active = False
     world.node("n1", card("GPU-A"))
     world.hold("p1", "n1", ("0", "GPU-A", 4000, 0))
@@ -362,7 +362,7 @@ def test_somebodys_edit_is_repaired(world):
     assert world.status(er_path("GPU-A")) == stored["status"]
 
 
-def test_a_change_that_nobody_told_of_is_found(world):
+def test_a_missed_change_is_found(world):
     world.node("n1", card("GPU-A"))
     world.run(5)
     world.state.ledger.set_holding(holding("p", "n1", ("0", "GPU-A", 4000, 0)))
@@ -460,7 +460,7 @@ def test_an_object_that_goes_while_it_is_written_is_forgotten(world):
     assert len(world.api.requests) == 1
 
 
-def test_no_class_is_told_half_counted(world):
+def test_no_class_status_is_written_before_all_nodes_are_counted(world):
     for i in range(1500):
         world.node(f"n{i}", card(f"GPU-{i}"))
     world.api.write_object(CLASSES, class_object("k80"))

@@ -216,7 +216,7 @@ class Story:
 
 @settings(max_examples=examples(100, soak=2000), deadline=None)
 @given(steps)
-def test_in_the_end_every_status_is_what_a_recount_says(played):
+def test_in_the_end_every_status_equals_a_recount(played):
     story = Story()
     for step in played:
         story.play(step)

@@ -40,7 +40,7 @@ def test_a_sample_of_many_stale_nodes_decides_and_the_rest_is_warmed():
     assert engine.place(share(150), load(), "priced").node == "best"
 
 
-def test_what_is_learned_anew_is_looked_at_part_by_part_and_the_old_holds_until_then():
+def test_a_new_workload_is_surveyed_in_steps_and_old_scores_are_used_until_then():
     ledger, loads, _ = world(n1=[500], n2=[700])
     engine = Engine(ledger, loads, at_once=1)
     knows(engine, [(share(500), load())])

@@ -55,7 +55,7 @@ def test_cards_that_are_too_small_for_a_request_are_fragments_to_it():
     assert fragments(policy, lines(n=[700, 300])) == pytest.approx((1000 + 300) / 2)  # a whole card fits nowhere
 
 
-def test_all_is_a_fragment_to_who_needs_no_card_or_finds_no_cpu():
+def test_all_memory_is_a_fragment_for_requests_without_cards_or_without_free_cpu():
     assert fragments(fragmentation((WHOLE, 1), (NO_GPU, 1)), lines(n=[1000])) == pytest.approx(500)
     starving = RequestSize(1, 500, 0, "", 200_000, 0)
     assert fragments(fragmentation((HALF, 1), (starving, 1)), lines(n=[1000])) == pytest.approx(500)
@@ -122,7 +122,7 @@ def test_whole_cards_and_several_shares_are_given_together():
     assert engine.place(whole(3), load(), policy) is None
 
 
-def test_who_names_no_model_stays_off_the_scarce_one():
+def test_a_pod_that_names_no_model_avoids_the_scarce_model():
     ledger, loads = Ledger(), Loads()
     for name in ("common-1", "common-2", "common-3", "scarce"):
         of = "scarce" if name == "scarce" else "common"
@@ -186,7 +186,7 @@ def test_a_workload_that_is_none_is_refused_and_changes_nothing(text):
     assert workload.counts == {RequestSize(1, 500, 0, "", 0, 0): 1.0}
 
 
-def test_it_is_learned_anew_when_it_has_grown_by_half():
+def test_learning_is_due_after_half_as_many_further_arrivals():
     workload = Workload()
     due = []
     for count in range(1, 60):

@@ -11,7 +11,7 @@ from tests.core.placement.scored.scoredworlds import load, share, world
 from tests.theory import theory_of
 
 
-def test_a_rest_that_no_share_fits_into_is_worth_nothing():
+def test_a_remainder_that_no_share_fits_into_has_no_value():
     prices = remainder_prices({810: 2.0, 470: 1.0})
     assert prices[190] == pytest.approx(0.0)  # beside an 810
     assert prices[530] == pytest.approx(0.5)  # beside a 470: half of a card that holds two
