@@ -562,7 +562,7 @@ class GrantStore:
                 folder.rmdir()
 
     def _move_aside(self, path: Path, reason: str) -> None:
-        """Move a file or folder that is no readable grant into another folder.
+        """Move a file or folder that cannot be read as a grant into another folder.
 
         If that fails, the file stays: it must not prevent the start of the plugin, and the next grant of its container
         replaces it.

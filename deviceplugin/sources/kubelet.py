@@ -173,7 +173,7 @@ class SharedCall(Generic[T]):
             run = self._started_runs + (0 if joins and self._running else 1)
             self._clock.wait_for(self._changed, lambda: self._finished_runs >= run or not self._running, seconds)
             if self._finished_runs >= run:
-                return self._outcome()
+                return self._raise_or_return()
             if self._running:
                 raise TimeoutError
             self._running = True
@@ -188,9 +188,9 @@ class SharedCall(Generic[T]):
             self._finished_runs = self._started_runs
             self._running = False
             self._changed.notify_all()
-            return self._outcome()
+            return self._raise_or_return()
 
-    def _outcome(self) -> T:
+    def _raise_or_return(self) -> T:
         if self._error is not None:
             raise self._error
         return self._return_value  # type: ignore[return-value]

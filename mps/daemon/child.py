@@ -75,10 +75,10 @@ class DaemonProcess:
             for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
         )
 
-    def start(self, options: Sequence[str], output: int) -> bool:
+    def start(self, options: Sequence[str], output_descriptor: int) -> bool:
         """Start the daemon; returns False if it ended at once. Raises OSError."""
         command = [str(self._program), processes.FOREGROUND, *options]
-        self._last_child = self._host.start(command, self._environment, output)
+        self._last_child = self._host.start(command, self._environment, output_descriptor)
         if not self._last_child.is_alive():
             return False
         self._process = self._last_child

@@ -65,10 +65,10 @@ class ProcessActivity:
 class Host(Protocol):
     """A machine on which daemons run. Thread-safe. Processes that have ended are not returned."""
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], output: int) -> Child:
+    def start(self, command: Sequence[str], environment: Mapping[str, str], output_descriptor: int) -> Child:
         """Start a command in its own session. Raises OSError.
 
-        output: the file descriptor for stdout and stderr.
+        output_descriptor: the file descriptor for stdout and stderr.
         """
 
     def front_end(self, program: Path, environment: Mapping[str, str]) -> FrontEnd:
@@ -99,11 +99,11 @@ class Host(Protocol):
 class LocalHost:
     """The machine of this process, read from /proc."""
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], output: int) -> Child:
+    def start(self, command: Sequence[str], environment: Mapping[str, str], output_descriptor: int) -> Child:
         popen = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=output_descriptor,
             stderr=subprocess.STDOUT,
             env=environment,
             cwd="/",

@@ -85,7 +85,7 @@ class FakeHost:
         self.processes[process.pid] = process
         return process
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], output: int) -> FakeProcess:
+    def start(self, command: Sequence[str], environment: Mapping[str, str], output_descriptor: int) -> FakeProcess:
         driver = int(environment.get("CARDWISE_DOUBLE_DRIVER", "550"))
         pipe = _pipe(environment)
         another = self.daemons(pipe)
@@ -97,7 +97,9 @@ class FakeHost:
         else:
             self._open(child, pipe)
             percentage = environment.get(mps.PERCENT_ENV, "100")
-            child.daemon = Daemon(driver, environment[mps.LOG_ENV], _Environs(self, child, output), percentage)
+            child.daemon = Daemon(
+                driver, environment[mps.LOG_ENV], _Environs(self, child, output_descriptor), percentage
+            )
         return child
 
     def _open(self, child: FakeProcess, pipe: Path) -> None:

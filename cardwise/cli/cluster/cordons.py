@@ -28,7 +28,7 @@ _DEFRAG_REASON = "cardwise defrag is moving its pods"
 _ABANDONED_AFTER = timedelta(
     minutes=30
 )  # by then a running defrag has uncordoned the card, unless its pods start slowly
-_MAX_NAMED_CARDS = 5  # cards that a message names if a prefix matches several
+_MAX_NAMED_CARDS = 5  # cards named in the message about an ambiguous prefix
 _MAX_REASON, _MAX_USER_NAME = 1024, 253  # maximum lengths of the CRD: characters of a reason, characters of a user name
 _MAX_COMPLETIONS, _COMPLETION_SECONDS = 500, 2.0  # cards that a shell is offered, and its maximum wait for them
 _MAX_CONFLICTS = 5  # a change fails after so many conflicts with other writers of the card

@@ -38,7 +38,7 @@ class Finder:
         spec = self._next_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             try:
-                load("wrapping").wrap(self, spec.loader, name)
+                load_hook_file("wrapping").wrap(self, spec.loader, name)
             except Exception as problem:
                 # The loader accepts no attribute, or the share is damaged: this framework gets no limit.
                 log(name, repr(problem))
@@ -53,7 +53,7 @@ class Finder:
         return None
 
 
-def load(name: str) -> "Any":
+def load_hook_file(name: str) -> "Any":
     """Load the file `_cardwise_<name>.py` beside this one, also if the program has changed sys.path."""
     # The functions of importlib.util, in the module that every interpreter has loaded already.
     from _frozen_importlib import module_from_spec

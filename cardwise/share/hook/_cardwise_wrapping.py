@@ -64,7 +64,7 @@ def wrap(finder: "Any", loader: "Any", name: str) -> None:
         if framework is None:
             original_exec_module(module)
             return
-        framework_hook = _run_step(hook, framework, hook.load, framework)
+        framework_hook = _run_step(hook, framework, hook.load_hook_file, framework)
         _run_step(hook, framework, getattr(framework_hook, "before_import", None), share)
         original_exec_module(module)
         # If the import failed, keep watching: the program may try again.

@@ -226,10 +226,10 @@ only the first matches are checked one by one, which suffices for warnings.
 
 {{/*
 Whether the update of a pod must be rewritten like its creation: it has a spelling that is stored in another form, or it
-lacks a toleration that the webhook had added. A spelling is a resource that the webhook rewrites at creation, or
-gpu-mem with a unit; if bare numbers mean GiB, also an amount of gpu-mem that no stored container has. Tolerations get
-lost because clients replace the list as a whole. Kubernetes would refuse both kinds of updates, so an update that it
-accepts never waits for the webhook.
+lacks a toleration that the webhook had added. Such a spelling is a resource name that the webhook rewrites at creation,
+or an amount of gpu-mem with a unit. If bare numbers mean GiB, it is also an amount of gpu-mem that no stored container
+has. Tolerations get lost because clients replace the list as a whole. Kubernetes would refuse both kinds of updates, so
+an update that it accepts never waits for the webhook.
 */}}
 {{- define "cardwise.cel.updateNeedsRewrite" -}}
 {{- $amount := "string(c.resources.?limits[?k].orValue('1'))" -}}
