@@ -11,11 +11,10 @@ refuse the pod. Filter returns an error, kube-scheduler tries the pod again some
 with the other 2,000 nodes. If they refuse the pod as well, filter refuses it with the reasons of all 5,000.
 
 kube-scheduler places no other pod while it waits for filter. So after a long search without a node, the namespace must
-pause ten times as long before its next one, however many such pods it has. During the pause its pods get the remembered
+pause before its next one, however many such pods it has (`SearchPauses`). During the pause its pods get the remembered
 refusals, or the error.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -33,7 +32,7 @@ from extender.cache.cache import Cache
 from extender.cache.pacing import Pace
 from extender.cache.placing import PlacementRequest, Placing, PodSnapshot, SearchedNodes
 from extender.cache.statelock import StateLock
-from extender.cache.yielding import PAUSE_FACTOR
+from extender.queue.searchpauses import SearchPauses
 
 SMALL_SEARCH_NODES: Final = (
     16  # nodes that are searched under the lock; and the best ones that the decision may choose from
@@ -41,8 +40,6 @@ SMALL_SEARCH_NODES: Final = (
 # Seconds after the arrival of the call. kube-scheduler waits for one second (`httpTimeout` of our stanza); the rest is
 # for the decision and the response.
 _SEARCH_SECONDS: Final = 0.7
-# Seconds of CPU. There is no pause after a shorter search: other filter calls in a large cluster take as long.
-_SHORT_SECONDS: Final = 0.05
 _REMEMBERED: Final = 8  # searches; each takes some 1 MB at 5,000 nodes
 
 _Key = tuple[str, PodRequest]  # namespace and request
@@ -74,7 +71,7 @@ class NodeSearch:
         self._placing = placing
         self._clock = clock
         self._remembered: dict[_Key, _RememberedRefusals] = {}  # the searches, the last one last
-        self._paused_until: dict[str, float] = {}  # by namespace
+        self._pauses = SearchPauses(clock)
         self._start = 0  # the position of the node with which the next search begins
 
     def search(self, placement_request: PlacementRequest) -> PlacementRequest:
@@ -89,13 +86,13 @@ class NodeSearch:
             freed = self._cache.capacity.freed_count
             remembered = self._remembered.pop(key, None)
             start = self._start
-            paused_until = self._paused_until.get(key[0], -math.inf)
+            is_paused = self._pauses.is_paused(key[0])
         remembered_refusals = _RememberedRefusals(snapshot.headroom, snapshot.nominated, snapshot.gang_reserved, {})
         if remembered is not None and remembered_refusals == remembered._replace(refusals={}):
             remembered_refusals = remembered
         start_cpu, now, call = self._clock.cpu(), self._clock.now(), placement_request.call
         deadline = (call.arrived if call.arrived is not None else now) + _SEARCH_SECONDS
-        if now < paused_until:
+        if is_paused:
             deadline = now
         pace = Pace(self._clock, lambda: self._clock.now() >= deadline or call.is_abandoned())
         scores, refusals = score_nodes(snapshot, placement_request, pace, remembered_refusals.refusals, start)
@@ -105,7 +102,7 @@ class NodeSearch:
         with self._lock:
             self._remember(key, remembered_refusals)
             if not scores:
-                self._pause(key[0], self._clock.cpu() - start_cpu)
+                self._pauses.charge_search(key[0], self._clock.cpu() - start_cpu)
             if unsearched:
                 self._start = (start + len(scores) + len(refusals)) % len(placement_request.nodes)
         searched_nodes = SearchedNodes([*best, *overtakable], scores, refusals, freed, unsearched)
@@ -114,13 +111,6 @@ class NodeSearch:
                 best=(), scores={}
             )  # nothing is reserved for a call that has ended
         return placement_request._replace(searched=searched_nodes)
-
-    def _pause(self, namespace: str, cost: float) -> None:
-        """Let the namespace pause after a search of `cost` seconds of CPU that found no node."""
-        if cost >= _SHORT_SECONDS:
-            now = self._clock.now()
-            self._paused_until = {name: until for name, until in self._paused_until.items() if until > now}
-            self._paused_until[namespace] = now + PAUSE_FACTOR * cost
 
     def _remember(self, key: _Key, refusals: _RememberedRefusals) -> None:
         """Remember a search in place of the oldest one of the namespace with the most."""

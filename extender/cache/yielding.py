@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
 
 from cardwise.clock import Clock
+from extender.queue.searchpauses import PAUSE_FACTOR
 
 TURN_SECONDS: Final = 0.004  # seconds of CPU after which a turn starts no further plan or search of a node
 
 _T = TypeVar("_T")
 # A thread that releases a lock and takes it again at once usually gets it: a waiting thread takes 50 us to wake.
 _PAUSE: Final = 0.002  # seconds
-PAUSE_FACTOR: Final = 10  # times as long as the work took
 _MAX_PAUSE: Final = 0.5  # seconds
 
 

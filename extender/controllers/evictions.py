@@ -14,13 +14,13 @@ from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder
 from cardwise.kube.pods.eviction import evict
+from extender.cache.yielding import pause_seconds
 from extender.preemption.preemption import Eviction, Preemption
 from extender.records.podref import PodRef
 
 _log = structlog.get_logger(__name__)
 
 _EVERY = 1.0  # seconds between two pods for which victims are evicted
-_SEARCH_PAUSE = 10.0  # times as long as the search for victims took: thousands of pods may wait, and never get a card
 _RETRY_SECONDS = 2.0  # seconds between two tries for the same victim
 _TRIES = 20
 # Seconds for which a victim is not chosen again: after a failed dry run; after failed evictions, when others may be
@@ -62,7 +62,9 @@ class Evictions:
             return
         began = self._clock.cpu()
         evictions = self._preemption.next_evictions()
-        self._next = now + max(_EVERY if evictions else 0.0, _SEARCH_PAUSE * (self._clock.cpu() - began))
+        # Thousands of pods may wait that never get a card. This pause is short, since all namespaces wait for it: after
+        # a long search its namespace pauses (`SchedulingQueue.on_searched`).
+        self._next = now + max(_EVERY if evictions else 0.0, pause_seconds(self._clock.cpu() - began))
         victims = [victim for eviction in evictions for victim in eviction.victims]
         refused_uids = [victim.uid for victim in victims if not self._can_evict(victim)]
         if refused_uids:

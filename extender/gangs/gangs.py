@@ -14,10 +14,9 @@ from cardwise.clock import Clock
 from cardwise.core.gangs.gangs import ForeignPodGroup, GangPhase, Member, PodGroupSpec
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.values.refusals import Refusal
-from extender.cache import yielding
 from extender.cache.cache import Cache
 from extender.cache.statelock import StateLock
-from extender.cache.yielding import TURN_SECONDS, give_way
+from extender.cache.yielding import TURN_SECONDS, give_way, pause_seconds
 from extender.gangs.bindthreads import BindThreads
 from extender.gangs.gangplaces import CHEAP, GangPlaces
 from extender.gangs.gangqueue import GangCursor, GangQueue
@@ -33,6 +32,7 @@ from extender.gangs.gangtypes import (
     PlannedNode,
 )
 from extender.gangs.gangviews import GangView, make_view, pod_ref
+from extender.queue.searchpauses import PAUSE_FACTOR
 
 _ROUND_SECONDS: Final = 1.0  # of planning in one step; the rest of the round is for the next step
 _TRY_SECONDS: Final = 1.0  # in which all calls of one attempt of a pod come; kube-scheduler's back-off is no shorter
@@ -372,7 +372,7 @@ class Gangs:
             self._plan_in_order(self._round, self._unoffered, now, began + TURN_SECONDS)
             self._pass_cost += self._clock.cpu() - began
             if self._round.gang is None and self._pass_cost > CHEAP:
-                self._next_pass = now + yielding.pause_seconds(self._pass_cost)
+                self._next_pass = now + pause_seconds(self._pass_cost)
             return self._round.gang is not None
 
     # Everything below runs under the lock.
@@ -488,7 +488,7 @@ class Gangs:
         """
         cost = self._clock.cpu() - began
         if not planned and cost > CHEAP:
-            self._next_in_call = now + yielding.PAUSE_FACTOR * cost
+            self._next_in_call = now + PAUSE_FACTOR * cost
 
     def _plan_earlier(self, gang: Gang, now: float) -> bool:
         """Plan the gangs that come before this one in the queue, as far as the turn's time allows.

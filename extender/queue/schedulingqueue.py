@@ -35,6 +35,7 @@ from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import Rank
 from cardwise.kube.fairqueueing import FairQueueing, RecentUse
+from extender.queue.searchpauses import SearchPauses
 from extender.records.pod import WaitingPod
 from extender.records.podinfo import TurnedAway, WaitingRecord
 from extender.records.podref import PodRef
@@ -149,6 +150,7 @@ class SchedulingQueue:
         self._shares: dict[_Share, dict[str, None]] = {}  # the UIDs of these
         self._searches = FairQueueing()  # by namespace
         self._searched: RecentUse[str] = RecentUse(clock)  # seconds of searches, by namespace
+        self._search_pauses = SearchPauses(clock)
         self._by_priority = False  # the last search was that of the highest priority
         self._turned_away: dict[str, TurnedAway] = {}  # pods for which no extender served a call
         self._schedulers: set[str] = set()  # that call this extender
@@ -480,6 +482,7 @@ class SchedulingQueue:
 
         Namespaces take turns by the time that their searches take, so that none delays the others: every other search
         is for one of all namespaces, and those between are for one of the namespaces with pods of the highest priority.
+        A namespace pauses after a long search (`SearchPauses`); the others go on.
         Within a namespace the pod of the highest priority comes first, and of several the pod that is due for longest.
         """
         now = self._clock.now()
@@ -489,6 +492,8 @@ class SchedulingQueue:
         for uid, pending in self._preempting.items():
             # A pod that the watch does not show may have been deleted.
             if pending.not_before > now or uid not in self._unschedulable or self._pods[uid].pod is None:
+                continue
+            if self._search_pauses.is_paused(pending.namespace):
                 continue
             earlier = first_by_namespace.get(pending.namespace)
             if (earlier is None or pending.order < earlier.order) and not is_helped(uid):
@@ -519,6 +524,7 @@ class SchedulingQueue:
         """
         self._searches.charge_write(pending.namespace, seconds)
         self._searched.add_use(pending.namespace, seconds)
+        self._search_pauses.charge_search(pending.namespace, seconds)
         if not in_vain:
             return
         key, is_full, now = pending.key, len(self._preempting) >= _MAX_PREEMPTING, self._clock.now()

@@ -11,6 +11,7 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache import nodesearch, pacing, placing
 from extender.cache.nodesearch import SMALL_SEARCH_NODES
 from extender.cache.placing import Call, PlacementRequest, SearchUnfinished
+from extender.queue import searchpauses
 from extender.records.podref import PodRef
 from tests.build import P100, asking, container, pod
 from tests.examples import examples
@@ -302,7 +303,7 @@ def test_after_a_long_search_without_a_node_the_namespace_pauses_ten_times_as_lo
 @pytest.mark.parametrize("was_short", [False, True], ids=["it fits", "short"])
 def test_there_is_no_pause_after_a_short_or_successful_search(clock, searched, monkeypatch, was_short):
     if was_short:
-        monkeypatch.setattr(nodesearch, "_SHORT_SECONDS", 1.0)
+        monkeypatch.setattr(searchpauses, "SHORT_SECONDS", 1.0)
     state = cluster(clock, dict.fromkeys(NODES, (P100, 7999 if was_short else 8000)))
     state.plan_pod(make_request())
     searched.clear()

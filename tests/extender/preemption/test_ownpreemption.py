@@ -383,6 +383,39 @@ def test_the_pods_of_one_namespace_hold_up_those_of_another_for_few_searches(pri
     assert "fair" in scene.searched
 
 
+def test_after_a_long_search_only_the_namespace_of_its_pod_pauses():
+    scene = Crowd(0, search_seconds=5.0)
+    scene.refuses(*(scene.world.show_pod(scene.world.wants(f"e{i}", mem=16_000 + i, namespace="evil")) for i in (0, 1)))
+    scene.search(steps=1, every=1.0)
+    assert len(scene.searched) == 1
+    scene.refuses(scene.world.show_pod(scene.world.wants("fair", mem=16_000, namespace="fair")))
+    scene.search(steps=1, every=41.0)
+    assert scene.searched[1:] == ["fair"]
+    scene.refuses(scene.world.show_pod(scene.world.wants("e2", mem=16_002, namespace="evil")))
+    scene.evictions.step()
+    assert len(scene.searched) == 2, "evil pauses 50 s, of which 46 s have passed"
+    scene.search(steps=1, every=0.0)
+    assert len(scene.searched) == 3
+
+
+@pytest.mark.parametrize("namespaces", [1, 4, 20])
+def test_the_searches_of_all_namespaces_take_a_tenth_of_the_time_together(namespaces):
+    """After the first search of each."""
+    scene = Crowd(0, search_seconds=1.0)
+    pods = [
+        scene.world.show_pod(scene.world.wants(f"p{i}-{k}", mem=16_000 + k, namespace=f"ns{i}"))
+        for i in range(namespaces)
+        for k in range(3)
+    ]
+    scene.refuses(*pods)
+    scene.search(steps=2 * namespaces, every=1.0)
+    scene.searched.clear()
+    for _ in range(4):
+        scene.refuses(*pods)
+        scene.search(steps=496, every=1.0)
+    assert 100 <= len(scene.searched) <= 1.1 * 200
+
+
 def test_namespaces_that_are_passed_over_for_a_higher_priority_keep_their_turn():
     """Searches shorter than what a turn counts for at least: to be passed over must not count as a search."""
     scene = Crowd(0, search_seconds=0.015)

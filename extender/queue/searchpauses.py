@@ -1,0 +1,39 @@
+"""Pauses of namespaces after long searches, so that the pods of one namespace do not stop the searches of others.
+
+Theory of operation. After a search of 0.05 s of CPU or more the namespace pauses ten times as long, times the number of
+namespaces that pause then, itself included. So each namespace takes at most a tenth of the time, and those of a user
+who has many take a tenth together, not a tenth each. A namespace without such a search never waits for the pauses of
+others.
+
+Example: the search for a pod of A takes 5 s, so A pauses 50 s. B searches meanwhile; its search takes 1 s, so B pauses
+20 s. With ten such namespaces a search of 1 s is followed by a pause of 100 s, and ten searches of 1 s take 100 s.
+"""
+
+from typing import Final
+
+from cardwise.clock import Clock
+
+PAUSE_FACTOR: Final = 10  # times as long as the search took
+# Seconds of CPU. There is no pause after a shorter search: filter calls in a large cluster take as long.
+SHORT_SECONDS: Final = 0.05
+
+
+class SearchPauses:
+    """Not thread-safe: the state locks."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._paused_until: dict[str, float] = {}  # by namespace
+
+    def charge_search(self, namespace: str, seconds: float) -> None:
+        """Let the namespace pause after a search, if it was long. `seconds`: of CPU."""
+        if seconds >= SHORT_SECONDS:
+            now = self._clock.now()
+            self._paused_until = {name: until for name, until in self._paused_until.items() if until > now}
+            paused_count = len(self._paused_until.keys() | {namespace})
+            self._paused_until[namespace] = now + PAUSE_FACTOR * paused_count * seconds
+
+    def is_paused(self, namespace: str) -> bool:
+        """Whether the namespace must not search now."""
+        until = self._paused_until.get(namespace)
+        return until is not None and self._clock.now() < until
