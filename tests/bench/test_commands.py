@@ -1,4 +1,4 @@
-"""The benchmarks of `python -m bench` run, each with the smallest numbers: what they measure is not looked at."""
+"""The benchmarks of `python -m bench` run, each with the smallest numbers; the measured values are not checked."""
 
 import importlib
 import subprocess

@@ -1,7 +1,7 @@
 """A cluster in one thread for tests of gangs: an API server, a kube-scheduler with its cache, and our state between.
 
-Nothing happens by itself: the test says whose turn it is. Binds that wait are kept in `binding` until their hold is
-decided, as the threads of the real server would.
+Nothing happens by itself: the test calls each step. Waiting binds are kept in `binding` until their permit is decided,
+    like the threads of the real server.
 """
 
 import json
@@ -50,7 +50,7 @@ def member(
     annotations: dict[str, str] | None = None,
     **resources: int,
 ) -> dict:
-    """A pod as the webhook leaves it; without resources it asks for no card."""
+    """The manifest of a member after the webhook; without resources it requests no card."""
     main = container(**({"share": 1} | resources if resources else {}))
     if not resources:
         main["resources"]["limits"] = {names.PLACE_MARKER: "1", names.BIND_MARKER: "1"}
@@ -74,21 +74,21 @@ def member(
 
 
 def single(name: str, *, created: int = 0, priority: int = 0, cpu: str = "1", **resources: int) -> dict:
-    """A pod of no gang."""
+    """The manifest of a pod in no gang."""
     pod = member(name, gated=False, created=created, priority=priority, cpu=cpu, **resources)
     pod["metadata"]["labels"], pod["metadata"]["annotations"] = {}, {}
     return pod
 
 
 class NoPlan(dict[str, str], GangPlan):
-    """The plan of a gang of which nothing is planned."""
+    """An empty plan of a gang."""
 
     def release(self, uids: Iterable[str]) -> None:
-        """Nobody is in it."""
+        """Do nothing: the plan is empty."""
 
 
 def reserve(state: State, node: str, mem: int) -> None:
-    """Reserves MiB of the node's first card for a gang that comes before pods of these tests."""
+    """Reserve MiB of the node's first card for a gang that comes before all pods of these tests."""
     gang = Gang("team-a", "g", NoPlan())
     gang.set_member(Member(uid="uid-g0", name="g0", priority=1), 0.0)
     with state.view() as ledger:
@@ -101,7 +101,7 @@ def reserve(state: State, node: str, mem: int) -> None:
 
 @dataclass(eq=False)
 class Bind:
-    """A bind call that is under way."""
+    """A bind call in progress."""
 
     pod: dict
     node: str
@@ -135,11 +135,11 @@ class World:
         self.pods: dict[str, dict] = {}
         self.groups: dict[str, dict] = {}
         self.assumed: dict[str, str] = {}  # the scheduler's: node by pod name
-        self.waiting: list[str] = []  # the scheduler's queue of those it has tried in vain
+        self.waiting: list[str] = []  # the scheduler's queue of unschedulable pods
         self.binding: list[Bind] = []
         self.errors: list[tuple[str, str]] = []
         self.evicted: list[str] = []
-        self.unheard: dict[str, tuple[dict, str, dict]] = {}  # Bindings under way of which no answer came, by pod name
+        self.unheard: dict[str, tuple[dict, str, dict]] = {}  # by pod name, Bindings in progress without a response
         self.budget = False  # a PodDisruptionBudget keeps all pods: evictions are refused
         self.partly: list[str] = []
         self.restart()
@@ -147,7 +147,7 @@ class World:
     # The extender.
 
     def restart(self) -> None:
-        """Another process takes over, knowing what the API server says."""
+        """Let another process take over, with the state of the API server."""
         for bind in getattr(self, "binding", []):
             self.unassume(bind.pod)
         self.binding = []
@@ -178,7 +178,7 @@ class World:
         self.state.set_pod(record)
 
     def keep(self) -> None:
-        """A round of the controller: gates, holds, evictions; and PodGroups are brought to what is."""
+        """Run a pass of the controller: gates, timeouts, evictions, and the statuses of PodGroups."""
         work = self.state.gangs.step()
         for pod in work.ungate:
             stored = self.pods.get(pod.name)
@@ -243,11 +243,11 @@ class World:
         self.show_pod(self.pods[name])
 
     def bound(self) -> dict[str, str]:
-        """Node by pod, of those that have one."""
+        """By name of a bound pod, its node."""
         return {name: pod["spec"]["nodeName"] for name, pod in self.pods.items() if pod["spec"].get("nodeName")}
 
     def unbound_shares(self) -> int:
-        """Shares in the ledger behind which no bound pod stands."""
+        """The shares in the ledger without a bound pod."""
         with self.state.view() as ledger:
             return sum(len(holding.assignment.shares()) for holding in ledger.holdings() if holding.phase_name)
 
@@ -273,7 +273,7 @@ class World:
         return [pod["metadata"]["name"] for pod in pods]
 
     def offered(self, pod: dict) -> list[str]:
-        """Nodes that its own filters let pass: selector and CPU, with what it has assumed."""
+        """The nodes that pass the scheduler's own filters: selector and CPU, with assumed pods."""
         selector = pod["spec"].get("nodeSelector") or {}
         wanted = _cpu(pod)
         return [
@@ -292,7 +292,7 @@ class World:
         return spec.cpu - sum(_cpu(pod) for pod in there.values())
 
     def filter(self, name: str) -> tuple[list[str], str]:
-        """The nodes that are left, and a text of the refusal."""
+        """Call filter. Returns the feasible nodes, and the text of the refusal."""
         pod = self.pods[name]
         nodes, nominated = self.offered(pod), pod["status"].get("nominatedNodeName")
         if not nodes:
@@ -309,8 +309,8 @@ class World:
         return list(answer.node_names or []), "; ".join(sorted(texts))
 
     def schedule(self, name: str) -> str:
-        """One cycle for the pod: filter, assume, and the bind begins. Why it was refused, or ""."""
-        # The scheduler has given up on an earlier call; its thread goes on where it was let go.
+        """Run a scheduling cycle for the pod: filter, assume, and start bind. Returns why it was refused, or ""."""
+        # The scheduler has timed out on an earlier call, whose thread continues.
         self.binding = [
             bind
             for bind in self.binding
@@ -339,7 +339,9 @@ class World:
         self.errors.append((pod["metadata"]["name"], message))
 
     def settle(self, *, land: bool = True, lost: bool = False, only: str = "") -> None:
-        """Threads whose holds are decided go on: they post, or tell the scheduler. `lost`: no answer comes."""
+        """Let threads whose permits are decided continue: they post, or return an error.
+
+        lost: whether the responses get lost."""
         for bind in list(self.binding):
             name = bind.pod["metadata"]["name"]
             if (only and name != only) or (bind.hold is not None and not bind.hold.done.is_set()):
@@ -351,7 +353,7 @@ class World:
                 self.unassume(bind.pod)
 
     def post(self, bind: Bind, *, land: bool = True, lost: bool = False) -> bool:
-        """What the binder does once a member may be bound; whether it may be bound now."""
+        """Post the Binding of a permitted member, as the binder does. Returns whether it was permitted."""
         meta = bind.pod["metadata"]
         uid, name = meta["uid"], meta["name"]
         pod_request = request.parse(bind.pod)
@@ -382,14 +384,14 @@ class World:
         pod["status"] = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
 
     def land(self, name: str) -> None:
-        """A Binding of which no answer came is carried out now."""
+        """Execute a Binding whose response was lost."""
         pod, node, written = self.unheard.pop(name)
         if self.pods.get(name) is pod and not pod["metadata"].get("deletionTimestamp") and name not in self.bound():
             self._bind(pod, node, written)
             self.show_pod(pod)
 
     def look_up(self) -> None:
-        """What nobody has heard of is asked for; what has not landed by then never will."""
+        """Look up unconfirmed Bindings; a Binding that has not landed by then never will."""
         for holding in self.state.expire_reservations():
             self.unheard.pop(holding.name, None)
             pod = self.pods.get(holding.name)
@@ -397,7 +399,9 @@ class World:
             self.state.on_lookup(holding.uid, bound=exists and holding.name in self.bound(), exists=exists)
 
     def run(self, rounds: int = 1, *, seconds: float = 1.0) -> dict[str, str]:
-        """A fair scheduler: every pod in turn, the controller between. The refusals of the last round."""
+        """Run a fair scheduler: every pod once per pass, the controller in between. Returns the refusals of the last
+        pass.
+        """
         refusals: dict[str, str] = {}
         for _ in range(rounds):
             self.keep()

@@ -1,4 +1,6 @@
-"""A cluster in which pods are nominated ahead: what is told of it, what the nominator decides, what filter says."""
+"""A cluster in which pods are nominated ahead: its events, the decisions of the nominator, and the
+results of filter.
+"""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +26,9 @@ REFUSED = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"
 
 
 class World:
-    """Nodes of one card each; `outcomes`: what became of pods that were decided about ahead."""
+    """A world of nodes with one card each.
+
+    outcomes: the outcomes of nominations."""
 
     def __init__(
         self, *nodes: str, settings: NominationSettings = ALWAYS, served: Sequence[str] = ("default-scheduler",)
@@ -54,7 +58,7 @@ class World:
             self.state.set_card(*as_card(resource(i, node=name)))
 
     def full(self, node: str) -> None:
-        """Other pods take all its CPU."""
+        """Let other pods use all CPU of the node."""
         self.state.set_other_pod(f"other/{node}", PlacedPod(node, Load(64_000, 0, 1)))
 
     def create(
@@ -67,7 +71,7 @@ class World:
         cpu: str = "",
         **spec: Any,
     ) -> Json:
-        """A pod that waits, as the API server tells of it."""
+        """Create a pending pod, and deliver its watch event."""
         pod = asking(name, gpu_mem=mem)
         pod["metadata"] |= {"resourceVersion": "7", "creationTimestamp": created}
         if cpu:
@@ -76,13 +80,13 @@ class World:
         return self.show_pod(pod)
 
     def show_pod(self, pod: Json) -> Json:
-        """The JSON goes as it comes from a watch."""
+        """Deliver the JSON as a watch event."""
         self.pods[pod["metadata"]["name"]] = pod
         self.state.set_pod(as_pod(pod))
         return pod
 
     def nominate_all(self) -> dict[str, str]:
-        """All that is decided now, in this order: the node by pod."""
+        """Nominate all pods. Returns the node by pod, in the order of decisions."""
         nominated = {}
         again = True
         while again:

@@ -1,4 +1,4 @@
-"""Our own objects, an API server that shows them, and a world in which their statuses are written."""
+"""Cardwise's objects, an API server that serves them, and a world in which their statuses are written."""
 
 import json
 import math
@@ -26,7 +26,7 @@ KINDS = {"ExtendedResource": CARDS, "ResourceClass": CLASSES, "GPUQuota": QUOTAS
 
 
 class FakeState:
-    """A ledger that says what changed, as the state does."""
+    """A ledger that records its changes, as the state does."""
 
     def __init__(self) -> None:
         self._cache = Cache(Ledger(), Timeouts(), FakeClock())
@@ -48,7 +48,9 @@ class FakeState:
 
 
 class Watched(ApiServer):
-    """An API server whose watches tell the sightings when the test says so. `faults` are of the first requests."""
+    """An API server whose watch events are delivered when the test says so.
+
+    faults: of the first requests."""
 
     def __init__(self, seen: Listers, clock: Clock, *faults: Fault) -> None:
         super().__init__(clock)
@@ -62,7 +64,7 @@ class Watched(ApiServer):
         self.before_request(_may_write, "patch", times=math.inf)
 
     def show(self) -> None:
-        """The watches tell what has changed."""
+        """Deliver the watch events of all changes."""
         for fresh, project, seen in self._followed:
             for event in fresh():
                 key, record = project(json.dumps(event["object"]).encode())
@@ -73,7 +75,7 @@ class Watched(ApiServer):
 
 
 def _may_write(request: Request) -> None:
-    """Of cards and quotas the extender may patch the statuses only."""
+    """Check the rights: the extender may patch only the statuses of cards and quotas."""
     assert request.headers["Content-Type"] == "application/merge-patch+json"
     if request.path.endswith("/status"):
         assert request.body.keys() == {"status"}

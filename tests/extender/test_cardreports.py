@@ -1,4 +1,4 @@
-"""Reports of one node do not delay those of others, and of a burst only the newest counts."""
+"""Reports of one node do not delay reports of others, and of a burst only the newest counts."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.theory import theory_of
 
 
 class Recorder:
-    """A handler that keeps what it was given last of each card, and how often."""
+    """A handler that records the last report of each card, and the number of calls."""
 
     def __init__(self) -> None:
         self.cards = {}
@@ -35,7 +35,7 @@ class Recorder:
 
 
 class World:
-    """The reports of nodes as a reflector hands them over."""
+    """The reports of nodes, as a reflector delivers them."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -174,7 +174,7 @@ def test_what_the_handler_fails_on_is_tried_again(world):
 
 @pytest.mark.parametrize("then", ["stays", "is deleted"])
 def test_a_card_that_moves_while_it_waits_and_the_handler_fails_on_is_not_forgotten(world, then):
-    """What the handler had of it was forgotten: the card stayed there for ever, after it was gone."""
+    """The handler's record of the card was lost: the card stayed for ever after it was deleted."""
     flood(world, 5)
     key = next(key for key, card in world.known.items() if card.node == "evil")
     world.known[key] = world.known[key]._replace(node="other")
@@ -195,7 +195,7 @@ def test_a_card_that_moves_while_it_waits_and_the_handler_fails_on_is_not_forgot
 
 
 def test_a_new_card_that_the_handler_fails_on_leaves_nothing_when_it_is_deleted(world):
-    """The handler may have taken the half of it, and its shares counted below 0."""
+    """The handler may have handled half of it, and its shares would become negative."""
     world.heard.fails = 1
     with pytest.raises(OSError, match="no"):
         world.put_card(20, "evil", 5)

@@ -1,4 +1,4 @@
-"""The seven lists that state and sightings are fed by: what is missing before they are there, and what is skipped."""
+"""The seven reflectors of the state: the unsynced lists at the start, and the skipped objects."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -68,7 +68,7 @@ def fed(api, clock, listers):
 
 
 def all_told(clock):
-    """Every reflector has taken what there is: it waits for more, or to list again."""
+    """Wait until every reflector has handled all events."""
     clock.until_waiting(len(KINDS))
 
 
@@ -147,7 +147,7 @@ def test_pods_of_a_gang_podgroups_and_other_pods_come_to_the_state(api, fed, clo
 def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fed, listers, clock):
     state, feeds = fed
     ready(feeds, clock)
-    refuse(state)  # from now on somebody waits to be woken
+    refuse(state)  # from now on a pod waits to be requeued
     clock.advance(60)
     state.next_requeue_node()
     state.take_changed_nodes()
@@ -263,7 +263,7 @@ RESTRICTING = ["nodes", "extendedresources", "resourceclasses", "gpuquotas"]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_the_watch_of_what_forbids_placements_the_picture_is_outdated_after_five_seconds(api, fed, clock, kind):
-    """A card that was cordoned while the watch was interrupted would get pods."""
+    """Otherwise a card that was cordoned while the watch was interrupted would get pods."""
     _, feeds = fed
     ready(feeds, clock)
     collection = getattr(paths, kind)()

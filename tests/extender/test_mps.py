@@ -1,4 +1,4 @@
-"""MPS where pods are placed: what nodes say of it, what pods say of it, and what a restart of the extender knows."""
+"""MPS in placement: the reports of nodes, the requests of pods, and the state after a restart of the extender."""
 
 import msgspec
 import pytest
@@ -31,7 +31,7 @@ def world(clock):
 
 
 def report_mps(world: State, *indices: int, node: str = "n1", reports: list | None = None, **mps) -> None:
-    """The node's manager says this of the cards; of MPS nothing where there is nothing to say."""
+    """Report these MPS states of the node's cards; None for a card without a manager."""
     world.set_node(node)
     for index in indices:
         card = resource(index, node=node, reported=reports)
@@ -57,12 +57,12 @@ def saying(pod: dict, mode: str = "", user: int | None = None) -> dict:
 
 
 def runs(world: State, name: str, index: int = 0, *, mode: str = "", user: int | None = None, mem: int = 1000) -> None:
-    """Such a pod holds a share of the card."""
+    """Let such a pod hold a share of the card."""
     world.set_pod(as_pod(saying(bound(name, mem, index), mode, user)))
 
 
 def place(world: State, name: str, mode: str = "", user: int | None = None, **asks: int):
-    """The card that filter finds for such a pod on node n1, or why it finds none."""
+    """The card that filter chooses for such a pod on node n1, or the refusal."""
     pod_request = request.parse(saying(asking(name, **(asks or {"gpu_mem": ROOMY})), mode, user))
     placement = world.plan_pod(PlacementRequest(PodRef(f"uid-{name}", "default", name), pod_request, ["n1"], "binpack"))
     if isinstance(placement, Unplaceable):
@@ -127,7 +127,7 @@ def test_a_card_that_is_kept_for_a_nominated_pod_is_kept_for_its_user(world):
 
 
 def test_a_pod_with_users_of_its_own_is_nobodys_companion():
-    """With `hostUsers: false` its 1000 is another user on the node than everybody else's."""
+    """With `hostUsers: false`, its user ID 1000 is a different user on the node than in other pods."""
 
     def own(pod):
         pod["spec"]["hostUsers"] = False

@@ -1,4 +1,4 @@
-"""Devices that are no GPUs in the state: who gets them, until when they are held, and what their statuses say."""
+"""Devices other than GPUs in the state: which pods get them, until when they are held, and their statuses."""
 
 import pytest
 from msgspec.structs import replace
@@ -67,7 +67,7 @@ def bind(state, name, *containers, node="n1"):
 
 
 def bound(assigned, name, *containers, phase="Running", deleting=False):
-    """The pod as the watch shows it once bind has written what it has begun."""
+    """The pod in the watch event after its bind."""
     pod = wants(name, *containers)
     pod["metadata"]["annotations"] |= assignment.encode(assigned, assume_time_ns=1)
     pod["spec"]["nodeName"] = "n1"

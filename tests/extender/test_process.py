@@ -1,4 +1,4 @@
-"""The serving process as its parent and the kubelet see it; and when the extender in it tells the cluster something."""
+"""The serving process as its parent and the kubelet see it, and when the extender publishes its settings."""
 
 from dataclasses import replace
 
@@ -69,7 +69,7 @@ class Telling:
             reflector._relist()
 
     def write_verbs(self) -> set[str]:
-        """What a round of those who tell writes."""
+        """The writes of one pass of the publishing controllers."""
         for loop in self.extender._loops._loops:
             if loop._name in ("statuses", "podgroups"):
                 loop.run_once()

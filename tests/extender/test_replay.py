@@ -1,4 +1,4 @@
-"""Rule 3 and "relist = events": whatever the history and however it is told, the ledger comes out the same."""
+"""Rule 3 and "relist = events": for any history and any order of events, the ledger is the same."""
 
 import random
 
@@ -34,7 +34,7 @@ steps = st.lists(
 
 
 class Truth:
-    """The API server's objects, and the events that its changes are: (feed, apply) pairs."""
+    """The API server's objects, and the events of its changes as (feed, apply) pairs."""
 
     def __init__(self) -> None:
         self.pods: dict[str, dict] = {}
@@ -88,7 +88,7 @@ class Truth:
         self._put_card(node, index, resource(index, node=node, health=health, reported=before))
 
     def _report(self, node: str, index: int, name: str) -> None:
-        """The node reports what it holds: of a pod that was bound there."""
+        """Let the node report the shares of a pod that was bound there."""
         if (node, index) in self.cards and name in self.pods:
             record = as_pod(self.pods[name])
             share = record.assignment.shares()[0]
@@ -115,7 +115,7 @@ class Truth:
         self.events["nodes"].append(lambda to: to.remove_node(node))
 
     def listed(self) -> list:
-        """The same as one list of everything."""
+        """The events of one list of all objects."""
         pods, cards = (
             [as_pod(manifest) for manifest in self.pods.values()],
             [as_card(manifest) for manifest in self.cards.values()],
@@ -128,7 +128,7 @@ class Truth:
 
 
 def interleaved(feeds: dict[str, list], draw: random.Random) -> list:
-    """The feeds are threads of their own: each keeps its order, all together have none."""
+    """Interleave the feeds: each keeps its order, but there is no order between feeds."""
     queues = [list(events) for events in feeds.values() if events]
     mixed = []
     while queues:
@@ -140,12 +140,12 @@ def interleaved(feeds: dict[str, list], draw: random.Random) -> list:
 
 
 def picture(state: State, clock: FakeClock) -> dict:
-    """Free memory of every card once all grace times are over."""
+    """The free memory of every card after all timeouts."""
     clock.advance(1000)
     state.expire_reservations()
     with state.view() as ledger:
         assert all(set(node.holdings) == {h.uid for h in ledger.holdings(node.name)} for node in ledger.nodes())
-        # Who has not seen a pod knows it by its node's word alone.
+        # An extender that has not seen a pod only has its node's report.
         uids = {
             node.name: sorted(uid.removeprefix(f"{node.name}/") for uid in node.holdings) for node in ledger.nodes()
         }
@@ -180,7 +180,7 @@ def test_events_in_any_interleaving_a_relist_and_a_gap_come_to_the_same_ledger(h
 
 
 def _relist(state: State, truth: Truth, before: tuple) -> None:
-    """What a reflector tells after a gap: what is gone, by its last known form, then what is new or changed."""
+    """The events of a reflector after a gap: deleted objects in their last known state, then new and changed ones."""
     _, cards, nodes, old_pods, old_cards = before
     now = {as_pod(pod).uid for pod in truth.pods.values()}
     for pod in old_pods.values():

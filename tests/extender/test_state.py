@@ -1,4 +1,4 @@
-"""Who counts when: the rules of extender/state.py, one sentence each."""
+"""Which pods count when: the rules of extender/state.py, one test each."""
 
 import json
 
@@ -497,7 +497,7 @@ def test_a_plan_that_takes_less_than_before_wakes(waiting):
 
 
 def test_a_refusal_is_known_before_anything_can_be_freed(world, clock):
-    """Freed by another thread right after filter has decided, before its answer is out."""
+    """Another thread may free capacity right after the decision of filter, before its response is sent."""
     plan(world, "a", P100)
     plan(world, "b", P100)
     clock.advance(31)
@@ -573,7 +573,7 @@ def test_a_pod_bound_after_its_card_was_cordoned_gets_another_card(world):
 
 
 def test_nothing_is_bound_to_a_node_whose_device_plugin_has_taken_its_slots_off(world):
-    """It ends a moment later; the kubelet fails for good whom it admits then."""
+    """The plugin ends a moment later; pods that the kubelet admits after that fail for good."""
     plan(world)
     world.set_node("n1", NodeRecord(offers_shares=False))
     assert begin(world) is Refusal.NO_SLOTS
@@ -581,7 +581,7 @@ def test_nothing_is_bound_to_a_node_whose_device_plugin_has_taken_its_slots_off(
 
 
 def test_slots_that_are_back_count_once_they_have_stayed(world, clock):
-    """While a device plugin ends, the kubelet's own report brings them back for a moment."""
+    """While a device plugin ends, the kubelet's own report restores the slots for a moment."""
     plan(world)
     world.set_node("n1", NodeRecord(offers_shares=False))
     world.set_node("n1", NodeRecord())
@@ -622,7 +622,7 @@ def test_the_first_word_of_a_node_counts_at_once(clock):
 
 
 def test_a_pod_that_ends_without_a_node_holds_nothing(world):
-    """As one that is set to Failed while it waits."""
+    """For example, its phase is set to Failed while it is pending."""
     plan(world)
     assert free(world) != [P100, P100]
     world.set_pod(as_pod(asking("p", gpu_mem=8138) | {"status": {"phase": "Failed"}}))

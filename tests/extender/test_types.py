@@ -1,4 +1,4 @@
-"""Classes and quotas in the state: what filter and bind decide by them, and who is woken when they change."""
+"""Classes and quotas in the state: decisions of filter and bind, and the pods that are requeued when they change."""
 
 import json
 
@@ -62,18 +62,18 @@ def all_classes_of(state, node="n1"):
 
 
 def classes_of(state, node="n1"):
-    """Without those of the models' names, in which a card is as well."""
+    """The classes of a card, without the automatic classes of models."""
     return [of - {OF_P100, OF_K80} for of in all_classes_of(state, node)]
 
 
 def woken(state, clock):
-    """Whether a node is touched now."""
+    """Whether pods are requeued now."""
     clock.advance(5)
     return state.next_requeue_node() is not None
 
 
 def calm(state, clock):
-    """All that has happened until now has had its touch."""
+    """Handle all requeues that are due."""
     clock.advance(5)
     state.next_requeue_node()
     clock.advance(5)
@@ -378,7 +378,7 @@ def test_a_share_of_a_quota_is_free_when_the_containers_have_ended(world):
     assert isinstance(plan(world, "b", 100), Placement)
 
 
-# What is between two extenders.
+# The interval between two extenders.
 
 
 def test_plans_end_with_the_epoch_and_what_was_posted_stays(world):

@@ -1,4 +1,4 @@
-"""Searches for a place try things on the live ledger: whatever is raised on the way, all is as it was afterwards."""
+"""Searches change the live ledger temporarily: it is restored after any exception."""
 
 import json
 from collections import Counter
@@ -23,7 +23,7 @@ from tests.extender.gangworlds import NodeSpec, World, member
 from tests.extender.preemption.test_gangpreemption import LOW, PREFERENCES, Full, gang
 from tests.extender.worlds import P100, as_card, as_quota, begin, make_state, plan, resource, with_cards
 
-# What a search goes through; none of them is called once it is decided.
+# The functions that a search calls; none of them is called after the decision.
 STEPS = [
     (Scorer, "__init__"),
     (Scorer, "place_on"),
@@ -37,11 +37,11 @@ STEPS = [
 
 
 class Broken(Exception):
-    """A fault of ours in the midst of a search."""
+    """An internal error in the middle of a search."""
 
 
 class Steps:
-    """Counts them; the one with this number fails."""
+    """Counts calls, and raises in the call with this number."""
 
     def __init__(self, failing: int) -> None:
         self.failing = failing
@@ -73,7 +73,7 @@ def sums(ledger):
 
 
 def check(world):
-    """Ledger and sums are what the table says."""
+    """Check that the ledger and the totals match the table of reservations."""
     table = world._reservations
     rows = {holder.pod.uid: holder for holder in table.rows_in_phases(*Phase)}
     with world.view() as ledger:
@@ -99,7 +99,7 @@ def check(world):
     return {uid: (holder.places, holder.named_node) for uid, holder in table.nominations._by_pod.items()}
 
 
-# Each makes a world, and what is asked of it.
+# Each returns a world and a call.
 
 
 def a_pod_for_whom_a_later_one_gives_way():
@@ -198,7 +198,7 @@ def test_a_search_that_fails_anywhere_leaves_nothing_behind(scene):
 
 
 def test_a_plan_that_a_fault_has_put_out_of_the_ledger_is_not_bound():
-    """Its room may be another pod's."""
+    """Another pod may have its cards."""
     world = with_cards(make_state(), n1=1)
     plan(world, "p", 5000)
     with world.view() as ledger:

@@ -1,4 +1,4 @@
-"""Builders for the extender's tests: JSON as the API server sends it, and a state with a clock to turn."""
+"""Builders for the extender's tests: JSON as the API server sends it, and a state with a fake clock."""
 
 import json
 from collections.abc import Callable
@@ -102,7 +102,7 @@ def mark(state: State, uid: str) -> str | None:
 def plan(
     state: State, name: str, mem: int, *nodes: str, namespace: str = "default", resource_class: str = ""
 ) -> Placement | Unplaceable | KnownBinding:
-    """What filter decides about a pod of one container."""
+    """The decision of filter for a pod with one container."""
     pod_request = request.parse(asking(name, gpu_mem=mem, resource_class=resource_class))
     assert pod_request is not None
     return state.plan_pod(
@@ -111,7 +111,7 @@ def plan(
 
 
 def comes(state: State, name: str, pod_request: PodRequest | None, version: str) -> None:
-    """Filter is asked about the pod."""
+    """Call filter for the pod."""
     state.begin_attempt(f"uid-{name}", (pod_request, version) if pod_request is not None else None, grouped=False)
 
 
@@ -125,14 +125,14 @@ def begin(
     resource_class: str = "",
     epoch: int = 0,
 ) -> Assumed | KnownBinding | Refusal:
-    """What bind begins."""
+    """Begin a bind of the pod."""
     pod_request = request.parse(asking(name, gpu_mem=mem, resource_class=resource_class))
     assert pod_request is not None
     return state.assume(PodRef(f"uid-{name}", namespace, name), pod_request, node, "binpack", epoch=epoch)
 
 
 def on_victim_search(state: State, callback: Callable[[WaitingPod], object]) -> None:
-    """From now on `callback` is called at each search for victims on one node, whether live or on a snapshot."""
+    """Call `callback` at each later search for victims on one node, live or on a snapshot."""
     nominated = state._nominated
     on_snapshot = nominated.on_snapshot
 
@@ -151,12 +151,12 @@ def on_victim_search(state: State, callback: Callable[[WaitingPod], object]) -> 
 
 
 def looks_slowly(state: State, clock: FakeClock, seconds: float = 0.12) -> None:
-    """From now on a search for victims on one node takes that long."""
+    """Let each later search for victims on one node take this time."""
     on_victim_search(state, lambda _: clock.advance(seconds))
 
 
 def refuse(state: State, name: str = "w", node: str = "n1") -> None:
-    """filter says no to a pod that asks for more than any card has."""
+    """Let filter refuse a pod that requests more than any card has."""
     pod_request = request.parse(asking(name, gpu_mem=P100 + 1))
     assert pod_request is not None
     refused = state.plan_pod(PlacementRequest(PodRef(f"uid-{name}", "default", name), pod_request, [node], "binpack"))

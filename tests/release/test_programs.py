@@ -1,4 +1,4 @@
-"""The programs of the parts where only the command line is installed."""
+"""The programs of the parts if only the command line is installed."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What `make release` makes: the files agree with each other and with the sources, and anybody can make them again."""
+"""The files of `make release`: they agree with each other and with the sources, and are reproducible."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""The HTTP shell: Go's spelling, and never a 500 whatever comes."""
+"""The HTTP server: Go's JSON field names, and never a 500, whatever the input."""
 
 import json
 import re

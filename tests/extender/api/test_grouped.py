@@ -1,4 +1,6 @@
-"""Pods of a PodGroup of Kubernetes: kube-scheduler filters all members before it binds any, and takes nothing back."""
+"""Pods of a PodGroup of Kubernetes: kube-scheduler filters all members before it binds any, and cancels no filter
+result.
+"""
 
 import json
 
@@ -46,7 +48,7 @@ def test_each_member_has_a_card_of_its_own_before_any_is_bound():
 
 
 def test_a_member_that_comes_again_leaves_where_it_was():
-    """Another member fitted nowhere, so the scheduler begins from the first, and tells nobody."""
+    """Another member fitted nowhere, so the scheduler starts again with the first, without any notice."""
     world = World(n1=1, n2=1)
     (first,) = world.filter(member("m0"), "n1", "n2").node_names
     (other,) = {"n1", "n2"} - {first}
@@ -63,7 +65,7 @@ def test_one_whose_bind_may_have_landed_does_not_end_the_others_try():
 
 
 def test_a_pod_whose_bind_is_refused_backs_off_longer_each_time():
-    """kube-scheduler brings it again at once: eleven times in a second and a half."""
+    """Otherwise kube-scheduler tries it again at once: eleven times in a second and a half."""
     world = World(n1=1)
     pod = member("m0")
     for seconds in (1, 2, 4, 8, 10, 10):
@@ -76,7 +78,7 @@ def test_a_pod_whose_bind_is_refused_backs_off_longer_each_time():
 
 
 def test_one_that_rests_is_woken_when_it_may_be_tried_again():
-    """Nothing else may happen in the cluster for minutes, and kube-scheduler comes back to nobody by itself."""
+    """There may be no other change in the cluster for minutes, and kube-scheduler retries no pod by itself."""
     world = World(n1=1)
     world.filter(member("m0"), "n1")
     world.bind_fails("m0")

@@ -92,7 +92,7 @@ def test_a_pod_with_too_many_card_requests_is_refused_also_without_the_webhook()
 
 @pytest.mark.parametrize("preferences", [ONE, ALL])
 def test_a_pod_whose_nodes_were_not_all_searched_gets_an_error_and_is_not_refused(preferences):
-    """kube-scheduler tries a pod again by itself after an error only, and evicts no pods for it."""
+    """Only after an error kube-scheduler tries a pod again by itself, without evicting pods for it."""
     nodes = [f"n{i:02}" for i in range(SMALL_SEARCH_NODES + 1)]
     state = world(**{node: [P100] for node in nodes})
     raw = asking("p", whole_gpu=1, share=1)

@@ -1,4 +1,4 @@
-"""bind against an API server that fails in every way it knows."""
+"""bind against an API server with every kind of failure."""
 
 import math
 
@@ -31,7 +31,7 @@ from tests.fakes.clock import FakeClock
 
 ARGS = BindArgs(pod_name="p", pod_namespace="default", pod_uid="uid-p", node="n1")
 POD = paths.pods("default", "p")
-UNHEARD = Fault(seconds=99)  # longer than anybody waits, and it is not carried out
+UNHEARD = Fault(seconds=99)  # longer than any caller waits, and the Binding is not executed
 
 
 class World:
@@ -65,7 +65,7 @@ class World:
         return self.api.fault(fault, "create", f"{POD}/binding", times)
 
     def shown(self) -> None:
-        """A filter call has shown the pod."""
+        """Let a filter call show the pod."""
         pod_request = request.parse(asking("p", gpu_mem=8138))
         comes(self.state, "p", pod_request, self.api.get(POD)["metadata"]["resourceVersion"])
 
@@ -186,7 +186,7 @@ def test_nothing_is_posted_after_the_deadline():
 
 
 def carries_out(world: World) -> None:
-    """The next Binding is carried out, and then answered by its fault: a proxy has sent it twice."""
+    """Execute the next Binding, and then respond with its fault: a proxy has sent it twice."""
     world.api.before_request(
         lambda _: world.api.write_object(paths.pods(), bound("p", 8138, 0, node="n1", uid="uid-p")), "create", times=1
     )
@@ -201,7 +201,7 @@ def test_no_answer_of_a_proxy_frees_cards_of_a_binding_that_may_have_landed(faul
     world = World(*[fault] * 99, pod=asking("p", gpu_mem=8138), seconds=4.0)
     world.shown()
     carries_out(world)
-    world.api.fault(Fault(status=503), "get", times=math.inf)  # what the pod is now cannot be read
+    world.api.fault(Fault(status=503), "get", times=math.inf)  # the pod's current state cannot be read
     world.fails("api_error")
     assert mark(world.state, "uid-p") == "unconfirmed"
     assert free(world.state) == [P100 - 8138, P100]
@@ -290,7 +290,7 @@ def test_a_later_call_that_surely_did_not_bind_says_nothing_of_an_earlier_one_th
 
 
 def test_a_call_that_began_while_an_unheard_one_was_posting_holds_on_too():
-    """It read that nothing was unconfirmed yet, before the other one ended."""
+    """Before the other call ended, it read that no Binding was unconfirmed."""
     world = World(Fault(status=403), seconds=4.0)
 
     def other(_: Request) -> None:
@@ -368,7 +368,7 @@ def test_one_that_cannot_be_changed_keeps_no_other_share():
 
 
 def unheard_for_long():
-    """No answer to the Binding, none to the question after it; the next look-up is the one that may give it up."""
+    """The Binding gets no response, nor does the read after it; the next look-up may release the cards."""
     world = World(UNHEARD, seconds=5.0)
     world.shown()
     reads = world.api.fault(Fault(refused=True), "get", times=math.inf)
@@ -380,7 +380,7 @@ def unheard_for_long():
 
 @pytest.mark.parametrize("status", [400, 403, 422])
 def test_what_cannot_be_made_void_is_kept(status):
-    """A policy of others, or a pod whose annotations are full."""
+    """The reason is another vendor's policy, or a pod whose annotations have reached their size limit."""
     world = unheard_for_long()
     refused = world.api.fault(Fault(status=status), "patch", times=math.inf)
     looks_up(world)

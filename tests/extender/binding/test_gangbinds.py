@@ -53,12 +53,12 @@ class Server:
         return filter_nodes(self.state, PREFERENCES, args).node_names or []
 
     def bind(self, name: str, **options: object) -> "Future[str]":
-        """Filter, and the bind call."""
+        """Call filter, then bind."""
         assert self.filter(name) == ["n1"]
         return self.call(name, **options)
 
     def call(self, name: str, **options: object) -> "Future[str]":
-        """The bind call on a connection of its own."""
+        """Call bind on a separate connection."""
         if name in self.lines:
             self.lines[name].close()
         ours, self.lines[name] = socket.socketpair()
@@ -71,18 +71,18 @@ class Server:
         return self.pool.submit(call)
 
     def waiting_for(self, gang: str) -> tuple[str, ...]:
-        """The members whose bind calls have not come, as the status says it."""
+        """The members whose bind calls have not arrived, as the status shows them."""
         (view,) = (view for view in self.state.gangs.views() if view.name == gang)
         return view.waiting_for
 
     def wait(self, binds: int) -> None:
-        """Until so many bind calls wait for others, and one thread looks after their connections."""
+        """Wait until this number of bind calls waits for other members, and one thread watches their connections."""
         self.clock.until_waiting(binds + 1)
 
     def close(self) -> None:
         self.state.gangs.cancel_permits("the test is over")
         self.pool.shutdown()
-        self.clock.advance(60.0)  # nobody looks after connections any more
+        self.clock.advance(60.0)  # no thread watches connections any more
         for line in self.lines.values():
             line.close()
 
@@ -195,7 +195,7 @@ def test_members_without_cards_wait_and_are_bound_like_the_others(server):
 
 
 def test_many_gangs_with_threads_that_give_up_at_random():
-    """Rule 4 under real concurrency: what is posted first is posted with all the others there."""
+    """Rule 4 under real concurrency: the first Binding is posted only when all other members are present."""
     server = Server()
     gangs = [[f"{chr(97 + k)}{i}" for i in range(4)] for k in range(6)]
     for k, names_of in enumerate(gangs):
@@ -206,7 +206,7 @@ def test_many_gangs_with_threads_that_give_up_at_random():
     unbound, calls = {name for names_of in gangs for name in names_of}, {}
 
     def come(names_of: list[str], attempts: int = 1) -> None:
-        """As kube-scheduler does: it comes with one pod while others of its gang wait in bind."""
+        """Let kube-scheduler try one pod while other members of its gang wait in bind."""
         for name in names_of:
             if name in calls and calls[name].done():
                 error = calls.pop(name).exception()
@@ -237,7 +237,7 @@ def test_many_gangs_with_threads_that_give_up_at_random():
 
 
 def test_a_hold_that_nobody_decides_ends_with_its_time():
-    """As after a failure between the decision and the word of it: a bind would wait for ever, and hold its thread."""
+    """A failure between the decision and its notification would let a bind wait for ever, and occupy its thread."""
     clock, cancelled = FakeClock(), []
     hold = Permit("default/g", clock.now())
     WaitingBinds(lambda _, reason: cancelled.append(reason), clock).wait_for_permit(hold, "g0", None, 10.0)
@@ -249,14 +249,14 @@ def test_a_hold_that_nobody_decides_ends_with_its_time():
 
 
 def test_the_connection_of_a_bind_that_waits_no_more_is_not_looked_at():
-    """Its number may be that of another connection by then."""
+    """Its file descriptor may belong to another connection by then."""
     clock, cancelled = FakeClock(), []
     waits = WaitingBinds(lambda hold, _: cancelled.append(hold.key), clock)
     over, other = (Permit(key, clock.now()) for key in ("default/over", "default/other"))
     lines = [socket.socketpair() for _ in range(2)]
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(waits.wait_for_permit, over, "over-0", lines[0][0], 10.0)
-        clock.until_waiting(2)  # who looks has looked, and sleeps
+        clock.until_waiting(2)  # the watching thread has checked, and sleeps
         over.decide(allowed=True)
         waiting.result(60)
         lines[0][1].close()
@@ -266,7 +266,7 @@ def test_the_connection_of_a_bind_that_waits_no_more_is_not_looked_at():
         clock.until_waiting(2)
         other.decide(allowed=True)
         waiting.result(60)
-    clock.advance(1.0)  # nobody looks after connections any more
+    clock.advance(1.0)  # no thread watches connections any more
     for line in (lines[0][0], *lines[1]):
         line.close()
     assert cancelled == []

@@ -1,5 +1,5 @@
-"""Rule 1 in any order of events: two extenders bind pods while calls of the API server fail, get lost, come late or are
-carried out twice, watches are cut, the Lease moves, and pods come and go under the same names.
+"""Rule 1 in any order of events: two extenders bind pods while calls to the API server fail, get lost, arrive late or
+are executed twice, watches are interrupted, the Lease moves, and pods are deleted and recreated with the same names.
 """
 
 import contextlib
@@ -39,21 +39,23 @@ FINISHED = ("Succeeded", "Failed")
 
 class NoEvents:
     def record(self, *_: object) -> None:
-        """Nobody reads them."""
+        """Discard events: no test reads them."""
 
 
 class StormyCluster(Cluster):
-    """Calls of the extenders fail while it storms; some of them are carried out all the same, twice, or later."""
+    """A cluster in which calls of the extenders fail during a storm; some of them are executed nevertheless, twice, or
+    later.
+    """
 
     def __init__(self, clock: FakeClock, machine: "RuleOneMachine") -> None:
         super().__init__(clock)
         self.machine = machine
         self.raging = False
-        self.share = 0.4  # of the calls that fail
+        self.share = 0.4  # the fraction of calls that fail
         self.errors: tuple[int, ...] = ERRORS
         self.random = random.Random(0)
         self.late: list[Request] = []
-        self.behind = True  # no policy: the fence alone has to do
+        self.behind = True  # no admission policy: fencing alone must be enough
 
     def handle(self, request: Request) -> Answer:
         if not self.raging:
@@ -82,7 +84,7 @@ class StormyCluster(Cluster):
         super().handle(request)
 
     def assigned_mib(self) -> dict[tuple[str, int], dict[str, int]]:
-        """What the bound pods that have not finished have of each card, by pod."""
+        """By card and pod, the MiB of bound pods that have not finished."""
         held: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
         for pod in self.all(paths.pods()):
             if pod["spec"].get("nodeName") and (pod.get("status") or {}).get("phase") not in FINISHED:
@@ -92,7 +94,7 @@ class StormyCluster(Cluster):
 
 
 class WatchingExtender(Extender):
-    """One with the store and the handler of its reflector of pods."""
+    """An extender with the store and the handler of its pod reflector."""
 
     def __init__(self, api: StormyCluster, name: str, clock: FakeClock) -> None:
         super().__init__(api, name, clock, cards={"n1": 2})
@@ -105,7 +107,7 @@ class WatchingExtender(Extender):
         )
 
     def hear_events(self, count: int) -> None:
-        """The watch tells the next events."""
+        """Deliver the next events of the watch."""
         self.take_fresh()
         events, self.untold = self.untold[:count], self.untold[count:]
         for event in events:
@@ -119,7 +121,7 @@ class WatchingExtender(Extender):
         self.history += fresh
 
     def relist(self, behind: int = 0) -> None:
-        """List as it was so many events ago, and watch from there on."""
+        """List the state before this number of events, and watch from there on."""
         self.take_fresh()
         known = len(self.history) - behind
         self.untold = self.history[known:]
@@ -184,7 +186,7 @@ class RuleOneMachine(RuleBasedStateMachine):
         return [extender for extender in self.extenders if extender.leadership.epoch() is not None]
 
     def interrupt(self) -> None:
-        """What others do while a call is under way."""
+        """Make changes while a call is in progress."""
         rng = self.api.random
         if self.depth >= 2 or threading.get_ident() != self.thread or rng.random() < 0.5:
             return
@@ -212,7 +214,7 @@ class RuleOneMachine(RuleBasedStateMachine):
 
     @rule(name=names)
     def schedule(self, name: str) -> None:
-        """kube-scheduler's filter."""
+        """Call filter for a pod."""
         pod = self.api.get(paths.pods("default", name))
         for extender in self.leaders()[:1]:
             if pod is not None and not pod["spec"].get("nodeName") and not pod["metadata"].get("deletionTimestamp"):
@@ -222,7 +224,7 @@ class RuleOneMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 9))
     def bind(self, number: int) -> None:
-        """kube-scheduler's bind, of one that was placed."""
+        """Call bind for a placed pod."""
         if self.placed:
             extender, name, uid = self.placed.pop(number % len(self.placed))
             with contextlib.suppress(BindFailed):
@@ -230,7 +232,7 @@ class RuleOneMachine(RuleBasedStateMachine):
 
     @rule(names=st.permutations(NAMES), size=st.sampled_from(SIZES), hears=st.integers(0, 3))
     def pods_come(self, names: list[str], size: int, hears: int) -> None:
-        """The Lease is renewed meanwhile; the watch may be cut."""
+        """Create pods. The Lease is renewed; the watch may be interrupted."""
         for name in names:
             self.create(name, size)
             for extender in self.leaders() or self.extenders:
@@ -245,7 +247,7 @@ class RuleOneMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 1), behind=st.integers(0, 12))
     def lists_again(self, number: int, behind: int) -> None:
-        """An API server that is behind may answer; its watch tells the rest before a row's time is over."""
+        """List again, perhaps from an API server that lags; its watch delivers the rest before a row's timeout."""
         extender = self.extenders[number]
         extender.relist(min(behind, len(extender.history) - len(extender.untold)))
         if behind:
@@ -253,7 +255,7 @@ class RuleOneMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 1), gracefully=st.booleans())
     def starts_again(self, number: int, gracefully: bool) -> None:
-        """The process is stopped or killed."""
+        """Restart the process after a stop or a kill."""
         former = self.extenders[number]
         if gracefully:
             former.elector._stopping.set()
@@ -267,7 +269,7 @@ class RuleOneMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 1), index=st.integers(0, 1), comes=st.booleans())
     def a_card_goes_or_comes(self, number: int, index: int, comes: bool) -> None:
-        """Its object is deleted and made again."""
+        """Delete or recreate the object of a card."""
         name, card = as_card(resource(index))
         state = self.extenders[number].state
         if comes:
@@ -290,7 +292,7 @@ class RuleOneMachine(RuleBasedStateMachine):
 
     @rule(name=names)
     def delete(self, name: str) -> None:
-        """At once, or it begins to end."""
+        """Delete a pod at once, or let it terminate."""
         path = paths.pods("default", name)
         pod = self.api.get(path)
         if pod is not None and (self.api.random.random() < 0.5 or pod["metadata"].get("deletionTimestamp")):

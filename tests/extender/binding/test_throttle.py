@@ -1,4 +1,4 @@
-"""When filter lets the scheduler wait for binds, and when that would only hold it up."""
+"""When filter lets the scheduler wait for binds, and when that would only delay it."""
 
 import threading
 from contextlib import ExitStack
@@ -21,7 +21,7 @@ def refused(throttle: BindThrottle, clock: FakeClock, seconds: float) -> None:
 
 
 def under_way_until_it_waits(throttle: BindThrottle) -> int:
-    """How many binds may be under way while filter does not wait."""
+    """The number of binds in progress up to which filter does not wait."""
     with ExitStack() as binds:
         for count in range(100):
             if throttle.is_busy:

@@ -1,4 +1,4 @@
-"""What pods take of a node, as kube-scheduler counts it, and what is left."""
+"""The amounts that pods use of a node, as kube-scheduler counts them, and the free amounts."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Pods of several card requests are searched for on a snapshot; the decision is right when it is reserved."""
+"""Nodes for pods with several card requests are searched on a snapshot; the decision is checked when it is reserved."""
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +24,7 @@ NODES = [f"n{i:03}" for i in range(SMALL_SEARCH_NODES + 4)]
 
 
 class Busy(FakeClock):
-    """A clock of which others use the pauses."""
+    """A clock that calls a function in each pause."""
 
     def __init__(self):
         super().__init__()
@@ -37,7 +37,7 @@ class Busy(FakeClock):
 
 
 def cluster(clock, frees, cards=2):
-    """Nodes with so much free on each of their cards."""
+    """Nodes with these free MiB on each of their cards."""
     state = make_state(clock)
     for name, free in frees.items():
         state.set_node(name)
@@ -115,7 +115,7 @@ def test_no_pod_is_requeued_without_freed_capacity():
 
 @pytest.mark.parametrize("steps", [100, 0])
 def test_the_decision_tries_no_more_cards_than_others_may_wait_for(steps, monkeypatch):
-    """On no node the first choice of cards does for all containers."""
+    """On each node the first choice of cards leaves one container without a card."""
     monkeypatch.setattr(placing, "_STEPS", steps)
     state = cluster(FakeClock(), dict.fromkeys(NODES, (10_000, 7_000, 7_000)), cards=3)
     parts = [container("a", gpu_mem=10_000, gpu_count=2), container("b", gpu_mem=8000, gpu_count=2)]
@@ -140,7 +140,7 @@ def searched(monkeypatch):
 
 @pytest.fixture
 def limited(clock, searched):
-    """A clock by which a search has the time for five nodes."""
+    """A clock that gives a search the time for five nodes."""
     clock.others = [lambda: None] * 4 + [lambda: clock.advance(nodesearch._SEARCH_SECONDS)]
     return clock
 
@@ -318,7 +318,7 @@ def test_filter_without_one_best_node_and_prioritize_have_all_nodes_that_fit(clo
 
 
 def test_they_are_not_decided_ahead_of_filter():
-    """That would hold the lock for all nodes."""
+    """Nominating them would hold the lock for a search of all nodes."""
     world = World()
     world.node("n2", cards=4)
     pod = asking("two", gpu_mem=100)

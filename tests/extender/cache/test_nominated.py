@@ -1,4 +1,4 @@
-"""What is kept for nominated pods, while another pod is placed."""
+"""Reservations for nominated pods while another pod is placed."""
 
 from types import MappingProxyType
 

@@ -1,4 +1,4 @@
-"""Which cards are kept for which nominated pod: what is heard again, by whom an epoch began, for whose members."""
+"""The cards that are reserved for each nominated pod: after repeated events, in a new epoch, and for gang members."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_a_status_that_still_names_a_node_where_cards_were_kept_long_enough_keep
 
 
 def test_reserved_cards_are_computed_again_in_a_new_epoch(nominations):
-    """Another leader may have given these away."""
+    """Another leader may have reserved these cards for other pods."""
     nominations.set_places(waiting("untold"), {"n1": NominatedPlace(OTHER)}, 0.0)
     nominations.set_places(waiting("told"), {"n1": NominatedPlace(CARD, ("uid-victim",))}, 0.0)
     nominations.set_node_from_status(waiting("told", "n1"), 1.0)

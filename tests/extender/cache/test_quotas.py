@@ -1,4 +1,4 @@
-"""GPUQuotas in the state: who is told which of them is full, and who is woken."""
+"""GPUQuotas in the state: the entry in a pod's event, and the requeued pods."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def of_class(name: str, resource_class: str, **resources: int) -> dict:
 
 
 def full(state: State, *containers: dict) -> str | None:
-    """The class ("": all cards) of the entry that such a pod is told of; None: it is told of none."""
+    """The class ("" for all cards) of the entry in the event of such a pod; None if there is no event."""
     pod_request = request.parse(pod(containers=list(containers)))
     assert pod_request is not None
     with state.view():  # counts the cards

@@ -1,4 +1,4 @@
-"""What a node says of pods whose object is gone: believed for those that were bound to it, and about its own cards."""
+"""Reports of nodes about deleted pods: accepted for pods that were bound to the node, and for its own cards."""
 
 import pytest
 
@@ -52,7 +52,7 @@ def used(world):
 
 
 def terminating_shares(world, node="n1", index=1):
-    """What the leader writes of vanished pods at the card."""
+    """The shares of deleted pods that the leader writes into the card's status."""
     with world.view() as ledger:
         card = statuses.count_node(ledger, node).cards[as_card(resource(index, node=node))[0]]
     return statuses.card_status(card)["terminating"] or []
@@ -167,7 +167,9 @@ def test_a_note_says_nothing_of_a_pod_that_is_there(clock):
 
 
 def test_nor_of_a_pod_that_was_seen_before_its_card(clock):
-    """Lists come in any order: a pod that runs would be taken for a vanished one, and its card be given away."""
+    """Lists arrive in any order: a running pod would be taken for a deleted one, and its card be reserved for another
+    pod.
+    """
     state = make_state(clock)
     state.set_node("n1")
     state.set_pod(as_pod(bound("a", 4069, 1)))
@@ -308,7 +310,7 @@ def work(monkeypatch):
 
 
 def test_a_report_costs_what_is_new_of_it(world, work):
-    """Every status write of a node is a turn of the whole extender."""
+    """Every status write of a node is handled under the extender's lock."""
     shares = [reported_share(f"uid-{i}", 1) for i in range(100)]
     says(world, "n2", *shares)
     assert len(work) <= 4 * len(shares), "each once"
@@ -352,14 +354,14 @@ def test_what_is_still_reported_is_not_forgotten_for_being_old(world, clock, mon
 
 
 def wakes(world, clock):
-    """Whether a node is touched now, for a pod that waits."""
+    """Whether a waiting pod is requeued now."""
     clock.advance(30)
     return world.next_requeue_node() is not None
 
 
 @pytest.mark.parametrize("stranger", [False, True], ids=["a pod that was here", "a pod that nobody knows"])
 def test_pods_are_requeued_when_a_node_no_longer_reports_a_deleted_pod(world, clock, stranger):
-    """kube-scheduler sees no cause of it."""
+    """kube-scheduler does not see the cause itself."""
     uid = "stranger" if stranger else "uid-a"
     says(world, "n1", reported_share(uid, 4069), index=1)
     refuse(world)

@@ -1,4 +1,4 @@
-"""The table of reservations: which phase may follow which, and rows that end for good."""
+"""The table of reservations: the allowed transitions of phases, and the end of rows."""
 
 import itertools
 from collections import Counter
@@ -63,12 +63,12 @@ def assigned():
 
 
 def begun(table, shares, *, node="n1", mps_client=COMMON):
-    """A thread posts this for the pod."""
+    """Begin to post a Binding for the pod."""
     table.assume(POD, node, shares, mps_client=mps_client, epoch=1)
 
 
 def into(table, phase):
-    """The pod's reservation is in the phase."""
+    """Bring the pod's reservation into the phase."""
     shares = assigned().assignment
     if phase in PLANS:
         table.set_plan(POD, "n1", shares, phase)
@@ -127,7 +127,7 @@ def test_what_was_posted_is_bound_once_the_watch_shows_the_same(table):
 
 
 def test_a_bound_pod_holds_what_its_annotations_say_now(table):
-    """Its node may have been told so by hand: what the containers get is in the annotations."""
+    """A user may have set the node: the annotations have the cards of the containers."""
     table.mark_bound(assigned())
     other = as_pod(bound("p", 200, 1))
     table.mark_bound(other)
@@ -140,7 +140,7 @@ def test_a_bound_pod_holds_what_its_annotations_say_now(table):
 
 @pytest.mark.parametrize(("node", "kept"), [("n1", True), ("n2", False)])
 def test_a_pod_that_is_bound_without_its_cards_keeps_what_was_posted_for_that_node(table, node, kept):
-    """It may be our Binding, with annotations that somebody has broken since: the containers have the cards."""
+    """It may be our Binding, with annotations that were damaged since: the containers have the cards."""
     into(table, Phase.ACCEPTED)
     table.mark_bound(_bare(node))
     assert (table.get(POD.uid) is not None) is kept

@@ -1,4 +1,4 @@
-"""Scored policies in the extender: filter's answer, and a workload that outlives the process."""
+"""Scored policies in the extender: the result of filter, and a workload that is saved across restarts."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def saved(api, key=names.WORKLOAD_REQUESTS):
 
 
 def world(**nodes):
-    """Nodes of P100 cards with this much free on each, and what else they have."""
+    """Nodes of P100 cards with these free MiB on each, and their other resources."""
     state = with_cards(make_state(), **{node: len(frees) for node, frees in nodes.items()})
     for node, frees in nodes.items():
         state.set_node(node, NodeRecord())
@@ -59,7 +59,7 @@ def controller(state, api=None, *, leads=True):
 
 
 def taught(state, keeping, mem, pods=20):
-    """Pods of this share come, and the controller learns from them."""
+    """Let pods with this share arrive, and the controller learn from them."""
     call_filter(state, asking("first", gpu_mem=mem), nodes=["nowhere"])
     keeping.step()
     for i in range(pods):
@@ -194,7 +194,7 @@ def test_a_spoilt_configmap_is_as_none(text):
     assert json.loads(saved(api))["version"] == 1
 
 
-# What people read of the setting.
+# The published settings.
 
 
 def published(api):
@@ -210,7 +210,7 @@ def test_the_policy_of_the_setting_is_told_by_who_leads_as_soon_as_it_can():
     api, leads = ApiServer(FakeClock()), []
     controller = publishing(api, leads=lambda: bool(leads), policy="spread")
     controller.step()
-    assert api.requests == []  # only who leads writes
+    assert api.requests == []  # only the leader writes
     leads.append(True)
     api.down = True
     controller.step()

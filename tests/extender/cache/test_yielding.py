@@ -1,4 +1,4 @@
-"""Long work in slices: all of it, in order, and whoever waits for the lock gets it before the end."""
+"""Long work in slices: it is complete and in order, and a waiting thread gets the lock before the end."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

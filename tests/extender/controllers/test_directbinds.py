@@ -1,4 +1,4 @@
-"""What was bound past the extender and asks for cards: it goes, and nothing else does."""
+"""Pods with card requests that were bound without the extender are deleted, and no other pods."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What is scraped of the cards' memory."""
+"""The metrics of the cards' memory."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from tests.fakes.clock import FakeClock
 
 
 class Scraped:
-    """The metrics of a state, counted anew at each look."""
+    """The metrics of a state, counted again at each scrape."""
 
     def __init__(self, of):
         self.clock = FakeClock()
@@ -40,7 +40,7 @@ class Scraped:
 
 
 def world():
-    """A card of which a pod holds a quarter and one that is half full."""
+    """A card of which a pod holds a quarter, and a card that is half full."""
     state = with_cards(make_state(), n1=2)
     state.set_node("n1", NodeRecord())
     state.set_pod(as_pod(bound("a", P100 // 4, 0)))

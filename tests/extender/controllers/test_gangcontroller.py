@@ -1,4 +1,4 @@
-"""What is written for gangs: gates, evictions, PodGroups and events, by the extender that leads."""
+"""The leader's writes for gangs: gates, evictions, PodGroups and events."""
 
 import json
 import math
@@ -36,7 +36,7 @@ class Scene:
         )
 
     def step(self):
-        """A step, and all writes that it has begun."""
+        """Run a step, and all writes that it has started."""
         self.controller.step()
         until(lambda: not self.controller._writing, "that all is written")
 
@@ -45,17 +45,17 @@ class Scene:
         self.store()
 
     def store(self):
-        """The API server has the pods as the state was told of them."""
+        """Store the pods of the state in the API server."""
         for pod in self.world.pods.values():
             self.api.write_object(paths.pods(), pod)
 
     def put_podgroup(self, podgroup):
-        """A PodGroup is there, and the watch tells of it."""
+        """Create a PodGroup, and deliver its watch event."""
         self.api.write_object(paths.podgroups(), podgroup)
         self.show()
 
     def show(self):
-        """The watch tells of PodGroups."""
+        """Deliver the watch events of PodGroups."""
         for event in self._fresh():
             key, record = podgroups.decode_group(json.dumps(event["object"]).encode())
             if event["type"] == "DELETED":
@@ -111,7 +111,7 @@ def test_gates_are_taken_away_once_and_again_where_that_does_not_show(scene):
 
 
 def test_writes_that_are_slow_keep_neither_another_namespace_nor_the_next_step_waiting(scene):
-    """However long they take: not only those that are slower than some limit."""
+    """This holds however long they take."""
     fat = (member(f"f{i}", gang="fat", minimum=40, namespace="fat", created=i) for i in range(40))
     scene.create(*fat)
     path, begun, released = f"{paths.pods('fat')}/*", threading.Semaphore(0), threading.Event()
@@ -133,7 +133,7 @@ def test_writes_that_are_slow_keep_neither_another_namespace_nor_the_next_step_w
 
 
 def test_of_one_namespaces_many_gangs_few_writes_wait_for_a_thread(scene):
-    """What they rest on must not be old when they are done; the rest is written by the next steps."""
+    """A write must not be based on old state; the next steps write the others."""
     others = (
         member(f"m{i}-{j}", gang=f"many{i}", minimum=20, namespace="many", created=20 * i + j)
         for i in range(15)
@@ -149,7 +149,9 @@ def test_of_one_namespaces_many_gangs_few_writes_wait_for_a_thread(scene):
 
 
 def test_gates_of_a_namespace_keep_none_of_its_evictions_waiting(scene):
-    """However many there are and however long they take: a gang that is bound in part keeps its cards meanwhile."""
+    """This holds however many there are and however long they take: a gang that is bound in part keeps its cards until
+    then.
+    """
     begun, released = threading.Event(), threading.Event()
     gates = [PodRef(namespace="n", name=f"p{i}", uid=f"u{i}") for i in range(100)]
 
@@ -289,7 +291,7 @@ def test_a_podgroup_of_coscheduling_sets_the_minimum(scene):
 
 
 def natives(scene, *gangs, **options):
-    """A waiting pod in each of these, by a PodGroup of Kubernetes."""
+    """A pending pod in each of these groups, by a PodGroup of Kubernetes."""
     options |= {"minimum": None, "gpu_mem": P100}
     pods = [member(f"{gang}-0", gang, created=i, **options) for i, gang in enumerate(gangs)]
     for pod in pods:

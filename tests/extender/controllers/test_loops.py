@@ -1,4 +1,4 @@
-"""The loops: what fails once is done at the next round, and what is slow keeps nothing else from being done."""
+"""The loops: a failed step is retried at the next pass, and a slow step does not delay others."""
 
 import threading
 
@@ -29,7 +29,7 @@ def api(clock):
 
 @pytest.fixture
 def state(clock):
-    """A state of one card, for which somebody was refused."""
+    """A state with one card, and a pod that was refused."""
     state = with_cards(make_state(clock), n1=1)
     state.next_requeue_node()
     refuse(state)
@@ -88,7 +88,7 @@ def full(api, name):
 
 
 def test_nodes_that_cannot_be_changed_do_not_delay_a_wake_up_by_a_round(api, clock):
-    """Whichever node has room, and also if a quota was raised, which is no node's."""
+    """This holds whichever node has capacity, and also if a quota was raised, which concerns no node."""
     for name in ("a", "b"):
         full(api, name)
     state = with_cards(make_state(clock), a=1, b=1, n1=1)

@@ -1,4 +1,4 @@
-"""How a nomination is written into the pod's status, and what happens where it cannot be."""
+"""How a nomination is written into the pod's status, and what follows from a failed write."""
 
 import pytest
 
@@ -27,7 +27,7 @@ class Writing:
         )
 
     def create(self, name: str = "p") -> None:
-        """The pod is there, and the state is told of it."""
+        """Create the pod in the API server and the state."""
         self.world.show_pod(self.api.write_object(paths.pods(), self.world.create(name, 100)))
 
     def version(self) -> str:
@@ -38,13 +38,13 @@ class Writing:
         return Nominee(PodRef("uid-p", "default", "p"), self.version(), "n1")
 
     def nominate_pod(self) -> Nominee:
-        """p has come, and n1 is held for it."""
+        """Create p, and reserve n1 for it."""
         self.create()
         assert self.world.nominate_all() == {"p": "n1"}
         return self.nominee()
 
     def changes(self) -> None:
-        """Somebody writes to p."""
+        """Change p."""
         self.api.edit(POD, metadata={"labels": {"version": self.version()}})
 
     def names(self, node: str, manager: str) -> None:
@@ -53,7 +53,7 @@ class Writing:
         self.api.requests.clear()
 
     def stale(self) -> None:
-        """What p's status says is not held for it, for longer than the scheduler needs to come."""
+        """Release the reservation of p for longer than the scheduler needs to call."""
         self.create()
         self.names("n1", OURS)
         self.world.show_pod(self.api.get(POD))
@@ -61,7 +61,7 @@ class Writing:
         self.world.clock.advance(2.0)
 
     def round(self, *, writes: int) -> None:
-        """One round, in which so many are written."""
+        """Run one pass, which writes this number of nominations."""
         before = len(self.api.sent("patch"))
         self.world.clock.advance(1.0)
         self.writer.step()
@@ -136,7 +136,7 @@ def test_where_writing_fails_it_rests(writing, fault):
 
 
 def test_a_pod_that_cannot_be_written_keeps_no_other_namespace_from_being_nominated(writing):
-    """A pod that its tenant made so large that its write times out: nobody was nominated for five seconds."""
+    """A tenant made a pod so large that its write times out: no pod was nominated for five seconds."""
     nominee = writing.nominate_pod()
     writing.api.fault(Fault(refused=True))
     writing.writer.write_nomination(nominee)
@@ -152,7 +152,7 @@ def test_a_pod_that_cannot_be_written_keeps_no_other_namespace_from_being_nomina
 
 
 def test_pods_that_take_long_to_write_keep_no_other_namespace_from_being_nominated(writing):
-    """They were more than threads, and after eight in a row without an answer nobody was nominated."""
+    """There were more of them than threads, and after eight failures in a row no pod was nominated."""
     writing.round(writes=0)
     writing.api.fault(Fault(seconds=60.0), path=f"{paths.pods('fat')}/*", times=1_000_000)
     fat = []

@@ -1,4 +1,4 @@
-"""What was given away twice all the same: the later pod goes, if it has not started."""
+"""Overcommitted cards: the later pod is deleted if it has not started."""
 
 import math
 
@@ -41,7 +41,7 @@ class World:
         devices=(),
         node="n1",
     ):
-        """Bound in the second `at`."""
+        """Add a pod that was bound in the second `at`."""
         assigned = Assignment(
             {"main": (CardShare(index, f"GPU-n1-{index}", mem, 0, P100),)} if mem else {},
             {"main": tuple(DeviceShare("nic", uuid) for uuid in devices)} if devices else {},
@@ -56,7 +56,7 @@ class World:
             self.see(name)
 
     def step(self):
-        """The evictions' loop, until what was suspected has been looked at."""
+        """Run the controller until all suspected nodes were checked."""
         for _ in range(4):
             self.overfull.step()
             self.clock.advance(1.0)
@@ -79,7 +79,7 @@ def world():
 
 @pytest.fixture
 def twice(world):
-    """One card is given to two pods."""
+    """A card that two pods hold."""
     world.add_pod("early", at=1)
     world.add_pod("late", at=2)
     return world

@@ -14,7 +14,7 @@ from tests.theory import theory_of
 
 @pytest.fixture
 def api() -> ApiServer:
-    """With a pending pod p."""
+    """An API server with a pending pod p."""
     server = ApiServer(FakeClock())
     server.write_object(paths.pods(), asking("p", gpu_mem=100))
     return server

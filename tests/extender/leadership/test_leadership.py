@@ -1,4 +1,6 @@
-"""Several extenders: one answers, and whatever stands still or is cut off, no card and no quota is given twice."""
+"""Several extenders: one serves calls, and whichever is paused or disconnected, no card and no
+quota is reserved twice.
+"""
 
 import itertools
 import math
@@ -36,7 +38,7 @@ class Two:
         assert self.b.leadership.epoch() is None
 
     def takes_over(self, heir: Extender) -> None:
-        """So much time passes that the Lease ends, and this one takes it."""
+        """Let the Lease expire, and this extender take it."""
         for _ in range(12):
             self.clock.advance(2.0)
             heir.exchange_lease()
@@ -177,8 +179,9 @@ def test_an_extender_paused_before_its_post_does_not_post_after_another_led(two,
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("again", [False, True])
 def test_a_post_that_stood_still_on_its_way_is_refused_by_the_api_server(two, again, behind):
-    """The pause comes after the last question and before the first byte: nobody here can know of it. `behind`: nor does
-    the policy of that API server, which stood still too.
+    """The pause comes after the last check and before the first byte, so the process cannot notice it.
+
+    behind: whether the admission policy of that API server lags as well.
     """
     two.api.behind = behind
     two.api.create_pod("mine", P100)
@@ -273,7 +276,7 @@ def test_an_epoch_does_not_begin_while_waiting_pods_cannot_be_changed(two):
 
 
 def test_a_pod_that_cannot_be_changed_does_not_delay_an_epoch(two):
-    """Another webhook or policy: every tenant may have pods that break its rules."""
+    """Another webhook or policy refuses the change: every tenant may have pods that violate its rules."""
     two.api.create_pod("p", P100)
     two.api.create_pod("q", P100)
     two.api.fault(Fault(status=403), "patch", "*/p/status", times=math.inf)
@@ -326,14 +329,14 @@ def test_what_could_not_be_changed_is_tried_again_while_the_epoch_lasts(two):
 
 
 def later(two):
-    """The leader goes on renewing its Lease for a minute."""
+    """Let the leader renew its Lease for a minute."""
     for _ in range(30):
         two.clock.advance(2.0)
         two.b.exchange_lease()
 
 
 def test_pods_that_others_bind_during_fencing_do_not_delay_an_epoch(two):
-    """A tenant's steady stream: one more at each list, which somebody else binds before it can be changed."""
+    """A tenant's steady stream: one more pod at each list, which another scheduler binds before it can be changed."""
     numbers, lists = itertools.count(), itertools.count(1)
 
     def comes():
@@ -405,14 +408,14 @@ def test_a_namespace_of_pods_that_are_slow_to_change_keeps_an_epoch_waiting_no_l
 
 
 def fat(two, namespaces, per_namespace):
-    """Pods of one tenant, each of which takes longer to write than anybody waits; and one of another."""
+    """Pods of one tenant whose writes all time out, and a pod of another tenant."""
     pods = [PodRef(f"uid-p{n}-{i}", f"fat{n}", f"p{n}-{i}") for n in range(namespaces) for i in range(per_namespace)]
     for ref in (*pods, good := PodRef("uid-good", "default", "good")):
         two.api.create_pod(ref.name, 1, namespace=ref.namespace)
     lock, tried = threading.Lock(), []
 
     def slowly(call):
-        with lock:  # sixteen at a time, so one in sixteen of the seconds is everybody's
+        with lock:  # sixteen writes at a time, so each takes a sixteenth of the time
             tried.append(call.timeout)
             two.clock.advance(call.timeout / 16)
 
@@ -513,7 +516,9 @@ def test_what_it_could_not_change_stays_unsettled_when_it_takes_its_own_lease_ag
 
 
 def test_unconfirmed_bindings_stay_unconfirmed_while_it_does_not_lead(two):
-    """etcd is full, say: pods can be read and the Lease cannot be renewed, for longer than an answer is waited for."""
+    """For example, etcd is full: pods can be read, but the Lease cannot be renewed for longer than
+    a response may take.
+    """
     for name in ("mine", "other"):
         two.api.create_pod(name, P100)
     late = binding_of(two.api, "mine")
@@ -534,7 +539,7 @@ def test_unconfirmed_bindings_stay_unconfirmed_while_it_does_not_lead(two):
 
 
 def test_unconfirmed_bindings_stay_unconfirmed_while_the_leader_is_unknown(two):
-    """Something says that there is no Lease, and then it is there again."""
+    """A response says that the Lease does not exist; later it exists again."""
     for name in ("mine", "other"):
         two.api.create_pod(name, P100)
     late = binding_of(two.api, "mine")
@@ -555,7 +560,7 @@ def test_unconfirmed_bindings_stay_unconfirmed_while_the_leader_is_unknown(two):
 
 
 def test_what_it_has_not_heard_of_it_gives_up_once_another_leads(two):
-    """Its books are as those of a standby: what the other has given away is not counted twice."""
+    """It counts like a standby: reservations of the other leader are not counted twice."""
     two.api.create_pod("mine", P100)
     sends_in_vain(two.a, "mine")
     two.takes_over(two.b)
@@ -571,12 +576,12 @@ def test_what_it_has_not_heard_of_it_gives_up_once_another_leads(two):
 
 
 def count_is(two, count):
-    """Somebody writes so into the Lease."""
+    """Write this count into the Lease."""
     two.api.edit(LEASE, spec=two.api.get(LEASE)["spec"] | {"leaseTransitions": count})
 
 
 def binding_of(api, name):
-    """Of the pod as it is now, to the first card, which it takes whole; as it would be posted."""
+    """The Binding of the pod's current version to the whole first card, as it would be posted."""
     assigned = Assignment({"main": (CardShare(0, "GPU-n1-0", P100, 0, P100),)})
     annotations = assignment.encode(assigned, assume_time_ns=1) | {names.LEADER_EPOCH: "x/x/x/99"}
     version = api.pods()[name]["metadata"]["resourceVersion"]
@@ -584,7 +589,7 @@ def binding_of(api, name):
 
 
 def loses_and_takes_again(two, extender):
-    """Its Lease, which nobody else has had meanwhile."""
+    """Let the extender lose its Lease and take it again, without another leader in between."""
     extender.cut = True
     two.clock.advance(14.0)
     extender.exchange_lease()
@@ -594,7 +599,7 @@ def loses_and_takes_again(two, extender):
 
 
 def sends_in_vain(extender, name):
-    """A Binding of which nobody hears any more."""
+    """Send a Binding whose outcome stays unknown."""
     pod_request = request.parse(extender.api.pods()[name])
     epoch = extender.leadership.epoch()
     extender.state.assume(PodRef(f"uid-{name}", "default", name), pod_request, "n1", "binpack", epoch=epoch)
@@ -648,13 +653,13 @@ def test_an_epoch_that_did_not_begin_in_time_continues_unless_another_extender_l
 
 
 def gives_back(extender):
-    """As when it is told to end: by the thread of the elector, once all posts have ended."""
+    """Release the Lease as at shutdown: by the elector's thread, after all posts have ended."""
     extender.elector.stop()
     extender.elector.release()
 
 
 def takes(extender):
-    """A Lease that was given back."""
+    """Take a Lease that was released."""
     for _ in range(3):
         extender.exchange_lease()
     assert extender.leadership.epoch() is not None
@@ -694,7 +699,7 @@ def test_who_takes_over_from_one_that_missed_an_answer_changes_the_pods_unless_i
 
 
 def test_who_has_taken_over_so_and_takes_its_own_lease_again_changes_what_it_has_not_heard_of(two):
-    """That the one before it had heard all answers says nothing of its own Bindings."""
+    """A clean shutdown of the former leader says nothing about its own Bindings."""
     gives_back(two.a)
     takes(two.b)
     for name in ("p", "q"):
@@ -728,7 +733,7 @@ def test_while_one_looks_what_became_of_a_member_without_cards_it_does_not_say_t
 
 
 def test_while_one_posts_it_does_not_say_that_all_was_answered(two):
-    """Whatever has let the Lease go before the answer came."""
+    """This holds for every way in which the Lease was released before the response."""
     two.api.create_pod("p", 100)
     with two.a.leadership.allow_post(two.a.leadership.epoch()):
         gives_back(two.a)
@@ -736,11 +741,15 @@ def test_while_one_posts_it_does_not_say_that_all_was_answered(two):
     assert len(two.api.sent("patch")) == 1
 
 
-def test_a_post_counts_before_its_epoch_is_looked_at(two, monkeypatch):
-    """The epoch may end right after that look, and what is to be posted goes out all the same."""
+def test_a_post_counts_before_its_epoch_is_checked(two, monkeypatch):
+    """The epoch may end right after that check, and the Binding is sent nevertheless."""
     epoch, holds, settled = two.a.leadership.epoch(), two.a.elector.holds_lease, []
-    look = lambda *args, **settings: settled.append(two.a.leadership.is_settled()) or holds(*args, **settings)  # noqa: E731
-    monkeypatch.setattr(two.a.elector, "holds_lease", look)
+
+    def check(*args, **settings):
+        settled.append(two.a.leadership.is_settled())
+        return holds(*args, **settings)
+
+    monkeypatch.setattr(two.a.elector, "holds_lease", check)
     with two.a.leadership.allow_post(epoch) as seconds_left:
         assert seconds_left > 0
     assert settled == [False]
@@ -758,7 +767,7 @@ def test_what_one_says_when_it_ends_is_good_for_the_next_alone(two):
 
 @pytest.mark.parametrize("has_seen_leader", [False, True])
 def test_a_settled_release_that_a_backup_brings_back_says_nothing(two, has_seen_leader):
-    """Another has led since, and a Binding of its epoch is under way."""
+    """Another extender has led since, and a Binding of its epoch is in progress."""
     gives_back(two.a)
     backup = two.api.get(LEASE)
     assert backup["metadata"]["annotations"][names.FENCED]
@@ -849,7 +858,7 @@ def test_alone_there_is_nothing_to_wait_for():
 
 
 def test_a_member_without_cards_that_lands_while_an_epoch_begins_is_known_before_it_begins(two):
-    """Its Binding gives nothing away, so it has no sign of ours that stays."""
+    """Its Binding assigns no card, so it leaves no annotation of ours."""
     two.api.create_pod("m", 100)
     two.api.edit(paths.pods("default", "m"), metadata={"labels": {names.GANG: "g"}})
     lists = []

@@ -1,4 +1,4 @@
-"""Which extender's pod a Service finds."""
+"""Which extender's pod a Service selects."""
 
 import contextlib
 import math

@@ -1,4 +1,4 @@
-"""Which pods are nominated ahead of kube-scheduler, in which order, and how what is held for them ends."""
+"""Which pods are nominated before kube-scheduler calls filter, in which order, and how their reservations end."""
 
 import pytest
 
@@ -148,7 +148,7 @@ def test_no_pod_is_nominated_if_the_scheduler_weighs_nodes(default, wish, ahead)
     ids=list,
 )
 def test_a_pod_with_one_best_node_is_nominated_despite_its_preferences(spec):
-    """Filter would answer that node alone, and the scheduler would have nothing to score."""
+    """Filter would return only that node, and the scheduler would have nothing to score."""
     world = World("n1", "n2")
     pod = world.create("p", HALF)
     pod["metadata"]["annotations"] = {names.ONE_NODE: "true"}
@@ -440,13 +440,13 @@ def test_as_many_members_have_places_as_the_room_of_later_ones_gives(held, needs
 
 
 def named(world: World, name: str, **status: object) -> dict:
-    """The pod with the node in its status, as the watch tells of it."""
+    """Deliver a watch event of the pod with the node in its status."""
     pod = world.pods[name]
     return world.show_pod(pod | {"status": {"nominatedNodeName": "n1"} | status})
 
 
 def stale(world: World) -> list[str]:
-    """Names of pods whose status names a node in vain."""
+    """The names of pods whose status names a node without a reservation."""
     return [nominee.pod.name for nominee in world.state.nominator.take_stale_nominees()]
 
 
@@ -492,7 +492,7 @@ def test_the_name_of_a_pod_that_is_bound_or_gone_is_nobodys_business():
 
 
 def test_what_we_nominate_is_no_preemption():
-    """Nothing is kept for a pod that nobody has gone for; what it holds ahead is a plan, which ends."""
+    """No cards are reserved as for a preemptor: the reservation ahead is a plan, which ends."""
     world = World("n1")
     pod = world.create("p", MOST)
     assert world.nominate_all() == {"p": "n1"}

@@ -1,4 +1,6 @@
-"""After a time without an extender: who was turned away meanwhile and comes first gets what was freed for it."""
+"""After a time without an extender: pods that were refused in that time are retried in order, and get the capacity
+freed for them.
+"""
 
 import pytest
 
@@ -12,14 +14,14 @@ from tests.extender.worlds import as_pod, asking
 
 
 def turned_away(world: World, pod: dict) -> None:
-    """kube-scheduler could not ask for it; a nomination, if it had one, is gone."""
+    """A pod whose filter call failed; a nomination, if it had one, was removed."""
     condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulerError"}
     world.show_pod(pod | {"status": {"phase": "Pending", "conditions": [condition]}})
 
 
 @pytest.fixture
 def world() -> World:
-    """An epoch has begun; one card is full, the other was freed for `high` while no extender answered."""
+    """An epoch has begun; one card is full, the other was freed for `high` while no extender served calls."""
     new_world = World()
     for name in ("a0", "b0"):
         new_world.runs(name, HALF, 0)

@@ -1,4 +1,4 @@
-"""Which nodes are taken to be open to a pod, by the scheduler's own rules of labels and taints."""
+"""Which nodes count as feasible for a pod, by the scheduler's rules of labels and taints."""
 
 import pytest
 

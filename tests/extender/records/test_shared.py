@@ -1,4 +1,4 @@
-"""What is kept once for all records that have it, and how much memory that takes."""
+"""Values that records share, and the memory that they take."""
 
 import gc
 import json
@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 
 def kept_mib(make, times: int) -> float:
-    """MiB that stay after `make` was called so often, each time with another number."""
+    """The MiB that stay allocated after `make` was called this number of times, each time with a different number."""
     make(0)
     gc.collect()
     tracemalloc.start()

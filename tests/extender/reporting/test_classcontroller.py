@@ -1,4 +1,4 @@
-"""One automatic class for each model, and nobody else's class touched."""
+"""One automatic class for each model, and no change of other classes."""
 
 import json
 
@@ -34,7 +34,7 @@ def auto(model="Tesla K80", *spellings, created="", **changed):
 
 
 def many_classes(number):
-    """So many automatic classes, the first of which is the oldest."""
+    """This number of automatic classes, the oldest first."""
     models = [f"Tesla {i:03}" for i in range(number)]
     return {
         classes.name_of_model(model): auto(model, created=f"2026-11-{28 - i // 60:02}T00:{i % 60:02}:00Z")

@@ -1,4 +1,4 @@
-"""Which cards disagree, when that counts, and that nothing is forgotten."""
+"""Which cards disagree with the ledger, and when that counts."""
 
 import pytest
 
@@ -11,7 +11,7 @@ CARD = names.extended_resource_name("GPU-A")
 
 
 class Standby(World):
-    """It writes no status, and looks all the same."""
+    """A standby, which checks cards but writes no status."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Standby(World):
         self.report_memory(4096)
 
     def report_memory(self, memory: int, uuid: str = "GPU-A", node: str = "n1") -> None:
-        """What the card's status says is allocated."""
+        """Set the allocated memory in the card's status."""
         card = er_object(uuid, node)
         card["status"]["allocated"] = {"memoryMiB": memory}
         self.api.write_object(CARDS, card)
@@ -70,7 +70,7 @@ def test_an_unreported_card_is_no_difference(world):
 
 
 def unseen(world) -> None:
-    """Nobody was told of the change."""
+    """Change the status without an event."""
     world.run(1)
     world.state.changed.clear()
 

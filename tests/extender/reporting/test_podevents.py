@@ -1,4 +1,4 @@
-"""What a pod that waits is told."""
+"""The events of waiting pods."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is looked at when, and how much is written."""
+"""The order and the rate of writes."""
 
 from extender.reporting.schedule import Key, WriteRate, WriteSchedule
 

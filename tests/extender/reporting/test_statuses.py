@@ -1,4 +1,4 @@
-"""Statuses: what users read with kubectl is what the ledger holds, whatever is lost on the way."""
+"""Statuses: the statuses that users read equal the ledger, whatever events are lost."""
 
 import threading
 from dataclasses import replace
@@ -230,7 +230,7 @@ def test_a_condition_keeps_its_time_until_its_status_changes(world):
 
 
 def unfit(document, schema, path=""):
-    """What of the value the API server would refuse, or drop without a word."""
+    """The parts of a value that the API server would refuse, or drop silently."""
     types = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
     if not isinstance(document, types[schema["type"]]):
         return [path]
@@ -441,7 +441,7 @@ def test_what_changes_later_is_written_soon_though_a_node_is_slow(world):
 
 
 def test_nodes_that_are_all_slow_let_the_api_server_rest_and_still_delay_no_others(world):
-    """They may be many, or the API server may be away: who could tell?"""
+    """Many nodes may be slow, or the API server may be unreachable: these cannot be distinguished."""
     for i in range(5):
         slow_node(world, f"slow{i}")
     began = world.clock.now()
@@ -478,7 +478,7 @@ def test_many_nodes_are_counted_without_the_lock(world):
 
 
 def test_objects_that_change_while_they_are_looked_at_do_no_harm(world):
-    """The watch's threads write while the loop reads."""
+    """The threads of watches change objects while the loop reads them."""
     stop = threading.Event()
     has_changed = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Whatever happens, and whatever is lost: in the end every status is what a recount of everything says."""
+"""After any changes and lost events, every status finally equals a recount of everything."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,7 +62,7 @@ steps = st.lists(
 
 
 class Story:
-    """Plays steps, and knows what must come out from the objects and the holdings alone."""
+    """Executes steps, and computes the expected statuses from the objects and the holdings alone."""
 
     def __init__(self):
         self.world = World()
