@@ -151,7 +151,7 @@ class Listener(NamedTuple):
     slow: calls may wait there for long.
     long: the application may move calls (`httpcalls.move_long_call`); `route` returns the threads for them.
     owner_of: returns the owner of a call (such as a namespace) by its environ, for clients that call for many: the
-        owners share the client's time fairly. Called by the server's thread: it must return at once and never raise.
+        owners share the client's time fairly. Called by several threads: it must return at once and never raise.
     """
 
     sock: socket.socket
@@ -229,6 +229,20 @@ class _Connection:
     def holder(self) -> "Flow | _Connection":
         """The flow for which its memory is counted; the connection itself while its call is incomplete."""
         return self.flow if self.phase is ConnectionPhase.BUSY and self.flow is not None else self
+
+    @property
+    def address(self) -> str:
+        """The address whose threads are limited; "" for a client with a certificate."""
+        return "" if self.client is None else self.source
+
+    @property
+    def next_flow(self) -> Flow:
+        """The flow of its first complete call that is not answered yet; there must be one."""
+        environ = self.reader.calls[0].environ
+        owner = environ.get(httpcalls.LONG_OWNER)
+        if owner is None:
+            owner = self.listener.owner_of(environ) if self.listener.owner_of is not None else ""
+        return self.listener.route(environ), owner
 
     def receive(self) -> bool:
         """Read the received bytes, at most until a call is complete. False: the client is gone. Raises BadHttpCall."""
@@ -459,21 +473,15 @@ class HttpServer:
             self._free_memory()
 
     def _dispatch(self, connection: _Connection) -> None:
-        client, listener = connection.client, connection.listener
-        environ = connection.reader.calls[0].environ
-        threads = listener.route(environ)
-        owner = environ.get(httpcalls.LONG_OWNER)
-        if owner is None:
-            owner = listener.owner_of(environ) if listener.owner_of is not None else ""
-        flow = threads, owner
+        client, flow = connection.client, connection.next_flow
+        threads, owner = flow
         if client is not None and not self._make_space_in_queue(connection.source, client, flow):
             self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE)
             return
         self._leave_phase(connection)  # the connection may be BUSY with a former call of another flow
         connection.threads, connection.flow = threads, flow
         self._enter_phase(connection, ConnectionPhase.BUSY, self._poller, select.EPOLLRDHUP)
-        address = "" if client is None else connection.source
-        connection.queued_call = threads.submit(lambda: self._answer_calls(connection, threads), address, owner)
+        connection.queued_call = threads.submit(lambda: self._answer_calls(connection, flow), connection.address, owner)
         self._free_memory()
 
     def _make_space_in_queue(self, source: str, client: _Client, flow: Flow) -> bool:
@@ -788,12 +796,12 @@ class HttpServer:
 
     # The answering threads.
 
-    def _answer_calls(self, connection: _Connection, threads: Threads) -> None:
-        """Answer the call, and further calls of the connection while this thread may stay with it."""
+    def _answer_calls(self, connection: _Connection, flow: Flow) -> None:
+        """Answer the call, and further calls of its flow on the connection while this thread may stay with it."""
         try:
             while True:
                 self._answer_next(connection)
-                if connection.close_after or connection.unsent or not self._next_call(connection, threads):
+                if connection.close_after or connection.unsent or not self._has_next_call(connection, flow):
                     break
         except BaseException:
             connection.unsent, connection.close_after = (
@@ -831,18 +839,22 @@ class HttpServer:
         if not connection.send():
             connection.unsent, connection.close_after = memoryview(b""), True
 
-    def _next_call(self, connection: _Connection, threads: Threads) -> bool:
-        """Whether another call arrived on the connection while this thread could stay with it."""
+    def _has_next_call(self, connection: _Connection, flow: Flow) -> bool:
+        """Whether another call of the flow arrived on the connection while this thread could stay with it. A call of
+        another owner or for other threads goes back to the server's thread: it may have to wait for a place.
+        """
+        threads, owner = flow
+        # While the thread stays, its owner and address have one place fewer for calls that wait.
+        if threads.is_busy(connection.address, owner):
+            return False
         if connection.reader.calls:
             if connection.client is not None or connection.listener.owner_of is not None:
                 return False  # the next call may be one of another owner
         elif not self._stay_for_next_call(connection, threads):
             return False
-        return connection.listener.route(connection.reader.calls[0].environ) is threads
+        return connection.next_flow == flow
 
     def _stay_for_next_call(self, connection: _Connection, threads: Threads) -> bool:
-        if connection.listener.owner_of is not None and threads.is_busy:
-            return False
         if not self._alive or not threads.staying.acquire(blocking=False):
             return False
         try:

@@ -59,7 +59,11 @@ class _Address:
         return any(map(self._is_ready_owner, self.waiting_calls))
 
     def _is_ready_owner(self, owner: str) -> bool:
-        return owner in self.waiting_calls and (not owner or self.running_calls[owner] < self._max_of_owner)
+        return owner in self.waiting_calls and not self.has_max_of(owner)
+
+    def has_max_of(self, owner: str) -> bool:
+        """Whether as many calls of the owner run as may run at a time."""
+        return bool(owner) and self.running_calls[owner] >= self._max_of_owner
 
     def add_call(self, call: QueuedCall) -> None:
         self.waiting_calls.setdefault(call.owner, deque()).append(call)
@@ -117,10 +121,16 @@ class Threads:
         self._waiting = 0
         self._changed = threading.Condition()
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a call that is submitted now has to wait."""
-        return not self._unstarted and self._waiting >= self._free
+    def is_busy(self, address: str = "", owner: str = "") -> bool:
+        """Whether a call waits, or a call of the address and owner that is submitted now has to wait.
+
+        A call may wait beside free threads: for a place of its owner or address, which a running call has.
+        """
+        with self._changed:
+            if self._waiting or not (self._free or self._unstarted):
+                return True
+            calls = self._addresses.get(address)
+            return calls is not None and (self._has_max_of(address) or calls.has_max_of(owner))
 
     def submit(self, run: Callable[[], None], address: str = "", owner: str = "") -> QueuedCall:
         """Queue a call for the next free thread. `owner`: the namespace or other owner for which the address calls."""
@@ -182,10 +192,11 @@ class Threads:
 
     def _is_ready(self, name: str) -> bool:
         """Whether a waiting call of the address may begin; its calls may have been cancelled."""
-        address = self._addresses.get(name)
-        if address is None or (name and address.running_calls.total() >= self._max_of_address):
-            return False
-        return address.is_ready
+        return name in self._addresses and not self._has_max_of(name) and self._addresses[name].is_ready
+
+    def _has_max_of(self, name: str) -> bool:
+        """Whether as many calls of the address run as may run at a time."""
+        return bool(name) and self._addresses[name].running_calls.total() >= self._max_of_address
 
     def _finish(self, call: QueuedCall, cpu_seconds: float) -> None:
         self._charge(call, max(cpu_seconds, self._used_seconds(call, self._clock.now())))

@@ -18,7 +18,7 @@ from cardwise.runtime.http.serving import TlsFiles
 from cardwise.runtime.tls.certstore import DirStore
 from cardwise.runtime.tls.tls import Rotator
 from tests.fakes.clock import FakeClock
-from tests.runtime.http.loopback import PATIENCE, Contexts, Serving, asks, client
+from tests.runtime.http.loopback import PATIENCE, Contexts, Serving, asks, client, until
 
 
 class Answering(Serving):
@@ -115,6 +115,7 @@ def test_a_thread_stays_with_a_connection_whose_next_call_is_there(answering):
     others = threading.Barrier(4)
     for _ in range(4):
         server.pool.submit(others.wait)  # all threads are idle; a call goes to the thread that has been idle longest
+    until(lambda: server.pool._free == 4, "all threads are idle again")
     line = server.connect()
     with line.makefile("rb") as reading:
         for _ in range(10):
@@ -124,6 +125,19 @@ def test_a_thread_stays_with_a_connection_whose_next_call_is_there(answering):
             server.released.set()
             # In one round only: between rounds a thread stays for a tenth of a second.
             assert answer(reading) == answer(reading), "another thread had the call that was there"
+
+
+def test_a_call_of_another_owner_runs_in_a_place_of_its_own_though_a_thread_stays_with_its_connection(answering):
+    server = answering(threads=4, owner_of=lambda environ: environ["QUERY_STRING"])
+    line = server.connect()
+    asks(line, "/wait?x")
+    assert server.waiting.acquire(timeout=PATIENCE)
+    for owner in ("x", "y", "x"):
+        asks(line, f"/wait?{owner}")  # the thread that answers the former call receives it
+        server.released.set()
+        assert server.waiting.acquire(timeout=PATIENCE)
+        assert list(server.pool._running)[-1].owner == owner, "its owner is charged"
+        assert list(server.server._clients["127.0.0.1"].flows) == [(server.pool, owner)]
 
 
 def test_never_do_all_threads_stay_with_connections(answering):

@@ -655,14 +655,38 @@ def test_owners_of_one_client_take_turns(serve):
 
 def test_threads_are_busy_if_a_new_call_would_wait():
     pool, begun, go_on, done = Threads("x", 1), threading.Event(), threading.Event(), threading.Event()
-    assert not pool.is_busy, "one can be started"
+    assert not pool.is_busy(), "one can be started"
     pool.submit(lambda: (begun.set(), go_on.wait(PATIENCE)))
     assert begun.wait(PATIENCE)
-    assert pool.is_busy
+    assert pool.is_busy()
     pool.submit(done.set)
     go_on.set()
     assert done.wait(PATIENCE)
-    until(lambda: not pool.is_busy, "that the thread has come back")
+    until(lambda: not pool.is_busy(), "that the thread has come back")
+
+
+@pytest.mark.parametrize("threads", [3, 4])
+def test_no_thread_stays_with_a_connection_while_a_call_waits_for_a_place_of_its_owner(serve, monkeypatch, threads):
+    """Threads are free, but not for this owner. A thread that stays keeps its place as long as calls follow."""
+    staying, end = [], threading.Event()
+
+    def stay_until_the_end(_server, _connection):
+        staying.append("x")
+        end.wait(PATIENCE)
+        return False
+
+    monkeypatch.setattr(httpserver.HttpServer, "_await_next_call", stay_until_the_end)
+    server = serve(threads=threads, owner_of=lambda environ: environ["QUERY_STRING"])
+    places = threads - 2
+    for _ in range(places):
+        asks(server.connect(), "/wait?x")
+        assert server.waiting.acquire(timeout=PATIENCE)
+    asks(server.connect(), "/third?x")
+    until(lambda: server.pool._waiting == 1, "that a call waits for one of the places")
+    server.released.set()
+    until(lambda: "/third" in server.paths or len(staying) == places, "that the call begins, or all places are taken")
+    end.set()
+    assert "/third" in server.paths
 
 
 def test_slow_calls_of_one_address_leave_a_thread_for_the_first_call_of_another(serve):

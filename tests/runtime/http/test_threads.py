@@ -177,6 +177,35 @@ def test_an_owner_leaves_a_thread_for_the_other_owners_of_its_address(blocking, 
     until(lambda: len(pool.begun) == 10, "that all are answered at last")
 
 
+FLOWS = [("a", "x"), ("a", "y"), ("b", "x"), ("", "")]
+
+
+@pytest.mark.parametrize(
+    ("calls", "begun", "busy"),
+    [
+        ([("a", "x")], 1, []),
+        ([("a", "x")] * 2, 2, [("a", "x")]),
+        ([("a", "x")] * 3, 2, FLOWS),  # the third waits
+        ([("", "x")] * 3, 2, FLOWS),
+        ([("a", "")] * 3, 3, [("a", "x"), ("a", "y")]),
+        ([("a", "")] * 4, 3, FLOWS),
+        ([("", "")] * 3, 3, []),
+        ([("", "")] * 4, 4, FLOWS),
+    ],
+)
+def test_threads_are_busy_while_any_call_waits_and_for_an_owner_or_address_that_has_all_its_places(
+    blocking, calls, begun, busy
+):
+    """Of four threads two are for an owner and three for an address; the others are free."""
+    pool = blocking(4)
+    for address, owner in calls:
+        pool.block("call", address, owner)
+    until(lambda: len(pool.begun) == begun, "that all have begun that may")
+    assert [flow for flow in FLOWS if pool.threads.is_busy(*flow)] == busy
+    pool.release.set()
+    until(lambda: not any(pool.threads.is_busy(*flow) for flow in FLOWS), "that all are answered")
+
+
 def test_cancelled_calls_do_not_block_an_address(blocking):
     pool = blocking(3)
     for _ in range(2):
