@@ -461,6 +461,21 @@ def test_no_pod_is_evicted_if_enough_becomes_free_during_the_search(step):
     assert len(steps) >= step
 
 
+def test_a_gang_of_64_on_8_nodes_of_8_gpus_gets_an_answer_in_one_call():
+    """Whatever happens meanwhile in other namespaces and on other nodes."""
+    world = Full(**{f"n{i}": [LOW] * 8 for i in range(8)}, busy=[HIGH])
+    gang(world, 64)
+
+    def change(step: int) -> None:
+        late = bound(f"late{step}", 1, 0, node="busy")
+        world.show_pod(late | {"spec": late["spec"] | {"priority": HIGH}})
+        world.state.preemption.set_budget("other/busy", Budget("other", step, ()))
+
+    steps = world.on_step(change)
+    assert [len(victims) for victims in world.asks("g0").values()] == [1]
+    assert steps.count("plan") <= 8
+
+
 def test_of_two_simultaneous_calls_for_a_member_one_is_answered():
     """kube-scheduler's first call timed out, and the second ends before it."""
     world = Full(n1=[LOW], n2=[LOW])
