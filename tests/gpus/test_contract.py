@@ -20,11 +20,11 @@ def simulated(tmp_path, clock) -> Gpus:
     return SimulatedGpus(path, clock=clock)
 
 
-def some(tmp_path, clock) -> Gpus:
+def simulated_subset(tmp_path, clock) -> Gpus:
     return SelectedGpus(simulated(tmp_path, clock), selection.parse_selection("0,GPU-1"))
 
 
-def whole(tmp_path, clock) -> Gpus:
+def simulated_non_mig(tmp_path, clock) -> Gpus:
     return NonMigGpus(simulated(tmp_path, clock))
 
 
@@ -40,7 +40,7 @@ def clock():
     return FakeClock()
 
 
-@pytest.fixture(params=[simulated, some, whole, nvml])
+@pytest.fixture(params=[simulated, simulated_subset, simulated_non_mig, nvml])
 def gpus(request, tmp_path, clock):
     gpus = request.param(tmp_path, clock)
     yield gpus

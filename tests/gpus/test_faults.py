@@ -28,7 +28,7 @@ class Cards:
     def restart(self) -> None:
         self.faults = Faults(self.path, self.clock)
 
-    def aside(self) -> list[str]:
+    def copied_files(self) -> list[str]:
         """The copies of unreadable files."""
         return [path.read_text() for path in self.path.parent.glob("faults.json.unreadable*")]
 
@@ -178,7 +178,7 @@ def test_unreadable_fault_file_does_not_prevent_the_start(cards):
     cards.path.write_text("{")
     cards.restart()
     assert cards.faults.reasons() == {}
-    assert cards.aside() == ["{"], "what it said is kept for people"
+    assert cards.copied_files() == ["{"], "what it said is kept for people"
 
 
 def test_unreadable_fault_entry_is_copied_and_the_others_are_loaded(cards):
@@ -189,9 +189,9 @@ def test_unreadable_fault_entry_is_copied_and_the_others_are_loaded(cards):
     cards.path.write_text(json.dumps(written))
     cards.restart()
     assert set(cards.faults.reasons()) == {"GPU-0"}
-    assert [json.loads(text) for text in cards.aside()] == [written]
+    assert [json.loads(text) for text in cards.copied_files()] == [written]
     cards.restart()
-    assert len(cards.aside()) == 1, "once for each content"
+    assert len(cards.copied_files()) == 1, "once for each content"
 
 
 def test_faults_without_a_file_end_with_the_process(cards):

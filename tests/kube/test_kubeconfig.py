@@ -42,7 +42,7 @@ def _no_pod(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.lower(), raising=False)
 
 
-def written(folder: Path, cluster: Json, user: Json | None, **context: str) -> Path:
+def write_kubeconfig(folder: Path, cluster: Json, user: Json | None, **context: str) -> Path:
     for name, content in (("ca.crt", CA.cert), ("tls.crt", CLIENT.cert), ("tls.key", CLIENT.key), ("token", b"file\n")):
         (folder / name).write_bytes(content)
     path = folder / "config"
@@ -56,7 +56,7 @@ def written(folder: Path, cluster: Json, user: Json | None, **context: str) -> P
     return path
 
 
-def shown(loaded: Credentials) -> Json:
+def describe_credentials(loaded: Credentials) -> Json:
     tls = loaded.ssl_context
     token = loaded.authorization() if loaded.authorization is not None else None
     return {
@@ -77,11 +77,11 @@ def user_of(client: ssl.SSLContext) -> str | None:
     server.verify_mode = ssl.CERT_OPTIONAL
     server.load_verify_locations(cadata=CA.cert.decode())
     with_files(server)
-    known = shaken(client, server).getpeercert()
+    known = complete_handshake(client, server).getpeercert()
     return known["subject"][0][0][1] if known else None
 
 
-def shaken(client: ssl.SSLContext, server: ssl.SSLContext) -> ssl.SSLObject:
+def complete_handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> ssl.SSLObject:
     """The server's side of a connection."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = client.wrap_bio(back, there, server_hostname="kube.test")
@@ -122,13 +122,13 @@ def with_files(server: ssl.SSLContext) -> None:
 def test_kubeconfig_is_read_as_by_the_official_client(
     tmp_path: Path, cluster: Json, user: Json | None, context: Json
 ) -> None:
-    path = written(tmp_path, cluster, user, **context)
+    path = write_kubeconfig(tmp_path, cluster, user, **context)
     configuration = kubeconfig.read_kubeconfig(path)
     assert configuration is not None
-    assert shown(credentials._from_kubeconfig(configuration, "config")) == shown(
+    assert describe_credentials(credentials._from_kubeconfig(configuration, "config")) == describe_credentials(
         credentials._load_by_library(str(path), "")
     )
-    assert shown(credentials.load(path, "c")) == shown(credentials.load(path))
+    assert describe_credentials(credentials.load(path, "c")) == describe_credentials(credentials.load(path))
 
 
 def proxy_of(path: Path) -> str | None:
@@ -151,7 +151,7 @@ def proxy_of(path: Path) -> str | None:
 def test_proxy_from_the_environment_as_in_client_go(tmp_path, monkeypatch, variables, proxy):
     for name, text in variables.items():
         monkeypatch.setenv(name, text)
-    assert proxy_of(written(tmp_path, IN_IT, {"token": "secret"})) == proxy
+    assert proxy_of(write_kubeconfig(tmp_path, IN_IT, {"token": "secret"})) == proxy
 
 
 @pytest.mark.parametrize(
@@ -184,35 +184,35 @@ def test_proxy_from_the_environment_as_in_client_go(tmp_path, monkeypatch, varia
 def test_no_proxy_is_read_as_by_client_go(tmp_path, monkeypatch, no_proxy, host, direct):
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.setenv("NO_PROXY", no_proxy)
-    path = written(tmp_path, IN_IT | {"server": f"https://{host}:6443"}, {"token": "secret"})
+    path = write_kubeconfig(tmp_path, IN_IT | {"server": f"https://{host}:6443"}, {"token": "secret"})
     assert (proxy_of(path) is None) is direct
 
 
 def test_proxy_of_the_kubeconfig_takes_precedence(tmp_path, monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://other:3128")
     monkeypatch.setenv("NO_PROXY", "*")
-    path = written(tmp_path, IN_IT | {"proxy-url": "http://proxy:3128"}, {"token": "secret"})
+    path = write_kubeconfig(tmp_path, IN_IT | {"proxy-url": "http://proxy:3128"}, {"token": "secret"})
     assert proxy_of(path) == "http://proxy:3128"
 
 
 @pytest.mark.parametrize("read", [credentials.load, lambda path: credentials._load_by_library(str(path), "")])
 def test_unusable_proxy_error_has_a_remedy_and_no_password(tmp_path, monkeypatch, read):
     monkeypatch.setenv("https_proxy", "socks5://jane:secret@proxy:1080")
-    path = written(tmp_path, IN_IT, {"token": "x"})
+    path = write_kubeconfig(tmp_path, IN_IT, {"token": "x"})
     with pytest.raises(errors.KubeConfigError) as raised:
         read(path)
     assert str(raised.value) == (
         "https_proxy is not the URL of an HTTP proxy such as http://10.0.0.1:3128; SOCKS is not supported. Correct it, "
         "unset it, or add kube.test to NO_PROXY"
     )
-    path = written(tmp_path, IN_IT | {"proxy-url": "socks5://jane:secret@proxy:1080"}, {"token": "x"})
+    path = write_kubeconfig(tmp_path, IN_IT | {"proxy-url": "socks5://jane:secret@proxy:1080"}, {"token": "x"})
     with pytest.raises(errors.KubeConfigError) as raised:
         read(path)
     assert "secret" not in str(raised.value)
 
 
 def test_a_token_that_is_renewed_in_its_file_is_read_anew(tmp_path: Path) -> None:
-    authorization = credentials.load(written(tmp_path, IN_IT, {"tokenFile": "token"})).authorization
+    authorization = credentials.load(write_kubeconfig(tmp_path, IN_IT, {"tokenFile": "token"})).authorization
     assert authorization is not None
     assert authorization() == "Bearer file"
     (tmp_path / "token").write_text("new")
@@ -223,7 +223,7 @@ def test_a_token_that_is_renewed_in_its_file_is_read_anew(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("user", [{"exec": {"command": "aws"}}, {"auth-provider": {"name": "oidc"}}, "jane", None])
 def test_unsupported_kubeconfigs_are_left_to_the_official_client(tmp_path: Path, user: Any) -> None:
-    path = written(tmp_path, IN_IT, {"token": "x"})
+    path = write_kubeconfig(tmp_path, IN_IT, {"token": "x"})
     config = yaml.safe_load(path.read_text())
     config["users"][0]["user"] = user
     path.write_text(yaml.safe_dump(config))
@@ -245,41 +245,43 @@ def test_exec_plugin_provides_the_token(tmp_path: Path) -> None:
         "command": sys.executable,
         "args": ["-c", f"print({json.dumps(credential)!r})"],
     }
-    loaded = credentials.load(written(tmp_path, IN_IT, {"exec": run}))
-    assert shown(loaded)["token"] == "Bearer told"
+    loaded = credentials.load(write_kubeconfig(tmp_path, IN_IT, {"exec": run}))
+    assert describe_credentials(loaded)["token"] == "Bearer told"
 
 
 @pytest.mark.parametrize(
     "broken", [{"certificate-authority": "none"}, {"certificate-authority-data": in_base64(b"no certificate")}]
 )
 def test_missing_or_invalid_certificate_is_reported(tmp_path: Path, broken: Json) -> None:
-    path = written(tmp_path, broken, {"token": "x"})
+    path = write_kubeconfig(tmp_path, broken, {"token": "x"})
     with pytest.raises(errors.KubeConfigError, match=r"no usable credentials in .*config: .*; use --kubeconfig"):
         credentials.load(path)
 
 
 def test_certificates_with_a_text_around_them_are_taken(tmp_path: Path) -> None:
     around = "# Gültig\n".encode() + CA.cert
-    loaded = credentials.load(written(tmp_path, {"certificate-authority-data": in_base64(around)}, {"token": "x"}))
-    assert len(shown(loaded)["authorities"]) == 1
+    loaded = credentials.load(
+        write_kubeconfig(tmp_path, {"certificate-authority-data": in_base64(around)}, {"token": "x"})
+    )
+    assert len(describe_credentials(loaded)["authorities"]) == 1
 
 
 @pytest.mark.parametrize("by_library", [False, True])
 def test_connections_do_not_change_the_tls_context(tmp_path: Path, *, by_library: bool) -> None:
     """urllib3 sets the ALPN protocols for each connection, while other threads connect with the same context."""
-    path = written(tmp_path, IN_IT, PAIR_IN_IT)
+    path = write_kubeconfig(tmp_path, IN_IT, PAIR_IN_IT)
     client = (credentials._load_by_library(str(path), "") if by_library else credentials.load(path)).ssl_context
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with_files(server)
     server.set_alpn_protocols(["of-a-connection", "http/1.1"])
     assert client is not None
     client.set_alpn_protocols(["of-a-connection"])
-    assert shaken(client, server).selected_alpn_protocol() == "http/1.1"
+    assert complete_handshake(client, server).selected_alpn_protocol() == "http/1.1"
 
 
 def test_tls_context_has_pythons_defaults_except_strict_verification(tmp_path: Path) -> None:
     """From Python 3.13 on, an intermediate CA is trusted without its root, as in Go."""
-    client = credentials.load(written(tmp_path, IN_IT, None)).ssl_context
+    client = credentials.load(write_kubeconfig(tmp_path, IN_IT, None)).ssl_context
     assert client is not None
     assert client.verify_flags == ssl.create_default_context().verify_flags & ~ssl.VERIFY_X509_STRICT
 
@@ -294,7 +296,7 @@ def test_tls_context_has_pythons_defaults_except_strict_verification(tmp_path: P
 )
 @pytest.mark.parametrize("user", [{"token": "x"}, {"exec": {"command": "true", "apiVersion": "v1"}}])
 def test_invalid_url_error_names_field_and_file(tmp_path: Path, user: Json, cluster: Json, field: str) -> None:
-    path = written(tmp_path, IN_IT | cluster, user)
+    path = write_kubeconfig(tmp_path, IN_IT | cluster, user)
     reason = rf"({field}.* is not a URL|Invalid IPv6 URL)"
     with pytest.raises(errors.KubeConfigError, match=rf"no usable credentials in .*config: .*{reason}"):
         credentials.load(path)
@@ -302,14 +304,14 @@ def test_invalid_url_error_names_field_and_file(tmp_path: Path, user: Json, clus
 
 @pytest.mark.parametrize("token", ["s3cr3t\r\nX-Evil: 1", "s3cr3t\n1", "s3cr3t\u20ac", "s3cr3t\x00"])
 def test_invalid_token_error_does_not_quote_it(tmp_path: Path, token: str) -> None:
-    path = written(tmp_path, IN_IT, {"token": token})
+    path = write_kubeconfig(tmp_path, IN_IT, {"token": token})
     with pytest.raises(errors.KubeConfigError, match=r"config: users\[\]\.user\.token has a line break") as failure:
         credentials.load(path)
     assert "s3cr3t" not in "".join(traceback.format_exception(failure.value))
 
 
 def test_a_line_break_at_the_end_of_a_token_is_left_out(tmp_path: Path) -> None:
-    assert credentials.load(written(tmp_path, IN_IT, {"token": "x\n"})).authorization is not None
+    assert credentials.load(write_kubeconfig(tmp_path, IN_IT, {"token": "x\n"})).authorization is not None
 
 
 @pytest.mark.parametrize("content", ["[" * 20_000, 'current-context: "\\e[31mx"\ncontexts: []\n'])

@@ -49,11 +49,11 @@ def test_namespaced_path_has_the_given_segments_or_raises(function, namespace, n
         try:
             path = function(namespace, *given_name)
         except errors.InvalidName:
-            assert any(map(refused, (namespace, *given_name)))
+            assert any(map(is_invalid_name, (namespace, *given_name)))
             continue
         wanted = [*prefix[:-1], "namespaces", namespace, prefix[-1], *given_name] if namespace else prefix
         assert segments(path) == wanted
-        assert not any(map(refused, (namespace or "all", *given_name)))
+        assert not any(map(is_invalid_name, (namespace or "all", *given_name)))
 
 
 @given(function=st.sampled_from(OF_THE_CLUSTER), name=TEXTS)
@@ -61,13 +61,13 @@ def test_cluster_path_has_the_given_segments_or_raises(function, name):
     try:
         path = function(name)
     except errors.InvalidName:
-        assert refused(name)
+        assert is_invalid_name(name)
     else:
         assert segments(path) == [*segments(function()), name]
-        assert not refused(name)
+        assert not is_invalid_name(name)
 
 
-def refused(text: str) -> bool:
+def is_invalid_name(text: str) -> bool:
     """Whether the name is invalid, as in `path.IsValidPathSegmentName` of k8s.io/apimachinery, or not valid UTF-8."""
     surrogates = any("\ud800" <= letter <= "\udfff" for letter in text)
     return text in ("", ".", "..") or "/" in text or "%" in text or surrogates
@@ -87,7 +87,7 @@ class Asked(Exception):
 OFFICIAL = official.CoreV1Api(Recording(official.Configuration(host="https://x")))
 
 
-@given(namespace=NAMES, name=st.one_of(NAMES, TEXTS.filter(lambda text: not refused(text))))
+@given(namespace=NAMES, name=st.one_of(NAMES, TEXTS.filter(lambda text: not is_invalid_name(text))))
 def test_the_official_client_builds_the_same_path(namespace: str, name: str):
     with pytest.raises(Asked) as raised:
         OFFICIAL.read_namespaced_pod(name, namespace)

@@ -160,19 +160,21 @@ def patched(manifest: Json, decision: Decision) -> Json:
     return after
 
 
-def mutated(manifest: Json, resource: str, known: Known, settings: WebhookSettings | None = None, **about: Any) -> Json:
+def mutate_object(
+    manifest: Json, resource: str, known: Known, settings: WebhookSettings | None = None, **about: Any
+) -> Json:
     """The object after /mutate, which must let it pass."""
     decision = on_mutate(manifest, resource, known, settings, **about)
     assert decision.allowed, decision.message
     return patched(manifest, decision)
 
 
-def mutated_twice(
+def mutate_object_twice(
     manifest: Json, resource: str, known: Known, settings: WebhookSettings | None = None, **about: Any
 ) -> Json:
-    """As `mutated`; checks that a second call, as after another webhook's change, changes nothing."""
-    once = mutated(manifest, resource, known, settings, **about)
-    assert mutated(once, resource, known, settings, **about) == once, "not a fixed point"
+    """As `mutate_object`; checks that a second call, as after another webhook's change, changes nothing."""
+    once = mutate_object(manifest, resource, known, settings, **about)
+    assert mutate_object(once, resource, known, settings, **about) == once, "not a fixed point"
     return once
 
 
@@ -180,4 +182,6 @@ def refusal(pod: Json, known: Known | None = None, settings: WebhookSettings | N
     """The refusal of the pod by /mutate or the following /validate; "" if it is admitted."""
     known = known or Known()
     first = on_mutate(pod, "pods", known, settings)
-    return first.message or on_validate(mutated_twice(pod, "pods", known, settings), "pods", known, settings).message
+    return (
+        first.message or on_validate(mutate_object_twice(pod, "pods", known, settings), "pods", known, settings).message
+    )

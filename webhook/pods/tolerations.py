@@ -41,6 +41,6 @@ def keep_added_tolerations(spec: Json, stored: Json, added: Iterable[Json]) -> J
     return add_tolerations(spec, [toleration for toleration in added if toleration in stored_tolerations])
 
 
-def _covers(existing: Json, wanted: Json) -> bool:
-    matches_any = existing.get("operator") == "Exists" or wanted["operator"] == "Equal"
-    return matches_any and Toleration.from_json(existing).tolerates(Taint.from_json(wanted))
+def _covers(existing: Json, added: Json) -> bool:
+    matches_any = existing.get("operator") == "Exists" or added["operator"] == "Equal"
+    return matches_any and Toleration.from_json(existing).tolerates(Taint.from_json(added))

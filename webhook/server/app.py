@@ -162,14 +162,14 @@ def _answer_http_error(error: HTTPException) -> Response:
     return _text_response(f"{error.name}: {error.description}", error.code or 500)
 
 
-def _answer_failure(error: Exception, lines: LineLimit) -> Response:
+def _answer_failure(error: Exception, log_limit: LineLimit) -> Response:
     path = _request_path()
     metrics.REVIEWS.labels(path, "failed").inc()
     if isinstance(error, KubeError):
         # The API server shows the text to the user who created the object.
-        lines.log("warning", "cannot decide", "cannot decide", path=path, error=str(error))
+        log_limit.log("warning", "cannot decide", "cannot decide", path=path, error=str(error))
         return _text_response("the webhook cannot read what it needs from the API server; try again", 503)
-    lines.log("error", "review failed", "review failed", path=path, exc_info=error)
+    log_limit.log("error", "review failed", "review failed", path=path, exc_info=error)
     return _text_response("the webhook failed to handle this review; see its log", 500)
 
 

@@ -42,7 +42,7 @@ class NameTranslator:
             return names.WHOLE_GPU if self.take_nvidia and not is_zero(amount) else name
         return names.CLASS_PREFIX + name if self._is_class(name) else name
 
-    def translate_quota_name(self, name: str, amount: object) -> str:  # noqa: ARG002 - as spell_in_container
+    def translate_quota_name(self, name: str, amount: object) -> str:  # noqa: ARG002 - as translate_container_name
         """The stored name of a key of a ResourceQuota. Raises KubeError."""
         plain = counted_resource(name)
         if plain == names.GPU_COUNT or (self.take_nvidia and plain == names.NVIDIA_GPU):

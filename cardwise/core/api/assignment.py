@@ -200,11 +200,11 @@ def encode(assignment: Assignment, *, assume_time_ns: int, env_access: bool = Fa
     if len(assignment.indices()) > 1:
         annotations[names.GPUSHARE_ALLOCATION] = _encode_framework(assignment)
     for key, shares_of in assignment.containers.items():
-        limit, part = per_card_limit(shares_of)
+        limit, card_fraction = per_card_limit(shares_of)
         visible = ",".join(share.uuid for share in shares_of) if env_access else names.NO_CARDS
         annotations[names.DEVICES_OF + key] = visible
         annotations[names.LIMIT_MIB_OF + key] = str(limit)
-        annotations[names.FRACTION_OF + key] = part
+        annotations[names.FRACTION_OF + key] = card_fraction
         annotations[names.LIMIT_BYTES_OF + key] = str(limit * 1024 * 1024)
     return annotations
 

@@ -13,7 +13,7 @@ def required(*terms: dict) -> dict:
     return {"affinity": {"nodeAffinity": hard}}
 
 
-def says(key: str, operator: str, *operands: str) -> dict:
+def match_expression(key: str, operator: str, *operands: str) -> dict:
     return {"matchExpressions": [{"key": key, "operator": operator, "values": list(operands)}]}
 
 
@@ -27,30 +27,30 @@ ZONE_A = {"key": "zone", "operator": "In", "values": ["a"]}
         ({"nodeSelector": {"zone": "a"}}, True),
         ({"nodeSelector": {"zone": "b"}}, False),
         ({"nodeSelector": {"zone": "a", "none": ""}}, False),
-        (required(says("zone", "In", "b", "a")), True),
-        (required(says("zone", "In", "b")), False),
-        (required(says("zone", "In", "b"), says("zone", "Exists")), True),
+        (required(match_expression("zone", "In", "b", "a")), True),
+        (required(match_expression("zone", "In", "b")), False),
+        (required(match_expression("zone", "In", "b"), match_expression("zone", "Exists")), True),
         (required({"matchExpressions": [ZONE_A, {"key": "size", "operator": "In", "values": ["9"]}]}), False),
         (required({"matchExpressions": [ZONE_A, {"key": "size", "operator": "In", "values": ["8"]}]}), True),
-        (required(says("zone", "NotIn", "a")), False),
-        (required(says("none", "NotIn", "a")), True),
-        (required(says("none", "Exists")), False),
-        (required(says("none", "DoesNotExist")), True),
-        (required(says("size", "Gt", "7")), True),
-        (required(says("size", "Gt", "8")), False),
-        (required(says("size", "Lt", "9")), True),
-        (required(says("size", "Lt", "8")), False),
-        (required(says("size", "Lt", str(2**63 - 1))), True),
-        (required(says("size", "Lt", str(2**63))), False),
-        (required(says("size", "Lt", "9" * 5000)), False),
-        (required(says("zone", "Gt", "7")), False),
-        (required(says("none", "Lt", "7")), False),
-        (required(says("zone", "Near", "a")), False),
+        (required(match_expression("zone", "NotIn", "a")), False),
+        (required(match_expression("none", "NotIn", "a")), True),
+        (required(match_expression("none", "Exists")), False),
+        (required(match_expression("none", "DoesNotExist")), True),
+        (required(match_expression("size", "Gt", "7")), True),
+        (required(match_expression("size", "Gt", "8")), False),
+        (required(match_expression("size", "Lt", "9")), True),
+        (required(match_expression("size", "Lt", "8")), False),
+        (required(match_expression("size", "Lt", str(2**63 - 1))), True),
+        (required(match_expression("size", "Lt", str(2**63))), False),
+        (required(match_expression("size", "Lt", "9" * 5000)), False),
+        (required(match_expression("zone", "Gt", "7")), False),
+        (required(match_expression("none", "Lt", "7")), False),
+        (required(match_expression("zone", "Near", "a")), False),
         (required({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}), True),
         (required({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}), False),
         (required({}), False),
         (required(), False),
-        ({"nodeSelector": {"zone": "a"}} | required(says("size", "In", "9")), False),
+        ({"nodeSelector": {"zone": "a"}} | required(match_expression("size", "In", "9")), False),
     ],
 )
 def test_labels(spec, allowed):
@@ -61,7 +61,7 @@ def test_the_number_of_a_condition_is_parsed_once_for_all_nodes(monkeypatch):
     """16 numbers of 4,000 digits, parsed for each of 3,000 nodes, took seconds."""
     lengths, parse_number = [], nodeconstraints._parse_number
     monkeypatch.setattr(nodeconstraints, "_parse_number", lambda text: lengths.append(len(text)) or parse_number(text))
-    constraints = nodeconstraints.constraints_of(required(says("size", "Gt", "9" * 4000)))
+    constraints = nodeconstraints.constraints_of(required(match_expression("size", "Gt", "9" * 4000)))
     assert not any(constraints.admits(f"n{i}", NodeLabels(ZONE)) for i in range(100))
     assert lengths.count(4000) == 1
 

@@ -109,7 +109,7 @@ def get(port: int, path: str, context: ssl.SSLContext | None = None, source: str
         return response.read()
 
 
-def asks(line: socket.socket, path: str = "/") -> None:
+def send_get(line: socket.socket, path: str = "/") -> None:
     line.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
 
 

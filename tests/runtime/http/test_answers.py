@@ -18,7 +18,7 @@ from cardwise.runtime.http.serving import TlsFiles
 from cardwise.runtime.tls.certstore import DirStore
 from cardwise.runtime.tls.tls import Rotator
 from tests.fakes.clock import FakeClock
-from tests.runtime.http.loopback import PATIENCE, Contexts, Serving, asks, client, until
+from tests.runtime.http.loopback import PATIENCE, Contexts, Serving, client, send_get, until
 
 
 class Answering(Serving):
@@ -119,9 +119,9 @@ def test_a_thread_stays_with_a_connection_whose_next_call_is_there(answering):
     line = server.connect()
     with line.makefile("rb") as reading:
         for _ in range(10):
-            asks(line, "/wait")
+            send_get(line, "/wait")
             assert server.waiting.acquire(timeout=PATIENCE)
-            asks(line, "/thread")
+            send_get(line, "/thread")
             server.released.set()
             # In one round only: between rounds a thread stays for a tenth of a second.
             assert answer(reading) == answer(reading), "another thread had the call that was there"
@@ -130,10 +130,10 @@ def test_a_thread_stays_with_a_connection_whose_next_call_is_there(answering):
 def test_a_call_of_another_owner_runs_in_a_place_of_its_own_though_a_thread_stays_with_its_connection(answering):
     server = answering(threads=4, owner_of=lambda environ: environ["QUERY_STRING"])
     line = server.connect()
-    asks(line, "/wait?x")
+    send_get(line, "/wait?x")
     assert server.waiting.acquire(timeout=PATIENCE)
     for owner in ("x", "y", "x"):
-        asks(line, f"/wait?{owner}")  # the thread that answers the former call receives it
+        send_get(line, f"/wait?{owner}")  # the thread that answers the former call receives it
         server.released.set()
         assert server.waiting.acquire(timeout=PATIENCE)
         assert list(server.pool._running)[-1].owner == owner, "its owner is charged"
@@ -147,9 +147,9 @@ def test_never_do_all_threads_stay_with_connections(answering):
     def keeps_asking() -> None:
         line = server.connect()
         with line.makefile("rb") as reading:
-            asks(line, "/get")
+            send_get(line, "/get")
             while not over.is_set():
-                asks(line, "/get")  # before the previous call is answered
+                send_get(line, "/get")  # before the previous call is answered
                 assert answer(reading) == b"/get"
                 answered.release()
 
@@ -193,7 +193,7 @@ def test_idle_connections_occupy_no_thread(answering, tmp_path, contexts):
     spare = [server.connect(context=client(tmp_path)) for _ in range(6)]
     assert server.get("/get", context=client(tmp_path)) == b"/get"
     for line in spare:  # and their later calls are answered as usual
-        asks(line, "/get")
+        send_get(line, "/get")
         with line.makefile("rb") as reading:
             assert answer(reading) == b"/get"
 

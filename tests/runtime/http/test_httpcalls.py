@@ -280,7 +280,7 @@ def test_last_call_of_a_connection(head):
     assert call.last
 
 
-def saying(status, headers, text):
+def wsgi_app(status, headers, text):
     def app(environ, start_response):
         start_response(status, headers)
         return [text]
@@ -289,7 +289,7 @@ def saying(status, headers, text):
 
 
 def test_response_bytes():
-    app = saying("200 OK", [("Content-Type", "application/json"), ("Content-Length", "2")], b"{}")
+    app = wsgi_app("200 OK", [("Content-Type", "application/json"), ("Content-Length", "2")], b"{}")
     answer, last = answer_call(app, read(GOS)[0], lambda: False)
     head, _, text = answer.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
@@ -299,7 +299,7 @@ def test_response_bytes():
 
 
 def test_response_has_length_and_connection_close():
-    answer, last = answer_call(saying("503 Service Unavailable", [], b"abc"), read(CURLS)[0], lambda: True)
+    answer, last = answer_call(wsgi_app("503 Service Unavailable", [], b"abc"), read(CURLS)[0], lambda: True)
     assert last
     lines = answer.split(b"\r\n")
     assert b"Content-Length: 3" in lines
@@ -308,5 +308,7 @@ def test_response_has_length_and_connection_close():
 
 
 def test_response_to_head_has_no_body():
-    answer, _ = answer_call(saying("200 OK", [], b"abc"), read(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")[0], lambda: False)
+    answer, _ = answer_call(
+        wsgi_app("200 OK", [], b"abc"), read(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")[0], lambda: False
+    )
     assert answer.endswith(b"Content-Length: 3\r\n\r\n")

@@ -19,7 +19,7 @@ from cardwise.runtime.http.httpserver import ConnectionPhase, PhaseLimits
 from cardwise.runtime.http.serving import server_context
 from cardwise.runtime.http.threads import Threads
 from tests.runtime.http.attacking import BODY, HEAD, HELLO
-from tests.runtime.http.loopback import BIG, PATIENCE, Contexts, Serving, answer, asks, client, until, until_refused
+from tests.runtime.http.loopback import BIG, PATIENCE, Contexts, Serving, answer, client, send_get, until, until_refused
 
 
 def tls(certificates: Path, *, client_ca: bool = True) -> Contexts:
@@ -138,10 +138,10 @@ def test_client_that_reads_no_response_occupies_no_thread(serve):
     server = serve(threads=1, held=10 * BIG)
     lines = [server.connect() for _ in range(4)]
     for line in lines:
-        asks(line, "/big")
+        send_get(line, "/big")
     assert server.get() == b"ok"
     assert len(answer(lines[0])) == BIG  # a client that reads gets the complete response
-    asks(lines[0])
+    send_get(lines[0])
     assert answer(lines[0]) == b"ok"
     server.clock.advance(10.1)
     server.get()  # by now its deadline was checked; reading earlier would have been in time
@@ -165,7 +165,7 @@ def test_clients_with_a_certificate_are_not_limited(serve, certificates):
     for _ in range(5):
         lines.append(server.connect(context=client(certificates)))
         for line in lines:
-            asks(line)
+            send_get(line)
             assert answer(line) == b"ok"
 
 
@@ -290,15 +290,15 @@ def test_address_with_most_calls_loses_a_waiting_one(serve, monkeypatch):
     server = serve(threads=1)
     lines = [server.connect(source=f"127.0.0.{2 + i % 2}") for i in range(7)]  # the first has four, the other three
     for number, line in enumerate(lines):
-        asks(line, "/wait")
+        send_get(line, "/wait")
         until(
             lambda count=number + 1: len(server.server._queues[ConnectionPhase.BUSY, False]) == count, "that all wait"
         )
     third = server.connect(source="127.0.0.9")
-    asks(third)
+    send_get(third)
     assert lines[6].recv(100).startswith(b"HTTP/1.1 503"), "the last of the address that has most"
     one_more = server.connect(source="127.0.0.3")
-    asks(one_more)
+    send_get(one_more)
     assert one_more.recv(100).startswith(b"HTTP/1.1 503"), "it has as many as the largest"
     server.released.set()
     assert answer(third) == b"ok"
@@ -316,7 +316,7 @@ def ask_in_order(server, calls: list[tuple[str, str]]) -> list[socket.socket]:
     lines = []
     for namespace, source in calls:
         lines.append(server.connect(source=source))
-        asks(lines[-1], f"/wait?{namespace}")
+        send_get(lines[-1], f"/wait?{namespace}")
         until(lambda: busy_calls(server) == len(lines), "that it waits")
     return lines
 
@@ -379,14 +379,14 @@ def test_namespace_with_most_calls_loses_its_last_at_the_limit(serve):
     server = serve(threads=1, busy=4, owner_of=lambda environ: environ["QUERY_STRING"])
     lines = ask_in_order(server, [("many", "127.0.0.2")] * 4)
     fair = [server.connect(source="127.0.0.2") for _ in range(3)]
-    asks(fair[0], "/one?fair")
+    send_get(fair[0], "/one?fair")
     assert is_refused(lines[3])
-    asks(fair[1], "/two?fair")
+    send_get(fair[1], "/two?fair")
     assert is_refused(lines[2])
-    asks(fair[2], "/three?fair")
+    send_get(fair[2], "/three?fair")
     assert is_refused(fair[2]), "it would have more than the other"
     late = server.connect(source="127.0.0.2")
-    asks(late, "/four?many")
+    send_get(late, "/four?many")
     assert is_refused(late)
     server.released.set()
     assert [answer(line) for line in (*lines[:2], *fair[:2])] == [b"ok"] * 4
@@ -420,7 +420,7 @@ class Flood:
 
     def _connect(self, namespace: str, source: str, line: socket.socket | None = None) -> socket.socket:
         line = line or self.server.connect(source)
-        asks(line, f"/?{namespace}")
+        send_get(line, f"/?{namespace}")
         return line
 
     def come_again(self) -> int:
@@ -472,7 +472,7 @@ def test_occasional_namespace_is_answered_during_a_flood(serve, monkeypatch, nam
         flood.give_turns(2 * namespaces)
         until(lambda: (flood.come_again(), busy_calls(server) == 20)[1], "that all places are taken again")
         fair = server.connect(source="127.0.0.2" if of == "an address" else "127.0.0.9")
-        asks(fair, f"/fair-{number}?fair")
+        send_get(fair, f"/fair-{number}?fair")
 
         def has_answer(fair: socket.socket = fair) -> bool:
             server.turns.release()
@@ -488,16 +488,16 @@ def test_equal_namespaces_lose_places_by_used_time(serve):
     used = server.connect(source="127.0.0.2")
     for namespace, calls in (("b", 3), ("a", 1), ("c", 2), ("d", 2)):
         for _ in range(calls):
-            asks(used, f"/?{namespace}")
+            send_get(used, f"/?{namespace}")
             server.turns.release()
             assert answer(used) == b"ok"
     lines = {}
     for number, namespace in enumerate("dcba", 1):  # a thread answers the first call
         lines[namespace] = server.connect(source="127.0.0.2")
-        asks(lines[namespace], f"/?{namespace}")
+        send_get(lines[namespace], f"/?{namespace}")
         until(lambda number=number: busy_calls(server) == number, "that it waits")
     fair = server.connect(source="127.0.0.2")
-    asks(fair, "/?fair")
+    send_get(fair, "/?fair")
     assert is_refused(lines["b"]), "not the one that came last"
     server.turns.release(10)
     assert [answer(line) for line in (lines["d"], lines["c"], lines["a"], fair)] == [b"ok"] * 4
@@ -542,10 +542,10 @@ def test_largest_namespace_of_the_largest_address_loses_at_the_total_limit(serve
     first = [("many", "127.0.0.2")] * 3 + [("few", "127.0.0.2")]
     lines = ask_in_order(server, [*first, ("stranger", "127.0.0.3"), ("stranger", "127.0.0.3")])
     other = server.connect(source="127.0.0.9")
-    asks(other)
+    send_get(other)
     assert is_refused(lines[2]), "not the last of that address, which is another namespace's"
     fair = server.connect(source="127.0.0.2")
-    asks(fair, "/one?fair")
+    send_get(fair, "/one?fair")
     assert is_refused(lines[1]), "no address has more, but a namespace of this one has"
     server.released.set()
     assert [answer(line) for line in (lines[0], *lines[3:], other, fair)] == [b"ok"] * 6
@@ -560,13 +560,13 @@ def test_waiting_call_is_dropped_when_its_client_leaves(serve, certificates, sec
     server = serve(tls(certificates, client_ca=False) if secure else None, threads=1, busy=3)
     lines = [server.connect(context=shown) for _ in range(3)]
     for number, line in enumerate(lines, 1):
-        asks(line, "/wait")
+        send_get(line, "/wait")
         until(lambda number=number: busy_calls(server) == number, "that it waits")
     assert server.waiting.acquire(timeout=PATIENCE)
     lines[1].close()
     until(lambda: busy_calls(server) == 2, "that the second is forgotten")
     late = server.connect(context=shown)
-    asks(late, "/late")
+    send_get(late, "/late")
     until(lambda: busy_calls(server) == 3, "that it may wait")
     server.released.set()
     assert [answer(line) for line in (lines[0], lines[2], late)] == [b"ok"] * 3
@@ -577,7 +577,7 @@ def test_client_that_leaves_during_its_call_is_polled_once(serve):
     """Its call continues, and the reading thread does not loop meanwhile."""
     server = serve(threads=1)
     line = server.connect()
-    asks(line, "/wait")
+    send_get(line, "/wait")
     assert server.waiting.acquire(timeout=PATIENCE)
     (connection,) = server.server._connections.values()
     assert connection.poller is not None
@@ -595,7 +595,7 @@ def test_oldest_connection_of_the_largest_address_is_closed(serve):
     until(lambda: len(server.server._connections) == 4, "that all are there")
     crowd.append(server.connect(source="127.0.0.2"))
     assert closed(crowd[0])
-    asks(alone)
+    send_get(alone)
     assert answer(alone) == b"ok"
 
 
@@ -629,7 +629,7 @@ def test_addresses_take_turns(serve):
         line.sendall(call * 2)
     assert server.waiting.acquire(timeout=PATIENCE)
     other_line = server.connect()
-    asks(other_line, "/one")
+    send_get(other_line, "/one")
     while server.pool._waiting < 20:  # all calls except the running one
         pass
     server.released.set()
@@ -642,11 +642,11 @@ def test_owners_of_one_client_take_turns(serve):
     server = serve(threads=1, owner_of=lambda environ: environ["QUERY_STRING"])
     lines = [server.connect() for _ in range(20)]
     for line in lines:
-        asks(line, "/wait?many")
+        send_get(line, "/wait?many")
     assert server.waiting.acquire(timeout=PATIENCE)
     until(lambda: server.pool._waiting == 19, "that all wait but the one that the thread has")
     other_line = server.connect()
-    asks(other_line, "/one?one")
+    send_get(other_line, "/one?one")
     until(lambda: server.pool._waiting == 20, "that this one waits too")
     server.released.set()
     assert answer(other_line) == b"ok"
@@ -679,9 +679,9 @@ def test_no_thread_stays_with_a_connection_while_a_call_waits_for_a_place_of_its
     server = serve(threads=threads, owner_of=lambda environ: environ["QUERY_STRING"])
     places = threads - 2
     for _ in range(places):
-        asks(server.connect(), "/wait?x")
+        send_get(server.connect(), "/wait?x")
         assert server.waiting.acquire(timeout=PATIENCE)
-    asks(server.connect(), "/third?x")
+    send_get(server.connect(), "/third?x")
     until(lambda: server.pool._waiting == 1, "that a call waits for one of the places")
     server.released.set()
     until(lambda: "/third" in server.paths or len(staying) == places, "that the call begins, or all places are taken")
@@ -692,7 +692,7 @@ def test_no_thread_stays_with_a_connection_while_a_call_waits_for_a_place_of_its
 def test_slow_calls_of_one_address_leave_a_thread_for_the_first_call_of_another(serve):
     server = serve(threads=4)
     for _ in range(8):
-        asks(server.connect(), "/wait")
+        send_get(server.connect(), "/wait")
     for _ in range(3):
         assert server.waiting.acquire(timeout=PATIENCE)
     assert server.get(source="127.0.0.2") == b"ok"
@@ -704,13 +704,13 @@ def test_complete_calls_beyond_the_limit_are_refused_at_once(serve):
     server = serve(threads=1, busy=2)
     lines = [server.connect() for _ in range(3)]
     for line in lines[:2]:
-        asks(line, "/wait")
+        send_get(line, "/wait")
     assert server.waiting.acquire(timeout=PATIENCE)
     until(lambda: server.pool._waiting == 1, "that the second waits")
-    asks(lines[2])
+    send_get(lines[2])
     assert lines[2].recv(100).startswith(b"HTTP/1.1 503")
     other = server.connect(source="127.0.0.2")
-    asks(other)
+    send_get(other)
     server.released.set()
     assert answer(other) == b"ok"
     assert [answer(line) for line in lines[:2]] == [b"ok", b"ok"]
@@ -747,7 +747,7 @@ def test_arrival_time_of_a_slow_call_is_known(serve):
     server.get()
     began = server.clock.now()
     server.clock.advance(3)
-    asks(waiting, "/wait")
+    send_get(waiting, "/wait")
     assert server.waiting.acquire(timeout=PATIENCE)
     slow.sendall(b"Host: x\r\n\r\n")
     server.clock.advance(2)
@@ -767,13 +767,13 @@ def test_invalid_call_is_refused_and_ends_its_connection(serve):
 def test_stopping_ends_idle_connections_and_answers_calls_under_way(serve):
     server = serve(threads=3)
     idle, busy = server.connect(), server.connect()
-    asks(idle)
+    send_get(idle)
     assert answer(idle) == b"ok"
-    asks(busy, "/wait")
+    send_get(busy, "/wait")
     assert server.waiting.acquire(timeout=PATIENCE)
     server.server.stop()
     until_refused(server.port)
-    asks(idle)  # the call was under way when the stop began
+    send_get(idle)  # the call was under way when the stop began
     response = http.client.HTTPResponse(idle)
     response.begin()
     assert response.getheader("Connection") == "close"
@@ -845,9 +845,9 @@ def test_ended_server_leaves_no_descriptor_open(serve):
     before = descriptors()
     server = serve()
     line = server.connect()
-    asks(line)
+    send_get(line)
     assert answer(line) == b"ok"
-    asks(line, "/wait")
+    send_get(line, "/wait")
     server.waiting.acquire()
     server.stop()
     until(lambda: descriptors().keys() <= before.keys(), "that all descriptors are closed")
@@ -872,7 +872,7 @@ def test_failure_outside_the_application_ends_the_connection(serve, monkeypatch)
     server = serve()
     monkeypatch.setattr(server.server, "_answer_next", lambda _: 1 / 0)
     line = server.connect()
-    asks(line)
+    send_get(line)
     assert closed(line)
     line.close()
     until(lambda: not server.server._connections, "that its place is free")

@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.runtime.http import httpcalls
-from tests.runtime.http.loopback import PATIENCE, answer, asks, client, until
+from tests.runtime.http.loopback import PATIENCE, answer, client, send_get, until
 from tests.runtime.http.test_httpserver import tls
 
 CLIENTS = pytest.mark.parametrize("secure", [False, True], ids=["by address", "with a certificate"])
@@ -18,7 +18,7 @@ class Caller:
 
     def send_call(self, path):
         line = self.server.connect(context=self._context)
-        asks(line, path)
+        send_get(line, path)
         return line
 
     def get(self):
@@ -83,7 +83,7 @@ def test_call_is_not_moved_twice_or_without_long_threads(environ):
 def test_long_calls_are_answered_while_the_server_stops(serve):
     server = serve(threads=1)
     line = server.connect()
-    asks(line, "/long?a")
+    send_get(line, "/long?a")
     assert server.waiting.acquire(timeout=PATIENCE)
     server.server.stop()
     server.released.set()

@@ -19,7 +19,7 @@ import pytest
 from cardwise.runtime.http import serving
 from cardwise.runtime.settings import HostPort
 from tests.cluster import ports
-from tests.runtime.http.loopback import PATIENCE, answer, asks, client, get, until_refused
+from tests.runtime.http.loopback import PATIENCE, answer, client, get, send_get, until_refused
 
 PROGRAM = Path(__file__).with_name("servingprogram.py")
 IGNORED = [signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2, signal.SIGWINCH]
@@ -71,9 +71,9 @@ class Running:
         return self.ended()
 
 
-def asking(port: int, path: str) -> socket.socket:
+def connect_and_get(port: int, path: str) -> socket.socket:
     line = socket.create_connection(("127.0.0.1", port), PATIENCE)
-    asks(line, path)
+    send_get(line, path)
     return line
 
 
@@ -147,7 +147,10 @@ def test_sigterm_refuses_new_clients_and_answers_waiting_ones(running):
     server = running(graceful=60)
     server.until("app", "start")
     length = 100_000
-    with asking(server.port, "/wait") as waiting, socket.create_connection(("127.0.0.1", server.port)) as early:
+    with (
+        connect_and_get(server.port, "/wait") as waiting,
+        socket.create_connection(("127.0.0.1", server.port)) as early,
+    ):
         server.until("app", "start", "waits")
         early.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % length)
         server.process.send_signal(signal.SIGTERM)
@@ -179,7 +182,7 @@ def test_gunicorn_worker_signals_are_ignored(running):
 def test_a_serving_process_that_hangs_is_replaced(running, way):
     server = running()
     server.until("app", "start")
-    with asking(server.port, "/wait") as waiting:
+    with connect_and_get(server.port, "/wait") as waiting:
         server.until("app", "start", "waits")
         hanging = answered_by(server.port)[1]
         if way == "stopped":
@@ -201,7 +204,7 @@ def test_a_serving_process_that_hangs_is_replaced(running, way):
 def test_a_call_that_hangs_ends_with_the_graceful_timeout_and_stop_still_runs(running):
     server = running(graceful=10, hangs=True)
     server.until("app", "start")
-    with asking(server.port, "/wait"):
+    with connect_and_get(server.port, "/wait"):
         server.until("app", "start", "waits")
         assert server.stop() == 0
     assert server.output == ["app", "start", "waits", "stop"]

@@ -26,7 +26,7 @@ class KeysAgain:
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+def socket_ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
@@ -34,8 +34,8 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def test_records_without_data_are_limited(ends):
-    ours, theirs = ends
+def test_records_without_data_are_limited(socket_ends):
+    ours, theirs = socket_ends
     line = TlsConnection(ours, KeysAgain(ssl.MemoryBIO()))
     for _ in range(3):
         theirs.sendall(b"x" * 20_000)

@@ -194,7 +194,7 @@ def test_invalid_ca_is_ignored(tmp_path, kind):
             handshake(files, bundle, HOSTS[0], tmp_path, client=True)
 
 
-def announced():
+def announced_store():
     """A store whose next CA is announced, and the time of the announcement."""
     began = NOW - SLOW.authority + SLOW.authority_renew - timedelta(days=1)
     return rotation.advance_certificates(rotation.advance_certificates({}, WANTED, SLOW, began), WANTED, SLOW, NOW)
@@ -212,7 +212,7 @@ SINCES = [
 
 @pytest.mark.parametrize("since", SINCES, ids=repr)
 def test_unreadable_overlap_start_restarts_the_overlap(since):
-    files = announced()
+    files = announced_store()
     promoted = rotation.advance_certificates(files, WANTED, SLOW, NOW + SLOW.overlap)
     for name, stored, now in (
         ("authority-next.since", files, NOW),
@@ -230,7 +230,7 @@ def test_unreadable_overlap_start_restarts_the_overlap(since):
 
 def test_new_ca_is_created_when_all_have_expired(tmp_path):
     later = NOW + timedelta(days=20 * 365)
-    files = rotation.advance_certificates(announced(), WANTED, SLOW, later)
+    files = rotation.advance_certificates(announced_store(), WANTED, SLOW, later)
     assert trusted(files["tls.crt"], files["ca.crt"], later)
     assert files["ca.crt"] == files["authority.crt"]
 
@@ -319,15 +319,15 @@ def test_real_handshakes_across_a_ca_rotation(tmp_path):
     short = Lifetimes(overlap=timedelta(days=5))
     began = NOW - timedelta(days=3650 - 700)  # the CA has less than two years left
     before = rotation.advance_certificates({}, wanted, short, began)
-    announced = rotation.advance_certificates(before, wanted, short, NOW - timedelta(days=6))
-    assert announced["ca.crt"].startswith(before["ca.crt"])
-    assert announced["ca.crt"] != before["ca.crt"]
-    promoted = rotation.advance_certificates(announced, wanted, short, NOW)
+    announced_store = rotation.advance_certificates(before, wanted, short, NOW - timedelta(days=6))
+    assert announced_store["ca.crt"].startswith(before["ca.crt"])
+    assert announced_store["ca.crt"] != before["ca.crt"]
+    promoted = rotation.advance_certificates(announced_store, wanted, short, NOW)
     assert promoted["authority.crt"] != before["authority.crt"]
     finished = rotation.advance_certificates(promoted, wanted, short, NOW + timedelta(days=6))
-    handshake(announced, before["ca.crt"], HOSTS[0], tmp_path, client=True)  # a client without a bundle
-    handshake(promoted, announced["ca.crt"], HOSTS[0], tmp_path, client=True)
-    handshake(announced, promoted["ca.crt"], HOSTS[0], tmp_path, client=True)  # a late replica
+    handshake(announced_store, before["ca.crt"], HOSTS[0], tmp_path, client=True)  # a client without a bundle
+    handshake(promoted, announced_store["ca.crt"], HOSTS[0], tmp_path, client=True)
+    handshake(announced_store, promoted["ca.crt"], HOSTS[0], tmp_path, client=True)  # a late replica
     handshake(promoted, finished["ca.crt"], HOSTS[0], tmp_path, client=True)
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(finished, before["ca.crt"], HOSTS[0], tmp_path)

@@ -26,7 +26,7 @@ def card(node, memory=16_000, model="t4", **fields):
     return CardFacts(node, MiB(memory), {"model": model}, **fields)
 
 
-def shown(sums, **facts_by_name):
+def add_cards(sums, **facts_by_name):
     """Add these cards."""
     for name, facts in facts_by_name.items():
         sums.on_change(name, None, facts)
@@ -34,7 +34,7 @@ def shown(sums, **facts_by_name):
 
 
 def test_card_is_added_changed_and_removed():
-    sums = shown(CardSums(KEPT_BACK), a=card("n1"), b=card("n1", 8_000), c=card("n2", 4_000))
+    sums = add_cards(CardSums(KEPT_BACK), a=card("n1"), b=card("n1", 8_000), c=card("n2", 4_000))
     assert sums.class_sizes(None) == CardSizes(MiB(15_900), 2, MiB(3_900), (MiB(15_900), MiB(7_900)))
     sums.on_change("c", card("n2", 4_000), card("n1", 4_000))
     assert sums.class_sizes(None).max_cards == 3
@@ -44,12 +44,12 @@ def test_card_is_added_changed_and_removed():
 
 
 def test_edited_class_is_recounted():
-    sums = shown(CardSums(KEPT_BACK), a=card("n1"), b=card("n1", 8_000, "p100"))
+    sums = add_cards(CardSums(KEPT_BACK), a=card("n1"), b=card("n1", 8_000, "p100"))
     assert [sums.class_sizes(a_class(model)).largest for model in ("t4", "p100", "t4")] == [15_900, 7_900, 15_900]
 
 
 def test_mps_scopes_are_those_of_the_cards():
-    sums = shown(CardSums(KEPT_BACK), a=card("n1", mps="card"), b=card("n1", mps="node"), c=card("n2", mps="node"))
+    sums = add_cards(CardSums(KEPT_BACK), a=card("n1", mps="card"), b=card("n1", mps="node"), c=card("n2", mps="node"))
     assert sums.mps_scopes() == {"card", "node"}
     sums.on_delete("a", card("n1", mps="card"))
     sums.on_change("b", card("n1", mps="node"), card("n1"))
@@ -84,7 +84,7 @@ UNLISTED = [CardSums.unlisted_class_sizes, CardSums.reviewed_class_sizes]
 @pytest.mark.parametrize("compare", UNLISTED)
 def test_reviewed_class_is_compared_without_the_lock(monkeypatch, compare):
     sums = CardSums(MiB(0))
-    shown(sums, a=card("n1"), b=card("n2"))
+    add_cards(sums, a=card("n1"), b=card("n2"))
     free = []
     includes = module._Membership.includes
 
@@ -199,4 +199,4 @@ def test_cached_sums_equal_a_full_recount(model, changes):
         elif old is not None:
             kept.on_delete(name, old)
         if is_read:
-            assert kept.class_sizes(wanted) == shown(CardSums(MiB(1)), **there).class_sizes(wanted)
+            assert kept.class_sizes(wanted) == add_cards(CardSums(MiB(1)), **there).class_sizes(wanted)

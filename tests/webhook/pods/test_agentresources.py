@@ -163,7 +163,7 @@ RESOURCES = st.fixed_dictionaries(
 )
 
 
-def quality(pod: Json) -> str:
+def qos_class(pod: Json) -> str:
     """The QoS class as in k8s.io/kubernetes pkg/apis/core/v1/helper/qos, with missing requests set to the limits."""
     seen = set()
     guaranteed = True
@@ -219,6 +219,6 @@ def test_agent_changes_neither_qos_nor_autoscaling_nor_quotas(
     before = build.pod(containers=[first, *others], init=sidecars)
     after, _ = admitted(before)
     assert agents(after)
-    assert quality(after) == quality(before)
+    assert qos_class(after) == qos_class(before)
     assert missing_requests(after) == missing_requests(before)
     assert unnamed(after) == unnamed(before)

@@ -9,7 +9,15 @@ from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests import build
-from tests.webhook.reviews import Known, mutated, on_defaults, on_validate, refusal, resource_class, resource_classes
+from tests.webhook.reviews import (
+    Known,
+    mutate_object,
+    on_defaults,
+    on_validate,
+    refusal,
+    resource_class,
+    resource_classes,
+)
 from webhook.pods.defaults import Defaults
 from webhook.pods.validate import CardSizes
 from webhook.server.decisions import WebhookSettings
@@ -40,7 +48,7 @@ def pod(limits: Json, *others: Json, annotations: dict[str, str] | None = None) 
 
 
 def after_mutation(pod: Json, settings: WebhookSettings | None = None) -> Json:
-    return mutated(pod, "pods", KNOWN, settings)
+    return mutate_object(pod, "pods", KNOWN, settings)
 
 
 def limits_after(*limits: Json, settings: WebhookSettings | None = None, **kwargs: Any) -> list[Json]:
@@ -104,7 +112,7 @@ def test_split_share_of_a_class_differs_from_shares_of_one_card() -> None:
 def test_copied_pod_keeps_its_shares_after_the_class_changed() -> None:
     once = after_mutation(pod({"k80-half": "2"}))
     larger = Known(known_classes=resource_classes(resource_class("k80-half", share={"memoryMiB": "8Gi"})))
-    assert mutated(once, "pods", larger) == once
+    assert mutate_object(once, "pods", larger) == once
 
 
 def test_a_stale_count_of_a_copied_pod_does_not_split_the_shares() -> None:
@@ -258,7 +266,7 @@ def test_refusal_names_the_ten_most_similar_classes() -> None:
     twenty_classes = Known(
         known_classes=resource_classes(*(resource_class(f"class-{i:02}") for i in range(30)), resource_class(K80))
     )
-    asking = mutated(pod({"nvidia.tesla.k8": "1"}), "pods", twenty_classes)
+    asking = mutate_object(pod({"nvidia.tesla.k8": "1"}), "pods", twenty_classes)
     message = on_validate(asking, "pods", twenty_classes).message
     assert f"write {K80}, " in message
     assert message.count("class-") == 9

@@ -17,7 +17,7 @@ def decide(pod: dict[str, object], known: Known = TEAM, namespace: str = "team")
     return on_defaults(pod, "pods", known, namespace=namespace)
 
 
-def placed(pod: dict[str, Any]) -> dict[str, Any]:
+def place_pod(pod: dict[str, Any]) -> dict[str, Any]:
     pod["spec"]["nodeName"] = "n1"
     return pod
 
@@ -43,7 +43,7 @@ def test_a_plain_pod_gets_the_default_share_in_its_first_container() -> None:
             build.pod(containers=[{"name": "a", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]),
             id="requests nvidia.com/gpu",
         ),
-        pytest.param(placed(build.pod()), id="kubectl debug node/n1"),
+        pytest.param(place_pod(build.pod()), id="kubectl debug node/n1"),
     ],
 )
 def test_some_pods_take_no_defaults(pod: dict[str, object]) -> None:

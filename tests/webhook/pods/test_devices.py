@@ -11,8 +11,8 @@ from tests import build
 from tests.webhook.pods.test_classes import pod
 from tests.webhook.reviews import (
     Known,
-    mutated,
-    mutated_twice,
+    mutate_object,
+    mutate_object_twice,
     on_defaults,
     on_mutate,
     on_validate,
@@ -55,7 +55,7 @@ KNOWN = Known(
 
 
 def after_mutation(pod: Json, known: Known = KNOWN, settings: WebhookSettings | None = None) -> Json:
-    return mutated_twice(pod, "pods", known, settings)
+    return mutate_object_twice(pod, "pods", known, settings)
 
 
 def limits(manifest: Json) -> list[Json]:
@@ -67,7 +67,7 @@ def class_annotation(manifest: Json) -> str | None:
     return text
 
 
-def validated(pod: Json, known: Known = KNOWN, settings: WebhookSettings | None = None) -> review.Decision:
+def validate_pod(pod: Json, known: Known = KNOWN, settings: WebhookSettings | None = None) -> review.Decision:
     return on_validate(pod, "pods", known, settings)
 
 
@@ -75,7 +75,7 @@ def refusal_of(pod: Json, known: Known = KNOWN) -> str:
     return refusal(pod, known)
 
 
-def warned(pod: Json) -> tuple[str, ...]:
+def mutation_warnings(pod: Json) -> tuple[str, ...]:
     """The warnings of /mutate."""
     decision = on_mutate(pod, "pods", KNOWN)
     assert decision.allowed, decision.message
@@ -110,7 +110,7 @@ def test_devices_by_any_spelling_and_beside_cards(amounts: Json, is_now: Json) -
     resources = once["spec"]["containers"][0]["resources"]
     assert resources["requests"].items() <= resources["limits"].items()
     assert class_annotation(once) == (f"{FPGA},{RDMA}" if FPGA in amounts else RDMA)
-    assert validated(once).message == ""
+    assert validate_pod(once).message == ""
     parsed = request.parse_mutated(once)
     assert parsed is not None
     assert DeviceRequest("0", RDMA, int(amounts.get(RDMA, amounts.get(RDMA_KEY)))) in parsed.devices
@@ -142,10 +142,10 @@ def test_user_markers_are_removed_with_a_warning_and_own_ones_stay() -> None:
         {RDMA: "1", names.PLACE_MARKER: "7"}, {names.PLACE_MARKER: "1", names.BIND_MARKER: "1", FPGA: "1"}
     )
     assert limits(after_mutation(with_markers)) == [{RDMA_KEY: "1"} | SLOT | MARKER, {FPGA_KEY: "1"} | SLOT]
-    text = "\n".join(warned(with_markers))
+    text = "\n".join(mutation_warnings(with_markers))
     for container, name in ((0, names.PLACE_MARKER), (1, names.PLACE_MARKER), (1, names.BIND_MARKER)):
         assert f"spec.containers[{container}].resources.limits[{name}]: removed; only Cardwise may write this" in text
-    assert warned(after_mutation(with_markers)) == ()
+    assert mutation_warnings(after_mutation(with_markers)) == ()
     with_a_card = pod({names.GPU_MEM: "64", names.PLACE_MARKER: "1"})
     assert limits(after_mutation(with_a_card)) == [{names.GPU_MEM: "64"} | SLOT]
 
@@ -163,7 +163,7 @@ def test_user_markers_are_removed_with_a_warning_and_own_ones_stay() -> None:
 def test_device_annotation_of_a_user_is_replaced(limits: Json, own: str, is_now: str | None, warning: str) -> None:
     annotated = pod(limits, annotations={names.DEVICE_CLASSES: own})
     assert class_annotation(after_mutation(annotated)) == is_now
-    messages = [text for text in warned(annotated) if names.DEVICE_CLASSES in text]
+    messages = [text for text in mutation_warnings(annotated) if names.DEVICE_CLASSES in text]
     message = f"metadata.annotations[{names.DEVICE_CLASSES}]: {warning}; only Cardwise may write this"
     assert messages == ([message] if warning else [])
 
@@ -194,8 +194,11 @@ def test_container_with_only_devices_sees_no_card() -> None:
     assert devices == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}, {"name": "A", "value": "1"}]
     assert {"NVIDIA_VISIBLE_DEVICES", "CARDWISE_MEM_LIMIT_MIB"} <= {entry["name"] for entry in card}
     assert next(e for e in card if e["name"] == "NVIDIA_VISIBLE_DEVICES")["valueFrom"]
-    assert "spec.containers[0].env: CUDA_MPS_PIPE_DIRECTORY, NVIDIA_VISIBLE_DEVICES replaced" in warned(pods_devices)[0]
-    assert warned(once) == ()
+    assert (
+        "spec.containers[0].env: CUDA_MPS_PIPE_DIRECTORY, NVIDIA_VISIBLE_DEVICES replaced"
+        in mutation_warnings(pods_devices)[0]
+    )
+    assert mutation_warnings(once) == ()
 
 
 def test_card_settings_do_not_apply_to_pods_without_cards() -> None:
@@ -276,11 +279,11 @@ def test_impossible_requests_are_refused_with_their_field(refused_pod: Json, say
 
 def test_missing_devices_wait_with_a_warning() -> None:
     key = f"spec.containers[0].resources.limits[{names.CLASS_PREFIX}nic]"
-    assert validated(after_mutation(pod({"nic": "1"}))).warnings == (
+    assert validate_pod(after_mutation(pod({"nic": "1"}))).warnings == (
         f"{key}: no device of the class is in the cluster now; the pod waits until a node brings one",
     )
     waiting = after_mutation(pod({RDMA: "3", names.GPU_MEM: "99999"}))
-    card, device = validated(waiting, settings=WebhookSettings(oversize="wait")).warnings
+    card, device = validate_pod(waiting, settings=WebhookSettings(oversize="wait")).warnings
     assert card.endswith("; the pod waits until a node with such a GPU joins")
     assert device.endswith("(2); the pod waits until a node with such a device joins")
 
@@ -288,7 +291,7 @@ def test_missing_devices_wait_with_a_warning() -> None:
 def test_node_name_and_foreign_bindings_are_refused() -> None:
     once = after_mutation(pod({RDMA: "1"}))
     named = once | {"spec": once["spec"] | {"nodeName": "n1"}}
-    assert validated(named).message.startswith("spec.nodeName: ")
+    assert validate_pod(named).message.startswith("spec.nodeName: ")
     known = Known(known_classes=CLASSES, pods={"default/p": once})
     binding = {"metadata": {"name": "p"}, "target": {"name": "n1"}}
     assert not on_validate(binding, "pods", known, sub="binding", name="p").allowed
@@ -301,7 +304,7 @@ def test_device_annotation_of_another_webhook_is_refused(now: str | None) -> Non
     changed = once | {
         "metadata": once["metadata"] | {"annotations": kept | ({names.DEVICE_CLASSES: now} if now else {})}
     }
-    assert validated(changed).message.startswith(f"metadata.annotations[{names.DEVICE_CLASSES}]: does not match")
+    assert validate_pod(changed).message.startswith(f"metadata.annotations[{names.DEVICE_CLASSES}]: does not match")
 
 
 # Classes and quotas.
@@ -311,7 +314,7 @@ def device_class(selector: object, **spec: object) -> Json:
     return {"metadata": {"name": "mine"}, "spec": {"selector": selector} | spec}
 
 
-def classed(manifest: Json, *cards: Json, old: Json | None = None) -> review.Decision:
+def review_class(manifest: Json, *cards: Json, old: Json | None = None) -> review.Decision:
     operation = "UPDATE" if old else "CREATE"
     return on_validate(manifest, "resourceclasses", Known(card_labels=list(cards)), operation=operation, old=old)
 
@@ -337,24 +340,24 @@ RDMA_ONLY = {"matchLabels": {"kind": "rdma"}}
     ],
 )
 def test_a_class_is_of_gpus_or_of_devices(manifest: Json, says: str) -> None:
-    assert classed(manifest).message.startswith(says)
+    assert review_class(manifest).message.startswith(says)
 
 
 def test_class_author_is_warned_about_no_match_and_changed_kind() -> None:
-    assert classed(device_class(RDMA_ONLY)).warnings == (
+    assert review_class(device_class(RDMA_ONLY)).warnings == (
         "spec.selector: does not match any device now; pods that request mine wait until one comes",
     )
     card = {"kind": "nvidia-gpu", "model": "Tesla K80"}
-    (warning,) = classed(
+    (warning,) = review_class(
         device_class(RDMA_ONLY), {"kind": "rdma"}, old=device_class({"matchLabels": {"model": "Tesla K80"}})
     ).warnings
     assert warning.startswith(
         "spec.selector: the class selected GPUs and now selects other devices; pods that have requested mine "
     )
-    (back,) = classed(device_class({"matchLabels": card}), card, old=device_class(RDMA_ONLY)).warnings
+    (back,) = review_class(device_class({"matchLabels": card}), card, old=device_class(RDMA_ONLY)).warnings
     assert "selected other devices and now selects GPUs" in back
-    assert classed(device_class(RDMA_ONLY), {"kind": "rdma"}, old=device_class(RDMA_ONLY)).warnings == ()
-    assert classed(device_class(RDMA_ONLY), {"kind": "rdma"}, old=device_class({})).warnings == (), (
+    assert review_class(device_class(RDMA_ONLY), {"kind": "rdma"}, old=device_class(RDMA_ONLY)).warnings == ()
+    assert review_class(device_class(RDMA_ONLY), {"kind": "rdma"}, old=device_class({})).warnings == (), (
         "it could not be read before"
     )
 
@@ -370,19 +373,19 @@ def test_gpuquota_refuses_device_classes_with_the_remedy() -> None:
     known = Known(
         known_classes=CLASSES, cards_of={RDMA: CardSizes(max_cards=2)}, standings={"default": [standing(quota)]}
     )
-    assert validated(after_mutation(pod({RDMA: "2"}), known), known).allowed
+    assert validate_pod(after_mutation(pod({RDMA: "2"}), known), known).allowed
 
 
 def test_quotas_and_templates_take_bare_names_of_devices() -> None:
     quota = {"metadata": {"name": "q"}, "spec": {"hard": {RDMA: "2", "pods": "1"}}}
-    assert mutated(quota, "resourcequotas", KNOWN)["spec"]["hard"] == {f"requests.{RDMA_KEY}": "2", "pods": "1"}
+    assert mutate_object(quota, "resourcequotas", KNOWN)["spec"]["hard"] == {f"requests.{RDMA_KEY}": "2", "pods": "1"}
     template = {"spec": {"containers": [{"name": "main", "resources": {"limits": {RDMA: "1", FPGA: "1", K80: "1"}}}]}}
     deployment = {"metadata": {"name": "d"}, "spec": {"template": template}}
-    once = mutated(deployment, "deployments", KNOWN)
+    once = mutate_object(deployment, "deployments", KNOWN)
     container = once["spec"]["template"]["spec"]["containers"][0]
     assert container["resources"]["limits"] == {RDMA_KEY: "1", FPGA_KEY: "1", K80_KEY: "1"}
     # Applying the same manifest adds the bare names again, next to the rewritten ones.
     container["resources"]["limits"] |= {RDMA: "1", FPGA: "1", K80: "1"}
-    again = mutated(once, "deployments", KNOWN, operation="UPDATE", old=once)
+    again = mutate_object(once, "deployments", KNOWN, operation="UPDATE", old=once)
     limits_now = again["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert limits_now == {RDMA_KEY: "1", FPGA_KEY: "1", K80_KEY: "1"}

@@ -20,7 +20,7 @@ FIELD = "metadata.annotations[cardwise.dev/frameworks]"
 OFF = WebhookSettings(mps=Mode.OFF, share_agent=AgentSettings(image=IMAGE, choice="never"))
 
 
-def hooked(choice: str = "on", **resources: Any) -> Json:
+def pod_with_hook(choice: str = "on", **resources: Any) -> Json:
     return build.pod(annotations={names.FRAMEWORKS: choice}, **(resources or {"gpu_mem": 8138}))
 
 
@@ -34,7 +34,7 @@ def has_hook(container: Json) -> bool:
 
 
 def test_the_hook_is_mounted_read_only_from_what_the_agent_lays_out() -> None:
-    after, warnings = admitted(hooked())
+    after, warnings = admitted(pod_with_hook())
     assert warnings == ()
     assert has_hook(main(after))
     assert (HOOK["mountPath"], HOOK["subPath"]) == (share.MOUNT, shareagent.HOOK)
@@ -44,7 +44,7 @@ def test_the_hook_is_mounted_read_only_from_what_the_agent_lays_out() -> None:
     assert env(agent(after))[shareagent.HOOK_ENV]["value"] == "true"
 
 
-@pytest.mark.parametrize("pod", [hooked("off"), build.pod(gpu_mem=1)], ids=["off", "nothing said"])
+@pytest.mark.parametrize("pod", [pod_with_hook("off"), build.pod(gpu_mem=1)], ids=["off", "nothing said"])
 def test_hook_is_opt_in(pod: Json) -> None:
     after, _ = admitted(pod)
     assert not has_hook(main(after))
@@ -53,13 +53,13 @@ def test_hook_is_opt_in(pod: Json) -> None:
 
 
 def test_hook_annotation_lists_frameworks() -> None:
-    after, _ = admitted(hooked("torch, jax,torch"))
+    after, _ = admitted(pod_with_hook("torch, jax,torch"))
     assert env(main(after))[share.ENV_FRAMEWORKS]["value"] == "torch,jax"
 
 
 @pytest.mark.parametrize("choice", ["pytorch", "", "torch,,jax", "ON"])
 def test_unknown_frameworks_error_lists_the_known_ones(choice: str) -> None:
-    message = refused(hooked(choice))
+    message = refused(pod_with_hook(choice))
     assert message.startswith(f"{FIELD}: ")
     assert "write on, off, or some of: tensorflow, torch, jax, cupy, onnxruntime" in message
 
@@ -69,7 +69,7 @@ def test_pod_annotation_takes_precedence_over_the_namespace() -> None:
     after, _ = admitted(build.pod(gpu_mem=1), known, namespace="team")
     assert env(main(after))[share.ENV_FRAMEWORKS]["value"] == "jax"
     assert after["metadata"]["annotations"][names.FRAMEWORKS] == "jax"
-    assert not has_hook(main(admitted(hooked("off"), known, namespace="team")[0]))
+    assert not has_hook(main(admitted(pod_with_hook("off"), known, namespace="team")[0]))
     bad = Known(namespaces={"team": Defaults(frameworks="paddle")})
     message = decision_on(build.pod(gpu_mem=1), bad, namespace="team").message
     assert message.startswith(
@@ -78,15 +78,18 @@ def test_pod_annotation_takes_precedence_over_the_namespace() -> None:
 
 
 def test_hook_requires_the_agent() -> None:
-    after, _ = admitted(hooked(), settings=OFF)
+    after, _ = admitted(pod_with_hook(), settings=OFF)
     assert has_hook(main(after))
     assert len(agents(after)) == 1
 
 
 def test_hook_without_the_agent_gets_a_warning() -> None:
-    never = hooked()
+    never = pod_with_hook()
     never["metadata"]["annotations"][names.SHARE_AGENT] = "never"
-    for pod, settings, reason in ((never, OFF, "says never"), (hooked(), WebhookSettings(), "--share-agent-image")):
+    for pod, settings, reason in (
+        (never, OFF, "says never"),
+        (pod_with_hook(), WebhookSettings(), "--share-agent-image"),
+    ):
         after, (warning,) = admitted(pod, settings=settings)
         assert warning.startswith(f"{FIELD}: the hook is not installed, because ")
         assert reason in warning
@@ -95,10 +98,12 @@ def test_hook_without_the_agent_gets_a_warning() -> None:
 
 
 def test_only_containers_with_a_share_get_the_hook() -> None:
-    pod = hooked(containers=[build.container("a", gpu_mem=1), build.container("b"), build.container("c", gpu_count=1)])
+    pod = pod_with_hook(
+        containers=[build.container("a", gpu_mem=1), build.container("b"), build.container("c", gpu_count=1)]
+    )
     after, _ = admitted(pod)
     assert [has_hook(container) for container in after["spec"]["containers"]] == [True, False, False]
-    whole, _ = admitted(hooked(gpu_count=1), settings=OFF)
+    whole, _ = admitted(pod_with_hook(gpu_count=1), settings=OFF)
     assert agents(whole) == []
 
 
@@ -112,7 +117,7 @@ def test_only_containers_with_a_share_get_the_hook() -> None:
     ],
 )
 def test_the_containers_own_path_comes_first(own: str, after: str) -> None:
-    pod = hooked()
+    pod = pod_with_hook()
     main(pod)["env"] = [{"name": "PYTHONPATH", "value": own}, {"name": "A", "value": "$(PYTHONPATH)"}]
     container = main(admitted(pod)[0])
     assert env(container)["PYTHONPATH"]["value"] == after
@@ -120,7 +125,7 @@ def test_the_containers_own_path_comes_first(own: str, after: str) -> None:
 
 
 def test_pythonpath_from_another_source_gets_a_warning() -> None:
-    pod = hooked()
+    pod = pod_with_hook()
     source = {"configMapKeyRef": {"name": "x", "key": "y"}}
     main(pod)["env"] = [{"name": "PYTHONPATH", "valueFrom": source}]
     after, (warning,) = admitted(pod)
@@ -130,13 +135,13 @@ def test_pythonpath_from_another_source_gets_a_warning() -> None:
 
 
 def test_the_containers_own_switch_wins() -> None:
-    pod = hooked("torch")
+    pod = pod_with_hook("torch")
     main(pod)["env"] = [{"name": share.ENV_FRAMEWORKS, "value": "off"}]
     assert env(main(admitted(pod)[0]))[share.ENV_FRAMEWORKS]["value"] == "off"
 
 
 def test_copy_without_the_hook_loses_its_mount() -> None:
-    copy, _ = admitted(hooked())
+    copy, _ = admitted(pod_with_hook())
     copy["metadata"]["annotations"][names.FRAMEWORKS] = "off"
     after, _ = admitted(copy)
     assert not has_hook(main(after))
@@ -144,6 +149,6 @@ def test_copy_without_the_hook_loses_its_mount() -> None:
 
 
 def test_a_hook_that_another_webhook_mounts_elsewhere_is_refused() -> None:
-    stored, _ = admitted(hooked())
+    stored, _ = admitted(pod_with_hook())
     main(stored)["volumeMounts"].append(HOOK | {"mountPath": "/other"})
     assert "volumeMounts[cardwise-share]" in judged(stored).message

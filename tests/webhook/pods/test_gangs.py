@@ -16,8 +16,8 @@ from tests import build
 from tests.webhook.pods.test_mutate_properties import CLASSES, PODS
 from tests.webhook.reviews import (
     Known,
-    mutated,
-    mutated_twice,
+    mutate_object,
+    mutate_object_twice,
     on_defaults,
     on_mutate,
     on_validate,
@@ -50,19 +50,21 @@ def server(**metadata: Any) -> Json:
     return pod(containers=[{"name": "ps"}, {"name": "side"}], **metadata)
 
 
-def after_mutation(asking: Json, known: Known | None = None, settings: WebhookSettings | None = None) -> Json:
-    return mutated_twice(asking, "pods", known or Known(), settings)
+def after_mutation(manifest_of_pod: Json, known: Known | None = None, settings: WebhookSettings | None = None) -> Json:
+    return mutate_object_twice(manifest_of_pod, "pods", known or Known(), settings)
 
 
-def warned(asking: Json) -> tuple[str, ...]:
+def mutation_warnings(manifest_of_pod: Json) -> tuple[str, ...]:
     """By both webhooks."""
-    first = on_mutate(asking, "pods", Known())
+    first = on_mutate(manifest_of_pod, "pods", Known())
     assert first.allowed, first.message
-    return first.warnings + validated(after_mutation(asking)).warnings
+    return first.warnings + validate_pod(after_mutation(manifest_of_pod)).warnings
 
 
-def validated(asking: Json, known: Known | None = None, settings: WebhookSettings | None = None) -> Decision:
-    return on_validate(asking, "pods", known or Known(), settings)
+def validate_pod(
+    manifest_of_pod: Json, known: Known | None = None, settings: WebhookSettings | None = None
+) -> Decision:
+    return on_validate(manifest_of_pod, "pods", known or Known(), settings)
 
 
 def limits(manifest: Json) -> list[Json]:
@@ -99,8 +101,8 @@ def test_each_member_is_gated_and_labelled(annotations: Json, labels: Json, memb
     assert core.gang_of(member) == membership
     assert limits(member) == [{names.GPU_MEM: "8138", names.SHARE: "1"}]
     has_number = membership.minimum is not None or membership.foreign is not None
-    assert warned(pod(annotations, labels)) == (() if has_number else (WITHOUT_NUMBER,))
-    assert validated(member).allowed
+    assert mutation_warnings(pod(annotations, labels)) == (() if has_number else (WITHOUT_NUMBER,))
+    assert validate_pod(member).allowed
 
 
 @pytest.mark.parametrize(("annotations", "labels"), [(GROUP, {}), ({}, GROUP), ({}, {names.COSCHEDULING: "a"})])
@@ -124,8 +126,8 @@ def test_a_podgroup_of_kubernetes_is_a_gang_of_pods_that_ask_for_something() -> 
         assert member["spec"]["schedulingGates"] == [GATE]
         assert member["metadata"]["labels"] == {names.GANG: "slurp.v1"}
         assert core.gang_of(member) == Membership(name="slurp.v1", foreign=ForeignPodGroup.KUBERNETES)
-        assert validated(member, Known(known_classes=RDMA)).allowed
-    assert warned(native()) == ()
+        assert validate_pod(member, Known(known_classes=RDMA)).allowed
+    assert mutation_warnings(native()) == ()
     assert "schedulingGates" not in after_mutation(native(containers=[{"name": "ps"}]))["spec"], "it requests nothing"
     by_default = Known(namespaces={"default": Defaults("1Gi")})
     decision = on_defaults(native(containers=[{"name": "w"}]), "pods", by_default)
@@ -141,9 +143,9 @@ def test_scheduling_group_is_ignored_without_podgroups() -> None:
     )
     member = after_mutation(native("x" * 64), known)
     assert "schedulingGates" not in member["spec"]
-    assert validated(member, known).allowed
+    assert validate_pod(member, known).allowed
     del member["spec"]["schedulingGroup"]
-    assert validated(member, known).allowed
+    assert validate_pod(member, known).allowed
 
 
 def test_podgroup_with_an_invalid_label_value_is_refused() -> None:
@@ -170,7 +172,7 @@ def test_member_without_a_request_gets_markers() -> None:
     assert limits(member) == [MARKERS, {}]
     assert "env" not in member["spec"]["containers"][0], "nothing of a GPU is its"
     assert request.parse_mutated(member) is None
-    assert validated(member).message == ""
+    assert validate_pod(member).message == ""
 
 
 def test_member_with_only_devices_gets_slot_and_one_marker() -> None:
@@ -190,7 +192,7 @@ def test_a_copy_of_a_running_member_is_gated_again() -> None:
         if member_pod != server():
             held = encode(Assignment({"0": build.shares(8138, 1)}), assume_time_ns=1)
             running["metadata"]["annotations"] = GROUP | held
-        assert "spec.nodeName: removed, because the pod is a copy of a placed" in "".join(warned(running))
+        assert "spec.nodeName: removed, because the pod is a copy of a placed" in "".join(mutation_warnings(running))
         again = after_mutation(running)
         assert (again["spec"], again["metadata"]["labels"]) == (member["spec"], member["metadata"]["labels"])
         assert "resourceVersion" not in again["metadata"]
@@ -213,17 +215,17 @@ def test_gate_label_and_markers_without_a_gang_are_removed() -> None:
     assert alone["metadata"]["labels"] == {"mine": "x"}
     assert alone["spec"]["schedulingGates"] == [{"name": "mine"}]
     assert limits(alone) == [{}, {}]
-    warnings = "\n".join(warned(loner))
+    warnings = "\n".join(mutation_warnings(loner))
     assert f"metadata.labels[{names.GANG}]: removed, because the pod is not a member of a gang" in warnings
     assert f"spec.schedulingGates[{names.GANG}]: removed, because the pod is not a member of a gang" in warnings
     assert names.PLACE_MARKER in warnings
-    assert validated(alone).allowed
+    assert validate_pod(alone).allowed
 
 
 def test_gang_label_is_the_name_in_the_pod() -> None:
     member = pod(labels={names.GANG: "other"})
     assert after_mutation(member)["metadata"]["labels"] == {names.GANG: "slurp"}
-    assert warned(member) == (
+    assert mutation_warnings(member) == (
         f"metadata.labels[{names.GANG}]: replaced by slurp, the gang that the pod's annotation or label names",
     )
 
@@ -246,18 +248,18 @@ def test_a_member_gets_no_default_share() -> None:
 
 def test_exempt_namespaces_have_no_gangs() -> None:
     settings = WebhookSettings(exempt_namespaces=frozenset({"default"}))
-    assert mutated(pod(), "pods", Known(), settings) == pod()
+    assert mutate_object(pod(), "pods", Known(), settings) == pod()
 
 
 @pytest.mark.parametrize("native", [False, True])
 def test_pod_with_the_assigned_scheduler_joins_its_gang(native: bool) -> None:
     """Another scheduler with gangs of its own runs under the name of Kubernetes' default."""
     settings = WebhookSettings(scheduler="ours", gang_schedulers=frozenset({"ours"}))
-    asking = build.pod(gpu_mem=100) if native else pod(gpu_mem=100)
+    manifest_of_pod = build.pod(gpu_mem=100) if native else pod(gpu_mem=100)
     if native:
-        asking["spec"]["schedulingGroup"] = {"podGroupName": "ring"}
+        manifest_of_pod["spec"]["schedulingGroup"] = {"podGroupName": "ring"}
     known = Known()
-    mutated_pod = mutated(asking, "pods", known, settings)
+    mutated_pod = mutate_object(manifest_of_pod, "pods", known, settings)
     assert mutated_pod["spec"]["schedulerName"] == "ours"
     assert core.gang_of(mutated_pod) is not None
     assert on_validate(mutated_pod, "pods", known, settings).allowed
@@ -269,15 +271,18 @@ _GROUPS = st.dictionaries(st.sampled_from(_KEYS), st.sampled_from(["2", "3", "a"
 
 @given(PODS, _GROUPS, _GROUPS, st.lists(st.sampled_from([GATE, {"name": "mine"}]), max_size=2, unique_by=str))
 def test_pod_is_only_in_the_gang_that_it_names(
-    asking: Json, annotations: Json, labels: Json, gates: list[Json]
+    manifest_of_pod: Json, annotations: Json, labels: Json, gates: list[Json]
 ) -> None:
-    metadata = asking["metadata"] | {"annotations": asking["metadata"]["annotations"] | annotations, "labels": labels}
-    asking = {"metadata": metadata, "spec": asking["spec"] | {"schedulingGates": gates}}
+    metadata = manifest_of_pod["metadata"] | {
+        "annotations": manifest_of_pod["metadata"]["annotations"] | annotations,
+        "labels": labels,
+    }
+    manifest_of_pod = {"metadata": metadata, "spec": manifest_of_pod["spec"] | {"schedulingGates": gates}}
     known = Known(known_classes=CLASSES)
-    first = on_mutate(asking, "pods", known)
+    first = on_mutate(manifest_of_pod, "pods", known)
     assume(first.allowed)
-    member = after_mutation(asking, known)
-    membership = core.membership(asking)
+    member = after_mutation(manifest_of_pod, known)
+    membership = core.membership(manifest_of_pod)
     assert core.gang_of(member) == membership
     assert core.is_gated(member) == (membership is not None)
     marked = membership is not None and request.parse(member) is None
@@ -340,12 +345,12 @@ def test_conflicting_gang_size_is_refused() -> None:
 def test_different_label_and_annotation_get_a_warning() -> None:
     member = pod(GROUP, {names.GROUP_NAME: "other", names.GROUP_NUM: "5", names.COSCHEDULING: "third"})
     assert core.gang_of(after_mutation(member)) == Membership(name="slurp", minimum=3)
-    assert warned(member) == (
+    assert mutation_warnings(member) == (
         f"metadata.labels[{names.GROUP_NAME}]: other differs from the annotation, whose value is used: slurp",
         f"metadata.labels[{names.GROUP_NUM}]: 5 differs from the annotation, whose value is used: 3",
         f"metadata.labels[{names.COSCHEDULING}]: differs from {names.GROUP_NAME}, whose value is used: slurp",
     )
-    assert warned(pod(GROUP, GROUP | {names.COSCHEDULING: "slurp"})) == ()
+    assert mutation_warnings(pod(GROUP, GROUP | {names.COSCHEDULING: "slurp"})) == ()
 
 
 def test_member_changed_by_another_webhook_is_refused() -> None:
@@ -354,9 +359,9 @@ def test_member_changed_by_another_webhook_is_refused() -> None:
     relabelled = member | {"metadata": member["metadata"] | {"labels": {names.GANG: "other"}}}
     joined = server(annotations={}, labels={names.GANG: "slurp"})
     for bent in (ungated, relabelled, joined):
-        assert "a mutating webhook that runs after Cardwise's has changed it" in validated(bent).message
+        assert "a mutating webhook that runs after Cardwise's has changed it" in validate_pod(bent).message
     unmarked = member | {"spec": member["spec"] | {"containers": [{"name": "ps"}]}}
-    assert "missing: a mutating webhook that runs after Cardwise's has changed it" in validated(unmarked).message
+    assert "missing: a mutating webhook that runs after Cardwise's has changed it" in validate_pod(unmarked).message
 
 
 # Workloads.
@@ -368,7 +373,7 @@ def workload(resource: str = "deployments", annotations: Json | None = None, **s
     return {"metadata": {"name": "w"}, "spec": {"jobTemplate": {"spec": inner}} if resource == "cronjobs" else inner}
 
 
-def judged(manifest: Json, resource: str = "deployments", old: Json | None = None, **about: Any) -> Decision:
+def review_workload(manifest: Json, resource: str = "deployments", old: Json | None = None, **about: Any) -> Decision:
     operation = "UPDATE" if old is not None else "CREATE"
     settings = WebhookSettings(exempt_namespaces=frozenset({"kube-system"}))
     return on_validate(manifest, resource, Known(), settings, operation=operation, old=old, **about)
@@ -382,22 +387,22 @@ ORDERED = (
 
 @pytest.mark.parametrize("spec", [{}, {"podManagementPolicy": "OrderedReady"}])
 def test_ordered_stateful_set_of_a_gang_is_refused(spec: Json) -> None:
-    assert judged(workload(replicas=3, **spec), "statefulsets").message == ORDERED
-    assert judged(workload(replicas=0, **spec), "statefulsets").message == ORDERED, "it will be scaled"
+    assert review_workload(workload(replicas=3, **spec), "statefulsets").message == ORDERED
+    assert review_workload(workload(replicas=0, **spec), "statefulsets").message == ORDERED, "it will be scaled"
 
 
 def test_parallel_stateful_set_of_a_gang_is_admitted() -> None:
-    assert judged(workload(replicas=3, podManagementPolicy="Parallel"), "statefulsets") == Decision()
+    assert review_workload(workload(replicas=3, podManagementPolicy="Parallel"), "statefulsets") == Decision()
     alone = workload(annotations=GROUP | {names.GROUP_NUM: "1"}, replicas=3)
-    assert judged(alone, "statefulsets") == Decision()
+    assert review_workload(alone, "statefulsets") == Decision()
     # A single pod does not block the pods of other workloads, such as the workers of a parameter server.
-    (warning,) = judged(workload(replicas=1), "statefulsets").warnings
+    (warning,) = review_workload(workload(replicas=1), "statefulsets").warnings
     assert "this workload creates 1" in warning
-    assert judged(workload(annotations={}, replicas=3), "statefulsets") == Decision()
+    assert review_workload(workload(annotations={}, replicas=3), "statefulsets") == Decision()
 
 
 def test_ordered_stateful_set_without_a_size_gets_a_warning() -> None:
-    decision = judged(workload(annotations={names.GROUP_NAME: "slurp"}, replicas=3), "statefulsets")
+    decision = review_workload(workload(annotations={names.GROUP_NAME: "slurp"}, replicas=3), "statefulsets")
     assert decision.allowed
     without_number, ordered = decision.warnings
     assert "podManagementPolicy: Parallel" in ordered
@@ -408,9 +413,9 @@ def test_ordered_stateful_set_without_a_size_gets_a_warning() -> None:
 
 def test_existing_errors_are_warnings_at_an_update() -> None:
     stored = workload(replicas=3)
-    decision = judged(workload(replicas=4), "statefulsets", old=stored)
+    decision = review_workload(workload(replicas=4), "statefulsets", old=stored)
     assert (decision.allowed, decision.warnings) == (True, (ORDERED,))
-    assert judged(workload(replicas=3), "statefulsets", old=workload(replicas=1)).message == ORDERED
+    assert review_workload(workload(replicas=3), "statefulsets", old=workload(replicas=1)).message == ORDERED
 
 
 @pytest.mark.parametrize(
@@ -428,7 +433,7 @@ def test_existing_errors_are_warnings_at_an_update() -> None:
     ],
 )
 def test_workload_with_too_few_pods_gets_a_warning(resource: str, spec: Json, field: str, pod_count: int) -> None:
-    decision = judged(workload(resource, **spec), resource)
+    decision = review_workload(workload(resource, **spec), resource)
     advice = f"fine if other workloads create the remaining {3 - pod_count}"
     text = f"{field}: gang slurp needs 3 pods to start, and this workload creates {pod_count}; {advice}"
     assert (decision.allowed, decision.warnings) == (True, (text,))
@@ -445,26 +450,28 @@ def test_workload_with_too_few_pods_gets_a_warning(resource: str, spec: Json, fi
     ],
 )
 def test_other_workloads_get_no_warning(resource: str, spec: Json) -> None:
-    assert judged(workload(resource, **spec), resource) == Decision()
+    assert review_workload(workload(resource, **spec), resource) == Decision()
 
 
 def test_invalid_gang_in_a_template_error_names_the_field() -> None:
     bad = GROUP | {names.GROUP_NUM: "0"}
-    assert judged(workload(annotations=bad)).message.startswith(
+    assert review_workload(workload(annotations=bad)).message.startswith(
         f"spec.template.metadata.annotations[{names.GROUP_NUM}]: 0 is out of range"
     )
-    assert judged(workload("cronjobs", bad), "cronjobs").message.startswith("spec.jobTemplate.spec.template.metadata.")
+    assert review_workload(workload("cronjobs", bad), "cronjobs").message.startswith(
+        "spec.jobTemplate.spec.template.metadata."
+    )
     twice = workload(replicas=3)
     twice["spec"]["template"]["metadata"]["labels"] = {names.GROUP_NUM: "4"}
-    (warning,) = judged(twice).warnings
+    (warning,) = review_workload(twice).warnings
     assert warning.startswith(f"spec.template.metadata.labels[{names.GROUP_NUM}]: 4 differs from the annotation")
 
 
 def test_controlled_and_foreign_workloads_get_no_warning() -> None:
     owned = workload("replicasets", replicas=1)
     owned["metadata"]["ownerReferences"] = [{"kind": "Deployment", "name": "d", "controller": True}]
-    assert judged(owned, "replicasets") == Decision()
+    assert review_workload(owned, "replicasets") == Decision()
     other = workload(replicas=1)
     other["spec"]["template"]["spec"]["schedulerName"] = "volcano"
-    assert judged(other) == Decision()
-    assert judged(workload(replicas=3), "statefulsets", namespace="kube-system") == Decision()
+    assert review_workload(other) == Decision()
+    assert review_workload(workload(replicas=3), "statefulsets", namespace="kube-system") == Decision()

@@ -7,7 +7,7 @@ from cardwise.core.api.assignment import Assignment, encode
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from tests import build
-from tests.webhook.reviews import Known, mutated, on_mutate, on_validate, resource_class, resource_classes
+from tests.webhook.reviews import Known, mutate_object, on_mutate, on_validate, resource_class, resource_classes
 from webhook.pods.mutate import format_count, mutate, remove_placement
 
 ASSIGNED = encode(Assignment({"0": build.shares(8138, 1)}), assume_time_ns=1)
@@ -190,7 +190,7 @@ def test_removals_by_other_webhooks_change_no_request(asks: Json, change: str) -
     """
     known = Known(known_classes=CLASSES)
     before = build.pod(containers=[{"name": "main", "image": "x", "resources": {"limits": asks}}])
-    pod = mutated(before, "pods", known)
+    pod = mutate_object(before, "pods", known)
     pod_request = request.parse(pod)
     assert pod_request is not None
     container = pod["spec"]["containers"][0]
@@ -200,7 +200,7 @@ def test_removals_by_other_webhooks_change_no_request(asks: Json, change: str) -
         container["name"] = "renamed"
     if "slot" in change:
         del container["resources"]["limits"][names.SHARE]
-    again = mutated(pod, "pods", known)
+    again = mutate_object(pod, "pods", known)
     after = request.parse(again)
     assert after is not None
     (first,), (two,) = pod_request.containers, after.containers
@@ -232,7 +232,7 @@ def _drop(env: list[Json], dropped: str) -> list[Json]:
 @pytest.mark.parametrize("asks", [{"gpu_mem": "8Gi", "gpu_count": 2}, {"gpu_mem": "8Gi"}], ids=["split", "one GPU"])
 def test_share_without_its_card_count_is_refused(dropped: str, change: str, asks: Json) -> None:
     """Without the count, a share of one card looks the same."""
-    pod = mutated(build.pod(containers=[build.container("main", **asks)]), "pods", Known())
+    pod = mutate_object(build.pod(containers=[build.container("main", **asks)]), "pods", Known())
     container = pod["spec"]["containers"][0]
     container["env"] = [*_drop(container["env"], dropped), {"name": "A", "value": "1"}]
     if change == "annotations":
@@ -246,24 +246,24 @@ def test_share_without_its_card_count_is_refused(dropped: str, change: str, asks
 
 
 def test_changed_card_count_is_corrected() -> None:
-    once = mutated(build.pod(containers=[build.container("main", gpu_mem="8Gi")]), "pods", Known())
-    pod = mutated(once, "pods", Known())
+    once = mutate_object(build.pod(containers=[build.container("main", gpu_mem="8Gi")]), "pods", Known())
+    pod = mutate_object(once, "pods", Known())
     env = pod["spec"]["containers"][0]["env"]
     env[:] = [*_drop(env, "NVIDIA_"), {"name": names.ENV_VISIBLE_DEVICES, "value": "all"}]
     del pod["metadata"]["annotations"]
-    assert mutated(pod, "pods", Known()) == once
+    assert mutate_object(pod, "pods", Known()) == once
 
 
 @pytest.mark.parametrize("drop", ["annotations", "variables"])
 def test_card_count_is_known_from_annotation_or_variable(drop: str) -> None:
     containers = [build.container("train", gpu_mem="8Gi", gpu_count=2), build.container("eval", gpu_mem=64)]
-    pod = mutated(build.pod(containers=containers), "pods", Known())
+    pod = mutate_object(build.pod(containers=containers), "pods", Known())
     if drop == "annotations":
         del pod["metadata"]["annotations"]
     else:
         for container in pod["spec"]["containers"]:
             del container["env"]
-    pod_request = request.parse(mutated(pod, "pods", Known()))
+    pod_request = request.parse(mutate_object(pod, "pods", Known()))
     assert pod_request is not None
     assert [container.cards for container in pod_request.containers] == [2, 1]
 
@@ -271,9 +271,9 @@ def test_card_count_is_known_from_annotation_or_variable(drop: str) -> None:
 def test_count_annotation_of_a_user_is_ignored() -> None:
     env = [{"name": names.ENV_GPU_COUNT, "value": "2"}]
     pod = build.pod(containers=[build.container(gpu_mem=8) | {"env": env}])
-    after = mutated(pod, "pods", Known())
+    after = mutate_object(pod, "pods", Known())
     pod_request = request.parse(after)
     assert pod_request is not None
     assert pod_request.containers[0].cards == 1
     assert names.ENV_GPU_COUNT not in [entry["name"] for entry in after["spec"]["containers"][0]["env"]]
-    assert mutated(after, "pods", Known()) == after
+    assert mutate_object(after, "pods", Known()) == after

@@ -110,7 +110,7 @@ _CONTAINERS = st.builds(
 )  # fmt: skip
 
 
-def named(letter: str, containers: list[Json]) -> list[Json]:
+def name_containers(letter: str, containers: list[Json]) -> list[Json]:
     return [container | {"name": f"{letter}{i}"} for i, container in enumerate(containers)]
 
 
@@ -131,7 +131,7 @@ _ANNOTATIONS = st.fixed_dictionaries(
 PODS = st.builds(
     lambda containers, init, annotations, node: {
         "metadata": {"name": "p", "annotations": annotations, "resourceVersion": "1"},
-        "spec": {"containers": named("c", containers), "initContainers": named("i", init)}
+        "spec": {"containers": name_containers("c", containers), "initContainers": name_containers("i", init)}
         | ({"nodeName": "n1"} if node else {}),
     },
     st.lists(_CONTAINERS, min_size=1, max_size=3), st.lists(_SIDECARS, max_size=2), _ANNOTATIONS, st.booleans(),
@@ -145,7 +145,7 @@ def with_one_in_front(pod: Json) -> Json:
     return pod | {"spec": spec | {"containers": [{"name": "mesh"}, *spec["containers"]]}}
 
 
-def asked_by_name(pod: Json) -> dict[str, ContainerRequest]:
+def requests_by_name(pod: Json) -> dict[str, ContainerRequest]:
     pod_request = request.parse_mutated(pod)
     return {c.name: replace(c, key="") for c in pod_request.containers} if pod_request else {}
 
@@ -158,18 +158,18 @@ def rewritten(pod: Json, policy: str = "") -> Json:
 def test_mutation_is_a_fixed_point_and_keeps_the_request(pod: Json, policy: str) -> None:
     before = deepcopy(pod)
     try:
-        named = classes.rewrite_classes(pod, VOCABULARY)
-        pod_request = request.parse(named)
+        name_containers = classes.rewrite_classes(pod, VOCABULARY)
+        pod_request = request.parse(name_containers)
     except InvalidRequest:
         assume(False)
-    after = mutate(named, policy=policy, runtime_class="nvidia").pod
+    after = mutate(name_containers, policy=policy, runtime_class="nvidia").pod
     assert pod == before, "the input was changed"
     assert classes.rewrite_classes(after, VOCABULARY) is after
     again = mutate(after, policy=policy, runtime_class="nvidia")
     assert (again.pod, again.warnings) == (after, ())
     seen = request.parse(after)
     assert (seen and (seen.containers, seen.devices)) == (pod_request and (pod_request.containers, pod_request.devices))
-    assert asked_by_name(mutate(with_one_in_front(after), policy=policy).pod) == asked_by_name(after)
+    assert requests_by_name(mutate(with_one_in_front(after), policy=policy).pod) == requests_by_name(after)
 
 
 @given(PODS, POLICIES)
@@ -249,14 +249,14 @@ def test_later_containers_are_rewritten_next_to_existing_ones(pod: Json, unit: U
     first = on_mutate(pod, "pods", KNOWN, settings)
     assume(first.allowed)
     once = patched(pod, first)
-    before = asked_by_name(once)
+    before = requests_by_name(once)
     mesh = {"name": "mesh", "resources": {"limits": {names.GPU_MEM: "2"}}}
     listed = once["spec"]["containers"]
     added = once | {"spec": once["spec"] | {"containers": [mesh, *listed] if front else [*listed, mesh]}}
     second = on_mutate(added, "pods", KNOWN, settings)
     assume(second.allowed)  # not beside a class of devices that the pod names by annotation
     after = patched(added, second)
-    containers = asked_by_name(after)
+    containers = requests_by_name(after)
     assert containers.pop("mesh").mem == 2 * unit.mib
     assert containers == before
     assert on_mutate(after, "pods", KNOWN, settings).patch == []

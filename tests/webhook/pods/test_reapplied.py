@@ -7,7 +7,7 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import Unit
-from tests.webhook.reviews import Known, mutated, on_mutate, resource_class, resource_classes
+from tests.webhook.reviews import Known, mutate_object, on_mutate, resource_class, resource_classes
 from webhook.server.decisions import WebhookSettings
 
 K80 = "nvidia.tesla.k80"
@@ -19,7 +19,7 @@ def pod(limits: Json) -> Json:
     return {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]}}
 
 
-def defaulted(manifest: Json) -> Json:
+def add_default_requests(manifest: Json) -> Json:
     """The pod with missing requests set to the limits, as the API server does."""
     spec = manifest["spec"]
     containers = []
@@ -30,19 +30,21 @@ def defaulted(manifest: Json) -> Json:
     return manifest | {"spec": spec | {"containers": containers}}
 
 
-def created(limits: Json, settings: WebhookSettings = TAKE) -> Json:
-    return defaulted(mutated(defaulted(pod(limits)), "pods", KNOWN, settings))
+def create_pod(limits: Json, settings: WebhookSettings = TAKE) -> Json:
+    return add_default_requests(mutate_object(add_default_requests(pod(limits)), "pods", KNOWN, settings))
 
 
-def merged(stored: Json, limits: Json) -> Json:
+def merge_manifest(stored: Json, limits: Json) -> Json:
     """The stored pod merged with the manifest, as `kubectl apply` does."""
     (container,) = stored["spec"]["containers"]
     resources = container["resources"] | {"limits": container["resources"]["limits"] | limits}
-    return defaulted(stored | {"spec": stored["spec"] | {"containers": [container | {"resources": resources}]}})
+    return add_default_requests(
+        stored | {"spec": stored["spec"] | {"containers": [container | {"resources": resources}]}}
+    )
 
 
-def updated(new: Json, old: Json, **about: Any) -> Json:
-    return mutated(new, "pods", about.pop("known", KNOWN), TAKE, operation="UPDATE", old=old, **about)
+def update_pod(new: Json, old: Json, **about: Any) -> Json:
+    return mutate_object(new, "pods", about.pop("known", KNOWN), TAKE, operation="UPDATE", old=old, **about)
 
 
 @pytest.mark.parametrize(
@@ -66,27 +68,30 @@ def updated(new: Json, old: Json, **about: Any) -> Json:
     ids=str,
 )
 def test_the_same_manifest_changes_nothing(limits: Json) -> None:
-    stored = created(limits)
-    assert updated(merged(stored, limits), stored) == stored
+    stored = create_pod(limits)
+    assert update_pod(merge_manifest(stored, limits), stored) == stored
 
 
 def test_the_same_manifest_in_gib_changes_nothing() -> None:
     gib = WebhookSettings(unit=Unit.GIB)
-    stored = created({names.GPU_MEM: "2"}, gib)
+    stored = create_pod({names.GPU_MEM: "2"}, gib)
     for text in ("2", "2Gi", "2048"):
         assert (
-            mutated(merged(stored, {names.GPU_MEM: text}), "pods", KNOWN, gib, operation="UPDATE", old=stored) == stored
+            mutate_object(
+                merge_manifest(stored, {names.GPU_MEM: text}), "pods", KNOWN, gib, operation="UPDATE", old=stored
+            )
+            == stored
         )
-    other = on_mutate(merged(stored, {names.GPU_MEM: "3"}), "pods", KNOWN, gib, operation="UPDATE", old=stored)
+    other = on_mutate(merge_manifest(stored, {names.GPU_MEM: "3"}), "pods", KNOWN, gib, operation="UPDATE", old=stored)
     assert "3 is not what the pod was created with (2048)" in other.message
-    of_mib_days = created({names.GPU_MEM: "8138"})
-    same = merged(of_mib_days, {names.GPU_MEM: "8138"})
-    assert mutated(same, "pods", KNOWN, gib, operation="UPDATE", old=of_mib_days) == of_mib_days
+    of_mib_days = create_pod({names.GPU_MEM: "8138"})
+    same = merge_manifest(of_mib_days, {names.GPU_MEM: "8138"})
+    assert mutate_object(same, "pods", KNOWN, gib, operation="UPDATE", old=of_mib_days) == of_mib_days
 
 
 def test_reapply_works_without_the_class() -> None:
-    stored = created({"half": "1"})
-    assert updated(merged(stored, {"half": "1"}), stored, known=Known()) == stored
+    stored = create_pod({"half": "1"})
+    assert update_pod(merge_manifest(stored, {"half": "1"}), stored, known=Known()) == stored
 
 
 @pytest.mark.parametrize(
@@ -100,8 +105,8 @@ def test_reapply_works_without_the_class() -> None:
     ],
 )
 def test_another_amount_is_refused_with_what_to_do(first: Json, then: Json, says: str) -> None:
-    stored = created(first)
-    decision = on_mutate(merged(stored, then), "pods", KNOWN, TAKE, operation="UPDATE", old=stored)
+    stored = create_pod(first)
+    decision = on_mutate(merge_manifest(stored, then), "pods", KNOWN, TAKE, operation="UPDATE", old=stored)
     assert not decision.allowed
     assert decision.message.startswith(f"spec.containers[0].resources.limits{says}")
     assert decision.message.endswith("delete the pod and create it again")
@@ -111,28 +116,28 @@ def test_another_amount_is_refused_with_what_to_do(first: Json, then: Json, says
     "then", [{"nvidia.tesla.p100": "1"}, {"cardwise.dev/half": "1"}, {"cpu": "2"}, {"big": "1"}], ids=str
 )
 def test_new_amounts_are_left_to_kubernetes(then: Json) -> None:
-    stored = created({K80: "1", "cpu": "1"})
-    new = merged(stored, then)
-    assert updated(new, stored) == new
+    stored = create_pod({K80: "1", "cpu": "1"})
+    new = merge_manifest(stored, then)
+    assert update_pod(new, stored) == new
 
 
 def test_pod_without_a_share_is_not_changed() -> None:
-    stored = defaulted(pod({names.GPU_MEM: "8Gi", names.GPU_COUNT: "1"}))
-    new = merged(stored, {names.GPU_MEM: "8192", K80: "1"})
-    assert updated(new, stored) == new
+    stored = add_default_requests(pod({names.GPU_MEM: "8Gi", names.GPU_COUNT: "1"}))
+    new = merge_manifest(stored, {names.GPU_MEM: "8192", K80: "1"})
+    assert update_pod(new, stored) == new
 
 
 def test_an_exempt_namespace_is_left_alone() -> None:
-    ours = created({K80: "1"})
-    assert updated(merged(ours, {K80: "1"}), ours, namespace="kube-system") == ours, "not exempt by itself"
+    ours = create_pod({K80: "1"})
+    assert update_pod(merge_manifest(ours, {K80: "1"}), ours, namespace="kube-system") == ours, "not exempt by itself"
     exempt = WebhookSettings(exempt_namespaces=frozenset({"kube-system"}))
-    again = merged(ours, {K80: "1"})
+    again = merge_manifest(ours, {K80: "1"})
     about = {"operation": "UPDATE", "old": ours, "namespace": "kube-system"}
-    assert mutated(again, "pods", KNOWN, exempt, **about) == again
+    assert mutate_object(again, "pods", KNOWN, exempt, **about) == again
 
 
 def test_annotations_of_a_placed_pod_are_not_touched() -> None:
-    stored = created({K80: "1"})
+    stored = create_pod({K80: "1"})
     stored["metadata"] |= {"annotations": {names.IDX: "0", names.ASSIGNMENT: "{}"}}
     stored["spec"] |= {"nodeName": "n1"}
-    assert updated(merged(stored, {K80: "1"}), stored) == stored
+    assert update_pod(merge_manifest(stored, {K80: "1"}), stored) == stored

@@ -7,7 +7,7 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from tests import build
-from tests.webhook.reviews import Known, mutated
+from tests.webhook.reviews import Known, mutate_object
 from webhook.pods import tolerations
 from webhook.server.decisions import WebhookSettings
 
@@ -21,7 +21,7 @@ def tolerations_after(*own: Json, settings: WebhookSettings = SETTINGS, **amount
     pod = build.pod(**amounts or {"gpu_mem": 100})
     if own:
         pod["spec"]["tolerations"] = list(own)
-    tolerations: list[Json] | None = mutated(pod, "pods", Known(), settings)["spec"].get("tolerations")
+    tolerations: list[Json] | None = mutate_object(pod, "pods", Known(), settings)["spec"].get("tolerations")
     return tolerations
 
 
@@ -66,11 +66,11 @@ def test_update_without_the_tolerations_gets_them_again() -> None:
     """`kubectl apply` of a manifest with tolerations of its own replaces the whole list."""
     pod = build.pod(gpu_mem=100)
     pod["spec"]["tolerations"] = [MINE]
-    stored = mutated(pod, "pods", Known(), SETTINGS)
+    stored = mutate_object(pod, "pods", Known(), SETTINGS)
 
     def updated(*own: Json, old: Json = stored) -> list[Json]:
         new = old | {"spec": old["spec"] | {"tolerations": list(own)}}
-        tolerations: list[Json] = mutated(new, "pods", Known(), SETTINGS, operation="UPDATE", old=old)["spec"][
+        tolerations: list[Json] = mutate_object(new, "pods", Known(), SETTINGS, operation="UPDATE", old=old)["spec"][
             "tolerations"
         ]
         return tolerations

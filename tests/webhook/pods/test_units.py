@@ -8,7 +8,7 @@ from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB, Unit
 from tests import build
-from tests.webhook.reviews import Known, mutated, on_advise, on_defaults, on_validate, patched
+from tests.webhook.reviews import Known, mutate_object, on_advise, on_defaults, on_validate, patched
 from tests.webhook.sharing import SETTINGS, admitted, decision_on
 from webhook.pods import units
 from webhook.pods.defaults import Defaults
@@ -102,7 +102,7 @@ def test_mib_numbers_read_as_gib_are_refused() -> None:
 
 
 def test_refusal_shows_gib_too() -> None:
-    pod = mutated(build.pod(gpu_mem="20"), "pods", CARDS, GIB)
+    pod = mutate_object(build.pod(gpu_mem="20"), "pods", CARDS, GIB)
     decision = on_validate(pod, "pods", CARDS, GIB)
     assert "20480 MiB (20 GiB) is more than the largest GPU has (16276); request at most 16276Mi" in decision.message
 

@@ -27,7 +27,7 @@ def warnings(
     return validate.check_pod(pod, known, oversize)[1]
 
 
-def mutated(*args: Any, **kwargs: Any) -> dict[str, Any]:
+def mutate_object(*args: Any, **kwargs: Any) -> dict[str, Any]:
     return mutate(build.pod(*args, **kwargs)).pod
 
 
@@ -35,50 +35,56 @@ def mutated(*args: Any, **kwargs: Any) -> dict[str, Any]:
     ("pod", "says"),
     [
         pytest.param(
-            mutated(gpu_mem=20000),
+            mutate_object(gpu_mem=20000),
             f"{FIELD}: 20000 MiB is more than the largest GPU has (16276); "
             "request at most 16276Mi, or split it over GPUs with aliyun.com/gpu-count",
             id="one container",
         ),
         pytest.param(
-            mutated(containers=[build.container("a", gpu_mem=9000), build.container("b", gpu_mem=9000)]),
+            mutate_object(containers=[build.container("a", gpu_mem=9000), build.container("b", gpu_mem=9000)]),
             f"{FIELD}: 18000 MiB together with the pod's other containers is more than the largest GPU has (16276)",
             id="together",
         ),
         pytest.param(
-            mutated(gpu_mem="8M"),
+            mutate_object(gpu_mem="8M"),
             f"{FIELD}: 8000000 MiB is more than the largest GPU has (16276); request at most 16276Mi; a number "
             "without Mi or Gi, such as 8M, means MiB, not bytes",
             id="bytes",
         ),
         pytest.param(
-            mutated(gpu_mem=40000, gpu_count=2),
+            mutate_object(gpu_mem=40000, gpu_count=2),
             f"{FIELD}: 20000 MiB on each of 2 GPUs is more than any node has (16276); request at most 32552Mi",
             id="split",
         ),
         pytest.param(
-            mutated(gpu_mem=3, gpu_count=3), "[aliyun.com/gpu-count]: 3 GPUs are more than any node has (2)", id="wide"
+            mutate_object(gpu_mem=3, gpu_count=3),
+            "[aliyun.com/gpu-count]: 3 GPUs are more than any node has (2)",
+            id="wide",
         ),
-        pytest.param(mutated(gpu_count=3), "[aliyun.com/gpu-count]: 3 GPUs are more than any node has (2)", id="whole"),
         pytest.param(
-            mutated(containers=[build.container("a", gpu_count=2), build.container("b", gpu_count=1)]),
+            mutate_object(gpu_count=3), "[aliyun.com/gpu-count]: 3 GPUs are more than any node has (2)", id="whole"
+        ),
+        pytest.param(
+            mutate_object(containers=[build.container("a", gpu_count=2), build.container("b", gpu_count=1)]),
             "3 GPUs are more than any node has (2)",
             id="whole together",
         ),
         pytest.param(
-            mutated(containers=[build.container("a", gpu_count=2), build.container("b", gpu_mem=1024)]),
+            mutate_object(containers=[build.container("a", gpu_count=2), build.container("b", gpu_mem=1024)]),
             "spec.containers[0].resources.limits[aliyun.com/gpu-count]: the pod's containers need at least 3 GPUs "
             "together, more than any node has (2); request fewer or smaller shares, or move some containers into "
             "other pods",
             id="beside whole ones",
         ),
         pytest.param(
-            mutated(containers=[build.container("a", gpu_count=1), build.container("b", gpu_mem=8192, gpu_count=2)]),
+            mutate_object(
+                containers=[build.container("a", gpu_count=1), build.container("b", gpu_mem=8192, gpu_count=2)]
+            ),
             "spec.containers[1].resources.limits[aliyun.com/gpu-count]: the pod's containers need at least 3 GPUs",
             id="split beside whole ones",
         ),
         pytest.param(
-            mutated(
+            mutate_object(
                 containers=[
                     build.container("a", gpu_mem=16000),
                     build.container("b", gpu_mem=16000, gpu_count=2),
@@ -89,7 +95,9 @@ def mutated(*args: Any, **kwargs: Any) -> dict[str, Any]:
             id="memory in total",
         ),
         pytest.param(
-            mutated(containers=[build.container("a", gpu_mem=9000), build.container("b", gpu_mem=18000, gpu_count=2)]),
+            mutate_object(
+                containers=[build.container("a", gpu_mem=9000), build.container("b", gpu_mem=18000, gpu_count=2)]
+            ),
             "the pod's containers need at least 3 GPUs",
             id="two larger than half a GPU each",
         ),
@@ -109,20 +117,22 @@ def test_split_share_is_compared_with_cards_of_one_node() -> None:
     with pytest.raises(
         InvalidRequest, match=r"15000 MiB on each of 2 GPUs is more .* \(11441\); request at most 22882Mi$"
     ):
-        validate.check_pod(mutated(gpu_mem=30000, gpu_count=2), known, "refuse")
+        validate.check_pod(mutate_object(gpu_mem=30000, gpu_count=2), known, "refuse")
     with pytest.raises(InvalidRequest, match=r"request at most 23034Mi$"):
-        validate.check_pod(mutated(gpu_mem=24000), known, "refuse")
+        validate.check_pod(mutate_object(gpu_mem=24000), known, "refuse")
 
 
 @pytest.mark.parametrize(
     "pod",
     [
         build.pod(),
-        mutated(gpu_mem=build.P100),
-        mutated(gpu_count=2),
-        mutated(gpu_mem=32552, gpu_count=2),
-        mutated(containers=[build.container("a", gpu_count=1), build.container("b", gpu_mem=build.P100)]),
-        mutated(containers=[build.container("a", gpu_mem=8138), build.container("b", gpu_mem=16276, gpu_count=2)]),
+        mutate_object(gpu_mem=build.P100),
+        mutate_object(gpu_count=2),
+        mutate_object(gpu_mem=32552, gpu_count=2),
+        mutate_object(containers=[build.container("a", gpu_count=1), build.container("b", gpu_mem=build.P100)]),
+        mutate_object(
+            containers=[build.container("a", gpu_mem=8138), build.container("b", gpu_mem=16276, gpu_count=2)]
+        ),
     ],
 )
 def test_what_fits_an_empty_node_is_allowed(pod: dict[str, Any]) -> None:
@@ -148,14 +158,14 @@ def test_stored_spellings_count_as_rewritten() -> None:
 
 
 def test_a_node_name_is_refused() -> None:
-    pod = mutated(gpu_mem=1)
+    pod = mutate_object(gpu_mem=1)
     pod["spec"]["nodeName"] = "n1"
     with pytest.raises(InvalidRequest, match=r"^spec\.nodeName: .*nodeAffinity"):
         validate.check_pod(pod, KNOWN, "refuse")
 
 
 def test_unknown_resources_of_our_domain_are_refused() -> None:
-    pod = mutated(gpu_mem=1)
+    pod = mutate_object(gpu_mem=1)
     pod["spec"]["containers"][0]["resources"]["limits"]["cardwise.dev/gpus"] = "1"
     with pytest.raises(
         InvalidRequest, match=r"limits\[cardwise\.dev/gpus\]: there is no ResourceClass gpus; there are no"
@@ -165,7 +175,7 @@ def test_unknown_resources_of_our_domain_are_refused() -> None:
 
 @pytest.mark.parametrize(("resource", "sub", "name"), [("pods", "binding", "ours"), ("bindings", "", "")])
 def test_only_the_extender_may_bind_gpu_pods(resource: str, sub: str, name: str) -> None:
-    known = Known(pods={"default/ours": mutated(gpu_mem=1), "default/theirs": build.pod()})
+    known = Known(pods={"default/ours": mutate_object(gpu_mem=1), "default/theirs": build.pod()})
 
     def allowed(pod: str) -> bool:
         binding = {"metadata": {"name": pod}, "target": {"name": "n1"}}
@@ -198,17 +208,25 @@ def small(pod: dict[str, Any], least: int = 256) -> tuple[str, ...]:
 
 def test_too_small_share_gets_a_warning() -> None:
     problem = "less than most programs need to start on a GPU (256 MiB)"
-    assert small(mutated(gpu_mem=8)) == (f"{FIELD}: 8 means 8 MiB, {problem}; did you mean 8Gi?",)
-    assert small(mutated(gpu_mem=100)) == (f"{FIELD}: 100 means 100 MiB, {problem}; write at least 256Mi",)
-    assert small(mutated(gpu_mem=16, gpu_count=2)) == (f"{FIELD}: 16 means 16 MiB, {problem}; did you mean 16Gi?",)
-    assert small(mutated(gpu_mem=300, gpu_count=2)) == (f"{FIELD}: 300 means 300 MiB, {problem}; write at least 512Mi",)
+    assert small(mutate_object(gpu_mem=8)) == (f"{FIELD}: 8 means 8 MiB, {problem}; did you mean 8Gi?",)
+    assert small(mutate_object(gpu_mem=100)) == (f"{FIELD}: 100 means 100 MiB, {problem}; write at least 256Mi",)
+    assert small(mutate_object(gpu_mem=16, gpu_count=2)) == (
+        f"{FIELD}: 16 means 16 MiB, {problem}; did you mean 16Gi?",
+    )
+    assert small(mutate_object(gpu_mem=300, gpu_count=2)) == (
+        f"{FIELD}: 300 means 300 MiB, {problem}; write at least 512Mi",
+    )
 
 
 def test_large_or_intended_share_gets_no_warning() -> None:
     of_class = {names.CLASS_PREFIX + "half": 1, names.GPU_MEM: 128, names.SHARE: 1}
-    for pod in (mutated(gpu_mem=256), mutated(gpu_count=1), mutated(containers=[{"resources": {"limits": of_class}}])):
+    for pod in (
+        mutate_object(gpu_mem=256),
+        mutate_object(gpu_count=1),
+        mutate_object(containers=[{"resources": {"limits": of_class}}]),
+    ):
         assert small(pod) == ()
-    assert small(mutated(gpu_mem=8), least=0) == ()
+    assert small(mutate_object(gpu_mem=8), least=0) == ()
 
 
 @pytest.mark.parametrize("kind", ["containers", "initContainers"])

@@ -14,7 +14,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.examples import examples
-from tests.webhook.reviews import Known, mutated, on_mutate, resource_class, resource_classes
+from tests.webhook.reviews import Known, mutate_object, on_mutate, resource_class, resource_classes
 from webhook.pods import validate
 from webhook.pods.validate import CardSizes
 
@@ -60,7 +60,7 @@ def test_pod_that_fits_an_empty_node_is_never_refused(
     )
     pod = build.pod(containers=[container(i, count, mem, name) for i, ((count, mem), name) in enumerate(parts)])
     assert on_mutate(pod, "pods", known).allowed
-    asking = mutated(pod, "pods", known)
+    asking = mutate_object(pod, "pods", known)
     pod_request = request.parse(asking)
     assert pod_request is not None
     fits = isinstance(placement.place(ledger, [n.name for n in ledger.nodes()], pod_request, "binpack"), Placement)

@@ -19,12 +19,12 @@ KNOWN = resource_classes(resource_class("nvidia.tesla.k80"), resource_class("big
 LEAVE, TAKE = (NameTranslator(KNOWN.get, take_nvidia=take) for take in (False, True))
 
 
-def rewritten(quota, vocabulary=LEAVE, old=None):
+def rewrite_quota(quota, vocabulary=LEAVE, old=None):
     return quotas.rewrite_resource_quota(quota, old, vocabulary, update=old is not None)[0]
 
 
-def hard(amounts, vocabulary=LEAVE):
-    return rewritten({"spec": {"hard": amounts}}, vocabulary)["spec"]["hard"]
+def rewrite_hard(amounts, vocabulary=LEAVE):
+    return rewrite_quota({"spec": {"hard": amounts}}, vocabulary)["spec"]["hard"]
 
 
 @pytest.mark.parametrize(
@@ -41,15 +41,15 @@ def hard(amounts, vocabulary=LEAVE):
 )
 def test_a_quota_counts_mib(text: str, after: str) -> None:
     quota = {"spec": {"hard": {KEY: text, "pods": "9", f"requests.{names.WHOLE_GPU}": "2"}}}
-    once = rewritten(quota)
+    once = rewrite_quota(quota)
     assert once == {"spec": {"hard": {KEY: after, "pods": "9", f"requests.{names.WHOLE_GPU}": "2"}}}
-    assert rewritten(once) == once
+    assert rewrite_quota(once) == once
 
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "1023Ki", "x"])
 def test_invalid_quota_error_names_the_field(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^spec\.hard\[requests\.aliyun\.com/gpu-mem\]: "):
-        rewritten({"spec": {"hard": {KEY: text}}})
+        rewrite_quota({"spec": {"hard": {KEY: text}}})
 
 
 def test_quota_fractions_of_a_mib_are_rounded_up_with_a_warning() -> None:
@@ -87,7 +87,7 @@ def test_limit_range_amounts_are_mib_except_the_ratio() -> None:
 
 
 def test_unchanged_quota_is_the_same_object() -> None:
-    assert rewritten({"spec": {}}) == {"spec": {}}
+    assert rewrite_quota({"spec": {}}) == {"spec": {}}
     assert quotas.rewrite_limit_range({"metadata": {}}) == ({"metadata": {}}, [])
 
 
@@ -121,16 +121,16 @@ def test_unchanged_quota_is_the_same_object() -> None:
     ],
 )
 def test_names_become_the_keys_that_kubernetes_counts(written, counted):
-    assert hard({written: "5"}) == {counted: "5"}
+    assert rewrite_hard({written: "5"}) == {counted: "5"}
 
 
 @pytest.mark.parametrize("written", [names.GPU_MEM, f"limits.{names.GPU_MEM}"])
 def test_an_amount_is_rewritten_with_its_name(written):
-    quota = rewritten({"metadata": {}, "spec": {"hard": {written: "1Gi", "pods": "4"}}})
+    quota = rewrite_quota({"metadata": {}, "spec": {"hard": {written: "1Gi", "pods": "4"}}})
     assert quota["spec"]["hard"] == {KEY: "1024", "pods": "4"}
     assert json.loads(quota["metadata"]["annotations"][names.REWRITTEN]) == {"hard": [KEY]}
     with pytest.raises(InvalidRequest, match="differs from"):
-        hard({written: "1Gi", KEY: "2Gi"})
+        rewrite_hard({written: "1Gi", KEY: "2Gi"})
 
 
 @pytest.mark.parametrize("written", [names.GPU_COUNT, f"requests.{names.GPU_COUNT}"])
@@ -146,7 +146,7 @@ def test_gpu_count_key_gets_a_warning(written):
 @pytest.mark.parametrize("marker", [names.PLACE_MARKER, names.BIND_MARKER])
 def test_internal_markers_are_refused_in_quotas(prefix, marker):
     with pytest.raises(InvalidRequest) as refused:
-        hard({prefix + marker: "1"})
+        rewrite_hard({prefix + marker: "1"})
     assert str(refused.value) == (
         f"spec.hard[{prefix}{marker}]: is an internal marker of Cardwise; "
         "write one of requests.cardwise.dev/<class>, requests.cardwise.dev/gpu, requests.aliyun.com/gpu-mem"
@@ -155,14 +155,14 @@ def test_internal_markers_are_refused_in_quotas(prefix, marker):
 
 @pytest.mark.parametrize("written", [names.NVIDIA_GPU, f"requests.{names.NVIDIA_GPU}", f"limits.{names.NVIDIA_GPU}"])
 def test_nvidia_gpu_key_is_rewritten_with_the_setting(written):
-    assert hard({written: "0"}, TAKE) == {f"requests.{names.WHOLE_GPU}": "0"}
+    assert rewrite_hard({written: "0"}, TAKE) == {f"requests.{names.WHOLE_GPU}": "0"}
 
 
 def test_rewritten_keys_are_recorded():
-    quota = rewritten({"metadata": {"name": "q"}, "spec": {"hard": {"nvidia.tesla.k80": "5", "pods": "1"}}})
+    quota = rewrite_quota({"metadata": {"name": "q"}, "spec": {"hard": {"nvidia.tesla.k80": "5", "pods": "1"}}})
     assert json.loads(quota["metadata"]["annotations"][names.REWRITTEN]) == {"hard": [K80]}
-    assert rewritten(quota, old=quota) is not None
-    assert rewritten(quota, old=quota) == quota
+    assert rewrite_quota(quota, old=quota) is not None
+    assert rewrite_quota(quota, old=quota) == quota
 
 
 def test_missing_class_gets_a_warning():
@@ -175,15 +175,15 @@ def test_missing_class_gets_a_warning():
 
 def test_two_spellings_with_different_amounts_are_refused():
     with pytest.raises(InvalidRequest) as refused:
-        hard({"nvidia.tesla.k80": "5", K80: "6"})
+        rewrite_hard({"nvidia.tesla.k80": "5", K80: "6"})
     assert str(refused.value) == (
         f"spec.hard[{K80}]: 6 differs from nvidia.tesla.k80, which has the same meaning and the value 5; "
         "write only nvidia.tesla.k80"
     )
-    assert hard({"nvidia.tesla.k80": "5000", K80: "5k"}) == {K80: "5k"}, "equal amounts are one key"
+    assert rewrite_hard({"nvidia.tesla.k80": "5000", K80: "5k"}) == {K80: "5k"}, "equal amounts are one key"
 
 
-def applied(hard_now, last, recorded):
+def apply_quota(hard_now, last, recorded):
     annotations = {LAST: json.dumps({"spec": {"hard": last}})}
     if recorded:
         annotations[names.REWRITTEN] = json.dumps({"hard": recorded})
@@ -191,32 +191,32 @@ def applied(hard_now, last, recorded):
 
 
 def test_another_class_by_apply_leaves_no_stale_key():
-    old = applied({K80: "1"}, {"nvidia.tesla.k80": "1"}, [K80])
-    new = rewritten(applied({K80: "1", "big": "3"}, {"big": "3"}, [K80]), old=old)
+    old = apply_quota({K80: "1"}, {"nvidia.tesla.k80": "1"}, [K80])
+    new = rewrite_quota(apply_quota({K80: "1", "big": "3"}, {"big": "3"}, [K80]), old=old)
     assert new["spec"]["hard"] == {BIG: "3"}
     assert json.loads(new["metadata"]["annotations"][names.REWRITTEN]) == {"hard": [BIG]}
 
 
-def patched(stored, added):
+def patch_quota(stored, added):
     """An update of the stored quota, as by `kubectl patch --type merge` and `kubectl edit`; the applied manifest
     stays.
     """
-    return rewritten(stored | {"spec": {"hard": stored["spec"]["hard"] | added}}, old=stored)
+    return rewrite_quota(stored | {"spec": {"hard": stored["spec"]["hard"] | added}}, old=stored)
 
 
 @pytest.mark.parametrize("last", [None, {"nvidia.tesla.k80": "5"}, {K80: "5"}], ids=["created", "bare", "in full"])
 def test_another_class_by_patch_takes_no_limit_away(last):
     first = {"metadata": {"name": "q"}, "spec": {"hard": {"nvidia.tesla.k80": "5"}}}
-    stored = rewritten(first if last is None else applied({"nvidia.tesla.k80": "5"}, last, []))
-    after = patched(stored, {"big": "3"})
+    stored = rewrite_quota(first if last is None else apply_quota({"nvidia.tesla.k80": "5"}, last, []))
+    after = patch_quota(stored, {"big": "3"})
     assert after["spec"]["hard"] == {K80: "5", BIG: "3"}
     assert json.loads(after["metadata"]["annotations"][names.REWRITTEN]) == {"hard": [BIG, K80]}
 
 
 def test_patched_amount_is_kept_and_other_classes_stay():
-    stored = rewritten({"metadata": {"name": "q"}, "spec": {"hard": {"nvidia.tesla.k80": "5", "big": "3"}}})
+    stored = rewrite_quota({"metadata": {"name": "q"}, "spec": {"hard": {"nvidia.tesla.k80": "5", "big": "3"}}})
     for spelled in ("nvidia.tesla.k80", "cardwise.dev/nvidia.tesla.k80"):
-        assert patched(stored, {spelled: "7"})["spec"]["hard"] == {K80: "7", BIG: "3"}
+        assert patch_quota(stored, {spelled: "7"})["spec"]["hard"] == {K80: "7", BIG: "3"}
 
 
 def test_apply_keeps_patched_keys_until_the_manifest_names_them():
@@ -224,9 +224,11 @@ def test_apply_keeps_patched_keys_until_the_manifest_names_them():
         dropped = json.loads(stored["metadata"]["annotations"][LAST])["spec"]["hard"].keys() - last
         kept = {key: amount for key, amount in stored["spec"]["hard"].items() if key not in dropped}
         metadata = {"annotations": stored["metadata"]["annotations"] | {LAST: json.dumps({"spec": {"hard": last}})}}
-        return rewritten({"metadata": metadata, "spec": {"hard": kept | last}}, old=stored)
+        return rewrite_quota({"metadata": metadata, "spec": {"hard": kept | last}}, old=stored)
 
-    stored = patched(rewritten(applied({"nvidia.tesla.k80": "5"}, {"nvidia.tesla.k80": "5"}, [])), {"big": "3"})
+    stored = patch_quota(
+        rewrite_quota(apply_quota({"nvidia.tesla.k80": "5"}, {"nvidia.tesla.k80": "5"}, [])), {"big": "3"}
+    )
     grown = apply(stored, {"nvidia.tesla.k80": "6"})
     assert grown["spec"]["hard"] == {K80: "6", BIG: "3"}
     changed = apply(grown, {"nvidia.tesla.k80": "6", "big": "4"})
@@ -250,12 +252,12 @@ def by_server_side_apply(quota, *manifests):
 def server_applied(stored, *manifests):
     """Server-side apply of the first manifest, next to those of other managers."""
     brought = by_server_side_apply(stored, *manifests)
-    return rewritten(brought | {"spec": {"hard": stored["spec"]["hard"] | manifests[0]}}, old=stored)
+    return rewrite_quota(brought | {"spec": {"hard": stored["spec"]["hard"] | manifests[0]}}, old=stored)
 
 
 @pytest.fixture
 def stored():
-    return rewritten(by_server_side_apply({"spec": {"hard": {"nvidia.tesla.k80": "5"}}}, {"nvidia.tesla.k80": "5"}))
+    return rewrite_quota(by_server_side_apply({"spec": {"hard": {"nvidia.tesla.k80": "5"}}}, {"nvidia.tesla.k80": "5"}))
 
 
 def test_another_class_by_server_side_apply_leaves_no_stale_key(stored):
@@ -272,9 +274,9 @@ def test_the_same_class_by_server_side_apply_stays(stored):
 
 
 def test_a_patch_beside_server_side_apply_takes_no_limit_away(stored):
-    patched = rewritten(stored | {"spec": {"hard": {K80: "5", "big": "3"}}}, old=stored)
-    assert patched["spec"]["hard"] == {K80: "5", BIG: "3"}
-    assert server_applied(patched, {"nvidia.tesla.k80": "5"})["spec"]["hard"] == {K80: "5", BIG: "3"}
+    patch_quota = rewrite_quota(stored | {"spec": {"hard": {K80: "5", "big": "3"}}}, old=stored)
+    assert patch_quota["spec"]["hard"] == {K80: "5", BIG: "3"}
+    assert server_applied(patch_quota, {"nvidia.tesla.k80": "5"})["spec"]["hard"] == {K80: "5", BIG: "3"}
 
 
 @pytest.mark.parametrize(
@@ -289,7 +291,7 @@ def test_a_patch_beside_server_side_apply_takes_no_limit_away(stored):
 )
 def test_missing_managed_fields_remove_no_limit(stored, managed):
     new = {"metadata": stored["metadata"] | {"managedFields": managed}, "spec": {"hard": {K80: "5"}}}
-    assert rewritten(new, old=stored)["spec"]["hard"] == {K80: "5"}
+    assert rewrite_quota(new, old=stored)["spec"]["hard"] == {K80: "5"}
 
 
 def test_removal_of_a_name_that_is_not_stored_gets_a_warning(stored):
@@ -309,10 +311,10 @@ def test_removal_of_a_name_that_is_not_stored_gets_a_warning(stored):
 
 @pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000])
 def test_unreadable_stored_manifest_removes_no_limit(text):
-    old = applied({K80: "1"}, {}, [K80])
+    old = apply_quota({K80: "1"}, {}, [K80])
     old["metadata"]["annotations"][LAST] = text
-    new = applied({K80: "1", "big": "3"}, {"big": "3"}, [K80])
-    assert rewritten(new, old=old)["spec"]["hard"] == {K80: "1", BIG: "3"}
+    new = apply_quota({K80: "1", "big": "3"}, {"big": "3"}, [K80])
+    assert rewrite_quota(new, old=old)["spec"]["hard"] == {K80: "1", BIG: "3"}
 
 
 def in_gib(manifest, old=None):
@@ -343,12 +345,12 @@ def test_stored_numbers_count_mib_after_a_unit_change() -> None:
     stored = {"spec": {"hard": {KEY: "65536"}}}
     annotated = stored | {"metadata": {"annotations": {names.WRITTEN_MIB: "65536"}}}
     assert in_gib(stored, stored) == (annotated, [])
-    assert rewritten(stored, old=stored) == stored
+    assert rewrite_quota(stored, old=stored) == stored
     stored_quota, _ = in_gib({"spec": {"hard": {KEY: "128"}}}, stored)
     assert stored_quota["spec"]["hard"][KEY] == "131072"
     less, _ = in_gib({"spec": {"hard": {KEY: "1Gi"}}, "metadata": stored_quota["metadata"]}, stored_quota)
     assert less == {"spec": {"hard": {KEY: "1024"}}, "metadata": {"annotations": {names.WRITTEN_MIB: "1024"}}}
-    assert rewritten(stored_quota) == stored_quota, "where bare numbers count MiB, the note changes nothing"
+    assert rewrite_quota(stored_quota) == stored_quota, "where bare numbers count MiB, the note changes nothing"
 
 
 def test_a_limit_range_in_gib_is_stored_in_mib_once() -> None:

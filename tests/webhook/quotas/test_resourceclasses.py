@@ -6,7 +6,7 @@ import pytest
 
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
-from tests.webhook.reviews import Known, mutated, mutated_twice, on_validate, resource_class
+from tests.webhook.reviews import Known, mutate_object, mutate_object_twice, on_validate, resource_class
 from webhook.pods.validate import CardSizes
 from webhook.server import review
 
@@ -18,19 +18,19 @@ def class_manifest(**spec: object) -> Json:
     return {"metadata": {"name": "mine"}, "spec": spec}
 
 
-def validated(manifest: Json, *cards: Json) -> review.Decision:
+def validate_class(manifest: Json, *cards: Json) -> review.Decision:
     return on_validate(manifest, "resourceclasses", Known(card_labels=list(cards)))
 
 
 @pytest.mark.parametrize("spelling", ["resourceSelector", "labelSelector", "selector"])
 def test_the_selector_has_one_place(spelling: str) -> None:
     spelled = class_manifest(**{spelling: K80, "priority": 3})
-    assert mutated_twice(spelled, "resourceclasses", Known()) == class_manifest(selector=K80, priority=3)
+    assert mutate_object_twice(spelled, "resourceclasses", Known()) == class_manifest(selector=K80, priority=3)
 
 
 def test_a_manifest_with_the_other_spelling_can_be_applied_again() -> None:
     def applied(**spec: object) -> Json:
-        return mutated(
+        return mutate_object(
             class_manifest(**spec), "resourceclasses", Known(), operation="UPDATE", old=class_manifest(selector=K80)
         )
 
@@ -40,8 +40,8 @@ def test_a_manifest_with_the_other_spelling_can_be_applied_again() -> None:
 
 def test_two_selectors_that_differ_are_refused() -> None:
     two = class_manifest(selector=K80, labelSelector=P100)
-    assert mutated(two, "resourceclasses", Known()) == two
-    assert validated(two).message.startswith("spec.labelSelector: spec.selector is also set")
+    assert mutate_object(two, "resourceclasses", Known()) == two
+    assert validate_class(two).message.startswith("spec.labelSelector: spec.selector is also set")
 
 
 @pytest.mark.parametrize(
@@ -56,17 +56,17 @@ def test_two_selectors_that_differ_are_refused() -> None:
     ],
 )
 def test_unparsable_class_error_names_the_field(manifest: Json, says: str) -> None:
-    decision = validated(manifest)
+    decision = validate_class(manifest)
     assert not decision.allowed
     assert decision.message.startswith(says)
 
 
 def test_selector_without_a_match_gets_a_warning() -> None:
-    assert validated(class_manifest(selector=K80), {"model": "Tesla K80"}).warnings == ()
-    assert validated(class_manifest(selector=K80), {"model": "Tesla P100"}).warnings == (
+    assert validate_class(class_manifest(selector=K80), {"model": "Tesla K80"}).warnings == ()
+    assert validate_class(class_manifest(selector=K80), {"model": "Tesla P100"}).warnings == (
         "spec.selector: does not match any GPU now; pods that request mine wait until one comes",
     )
-    (warning,) = validated(
+    (warning,) = validate_class(
         class_manifest(selector={"matchLabels": {"modle": "Tesla K80"}}), {"model": "Tesla K80"}
     ).warnings
     assert warning.endswith("wait until one comes; did you mean model instead of modle?")
@@ -89,41 +89,43 @@ def test_the_cards_are_compared_once_for_all_warnings() -> None:
 
 
 def test_rounded_share_gets_a_warning() -> None:
-    (warning,) = validated(class_manifest(selector=K80, share={"memoryMiB": "1.3GiB"}), {"model": "Tesla K80"}).warnings
+    (warning,) = validate_class(
+        class_manifest(selector=K80, share={"memoryMiB": "1.3GiB"}), {"model": "Tesla K80"}
+    ).warnings
     assert warning == "spec.share.memoryMiB: 1.3Gi is not a whole number of MiB and counts as 1332Mi"
 
 
-def compared(operator: str, amount: object, key: str = "memory") -> Json:
+def class_with_comparison(operator: str, amount: object, key: str = "memory") -> Json:
     return {"matchExpressions": [{"key": key, "operator": operator, "values": [amount]}]}
 
 
 @pytest.mark.parametrize(
     ("selector", "says"),
     [
-        (compared("Gt", "10"), "memory Gt 10 is read as bytes; write 10Gi "),
-        (compared("LtEq", 10240, "Memory"), "memory LtEq 10240 is read as bytes; write 10240Mi "),
-        (compared("In", "16276"), "memory In 16276 is read as bytes; write 16276Mi "),
+        (class_with_comparison("Gt", "10"), "memory Gt 10 is read as bytes; write 10Gi "),
+        (class_with_comparison("LtEq", 10240, "Memory"), "memory LtEq 10240 is read as bytes; write 10240Mi "),
+        (class_with_comparison("In", "16276"), "memory In 16276 is read as bytes; write 16276Mi "),
         ([K80, {"matchLabels": {"memory": 16}}], "memory In 16 is read as bytes; write 16Gi "),
     ],
 )
 def test_memory_without_a_suffix_gets_a_warning(selector: Any, says: str) -> None:
-    *_, warning = validated(class_manifest(selector=selector), {"model": "Tesla K80"}).warnings
+    *_, warning = validate_class(class_manifest(selector=selector), {"model": "Tesla K80"}).warnings
     assert warning.startswith(f"spec.selector: {says}")
 
 
 @pytest.mark.parametrize(
     "selector",
     [
-        compared("Gt", "10Gi"),
-        compared("Gt", "10GiB"),
-        compared("GtEq", 17_066_622_976),
-        compared("Gt", "0"),
-        compared("Gt", "10", "clock"),
+        class_with_comparison("Gt", "10Gi"),
+        class_with_comparison("Gt", "10GiB"),
+        class_with_comparison("GtEq", 17_066_622_976),
+        class_with_comparison("Gt", "0"),
+        class_with_comparison("Gt", "10", "clock"),
         {"matchExpressions": [{"key": "memory", "operator": "Exists"}]},
     ],
 )
 def test_other_amounts_get_no_warning(selector: Json) -> None:
-    assert validated(class_manifest(selector=selector), {"memory": "16276Mi", "clock": "875"}).warnings == ()
+    assert validate_class(class_manifest(selector=selector), {"memory": "16276Mi", "clock": "875"}).warnings == ()
 
 
 def test_share_larger_than_any_card_of_the_class_gets_a_warning() -> None:

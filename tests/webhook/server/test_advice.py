@@ -31,12 +31,12 @@ def known(there: Offers | None = None) -> Known:
     return Known(known_cards=CARDS, known_classes=CLASSES, offered=there or offers(**THERE))
 
 
-def asking(**limits: str) -> Json:
+def pod_with_limits(**limits: str) -> Json:
     resources = {"limits": {name.replace("__", "/").replace("_", "-"): amount for name, amount in limits.items()}}
     return build.pod(containers=[{"name": "main", "image": "x", "resources": resources}])
 
 
-def advised(manifest: Json, resource: str = "pods", view: Known | None = None, **about: Any) -> tuple[str, ...]:
+def advice_warnings(manifest: Json, resource: str = "pods", view: Known | None = None, **about: Any) -> tuple[str, ...]:
     settings = about.pop("settings", WebhookSettings(min_share=256))
     decision = on_advise(manifest, resource, view or known(), settings, **about)
     assert decision.allowed
@@ -44,7 +44,9 @@ def advised(manifest: Json, resource: str = "pods", view: Known | None = None, *
     return decision.warnings
 
 
-def validated(pod: Json, settings: WebhookSettings = WebhookSettings(), view: Known | None = None) -> tuple[str, ...]:
+def review_warnings(
+    pod: Json, settings: WebhookSettings = WebhookSettings(), view: Known | None = None
+) -> tuple[str, ...]:
     """The warnings for a pod that requests a card: of /mutate, then /validate."""
     view = view or known()
     after = patched(pod, on_mutate(pod, "pods", view, settings))
@@ -54,26 +56,26 @@ def validated(pod: Json, settings: WebhookSettings = WebhookSettings(), view: Kn
 
 
 def test_unoffered_resource_gets_a_suggestion() -> None:
-    assert advised(asking(**{"aliyun.com__gpu_memory": "8"})) == (
+    assert advice_warnings(pod_with_limits(**{"aliyun.com__gpu_memory": "8"})) == (
         f"{LIMITS}[aliyun.com/gpu-memory]: no node offers it; did you mean aliyun.com/gpu-mem?",
     )
-    (warning,) = advised(asking(**{"nvidia.com__gpumem": "8"}))
+    (warning,) = advice_warnings(pod_with_limits(**{"nvidia.com__gpumem": "8"}))
     assert warning.endswith("no node offers it; did you mean aliyun.com/gpu-mem?")
-    (warning,) = advised(asking(**{"nvidia.com__mig_1g.5g": "1"}))
+    (warning,) = advice_warnings(pod_with_limits(**{"nvidia.com__mig_1g.5g": "1"}))
     assert warning.endswith("did you mean nvidia.com/mig-1g.5gb?")
-    (warning,) = advised(asking(**{"amd.com__gpu": "1"}))
+    (warning,) = advice_warnings(pod_with_limits(**{"amd.com__gpu": "1"}))
     assert warning.endswith("no node offers it; the pod waits until a node does; Cardwise shares NVIDIA GPUs only")
 
 
 def test_offered_and_non_gpu_resources_get_no_warning() -> None:
     for name, amount in (("nvidia.com__mig_1g.5gb", "1"), ("nvidia.com__gpu", "0"), ("rdma__hca", "1"), ("cpu", "1")):
-        assert advised(asking(**{name: amount})) == ()
+        assert advice_warnings(pod_with_limits(**{name: amount})) == ()
     blind = Known(known_cards=CARDS)
-    assert advised(asking(**{"nvidia.com__gpu": "1"}), view=blind) == (), "nodes are not known"
+    assert advice_warnings(pod_with_limits(**{"nvidia.com__gpu": "1"}), view=blind) == (), "nodes are not known"
 
 
 def test_wrong_name_next_to_a_right_one_gets_a_warning() -> None:
-    (warning,) = validated(asking(**{"aliyun.com__gpu_mem": "8", "aliyun.com__gpu_core": "1"}))
+    (warning,) = review_warnings(pod_with_limits(**{"aliyun.com__gpu_mem": "8", "aliyun.com__gpu_core": "1"}))
     assert warning.startswith(f"{LIMITS}[aliyun.com/gpu-core]: ")
 
 
@@ -106,8 +108,8 @@ def test_wrong_name_next_to_a_right_one_gets_a_warning() -> None:
 )
 def test_obstacles_to_placement_get_warnings(spec: Json, says: str) -> None:
     pod = build.pod(gpu_mem=8000)
-    assert validated(pod) == ()
-    assert validated(pod | {"spec": pod["spec"] | spec}) == (says,)
+    assert review_warnings(pod) == ()
+    assert review_warnings(pod | {"spec": pod["spec"] | spec}) == (says,)
 
 
 def test_unmatched_node_selectors_get_warnings() -> None:
@@ -117,23 +119,23 @@ def test_unmatched_node_selectors_get_warnings() -> None:
     view.cards_of = {"nvidia.tesla.k80": CardSizes(MiB(11441), 1)}
     view.cards_on["nvidia.tesla.k80", "n2"] = CardSizes(MiB(11441), 1)
     keeps = "spec.nodeSelector and spec.affinity allow only 1 node with GPUs"
-    large, typed = build.pod(gpu_mem=9000), asking(**{"cardwise.dev__nvidia.tesla.k80": "1"})
+    large, typed = build.pod(gpu_mem=9000), pod_with_limits(**{"cardwise.dev__nvidia.tesla.k80": "1"})
     on = {zone: {"nodeSelector": {"zone": zone}} for zone in "ab"}
     for pod, says in (
         (large, f"{LIMITS}[aliyun.com/gpu-mem]: 9000 MiB is more than the largest GPU has (8000): {keeps}"),
         (typed, f"{LIMITS}[cardwise.dev/nvidia.tesla.k80]: no GPU of the class is in the cluster now: {keeps}"),
     ):
-        assert validated(pod, view=view) == ()
-        assert validated(pod | {"spec": pod["spec"] | on["a"]}, view=view) == (says,)
-        assert validated(pod | {"spec": pod["spec"] | on["b"]}, view=view) == ()
+        assert review_warnings(pod, view=view) == ()
+        assert review_warnings(pod | {"spec": pod["spec"] | on["a"]}, view=view) == (says,)
+        assert review_warnings(pod | {"spec": pod["spec"] | on["b"]}, view=view) == ()
 
 
 def test_own_gate_and_scheduler_get_no_warning() -> None:
     gang = {names.GROUP_NAME: "g", names.GROUP_NUM: "2"}
-    assert validated(build.pod(gpu_mem=8000, annotations=gang)) == ()
+    assert review_warnings(build.pod(gpu_mem=8000, annotations=gang)) == ()
     own = WebhookSettings(scheduler="ours", gang_schedulers=frozenset({"ours"}))
-    assert validated(build.pod(gpu_mem=8000), own) == ()
-    (warning,) = validated(
+    assert review_warnings(build.pod(gpu_mem=8000), own) == ()
+    (warning,) = review_warnings(
         build.pod(gpu_mem=8000) | {"spec": build.pod(gpu_mem=8000)["spec"] | {"schedulerName": "x"}}, own
     )
     assert warning.endswith("or write ours")
@@ -162,7 +164,7 @@ PATHS = {
 
 
 def workload(resource: str, **limits: str) -> Json:
-    template = {"metadata": {}, "spec": asking(**limits)["spec"]}
+    template = {"metadata": {}, "spec": pod_with_limits(**limits)["spec"]}
     manifest: Json = TEMPLATES[resource](template)
     return manifest | {"metadata": {"name": "w"}}
 
@@ -170,16 +172,16 @@ def workload(resource: str, **limits: str) -> Json:
 @pytest.mark.parametrize("resource", TEMPLATES)
 def test_workload_gets_the_warnings_of_its_pods(resource: str) -> None:
     path = f"{PATHS[resource]}.{LIMITS}"
-    assert advised(workload(resource, **{"aliyun.com__gpu_mem": "20000"}), resource) == (
+    assert advice_warnings(workload(resource, **{"aliyun.com__gpu_mem": "20000"}), resource) == (
         f"{path}[aliyun.com/gpu-mem]: {TOO_MUCH}; its pods will be refused",
     )
-    assert advised(workload(resource, **{"aliyun.com__gpu_memory": "8Gi"}), resource) == (
+    assert advice_warnings(workload(resource, **{"aliyun.com__gpu_memory": "8Gi"}), resource) == (
         f"{path}[aliyun.com/gpu-memory]: no node offers it; did you mean aliyun.com/gpu-mem?",
     )
-    assert advised(workload(resource, **{"aliyun.com__gpu_mem": "8"}), resource) == (
+    assert advice_warnings(workload(resource, **{"aliyun.com__gpu_mem": "8"}), resource) == (
         f"{path}[aliyun.com/gpu-mem]: {TOO_LITTLE}; did you mean 8Gi?",
     )
-    assert advised(workload(resource, **{"aliyun.com__gpu_mem": "8Gi"}), resource) == ()
+    assert advice_warnings(workload(resource, **{"aliyun.com__gpu_mem": "8Gi"}), resource) == ()
 
 
 def test_trainjob_resources_per_node_are_checked() -> None:
@@ -190,27 +192,27 @@ def test_trainjob_resources_per_node_are_checked() -> None:
         trainer = {"numNodes": 2, "command": ["train"], "resourcesPerNode": limits}
         return {"metadata": {"name": "w"}, "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer}}
 
-    assert advised(job("20000"), "trainjobs") == (
+    assert advice_warnings(job("20000"), "trainjobs") == (
         f"spec.trainer.resourcesPerNode.limits[aliyun.com/gpu-mem]: {TOO_MUCH}; its pods will be refused",
     )
-    assert advised(job("8"), "trainjobs") == (
+    assert advice_warnings(job("8"), "trainjobs") == (
         f"spec.trainer.resourcesPerNode.limits[aliyun.com/gpu-mem]: {TOO_LITTLE}; did you mean 8Gi?",
     )
-    assert advised(job("8Gi"), "trainjobs") == ()
-    assert advised({"metadata": {}, "spec": {"trainer": {"resourcesPerNode": [5]}}}, "trainjobs") == ()
+    assert advice_warnings(job("8Gi"), "trainjobs") == ()
+    assert advice_warnings({"metadata": {}, "spec": {"trainer": {"resourcesPerNode": [5]}}}, "trainjobs") == ()
 
 
 def test_kueue_workload_needs_plain_mib_numbers() -> None:
     for resource in ("deployments", "rayclusters"):
         queued = workload(resource, **{"aliyun.com__gpu_mem": "8Gi"})
         queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "cards"}
-        (warning,) = advised(queued, resource)
+        (warning,) = advice_warnings(queued, resource)
         says = "Kueue counts 8589934592 of 8Gi; write 8192, which is the same in MiB"
         assert warning == f"{PATHS[resource]}.{LIMITS}[aliyun.com/gpu-mem]: {says}"
     for amount in ("8192", "8k"):
         queued = workload("jobsets", **{"aliyun.com__gpu_mem": amount})
         queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "cards"}
-        assert advised(queued, "jobsets") == ()
+        assert advice_warnings(queued, "jobsets") == ()
 
 
 def test_kueue_workload_needs_plain_gib_numbers_in_gib_namespaces() -> None:
@@ -221,36 +223,38 @@ def test_kueue_workload_needs_plain_gib_numbers_in_gib_namespaces() -> None:
     ):
         queued = workload("jobsets", **{"aliyun.com__gpu_mem": amount})
         queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "cards"}
-        warnings = advised(queued, "jobsets", settings=WebhookSettings(unit=Unit.GIB))
+        warnings = advice_warnings(queued, "jobsets", settings=WebhookSettings(unit=Unit.GIB))
         assert warnings == ((f"{PATHS['jobsets']}.{LIMITS}[aliyun.com/gpu-mem]: {says}",) if says else ())
 
 
 def test_warnings_are_not_repeated() -> None:
     owned = workload("deployments", **{"aliyun.com__gpu_mem": "20000"})
     owned["metadata"]["ownerReferences"] = [{"controller": True}]
-    assert advised(owned, "replicasets") == ()
+    assert advice_warnings(owned, "replicasets") == ()
     many_groups = {
         "spec": {"groups": [workload("podtemplates", **{"aliyun.com__gpu_mem": str(i)}) for i in range(1, 40)]}
     }
-    assert len(advised(many_groups | {"metadata": {}}, "rayclusters")) == 8
+    assert len(advice_warnings(many_groups | {"metadata": {}}, "rayclusters")) == 8
 
 
 def test_objects_without_a_template_are_admitted() -> None:
     odd = {"spec": {"template": {"spec": {"containers": [{"name": 5, "resources": []}]}}}, "metadata": {}}
-    assert advised(odd, "rayclusters") == ()
-    assert advised({"spec": None, "metadata": {}}, "rayclusters") == ()
+    assert advice_warnings(odd, "rayclusters") == ()
+    assert advice_warnings({"spec": None, "metadata": {}}, "rayclusters") == ()
     exempt = WebhookSettings(exempt_namespaces=frozenset({"kube-system"}))
-    assert advised(asking(**{"nvidia.com__gpumem": "1"}), namespace="kube-system", settings=exempt) == ()
+    assert (
+        advice_warnings(pod_with_limits(**{"nvidia.com__gpumem": "1"}), namespace="kube-system", settings=exempt) == ()
+    )
 
 
 def test_warnings_about_names_are_limited() -> None:
     names_of = {f"aliyun.com__gpu_core.percenta{i:05}": "1" for i in range(3000)}
-    assert len(advised(asking(**names_of))) == 8
+    assert len(advice_warnings(pod_with_limits(**names_of))) == 8
 
 
-def marked(place: str, key: str, text: str = "x", **limits: str) -> Json:
+def pod_with_key(place: str, key: str, text: str = "x", **limits: str) -> Json:
     """A pod with one annotation or label, and these limits."""
-    pod = asking(**limits) if limits else build.pod(containers=[{"name": "main", "image": "x"}])
+    pod = pod_with_limits(**limits) if limits else build.pod(containers=[{"name": "main", "image": "x"}])
     return pod | {"metadata": {"name": "p", place: {key: text}}}
 
 
@@ -266,29 +270,29 @@ def marked(place: str, key: str, text: str = "x", **limits: str) -> Json:
 )
 def test_unread_annotation_or_label_gets_a_suggestion(place: str, key: str, text: str, says: str) -> None:
     warning = f"metadata.{place}[{key}]: Cardwise does not read it; {says}"
-    assert advised(marked(place, key, text)) == (warning,)
-    assert validated(marked(place, key, text, **{"aliyun.com__gpu_mem": "8Gi"})) == (warning,)
-    template = marked(place, key, text, **{"aliyun.com__gpu_mem": "8Gi"})
+    assert advice_warnings(pod_with_key(place, key, text)) == (warning,)
+    assert review_warnings(pod_with_key(place, key, text, **{"aliyun.com__gpu_mem": "8Gi"})) == (warning,)
+    template = pod_with_key(place, key, text, **{"aliyun.com__gpu_mem": "8Gi"})
     manifest = {"metadata": {"name": "w"}, "spec": {"template": template}}
-    assert advised(manifest, "deployments") == (f"spec.template.{warning}",)
-    for_another = marked(place, key, text)
+    assert advice_warnings(manifest, "deployments") == (f"spec.template.{warning}",)
+    for_another = pod_with_key(place, key, text)
     for_another["spec"]["schedulerName"] = "kai-scheduler"
-    assert advised(for_another) == (), "that scheduler may read it"
+    assert advice_warnings(for_another) == (), "that scheduler may read it"
 
 
 def test_annotation_written_as_a_label_gets_a_warning() -> None:
-    pod = marked("labels", names.POLICY, "spread", **{"aliyun.com__gpu_mem": "8Gi"})
-    assert validated(pod) == (f"metadata.labels[{names.POLICY}]: Cardwise reads it as an annotation only",)
+    pod = pod_with_key("labels", names.POLICY, "spread", **{"aliyun.com__gpu_mem": "8Gi"})
+    assert review_warnings(pod) == (f"metadata.labels[{names.POLICY}]: Cardwise reads it as an annotation only",)
 
 
 def test_warnings_about_annotations_are_limited() -> None:
-    pod = marked("annotations", "gpu-memory")
+    pod = pod_with_key("annotations", "gpu-memory")
     pod["metadata"]["annotations"] = {f"cardwise.io/polic{i:05}": "x" for i in range(3000)}
     pod["metadata"]["annotations"] |= {f"Cardwise.dev/polic{chr(97 + i)}": "x" for i in range(20)}
-    assert len(advised(pod)) == 8
+    assert len(advice_warnings(pod)) == 8
 
 
-def namespaced(labels: Json | None = None, **annotations: str) -> tuple[str, ...]:
+def namespace_warnings(labels: Json | None = None, **annotations: str) -> tuple[str, ...]:
     keys = {f"cardwise.dev/{key.replace('_', '-')}": text for key, text in annotations.items()}
     manifest = {"metadata": {"name": "team", "labels": labels or {}, "annotations": keys}}
     decision = on_validate(manifest, "namespaces", known())
@@ -300,33 +304,39 @@ def test_ineffective_namespace_defaults_get_warnings() -> None:
     on = {names.DEFAULTS_LABEL: "enabled"}
     no_effect = "has no effect without the label cardwise.dev/defaults=enabled"
     unread = "Cardwise does not read it; did you mean cardwise.dev/default-gpu-mem?"
-    assert namespaced(on, default_gpu_mem="2Gi") == namespaced(on) == namespaced() == ()
-    assert namespaced({names.DEFAULTS_LABEL: "true"}) == (
+    assert namespace_warnings(on, default_gpu_mem="2Gi") == namespace_warnings(on) == namespace_warnings() == ()
+    assert namespace_warnings({names.DEFAULTS_LABEL: "true"}) == (
         "metadata.labels[cardwise.dev/defaults]: 'true' does not enable the defaults; write enabled",
     )
-    assert namespaced(default_gpu_mem="2Gi", min_mps="required") == (
+    assert namespace_warnings(default_gpu_mem="2Gi", min_mps="required") == (
         f"metadata.annotations[cardwise.dev/default-gpu-mem]: {no_effect}",
         f"metadata.annotations[cardwise.dev/min-mps]: {no_effect}",
     )
-    assert namespaced(on, default_gpumem="2Gi") == (f"metadata.annotations[cardwise.dev/default-gpumem]: {unread}",)
-    assert namespaced({names.DEFAULTS_LABEL: "disabled"}, default_gpu_mem="2Gi") == (), "switched off on purpose"
-    (warning,) = namespaced({names.DEFAULTS_LABEL: "enabled", names.DEFAULT_GPU_MEM: "2Gi"})
+    assert namespace_warnings(on, default_gpumem="2Gi") == (
+        f"metadata.annotations[cardwise.dev/default-gpumem]: {unread}",
+    )
+    assert namespace_warnings({names.DEFAULTS_LABEL: "disabled"}, default_gpu_mem="2Gi") == (), (
+        "switched off on purpose"
+    )
+    (warning,) = namespace_warnings({names.DEFAULTS_LABEL: "enabled", names.DEFAULT_GPU_MEM: "2Gi"})
     assert warning.endswith(f"did you mean the annotation {names.DEFAULT_GPU_MEM}?")
 
 
 def test_unread_own_key_on_a_namespace_gets_a_warning() -> None:
     unread = "Cardwise does not read it on a namespace"
-    assert namespaced(foo="x") == (f"metadata.annotations[cardwise.dev/foo]: {unread}",)
-    assert namespaced(**{"class": "nvidia.tesla.k80"}) == (f"metadata.annotations[cardwise.dev/class]: {unread}",)
-    assert namespaced({"cardwise.dev/team": "a"}) == (f"metadata.labels[cardwise.dev/team]: {unread}",)
-    assert namespaced({"example.com/team": "a", names.GPU_MEM_UNIT: "GiB"}) == ()
+    assert namespace_warnings(foo="x") == (f"metadata.annotations[cardwise.dev/foo]: {unread}",)
+    assert namespace_warnings(**{"class": "nvidia.tesla.k80"}) == (
+        f"metadata.annotations[cardwise.dev/class]: {unread}",
+    )
+    assert namespace_warnings({"cardwise.dev/team": "a"}) == (f"metadata.labels[cardwise.dev/team]: {unread}",)
+    assert namespace_warnings({"example.com/team": "a", names.GPU_MEM_UNIT: "GiB"}) == ()
 
 
 def quota(*gpu_quotas: Json, **hard: str) -> tuple[str, ...]:
     view = known()
     view.standings = {"default": [gpuquotas.parse(manifest) for manifest in gpu_quotas]}
     keys = {name.replace("__", "/").replace("_", "-"): amount for name, amount in hard.items()}
-    return advised({"metadata": {"name": "cards"}, "spec": {"hard": keys}}, "resourcequotas", view)
+    return advice_warnings({"metadata": {"name": "cards"}, "spec": {"hard": keys}}, "resourcequotas", view)
 
 
 WHOLE = {"requests.cardwise.dev__gpu": "0"}
@@ -351,7 +361,7 @@ def test_ineffective_quota_keys_get_warnings() -> None:
         quota(cpu="1", **{"requests.amd.com__gpu": "0", "requests.nvidia.com__mig-1g.5gb": "1"}, **MEM, **WHOLE) == ()
     )
     blind = Known(known_cards=CARDS)
-    assert advised({"spec": {"hard": {"requests.nvidia.com/gpu": "1"}}}, "resourcequotas", blind) == ()
+    assert advice_warnings({"spec": {"hard": {"requests.nvidia.com/gpu": "1"}}}, "resourcequotas", blind) == ()
 
 
 def test_quota_of_shares_only_gets_a_warning() -> None:
@@ -400,14 +410,14 @@ def test_too_small_quota_suggests_gib() -> None:
 
 
 def test_too_small_limit_range_suggests_gib() -> None:
-    def limited(**ranges: str) -> tuple[str, ...]:
+    def limit_range_warnings(**ranges: str) -> tuple[str, ...]:
         entry = {"type": "Container"} | {name: {names.GPU_MEM: amount} for name, amount in ranges.items()}
-        return advised({"metadata": {}, "spec": {"limits": [entry]}}, "limitranges")
+        return advice_warnings({"metadata": {}, "spec": {"limits": [entry]}}, "limitranges")
 
-    (warning,) = limited(max="8", min="1")
+    (warning,) = limit_range_warnings(max="8", min="1")
     assert warning.startswith("spec.limits[0].max[aliyun.com/gpu-mem]: 8 means 8 MiB, ")
     assert warning.endswith("did you mean 8Gi?")
-    assert limited(max="8192", min="1") == ()
+    assert limit_range_warnings(max="8192", min="1") == ()
 
 
 @pytest.mark.parametrize(
@@ -426,7 +436,7 @@ def test_nearly_matching_node_selector_gets_a_suggestion(selector: dict[str, str
     labels = {"zone": "a", "nvidia.com/gpu.product": "Tesla-T4"}
     pod = build.pod(gpu_mem=8000)
     pod["spec"]["nodeSelector"] = selector
-    (warning,) = validated(pod, view=known(offers(n1=with_cards(**labels))))
+    (warning,) = review_warnings(pod, view=known(offers(n1=with_cards(**labels))))
     (entry,) = selector.items()
     waits = f"no node with GPUs has {'='.join(entry)} now; the pod waits until one does"
     assert warning == f"spec.nodeSelector: {waits}{hint}"
@@ -436,7 +446,7 @@ def test_ineffective_limit_range_keys_get_warnings() -> None:
     limits = [
         {"type": "Container", "max": {"cpu": "1", "aliyun.com/gpumem": "8192"}, "default": {names.GPU_MEM: "1024"}}
     ]
-    (warning,) = advised({"metadata": {}, "spec": {"limits": limits}}, "limitranges")
+    (warning,) = advice_warnings({"metadata": {}, "spec": {"limits": limits}}, "limitranges")
     hint = "did you mean aliyun.com/gpu-mem?"
     assert warning == f"spec.limits[0].max[aliyun.com/gpumem]: no node offers it, so it counts nothing; {hint}"
 
@@ -455,7 +465,7 @@ def test_ineffective_limit_range_keys_get_warnings() -> None:
 def test_advice_cost_is_limited_for_many_keys(resource: str, make_manifest: Any) -> None:
     def steps(count: int) -> int:
         with work() as advising:
-            advised(make_manifest(count), resource)
+            advice_warnings(make_manifest(count), resource)
         return advising.steps
 
     assert steps(2000) < 4 * steps(100)

@@ -153,7 +153,7 @@ OTHERS = {
 }
 
 
-def spent(resource: str, manifest: Json, operation: str = "CREATE") -> int:
+def count_review_steps(resource: str, manifest: Json, operation: str = "CREATE") -> int:
     """The steps of all paths together; /validate gets the object that /mutate returns."""
     view = known()
     old = manifest if operation == "UPDATE" else None
@@ -178,13 +178,13 @@ def is_linear(steps: Callable[[int], int]) -> bool:
 @pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
 @pytest.mark.parametrize("field", PODS)
 def test_pods(field: str, operation: str) -> None:
-    assert is_linear(lambda size: spent("pods", PODS[field](size), operation))
+    assert is_linear(lambda size: count_review_steps("pods", PODS[field](size), operation))
 
 
 @pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
 @pytest.mark.parametrize("resource", OTHERS)
 def test_other_objects(resource: str, operation: str) -> None:
-    assert is_linear(lambda size: spent(resource, OTHERS[resource](size), operation))
+    assert is_linear(lambda size: count_review_steps(resource, OTHERS[resource](size), operation))
 
 
 NEAR = {f"vendor{i}.co/gpu-acceleratr-{i}": "0" for i in range(8)}

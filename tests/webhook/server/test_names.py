@@ -54,7 +54,9 @@ def world() -> World:
     return World()
 
 
-def named(place: str, text: str, manifest: Any = BINDING, resource: str = "pods", sub: str = "binding") -> Any:
+def review_with_text(
+    place: str, text: str, manifest: Any = BINDING, resource: str = "pods", sub: str = "binding"
+) -> Any:
     """A review of a Binding with the text in this field."""
     named_review = review(json.loads(json.dumps(manifest)), resource, sub=sub, name="p")
     part, field = place.split(".")
@@ -66,7 +68,7 @@ def named(place: str, text: str, manifest: Any = BINDING, resource: str = "pods"
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("text", ATTACKS)
 def test_binding_with_an_invalid_name_causes_no_request(world: World, place: str, text: str) -> None:
-    answer = world.post(shell.BINDINGS, named(place, text)).get_json()["response"]
+    answer = world.post(shell.BINDINGS, review_with_text(place, text)).get_json()["response"]
     assert not answer["allowed"]
     assert answer["status"]["message"].startswith(f"{place}: {text!r} is not a name in Kubernetes; write at most")
     assert world.api.requests == []
@@ -75,13 +77,13 @@ def test_binding_with_an_invalid_name_causes_no_request(world: World, place: str
 @pytest.mark.parametrize("text", ATTACKS)
 @pytest.mark.parametrize("path", paths_of("pods"))
 def test_pod_with_an_invalid_namespace_causes_no_request(world: World, path: str, text: str) -> None:
-    answer = world.post(path, named("request.namespace", text, POD, sub="")).get_json()["response"]
+    answer = world.post(path, review_with_text("request.namespace", text, POD, sub="")).get_json()["response"]
     assert answer["allowed"] == (path == "/advise")
     assert world.api.requests == []
 
 
 def test_a_legacy_binding_names_its_pod_in_the_object(world: World) -> None:
-    binding_review = named("metadata.name", "/pods?limit=0&x=", resource="bindings", sub="")
+    binding_review = review_with_text("metadata.name", "/pods?limit=0&x=", resource="bindings", sub="")
     binding_review["request"]["name"] = ""
     assert not world.post(shell.BINDINGS, binding_review).get_json()["response"]["allowed"]
     binding_review["request"]["object"]["metadata"]["name"] = ""
@@ -92,20 +94,20 @@ def test_a_legacy_binding_names_its_pod_in_the_object(world: World) -> None:
 @pytest.mark.parametrize("resource", ["pods", "bindings", "deployments", "resourcequotas", "gpuquotas"])
 def test_missing_namespace_causes_no_request(world: World, resource: str) -> None:
     for path in paths_of(resource):
-        answer = world.post(path, named("request.namespace", "", POD, resource, "")).get_json()["response"]
+        answer = world.post(path, review_with_text("request.namespace", "", POD, resource, "")).get_json()["response"]
         assert answer["allowed"] == (path == "/advise"), answer
     assert world.api.requests == []
 
 
 def test_a_message_quotes_the_beginning_and_the_end_only(world: World) -> None:
     for place in PLACES:
-        answer = world.post(shell.BINDINGS, named(place, "x/" * 100_000)).get_json()["response"]
+        answer = world.post(shell.BINDINGS, review_with_text(place, "x/" * 100_000)).get_json()["response"]
         assert len(answer["status"]["message"]) < 200
 
 
 @pytest.mark.parametrize("field", ["resource", "subResource", "operation"])
 def test_words_of_the_api_server_have_a_maximum_length(world: World, field: str) -> None:
-    named_review = named("request.name", "p")
+    named_review = review_with_text("request.name", "p")
     if field == "resource":
         named_review["request"]["resource"]["resource"] = "x" * 300
     else:
@@ -134,7 +136,7 @@ def test_valid_names_are_requested(namespace: str, name: str) -> None:
 @given(place=st.sampled_from(PLACES), text=st.text(max_size=300))
 def test_any_text_causes_at_most_a_get_of_one_pod(place: str, text: str) -> None:
     world = World()
-    assert world.post(shell.BINDINGS, named(place, text)).status_code == 200
+    assert world.post(shell.BINDINGS, review_with_text(place, text)).status_code == 200
     for request in world.api.requests:
         assert (request.verb, request.query) == ("get", {})
         assert request.path.startswith("/api/v1/namespaces/")

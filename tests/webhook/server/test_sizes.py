@@ -19,7 +19,7 @@ from webhook.server.review import Decision, UndecodableReview
 Decides = Callable[..., Decision]
 
 
-def naming(count: int) -> Json:
+def pod_with_resource_names(count: int) -> Json:
     """A pod that requests a share and names `count` resources."""
     limits = {f"no.class-{i}": "1" for i in range(count - 1)} | {names.GPU_MEM: "8"}
     return pod("big", containers=[container() | {"resources": {"limits": limits}}])
@@ -74,7 +74,7 @@ def of_annotation_bytes(count: int) -> Json:
     return pod("big", gpu_mem=8, annotations={"a": "ä" * 1024, "b": "x" * (count - 2 * 1024 - 2)})
 
 
-def message_on(decide: Decides, manifest: Json, resource: str = "pods") -> str:
+def refusal_message(decide: Decides, manifest: Json, resource: str = "pods") -> str:
     try:
         return decide(manifest, resource, Known(namespaces={"default": Defaults("1Gi")})).message
     except UndecodableReview as error:
@@ -84,7 +84,11 @@ def message_on(decide: Decides, manifest: Json, resource: str = "pods") -> str:
 SHAPES = pytest.mark.parametrize(
     ("shape", "limit", "says"),
     [
-        (naming, sizes.MAX_RESOURCE_NAMES, "spec.containers: the containers name {} different resources"),
+        (
+            pod_with_resource_names,
+            sizes.MAX_RESOURCE_NAMES,
+            "spec.containers: the containers name {} different resources",
+        ),
         (of_containers, sizes.MAX_CONTAINERS, "spec.containers: {} containers are too many"),
         (of_annotations, sizes.MAX_ANNOTATIONS, "metadata.annotations: {} are too many"),
         (of_labels, sizes.MAX_METADATA_ENTRIES, "metadata.labels: {} are too many"),
@@ -111,10 +115,10 @@ SHAPES = pytest.mark.parametrize(
 @SHAPES
 @pytest.mark.parametrize("decide", [on_mutate, on_defaults, on_validate])
 def test_a_pod_has_limits(shape: Callable[[int], Json], limit: int, says: str, decide: Decides) -> None:
-    message = message_on(decide, shape(limit + 1))
+    message = refusal_message(decide, shape(limit + 1))
     assert message.startswith(says.format(limit + 1))
     assert str(limit >> 10 if shape in (of_bytes, of_annotation_bytes) else limit) in message.partition("; ")[2]
-    assert "too m" not in message_on(decide, shape(limit))
+    assert "too m" not in refusal_message(decide, shape(limit))
 
 
 @pytest.mark.parametrize("decide", [on_mutate, on_defaults, on_validate])
@@ -122,16 +126,16 @@ def test_a_pod_has_a_limited_number_of_card_requests(decide: Decides) -> None:
     def of_whole_cards(count: int) -> Json:
         return pod("big", containers=[container(f"c{i}", whole_gpu=1) for i in range(count)])
 
-    message = message_on(decide, of_whole_cards(request.MAX_CARD_REQUESTS + 1))
+    message = refusal_message(decide, of_whole_cards(request.MAX_CARD_REQUESTS + 1))
     field = f"spec.containers[{request.MAX_CARD_REQUESTS}].resources.limits"
     assert message.startswith(f"{field}: the pod has more than {request.MAX_CARD_REQUESTS} separate GPU requests; ")
-    assert "separate" not in message_on(decide, of_whole_cards(request.MAX_CARD_REQUESTS))
+    assert "separate" not in refusal_message(decide, of_whole_cards(request.MAX_CARD_REQUESTS))
 
 
 @SHAPES
 def test_a_template_has_the_same(shape: Callable[[int], Json], limit: int, says: str) -> None:
     template = {"metadata": (shaped := shape(limit + 1))["metadata"], "spec": shaped["spec"]}
-    message = message_on(on_mutate, {"metadata": {}, "spec": {"template": template}}, "deployments")
+    message = refusal_message(on_mutate, {"metadata": {}, "spec": {"template": template}}, "deployments")
     prefix = "" if shape is of_bytes else "spec.template."
     assert message.startswith(prefix + says.format(limit + 1))
 
@@ -162,7 +166,7 @@ def test_existing_large_lists_may_change() -> None:
 )
 def test_other_objects_have_limits(resource: str, decide: Decides, field: str, entries: Callable[[int], Any]) -> None:
     over = sizes.MAX_SPEC_ENTRIES + 1
-    message = message_on(decide, {"metadata": {"name": "n"}, "spec": {field: entries(over)}}, resource)
+    message = refusal_message(decide, {"metadata": {"name": "n"}, "spec": {field: entries(over)}}, resource)
     assert message == f"spec.{field}: {over} entries are too many; write at most {sizes.MAX_SPEC_ENTRIES}"
     large = {"metadata": {"name": "n", "annotations": {"a": "x" * sizes.MAX_BYTES}}}
-    assert message_on(decide, large, resource).startswith("metadata: the object has 512 KiB")
+    assert refusal_message(decide, large, resource).startswith("metadata: the object has 512 KiB")

@@ -17,7 +17,7 @@ from tests import build
 from tests.examples import examples
 from tests.fakes.clock import FakeClock
 from tests.webhook.pods.test_mutate_properties import CLASSES, PODS
-from tests.webhook.reviews import Known, body, mutated_twice, paths_of
+from tests.webhook.reviews import Known, body, mutate_object_twice, paths_of
 from webhook.cluster.offers import NodeOffer, Offers
 from webhook.pods.defaults import Defaults
 from webhook.server import app as shell
@@ -39,7 +39,7 @@ def client() -> FlaskClient:
     return shell.create_app(known(), WebhookSettings(nvidia_gpu="take")).test_client()
 
 
-def answered(client: FlaskClient, path: str, data: bytes) -> Json:
+def post_review(client: FlaskClient, path: str, data: bytes) -> Json:
     answer = client.post(path, data=data, content_type="application/json")
     assert answer.status_code == 200
     response: Json = answer.get_json()["response"]
@@ -109,7 +109,7 @@ def test_of_pods(client: FlaskClient, path: str, pod: Json, text: str, data: Any
     annotations = {names.POLICY: "spread", names.GROUP_NAME: "g", names.GROUP_NUM: "2", names.MPS: "off"}
     pod["metadata"]["annotations"] |= data.draw(st.sampled_from([{}, annotations]))
     place = data.draw(st.sampled_from(list(strings(pod))))
-    check(answered(client, path, body(replaced(pod, place, text))))
+    check(post_review(client, path, body(replaced(pod, place, text))))
 
 
 @settings(max_examples=examples(60, soak=1000))
@@ -117,7 +117,7 @@ def test_of_pods(client: FlaskClient, path: str, pod: Json, text: str, data: Any
 def test_of_other_objects(client: FlaskClient, resource: str, text: str, data: Any) -> None:
     path = data.draw(st.sampled_from(paths_of(resource)))
     place = data.draw(st.sampled_from(list(strings(OTHERS[resource]))))
-    check(answered(client, path, body(replaced(OTHERS[resource], place, text), resource)))
+    check(post_review(client, path, body(replaced(OTHERS[resource], place, text), resource)))
 
 
 def test_many_errors(client: FlaskClient) -> None:
@@ -131,7 +131,7 @@ def test_many_errors(client: FlaskClient) -> None:
 
 
 def mutated_then_validated(client: FlaskClient, pod: Json) -> Json:
-    return answered(client, "/validate", body(mutated_twice(pod, "pods", known())))
+    return post_review(client, "/validate", body(mutate_object_twice(pod, "pods", known())))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_refusal_quotes_the_beginning_and_says_how_long_the_text_is(
 ) -> None:
     pod = build.pod(gpu_mem="1Gi")
     pod["metadata"]["annotations"] = annotations
-    message = answered(client, "/mutate", body(pod))["status"]["message"]
+    message = post_review(client, "/mutate", body(pod))["status"]["message"]
     assert f"(120000 characters) {begins}" in message
     assert message.endswith(ends)
     assert len(message) < 400
@@ -162,7 +162,7 @@ def test_many_refusals_do_not_flood_the_log() -> None:
         data = body(wrong, namespace=namespace)
         with structlog.testing.capture_logs() as logs:
             for _ in range(reviews):
-                assert not answered(client, "/mutate", data)["allowed"]
+                assert not post_review(client, "/mutate", data)["allowed"]
         return [dict(line) for line in logs]
 
     clock.advance(15)

@@ -7,7 +7,15 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
-from tests.webhook.reviews import Known, mutated, mutated_twice, on_advise, on_mutate, resource_class, resource_classes
+from tests.webhook.reviews import (
+    Known,
+    mutate_object,
+    mutate_object_twice,
+    on_advise,
+    on_mutate,
+    resource_class,
+    resource_classes,
+)
 from webhook.server.decisions import WebhookSettings
 
 K80, P100 = "nvidia.tesla.k80", "nvidia.tesla.p100"
@@ -60,15 +68,15 @@ def record(manifest: Json) -> Json | None:
 
 
 def update(new: Json, old: Json, resource: str = "deployments", settings: WebhookSettings | None = None) -> Json:
-    return mutated_twice(new, resource, KNOWN, settings, operation="UPDATE", old=old)
+    return mutate_object_twice(new, resource, KNOWN, settings, operation="UPDATE", old=old)
 
 
 @pytest.mark.parametrize("resource", sorted(AT))
 def test_every_template_takes_the_bare_name(resource: str) -> None:
-    new = mutated(workload({K80: "1", "cpu": "1"}, resource), resource, KNOWN)
+    new = mutate_object(workload({K80: "1", "cpu": "1"}, resource), resource, KNOWN)
     assert limits(new, resource) == {K80_KEY: "1", "cpu": "1"}
     assert record(new) == {"main": [K80_KEY]}
-    assert mutated(new, resource, KNOWN) == new
+    assert mutate_object(new, resource, KNOWN) == new
     assert "env" not in container(new, resource), "only names are rewritten"
 
 
@@ -76,7 +84,7 @@ def test_requests_and_init_containers_are_rewritten_too() -> None:
     manifest = workload({K80: "1"})
     container(manifest)["resources"]["requests"] = {K80: "1"}
     manifest["spec"]["template"]["spec"]["initContainers"] = [{"name": "side", "resources": {"limits": {"big": 2}}}]
-    spec = mutated(manifest, "deployments", KNOWN)["spec"]["template"]["spec"]
+    spec = mutate_object(manifest, "deployments", KNOWN)["spec"]["template"]["spec"]
     assert spec["containers"][0]["resources"] == {"limits": {K80_KEY: "1"}, "requests": {K80_KEY: "1"}}
     assert spec["initContainers"][0]["resources"] == {"limits": {"cardwise.dev/big": 2}}
 
@@ -84,20 +92,20 @@ def test_requests_and_init_containers_are_rewritten_too() -> None:
 @pytest.mark.parametrize("name", ["cpu", "foo", names.GPU_MEM, K80_KEY, names.NVIDIA_GPU, "hugepages-1Gi"])
 def test_accepted_and_unknown_names_are_not_changed(name: str) -> None:
     manifest = workload({name: "1"})
-    assert mutated(manifest, "deployments", KNOWN) == manifest
+    assert mutate_object(manifest, "deployments", KNOWN) == manifest
 
 
 def test_exempt_namespaces_are_left_alone() -> None:
     manifest = workload({K80: "1"})
     settings = WebhookSettings(exempt_namespaces=frozenset({"kube-system"}))
-    assert mutated(manifest, "deployments", KNOWN, settings, namespace="kube-system") == manifest
+    assert mutate_object(manifest, "deployments", KNOWN, settings, namespace="kube-system") == manifest
 
 
 def test_missing_class_is_reported_once() -> None:
     manifest = workload({"nvidia.tesla.k81": "1"})
     decision = on_mutate(manifest, "deployments", KNOWN)
     assert (decision.allowed, decision.warnings) == (True, ())
-    after = mutated(manifest, "deployments", KNOWN)
+    after = mutate_object(manifest, "deployments", KNOWN)
     (warning,) = on_advise(after, "deployments", KNOWN).warnings
     assert "limits[cardwise.dev/nvidia.tesla.k81]: there is no ResourceClass nvidia.tesla.k81; write " in warning
     assert warning.endswith("; its pods will be refused")
@@ -243,8 +251,8 @@ def test_the_template_of_a_job_stays_as_it_is() -> None:
 
 def test_nvidia_gpu_is_rewritten_only_if_new() -> None:
     manifest = workload({names.NVIDIA_GPU: "1"})
-    assert mutated(manifest, "deployments", KNOWN) == manifest
-    rewritten = mutated(manifest, "deployments", KNOWN, TAKE)
+    assert mutate_object(manifest, "deployments", KNOWN) == manifest
+    rewritten = mutate_object(manifest, "deployments", KNOWN, TAKE)
     assert limits(rewritten) == {names.WHOLE_GPU: "1"}
     assert record(rewritten) == {"main": [names.WHOLE_GPU]}
     assert update(manifest, manifest, settings=TAKE) == manifest, "an update must not roll out"
@@ -255,7 +263,7 @@ def test_nvidia_gpu_is_rewritten_only_if_new() -> None:
 def test_controlled_replica_set_is_not_changed() -> None:
     manifest = workload({names.NVIDIA_GPU: "1"}, "replicasets")
     manifest["metadata"]["ownerReferences"] = [{"kind": "Deployment", "name": "d", "controller": True}]
-    assert mutated(manifest, "replicasets", KNOWN, TAKE) == manifest
+    assert mutate_object(manifest, "replicasets", KNOWN, TAKE) == manifest
 
 
 @pytest.mark.parametrize("text", ["", "x", "7", "{}", '{"main": 7}', '{"main": [7]}'])
