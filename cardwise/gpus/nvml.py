@@ -69,7 +69,7 @@ class NvmlGpus:
     ) -> None:
         """Start watching the cards. A card that does not answer within `_START_SECONDS` is added later.
 
-        faults: the file that cards in need of a reset are saved in.
+        faults: the file in which the cards that need a reset are saved.
         on_failure: called with the name of a thread that met an unexpected error.
 
         Raises GpusUnavailable if there is no driver.

@@ -38,7 +38,8 @@ class CardsPerNodeLimit(Generic[T]):
         self._node_of: dict[str, str] = {}  # the nodes of the kept objects, by key
         self._keys: dict[str, set[str]] = {}  # the keys of the kept objects, by node
         self._warned: set[str] = set()
-        # Admitted objects that the store does not have yet: by key, the node for which it was kept before, or "".
+        # Admitted objects that the store does not have yet: by key, the node for which the object was kept before, or
+        # "".
         self._pending: dict[str, str] = {}
 
     def project(self, content: bytes) -> tuple[str, T] | None:

@@ -63,7 +63,8 @@ _encode = msgspec.json.Encoder().encode
 _decode = read_bounded(msgspec.json.Decoder().decode)
 _decode_list_head = tolerate_depth(msgspec.json.Decoder(wire.ListHead).decode)
 _decode_begin = msgspec.json.Decoder(wire.ListBegin).decode
-_LIST_HEAD_BYTES = 2048  # bytes of a list in which its metadata ends; a continue token has some hundred
+# bytes of the beginning of a list that contain its metadata; a continue token has some hundred bytes
+_LIST_HEAD_BYTES = 2048
 
 
 class KubeClient:

@@ -208,10 +208,11 @@ _decode = read_bounded(msgspec.json.Decoder(wire.ListOf[_Pod]).decode)
 class GangNumbers:
     """Compares the size that a new pod names for its gang with the sizes that existing members name. Thread-safe.
 
-    Requested only for pods of gangs, from the API server's cache. The cache may be stale; the extender detects what
-    passes here. Every client that reaches the webhook can name gangs and namespaces, so the requests are limited, and
-    after a failure of the API server they stop for some seconds. After a timeout they stop for that namespace, because
-    its pods may be the cause. The number of a gang is cached for a while, because its pods are created by the hundred.
+    The members are listed only for pods of gangs, from the API server's cache. The cache may be stale; the extender
+    detects what passes here. Every client that reaches the webhook can name gangs and namespaces, so the requests are
+    limited, and after a failure of the API server they stop for some seconds. After a timeout they stop for that
+    namespace, because its pods may be the cause. The number of a gang is cached for a while, because its pods are
+    created by the hundred.
     """
 
     def __init__(self, client: KubeClient, clock: Clock) -> None:

@@ -144,7 +144,7 @@ class ClusterView:
         return {reflector.name: reflector.staleness_seconds() for reflector in (*self._required, *self._optional)}
 
     def problems(self) -> list[str]:
-        """Why the view is not complete yet."""
+        """The reasons why the view is not complete yet."""
         awaited_reflectors = (reflector for reflector in self._optional if reflector.errors < _MAX_LIST_FAILURES)
         return [
             f"{reflector.name} are not listed yet"

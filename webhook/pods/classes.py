@@ -1,4 +1,5 @@
-"""Rewrites pods that request a type of card: bare names, the class by annotation, and units of a class into MiB.
+"""Rewrites pods that request a type of card: adds the domain to bare names, applies the class annotation, and converts
+units of a class to MiB.
 
 Pure except for the lookup, and a fixed point. Runs before requests are read: afterwards the container itself says what
 it requests, so that no reader of a pod needs the ResourceClasses.

@@ -23,7 +23,7 @@ KEYS = (names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.FRAMEWORKS, names.
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The defaults as written on the namespace; "" for none."""
+    """A namespace's defaults, as its annotations contain them; "" for none."""
 
     gpu_mem: str = ""
     policy: str = ""

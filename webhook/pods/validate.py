@@ -230,7 +230,9 @@ def _check_cards(pod_request: PodRequest, inventory: CardCatalog, nodes: Collect
 
 
 def _check_devices(pod_request: PodRequest, inventory: CardCatalog, nodes: Collection[str] | None = None) -> list[str]:
-    """As `_check_cards`, for devices: all devices of a pod are on one node."""
+    """Warnings about device classes without devices; refuses a pod that requests more devices than any node has. All
+    devices of a pod are on one node.
+    """
     warnings = []
     by_class: dict[str, list[DeviceRequest]] = {}
     for device in pod_request.devices:

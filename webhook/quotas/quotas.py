@@ -68,7 +68,7 @@ def rewrite_resource_quota(
 
 
 def rewrite_limit_range(limits: Json, old: Json | None = None, *, unit: Unit = Unit.MIB) -> tuple[Json, list[str]]:
-    """As `rewrite_resource_quota`, of a LimitRange. Raises InvalidRequest."""
+    """The rewritten LimitRange, and warnings; parameters as of `rewrite_resource_quota`. Raises InvalidRequest."""
     spec = limits.get("spec") or {}
     rewriting = _Rewriting.from_manifest(limits, old, unit)
     entries = [

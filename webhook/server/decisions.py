@@ -53,7 +53,9 @@ class Lookups(Protocol):
         """The defaults of a namespace that opted in; None for others, and for namespaces that are not known yet."""
 
     def fresh_defaults(self, namespace: str) -> Defaults | None:
-        """As `defaults`, but reads an unknown namespace from the API server. Raises KubeError."""
+        """The defaults of a namespace that opted in, None for others; reads an unknown namespace from the API server.
+        Raises KubeError.
+        """
 
     def cards(self, resource_class: ResourceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
         """The sizes of the cards or devices of the class, or of all cards; `nodes`: of these nodes only."""

@@ -14,7 +14,7 @@ def amount_lists(resources: Json) -> Iterator[tuple[str, Json]]:
 
 
 def put_resources(spec: Json, container: Container, resources: Json) -> None:
-    """As `put_container`, for a container with new resources."""
+    """Put the container with these resources back into the spec, as `put_container` does."""
     if resources != (container.spec.get("resources") or {}):
         put_container(spec, container, {**container.spec, "resources": resources})
 

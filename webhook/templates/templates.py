@@ -88,7 +88,7 @@ def template_of(workload: Json, resource: str) -> tuple[str, Json]:
 
 
 def find_templates(manifest: Json, resource: str) -> Iterator[tuple[str, Json]]:
-    """As `template_of`, also for custom resources: every pod template in the object.
+    """Yield the path and content of every pod template in the object, also of custom resources.
 
     A custom resource may have the plural of a kind of Kubernetes, as Volcano's jobs, but no template at its place.
     """

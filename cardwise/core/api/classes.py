@@ -57,9 +57,10 @@ class ClassShare:
 class ResourceClass:
     """One ResourceClass. Without a share, one unit is a whole card.
 
-    other: it is of devices other than GPUs, and one unit is one device. Otherwise no such device is ever in it.
+    other: it is of devices other than GPUs, and one unit is one device. A class without this flag never contains such a
+        device.
     auto: Cardwise manages it.
-    untouched: it is as Cardwise wrote it, so that Cardwise may change and delete it.
+    untouched: no user has edited it, so Cardwise may change and delete it.
     """
 
     name: str

@@ -125,7 +125,8 @@ ENV_MPS_PREFIX: Final = "CUDA_MPS_"
 # NVIDIA's container toolkit (1.20.1 and later) sets limits of the driver by two of these, of a container, in MiB.
 ENV_GPU_MEMORY_PREFIX: Final = "NVIDIA_GPU_MEMORY_"
 ENV_GPU_MEMORY_LIMIT: Final = "NVIDIA_GPU_MEMORY_LIMIT"
-ENV_LIMIT_PREFIXES: Final = (ENV_MPS_PREFIX, ENV_GPU_MEMORY_PREFIX)  # how variables begin that set a container's limits
+# the prefixes of the variables that set a container's limits
+ENV_LIMIT_PREFIXES: Final = (ENV_MPS_PREFIX, ENV_GPU_MEMORY_PREFIX)
 ENV_PCI_BUS_ID: Final = "PCI_BUS_ID"
 ENV_PCI_DEVICES_PREFIX: Final = "PCIDEVICE_CARDWISE_DEV_"  # + the class: PCI addresses, as SR-IOV's device plugin does
 ENV_RDMA_DEVICES: Final = "CARDWISE_RDMA_DEVICES"  # names such as mlx5_0

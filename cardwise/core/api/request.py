@@ -241,7 +241,9 @@ def parse(pod: Json) -> PodRequest | None:
 
 
 def parse_mutated(pod: Json) -> PodRequest | None:
-    """As `parse`, for a pod that must have passed the webhook. Raises NotRewritten if it has not."""
+    """Parse the request of a pod that must have passed the webhook; otherwise like `parse`. Raises NotRewritten if it
+    has not.
+    """
     request = parse(pod)
     if request is None:
         return None

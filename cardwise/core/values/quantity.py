@@ -99,7 +99,7 @@ def with_unit(text: str | int, unit: Unit) -> str:
 
 
 def _parse_amount(text: str | int) -> tuple[Fraction, bool]:
-    """As `parse`, for gpu-mem."""
+    """Parse a gpu-mem amount; returns the same as `parse`."""
     number, is_bytes = parse(text)
     # A binary amount that is no whole number of bytes, 0.3Gi, comes from the API server as 322122547200m.
     return number, is_bytes or (number.denominator != 1 and number >= _MIN_BYTES)

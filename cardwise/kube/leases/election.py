@@ -188,7 +188,7 @@ class Election:
         if self._must_reread:
             return LeaseCall("get", now)
         stamp = self._next_stamp(server_time)
-        # As client-go writes it: no holder, for a second.
+        # A released Lease as client-go writes it: without a holder, and with a duration of one second.
         spec = {
             "holderIdentity": "",
             "leaseDurationSeconds": _RELEASED_SECONDS,

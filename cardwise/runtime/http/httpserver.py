@@ -245,7 +245,9 @@ class _Connection:
         return self.listener.route(environ), owner
 
     def receive(self) -> bool:
-        """Read the received bytes, at most until a call is complete. False: the client is gone. Raises BadHttpCall."""
+        """Read the received bytes, at most until a call is complete. Returns False if the client has closed the
+        connection. Raises BadHttpCall.
+        """
         for _ in range(_MAX_READS):
             try:
                 data = self.sock.recv(_READ_BYTES) if self.tls is None else self.tls.recv()
@@ -261,7 +263,9 @@ class _Connection:
         return True
 
     def send_continue(self) -> bool:
-        """Send CONTINUE if the client awaits it. False: the client is gone, or does not read."""
+        """Send CONTINUE if the client awaits it. Returns False if the client has closed the connection or does not
+        read.
+        """
         if not self.reader.awaits_continue:
             return True
         self.reader.awaits_continue = False
@@ -271,7 +275,7 @@ class _Connection:
             return False
 
     def send(self) -> bool:
-        """Send as much as the client accepts now. False: the client is gone."""
+        """Send as much as the client accepts now. Returns False if the client has closed the connection."""
         try:
             line = self.tls or self.sock
             while self.unsent:

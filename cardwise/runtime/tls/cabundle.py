@@ -171,7 +171,7 @@ def bundle_patch(
 ) -> list[dict[str, Any]]:
     """The JSON patch that sets the base64 `bundle` in every webhook; empty if all have it.
 
-    join: merges the bundle with the different one of a webhook.
+    join: merges the bundle with a webhook's present one, if they differ.
     """
     present_bundles = [webhook["clientConfig"].get("caBundle") or "" for webhook in configuration.get("webhooks") or []]
     desired = [join(bundle, present) if join is not None and present else bundle for present in present_bundles]

@@ -70,7 +70,7 @@ def truth(api: ApiServer) -> dict[str, int]:
 
 @pytest.fixture
 def following(client: KubeClient, clock: FakeClock):
-    """Start a reflector and wait until it does nothing more without the passing of time."""
+    """Start a reflector and wait until it only waits for the clock."""
     started: list[Reflector] = []
 
     def follow(handler: Recorder | None = None, pace: WatchPace | None = None) -> tuple[Reflector, Recorder]:
