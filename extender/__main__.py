@@ -39,7 +39,8 @@ from extender.process import ExtenderSettings, Process
 
 _log = structlog.get_logger(__name__)
 
-_FAST_THREADS = 4  # the scheduler calls for one pod at a time; the rest is for inspect and for binds of a single stanza
+# kube-scheduler calls for one pod at a time; the other threads are for inspect, and for binds of a single stanza
+_FAST_THREADS = 4
 # For preempt, and for filter of pods of several card requests. Python runs one thread at a time, so more of them would
 # only make each slower; of two a namespace has one, so its searches do not delay those of another.
 _SEARCH_THREADS = 2
@@ -100,7 +101,7 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     default=0,
     help="MiB kept free on each GPU for driver, contexts and MPS server.",
 )
-# Above CAPACITY_PER_CARD, what nodes offer of a class would be too small: pods would wait that have a card.
+# Above CAPACITY_PER_CARD, nodes would offer too little of a class, and pods would wait although a card is free.
 @click.option(
     "--max-clients",
     type=click.IntRange(min=1, max=CAPACITY_PER_CARD),
@@ -328,7 +329,8 @@ def _make_rotator(
     else:
         store = tls.DirStore(own_directory)
     service = f"cardwise-extender.{names.NAMESPACE}"
-    own_ips = [address.host for address in addresses if address.host and address.host not in ("0.0.0.0", "::")]  # noqa: S104
+    wildcards = ("", "0.0.0.0", "::")  # noqa: S104
+    own_ips = [address.host for address in addresses if address.host not in wildcards]
     certificate_hosts = hosts or (
         "cardwise-extender", service, f"{service}.svc", socket.gethostname(), "localhost", "127.0.0.1", "::1", *own_ips
     )  # fmt: skip

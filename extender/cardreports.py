@@ -54,15 +54,16 @@ class CardReports:
         # Held while the handler works: a card's objects are handed over in their order.
         self._lock = threading.Lock()
         self._synced = False
-        self._credits: dict[str, _Credit] = {}  # of the nodes without full credit
-        self._shares: Counter[str] = Counter()  # of all cards of a node, as handed over
-        # What the handler has, by card. The reflector's newest object may still wait.
+        self._credits: dict[str, _Credit] = {}  # the credits of nodes without full credit
+        self._shares: Counter[str] = Counter()  # the number of shares on all cards of a node, as handed over
+        # By card, the object that was handed over last. The reflector's newest object may still wait.
         self._handed: dict[str, CardRecord] = {}
-        # For cards that the handler does not have: objects that it failed on, and of which it may have taken a part.
+        # By card that was never handed over successfully: the object on which the handler failed; it may have handled a
+        # part.
         self._half_taken: dict[str, CardRecord] = {}
         # By node and card, the newest object of cards that wait; None if the card was deleted.
         self._waiting: dict[str, dict[str, CardRecord | None]] = {}
-        self._node_of: dict[str, str] = {}  # of the cards that wait
+        self._node_of: dict[str, str] = {}  # the nodes of the cards that wait
 
     def on_change(self, key: str, old: CardRecord | None, new: CardRecord) -> None:  # noqa: ARG002 - see `_handed`
         with self._lock:

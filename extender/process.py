@@ -81,7 +81,7 @@ class ExtenderSettings:
     lease_name: str
     lease_duration: float
     no_lease: bool
-    pod: ObjectName | None = None  # our own
+    pod: ObjectName | None = None  # the pod of this process
     inspect_unit: str = Unit.MIB
 
 
@@ -240,7 +240,7 @@ class Extender:
     def begin_stop(self) -> None:
         """Cancel the waiting binds, and release the Lease in another thread."""
         self._state.gangs.cancel_permits("the extender is shutting down")
-        # Not only when the last connection is closed: that takes seconds, and the next leader can begin now.
+        # Before the last connection is closed, which takes seconds: the next leader can begin now.
         threading.Thread(target=self._leadership.stop, name="lease-release", daemon=True).start()
 
     def stop(self) -> None:
@@ -313,8 +313,8 @@ class Process:
         return self._extender.app(registry)
 
     def start(self) -> None:
-        # The lists of a big cluster leave no garbage, so the collector is off while they come; `_freeze_objects` starts
-        # it.
+        # The lists of a large cluster leave no garbage, so the collector is off until they are complete;
+        # `_freeze_objects` starts it.
         gc.disable()
         # Seconds for which a thread that computes (statuses, watch events) may keep filter's thread from running. The
         # default, 5 ms, was the p99 of filter while statuses were written (docs/design/0012-speed.md).

@@ -103,7 +103,8 @@ class State:
             self._lock, cache=cache, nominated=nominated, gangs=self.gangs, places=places, clock=clock
         )
         self._newly_bound_nodes: set[str] = set()  # nodes on which pods were seen bound
-        self._direct_binds: dict[str, tuple[PodRef, str]] = {}  # by UID: pods bound without the extender, and where
+        # by UID, pods that were bound without the extender, with their nodes
+        self._direct_binds: dict[str, tuple[PodRef, str]] = {}
 
     @contextmanager
     def view(self) -> Iterator[Ledger]:
@@ -378,7 +379,7 @@ class State:
                 return Refusal.GANG_BACKS_OFF
             chosen_cards: Assignment | Refusal | None = None
             if row is not None and unconfirmed:
-                chosen_cards = row.assignment  # it may be written already, so it must be these cards
+                chosen_cards = row.assignment  # they may be written already, so bind must use these cards
             elif request is not None and not self._cache.loads.offers_shares(node):
                 chosen_cards = Refusal.NO_SLOTS  # withdrawn after filter; the kubelet would fail the pod for good
             elif request is not None:
@@ -531,7 +532,7 @@ class State:
         with self._lock:
             return list(self._queue.pods_requesting_class(resource_class))
 
-    # Everything below runs under the lock.
+    # The methods below are called under the lock.
 
     def _overcommitted_cards(self, node: str) -> dict[str, int]:
         state = self._ledger.node(node)

@@ -35,7 +35,7 @@ from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
-MAX_BODY_BYTES = 256 << 20  # 5,000 whole Nodes, as a scheduler with nodeCacheCapable: false sends them, and to spare
+MAX_BODY_BYTES = 256 << 20  # more than 5,000 whole Nodes take, as a scheduler with nodeCacheCapable: false sends them
 Verb = Callable[[Environ], object]
 _BUSY = "not ready: the extender is busy with another operation"
 _FAILED = "the extender failed on this call; see its log"

@@ -35,7 +35,7 @@ from extender.state import State
 
 TOP = 10  # kube-scheduler's MaxExtenderPriority
 
-# Counted as used, but no pod is there yet.
+# These count as used, but the pod is not bound yet.
 _HIDDEN_PHASES = (PHASE_NAMES[Phase.RESERVED], PHASE_NAMES[Phase.WAITING], PHASE_NAMES[Phase.BINDING])
 UNFINISHED = (
     "not all nodes were searched, since the pod has several separate GPU requests and the time for such searches is "
@@ -282,7 +282,7 @@ def _inspect_node(ledger: Ledger, name: str, unit: Unit) -> dict[str, Any] | Non
             pods.setdefault(position, []).append(shown)
     devices = []
     for i, card in enumerate(node.cards):
-        # No more is free than whole units of it, as gpushare's plugin counts a card.
+        # Free memory counts in whole units, as gpushare's plugin counts a card.
         total, free = card.mem // unit.mib, max(card.mem - node.used[i], 0) // unit.mib
         used_units = total - free if card.mem >= node.used[i] else -(-node.used[i] // unit.mib)
         devices.append({"id": card.index, "totalGPU": total, "usedGPU": used_units, "pods": pods.get(i, [])})

@@ -33,11 +33,12 @@ from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
-_READ_SECONDS = 5.0  # for one read of the pod
-_LOOK_UP_SECONDS = 2.0  # in which the look-ups of one pass start: plans and terminating pods wait until they end
-_ASK_SECONDS = 1.0  # for one look-up
-_LOOK_UPS = 8  # at once
-_POST_SECONDS = 10.0  # for one attempt to post; after it the pod is read
+_READ_SECONDS = 5.0  # seconds for one read of the pod
+# seconds in which the look-ups of one pass start: plans and terminating pods wait until they end
+_LOOK_UP_SECONDS = 2.0
+_ASK_SECONDS = 1.0  # seconds for one look-up
+_LOOK_UPS = 8  # look-ups at the same time
+_POST_SECONDS = 10.0  # seconds for one attempt to post; after it the pod is read
 _POSTING = 16  # binds that post at once: more would only wait for each other, in the API server and here
 _PERMIT_SHARE = 0.75  # the part of a call's time that a member may wait for the others of its gang
 _DONE = (Phase.ACCEPTED, Phase.BOUND)
@@ -122,7 +123,7 @@ class Binder:
         self._leadership = leadership or Leadership()
         self._clock = clock
         self._posting = 0
-        self._post_slot = threading.Condition()  # to post
+        self._post_slot = threading.Condition()  # guards `_posting`; notified when a post ends
         self.throttle = BindThrottle(clock)
         self._permits = WaitingBinds(state.gangs.cancel_permit, clock)
 
@@ -270,7 +271,7 @@ class Binder:
                 # deleted.
                 raise BindFailed("deleted", "the pod no longer exists", unconfirmed=unconfirmed) from error
             except errors.KubeError as error:
-                # A proxy may have sent it twice, and this is the answer to the second.
+                # A proxy may have sent the request twice, and this is the response to the second one.
                 pod_read = self._read_pod(binding, deadline, unconfirmed=unconfirmed)
                 if pod_read is _ReadOutcome.OURS:
                     return

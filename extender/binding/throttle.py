@@ -16,7 +16,7 @@ from cardwise.clock import SYSTEM, Clock
 _FREE_BINDS = 3  # binds in progress that never delay filter
 _MAX_DELAY = 0.05  # seconds that filter waits
 _PACE = 0.004  # seconds between two binds of a scheduler that is not delayed
-_FORGET = 1.02  # the factor by which the quickest answer grows with each later answer
+_FORGET = 1.02  # the factor by which the fastest response time grows with each later response
 
 
 class BindThrottle:
@@ -26,7 +26,7 @@ class BindThrottle:
         self._clock = clock
         self._binds_changed = threading.Condition()
         self._under_way = 0
-        self._quickest = 0.0  # seconds, of the last posts; 0: none yet
+        self._quickest = 0.0  # the fastest response time of the last posts in seconds; 0 before the first
 
     @contextmanager
     def count_bind(self) -> Iterator[None]:

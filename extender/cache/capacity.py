@@ -43,8 +43,8 @@ class Capacity:
                 if holding is not None:
                     self._changed |= self.ledger.nodes_of(holding)
         if holding_before is not None and (current is None or not current.counts_like(holding_before)):
-            # kube-scheduler offers no nodes that nominated pods fill, and does not see that a nomination is over. So
-            # the planner of gangs has to know what it offers now.
+            # kube-scheduler does not offer nodes that nominated pods fill, and does not see the end of a nomination. So
+            # the planner of gangs must count the node as changed.
             free = self.mark_freed if holding_before.phase_name == RESERVED else self.mark_released
             free(holding_before.node, seen_by_scheduler=seen_by_scheduler)
             for node in self.ledger.nodes_of(holding_before) - {holding_before.node}:

@@ -20,7 +20,7 @@ from extender.cache.membership import NO_CLASSES, CardClasses, ClassMembership
 from extender.records.objects import CardRecord, ShareRecord
 
 # The most that one node may report: far above what nodes have, so that a hostile node cannot stop the extender.
-MAX_REPORTED_SHARES = 4096  # shares, of all its cards
+MAX_REPORTED_SHARES = 4096  # shares of all its cards
 
 
 class Report(NamedTuple):
@@ -52,10 +52,10 @@ class Inventory:
         self._cards: dict[str, CardRecord] = {}
         self._cards_of: dict[str, list[str]] = {}  # node -> names in _cards
         self._node_reports, self._recorded = _ShareReports(), _ShareReports()
-        self._changed: set[str] = set()  # nodes, since `take_changes`
+        self._changed: set[str] = set()  # nodes that changed since `take_changes`
         self._classes: dict[str, ResourceClass] = {}
         self._membership = ClassMembership(())
-        self._members: dict[str, CardClasses] = {}  # of the names in _cards, as last returned
+        self._members: dict[str, CardClasses] = {}  # the classes of these cards, as last returned
         self._reclassify = False
 
     def set_node(self, name: str) -> None:
@@ -98,7 +98,7 @@ class Inventory:
         )
         terminating_before = card_before.status.terminating if card_before is not None else ()
         self._recorded.replace_report(name, card.node, terminating_before, card.status.terminating)
-        # If the card is another one now, or has another size, all its shares count again.
+        # If the card was replaced, or has another size, all its shares are counted again.
         updated = reported if same else {Report(share.uid, card.node) for share in card.reported_shares}
         return CardUpdate({*former, *updated}, withdrawn, problem)
 

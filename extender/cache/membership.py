@@ -19,7 +19,7 @@ from extender.records.objects import CardRecord
 # costs at most a second computation for each of its cards. A cluster has tens of models, and fewer combinations of
 # classes.
 _REMEMBERED = 4096
-_REMEMBERED_LABELS = 16_384  # of a group; where selectors name each card, each is asked for once anyway
+_REMEMBERED_LABELS = 16_384  # label values that a group remembers
 _MAX_LABEL_CHARACTERS = 512  # characters of the labels of a card that are remembered
 
 Read = Callable[[CardRecord, Card], object]
@@ -60,13 +60,13 @@ class ClassMembership:
             if not resource_class.other:
                 by_keys.setdefault(resource_class.selector.keys, []).append(resource_class)
         self._groups = [_Group(keys, members) for keys, members in by_keys.items()]
-        self._members: dict[tuple[frozenset[str], ...], CardClasses] = {}  # all are in `_interned`
+        self._members: dict[tuple[frozenset[str], ...], CardClasses] = {}  # the values are in `_interned`
         self._interned = {member: member for member in (NO_CLASSES, *known_classes)}
 
     def classes_of(self, record: CardRecord) -> CardClasses:
         """The classes of the card or device."""
         card = record.card
-        if isinstance(card, Device):  # there are few: they need no groups
+        if isinstance(card, Device):  # devices are few and need no groups
             of_device = CardClasses(self._all.classes_of(_labels(record)), 0)
             return self._intern(of_device)
         key = (self._all.automatic_class_of(card.model), *[group.classes_of(record, card) for group in self._groups])

@@ -16,7 +16,7 @@ from immutables import Map
 from cardwise.core.api.request import Load
 from extender.records.nodeinfo import NodeRecord, PlacedPod
 
-_UNKNOWN: Final = Load(1 << 60, 1 << 60, 1 << 30)  # a node that does not report what it has
+_UNKNOWN: Final = Load(1 << 60, 1 << 60, 1 << 30)  # the capacity of a node that reports none
 # Seconds for which slots must have been back. A device plugin that is about to end withdraws them, the kubelet's next
 # report brings them back, and the plugin withdraws them again: a pod that is bound in between may find no plugin.
 STEADY_SECONDS: Final = 3.0
@@ -33,7 +33,7 @@ class NodeLoads:
     """Loads by node and by pod. The key of a pod is any unique text. A planned pod counts like a bound pod."""
 
     def __init__(self) -> None:
-        self.freed_count = 0  # counts the times at which something became less
+        self.freed_count = 0  # counts changes that freed something
         self.generation = 0  # counts changes of nodes
         self._changed_at: dict[str, int] = {}  # the generation of each node's last change
         self._nodes: dict[str, NodeRecord] = {}

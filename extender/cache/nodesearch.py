@@ -70,7 +70,7 @@ class NodeSearch:
         self._cache = cache
         self._placing = placing
         self._clock = clock
-        self._remembered: dict[_Key, _RememberedRefusals] = {}  # the searches, the last one last
+        self._remembered: dict[_Key, _RememberedRefusals] = {}  # the remembered searches, the latest last
         self._pauses = SearchPauses(clock)
         self._start = 0  # the position of the node with which the next search begins
 

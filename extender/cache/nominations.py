@@ -29,10 +29,10 @@ from cardwise.core.api.assignment import Assignment
 from extender.cache.nodeload import NodeLoads
 from extender.records.pod import WaitingPod
 
-_NAMING_SECONDS = 5.0  # for kube-scheduler to write which node it has chosen
-_SHOWN_SECONDS = 1.0  # after which the watch has usually shown it
-_GOING_SECONDS = 5.0  # in which kube-scheduler has deleted the victims, and the watch has shown it
-_KEEP_SECONDS = 60.0  # for which cards are reserved once the victims are gone
+_NAMING_SECONDS = 5.0  # seconds for kube-scheduler to write the chosen node
+_SHOWN_SECONDS = 1.0  # seconds after which the watch has usually shown it
+_GOING_SECONDS = 5.0  # seconds in which kube-scheduler deletes the victims, and the watch shows it
+_KEEP_SECONDS = 60.0  # seconds for which cards stay reserved after the victims have ended
 
 LOWEST = -(1 << 40)  # below all priorities
 NOMINATED = "nominated"  # `Holding.phase_name` of cards that are reserved for a nominated pod
@@ -352,7 +352,7 @@ class Nominations:
             victims = dict.fromkeys((*place.victims, *terminating))
             return replace(nomination, places={**nomination.places, node: replace(place, victims=tuple(victims))})
         if not early and len(nomination.places) > 1:
-            # It was answered again, and kube-scheduler has named the same node again.
+            # Preempt was answered again, and kube-scheduler has named the same node again.
             return replace(nomination, places={node: place})
         return nomination
 

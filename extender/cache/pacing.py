@@ -9,7 +9,7 @@ from typing import Final
 
 from cardwise.clock import Clock
 
-_WORK_SECONDS: Final = 0.004  # of CPU between two pauses
+_WORK_SECONDS: Final = 0.004  # seconds of CPU between two pauses
 _PAUSE_SECONDS: Final = 0.002
 
 

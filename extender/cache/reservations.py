@@ -56,7 +56,7 @@ from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 
 _MAX_ORPHANED: Final = 4096
-_AGENT_PACE: Final = WatchPace()  # of the device plugins' watches
+_AGENT_PACE: Final = WatchPace()  # the pace of the device plugins' watches
 NO_EPOCH: Final = -1  # no leader epoch: such a row is never posted
 _MAX_DOUBLINGS: Final = 6  # doublings of a second between two look-ups of one pod
 
@@ -72,13 +72,14 @@ class Phase(StrEnum):
     ACCEPTED = "accepted"  # posted and accepted
     BOUND = "bound"  # the API server shows it
     TERMINATING = "terminating"  # the pod object is gone; its containers may still run
-    ORPHANED = "orphaned"  # the same, and the time for it is over: it counts only while its node reports it
+    ORPHANED = "orphaned"  # terminating for longer than `Timeouts.terminating`: counts only while its node reports it
 
 
 PLANS: Final = frozenset({Phase.NOMINATED, Phase.RESERVED, Phase.WAITING})  # not posted
 POSTED: Final = frozenset({Phase.BINDING, Phase.UNCONFIRMED, Phase.ACCEPTED})
 
-# The phases that may follow each phase; None: no reservation. A pod may be seen bound, or be gone, at any time.
+# The phases that may follow each phase; None: no reservation. A watch event may show a pod bound or deleted at any
+# time.
 TRANSITIONS: Final[Mapping[Phase | None, frozenset[Phase | None]]] = {
     None: frozenset({*PLANS, Phase.BINDING, Phase.BOUND, Phase.TERMINATING}),
     Phase.NOMINATED: frozenset({*PLANS, Phase.BINDING, Phase.BOUND, None}),
@@ -205,8 +206,8 @@ class Reservations:
         self._timeouts = timeouts
         self._clock = clock
         self._rows: dict[str, Reservation] = {}
-        self._by_phase: dict[Phase, dict[str, Reservation]] = {phase: {} for phase in Phase}  # the same, by phase
-        self._by_gang: dict[str, dict[str, Reservation]] = {}  # and by gang
+        self._by_phase: dict[Phase, dict[str, Reservation]] = {phase: {} for phase in Phase}  # the rows by phase
+        self._by_gang: dict[str, dict[str, Reservation]] = {}  # the rows by gang
 
     # Queries.
 
@@ -523,7 +524,7 @@ class Reservations:
                 self._drop_row(row)
         return Expired(expired, self.nominations.end_expired(now))
 
-    # Everything below maintains the table.
+    # Private methods that maintain the table.
 
     def _is_overdue(self, row: Reservation) -> bool:
         seconds = self._timeouts.restored if row.epoch == NO_EPOCH else self._timeouts.confirmation

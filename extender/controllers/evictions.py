@@ -23,8 +23,8 @@ _log = structlog.get_logger(__name__)
 _EVERY = 1.0  # seconds between two pods for which victims are evicted
 _RETRY_SECONDS = 2.0  # seconds between two tries for the same victim
 _TRIES = 20
-# Seconds for which a victim is not chosen again: after a failed dry run; after failed evictions, when others may be
-# gone.
+# Seconds for which a victim is not chosen again: after a failed dry run, and after failed evictions, when other victims
+# may have been evicted.
 _REFUSED_SECONDS, _STUCK_SECONDS = 60.0, 600.0
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cardwise.core.defrag.fragmentation import Fragments
     from cardwise.core.placement.scored.shapes import RequestSize
 
-_SCRAPE_SECONDS: Final = 300.0  # seconds for which a scrape keeps the counting going
+_SCRAPE_SECONDS: Final = 300.0  # seconds after a scrape in which counting continues
 _EVERY: Final = 5.0  # seconds between two counts
 _LEARN_SECONDS: Final = 60.0  # seconds between two readings of the requests of arriving pods
 
@@ -57,7 +57,8 @@ class FragMetrics(Collector):
         if now >= self._scraped + _SCRAPE_SECONDS or now < self._counted_at + _EVERY:
             return
         if self._fragments is None:
-            from cardwise.core.defrag.fragmentation import Fragments  # noqa: PLC0415 - loads numpy, only if a client scrapes
+            # Only if a client scrapes: the import loads numpy.
+            from cardwise.core.defrag.fragmentation import Fragments  # noqa: PLC0415
 
             self._fragments = Fragments()
             self._changed = self._state.watch_nodes()
@@ -72,7 +73,7 @@ class FragMetrics(Collector):
             names = sorted(set().union(*self._changed))
             for changed in self._changed:
                 changed.clear()
-        cluster, pace = self._state.snapshot(), Pace(self._clock)  # a later change is in the sets again
+        cluster, pace = self._state.snapshot(), Pace(self._clock)  # a later change is added to the sets again
         for name in names:
             fragments.set_node(name, cluster.ledger.node(name), cluster.loads.free_load(name))
             pace.pause()

@@ -28,12 +28,12 @@ _log = structlog.get_logger(__name__)
 
 _AT_ONCE = 8  # writes
 _MAX_QUEUED_WRITES = 64  # writes of a namespace and kind: the decision must not be much older than its write
-_REMEMBERED = 200  # pods, above which those are forgotten that may be written again
-_SHOWN_SECONDS = 3.0  # if the watch does not show by then that a gate is gone, it is removed again
-_EVICT_SECONDS = 5.0  # between two tries to evict a pod
+_REMEMBERED = 200  # pods with a retry time; above this number, past times are removed
+_SHOWN_SECONDS = 3.0  # seconds after which a gate is removed again if the watch still shows it
+_EVICT_SECONDS = 5.0  # seconds between two attempts to evict a pod
 _TIMEOUT = 5.0
-_FOREIGN_SECONDS = 5.0  # between two reads of a PodGroup that is not ours
-_MAX_FOREIGN_READS = 50  # such reads in one step
+_FOREIGN_SECONDS = 5.0  # seconds between two reads of another project's PodGroup
+_MAX_FOREIGN_READS = 50  # these reads in one step
 _FOREIGN_STEP = 0.5  # seconds, after which a step reads no further PodGroup
 _FOREIGN: Final[Mapping[ForeignPodGroup, str]] = {
     ForeignPodGroup.COSCHEDULING: f"/apis/{ForeignPodGroup.COSCHEDULING}/v1alpha1",
@@ -64,7 +64,7 @@ class GangController:
         self._not_before: dict[str, float] = {}  # by pod
         # Of pods that are written or queued for it, by UID: the namespace, and what is done.
         self._writing: dict[str, tuple[str, str]] = {}
-        self._lock = threading.Lock()  # of `_writing`
+        self._lock = threading.Lock()  # guards `_writing`
         self._foreign: dict[tuple[ForeignPodGroup, str], float] = {}  # when such a PodGroup is read again
         self._read_at: dict[str, float] = {}  # when a PodGroup of the namespace was read last
         self._threads: Threads | None = None
@@ -111,7 +111,7 @@ class GangController:
             self._not_before[pod.uid] = now + retry_seconds
             with self._lock:
                 self._writing[pod.uid] = flow
-            if self._threads is None:  # made late, in the process that serves
+            if self._threads is None:  # created after the fork, in the serving process
                 self._threads = Threads("gangs", _AT_ONCE, self._clock)
             self._threads.submit(partial(self._run_write, pod, write), *flow)
 

@@ -51,10 +51,11 @@ class NominationWriter:
         self._clock = clock
         self._write_rate = WriteRate()
         self._not_before = float("-inf")
-        self._lock = threading.Lock()  # of what threads record of failed writes
+        self._lock = threading.Lock()  # guards the records of failed writes
         self._paused_until: dict[str, float] = {}  # until when, by namespace
-        self._slow: dict[str, float] = {}  # until when, by namespace: what was submitted before is not written either
-        self._failed = 0  # writes, since the last that did not, while the API server is in trouble
+        # by namespace with a slow write, until when; its submitted writes are skipped, too
+        self._slow: dict[str, float] = {}
+        self._failed = 0  # failed writes since the last successful one, while the API server is in trouble
         self._pool: ThreadPoolExecutor | None = None
 
     def step(self) -> None:

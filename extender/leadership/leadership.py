@@ -30,11 +30,11 @@ from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
-_SAFETY_SECONDS = 1.0  # how long before the end of the Lease a write must have ended
-_CHECK_SECONDS = 0.5  # between two checks of the Lease; its own thread usually reports a change at once
-_RENEWALS = 6  # of the Lease in one duration
+_SAFETY_SECONDS = 1.0  # seconds before the end of the Lease at which a write must have ended
+_CHECK_SECONDS = 0.5  # seconds between two checks of the Lease; the elector's thread usually reports a change at once
+_RENEWALS = 6  # renewals of the Lease in one duration
 _FENCES_AT_ONCE = 2  # parallel writes to unfenced pods, so that the Lease is still renewed in time
-_FENCE_RETRY_SECONDS = 20.0  # until pods that could not be changed when the epoch began are tried again
+_FENCE_RETRY_SECONDS = 20.0  # seconds until pods that could not be changed when the epoch began are tried again
 
 CatchUp = Callable[[Callable[[], bool]], bool]
 """Waits until the state has all earlier writes, or its argument returns False. Returns whether the state has them."""
@@ -130,13 +130,13 @@ class LeaseLeadership(Leadership):
         self._blockers = blockers
         self._clock = clock
         self._elector: LeaderElector | None = None
-        self._epoch = 0  # the current leader epoch: the elector's, once all is known; 0: none
-        self._fenced_epoch = 0  # the epoch for which `_fence_former_epochs` is done, also if a later step has failed
+        self._epoch = 0  # the current leader epoch, after catching up; 0 if this process does not lead
+        self._fenced_epoch = 0  # the epoch for which `_fence_former_epochs` has succeeded, even if a later step failed
         self._fencing_token = (0, "")  # an epoch and its fencing token
-        self._tenure = 0  # of the elector, when the last epoch began
+        self._tenure = 0  # the elector's tenure when the last epoch began
         self._fenced: tuple[int, set[str]] = (0, set())  # a tenure, and the pods fenced in it so far
         self._unfenced: frozenset[str] = frozenset()  # pods that could not be changed since the epoch began
-        self._fence_retry_at = 0.0  # when they are tried again
+        self._fence_retry_at = 0.0  # when these pods are tried again
         self._posts = 0
         self._posts_changed = threading.Condition()
         self._changed = threading.Event()
@@ -287,7 +287,7 @@ class LeaseLeadership(Leadership):
         if summary is None:
             return False
         self._unfenced = summary.unfenced | uids_before
-        # The state does not have yet what was bound after the list.
+        # The state does not have pods that were bound after the list yet.
         return not summary.landed or self._catch_up(still_leads)
 
     def _remaining_seconds(self, epoch: int) -> float:

@@ -21,7 +21,7 @@ _log = structlog.get_logger(__name__)
 _FAILED = "failed to write the leader label"
 _CHECK_SECONDS = 0.2
 _COMPARE_SECONDS = 5.0  # while the label is wrong, kube-scheduler finds no extender
-_PAUSE_SECONDS = 2.0  # at most, after a write that failed
+_PAUSE_SECONDS = 2.0  # the maximum seconds after a failed write
 
 
 @contextlib.contextmanager
@@ -92,7 +92,7 @@ class LeaderMark:
         """
         epoch = self._epoch()
         failures: list[errors.KubeError] = []
-        # At each epoch, even if no pause between two was seen: another leader may have removed the label meanwhile.
+        # At each epoch, even if no pause between two was seen: another leader may have removed the label since.
         if epoch != self._written_epoch:
             with _collect_failures(failures):
                 self._set_own_label(epoch)
@@ -129,5 +129,5 @@ class LeaderMark:
         metadata: Json = {"labels": {names.LEADER: text}}
         if version is not None:
             metadata["resourceVersion"] = version
-        with contextlib.suppress(errors.NotFound):  # a former leader's pod may be deleted meanwhile
+        with contextlib.suppress(errors.NotFound):  # a former leader's pod may have been deleted since
             self._client.patch(paths.pods(self._namespace, pod), {"metadata": metadata}, "merge")

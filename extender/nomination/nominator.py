@@ -35,7 +35,7 @@ AUTO_ABOVE_NODES: Final = 1000  # the number of nodes above which AUTO nominates
 MAX_NOMINATED: Final = (
     256  # pods with reservations ahead at a time: what a fast kube-scheduler binds in a second or two
 )
-YOUNGEST: Final = "~"  # as a creationTimestamp: after all others
+YOUNGEST: Final = "~"  # a creationTimestamp that sorts after all others
 _CANDIDATES: Final = 4  # best nodes tried that lack cpu or memory, before all nodes are filtered by that
 _EXPENSIVE_SECONDS: Final = (
     0.01  # seconds; after a longer decision (new constraints, compared with all nodes) there is a pause
@@ -50,7 +50,7 @@ _NO_LOAD: Final = Load(0, 0, 0)
 class NominationMode(StrEnum):
     """When pods are nominated ahead."""
 
-    AUTO = "auto"  # in a cluster of many nodes
+    AUTO = "auto"  # only in a cluster with many nodes
     ALWAYS = "always"
     NEVER = "never"
 
@@ -60,8 +60,8 @@ class NominationOutcome(StrEnum):
 
     HIT = "hit"  # kube-scheduler called filter for that node only
     MISS = "miss"  # it called filter for other nodes, too
-    STALE = "stale"  # the pod had changed, or was gone, before the node was written into its status
-    OVERTAKEN = "overtaken"  # a pod that comes before it needed its reservation
+    STALE = "stale"  # the pod was changed or deleted before the node was written into its status
+    OVERTAKEN = "overtaken"  # a pod that comes earlier in the queue needed its reservation
     EXPIRED = "expired"  # kube-scheduler did not call filter in time
 
 
@@ -114,7 +114,7 @@ class Nominator:
         self._clock = clock
         self._feasible_nodes = FeasibleNodes()
         self._schedulers: frozenset[str] = frozenset()  # the schedulers that call this extender
-        self._nominees: dict[str, Nominee] = {}  # nodes that statuses of pods name
+        self._nominees: dict[str, Nominee] = {}  # by pod, the node that its status names
         self._unreserved_since: dict[str, float] = {}  # by node that a status names without a reservation, since when
         self._misses: dict[bytes, tuple[int, float]] = {}  # by constraints: refusals in a row; not tried until then
         self._not_before = float("-inf")
@@ -253,7 +253,7 @@ class Nominator:
             if pod is None:
                 return False, None
             if not self._queue.may_place(pod.request.priority):
-                self._queue.retry_nomination(pod.uid)  # and all other pods come after it
+                self._queue.retry_nomination(pod.uid)  # the other pods come after it in the queue
                 return False, None
             began = self._clock.cpu()
             nominee = self._nominate(pod)
@@ -305,7 +305,7 @@ class Nominator:
         self._cache.sync_cards()
         if (
             not (self._settings.one_best_node or pod.wants_one_node)
-            or fitting.has_several_card_requests(pod.request)  # that is searched in turns, as filter does
+            or fitting.has_several_card_requests(pod.request)  # such a pod is searched on a snapshot, as filter does
             or self._cache.ledger.holding(pod.uid) is not None
             or self._misses.get(pod.constraints, (0, 0.0))[1] > self._clock.now()
         ):

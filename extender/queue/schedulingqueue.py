@@ -43,13 +43,13 @@ from extender.records.podref import PodRef
 _MAX_UNSEEN: Final = 20_000  # pods for which filter was called and that the watch does not show: usually deleted since
 _SLACK: Final = 1024  # stale heap entries that are tolerated, of pods that can no longer be nominated
 _FORGET_SECONDS: Final = 600.0  # kube-scheduler tries a waiting pod again after five minutes at the latest
-_WATCH_LAG_SECONDS: Final = 2.0  # between a change and its watch event
-_REQUEUE_SECONDS: Final = 1.0  # between two requeues: each makes the scheduler try all pending pods
-_AVOID_SECONDS: Final = 300.0  # for which other nodes are annotated instead of one that could not be
+_WATCH_LAG_SECONDS: Final = 2.0  # seconds between a change and its watch event
+_REQUEUE_SECONDS: Final = 1.0  # seconds between two requeues: each makes the scheduler try all pending pods
+_AVOID_SECONDS: Final = 300.0  # seconds for which a node is avoided after its annotation failed
 _FIRST_BACKOFF, _MAX_BACKOFF = 1.0, 10.0  # seconds, as kube-scheduler's own
 _RETRY_WINDOW_SECONDS: Final = _MAX_BACKOFF + 2.0
-_SETTLED_SECONDS: Final = 3.0  # for which a pod waits before other pods are evicted for it
-_SEARCH_SECONDS: Final = 15.0  # between two searches for victims for one pod
+_SETTLED_SECONDS: Final = 3.0  # seconds that a pod waits before other pods are evicted for it
+_SEARCH_SECONDS: Final = 15.0  # seconds between two searches for victims for one pod
 _MAX_PREEMPTING: Final = 1000  # pods for which victims are searched: to find the first takes some milliseconds
 
 
@@ -144,20 +144,22 @@ class SchedulingQueue:
         self._pods: dict[str, QueuedPod] = {}
         self._unseen: dict[str, None] = {}  # rows of pods that the watch does not show
         self._unschedulable: dict[str, QueuedPod] = {}  # rows of refused pods, the longest refused first
-        self._awaiting_plan: dict[str, int] = {}  # priorities by UID: of those that the planner of gangs moves
-        self._gang_priorities: Counter[int] = Counter()  # of these
+        # by UID, the priorities of refused pods that await a plan of their gang
+        self._awaiting_plan: dict[str, int] = {}
+        self._gang_priorities: Counter[int] = Counter()  # how many of these pods have each priority
         self._preempting: dict[str, PendingPreemption] = {}  # by UID
         self._shares: dict[_Share, dict[str, None]] = {}  # the UIDs of these
         self._searches = FairQueueing()  # by namespace
         self._searched: RecentUse[str] = RecentUse(clock)  # seconds of searches, by namespace
         self._search_pauses = SearchPauses(clock)
-        self._by_priority = False  # the last search was that of the highest priority
-        self._turned_away: dict[str, TurnedAway] = {}  # pods for which no extender served a call
-        self._schedulers: set[str] = set()  # that call this extender
+        self._by_priority = False  # whether the last search was for a pod of the highest priority
+        self._turned_away: dict[str, TurnedAway] = {}  # pods whose calls no extender served
+        self._schedulers: set[str] = set()  # the schedulers that call this extender
         self._order = count()
         self._in_order: dict[str, list[_Entry]] = {}  # by scheduler, heaps
-        self._pushed = 0  # entries since these were last rid of pods that are gone
-        self._set_aside: list[tuple[str, _Entry]] = []  # taken out of these heaps while their namespaces rest
+        self._pushed = 0  # the entries that were added since stale ones were last removed
+        # entries that were removed from these heaps while their namespaces pause
+        self._set_aside: list[tuple[str, _Entry]] = []
         self._paused: frozenset[str] = frozenset()
         self._last_refusal = -math.inf
         self._refused_elsewhere = False  # pods may be pending that another process has refused
@@ -167,7 +169,7 @@ class SchedulingQueue:
         self._last_node = ""  # the node that was annotated last
         self._avoided_nodes: dict[
             str, float
-        ] = {}  # nodes that could not be annotated, and until when others are preferred
+        ] = {}  # by node that could not be annotated, until when other nodes are preferred
         self._epoch_start = self._retry_window_end = -math.inf
         self._delayed = False  # whether a pod was refused because other pods come first
 

@@ -236,7 +236,7 @@ class Pod:
         spreads = self._spec.get("topologySpreadConstraints") or ()
         return all(spread.get("whenUnsatisfiable") != "ScheduleAnyway" for spread in spreads)
 
-    # Its place among other pods.
+    # The order of pods.
 
     @cached_property
     def rank(self) -> Rank:
@@ -308,7 +308,7 @@ class Pod:
             or len(self._constraints) > MAX_CONSTRAINTS
         )
 
-    # Everything below reads.
+    # Parsing.
 
     @cached_property
     def _constraints(self) -> bytes:

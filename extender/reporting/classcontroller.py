@@ -28,8 +28,8 @@ from extender.reporting.listers import Listers
 _log = structlog.get_logger(__name__)
 
 _EVERY = 1.0  # seconds between two comparisons
-MAX_CLASSES_WITHOUT_CARDS = 64  # automatic classes; above what an autoscaler's node groups have of models
-_LINGER = 10.0  # seconds without cards before a class is deleted: a card that moves to another node comes again
+MAX_CLASSES_WITHOUT_CARDS = 64  # automatic classes: more than the models in an autoscaler's node groups
+_LINGER = 10.0  # seconds without cards before a class is deleted: the card of a moved machine is soon reported again
 _USE_CHECK_SECONDS = 5.0  # seconds between two checks of whether a class is in use: each reads all holdings
 _SHOWN = 5.0  # seconds in which the watch shows what was written
 _RETRY = 30.0  # seconds after a refusal
@@ -129,7 +129,7 @@ class ClassController:
         self._classes_to_create: dict[str, None] = {}  # classes to make, the one that has waited longest first
         self._idle_since: dict[str, float] = {}  # classes without a card of their models, and since when
         self._used_until: dict[str, float] = {}
-        self._not_before: dict[str, float] = {}  # classes that were just written or tried, and when they may be again
+        self._not_before: dict[str, float] = {}  # by class that was just written or tried, when it may be written again
         self._present: set[str] = set()  # classes of present models that existed in the last step
         self._logged: dict[str, str] = {}
 
@@ -225,7 +225,7 @@ class ClassController:
         try:
             write()
         except errors.AlreadyExists:
-            self._defer(name, _RETRY)  # it was created meanwhile; the watch will show it
+            self._defer(name, _RETRY)  # it was created by another writer; the watch will show it
         except (errors.NotFound, errors.Conflict):
             self._defer(name, 1.0)  # the watch is late
         except errors.KubeError as error:

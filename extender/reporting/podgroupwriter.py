@@ -28,12 +28,12 @@ _log = structlog.get_logger(__name__)
 GROUP = "podgroup"
 
 _COMPARE_SECONDS = 0.5  # seconds between two comparisons of all gangs
-_GAP = 0.5  # least seconds between two writes to one PodGroup
+_GAP = 0.5  # minimum seconds between two writes to one PodGroup
 _RATE = 50.0  # writes a second
 _STEP_LIMIT = 1.0  # seconds of writing after which a step ends
 _WRITE_TIMEOUT = 2.0
-_REFUSED_SECONDS = 30.0  # until what the API server refused is tried again
-_CONFLICT_SECONDS = 2.0  # in which the watch shows an object that was made or deleted
+_REFUSED_SECONDS = 30.0  # seconds until a refused write is tried again
+_CONFLICT_SECONDS = 2.0  # seconds in which the watch shows a created or deleted object
 _SETTLED = 1.0  # seconds that a state lasts before pods get an event about it
 
 
@@ -93,7 +93,7 @@ class PodGroupWriter:
         before, self._views = self._views, {f"{view.namespace}/{view.name}": view for view in self._gangs()}
         records = self._lister.snapshot()
         changed = {key for key, view in self._views.items() if before.get(key) != view} | (before.keys() - self._views)
-        # And PodGroups that exist and should not, or should exist and do not.
+        # Also PodGroups that must be created or deleted.
         changed |= self._lister.take_changed() | (self._views.keys() ^ records.keys())
         self._schedule.enqueue_all([Key(GROUP, key) for key in sorted(changed)], now)
         for key, view in self._views.items():
@@ -114,9 +114,7 @@ class PodGroupWriter:
         try:
             write()
         except (errors.NotFound, errors.Conflict):
-            self._schedule.mark_failed(
-                key, self._clock.now(), _CONFLICT_SECONDS
-            )  # the watch will show what has happened
+            self._schedule.mark_failed(key, self._clock.now(), _CONFLICT_SECONDS)  # the watch will show the new state
         except errors.KubeError as error:
             _log.warning("failed to write a PodGroup; trying again", name=key.key, error=str(error))
             self._schedule.mark_failed(key, self._clock.now(), error.retry_after or _REFUSED_SECONDS)

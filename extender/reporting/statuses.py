@@ -24,7 +24,7 @@ from extender.records.objects import CardStatus, ClassRecord, QuotaRecord, Share
 NOTHING_ALLOCATED = CardStatus(memory=0, core=0, shares=0, whole=False, pods=0, free=0)
 
 _MAX_CLASSES = 1024  # of a card, as the schema says
-_DELETED_POD_PHASES = (PHASE_NAMES[Phase.TERMINATING], REPORTED)  # of what pods hold whose object is gone
+_DELETED_POD_PHASES = (PHASE_NAMES[Phase.TERMINATING], REPORTED)  # the phases of shares whose pods are deleted
 _MAX_SUMMARY_CHARACTERS = 32_768  # characters, as the schema says
 CLASS_NOT_FOUND = "ResourceClassNotFound"  # the reason of a condition, and of the event
 
@@ -50,10 +50,10 @@ class CardSums(NamedTuple):
 class Disagreement(StrEnum):
     """How the ledger and the cluster disagree on a card."""
 
-    STATUS = "status"  # its ExtendedResource says other MiB allocated than the ledger has held there
-    TOTAL = "total"  # the running total, by which placement decides, is not the sum of what is held
-    OVERCOMMITTED = "overcommitted"  # more is held than the card has
-    MISSING = "missing"  # something is held on a card that its node does not have
+    STATUS = "status"  # its ExtendedResource has other allocated MiB than the ledger
+    TOTAL = "total"  # the running total, which placement uses, is not the sum of the shares
+    OVERCOMMITTED = "overcommitted"  # the shares exceed the card
+    MISSING = "missing"  # a share is on a card that its node does not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +361,7 @@ def _usage_summary(
 ) -> str:
     name = entry.resource_class
     if name and name not in automatic and (name not in classes or classes[name].problem):
-        # Amounts would look as if the entry limited something.
+        # Amounts would suggest that the entry limits something.
         return f"{name}: {'unreadable class' if name in classes else 'no such class'}"
     amounts = ", ".join(f"{limit.used}/{limit.hard} {limit.unit}" for limit in quotas.limits(entry, used))
     return f"{quotas.title(entry)}: {amounts}"

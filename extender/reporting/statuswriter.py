@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 CARD, CLASS, QUOTA = "card", "class", "quota"
 
-_GAPS = {QUOTA: 1.0, CLASS: 1.0, CARD: 2.0}  # least seconds between two writes to one object
+_GAPS = {QUOTA: 1.0, CLASS: 1.0, CARD: 2.0}  # minimum seconds between two writes to one object
 _BUSY, _CALM = 20.0, 100.0  # writes a second, while pods come and when they have stopped coming
 _CALM_AFTER = 1.0  # seconds without a change in the ledger
 # While many pods come, each status is outdated at once, and costs the API server more than the binding of a pod.
@@ -43,17 +43,17 @@ _STORM = 4.0  # writes a second
 _STORM_NODES = 5  # changed nodes in one step (there are four steps a second): more than any rate keeps up with
 _STORM_SECONDS = 1.0  # a storm is over when no step has had that many changes for this long
 _STORM_LASTS = 30.0  # seconds; a longer storm is normal load, and each pending status is then written within this time
-_MAX_COUNTED_NODES = 1000  # counted in one step
-_AUDIT_SECONDS = 30.0  # in which each node is counted again, in case a change was missed
+_MAX_COUNTED_NODES = 1000  # nodes that one step counts
+_AUDIT_SECONDS = 30.0  # seconds in which each node is counted again, in case a change was missed
 _USAGE_SECONDS = 1.0
 _WRITE_TIMEOUT = 2.0
 _STEP_LIMIT = 1.0  # seconds of writing after which a step ends, so that a slow API server does not delay a stop
-_REFUSED_SECONDS = 60.0  # until a status that the API server refused is tried again
-_SLOW_SECONDS = 30.0  # until a write is tried again that had no response in time
+_REFUSED_SECONDS = 60.0  # seconds until a refused write is tried again
+_SLOW_SECONDS = 30.0  # seconds until a write without a response in time is tried again
 _SLOW_OWNERS = 3  # nodes or namespaces in a row whose writes have no response: the API server may be unreachable
-_AWAY_SECONDS = 2.0  # in which nothing is written then; some of these may be hostile, so it is short
-_CONFLICT_SECONDS = 2.0  # until a write is tried again whose object was deleted, or has changed since it was read
-_COMPLAIN_SECONDS = 60.0  # between two lines in the log about the same
+_AWAY_SECONDS = 2.0  # seconds without writes then; some of the owners may be hostile, so it is short
+_CONFLICT_SECONDS = 2.0  # seconds until a write is tried again after a conflict, or after its object was deleted
+_COMPLAIN_SECONDS = 60.0  # seconds between two log lines about the same failure
 
 
 class _Write(NamedTuple):
@@ -95,11 +95,11 @@ class StatusWriter:
         self._schedule = WriteSchedule(_GAPS)
         self._write_rate = WriteRate()
         self._storm_since = self._storm_until = float("-inf")
-        self._nodes: dict[str, None] = {}  # to be counted, in this order
+        self._nodes: dict[str, None] = {}  # the nodes to count, in this order
         self._audit: Iterator[str] = iter(())
         self._audited = clock.now()
         self._changed_at = float("-inf")
-        self._usage: dict[str, Mapping[int, Charge]] = {}  # by namespaces with a quota
+        self._usage: dict[str, Mapping[int, Charge]] = {}  # by namespace with a quota
         self._usage_at = float("-inf")
         self._problems: dict[str, str] = {}  # of classes, as of the last step
         self._automatic: set[str] = set()  # as of the last step
@@ -223,9 +223,7 @@ class StatusWriter:
         try:
             self._client.patch(write.path, {"status": write.status}, "merge", timeout=_WRITE_TIMEOUT)
         except (errors.NotFound, errors.Conflict):
-            self._schedule.mark_failed(
-                key, self._clock.now(), _CONFLICT_SECONDS
-            )  # the watch will show what has happened
+            self._schedule.mark_failed(key, self._clock.now(), _CONFLICT_SECONDS)  # the watch will show the new state
         except (errors.Invalid, errors.BadRequest, errors.Forbidden) as error:
             self._log_failure(key, error)
             self._schedule.mark_failed(key, self._clock.now(), _REFUSED_SECONDS)
@@ -260,7 +258,7 @@ class StatusWriter:
             self._complained[failure_key] = now
             _log.warning("failed to write a status; trying again", kind=key.kind, name=key.key, error=str(error))
 
-    # What to write where; None for nothing.
+    # The due write; None if there is none.
 
     def _card_write(self, key: str) -> _Write | None:
         """The write for a card, None for nothing. `key`: "node/name" of the card."""

@@ -8,7 +8,7 @@ from tests.build import container, pod
 
 
 def device(index, *classes, node="n1", kind="rdma", healthy=True):
-    """In the class of its kind, unless other classes are named."""
+    """A device in the class of its kind, unless other classes are given."""
     of = frozenset(classes or {kind})
     return Device(uuid=uuid(index, node=node, kind=kind), kind=kind, index=index, healthy=healthy, classes=of)
 

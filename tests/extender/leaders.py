@@ -118,7 +118,7 @@ class Extender:
         if self.cut and call.headers["User-Agent"] == self.name:
             raise ConnectionRefusedError("cut")
 
-    # What happens to it.
+    # Faults of an extender.
 
     def exchange_lease(self) -> None:
         """One exchange about the Lease, and the epoch begins if it can."""

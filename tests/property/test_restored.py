@@ -70,7 +70,7 @@ class World:
         return True
 
     def restore(self, name: str) -> None:
-        """The API server has the pod as it was before it was bound, its version too."""
+        """Restore the pod in the API server to its state and version before it was bound."""
         stored = self.stored[name]
         if stored.assignment is not None:
             stored.version, stored.assignment = stored.backup, None

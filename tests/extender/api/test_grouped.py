@@ -48,7 +48,7 @@ def test_each_member_has_a_card_of_its_own_before_any_is_bound():
 
 
 def test_a_member_that_comes_again_leaves_where_it_was():
-    """Another member fitted nowhere, so the scheduler starts again with the first, without any notice."""
+    """Another member fitted nowhere, so the scheduler starts again with the first, without notice."""
     world = World(n1=1, n2=1)
     (first,) = world.filter(member("m0"), "n1", "n2").node_names
     (other,) = {"n1", "n2"} - {first}

@@ -135,7 +135,7 @@ def test_a_retried_pod_counts_once():
     for _ in range(100):
         call_filter(state, asking("again", gpu_mem=4000), nodes=["nowhere"])
     keeping.step()
-    assert saved(api) == before  # not grown by half
+    assert saved(api) == before  # not half as many arrivals again
 
 
 def test_a_follower_writes_nothing_and_a_failed_write_is_retried():

@@ -371,7 +371,7 @@ def test_a_gang_gets_a_podgroup_and_loses_it_with_its_last_pod(scene):
 
 @pytest.mark.parametrize("label", ["false", "", "yes"])
 def test_a_podgroup_is_automatic_by_the_value_of_its_label(scene, label):
-    """As the API server's policy has it, which refuses all that the extender writes to another."""
+    """The admission policy uses the value as well: it refuses the extender's writes to other PodGroups."""
     podgroup = group()
     podgroup["metadata"]["labels"] = {names.AUTO_LABEL: label}
     scene.put_podgroup(podgroup)

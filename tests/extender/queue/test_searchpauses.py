@@ -39,7 +39,7 @@ def test_there_is_no_pause_after_a_short_search():
 
 
 def test_many_namespaces_take_a_tenth_of_the_time_together():
-    """Each searches whenever it may. Each search takes a second, in which no other runs."""
+    """Each namespace searches as soon as it may. Each search takes a second, in which no other runs."""
     clock, namespaces = FakeClock(), [f"ns{i}" for i in range(30)]
     pauses = SearchPauses(clock)
     searches = list[str]()

@@ -96,7 +96,7 @@ def test_a_class_of_devices_counts_devices_without_memory(world):
     world.state.ledger.set_devices("n1", [rdma, replace(rdma, uuid="rdma-1", index=1, healthy=False)])
     world.state.changed.add("n1")
     path = class_path("rdma")
-    old_status = {"memoryMiB": 0, "usedMiB": 0, "freeMiB": 0}  # from before it was of devices
+    old_status = {"memoryMiB": 0, "usedMiB": 0, "freeMiB": 0}  # from the time when it was not a class of devices
     world.api.write_object(
         CLASSES, class_object("rdma", selector={"matchLabels": {"kind": "rdma"}}) | {"status": old_status}
     )

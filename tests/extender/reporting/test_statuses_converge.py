@@ -67,7 +67,7 @@ class Story:
     def __init__(self):
         self.world = World()
         self.faults = []
-        self.world.writer._audited = float("inf")  # what must be seen at once is not to be found by the audit
+        self.world.writer._audited = float("inf")  # changes must be found without the audit
 
     def play(self, step):
         kind, *arguments = step
