@@ -38,8 +38,8 @@ TOP = 10  # kube-scheduler's MaxExtenderPriority
 # These count as used, but the pod is not bound yet.
 _HIDDEN_PHASES = (PHASE_NAMES[Phase.RESERVED], PHASE_NAMES[Phase.WAITING], PHASE_NAMES[Phase.BINDING])
 UNFINISHED = (
-    "not all nodes were searched, since the pod has several separate GPU requests and the time for such searches is "
-    "limited; no searched node takes the pod now. The pod is tried again, and the search goes on with the other nodes"
+    "not all nodes were tried, since the pod has several separate GPU requests and the time for such searches is "
+    "limited; no node that was tried takes the pod now. The pod is tried again, and the search goes on with other nodes"
 )
 UNDECIDED = "the outcome of an earlier bind of this pod is not known yet; the pod is tried again"
 

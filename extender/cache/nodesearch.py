@@ -11,8 +11,9 @@ refuse the pod. Filter returns an error, kube-scheduler tries the pod again some
 with the other 2,000 nodes. If they refuse the pod as well, filter refuses it with the reasons of all 5,000.
 
 kube-scheduler places no other pod while it waits for filter. So after a long search without a node, the namespace must
-pause before its next one, however many such pods it has (`SearchPauses`). During the pause its pods get the remembered
-refusals, or the error.
+pause before its next one, however many such pods it has (`SearchPauses`). During the pause a call searches
+`SMALL_SEARCH_NODES` nodes besides the remembered refusals, each call other ones: a pod that fits on many nodes gets one
+at once, and for kube-scheduler the call takes no longer than one for another pod.
 """
 
 from collections import Counter
@@ -92,16 +93,17 @@ class NodeSearch:
             remembered_refusals = remembered
         start_cpu, now, call = self._clock.cpu(), self._clock.now(), placement_request.call
         deadline = (call.arrived if call.arrived is not None else now) + _SEARCH_SECONDS
-        if is_paused:
-            deadline = now
         pace = Pace(self._clock, lambda: self._clock.now() >= deadline or call.is_abandoned())
-        scores, refusals = score_nodes(snapshot, placement_request, pace, remembered_refusals.refusals, start)
+        max_nodes = SMALL_SEARCH_NODES if is_paused else None
+        scores, refusals = score_nodes(
+            snapshot, placement_request, pace, remembered_refusals.refusals, start, max_nodes=max_nodes
+        )
         unsearched = len(set(placement_request.nodes)) - len(scores) - len(refusals)
         best = sorted(scores, key=lambda name: (-scores[name], name))[:SMALL_SEARCH_NODES]
         overtakable = sorted(snapshot.nominated_ahead & refusals.keys())[:SMALL_SEARCH_NODES]
         with self._lock:
             self._remember(key, remembered_refusals)
-            if not scores:
+            if not scores and not is_paused:
                 self._pauses.charge_search(key[0], self._clock.cpu() - start_cpu)
             if unsearched:
                 self._start = (start + len(scores) + len(refusals)) % len(placement_request.nodes)
@@ -131,12 +133,15 @@ def score_nodes(
     pace: Pace,
     remembered_refusals: dict[str, tuple[int, Refusal]],
     start: int = 0,
+    *,
+    max_nodes: int | None = None,
 ) -> tuple[dict[str, int], dict[str, Refusal]]:
     """The score of each node that fits, and the refusal of each that does not. Changes the snapshot.
 
     pace: when its time is over, the remaining nodes are left out.
     remembered_refusals: earlier refusals, with the generation of the node; new ones are added.
     start: the position of the node to begin with.
+    max_nodes: how many nodes are searched at most, besides those that are known to refuse the request.
     """
     ledger = snapshot.ledger
     generations = {name: node.generation for name, node in ledger.nodes_by_name().items()}
@@ -155,9 +160,8 @@ def score_nodes(
         if name in names and generations.get(name) == generation
     }
     scores: dict[str, int] = {}
-    for name in (*islice(names, start, None), *islice(names, start)):
-        if name in refusals:
-            continue
+    unknown = [name for name in (*islice(names, start, None), *islice(names, start)) if name not in refusals]
+    for name in unknown[:max_nodes]:
         if pace.pause():
             break
         state, reserved = ledger.node(name), snapshot.gang_reserved.get(name, ())

@@ -61,9 +61,16 @@ class SearchedNodes(NamedTuple):
     freed: int
     unsearched: int = 0
 
+    @property
+    def has_other_scores(self) -> bool:
+        """Whether the pod fitted nodes that the decision does not try, since they were not among the best."""
+        return not self.scores.keys() <= set(self.best)
+
 
 class SearchUnfinished(Exception):
-    """No searched node takes the pod, and not all nodes were searched before the call's time was over."""
+    """No node that was tried takes the pod, and others may: they were not searched before the call's time was over, or
+    were not among the best.
+    """
 
 
 class Call(NamedTuple):
@@ -102,7 +109,7 @@ class PlacementRequest(NamedTuple):
 
     def check_all_searched(self) -> None:
         """Check that no node was left out before the pod is refused. Raises SearchUnfinished."""
-        if self.searched is not None and self.searched.unsearched:
+        if self.searched is not None and (self.searched.unsearched or self.searched.has_other_scores):
             raise SearchUnfinished
 
 

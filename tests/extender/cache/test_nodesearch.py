@@ -105,6 +105,21 @@ def test_where_all_that_was_found_is_taken_it_comes_again_at_once(clock):
     assert state.next_requeue_node() is not None, "room has come on a node that was looked at before"
 
 
+def test_a_pod_is_not_refused_while_nodes_fit_that_the_decision_has_not_tried(clock):
+    """The best nodes are taken during the search. After a refusal kube-scheduler would preempt on them."""
+    state = cluster(clock, dict.fromkeys(NODES, (P100, P100)))
+
+    def occupy_best_nodes():
+        for name in NODES[:SMALL_SEARCH_NODES]:
+            for index in (0, 1):
+                occupy_card(state, name, index, P100)
+
+    clock.others = [lambda: None] * (len(NODES) - 2) + [occupy_best_nodes]
+    with pytest.raises(SearchUnfinished):
+        state.plan_pod(make_request())
+    assert state.plan_pod(make_request()).node == NODES[SMALL_SEARCH_NODES]
+
+
 def test_no_pod_is_requeued_without_freed_capacity():
     clock = Busy()
     state = cluster(clock, dict.fromkeys(NODES, (P100, 100)))
@@ -120,8 +135,12 @@ def test_the_decision_tries_no_more_cards_than_others_may_wait_for(steps, monkey
     state = cluster(FakeClock(), dict.fromkeys(NODES, (10_000, 7_000, 7_000)), cards=3)
     parts = [container("a", gpu_mem=10_000, gpu_count=2), container("b", gpu_mem=8000, gpu_count=2)]
     pod_request = request.parse(pod(containers=parts))
-    placement = state.plan_pod(make_request()._replace(request=pod_request))
-    assert isinstance(placement, Placement if steps else Unplaceable)
+    placement_request = make_request()._replace(request=pod_request)
+    if steps:
+        assert isinstance(state.plan_pod(placement_request), Placement)
+    else:
+        with pytest.raises(SearchUnfinished):
+            state.plan_pod(placement_request)
 
 
 @pytest.fixture
@@ -286,18 +305,37 @@ def test_after_a_long_search_without_a_node_the_namespace_pauses_ten_times_as_lo
     searched.clear()
     with pytest.raises(SearchUnfinished):
         state.plan_pod(make_request("different", mem=8001))
-    assert searched == []
+    assert len(searched) == SMALL_SEARCH_NODES
+    searched.clear()
     remembered = state.plan_pod(make_request("equal"))
     assert isinstance(remembered, Unplaceable), "what is known needs no search"
+    assert searched == []
     state.plan_pod(make_request("other", mem=8002)._replace(pod=PodRef("uid-other", "other", "other")))
-    assert searched == NODES, "other namespaces do not pause"
-    searched.clear()
+    assert set(searched) == set(NODES), "other namespaces do not pause"
     clock.advance(10 * cost - 0.1)
     with pytest.raises(SearchUnfinished):
-        state.plan_pod(make_request("different", mem=8001))
+        state.plan_pod(make_request("different", mem=8003))
     clock.advance(0.1)
-    state.plan_pod(make_request("different", mem=8001))
-    assert searched == NODES, "calls during the pause do not extend it"
+    searched.clear()
+    state.plan_pod(make_request("different", mem=8004))
+    assert set(searched) == set(NODES), "calls during the pause do not extend it"
+
+
+def test_a_pod_that_fits_on_many_nodes_gets_a_node_in_the_pause_of_its_namespace(clock):
+    state = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
+    state.plan_pod(make_request())
+    assert isinstance(state.plan_pod(make_request("fits", mem=7000)), Placement)
+
+
+def test_in_the_pause_each_call_searches_other_nodes(clock, searched):
+    state = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
+    state.plan_pod(make_request(mem=8001))
+    searched.clear()
+    for mem in (8002, 8003):
+        with pytest.raises(SearchUnfinished):
+            state.plan_pod(make_request(mem=mem))
+    rest = len(NODES) - SMALL_SEARCH_NODES
+    assert searched == [*NODES[:SMALL_SEARCH_NODES], *NODES[-rest:], *NODES[: SMALL_SEARCH_NODES - rest]]
 
 
 @pytest.mark.parametrize("was_short", [False, True], ids=["it fits", "short"])
