@@ -1,4 +1,4 @@
-"""What an Xid error of NVIDIA's driver means: harmless for the card, in need of a reset, or unknown.
+"""The meaning of Xid errors of NVIDIA's driver: harmless for the card, in need of a reset, or unknown.
 
 The driver reports all Xids alike. Taking a card out for an application's page fault would let any tenant take cards
 from all others; keeping a card whose memory is broken gives its next pod wrong results. The classes are those of
@@ -10,7 +10,7 @@ from typing import Final
 
 
 class XidEffect(Enum):
-    """What an Xid means for its card."""
+    """The effect of an Xid on its card."""
 
     HARMLESS = "the GPU stays; at most the process that caused it ends"
     NEEDS_RESET = "no pods until the GPU is reset or its node rebooted"

@@ -182,7 +182,7 @@ class KubeClient:
     def server_time(self) -> datetime:
         """The API server's time according to its last response, to the second; this machine's time if that had no date.
 
-        For comparisons with times that the API server wrote. Sends no request.
+        Use it for comparisons with times that the API server wrote. Sends no request.
         """
         return self.last_server_time() or self._clock.wall()
 

@@ -1,4 +1,4 @@
-"""Reads common kubeconfigs: one file, with certificates, a token or a password in it or beside it.
+"""Reads common kubeconfigs: one file, with certificates, a token or a password in the file or in files next to it.
 
 Kubeconfigs that run programs or renew tokens (`exec`, `auth-provider`), several files, and invalid files are left to
 the official client (`cardwise.kube.credentials`), whose import takes longer than the rest of a command.

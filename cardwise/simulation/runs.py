@@ -90,7 +90,7 @@ def _run_in_processes(
                 ended, waiting = wait(waiting, _POLL, FIRST_COMPLETED)
                 on_progress(counter.value - reported)
                 reported = counter.value
-                for future in futures:  # in the order of the runs, also for those that end together
+                for future in futures:  # in the order of the runs, even if several end together
                     if future in ended:
                         on_run_done(run_by_future[future], future.result())
         except BaseException:

@@ -93,7 +93,7 @@ def _check_nodes(file: str, rows: Iterable[tuple[str, _NodeRow]]) -> None:
 
 
 def _parse_shape(line: str, row: _PodRow) -> PodShape:
-    """What the pod requests. Raises InvalidRequest for a request of 0 thousandths of a card."""
+    """The shape of the pod: the request of its row. Raises InvalidRequest for a request of 0 thousandths of a card."""
     load = Load(row.cpu_milli, row.memory_mib * _MIB)
     if not row.num_gpu:
         return PodShape(None, load)

@@ -16,7 +16,7 @@ def cluster(*nodes):
 
 def test_best_fit_takes_the_node_with_the_least_left():
     simulated = cluster(worlds.node("a", 1000, 1000, cpu=128_000), worlds.node("b", 1000, 1000, 1000, cpu=8000))
-    # Of a, 126,000 milli and 1.5 cards would be left; of b, 6,000 and 2.5.
+    # Node a would have 126,000 millicores and 1.5 cards left, node b 6,000 and 2.5.
     assert simulated.place_pod("1", SimulatedPod("p", worlds.shape(500, cpu=2000))) == "b"
 
 

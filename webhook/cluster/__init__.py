@@ -1,4 +1,4 @@
-"""What the webhook knows of the cluster besides the object under review.
+"""The webhook's view of the cluster, besides the object under review.
 
 Input: lists that reflectors keep. Output: defaults, classes, cards, quotas, bounds, numbers of gangs.
 

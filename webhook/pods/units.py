@@ -1,9 +1,9 @@
 """Adds the namespace's unit to bare gpu-mem numbers in a pod: `2` becomes `2Gi`.
 
-No other module knows the unit. It runs before the request is read. What is stored is MiB, so scheduler,
-kubelet, quotas and all parts of Cardwise read the same number. Two kinds of bare numbers are MiB already and stay:
-those in a container with a share slot, which the webhook has rewritten before (a second call, a copy of a running pod,
-a template made from one), and those that Kubernetes took from a LimitRange, whose amounts are stored in MiB.
+No other module knows the unit. It runs before the request is read. The stored number counts MiB, so scheduler, kubelet,
+quotas and all parts of Cardwise read the same number. Two kinds of bare numbers are MiB already and stay: those in a
+container with a share slot, which the webhook has rewritten before (a second call, a copy of a running pod, a template
+made from one), and those that Kubernetes took from a LimitRange, whose amounts are stored in MiB.
 """
 
 import re

@@ -34,7 +34,8 @@ from webhook.templates import templates
 MAX_BODY = 8 * 1024 * 1024
 
 _ADVICE = "/advise"  # the path that never refuses
-# The API server waits a second for it and then goes on without us, so it may not wait behind large reviews.
+# The API server waits one second for the response and then continues without it, so these reviews must not wait behind
+# large ones.
 BINDINGS = "/validate/bindings"
 
 PATHS: Mapping[str, Decide] = {

@@ -72,7 +72,7 @@ class Lookups(Protocol):
         """The class; None if it does not exist. Reads an unknown class from the API server. Raises KubeError."""
 
     def offers(self) -> Offers | None:
-        """What nodes offer; None if unknown."""
+        """The offers of the nodes; None if they are not listed yet."""
 
     def quotas(self, namespace: str) -> Sequence[QuotaUsage]:
         """The GPUQuotas of the namespace."""

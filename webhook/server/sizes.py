@@ -1,8 +1,8 @@
 """Limits for the size of objects that the webhook processes.
 
 The API server accepts objects of 3 MiB and waits five seconds for the webhook; a pod of 30,000 containers would occupy
-one of its few threads for longer. Real objects are far smaller. So larger ones are refused before they are processed,
-and those that are costly to decode before they are decoded.
+one of its few threads for longer. Real objects are far smaller. So larger objects are refused before they are
+processed, and objects that are costly to decode before they are decoded.
 """
 
 from collections import Counter
@@ -24,7 +24,8 @@ MAX_ANNOTATIONS: Final = 512  # annotations of a pod; those of Cardwise are remo
 # Bytes of keys and values. The API server refuses every change of a pod with more than 256 KiB, but not its Binding:
 # such a pod could be bound, and then no longer changed. The other half is for Cardwise's annotations.
 MAX_ANNOTATION_BYTES: Final = 128 * 1024
-# The API server takes seconds to change a pod with thousands of them. As the chart's annotations policy at UPDATE.
+# The API server takes seconds to change a pod with thousands of them. The chart's annotations policy has the same limit
+# at UPDATE.
 MAX_METADATA_ENTRIES: Final = 512
 _METADATA_FIELDS: Final = ("labels", "finalizers", "ownerReferences")
 MAX_ENTRIES: Final = 512  # entries of a list or map of the pod: schedulingGates, volumes, nodeSelector, …

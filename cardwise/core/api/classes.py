@@ -25,7 +25,8 @@ from cardwise.core.values.wording import quote_text
 KIND = "nvidia-gpu"  # of all cards; the value of the label that tells them from other devices
 _KIND_LABEL, _MODEL_LABEL = "kind", "model"
 
-_SELECTOR_FIELDS = ("selector", "resourceSelector", "labelSelector")  # ours first, then those of the old proposals
+# Cardwise's own spelling first, then those of the old proposals
+_SELECTOR_FIELDS = ("selector", "resourceSelector", "labelSelector")
 _SPEC_FIELDS = (*_SELECTOR_FIELDS, "share", "priority")
 _SHARE_FIELDS = ("memoryMiB", "corePercent")
 _MAX_NAME_LENGTH = 48  # of a name: it must fit into names of resources and of metrics

@@ -54,7 +54,8 @@ _FOREIGN_KEYS: Final[Mapping[str, str]] = {
 _GANG_KEYS: Final = (names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING)
 _GANG_DOMAINS: Final = tuple(dict.fromkeys(key.partition("/")[0] for key in _GANG_KEYS))
 _GANG_WORD: Final = re.compile(r"group|pod-?group|gang")
-# As the chart's `cardwise.cel.keysAboutUs`, which decides which pods without a request the webhook sees.
+# The same pattern as the chart's `cardwise.cel.keysAboutUs`, which selects the pods without a request that the webhook
+# sees.
 _OWN_KEY: Final = re.compile(
     r"(?i:cardwise)|^gpu-(fraction|memory)|/(no)?use-gpu|^hami\.io/|^scheduling\.(x-)?k8s\.io/(pod-?)?(group|gang)|"
     r"^pod-group\.scheduling\.|^gang\.scheduling\."
@@ -71,7 +72,7 @@ _VENDORS: Final = ("amd.com", "intel.com", "iluvatar.ai", "metax-tech.com", "mth
 _CORE: Final = names.GPU_CORE.removesuffix(".percentage")
 # Names that stand for another one: the short form of the core percentage, and the internal name of whole cards.
 _FULL_NAMES: Final[Mapping[str, str]] = {_CORE: names.GPU_CORE, names.WHOLE_GPU: names.GPU_COUNT}
-# As the chart's `cardwise.cel.looksLikeGpu`, which decides what the webhook sees.
+# The same pattern as the chart's `cardwise.cel.looksLikeGpu`, which selects the objects that the webhook sees.
 _GPU_NAME: Final = re.compile(r"gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.dev/")
 # The labels that every card has, for selectors (`classes.labels`).
 CARD_LABELS: Final = (
@@ -141,7 +142,7 @@ def is_like_own(key: str) -> bool:
 
 
 def suggest_pod_key(key: str, text: str = "") -> str:
-    """What an unread annotation or label of a pod probably means; "" for none.
+    """The key or resource that an unread annotation or label of a pod probably means; "" for none.
 
     Keys of Cardwise's own domain are left to `suggest_annotation`: the webhook removes them.
     """
@@ -161,7 +162,7 @@ def suggest_pod_key(key: str, text: str = "") -> str:
 
 
 def suggest_namespace_key(key: str, *, label: bool) -> str:
-    """What an unread annotation (or label) of a namespace probably means; "" for none."""
+    """The key that an unread annotation (or label) of a namespace probably means; "" for none."""
     domain, _, name = key.rpartition("/")
     own_key = _suggest_own_key(domain, name)
     read_keys = _NAMESPACE_LABELS if label else _NAMESPACE_ANNOTATIONS

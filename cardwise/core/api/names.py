@@ -41,9 +41,10 @@ CONTAINER_MEM: Final = "ALIYUN_COM_GPU_MEM_CONTAINER"  # environment only
 GPUSHARE_PREFIX: Final = "ALIYUN_COM_GPU_MEM_"
 GPUSHARE_ALLOCATION: Final = "scheduler.framework.gpushare.allocation"  # Alibaba's framework version: several cards
 
-# Annotations of ours, written by bind; users may not set them.
+# Annotations of Cardwise that bind writes; users must not set them.
 ASSIGNMENT: Final = "cardwise.dev/assignment"
-DEVICES_OF: Final = "cardwise.dev/devices."  # + container key: NO_CARDS; without CDI the card UUIDs by comma
+# + container key: NO_CARDS; without CDI the UUIDs of the cards, separated by commas
+DEVICES_OF: Final = "cardwise.dev/devices."
 LIMIT_MIB_OF: Final = "cardwise.dev/mem-limit-mib."
 FRACTION_OF: Final = "cardwise.dev/mem-fraction."
 LIMIT_BYTES_OF: Final = "cardwise.dev/mem-limit-bytes."
@@ -75,8 +76,8 @@ LEADER_EPOCH: Final = "cardwise.dev/leader-epoch"
 FENCED: Final = "cardwise.dev/fenced"
 # On workloads and ResourceQuotas, written by the webhook: the keys that it put in place of bare ones.
 REWRITTEN: Final = "cardwise.dev/rewritten"
-# On ResourceQuotas and LimitRanges, written by the webhook where bare numbers count GiB: those of the object that count
-# MiB, by comma.
+# On ResourceQuotas and LimitRanges, written by the webhook where bare numbers count GiB: the amounts of the object that
+# count MiB, separated by commas.
 WRITTEN_MIB: Final = "cardwise.dev/gpu-mem-mib"
 _WRITTEN_ANNOTATIONS: Final = frozenset({ASSIGNMENT, GPU_COUNTS, DEVICE_CLASSES, LEADER_EPOCH})
 _WRITTEN_PREFIXES: Final = (

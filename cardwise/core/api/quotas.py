@@ -16,10 +16,12 @@ from cardwise.core.values.wording import quote_text, sanitize_message
 
 _MAX_TITLE_BYTES = 80  # bytes: the longest model of NVIDIA's has 40
 
-# What a quota counts: the name in `Charge`, `QuotaEntry` and `Headroom`, the field of GPUQuota, the unit in a sentence.
+# The amounts that a quota limits: the name in `Charge`, `QuotaEntry` and `Headroom`, the field of GPUQuota, the unit in
+# a sentence.
 AMOUNTS = (("shares", "shares", "shares"), ("memory", "memoryMiB", "MiB"), ("cards", "gpus", "whole GPUs"))
 
-# The keys of a ResourceQuota that count shares, and whole cards: a pod that asks for one counts nothing of the other.
+# The keys of a ResourceQuota that count shares and whole cards. A pod that requests a share does not count under the
+# key of whole cards, and vice versa.
 SHARES = f"requests.{names.GPU_MEM}"
 WHOLE_CARDS = f"requests.{names.WHOLE_GPU}"
 
@@ -30,7 +32,7 @@ _AMOUNT_NOUNS = "one or more of shares, memoryMiB, gpus"
 
 
 class Charge(NamedTuple):
-    """What shares count against an entry: their number, MiB, whole cards."""
+    """The amounts that shares count against an entry: their number, MiB, whole cards."""
 
     shares: int = 0
     memory: int = 0
@@ -220,7 +222,9 @@ def exceeded_limits(entry: QuotaEntry, used: Charge, requested: Charge) -> list[
 
 
 def used_by_status(manifest: Mapping[str, Any]) -> dict[tuple[str, str], Charge]:
-    """What the namespace of a GPUQuota uses by its status, by class and model. Unreadable entries count as none."""
+    """The use of a GPUQuota's namespace according to the status, by class and model. Unreadable entries count as
+    none.
+    """
     status = manifest.get("status")
     lines = status.get("used") if isinstance(status, dict) else None
     return {

@@ -125,7 +125,7 @@ class PodRequest:
 
 
 def _card_request_key(container: ContainerRequest) -> tuple[str, str]:
-    """The card request to which the container belongs, as `fitting.card_requests` groups them: its own if it asks for
+    """The card request to which the container belongs, as `fitting.card_requests` groups them: its own if it requests
     whole cards or several cards, else that of its class.
     """
     return ("key", container.key) if container.whole or container.cards > 1 else ("class", container.resource_class)

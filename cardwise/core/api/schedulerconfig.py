@@ -11,7 +11,7 @@ from cardwise.core.api import names
 # Answers come in milliseconds; a hung extender costs the scheduler this much for each GPU pod that it tries.
 FAST_TIMEOUT = "1s"
 BIND_TIMEOUT = "300s"
-WEIGHT = 100  # in-tree scores sum to at most about 1,500 points; ours reach 100 x 10 x 10
+WEIGHT = 100  # in-tree scores sum to at most about 1,500 points; the extender's reach 100 x 10 x 10
 
 
 def extender_stanzas(

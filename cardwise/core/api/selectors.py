@@ -21,7 +21,8 @@ _PRESENCE_OPERATORS = ("Exists", "DoesNotExist")
 _OPERATORS = (*_SET_OPERATORS, *_PRESENCE_OPERATORS, *_COMPARISON_OPERATORS)
 _FIELDS = ("matchLabels", "matchExpressions")
 _EXPRESSION_FIELDS = ("key", "operator", "values")
-# Of all alternatives of a selector: each new kind of card is compared with the conditions, and each value is parsed.
+# Limits for all alternatives of a selector together: each new kind of card is compared with the conditions, and each
+# value is parsed.
 MAX_CONDITIONS = 256
 MAX_VALUES = 4096
 _MAX_CACHED_NUMBERS = 4096  # parsed label values that are cached: cards of one model have the same

@@ -37,8 +37,8 @@ def is_label_value(text: str) -> bool:
 
 
 def path_segment_problem(text: str) -> str:
-    """Why no object may have this name, because it could not be part of a URL of the API server; "" if it may. As
-    `IsValidPathSegmentName` of the API server, which refuses an empty name elsewhere.
+    """Why no object may have this name, because it could not be part of a URL of the API server; "" if it may. The
+    rules are those of the API server's `IsValidPathSegmentName`, which refuses an empty name elsewhere.
     """
     if not text:
         return "is empty"

@@ -27,14 +27,14 @@ _REPEATED_SPACE: Final = re.compile("(?<= ) ")
 
 
 def pluralize(number: int, noun: str) -> str:
-    """Such as "1 device", "2 devices"."""
+    """A number with its noun, such as "1 device" or "2 devices"."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def quote_text(content: object, limit: int = _MAX_QUOTED) -> str:
     """A value from outside as a quotation: in quotes, on one line, with each character and space visible.
 
-    Of a longer text than `limit` characters: the beginning, the end and the length.
+    A text of more than `limit` characters is shortened to its beginning, its end and its length.
     """
     text = content if isinstance(content, str) else repr(content)
     if len(text) <= limit:

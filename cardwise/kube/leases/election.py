@@ -8,22 +8,20 @@ Theory of operation: why two processes never hold the Lease at once, whatever is
   duration from when they received that write. Clocks are never compared; a margin of a tenth of the duration allows for
   clocks that run five percent fast or slow.
 - No holder has the Lease for longer than `MAX_DURATION`: `Election` refuses such a setting, and a holder counts its own
-  setting, not the one in the Lease. So waiting for that long after the last change is enough, even if somebody has
-  written an hour into the Lease.
+  setting, not the one in the Lease. So waiting for that long after the last change is enough, even if a user has
+  written a duration of one hour into the Lease.
 - A write replaces exactly the version that was read (the API server compares resourceVersion).
 - The process that creates the Lease waits for a whole duration first: the Lease may have been deleted under a holder
   that has not noticed.
 - A released Lease is taken at once only if the release is the last event: a restored backup brings back a release of
   an earlier holder while another one leads. The release names its time, and is taken for the last event only if it is
-  younger than a duration by the API server's clock, and later than every version that this process has seen. Any other
-  Lease without a holder is waited for, as if it had one.
-- A version that is seen again does not prove that nobody has had the Lease since: etcd may have been restored to just
-  that version while this process stood still, and the holder of that time still goes by its own count. So after
-  `SILENT_DURATIONS` durations without an answer, the next answer is taken for the first one: its version is waited
-  for, also if
-  it is this process's own. A version that was replaced less than `SILENT_DURATIONS` durations ago is not restored by
-  anybody:
-  the API servers must be stopped and started for it.
+  younger than a duration by the API server's clock, and later than every version that this process has seen. A
+  candidate waits for any other Lease without a holder, as if it had one.
+- A version that is seen again does not prove that no process has held the Lease since: etcd may have been restored to
+  just that version while this process stood still, and the holder of that time still goes by its own count. So after
+  `SILENT_DURATIONS` durations without an answer, the next answer is taken for the first one: its version is waited for,
+  also if it is this process's own. A version that was replaced less than `SILENT_DURATIONS` durations ago cannot be
+  restored: a restore requires stopping and starting the API servers.
 - A lost response is recognized later by the exact times that were written, never by the identity: an earlier process
   of that identity may still run.
 
@@ -281,7 +279,7 @@ class Election:
         return observed.is_ours or observed.is_free or now >= self._expiry(observed)
 
     def _is_last_release(self, record: LeaseRecord, server_time: datetime) -> bool:
-        """Whether the last holder released the Lease with this version, so nobody can have taken it since.
+        """Whether the last holder released the Lease with this version, so no process can have acquired it since.
 
         A restored version has an earlier time. In doubt it returns False, which only costs a wait and a fencing.
         """

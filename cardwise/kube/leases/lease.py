@@ -23,7 +23,8 @@ from cardwise.supervision import supervised_thread
 
 _log = structlog.get_logger("cardwise.kube.lease")
 
-# The first call may conflict with our own renewal whose response was lost; the second reads, the third releases.
+# The first call may conflict with this process's own renewal whose response was lost; the second reads, the third
+# releases.
 _RELEASE_ATTEMPTS = 3
 _RELEASE_SECONDS = 1.0
 

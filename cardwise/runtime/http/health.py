@@ -74,8 +74,8 @@ class HealthServer:
         self._config = config or {}
         listening = _open_socket(bind)
         self.port = int(listening.getsockname()[1])
-        # Scrapes, however frequent, do not delay probes. Of three threads a kubelet has two, so a slow check of its
-        # readiness does not delay the one of its liveness.
+        # Scrapes, however frequent, do not delay probes. Of three threads a kubelet has two, so a slow readiness check
+        # does not delay a liveness check.
         probe_threads, metric_threads = Threads("probes", 3), Threads("metrics", 1)
         listener = Listener(
             listening, lambda environ: probe_threads if environ["PATH_INFO"] in self._checks else metric_threads

@@ -344,7 +344,9 @@ class HttpServer:
             self._poller.register(number, select.EPOLLIN)
 
     def stop(self) -> None:
-        """Begin to stop; running calls are still answered. Returns at once. For any thread and for signal handlers."""
+        """Begin to stop; running calls are still answered. Returns at once. Any thread and signal handlers may call
+        it.
+        """
         self._alive = False
         with self._end_lock:
             if not self._ended:

@@ -22,7 +22,7 @@ from cardwise.runtime.tls import certs
 _log = structlog.get_logger("cardwise.runtime.cabundle")
 
 _ATTEMPTS = 5
-_MAX_OTHERS = 8  # certificates that a bundle keeps in addition to ours
+_MAX_OTHERS = 8  # certificates of other CAs that a bundle keeps
 FIELD_MANAGER = "cardwise-ca"
 
 

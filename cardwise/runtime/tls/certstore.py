@@ -95,7 +95,7 @@ class SecretStore:
         data = {name: base64.b64encode(content).decode() for name, content in files.items()}
         try:
             if version:
-                # PUT replaces all data; fields of others beside the data stay.
+                # PUT replaces all data, but fields outside of the data that other clients wrote must stay.
                 current = self._client.get(paths.secrets(self._namespace, self._name))
                 if current["metadata"]["resourceVersion"] != version:
                     return False

@@ -1,4 +1,4 @@
-"""Times of the API, also those that Python does not have."""
+"""Timestamps of the API, including times that Python cannot represent."""
 
 import subprocess
 from datetime import UTC, datetime

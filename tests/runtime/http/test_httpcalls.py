@@ -221,7 +221,7 @@ VALUES = st.text('abc,; "=', max_size=8).map(str.strip)
 
 @given(st.lists(st.tuples(NAMES, VALUES), max_size=99))
 def test_repeated_headers_are_joined(lines):
-    """RFC 9110, section 5.2: in the order in which they came, by comma."""
+    """RFC 9110, section 5.2: joined in the order of arrival, with commas."""
     head = "".join(f"{name}: {text}\r\n" for name, text in lines)
     (call,) = read(f"GET / HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode())
     wanted: dict[str, list[str]] = {}

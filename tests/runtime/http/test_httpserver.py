@@ -194,7 +194,7 @@ def test_oldest_of_too_many_connections_is_closed(serve, certificates, phase, te
 def test_bodies_without_a_certificate_have_a_common_limit(serve):
     server = serve(held=250_000)
     lines = [server.connect() for _ in range(4)]
-    # sizes so different that the first is the largest, in whatever pieces it arrives
+    # sizes so different that the first call is the largest, in whatever pieces it arrives it arrives
     sizes = (95_000, 80_000, 70_000, 20_000)
     for calls, (line, sent) in enumerate(zip(lines, sizes, strict=True), 1):
         line.sendall(BODY + b"x" * sent)
