@@ -147,8 +147,10 @@ def score_nodes(
     generations = {name: node.generation for name, node in ledger.nodes_by_name().items()}
     for name in remembered_refusals.keys() - generations.keys():
         del remembered_refusals[name]
-    if ledger.holding(placement_request.pod.uid) is not None:
+    own_plan = ledger.holding(placement_request.pod.uid)
+    if own_plan is not None:
         ledger.release(placement_request.pod.uid)  # the pod's own plan does not count
+        remembered_refusals.pop(own_plan.node, None)  # it counted for the equal pod that was refused
     for holding in snapshot.nominated:
         ledger.set_holding(holding)
     effort = SearchEffort()
@@ -161,6 +163,8 @@ def score_nodes(
     }
     scores: dict[str, int] = {}
     unknown = [name for name in (*islice(names, start, None), *islice(names, start)) if name not in refusals]
+    if own_plan is not None:
+        unknown.sort(key=lambda name: name != own_plan.node)  # its own node is tried first
     for name in unknown[:max_nodes]:
         if pace.pause():
             break

@@ -275,6 +275,13 @@ def test_a_refusal_for_want_of_effort_is_not_remembered(clock, searched, monkeyp
     assert searched == NODES
 
 
+def test_the_refusal_of_an_equal_pod_does_not_count_where_the_pod_itself_has_its_plan(clock):
+    state = cluster(clock, dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 8000)})
+    assert state.plan_pod(make_request("first")).node == "n000"
+    assert isinstance(state.plan_pod(make_request("equal")), Unplaceable)
+    assert state.plan_pod(make_request("first")).node == "n000", "its bind failed, and it is tried again"
+
+
 def test_many_searches_of_a_namespace_displace_only_its_own(clock, searched):
     state = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
     quiet = make_request()._replace(pod=PodRef("uid-quiet", "quiet", "q"))
