@@ -9,7 +9,7 @@ from cardwise.core.api import classes, names, request
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.request import Container
-from cardwise.core.values import quantity
+from cardwise.core.values import quantity, wording
 from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
@@ -38,6 +38,7 @@ def rewrite_classes(pod: Json, translator: NameTranslator) -> Json:
     requested = {name for container in request.containers({"spec": spec}) for name in _requested_names(container)}
     if annotated_class:
         devices.refuse_other_classes(annotated_class, requested, translator.lookup)
+        _refuse_nvidia_alone(annotated_class, requested)
     if annotated_class and spec.get("containers") and not requested:
         first = next(c for c in request.containers({"spec": spec}) if c.key == "0")
         resources = dict(first.spec.get("resources") or {})
@@ -60,6 +61,22 @@ def _annotate_class(pod: Json) -> str:
     if name:
         classes.check_name(name, f"metadata.annotations[{names.CLASS}]")
     return name
+
+
+def _refuse_nvidia_alone(annotated: str, requested: set[str]) -> None:
+    """Refuse a class in the pod's annotation if the containers request devices of NVIDIA's device plugin only.
+
+    The pod would get no GPU of the class. annotated: the class. requested: the names that its containers request.
+
+    Raises InvalidRequest.
+    """
+    if requested and all(name.startswith(_NVIDIA) for name in requested):
+        name = wording.quote_unless_name(min(requested))
+        raise InvalidRequest(
+            f"metadata.annotations[{names.CLASS}]",
+            f"no container requests a GPU of Cardwise, and {name} belongs to NVIDIA's device plugin",
+            f"write {names.GPU_COUNT} in its place for whole GPUs of {annotated}, or remove the annotation",
+        )
 
 
 def _requested_names(container: Container) -> set[str]:

@@ -6,13 +6,16 @@ import pytest
 
 from cardwise.core.api import names, request
 from cardwise.core.api.request import ContainerRequest
+from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.webhook.reviews import (
     Known,
     mutate_object,
+    on_advise,
     on_defaults,
+    on_mutate,
     on_validate,
     refusal,
     resource_class,
@@ -143,7 +146,32 @@ def test_first_container_gets_one_unit_without_a_request() -> None:
         "cpu": "1", K80_KEY: "1", names.WHOLE_GPU: "1", names.SHARE: "1",
     }  # fmt: skip
     assert after_mutation(once) == once
-    assert limits_after({names.NVIDIA_GPU: "1"}, annotations=half) == [{names.NVIDIA_GPU: "1"}], "it has NVIDIA's"
+
+
+@pytest.mark.parametrize("resource", [names.NVIDIA_GPU, "nvidia.com/mig-1g.5gb", "nvidia.com/" + "x" * 5000])
+def test_class_annotation_beside_devices_of_nvidias_plugin_alone_is_refused_with_the_remedy(resource: str) -> None:
+    """Such a pod gets no GPU of the class, and /validate would blame another webhook for the annotation."""
+    plain = pod({resource: "1"}, {"cpu": "1"}, annotations={names.CLASS: K80})
+    decision = on_mutate(plain, "pods", KNOWN)
+    shown = resource if len(resource) < 100 else wording.quote_text(resource)
+    assert decision.message == (
+        f"metadata.annotations[{names.CLASS}]: no container requests a GPU of Cardwise, and {shown} belongs to "
+        f"NVIDIA's device plugin; write {names.GPU_COUNT} in its place for whole GPUs of {K80}, or "
+        "remove the annotation"
+    )
+    job = {"spec": {"template": {key: plain[key] for key in ("metadata", "spec")}}}
+    assert on_advise(job, "jobs", KNOWN).warnings == (
+        f"spec.template.{decision.message}; its pods will be refused",
+    )  # fmt: skip
+
+
+def test_class_annotation_beside_devices_of_nvidias_plugin_is_for_requests_of_cardwise() -> None:
+    limits = ({names.NVIDIA_GPU: "1"}, {names.GPU_MEM: "64"})
+    assert limits_after(*limits, annotations={names.CLASS: K80})[1][K80_KEY] == "1"
+    whole_card = limits_after({names.NVIDIA_GPU: "1"}, annotations={names.CLASS: K80}, settings=TAKE)
+    assert whole_card == [{names.WHOLE_GPU: "1", K80_KEY: "1", names.SHARE: "1"}]
+    without_nvidia = limits_after({names.NVIDIA_GPU: "0"}, annotations={names.CLASS: K80})
+    assert without_nvidia[0][K80_KEY] == "1"
 
 
 def test_class_annotation_takes_precedence_over_namespace_defaults() -> None:
