@@ -3,6 +3,7 @@
 Implements these rules of kube-scheduler for the extender, the webhook and the command line. Pure.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Self
 
@@ -10,6 +11,7 @@ from cardwise.core.values.decoded import Json
 
 HARD: Final = ("NoSchedule", "NoExecute")  # effects of taints that keep pods away
 _MAX_NUMBER_LENGTH: Final = 63  # characters, as of a label's value
+_NUMBER: Final = re.compile("[+-]?[0-9]+")  # int() also reads 1_000, spaces and other scripts' digits
 _INT64: Final = range(-(2**63), 2**63)
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
@@ -171,11 +173,8 @@ def _parse_condition(expression: Json) -> _Condition:
 
 
 def _parse_number(text: str) -> int | None:
-    """A whole number of 64 bits, as kube-scheduler reads it; None for other texts."""
-    if len(text) > _MAX_NUMBER_LENGTH:
+    """A whole number of 64 bits, as kube-scheduler reads it with Go's ParseInt; None for other texts."""
+    if len(text) > _MAX_NUMBER_LENGTH or not _NUMBER.fullmatch(text):
         return None
-    try:
-        number = int(text)
-    except ValueError:
-        return None
+    number = int(text)
     return number if number in _INT64 else None

@@ -66,6 +66,23 @@ def test_the_number_of_a_condition_is_parsed_once_for_all_nodes(monkeypatch):
     assert lengths.count(4000) == 1
 
 
+@pytest.mark.parametrize("number", ["9", "+9", "09", "9" * 18])
+def test_numbers_are_read_as_gos_parseint_reads_them(number):
+    above_eight = nodeconstraints.constraints_of(required(match_expression("size", "Gt", "8")))
+    assert above_eight.admits("n1", NodeLabels({"size": number}))
+
+
+@pytest.mark.parametrize("text", ["1_000", " 9", "9 ", "9\n", "\u0669", "\uff19", "+-9", "+", "0x9", "9.0", "9e3", ""])
+def test_texts_that_gos_parseint_refuses_are_no_numbers(text):
+    """int() reads some of them; kube-scheduler then rejects the node that Cardwise had chosen."""
+    assert not nodeconstraints.constraints_of(required(match_expression("size", "Gt", "8"))).admits(
+        "n1", NodeLabels({"size": text})
+    )
+    assert not nodeconstraints.constraints_of(required(match_expression("size", "Lt", text))).admits(
+        "n1", NodeLabels({"size": "1"})
+    )
+
+
 @pytest.mark.parametrize(
     ("toleration", "tolerated"),
     [
