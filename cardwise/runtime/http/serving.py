@@ -37,7 +37,7 @@ _CHECK_SECONDS = 0.25
 _MAX_MISSED_BEATS = 9
 _CHECKS_FOR_THE_LOG = 2  # between the two signals, while the process logs the stacks of its threads
 _RELOAD_SECONDS = 5.0  # after which unreadable TLS files are loaded again, even if unchanged
-_PROMPT_THREADS = 3  # so one address may have two threads, and one owner of its calls one thread
+_PROMPT_THREADS = 4  # so one address may have three threads, and one owner of its calls two
 # On these signals gunicorn starts a second worker (or master) beside the first: there would be two ledgers, and no port
 # for the health server. A closing terminal sends SIGHUP to all processes.
 _IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2, signal.SIGWINCH)

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from cardwise.runtime.http import serving
 from cardwise.runtime.http.threads import Threads
 from tests.fakes.clock import FakeClock
 from tests.runtime.http.loopback import PATIENCE, until
@@ -175,6 +176,14 @@ def test_an_owner_leaves_a_thread_for_the_other_owners_of_its_address(blocking, 
     assert pool.begun == ["fat"] * 2
     pool.release.set()
     until(lambda: len(pool.begun) == 10, "that all are answered at last")
+
+
+def test_two_prompt_calls_of_an_owner_run_at_a_time(blocking):
+    """Bindings of one namespace in a row take longer than the second that an API server waits."""
+    pool = blocking(serving._PROMPT_THREADS)
+    pool.block("binding", "10.0.0.1", "x")
+    until(lambda: pool.begun, "that it has begun")
+    assert not pool.threads.is_busy("10.0.0.1", "x")
 
 
 FLOWS = [("a", "x"), ("a", "y"), ("b", "x"), ("", "")]
