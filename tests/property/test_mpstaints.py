@@ -77,21 +77,21 @@ def neighbours(ledger, node, i):
     ]
 
 
-def closed(ledger, node, i, wanted):
+def closed(ledger, node, i, pod_request):
     """The rule that keeps the request from the card, whatever is free there; "" where there is none."""
-    state, (container,) = node.cards[i].mps, wanted.containers
+    state, (container,) = node.cards[i].mps, pod_request.containers
     if state is None:
-        return "no manager" if wanted.mps is Mode.REQUIRED else ""
-    if wanted.mps.uses_mps and container.cards > 1 and not state.serves_several:
+        return "no manager" if pod_request.mps is Mode.REQUIRED else ""
+    if pod_request.mps.uses_mps and container.cards > 1 and not state.serves_several:
         return "several"
     if not state.ready:
         return "not ready"
     beside = neighbours(ledger, node, i)
-    if wanted.mps is Mode.OFF:
+    if pod_request.mps is Mode.OFF:
         return "mixed" if any(mps_client.wants for mps_client in beside) else ""
     if any(mps_client.off for mps_client in beside):
         return "mixed"
-    users = {mps_client.user for mps_client in beside if mps_client.wants} | {wanted.user}
+    users = {mps_client.user for mps_client in beside if mps_client.wants} | {pod_request.user}
     return "" if state.multi_user or (len(users) == 1 and MIXED not in users) else "user"
 
 
@@ -99,8 +99,8 @@ def max_clients(card):
     return card.mps.max_clients or MAX_CLIENTS if card.mps is not None else MAX_CLIENTS
 
 
-def takes(node, i, wanted):
-    (container,) = wanted.containers
+def takes(node, i, pod_request):
+    (container,) = pod_request.containers
     if container.whole:
         return node.clients[i] == 0 and node.free[i] > 0
     return node.free[i] >= container.mem_per_card and node.clients[i] < max_clients(node.cards[i])
@@ -153,11 +153,11 @@ WHY = {
 }
 
 
-def judge(ledger, wanted, refusals):
+def judge(ledger, pod_request, refusals):
     for name, refusal in refusals.items():
         event(refusal.name)
         node = ledger.node(name)
-        rules = {closed(ledger, node, i, wanted) for i in range(3)} if node is not None else set()
+        rules = {closed(ledger, node, i, pod_request) for i in range(3)} if node is not None else set()
         if refusal in WHY:
             assert rules & WHY[refusal], "a card is closed by this rule"
         elif rules and all(rules) and len(rules) == 1 and rules <= {"no manager", "several"}:

@@ -127,9 +127,9 @@ def fits_quotas(node, chosen, card_request, headroom):
     return True
 
 
-def naively(ledger, nodes, wanted, policy, headroom):
+def place_naively(ledger, nodes, pod_request, policy, headroom):
     """The node and the cards for a request of one container, by trying every choice; None where there is none."""
-    (card_request,) = wanted.containers
+    (card_request,) = pod_request.containers
     priorities = sorted({card.priority for node in ledger.nodes() for card in node.cards})
     best = None
     for name in sorted(nodes):
@@ -153,21 +153,21 @@ def naively(ledger, nodes, wanted, policy, headroom):
     return best and best[1:]
 
 
-def steered(ledger, nodes, wanted, policy, headroom):
+def steered(ledger, nodes, pod_request, policy, headroom):
     """What the quotas did to the request, for the statistics."""
-    without, with_them = (naively(ledger, nodes, wanted, policy, room) for room in ([], headroom))
+    without, with_them = (place_naively(ledger, nodes, pod_request, policy, room) for room in ([], headroom))
     return "do not matter" if without == with_them else "steer" if with_them else "refuse"
 
 
-def node_by_node(ledger, nodes, wanted, policy, headroom):
+def node_by_node(ledger, nodes, pod_request, policy, headroom):
     """What `place` must answer, without the index."""
-    scorer = Scorer(ledger.kinds, wanted, policy, headroom)
+    scorer = Scorer(ledger.kinds, pod_request, policy, headroom)
     scores = {name: scorer.score(ledger.node(name)) for name in nodes}
     fitting = {name: score for name, score in scores.items() if not isinstance(score, Refusal)}
     if not fitting:
         return Unplaceable(refusals=scores)
     best = min(fitting, key=lambda name: (-fitting[name], name))
-    return placement.place_on(ledger.kinds, ledger.node(best), wanted, policy, headroom)
+    return placement.place_on(ledger.kinds, ledger.node(best), pod_request, policy, headroom)
 
 
 candidates = st.sampled_from([{*NODES}, {*NODES}, {*NODES}, {*NODES, "unknown"}, {"n1"}])
@@ -176,12 +176,12 @@ policy_names = st.sampled_from(sorted(policies.POLICIES))
 
 @given(scenes(), asked_by(1), candidates, policy_names)
 @settings(deadline=None, max_examples=examples(120, soak=2000))
-def test_one_container_gets_what_trying_every_choice_would_give_it(scene, wanted, nodes, policy):
+def test_one_container_gets_what_trying_every_choice_would_give_it(scene, pod_request, nodes, policy):
     ledger, headroom = scene
-    placed = placement.place(ledger, nodes, wanted, policy, headroom)
-    expected = naively(ledger, nodes, wanted, policy, headroom)
+    placed = placement.place(ledger, nodes, pod_request, policy, headroom)
+    expected = place_naively(ledger, nodes, pod_request, policy, headroom)
     event("placed" if expected else "refused")
-    event(f"quotas {steered(ledger, nodes, wanted, policy, headroom)}")
+    event(f"quotas {steered(ledger, nodes, pod_request, policy, headroom)}")
     if expected is None:
         assert isinstance(placed, Unplaceable)
         assert set(placed.refusals) == nodes
@@ -191,11 +191,11 @@ def test_one_container_gets_what_trying_every_choice_would_give_it(scene, wanted
 
 @given(scenes(), asked_by(3), candidates, policy_names)
 @settings(deadline=None, max_examples=examples(120, soak=2000))
-def test_what_is_placed_is_of_its_class_and_within_every_quota(scene, wanted, nodes, policy):
+def test_what_is_placed_is_of_its_class_and_within_every_quota(scene, pod_request, nodes, policy):
     ledger, headroom = scene
-    placed = placement.place(ledger, sorted(nodes), wanted, policy, headroom)
-    assert placed == node_by_node(ledger, sorted(nodes), wanted, policy, headroom)
-    scores, refusals = Scorer(ledger.kinds, wanted, policy, headroom).score_all(ledger, nodes)
+    placed = placement.place(ledger, sorted(nodes), pod_request, policy, headroom)
+    assert placed == node_by_node(ledger, sorted(nodes), pod_request, policy, headroom)
+    scores, refusals = Scorer(ledger.kinds, pod_request, policy, headroom).score_all(ledger, nodes)
     assert set(scores) | set(refusals) == nodes
     event(type(placed).__name__)
     if isinstance(placed, Unplaceable):
@@ -204,7 +204,7 @@ def test_what_is_placed_is_of_its_class_and_within_every_quota(scene, wanted, no
     assert placed.score == max(scores.values())
     assert placement.exceeded_entries(ledger, placed, headroom) == []
     node = ledger.node(placed.node)
-    for card_request in wanted.containers:
+    for card_request in pod_request.containers:
         cards = [node.cards[node.position(share)] for share in placed.assignment.containers[card_request.key]]
         assert len({card.uuid for card in cards}) == card_request.cards
         assert all(card.healthy and not card.cordoned for card in cards)
@@ -227,5 +227,5 @@ def test_every_card_of_thousands_of_mixed_nodes_is_found_by_its_class():
         ledger.set_cards(name, [Card(index=0, uuid=name, mem=100 + i % 5, **kind)])
     nodes = [node.name for node in ledger.nodes()]
     for policy, best in (("binpack", "n0005"), ("spread", "n0019")):
-        wanted = request.parse(pod(containers=[typed(container(gpu_mem=90), "c5")]))
-        assert placement.place(ledger, nodes, wanted, policy).node == best
+        pod_request = request.parse(pod(containers=[typed(container(gpu_mem=90), "c5")]))
+        assert placement.place(ledger, nodes, pod_request, policy).node == best

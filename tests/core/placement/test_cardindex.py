@@ -33,19 +33,19 @@ pod_requests = st.one_of(
 )
 
 
-def slowly(ledger, nodes, wanted, policy):
+def place_node_by_node(ledger, nodes, pod_request, policy):
     """The placement that `place` must return, by a search node by node."""
-    scorer = Scorer(ledger.kinds, wanted, policy)
+    scorer = Scorer(ledger.kinds, pod_request, policy)
     scores = {name: scorer.score(ledger.node(name)) for name in nodes}
     fitting = {name: score for name, score in scores.items() if not isinstance(score, Refusal)}
     if not fitting:
         return Unplaceable(refusals=scores)
     best = min(fitting, key=lambda name: (-fitting[name], name))
-    return place_on(ledger.kinds, ledger.node(best), wanted, policy)
+    return place_on(ledger.kinds, ledger.node(best), pod_request, policy)
 
 
 @given(changes, pod_requests, st.sets(st.sampled_from([*NODES, "unknown"])), st.sampled_from(sorted(policies.POLICIES)))
-def test_place_equals_a_search_node_by_node(history, wanted, candidates, policy):
+def test_place_equals_a_search_node_by_node(history, pod_request, candidates, policy):
     ledger = Ledger(max_clients=4)
     for kind, *arguments in history:
         if kind == "cards":
@@ -62,10 +62,10 @@ def test_place_equals_a_search_node_by_node(history, wanted, candidates, policy)
             ledger.index_some(arguments[0])
         else:
             ledger.index()
-    wanted = request.parse(pod(containers=[wanted]))
+    pod_request = request.parse(pod(containers=[pod_request]))
     nodes = sorted(candidates)
-    answer = placement.place(ledger, nodes, wanted, policy)
-    assert answer == slowly(ledger, nodes, wanted, policy)
+    answer = placement.place(ledger, nodes, pod_request, policy)
+    assert answer == place_node_by_node(ledger, nodes, pod_request, policy)
     if isinstance(answer, Placement):
         assert answer.node in candidates
 
@@ -78,16 +78,20 @@ def test_where_thousands_of_nodes_have_no_room_each_has_its_reason():
         ledger.set_cards(name, cards(40 + 40 * (i % 3), 50, node=name))
         ledger.set_holding(holding(f"u{i}", 30 + 40 * (i % 3) - 5 * (i % 2), 0, node=name))
     for mem in (41, 60, 200):
-        wanted = request.parse(pod(containers=[container(gpu_mem=mem)]))
-        assert placement.place(ledger, nodes, wanted, "binpack") == slowly(ledger, nodes, wanted, "binpack")
+        pod_request = request.parse(pod(containers=[container(gpu_mem=mem)]))
+        assert placement.place(ledger, nodes, pod_request, "binpack") == place_node_by_node(
+            ledger, nodes, pod_request, "binpack"
+        )
         for i in range(0, 1100, 50):
             ledger.set_cards(nodes[i], cards(*[[], [45], [mem + 9]][i // 50 % 3], node=nodes[i]))
             ledger.release(f"u{i + 1}")
             ledger.set_holding(holding(f"u{i + 2}", 5, 1, node=nodes[i + 2]))
         with ledger.what_if(released=[f"u{i}" for i in range(9)]):
-            answer = placement.place(ledger, nodes, wanted, "binpack")
-            assert answer == slowly(ledger, nodes, wanted, "binpack")
-        assert placement.place(ledger, nodes, wanted, "binpack") == slowly(ledger, nodes, wanted, "binpack")
+            answer = placement.place(ledger, nodes, pod_request, "binpack")
+            assert answer == place_node_by_node(ledger, nodes, pod_request, "binpack")
+        assert placement.place(ledger, nodes, pod_request, "binpack") == place_node_by_node(
+            ledger, nodes, pod_request, "binpack"
+        )
 
 
 MANY = [f"n{i:02}" for i in range(17)]
@@ -99,14 +103,14 @@ MANY = [f"n{i:02}" for i in range(17)]
     st.lists(st.sampled_from([*MANY, "unknown"]), max_size=4, unique=True),
     st.sampled_from(sorted(policies.POLICIES)),
 )
-def test_few_of_many_nodes_are_asked_as_all_are(held, wanted, nodes, policy):
+def test_few_of_many_nodes_are_asked_as_all_are(held, pod_request, nodes, policy):
     ledger = Ledger(max_clients=4)
     for i, name in enumerate(MANY):
         ledger.set_cards(name, cards(*[40 + 40 * (i % 2)] * (i % 4), node=name))
     for uid, (node, index, mem) in enumerate(held):
         ledger.set_holding(holding(str(uid), mem, index, node=node))
-    wanted = request.parse(pod(containers=[wanted]))
-    assert placement.place(ledger, nodes, wanted, policy) == slowly(ledger, nodes, wanted, policy)
+    pod_request = request.parse(pod(containers=[pod_request]))
+    assert placement.place(ledger, nodes, pod_request, policy) == place_node_by_node(ledger, nodes, pod_request, policy)
 
 
 def test_sorting_after_many_changes_gives_the_same_placements():
@@ -114,12 +118,12 @@ def test_sorting_after_many_changes_gives_the_same_placements():
     for i in range(2500):
         ledger.set_cards(f"n{i:04}", cards(100, 200, node=f"n{i:04}"))
     ledger.set_holding(holding("a", 60, 1, node="n1234"))
-    wanted = request.parse(pod(gpu_mem=120))
-    answer = placement.place(ledger, [f"n{i:04}" for i in range(2500)], wanted, "binpack")
+    pod_request = request.parse(pod(gpu_mem=120))
+    answer = placement.place(ledger, [f"n{i:04}" for i in range(2500)], pod_request, "binpack")
     assert (answer.node, answer.assignment.indices()) == ("n1234", [1])
     ledger.set_cards("n1234", [])
     ledger.release("a")
-    answer = placement.place(ledger, [f"n{i:04}" for i in range(2500)], wanted, "binpack")
+    answer = placement.place(ledger, [f"n{i:04}" for i in range(2500)], pod_request, "binpack")
     assert (answer.node, answer.assignment.indices()) == ("n0000", [1])
 
 
@@ -132,6 +136,6 @@ def test_a_new_index_is_made_a_part_at_a_time():
     while ledger.index_some(100):
         turns += 1
     assert turns == 3
-    wanted = request.parse(pod(gpu_mem=150))
-    assert placement.place(ledger, names, wanted, "binpack").node == "n050"
-    assert placement.place(ledger, names, wanted, "spread").node == "n299"
+    pod_request = request.parse(pod(gpu_mem=150))
+    assert placement.place(ledger, names, pod_request, "binpack").node == "n050"
+    assert placement.place(ledger, names, pod_request, "spread").node == "n299"

@@ -111,26 +111,26 @@ def test_a_kind_is_gone_when_the_card_is_back_as_another(ledger):
 def test_the_way_back_knows_what_the_card_was(ledger):
     ledger.set_holding(holding("u", 100, 0))
     ledger.set_cards("n1", [])
-    back = ledger.release("u")
+    undo = ledger.release("u")
     assert used(ledger, OF_A, EVERY_CARD) == [0, 0]
-    back()
+    undo()
     assert used(ledger, OF_A, EVERY_CARD) == [100, 100]
-    back = ledger.set_holding(holding("u", 50, 0))
+    undo = ledger.set_holding(holding("u", 50, 0))
     assert used(ledger, OF_A) == [50], "the pod holds the card without a break"
-    back()
+    undo()
     assert used(ledger, OF_A) == [100]
-    back = ledger.set_holding(holding("u", 50, 0, node="n2"))
+    undo = ledger.set_holding(holding("u", 50, 0, node="n2"))
     assert used(ledger, OF_A, OF_B, EVERY_CARD) == [50, 50, 50], "of that one nothing is known"
-    back()
+    undo()
     assert used(ledger, OF_A, OF_B) == [100, 0]
 
 
 def test_the_way_back_knows_what_the_card_became_since(ledger):
     ledger.set_holding(holding("u", 100, 0))
-    back = ledger.set_holding(holding("u", 50, 0))
+    undo = ledger.set_holding(holding("u", 50, 0))
     ledger.set_cards("n1", [card("b")])
     ledger.set_cards("n1", [])
-    back()
+    undo()
     assert used(ledger, OF_A, OF_B) == [0, 100]
 
 
@@ -203,16 +203,16 @@ def taken(ledger, node="n1"):
 def test_a_device_is_taken_while_a_pod_holds_it():
     ledger = Ledger()
     ledger.set_devices("n1", others.devices(2))
-    back = ledger.set_holding(others.holding("u", 1))
+    undo = ledger.set_holding(others.holding("u", 1))
     assert taken(ledger) == {"rdma-n1-1": 1}
-    back()
+    undo()
     assert taken(ledger) == {}
     ledger.set_holding(others.holding("u", 1))
     ledger.set_holding(others.holding("u", 0))
     assert taken(ledger) == {"rdma-n1-0": 1}, "what the pod held before is free"
-    back = ledger.release("u")
+    undo = ledger.release("u")
     assert taken(ledger) == {}
-    back()
+    undo()
     assert taken(ledger) == {"rdma-n1-0": 1}
 
 

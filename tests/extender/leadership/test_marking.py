@@ -112,7 +112,7 @@ def test_labels_that_could_not_be_removed_are_removed_later(scene: Scene) -> Non
     assert names.LEADER not in scene.api.get(frozen)["metadata"].get("labels", {})
 
 
-class Two:
+class MarkedPair:
     """Two extenders' pods, each with its LeaderMark; `epochs` may be changed."""
 
     def __init__(self) -> None:
@@ -146,55 +146,55 @@ class Two:
 
 
 @pytest.fixture
-def two() -> Two:
-    return Two()
+def pair() -> MarkedPair:
+    return MarkedPair()
 
 
 @pytest.mark.parametrize("call", range(1, 5))
-def test_a_leader_that_writes_late_takes_no_label_from_its_successor(two: Two, call: int) -> None:
+def test_a_leader_that_writes_late_takes_no_label_from_its_successor(pair: MarkedPair, call: int) -> None:
     """`call`: the call of the former leader before which it stands still for longer than its Lease; the
     last is of the comparison every five seconds.
     """
-    two.epochs["b"] = 0
-    two.marks["b"].step()
-    two.epochs.update(a=1, b=None)
+    pair.epochs["b"] = 0
+    pair.marks["b"].step()
+    pair.epochs.update(a=1, b=None)
     calls = iter(range(1, 100))
 
     def lead_elsewhere(request: Request) -> None:
         if request.headers["User-Agent"] == "a" and next(calls) == call:
-            two.b_leads()
+            pair.b_leads()
 
-    two.api.before_request(lead_elsewhere, times=100)
+    pair.api.before_request(lead_elsewhere, times=100)
     with contextlib.suppress(errors.Conflict):
-        two.marks["a"].step()
-    two.step(6.0)
-    assert two.marked == ["b"]
+        pair.marks["a"].step()
+    pair.step(6.0)
+    assert pair.marked == ["b"]
 
 
-def test_a_late_write_never_removes_a_label_that_came_after_the_list(two: Two) -> None:
-    two.api.edit(paths.pods("system", "b"), metadata={"labels": {names.LEADER: "true"}})
-    two.epochs["a"] = 1
+def test_a_late_write_never_removes_a_label_that_came_after_the_list(pair: MarkedPair) -> None:
+    pair.api.edit(paths.pods("system", "b"), metadata={"labels": {names.LEADER: "true"}})
+    pair.epochs["a"] = 1
 
     def lead_elsewhere(request: Request) -> None:
         if request.verb == "patch" and request.path.endswith("/b") and request.headers["User-Agent"] == "a":
-            two.api.edit(paths.pods("system", "b"), metadata={"labels": {names.LEADER: None}})
-            two.b_leads()
+            pair.api.edit(paths.pods("system", "b"), metadata={"labels": {names.LEADER: None}})
+            pair.b_leads()
 
-    two.api.before_request(lead_elsewhere, times=100)
+    pair.api.before_request(lead_elsewhere, times=100)
     with pytest.raises(errors.Conflict):
-        two.marks["a"].step()
-    assert "b" in two.marked
+        pair.marks["a"].step()
+    assert "b" in pair.marked
 
 
-def test_a_removed_label_is_restored_within_seconds_with_one_call_in_five_seconds(two: Two) -> None:
-    two.epochs["a"] = 1
-    two.step(1.0)
-    two.api.edit(paths.pods("system", "a"), metadata={"labels": {names.LEADER: None}})
-    two.step(6.0)
-    assert two.marked == ["a"]
-    before = len(two.api.requests)
-    two.step(60.0)
-    assert len(two.api.requests) - before <= 13
+def test_a_removed_label_is_restored_within_seconds_with_one_call_in_five_seconds(pair: MarkedPair) -> None:
+    pair.epochs["a"] = 1
+    pair.step(1.0)
+    pair.api.edit(paths.pods("system", "a"), metadata={"labels": {names.LEADER: None}})
+    pair.step(6.0)
+    assert pair.marked == ["a"]
+    before = len(pair.api.requests)
+    pair.step(60.0)
+    assert len(pair.api.requests) - before <= 13
 
 
 @pytest.mark.parametrize("status", [403, 422, 500])

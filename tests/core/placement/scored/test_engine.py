@@ -26,7 +26,7 @@ def cards_of(placed):
 
 def fragmentation(*workload):
     total = sum(weight for _, weight in workload)
-    weighted = [WeightedShape(Shape(ask), weight / total) for ask, weight in workload]
+    weighted = [WeightedShape(Shape(request_size), weight / total) for request_size, weight in workload]
     return FragmentMeasure(weighted)
 
 
@@ -73,7 +73,7 @@ def test_fragments_are_those_of_the_example():
     assert f"Only the {fragments(measure, lines(n=[1000, 300])):g} MiB are a fragment, to both requests" in theory
     after = lines(n=[700, 300])
     assert "A share of 300 MiB on the first card leaves 700 and 300 MiB." in theory
-    to_whole, to_half = (fragments(fragmentation((ask, 1)), after) for ask in (WHOLE, HALF))
+    to_whole, to_half = (fragments(fragmentation((request_size, 1)), after) for request_size in (WHOLE, HALF))
     assert f"the fragments are {to_whole:g} MiB to the one request and {to_half:g} MiB to the other" in theory
     assert f"{fragments(measure, after):g} MiB in the mean" in theory
 

@@ -65,7 +65,7 @@ def test_where_pods_leave_a_pod_goes_to_the_node_that_is_last_to_be_empty(nodes)
     assert is_surveying.engine.place(whole(1), LOAD, "priced").node == fullest
 
 
-def vacancy(*workload):
+def make_measure(*workload):
     """The expected capacity of requests for these numbers of cards, with their weights."""
     expected = ExpectedCapacity(
         [Shape(RequestSize(cards, mem, 0, "", 0, 0), kinds) for cards, mem, kinds, _ in workload]
@@ -74,28 +74,32 @@ def vacancy(*workload):
     return expected
 
 
-def expected_capacity(of, clients, kind=None):
+def expected_capacity(measure, clients, kind=None):
     counts = np.array([clients])
-    return float(of.node_values(counts, np.zeros_like(counts) if kind is None else np.array([kind]))[0])
+    return float(measure.node_values(counts, np.zeros_like(counts) if kind is None else np.array([kind]))[0])
 
 
 def test_the_fewer_shares_are_in_the_way_the_more_a_node_is_worth():
-    of = vacancy((2, 0, None, 1.0))
+    measure = make_measure((2, 0, None, 1.0))
     empty, single, two, four = (
-        expected_capacity(of, clients) for clients in ([0, 0, 9], [0, 1, 9], [1, 1, 9], [2, 2, 9])
+        expected_capacity(measure, clients) for clients in ([0, 0, 9], [0, 1, 9], [1, 1, 9], [2, 2, 9])
     )
     assert empty > single > two > four > 0
     assert two / single == pytest.approx(single / empty)
-    assert expected_capacity(of, [0, NEVER_EMPTY, NEVER_EMPTY]) == 0
-    assert expected_capacity(of, [0]) == 0
+    assert expected_capacity(measure, [0, NEVER_EMPTY, NEVER_EMPTY]) == 0
+    assert expected_capacity(measure, [0]) == 0
 
 
 def test_the_example_of_the_docstring():
-    theory, cards, of = theory_of("cardwise.core.placement.scored.expectedcapacity"), 4, vacancy((4, 0, None, 1.0))
+    theory, cards, measure = (
+        theory_of("cardwise.core.placement.scored.expectedcapacity"),
+        4,
+        make_measure((4, 0, None, 1.0)),
+    )
     assert f"a request for {cards} cards has a weight of 1" in theory
 
     def node_value(shares: int) -> float:
-        return expected_capacity(of, [1] * shares + [0] * (cards - shares))
+        return expected_capacity(measure, [1] * shares + [0] * (cards - shares))
 
     empty, one_share, two, three, four = map(node_value, range(5))
     assert f"It counts {empty:g} on an empty node of {cards} cards, {one_share:g} on a node with one share" in theory
@@ -107,10 +111,14 @@ def test_the_example_of_the_docstring():
 
 
 def test_only_requests_for_several_whole_cards_wait_for_nodes_to_be_empty():
-    assert expected_capacity(vacancy((1, 0, None, 1.0), (2, 500, None, 1.0)), [0, 0]) == 0
+    assert expected_capacity(make_measure((1, 0, None, 1.0), (2, 500, None, 1.0)), [0, 0]) == 0
 
 
 def test_cards_that_the_request_cannot_have_do_not_count():
-    of = vacancy((2, 0, frozenset({1}), 1.0))
-    assert expected_capacity(of, [0, 0, 1], kind=[0, 1, 1]) == expected_capacity(of, [9, 0, 1], kind=[0, 1, 1]) > 0
-    assert expected_capacity(of, [0, 0, 1], kind=[0, 0, 1]) == 0
+    measure = make_measure((2, 0, frozenset({1}), 1.0))
+    assert (
+        expected_capacity(measure, [0, 0, 1], kind=[0, 1, 1])
+        == expected_capacity(measure, [9, 0, 1], kind=[0, 1, 1])
+        > 0
+    )
+    assert expected_capacity(measure, [0, 0, 1], kind=[0, 0, 1]) == 0

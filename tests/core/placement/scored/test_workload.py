@@ -108,9 +108,9 @@ def test_what_has_faded_does_not_spoil_what_is_written():
     for _ in range(150_000):
         workload.count_arrival(RequestSize(1, 200, 0, "", 0, 0))
     assert 0 < workload.counts[HALF] < 0.001
-    again = Workload()
-    again.load(workload.dump())
-    assert sorted(ask.mem for ask in again.counts) == [200, 300]
+    restored = Workload()
+    restored.load(workload.dump())
+    assert sorted(ask.mem for ask in restored.counts) == [200, 300]
 
 
 def test_of_nothing_nothing_is_learned():
@@ -157,9 +157,9 @@ def test_any_text_is_refused_or_can_be_decided_by(text):
     engine.adopt(learned)
     share = PodRequest(containers=(ContainerRequest(key="0", name="main", cards=1, mem=MiB(300)),))
     assert engine.place(share, Load(1000, 1000, 1), "priced") is not None
-    again = Workload()
-    again.load(engine.workload.dump())
-    assert sorted(again.counts) == sorted(engine.workload.counts)
+    restored = Workload()
+    restored.load(engine.workload.dump())
+    assert sorted(restored.counts) == sorted(engine.workload.counts)
 
 
 def test_more_different_asks_than_are_kept_are_learned_from_again_and_again():
