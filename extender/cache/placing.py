@@ -157,9 +157,9 @@ class Placing:
         It costs 0.02 ms for each node.
         """
         scorer = self._make_scorer(placement_request)
-        roomy, refusals = scorer.score_all(self._ledger, reserved)
+        reserved_scores, refusals = scorer.score_all(self._ledger, reserved)
         scores: dict[str, int] = {}
-        for name in roomy:
+        for name in reserved_scores:
             score = scorer.score(self._cache.gang_cards.node_with_reservation(name))
             if isinstance(score, Refusal):
                 refusals[name] = Refusal.GANG_RESERVED

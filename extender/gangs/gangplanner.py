@@ -70,11 +70,11 @@ class GangPlanner:
         """A member that has no place in any plan, None if there is none; and whether all nodes were counted
         for that.
         """
-        known, until, alike = True, self._clock.cpu() + TURN_SECONDS, shapes(members)
-        for shape, needed in count_at_least_as_demanding(alike).items():
+        known, until, members_by_shape = True, self._clock.cpu() + TURN_SECONDS, shapes(members)
+        for shape, needed in count_at_least_as_demanding(members_by_shape).items():
             fitting_count, complete = self._capacities.count_pods(shape)
             if complete and fitting_count < needed and fitting_count + self._capacity_reserved_ahead(shape) < needed:
-                return alike[shape][-1], True
+                return members_by_shape[shape][-1], True
             known &= complete
             if not known and self._clock.cpu() >= until:
                 break

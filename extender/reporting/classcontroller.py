@@ -156,7 +156,7 @@ class ClassController:
         }
         for name in self._due_names(self._classes_to_create, now):
             self._create(name, changes.creates[name])
-        grown = {name for name, alike in changes.updates.items() if not set(alike) <= set(existing[name].auto_models)}
+        grown = {name for name, models in changes.updates.items() if not set(models) <= set(existing[name].auto_models)}
         for name in self._due_names((name for name in changes.updates if name in deletable_names | grown), now):
             self._update(name, changes.updates[name], existing[name])
         for name in self._due_names((name for name in changes.deletes if name in deletable_names), now):

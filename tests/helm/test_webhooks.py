@@ -155,10 +155,10 @@ def test_what_others_add_after_us_comes_late_and_nothing_comes_twice_for_nothing
     alone = {"resourceclasses", "defaults", f"defaults{OF_OTHER_UNIT}", "reapplied", f"reapplied{OF_OTHER_UNIT}"}
     assert {name.replace("-late", "") for name in late} == early.keys() - {f"{name}.cardwise.dev" for name in alone}
     for name, hook in late.items():
-        twin = early[name.replace("-late", "")]
-        mine, its = conditions(hook), conditions(twin)
+        duplicate = early[name.replace("-late", "")]
+        mine, its = conditions(hook), conditions(duplicate)
         assert {key: field for key, field in hook.items() if key not in ("name", "matchConditions")} == {
-            key: field for key, field in twin.items() if key not in ("name", "matchConditions")
+            key: field for key, field in duplicate.items() if key not in ("name", "matchConditions")
         }
         if name.startswith("pods-"):
             unwritten, asks = mine.pop("not-rewritten-yet"), its.pop("asks-for-a-share")
@@ -183,22 +183,22 @@ def test_where_numbers_are_read_an_object_comes_by_one_entry_which_says_their_un
         twins = [name for name in entries if OF_OTHER_UNIT in name]
         assert len(twins) == count
         for name in twins:
-            mine, twin = entries[name.replace(OF_OTHER_UNIT, "")], entries[name]
-            for hook, unit, operator in ((mine, default, "NotIn"), (twin, other, "In")):
+            mine, duplicate = entries[name.replace(OF_OTHER_UNIT, "")], entries[name]
+            for hook, unit, operator in ((mine, default, "NotIn"), (duplicate, other, "In")):
                 assert hook["clientConfig"]["service"]["path"].endswith("/gib") == (unit == "GiB")
                 assert hook["namespaceSelector"].pop("matchExpressions") == [
                     {"key": names.GPU_MEM_UNIT, "operator": operator, "values": [other]}
                 ]
-            mine_path, twin_path = (hook["clientConfig"]["service"].pop("path") for hook in (mine, twin))
+            mine_path, twin_path = (hook["clientConfig"]["service"].pop("path") for hook in (mine, duplicate))
             assert mine_path.removesuffix("/gib") == twin_path.removesuffix("/gib")
             respelled = name.startswith("reapplied")
-            for hook in (mine, twin):
+            for hook in (mine, duplicate):
                 del hook["name"]
                 expressions = hook.pop("matchConditions") if respelled else []
                 assert ("oldObject.spec.containers + " in str(expressions)) == (
                     respelled and (hook is mine) == (default == "GiB")
                 )
-            assert mine == twin, name
+            assert mine == duplicate, name
 
 
 @pytest.mark.parametrize("kind", KINDS)

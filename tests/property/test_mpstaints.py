@@ -195,8 +195,8 @@ def test_what_is_counted_step_by_step_is_what_a_restart_finds(worlds, todo, rand
     for node in ledger.nodes():
         again = anew.node(node.name)
         for of in (node, again):
-            twin = of.copy()
-            assert (twin.mps.taints, twin.mps.users, twin.max_card_clients) == (
+            duplicate = of.copy()
+            assert (duplicate.mps.taints, duplicate.mps.users, duplicate.max_card_clients) == (
                 of.mps.taints,
                 of.mps.users,
                 of.max_card_clients,

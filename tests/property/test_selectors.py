@@ -145,9 +145,9 @@ def test_a_card_is_in_the_class_of_its_model_unless_a_person_has_made_it(of_card
     for model in of_cards:
         by_name.setdefault(classes.name_of_model(model), []).append(model)
     there = []
-    for i, (name, alike) in enumerate(sorted(by_name.items())):
+    for i, (name, spellings) in enumerate(sorted(by_name.items())):
         if i in kept:
-            spec = classes.auto_spec(alike[0])
+            spec = classes.auto_spec(spellings[0])
             written = {} if edited else spec
             metadata = {
                 "name": name,

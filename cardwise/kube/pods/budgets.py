@@ -91,10 +91,10 @@ class Budgets:
 
     def snapshot(self) -> "Budgets":
         """A copy of the budgets. Later changes of one are not seen in the other."""
-        twin = Budgets()
-        twin._changes, twin._budgets = self._changes.copy(), self._budgets.copy()
-        twin._covering = self._covering.copy()
-        return twin
+        duplicate = Budgets()
+        duplicate._changes, duplicate._budgets = self._changes.copy(), self._budgets.copy()
+        duplicate._covering = self._covering.copy()
+        return duplicate
 
     def set_budget(self, key: str, budget: Budget) -> None:
         namespace_budgets = self._budgets.get(budget.namespace, {})

@@ -269,9 +269,9 @@ def test_a_device_with_two_holders_is_a_violation():
 def test_a_copy_has_counts_of_its_own():
     ledger = Ledger()
     ledger.set_devices("n1", others.devices(1))
-    twin = ledger.node("n1").copy()
-    twin.count_device("rdma-n1-0", 1)
-    assert (twin.devices, twin.device_holds, taken(ledger)) == (others.devices(1), {"rdma-n1-0": 1}, {})
+    duplicate = ledger.node("n1").copy()
+    duplicate.count_device("rdma-n1-0", 1)
+    assert (duplicate.devices, duplicate.device_holds, taken(ledger)) == (others.devices(1), {"rdma-n1-0": 1}, {})
 
 
 def test_devices_are_nothing_that_quotas_of_cards_count():
@@ -285,10 +285,10 @@ def test_a_ledger_like_another_has_its_settings_and_none_of_its_pods():
     ledger = Ledger(kept_back=100, max_clients=7, core=150)
     ledger.set_cards("n1", cards(P100))
     ledger.set_holding(holding("u", 100, 0))
-    alike = ledger.empty_copy()
-    assert (len(alike), list(alike.nodes())) == (0, [])
-    alike.set_cards("n1", cards(P100))
-    node = alike.node("n1")
+    equal_cards = ledger.empty_copy()
+    assert (len(equal_cards), list(equal_cards.nodes())) == (0, [])
+    equal_cards.set_cards("n1", cards(P100))
+    node = equal_cards.node("n1")
     assert (node.free, node.max_card_clients, node.free_core) == ([P100 - 100], [7], [150])
 
 

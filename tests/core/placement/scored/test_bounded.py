@@ -116,15 +116,15 @@ def test_among_a_few_nodes_it_decides_as_if_it_knew_all():
 
 @pytest.mark.parametrize("eligible", [290, 310, 590])
 def test_the_few_nodes_with_room_among_those_that_a_pod_may_have_are_found(eligible):
-    roomy = {f"n{i}" for i in range(600 - eligible, 600 - eligible + 3)}
+    fitting_nodes = {f"n{i}" for i in range(600 - eligible, 600 - eligible + 3)}
     others = {f"n{i}" for i in range(600 - eligible)}
-    frees = {f"n{i}": [1000 if f"n{i}" in others | roomy else 50] for i in range(600)}
+    frees = {f"n{i}": [1000 if f"n{i}" in others | fitting_nodes else 50] for i in range(600)}
     _, _, engine = bounded(frees, at_once=30)
     among = {name for name in frees if name not in others}
     for mem in range(100, 900, 40):
         placed = engine.place(share(mem), load(), "priced", among)
         assert placed is not None
-        assert placed.node in roomy
+        assert placed.node in fitting_nodes
 
 
 def test_a_decision_that_finds_no_room_has_asked_once():
