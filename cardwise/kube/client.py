@@ -402,7 +402,7 @@ class KubeClient:
                 return
             authorization = self._authorization()
             if authorization and not credentials.is_header_value(authorization):
-                raise errors.Unauthorized(401, "NoToken", f"the token {credentials.NO_HEADER}")
+                raise errors.Unauthorized(401, "NoToken", f"the token {credentials.INVALID_HEADER_PROBLEM}")
             base = {key: text for key, text in self._headers[""].items() if key != "Authorization"}
             if authorization:
                 base["Authorization"] = authorization.strip()

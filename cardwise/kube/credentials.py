@@ -29,7 +29,9 @@ Authorization = Callable[[], str | None]
 DEFAULT_NAMESPACE = "default"
 
 # Why credentials cannot be sent. The text never quotes them.
-NO_HEADER = "has a line break or another character that is not allowed in an HTTP header; write it as a single line"
+INVALID_HEADER_PROBLEM = (
+    "has a line break or another character that is not allowed in an HTTP header; write it as a single line"
+)
 
 _NO_KUBECONFIG = (TypeError, AttributeError, RecursionError, yaml.YAMLError)
 _IN_POD = "the pod's service account"
@@ -94,7 +96,7 @@ def _from_kubeconfig(config: Kubeconfig, source: str) -> Credentials:
     """The credentials in a parsed kubeconfig. Raises OSError or KubeConfigError."""
     _check_url(config.server, _SERVER, source)
     if not is_header_value(config.token):
-        raise _config_error(source, f"users[].user.token {NO_HEADER}")
+        raise _config_error(source, f"users[].user.token {INVALID_HEADER_PROBLEM}")
     tls = None
     if config.server.startswith("https"):
         # There may be text between the certificates, which need not be ASCII.

@@ -135,13 +135,13 @@ def check_agent(pod: Json, pod_request: PodRequest) -> None:
     )
     if "emptyDir" not in volume:
         raise _changed_error(f"spec.volumes[{shareagent.VOLUME}]")
-    sharing = {container.key for container in pod_request.containers}
+    sharing_keys = {container.key for container in pod_request.containers}
     for container in request.containers(pod):
         mounts = [m for m in container.spec.get("volumeMounts") or () if m.get("name") == shareagent.VOLUME]
         expected_mounts = (
-            [_AGENT_MOUNT] if container.key == agent.key else _agent_mounts(container.key, sharing, hook=False)
+            [_AGENT_MOUNT] if container.key == agent.key else _agent_mounts(container.key, sharing_keys, hook=False)
         )
-        if [m for m in mounts if m != frameworks.MOUNT or container.key not in sharing] != expected_mounts:
+        if [m for m in mounts if m != frameworks.MOUNT or container.key not in sharing_keys] != expected_mounts:
             raise _changed_error(f"{container.path}.volumeMounts[{shareagent.VOLUME}]")
 
 
@@ -318,9 +318,9 @@ def _refuse_reserved_names(pod: Json) -> None:
 
 def _refuse_reserved_mounts(pod: Json, pod_request: PodRequest) -> None:
     """Refuse users' mounts below the agent's folder, from which programs read the share. Raises InvalidRequest."""
-    sharing = {container.key for container in pod_request.containers}
+    sharing_keys = {container.key for container in pod_request.containers}
     for container in request.containers(pod):
-        if container.key not in sharing:
+        if container.key not in sharing_keys:
             continue
         for i, path in _find_foreign_mounts(container.spec.get("volumeMounts") or ()):
             raise InvalidRequest(

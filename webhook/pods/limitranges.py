@@ -40,9 +40,9 @@ def parse(manifest: Json) -> Bounds:
     container_limits = [entry for entry in entries if entry.get("type") == _CONTAINER]
     pod_limits = [entry for entry in entries if entry.get("type") == _POD]
     return Bounds(
-        minimum=_tightest((_amounts(entry.get("min")) for entry in container_limits), gt),
-        maximum=_tightest((_amounts(entry.get("max")) for entry in container_limits), lt),
-        pod_maximum=_tightest((_amounts(entry.get("max")) for entry in pod_limits), lt),
+        minimum=_tightest_amounts((_amounts(entry.get("min")) for entry in container_limits), gt),
+        maximum=_tightest_amounts((_amounts(entry.get("max")) for entry in container_limits), lt),
+        pod_maximum=_tightest_amounts((_amounts(entry.get("max")) for entry in pod_limits), lt),
     )
 
 
@@ -50,9 +50,9 @@ def combine_bounds(all_bounds: Iterable[Bounds]) -> Bounds:
     """The tightest bound of each resource."""
     bounds_list = list(all_bounds)
     return Bounds(
-        minimum=_tightest((bounds.minimum for bounds in bounds_list), gt),
-        maximum=_tightest((bounds.maximum for bounds in bounds_list), lt),
-        pod_maximum=_tightest((bounds.pod_maximum for bounds in bounds_list), lt),
+        minimum=_tightest_amounts((bounds.minimum for bounds in bounds_list), gt),
+        maximum=_tightest_amounts((bounds.maximum for bounds in bounds_list), lt),
+        pod_maximum=_tightest_amounts((bounds.pod_maximum for bounds in bounds_list), lt),
     )
 
 
@@ -60,7 +60,7 @@ def _amounts(quantities: Json | None) -> dict[str, Amount]:
     return {name: Amount.parse_amount(text) for name, text in (quantities or {}).items() if name in COUNTED_RESOURCES}
 
 
-def _tightest(
+def _tightest_amounts(
     amounts_list: Iterable[Mapping[str, Amount]], tighter: Callable[[Fraction, Fraction], bool]
 ) -> dict[str, Amount]:
     """The tightest amount of each resource."""

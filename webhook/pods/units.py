@@ -46,7 +46,7 @@ def add_units(pod: Json, unit: Unit, largest_node: Callable[[], int] = lambda: 0
                 text = amounts[names.GPU_MEM]
                 resources[kind] = amounts | {names.GPU_MEM: add_unit(text, unit, field)}
                 if resources[kind][names.GPU_MEM] != str(text):
-                    _refuse_mib(text, unit, largest_node(), field)
+                    _refuse_beyond_node(text, unit, largest_node(), field)
         containers.put_resources(spec, container, resources)
     return pod if spec == pod.get("spec") else pod | {"spec": spec}
 
@@ -59,7 +59,7 @@ def add_unit(text: str | int, unit: Unit, field: str) -> str:
         raise InvalidRequest(field, error.problem, error.remedy) from error
 
 
-def _refuse_mib(text: str | int, unit: Unit, largest_node: int, field: str) -> None:
+def _refuse_beyond_node(text: str | int, unit: Unit, largest_node: int, field: str) -> None:
     """Refuse a bare number that means more than any node has. Raises InvalidRequest.
 
     largest_node: MiB; 0 if unknown.

@@ -229,14 +229,14 @@ def used_by_status(manifest: Mapping[str, Any]) -> dict[tuple[str, str], Charge]
     lines = status.get("used") if isinstance(status, dict) else None
     return {
         (str(line.get("class") or ""), str(line.get("model") or "")): Charge(
-            **{name: _number(line.get(field)) for name, field, _ in AMOUNTS}
+            **{name: _as_count(line.get(field)) for name, field, _ in AMOUNTS}
         )
         for line in (lines if isinstance(lines, list) else ())
         if isinstance(line, dict)
     }
 
 
-def _number(decoded: object) -> int:
+def _as_count(decoded: object) -> int:
     return decoded if isinstance(decoded, int) else 0
 
 

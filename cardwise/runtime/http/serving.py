@@ -134,15 +134,15 @@ class Server:
             "proc_name": "cardwise",
             "when_ready": _ignore_signals,
             "post_fork": _leave_time_to_stop,
-            "post_worker_init": self._started,
-            "worker_exit": self._stopped,
+            "post_worker_init": self._on_worker_started,
+            "worker_exit": self._on_worker_stopped,
         }
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then raise SystemExit as gunicorn does; not 0 if no process can start."""
         _Application(self._settings, self.app).run()
 
-    def _started(self, worker: Any) -> None:
+    def _on_worker_started(self, worker: Any) -> None:
         _ignore_signals(worker)
         # When the parent kills this process, the stacks of its threads are logged.
         signal.signal(signal.SIGABRT, signal.SIG_DFL)
@@ -150,7 +150,7 @@ class Server:
         interpreter.tune_interpreter()
         self.on_start()
 
-    def _stopped(self, _arbiter: Any, worker: Any) -> None:
+    def _on_worker_stopped(self, _arbiter: Any, worker: Any) -> None:
         # gunicorn calls this in the worker, and once more in the master when it reaps a child.
         if worker.pid == os.getpid() and worker.booted:
             self.on_stop()

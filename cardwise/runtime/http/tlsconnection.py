@@ -38,30 +38,30 @@ class TlsConnection:
         Afterwards `recv` may have data at once.
         """
         if not self._incoming.pending:
-            self._feed()
+            self._feed_openssl()
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
-            if not self._flush():
+            if not self._send_to_kernel():
                 raise ssl.SSLWantWriteError from None
             raise
         except ssl.SSLError:
-            self._flush()  # sends the alert with the reason
+            self._send_to_kernel()  # sends the alert with the reason
             raise
-        if not self._flush():
+        if not self._send_to_kernel():
             raise ssl.SSLWantWriteError
         self._unproductive = 0
 
     def recv(self) -> bytes:
         """All received data; b"" if the peer has closed. Raises SSLWantReadError if there is none."""
         if not self._incoming.pending:
-            self._feed()
+            self._feed_openssl()
         data = bytearray()
         try:
             while chunk := self._tls.read(_FEED_BYTES):
                 data += chunk
         except ssl.SSLWantReadError:
-            self._flush()  # for example a key update that the peer requests
+            self._send_to_kernel()  # for example a key update that the peer requests
             if not data:
                 raise
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
@@ -81,7 +81,7 @@ class TlsConnection:
         """
         if not self._retried_data:
             self._retried_data = self._tls.write(data[:_CHUNK_BYTES])
-        if not self._flush():
+        if not self._send_to_kernel():
             raise ssl.SSLWantWriteError
         sent, self._retried_data = self._retried_data, 0
         return sent
@@ -90,7 +90,7 @@ class TlsConnection:
         """Send the TLS close notification, without waiting for the peer's."""
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
-        self._flush()
+        self._send_to_kernel()
 
     def shutdown(self, how: int) -> None:
         self._sock.shutdown(how)
@@ -98,7 +98,7 @@ class TlsConnection:
     def close(self) -> None:
         self._sock.close()
 
-    def _feed(self) -> None:
+    def _feed_openssl(self) -> None:
         try:
             received = self._sock.recv(_FEED_BYTES)
         except BlockingIOError:
@@ -110,7 +110,7 @@ class TlsConnection:
             raise ConnectionAbortedError("the peer sends TLS records without data")
         self._incoming.write(received)
 
-    def _flush(self) -> bool:
+    def _send_to_kernel(self) -> bool:
         """Send pending records. Returns whether the kernel has accepted all of them."""
         while True:
             if not self._unsent:

@@ -325,7 +325,7 @@ def device(kind="rdma", **differs):
     return classes.labels(**(of_mlx5 | differs), kind=kind)
 
 
-def kind_in(*kinds, operator="In"):
+def selector_of_kinds(*kinds, operator="In"):
     return {"matchExpressions": [{"key": "Kind", "operator": operator, "values": list(kinds)}]}
 
 
@@ -344,11 +344,11 @@ MELLANOX = {"matchLabels": {"vendor": "15b3"}}
     [
         ({"matchLabels": {"kind": "rdma"}}, True),
         ({"matchLabels": {"kind": "rdma", "vendor": "15b3"}}, True),
-        (kind_in("rdma", "nic"), True),
-        ([{"matchLabels": {"kind": "rdma"}}, kind_in("nic")], True),
+        (selector_of_kinds("rdma", "nic"), True),
+        ([{"matchLabels": {"kind": "rdma"}}, selector_of_kinds("nic")], True),
         (MELLANOX, False),
-        (kind_in("nvidia-gpu"), False),
-        (kind_in("rdma", operator="NotIn"), False),
+        (selector_of_kinds("nvidia-gpu"), False),
+        (selector_of_kinds("rdma", operator="NotIn"), False),
         ([MELLANOX, ANY_GPU], False),
     ],
 )
@@ -360,8 +360,8 @@ def test_class_selects_devices_if_each_alternative_names_a_kind(selector, other)
     "selector",
     [
         [{"matchLabels": {"kind": "rdma"}}, MELLANOX],
-        [ANY_GPU, kind_in("rdma")],
-        kind_in("rdma", "nvidia-gpu"),
+        [ANY_GPU, selector_of_kinds("rdma")],
+        selector_of_kinds("rdma", "nvidia-gpu"),
     ],
 )
 def test_a_class_of_gpus_and_devices_is_refused(selector):
@@ -372,7 +372,7 @@ def test_a_class_of_gpus_and_devices_is_refused(selector):
 
 def test_a_class_of_devices_has_no_share():
     with pytest.raises(InvalidRequest, match="leave it out") as refused:
-        classes.parse(resource_class(selector=kind_in("rdma"), share={"memoryMiB": 1}))
+        classes.parse(resource_class(selector=selector_of_kinds("rdma"), share={"memoryMiB": 1}))
     assert refused.value.field == "spec.share"
 
 
@@ -380,9 +380,9 @@ def test_devices_and_cards_are_only_in_classes_of_their_kind():
     types = classifier(
         mellanox=(MELLANOX, 0),
         rdma=({"matchLabels": {"kind": "rdma"}}, 0),
-        fast=(kind_in("rdma", "nic"), 0),
+        fast=(selector_of_kinds("rdma", "nic"), 0),
         numbered=({"matchExpressions": [{"key": "index", "operator": "Exists"}]}, 0),
-        unfpga=(kind_in("fpga", operator="NotIn"), 0),
+        unfpga=(selector_of_kinds("fpga", operator="NotIn"), 0),
     )
     for _ in range(2):
         assert types.classes_of(device()) == {"rdma", "fast"}

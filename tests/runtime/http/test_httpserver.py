@@ -66,11 +66,11 @@ def test_handshake_is_limited_to_two_seconds(serve, certificates, sent):
 def test_client_without_a_hello_has_no_tls_object(serve, certificates):
     objects, context = [], tls(certificates)
 
-    def counted() -> ssl.SSLContext:
+    def counting_context() -> ssl.SSLContext:
         objects.append(1)
         return context()
 
-    server = serve(counted)
+    server = serve(counting_context)
     for sent in (b"", HELLO[:1], HELLO[:5], HELLO[:-1]):
         server.connect().sendall(sent)
     assert server.get(context=client(certificates)) == b"ok"
@@ -91,11 +91,11 @@ def test_urgent_data_in_a_hello_causes_no_busy_loop(serve, certificates, before)
     """The kernel counts bytes beyond the urgent mark, but a read ends there."""
     objects, context = [], tls(certificates)
 
-    def counted() -> ssl.SSLContext:
+    def counting_context() -> ssl.SSLContext:
         objects.append(1)
         return context()
 
-    server = serve(counted)
+    server = serve(counting_context)
     line = server.connect()
     line.sendall(before)
     line.send(b"x", socket.MSG_OOB)
