@@ -9,8 +9,8 @@ of the time.
 
 For queues with a limit, `RecentUse` chooses the owner that loses a place to a newcomer: the owner with the most places,
 and of owners with equally many the one that has used the most time lately. Example: 250 owners have one place each and
-queue again as soon as they are served. An owner that queues now and then has used less time than they have, so one of
-them loses its place to it.
+queue again as soon as they are served. An owner that queues only occasionally has used less time, so one of the 250
+loses its place to this owner.
 """
 
 from collections import Counter

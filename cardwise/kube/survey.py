@@ -246,7 +246,7 @@ def read_own_ledger(client: KubeClient, namespace: str) -> Ledger:
 
 
 def list_native_quotas(client: KubeClient, namespace: str) -> list[NativeQuota]:
-    """The ResourceQuotas of one or all namespaces that limit our resources. Raises `KubeError`."""
+    """The ResourceQuotas of one or all namespaces that limit resources of Cardwise. Raises `KubeError`."""
     native = []
     for quota in client.list_as(paths.namespaced("/api/v1", "resourcequotas", namespace), wire.ListOf[_ResourceQuota]):
         hard = {key: amount for key, amount in quota.spec.hard.items() if _is_own_resource(key)}

@@ -99,7 +99,7 @@ class SimulatedCluster:
     def count_fitting(
         self, shapes: Sequence[PodShape], added_nodes: Sequence[SimulatedNode] = ()
     ) -> tuple[tuple[int, ...], ...]:
-        """For each shape, how many pods of it fit if no others arrive, as a tuple of one or two counts.
+        """For each shape, the number of its pods that fit if no other pods arrive, as a tuple of one or two counts.
 
         The second count is that with `added_nodes`, which remain in the cluster.
         """

@@ -1,4 +1,4 @@
-"""Cardwise's reading of NVML, held against NVIDIA's own mock of it: the contract, and injected faults."""
+"""The NVML implementation with NVIDIA's own mock of NVML: the contract, and injected faults."""
 
 import json
 import os

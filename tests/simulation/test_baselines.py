@@ -1,4 +1,4 @@
-"""Best fit as FGD's authors have it, by its formula."""
+"""The best-fit baseline follows the formula of FGD's authors."""
 
 from cardwise.core.api.policies import POLICIES
 from cardwise.simulation.baselines import BASELINES

@@ -43,7 +43,8 @@ class Known:
     cards_on: dict[tuple[str, ...], CardSizes] = field(default_factory=dict)  # by class and nodes
     card_labels: list[Json] = field(default_factory=list)
     standings: dict[str, list[QuotaUsage]] = field(default_factory=dict)
-    numbers: dict[str, tuple[str, int]] = field(default_factory=dict)  # a pod and its number, by namespace/gang
+    # a member and the gang size that it names, by namespace/gang
+    numbers: dict[str, tuple[str, int]] = field(default_factory=dict)
     scopes: frozenset[str] = frozenset()
     ranges: dict[str, Bounds] = field(default_factory=dict)
     offered: Offers | None = None

@@ -86,8 +86,8 @@ def _read_amount(container: Json, kind: str, name: str) -> Fraction | None:
 
 
 def _sum_amounts(spec: Json, init: Sequence[Json], kind: str, name: str) -> Fraction:
-    """The pod's amount as LimitRanges count it: containers together with sidecars; an init container with the sidecars
-    before it.
+    """The pod's amount as LimitRanges count it: the larger of the sum of all containers and sidecars, and the maximum
+    of each init container plus the sidecars before it.
     """
     sidecars, largest = Fraction(0), Fraction(0)
     for container in init:

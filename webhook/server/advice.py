@@ -292,7 +292,7 @@ def warn_kueue_amounts(template: Json, unit: Unit) -> tuple[str, ...]:
                 number = quantity.parse(amount)[0]
                 in_unit = Fraction(quantity.memory(quantity.with_unit(amount, unit)), unit.mib)
             except quantity.InvalidQuantity:
-                continue  # the check of the pod reports it
+                continue  # the validation of the pod reports it
             if number != in_unit:
                 field = f"{container.path}.resources.{kind}[{names.GPU_MEM}]"
                 is_whole_number = in_unit.denominator == 1

@@ -22,7 +22,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, MiB, Percent
 from cardwise.core.values.wording import quote_text
 
-KIND = "nvidia-gpu"  # of all cards; the value of the label that tells them from other devices
+KIND = "nvidia-gpu"  # the kind of all cards: the value of the label that distinguishes cards from other devices
 _KIND_LABEL, _MODEL_LABEL = "kind", "model"
 
 # Cardwise's own spelling first, then those of the old proposals

@@ -40,8 +40,8 @@ _SERVER_FILES = (rotation.BUNDLE, rotation.SERVER_CERT, rotation.SERVER_KEY)
 _CLIENT_FILES = (rotation.CLIENT_CERT, rotation.CLIENT_KEY)
 _ATTEMPTS = 10
 _SKEW_SECONDS = 60.0
-# Seconds between two checks. Renewals alone would allow more. But the next check restores a deleted Secret, and a
-# replica that starts before it would create a new CA, which kube-scheduler only loads at a restart.
+# Seconds between two checks. Renewals alone would allow more. But only the next check restores a deleted Secret. A
+# replica that starts before that check would create a new CA, and kube-scheduler would not trust it until its restart.
 INTERVAL = 3600.0
 _EXTERNAL_INTERVAL = 2.0
 _MAX_WAIT_SECONDS = 30.0  # the longest time for which a certificate of an unknown CA is not served

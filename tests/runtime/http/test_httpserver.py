@@ -410,8 +410,8 @@ class ServingByTurns(Serving):
 
 
 class Flood:
-    """As many flooding namespaces as places, or more. Each has one waiting call, and sends the next one at once after
-    it.
+    """Floods the server with calls of at least as many namespaces as it has places. Each has one waiting call, and
+    sends the next one at once after it.
     """
 
     def __init__(self, server: ServingByTurns, namespaces: list[tuple[str, str]]) -> None:
