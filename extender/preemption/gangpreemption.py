@@ -83,6 +83,8 @@ class GangSearch:
         `refused` stay (`NominatedPods.find_victims`).
     for_scheduler: kube-scheduler has asked for the pod, so it must be put on none of the nodes `own_eviction_nodes`.
     is_over: returns whether the search must end.
+    find_victims: finds the victims for the pod alone on one node of a snapshot.
+    commit: called under the lock with victims that hold at that moment. Returns whether it has taken them.
     """
 
     claimant: WaitingPod
@@ -92,6 +94,8 @@ class GangSearch:
     refused: Collection[str]
     for_scheduler: bool
     is_over: Callable[[], bool]
+    find_victims: Callable[[NominatedPods, str], Victims | None]
+    commit: Callable[[GangVictims], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +169,10 @@ class GangPreemption:
         """Whether capacity may have been freed since the snapshot, so that the gang may only have to wait."""
         return self._freed_count() != snapshot.freed
 
+    def changed_nodes(self, snapshot: GangSnapshot, claimant: WaitingPod, nodes: Iterable[str]) -> list[str]:
+        """Those of the nodes where the victims for the pod may be others now than in the snapshot."""
+        return list(filter(Changes(self._cache, snapshot.cluster, claimant).may_concern, nodes))
+
     def is_valid(self, snapshot: GangSnapshot, gang_victims: GangVictims) -> bool:
         """Whether what was found on the snapshot still holds.
 
@@ -173,8 +181,7 @@ class GangPreemption:
         claimant = gang_victims.member_victims[0].claimant
         if self._unplaced_members(claimant.uid) != snapshot.unplaced:
             return False
-        changes = Changes(self._cache, snapshot.cluster, claimant)
-        return not any(map(changes.may_concern, gang_victims.nodes))
+        return not self.changed_nodes(snapshot, claimant, gang_victims.nodes)
 
     def _unplaced_members(self, uid: str) -> list[Member]:
         """The members whose UIDs `unplaced_uids` returns; none if the gang cannot be planned now."""

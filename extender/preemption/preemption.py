@@ -13,8 +13,9 @@ preempts: filter records the pod in the scheduling queue, `next_evictions` finds
 import heapq
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
 from sys import intern
 from typing import Final, NamedTuple
 
@@ -50,6 +51,7 @@ _CHOICE_SECONDS: Final = (
 _CHECK_SECONDS: Final = 0.005  # seconds between two checks of that
 _OWN_SECONDS: Final = 5.0  # of searching where kube-scheduler does not wait for the answer
 _MAX_SEARCHES: Final = 8  # of one call for a gang, where something changes again and again
+_MAX_WAIT_CHECKS: Final = 3  # whether a gang only has to wait, before its victims are taken
 _SEARCHING: Final = 0.02  # seconds of CPU, after which no further pod is searched for in one step
 _MOST_NODES: Final = 256  # that are searched for one pod; kube-scheduler tries a tenth of all, and 100 at least
 _ENOUGH: Final = 32  # nodes with victims to choose from, for a pod or for each member of a gang
@@ -90,6 +92,16 @@ class _PreemptCall(NamedTuple):
         return nominated.find_victims(
             self.claimant, self.policy, node, self.scheduler_victims[node], excluded=self.excluded
         )
+
+
+class _Commit(Enum):
+    """What became of a gang's victims: they are taken; they are not needed now; or something has changed that they rest
+    on.
+    """
+
+    DONE = auto()
+    REFUSED = auto()
+    CONFLICT = auto()
 
 
 class _Candidates(NamedTuple):
@@ -186,8 +198,10 @@ class Preemption:
             refused=call.refused,
             for_scheduler=True,
             is_over=lambda: self._clock.now() > until,
+            find_victims=call.find_victims,
+            commit=self._commit_gang_answer,
         )
-        gang_victims = self._search_gang(search, gang_snapshot, answers, call.find_victims, self._commit_gang_answer)
+        gang_victims = self._search_gang(search, gang_snapshot, answers)
         if gang_victims is None:
             return {}
         first = gang_victims.member_victims[0]
@@ -289,71 +303,95 @@ class Preemption:
                 return []
             unhelped = self._gang_preemption.unplaced_uids(uid)
         candidates = self._find_candidates(pending, unhelped)
-        until = self._clock.now() + _OWN_SECONDS
-        pace = Pace(self._clock, lambda: self._clock.now() > until)
-        search = GangSearch(
-            pending.claimant,
-            pending.policy,
-            {},
-            own_eviction_nodes=set(candidates.victims),
-            refused=self._refused,
-            for_scheduler=False,
-            is_over=pace.pause,
-        )
-        evictions: list[Eviction] = []
+        until, refused, evictions = self._clock.now() + _OWN_SECONDS, self._refused, list[Eviction]()
+
+        def find_victims(nominated: NominatedPods, node: str) -> Victims | None:
+            return nominated.find_unprotected_victims(
+                pending.claimant, pending.policy, node, refused=refused, excluded=unhelped
+            )
 
         def commit(gang_victims: GangVictims) -> bool:
             evictions.extend(self._make_gang_evictions(pending, gang_victims))
             return bool(evictions)
 
-        def find_victims(nominated: NominatedPods, node: str) -> Victims | None:
-            return nominated.find_unprotected_victims(
-                pending.claimant, pending.policy, node, refused=search.refused, excluded=unhelped
-            )
-
+        search = GangSearch(
+            pending.claimant,
+            pending.policy,
+            {},
+            own_eviction_nodes=set(candidates.victims),
+            refused=refused,
+            for_scheduler=False,
+            is_over=Pace(self._clock, lambda: self._clock.now() > until).pause,
+            find_victims=find_victims,
+            commit=commit,
+        )
         if candidates.victims:
-            self._search_gang(search, candidates.gang, candidates.victims, find_victims, commit)
+            self._search_gang(search, candidates.gang, candidates.victims)
         return evictions
 
     def _search_gang(
-        self,
-        search: GangSearch,
-        snapshot: GangSnapshot | None,
-        victims_by_node: Mapping[str, Victims],
-        find_victims: Callable[[NominatedPods, str], Victims | None],
-        commit: Callable[[GangVictims], bool],
+        self, search: GangSearch, snapshot: GangSnapshot | None, victims_by_node: Mapping[str, Victims]
     ) -> GangVictims | None:
         """Search victims for the gang until they can be committed; None if the gang gets none now.
 
         snapshot: the gang and the cluster; None if the pod's gang gets no victims.
         victims_by_node: the victims for the requested pod alone, found on the snapshot.
-        find_victims: finds them again on a later snapshot, on one node.
-        commit: called under the lock with victims that hold at that moment. Returns whether it has taken them.
         """
         for _ in range(_MAX_SEARCHES):
             if snapshot is None:
                 break
             gang_victims = self._make_gang_search(search, snapshot, victims_by_node).find_victims()
-            while gang_victims is not None:
-                with self._lock:
-                    self._cache.sync_cards()
-                    if not self._gang_preemption.is_valid(snapshot, gang_victims):
-                        break  # search again
-                    if not self._gang_preemption.is_capacity_freed(snapshot):
-                        return gang_victims if commit(gang_victims) else None
-                    later = self._gang_preemption.take_snapshot(search.claimant.uid, self._cache.snapshot())
-                # Capacity was freed elsewhere: perhaps it is enough now to wait.
-                if later is None or self._make_gang_search(search, later, victims_by_node).must_only_wait():
-                    return None
-                snapshot = replace(snapshot, freed=later.freed)
-            if gang_victims is None or search.is_over():
-                return None
+            if gang_victims is None:
+                break
+            match self._commit_gang(search, snapshot, victims_by_node, gang_victims):
+                case _Commit.DONE:
+                    return gang_victims
+                case _Commit.REFUSED:
+                    break
+                case _Commit.CONFLICT if search.is_over():
+                    break
             snapshot = self._take_gang_snapshot(search)
             if snapshot is not None:
-                nominated = self._nominated.on_snapshot(snapshot.cluster)
-                victims_again = {node: find_victims(nominated, node) for node in victims_by_node}
-                victims_by_node = {node: victims for node, victims in victims_again.items() if victims is not None}
+                victims_by_node = self._find_again(search, snapshot, victims_by_node, victims_by_node)
         return None
+
+    def _commit_gang(
+        self,
+        search: GangSearch,
+        snapshot: GangSnapshot,
+        victims_by_node: Mapping[str, Victims],
+        gang_victims: GangVictims,
+    ) -> _Commit:
+        """Commit the victims, if they still hold, and if it is not enough now to wait.
+
+        It may be enough if capacity was freed, or if something has changed on the nodes where the pod itself could get
+        victims. Whether it is, is checked on a later snapshot, at most `_MAX_WAIT_CHECKS` times.
+        """
+        claimant, latest, checks = search.claimant, snapshot, 0
+        while True:
+            with self._lock:
+                self._cache.sync_cards()
+                if not self._gang_preemption.is_valid(snapshot, gang_victims):
+                    return _Commit.CONFLICT
+                changed_nodes = self._gang_preemption.changed_nodes(latest, claimant, victims_by_node)
+                may_wait = bool(changed_nodes) or self._gang_preemption.is_capacity_freed(latest)
+                if not may_wait or checks == _MAX_WAIT_CHECKS:
+                    return _Commit.DONE if search.commit(gang_victims) else _Commit.REFUSED
+                later = self._gang_preemption.take_snapshot(claimant.uid, self._cache.snapshot())
+            if later is None:
+                return _Commit.REFUSED
+            victims_by_node = self._find_again(search, later, victims_by_node, changed_nodes)
+            if self._make_gang_search(search, later, victims_by_node).must_only_wait():
+                return _Commit.REFUSED
+            latest, checks = later, checks + 1
+
+    def _find_again(
+        self, search: GangSearch, snapshot: GangSnapshot, victims_by_node: Mapping[str, Victims], nodes: Iterable[str]
+    ) -> dict[str, Victims]:
+        """The victims by node, on these nodes searched again on the snapshot."""
+        nominated = self._nominated.on_snapshot(snapshot.cluster)
+        searched_again = {node: search.find_victims(nominated, node) for node in nodes}
+        return {node: victims for node, victims in {**victims_by_node, **searched_again}.items() if victims is not None}
 
     def _take_gang_snapshot(self, search: GangSearch) -> GangSnapshot | None:
         """A snapshot for the search; None if the pod's gang gets no victims now."""

@@ -36,6 +36,7 @@ class Searched(World):
         if len(self.locked) == self.after:
             assert not self.locked[-1], "such a change would wait for the lock"
             self.change()
+        self.claimant = claimant  # the change may be a search for another pod
 
     def happens(self, change, *, after: int) -> None:
         self.after, self.change = after, change

@@ -626,9 +626,9 @@ def test_t80_reviews_at_a_path_of_others_are_not_read(tenant: Tenant) -> None:
         for line in lines:
             line.request("POST", "/validate/bindings", review, {"Content-Type": "application/json"})
         assert {line.getresponse().status for line in lines} == {HTTPStatus.BAD_REQUEST}
-    create(tenant, workload("undisturbed", gpu_mem=64, node=NODE))
-    tenant.space.running("undisturbed")
-    tenant.space.delete("undisturbed")
+    create(tenant, workload("prompt", gpu_mem=64, node=NODE))
+    tenant.space.running("prompt")
+    tenant.space.delete("prompt")
 
 
 def review_of_other(resource: str, spec: Json) -> bytes:
