@@ -356,7 +356,7 @@ def main(
         threads=_THREADS,
         tls=TlsFiles(cert=directory / "tls.crt", key=directory / "tls.key", ca=client_ca),
         client_ca=client_ca is not None,
-        owner_of=namespace_of,
+        call_owner=namespace_of,
         prompt=[BINDINGS],
         on_worker_start=process.start,
         on_worker_stop=process.stop,

@@ -194,7 +194,7 @@ def _simulate_fill(world: _SimulatedWorld, settings: SimulationOptions) -> _Outc
             for shape_index, (name, _) in enumerate(world.extra_shapes)
             for fill_summary in summaries
         ]
-        table += f"\nMore pods that fit at the end:\n{replays.format_fits(fits)}"
+        table += f"\nMore pods that fit at the end:\n{replays.format_fitting_counts(fits)}"
 
     def plots(workload: int) -> dict[str, bytes]:
         workload_summaries = [fill_summary for fill_summary in summaries if fill_summary.workload == workload]
@@ -259,7 +259,7 @@ def _count_fits(live: Snapshot, world: _SimulatedWorld, settings: SimulationOpti
         [name, policy, *map(str, counts)] for name, policy, counts in fits
     ]
     runs = [dict(zip(keys, (name, policy, *counts), strict=False)) for name, policy, counts in fits]
-    return _Outcome(replays.format_fits(fits), rows, runs, lambda _: {})
+    return _Outcome(replays.format_fitting_counts(fits), rows, runs, lambda _: {})
 
 
 def _set_workload(cluster: SimulatedCluster, live: Snapshot, shapes: Sequence[PodShape]) -> None:

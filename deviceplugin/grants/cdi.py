@@ -74,8 +74,8 @@ def mps_edits(grant: Grant, cards: Sequence[GpuCard]) -> Edits:
 
     cards: the cards of the grant.
 
-    A container sees only the daemon's socket. In an agent's folders the log is covered, since it names other pods, and
-    so are the files that the daemon locks and writes.
+    A container sees only the daemon's socket. In the share agent's folders, an empty tmpfs hides the log, which names
+    other pods, and the daemon's pipe folder, whose files the daemon locks and writes.
     """
     if grant.is_agent:
         folders = [(folder, f"{shareagent.MPS_ROOT}/{Path(folder).name}") for folder in grant.mps]

@@ -271,8 +271,8 @@ def _group_by_uid(shares: Iterable[ShareRecord]) -> dict[str, list[ShareRecord]]
 def _selection_key(resource_class: ResourceClass | None) -> object:
     """The parts of a class that decide which cards are in it, and how they rank.
 
-    None if its object does not matter: there is none, or Cardwise wrote it, and then the cards of its model are in it
-    anyway.
+    None if the class has no object, or if its object is unedited: then the class contains the cards of its model with
+    or without the object.
     """
     return (
         None

@@ -35,9 +35,8 @@ from extender.cache.placing import PlacementRequest, Placing, PodSnapshot, Searc
 from extender.cache.statelock import StateLock
 from extender.queue.searchpauses import SearchPauses
 
-SMALL_SEARCH_NODES: Final = (
-    16  # nodes that are searched under the lock; and the best ones that the decision may choose from
-)
+# The most nodes that are searched under the lock, and the most that a search passes on to the decision.
+SMALL_SEARCH_NODES: Final = 16
 # Seconds after the arrival of the call. kube-scheduler waits for one second (`httpTimeout` of our stanza); the rest is
 # for the decision and the response.
 _SEARCH_SECONDS: Final = 0.7

@@ -33,7 +33,7 @@ _SHOWN_SECONDS = 3.0  # seconds after which a gate is removed again if the watch
 _EVICT_SECONDS = 5.0  # seconds between two attempts to evict a pod
 _TIMEOUT = 5.0
 _FOREIGN_SECONDS = 5.0  # seconds between two reads of another project's PodGroup
-_MAX_FOREIGN_READS = 50  # these reads in one step
+_MAX_FOREIGN_READS = 50  # reads of other projects' PodGroups per step
 _FOREIGN_STEP = 0.5  # seconds, after which a step reads no further PodGroup
 _FOREIGN: Final[Mapping[ForeignPodGroup, str]] = {
     ForeignPodGroup.COSCHEDULING: f"/apis/{ForeignPodGroup.COSCHEDULING}/v1alpha1",

@@ -73,7 +73,7 @@ class GangPlanner:
         known, until, members_by_shape = True, self._clock.cpu() + TURN_SECONDS, shapes(members)
         for shape, needed in count_at_least_as_demanding(members_by_shape).items():
             fitting_count, complete = self._capacities.count_pods(shape)
-            if complete and fitting_count < needed and fitting_count + self._capacity_reserved_ahead(shape) < needed:
+            if complete and fitting_count < needed and fitting_count + self._count_on_nominated_places(shape) < needed:
                 return members_by_shape[shape][-1], True
             known &= complete
             if not known and self._clock.cpu() >= until:
@@ -138,7 +138,8 @@ class GangPlanner:
     def _plan(self, members: Sequence[Member], terms: Terms) -> Planned | Unplanned:
         """A plan, if possible one in which nominated members get the nodes that kube-scheduler has nominated for them.
 
-        kube-scheduler offers these members no other nodes, and counts the members there for all other pods.
+        kube-scheduler offers a nominated member only its nominated node, and counts the member's resources on that node
+        when it schedules other pods.
         """
         offers_by_shape, planned = dict[str, frozenset[str]](), list[Member]()
         for member in members:
@@ -181,7 +182,7 @@ class GangPlanner:
             draft=draft,
         )
 
-    def _capacity_reserved_ahead(self, shape: MemberShape) -> int:
+    def _count_on_nominated_places(self, shape: MemberShape) -> int:
         """How many more members would fit at most, if nothing were reserved ahead."""
         least = min(
             (card_request.mem for card_request in fitting.card_requests(shape.request) if not card_request.whole),

@@ -472,7 +472,7 @@ class Gangs:
             gang.reason = gang.reason or "gangs are being planned"
             return False
         began, planned = self._clock.cpu(), False
-        if self._plan_earlier(gang, now):
+        if self._plan_gangs_before(gang, now):
             planned = bool(self._plan_gang(gang, now))
         else:
             gang.reason = "gangs that come before it are being planned"
@@ -490,7 +490,7 @@ class Gangs:
         if not planned and cost > CHEAP:
             self._next_in_call = now + PAUSE_FACTOR * cost
 
-    def _plan_earlier(self, gang: Gang, now: float) -> bool:
+    def _plan_gangs_before(self, gang: Gang, now: float) -> bool:
         """Plan the gangs that come before this one in the queue, as far as the turn's time allows.
 
         Returns whether all were tried; if not, `_plan_some` continues with them, and then with this gang.

@@ -270,8 +270,8 @@ class SchedulingQueue:
     def mark_refused(self, uid: str, *, awaits_plan: int | None = None) -> None:
         """Record that filter has no node for the pod. It waits for capacity that kube-scheduler may not see.
 
-        awaits_plan: the priority of its gang, which the planner of gangs plans when there is capacity, and whose
-            members it moves then; None: no planner moves the pod.
+        awaits_plan: the priority of the pod's gang if the gang planner will requeue the pod once the gang fits; None if
+            the planner does not requeue it.
         """
         if not uid:
             return

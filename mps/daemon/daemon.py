@@ -406,7 +406,7 @@ class Daemon:
         self._enforced = False
         return ActResult(Outcome.FAILED, "; ".join(problems)) if problems else OK
 
-    # Helpers of the acts.
+    # Helpers of the methods that perform an `Act`.
 
     def _close_cards(self) -> None:
         if self._settings.exclusive:

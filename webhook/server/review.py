@@ -160,23 +160,23 @@ class _Toleration(Struct):
     effect: str | None = None
 
 
-class _Condition(Struct):
+class _NodeSelectorRequirement(Struct):
     key: str
     operator: str
     values: list[str] | None = None
 
 
-class _Term(Struct, rename="camel"):
-    match_expressions: list[_Condition] | None = None
-    match_fields: list[_Condition] | None = None
+class _NodeSelectorTerm(Struct, rename="camel"):
+    match_expressions: list[_NodeSelectorRequirement] | None = None
+    match_fields: list[_NodeSelectorRequirement] | None = None
 
 
-class _Terms(Struct, rename="camel"):
-    node_selector_terms: list[_Term] | None = None
+class _NodeSelector(Struct, rename="camel"):
+    node_selector_terms: list[_NodeSelectorTerm] | None = None
 
 
 class _NodeAffinity(Struct):
-    required: _Terms | None = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution", default=None)
+    required: _NodeSelector | None = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution", default=None)
 
 
 class _Affinity(Struct, rename="camel"):

@@ -23,7 +23,7 @@ def inspect(details: bool, output: str, node: str | None) -> None:
     try:
         cluster_survey = survey.take_survey(client, own_namespace=client.namespace)
     except errors.Forbidden as error:
-        # Read only for users who may not read cards: the others do not wait for this import.
+        # Imported only if the user may not read cards, so that other users do not wait for the import.
         from cardwise.cli.cluster import visible  # noqa: PLC0415 - see above
         from cardwise.cli.render import visibletable  # noqa: PLC0415 - see above
 

@@ -78,7 +78,7 @@ def _format_refused(refused: RefusedPods | None) -> str:
     return "-" if refused is None else f"{refused.percent:.2f}"
 
 
-def format_fits(rows: Sequence[tuple[str, str, Sequence[float]]]) -> str:
+def format_fitting_counts(rows: Sequence[tuple[str, str, Sequence[float]]]) -> str:
     """Format how many more pods fit, by shape and policy: now, and with the added nodes."""
     body = [[pod, policy, *(f"{count:.1f}".removesuffix(".0") for count in counts)] for pod, policy, counts in rows]
     heads = ["POD", "POLICY", "NOW", "WITH ADDED NODES"]

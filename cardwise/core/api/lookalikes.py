@@ -3,8 +3,9 @@
 Kubernetes accepts any name with a domain and leaves the pod pending, so warnings suggest the nearest valid name: from a
 table for the names of other GPU sharers and gang schedulers, by edit distance for other names.
 
-Edit distance takes a tenth of a millisecond and more, and tenants choose the names. So of many candidates only the most
-alike are compared: those that share most pairs of neighbouring letters, which a set finds in microseconds. Example:
+Edit distance takes a tenth of a millisecond and more, and tenants choose the names. So if there are
+many candidates, edit distance is computed only for those with the most letter pairs in common with the name. Comparing
+sets of letter pairs takes microseconds. Example:
 nvidia.tesla.k8 has 13 pairs. nvidia.tesla.k80 has these and one more, nvidia.tesla.p100 only eleven of them.
 """
 

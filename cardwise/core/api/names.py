@@ -72,7 +72,8 @@ USER_ANNOTATIONS: Final = frozenset(
 # On a Binding: the fencing token, with the Lease and its leader epoch. The API server compares it with the Lease. On a
 # pending pod, with a time: a leader epoch has begun since the pod was created.
 LEADER_EPOCH: Final = "cardwise.dev/leader-epoch"
-# On a released Lease: its UID, and the epoch of which no write is in flight any more.
+# On a released Lease: its UID and the time of its release. Present only if no request that the former holder sent
+# under it is still in flight.
 FENCED: Final = "cardwise.dev/fenced"
 # On workloads and ResourceQuotas, written by the webhook: the keys that it put in place of bare ones.
 REWRITTEN: Final = "cardwise.dev/rewritten"

@@ -42,7 +42,7 @@ _MIN_SEARCHED_NODES: Final = 2  # nodes that are searched for each of these memb
 _STEP_WORK: Final = 64  # between two reads of the clock
 _STEPS: Final = 1024  # the effort of the searches of one plan, see `SearchEffort`
 _UNUSABLE: Final = -(1 << 62)  # lower than any score
-_MAX_SETBACKS: Final = 50  # turns that begin with no more placed members than an earlier turn, see `_Attempt`
+_MAX_SETBACKS: Final = 50  # the most setbacks before an attempt fails; `_Attempt` defines a setback
 
 
 class Nodes(Protocol):
@@ -109,7 +109,7 @@ class Draft:
         self._turn_end = None
 
     def continue_plan(self, members: Sequence[Member]) -> "_UnfinishedPlan":
-        """The unfinished plan of these members, continued from earlier turns if it is the same."""
+        """Return the unfinished plan of the earlier turns if it is for the same members, else a new one."""
         position = self._next
         self._next += 1
         if position == len(self._plans):

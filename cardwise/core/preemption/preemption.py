@@ -84,19 +84,19 @@ class Victims:
     """The UIDs of the pods to evict; empty if the pods that are being deleted are enough.
 
     violations: how many evictions exceed disruption budgets.
-    highest: the highest priority among them.
+    highest_priority: the highest priority among them; None without victims.
     assignment: the cards that the pod gets; None if it requests none.
     """
 
     uids: tuple[str, ...]
     violations: int = 0
-    highest: int | None = None
+    highest_priority: int | None = None
     assignment: Assignment | None = None
 
     @property
     def harm(self) -> tuple[int, bool, int, int]:
         """A sort key of victims: the smallest is the least harmful."""
-        return self.violations, self.highest is not None, self.highest or 0, len(self.uids)
+        return self.violations, self.highest_priority is not None, self.highest_priority or 0, len(self.uids)
 
 
 def least_harmful_victims(full_node: FullNode, newcomer: Preemptor, chosen: Collection[str] = ()) -> Victims | None:
@@ -340,7 +340,7 @@ class _VictimSearch:
         return Victims(
             uids=tuple(sorted({resident.uid for resident in removed} | set(self._forced_uids))),
             violations=setcover.budget_excess(charged, self._allowed_evictions),
-            highest=max((resident.priority for resident in all_victims), default=None),
+            highest_priority=max((resident.priority for resident in all_victims), default=None),
             assignment=fit if isinstance(fit, Assignment) else None,
         )
 

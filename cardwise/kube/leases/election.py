@@ -14,9 +14,9 @@ Theory of operation: why two processes never hold the Lease at once, whatever is
 - The process that creates the Lease waits for a whole duration first: the Lease may have been deleted under a holder
   that has not noticed.
 - A released Lease is taken at once only if the release is the last event: a restored backup brings back a release of
-  an earlier holder while another one leads. The release names its time, and is taken for the last event only if it is
-  younger than a duration by the API server's clock, and later than every version that this process has seen. A
-  candidate waits for any other Lease without a holder, as if it had one.
+  an earlier holder while another one leads. A release contains its time. A candidate treats it as the last
+  event only if, by the API server's clock, it is less than one lease duration old, and if it is later than every
+  version that this process has seen. A candidate waits for any other Lease without a holder, as if it had one.
 - A version that is seen again does not prove that no process has held the Lease since: etcd may have been restored to
   just that version while this process stood still, and the holder of that time still goes by its own count. So after
   `SILENT_DURATIONS` durations without an answer, the next answer is taken for the first one: its version is waited for,

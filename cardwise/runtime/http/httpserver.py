@@ -141,7 +141,7 @@ class Limits:
 
 Route = Callable[[Environ], Threads]
 Flow = tuple[Threads, str]
-"""The calls of one address for the same threads and the same owner (`Listener.owner_of`)."""
+"""The calls of one address for the same threads and the same owner (`Listener.call_owner`)."""
 
 
 class Listener(NamedTuple):
@@ -150,7 +150,7 @@ class Listener(NamedTuple):
     route: returns the threads that answer a call, by its environ.
     slow: calls may wait there for long.
     long: the application may move calls (`httpcalls.move_long_call`); `route` returns the threads for them.
-    owner_of: returns the owner of a call (such as a namespace) by its environ, for clients that call for many: the
+    call_owner: returns the owner of a call (such as a namespace) by its environ, for clients that call for many: the
         owners share the client's time fairly. Called by several threads: it must return at once and never raise.
     """
 
@@ -158,7 +158,7 @@ class Listener(NamedTuple):
     route: Route
     slow: bool = False
     long: bool = False
-    owner_of: Callable[[Environ], str] | None = None
+    call_owner: Callable[[Environ], str] | None = None
 
 
 class _Client:
@@ -241,7 +241,7 @@ class _Connection:
         environ = self.reader.calls[0].environ
         owner = environ.get(httpcalls.LONG_OWNER)
         if owner is None:
-            owner = self.listener.owner_of(environ) if self.listener.owner_of is not None else ""
+            owner = self.listener.call_owner(environ) if self.listener.call_owner is not None else ""
         return self.listener.route(environ), owner
 
     def receive(self) -> bool:
@@ -854,7 +854,7 @@ class HttpServer:
         if threads.is_busy(connection.address, owner):
             return False
         if connection.reader.calls:
-            if connection.client is not None or connection.listener.owner_of is not None:
+            if connection.client is not None or connection.listener.call_owner is not None:
                 return False  # the next call may be one of another owner
         elif not self._stay_for_next_call(connection, threads):
             return False

@@ -76,7 +76,7 @@ class Server:
     on_worker_stop: called when all calls are answered or `graceful_timeout` is nearly over.
     alive: called several times a second; returns at once. While it returns False there is no heartbeat, and after two
         to three seconds the process is replaced.
-    owner_of: the owner of a call (such as a namespace) by its environment, for clients that call for many; see
+    call_owner: the owner of a call (such as a namespace) by its environment, for clients that call for many; see
         `Listener`.
     prompt: the paths whose calls are answered by threads of their own, so that they wait for no other call.
     long_threads: the number of threads for calls that take long (`httpcalls.move_long_call`). 0: calls stay where they
@@ -98,7 +98,7 @@ class Server:
         on_worker_stopping: Hook = lambda: None,
         on_worker_stop: Hook = lambda: None,
         alive: Callable[[], bool] = lambda: True,
-        owner_of: Callable[[Environ], str] | None = None,
+        call_owner: Callable[[Environ], str] | None = None,
         prompt: Collection[str] = (),
         long_threads: int = 0,
         slow_bind: HostPort | None = None,
@@ -112,7 +112,7 @@ class Server:
         self.on_stop = on_worker_stop
         self.on_stopping = on_worker_stopping
         self.alive = alive
-        self.owner_of = owner_of
+        self.call_owner = call_owner
         self.prompt = frozenset(prompt)
         self.threads = threads
         self.long_threads = long_threads
@@ -226,7 +226,7 @@ class _Worker(Worker):  # type: ignore[misc]
             return slow if environ.get(httpcalls.LONG_OWNER) is None else long
 
         listeners = [
-            Listener(listening.sock, route, long=has_long, owner_of=server.owner_of) for listening in self.sockets
+            Listener(listening.sock, route, long=has_long, call_owner=server.call_owner) for listening in self.sockets
         ]
         if server.slow_threads:  # the slow address is the last
             listeners[-1] = Listener(self.sockets[-1].sock, route_slow, slow=True, long=has_long)

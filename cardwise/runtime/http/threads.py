@@ -23,7 +23,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.kube.fairqueueing import FairQueueing
 from cardwise.supervision import supervised_thread
 
-_STAYING: Final = 16  # threads of a set that may stay with a connection; two always remain for other connections
+_STAYING: Final = 16  # threads that may wait for the next call of their connection; two are always free of this
 _MIN_CHARGE: Final = 0.0005  # the least seconds that a call is charged
 
 

@@ -517,7 +517,7 @@ def test_a_machine_that_comes_back_under_another_name_has_its_cards_for_new_pods
         assert "has 0" in hand.output_of(uid)
         assert hand.space.get("former")["status"]["phase"] == "Running"
         assert [grant["podUid"] for grant in hand.grants()] == [uid]
-        assert hand.status(0)["reported"] == []
+        hand.wait(lambda: hand.status(0)["reported"] == [], "nothing is reported of the former pod")
     finally:
         hand.delete("former", "latter", force=True)
         plugin.stop()

@@ -13,8 +13,8 @@ from tests.runtime.http.loopback import Contexts, Serving
 def serve() -> Iterator[Callable[..., Serving]]:
     started: list[Serving] = []
 
-    def start(context: Contexts | None = None, threads: int = 2, owner_of=None, kind=Serving, **limits) -> Serving:
-        started.append(kind(Limits(**limits), context, threads, owner_of))
+    def start(context: Contexts | None = None, threads: int = 2, call_owner=None, kind=Serving, **limits) -> Serving:
+        started.append(kind(Limits(**limits), context, threads, call_owner))
         return started[-1]
 
     yield start

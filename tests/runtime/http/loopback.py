@@ -27,7 +27,7 @@ class Serving:
     """
 
     def __init__(
-        self, limits: Limits, context: Contexts | None, threads: int, owner_of: Callable[[Environ], str] | None = None
+        self, limits: Limits, context: Contexts | None, threads: int, call_owner: Callable[[Environ], str] | None = None
     ) -> None:
         self.clock = FakeClock()
         self.released = threading.Event()
@@ -45,7 +45,7 @@ class Serving:
 
         self.server = HttpServer(
             self.app,
-            [Listener(listening, route, long=True, owner_of=owner_of)],
+            [Listener(listening, route, long=True, call_owner=call_owner)],
             context=context,
             limits=limits,
             clock=self.clock,

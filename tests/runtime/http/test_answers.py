@@ -128,7 +128,7 @@ def test_a_thread_stays_with_a_connection_whose_next_call_is_there(answering):
 
 
 def test_a_call_of_another_owner_runs_in_a_place_of_its_own_though_a_thread_stays_with_its_connection(answering):
-    server = answering(threads=4, owner_of=lambda environ: environ["QUERY_STRING"])
+    server = answering(threads=4, call_owner=lambda environ: environ["QUERY_STRING"])
     line = server.connect()
     send_get(line, "/wait?x")
     assert server.waiting.acquire(timeout=PATIENCE)

@@ -327,7 +327,7 @@ def is_refused(line: socket.socket) -> bool:
 
 def test_largest_call_of_the_largest_namespace_is_refused(serve):
     """Not the largest call of all, which may be another namespace's: many calls of medium size fill the memory too."""
-    server = serve(threads=1, held=400_000, owner_of=lambda environ: environ["QUERY_STRING"])
+    server = serve(threads=1, held=400_000, call_owner=lambda environ: environ["QUERY_STRING"])
     lines = [server.connect() for _ in range(5)]
     calls = [("many", 90_000), ("fair", 100_000), ("many", 80_000), ("many", 60_000), ("many", 70_000)]
     for number, (line, (namespace, size)) in enumerate(zip(lines, calls, strict=True), 1):
@@ -376,7 +376,7 @@ def test_namespace_with_most_calls_loses_its_last_at_the_limit(serve):
     """The API server calls for all namespaces: a namespace that creates pods in parallel must not occupy all its
     calls.
     """
-    server = serve(threads=1, busy=4, owner_of=lambda environ: environ["QUERY_STRING"])
+    server = serve(threads=1, busy=4, call_owner=lambda environ: environ["QUERY_STRING"])
     lines = ask_in_order(server, [("many", "127.0.0.2")] * 4)
     fair = [server.connect(source="127.0.0.2") for _ in range(3)]
     send_get(fair[0], "/one?fair")
@@ -462,8 +462,8 @@ def test_occasional_namespace_is_answered_during_a_flood(serve, monkeypatch, nam
         flooding, limits = [("", f"127.0.1.{number}") for number in range(namespaces)], {}
     else:
         flooding, limits = [(f"flood-{number}", "127.0.0.2") for number in range(namespaces)], {"busy": 20}
-    owner_of = lambda environ: environ["QUERY_STRING"]  # noqa: E731
-    server = serve(threads=1, kind=ServingByTurns, owner_of=owner_of, **limits)
+    call_owner = lambda environ: environ["QUERY_STRING"]  # noqa: E731
+    server = serve(threads=1, kind=ServingByTurns, call_owner=call_owner, **limits)
     flood = Flood(server, flooding)
     until(lambda: busy_calls(server) == 20, "that all places are taken")
     flood.give_turns(2 * namespaces)
@@ -484,7 +484,7 @@ def test_occasional_namespace_is_answered_during_a_flood(serve, monkeypatch, nam
 
 
 def test_equal_namespaces_lose_places_by_used_time(serve):
-    server = serve(threads=1, busy=4, kind=ServingByTurns, owner_of=lambda environ: environ["QUERY_STRING"])
+    server = serve(threads=1, busy=4, kind=ServingByTurns, call_owner=lambda environ: environ["QUERY_STRING"])
     used = server.connect(source="127.0.0.2")
     for namespace, calls in (("b", 3), ("a", 1), ("c", 2), ("d", 2)):
         for _ in range(calls):
@@ -527,7 +527,7 @@ def test_equal_addresses_lose_the_oldest_connection(serve):
 
 
 def test_calls_on_one_connection_count_for_their_own_namespaces(serve):
-    server = serve(threads=1, owner_of=lambda environ: environ["QUERY_STRING"])
+    server = serve(threads=1, call_owner=lambda environ: environ["QUERY_STRING"])
     line = server.connect()
     line.sendall(b"".join(f"GET /{name}?{name} HTTP/1.1\r\nHost: x\r\n\r\n".encode() for name in ("a", "b", "a")))
     until(lambda: len(server.paths) == 3, "that all are answered")
@@ -538,7 +538,7 @@ def test_calls_on_one_connection_count_for_their_own_namespaces(serve):
 
 def test_largest_namespace_of_the_largest_address_loses_at_the_total_limit(serve, monkeypatch):
     monkeypatch.setattr(httpserver, "_MAX_BUSY", 6)
-    server = serve(threads=1, owner_of=lambda environ: environ["QUERY_STRING"])
+    server = serve(threads=1, call_owner=lambda environ: environ["QUERY_STRING"])
     first = [("many", "127.0.0.2")] * 3 + [("few", "127.0.0.2")]
     lines = ask_in_order(server, [*first, ("stranger", "127.0.0.3"), ("stranger", "127.0.0.3")])
     other = server.connect(source="127.0.0.9")
@@ -639,7 +639,7 @@ def test_addresses_take_turns(serve):
 
 def test_owners_of_one_client_take_turns(serve):
     """The calls of all tenants come from the few addresses of the API servers."""
-    server = serve(threads=1, owner_of=lambda environ: environ["QUERY_STRING"])
+    server = serve(threads=1, call_owner=lambda environ: environ["QUERY_STRING"])
     lines = [server.connect() for _ in range(20)]
     for line in lines:
         send_get(line, "/wait?many")
@@ -676,7 +676,7 @@ def test_no_thread_stays_with_a_connection_while_a_call_waits_for_a_place_of_its
         return False
 
     monkeypatch.setattr(httpserver.HttpServer, "_await_next_call", stay_until_the_end)
-    server = serve(threads=threads, owner_of=lambda environ: environ["QUERY_STRING"])
+    server = serve(threads=threads, call_owner=lambda environ: environ["QUERY_STRING"])
     places = threads - 2
     for _ in range(places):
         send_get(server.connect(), "/wait?x")

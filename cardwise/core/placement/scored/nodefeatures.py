@@ -123,7 +123,10 @@ class FeatureViews:
             self._begin(policy)
 
     def start_surveys(self, departure_rate: float) -> None:
-        """Start surveys for all policies that have complete features; the others are being surveyed already."""
+        """Start a survey for each policy whose features are complete, unless one is running.
+
+        `prepare_policy` and `renew` start a policy's first survey.
+        """
         self._departure_rate = departure_rate
         for policy, features in self._features_by_policy.items():
             if policy not in self._surveys:
