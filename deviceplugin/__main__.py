@@ -278,7 +278,7 @@ def main(
     ]
     mounted_folders = [
         folder for folder in mounted_folders if not _is_removed(folder)
-    ]  # some file systems do not count links
+    ]  # leaves out folders of file systems that do not count links: they always seem to be removed
     while not stop_event.wait(_CHECK_SECONDS):
         if removed_folders := [str(folder) for folder in mounted_folders if _is_removed(folder)]:
             _log.error(

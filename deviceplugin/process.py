@@ -284,8 +284,8 @@ class NodeAgent:
 
     def _probe_access(self) -> Access | None:
         if self._settings.access is None:
-            # Probed at each registration: the runtime may have been replaced. If it does not answer, the last access
-            # stays.
+            # Chosen at each registration, since the runtime may have been replaced. If the runtime does not answer, the
+            # access stays as it was.
             self._access = (
                 card_access.choose_access_of_runtime(self._containers, self._settings.cdi_dir) or self._access
             )

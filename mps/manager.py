@@ -211,7 +211,7 @@ class Manager:
         }
 
     def problems(self) -> Sequence[str]:
-        """Why the manager is not ready, one line each. One unhealthy card is no reason, since the others are served."""
+        """Why the manager is not ready, one line each. A single unhealthy card is no reason: other cards are served."""
         problems = [] if self.pods.synced else ["the pods of this node are not known yet"]
         if self._publication.problem:
             problems.append(self._publication.problem)
@@ -371,7 +371,7 @@ class Manager:
         if self._settings.stop_daemons != "idle":
             return self._settings.stop_daemons == "always"
         if not self.pods.synced:
-            return False  # pods that use the daemon's cards are unknown
+            return False  # unknown which pods use the daemon's cards
         demands_by_card = self._card_demands()
         return not any(demands_by_card.get(uuid, CardDemand()).shares for uuid in daemon.unit.uuids)
 
@@ -387,8 +387,8 @@ class Manager:
         """The cards that daemons should serve.
 
         A former manager's daemon of the whole node may serve a card that does not answer now. While that daemon runs,
-        this card is included: without it the daemon would seem to serve the wrong cards, and would be ended together
-        with the clients of the other cards. A new daemon is started without the card.
+        this card is included. Otherwise the daemon would seem to serve the wrong cards, and would be ended with its
+        clients on the other cards. A new daemon is started without the card.
         """
         unresponsive_indices = self._gpus.unresponsive_indices()
         all_uuids = {card.uuid for card in self._all_gpus.cards()}  # with cards in MIG mode, which are not served
@@ -403,8 +403,8 @@ class Manager:
         pid, uuids = self._inherited_daemon
         if self._host.activity(pid) is None:
             return cards
-        # The card cannot report its properties now, so those of another card are copied; the daemon already has its
-        # limits.
+        # The card cannot report its properties now, so the properties of another card are copied. The daemon already
+        # has the limits of the card.
         missing_uuids = [uuid for uuid in uuids if uuid not in all_uuids | {card.uuid for card in cards}]
         missing_cards = [
             replace(cards[0], index=index, uuid=uuid)
@@ -438,7 +438,7 @@ class Manager:
             try:
                 problems = computemode.reopen_cards(
                     home, self._card_use, uuids
-                )  # uses the state file if the saved modes are lost
+                )  # reads the state file if the saved modes are lost
             finally:
                 directories.withdraw_files(home)
             for problem in problems:

@@ -143,7 +143,7 @@ class Delivery:
             for path in cdi.find_stale_specs(self._folder, slots):
                 try:
                     path.unlink(missing_ok=True)
-                except OSError as error:  # remove the other specs nevertheless
+                except OSError as error:  # continue with the other specs
                     failures.append(error)
         except OSError as error:
             failures.append(error)

@@ -1,12 +1,12 @@
 """Creates grants for containers that run without one.
 
-This happens when the state folder was lost or a grant was unreadable. Without a grant, PreStart would count the card as
-free, and the container could not be restarted while the API server is away. If the API server reports that a pod has
-ended, its annotations are read from the container runtime, which keeps them while a container or sandbox of the pod
-runs. If no grant can be made for a container, that is logged and counted, and other containers are not delayed.
+A container has no grant if the state folder was lost or its grant was unreadable. Without a grant, PreStart would count
+the card as free, and the container could not be restarted while the API server is away. If the API server reports that
+a pod has ended, its annotations are read from the container runtime, which keeps them while a container or sandbox of
+the pod runs. If no grant can be made for a container, that is logged and counted, and other containers are not delayed.
 
-A pod may have been bound here again with other cards than its sandbox was made for. Its containers may use either, so
-its grants have the cards of both until these containers end.
+A pod may have been bound here a second time, with other cards than those of its sandbox. Its containers may use the
+cards of either binding, so its grants have the cards of both bindings until these containers end.
 """
 
 import contextlib
@@ -99,8 +99,8 @@ def build_sandbox_grants(
     live_containers: names of the live containers by pod UID.
     granted: UIDs of the pods with a grant.
 
-    Such a grant has no slot, since no container starts by it. Also returns the UIDs of pods whose assignment cannot be
-    read.
+    The grants have no slots, since no container will start with them. Also returns the UIDs of pods whose assignment
+    cannot be read.
     """
     grants: dict[str, Grant] = {}
     unknown_holders: set[str] = set()
@@ -148,7 +148,7 @@ def adopt_grants(
             _log.warning("a running container cannot have a grant", **fields, error=str(error))
             adoption.unknown_holders.add(grant.pod_uid)
             continue
-        except OSError as error:  # the grant counts, and is written again
+        except OSError as error:  # the grant counts in memory, and is written again later
             adoption = adoption._replace(error=adoption.error or error)
         adoption.grants.append(grant)
         _log.warning("adopted a running container without a grant", **fields)

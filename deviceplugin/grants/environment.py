@@ -23,11 +23,11 @@ def container_env(grant: Grant, devices: Sequence[OtherDevice] = ()) -> dict[str
 
     devices: the devices of the grant, in its order.
 
-    XLA_*_MEM_FRACTION is not among them: a pod may set it itself.
+    Leaves out XLA_*_MEM_FRACTION, since the pod may set it.
     """
     return {
-        # Devices come by CDI. If NVIDIA's runtime is the default, this variable keeps it from adding cards to the
-        # container.
+        # CDI adds the devices. This variable prevents NVIDIA's runtime, where it is the default runtime, from adding
+        # cards to the container.
         names.ENV_VISIBLE_DEVICES: names.NO_CARDS,
         **(_card_env(grant) if grant.shares else {}),
         **(_agent_env(grant) if grant.is_agent else {}),

@@ -38,15 +38,15 @@ from cardwise.core.values.wording import quote_text, sanitize_message
 _log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
-# With the suffix, at most 255 bytes: the limit of a file name.
+# At most 250 characters: with the suffix at most 255 bytes, the limit of a file name.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,249}")
 _SUFFIX = ".json"
 _DISK_LOCK_COUNT = 64
-_PROBE_BYTES = 4096  # one block: a full disk cannot store it
-_MAX_NAME_BYTES = 200  # of a moved file's former name, to which a time is appended; the limit is 255 bytes
+_PROBE_BYTES = 4096  # size of the test file: one block, which a full disk cannot store
+_MAX_NAME_BYTES = 200  # kept of a moved file's name; with the appended time, the new name has at most 255 bytes
 _MAX_NUMBER = 2**63 - 1  # the maximum of each number in a grant
 _VERSION = 1
-_VERSION_WITH_DEVICES = 2  # a grant with devices; former versions know only cards and must not read it
+_VERSION_WITH_DEVICES = 2  # of a grant with devices: an older plugin knows only cards and must not read it
 _READABLE_VERSIONS = (_VERSION, _VERSION_WITH_DEVICES)
 
 
@@ -187,7 +187,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         )
 
     def extend_by_assignment(self, assignment: Assignment) -> "Grant":
-        """A copy of the grant, with the amounts that the assignment has beyond it added."""
+        """A copy of the grant, plus the amounts by which the assignment exceeds it."""
         excess = assignment.excess_over(self.pod_assignment)
         if excess is None:
             return self
@@ -298,7 +298,7 @@ class AddedGrant(Struct, frozen=True):
 
 
 class GrantStore:
-    """All grants of this node. Thread-safe; the lock is held for the check and the change in memory, not for disk."""
+    """All grants of this node. Thread-safe: the lock covers the check and the change in memory, not writes to disk."""
 
     def __init__(self, folder: Path, core: int = FULL_CORE, clock: Clock = SYSTEM) -> None:
         """Read the grants on disk; `unreadable` lists the files that could not be read. Raises OSError.
@@ -375,7 +375,7 @@ class GrantStore:
             try:
                 if not self._grant_path(grant).exists():
                     self._restore_file(grant)
-            except OSError as error:  # write the other grants nevertheless
+            except OSError as error:  # continue with the other grants
                 failures.append(error)
         self.problem = f"grants cannot be written to {self._folder}: {failures[0].strerror}" if failures else ""
 
@@ -558,14 +558,14 @@ class GrantStore:
                     continue
                 self._grants[grant.pod_uid, grant.container] = grant
                 self._epochs[grant.pod_uid, grant.container] = 0
-            with contextlib.suppress(OSError):  # not empty
+            with contextlib.suppress(OSError):  # the folder is not empty
                 folder.rmdir()
 
     def _move_aside(self, path: Path, reason: str) -> None:
         """Move a file or folder that cannot be read as a grant into another folder.
 
-        If that fails, the file stays: it must not prevent the start of the plugin, and the next grant of its container
-        replaces it.
+        If the move fails, the file stays where it is: an unreadable file must not prevent the start of the plugin, and
+        the next grant of the container replaces the file.
         """
         name = os.fsdecode(os.fsencode(f"{path.parent.name}.{path.name}")[:_MAX_NAME_BYTES])
         target = self._unreadable_folder / f"{name}.{self._clock.wall_ns()}.{len(self.unreadable)}"
@@ -584,7 +584,7 @@ class GrantStore:
 
 def _read_grant(path: Path) -> Grant:
     text = path.read_bytes()
-    version = msgspec.json.decode(text, type=_Format).version  # first: other versions may have other fields
+    version = msgspec.json.decode(text, type=_Format).version  # read first: other versions may have other fields
     if version not in _READABLE_VERSIONS:
         readable = " and ".join(map(str, _READABLE_VERSIONS))
         raise ValueError(

@@ -1,6 +1,6 @@
 """Waits until MPS is ready on a container's card before the container starts, and returns its MPS daemons.
 
-docs/design/0005-mps.md has the rules. Each start checks them by files on the node, so the API server is not needed.
+docs/design/0005-mps.md has the rules. Each start checks the rules by files on the node, without the API server.
 Only one fact is saved: that this node has an MPS manager.
 """
 
@@ -62,7 +62,7 @@ class MpsWait:
         self._mps_clock = mps_clock
         if default_mode is Mode.OFF:
             self._manager_mark_file.unlink(missing_ok=True)
-        self.has_manager()  # remember it even if no container starts before the next reboot
+        self.has_manager()  # saves that the node has a manager, even if no container starts before the next reboot
 
     def wait_ready(
         self,
@@ -120,15 +120,15 @@ class MpsWait:
     def has_manager(self) -> bool:
         """Whether this node has an MPS manager, running or not.
 
-        After a reboot the kubelet may start a container before the manager; the container must not run without MPS
-        then.
+        After a reboot the kubelet may start a container before the manager runs. Even then the container must not run
+        without MPS.
         """
         if self._default_mode is not Mode.PREFERRED:
             return self._default_mode is Mode.REQUIRED
         on_disk = self._manager_mark_file.exists()
         self._has_manager = self._has_manager or on_disk or (self._root / mps.LOCK).exists()
         if self._has_manager and not on_disk:
-            with contextlib.suppress(OSError):  # then the next reboot forgets the manager
+            with contextlib.suppress(OSError):  # after a failure, the manager is forgotten at the next reboot
                 self._manager_mark_file.touch()
         return self._has_manager
 

@@ -57,7 +57,7 @@ _log = structlog.get_logger(__name__)
 
 # The maximum time of one call; the kubelet waits 30 s. No step begins that may take longer than the remaining time.
 _CALL_SECONDS = 28.0
-_CONFLICT_SECONDS = 5.0  # a pod that has just ended frees its share within two seconds
+_CONFLICT_SECONDS = 5.0  # maximum wait for a card; a pod that has just ended frees its share within two seconds
 _CONFLICT_PAUSE = 0.1
 _ABANDONED = "the kubelet has abandoned this start of the container: its pod is terminating, or 30 s are over"
 
@@ -207,8 +207,8 @@ class PreStart:
         of its containers runs.
     sandboxes: returns the sandboxes of a pod. Raises RuntimeUnavailable.
     has_adopted: returns whether each running container has a grant.
-    adopt: adds the missing grants of running containers. If another thread is adding them, it waits for this thread, at
-        most as many seconds as its argument says. Returns why grants are still missing, "" if none is missing.
+    adopt: adds the missing grants of running containers. If another thread is adding them, waits for that thread, up
+        to the given number of seconds. Returns why grants are still missing, "" if none is missing.
     on_granted: called with the pod of each grant.
     start_on_unhealthy_gpus: whether containers start on unhealthy cards.
     """
@@ -254,8 +254,8 @@ class PreStart:
     def __call__(self, slots: Sequence[str], is_active: IsActive) -> Grant:
         """Add the grant of the container that has these slots, and write its CDI spec. Raises StartRefused.
 
-        The kubelet abandons a call when the pod is deleted meanwhile (since 1.35): then nothing is granted, so that no
-        pod whose containers never start takes the card.
+        Kubelets since 1.35 abandon the call if the pod is deleted meanwhile. Then nothing is granted; otherwise a pod
+        whose containers never start would hold the card.
         """
         started = self._clock.now()
         deadline = started + _CALL_SECONDS
@@ -424,7 +424,7 @@ class PreStart:
         *,
         has_place: Callable[[], bool],
     ) -> AddedGrant | GrantConflict:
-        """Wait until the card or device is free: usually its holder has ended, but the runtime has not been called yet.
+        """Wait until the card or device is free. Usually its holder has ended, and only its grant must be released.
 
         last_try: the time after which the runtime is not called again.
         has_place: returns whether the start still has its place among the waiting ones; the wait ends without it.

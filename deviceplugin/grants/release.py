@@ -62,7 +62,7 @@ def reported_shares(grants: Iterable[Grant]) -> dict[str, list[ContainerShare]]:
 def find_former_cards(pod: NodePod, grants: Iterable[Grant]) -> set[str]:
     """The UUIDs of cards and devices that the pod's grants have from a former binding. Pure.
 
-    These are the cards and devices of which the grants have more than the pod's assignment.
+    Of each of these cards and devices, the grants have more than the pod's assignment.
     """
     try:
         assignment = codec.decode(pod.annotations)
@@ -96,7 +96,7 @@ class Releaser:
         self._clock = clock
         self._lock = threading.Lock()
         self._reported: dict[str, list[ContainerShare]] | None = None
-        # The threads of PreStart write it too.
+        # The threads of PreStart write this dictionary too.
         self._ended_passes: dict[
             str, int
         ] = {}  # pod UID -> number of passes in which the ended pod still had live containers
@@ -267,7 +267,7 @@ class Releaser:
         return set() if pod is None or pod.finished else find_former_cards(pod, self._grants.grants_of_pod(uid))
 
     def _may_have_share(self, uid: str, container: str) -> bool:
-        """Whether the container has a share according to its pod's grants, or these do not name the containers."""
+        """Whether the container has a share by its pod's grants. True also if the grants do not name the containers."""
         grants = self._grants.grants_of_pod(uid)
         if any(grant.container == container and grant.has_container_shares for grant in grants):
             return True

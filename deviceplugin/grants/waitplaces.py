@@ -1,10 +1,10 @@
 """Places for starts that wait: 16 on a node, shared fairly among namespaces and, within a namespace, among cards.
 
 Theory of operation. A start waits in a thread of the gRPC server. The number of places is limited, since other threads
-must stay free for Allocate. While a place is free, any start gets it. If none is free, a start takes the place of a
-larger owner (`RecentUse`): of the namespace with the most places or, if that is its own, of the namespace's card with
-the most places. There the start that has waited longest loses its place: it is refused, and the kubelet tries it again.
-A start without a larger owner does not wait.
+must stay free for Allocate. While a place is free, any start gets it. If none is free, a start takes a place of a
+larger owner (`RecentUse`). This is the namespace with the most places; if that is the start's own namespace, it is the
+card of this namespace with the most places. Of this owner's starts, the start that has waited longest loses its place:
+it is refused, and the kubelet tries it again. If no owner is larger, the new start does not wait.
 
 Example: namespace A has all 16 places, by starts on a card whose MPS daemon it ends again and again. A start of
 namespace B on another card takes one of them. The next start of A on its card does not wait: A has 15 places, and no

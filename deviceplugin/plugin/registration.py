@@ -29,14 +29,16 @@ _SERVICE = wire.DESCRIPTOR.services_by_name["Registration"]
 SOCKET_PREFIX = "cardwise-share-"
 _POLL_SECONDS = 0.25
 _REGISTER_TIMEOUT = 10.0
-_NO_STREAM_SECONDS = 3.0  # the kubelet connects back within a second
-_ZERO_SLOTS_SECONDS = 30.0  # the kubelet reports its node every 10 s
+# The plugin registers again after this time without a stream; a kubelet opens the stream within a second.
+_NO_STREAM_SECONDS = 3.0
+# The plugin registers again if the node has reported 0 slots for this time; the kubelet reports its node every 10 s.
+_ZERO_SLOTS_SECONDS = 30.0
 
 SocketIdentity = tuple[int, int, int]
 
 
 def socket_identity(socket: Path) -> SocketIdentity | None:
-    """The identity of the socket that is at this path now, None if there is none: an inode alone may be reused."""
+    """The identity of the socket at this path, None without a socket. The inode alone is not enough: it is reused."""
     try:
         status = socket.stat()
     except OSError:

@@ -92,6 +92,6 @@ def _assigned_shares(pod: NodePod) -> Iterator[CardShare]:
     try:
         decoded_assignment = assignment.decode(pod.annotations)
     except assignment.InvalidAssignment:
-        return  # the extender reports it, and no container of such a pod starts
+        return  # the extender reports the invalid assignment, and no container of such a pod starts
     if decoded_assignment is not None:
         yield from decoded_assignment.shares()

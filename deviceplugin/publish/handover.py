@@ -1,8 +1,8 @@
 """Detects that the kubelet still accounts gpu-mem to gpushare's device plugin, which served this node before.
 
-It does so for five minutes after that plugin has ended, and while a pod runs that got its share from that plugin. In
-that time the kubelet fails each new pod that requests gpu-mem (UnexpectedAdmissionError, permanently), since no plugin
-offers devices for it. So no card is shared in that time: new pods wait, and running pods stay.
+The kubelet does so for five minutes after that plugin has ended, and while a pod runs that got its share from that
+plugin. In that time the kubelet fails each new pod that requests gpu-mem (UnexpectedAdmissionError, permanently), since
+no plugin offers devices for gpu-mem. So no card is shared in that time: new pods wait, and running pods stay.
 """
 
 import threading

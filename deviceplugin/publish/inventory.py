@@ -205,7 +205,7 @@ class NodePublisher:
         }.get
 
     def _list_missing_resources(self, present_uuids: set[str]) -> tuple[list[ExtendedResource], list[ExtendedResource]]:
-        """List ExtendedResources whose card or device is not on this machine any more: those in use, and the others."""
+        """List ExtendedResources whose card or device is no longer on this machine: those in use, and unused ones."""
         missing = [
             resource
             for resource in self._resources.store.snapshot().values()

@@ -80,7 +80,7 @@ def label_change(desired: str, label: str | None, last_written_label: str | None
     """The metadata change that sets the label to `desired` ("": removes it), {} if none is due. Pure.
 
     A label that differs from `last_written_label` was set by another program or a person. It stays, and the annotation
-    is removed, since a later value of theirs may equal the value that we once wrote.
+    is removed, since they may later set the same value that we once wrote.
     """
     is_foreign = label is not None and label != last_written_label
     new_label = label if is_foreign else desired or None
@@ -154,7 +154,7 @@ class OwnNode:
         return self._nvidia_problem(self.facts)
 
     def update_capacities(self, facts: NodeFacts, desired: Mapping[str, str]) -> bool:
-        """Write the capacities unless the node has exactly these; returns whether it had."""
+        """Write the capacities unless the node has exactly these. Returns whether the node had them already."""
         if facts.capacity == desired:
             return True
         # Null removes a class without cards: with a capacity of 0, the kubelet would fail pods that request 0 of it.

@@ -58,8 +58,8 @@ class StaleMpsStatus:
     def _correct_without_manager(self, mps_status: MpsStatus | None, uuid: str) -> Json:
         """The patch for a card on a node without an MPS manager.
 
-        An earlier manager's status would keep pods off the card for ever, so it is removed. But a card that the manager
-        left closed cannot be used, so it becomes Down.
+        An earlier manager's status would keep pods off the card for ever, so the status is removed. But a card that the
+        manager left closed cannot be used, so its MPS state becomes Down.
         """
         if not mpsfiles.is_closed_by_former_manager(self._root, uuid):
             return {} if mps_status is None else {"mps": None}

@@ -26,7 +26,9 @@ T = TypeVar("T")
 
 _SERVICE = wire.DESCRIPTOR.services_by_name["PodResourcesLister"]
 LIST_TIMEOUT = 5.0
-_RATE_LIMIT_PAUSE = 0.05  # the socket allows 100 calls/s after a burst of 10 (k:apis/podresources/constants.go)
+# Seconds before a failed List call is repeated: the socket allows 100 calls/s after a burst of 10
+# (k:apis/podresources/constants.go).
+_RATE_LIMIT_PAUSE = 0.05
 
 
 class KubeletUnavailable(Exception):
@@ -52,7 +54,7 @@ class CheckpointContainer:
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """The containers that hold each slot, by source. If a slot has several, the kubelet has allocated it twice."""
+    """The containers that hold each slot, by source. A slot with several containers was allocated twice."""
 
     pod_resources: dict[str, list[PodResourcesContainer]]
     checkpoint: dict[str, list[CheckpointContainer]]

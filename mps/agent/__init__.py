@@ -3,8 +3,8 @@
 Input: annotations of its pod, files of the MPS manager. Output: a file for each container, metrics, the response to the
 startup probe.
 
-It runs in many pods, so it is small: one thread, the standard library, and of Cardwise only modules that are pure or
-read the node's files.
+The agent runs in many pods, so it is small. It has one thread, and imports only the standard library and modules of
+Cardwise that are pure or read the node's files.
 
     running     the thread: checks the cards, writes files, answers requests
     podshares   the settings of the agent, the file of each container, and the metrics (pure)

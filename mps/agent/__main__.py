@@ -28,8 +28,8 @@ def main() -> None:
     """Run the command."""
     match sys.argv[1:]:
         case []:
-            # The agent computes one SHA-256, for the name of a folder. Without `_hashlib`, hashlib uses its own code,
-            # and 4 MiB for OpenSSL are saved.
+            # The agent needs SHA-256 only once, for the name of a folder. Without `_hashlib`, hashlib does not load
+            # OpenSSL, which saves 4 MiB.
             sys.modules["_hashlib"] = None  # type: ignore[assignment]
             from mps.agent import running  # noqa: PLC0415 - a probe does not need it
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from cardwise.clock import SYSTEM, Clock
 
-_REQUEST_SECONDS = 5.0  # for one request and its response
-_MAX_REQUEST_BYTES = 4096  # bytes
-_MAX_CONNECTIONS = 16  # open at the same time
+_REQUEST_SECONDS = 5.0  # maximum time of one request and its response
+_MAX_REQUEST_BYTES = 4096  # maximum size of a request
+_MAX_CONNECTIONS = 16  # maximum number of open connections
 _BACKLOG = 16
 _SOCKET_MODE = 0o666
 _REASON_PHRASES = {
@@ -121,7 +121,7 @@ class Endpoint:
 
     def _serve_connection(self, connection: _Connection) -> None:
         if connection not in self._connections:
-            return  # dropped for another connection in the same pass
+            return  # this pass has closed the connection to accept another connection
         try:
             if not connection.response:
                 self._read_request(connection)

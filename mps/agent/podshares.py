@@ -78,7 +78,8 @@ def find_enforcement(shares: tuple[CardShare, ...], states: Mapping[str, MpsStat
     states: the MPS state of each card, by UUID.
     waits: as in AgentSettings.
 
-    An unhealthy daemon changes nothing: the container was started with its limit, and cannot bypass MPS.
+    An unhealthy daemon does not change how the limit is enforced: the container was started with its limit, and cannot
+    bypass MPS.
     """
     if not waits or len(shares) > 1:
         return ADVISORY
@@ -114,8 +115,8 @@ def format_metrics(
     readiness: the readiness of each card, by UUID.
     ready: whether the pod's containers may start.
 
-    The memory that the pod uses is not among them: NVML reports it to privileged processes only, so the MPS manager
-    exports it.
+    The agent has no metric of the memory that the pod uses: NVML reports this to privileged processes only, so the MPS
+    manager exports that metric.
     """
     labelled_shares = [
         (_share_labels(key, share), share) for key, shares in settings.shares.items() for share in shares

@@ -1,7 +1,7 @@
 """The startup probe's request to the agent.
 
-Each probe is a new process, so it must be cheap. It repeats its request for some seconds, so that the pod starts as
-soon as the agent is ready, and need not wait for the kubelet's next probe.
+Each probe is a new process, so it must be cheap. The probe repeats its request for some seconds: so the pod starts as
+soon as the agent is ready, without waiting for the kubelet's next probe.
 """
 
 import socket
@@ -12,15 +12,15 @@ from typing import Final
 
 from cardwise.core.api import shareagent
 
-_MAX_TRIES, _PAUSE_SECONDS = 25, 0.2  # five seconds pass until the kubelet shows the reason
-_REQUEST_SECONDS: Final = 3.0  # seconds for a request
+_MAX_TRIES, _PAUSE_SECONDS = 25, 0.2  # the probe fails after five seconds; then the kubelet shows the reason
+_REQUEST_SECONDS: Final = 3.0  # maximum time of a request
 _OK_STATUS: Final = b"200"
 
 
 def wait_ready(environ: Mapping[str, str], tries: int = _MAX_TRIES, pause: float = _PAUSE_SECONDS) -> int:
     """Wait until the pod's containers may start; returns the exit status.
 
-    If they may not, the reason is written to stderr, which the kubelet shows in the pod's events.
+    If they may not start, writes the reason to stderr; the kubelet shows it in the pod's events.
     """
     path = f"{environ.get(shareagent.FOLDER_ENV) or shareagent.FOLDER}/{shareagent.SOCKET}"
     reason = _unready_reason(path)

@@ -47,7 +47,7 @@ class ShareAgent:
         self._unwritten = set(settings.shares)
         self._unbound_listeners: dict[Path | int, str] = {
             **{folder / key / shareagent.SOCKET: key for key in settings.shares},
-            # Last: when this socket answers, all others do.
+            # The last one: once this socket answers, all other sockets answer too.
             folder / shareagent.SOCKET: _POD_LISTENER,
             **({settings.port: _POD_LISTENER} if settings.port else {}),
         }

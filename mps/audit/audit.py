@@ -178,7 +178,7 @@ class Audit:
     def _process_use(
         self, card: str, process: GpuProcess, owners: ProcessOwners, own_owner: ProcessOwner | None
     ) -> ProcessUse | None:
-        """The use of a card by a process; None if the process has ended, or is the manager's MPS server.
+        """The use of a card by a process; None if the process has ended, or is an MPS server of this manager.
 
         own_owner: the pod of this process.
         """

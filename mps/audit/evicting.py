@@ -30,7 +30,7 @@ class EvictionBudget:
         self._per_hour = per_hour
         self._evictions: deque[tuple[float, str]] = deque()  # time and namespace of the evictions in the last hour
         self.last_uid = ""  # UID of the last evicted pod
-        self._wait_until = 0.0  # until this time its end is awaited
+        self._wait_until = 0.0  # the latest time until which the next eviction waits for the end of this pod
 
     def withheld_reason(self, active_uids: Collection[str], now: float) -> str:
         """Why no pod may be evicted now, "" if a pod may be evicted.
@@ -87,8 +87,8 @@ class Evictor:
     def evict(self, violators: Sequence[Violator], active_uids: Collection[str], now: float) -> None:
         """Evict pods, as far as the budget allows. Call it at each audit.
 
-        The namespaces with the fewest evictions in the last hour come first, and of these the oldest violations: so
-        the many violators of one namespace do not shield the one of another.
+        Sorts the pods by the number of their namespace's evictions in the last hour, fewest first, then by the age of
+        the violation, oldest first. So many violators in a namespace do not protect a violator in another namespace.
 
         violators: all pods whose violation has lasted long enough.
         active_uids: the UIDs of the node's pods that have not ended.

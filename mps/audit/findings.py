@@ -110,7 +110,7 @@ def find_violations(
 
 
 def _pod_violations(uses: Sequence[ProcessUse], pod_grant: PodGrant, tolerance: MiB) -> list[Violation]:
-    """The violations of one pod on one card: by container if all processes' containers are known, else for the pod."""
+    """The violations of one pod on one card: by container if the container of each process is known, else by pod."""
     card = uses[0].card
     if not pod_grant.shares:
         return [_build_violation(Reason.GPU_WITHOUT_GRANT, uses)]
@@ -168,7 +168,7 @@ class StandingViolation:
         """Whether the present audit should report the violation.
 
         required_passes: the first report is at this consecutive audit.
-        repeat_passes: after so many audits the report is repeated.
+        repeat_passes: number of audits between two reports.
 
         A process that belongs to no pod is reported once.
         """

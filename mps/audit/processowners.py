@@ -1,7 +1,7 @@
 """Finds the pod of a process: by the UID in its cgroup, else by its container's ID.
 
-Not every node has cgroups for pods (`cgroupsPerQOS: false`). Without them the cgroup names only the container, and the
-API server tells the container's pod.
+A kubelet with `cgroupsPerQOS: false` creates no cgroups for pods. Then the cgroup names only the container, and the pod
+of the container is known from the API server.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ class ProcessOwners:
         }
 
     def find_owner(self, memberships: Sequence[CgroupMembership]) -> ProcessOwner | None:
-        """Find the outermost known pod: inside its cgroup, a tenant may create cgroups with another pod's name."""
+        """Find the outermost known pod: in a pod's cgroup, a tenant may create cgroups with another pod's name."""
         for membership in memberships:
             pod = self._by_uid.get(membership.pod_uid) if membership.pod_uid else None
             pod = pod or self._by_container.get(membership.container)

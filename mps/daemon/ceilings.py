@@ -2,11 +2,11 @@
 
 Theory of operation. The ceiling of a card is the largest share on it (at least 512 MiB, and in whole GiB from 1 GiB
 on), since a container's own limit can only be lower. MPS does not confirm a setting, and loses all settings at a
-restart. It stores each ceiling twice: in the daemon for its next server, and in each server for its next clients. So
-both are set and read back, and the lower one counts as `confirmed`.
+restart. MPS stores each ceiling twice: in the daemon for its next server, and in each server for its next clients. So
+both copies are set and read back, and the lower of the two counts as `confirmed`.
 
 Example: the shares on a card are 4096 and 8192 MiB, so the ceiling is 8192 MiB. A share of 12288 MiB is added: the
-daemon takes 12288, a running server refuses. `confirmed` stays 8192 MiB, the new container waits, and the next pass
+daemon accepts 12288, a running server refuses. `confirmed` stays 8192 MiB, the new container waits, and the next pass
 tries again.
 """
 
@@ -33,7 +33,7 @@ class Ceilings:
 
     def __init__(self, unit: DaemonUnit, control: Control) -> None:
         self.desired: Mapping[str, MiB] | None = None  # the ceilings to set, by UUID; None while unknown
-        self.confirmed: dict[str, MiB] = {}  # by UUID; the ceiling that all future clients get at least
+        self.confirmed: dict[str, MiB] = {}  # by UUID; every future client gets at least this ceiling
         self._daemon_ceilings: dict[str, MiB] = {}  # the ceilings of the daemon's next server
         self._unit = unit
         self._control = control

@@ -4,10 +4,9 @@ The former mode is saved on disk before a card is closed, so it survives crashes
 serves no pod; a card that is open by mistake lets a process without MPS exceed every limit.
 
 If the file with the saved modes cannot be read or was deleted, the former mode of a closed card is assumed to be
-DEFAULT, the driver's own mode. The log reports the loss to an administrator who wants another mode. The state file
-beside it shows
-whether the file should exist: the state file has `enforced` while the daemon's cards are closed, and then the file has
-the mode of each card, also of a card that was closed before.
+DEFAULT, the driver's own mode. The log reports the loss to an administrator who wants another mode. The state file in
+the same folder shows whether the file should exist: the state file has `enforced` while the daemon's cards are closed.
+Then the file has the former mode of each card, also of a card that was closed before MPS served it.
 
 A card that does not answer is skipped, so that the other cards of its daemon are served, unless no card answers. The
 callers repeat the call, which closes or reopens the card once it answers again.
@@ -29,7 +28,10 @@ _log = structlog.get_logger(__name__)
 
 
 def close_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
-    """Close the cards that answer. Idempotent. Raises CardError if none answers or one cannot be closed; OSError."""
+    """Close the cards that answer. Idempotent.
+
+    Raises CardError if no card answers, or if a card that answers cannot be closed. Raises OSError.
+    """
     modes = _read_modes(use, uuids)
     saved_modes = _load_saved_modes(home)
     if saved_modes is None:
@@ -58,8 +60,8 @@ def reopen_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
 
     uuids: the cards of the daemon; if the saved modes cannot be read, these cards are opened.
 
-    A card that was closed before MPS served it stays closed. The saved mode of a card that does not answer is kept for
-    the next call. So is that of a card that was removed from the machine, which is not reported.
+    A card that was closed before MPS served it stays closed. If a card does not answer, its saved mode is kept for the
+    next call. If a card was removed from the machine, its saved mode is kept too, and no reason is returned for it.
     """
     saved_modes = _load_saved_modes(home)
     try:

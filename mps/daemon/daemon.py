@@ -36,7 +36,7 @@ from mps.host.processes import LOCAL, Host
 _log = structlog.get_logger(__name__)
 
 DEFAULT_SM_PERCENT = 100  # containers have their own limits
-_POLL_SECONDS = 0.25  # the end of the daemon is noticed within this time
+_POLL_SECONDS = 0.25  # maximum time until the end of the daemon is noticed
 _PROBES_PER_VERIFICATION = 5
 
 
@@ -102,7 +102,7 @@ class Daemon:
         self._checked_at = 0.0
         self._state_written_at = -math.inf  # time of the last write of the state file
         self._status = self._make_status(self._clock.wall().timestamp())
-        self._ceilings_changed = False  # a container may be waiting for its ceiling
+        self._ceilings_changed = False  # if so, a container may be waiting for its ceiling
         self._loop = Loop(
             "daemon",
             lambda: self._loop.run_within(self.step()),
@@ -142,7 +142,7 @@ class Daemon:
         return self._foreign_processes.processes
 
     def clients(self) -> list[Client]:
-        """The clients of all its servers. Raises ControlError."""
+        """The clients of all servers of the daemon. Raises ControlError."""
         return [client for server in self._control.servers() for client in self._control.clients(server)]
 
     def detach(self, client: Client, reason: str) -> None:
@@ -204,7 +204,7 @@ class Daemon:
             if now - self._state_written_at >= self._pace.probe_interval:
                 is_off = self._machine.phase is DaemonPhase.OFF
                 if is_off:
-                    self._perform(Act.RELEASE)  # reopens a card that did not answer before
+                    self._perform(Act.RELEASE)  # reopens a card that did not answer earlier
                 self._publish(confirmed=is_off)
             return min(_POLL_SECONDS, max(0.0, self._machine.act_due_at - now))
         act_result = self._perform(act)
@@ -224,7 +224,7 @@ class Daemon:
         self._transition(machine.next_machine(self._machine, ActResult(Outcome.DEAD, reason), now, self._pace))
 
     def _drop_multi_user(self) -> None:
-        """Drop -multiuser-server if the daemon ended with rc 0 before it answered: then it does not know the option."""
+        """Drop -multiuser-server if the daemon exited with 0 before it answered: then it does not know the option."""
         if self._child.return_code == 0 and self._capabilities.multi_user:
             _log.warning("the daemon does not support -multiuser-server; starting it without", card=self.unit.name)
             self._capabilities = self._capabilities.without_multi_user()
@@ -318,7 +318,8 @@ class Daemon:
         self._close_cards()
         self._control.set_percentage(DEFAULT_SM_PERCENT)
         self._apply_ceilings()
-        # Only after the ceilings are set: before, a client without its own limit would get the whole card.
+        # Clients may connect only after the ceilings are set: without a ceiling, a client that has no limit of its own
+        # would get the whole card.
         directories.open_to_clients(self.unit.home)
         self._probes = 0
         return OK

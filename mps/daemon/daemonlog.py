@@ -1,8 +1,8 @@
 """Copies the log lines of a daemon and its servers into the manager's log, with the card on each line.
 
-The daemon writes to a FIFO that it keeps open itself. So it can continue to write after its manager has ended, and the
-next manager reads the last lines. Lines that are not read in time are lost, so that a tenant who makes the daemon write
-a lot cannot fill the node's memory.
+The daemon writes to a FIFO and keeps it open itself. So the daemon can continue to write after its manager has ended,
+and the next manager reads the last lines. Lines that are not read in time are lost. So a tenant who makes the daemon
+write much cannot fill the node's memory.
 """
 
 import contextlib

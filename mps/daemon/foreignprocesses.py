@@ -4,10 +4,10 @@ Theory of operation. EXCLUSIVE_PROCESS gives a card to the first process that op
 a tenant's process that bypasses the daemon's pipe; it then has the whole card, without a limit. So all processes on the
 card are checked before a server is started, and before the card counts as ready.
 
-Clients of a dead server may keep running for a while; their memory on the card belonged to the server. So they do not
-count as foreign when the next server starts. If that server cannot open the card, a former client may hold it, and the
-card stays closed. Former clients are not reported in `processes` for `FORMER_CLIENT_SECONDS`, since most of them end
-soon; after that time they are reported, since they may bypass MPS.
+Clients of a dead server may keep running for a while; their memory on the card belonged to the server. So these former
+clients do not count as foreign when the next server starts. If the next server cannot open the card, a former client
+may hold the card, and the card stays closed. For `FORMER_CLIENT_SECONDS`, `processes` does not contain former clients,
+since most of them end soon. After that time `processes` contains them, since they may bypass MPS.
 
 Example: a server with clients 41 and 42 dies at 100 s. At 105 s process 42 still is on the card: it is a former client,
 and a new server may start. At 710 s it is still there, and no server got the card: it is reported as foreign.
@@ -23,7 +23,7 @@ from mps.daemon.units import DaemonUnit
 from mps.host.control import Client
 from mps.host.processes import Host
 
-FORMER_CLIENT_SECONDS = 600.0  # since a server last listed the client
+FORMER_CLIENT_SECONDS = 600.0  # maximum time since a server last listed the client
 _MAX_SHOWN = 3
 
 

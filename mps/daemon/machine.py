@@ -85,8 +85,8 @@ class DaemonPace:
 
     probe_interval: float = 2.0
     probe_timeout: float = 3.0
-    start_timeout: float = 15.0  # until a new daemon answers and has its settings
-    server_timeout: float = 30.0  # until the server of a new daemon is active
+    start_timeout: float = 15.0  # maximum time until a new daemon answers and has its settings
+    server_timeout: float = 30.0  # maximum time until the server of a new daemon is active
     fault_grace: float = 20.0
     drain_timeout: float = 20.0
     quit_grace: float = 5.0
@@ -103,7 +103,7 @@ class Machine:
     act_due_at: when the next act is due.
     phase_deadline: when the phase times out.
     ready_since: when READY began.
-    fault_deadline: when a fault times out, even if other phases follow it.
+    fault_deadline: when a fault times out, even if the daemon enters other phases meanwhile.
     failures: consecutive failures, for the back-off.
     """
 

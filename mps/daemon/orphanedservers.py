@@ -1,7 +1,8 @@
 """Ends the orphaned servers of a dead daemon: server processes of its pipe folder that accept no commands any more.
 
 Only this module ends processes that the manager has not started. A server without a daemon still serves its clients,
-and prevents the next server from opening the card. So its clients get some time to end, and then the server is ended.
+and prevents the next server from opening the card. So the clients get some time to end; then this module ends the
+server.
 """
 
 import signal

@@ -1,7 +1,8 @@
 """Checks the MPS servers of one daemon: whether they run, and their status.
 
-Driver 535 does not report the status of a server, so with it two consecutive checks must list the same servers. A
-daemon may list a server whose process is stopped or hangs, so the state of the process in /proc is checked too.
+Driver 535 does not report the status of a server. So with this driver, a server counts as running only if two
+consecutive checks list the same servers. A daemon may list a server whose process is stopped or hangs, so the state of
+the process in /proc is checked too.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Selects the pods that are about to be killed, whose clients have to be detached from MPS before. Pure.
+"""Selects the pods that are about to be killed: before that, their clients have to be detached from MPS. Pure.
 
 Pods end in several ways, and some ends cannot be known beforehand: docs/reference/mps.md has the table.
 """
@@ -29,7 +29,7 @@ class TerminatingPods:
 
     @property
     def force_deleted(self) -> list[PodView]:
-        """Pods that were deleted by force: they are due although their objects do not exist any more."""
+        """Pods that were deleted by force: their clients must be detached, although their objects no longer exist."""
         return list(self._vanished.values())
 
     def due_pods(
@@ -91,11 +91,11 @@ class TerminatingPods:
     ) -> float:
         """The remaining seconds of the grace period when a deletion is observed for the first time.
 
-        They are computed by the API server's clock, since the node's clock may be wrong. But another API server than
-        the one that wrote the deletion may have responded last, and their clocks may be hours apart. So a clock is
-        ignored if by it the deletion is older than the longest delay of a watch. Without a usable clock, the whole
-        grace period remains if the pod was observed before its deletion. Otherwise the node's clock is used, or no time
-        remains.
+        The time is computed by the API server's clock, since the node's clock may be wrong. But with several API
+        servers, the server that responded last may not be the server that wrote the deletion, and their clocks may be
+        hours apart. So a clock is ignored if, by this clock, the deletion is older than the longest delay of a watch.
+        Without a usable clock, the whole grace period remains if the pod was observed before its deletion. Otherwise
+        the node's clock is used, or no time remains.
         """
         was_known = pod.uid in self._last_uids
         max_age = _MAX_WATCH_DELAY if was_known else pod.grace + _MAX_WATCH_DELAY
@@ -121,7 +121,7 @@ class TerminatingPods:
     def _update_force_deleted(self, pods: Sequence[PodView], living_pods: Sequence[PodView]) -> list[PodView]:
         """Update and return the force-deleted pods: their objects were deleted while their containers may still run.
 
-        A static pod is not among them, since it does not end with its mirror pod, nor a pod that ended normally.
+        Leaves out static pods, since a static pod does not end with its mirror pod, and pods that ended normally.
         """
         uids = {pod.uid for pod in pods}
         vanished = self._vanished | self._last_living

@@ -47,7 +47,7 @@ class DaemonUnit:
 def environment(unit: DaemonUnit, capabilities: MpsCapabilities) -> dict[str, str]:
     """The environment of the daemon.
 
-    It is the manager's environment, since daemons need PATH and LD_LIBRARY_PATH, without the variables that would
+    This is the manager's environment, since daemons need PATH and LD_LIBRARY_PATH, but without variables that would
     change the behaviour of MPS.
     """
     inherited = {name: setting for name, setting in os.environ.items() if not name.startswith(_DROPPED_PREFIXES)}

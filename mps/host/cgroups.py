@@ -86,7 +86,8 @@ def check_root(root: Path) -> None:
 def move_process(pid: int, root: Path, name: str) -> None:
     """Move a process into the cgroup `name` below the mounted `root`, in each hierarchy. Raises OSError.
 
-    So it leaves the manager's cgroup: the container runtime kills all processes of that cgroup with the manager.
+    The process must leave the manager's cgroup, since the container runtime kills all processes of that cgroup together
+    with the manager.
     """
     for hierarchy in _list_hierarchies(root):
         _move_into(hierarchy / name, pid)

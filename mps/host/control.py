@@ -15,8 +15,8 @@ from typing import Protocol
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.wording import quote_text, sanitize_message
 
-_MAX_QUOTED_BYTES = 256  # of an answer, in an error message
-_MAX_COMMAND_BYTES = 4000  # 4095 bytes crash daemons of driver 580 and later
+_MAX_QUOTED_BYTES = 256  # quoted of an answer in an error message
+_MAX_COMMAND_BYTES = 4000  # maximum length of a command; 4095 bytes crash daemons of driver 580 and later
 _ERROR_PREFIXES = (
     "Unknown command",
     "Insufficient privileges",
@@ -118,7 +118,7 @@ def check_answer(command: str, answer: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client of an MPS server: both PIDs."""
+    """A client of an MPS server: the PIDs of the client and of the server."""
 
     server: int
     pid: int

@@ -97,6 +97,6 @@ def refine_capabilities(capabilities: MpsCapabilities, binary: Path, *, root: bo
 
 
 def _compute_capability(card: GpuCard) -> tuple[int, int]:
-    """The compute capability that NVML reports; if it reports none, that of Volta."""
+    """The compute capability that NVML reports; Volta's if NVML reports none."""
     major, _, minor = card.properties.get("computeCapability", "").partition(".")
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else _VOLTA

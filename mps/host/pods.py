@@ -38,10 +38,10 @@ class ContainerView:
 class PodView:
     """The fields of a pod that the MPS manager uses.
 
-    without_mps: whether its annotation says that it runs without MPS.
-    ends_at: when its grace period is over, by the API server's clock; None while it is not deleted.
-    grace: the grace period of its deletion, in seconds.
-    deadline: when the kubelet ends it (activeDeadlineSeconds), by the node's clock; None: never.
+    without_mps: whether the pod's annotation says that the pod runs without MPS.
+    ends_at: when the pod's grace period is over, by the API server's clock; None while the pod is not deleted.
+    grace: the grace period of the pod's deletion, in seconds.
+    deadline: when the kubelet ends the pod (activeDeadlineSeconds), by the node's clock; None: never.
     spec_grace: the grace period of its spec, in seconds, which the kubelet uses at the deadline.
     cgroup_uid: the UID in its cgroups. For a mirror pod this is the UID of its static pod, which an annotation names;
         any user can write that annotation.

@@ -21,9 +21,9 @@ from mps.host.control import ControlProgram, FrontEnd
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
 FOREGROUND = "-f"
-_PROGRAM_ARGUMENTS = 3  # the first arguments, which name the program even if an interpreter runs it
-# The bytes that are read of a command line or environment: tenants can start many processes with megabytes of either,
-# and each check reads all of them. Daemons and servers have some hundred bytes.
+_PROGRAM_ARGUMENTS = 3  # the first arguments that are read: they name the program even if an interpreter runs it
+# The maximum number of bytes that are read of a command line or environment. Each check reads both of every process,
+# and tenants can start many processes with megabytes of them; those of daemons and servers have some hundred bytes.
 _MAX_BYTES = 65_536
 _REAP_SECONDS = 3.0
 _ENDED_STATES = "ZX"
@@ -154,7 +154,7 @@ LOCAL = LocalHost()
 
 @dataclass(frozen=True, slots=True)
 class _FoundProcess:
-    """A process that was not started by this one, identified by its PID and its start time (clock ticks since boot)."""
+    """A process that another process has started, identified by its PID and its start time (clock ticks since boot)."""
 
     pid: int
     start_time: int
