@@ -1,13 +1,13 @@
 """The scheduler extender: chooses GPUs for pods, alone and in gangs, and publishes the state of the cluster's GPUs.
 
-Input: kube-scheduler's calls, and what watches show. Output: Bindings, evictions, statuses, events. Read first:
+Input: kube-scheduler's calls, and watch events. Output: Bindings, evictions, statuses, events. Read first:
 `state`, then `cache.reservations`.
 
-The packages and modules in the order of imports; none imports one above it:
+The packages and modules in the order of imports. A module imports only from modules below it:
 
     process       creates, starts and stops the parts
     informers     watches
-    cardreports   reports of cards, limited by node
+    cardreports   limits how many card reports the extender handles for each node
     api           verbs over HTTP
     controllers   loops that write
     reporting     statuses and events for people
@@ -15,8 +15,8 @@ The packages and modules in the order of imports; none imports one above it:
     leadership    which extender serves calls
     state         the root of the packages below, and their lock
     preemption    which pods are evicted for a pod or gang
-    gangs         pods that are placed together
-    nomination    nodes and cards for pending pods before kube-scheduler asks
+    gangs         groups of pods that are placed together
+    nomination    chooses nodes and cards for pending pods before kube-scheduler calls filter
     cache         the ledger and its reservations
     queue         pending pods
     records       decoded objects

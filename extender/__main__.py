@@ -39,15 +39,19 @@ from extender.process import ExtenderSettings, Process
 
 _log = structlog.get_logger(__name__)
 
-# kube-scheduler calls for one pod at a time; the other threads are for inspect, and for binds of a single stanza
+# Threads. kube-scheduler calls filter for one pod at a time. The other threads serve inspect, and bind if
+# kube-scheduler's configuration has a single extender stanza.
 _FAST_THREADS = 4
-# For preempt, and for filter of pods of several card requests. Python runs one thread at a time, so more of them would
-# only make each slower; of two a namespace has one, so its searches do not delay those of another.
+# Threads for preempt, and for filter of pods with several card requests. Python runs one thread at a time, so with more
+# threads each search would only be slower. A namespace uses at most one of the two threads, so that its searches do not
+# delay searches for other namespaces.
 _SEARCH_THREADS = 2
-# All members of the biggest gang can wait in bind; the other threads are for all other binds.
+# Enough bind threads that all members of the largest gang can wait; this many more threads serve other binds.
 _THREADS_FOR_OTHERS = 32
 _BIND_THREADS = gangs.MAX_MEMBERS + 3 * _THREADS_FOR_OTHERS
-_DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a single stanza and of our bind stanza
+# Seconds for a bind call: with a single extender stanza, and with a stanza for bind alone. Shorter than the stanza's
+# `httpTimeout`.
+_DEADLINE, _DEADLINE_ALONE = 4.0, 60.0
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -101,7 +105,8 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     default=0,
     help="MiB kept free on each GPU for driver, contexts and MPS server.",
 )
-# Above CAPACITY_PER_CARD, nodes would offer too little of a class, and pods would wait although a card is free.
+# With more than CAPACITY_PER_CARD shares on a card, the node's capacity of a class would be used up first, and pods
+# would wait although the card is free.
 @click.option(
     "--max-clients",
     type=click.IntRange(min=1, max=CAPACITY_PER_CARD),
@@ -272,8 +277,8 @@ def main(
 def _check_lease(client: KubeClient, namespace: str, name: str) -> None:
     """Check that the Lease can be created, by a dry run.
 
-    Raises click.ClickException if the namespace or the right is missing. An API server without a response is only
-    logged.
+    Raises click.ClickException if the namespace does not exist or the extender may not create Leases. If the API server
+    does not respond, this is only logged.
     """
     metadata = {"namespace": namespace, "name": name}
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
@@ -292,7 +297,10 @@ def _check_lease(client: KubeClient, namespace: str, name: str) -> None:
 def _check_addresses(
     addresses: list[HostPort], tls_dir: Path | None, tls_secret: ObjectName | None, *, plain_http: bool
 ) -> None:
-    """Check that addresses, TLS and --plain-http go together. Raises click.UsageError with what to write instead."""
+    """Check that the options for addresses, TLS and --plain-http do not contradict each other.
+
+    Raises click.UsageError with the options to write instead.
+    """
     if not plain_http:
         if tls_dir is None and tls_secret is None:
             raise click.UsageError(
@@ -320,7 +328,7 @@ def _is_loopback(host: str) -> bool:
 def _make_rotator(
     client: KubeClient, directory: Path, secret: ObjectName | None, hosts: tuple[str, ...], addresses: list[HostPort]
 ) -> tls.Rotator | None:
-    """Make what renews the certificates; None if the directory has certificates that Cardwise did not issue."""
+    """Make the rotator of the certificates; None if the directory has certificates that Cardwise did not issue."""
     own_directory = directory / "authority"
     if secret is not None:
         store: tls.CertStore = tls.SecretStore(client, secret.namespace, secret.name)

@@ -1,11 +1,15 @@
 """The HTTP paths of the extender, which are gpushare's: one function for each verb, without decisions.
 
-If filter or bind fail, the response has status 200 and the field `Error`: kube-scheduler hides the body of other
-responses from the user. The verb preempt has no field for an error: a call that cannot be served gets status 503, which
-leaves nominations as they are. Prioritize has none either, and kube-scheduler ignores its errors: a malformed call gets
-status 400, and otherwise the list of scores is empty. kube-scheduler's four verbs are handled before Flask: Flask took
-a third of the CPU of a bind and more of a filter (docs/design/0012-speed.md), and the verbs need the body of the call
-only.
+Errors, by verb:
+
+- filter, bind: status 200 and the field `Error`. kube-scheduler does not show users the body of a response with another
+  status.
+- preempt: its response has no field for errors, so a call that cannot be served gets status 503. Nominations stay.
+- prioritize: its response has no field for errors either, and kube-scheduler ignores failures of this verb. A malformed
+  call gets status 400; otherwise the list of scores is empty.
+
+kube-scheduler's four verbs do not pass through Flask, which took a third of the CPU time of a bind, and more of a
+filter (docs/design/0012-speed.md). The verbs only need the body of the call.
 """
 
 import math
@@ -35,7 +39,8 @@ from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
-MAX_BODY_BYTES = 256 << 20  # more than 5,000 whole Nodes take, as a scheduler with nodeCacheCapable: false sends them
+# Bytes of a call. With nodeCacheCapable: false kube-scheduler sends whole Nodes: 5,000 Nodes take less than this.
+MAX_BODY_BYTES = 256 << 20
 Verb = Callable[[Environ], object]
 _BUSY = "not ready: the extender is busy with another operation"
 _FAILED = "the extender failed on this call; see its log"
@@ -45,11 +50,11 @@ _FAILED = "the extender failed on this call; see its log"
 class Parts:
     """The parts of the extender that the HTTP paths call.
 
-    unsynced_lists: returns the lists that are not complete yet, one line for each; until then no call is served. A
-        standby counts as ready, so that a rolling update continues.
-    outdated_watches: returns the interrupted watches, one line for each; meanwhile no pod is placed. This process stays
-        ready, because another one would know no more.
-    disconnected_seconds: returns the seconds for which changes may have been missed, by kind of object.
+    unsynced_lists: returns the lists that are not complete yet, one line for each; no call is served before all are
+        complete. A standby counts as ready, so that a rolling update continues.
+    outdated_watches: returns the interrupted watches, one line for each; no pod is placed while there are any. The
+        process stays ready, because another extender would have no newer data.
+    disconnected_seconds: returns for each kind of object the seconds without a watch, in which events may be missed.
     notice: see `verbs.filter_nodes`.
     inspect_unit: the unit of memory in the responses of inspect.
     """
@@ -112,7 +117,7 @@ def create_app(parts: Parts) -> Flask:
 
 
 def watch_lines(disconnected: Mapping[str, float]) -> list[str]:
-    """Lines for people: for each kind of object, for how many seconds there has been no watch."""
+    """Lines for people: for each kind of object, the seconds since its watch was interrupted."""
 
     def age(seconds: float) -> str:
         if seconds == math.inf:
@@ -164,18 +169,18 @@ def _read_body(environ: Environ) -> bytes:
 
 
 def _is_busy(parts: Parts) -> bool:
-    """Whether a thread has held the state's lock for so long that a call should not wait for it."""
+    """Whether a thread has held the state's lock for so long that a call should not wait for the lock."""
     return parts.state.lock_held_seconds() > statelock.REFUSE_SECONDS
 
 
 def _unavailable_reason(parts: Parts, environ: Environ) -> str:
-    """Why the call cannot be served here and now, or ""."""
+    """Why this extender cannot serve the call now; "" if it can."""
     unsynced_lists = parts.unsynced_lists()
     if _is_busy(parts) and not environ.get(httpcalls.SLOW):
         return _BUSY
     denial = parts.leadership.denial()
     if denial is not None and denial.served_elsewhere:
-        # A connection ends at one extender: the scheduler may reach the other one only by a new connection.
+        # Close the connection: kube-scheduler reaches another extender only by a new connection.
         environ.get(httpcalls.CLOSE, bool)()
         return denial.text
     if unsynced_lists:
@@ -194,8 +199,10 @@ def _bind_log_context(args: wire.FilterArgs | wire.PreemptArgs) -> str:
 
 
 def _read_filter_args(environ: Environ) -> wire.FilterArgs:
-    """The arguments of filter or prioritize. A call that takes long is moved to threads of its own, where the pod's
-    namespace shares them with others. Raises Malformed, TakesLong.
+    """The arguments of filter or prioritize. Raises Malformed.
+
+    Raises TakesLong if the call may take long: the server then continues the call in separate threads, which
+    namespaces share fairly.
     """
     args = wire.decode_filter_args(_read_body(environ))
     if verbs.takes_long(args):
@@ -204,7 +211,7 @@ def _read_filter_args(environ: Environ) -> wire.FilterArgs:
 
 
 def _call_of(environ: Environ) -> Call:
-    """The call as a search for nodes needs it."""
+    """The arrival time and the connection of the call, which limit a search for nodes."""
     return Call(environ.get(httpcalls.ARRIVED), lambda: httpcalls.is_abandoned(environ))
 
 
@@ -221,7 +228,7 @@ def _serve_filter(parts: Parts, environ: Environ) -> FilterResult:
         return FilterResult(error=str(error))
     except TakesLong:
         raise
-    except Exception:  # noqa: BLE001 - the outermost frame of a call; logged, and answered as the protocol wants
+    except Exception:  # noqa: BLE001 - the outermost frame of a call; the protocol has a field for errors
         _log.exception("filter failed")
         return FilterResult(error=_FAILED)
     reasons = answer.failed_nodes or answer.failed_and_unresolvable_nodes
@@ -248,11 +255,11 @@ def _serve_prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]
         raise
     except Exception:  # noqa: BLE001 - as in filter
         _log.exception("prioritize failed")
-    return []  # the verb knows no error; without scores the scheduler uses its own
+    return []  # the response has no field for errors; without these scores kube-scheduler uses only its own
 
 
 def _serve_preempt(parts: Parts, environ: Environ) -> wire.PreemptResult:
-    """The victims by node. Raises _Unanswered."""
+    """The victims by node. Raises _Unavailable."""
     unavailable = _unavailable_reason(parts, environ)
     if unavailable:
         raise _Unavailable(unavailable)

@@ -19,14 +19,14 @@ _QUEUE_BUCKETS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 8
 
 
 def most_frequent(reasons: Mapping[str, str]) -> str:
-    """The most frequent of the reasons, which are by node; there is at least one."""
+    """The most frequent of the reasons. `reasons`: by node, not empty."""
     return collections.Counter(reasons.values()).most_common(1)[0][0]
 
 
 class Metrics:
-    """The metrics that events of the process change.
+    """The metrics that are updated when an event happens: a call, a refusal, a bind.
 
-    registry: the process's own; tests bring another.
+    registry: the registry of the process; tests pass another registry.
     """
 
     def __init__(self, registry: CollectorRegistry, clock: Clock = SYSTEM) -> None:
@@ -69,8 +69,9 @@ class Metrics:
 
     @contextmanager
     def measure_call(self, verb: str) -> Iterator[None]:
-        """Context manager: measures the seconds of a call of the verb. TakesLong is no end of a call: it goes on
-        elsewhere.
+        """Context manager: measures the seconds of a call of the verb.
+
+        After TakesLong nothing is recorded, because another thread continues the call.
         """
         began, is_moved = time.perf_counter(), False
         try:
@@ -87,11 +88,14 @@ class Metrics:
         self._refusals.labels(reason).inc()
 
     def observe_permit(self, outcome: str, seconds: float) -> None:
-        """Record that a gang's permit is over: its outcome, "bound" or "released", and its duration in seconds."""
+        """Record that a gang's permit has ended. `outcome`: "bound" or "released". `seconds`: the permit's duration."""
         self._permits.labels(outcome).observe(seconds)
 
     def observe_gang_wait(self, created: str) -> None:
-        """Record that a gang begins to be bound. `created`: the creationTimestamp of its oldest pod."""
+        """Record how long a gang has waited, when its binding starts.
+
+        created: the creationTimestamp of the gang's oldest pod.
+        """
         created_at = parse_timestamp(created)
         if created_at is not None:
             self._queues.observe(max(0.0, (self._clock.wall() - created_at).total_seconds()))
@@ -109,7 +113,7 @@ class Metrics:
 class GaugeReaders(Collector):
     """Gauges that are read at each scrape: counts by label; `staleness_seconds` and `disconnected_seconds` in seconds.
 
-    Each label has a closed set of values. The metrics of cards and pods are those of the device plugins: here they
+    Each label has a fixed set of values. The device plugins have the metrics of each card and pod: here these metrics
     would be 40,000 lines.
     """
 
@@ -128,7 +132,7 @@ class GaugeReaders(Collector):
             "phase",
             self.reservations(),
         )
-        # A standby sees which members are bound, and not how far the leader has come with the others.
+        # A standby sees which members are bound, but not which unbound members the leader has planned.
         gangs = self.gangs() if self.leads() else dict.fromkeys(self.gangs(), 0)
         yield _gauge("cardwise_extender_gangs", "Gangs by phase; 0 on standbys.", "phase", gangs)
         yield _gauge(

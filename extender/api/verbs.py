@@ -1,6 +1,6 @@
-"""filter, prioritize, preempt and inspect: from a call to its result, on a view of the state.
+"""The verbs filter, prioritize, preempt and inspect: from the arguments of a call to its result.
 
-There is no HTTP here, so tests call them without a server. Bind is in `binding.binder`.
+This module does not use HTTP, so tests call the verbs without a server. The verb bind is in `binding.binder`.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ from extender.state import State
 
 TOP = 10  # kube-scheduler's MaxExtenderPriority
 
-# These count as used, but the pod is not bound yet.
+# inspect hides pods in these phases: their shares count as used, but the pods are not bound yet.
 _HIDDEN_PHASES = (PHASE_NAMES[Phase.RESERVED], PHASE_NAMES[Phase.WAITING], PHASE_NAMES[Phase.BINDING])
 UNFINISHED = (
     "not all nodes were tried, since the pod has several separate GPU requests and the time for such searches is "
@@ -66,9 +66,9 @@ def filter_nodes(
     notice: Notice | None = None,
     call: Call = Call(),
 ) -> FilterResult:
-    """The nodes that can take the pod: the best one, or all that fit if kube-scheduler is to choose.
+    """The best node for the pod; or all nodes that fit, if kube-scheduler is to choose.
 
-    notice: called for a pod that only a quota keeps pending; it returns at once.
+    notice: called if only a quota keeps the pod pending; returns at once.
     call: limits the search for a pod with several card requests.
     """
     pod, offered = args.parsed_pod, args.candidate_names() or []
@@ -104,8 +104,8 @@ def filter_nodes(
         else:
             placement = state.score_fitting_nodes(placement_request, created=created)
     except SearchUnfinished:
-        # kube-scheduler tries the pod again after its back-off. It would not try a refused pod again before something
-        # changes, and would evict other pods for it although a remaining node may take it.
+        # After an error kube-scheduler tries the pod again when its back-off ends. After a refusal it would wait for a
+        # change in the cluster, and would evict other pods although a node that was not searched may take the pod.
         return FilterResult(error=UNFINISHED)
     if isinstance(placement, KnownBinding) and placement.node not in offered:
         return _undecided_result(offered, grouped=pod.grouped)
@@ -123,7 +123,7 @@ def filter_nodes(
 
 
 def takes_long(args: FilterArgs) -> bool:
-    """Whether filter or prioritize of the pod may search all nodes, for up to a second."""
+    """Whether filter or prioritize may take up to a second, because it searches each node for the pod."""
     try:
         request = args.parsed_pod.request
     except InvalidRequest:
@@ -164,7 +164,7 @@ def prioritize(state: State, preferences: AnswerSettings, args: FilterArgs, call
 
 
 def preempt(state: State, preferences: AnswerSettings, args: PreemptArgs) -> PreemptResult:
-    """The nodes where evictions make this pod fit on a GPU, with our victims in place of kube-scheduler's.
+    """The nodes where evictions make this pod fit on a GPU, with the extender's victims instead of kube-scheduler's.
 
     Raises InvalidRequest.
     """
@@ -193,7 +193,7 @@ def preempt(state: State, preferences: AnswerSettings, args: PreemptArgs) -> Pre
 def inspect(state: State, node: str | None = None, unit: Unit = Unit.MIB) -> dict[str, Any]:
     """The cards as gpushare shows them: `/inspect` (gpushare-scheduler-extender `gpushare-inspect.go`).
 
-    node: only this node. None: all nodes.
+    node: the name of the node to show; None: all nodes.
     unit: the unit of memory in the result.
     """
     ledger = state.snapshot().ledger
@@ -241,7 +241,8 @@ def _load_if_scored(state: State, pod: Pod, policy: str) -> Load | None:
 
 
 def _fit_result(args: FilterArgs, fitting: list[str]) -> FilterResult:
-    # Reasons of other nodes are left out: kube-scheduler reads them only if no node is left, and they cost both sides.
+    # If a node fits, the reasons of the other nodes are left out: kube-scheduler does not read them then, and they
+    # would cost CPU time in both processes.
     if args.nodes is None:
         return FilterResult(node_names=fitting)
     return FilterResult(nodes=args.nodes.select_nodes(set(fitting)), node_names=fitting)
@@ -254,9 +255,10 @@ def _refusal_result(refusals: Mapping[str, Refusal]) -> FilterResult:
 
 
 def _undecided_result(candidates: list[str], *, grouped: bool) -> FilterResult:
-    """The result while an earlier bind is not settled.
+    """The result while it is unknown whether an earlier bind call has bound the pod.
 
-    For a member of a PodGroup of Kubernetes it is a refusal: an error would end the attempt of all members.
+    grouped: the pod is a member of a PodGroup of Kubernetes. Then the result is a refusal, because after an error
+        kube-scheduler would end the attempt for all members.
     """
     if grouped:
         return _refusal_result(dict.fromkeys(candidates, Refusal.UNSETTLED))
@@ -282,7 +284,7 @@ def _inspect_node(ledger: Ledger, name: str, unit: Unit) -> dict[str, Any] | Non
             pods.setdefault(position, []).append(shown)
     devices = []
     for i, card in enumerate(node.cards):
-        # Free memory counts in whole units, as gpushare's plugin counts a card.
+        # Round down to whole units, as gpushare's device plugin does.
         total, free = card.mem // unit.mib, max(card.mem - node.used[i], 0) // unit.mib
         used_units = total - free if card.mem >= node.used[i] else -(-node.used[i] // unit.mib)
         devices.append({"id": card.index, "totalGPU": total, "usedGPU": used_units, "pods": pods.get(i, [])})

@@ -1,6 +1,6 @@
-"""bind: posts the Binding, the single write that contains both the node and the annotations with the cards.
+"""The verb bind: posts the Binding, the single write that contains both the node and the annotations with the cards.
 
-It handles a lost response, a repeated call, and a pod that was deleted and created again under its name.
+The binder handles lost responses, repeated calls, and pods that were deleted and created again with the same name.
 """
 
 import threading
@@ -34,21 +34,21 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 _READ_SECONDS = 5.0  # seconds for one read of the pod
-# seconds in which the look-ups of one pass start: plans and terminating pods wait until they end
+# Seconds after which a pass starts no further look-up: expired plans and terminating pods are handled only afterwards.
 _LOOK_UP_SECONDS = 2.0
 _ASK_SECONDS = 1.0  # seconds for one look-up
 _LOOK_UPS = 8  # look-ups at the same time
-_POST_SECONDS = 10.0  # seconds for one attempt to post; after it the pod is read
-_POSTING = 16  # binds that post at once: more would only wait for each other, in the API server and here
-_PERMIT_SHARE = 0.75  # the part of a call's time that a member may wait for the others of its gang
+_POST_SECONDS = 10.0  # seconds for one attempt to post; without a response the pod is read then
+_POSTING = 16  # the most parallel posts: further ones would only wait, in the API server and in this process
+_PERMIT_SHARE = 0.75  # the fraction of a call's time in which a gang member may wait for the other members
 _DONE = (Phase.ACCEPTED, Phase.BOUND)
 _STANDBY = "this extender no longer holds the lease; another extender serves the call"
 
 
 class BindFailed(Exception):
-    """The pod is not bound by this call. kube-scheduler writes the text into the pod's events.
+    """The call has not bound the pod. kube-scheduler writes the text into the pod's events.
 
-    outcome: for the metrics.
+    outcome: the label for the metrics.
     unconfirmed: a Binding of this or an earlier call may still bind the pod.
     """
 
@@ -59,7 +59,7 @@ class BindFailed(Exception):
 
 
 class _EpochEnded(Exception):
-    """The leader epoch in which the call began is over: another extender may be binding."""
+    """The leader epoch in which the call began is over: another extender may bind pods now."""
 
 
 class _ReadOutcome(Enum):
@@ -73,9 +73,9 @@ class _Binding:
     """The Binding to post. Each attempt posts the same node, cards and epoch, so it does not matter which attempt
     succeeds.
 
-    version: the pod's resourceVersion, read before the epoch was last checked; a later attempt may have a newer one.
-        The API server binds no other version of the pod, so this Binding can bind it only until the pod changes
-        (`fence`).
+    version: the pod's resourceVersion, read before the epoch was last checked. A later attempt may use a newer version.
+        The API server carries out the Binding only if the pod still has this version, so any change of the pod makes
+        the Binding void (`fence`).
     """
 
     args: BindArgs
@@ -99,9 +99,9 @@ class Binder:
     """Binds pods. Thread-safe.
 
     policy: the placement policy of pods that name none.
-    seconds: the time after its arrival in which a call may post, if `leadership` allows that long.
-    outdated_watches: returns why nothing can be decided for the moment (`Informers.outdated_watches`), one line for
-        each reason.
+    seconds: how long after its arrival a call may post; `leadership` may allow less.
+    outdated_watches: returns the interrupted watches, one line for each (`Informers.outdated_watches`); no pod is bound
+        while there are any.
     """
 
     def __init__(
@@ -135,9 +135,9 @@ class Binder:
         connection: Connection | None = None,
         may_wait: bool = True,
     ) -> str:
-        """Bind the pod, or find it bound as decided. Returns the outcome for metrics.
+        """Bind the pod, unless it is bound to this node already. Returns the outcome for metrics.
 
-        arrived: when the call arrived, in seconds of the clock; it may have waited for a thread. None: now.
+        arrived: when the call arrived, in seconds of the clock: the call may have waited for a thread since. None: now.
         connection: the connection of the call; when it closes, the wait for the gang is cancelled.
         may_wait: whether the call may wait for other members of a gang.
 
@@ -153,8 +153,9 @@ class Binder:
             return self._bind(args, arrived + self._seconds, epoch)
 
     def _wait_on_permit(self, args: BindArgs, arrived: float, connection: Connection | None, *, may_wait: bool) -> None:
-        """Wait until all members of the pod's gang have reached bind, if its gang is not bound yet. Raises
-        BindFailed.
+        """Wait until all members of the pod's gang have reached bind, unless the gang is being bound already.
+
+        Raises BindFailed.
         """
         if self._state.known_binding(args.pod_uid) is not None:
             return
@@ -206,8 +207,9 @@ class Binder:
         return "bound"
 
     def _read_request(self, args: BindArgs) -> tuple[PodRequest | None, str]:
-        """Read the pod's request and resourceVersion: for a pod that no filter call of this process has shown. Raises
-        BindFailed.
+        """Read the request and the resourceVersion of a pod for which this process has not served filter.
+
+        Raises BindFailed.
         """
         try:
             pod = Pod(self._client.get(paths.pods(args.pod_namespace, args.pod_name), timeout=_READ_SECONDS))
@@ -232,9 +234,12 @@ class Binder:
         return _Binding(args, chosen_cards, version, annotations)
 
     def _post(self, binding: _Binding, deadline: float, epoch: int, *, unconfirmed: bool) -> None:
-        """Post until the pod is bound or surely is not, or until the deadline or the epoch is over. Raises BindFailed.
+        """Post until it is certain whether the pod is bound, or until the deadline or the end of the epoch.
 
-        unconfirmed: an earlier call has posted the same and got no response; only a read of the pod can settle that.
+        unconfirmed: an earlier call has posted the same Binding without a response. Only a read of the pod shows
+            whether that Binding has bound the pod.
+
+        Raises BindFailed.
         """
         path = paths.pods(binding.args.pod_namespace, binding.args.pod_name, "binding")
         backoff, reposted = Backoff(initial=0.05, cap=2.0), False
@@ -250,28 +255,29 @@ class Binder:
                 pod_read = self._read_pod(binding, deadline, unconfirmed=unconfirmed)
                 if pod_read is _ReadOutcome.OURS:
                     return
-                # The pod has changed or is bound, perhaps by us: a proxy may have sent the same request twice.
+                # The pod has changed or is bound, perhaps by this Binding: a proxy may have sent the request twice.
                 unconfirmed |= pod_read is _ReadOutcome.UNKNOWN
                 problem = str(error)
                 if binding.version != version and not reposted:
                     reposted = True  # the pod was changed since it was read, and is not bound
                     continue
             except errors.TooManyRequests as error:
-                # The API server has not carried it out, but a proxy may have sent it twice: this is the second answer.
+                # This request was not carried out. But a proxy may have sent it twice, and this may be the second
+                # response.
                 unconfirmed = True
                 problem, wait = str(error), error.retry_after
             except (errors.ServerError, errors.Unreachable) as error:
-                # It may have been carried out, now or later; posting the same again does no harm.
+                # The API server may carry out the request, now or later; posting the same Binding again does no harm.
                 unconfirmed = True
                 problem = str(error)
                 if self._read_pod(binding, deadline, unconfirmed=True) is _ReadOutcome.OURS:
                     return
             except errors.NotFound as error:
-                # If an earlier attempt was carried out and its response lost, the pod may have run before it was
-                # deleted.
+                # If the response to an earlier attempt was lost, the pod may have been bound, and may have run before
+                # it was deleted.
                 raise BindFailed("deleted", "the pod no longer exists", unconfirmed=unconfirmed) from error
             except errors.KubeError as error:
-                # A proxy may have sent the request twice, and this is the response to the second one.
+                # A proxy may have sent the request twice, and this may be the response to the second request.
                 pod_read = self._read_pod(binding, deadline, unconfirmed=unconfirmed)
                 if pod_read is _ReadOutcome.OURS:
                     return
@@ -288,7 +294,7 @@ class Binder:
         raise BindFailed("api_error", f"not bound in time: {problem}", unconfirmed=unconfirmed)
 
     def _post_once(self, path: str, body: dict[str, Any], deadline: float, epoch: int) -> bool:
-        """Post once. Returns False if the deadline passed first. Raises _EpochOver if the epoch is over, and
+        """Post once. Returns False if the deadline passed before. Raises _EpochEnded if the epoch is over, and
         KubeError.
         """
         with self._post_slot:
@@ -299,7 +305,7 @@ class Binder:
             self._posting += 1
         try:
             with self._leadership.allow_post(epoch) as allowed_seconds:
-                # Read last, immediately before the request.
+                # Compute the remaining time immediately before the request.
                 remaining = deadline - self._clock.now()
                 if remaining <= 0:
                     return False
@@ -317,9 +323,9 @@ class Binder:
 
     def _read_pod(self, binding: _Binding, deadline: float, *, unconfirmed: bool) -> _ReadOutcome:
         """Read the pod. The next attempt binds the version that was read. Raises BindFailed if this call cannot bind
-        it.
+        the pod.
 
-        unconfirmed: a Binding without a response may have bound the pod, so that it ran before it was deleted.
+        unconfirmed: a Binding without a response may have bound the pod, so the pod may have run before it was deleted.
         """
         args = binding.args
         path = paths.pods(args.pod_namespace, args.pod_name)
@@ -337,7 +343,7 @@ class Binder:
         if pod.uid != args.pod_uid:
             raise BindFailed("deleted", "the pod was deleted, and another pod has its name", unconfirmed=unconfirmed)
         if not pod.node and pod.terminating:
-            # The API server no longer binds such a pod: a Binding without a response will never bind it.
+            # The API server binds no pod that is being deleted, so no earlier Binding can bind this pod any more.
             raise BindFailed("deleted", "the pod is being deleted")
         if not pod.node:
             binding.version = pod.version
@@ -352,12 +358,13 @@ def confirm_bindings(
 ) -> None:
     """Settle Bindings that no watch event has confirmed in time, by one consistent read of each pod.
 
-    due: the pods, from `State.expire_reservations`. Those that have no turn within `_LOOK_UP_SECONDS` come in a later
-        call.
+    due: the pods, from `State.expire_reservations`. A pod whose look-up does not start within `_LOOK_UP_SECONDS` is
+        looked up by a later call.
 
-    A reservation is released only after its pod was fenced; if that fails, it stays. An extender that does not lead
-    releases none while it may lead again without another leader in between. Once another has led, the next epoch reads
-    all pods anyway. A pod whose look-up fails is looked up again later, after the others.
+    The leader releases a reservation only after it has fenced the pod; if fencing fails, the reservation stays. An
+    extender that does not lead releases nothing while it may lead again without another leader in between. Once another
+    extender has led, the next epoch reads all pods anyway. After a failed look-up the pod is looked up again later,
+    after the other pods.
     """
     until, epoch = clock.now() + _LOOK_UP_SECONDS, leadership.epoch()
     if epoch is None and leadership.is_uninterrupted():

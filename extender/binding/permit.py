@@ -1,7 +1,7 @@
-"""Binds of gang members that wait for the other members, each in its thread; one more thread watches their connections.
+"""Lets bind calls of gang members wait for the other members, each in its thread.
 
-The only limit of a bind call is kube-scheduler's timeout, and kube-scheduler ends a call only by closing the
-connection. So the connections of all waiting binds are watched, and if one closes, the permit of its gang is cancelled.
+One more thread watches the connections of the waiting calls. kube-scheduler ends a call only by closing its connection,
+when its timeout is over. Then the permit of the gang is cancelled, because this member can no longer be bound.
 """
 
 import select
@@ -24,7 +24,7 @@ Cancel = Callable[[Permit, str], None]
 
 
 class Connection(Protocol):
-    """The connection of a call: the part that is watched here."""
+    """The connection of a call, as a socket that can be polled."""
 
     def fileno(self) -> int: ...
 
@@ -32,7 +32,7 @@ class Connection(Protocol):
 class WaitingBinds:
     """The binds that wait for a permit. Thread-safe. The watching thread runs while a bind waits.
 
-    cancel: cancels a permit that is not decided yet.
+    cancel: called to cancel a permit that is not decided yet.
     """
 
     def __init__(self, cancel: Cancel, clock: Clock = SYSTEM) -> None:
@@ -43,7 +43,7 @@ class WaitingBinds:
         self._thread: threading.Thread | None = None
 
     def wait_for_permit(self, permit: Permit, name: str, connection: Connection | None, seconds: float) -> None:
-        """Wait until the permit is decided. Cancels it after `seconds`, or when the connection closes before.
+        """Wait until the permit is decided. Cancels the permit after `seconds`, or when the connection closes earlier.
 
         name: the name of the pod, for the reason.
         """
@@ -51,7 +51,7 @@ class WaitingBinds:
         try:
             if not self._clock.wait(permit.done, max(0.0, seconds)):
                 self._cancel(permit, f"the bind of {name} timed out while it waited for the other members")
-                if not permit.done.is_set():  # a thread failed after it had decided and before it set `done`
+                if not permit.done.is_set():  # a thread failed between its decision and setting `done`
                     permit.decide(allowed=False, reason="the outcome is unknown; the pod is tried again")
         finally:
             if number is not None:
@@ -89,6 +89,6 @@ def _closed_connections(connections: dict[int, tuple[Connection, Permit, str]]) 
     """The entries whose connections kube-scheduler has closed, or is closing."""
     poll = select.poll()
     for number, (connection, _, _) in connections.items():
-        # TLS ends with a record of its own; a client that waits for a response sends nothing else.
+        # A TLS client sends a closing record first. A client that waits for a response sends nothing else.
         poll.register(number, select.POLLRDHUP | (select.POLLIN if isinstance(connection, ssl.SSLSocket) else 0))
     return [connections[number] for number, _ in poll.poll(0)]

@@ -2,9 +2,9 @@
 
 kube-scheduler keeps two idle connections for each address (Go's MaxIdleConnsPerHost). A third bind at the same time
 needs a new connection with a TLS handshake, which costs both sides more than the bind itself. So while several binds
-are in progress, filter, which kube-scheduler calls for one pod after the other, responds a little later. How many binds
-are too many depends on the API server: a slow one needs more of them at once for the same number a second. The quickest
-of its latest responses tells a slow API server from a busy one.
+are in progress, filter responds a little later; kube-scheduler calls filter for one pod after the other. The allowed
+number of binds depends on the API server: with a slow API server the same number of binds a second needs more of them
+at the same time. The fastest of the latest responses shows whether the API server is slow or only busy.
 """
 
 import threading
@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from cardwise.clock import SYSTEM, Clock
 
 _FREE_BINDS = 3  # binds in progress that never delay filter
-_MAX_DELAY = 0.05  # seconds that filter waits
-_PACE = 0.004  # seconds between two binds of a scheduler that is not delayed
+_MAX_DELAY = 0.05  # the most seconds that filter waits
+_PACE = 0.004  # seconds between two binds of a kube-scheduler that is not delayed
 _FORGET = 1.02  # the factor by which the fastest response time grows with each later response
 
 
@@ -42,7 +42,7 @@ class BindThrottle:
 
     @contextmanager
     def measure_post(self) -> Iterator[None]:
-        """Context of one post. Its time counts as a response of the API server only if the post succeeds."""
+        """Context manager: measures the response time of one post, which counts only if the post succeeds."""
         began = self._clock.now()
         yield
         took = self._clock.now() - began
@@ -50,7 +50,7 @@ class BindThrottle:
             self._quickest = min(took, self._quickest * _FORGET) if self._quickest else took
 
     def delay_filter(self) -> None:
-        """Wait until few binds are in progress, at most `_MAX_DELAY` seconds."""
+        """Wait until few enough binds are in progress, at most `_MAX_DELAY` seconds."""
         with self._binds_changed:
             self._clock.wait_for(self._binds_changed, lambda: not self.is_busy, _MAX_DELAY)
 

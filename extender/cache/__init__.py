@@ -1,18 +1,18 @@
-"""The cache: node reports, reservations and nominations, and the ledger of cards that results from them.
+"""The cache: node reports, reservations and nominations, and the ledger of cards that is computed from all three.
 
-Input: records, and what filter and bind decide. Output: where a pod fits, what is free, and what is reserved for
-which pod.
+Input: records, and the decisions of filter and bind. Output: the nodes and cards that fit a pod, the free capacity,
+and the reservations of each pod.
 
-`extender.state` holds the one lock. Only `nodesearch` and `scoredpolicies` take it themselves.
+`extender.state` holds the lock of all these modules. Only `nodesearch` and `scoredpolicies` take it themselves.
 
     reservations    which pod has which cards: one row for each pod, and the life of a row. Read this first
     nominations     which cards are reserved for which pod after a preemption
-    nominated       those cards as holdings, for a placement that must not use them; the search for victims
+    nominated       the nominated pods' cards as holdings, which other pods must not use; the search for victims
     gangcards       the cards of the gang reservation as holdings, for a placement that must not use them
     capacity        applies each change of a row to the ledger and the nodes' totals, and requeues pods when capacity
                     is freed
-    clusterview     all that planners read, live or as a snapshot; what has changed since a snapshot
-    cache           makes these; checks a plan again at bind
+    clusterview     the data that planners read, live or as a snapshot; the changes since a snapshot
+    cache           creates the parts above; checks a plan again at bind
     placing         asks the placement engine for one pod; `nodesearch`: the same for pods with several card requests,
                     on a snapshot
     scoredpolicies  the engine of the scored policies, made when it is first needed

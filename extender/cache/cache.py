@@ -1,7 +1,7 @@
 """Creates the parts of the cache, and has the queries that need several parts.
 
-A share counts while its pod exists and has not finished; afterwards while its node reports it, or until a grace period
-is over (docs/design/0001-contracts.md). Not thread-safe: the state locks.
+A share counts while its pod exists and has not finished. Afterwards the share counts while its node reports it, or
+until a grace period is over (docs/design/0001-contracts.md). Not thread-safe: the state locks.
 """
 
 from cardwise.clock import Clock
@@ -26,7 +26,7 @@ from extender.queue.schedulingqueue import SchedulingQueue
 class Cache(ClusterView):
     """The parts of the cache.
 
-    `capacity` follows each change of `reservations`, which reads what nodes report from `inventory`.
+    Each change of `reservations` updates `capacity`. `reservations` reads the reports of nodes from `inventory`.
     """
 
     def __init__(self, ledger: Ledger, patience: Timeouts, clock: Clock) -> None:
@@ -46,8 +46,8 @@ class Cache(ClusterView):
         )
 
     def mark_refused(self, uid: str, since: int | None = None) -> None:
-        """Record that no card fits the pod: it waits for capacity, and kube-scheduler may not notice when capacity is
-        freed.
+        """Record that no card fits the pod, so that the pod is requeued when capacity is freed: kube-scheduler may not
+        notice that.
 
         since: the value of `Capacity.freed_count` when the search began; if capacity was freed since, the pod is
             requeued.
@@ -64,7 +64,7 @@ class Cache(ClusterView):
         """
         state = self.ledger.node(holding.node)
         if state is None or self.ledger.holding(holding.uid) != holding:
-            return False  # not counted, so others may have got the capacity
+            return False  # the plan was not counted, so other pods may have got the capacity
         if not is_valid_grant(holding.assignment, state.devices, state.device_holds):
             return False
         requested_classes = {container.key: container.resource_class for container in request.containers}
@@ -88,8 +88,9 @@ class Cache(ClusterView):
             return not placement.exceeded_entries(self.ledger, planned, headroom)
 
     def sync_cards(self) -> None:
-        """Update the ledger with the cards that have changed. This is deferred, because at startup thousands of cards
-        arrive one by one.
+        """Update the ledger with all cards that have changed since the last call.
+
+        The ledger is not updated for each card alone, because at startup thousands of cards arrive one by one.
         """
         for node, cards, devices in self.inventory.take_changes():
             other_nodes = self.ledger.set_cards(node, cards) | self.ledger.set_devices(node, devices)

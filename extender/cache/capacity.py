@@ -1,5 +1,4 @@
-"""The capacity of nodes: the ledger of cards, the totals of cpu and memory, and which pods are requeued when it is
-freed.
+"""The capacity of nodes: the ledger of cards, and the totals of cpu and memory. Requeues pods when capacity is freed.
 
 Its sources are the table of reservations and the node reports (`reservations`), running pods and nodes (`State`), and
 cards (`Cache.sync_cards`). A what-if changes ledger and totals temporarily. Not thread-safe: the state locks.
@@ -18,7 +17,7 @@ RESERVED: Final = "reserved"  # `Holding.phase_name` of cards that filter has re
 
 
 class Capacity:
-    """The capacity of all nodes. `freed_count` counts how often capacity may have been freed."""
+    """The capacity of all nodes. `freed_count`: how many times capacity may have been freed so far."""
 
     def __init__(self, ledger: Ledger, loads: NodeLoads, queue: SchedulingQueue) -> None:
         self.ledger = ledger
@@ -29,9 +28,9 @@ class Capacity:
         self._moved: set[str] = set()
 
     def set_holding(self, uid: str, current: Holding | None, *, seen_by_scheduler: bool) -> None:
-        """Set the pod's current holding.
+        """Set the pod's current holding; None: the pod holds nothing.
 
-        seen_by_scheduler: kube-scheduler sees the cause itself, and requeues pods without us.
+        seen_by_scheduler: kube-scheduler sees the cause itself, and requeues pods without the extender.
         """
         holding_before = self.ledger.holding(uid)
         if current is None:
@@ -43,15 +42,15 @@ class Capacity:
                 if holding is not None:
                     self._changed |= self.ledger.nodes_of(holding)
         if holding_before is not None and (current is None or not current.counts_like(holding_before)):
-            # kube-scheduler does not offer nodes that nominated pods fill, and does not see the end of a nomination. So
-            # the planner of gangs must count the node as changed.
+            # kube-scheduler does not offer a node that nominated pods fill, and does not see when the extender ends a
+            # nomination. So the gang planner must count the node as changed.
             free = self.mark_freed if holding_before.phase_name == RESERVED else self.mark_released
             free(holding_before.node, seen_by_scheduler=seen_by_scheduler)
             for node in self.ledger.nodes_of(holding_before) - {holding_before.node}:
-                free(node, seen_by_scheduler=seen_by_scheduler)  # the pod's card is on another node than the pod
+                free(node, seen_by_scheduler=seen_by_scheduler)  # a card of the pod has moved to this node
 
     def set_planned_pod(self, uid: str, planned: PlacedPod | None) -> None:
-        """Count the cpu and memory that the pod will take on a node. None: stop counting a plan."""
+        """Count the cpu and memory that the pod will use on its planned node. None: stop counting them."""
         if planned is not None:
             self.loads.plan_pod(uid, planned)
         else:
@@ -60,14 +59,14 @@ class Capacity:
     def mark_freed(self, node: str = "", *, seen_by_scheduler: bool = False) -> None:
         """Requeue pods: capacity may have been freed on this node, "" for any node.
 
-        seen_by_scheduler: kube-scheduler sees the cause itself, and requeues pods without us.
+        seen_by_scheduler: kube-scheduler sees the cause itself, and requeues pods without the extender.
         """
         self.queue.requeue_all(node, seen_by_scheduler=seen_by_scheduler)
         self.freed_count += 1
 
     def mark_released(self, node: str = "", *, seen_by_scheduler: bool = False) -> None:
-        """As `mark_freed`, for capacity that a pod or the gang reservation has released: the planner of gangs needs no
-        new offers of kube-scheduler for it.
+        """As `mark_freed`, for capacity that a pod or the gang reservation has released. The gang planner can use such
+        capacity without new offers of kube-scheduler.
         """
         self.queue.on_capacity_freed(node, seen_by_scheduler=seen_by_scheduler, can_preempt=self.loads.has_victims)
         self.freed_count += 1
@@ -75,7 +74,7 @@ class Capacity:
     def mark_cards_changed(self, node: str, other_nodes: Collection[str] = ()) -> None:
         """Record that the node's cards have changed.
 
-        other_nodes: nodes whose pods count differently, because a card has moved to another node.
+        other_nodes: further nodes whose pods must be counted again, because a card has moved to another node.
         """
         self._changed.add(node)
         if other_nodes:
@@ -84,7 +83,7 @@ class Capacity:
         self.mark_freed(node)
 
     def take_moved_nodes(self) -> set[str]:
-        """The nodes between which cards have moved since the last call."""
+        """The nodes from which or to which cards have moved since the last call."""
         nodes, self._moved = self._moved, set()
         return nodes
 

@@ -1,8 +1,7 @@
 """The view of the cluster that planners read: live, as part of `Cache`, or as a snapshot
 (docs/design/0032-snapshots.md).
 
-A snapshot belongs to the planner that took it, which may change it and needs no lock for it. The live view is not
-thread-safe: the state locks.
+A planner may change its snapshot, and needs no lock to use it. The live view is not thread-safe: the state locks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +21,10 @@ from extender.records.pod import WaitingPod
 
 
 class PlaceAhead(NamedTuple):
-    """A place that is reserved ahead for a pod that kube-scheduler has not asked for yet; pods that come first may take
-    it.
+    """A place that is reserved for a pod for which kube-scheduler has not called filter yet. Pods that come earlier in
+    the queue may take the place.
 
-    load: the pod's cpu and memory; None if another part counts them.
+    load: the pod's cpu and memory; None if they are counted elsewhere.
     """
 
     node: str
@@ -34,9 +33,9 @@ class PlaceAhead(NamedTuple):
 
 
 class _Moment(NamedTuple):
-    """The moment of a snapshot. A planner that changes its snapshot does not change these.
+    """The generations of the data when the snapshot was taken. They stay the same when a planner changes the snapshot.
 
-    ledger, loads: their generations.
+    ledger, loads: the generations of the ledger and of the loads.
     nominations: all nominations, by the UID of the pod.
     """
 
@@ -73,7 +72,7 @@ class ClusterView:
         self.moment = _Moment(ledger.generation, loads.generation, dict(nominations.by_pod()))
 
     def snapshot(self) -> "ClusterView":
-        """The cluster as it is now. Later changes of one are not seen in the other."""
+        """A copy of the cluster as it is now. Later changes of the copy or of the original do not affect the other."""
         ledger, loads, places_ahead = self.ledger.snapshot(), self.loads.snapshot(), self.places_ahead()
         return ClusterView(
             ledger,
@@ -109,7 +108,7 @@ class Changes:
         self._snapshot = snapshot
         self._pod = pod
         self._nominated_nodes = current_view.nominations.nodes_changed_since(snapshot.moment.nominations)
-        # A reservation does not count while its pod holds something, on whatever node.
+        # The reservation of a nominated pod does not count while the pod holds cards, on any node.
         self._nominated_nodes |= {
             node
             for claimant, node, _ in current_view.nominations.reserved_places((), LOWEST)
@@ -122,11 +121,11 @@ class Changes:
         )
 
     def may_concern(self, node: str) -> bool:
-        """Whether a search for victims for the pod on this node may have another result than in the snapshot.
+        """Whether a search for victims on this node may now have a different result than in the snapshot.
 
-        These can change it: what the pod's quotas leave, on all nodes; and of this node its cards with their classes
-        and holdings, its pods, cpu and memory, what is reserved there for nominated pods and for a gang, and the
-        PodDisruptionBudgets of its pods.
+        The result depends on the remaining quotas of the pod's namespace, and on these data of the node: the cards with
+        their classes and holdings, the pods with their PodDisruptionBudgets, cpu and memory, and the reservations for
+        nominated pods and for a gang.
         """
         state, rank, namespace = self._current_view.ledger.node(node), self._pod.rank, self._pod.ref.namespace
         return (

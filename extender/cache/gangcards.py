@@ -1,8 +1,8 @@
-"""The cards of the gang reservation, as holdings. The ledger has them only while a later pod is placed.
+"""The cards of the gang reservation, as holdings. The ledger has these holdings only while a later pod is placed.
 
 `gangs.reservation` chooses the gang and the cards. A reserved card may still be in use. Then the reservation and the
-other holdings together exceed the card, and capacity that pods free there goes to the gang before any later pod. Not
-thread-safe: the state locks.
+other holdings together exceed the card, so capacity that is freed on the card goes to the gang first. Not thread-safe:
+the state locks.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -19,13 +19,13 @@ _NOTHING: Mapping[str, list[Holding]] = {}
 
 
 def comes_after(rank: Rank, namespace: str, first_rank: Rank, first_namespace: str) -> bool:
-    """Whether a pod or gang of this rank and namespace must leave reserved cards to a gang that has the other rank.
+    """Whether a pod or gang of this rank and namespace must not use the cards that are reserved for a gang.
 
     rank, namespace: of the pod or gang.
     first_rank, first_namespace: of the gang for which cards are reserved.
 
-    Every user may set `cardwise.dev/queue-priority`, so it orders the pods of one namespace only; between namespaces
-    the pods' priority and age decide.
+    Every user may set `cardwise.dev/queue-priority`, so this annotation orders only pods of the same namespace. Between
+    namespaces the pods' priority and age decide.
     """
     if namespace == first_namespace:
         return rank > first_rank
@@ -33,9 +33,9 @@ def comes_after(rank: Rank, namespace: str, first_rank: Rank, first_namespace: s
 
 
 class _Owner(NamedTuple):
-    """The gang that cards are reserved for.
+    """The gang for which cards are reserved.
 
-    uids: of its members.
+    uids: the UIDs of its members.
     """
 
     namespace: str
@@ -47,14 +47,14 @@ class GangCards:
     """The holdings that are reserved for one gang, by node."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self.changes = 0  # counts the times at which something else was reserved
+        self.changes = 0  # how many times the reservation has changed
         self._ledger = ledger
         self._gang: Gang | None = None
         self._owner_then: _Owner | None = None  # of a snapshot
         self._by_node: Mapping[str, list[Holding]] = _NOTHING
 
     def snapshot(self, ledger: Ledger) -> "GangCards":
-        """A copy of the reservation. Later changes of one are not seen in the other. `ledger`: the snapshot's."""
+        """A copy of the reservation, independent of the original. `ledger`: the ledger of the same snapshot."""
         duplicate = GangCards(ledger)
         duplicate.changes, duplicate._by_node = self.changes, self._by_node
         owner = self._owner()
@@ -62,9 +62,7 @@ class GangCards:
         return duplicate
 
     def reserve(self, gang: Gang | None, holdings: Iterable[Holding] = ()) -> bool:
-        """Replace the reservation by these holdings for the gang. Returns whether some of the former holdings are
-        released.
-        """
+        """Replace the reservation by these holdings for the gang. Returns whether any former holding was released."""
         by_node_before, by_node = self._by_node, dict[str, list[Holding]]()
         for holding in holdings if gang is not None else ():
             by_node.setdefault(holding.node, []).append(holding)
@@ -103,7 +101,7 @@ class GangCards:
             yield
 
     def _owner(self) -> _Owner | None:
-        """The gang, while its members have no places."""
+        """The gang with the reservation, while its members have no places; else None."""
         gang = self._gang
         if gang is None:
             return self._owner_then

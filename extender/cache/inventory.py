@@ -24,7 +24,7 @@ MAX_REPORTED_SHARES = 4096  # shares of all its cards
 
 
 class Report(NamedTuple):
-    """A node reports that a pod still holds some of its cards, though the pod object is gone."""
+    """A report: containers of the pod still use cards of the node, although the pod object is gone."""
 
     uid: str
     node: str
@@ -33,10 +33,9 @@ class Report(NamedTuple):
 class CardUpdate(NamedTuple):
     """The changes of a card's report.
 
-    reported: shares to count again, because they are new or different, or because the card has left the node that had
-        reported them.
-    withdrawn: shares that the node reports no more.
-    problem: which part of the report is ignored and why; None if none is.
+    reported: the shares to count again: new or changed shares, or all shares of a card that has left its node.
+    withdrawn: the shares that the node no longer reports.
+    problem: the ignored part of the report, with the reason; None if the whole report is used.
     """
 
     reported: Collection[Report]
@@ -55,7 +54,7 @@ class Inventory:
         self._changed: set[str] = set()  # nodes that changed since `take_changes`
         self._classes: dict[str, ResourceClass] = {}
         self._membership = ClassMembership(())
-        self._members: dict[str, CardClasses] = {}  # the classes of these cards, as last returned
+        self._members: dict[str, CardClasses] = {}  # by card, the classes that were last computed
         self._reclassify = False
 
     def set_node(self, name: str) -> None:
@@ -73,7 +72,7 @@ class Inventory:
         card_before = self._cards.get(name)
         former: Collection[Report] = ()
         if card_before is not None and card_before.node != card.node:
-            # The former node does not report this card any more. That does not prove that the containers are gone.
+            # The former node no longer reports this card, but the containers there may still run.
             former, card_before = self.remove_card(name), None
         names = self._cards_of.get(card.node, [])
         if card_before is None and len(names) >= MAX_CARDS_PER_NODE:
@@ -116,12 +115,12 @@ class Inventory:
         return name in self._cards
 
     def has_env_access(self, node: str, assignment: Assignment) -> bool:
-        """Whether the node gives these cards by environment variables only, without CDI."""
+        """Whether the node gives containers these cards by environment variables only, without CDI."""
         records = (self._cards.get(extended_resource_name(share.uuid)) for share in assignment.shares())
         return any(record is not None and record.node == node and record.env_access for record in records)
 
     def set_class(self, resource_class: ResourceClass) -> bool:
-        """Update the class. Returns whether cards may be in other classes now; `take_changes` returns which."""
+        """Update the class. Returns whether the classes of cards may have changed; `take_changes` returns the cards."""
         class_before = self._classes.get(resource_class.name)
         self._classes[resource_class.name] = resource_class
         if _selection_key(class_before) == _selection_key(resource_class):
@@ -130,7 +129,7 @@ class Inventory:
         return True
 
     def remove_class(self, name: str) -> bool:
-        """Remove the class. Returns whether cards may be in other classes now."""
+        """Remove the class. Returns whether the classes of cards may have changed."""
         if _selection_key(self._classes.pop(name, None)) is None:
             return False
         self._reclassify = True
@@ -139,7 +138,8 @@ class Inventory:
     def take_changes(self) -> Iterator[tuple[str, list[Card], list[Device]]]:
         """The nodes whose cards or devices have changed since the last call, each with all its cards and devices.
 
-        At the start classes come by the hundred: which cards they select is computed here, once for all of them.
+        The classes of cards are computed here and not in `set_class`: at startup hundreds of classes arrive together,
+        and one computation is enough for all of them.
         """
         if self._reclassify:
             self._reclassify = False
@@ -162,11 +162,11 @@ class Inventory:
         self._changed.clear()
 
     def reported_nodes(self) -> Mapping[str, Mapping[str, object]]:
-        """The pods that cards report, by UID, each with the nodes of these cards."""
+        """For each pod UID that cards report: the nodes of these cards."""
         return self._node_reports.by_uid
 
     def is_reported(self, uid: str, node: str) -> bool:
-        """Whether a card of the node reports the pod."""
+        """Whether the report of any card of the node contains the pod."""
         return bool(self._node_reports.shares_of(uid, node))
 
     def reported_holding(self, uid: str, node: str) -> Holding | None:
@@ -233,10 +233,10 @@ class Inventory:
 
 
 class _ShareReports:
-    """The reported shares, by pod: replacing a report costs its own length, however long the other reports are."""
+    """The reported shares, by pod. The time to replace a report depends only on the length of this report."""
 
     def __init__(self) -> None:
-        self.by_uid: dict[str, dict[str, dict[str, Sequence[ShareRecord]]]] = {}  # and by node and name of the card
+        self.by_uid: dict[str, dict[str, dict[str, Sequence[ShareRecord]]]] = {}  # by pod UID, node and card name
 
     def shares_of(self, uid: str, node: str) -> Mapping[str, Sequence[ShareRecord]]:
         """The reported shares of a pod on a node, by the names of the cards."""
@@ -245,7 +245,7 @@ class _ShareReports:
     def replace_report(
         self, name: str, node: str, shares_before: Iterable[ShareRecord], shares_now: Iterable[ShareRecord]
     ) -> tuple[Collection[Report], Collection[Report]]:
-        """Replace the shares that the card reports. Returns what is new or different, and what is gone."""
+        """Replace the shares that the card reports. Returns the new or changed shares, and the removed shares."""
         former, current = _group_by_uid(shares_before), _group_by_uid(shares_now)
         changed = {uid: entries for uid, entries in current.items() if former.get(uid) != entries}
         for uid, entries in changed.items():

@@ -1,8 +1,8 @@
-"""Which ResourceClasses each card and device is in, for all of a cluster at once.
+"""Computes the ResourceClasses of all cards and devices of a cluster.
 
-The core's classifier handles one card; this module makes it cheap for 40,000 cards. Selectors that read the same labels
-form a group, and a group is evaluated once for all cards with equal values of these labels. So a class that selects by
-node does not force an evaluation of each card for the classes that select by model.
+The core's classifier handles one card; this module makes it cheap for 40,000 cards. Classes whose selectors read the
+same labels form a group, and a group is evaluated once for all cards with equal values of these labels. So a class that
+selects by node does not force an evaluation of each card for the classes that select by model.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,16 +15,16 @@ from cardwise.core.placement.devices import Device
 from cardwise.core.values.quantity import MiB
 from extender.records.objects import CardRecord
 
-# Nodes write labels and models, and may change them at will. So a table with this many entries is emptied; that
-# costs at most a second computation for each of its cards. A cluster has tens of models, and fewer combinations of
-# classes.
+# The most entries of a table: nodes write labels and models, and may change them at any time. A full table is emptied,
+# and then its cards are computed once more. A cluster has tens of models, and fewer combinations of classes.
 _REMEMBERED = 4096
-_REMEMBERED_LABELS = 16_384  # label values that a group remembers
-_MAX_LABEL_CHARACTERS = 512  # characters of the labels of a card that are remembered
+_REMEMBERED_LABELS = 16_384  # the most label values that a group remembers
+_MAX_LABEL_CHARACTERS = 512  # the classes of a card whose labels have more characters are not remembered
 
 Read = Callable[[CardRecord, Card], object]
 
-# The value of a label that each card has, read as cheaply as possible: equal cards only have to give equal values.
+# For the labels that each card has: a fast function that returns equal objects for equal label values. The objects need
+# not be the label values themselves.
 _BUILT_IN: Mapping[str, Read] = {
     "kind": lambda _, __: classes.KIND,
     "model": lambda _, card: card.model,
@@ -49,12 +49,12 @@ NO_CLASSES = CardClasses(frozenset(), 0)
 class ClassMembership:
     """Computes the classes of a card, and remembers the results.
 
-    Equal results are one object, taken from `known` if it is there: so 40,000 of them are compared by their addresses.
+    Equal results are the same object, if possible one of `known_classes`. So 40,000 results are compared by identity.
     """
 
     def __init__(self, resource_classes: Iterable[ResourceClass], known_classes: Iterable[CardClasses] = ()) -> None:
         resource_classes = list(resource_classes)
-        self._all = Classifier(resource_classes)  # for what has no groups: devices, models, priorities
+        self._all = Classifier(resource_classes)  # for devices, models and priorities, which need no groups
         by_keys: dict[frozenset[str], list[ResourceClass]] = {}
         for resource_class in resource_classes:
             if not resource_class.other:
@@ -80,7 +80,7 @@ class ClassMembership:
         return member
 
     def _intern(self, member: CardClasses) -> CardClasses:
-        """The one object that stands for all equal ones."""
+        """The shared object that is equal to `member`."""
         if len(self._interned) >= _REMEMBERED:
             self._members.clear()
             self._interned = {NO_CLASSES: NO_CLASSES}

@@ -1,10 +1,10 @@
-"""CPU, memory and pod counts of all nodes: what they have, and what the pods on them request
+"""CPU, memory and pod counts of all nodes: the allocatable amounts, and the requests of the pods on each node
 (`cardwise.kube.pods.loads`).
 
-Counted by requests, as kube-scheduler does. Gangs need it, since a gang is planned before kube-scheduler has seen all
-of its members; preemption needs it for the pods of a node. Not thread-safe: the state locks. A snapshot shares what
-does not change: maps with an entry for each pod are persistent, and all others have values that are replaced, never
-changed.
+Counted by requests, as kube-scheduler does. The gang planner reads the free amounts, since it plans a gang before
+kube-scheduler has seen all of its members; preemption reads the pods of a node. Not thread-safe: the state locks. A
+snapshot shares data with the original: maps with an entry for each pod are persistent, and the values of all other maps
+are replaced, never changed.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -16,9 +16,10 @@ from immutables import Map
 from cardwise.core.api.request import Load
 from extender.records.nodeinfo import NodeRecord, PlacedPod
 
-_UNKNOWN: Final = Load(1 << 60, 1 << 60, 1 << 30)  # the capacity of a node that reports none
-# Seconds for which slots must have been back. A device plugin that is about to end withdraws them, the kubelet's next
-# report brings them back, and the plugin withdraws them again: a pod that is bound in between may find no plugin.
+_UNKNOWN: Final = Load(1 << 60, 1 << 60, 1 << 30)  # the assumed capacity of a node that reports no capacity
+# Seconds for which a node must have offered slots again before pods are placed there. A device plugin that shuts down
+# withdraws its slots, the kubelet's next report shows them again, and the plugin withdraws them again. A pod that is
+# bound in between may reach a node without a plugin.
 STEADY_SECONDS: Final = 3.0
 
 _UNREACHABLE_TAINTS: Final = frozenset(
@@ -33,23 +34,23 @@ class NodeLoads:
     """Loads by node and by pod. The key of a pod is any unique text. A planned pod counts like a bound pod."""
 
     def __init__(self) -> None:
-        self.freed_count = 0  # counts changes that freed something
-        self.generation = 0  # counts changes of nodes
+        self.freed_count = 0  # how many changes have freed capacity
+        self.generation = 0  # how many changes of nodes and their pods were counted
         self._changed_at: dict[str, int] = {}  # the generation of each node's last change
         self._nodes: dict[str, NodeRecord] = {}
-        self._slots_since: dict[str, float] = {}  # nodes that had no slots, and since when they have them again
+        self._slots_since: dict[str, float] = {}  # by node that had no slots: since when it has slots again
         self._sums: dict[str, Load] = {}
         self._pods: Map[str, PlacedPod] = Map()
         self._planned: set[str] = set()
         self._keys_by_node: dict[str, tuple[str, ...]] = {}  # keys of `_pods` by node
-        # How many pods of a node hold cards: those that could be evicted, by priority, and those that terminate
-        # already.
+        # By node, the number of pods that hold cards: for each priority the pods that could be evicted, and the pods
+        # that terminate already.
         self._victims: dict[int, Map[str, int]] = {}
         self._terminating: Map[str, int] = Map()
-        self._watched: list[set[str]] = []  # see `watch`
+        self._watched: list[set[str]] = []  # the sets that `watch` has returned
 
     def snapshot(self) -> "NodeLoads":
-        """A copy of the loads. Later changes of one are not seen in the other. The copy has no sets of `watch`."""
+        """A copy of the loads, independent of the original. The copy does not update the sets of `watch`."""
         duplicate = NodeLoads()
         duplicate.freed_count, duplicate.generation = self.freed_count, self.generation
         duplicate._changed_at = self._changed_at.copy()
@@ -75,8 +76,8 @@ class NodeLoads:
         return watched
 
     def changed_at(self, node: str) -> int:
-        """The generation of the last change of the node or of one of its pods; the current one if there is no such
-        node.
+        """The generation of the last change of the node or of one of its pods; the current generation if there is no
+        such node.
         """
         return self._changed_at.get(node, self.generation)
 
@@ -93,7 +94,7 @@ class NodeLoads:
             self._mark_changed(name)
 
     def reopen_steady_nodes(self, now: float) -> bool:
-        """Open nodes whose slots have been back for `STEADY_SECONDS`. Returns whether there are any."""
+        """Open nodes that have offered slots again for `STEADY_SECONDS`. Returns whether any node was opened."""
         steady = [name for name, since in self._slots_since.items() if now - since >= STEADY_SECONDS]
         for name in steady:
             del self._slots_since[name]
@@ -124,20 +125,21 @@ class NodeLoads:
             self.freed_count += 1
 
     def mark_unbound(self, key: str) -> None:
-        """Stop counting the pod where it was bound: the API server shows it without a node. Its plan
-        still counts.
+        """Stop counting the pod on the node where it was bound: the API server shows the pod without a node now.
+
+        If the pod is planned on a node, it still counts there.
         """
         if key in self._pods and key not in self._planned:
             self.remove_pod(key)
 
     def plan_pod(self, key: str, placed_pod: PlacedPod) -> None:
-        """Count the pod on the node of its plan, unless it is on a node already."""
+        """Count the pod on its planned node, unless the pod is bound to a node already."""
         if key not in self._pods or key in self._planned:
             self._planned.add(key)
             self._set_pod(key, placed_pod)
 
     def unplan_pods(self, keys: Iterable[str]) -> None:
-        """Stop counting these pods where they are planned; those that are on their nodes still count."""
+        """Stop counting these pods on their planned nodes. Pods that are bound still count on their nodes."""
         for key in keys:
             if key in self._planned:
                 self.remove_pod(key)
@@ -146,13 +148,14 @@ class NodeLoads:
     def what_if(
         self, *, unplanned: Iterable[str] = (), removed: Iterable[str] = (), added: Iterable[PlacedPod] = ()
     ) -> Iterator[None]:
-        """Context manager: inside, other pods count. Restores the loads at the end, also after an exception.
+        """Context manager: inside, the given pods count differently. Restores the loads at the end, also after an
+        exception.
 
-        unplanned: pods that do not count where they are planned.
+        unplanned: pods that do not count on their planned nodes.
         removed: pods that do not count at all.
         added: pods that count in addition.
 
-        These pods must not change inside the context.
+        The caller must not update these pods inside the context.
         """
         changes = [(self._pods[key], -1) for key in unplanned if key in self._planned]
         changes += [(self._pods[key], -1) for key in removed]
@@ -190,7 +193,7 @@ class NodeLoads:
         return record is not None and record.schedulable and self.offers_shares(node)
 
     def is_unavailable(self, node: str) -> bool:
-        """Whether the node takes no pods until it is repaired: it is gone, closed, or its kubelet is unreachable."""
+        """Whether the node takes no pods at present: it was deleted, it is closed, or its kubelet is unreachable."""
         record = self._nodes.get(node)
         return (
             record is None
@@ -199,8 +202,8 @@ class NodeLoads:
         )
 
     def offers_shares(self, node: str) -> bool:
-        """Whether the node has slots for shares. True if unknown; False until slots that were missing are back for
-        `STEADY_SECONDS`.
+        """Whether the node has slots for shares. True if unknown. After slots were missing, False until the node has
+        offered slots again for `STEADY_SECONDS`.
         """
         record = self._nodes.get(node)
         return record is None or (record.offers_shares and node not in self._slots_since)
@@ -240,7 +243,7 @@ class NodeLoads:
             self._count_victim(pod_before, -1)
         self._count_victim(placed_pod, 1)
         if pod_before is not None and (pod_before.node, pod_before.load) == (placed_pod.node, placed_pod.load):
-            self._count_change(placed_pod.node)  # another priority, or it terminates: node and load have not changed
+            self._count_change(placed_pod.node)  # its priority has changed, or it terminates: the load is the same
             return
         if pod_before is not None:
             self._add_load(pod_before, -1)
@@ -293,6 +296,6 @@ class NodeLoads:
 
 
 def _add_count(counts: Map[str, int], node: str, sign: int) -> Map[str, int]:
-    """The counts by node with one more (sign 1) or one less (sign -1) for this node; a node without any is left out."""
+    """The counts by node after adding `sign` (1 or -1) to the count of this node. A count of 0 is left out."""
     count = counts.get(node, 0) + sign
     return counts.set(node, count) if count else counts.delete(node)

@@ -1,19 +1,19 @@
 """Finds nodes for pods with several card requests, on a snapshot and without the lock (docs/design/0032-snapshots.md).
 
-For such pods each node is searched separately, which for thousands of nodes takes longer than other callers may wait
-for the lock. When the search ends, the cluster may have changed. So `Placing` takes, under the lock, the first of the
-best nodes that still takes the pod.
+For such pods each node is searched separately. With thousands of nodes this takes longer than other callers may wait
+for the lock. When the search ends, the cluster may have changed. So `Placing` tries the best nodes again under the
+lock, and chooses the first node that still fits the pod.
 
-It can take longer than kube-scheduler waits, too. So a search ends `_SEARCH_SECONDS` after its call arrived, or when
-kube-scheduler has closed the connection, and what it has learned is remembered: a later search for an equal pod skips
-the nodes that refused it and have not changed since. Example: 5,000 nodes, of which 3,000 are searched in time and
-refuse the pod. Filter returns an error, kube-scheduler tries the pod again some seconds later, and this search begins
-with the other 2,000 nodes. If they refuse the pod as well, filter refuses it with the reasons of all 5,000.
+A search can also take longer than kube-scheduler waits. So a search ends `_SEARCH_SECONDS` after its call arrived, or
+when kube-scheduler has closed the connection. The refusals are remembered: a later search for an equal pod skips the
+nodes that have refused such a pod and have not changed since. Example: of 5,000 nodes, 3,000 are searched in time and
+refuse the pod. Filter returns an error, kube-scheduler tries the pod again some seconds later, and the second search
+begins with the other 2,000 nodes. If they refuse the pod as well, filter refuses it with the reasons of all 5,000.
 
 kube-scheduler places no other pod while it waits for filter. So after a long search without a node, the namespace must
-pause before its next one, however many such pods it has (`SearchPauses`). During the pause a call searches
-`SMALL_SEARCH_NODES` nodes besides the remembered refusals, each call other ones: a pod that fits on many nodes gets one
-at once, and for kube-scheduler the call takes no longer than one for another pod.
+pause before its next long search, however many such pods it has (`SearchPauses`). During the pause each call searches
+only `SMALL_SEARCH_NODES` further nodes, and the next call continues after them. So a pod that fits on many nodes is
+still placed at once, and the call takes no longer than a call for a pod with one card request.
 """
 
 from collections import Counter
@@ -37,18 +37,18 @@ from extender.queue.searchpauses import SearchPauses
 
 # The most nodes that are searched under the lock, and the most that a search passes on to the decision.
 SMALL_SEARCH_NODES: Final = 16
-# Seconds after the arrival of the call. kube-scheduler waits for one second (`httpTimeout` of our stanza); the rest is
-# for the decision and the response.
+# Seconds from the arrival of the call to the end of its search. kube-scheduler waits for one second (`httpTimeout` of
+# our stanza); the rest is for the decision and the response.
 _SEARCH_SECONDS: Final = 0.7
-_REMEMBERED: Final = 8  # searches; each takes some 1 MB at 5,000 nodes
+_REMEMBERED: Final = 8  # the most searches that are remembered; each takes about 1 MB with 5,000 nodes
 
 _Key = tuple[str, PodRequest]  # namespace and request
 
 
 class _RememberedRefusals(NamedTuple):
-    """The nodes that refused a request, with the generation of each (`Ledger`): it is the same while the node is.
+    """The nodes that refused a request, each with its generation (`Ledger`), which increases when the node changes.
 
-    headroom, nominated, gang_reserved: as in the snapshot. If they differ, the refusals are outdated.
+    headroom, nominated, gang_reserved: the values of the snapshot. If they have changed, the refusals are outdated.
     """
 
     headroom: Sequence[Headroom]
@@ -58,12 +58,12 @@ class _RememberedRefusals(NamedTuple):
 
 
 def is_needed(request: PodRequest, node_count: int) -> bool:
-    """Whether the nodes are searched without the lock: they are many, and the request has several card requests."""
+    """Whether to search without the lock: there are many nodes, and the pod has several card requests."""
     return node_count > SMALL_SEARCH_NODES and fitting.has_several_card_requests(request)
 
 
 class NodeSearch:
-    """Any thread may call it, without the lock."""
+    """Searches nodes on snapshots. Any thread may call the methods, without the lock."""
 
     def __init__(self, lock: StateLock, cache: Cache, placing: Placing, clock: Clock) -> None:
         self._lock = lock
@@ -75,8 +75,9 @@ class NodeSearch:
         self._start = 0  # the position of the node with which the next search begins
 
     def search(self, placement_request: PlacementRequest) -> PlacementRequest:
-        """Search all nodes for the pod, if it has several card requests. Returns the request with the results, else as
-        it was.
+        """Search all nodes for the pod, if it has several card requests. Returns the request with the search results.
+
+        For other pods the request is returned unchanged.
         """
         if not is_needed(placement_request.request, len(placement_request.nodes)):
             return placement_request
@@ -114,7 +115,7 @@ class NodeSearch:
         return placement_request._replace(searched=searched_nodes)
 
     def _remember(self, key: _Key, refusals: _RememberedRefusals) -> None:
-        """Remember a search in place of the oldest one of the namespace with the most."""
+        """Remember the search. If the table is full, forget the oldest search of the namespace with the most."""
         self._remembered.pop(key, None)
         if len(self._remembered) >= _REMEMBERED:
             counts = Counter(namespace for namespace, _ in self._remembered)
@@ -135,12 +136,12 @@ def score_nodes(
     *,
     max_nodes: int | None = None,
 ) -> tuple[dict[str, int], dict[str, Refusal]]:
-    """The score of each node that fits, and the refusal of each that does not. Changes the snapshot.
+    """The score of each node that fits, and the refusal of each other node. Changes the snapshot.
 
     pace: when its time is over, the remaining nodes are left out.
-    remembered_refusals: earlier refusals, with the generation of the node; new ones are added.
-    start: the position of the node to begin with.
-    max_nodes: how many nodes are searched at most, besides those that are known to refuse the request.
+    remembered_refusals: earlier refusals, each with the generation of its node; new refusals are added.
+    start: the position of the first node to search.
+    max_nodes: the most nodes to search; nodes with a valid remembered refusal are not searched and do not count.
     """
     ledger = snapshot.ledger
     generations = {name: node.generation for name, node in ledger.nodes_by_name().items()}
@@ -149,7 +150,7 @@ def score_nodes(
     own_plan = ledger.holding(placement_request.pod.uid)
     if own_plan is not None:
         ledger.release(placement_request.pod.uid)  # the pod's own plan does not count
-        remembered_refusals.pop(own_plan.node, None)  # it counted for the equal pod that was refused
+        remembered_refusals.pop(own_plan.node, None)  # the pod's own plan counted when the equal pod was refused there
     for holding in snapshot.nominated:
         ledger.set_holding(holding)
     effort = SearchEffort()

@@ -1,8 +1,9 @@
-"""Cards that are reserved for nominated pods, as holdings. The ledger has them only while a later pod is placed.
+"""Cards that are reserved for nominated pods, as holdings. The ledger has these holdings only while a later pod is
+placed.
 
-If this extender has answered the preemption, it knows the cards. If another extender has, only the node is known, from
-the pod's status: then the cards are those that the pod would get once the terminating pods are gone. Not thread-safe:
-the state locks.
+If this extender has answered the preemption, it knows the cards. If another extender has answered, only the node is
+known, from the pod's status. Then this module computes the cards that the pod would get once the terminating pods are
+gone. Not thread-safe: the state locks.
 """
 
 from collections import Counter
@@ -24,7 +25,7 @@ from extender.cache.reservations import PHASE_NAMES, Phase
 from extender.records.pod import WaitingPod
 
 MAX_RESERVED_NODES: Final = (
-    64  # nodes with reserved cards: counting more takes longer than other callers may wait for the lock
+    64  # the most nodes whose reserved cards are counted: with more, other callers would wait too long for the lock
 )
 _NO_LOAD: Final = Load(0, 0, 0)
 _NO_BUDGETS: Final = Budgets()
@@ -51,7 +52,7 @@ class NominatedPods:
         self._budgets = cluster.budgets
 
     def on_snapshot(self, snapshot: ClusterView) -> "NominatedPods":
-        """The same in a snapshot, for a planner that has not the lock."""
+        """A `NominatedPods` that reads the snapshot instead, for a planner without the lock."""
         return NominatedPods(snapshot, self._policy)
 
     def reserved_nodes(self, excluded: Collection[str], priority: int) -> set[str]:
@@ -59,7 +60,7 @@ class NominatedPods:
         return {node for _, node, _ in self._nominations.reserved_places(excluded, priority)}
 
     def nodes_with_unknown_cards(self) -> list[str]:
-        """The nodes where the reserved cards are not known yet, because another extender has answered the
+        """The nodes on which it is not known yet which cards are reserved, because another extender has answered the
         preemption.
         """
         places = self._nominations.reserved_places((), LOWEST)
@@ -72,7 +73,7 @@ class NominatedPods:
         """Context manager: inside, the ledger also has the reserved cards that pods of this priority must not use,
         except those for the pods `excluded`.
 
-        nodes: only the cards of these nodes; None: of all nodes. It costs 0.05 ms for each nominated pod.
+        nodes: the nodes whose reserved cards are added; None: all nodes. Takes 0.05 ms for each nominated pod.
         """
         if not len(self._nominations):
             yield
@@ -92,7 +93,7 @@ class NominatedPods:
         reserved = []
         for claimant, node, place in list(self._nominations.reserved_places(excluded, priority)):
             if (nodes is not None and node not in nodes) or self._cluster.ledger.holding(claimant.uid) is not None:
-                continue  # its reservation counts by itself
+                continue  # the ledger has the pod's holding already
             assignment = place.assignment
             if assignment is None:
                 victims = self.place_after_termination(claimant, claimant.request.policy or self._policy, node)
@@ -100,7 +101,7 @@ class NominatedPods:
                 if assignment is None:
                     continue
                 self._nominations.set_assignment(claimant.uid, node, assignment)
-            # Of no namespace: no quota counts it before it is bound.
+            # Without a namespace, so that no quota counts the reservation before the pod is bound.
             mps_client = claimant.request.mps_client
             holding = Holding(f"{claimant.uid}@{node}", "", claimant.ref.name, node, assignment, NOMINATED, mps_client)
             reserved.append(NominatedReservation(holding, claimant.load, place.victims))
@@ -109,10 +110,10 @@ class NominatedPods:
     def place_after_termination(
         self, claimant: WaitingPod, policy: str, node: str, removed: Collection[str] = ()
     ) -> Victims | None:
-        """The cards for the pod on the node after its terminating pods and the pods `removed` are gone; None if it does
-        not fit.
+        """The cards for the pod on the node once the node's terminating pods and the pods `removed` are gone; None if
+        the pod does not fit then.
 
-        Reservations of other nominated pods are ignored, because this method computes them.
+        Ignores the reservations for other nominated pods, because they are computed by this method, too.
         """
         full_node = self._make_full_node(claimant, node, removed=removed)
         if full_node is None:
@@ -134,8 +135,9 @@ class NominatedPods:
 
         scheduler_victims: kube-scheduler's own victims.
         excluded: pods whose reserved cards this pod may use.
-        removed: pods that are evicted anyway.
-        refused: pods that the Eviction API has refused. None: the Eviction API is not used.
+        removed: pods that will be evicted in any case.
+        refused: pods whose eviction the Eviction API has refused. None: kube-scheduler deletes the victims, without the
+            Eviction API.
         """
         priority = claimant.request.priority
         reserved = self.reservations_on((node,), {claimant.uid, *excluded}, priority)
@@ -153,8 +155,8 @@ class NominatedPods:
     def find_unprotected_victims(
         self, claimant: WaitingPod, policy: str, node: str, *, refused: Collection[str], excluded: Collection[str] = ()
     ) -> Victims | None:
-        """As `find_victims`, for evictions by the extender itself: None also if a PodDisruptionBudget forbids them, or
-        if the node takes no pods any more. kube-scheduler does not call preempt for such a node.
+        """As `find_victims`, for evictions by the extender itself. Also None if a PodDisruptionBudget forbids the
+        evictions, or if the node takes no pods: for its own preemptions kube-scheduler leaves such nodes out.
         """
         if not self._cluster.loads.is_open(node):
             return None
@@ -162,14 +164,14 @@ class NominatedPods:
         return victims if victims is not None and not victims.violations else None
 
     def count_budget_violations(self, nodes: Iterable[str], uids: Collection[str]) -> int:
-        """The number of evictions beyond PodDisruptionBudgets, if all these pods on these nodes are evicted."""
+        """The number of evictions that exceed PodDisruptionBudgets, if all these pods on these nodes are evicted."""
         pods = [pod for node in nodes for _, pod in self._cluster.loads.pods_on(node) if pod.uid in uids]
         counts = Counter(key for pod in pods for key in self._budgets.covering_keys(pod.namespace, pod.labels))
         allowed = self._budgets.allowed_disruptions(counts)
         return sum(max(0, count - allowed[key]) for key, count in counts.items())
 
     def node_inputs(self, node: str) -> object:
-        """The inputs of `find_victims` that belong to this node. While they are equal, the result is the same."""
+        """The data of this node that `find_victims` reads. While they are equal, its result is the same."""
         ledger, loads, state = self._cluster.ledger, self._cluster.loads, self._cluster.ledger.node(node)
         cards = (state.cards, state.devices) if state is not None else None
         pods = list(loads.pods_on(node))
@@ -177,7 +179,7 @@ class NominatedPods:
         return loads.free_load(node), pods, ledger.holdings(node), cards, budgets
 
     def pod_inputs(self, claimant: WaitingPod) -> object:
-        """The inputs of `find_victims` that belong to the pod and not to a node."""
+        """The data that `find_victims` reads for the pod on every node: quotas, classes and reservations."""
         return (
             self._cluster.headroom_excluding(claimant.ref.namespace, claimant.uid),
             self._cluster.ledger.kinds.changes,
@@ -207,7 +209,7 @@ class NominatedPods:
     ) -> FullNode | None:
         """The input of the victim search: the node with its pods and reservations. None if there is no such node.
 
-        removed: pods that are evicted anyway.
+        removed: pods that will be evicted in any case.
         reserved: the reservations for other pods.
         refused: see `find_victims`.
         """
@@ -216,9 +218,9 @@ class NominatedPods:
             return None
         planned = self._cluster.loads.get(claimant.uid)
         if planned is not None and planned.node == node:
-            free = free.add(planned.load, 1)  # planned: it is not there yet
-        # Victims of nominated pods count as gone, and what is reserved for these pods counts instead, also while
-        # kube-scheduler has not yet chosen this node.
+            free = free.add(planned.load, 1)  # the pod is planned there but not bound, so its load counts as free
+        # Victims of nominated pods count as gone, and the reservations for these pods count instead, even if
+        # kube-scheduler has not chosen this node yet.
         leaving_uids = {
             *removed,
             *self._nominations.victims_on(node, claimant.uid),
@@ -272,7 +274,7 @@ class NominatedPods:
                 residents.append(Resident(uid, 0, placed_pod.load, holding, fixed=True))
                 continue
             protecting = budgets.covering_keys(placed_pod.namespace, placed_pod.labels)
-            # The Eviction API evicts no pod that several budgets cover, whatever they allow.
+            # The Eviction API never evicts a pod that several PodDisruptionBudgets cover.
             is_kept = refused is not None and (uid in refused or len(protecting) > 1)
             is_leaving, fixed = placed_pod.terminating or uid in leaving_uids, placed_pod.fixed or is_kept
             residents.append(

@@ -1,7 +1,8 @@
 """Nominations: which cards are reserved for which pod after a preemption, so that no later pod takes them.
 
-They are the second part of the table of reservations, which ends them with their pods (`reservations`). A pod can have
-a nomination and a reservation, since plans come and go while its victims terminate::
+Nominations are the second part of the table of reservations (`reservations`), which ends a nomination when its pod
+ends. A pod can have a nomination and a reservation at the same time, since its plan may change several times while its
+victims terminate::
 
               preempt is answered              the pod's status names one of them
     (none) ──────────────────────► several nodes ──────────────────────► one node ──► (none): bound, gone, its time
@@ -11,13 +12,13 @@ a nomination and a reservation, since plans come and go while its victims termin
        └──────────────────────────────────────────────────────────────────┘
           the extender evicts, or a status names a node that another extender has answered
 
-These cards are not in the ledger: they count only against pods that come after the nominated one. kube-scheduler has
-its nominator beside its cache for the same reason.
+The cards of nominations are not in the ledger: they count only for pods that come after the nominated pod.
+kube-scheduler has its nominator beside its cache for the same reason.
 
 kube-scheduler writes the node into the pod's status and counts the pod there in its own totals. Only the extender knows
-which card becomes free: it remembers its answer, and reads the node from the watch of pods, or from kube-scheduler's
-next call if the watch is late. If another extender has answered the preemption, the cards are searched again. Not
-thread-safe: the state locks.
+which card becomes free: it remembers its answer to preempt, and reads the node from the watch of pods, or from
+kube-scheduler's next call if the watch is late. If another extender has answered the preemption, the cards are searched
+again. Not thread-safe: the state locks.
 """
 
 import math
@@ -29,12 +30,12 @@ from cardwise.core.api.assignment import Assignment
 from extender.cache.nodeload import NodeLoads
 from extender.records.pod import WaitingPod
 
-_NAMING_SECONDS = 5.0  # seconds for kube-scheduler to write the chosen node
-_SHOWN_SECONDS = 1.0  # seconds after which the watch has usually shown it
-_GOING_SECONDS = 5.0  # seconds in which kube-scheduler deletes the victims, and the watch shows it
+_NAMING_SECONDS = 5.0  # seconds after the answer in which kube-scheduler writes the chosen node
+_SHOWN_SECONDS = 1.0  # seconds after the answer in which the watch usually shows the chosen node
+_GOING_SECONDS = 5.0  # seconds after the answer in which the watch shows that kube-scheduler has deleted the victims
 _KEEP_SECONDS = 60.0  # seconds for which cards stay reserved after the victims have ended
 
-LOWEST = -(1 << 40)  # below all priorities
+LOWEST = -(1 << 40)  # a priority below the priorities of all pods
 NOMINATED = "nominated"  # `Holding.phase_name` of cards that are reserved for a nominated pod
 
 
@@ -49,12 +50,12 @@ class MemberReservation:
 
 @dataclass(frozen=True, slots=True)
 class NominatedPlace:
-    """The cards that a nominated pod gets on a node once `victims_on` are gone.
+    """The cards that a nominated pod gets on a node once its victims there are gone.
 
-    assignment: None while the cards are not known.
-    victims: the UIDs of the pods that are evicted for it.
-    member_reservations: the amounts that stay reserved for other members of its gang until then, so that every eviction
-        is useful.
+    assignment: the cards; None while they are not known.
+    victims: the UIDs of the pods that are evicted for the nominated pod.
+    member_reservations: the cards that stay reserved for other members of the pod's gang meanwhile. Without them the
+        gang might not fit in the end, and the evictions would be in vain.
     """
 
     assignment: Assignment | None = None
@@ -64,15 +65,15 @@ class NominatedPlace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Nomination:
-    """The nodes where pods are evicted for a pod. A change replaces it, so that snapshots keep what they have.
+    """The nodes where pods are evicted for a pod. Never changed but replaced, so that snapshots stay as they are.
 
-    claimant: the pod, as kube-scheduler sent it.
+    claimant: the pod for which pods are evicted, as kube-scheduler sent it.
     since: when preempt was answered, or the watch showed the node.
     until: when the nomination expires.
-    places: by node; several until it is known which of them kube-scheduler has chosen.
+    places: the place on each node; several nodes until it is known which of them kube-scheduler has chosen.
     named_node: the node in the pod's status.
-    own_eviction: the extender itself evicts, and kube-scheduler does not know of it.
-    from_status: only the pod's status names the node: another extender has answered the preemption.
+    own_eviction: the extender itself evicts, and kube-scheduler does not know of the evictions.
+    from_status: the node is known only from the pod's status: another extender has answered the preemption.
     unoffered_since: since when kube-scheduler has not offered the node.
     """
 
@@ -87,7 +88,7 @@ class Nomination:
 
 
 class Nominations:
-    """All nominations, by pod. `loads`: which pods are on a node."""
+    """All nominations, by pod. `loads`: the pods on each node."""
 
     def __init__(self, loads: NodeLoads) -> None:
         self._loads = loads
@@ -95,7 +96,7 @@ class Nominations:
         self._expired: dict[str, str] = {}  # the node whose reservation has timed out, by pod
 
     def snapshot(self, loads: NodeLoads) -> "Nominations":
-        """A copy of the nominations. Later changes of one are not seen in the other. `loads`: the snapshot's."""
+        """A copy of the nominations, independent of the original. `loads`: the loads of the same snapshot."""
         duplicate = Nominations(loads)
         duplicate._by_pod, duplicate._expired = self._by_pod.copy(), self._expired.copy()
         return duplicate
@@ -108,7 +109,7 @@ class Nominations:
         return self._by_pod.get(uid)
 
     def by_pod(self) -> Mapping[str, Nomination]:
-        """All nominations, by the UID of the pod. Do not keep the mapping."""
+        """All nominations, by the UID of the pod. Use the mapping at once: it changes with the nominations."""
         return self._by_pod
 
     def nominated_node(self, uid: str) -> str:
@@ -121,7 +122,10 @@ class Nominations:
         return {uid: nomination.places for uid, nomination in self._by_pod.items()}
 
     def nodes_changed_since(self, by_pod_then: Mapping[str, Nomination]) -> set[str]:
-        """The nodes where something else may be reserved for nominated pods than when `by_pod` returned this."""
+        """The nodes on which reservations for nominated pods may have changed.
+
+        by_pod_then: an earlier copy of `by_pod`, with which to compare.
+        """
         by_pod_now = self._by_pod
         uids = {
             uid for uid in by_pod_now.keys() | by_pod_then.keys() if by_pod_now.get(uid) is not by_pod_then.get(uid)
@@ -139,9 +143,7 @@ class Nominations:
         return nodes
 
     def is_node_unknown(self, now: float) -> bool:
-        """Whether a recent preempt call was answered with several nodes, and it is unknown which kube-scheduler has
-        chosen.
-        """
+        """Whether it is unknown which node kube-scheduler has chosen after a recent answer with several nodes."""
         return any(
             not nomination.named_node
             and len(nomination.places) > 1
@@ -152,11 +154,11 @@ class Nominations:
     def on_preempt_repeated(self, claimant: WaitingPod, now: float) -> bool:
         """Record that kube-scheduler calls preempt for the pod again.
 
-        Returns True if kube-scheduler may have chosen a node of the last answer, and it is unknown which: then no pod
-        may be evicted on other nodes.
+        Returns True if kube-scheduler may have chosen a node of the last answer, but it is unknown which node. Then no
+        pod may be evicted on other nodes.
 
-        kube-scheduler writes its choice into the pod before it calls again. But its own watch may be late, too: then
-        the pod still has the version of the last answer, or victims are terminating already.
+        kube-scheduler writes its choice into the pod's status before it calls again. But kube-scheduler's own watch may
+        be late: then the pod in the call still has the resourceVersion of the last call, or victims terminate already.
         """
         nomination = self._by_pod.get(claimant.uid)
         if nomination is None or nomination.named_node:
@@ -169,7 +171,7 @@ class Nominations:
         return any(not self._are_staying(node, place.victims) for node, place in nomination.places.items())
 
     def set_places(self, claimant: WaitingPod, places: Mapping[str, NominatedPlace], now: float) -> None:
-        """Record the nodes that preempt returned for the pod; kube-scheduler chooses one of them. Replaces an earlier
+        """Record the nodes that preempt returned for the pod, of which kube-scheduler chooses one. Replaces an earlier
         nomination.
         """
         if not places:
@@ -192,10 +194,11 @@ class Nominations:
         )
 
     def set_node_from_status(self, claimant: WaitingPod, now: float) -> None:
-        """Record the node that the status of the pending pod names, if it names one.
+        """Record the node in the status of the pending pod, if the status names a node.
 
-        If the status no longer names a node, kube-scheduler has found no pod to preempt: the victims may be deleted,
-        and their cards not free yet. So the cards stay reserved until the nomination's time is over.
+        If the status no longer names a node, kube-scheduler has found no pod to preempt. The reason may be that the
+        victims are deleted already while their cards are not free yet. So the cards stay reserved until the nomination
+        expires.
         """
         nomination, node = self._by_pod.get(claimant.uid), claimant.nominated_node
         if not node or self._expired.get(claimant.uid) == node:
@@ -215,7 +218,7 @@ class Nominations:
         )
 
     def remove(self, uid: str) -> Nomination | None:
-        """Remove the nomination: the pod is bound or gone, or its cards are released. Returns what was removed."""
+        """Remove the nomination: the pod is bound or gone, or its cards are released. Returns the former nomination."""
         self._expired.pop(uid, None)
         return self._by_pod.pop(uid, None)
 
@@ -236,8 +239,8 @@ class Nominations:
                 del self._by_pod[uid]
 
     def end_expired(self, now: float) -> bool:
-        """End nominations whose time is over; the time begins when the last victim is gone. Returns whether
-        any ended.
+        """End expired nominations. Returns whether there were any. A nomination does not expire while victims are still
+        on the node.
         """
         has_ended = False
         for uid, nomination_before in list(self._by_pod.items()):
@@ -252,17 +255,17 @@ class Nominations:
         return has_ended
 
     def awaited_victims(self, uid: str, node: str, now: float, *, offered: bool) -> tuple[frozenset[str], float] | None:
-        """The victims on the node for which the pod only has to wait, and when to check again; None if the pod cannot
-        use the node.
+        """The victims on the node for whose end the pod waits, and when to check again; None if the pod cannot use the
+        node.
 
         offered: whether kube-scheduler has offered the node in this call.
 
-        kube-scheduler deletes the victims right after the response. Victims that are not being deleted `_GOING_SECONDS`
-        later will stay. One call may leave the node out for many reasons; if calls do so for long, the pod may not use
-        it any more.
+        kube-scheduler deletes the victims immediately after the response. Victims that are not being deleted
+        `_GOING_SECONDS` later will not be deleted. A single call may lack the node for many reasons; if all calls lack
+        it for `_KEEP_SECONDS`, the pod can no longer use the node.
         """
         nomination = self._by_pod[uid]
-        # kube-scheduler offers nodes whose totals are short, and the extender itself evicts where they are not.
+        # kube-scheduler need not offer a node on which the extender itself evicts.
         unoffered_since = math.inf if offered or nomination.own_eviction else min(nomination.unoffered_since, now)
         if unoffered_since != nomination.unoffered_since:
             self._by_pod[uid] = replace(nomination, unoffered_since=unoffered_since)
@@ -279,8 +282,8 @@ class Nominations:
     def reserved_places(
         self, excluded: Collection[str], priority: int
     ) -> Iterator[tuple[WaitingPod, str, NominatedPlace]]:
-        """The places that pods of this priority must not use: those of nominated pods of the same or a higher priority,
-        except the pods `excluded`.
+        """The places of nominated pods of the same or a higher priority, except the pods `excluded`: pods of this
+        priority must not use these places.
 
         kube-scheduler counts nominated pods of equal priority, too.
         """
@@ -295,17 +298,17 @@ class Nominations:
                         yield reservation.claimant, reservation.node, NominatedPlace(reservation.assignment)
 
     def victims_on(self, node: str, excluded_uid: str) -> set[str]:
-        """The victims on the node for pods other than `excluded_uid` that are nominated to this node for certain."""
+        """The victims on the node for pods that are certainly nominated to this node, except the pod `excluded_uid`."""
         return {
             victim
-            # each of 500 pods compares with all others: the node is compared first
+            # The node is compared first: with 500 nominated pods this loop runs 500 times for each of them.
             for nomination in self._by_pod.values()
             if node in nomination.places and len(nomination.places) == 1 and nomination.claimant.uid != excluded_uid
             for victim in nomination.places[node].victims
         }
 
     def all_victims(self) -> dict[str, str]:
-        """All victims by UID, with their node, of nominations whose node is certain."""
+        """The node of each victim, by the victim's UID, for all nominations whose node is certain."""
         return {
             victim: node
             for nomination in self._by_pod.values()
@@ -315,7 +318,7 @@ class Nominations:
         }
 
     def set_assignment(self, uid: str, node: str, assignment: Assignment) -> None:
-        """Set the cards of a place whose cards were unknown."""
+        """Set the cards of the pod's place on the node, which were unknown."""
         nomination = self._by_pod.get(uid)
         if nomination is not None and node in nomination.places:
             place = replace(nomination.places[node], assignment=assignment)
@@ -333,10 +336,10 @@ class Nominations:
             self._by_pod, self._expired = by_pod_before, expired
 
     def _updated_from_status(self, nomination: Nomination, now: float) -> Nomination:
-        """The nomination as the node in the pod's status implies.
+        """The nomination, updated from the node in the pod's status; unchanged if the status names no node.
 
-        If another extender has answered the preemption, the victims are not known: they are among the pods that were
-        being deleted then. Without a node in the status it stays as it is.
+        If another extender has answered the preemption, the victims are unknown. Then the pods of lower priority that
+        are being deleted on the node count as victims.
         """
         if not nomination.named_node:
             return nomination
@@ -352,7 +355,7 @@ class Nominations:
             victims = dict.fromkeys((*place.victims, *terminating))
             return replace(nomination, places={**nomination.places, node: replace(place, victims=tuple(victims))})
         if not early and len(nomination.places) > 1:
-            # Preempt was answered again, and kube-scheduler has named the same node again.
+            # Preempt was answered again, and kube-scheduler has chosen the same node again.
             return replace(nomination, places={node: place})
         return nomination
 

@@ -1,7 +1,7 @@
 """Pauses for planners, and readers of many nodes, that compute without the lock.
 
-Python runs one thread at a time. A thread that computes without pause delays each call of kube-scheduler by some
-milliseconds, so it sleeps now and then (docs/design/0032-snapshots.md has the measurements).
+Python runs one thread at a time. A thread that computes without a pause delays each call of kube-scheduler by some
+milliseconds. So planners sleep now and then (docs/design/0032-snapshots.md has the measurements).
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _PAUSE_SECONDS: Final = 0.002
 class Pace:
     """Pauses one thread. Not to be shared by threads.
 
-    is_over: returns whether the planner should end; it is called now, and after each pause.
+    is_over: returns whether the planner should end; called at creation, and after each pause.
     """
 
     def __init__(self, clock: Clock, is_over: Callable[[], bool] = lambda: False) -> None:

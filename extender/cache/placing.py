@@ -1,7 +1,7 @@
-"""Asks the placement engine where a pod fits, within the quotas, and without the cards that are reserved for other
-pods.
+"""Chooses a node and cards for a pod by the placement engine, within the quotas, and without cards that are reserved
+for other pods.
 
-Runs under the state's lock; the state acts on the result.
+Runs under the state's lock.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,17 +25,18 @@ from extender.cache.scoredpolicies import ScoredPolicies
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
-_STEPS: Final = 512  # the effort of the decision after a search without the lock, see `SearchEffort`
+_STEPS: Final = 512  # the most steps (`SearchEffort`) of the decision that follows a search without the lock
 
 
 class PodSnapshot(NamedTuple):
     """The input of a search for one pod: the cluster when the snapshot was taken.
 
-    ledger: with the pod's own holding, and without reservations for other pods.
+    ledger: the ledger with the pod's own holding, and without reservations for other pods.
     nominated: the reservations for nominated pods that this pod must not use.
-    gang_reserved: by node, what is reserved for a gang, and this pod must not use.
-    headroom: the remaining quotas of the pod's namespace, without the pod's own holding.
-    nominated_ahead: nodes with reservations ahead; a pod that comes before them may use these cards.
+    gang_reserved: by node, the cards that are reserved for a gang and that this pod must not use.
+    headroom: the remaining quotas of the pod's namespace; the pod's own holding does not count.
+    nominated_ahead: nodes with cards that are reserved for pods before kube-scheduler calls filter for them. This pod
+        may use these cards if it comes earlier in the queue.
     """
 
     ledger: Ledger
@@ -48,9 +49,9 @@ class PodSnapshot(NamedTuple):
 class SearchedNodes(NamedTuple):
     """The result of a search without the lock, see `nodesearch`.
 
-    best: some nodes that took the pod, the best first; then some where cards are reserved ahead for later pods, which
-        may lose them.
-    scores, refusals: of all nodes that were searched.
+    best: some nodes that fit the pod, the best first. After them some nodes with cards that are reserved for later
+        pods, from which the pod may take the cards.
+    scores, refusals: the scores and the refusals of all searched nodes.
     freed: `Capacity.freed_count` when the search began.
     unsearched: the number of nodes that were not searched before the call's time was over.
     """
@@ -63,21 +64,21 @@ class SearchedNodes(NamedTuple):
 
     @property
     def has_other_scores(self) -> bool:
-        """Whether the pod fitted nodes that the decision does not try, since they were not among the best."""
+        """Whether the pod fitted further nodes, which the decision does not try because `best` does not have them."""
         return not self.scores.keys() <= set(self.best)
 
 
 class SearchUnfinished(Exception):
-    """No node that was tried takes the pod, and others may: they were not searched before the call's time was over, or
-    were not among the best.
+    """No tried node fits the pod, but a node that was not tried may: it was not searched in the call's time, or it was
+    not among the best.
     """
 
 
 class Call(NamedTuple):
     """The call of kube-scheduler for which nodes are searched.
 
-    arrived: when it began to arrive, in seconds of the clock; None: now.
-    is_abandoned: returns whether kube-scheduler has closed the connection. Returns at once.
+    arrived: when the first bytes of the call arrived, in seconds of the clock; None: now.
+    is_abandoned: returns, without waiting, whether kube-scheduler has closed the connection.
     """
 
     arrived: float | None = None
@@ -88,9 +89,10 @@ class PlacementRequest(NamedTuple):
     """A pod's request and the nodes to choose from.
 
     load: the pod's cpu and memory; None if no policy needs them.
-    rank: its place in the order, which decides whether it must leave a gang its reservation. None: it need not.
-    searched: the result of a search without the lock; None if none was needed.
-    call: the call of kube-scheduler that is answered.
+    rank: the pod's place in the order, which decides whether the pod must not use the gang reservation. None: the pod
+        may use it.
+    searched: the result of a search without the lock; None if no such search was needed.
+    call: the call of kube-scheduler that asks for this placement.
     """
 
     pod: PodRef
@@ -104,11 +106,11 @@ class PlacementRequest(NamedTuple):
 
     @property
     def since(self) -> int | None:
-        """`Capacity.freed_count` when the search began; None: it begins now."""
+        """The value of `Capacity.freed_count` when the search began; None if there was no search before."""
         return self.searched.freed if self.searched is not None else None
 
     def check_all_searched(self) -> None:
-        """Check that no node was left out before the pod is refused. Raises SearchUnfinished."""
+        """Check that all nodes were searched, so that the pod may be refused. Raises SearchUnfinished."""
         if self.searched is not None and (self.searched.unsearched or self.searched.has_other_scores):
             raise SearchUnfinished
 
@@ -129,8 +131,8 @@ class Placing:
         reserved = self._gang_reserved_nodes(placement_request)
         if not reserved:
             return self._place_unreserved(placement_request)
-        # Other nodes come first: what a gang's reservation leaves of its cards is used last, and needs to be counted
-        # only then.
+        # Nodes without a gang reservation come first. The free part of cards with a reservation is used last, and is
+        # computed only if it is needed.
         placement = self._place_unreserved(
             placement_request._replace(nodes=[node for node in placement_request.nodes if node not in reserved])
         )
@@ -151,10 +153,10 @@ class Placing:
     def _score_with_gang_reservation(
         self, placement_request: PlacementRequest, reserved: Collection[str]
     ) -> tuple[dict[str, int], dict[str, Refusal]]:
-        """The scores of the nodes in `reserved` that fit the pod beside the gang reservation, and the refusals of the
-        other nodes.
+        """For the nodes in `reserved`: the scores of those that fit the pod beside the gang reservation, and the
+        refusals of the rest.
 
-        It costs 0.02 ms for each node.
+        Takes 0.02 ms for each node.
         """
         scorer = self._make_scorer(placement_request)
         reserved_scores, refusals = scorer.score_all(self._ledger, reserved)
@@ -171,8 +173,8 @@ class Placing:
         own_uids, priority = (placement_request.pod.uid,), placement_request.request.priority
         nominated_nodes = self._nominated_nodes(placement_request)
         if len(nominated_nodes) > MAX_RESERVED_NODES:
-            # Counting the reservations on so many nodes takes longer than other callers may wait. So other nodes come
-            # first; and if the pod would not fit anyway, nothing needs to be counted.
+            # Counting the reservations on so many nodes would take longer than other callers may wait. So try the other
+            # nodes first, and then count only the reservations on nodes that fit the pod without reservations.
             placement = self._place_on_best(
                 placement_request, [node for node in placement_request.nodes if node not in nominated_nodes]
             )
@@ -214,7 +216,7 @@ class Placing:
         return set(reserved).intersection(placement_request.nodes) if reserved else set()
 
     def take_snapshot(self, placement_request: PlacementRequest) -> PodSnapshot:
-        """The cards, and what is reserved from the pod."""
+        """Take the snapshot of cards, reservations and quotas for a search."""
         self._cache.sync_cards()
         uid, namespace = placement_request.pod.uid, placement_request.pod.namespace
         gang_cards = self._cache.gang_cards
@@ -246,8 +248,8 @@ class Placing:
 
     @contextmanager
     def _count_nominated(self, placement_request: PlacementRequest) -> Iterator[None]:
-        """Context manager in which the cards that are reserved for nominated pods count, and the pod's own cards do
-        not.
+        """Context manager: inside, the cards that are reserved for nominated pods count as used, and the pod's own
+        cards do not.
         """
         uid, priority = placement_request.pod.uid, placement_request.request.priority
         nominated_nodes = self._nominated_nodes(placement_request)
@@ -258,7 +260,7 @@ class Placing:
     def _node_scorer(self, placement_request: PlacementRequest, effort: SearchEffort) -> Iterator[Scorer]:
         """Context manager: a scorer for single nodes. The pod's own holding does not count.
 
-        effort: limits the searches of the scorer together.
+        effort: the limit for all searches of the scorer together.
         """
         self._cache.sync_cards()
         with (
@@ -344,7 +346,7 @@ class Placing:
     def _place_on_searched(
         self, placement_request: PlacementRequest, searched: SearchedNodes
     ) -> Placement | Unplaceable:
-        """The first of the best nodes that takes the pod now: the cluster may have changed since the search."""
+        """The first of the best nodes that still fits the pod: the cluster may have changed since the search."""
         effort, refusals = SearchEffort(_STEPS), dict(searched.refusals)
         with self._node_scorer(placement_request, effort) as scorer:
             for name in searched.best:

@@ -14,7 +14,7 @@ from cardwise.core.placement.ledger import Ledger
 
 
 class FullEntry(NamedTuple):
-    """A quota entry that a pod would exceed: the quota's key, the used amounts and the requested amounts."""
+    """A quota entry that a pod would exceed: the key of its quota, the used amounts and the requested amounts."""
 
     quota: str
     entry: QuotaEntry
@@ -30,7 +30,7 @@ class Quotas:
         self._by_namespace: dict[str, Mapping[str, GPUQuota]] = {}
 
     def snapshot(self) -> "Quotas":
-        """A copy of the quotas. Later changes of one are not seen in the other."""
+        """A copy of the quotas, independent of the original."""
         duplicate = Quotas()
         duplicate._by_namespace = self._by_namespace.copy()
         return duplicate
@@ -57,7 +57,7 @@ class Quotas:
         return True
 
     def has_quota(self, namespace: str) -> bool:
-        """Whether the namespace has a quota at all."""
+        """Whether the namespace has any quota."""
         return namespace in self._by_namespace
 
     def headroom(self, ledger: Ledger, namespace: str) -> list[Headroom]:
@@ -72,9 +72,10 @@ class Quotas:
         ]
 
     def is_exceeded_by(self, ledger: Ledger, namespace: str, request: PodRequest) -> bool:
-        """Whether the request exceeds an entry, whichever cards are chosen.
+        """Whether the request exceeds an entry for every possible choice of cards.
 
-        If not, it may still exceed a quota: by the cards that are available, or by several entries together.
+        If it returns False, the request may still exceed a quota: with the cards that are free, or by several entries
+        together.
         """
         return any(
             not headroom.has_room_for(fitting.min_charge_of_share(request, ledger.kinds, headroom.entry))
@@ -84,11 +85,11 @@ class Quotas:
     def full_entry(self, ledger: Ledger, namespace: str, request: PodRequest) -> FullEntry | None:
         """The entry to name in an event for a pod that waits for its quota; None if no entry is full.
 
-        An entry that certainly keeps the pod pending is preferred to one that other cards could avoid, and then an
-        entry of the requested class to one for all cards.
+        Of several full entries, an entry that the pod exceeds with every choice of cards comes first; then an entry
+        for the requested class, and then an entry for all cards.
 
-        The MiB of a whole card are unknown before the card is chosen: those of the smallest card count. A pod that
-        waits because only bigger cards are free gets no event.
+        The MiB of a whole card are unknown before the card is chosen, so the MiB of the smallest card count. A pod that
+        waits because only larger cards are free gets no event.
         """
         requested_classes = {container.resource_class for container in request.containers} - {""}
         full_entries: list[tuple[tuple[bool, bool], FullEntry]] = []
@@ -108,12 +109,12 @@ class Quotas:
 
 
 def _requested_charge(ledger: Ledger, entry: QuotaEntry, request: PodRequest) -> Charge:
-    """The request of those containers that may get a card that the entry counts."""
+    """The sum of the card requests that may get a card of the entry's class."""
     kinds = ledger.kinds
     charges = []
     for container in request.containers:
         if kinds.allowed(container.resource_class, (entry,)) == kinds.allowed(container.resource_class):
-            continue  # it gets no card that the entry counts
+            continue  # this request gets no card that the entry counts
         smallest = max(0, kinds.smallest(container.resource_class, entry) - ledger.kept_back) if container.whole else 0
         charges.append(quotas.min_charge_of_share(container.cards, container.mem, smallest))
     return quotas.total(charges)
