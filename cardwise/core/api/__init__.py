@@ -10,7 +10,7 @@ Input: decoded JSON of pods and of Cardwise's objects. Output: requests, assignm
     classes          ResourceClass: a named type of card
     selectors        the label selector of a class
     quotas           GPUQuota: how much a namespace may use, and what each share counts
-    policies         placement policies by cards alone
+    policies         placement policies that compare only the free memory of cards
     mps              the MPS contract: folders, state file, limits
     mpsprofile       how MPS runs on a card, and how a pod uses it
     shareagent       the contract with the share agent

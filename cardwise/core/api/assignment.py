@@ -20,8 +20,8 @@ from cardwise.core.values.wording import quote_text
 
 _VERSION = 1
 _LEGACY_KEY = "pod"  # gpushare's annotations describe the pod, not its containers
-_MAX_NUMBER = 2**31 - 1  # the maximum of an index and of a percentage
-_GIB = 1024  # MiB. By default gpushare counts in GiB. A card has at least 1024 MiB, so a smaller number is one of GiB.
+_MAX_NUMBER = 2**31 - 1  # the maximum of a card's index and of a percentage
+_GIB = 1024  # MiB. By default gpushare counts in GiB. A card has at least 1024 MiB, so a smaller size is in GiB.
 
 
 class InvalidAssignment(ValueError):
@@ -32,9 +32,8 @@ class InvalidAssignment(ValueError):
 class CardShare:
     """A share of one card: MiB, percent of its SMs, and the card's total MiB. `uuid` is "" for gpushare's pods.
 
-    whole: the card was requested and allocated as a whole. The amounts do not show that: a whole card's MiB depend on
-        the
-        headroom at the time.
+    whole: the pod requested the whole card. `mem` does not show this, because the MiB of a whole card depend on the
+        headroom at the time of allocation.
     """
 
     index: int
@@ -45,25 +44,28 @@ class CardShare:
     whole: bool = False
 
     def resolve_uuid(self, uuids: Mapping[int, str]) -> str:
-        """The UUID of its card, from those of the node's cards; "" if the node reports no such card."""
+        """The UUID of the share's card; "" if the node reports no card with this index.
+
+        uuids: the UUIDs of the node's cards, by index.
+        """
         return self.uuid or uuids.get(self.index, "")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
-    """A device other than a GPU, allocated as a whole, and the class of the request."""
+    """A device other than a GPU, which is always allocated as a whole, and its ResourceClass."""
 
     resource_class: str
     uuid: str
 
 
-# One shared object for all pods without devices, because tens of thousands of assignments are kept.
+# One shared object for all pods without devices, to save memory: a cluster has tens of thousands of assignments.
 _NO_DEVICES: Mapping[str, tuple[DeviceShare, ...]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The cards of a pod by container key, and its other devices."""
+    """The cards and other devices of a pod, by container key."""
 
     containers: Mapping[str, tuple[CardShare, ...]]
     devices: Mapping[str, tuple[DeviceShare, ...]] = field(default_factory=lambda: _NO_DEVICES)
@@ -82,20 +84,20 @@ class Assignment:
         return [share for shares in self.devices.values() for share in shares]
 
     def uuids(self) -> set[str]:
-        """The UUIDs of its cards and devices; empty for gpushare's pods."""
+        """The UUIDs of the pod's cards and devices; empty for gpushare's pods."""
         cards = {share.uuid for share in self.shares() if share.uuid}
         return cards.union(share.uuid for share in self.device_shares())
 
     def excess_over(self, other: "Assignment") -> "Assignment | None":
         """The part of this assignment that exceeds `other`, by card and device; None if nothing does.
 
-        A pod with two bindings on a node (etcd was restored from a backup) holds the one and the excess of the other:
-        containers of both never run at once, but which of the two runs is not known.
+        A pod with two assignments on a node (etcd was restored from a backup) holds the first one and the excess of
+        the second: only the containers of one of them run, and the extender does not know of which.
 
         Example: 4096 MiB on card A and 8192 on B exceed 8192 on A and 4096 on B by 4096 MiB on B.
 
-        For each card, the result has as many shares as this assignment has more than `other`; the first of them has all
-        additional MiB and percent.
+        If this assignment has n more shares of a card than `other`, the excess has n shares of the card (at least one
+        if MiB or percent exceed). The first share has all additional MiB and percent.
         """
         own_amounts, other_amounts = _shares_by_card(self), _shares_by_card(other)
         excess = {
@@ -155,14 +157,14 @@ def _shares_by_card(assignment: Assignment) -> dict[str, _UsedCard]:
 
 
 def fraction(limit: MiB, total: MiB) -> str:
-    """Limit / total, rounded down to 4 digits, so that a framework never takes more than its share."""
+    """Limit / total, rounded down to 4 decimal places, so that a framework never takes more than its share."""
     ten_thousandths = limit * 10_000 // total
     return f"{ten_thousandths // 10_000}.{ten_thousandths % 10_000:04d}"
 
 
 def per_card_limit(shares: tuple[CardShare, ...]) -> tuple[MiB, str]:
-    """The container's memory limit in MiB and its fraction, for each of its cards; both are those of its smallest
-    share.
+    """The container's memory limit in MiB and as a fraction of a card. Both apply to each of the container's cards, so
+    they are those of its smallest share.
     """
     tightest = min(shares, key=lambda share: share.mem * 10_000 // share.total)
     return MiB(min(share.mem for share in shares)), fraction(tightest.mem, tightest.total)
@@ -171,10 +173,10 @@ def per_card_limit(shares: tuple[CardShare, ...]) -> tuple[MiB, str]:
 def encode(assignment: Assignment, *, assume_time_ns: int, env_access: bool = False) -> dict[str, str]:
     """The annotations of a Binding.
 
-    `assume_time_ns`: UnixNano, as gpushare's.
-    `env_access`: the node gives cards by NVIDIA_VISIBLE_DEVICES, which the container reads from these annotations.
-    With CDI the variable must open nothing: a container may be started without its CDI device (the kubelet forgets the
-    devices of a pod that was deleted by force), and NVIDIA's runtime would give it the whole card.
+    `assume_time_ns`: UnixNano, as in gpushare's annotation.
+    `env_access`: the node gives cards by NVIDIA_VISIBLE_DEVICES, whose value comes from these annotations.
+    With CDI the variable must name no card. The kubelet forgets the devices of a pod that was deleted by force, and may
+    start its container without the CDI device. NVIDIA's runtime would then give the container the whole card.
     """
     document: dict[str, Any] = {
         "v": _VERSION,
@@ -210,8 +212,8 @@ def encode(assignment: Assignment, *, assume_time_ns: int, env_access: bool = Fa
 
 
 def _encode_share(share: CardShare) -> list[int | str]:
-    """A share as a list of five or six elements. The sixth, which tells whether the card is whole, is written only if
-    the first five would be read wrongly without it.
+    """A share as a list of five or six elements. The sixth element says whether the card is whole. It is left out if
+    `_is_whole` derives the same from the first five.
     """
     fields: list[int | str] = [share.index, share.uuid, share.mem, share.core, share.total]
     is_flag_needed = share.whole or _is_whole(share.mem, share.core, share.total)
@@ -224,7 +226,9 @@ def _is_whole(mem: int, core: int, total: int) -> bool:
 
 
 def _encode_framework(assignment: Assignment) -> str:
-    """Encode several cards in the format of Alibaba's framework version, which `inspect` of gpushare reads."""
+    """Encode an assignment of several cards in the format of Alibaba's framework version of gpushare. gpushare's
+    `inspect` command reads it.
+    """
     by_container: dict[int, dict[str, int]] = {}
     for position, shares in enumerate(assignment.containers.values()):
         by_container[position] = {str(share.index): share.mem for share in shares}
@@ -232,10 +236,10 @@ def _encode_framework(assignment: Assignment) -> str:
 
 
 def decode(annotations: Mapping[str, str], *, loads: Callable[[str], Any] = json.loads) -> Assignment | None:
-    """The assignment in a pod's annotations; None without one. Raises InvalidAssignment.
+    """The assignment in a pod's annotations; None if they contain none. Raises InvalidAssignment.
 
-    loads: a faster JSON decoder, for callers with thousands of pods. Like `json.loads` it raises ValueError, and
-        RecursionError for text that is nested too deeply.
+    loads: the JSON decoder; callers with thousands of pods pass a faster one. Like `json.loads` it must raise
+        ValueError, and RecursionError for text that is nested too deeply.
     """
     text = annotations.get(names.ASSIGNMENT)
     if text is not None:
@@ -275,8 +279,8 @@ def _decode_own(text: str, loads: Callable[[str], Any]) -> Assignment:
 
 
 def _get_text(text: str) -> str:
-    """Return the one shared copy of this text in memory. Raises ValueError for half of a surrogate pair: JSON can
-    escape it, but it has no bytes in UTF-8, so no file or message can be written with it.
+    """Return the shared copy of this text in memory. Raises ValueError for half of a surrogate pair: JSON can contain
+    it as an escape, but UTF-8 cannot encode it, so no file or message could contain the text.
     """
     if not text.isascii():
         text.encode()
@@ -323,7 +327,7 @@ def _gpushare_unit(annotations: Mapping[str, str]) -> int:
 
 
 def _decode_framework(annotations: Mapping[str, str]) -> Assignment:
-    """Alibaba's framework version: {"<container>": {"<card>": MiB}}."""
+    """Decode the annotation of Alibaba's framework version of gpushare: {"<container>": {"<card>": MiB}}."""
     by_card: dict[int, int] = {}
     try:
         unit = _gpushare_unit(annotations)

@@ -7,21 +7,22 @@ from typing import Final, Self
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.values.quantity import MAX_MIB, MiB
 
-# Keys of the ConfigMap, as the chart calls the settings.
+# Keys of the ConfigMap: the names of the chart's settings.
 _HEADROOM_KEY: Final = "headroomMiB"
 _CLIENTS_KEY: Final = "maxClients"
 _CORE_KEY: Final = "coreOvercommit"
 
-_MAX_CLIENTS: Final = 1024  # any user can write the ConfigMap; this is far above the setting's maximum
+# Shares on one card. Far above the setting's maximum; a check, because a user may have edited the ConfigMap.
+_MAX_CLIENTS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardLimits:
     """The extender's limits per card.
 
-    kept_back: MiB of each card that no share gets.
+    kept_back: MiB of each card that stay free: no share can use them.
     max_clients: the maximum number of shares on one card; None for MPS's own maximum.
-    core: percent of a card's SMs that shares may request in total.
+    core: the percent of a card's SMs that its shares may request in total; more than 100 allows overcommitment.
     """
 
     kept_back: MiB = MiB(0)
@@ -34,7 +35,7 @@ class CardLimits:
 
     @classmethod
     def read(cls, data: Mapping[str, str]) -> Self | None:
-        """The limits in the ConfigMap's entries; None if one is missing or invalid, as with an older extender."""
+        """The limits in the ConfigMap's entries; None if an entry is invalid, or missing (an older extender)."""
         kept_back = _parse_number(data.get(_HEADROOM_KEY), 0, MAX_MIB)
         clients = _parse_number(data.get(_CLIENTS_KEY), 0, _MAX_CLIENTS)
         core = _parse_number(data.get(_CORE_KEY), FULL_CORE, 10 * FULL_CORE)

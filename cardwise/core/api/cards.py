@@ -6,8 +6,8 @@ from cardwise.core.api.mpsprofile import CardMps
 from cardwise.core.values.quantity import MiB, Percent
 
 FULL_CORE = Percent(100)  # of one card's SMs
-POSITION = 10  # bits of a card's position in a code: a node has at most 1024 cards
-PLACE = (1 << POSITION) - 1  # the bits of the position
+POSITION = 10  # the number of bits for a card's position in a `card_code`: a node has at most 1024 cards
+PLACE = (1 << POSITION) - 1  # the mask of these bits
 
 
 def card_code(free: int, position: int = 0) -> int:
@@ -19,10 +19,10 @@ def card_code(free: int, position: int = 0) -> int:
 class Card:
     """One card of a node. An unhealthy or cordoned card takes no new shares.
 
-    mem: its total MiB.
-    classes: the ResourceClasses that select it.
-    priority: the highest priority of its classes.
-    mps: None if its node has no MPS manager.
+    mem: the card's total MiB.
+    classes: the ResourceClasses that select the card.
+    priority: the highest priority of these classes.
+    mps: None if the node has no MPS manager.
     """
 
     index: int

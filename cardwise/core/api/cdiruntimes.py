@@ -3,13 +3,14 @@
 import re
 from typing import Final
 
-# CRI-O has no switch. Before 1.28 it takes CDI devices by annotations only, which newer kubelets do not write.
+# By container runtime: the first version in which CDI can be switched on, and the first with CDI on by default. CRI-O
+# has no switch. Before 1.28 CRI-O accepts CDI devices only by annotations, which newer kubelets do not write.
 CDI_SUPPORTED_SINCE: Final = {"containerd": (1, 7), "cri-o": (1, 28)}
 CDI_DEFAULT_SINCE: Final = {"containerd": (2, 0), "cri-o": (1, 28)}
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """(1, 34, 4) of "v1.34.4-eks-1"."""
+    """Parse a version such as "v1.34.4-eks-1" into numbers: (1, 34, 4)."""
     return tuple(map(int, re.findall(r"\d+", text.split("-", maxsplit=1)[0])))
 
 

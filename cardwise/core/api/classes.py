@@ -1,11 +1,11 @@
-"""ResourceClass: a named type of card. Decides which cards are in a class, and how much one unit of it is.
+"""ResourceClass: a named type of card. Decides which cards are in a class, and the size of one unit of the class.
 
 A class is parsed once; the classes of every card are computed again whenever cards or classes change.
-A class may also be of devices other than GPUs, but never of both, because one unit would not always mean the same.
+A class contains either GPUs or other devices. It cannot contain both, because a unit would have two meanings.
 
-The automatic class of a model exists from the moment that its first card is known, even before its object is created or
-after it was deleted. Otherwise a quota on it would limit nothing meanwhile. Once a user has created or edited a class
-of that name, only its selector decides.
+The automatic class of a model exists as soon as a card of the model is known, with or without its ResourceClass object:
+a quota on the class must apply before the object is created and after it was deleted. Once a user has created or edited
+a class with this name, only the selector of that class decides.
 """
 
 import json
@@ -22,15 +22,15 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, MiB, Percent
 from cardwise.core.values.wording import quote_text
 
-KIND = "nvidia-gpu"  # the kind of all cards: the value of the label that distinguishes cards from other devices
+KIND = "nvidia-gpu"  # the value of the label `kind` of all GPUs; other devices have other values
 _KIND_LABEL, _MODEL_LABEL = "kind", "model"
 
-# Cardwise's own spelling first, then those of the old proposals
+# Cardwise's own spelling first, then the spellings of old proposals for ResourceClass
 _SELECTOR_FIELDS = ("selector", "resourceSelector", "labelSelector")
 _SPEC_FIELDS = (*_SELECTOR_FIELDS, "share", "priority")
 _SHARE_FIELDS = ("memoryMiB", "corePercent")
-_MAX_NAME_LENGTH = 48  # of a name: it must fit into names of resources and of metrics
-_MAX_LABEL_LENGTH = 63  # Kubernetes: of a label's value
+_MAX_NAME_LENGTH = 48  # characters of a class name, which is a part of the names of resources and metrics
+_MAX_LABEL_LENGTH = 63  # characters of a label's value; Kubernetes' limit
 _RESERVED_NAMES = frozenset(
     {
         "cpu", "memory", "storage", "ephemeral-storage", "pods", "services", "secrets", "configmaps",
@@ -40,10 +40,13 @@ _RESERVED_NAMES = frozenset(
 )  # fmt: skip
 _RESERVED_PREFIXES = ("hugepages-", "requests.", "limits.")
 _PRIORITIES = range(-(2**31), 2**31)  # int32, as the schema says
-CAPACITY_PER_CARD = 128  # of one card: what a node's capacity of a class is reckoned with, above any `--max-clients`
-_MAX_CACHED_MODELS = 4096  # a cluster has tens of models, but a node may write others each time
-_MAX_CACHED_LENGTH = 512  # characters of a card's labels that are remembered: nodes write them
-_MAX_CACHED = 65_536  # combinations of labels: more than cards of a big cluster, where a selector names nodes
+# Units per card in a node's capacity of a class. At least the maximum of `--max-clients`, so that this capacity never
+# makes kube-scheduler reject a node with a free card.
+CAPACITY_PER_CARD = 128
+_MAX_CACHED_MODELS = 4096  # cached models; a cluster has tens, but a faulty node may report new ones again and again
+_MAX_CACHED_LENGTH = 512  # characters of all labels of a cached combination: nodes choose the labels
+# Cached combinations of labels. If a selector names nodes, each card may have its own: more than a big cluster's cards.
+_MAX_CACHED = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +61,10 @@ class ClassShare:
 class ResourceClass:
     """One ResourceClass. Without a share, one unit is a whole card.
 
-    other: it is of devices other than GPUs, and one unit is one device. A class without this flag never contains such a
-        device.
-    auto: Cardwise manages it.
-    untouched: no user has edited it, so Cardwise may change and delete it.
+    other: the class contains devices other than GPUs, and one unit is one device. Without this flag it contains GPUs
+        only.
+    auto: Cardwise created the class.
+    untouched: no user has edited the class, so Cardwise may change and delete it.
     """
 
     name: str
@@ -74,7 +77,7 @@ class ResourceClass:
 
 
 class Classifier:
-    """Decides the classes of a card. Caches the result by the labels that selectors use."""
+    """Computes the classes of a card. Caches them by the values of the labels that selectors use."""
 
     def __init__(self, classes: Iterable[ResourceClass]) -> None:
         self._classes = tuple(classes)
@@ -107,8 +110,8 @@ class Classifier:
         return names_of_classes
 
     def automatic_class_of(self, model: str) -> frozenset[str]:
-        """The automatic class of the cards of a model, even without an object; none if a user's class has that name,
-        because then its selector decides.
+        """The automatic class of a model's cards, with or without its object; empty if a user's class has this name:
+        then the selector of the user's class decides.
         """
         automatic = self._class_of_model.get(model)
         if automatic is None:
@@ -149,10 +152,10 @@ def labels(
     own: Mapping[str, str],
     kind: str = KIND,
 ) -> dict[str, str]:
-    """The labels of a card, or of a device of another kind, that selectors see; keys in lower case. Devices have no
-    memory.
+    """The labels that selectors see on a card or on another device; keys in lower case. A device that is no GPU has no
+    label for memory.
 
-    own: the labels of its ExtendedResource. The node label is left out of `own`, because `node` has the same value.
+    own: the labels of the card's ExtendedResource. `names.NODE_LABEL` is left out, because `node` has the same value.
     """
     own_labels = {key: label_value for key, label_value in own.items() if key != names.NODE_LABEL}
     all_labels = {
@@ -167,8 +170,8 @@ def labels(
 def max_shares(mem: MiB, resource_class: ResourceClass) -> int:
     """The maximum number of units of the class that the containers on one card can request together.
 
-    A container counts 1 for each of its cards; or n, if it requests n units of a class with a share, of which only as
-    many go on the card as its memory holds.
+    A container counts 1 for each of its cards. If the class has a share, a container that requests n units counts n;
+    the card's memory limits the total of these.
     """
     share = resource_class.share
     return CAPACITY_PER_CARD + (mem // share.memory if share is not None else 0)
@@ -226,7 +229,7 @@ def check_name(name: str, field: str = "metadata.name") -> None:
 
 
 def is_bare(name: str, exists: Callable[[str], bool]) -> bool:
-    """Whether a resource name without a domain, which Kubernetes would refuse, means a class."""
+    """Whether a resource name without a domain means a class. Kubernetes would refuse such a name."""
     if "/" in name:
         return False
     try:
@@ -237,7 +240,7 @@ def is_bare(name: str, exists: Callable[[str], bool]) -> bool:
 
 
 def _selects_other_devices(selector: Selector, field: str) -> bool:
-    """Whether the selector selects devices other than GPUs: each alternative names a kind. Raises InvalidRequest."""
+    """Whether the selector selects devices other than GPUs. Raises InvalidRequest if it selects both."""
     kinds = frozenset().union(*map(_selected_kinds, selector.alternatives))
     other_kinds = kinds - {KIND}
     if other_kinds and KIND in kinds:
@@ -250,7 +253,7 @@ def _selects_other_devices(selector: Selector, field: str) -> bool:
 
 
 def _selected_kinds(conditions: Iterable[Expression]) -> frozenset[str]:
-    """The device kinds that an alternative selects. Without a condition on the kind, it selects GPUs."""
+    """The device kinds that an alternative of a selector selects; GPUs if no condition names a kind."""
     kinds_by_condition = [
         condition.texts for condition in conditions if (condition.key, condition.operator) == (_KIND_LABEL, "In")
     ]
@@ -297,22 +300,22 @@ def accelerator_of_model(model: str) -> str:
 def _name_parts(model: str) -> list[str]:
     cleaned = (re.sub(r"[^a-z0-9]", "-", part).strip("-") for part in re.split(r"[\s.]+", model.lower()))
     parts = [part for part in cleaned if part]
-    if parts[:1] == ["nvidia"]:  # newer drivers say it, older ones do not
+    if parts[:1] == ["nvidia"]:  # newer drivers write "NVIDIA" before the model, older drivers do not
         parts = parts[1:]
     return ["nvidia", *(parts or ["gpu"])]
 
 
 def auto_spec(*models: str) -> dict[str, Any]:
-    """The spec of the automatic class of a model, or of several models that give the same class name."""
+    """The spec of the automatic class of a model, or of several models with the same class name."""
     if len(models) == 1:
         return {"selector": {"matchLabels": {_MODEL_LABEL: models[0]}}}
     return {"selector": {"matchExpressions": [{"key": _MODEL_LABEL, "operator": "In", "values": sorted(models)}]}}
 
 
 def auto_models(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """The models for which Cardwise wrote the class, while its spec is unchanged.
+    """The models of an automatic class that no user has edited.
 
-    Empty if a user created or edited it, and for a copy with another name, which is the user's own.
+    Empty for a class that a user created or edited, and for a copy with another name, which belongs to the user.
     """
     metadata, spec = manifest.get("metadata") or {}, manifest.get("spec") or {}
     text = (metadata.get("annotations") or {}).get(names.AUTO_SPEC)

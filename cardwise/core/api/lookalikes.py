@@ -1,12 +1,12 @@
-"""Misspelled and foreign names of resources, annotations and labels: which name of Cardwise was probably meant.
+"""Suggests the name of Cardwise that a misspelled or foreign name of a resource, annotation or label probably means.
 
-Kubernetes accepts any name with a domain and leaves the pod pending, so warnings suggest the nearest valid name: from a
-table for the names of other GPU sharers and gang schedulers, by edit distance for other names.
+Kubernetes accepts any name with a domain and leaves the pod pending, so warnings suggest the nearest valid name. Names
+of other GPU sharers and gang schedulers are in a table; for other names the edit distance decides.
 
-Edit distance takes a tenth of a millisecond and more, and tenants choose the names. So if there are
-many candidates, edit distance is computed only for those with the most letter pairs in common with the name. Comparing
-sets of letter pairs takes microseconds. Example:
-nvidia.tesla.k8 has 13 pairs. nvidia.tesla.k80 has these and one more, nvidia.tesla.p100 only eleven of them.
+An edit distance takes at least a tenth of a millisecond, and tenants choose the names. So if there are many candidates,
+edit distance is computed only for those with the most letter pairs in common with the name. Comparing sets of letter
+pairs takes microseconds. Example: nvidia.tesla.k8 has 13 pairs; nvidia.tesla.k80 contains all 13, and
+nvidia.tesla.p100 contains 11 of them.
 """
 
 import heapq
@@ -55,13 +55,13 @@ _FOREIGN_KEYS: Final[Mapping[str, str]] = {
 _GANG_KEYS: Final = (names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING)
 _GANG_DOMAINS: Final = tuple(dict.fromkeys(key.partition("/")[0] for key in _GANG_KEYS))
 _GANG_WORD: Final = re.compile(r"group|pod-?group|gang")
-# The same pattern as the chart's `cardwise.cel.keysAboutUs`, which selects the pods without a request that the webhook
-# sees.
+# Annotations and labels that may be meant for Cardwise. The same pattern as the chart's `cardwise.cel.keysAboutUs`: the
+# API server calls the webhook for a pod without a GPU request only if a key of the pod matches.
 _OWN_KEY: Final = re.compile(
     r"(?i:cardwise)|^gpu-(fraction|memory)|/(no)?use-gpu|^hami\.io/|^scheduling\.(x-)?k8s\.io/(pod-?)?(group|gang)|"
     r"^pod-group\.scheduling\.|^gang\.scheduling\."
 )
-# Keys that are compared with Cardwise's: those above, and misspellings of their domains.
+# Keys for which a suggestion is searched: those of `_OWN_KEY`, and keys whose domain may be a misspelling.
 _POSSIBLY_OWN_KEY: Final = re.compile(rf"{_OWN_KEY.pattern}|^scheduling\.|^[^/]{{6,12}}\.dev/")
 # The annotations and labels that Cardwise reads on namespaces.
 _NAMESPACE_ANNOTATIONS: Final = (
@@ -71,21 +71,22 @@ _NAMESPACE_LABELS: Final = (names.DEFAULTS_LABEL, names.GPU_MEM_UNIT)
 # Vendors of other GPUs, by the ends of their domains.
 _VENDORS: Final = ("amd.com", "intel.com", "iluvatar.ai", "metax-tech.com", "mthreads.com")
 _CORE: Final = names.GPU_CORE.removesuffix(".percentage")
-# Names that stand for another one: the short form of the core percentage, and the internal name of whole cards.
+# By name, the name to suggest instead: for the short form of the core percentage and the internal name of whole cards.
 _FULL_NAMES: Final[Mapping[str, str]] = {_CORE: names.GPU_CORE, names.WHOLE_GPU: names.GPU_COUNT}
-# The same pattern as the chart's `cardwise.cel.looksLikeGpu`, which selects the objects that the webhook sees.
+# Resource names that suggest a GPU. The same pattern as the chart's `cardwise.cel.looksLikeGpu`: the API server calls
+# the webhook for objects with such a resource.
 _GPU_NAME: Final = re.compile(r"gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.dev/")
-# The labels that every card has, for selectors (`classes.labels`).
+# The keys of the labels that every card has, for selectors (`classes.labels`).
 CARD_LABELS: Final = (
     "model", "memory", "node", "hostname", "index", "uuid", "kind",
     "driver", "clock", "architecture", "computecapability",
 )  # fmt: skip
-_MIN_EDITS: Final = 2  # edits that are allowed for a name of any length
-_LENGTH_PER_EDIT: Final = 4  # a longer name may have one edit per so many characters
-# characters; Kubernetes allows no longer names without a domain, and the time for a distance is quadratic
+_MIN_EDITS: Final = 2  # edits between a resource name, of any length, and its suggestion
+_LENGTH_PER_EDIT: Final = 4  # characters of a name per allowed edit
+# Characters of a name for which suggestions are searched: the time for an edit distance grows with their square.
 _MAX_COMPARED_LENGTH: Final = 128
-_MAX_COMPARED: Final = 32  # the most similar candidates, whose distance is computed
-_MAX_RANKED: Final = 1024  # candidates that are considered at all; clusters have tens of them
+_MAX_COMPARED: Final = 32  # candidates for which the edit distance is computed: the most similar ones
+_MAX_RANKED: Final = 1024  # candidates that are compared by letter pairs; clusters have tens of them
 
 
 def is_like_gpu(name: str) -> bool:
@@ -94,13 +95,16 @@ def is_like_gpu(name: str) -> bool:
 
 
 def is_of_other_vendor(name: str) -> bool:
-    """Whether the resource's domain is that of another GPU vendor than NVIDIA."""
+    """Whether the resource's domain belongs to a GPU vendor other than NVIDIA."""
     domain = name.partition("/")[0]
     return any(domain == vendor or domain.endswith(f".{vendor}") for vendor in _VENDORS)
 
 
 def suggest_resource(name: str, others: Iterable[str] = ()) -> str:
-    """The resource that was probably meant, of Cardwise's and `others` (offered resources, classes); "" for none."""
+    """The resource that `name` probably means; "" for none.
+
+    others: the candidates besides Cardwise's own resources, such as resources that nodes offer, and classes.
+    """
     if name in _FOREIGN_RESOURCES:
         return _FOREIGN_RESOURCES[name]
     if is_of_other_vendor(name):
@@ -126,14 +130,14 @@ def suggest_class(name: str, class_names: Iterable[str]) -> str:
 
 
 def suggest_card_label(key: str) -> str:
-    """The label of every card that a key of a selector probably means; "" for none."""
+    """The key of `CARD_LABELS` that an unknown key of a selector probably means; "" for none."""
     if key in CARD_LABELS or len(key) > _MAX_COMPARED_LENGTH:
         return ""
     return _choose_nearest(CARD_LABELS, max(1, len(key) // _LENGTH_PER_EDIT), partial(_edit_distance, key))
 
 
 def suggest_annotation(key: str) -> str:
-    """The users' annotation that an unknown annotation of Cardwise's domain probably means; "" for none."""
+    """The key in `names.USER_ANNOTATIONS` that an unknown key of Cardwise's domain probably means; "" for none."""
     return _find_nearest(key, names.USER_ANNOTATIONS)
 
 
@@ -143,9 +147,10 @@ def is_like_own(key: str) -> bool:
 
 
 def suggest_pod_key(key: str, text: str = "") -> str:
-    """The key or resource that an unread annotation or label of a pod probably means; "" for none.
+    """The key or resource that an annotation or label of a pod, which Cardwise does not read, probably means; "" for
+    none.
 
-    Keys of Cardwise's own domain are left to `suggest_annotation`: the webhook removes them.
+    Unknown keys of Cardwise's own domain are handled by `suggest_annotation`, because the webhook removes them.
     """
     if key in _FOREIGN_KEYS:
         return _FOREIGN_KEYS[key]
@@ -163,7 +168,7 @@ def suggest_pod_key(key: str, text: str = "") -> str:
 
 
 def suggest_namespace_key(key: str, *, label: bool) -> str:
-    """The key that an unread annotation (or label) of a namespace probably means; "" for none."""
+    """The key that an annotation or label of a namespace, which Cardwise does not read, probably means; "" for none."""
     domain, _, name = key.rpartition("/")
     own_key = _suggest_own_key(domain, name)
     read_keys = _NAMESPACE_LABELS if label else _NAMESPACE_ANNOTATIONS
@@ -176,7 +181,7 @@ def suggest_namespace_key(key: str, *, label: bool) -> str:
 
 
 def is_unread_namespace_key(key: str, *, label: bool) -> bool:
-    """Whether the annotation (or label) of a namespace is of Cardwise's domain and has no meaning there."""
+    """Whether an annotation (or label) of a namespace has Cardwise's domain, but no meaning on namespaces."""
     return key.startswith(f"{names.GROUP}/") and key not in (_NAMESPACE_LABELS if label else _NAMESPACE_ANNOTATIONS)
 
 
@@ -197,7 +202,9 @@ def suggest_node_label(key: str, text: str, label_values: Mapping[str, Collectio
 
 
 def _find_nearest_label_value(text: str, candidates: Iterable[str]) -> str:
-    """The candidate for a label's key or value within two edits (fewer for short texts), ignoring case; "" for none."""
+    """The nearest candidate for a label's key or value within two edits (fewer for short texts), ignoring case; "" if
+    there is none.
+    """
     lower = text.lower()
     return _choose_nearest(
         select_alike(text, sorted(candidates)),
@@ -207,7 +214,7 @@ def _find_nearest_label_value(text: str, candidates: Iterable[str]) -> str:
 
 
 def _suggest_own_key(domain: str, name: str) -> str:
-    """The key of Cardwise that is probably meant, if the domain is Cardwise's or a misspelling of it; else ""."""
+    """The key with Cardwise's domain, if the given domain is Cardwise's or a misspelling of it; else ""."""
     plain = domain.lower()
     is_ours = "cardwise" in plain or _edit_distance(plain, names.GROUP, _MIN_EDITS) <= _MIN_EDITS
     return f"{names.GROUP}/{name.lower()}" if is_ours else ""
@@ -236,9 +243,9 @@ def _letter_pairs(name: str) -> frozenset[tuple[str, str]]:
 
 
 def _choose_nearest(candidates: Iterable[str], limit: int, distance: Callable[[str, int], int]) -> str:
-    """The nearest candidate within `limit`, the first if several are equally near; "" if there is none.
+    """The nearest candidate within `limit` edits, the first if several are equally near; "" if there is none.
 
-    distance: the distance of a candidate, exact if it is at most the given limit.
+    distance: returns the edits for a candidate and a limit; above the limit, the number need not be exact.
     """
     nearest = ""
     for candidate in candidates:
@@ -261,10 +268,10 @@ def _name_distance(name: str, other: str, limit: int) -> int:
 
 
 def _edit_distance(name: str, other: str, limit: int) -> int:
-    """The number of insertions, deletions, substitutions and swaps of neighbours that turn one name into the other. Any
+    """The number of insertions, deletions, substitutions and swaps of neighbours that turn one name into the other. A
     number above `limit` only means "more than `limit`".
 
-    Only the cells of the table within `limit` of the diagonal are computed, since the others exceed `limit`.
+    Only the table's cells within `limit` of the diagonal are computed, since all other cells exceed `limit`.
     """
     beyond = limit + 1
     if abs(len(name) - len(other)) > limit:

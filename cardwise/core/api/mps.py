@@ -1,7 +1,8 @@
 """The MPS contract between the parts (docs/design/0005-mps.md): folders, state file, formats of limits.
 
-Pure: the MPS manager writes it, and device plugin, webhook and agent read it. MPS silently misreads most formats of a
-limit (`1.5G` is 1 MiB), so one function writes them, and one checks them.
+No I/O. The MPS manager writes the folders and files; the device plugin, the webhook and the share agent read them. MPS
+silently misreads most formats of a limit (`1.5G` is 1 MiB), so all limits are written by `limits_value` and checked by
+`check_limits`.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from cardwise.core.values.quantity import MiB
 from cardwise.core.values.wording import quote_text
 
 DEFAULT_ROOT: Final = "/run/cardwise/mps"
-CONTAINER_PIPE: Final = "/run/cardwise/mps/pipe"  # the mount of the card's `CLIENTS` folder in a container, read-only
+CONTAINER_PIPE: Final = "/run/cardwise/mps/pipe"  # where a container has the card's `CLIENTS` folder, read-only
 MODE: Final = "cardwise.dev/mps"  # annotation of a pod: off, preferred, required
 MIN_MODE: Final = "cardwise.dev/min-mps"  # annotation of a namespace: the weakest `MODE` that its pods may have
 SM_PERCENT: Final = "cardwise.dev/sm-percent"  # annotation of a pod: core, memory
@@ -28,7 +29,7 @@ LIMIT_ENV: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 PERCENT_ENV: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 PIPE: Final = "pipe"
-CLIENTS: Final = "clients"  # the folder that containers see: a link to the daemon's socket
+CLIENTS: Final = "clients"  # the folder that is mounted into containers: it has a link to the daemon's socket
 LOG: Final = "log"
 READY: Final = "ready"
 MODES: Final = "modes"
@@ -40,18 +41,17 @@ CONTROL: Final = "control"  # the socket in the pipe folder
 MANAGER_GONE: Final = "the node's MPS manager is gone or hangs"
 CLOSED_BY_FORMER_MANAGER: Final = "the GPU is closed to programs without MPS: a former MPS manager left it so"
 
-MAX_PIPE_LENGTH: Final = 87  # bytes; a longer path makes MPS fail without a message
+MAX_PIPE_LENGTH: Final = 87  # bytes of the pipe folder's path; with a longer path MPS fails without a message
 MIN_CEILING: Final = 512  # MiB; the ceiling while no pod on the card has a larger share
-# MiB, as seen on an H200 and an H100 with driver 580 (docs/measured.md):
-MIN_LIMIT: Final = 544  # with 512 CUDA does not start, since a client's limit counts its own context
-MAX_CONTEXT: Final = (
-    640  # MiB that a process without MPS may use beyond its share: for its CUDA context and a framework's libraries
-)
-_GIB: Final = 1024
-_VERSION = 1
+# MiB, measured on an H200 and an H100 with driver 580 (docs/measured.md):
+MIN_LIMIT: Final = 544  # the smallest limit of a client: with 512 CUDA does not start, since its context counts
+# MiB that a process without MPS may use beyond its share, for its CUDA context and a framework's libraries
+MAX_CONTEXT: Final = 640
+_GIB: Final = 1024  # MiB
+_VERSION = 1  # of the state file's format
 _UUID_PREFIX_LENGTH = 12  # characters of the UUID in a folder's name
-_DIGEST_LENGTH = 8
-# the formats of a limit that drivers were observed to read correctly
+_DIGEST_LENGTH = 8  # characters of the UUID's digest in a folder's name
+# one entry of a limit, in the formats that drivers were observed to read correctly
 _LIMIT = re.compile(r"(\d+)=[1-9]\d*(?:[GM]B?|g)?")
 _LIMIT_REMEDY = "write <ordinal>=<whole number>M, such as 0=8138M; MPS misreads or ignores other forms"
 
@@ -69,20 +69,27 @@ class Mode(StrEnum):
 
     @property
     def isolation(self) -> int:
-        """How well it isolates the pod from others on the card: higher is stronger."""
+        """How strongly the mode isolates the pod from other pods on the card; a higher number is stronger."""
         return list(Mode).index(self)
 
 
 class SmPercent(StrEnum):
-    """The source of a share's percentage of the SMs if it requests none: nothing, or its part of the memory."""
+    """How the limit on a share's SMs is set if the share requests no percentage.
+
+    CORE: no limit.
+    MEMORY: the same percentage as the share has of the card's memory.
+    """
 
     CORE = "core"
     MEMORY = "memory"
 
 
 def percent(core: int, mem: int, total: int, source: str) -> int | None:
-    """The limit on a share's SMs, in percent of the card's SMs; None for no limit. `source`: the pod's source, see
-    `SmPercent`.
+    """The limit on a share's SMs, in percent of the card's SMs; None for no limit.
+
+    core: the percent that the share requests; 0 for none.
+    mem, total: MiB of the share and of the card.
+    source: a value of `SmPercent`.
     """
     if core or source != SmPercent.MEMORY:
         return core or None
@@ -90,7 +97,7 @@ def percent(core: int, mem: int, total: int, source: str) -> int | None:
 
 
 def mode(annotations: Mapping[str, str]) -> Mode:
-    """The MPS mode of an admitted pod. Without a readable annotation it is the default mode."""
+    """The MPS mode of an admitted pod; `Mode.PREFERRED` if the annotation is missing or invalid."""
     try:
         return Mode(annotations.get(MODE, Mode.PREFERRED))
     except ValueError:
@@ -105,7 +112,7 @@ class DaemonScope(StrEnum):
 
 
 class MpsState(StrEnum):
-    """The state of a card's MPS for other parts; the table is in docs/design/0005-mps.md."""
+    """The state of MPS on a card, as the manager publishes it; docs/design/0005-mps.md explains each state."""
 
     READY = "Ready"
     STARTING = "Starting"
@@ -121,7 +128,12 @@ class UnreadableState(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The content of the state file. `since`: wall time; `checked`: CLOCK_BOOTTIME; both in seconds."""
+    """The content of the state file.
+
+    since: when the state began; wall time in seconds.
+    checked: when the manager last checked MPS; CLOCK_BOOTTIME in seconds.
+    valid_seconds: the age of `checked`, in seconds, from which on no container starts.
+    """
 
     uuids: tuple[str, ...]
     scope: DaemonScope
@@ -133,7 +145,7 @@ class Status:
     driver: str = ""
     multi_user: bool = False
     enforced: bool = False  # no process can bypass MPS: the card is EXCLUSIVE_PROCESS
-    ceilings: Mapping[str, MiB] = field(default_factory=dict)  # by UUID, as read back
+    ceilings: Mapping[str, MiB] = field(default_factory=dict)  # by UUID, the limits that the daemon has confirmed
     daemon_pid: int = 0
     manager_pid: int = 0
     max_clients: int = 0
@@ -157,7 +169,7 @@ def node_folder(root: str) -> PurePosixPath:
 
 
 def check_root(root: str, uuids: Sequence[str], scope: DaemonScope) -> None:
-    """Raises InvalidRequest for a root that MPS cannot use for these cards."""
+    """Check that MPS can use this root folder for these cards. Raises InvalidRequest."""
     if not PurePosixPath(root).is_absolute():
         raise InvalidRequest("--root", f"{quote_text(root)} is no absolute path", f"write one, such as {DEFAULT_ROOT}")
     folders = [node_folder(root)] if scope is DaemonScope.NODE else [folder(root, uuid) for uuid in uuids]
@@ -173,9 +185,10 @@ def check_root(root: str, uuids: Sequence[str], scope: DaemonScope) -> None:
 
 
 def ceiling(shares: Sequence[MiB]) -> MiB:
-    """The limit of a daemon that allows each of these shares.
+    """The memory limit of a daemon, in MiB, that allows each of these shares.
 
-    In whole GiB from one GiB on: daemons answer `8138M` with `7G`, and a limit counts only if it reads back as written.
+    From 1 GiB on, whole GiB: daemons report a limit of `8138M` as `7G`, and a limit counts only if the daemon reports
+    it as written.
     """
     largest = max([*shares, MIN_CEILING])
     return MiB(largest) if largest < _GIB else MiB(-(-largest // _GIB) * _GIB)
@@ -190,7 +203,7 @@ def limits_value(limits: Sequence[MiB]) -> str:
 
 
 def check_limits(text: str) -> None:
-    """Check a value of limits. Raises InvalidRequest for text that MPS would read differently, or ignore."""
+    """Check a value of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT. Raises InvalidRequest if MPS would misread or ignore it."""
     ordinals = []
     for entry in text.split(","):
         match = _LIMIT.fullmatch(entry)
@@ -209,10 +222,13 @@ def check_limits(text: str) -> None:
 
 
 def environment(limits: Sequence[MiB], percent: int | None = None) -> dict[str, str]:
-    """The environment of a container with MPS: its limits in MiB by card ordinal, and its percent of the SMs, if any.
+    """The environment of a container with MPS.
 
-    With several cards there is no memory limit in the environment: a process that uses only some of its cards would
-    have entries for cards that it does not see, and those lift all limits. The daemon's ceilings apply there.
+    limits: MiB, by card ordinal.
+    percent: of a card's SMs; None for no limit.
+
+    With several cards there is no memory limit in the environment, and only the daemon's ceilings apply: a process that
+    uses only some of the cards would have entries for cards that it does not see, and such an entry lifts all limits.
     """
     variables = {PIPE_ENV: CONTAINER_PIPE}
     if len(limits) == 1:
@@ -230,9 +246,9 @@ def start_problem(
     """Why a container may not start on the card yet; "" if it may.
 
     now: CLOCK_BOOTTIME, in seconds.
-    required_mib: MiB; the container's limit there.
+    required_mib: the container's memory limit on this card.
 
-    `cardwise.gpus.mpsfiles` checks what needs I/O: whether the manager lives, and whether the daemon accepts
+    The checks that need I/O are in `cardwise.gpus.mpsfiles`: whether the manager runs, and whether the daemon accepts
     connections.
     """
     if uuid not in status.uuids:
@@ -282,7 +298,7 @@ def encode(status: Status) -> str:
 
 
 def decode(text: str) -> Status:
-    """Raises UnreadableState."""
+    """The status in the text of a state file. Raises UnreadableState."""
     try:
         raw: dict[str, Any] = json.loads(text)
         if raw["version"] != _VERSION:
@@ -310,7 +326,7 @@ def decode(text: str) -> Status:
 
 
 def status_fields(status: Status, uuid: str) -> dict[str, Any]:
-    """ExtendedResource.status.mps of a card, without `lastTransitionTime`."""
+    """The fields of ExtendedResource.status.mps of a card, without `lastTransitionTime`."""
     return {
         "mode": str(status.scope),
         "state": str(status.state),

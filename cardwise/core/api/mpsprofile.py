@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 
 from cardwise.core.api.mps import Mode
 
-# Special values of a pod's user, or of the user whose pods a card serves. Other values are UIDs.
+# Special values of a pod's user, and of the user whose pods a card serves. Other values are UIDs.
 IMAGE: Final = -1  # the image's user: unknown before the image is pulled, treated as the same user in all images
-MIXED: Final = -2  # more than one
-OWN_USERS: Final = MIXED  # a pod with `hostUsers: false`, whose UIDs mean other users on the node
+MIXED: Final = -2  # more than one user
+OWN_USERS: Final = MIXED  # a pod with `hostUsers: false`: the same UID is another user on the node
 NO_USER: Final = -3  # a pod without MPS, which uses no daemon
 
 
@@ -18,9 +18,10 @@ NO_USER: Final = -3  # a pod without MPS, which uses no daemon
 class CardMps:
     """The MPS of a card, as far as placement needs it. Equal for most cards of a cluster.
 
-    ready: it is ready or off, and may be switched to the other.
+    ready: the card takes new pods: MPS is ready, or off; the manager switches between the two as pods need it.
     serves_several: one daemon serves all cards of the node.
-    max_clients: 0 if unknown.
+    multi_user: the daemon serves pods of several users.
+    max_clients: the most processes that MPS serves at once; 0 if unknown.
     """
 
     ready: bool
@@ -30,7 +31,12 @@ class CardMps:
 
 
 class MpsClient(NamedTuple):
-    """A pod as a client of MPS, as far as pods with the same daemon need it. `user`: as above."""
+    """The MPS settings of a pod that decide with which pods it can share a daemon.
+
+    off: the pod must not use MPS.
+    wants: the pod uses MPS.
+    user: a UID, or a special value of this module.
+    """
 
     off: bool
     wants: bool
@@ -39,14 +45,13 @@ class MpsClient(NamedTuple):
 
 # A deleted pod that only its node still reports: no pod may share MPS with it.
 UNKNOWN: Final = MpsClient(off=True, wants=True, user=MIXED)
-UNKNOWN_SETTINGS: Final = MpsClient(
-    off=False, wants=False, user=NO_USER
-)  # a holder with unknown MPS settings: it takes memory and is compatible with all pods
+# A holder of a card whose MPS settings are unknown: its memory counts, and all pods may share MPS with it.
+UNKNOWN_SETTINGS: Final = MpsClient(off=False, wants=False, user=NO_USER)
 
 
 @lru_cache(maxsize=65_536)
 def mps_client(mode: Mode, user: int) -> MpsClient:
-    """One object for all equal pods: there are tens of thousands."""
+    """The MPS settings as one shared object for all equal pods, to save memory: a cluster has tens of thousands."""
     return MpsClient(off=not mode.uses_mps, wants=mode.uses_mps, user=user if mode.uses_mps else NO_USER)
 
 
@@ -54,7 +59,11 @@ COMMON: Final = mps_client(Mode.PREFERRED, IMAGE)  # a pod without MPS settings
 
 
 def user(pods: int | None, containers: Iterable[int | None]) -> int:
-    """The user that these containers run as, by their own `runAsUser` and the pod's."""
+    """The user as which these containers run: a UID, IMAGE or MIXED.
+
+    pods: the pod's `runAsUser`, which applies to containers without their own.
+    containers: the `runAsUser` of each container.
+    """
     users = {pods if container_user is None else container_user for container_user in containers}
     if len(users) > 1:
         return MIXED

@@ -1,7 +1,8 @@
-"""Every name that leaves the process: resources, annotations, labels, environment, paths.
+"""All names that leave the process: resources, annotations, labels, environment variables, paths.
 
-One module, because users, charts, policies and other programs depend on the spelling; a test compares chart
-and docs against it. gpushare's names are kept to the letter (gpushare-scheduler-extender `pkg/utils/const.go`).
+They are in one module, because users, charts, policies and other programs depend on the spelling; a test compares the
+chart and the docs with this module. gpushare's names are spelled exactly as in gpushare (gpushare-scheduler-extender
+`pkg/utils/const.go`).
 """
 
 import re
@@ -18,12 +19,14 @@ GPU_MEM: Final = "aliyun.com/gpu-mem"  # MiB; node capacity is the sum of its ca
 GPU_COUNT: Final = "aliyun.com/gpu-count"  # node capacity: cards; in a request alone: whole cards
 GPU_CORE: Final = "aliyun.com/gpu-core.percentage"  # percent of one card's SMs
 WHOLE_GPU: Final = "cardwise.dev/gpu"  # whole cards, as the webhook writes them
-SHARE: Final = "cardwise.dev/share"  # the device plugin's own: one slot per container; users never write it
-PLACE_MARKER: Final = "cardwise.dev/place"  # brings a pod without GPU to filter; nodes with devices have plenty of it
-BIND_MARKER: Final = "cardwise.dev/bind"  # brings a pod without GPU and without a slot to bind; no node has it
-NVIDIA_GPU: Final = "nvidia.com/gpu"  # NVIDIA's device plugin's own; ours only where the setting says `take`
-CLASS_PREFIX: Final = f"{GROUP}/"  # + the name of a ResourceClass: its resource
-# resources of Cardwise's domain that are not classes
+SHARE: Final = "cardwise.dev/share"  # the resource of Cardwise's device plugin: one slot per container; not for users
+# In a pod without a GPU request: kube-scheduler calls the extender's filter for the pod. Nodes with devices offer it.
+PLACE_MARKER: Final = "cardwise.dev/place"
+# In a pod without a GPU request and without a slot: kube-scheduler lets the extender bind the pod. No node offers it.
+BIND_MARKER: Final = "cardwise.dev/bind"
+NVIDIA_GPU: Final = "nvidia.com/gpu"  # the resource of NVIDIA's device plugin; Cardwise's only with the setting `take`
+CLASS_PREFIX: Final = f"{GROUP}/"  # with the name of a ResourceClass: the resource of the class
+# the resources of Cardwise's domain that are not classes
 OWN_RESOURCES: Final = (WHOLE_GPU, SHARE, PLACE_MARKER, BIND_MARKER)
 REQUESTED: Final = (GPU_MEM, GPU_COUNT, GPU_CORE, WHOLE_GPU)  # the resources that users may request
 
@@ -31,7 +34,7 @@ REQUESTED: Final = (GPU_MEM, GPU_COUNT, GPU_CORE, WHOLE_GPU)  # the resources th
 # whose manifest may set another UID.
 POD_UID: Final = "^[0-9A-Za-z-]{1,128}$"
 
-# Annotations of gpushare's protocol, written by bind.
+# Annotations of gpushare's protocol, which bind writes.
 IDX: Final = "ALIYUN_COM_GPU_MEM_IDX"
 POD_MEM: Final = "ALIYUN_COM_GPU_MEM_POD"
 DEV_MEM: Final = "ALIYUN_COM_GPU_MEM_DEV"
@@ -43,69 +46,70 @@ GPUSHARE_ALLOCATION: Final = "scheduler.framework.gpushare.allocation"  # Alibab
 
 # Annotations of Cardwise that bind writes; users must not set them.
 ASSIGNMENT: Final = "cardwise.dev/assignment"
-# + container key: NO_CARDS; without CDI the UUIDs of the cards, separated by commas
+# With the container key: the UUIDs of the container's cards, separated by commas; NO_CARDS with CDI.
 DEVICES_OF: Final = "cardwise.dev/devices."
 LIMIT_MIB_OF: Final = "cardwise.dev/mem-limit-mib."
 FRACTION_OF: Final = "cardwise.dev/mem-fraction."
 LIMIT_BYTES_OF: Final = "cardwise.dev/mem-limit-bytes."
 # Written by the webhook.
-GPU_COUNTS: Final = "cardwise.dev/gpu-counts"  # cards of split shares, by container: core/api/request.py write_counts
-# the classes in the limits that are not GPUs, separated by commas
+# the number of cards of each split share, by container: core/api/request.py write_counts
+GPU_COUNTS: Final = "cardwise.dev/gpu-counts"
+# the classes of devices other than GPUs in the pod's limits, separated by commas
 DEVICE_CLASSES: Final = "cardwise.dev/device-classes"
 
 # Annotations that a user may set.
 POLICY: Final = "cardwise.dev/policy"  # on a pod or a namespace: one of core/api/policies.py
-ONE_NODE: Final = "cardwise.dev/one-best-node"  # on a pod: "true" or "false" overrides the setting
+ONE_NODE: Final = "cardwise.dev/one-best-node"  # on a pod: "true" or "false" overrides the chart's setting
 DEFAULTS_OPT_OUT: Final = "cardwise.dev/defaults"  # on a pod: "disabled"
 DEFAULT_GPU_MEM: Final = "cardwise.dev/default-gpu-mem"  # on a namespace
-CLASS: Final = "cardwise.dev/class"  # on a pod: the ResourceClass of its containers that name none
-QUEUE_PRIORITY: Final = "cardwise.dev/queue-priority"  # on a pod of a gang: an integer, the higher goes first
+CLASS: Final = "cardwise.dev/class"  # on a pod: the ResourceClass of its containers that name no class
+QUEUE_PRIORITY: Final = "cardwise.dev/queue-priority"  # on a pod of a gang: an integer; a higher number goes first
 MPS: Final = mps.MODE  # on a pod or a namespace: off, preferred, required
 MIN_MPS: Final = mps.MIN_MODE  # on a namespace: off, preferred, required
 SM_PERCENT: Final = mps.SM_PERCENT  # on a pod or a namespace: core, memory
 SHARE_AGENT: Final = shareagent.CHOICE  # on a pod: always, mps, never
-FRAMEWORKS: Final = "cardwise.dev/frameworks"  # on a pod or a namespace: on, off, or some frameworks by comma
-NO_DEFRAG: Final = "cardwise.dev/no-defrag"  # on a pod: "true": `cardwise defrag` leaves it where it is
+FRAMEWORKS: Final = "cardwise.dev/frameworks"  # on a pod or a namespace: on, off, or frameworks separated by commas
+NO_DEFRAG: Final = "cardwise.dev/no-defrag"  # on a pod: with "true", `cardwise defrag` does not move the pod
 USER_ANNOTATIONS: Final = frozenset(
     {POLICY, ONE_NODE, DEFAULTS_OPT_OUT, CLASS, QUEUE_PRIORITY, MPS, SM_PERCENT, SHARE_AGENT, FRAMEWORKS, NO_DEFRAG}
 )
-# On a Binding: the fencing token, with the Lease and its leader epoch. The API server compares it with the Lease. On a
-# pending pod, with a time: a leader epoch has begun since the pod was created.
+# On a Binding: the fencing token. It names the Lease and its leader epoch, and the API server compares both.
+# On a pending pod: the fencing token and the time of the last fence; Bindings that were posted before the fence fail.
 LEADER_EPOCH: Final = "cardwise.dev/leader-epoch"
 # On a released Lease: its UID and the time of its release. Present only if no request that the former holder sent
 # under it is still in flight.
 FENCED: Final = "cardwise.dev/fenced"
-# On workloads and ResourceQuotas, written by the webhook: the keys that it put in place of bare ones.
+# On workloads and ResourceQuotas, written by the webhook: the resource names that the webhook wrote in place of names
+# without a domain.
 REWRITTEN: Final = "cardwise.dev/rewritten"
-# On ResourceQuotas and LimitRanges, written by the webhook where bare numbers count GiB: the amounts of the object that
-# count MiB, separated by commas.
+# On ResourceQuotas and LimitRanges, written by the webhook if numbers without a unit mean GiB: the amounts that the
+# webhook has converted to MiB, separated by commas.
 WRITTEN_MIB: Final = "cardwise.dev/gpu-mem-mib"
 _WRITTEN_ANNOTATIONS: Final = frozenset({ASSIGNMENT, GPU_COUNTS, DEVICE_CLASSES, LEADER_EPOCH})
 _WRITTEN_PREFIXES: Final = (
     GPUSHARE_PREFIX, GPUSHARE_ALLOCATION, DEVICES_OF, LIMIT_MIB_OF, FRACTION_OF, LIMIT_BYTES_OF,
 )  # fmt: skip
-# On an automatic ResourceClass or PodGroup: label, "true"; with another value it is a person's. On the class also an
-# annotation with the spec as it was written.
+# On an automatic ResourceClass or PodGroup: a label with the value "true"; with another value, or none, the object
+# belongs to a user. An automatic class also has an annotation with the spec that Cardwise wrote.
 AUTO_LABEL: Final = "cardwise.dev/auto"
 AUTO_SPEC: Final = "cardwise.dev/auto-spec"
 
 # Labels.
 DEFAULTS_LABEL: Final = "cardwise.dev/defaults"  # on a namespace: "enabled"
-GPU_MEM_UNIT: Final = (
-    "cardwise.dev/gpu-mem-unit"  # on a namespace: the unit of bare gpu-mem numbers in the namespace: MiB or GiB
-)
+# on a namespace: the unit, MiB or GiB, of gpu-mem numbers without a unit
+GPU_MEM_UNIT: Final = "cardwise.dev/gpu-mem-unit"
 ACCELERATOR: Final = "accelerator"  # on a node whose cards are all of one model, such as nvidia-tesla-k80
 NODE_LABEL: Final = "cardwise.dev/node"  # on an ExtendedResource
-LEADER: Final = "cardwise.dev/leader"  # on the pod of the extender that answers: "true"
+LEADER: Final = "cardwise.dev/leader"  # on the pod of the extender that is the leader: "true"
 
-# Gangs. Annotations or labels of gangs that users write. GANG is the label and scheduling gate that the webhook adds to
-# members.
+# Annotations or labels by which users write gangs. GANG is different: the webhook adds it to members, as a label and as
+# a scheduling gate.
 GROUP_NAME: Final = "scheduling.k8s.io/group-name"
 GROUP_NUM: Final = "scheduling.k8s.io/group-pod-num"
-COSCHEDULING: Final = "scheduling.x-k8s.io/pod-group"  # label: the name of that project's PodGroup
+COSCHEDULING: Final = "scheduling.x-k8s.io/pod-group"  # label: the name of a PodGroup of the coscheduling plugin
 GANG: Final = "cardwise.dev/gang"
 
-# Reason of an event on a node: another node has the ExtendedResource of its card.
+# Reason of an Event on a node: the ExtendedResource of one of its cards belongs to another node.
 GPU_ON_ANOTHER_NODE: Final = "GPUOnAnotherNode"
 # Reason of an Event on a pod: the pod was deleted, because a program other than the extender had bound it.
 BOUND_WITHOUT_EXTENDER: Final = "BoundWithoutExtender"
@@ -115,59 +119,61 @@ REQUEUE: Final = "cardwise.dev/requeue"
 
 # Environment of the container.
 ENV_VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
-NO_CARDS: Final = "void"  # its value that keeps NVIDIA's runtime from adding cards
+NO_CARDS: Final = "void"  # the value of NVIDIA_VISIBLE_DEVICES with which NVIDIA's runtime adds no cards
 ENV_DEVICE_ORDER: Final = "CUDA_DEVICE_ORDER"
 ENV_LIMIT_MIB: Final = "CARDWISE_MEM_LIMIT_MIB"  # MiB on each of the container's cards
 ENV_GPU_COUNT: Final = "CARDWISE_GPU_COUNT"  # the number of the container's cards, if its share is split over several
-ENV_FRACTION: Final = "CARDWISE_MEM_FRACTION"  # limit / card total, rounded down to 4 digits
+ENV_FRACTION: Final = "CARDWISE_MEM_FRACTION"  # the limit / the card's memory, rounded down to 4 decimal places
 ENV_XLA_FRACTION: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 ENV_XLA_FRACTION_NEW: Final = "XLA_CLIENT_MEM_FRACTION"
 ENV_CUPY_LIMIT: Final = "CUPY_GPU_MEMORY_LIMIT"  # bytes
 ENV_MPS_PREFIX: Final = "CUDA_MPS_"
-# NVIDIA's container toolkit (1.20.1 and later) sets limits of the driver by two of these, of a container, in MiB.
+# Variables of a container by which NVIDIA's container toolkit (1.20.1 and later) sets limits of the driver, in MiB.
 ENV_GPU_MEMORY_PREFIX: Final = "NVIDIA_GPU_MEMORY_"
 ENV_GPU_MEMORY_LIMIT: Final = "NVIDIA_GPU_MEMORY_LIMIT"
 # the prefixes of the variables that set a container's limits
 ENV_LIMIT_PREFIXES: Final = (ENV_MPS_PREFIX, ENV_GPU_MEMORY_PREFIX)
 ENV_PCI_BUS_ID: Final = "PCI_BUS_ID"
-ENV_PCI_DEVICES_PREFIX: Final = "PCIDEVICE_CARDWISE_DEV_"  # + the class: PCI addresses, as SR-IOV's device plugin does
+# with the class: the variable with PCI addresses, named as by the SR-IOV device plugin
+ENV_PCI_DEVICES_PREFIX: Final = "PCIDEVICE_CARDWISE_DEV_"
 ENV_RDMA_DEVICES: Final = "CARDWISE_RDMA_DEVICES"  # names such as mlx5_0
 
 # CDI (Container Device Interface): one device per share slot.
 CDI_KIND: Final = SHARE
 
-# The extender's HTTP paths, as gpushare's.
+# The prefix of the extender's HTTP paths, the same as gpushare's.
 EXTENDER_PREFIX: Final = "/gpushare-scheduler"
 
 # Identities and objects of the chart.
 NAMESPACE: Final = "cardwise-system"
 WEBHOOK_CONFIGURATION: Final = "cardwise"
-# prefix of the name of the second mutating configuration, which therefore sorts after those of other projects
+# Prefix of the name of the second mutating configuration: the API server calls webhooks in the order of these names, so
+# the second one runs after those of other projects.
 LATE: Final = "zz-"
 LATE_CONFIGURATION: Final = f"{LATE}{WEBHOOK_CONFIGURATION}"
-SCHEDULER: Final = "cardwise-scheduler"  # Deployment of scheduler.mode=own; scheduler.name if nobody sets another
-SCHEDULER_NAME: Final = "cardwise.dev/scheduler-name"  # annotation on it: scheduler.name
+SCHEDULER: Final = "cardwise-scheduler"  # the Deployment of scheduler.mode=own, and the default of scheduler.name
+SCHEDULER_NAME: Final = "cardwise.dev/scheduler-name"  # annotation on this Deployment: scheduler.name
 # annotation of a kube-scheduler that scheduler.mode=kubeadm has changed
 FORMER_CONFIG: Final = "cardwise-former-config"
 PROBE_PRIORITY_CLASS: Final = "cardwise-probe"  # PriorityClass of pods that only test whether a card can be allocated
-LEASE: Final = "cardwise-extender"  # in NAMESPACE: which extender binds
-WORKLOAD: Final = "cardwise-workload"  # a ConfigMap beside the Lease: what the placement policies have learned from
-WORKLOAD_REQUESTS: Final = "workload.json"  # its key for that
-WORKLOAD_POLICY: Final = "policy"  # its key for the extender's --policy; more of its settings: cardlimits.py
+LEASE: Final = "cardwise-extender"  # the Lease in NAMESPACE that the leading extender holds
+# ConfigMap in NAMESPACE: the requests from which the placement policies have learned, and settings of the extender
+WORKLOAD: Final = "cardwise-workload"
+WORKLOAD_REQUESTS: Final = "workload.json"  # key of this ConfigMap: the requests
+WORKLOAD_POLICY: Final = "policy"  # key of this ConfigMap: the extender's --policy; for more settings see cardlimits.py
 
-# cluster-autoscaler's: "false" on a pod that it must not evict, "true" on a pod that it may evict although by default
-# it would not.
+# Annotation of a pod for cluster-autoscaler: with "false" it does not evict the pod; with "true" it may evict the pod
+# even if by default it would not.
 SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"
-# Kubernetes' own: which limits a LimitRange gave a pod's containers, in words.
+# Annotation of Kubernetes: a text that says which limits a LimitRange set in the pod's containers.
 LIMIT_RANGER: Final = "kubernetes.io/limit-ranger"
-# Kubernetes' own: the annotation of a static pod's mirror, which no scheduler places; and the phases in which pods hold
-# no resources.
+# Annotation of Kubernetes on the mirror pod of a static pod; no scheduler places mirror pods.
 MIRROR: Final = "kubernetes.io/config.mirror"
-FINISHED_PHASES: Final = ("Succeeded", "Failed")
+FINISHED_PHASES: Final = ("Succeeded", "Failed")  # the phases in which a pod holds no resources
 
 
 def is_placement_annotation(key: str) -> bool:
-    """Whether only Cardwise may write this pod annotation. True for every unknown key of Cardwise's domain, too."""
+    """Whether only Cardwise may write this pod annotation. True also for every unknown key of Cardwise's domain."""
     if key.startswith((GPUSHARE_PREFIX, GPUSHARE_ALLOCATION)):
         return True
     return key.startswith("cardwise.dev/") and key not in USER_ANNOTATIONS

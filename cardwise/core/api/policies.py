@@ -1,9 +1,9 @@
 """Placement policies: which card a share takes, and how good a node is for it.
 
 A policy is one function in a table: it picks one of a node's usable cards and scores the pick. The scores of one
-policy are comparable across nodes, so the best node is the one with the highest score. It sees the cards as
-`cards.card_code`s in ascending order, the fullest first, and the lowest code of a card with the requested memory: plain
-integers, because a filter call runs the policy for thousands of nodes.
+policy are comparable across nodes, so the best node is the one with the highest score. A policy gets the cards as
+`cards.card_code`s in ascending order, the fullest card first, and the lowest code of a card with the requested free
+memory. Codes are plain integers, because a filter call runs the policy for thousands of nodes.
 """
 
 from bisect import bisect_left
@@ -17,7 +17,9 @@ Policy = Callable[[Sequence[int], int], Pick | None]
 
 
 def binpack(codes: Sequence[int], min_free: int) -> Pick | None:
-    """The smallest free memory that fits; ties go to the lowest index. Keeps large amounts free."""
+    """Pick the card with the least free memory that fits; the lowest index if several are equal. Keeps emptier cards
+    free for larger requests.
+    """
     index = bisect_left(codes, min_free)
     if index == len(codes):
         return None
@@ -26,7 +28,9 @@ def binpack(codes: Sequence[int], min_free: int) -> Pick | None:
 
 
 def spread(codes: Sequence[int], min_free: int) -> Pick | None:
-    """The most free memory; ties go to the lowest index. Keeps tenants apart while there is capacity."""
+    """Pick the card with the most free memory; the lowest index if several are equal. Keeps tenants apart while there
+    is capacity.
+    """
     if not codes or codes[-1] < min_free:
         return None
     free = codes[-1] >> POSITION
@@ -34,7 +38,7 @@ def spread(codes: Sequence[int], min_free: int) -> Pick | None:
 
 
 DEFAULT: Final = "priced"
-# used instead of a scored policy for single nodes, and until the scored policy has learned a workload
+# used where a scored policy has no scores: on one given node, under tight quotas, and until a workload is learned
 FALLBACK: Final = "binpack"
-SCORED: Final = frozenset({"priced"})  # these policies choose in `scored.engine`
+SCORED: Final = frozenset({"priced"})  # scored policies: `scored.engine` chooses nodes and cards
 POLICIES: Final[dict[str, Policy]] = {"binpack": binpack, "spread": spread, **dict.fromkeys(sorted(SCORED), binpack)}

@@ -1,6 +1,6 @@
 """GPUQuota: how much a namespace may hold of which cards, and how much each share counts.
 
-Only arithmetic. The ledger knows who holds what; placement knows which kinds of cards an entry covers.
+Only arithmetic: the amounts that pods hold are in the ledger, and the kinds of cards that an entry covers in `kinds`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -14,25 +14,30 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
 from cardwise.core.values.wording import quote_text, sanitize_message
 
-_MAX_TITLE_BYTES = 80  # bytes: the longest model of NVIDIA's has 40
+_MAX_TITLE_BYTES = 80  # bytes of an entry's title; the longest model name of NVIDIA has 40
 
-# The amounts that a quota limits: the name in `Charge`, `QuotaEntry` and `Headroom`, the field of GPUQuota, the unit in
-# a sentence.
+# The amounts that a quota limits. For each: its name in `Charge`, `QuotaEntry` and `Headroom`, its field in a GPUQuota,
+# and its unit in messages.
 AMOUNTS = (("shares", "shares", "shares"), ("memory", "memoryMiB", "MiB"), ("cards", "gpus", "whole GPUs"))
 
-# The keys of a ResourceQuota that count shares and whole cards. A pod that requests a share does not count under the
-# key of whole cards, and vice versa.
+# The keys of a ResourceQuota that count shares and whole cards. Shares do not count under the key of whole cards, and
+# whole cards do not count under the key of shares.
 SHARES = f"requests.{names.GPU_MEM}"
 WHOLE_CARDS = f"requests.{names.WHOLE_GPU}"
 
 _ENTRY_FIELDS = ("class", "model", *(field for _, field, _ in AMOUNTS))
 _SPEC_FIELDS = ("hard", "onExceed")
-_MAX_AMOUNT = 2**53  # what any JSON reader keeps exact
+_MAX_AMOUNT = 2**53  # the largest integer up to which all JSON readers are exact
 _AMOUNT_NOUNS = "one or more of shares, memoryMiB, gpus"
 
 
 class Charge(NamedTuple):
-    """The amounts that shares count against an entry: their number, MiB, whole cards."""
+    """The amounts that some shares count against an entry.
+
+    shares: their number; a whole card counts as a share.
+    memory: their MiB.
+    cards: the number of whole cards.
+    """
 
     shares: int = 0
     memory: int = 0
@@ -50,7 +55,11 @@ NOTHING = Charge()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaEntry:
-    """One line of `spec.hard`: the cards that it selects, and its limits; None is no limit."""
+    """One entry of `spec.hard`.
+
+    resource_class, model: select the cards that the entry covers; all cards if both are "".
+    shares, memory, cards: the limits, as in `Charge`; None for no limit.
+    """
 
     resource_class: str = ""
     model: str = ""
@@ -59,14 +68,19 @@ class QuotaEntry:
     cards: int | None = None
 
     def covers(self, classes: frozenset[str], model: str) -> bool:
-        """Whether a card of these classes and this model counts under the entry."""
+        """Whether the entry covers a card of these classes and this model."""
         if self.resource_class:
             return self.resource_class in classes
         return not self.model or self.model == model
 
 
 class Limit(NamedTuple):
-    """One limit of an entry: its field in GPUQuota, its unit in a sentence, used, limit, and requested amounts."""
+    """One limit of an entry, for messages.
+
+    field: its field in a GPUQuota.
+    unit: its unit in messages.
+    used, hard, requested: the amount in use, the limit, and the requested amount.
+    """
 
     field: str
     unit: str
@@ -77,7 +91,7 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headroom:
-    """The amounts that an entry still allows; None for no limit. Negative if the limit was lowered below the use."""
+    """The amounts that an entry still allows; None for no limit. Negative if more is in use than the limit."""
 
     entry: QuotaEntry
     shares: int | None
@@ -104,7 +118,10 @@ class Headroom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPUQuota:
-    """One GPUQuota. `refuse`: pods that do not fit now are refused at creation instead of staying pending."""
+    """One GPUQuota.
+
+    refuse: the webhook refuses pods that exceed the quota at their creation; otherwise they stay pending.
+    """
 
     namespace: str
     name: str
@@ -123,18 +140,20 @@ def charge(share: CardShare) -> Charge:
 
 
 def min_charge_of_share(cards: int, mem: int, smallest: int) -> Charge:
-    """The smallest charge of one container's cards.
+    """The smallest possible charge of one container's cards.
 
-    cards: their number.
-    mem: MiB over all of them; 0 for whole cards.
-    smallest: MiB of the smallest card that it could get, for whole cards.
+    cards: the number of cards.
+    mem: MiB over all of these cards; 0 for whole cards.
+    smallest: MiB of the smallest card that the container could get; used for whole cards only.
     """
     return Charge(cards, mem, 0) if mem else Charge(cards, cards * smallest, cards)
 
 
 def unlimited_amount_key(hard: Collection[str]) -> str:
-    """The quota key to add, if ResourceQuotas with these keys leave some requests uncounted; "" if they have both keys
-    or neither.
+    """The key that is missing in a namespace's ResourceQuotas: `WHOLE_CARDS` if they have only `SHARES`, and vice
+    versa, because requests of the other form are then not limited. "" if they have both keys or neither.
+
+    hard: the keys of the ResourceQuotas.
     """
     if (SHARES in hard) == (WHOLE_CARDS in hard):
         return ""
@@ -142,8 +161,9 @@ def unlimited_amount_key(hard: Collection[str]) -> str:
 
 
 def counts_in_place_of(quota: GPUQuota, missing: str) -> bool:
-    """Whether the quota limits, for all cards, the requests that ResourceQuotas do not count "
-    "(`unlimited_amount_key`).
+    """Whether the quota, in an entry for all cards, limits the requests that ResourceQuotas do not count.
+
+    missing: the key that `unlimited_amount_key` returns.
     """
     amount = "cards" if missing == WHOLE_CARDS else "shares"
     general_entries = [entry for entry in quota.entries if not (entry.resource_class or entry.model)]
@@ -188,7 +208,7 @@ def parse(manifest: Mapping[str, Any]) -> GPUQuota:
 
 
 def to_fields(amounts: Charge | QuotaEntry) -> dict[str, int]:
-    """Amounts, or limits, as fields of a GPUQuota; without limits that are None."""
+    """Amounts or limits as fields of a GPUQuota. Limits that are None are left out."""
     fields = ((field, getattr(amounts, name)) for name, field, _ in AMOUNTS)
     return {field: amount for field, amount in fields if amount is not None}
 
@@ -199,7 +219,7 @@ def selection(entry: QuotaEntry) -> dict[str, str]:
 
 
 def title(entry: QuotaEntry) -> str:
-    """The entry's selection, for people."""
+    """The entry's selection, as text for users: its class, its model, or "all GPUs"."""
     return sanitize_message(entry.resource_class or entry.model, _MAX_TITLE_BYTES) or "all GPUs"
 
 
@@ -213,7 +233,9 @@ def limits(entry: QuotaEntry, used: Charge, requested: Charge = NOTHING) -> list
 
 
 def exceeded_limits(entry: QuotaEntry, used: Charge, requested: Charge) -> list[Limit]:
-    """The limits that the request would exceed together with `used`. Amounts that are not requested do not matter."""
+    """The limits that `used` and `requested` together would exceed. Limits on amounts that are not requested do not
+    matter.
+    """
     return [
         limit
         for limit in limits(entry, used, requested)
@@ -222,9 +244,7 @@ def exceeded_limits(entry: QuotaEntry, used: Charge, requested: Charge) -> list[
 
 
 def used_by_status(manifest: Mapping[str, Any]) -> dict[tuple[str, str], Charge]:
-    """The use of a GPUQuota's namespace according to the status, by class and model. Unreadable entries count as
-    none.
-    """
+    """The amounts in use according to the status of a GPUQuota, by class and model. Unreadable amounts count as 0."""
     status = manifest.get("status")
     lines = status.get("used") if isinstance(status, dict) else None
     return {

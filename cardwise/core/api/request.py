@@ -1,7 +1,7 @@
 """Parses a pod's request of cards and devices: from its JSON to a `PodRequest`.
 
-The only module that reads these requests. Parse, don't validate: the result is a complete request, None (the pod
-requests nothing of Cardwise), or `InvalidRequest` with the field and the remedy.
+No other module reads these requests. `parse` returns a complete request, or None if the pod requests nothing of
+Cardwise, or raises `InvalidRequest` with the field and the remedy.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,9 +19,10 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.wording import quote_text
 
-MAX_CARDS: Final = 4096  # cards or units that one container may request: no node has as many, and each is counted
-# Card requests of a pod (`_card_request_key`). Each node is searched for all of them, so each adds to the time of a
-# filter call. The largest nodes have 16 GPUs, so a pod that gives each request a GPU of its own needs no more.
+# Cards, devices or units of a class that one container may request. No node has as many; the limit bounds loops.
+MAX_CARDS: Final = 4096
+# Card requests of a pod (`_card_request_key`). Each card request adds to the time of a filter call. More than 16 cannot
+# be needed: the largest nodes have 16 GPUs.
 MAX_CARD_REQUESTS: Final = 16
 
 
@@ -41,7 +42,10 @@ class Load(NamedTuple):
 class ContainerRequest:
     """One container's request of cards.
 
-    mem: MiB over all its cards; 0 for whole cards.
+    key: the container's key, see `containers`.
+    cards: the number of cards.
+    mem: MiB over all these cards; 0 for whole cards.
+    core: percent of the SMs over all these cards, where 100 is one card; 0 for no limit.
     resource_class: the ResourceClass of the cards; "" for any card.
     """
 
@@ -76,13 +80,14 @@ class DeviceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRequest:
-    """A pod's request: at least one container with cards or one device.
+    """A pod's request of at least one card or device.
 
-    containers: one entry per container that uses a card, in the pod's order.
+    containers: one request for each container that uses a card, in the pod's order.
+    policy: the placement policy that the pod names; None for the default.
     devices: requests of devices other than GPUs, by container and then by class.
     priority: the pod's priority.
     mps: the pod's MPS mode.
-    user: the user that its containers with cards run as (`mpsprofile`).
+    user: the user as which the containers with cards run (`mpsprofile`).
     """
 
     containers: tuple[ContainerRequest, ...]
@@ -115,7 +120,7 @@ class PodRequest:
 
     @property
     def largest_share(self) -> MiB:
-        """The most MiB that one card must hold for this pod."""
+        """The MiB of the largest share that the pod needs on one card; 0 if it requests only whole cards."""
         together: dict[str, int] = {}
         for container in self.containers:
             if container.cards == 1:
@@ -125,8 +130,8 @@ class PodRequest:
 
 
 def _card_request_key(container: ContainerRequest) -> tuple[str, str]:
-    """The card request to which the container belongs, as `fitting.card_requests` groups them: its own if it requests
-    whole cards or several cards, else that of its class.
+    """The key of the container's card request. A container with whole cards or several cards has a card request of its
+    own; the other containers with the same class have one together (`fitting.card_requests`).
     """
     return ("key", container.key) if container.whole or container.cards > 1 else ("class", container.resource_class)
 
@@ -140,7 +145,12 @@ class NotRewritten(InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container of a pod with its key and its path, for messages."""
+    """One container of a pod.
+
+    key: "0" for the first container, "init-0" for the first init container.
+    path: the container's field in the pod, for messages.
+    ordinary_init: an init container that is no native sidecar.
+    """
 
     key: str
     path: str
@@ -158,7 +168,10 @@ def containers(pod: Json) -> Iterator[Container]:
 
 
 def write_device_classes(classes: Iterable[str]) -> str:
-    """The value of the annotation `names.DEVICE_CLASSES`: the classes in a pod's limits that are not GPUs."""
+    """The value of the annotation `names.DEVICE_CLASSES`.
+
+    classes: the classes of devices other than GPUs in the pod's limits.
+    """
     return ",".join(sorted(set(classes)))
 
 
@@ -171,8 +184,9 @@ def write_counts(containers: Iterable[ContainerRequest]) -> str:
     """The value of the annotation `names.GPU_COUNTS`: the number of cards of each split share, such as
     `train=2,eval=4`; "" without split shares.
 
-    The annotation uses names of containers, because a key changes when another webhook inserts a container. The
-    container has the number in `names.ENV_GPU_COUNT` too, since other webhooks drop annotations and rename containers.
+    The annotation uses the containers' names, because keys change when another webhook inserts a container. The number
+    is also in the container's variable `names.ENV_GPU_COUNT`, since other webhooks may drop annotations and rename
+    containers.
     """
     return ",".join(
         f"{container.name}={container.cards}" for container in containers if not container.whole and container.cards > 1
@@ -180,9 +194,7 @@ def write_counts(containers: Iterable[ContainerRequest]) -> str:
 
 
 def read_counts(annotations: Mapping[str, str]) -> dict[str, int]:
-    """The numbers of cards in the annotation that `write_counts` wrote, by name of the container. Raises
-    InvalidRequest.
-    """
+    """The numbers of cards in the annotation that `write_counts` wrote, by container name. Raises InvalidRequest."""
     counts = {}
     for entry in filter(None, annotations.get(names.GPU_COUNTS, "").split(",")):
         name, _, number = entry.partition("=")
@@ -200,7 +212,7 @@ def parse(pod: Json) -> PodRequest | None:
     device_classes = read_device_classes(annotations)
     container_requests: list[ContainerRequest] = []
     devices: list[DeviceRequest] = []
-    # Percent of the card that the containers with a share of one class use together.
+    # By class, the total percent of the SMs of the containers that share one card.
     shares_by_class: dict[str, int] = {}
     class_containers: set[tuple[str, str]] = set()
     for container in containers(pod):
@@ -241,9 +253,7 @@ def parse(pod: Json) -> PodRequest | None:
 
 
 def parse_mutated(pod: Json) -> PodRequest | None:
-    """Parse the request of a pod that must have passed the webhook; otherwise like `parse`. Raises NotRewritten if it
-    has not.
-    """
+    """As `parse`, for a pod that the webhook must have rewritten. Raises NotRewritten if the webhook has not."""
     request = parse(pod)
     if request is None:
         return None
@@ -251,7 +261,7 @@ def parse_mutated(pod: Json) -> PodRequest | None:
     slots = card_containers | {device.key for device in request.devices}
     for c in containers(pod):
         limits = _get_resources(c, "limits")
-        # The amount has no binary suffix; the API server returns 8000 as 8k.
+        # The webhook writes amounts without a binary suffix such as Gi; the API server returns 8000 as 8k.
         canonical = (
             names.GPU_COUNT not in limits
             and (names.GPU_MEM in limits or names.WHOLE_GPU in limits)
@@ -277,7 +287,7 @@ def _common_user(pod: Json, keys: Collection[str]) -> int:
 
 
 def _run_as(spec: Json) -> int | None:
-    """The `runAsUser` of a pod's or container's spec; None if it has none."""
+    """The `runAsUser` in the spec of a pod or container; None if it is not set."""
     number = (spec.get("securityContext") or {}).get("runAsUser")
     return number if isinstance(number, int) else None
 
@@ -325,7 +335,8 @@ def _container_request(
         )
     amounts_by_name = {name: _read_amount(container, name, limits, requests) for name in resources}
     mem, core = amounts_by_name.get(names.GPU_MEM, 0), amounts_by_name.get(names.GPU_CORE, 0)
-    # After the webhook has rewritten the container, only the limits count: a later annotation changes nothing.
+    # After the webhook has rewritten the container, only the limits count: the annotation is ignored, since it may have
+    # been added later.
     rewritten = _is_rewritten(container)
     class_annotation = annotations.get(names.CLASS) if not rewritten else None
     resource_class = names.class_of(class_names[0]) if class_names else class_annotation or ""
@@ -378,8 +389,8 @@ def _container_request(
 def split_cards(container: Container, annotations: Mapping[str, str]) -> int:
     """The number of cards over which the webhook has split the container's share. Raises InvalidRequest.
 
-    The container's own variable takes precedence: a missing or wrong annotation must not put the total memory on one
-    card.
+    The container's variable takes precedence over the annotation: if the annotation is missing or wrong, the whole
+    share must not be put on one card.
     """
     for entry in container.spec.get("env") or ():
         if entry.get("name") == names.ENV_GPU_COUNT:
@@ -393,8 +404,8 @@ def split_cards(container: Container, annotations: Mapping[str, str]) -> int:
 
 
 def _is_rewritten(container: Container) -> bool:
-    """Whether the webhook has rewritten the container: it has the slot or, if another webhook removed that, the
-    variable.
+    """Whether the webhook has rewritten the container: the container requests a slot or, if another webhook removed the
+    slot, has the variable NVIDIA_VISIBLE_DEVICES with the webhook's source.
     """
     if names.SHARE in _get_resources(container, "limits"):
         return True
@@ -409,10 +420,13 @@ def _is_rewritten(container: Container) -> bool:
 def _read_counts_annotation(
     field: str, amounts_by_name: Mapping[str, int], class_names: Sequence[str], *, has_share: bool
 ) -> dict[str, int]:
-    """The number of cards that the container requests, and the resource that says so; several such resources must
-    agree. `has_share`: the webhook has written it into an annotation.
+    """The number of cards that the container requests, by each resource that gives this number. Raises InvalidRequest
+    if the numbers differ.
 
-    In that case the requested number of units of the class does not matter: the units may be shares of one card.
+    amounts_by_name: the requested amounts by resource.
+    class_names: the resources of classes.
+    has_share: the webhook has rewritten the container, which has a share. Then the amount of a class is ignored: it may
+        be units of shares on one card.
     """
     names_of_counts = [names.GPU_COUNT, names.WHOLE_GPU, *(() if has_share else class_names)]
     counts = {name: amounts_by_name[name] for name in names_of_counts if name in amounts_by_name}
@@ -425,7 +439,10 @@ def _read_counts_annotation(
 
 
 def _check_core(container: Container, core: int, *, cards: int, others: int) -> None:
-    """`others`: the percent that earlier containers take of the same card."""
+    """Check that the percentage is available on the cards. Raises InvalidRequest.
+
+    others: the percent that earlier containers use of the same card.
+    """
     available = FULL_CORE * cards - others
     if core <= available:
         return
@@ -441,7 +458,9 @@ def _check_core(container: Container, core: int, *, cards: int, others: int) -> 
 
 
 def _read_amount(container: Container, name: str, limits: Json, requests: Json) -> int:
-    """The amount of one resource; request and limit must agree, as for every extended resource."""
+    """The amount of one resource, from the container's limits. Raises InvalidRequest if the request differs from the
+    limit: Kubernetes requires the same for all extended resources.
+    """
     field = f"{container.path}.resources.limits[{name}]"
     if name not in limits:
         raise InvalidRequest(field, "is missing although there is a request", f"write {name} in limits only")
@@ -470,7 +489,10 @@ def _parse_amount(field: str, name: str, text: str | int) -> int:
 
 
 def _remedy(name: str, text: str | int, remedy: str) -> str:
-    """The remedy for an amount that is not a number."""
+    """The remedy for an invalid amount.
+
+    remedy: the general remedy, used if there is none for this resource or this amount.
+    """
     if name == names.GPU_MEM:
         return remedy
     if names.class_of(name) and (suggested_name := lookalikes.suggest_resource(name)):

@@ -1,17 +1,20 @@
 """The extender stanzas of a KubeSchedulerConfiguration.
 
-Two stanzas: the fast verbs answer in milliseconds or not at all, so that a hung extender
-does not stall the scheduler; bind alone may take long. kube-scheduler allows a resource in one stanza only.
+There are two stanzas, because the timeouts differ. Filter, prioritize and preempt take milliseconds and have a short
+timeout, so that a hung extender does not stall kube-scheduler. Bind may take long. kube-scheduler allows each resource
+in one stanza only.
 """
 
 from typing import Any
 
 from cardwise.core.api import names
 
-# Answers come in milliseconds; a hung extender costs the scheduler this much for each GPU pod that it tries.
+# Of filter, prioritize and preempt, which take milliseconds. With a hung extender, kube-scheduler waits this long for
+# each GPU pod that it tries to schedule.
 FAST_TIMEOUT = "1s"
 BIND_TIMEOUT = "300s"
-WEIGHT = 100  # in-tree scores sum to at most about 1,500 points; the extender's reach 100 x 10 x 10
+# The scores of kube-scheduler's own plugins sum to at most about 1,500 points; the extender's reach 100 x 10 x 10.
+WEIGHT = 100
 
 
 def extender_stanzas(
@@ -22,7 +25,10 @@ def extender_stanzas(
     cert_file: str | None = None,
     key_file: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Stanzas for `extenders:`; the URLs are `https://host:port`, or `http://` on loopback without the files."""
+    """The stanzas for `extenders:`.
+
+    filter_url, bind_url: `https://host:port`; without certificate files, `http://` on loopback.
+    """
 
     def common_fields() -> dict[str, Any]:
         stanza: dict[str, Any] = {"nodeCacheCapable": True, "ignorable": False}

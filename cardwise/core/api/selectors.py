@@ -1,7 +1,7 @@
-"""Selectors of cards: label selectors of Kubernetes, which also compare quantities.
+"""Selectors of cards: Kubernetes' label selectors, extended by comparisons of quantities.
 
-Parsed once, with each error's field; then evaluated for each card of the cluster. `classes.labels` computes the labels
-of a card.
+A selector is parsed once; an error names the field. It is then evaluated for each card of the cluster, with the labels
+that `classes.labels` computes.
 """
 
 import operator
@@ -21,19 +21,22 @@ _PRESENCE_OPERATORS = ("Exists", "DoesNotExist")
 _OPERATORS = (*_SET_OPERATORS, *_PRESENCE_OPERATORS, *_COMPARISON_OPERATORS)
 _FIELDS = ("matchLabels", "matchExpressions")
 _EXPRESSION_FIELDS = ("key", "operator", "values")
-# Limits for all alternatives of a selector together: each new kind of card is compared with the conditions, and each
-# value is parsed.
+# Conditions and values of all alternatives of a selector together. Each value is parsed, and each condition is
+# evaluated for each new kind of card.
 MAX_CONDITIONS = 256
 MAX_VALUES = 4096
-_MAX_CACHED_NUMBERS = 4096  # parsed label values that are cached: cards of one model have the same
-_MAX_NUMBER_LENGTH = 64  # characters: no label value has more
+_MAX_CACHED_NUMBERS = 4096  # cached numbers of label values; cards of one model have equal values
+_MAX_NUMBER_LENGTH = 64  # characters of a text that is parsed as a number; a label value has at most 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expression:
-    """One condition on the label `key`.
+    """One condition on a label.
 
-    `numbers` are those of `texts` that are quantities; `bound` is what Gt, Lt, GtEq and LtEq compare with.
+    key: the label, in lower case.
+    texts: the values of In and NotIn.
+    numbers: the values of In and NotIn that are quantities, as numbers.
+    bound: the value of Gt, Lt, GtEq and LtEq.
     """
 
     key: str
@@ -74,7 +77,7 @@ class Selector:
         return frozenset(condition.key for conditions in self.alternatives for condition in conditions)
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether it selects a card with these labels, whose keys are in lower case."""
+        """Whether the selector selects a card with these labels; the keys of `labels` must be in lower case."""
         return any(
             all(condition.matches(labels.get(condition.key)) for condition in conditions)
             for conditions in self.alternatives
@@ -213,7 +216,7 @@ def _parse_bound(name: str, operands: object, field: str) -> Fraction:
 
 
 def _parse_text(scalar: object, field: str) -> str:
-    """A value as text, since labels are texts, and YAML reads `8.6` and `0` as numbers."""
+    """A value as text, because label values are text, while YAML reads `8.6` and `0` as numbers."""
     if isinstance(scalar, str):
         return scalar
     if isinstance(scalar, int | float) and not isinstance(scalar, bool):
@@ -224,7 +227,7 @@ def _parse_text(scalar: object, field: str) -> str:
 
 
 def _parse_number(text: str) -> Fraction | None:
-    """The number that the text denotes; None for other texts. Long texts are not numbers and are not cached."""
+    """The text as a number; None if it is not one. Long texts are not parsed, so that they do not fill the cache."""
     return _parse_short_number(text) if len(text) <= _MAX_NUMBER_LENGTH else None
 
 

@@ -1,4 +1,4 @@
-"""Defragmentation: how much idle memory is too fragmented to use, and which pods to move to join it.
+"""Defragmentation: how much idle memory is too fragmented to use, and which pods to move to make it usable.
 
 Input: the ledger, the workload's requests, the pods that may be moved. Output: fragmented memory; moves in order.
 

@@ -1,9 +1,10 @@
-"""Defragmentation: finds the fewest pods to move so that a big request fits, each to where the engine puts it.
+"""Defragmentation: finds the fewest pods to move so that a big request fits.
 
-Moves are simulated with the placement engine (`moving`). There are two searches: in the first, any pod may take the
-cards that pods leave; in the second, these cards are cordoned until all pods have moved. The plan with fewer moves is
-taken. In small cases all plans are tried. Otherwise a greedy search clears node after node, each time the one with the
-fewest pods in the way (`preemption`); `MovePlan.min_moves` is then a lower bound.
+The placement engine chooses where each moved pod goes, so moves are simulated with the engine (`moving`). There are two
+searches: in the first, any pod may take the cards that pods leave; in the second, these cards are cordoned until all
+pods have moved. The plan with fewer moves is taken. In small cases all plans are tried. Otherwise a greedy search
+clears node after node, each time the node with the fewest pods in the way (`preemption`); `MovePlan.min_moves` is then
+a lower bound.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -16,21 +17,21 @@ from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import preemption
 from cardwise.core.preemption.setcover import CoverEffort
 
-_EFFORT: Final = 10_000  # placements that the search may try: some seconds
-_MAX_FAILED_WAYS: Final = 1000  # sets of moves that may fail: some seconds
-_MAX_NODES: Final = 512  # nodes that are searched: the ones with the most free memory on a card
+_EFFORT: Final = 10_000  # placements that the search of all plans tries: takes some seconds
+_MAX_FAILED_WAYS: Final = 1000  # sets of moves that the greedy search tries without success: takes some seconds
+_MAX_NODES: Final = 512  # nodes on which the greedy search looks for moves: those with the most free memory on a card
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovePlan:
     """A plan of moves.
 
-    moves: in the order in which they are made.
+    moves: the moves, in the order in which to make them.
     fit_counts: how many of the goal's pods fit now, and after each move. If the last number is below the goal, no plan
         was found.
     min_moves: a lower bound: no plan has fewer moves.
-    is_exhaustive: whether all plans were tried; if none was found then, none exists.
-    cordons: whether each card that a pod leaves must be cordoned before the move, until all pods have moved.
+    is_exhaustive: whether all plans were tried. If so and no plan was found, none exists.
+    cordons: whether the cards of a pod must be cordoned before the pod moves, until all pods have moved.
     """
 
     moves: tuple[Move, ...]
@@ -54,9 +55,12 @@ def plan(
     effort: int = _EFFORT,
     cordon: bool = True,
 ) -> MovePlan:
-    """Find the fewest moves, at most `max_moves`, after which the goal's pods fit. The world is unchanged afterwards.
+    """Find the fewest moves, at most `max_moves`, after which the goal's pods fit. `world` is unchanged afterwards.
 
-    cordon: whether cards may be cordoned during the moves; only done if it saves moves, or if there is no other plan.
+    max_moves: None for no limit.
+    effort: the number of placements that may be tried.
+    cordon: whether cards may be cordoned during the moves. The plan uses this only if it saves moves, or if there is no
+        other plan.
     """
     current_count = world.count_fitting(goal)
     if current_count >= goal.count:
@@ -77,7 +81,7 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """The goal, and the limits of the moves.
+    """The cluster, the goal, and the moves that are allowed.
 
     movables: the pods that may move, the least important first.
     cordon: whether the cards that pods leave are cordoned.
@@ -100,7 +104,7 @@ def _plan(attempt: _Attempt, current_count: int, bound: int, effort: int) -> Mov
     reached = greedy.fit_counts[-1] >= attempt.goal.count
     search = _Search(attempt, CoverEffort(effort))
     for depth in range(1, (len(greedy.moves) if reached else bound) + 1):
-        better = search.search_depth(depth, current_count)  # as many moves, but perhaps of less important pods
+        better = search.search_depth(depth, current_count)  # at the last depth: as many moves, but perhaps less harm
         if better is not None:
             return better
         if search.effort.is_spent:
@@ -109,11 +113,11 @@ def _plan(attempt: _Attempt, current_count: int, bound: int, effort: int) -> Mov
 
 
 def _harm(pods: Sequence[MovablePod]) -> tuple[int, int]:
-    """The harm of moving these pods; smaller is better. There must be at least one pod."""
+    """The harm of moving these pods, at least one: their highest priority, then their MiB. Smaller is better."""
     return max(pod.priority for pod in pods), sum(pod.mem for pod in pods)
 
 
-_State = tuple[str, str, tuple[str, ...]]  # of a pod: UID, node and cards
+_State = tuple[str, str, tuple[str, ...]]  # of a moved pod: its UID, its node and the UUIDs of its cards
 
 
 def _state(move: Move) -> _State:
@@ -122,14 +126,14 @@ def _state(move: Move) -> _State:
 
 
 class _Search:
-    """Tries all orders of all moves, but each resulting cluster only once."""
+    """Tries all orders of all moves, but continues only once from each resulting state of the cluster."""
 
     def __init__(self, attempt: _Attempt, effort: CoverEffort) -> None:
         self.effort = effort
         self._attempt = attempt
 
     def search_depth(self, depth: int, current_count: int) -> MovePlan | None:
-        """The least harmful plan with this number of moves; None if there is none, or if the effort is spent."""
+        """The least harmful plan with this number of moves; None if none was found before the effort was spent."""
         best: MovePlan | None = None
         least_harm: tuple[int, int] | None = None
         by_uid = {pod.uid: pod for pod in self._attempt.movables}
@@ -169,7 +173,7 @@ class _Search:
 
 
 class _Greedy:
-    """Frees cards for one of the goal's pods after another, each time where the fewest pods are in the way."""
+    """Frees cards for the goal's pods, one pod after another, each time on the node where the fewest pods must move."""
 
     def __init__(self, attempt: _Attempt, max_moves: int) -> None:
         self._attempt = attempt
@@ -179,7 +183,8 @@ class _Greedy:
         self._moves: list[Move] = []
         self._stuck_uids: set[str] = set()  # pods whose moves do not help at present
         self._remaining_failures = _MAX_FAILED_WAYS
-        # By node, the pods in the way, in addition to the goal's pods on these cards. Removed when the node changes.
+        # By node: the cards that `fill_with` gave to the goal's pods, and the pods that must move for a further pod of
+        # the goal. An entry is removed when the node changes.
         self._ways_by_node: dict[str, tuple[set[str], list[MovablePod]]] = {}
         goal = attempt.goal
         self._newcomer = preemption.Preemptor(
@@ -187,7 +192,7 @@ class _Greedy:
         )
 
     def plan(self, current_count: int) -> MovePlan:
-        """The plan with all useful moves. The world is unchanged afterwards."""
+        """The plan with all moves that help. The simulated cluster is unchanged afterwards."""
         fit_counts, undos = [current_count], list[Undo]()
         while fit_counts[-1] < self._attempt.goal.count and (step := self._step(fit_counts[-1])) is not None:
             undos += step[0]
@@ -199,12 +204,14 @@ class _Greedy:
         )
 
     def _step(self, count_before: int) -> tuple[list[Undo], list[int]] | None:
-        """Make the next moves that help; None if there are none."""
+        """Make the next moves that help. Returns the functions that undo these moves, and how many of the goal's pods
+        fit after each; None if no moves help.
+        """
         while ways := self._cheapest_first():
             for way in ways:
                 step = self._move_all(way, count_before)
                 if step is not None:
-                    self._forget_nodes_of(self._stuck_uids)  # pods that blocked these may have moved
+                    self._forget_nodes_of(self._stuck_uids)  # a stuck pod may be able to move now
                     self._stuck_uids.clear()
                     return step
                 self._remaining_failures -= 1
@@ -213,7 +220,7 @@ class _Greedy:
         return None
 
     def _forget_nodes_of(self, uids: Collection[str]) -> None:
-        """Discard the cached pods in the way on the nodes where these pods are."""
+        """Discard the cache `_ways_by_node` of the nodes where these pods are."""
         for uid in uids:
             holding = self._world.ledger.holding(uid)
             if holding is not None:
@@ -221,7 +228,7 @@ class _Greedy:
 
     def _cheapest_first(self) -> list[list[MovablePod]]:
         ways = []
-        # The goal's pods that fit already are placed first, so that further cards are freed in addition to theirs.
+        # The goal's pods that fit already are placed first, so that the search frees cards for further pods.
         with self._world.fill_with(self._attempt.goal) as placements:
             filled_cards: dict[str, set[str]] = {}
             for placement in placements:
@@ -265,7 +272,8 @@ class _Greedy:
 
     def _move_all(self, way: Sequence[MovablePod], count_before: int) -> tuple[list[Undo], list[int]] | None:
         """Move all of these pods. Returns the functions that undo the moves, and how many of the goal's pods fit after
-        each; None if a pod cannot move, or if no more of the goal's pods fit afterwards.
+        each. If a pod cannot move, or if the moves do not let more of the goal's pods fit, undoes the moves and returns
+        None.
         """
         stuck = list(way)
         undos: list[Undo] = []

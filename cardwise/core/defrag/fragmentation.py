@@ -1,8 +1,8 @@
 """Fragmentation: how much idle memory of cards no expected pod can use, by node and by kind of card.
 
-One measure for the extender's metrics, `cardwise nodes` and the simulator: FGD's (`scored.fragments`). For a given pod,
-the idle memory of a card that it cannot use is a fragment. The measure is the mean over all expected pods, weighted by
-their frequency. Imports numpy, like all users of `scored`.
+The extender's metrics, `cardwise nodes` and the simulator use the same measure, that of FGD (`scored.fragments`). For a
+given pod, the idle memory of a card is a fragment if the pod cannot use it. The measure is the mean over all expected
+pods, weighted by their frequency. This module imports numpy, like all users of `scored`.
 """
 
 from collections import Counter
@@ -24,8 +24,8 @@ from cardwise.core.placement.scored.shapes import RequestSize, Shape
 class Memory(NamedTuple):
     """The memory of some cards, in MiB.
 
-    free: on cards that accept new shares.
-    fragmented: the part of `free` that is fragments.
+    free: free memory on cards that accept new shares.
+    fragmented: the part of `free` that is fragments, as the mean over the expected pods.
     """
 
     total: int = 0
@@ -58,18 +58,17 @@ class _Card(NamedTuple):
 
 
 _NO_CARD: Final = _Card(0, 0, 0, 0)
-_MAX_REQUESTS: Final = 128  # request sizes that count if no workload has been learned
+_MAX_REQUESTS: Final = 128  # request sizes that `count_requests` returns
 
 
 def only_card_requests(counts: Mapping[RequestSize, float]) -> dict[RequestSize, float]:
-    """The requests that have cards. For a pod without a card request all idle memory would be a fragment."""
+    """The requests that include cards. To a pod without a card request, all idle memory would be a fragment."""
     return {request_size: count for request_size, count in counts.items() if request_size.cards}
 
 
 def count_requests(holdings: Iterable[Holding]) -> dict[RequestSize, float]:
-    """The request sizes of the pods that hold cards, and how many pods have each; used if no workload has been learned.
-
-    Only the most frequent ones.
+    """The most frequent request sizes of the pods that hold cards, each with the number of these pods. Callers use this
+    if no workload has been learned.
     """
     counts: Counter[RequestSize] = Counter()
     for holding in holdings:
@@ -98,15 +97,15 @@ def typical_pods(counts: Mapping[RequestSize, float], kinds: CardKinds) -> list[
 class Fragments:
     """The fragmentation of some nodes, for the workload of `typical_pods`.
 
-    The caller reports each node that changes.
+    The caller must call `set_node` for each node that changes.
     """
 
     def __init__(self, pods: Sequence[WeightedShape] = ()) -> None:
         self._table = NodeTable()
         self._cards: dict[str, list[_Card]] = {}  # by node
-        self._of_kinds: dict[int, list[int]] = {}  # total, used and free MiB
-        self._useful: Floats = np.zeros((0, 1))  # MiB, by slot of the table and position of the card
-        self._read = 0  # of the table's log
+        self._of_kinds: dict[int, list[int]] = {}  # by kind of card: total, used and free MiB
+        self._useful: Floats = np.zeros((0, 1))  # MiB that are no fragments, by slot of the table and card position
+        self._read = 0  # the number of changes in the table's log that `_useful` contains
         self.learn(pods)
 
     def learn(self, pods: Sequence[WeightedShape]) -> None:
@@ -115,7 +114,7 @@ class Fragments:
         self._stale = True
 
     def set_node(self, name: str, node: NodeState | None, free_load: Load | None) -> None:
-        """Update a node. `free_load`: what it has for further pods; None if the node no longer exists."""
+        """Update a node. `free_load`: its free cpu, memory and pod slots; None if the node no longer exists."""
         self._count(self._cards.pop(name, ()), -1)
         if node is not None and free_load is not None:
             self._cards[name] = [
@@ -132,7 +131,7 @@ class Fragments:
         return _memory(sums, self._useful[slot].sum() if slot is not None else 0.0)
 
     def memory_by_class(self, kinds: CardKinds) -> dict[str, Memory]:
-        """The memory by class of card; a card may be in several classes. `kinds`: those of the nodes' ledger."""
+        """The memory by class of card; a card may be in several classes. `kinds`: the kinds of the nodes' ledger."""
         by_class: dict[str, Memory] = {}
         for number, memory in self._memory_by_card_kind().items():
             kind = kinds.find_kind(number)
@@ -177,6 +176,11 @@ class Fragments:
 
 
 def _memory(sums: Sequence[int], useful: float) -> Memory:
-    """Convert sums of floats to MiB: they may be off by tiny amounts, and -0.0 MiB must not be shown."""
+    """The memory with these sums of MiB.
+
+    sums: total, used and free.
+    useful: the free MiB that are no fragments. As a sum of floats it may slightly exceed the free MiB, and the output
+        must not show -0.0 MiB.
+    """
     total, used, free = sums
     return Memory(total, used, free, max(0.0, free - float(useful)))

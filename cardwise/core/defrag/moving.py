@@ -47,11 +47,12 @@ class Placer(Protocol):
 class MovablePod:
     """A pod that would be recreated.
 
-    nodes: the nodes that it may use; None for all.
-    mem: the MiB that it holds.
-    age: in seconds.
-    at_most: how many pods of this `owner` (the controller's UID) may move in one plan; None for any number. A Job fails
-        if it loses too many.
+    nodes: the nodes that the pod may use; None for all.
+    mem: the MiB that the pod holds.
+    age: the pod's age in seconds.
+    owner: the UID of the controller that recreates the pod.
+    at_most: how many pods of this owner may move in one plan; None for any number. A Job fails if it loses too many
+        pods.
     """
 
     uid: str
@@ -70,8 +71,8 @@ class MovablePod:
 class DefragGoal:
     """The number of pods with this request that must fit at once.
 
-    headroom: the amounts that quotas leave to their namespace.
-    nodes: the nodes that they may use; None for all.
+    headroom: the amounts that quotas leave to the pods' namespace.
+    nodes: the nodes that the pods may use; None for all.
     """
 
     request: PodRequest
@@ -90,9 +91,9 @@ class Move(NamedTuple):
 
 
 class WhatIfCluster:
-    """The cluster after some moves.
+    """A simulated cluster, in which pods can be moved.
 
-    headroom: returns the amounts that quotas leave to a namespace now.
+    headroom: returns the amounts that quotas now leave to a namespace.
     """
 
     def __init__(self, ledger: Ledger, placer: Placer, headroom: Callable[[str], Sequence[Headroom]]) -> None:
@@ -133,16 +134,16 @@ class WhatIfCluster:
             self._set_cordoned(self._cordoned_for_moves, cordoned=True)
 
     def move(self, pod: MovablePod, *, cordon: bool) -> tuple[Move, Undo] | None:
-        """Evict the pod and place it again. Returns None if it might get its old cards again, or if its owner would
-        lose too many pods.
+        """Simulate that the pod is evicted and that its successor is placed. Returns the move and a function that
+        undoes it; None if the successor might get one of the old cards, or if the owner would lose too many pods.
 
-        cordon: whether to cordon its old cards, see `fill_with`.
+        cordon: whether to cordon the pod's old cards.
         """
         before = self.ledger.holding(pod.uid)
         if before is None or (pod.at_most is not None and self._moves_by_owner[pod.owner] >= pod.at_most):
             return None
         newly_cordoned = self._cordon_cards(before) if cordon else set[str]()
-        alternative = self._place(pod, before.namespace)  # while the old one still holds its cards
+        alternative = self._place(pod, before.namespace)  # the new pod, while the old pod still holds its cards
         self.ledger.release(pod.uid)
         self._placer.add_load(before.node, pod.load, -1)
         placement = self._place(pod, before.namespace)

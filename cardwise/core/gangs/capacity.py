@@ -1,8 +1,8 @@
 """Capacity: an upper bound of how many pods of one shape fit on the nodes, kept up to date while nodes change.
 
-It counts the memory, the kinds and the number of free cards, and the free cpu and memory of nodes. It ignores
-kube-scheduler's constraints, quotas, MPS and devices, which only make the number smaller. So if the bound is too small
-for a gang, the gang cannot be placed. After a change only the changed nodes are counted again, not thousands.
+The bound counts the memory, the kinds and the number of free cards, and the free cpu and memory of nodes. It ignores
+kube-scheduler's constraints, quotas, MPS and devices, since these can only lower the number. So if the bound is too
+small for a gang, the gang cannot be placed. After a change only the changed nodes are counted again, not thousands.
 """
 
 from bisect import bisect_left, insort
@@ -19,12 +19,13 @@ from cardwise.core.placement.fitting import CardRequest
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 
-MAX_COUNTED_NODES: Final = 100  # nodes that one call counts, for pods with few card requests
-_MAX_REQUESTS_AT_FULL_COUNT: Final = 8  # for pods with more card requests, one call counts proportionally fewer nodes
-_MIN_FRACTION: Final = 5  # but at least this fraction of the nodes, so that the count is complete soon
-_MAX_SHAPES: Final = 256  # shapes whose counts are cached; for others all nodes are counted again
-_MAX_CHANGES: Final = 20_000  # changes that are kept
-_UNLIMITED: Final = 1 << 30
+MAX_COUNTED_NODES: Final = 100  # nodes that one call of `count_pods` counts
+# Card requests of a pod up to which a call counts that many nodes; for a pod with more, proportionally fewer.
+_MAX_REQUESTS_AT_FULL_COUNT: Final = 8
+_MIN_FRACTION: Final = 5  # a call counts at least 1 / _MIN_FRACTION of that many nodes, so that the count ends soon
+_MAX_SHAPES: Final = 256  # shapes whose counts are cached; for another shape all nodes are counted from the start
+_MAX_CHANGES: Final = 20_000  # node changes that are kept; with more, all shapes are counted from the start
+_UNLIMITED: Final = 1 << 30  # pods; more than fit on any node
 
 
 class MemberShape(NamedTuple):
@@ -44,10 +45,10 @@ def shapes(members: Iterable[Member]) -> dict[MemberShape, list[Member]]:
 
 
 def count_at_least_as_demanding(members_by_shape: Mapping[MemberShape, list[Member]]) -> dict[MemberShape, int]:
-    """By shape, how many members request at least as much as a pod of the shape. At most as many of these fit together
-    as pods of the shape.
+    """By shape, the number of members that request at least as much as a pod of the shape. If fewer pods of the shape
+    fit, these members do not all fit.
 
-    Without this bound, a gang of 500 members of 16 sizes would be planned if each size fits alone.
+    Without this bound, a gang of 500 members of 16 sizes would be planned as soon as each size fits alone.
     """
     card_requests = {shape: fitting.card_requests(shape.request) for shape in members_by_shape}
     return {
@@ -64,7 +65,9 @@ def count_at_least_as_demanding(members_by_shape: Mapping[MemberShape, list[Memb
 def _takes_no_less(
     load: Load, card_requests: Sequence[CardRequest], other_load: Load, other_requests: Sequence[CardRequest]
 ) -> bool:
-    """Whether each of the other pods fits in the place of a pod with this load and these requests."""
+    """Whether a pod with `other_load` and `other_requests` always fits where a pod with `load` and `card_requests`
+    fits. False also if this is not certain.
+    """
     if len(card_requests) != 1 or len(other_requests) != 1:
         return False
     card_request, other_request = card_requests[0], other_requests[0]
@@ -83,8 +86,8 @@ class WatchedNodes(Protocol):
         """The free amounts for further pods; None if the node does not exist."""
 
     def watch(self) -> set[str]:
-        """A set that collects the nodes whose `free_load` changes; initially all nodes. The caller empties it after
-        reading.
+        """A set to which the nodes are added whose `free_load` changes; initially it has all nodes. The caller empties
+        the set after reading it.
         """
 
 
@@ -93,8 +96,8 @@ class ShapeCapacity:
 
     counts: by node, an upper bound of the pods that fit.
 
-    Iterates from the largest count to the smallest, equal counts by name. The order is updated at each change, because
-    a plan uses only a few of thousands of nodes, at both ends.
+    Iterates over the nodes from the largest count to the smallest, and over nodes of equal count by name. This order is
+    updated at each change and not sorted for each plan: a plan reads only a few of thousands of nodes, at both ends.
     """
 
     def __init__(self, counts: Mapping[str, int] = MappingProxyType({})) -> None:
@@ -134,9 +137,11 @@ class ShapeCapacity:
 class _ShapeCount:
     """The counts of one shape.
 
-    vacant: the nodes that could take a pod.
+    vacant: the nodes that could take a pod of the shape.
+    total: the sum of the counts of all nodes.
     uncounted_nodes: nodes to count, or to count again because they have changed.
-    seen_changes: how many of all changes are in `uncounted_nodes` or counted.
+    seen_changes: how many changes, since the start, are in `uncounted_nodes` or already counted.
+    kinds: `CardKinds.changes` when counting began.
     """
 
     def __init__(self, shape: MemberShape, nodes: Iterable[str], seen_changes: int, kinds: int) -> None:
@@ -163,7 +168,8 @@ class Capacities:
         self._forgotten_changes = 0  # the number of changes that were removed from `_changes`
 
     def count_pods(self, shape: MemberShape, max_nodes: int = MAX_COUNTED_NODES) -> tuple[int, bool]:
-        """An upper bound of the pods of the shape that fit on all nodes, and whether all nodes were counted.
+        """An upper bound of the pods of the shape that fit on all nodes, and whether all nodes are counted. If not, the
+        number is only that of the nodes counted so far; the next call counts more.
 
         max_nodes: how many nodes the call counts; fewer for a pod with many card requests.
         """
@@ -179,14 +185,14 @@ class Capacities:
         ):
             del shape_count.uncounted_nodes[node]
             shape_count.set_count(node, self._count_on(node, shape, count_on))
-        # stored last: after an exception the shape is counted again from the start
+        # Stored last, so that after an exception the shape is counted from the start.
         self._counts_by_shape[shape] = shape_count
         if len(self._counts_by_shape) > _MAX_SHAPES:
             del self._counts_by_shape[next(iter(self._counts_by_shape))]
         return shape_count.total, not shape_count.uncounted_nodes
 
     def nodes(self, shape: MemberShape) -> ShapeCapacity:
-        """The nodes that the last `count_pods` has counted. The caller must not keep them."""
+        """The nodes that `count_pods` has counted for this shape. The caller must not keep the object."""
         shape_count = self._counts_by_shape.get(shape)
         return shape_count.vacant if shape_count is not None else ShapeCapacity()
 

@@ -5,11 +5,11 @@ The placement engine chooses cards. The plan is made on copies of the nodes that
 best node at that point, and in a second order if the first leaves a member without a node. Each plan is valid, but the
 search may miss a plan that exists. A plan may take several turns, see `Draft`.
 
-Effort is counted in card requests: scoring a node for a pod with 8 card requests is a work of 8. Equal members are of
-    one kind, and a node is scored once for each kind. A kind of pods with several card requests is scored on twice as
-    many nodes as it has members, or on as many as `_MAX_WORK` allows if those are more; other kinds on the nodes that
-    the policy prefers, and on all nodes of the cluster only if these are too few. Example: 8 equal members with 128
-    card requests each are scored on 16 nodes, which is a work of 2,048 in 32 steps. The scores are kept between turns.
+Effort is counted in card requests: scoring a node for a pod with 8 card requests is a work of 8. Equal members form one
+kind, and a node is scored once for each kind. A kind of pods with several card requests is scored on twice as many
+nodes as it has members, or on more if `_MAX_WORK` allows more. Other kinds are scored on the nodes that the policy
+prefers, and on all nodes of the cluster only if the preferred nodes are too few. Example: 8 equal members with 128 card
+requests each are scored on 16 nodes, which is a work of 2,048 in 32 steps. The scores are kept between turns.
 """
 
 import heapq
@@ -36,10 +36,10 @@ from cardwise.core.values.refusals import Refusal
 
 _NO_LOAD: Final = Load(0, 0, 0)
 _MAX_SCORED_NODES: Final = 500  # nodes that are scored for members of one kind
-_MAX_SEARCHED_NODES: Final = 128  # nodes that are searched for all members with several card requests together
-_MAX_WORK: Final = 1024  # the work of these searches, see above
-_MIN_SEARCHED_NODES: Final = 2  # nodes that are searched for each of these members, even if their total is larger
-_STEP_WORK: Final = 64  # between two reads of the clock
+_MAX_SEARCHED_NODES: Final = 128  # nodes that are searched for all kinds with several card requests together
+_MAX_WORK: Final = 1024  # the work of these searches, in card requests
+_MIN_SEARCHED_NODES: Final = 2  # nodes that are searched for each such member, even if that exceeds these limits
+_STEP_WORK: Final = 64  # card requests; the work between two reads of the clock
 _STEPS: Final = 1024  # the effort of the searches of one plan, see `SearchEffort`
 _UNUSABLE: Final = -(1 << 62)  # lower than any score
 _MAX_SETBACKS: Final = 50  # the most setbacks before an attempt fails; `_Attempt` defines a setback
@@ -57,10 +57,10 @@ class Nodes(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan for all members. It reserves nothing.
+    """A plan for all members, without reservations.
 
     nodes: by UID, the member's node.
-    assignments: by UID, its cards, if it requests any.
+    assignments: by UID, the member's cards; only members that request cards or devices.
     """
 
     nodes: Mapping[str, str]
@@ -69,7 +69,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unplanned:
-    """The outcome without a plan.
+    """The outcome if no plan was found.
 
     member: the first member that could not be placed.
     """
@@ -84,13 +84,14 @@ class TurnOver(Exception):
 class Draft:
     """An unfinished plan: the results of earlier turns, and the end of the current turn.
 
-    A turn is a slice of the thread's CPU time, after which the state's lock is free for other calls. A draft reserves
-    no cards, so nodes may change between two turns. Each turn first checks the nodes that the plan uses, and places the
-    members of changed nodes again. So the plan is valid at the end of its last turn. Scores of earlier turns only order
-    the nodes: cards are chosen by the current state of a node.
+    A turn is a slice of the thread's CPU time; between two turns, other calls can take the state's lock. A draft
+    reserves no cards, so nodes may change between two turns. Each turn first checks the nodes that the plan uses, and
+    places the members of changed nodes again. So the plan is valid at the end of its last turn. Scores of earlier turns
+    only decide the order of nodes: cards are chosen by the current state of a node.
 
+    cpu: returns the thread's CPU time in seconds.
     seconds: the CPU time of a turn.
-    moved: whether members were placed again; then a plan in one turn might have placed all of them.
+    moved: whether members were placed again. If so and no plan was found, a plan in one turn might have succeeded.
     """
 
     def __init__(self, cpu: Callable[[], float], seconds: float) -> None:
@@ -100,7 +101,7 @@ class Draft:
         self._plans: list[_UnfinishedPlan] = []  # in the order in which each turn continues them
         self._next = 0
         self._work = 0  # work since the clock was read
-        self._turn_end: float | None = None  # of this turn; None before its first step
+        self._turn_end: float | None = None  # CPU time at which this turn ends; None before its first step
 
     def begin(self) -> None:
         """Begin a turn."""
@@ -127,9 +128,9 @@ class Draft:
             raise TurnOver
 
     def count_work(self, work: int) -> None:
-        """Call after work whose outcome the draft keeps. Raises TurnOver.
+        """Call after work whose outcome is stored in the draft. Raises TurnOver.
 
-        work: the card requests for which a node was searched.
+        work: in card requests: the sum over the searched nodes.
         """
         self._work += work
         if self._work >= _STEP_WORK:
@@ -141,7 +142,7 @@ class _Scoring:
     """The scores of nodes for one kind of members, computed in several turns if necessary.
 
     nodes: the candidates, in the order in which they are scored.
-    preferred, enough: after this number of candidates the scoring ends if it has `enough` scores.
+    preferred, enough: after `preferred` candidates the scoring ends if at least `enough` of them fit.
     """
 
     def __init__(self, nodes: Sequence[str], preferred: int, enough: int) -> None:
@@ -152,9 +153,9 @@ class _Scoring:
         self._scored_count = 0
 
     def finish(self, ledger: Ledger, scorer: Scorer, draft: Draft, work: int) -> Mapping[str, int]:
-        """The scores of all candidates that fit, in the order of their names. Raises TurnOver; the next call continues.
+        """The scores of the candidates that fit, in the order of their names. Raises TurnOver; the next call continues.
 
-        work: of one node.
+        work: the work of scoring one node, in card requests.
         """
         at_once = max(1, _STEP_WORK // work)
         while self._scored_count < len(self._nodes):
@@ -176,12 +177,12 @@ class _UnfinishedPlan:
 
     within_quotas: whether `first_beyond_quotas` has passed all members.
     scorings: by kind of members, the scores of nodes.
-    option_scorings: by kind of members, the scores from which the second order is made.
+    option_scorings: by kind of members, scores that are only counted, for the second order of members.
     works: by request, the work of searching one node.
-    counts: by kind of members, how many nodes would take one; the first mapping for the first order of members.
-    effort: what the searches may still cost.
-    attempts: the orders that were begun.
-    failed: the outcome, if no plan was found.
+    counts: for the first and for the second order of members: by kind, the number of nodes that could take a member.
+    effort: the remaining effort of the searches.
+    attempts: the attempts that were begun, one for each order.
+    failed: the outcome if no plan was found; else None.
     """
 
     members: tuple[Member, ...]
@@ -199,11 +200,11 @@ class _UnfinishedPlan:
 class Terms:
     """The limits of a plan, and how it chooses.
 
-    policy: the placement policy of pods that name none.
+    policy: the placement policy of pods that name no policy.
     headroom: the amounts that quotas leave to the namespace.
     offers: by shape, the nodes that kube-scheduler allows; other shapes may use any node.
     avoided: pairs of shape and node that must not be combined.
-    closed: returns whether a node is forbidden for a member, and so for all members with its request.
+    closed: returns whether a node is forbidden for a member; the same for all members with an equal request.
     vacant: returns the nodes that could take a pod with this request and load; None if unknown.
     draft: the unfinished plan; None to make the plan in one turn.
     """
@@ -218,10 +219,11 @@ class Terms:
 
 
 def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) -> Planned | Unplanned:
-    """Plan nodes and cards for all of these members, or for none. Members that have a node already must not be among
-    them; the ledger has their cards.
+    """Plan nodes and cards for all of these members, or for none.
 
-    Raises TurnOver if the terms have a draft.
+    members: the members without a node. The cards of members that already have one are in the ledger.
+
+    Raises TurnOver, only if `terms` has a draft.
     """
     draft = terms.draft or Draft(lambda: 0.0, math.inf)
     unfinished_plan = draft.continue_plan(members)
@@ -263,7 +265,9 @@ def _plan(inputs: "_Inputs", members: Sequence[Member], unfinished_plan: _Unfini
 
 
 def first_beyond_quotas(ledger: Ledger, members: Iterable[Member], headroom: Sequence[Headroom]) -> Member | None:
-    """The first member for which quotas leave too little, whichever cards the members get. No node is checked."""
+    """The first member for which quotas leave too little, whichever cards the members get; None if there is none. No
+    node is checked.
+    """
     charges: dict[PodRequest, list[Charge]] = {}  # by request, a lower bound of its charge to each entry
     for member in members if headroom else ():
         if member.request is None:
@@ -305,9 +309,11 @@ def _size(request: PodRequest | None) -> tuple[int, int, int]:
 
 
 class _Kind(NamedTuple):
-    """The members that are equal to this one, and the nodes that may take one when the plan begins.
+    """One kind: equal members, and the nodes that could take such a member before anything is planned.
 
+    member: the first member of the kind.
     scorer: None for members without cards and devices.
+    candidates: the nodes.
     scores: the score of each candidate; None if the index of all cards finds the best ones without scores.
     work: the work to search one node, in card requests.
     """
@@ -320,7 +326,7 @@ class _Kind(NamedTuple):
 
 
 class _Inputs:
-    """The input of all attempts: the nodes before anything is planned."""
+    """The input of all attempts in one turn: the members by kind, and the nodes without the plan."""
 
     def __init__(
         self,
@@ -339,7 +345,7 @@ class _Inputs:
         self._unfinished_plan = unfinished_plan
         self._nodes = nodes
         self._free_loads: dict[str, Load | None] = {}
-        # By the address of the offers. The terms keep the offers, so no other object gets this address.
+        # Keys contain the `id` of the offers. It stays unique, because the terms keep the offers alive.
         self._nodes_by_load: dict[tuple[int, Load], list[str]] = {}
         self._ordered: dict[int, list[str]] = {}
         self._kinds: dict[str, _Kind] = {}
@@ -369,9 +375,9 @@ class _Inputs:
     def node_counts(
         self, members: Iterable[Member], counts: dict[str, int], nodes: Callable[["_Kind"], int]
     ) -> dict[str, int]:
-        """By UID of a member, the number of nodes for its kind.
+        """By UID of a member, the number of nodes for the member's kind. Raises TurnOver; the next turn continues.
 
-        counts: the numbers of earlier turns, by kind; updated.
+        counts: by kind, the numbers of earlier turns; new numbers are added.
         nodes: returns the number for a kind.
         """
         for member in members:
@@ -396,7 +402,7 @@ class _Inputs:
             return load
 
     def options(self, kind: _Kind) -> int:
-        """The number of nodes that could take a member of this kind before anything is planned."""
+        """The number of nodes that could take a member of this kind before anything is planned. Raises TurnOver."""
         if kind.scores is not None or kind.scorer is None:
             return len(kind.candidates)
         representative = self._representatives[kind.member.uid]
@@ -409,7 +415,7 @@ class _Inputs:
         return Scorer(self.ledger.kinds, request, request.policy or self.terms.policy, headroom, self.effort)
 
     def harm(self, node: str) -> int:
-        """The penalty of a node for a pod that needs no card: nodes with cards come last."""
+        """The score of a node for a pod that needs no card: -1 for a node with cards, so that it comes last."""
         state = self.ledger.node(node)
         return -1 if state is not None and state.cards else 0
 
@@ -462,7 +468,7 @@ class _Inputs:
             return _Scoring(_select_from_both_ends(emptiest, fullest, searches, spreads=spreads), 0, 1)
         if vacant is None:
             return _Scoring(list(self._allowed_nodes(member, self._nodes_with_capacity(offers, member.load))), 0, 1)
-        # Of thousands of nodes, only the ones that the policy seems to prefer are scored, unless these are too few.
+        # Of thousands of nodes, only those that the policy probably prefers are scored, unless too few of them fit.
         preferred = sorted(
             islice(self._allowed_nodes(member, vacant if spreads else reversed(vacant)), _MAX_SCORED_NODES)
         )
@@ -505,10 +511,10 @@ class _Inputs:
 
 
 def _select_from_both_ends(emptiest: Iterable[str], fullest: Iterable[str], count: int, *, spreads: bool) -> list[str]:
-    """Select `count` candidates: half are the nodes that the policy prefers, half the emptiest ones. A preferred node
-    may have a card for each card request, but not for all together.
+    """Select `count` candidates: half of them are the nodes that the policy prefers, half are the emptiest nodes. The
+    emptiest nodes are needed because a preferred node may have a card for each card request, but not for all together.
 
-    emptiest, fullest: the same nodes, in both orders.
+    emptiest, fullest: the same nodes, the emptiest or the fullest first.
     spreads: whether the policy prefers the emptiest nodes.
     """
     half = count if spreads else count // 2
@@ -518,15 +524,16 @@ def _select_from_both_ends(emptiest: Iterable[str], fullest: Iterable[str], coun
 class _Queue:
     """The nodes for one kind of members, the best first, updated while the plan grows.
 
-    Nodes that the plan does not use stay in their initial order; nodes of equal score by name. The others are few.
+    Nodes that the plan does not use stay in their initial order, and nodes of equal score in the order of their names.
+    The few nodes that the plan uses are scored again.
     """
 
     def __init__(self, used: "_Used") -> None:
         self._used = used
         self._changed: dict[str, int | None] = {}  # the current score; None if the node cannot be used
         self._heap: list[tuple[int, str]] = []
-        self._seen_count = 0  # the number of the plan's nodes that were read
-        self._nodes_to_rescore: dict[str, None] = {}  # the nodes among these that must be scored again
+        self._seen_count = 0  # how many entries of `_Used.touched` were read
+        self._nodes_to_rescore: dict[str, None] = {}  # nodes of these entries that must be scored again
 
     def begin(self, inputs: _Inputs, kind: _Kind) -> None:
         """Begin a turn. Call this first in each turn."""
@@ -555,7 +562,7 @@ class _Queue:
         return self._next if (-first, self._next) < self._heap[0] else self._heap[0][1]
 
     def drop(self, node: str) -> None:
-        """Remove the node: the member does not fit there, despite the score. Raises TurnOver."""
+        """Remove the node, because the member does not fit there despite the node's score. Raises TurnOver."""
         self._changed[node] = None
         self.inputs.draft.count_work(self.kind.work)
 
@@ -593,10 +600,12 @@ class _Queue:
 
 
 class _Used:
-    """The nodes that a plan uses, with its members placed on them; the ledger has all other nodes."""
+    """Copies of the nodes that a plan uses, with the planned members placed on them. All other nodes are in the ledger
+    unchanged.
+    """
 
     def __init__(self, inputs: _Inputs) -> None:
-        self.touched: list[str] = []  # in the order in which they changed
+        self.touched: list[str] = []  # the nodes that changed, in this order; a node may occur several times
         self._inputs = inputs
         self._states: dict[str, NodeState] = {}
         self._states_before: dict[str, NodeState] = {}  # the states without the plan
@@ -624,7 +633,9 @@ class _Used:
         state.add(assignment, member.request.mps_client if member.request is not None else COMMON, 1)
 
     def resume(self, inputs: _Inputs, without: Collection[str]) -> set[str]:
-        """Begin another turn: drop the nodes `without`, and nodes that have changed. Returns the dropped nodes."""
+        """Begin another turn. Drops the nodes `without`, and nodes that have changed, with the members planned there.
+        Returns the dropped nodes.
+        """
         self._inputs = inputs
         dropped_nodes = {
             node
@@ -661,10 +672,11 @@ def _has_same_capacity(state_before: NodeState, state_now: NodeState | None) -> 
 
 
 class _Attempt:
-    """An attempt to place the members in one order. Each turn calls `place`, which continues.
+    """An attempt to place the members in one order. Each turn calls `place`, which continues the attempt.
 
-    A turn begins with a setback if so many members have lost their nodes that no more are placed than in an earlier
-    turn. After `_MAX_SETBACKS` of them the attempt fails: the cluster changes faster than the plan grows.
+    A setback: at the beginning of a turn, members have lost their nodes, and no more members are placed than at the
+    beginning of an earlier turn. After more than `_MAX_SETBACKS` setbacks the attempt fails, because the cluster
+    changes faster than the plan grows.
     """
 
     def __init__(self, inputs: _Inputs, order: Sequence[Member]) -> None:
@@ -672,7 +684,7 @@ class _Attempt:
         self._failed: Unplanned | None = None
         self._nodes: dict[str, str] = {}
         self._assignments: dict[str, Assignment] = {}
-        self._charges: dict[str, dict[int, Charge]] = {}  # by member and kind of cards; added when quotas need them
+        self._charges: dict[str, dict[int, Charge]] = {}  # by member and kind of cards; computed only if quotas exist
         self._charged: dict[int, Charge] = {}  # the totals of these charges
         self._most_placed = 0  # the maximum number of placed members at the beginning of a turn
         self._setbacks = 0
@@ -730,8 +742,8 @@ class _Attempt:
         self._used.add_member(node, member, assignment)
 
     def _resume(self, inputs: _Inputs) -> None:
-        """Begin another turn: members whose nodes have changed or are now forbidden will be placed again; all members
-        if the plan now exceeds a quota.
+        """Begin another turn. Members whose nodes have changed or are now forbidden will be placed again. If the plan
+        now exceeds a quota, all members will be placed again.
         """
         placed_members = [(member, self._nodes[member.uid]) for member in self.order if member.uid in self._nodes]
         dropped_nodes = self._used.resume(
@@ -754,7 +766,7 @@ class _Attempt:
         self._most_placed = max(self._most_placed, len(self._nodes))
 
     def _headroom(self, inputs: _Inputs) -> Sequence[Headroom]:
-        """The amounts that quotas leave after the plan."""
+        """The amounts that quotas leave after the planned members."""
         if not inputs.terms.headroom:
             return ()
         for uid in self._assignments.keys() - self._charges.keys():
@@ -762,7 +774,7 @@ class _Attempt:
         return _subtract_charges(inputs.terms.headroom, inputs.ledger, self._charged)
 
     def _charge(self, uid: str) -> Mapping[int, Charge]:
-        """Count the charge of the member's cards to quotas. Returns it, by kind of cards."""
+        """Count the charge of the member's cards to quotas. Returns the charge, by kind of cards."""
         charges = self._charges[uid] = {}
         assignment = self._assignments.get(uid)
         state = self._used.state(self._nodes[uid]) if assignment is not None else None
@@ -795,8 +807,11 @@ def _subtract_charges(headroom: Sequence[Headroom], ledger: Ledger, charges: Map
 
 
 def has_capacity(free: Load | None, used: Load, load: Load) -> bool:
-    """Whether one more pod with this load fits. Resources that it does not request do not matter,
-    as in kube-scheduler.
+    """Whether one more pod with this load fits. As in kube-scheduler, resources that the pod does not request do not
+    matter.
+
+    free: the node's free amounts without the plan; None if there is no such node.
+    used: the amounts that the plan uses of these.
     """
     if free is None:
         return False

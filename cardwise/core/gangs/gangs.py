@@ -16,8 +16,8 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
 
-MAX_MEMBERS: Final = 500  # members of a gang: each waits in its own thread until the last one has reached bind
-MAX_REQUEST_KINDS: Final = 16  # different requests among a gang's pods: each needs a search of all nodes
+MAX_MEMBERS: Final = 500  # members of a gang; each waits in a thread of its own until the last member has reached bind
+MAX_REQUEST_KINDS: Final = 16  # different requests of a gang's pods; each needs a search of all nodes
 _SPELLINGS = (names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING)
 
 Rank = tuple[int, int, str, str]  # of gangs and single pods: the smallest rank goes first
@@ -37,8 +37,8 @@ class ForeignPodGroup(StrEnum):
 class Membership:
     """The gang that a pod names.
 
-    minimum: None if a PodGroup has it.
-    foreign: the API group of its PodGroup, if it is not Cardwise's.
+    minimum: the minimum number of members, from the pod; None if it is in a PodGroup.
+    foreign: the API group of the gang's PodGroup, if the PodGroup is another project's; else None.
     """
 
     name: str
@@ -50,8 +50,8 @@ def membership(pod: Json) -> Membership | None:
     """The gang of a pod or a pod template; an annotation has precedence over a label. Raises InvalidRequest.
 
     A PodGroup of Kubernetes is a gang only for pods that request cards or devices; the caller checks that. A pod that
-    names a PodGroup of Kubernetes and another gang is refused: kube-scheduler would wait for all pods of the group
-    before it binds any, and the extender for all pods of the gang.
+    names a PodGroup of Kubernetes and also another gang is refused: kube-scheduler would wait for all pods of the group
+    and the extender for all pods of the gang, so neither might bind any pod.
     """
     metadata = pod.get("metadata") or {}
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
@@ -99,7 +99,7 @@ def is_gated(pod: Json) -> bool:
 
 
 def foreign_gate(pod: Json) -> str:
-    """A scheduling gate of another project that the pod has, or ""."""
+    """A scheduling gate of the pod that belongs to another project; "" if there is none."""
     return next((gate for gate in _gates(pod) if gate != names.GANG), "")
 
 
@@ -108,7 +108,7 @@ def _gates(pod: Json) -> list[str]:
 
 
 def queue_priority(annotations: Mapping[str, str]) -> int | None:
-    """The priority in the queue from the pod's annotation. Raises InvalidRequest."""
+    """The priority in the gang queue, from the pod's annotation; None without it. Raises InvalidRequest."""
     text = annotations.get(names.QUEUE_PRIORITY)
     if text is None:
         return None
@@ -149,22 +149,24 @@ class GangPhase(StrEnum):
     """The phase in `PodGroup.status.phase`."""
 
     PENDING = "Pending"  # fewer members than the minimum
-    WAITING = "Waiting"  # complete; does not fit now, or backs off
-    RESERVED = "Reserved"  # planned: cards are reserved
-    BINDING = "Binding"  # each member of the plan has reached bind; from here on the gang binds
+    WAITING = "Waiting"  # complete, but it does not fit now, or backs off
+    RESERVED = "Reserved"  # planned: cards are reserved for the members
+    BINDING = "Binding"  # each member of the plan has reached bind, and the extender binds them
     RUNNING = "Running"
-    PARTLY_BOUND = "PartlyBound"  # bound in part: the leader died, or could not bind the rest
+    PARTLY_BOUND = "PartlyBound"  # only some members are bound: the leader died, or could not bind the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A pod of a gang, as last seen.
+    """A pod of a gang, as in the last event.
 
-    there: whether it counts: it is not being deleted and has not failed.
-    created: its creation time; sorts as text.
+    created: the creation time; sorts as text.
+    there: whether the pod counts as a member: it is not being deleted and has not failed.
+    gated: whether the pod has Cardwise's scheduling gate.
+    foreign_gate: a scheduling gate of another project, for which kube-scheduler waits; "" for none.
+    node: the pod's node; "" until it is bound.
     shape: a key that is equal for pods that kube-scheduler treats the same.
-    foreign_gate: a scheduling gate of another project, for which kube-scheduler waits.
-    problem: why it cannot be placed as written.
+    problem: why the pod cannot be placed as written; "" if it can.
     """
 
     uid: str
@@ -186,12 +188,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGroupSpec:
-    """The settings in a gang's PodGroup; None if it has none.
+    """The content of a gang's PodGroup. A setting is None if the PodGroup does not have it.
 
     permit: seconds that a plan waits for the next member at bind.
-    running: whether the phase in its status is Running.
-    partly_bound_since: the time (wall clock, seconds) from which on its status says that the gang is bound in part.
-    basic: a PodGroup of Kubernetes whose pods need not start together; it is no gang.
+    priority: the priority in the gang queue.
+    running: whether the phase in the status is Running.
+    partly_bound_since: since when, according to the status, the gang is bound in part (wall clock, seconds).
+    basic: whether this is a PodGroup of Kubernetes whose pods need not start together, and so no gang.
     """
 
     minimum: int | None = None
@@ -206,11 +209,11 @@ class PodGroupSpec:
 class GangPatience:
     """Times in seconds, and a number of refusals.
 
-    permit: how long a plan waits for the next member at bind, if its PodGroup sets no time.
+    permit: how long a plan waits for the next member at bind, if the gang's PodGroup sets no time.
     max_permit: the maximum that a PodGroup may set.
-    rollback: how long a gang may be bound in part.
+    rollback: how long a gang may be bound in part, until its bound members are evicted.
     reserve, refusals: after this number of seconds or refusals, cards are reserved for a waiting gang.
-    reserve_limit: how long these cards stay reserved; for the same time afterwards none are reserved for the gang.
+    reserve_limit: how long these cards stay reserved. For the same time afterwards, no cards are reserved for the gang.
     """
 
     permit: float = 30.0
@@ -222,11 +225,12 @@ class GangPatience:
 
 
 def gang_rank(oldest: Member | None, highest: int, priority: int | None, key: str) -> Rank:
-    """The order of gangs, and of single pods as gangs of one: the smallest rank goes first.
+    """The rank of a gang, or of a single pod as a gang of one member. The smallest rank goes first.
 
     oldest: the oldest member; None without members.
     highest: the highest priority of the members.
-    priority: the PodGroup's priority in the queue; the oldest member's has precedence.
+    priority: the PodGroup's priority in the gang queue; the oldest member's annotation takes precedence.
+    key: orders gangs that are otherwise equal.
     """
     if oldest is None:
         return 0, 0, "", key

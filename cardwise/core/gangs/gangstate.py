@@ -1,8 +1,9 @@
 """The state machine of one gang: its phases, as explicit transitions. Callers pass in the times.
 
-It has the members. The planner (`gangplan`) has cards and loads of nodes; the extender has threads and writes.
-The planned node of each member is in a `GangPlan`, a view of the extender's table of reservations. A transition that
-ends the plan releases it there, and returns the reason, for the waiting binds.
+This module knows only the members: the planner (`gangplan`) handles nodes and cards, and the extender handles threads
+and writes to the API server. The planned node of each member is in a `GangPlan`, a view of the extender's table of
+reservations. A transition that ends the plan releases its reservations, and returns the reason; the extender reports
+the reason to the binds that wait.
 """
 
 from abc import abstractmethod
@@ -27,22 +28,22 @@ from cardwise.core.values import wording
 from cardwise.core.values.refusals import Refusal
 
 _FIRST_BACKOFF, _MAX_BACKOFF = 1.0, 60.0  # seconds
-_REFUSAL_INTERVAL = 1.0  # seconds
+_REFUSAL_INTERVAL = 1.0  # seconds in which several refusals count as one
 _MAX_NAMED_MEMBERS = 5  # members that a message names
 
 
 class GangPlan(Mapping[str, str]):
-    """By UID, the planned node of each planned member. Changes of the table of reservations change it. A posted member
-    stays in the plan until it is released, or until the API server shows the outcome.
+    """By UID, the planned node of each planned member: a view that changes with the table of reservations. A member
+    whose Binding was posted stays in the plan until it is released, or until the API server shows the outcome.
     """
 
     @abstractmethod
     def release(self, uids: Iterable[str]) -> None:
-        """Remove these members from the plan; posted ones keep their cards."""
+        """Remove these members from the plan. Members whose Binding was posted keep their cards."""
 
 
 def _minimum(name: str, group: PodGroupSpec, roster: Roster) -> tuple[int, str]:
-    """The minimum number of pods of the gang, 0 if unknown; and why it can never be complete, or ""."""
+    """The minimum number of pods of the gang, 0 if unknown; and why the gang can never be complete, "" if it can."""
     if not roster.there:
         return group.minimum or 0, "all its pods are ending"
     problem = next((f"{member.name}: {member.problem}" for member in roster.with_problem), "")
@@ -72,12 +73,12 @@ def _minimum(name: str, group: PodGroupSpec, roster: Roster) -> tuple[int, str]:
 
 @dataclass(slots=True, eq=False)
 class Gang:
-    """One group of pods of a namespace. Members of a plan are known by UID. A transition returns why it ended the whole
-    plan, or "".
+    """One gang of a namespace. A method that ends the whole plan returns the reason, else "".
 
     Waiting: there is no plan.
-    Reserved: `plan` has all members that are missing to the minimum, and nothing is posted.
-    `forward`: some members are bound or may be; the plan is for the rest, which is posted as it reaches bind.
+    Reserved: `plan` has all members that are missing to the minimum, and no Binding is posted.
+    `forward`: some members are bound, or their Binding may be posted. `plan` has the other members; each is bound as
+        soon as it reaches bind.
     """
 
     namespace: str
@@ -89,24 +90,23 @@ class Gang:
     passed: set[str] = field(default_factory=set)  # members for which filter has returned the planned node
     arrived: set[str] = field(default_factory=set)  # members that wait in bind
     forward: bool = False
-    committed: bool = False  # whether this leader committed it
-    ran: bool = False
-    evicting: set[str] = field(default_factory=set)
+    committed: bool = False  # whether this leader committed the gang
+    ran: bool = False  # whether the gang runs: at least the minimum of its members was bound
+    evicting: set[str] = field(default_factory=set)  # bound members that a rollback evicts
     since: float = 0.0  # when the phase began, in seconds
     reason: str = ""  # why the last plan ended
     changes: int = 0  # how often its members or its PodGroup have changed
-    _progress: float = 0.0
-    _backoff_until: float = float("-inf")
-    _failures: int = 0
-    _avoided: dict[tuple[str, str], float] = field(default_factory=dict)  # by shape and node, until when
-    _unpermitted_uids: set[str] = field(
-        default_factory=set
-    )  # members whose reservation expired, and for which filter was not called since
-    _refused_since: float | None = None
-    _refused_at: float = 0.0
+    _progress: float = 0.0  # when a member last came closer to running, in seconds
+    _backoff_until: float = float("-inf")  # seconds
+    _failures: int = 0  # plans in a row that failed
+    _avoided: dict[tuple[str, str], float] = field(default_factory=dict)  # by shape and node, until when, in seconds
+    # members whose reservation has expired, and for which filter has not been called since then
+    _unpermitted_uids: set[str] = field(default_factory=set)
+    _refused_since: float | None = None  # when the gang was first refused, in seconds
+    _refused_at: float = 0.0  # when a refusal was last counted, in seconds
     _refusals: int = 0
     _roster: Roster = field(default_factory=Roster)
-    _needed: tuple[int, str] | None = None  # minimum and problem
+    _needed: tuple[int, str] | None = None  # the cached minimum and problem
     _rank: Rank | None = None
 
     @property
@@ -116,7 +116,7 @@ class Gang:
     # Members.
 
     def set_member(self, member: Member, now: float) -> str:
-        """Record that a member was added or changed. Call this before its reservation changes."""
+        """Record that a member was added or changed. Call this before the member's reservation changes."""
         member_before = self.members.get(member.uid)
         if member_before == member:
             return ""
@@ -133,7 +133,7 @@ class Gang:
         return self._update_phase(now)
 
     def remove_member(self, uid: str, now: float) -> str:
-        """Record that a member was deleted. Call this before its reservation changes."""
+        """Record that a member was deleted. Call this before the member's reservation changes."""
         member = self.members.pop(uid, None)
         if member is None:
             return ""
@@ -160,12 +160,12 @@ class Gang:
 
     @property
     def problem(self) -> str:
-        """Why it can never be complete as written, or ""."""
+        """Why the gang, as written, can never be complete; "" if it can."""
         return self._minimum_and_problem()[1]
 
     @property
     def there(self) -> Sequence[Member]:
-        """The members that count, the oldest first. The sequence changes with the gang, like its other sequences."""
+        """The members that count, the oldest first. Like the gang's other sequences, this one changes with the gang."""
         return self._roster.there
 
     @property
@@ -180,7 +180,7 @@ class Gang:
 
     @property
     def numbered(self) -> bool:
-        """Whether a member has the minimum itself."""
+        """Whether a member's own annotation or label sets the minimum."""
         return bool(self._roster.minimums)
 
     @property
@@ -190,7 +190,7 @@ class Gang:
 
     @property
     def foreign_gate(self) -> str:
-        """Another project's scheduling gate because of which the gang is not complete, or ""."""
+        """The scheduling gate of another project that keeps the gang from being complete, with its pod; "" if none."""
         if self.complete or len(self.there) < self.minimum:
             return ""
         return next((f"{m.name} has the scheduling gate {m.foreign_gate}" for m in self._roster.with_foreign_gate), "")
@@ -208,7 +208,7 @@ class Gang:
         return GangPhase.WAITING if self.complete else GangPhase.PENDING
 
     def members_to_ungate(self) -> Sequence[Member]:
-        """The members whose gates must be removed now: of thousands of members the oldest, the others later."""
+        """The members whose gates must be removed now: the oldest ones if there are thousands."""
         return self._roster.gated[:MAX_MEMBERS] if self.ran or self.complete else ()
 
     def must_ungate(self, uid: str) -> bool:
@@ -217,7 +217,7 @@ class Gang:
 
     @property
     def closed(self) -> bool:
-        """Whether a member that a plan needs is still gated, so that kube-scheduler does not see it."""
+        """Whether a member that the plan needs is still gated: kube-scheduler does not schedule a gated pod."""
         return bool(self._roster.gated) and any(member.gated for member in self.members_to_plan())
 
     def missing_names(self) -> list[str]:
@@ -225,7 +225,7 @@ class Gang:
         return sorted(self.members[uid].name for uid in self.plan if uid not in self.arrived)
 
     def rank(self) -> Rank:
-        """The order of gangs: the smallest goes first."""
+        """The rank of the gang: the gang with the smallest rank goes first."""
         if self._rank is None:  # cached: it is read thousands of times between two changes
             oldest = self.there[0] if self.there else None
             highest = max(self._roster.priorities, default=0)
@@ -240,7 +240,7 @@ class Gang:
     # Planning.
 
     def refusal(self, now: float) -> Refusal | None:
-        """Why the gang cannot be planned now, or None. The planner decides whether it fits."""
+        """Why the gang must not be planned now; None if it may. Whether it fits is the planner's decision."""
         if self.is_status_stale or (self.evicting and not self.forward):
             return Refusal.GANG_BACKS_OFF
         if not self.complete:
@@ -253,15 +253,15 @@ class Gang:
 
     @property
     def is_status_stale(self) -> bool:
-        """Whether its PodGroup still has the phase Running, though the gang does not run. The next leader would take
-        a gang that is bound in part for one that runs.
+        """Whether the gang's PodGroup still has the phase Running, although the gang does not run. With this phase, a
+        new leader would mistake a gang that is bound in part for a running gang.
         """
         return self.group.running and not self.ran
 
     def members_to_plan(self) -> list[Member]:
-        """The members that a plan needs: the number that is missing to the minimum, the oldest first.
+        """The members that a plan needs: as many as are missing to the minimum, the oldest first.
 
-        If there are more than needed, members whose reservation ended come last.
+        Members whose reservation has expired come last, so others are planned in their place if there are enough.
         """
         free, missing_count = self._roster.free, max(0, self.minimum - len(self.bound))
         if not self._unpermitted_uids:
@@ -286,17 +286,17 @@ class Gang:
         self._unpermitted_uids.discard(uid)
 
     def avoided_pairs(self, now: float) -> Collection[tuple[str, str]]:
-        """Pairs of shape and node that kube-scheduler did not allow a while ago."""
+        """The pairs of shape and node for which `avoid_node` was called recently."""
         if self._avoided:
             self._avoided = {pair: end for pair, end in self._avoided.items() if end > now}
         return self._avoided.keys()
 
     def avoid_node(self, uid: str, node: str, now: float) -> None:
-        """Avoid the node for this member and equal ones for a while: kube-scheduler did not offer it."""
+        """Avoid the node for a while, for this member and members with equal shape: kube-scheduler did not offer it."""
         self._avoided[self.members[uid].shape, node] = now + 2 * _delay(self._failures + 1)
 
     def mark_planned(self, uids: Collection[str], now: float) -> None:
-        """Record the members that are about to be planned: with those in the plan, all that the minimum still needs."""
+        """Record that these members will be planned. Together with the plan's members they reach the minimum."""
         if not self.plan and not self.forward:
             self.arrived.clear()
             self.since = self._progress = now
@@ -314,7 +314,7 @@ class Gang:
             self._refusals += 1
 
     def is_reservation_due(self, now: float) -> bool:
-        """Whether the gang has waited so long that cards must be reserved for it."""
+        """Whether the gang has waited long enough for a gang reservation: cards are then reserved until it fits."""
         if self._refused_since is None or self.ran or self.plan or not self.complete:
             return False
         return self._refusals >= self.patience.refusals or now - self._refused_since >= self.patience.reserve
@@ -335,21 +335,22 @@ class Gang:
         return self.arrived >= self.plan.keys()
 
     def commit(self, now: float) -> None:
-        """Commit the gang: all members wait in bind, so it is `forward` from now on."""
+        """Commit the gang, because all members of the plan wait in bind. The gang is `forward` from now on."""
         self.forward = self.committed = True
         self.since = self._progress = now
 
     def mark_posted(self, uid: str, now: float) -> None:
-        """Record progress of a `forward` gang: the time until the rollback starts again."""
+        """Record that the member's Binding was posted: the time until a rollback begins anew."""
         if uid in self.plan:
             self._progress = now
 
     def expiry_reason(self, now: float, *, others_short: bool = False) -> str:
-        """Why the reservation expires now, or "".
+        """Why the gang's reservation expires now; "" if it does not.
 
-        others_short: whether other gangs lack threads to wait in bind; then a longer time in the PodGroup is ignored.
+        others_short: whether other gangs lack threads to wait in bind. Then a time in the PodGroup that is longer than
+            the default is ignored.
         """
-        # A PodGroup may have more than `max_permit`: it is older than the admission policy, or one of coscheduling.
+        # A PodGroup may exceed `max_permit`, if it is older than the admission policy or belongs to coscheduling.
         max_permit = min(self.patience.permit, self.patience.max_permit) if others_short else self.patience.max_permit
         seconds = min(self.patience.permit if self.group.permit is None else self.group.permit, max_permit)
         if not self.plan or self.forward or now - self._progress < seconds:
@@ -358,7 +359,7 @@ class Gang:
         return f"{missing} did not reach bind within {seconds:.0f} s"
 
     def cancel_plan(self, reason: str, now: float) -> str:
-        """Cancel the plan: nothing was posted, and nothing is reserved any more."""
+        """Cancel the plan of a gang that is not `forward`: release all its reservations. No Binding was posted."""
         if not self.plan or self.forward:
             return ""
         for uid, node in self.plan.items():
@@ -381,8 +382,8 @@ class Gang:
         return now - self._progress >= self.patience.rollback
 
     def adopt(self, now: float, wall: float) -> None:
-        """Take over the gang as a new leader. The time under former leaders counts towards the rollback, but at least a
-        quarter of the time remains, because the other members may fit now.
+        """Take over the gang as a new leader. The time under former leaders counts towards the time until the rollback,
+        but at least a quarter of that time remains, because the missing members may fit now.
 
         wall: the current wall time.
         """
@@ -390,11 +391,11 @@ class Gang:
             self._progress = now - min(max(0.0, wall - self.group.partly_bound_since), 0.75 * self.patience.rollback)
 
     def roll_back(self, now: float) -> str:
-        """Evict the bound members (`evicting`); the plan of the others ends.
+        """Begin to evict the bound members (`evicting`), and cancel the plan of the other members.
 
-        A PodDisruptionBudget may prevent evictions for ever. So until the first member is evicted, the gang is bound if
-        cards for the other members become free. If no member is bound, the gang waits again until all members can be
-        bound.
+        A PodDisruptionBudget may prevent evictions for ever. So until the first member is evicted, the other members
+        are still bound if cards for them become free. If no member is bound, the gang waits again until all members can
+        be bound.
         """
         self.evicting = {member.uid for member in self.bound}
         self.forward, self.committed = bool(self.bound), False
@@ -403,20 +404,20 @@ class Gang:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the gang is `forward` without a bound member, and a former leader committed it or a member lost its
-        place.
+        """Whether the gang is `forward`, has no bound member, and can no longer be bound as planned: a former leader
+        committed it, or the plan has fewer members than the minimum.
         """
         return self.forward and not self.bound and (not self.committed or len(self.plan) < self.minimum)
 
     def reset(self, now: float) -> str:
-        """Reset an abandoned gang, of which no Binding is in progress: it waits again until all can be bound."""
+        """Reset an abandoned gang: it waits again until all members can be bound. No Binding may be in progress."""
         self._clear()
         self.forward = self.committed = False
         self.since = now
         return "nothing of the gang is bound any more"
 
     def reset_to_cluster(self, now: float) -> str:
-        """Keep only the state that the API server shows: another leader decides now."""
+        """Keep only the state that the API server shows, because another extender is the leader now."""
         self._clear()
         self.evicting.clear()
         self.forward = self.committed = False
@@ -447,7 +448,7 @@ class Gang:
         self._needed = self._rank = None
 
     def _update_phase(self, now: float) -> str:
-        """Update whether the gang runs or is bound in part. Call this when its members have changed."""
+        """Update whether the gang runs or is bound in part. Call this when its members or its PodGroup have changed."""
         if self.group.basic:
             return "" if self.ran else self._mark_running(now)
         minimum, problem = self._minimum_and_problem()
@@ -462,7 +463,7 @@ class Gang:
                 return self._mark_running(now)
         if self.ran or self.evicting:
             return ""
-        if self.bound and not self.forward and not problem:  # without a minimum there is no "in part"
+        if self.bound and not self.forward and not problem:  # a gang without a minimum cannot be bound in part
             end_reason = self.cancel_plan("a member was bound by another scheduler", now)
             self.forward = True
             self.since = self._progress = now
@@ -522,7 +523,7 @@ class Gang:
         self.arrived.clear()
 
     def _start_over(self, now: float) -> None:
-        """Reset the back-off, because its members have changed."""
+        """Reset the back-off, because the gang's members have changed."""
         self._failures, self._backoff_until = 0, now
         self._avoided.clear()
         self._unpermitted_uids.clear()

@@ -1,7 +1,7 @@
 """The members of one gang, in order, with counts of their properties.
 
-The counts are updated for each event, which takes the same time in a large gang as in a small one: events are handled
-under the extender's lock, and a gang may have thousands of pods more than it needs.
+The counts are updated for each event, so an event takes as long in a large gang as in a small one. This matters because
+events are handled under the extender's lock, and a gang may have thousands of pods more than its minimum.
 """
 
 from bisect import bisect_left, insort
@@ -13,13 +13,13 @@ from typing import Final, TypeVar
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import ForeignPodGroup, Member
 
-_MAX_UNUSED_REQUESTS: Final = 16  # shared requests that no member has any more
+_MAX_UNUSED_REQUESTS: Final = 16  # shared requests without a member that are kept
 
 _T = TypeVar("_T")
 
 
 class Roster:
-    """The members that count, as sequences with the oldest first. The sequences change with the gang."""
+    """The members of one gang that count, as sequences, the oldest first. The sequences change with the gang."""
 
     def __init__(self) -> None:
         self._lists: list[tuple[Callable[[Member], bool], list[Member]]] = []
@@ -32,7 +32,7 @@ class Roster:
         self.gated = self._tracked_members(lambda m: m.there and m.gated)
         self.with_foreign_gate = self._tracked_members(lambda m: m.there and bool(m.foreign_gate))
         self.with_problem = self._tracked_members(lambda m: m.there and bool(m.problem))  # cannot be placed as written
-        self.minimums: Counter[int] = Counter()  # the minimums that members have
+        self.minimums: Counter[int] = Counter()  # the minimums that members' annotations or labels set
         self.foreign: Counter[ForeignPodGroup | None] = Counter()  # the API groups of the PodGroups that members name
         self.priorities: Counter[int] = Counter()
         # the requests and loads of members without a node
@@ -40,8 +40,8 @@ class Roster:
         self._requests: dict[PodRequest, PodRequest] = {}  # see `share_request`
 
     def share_request(self, member: Member) -> Member:
-        """The member with the request object that all members with equal requests share: the planner compares the
-        requests of hundreds of members in each turn, and identical objects compare fast.
+        """The member, with the request object that all members with equal requests share. The planner compares the
+        requests of hundreds of members in each turn, and comparing an object with itself is fast.
         """
         request = member.request
         if request is None:

@@ -1,9 +1,10 @@
-"""The index of all open cards by free memory: finds the one best node of thousands for filter.
+"""The index of all open cards by free memory: filter uses it to find the best of thousands of nodes.
 
-A request for one card is answered by a bisection, and not by asking every node. There is a list for each kind of card,
-the taints of its MPS (`mpstaints`), and whether a pod holds a part of it (`USED`), so that a request walks only cards
-that it may use. The answer equals the answer of a search node by node (tests/core/placement/test_cardindex.py,
-tests/property/test_typed_placement.py, tests/property/test_mpstaints.py).
+For a request for one card, a bisection finds the best card without checking every node. Cards are in groups, with one
+sorted list for each group: cards of the same kind, with the same MPS taints (`mpstaints`), and either all with or all
+without a share (`USED`). So a search reads only the lists of cards that the request may use. The outcome equals that of
+a search node by node (tests/core/placement/test_cardindex.py, tests/property/test_typed_placement.py,
+tests/property/test_mpstaints.py).
 """
 
 import heapq
@@ -15,17 +16,18 @@ from typing import Final
 from cardwise.core.placement.mpstaints import BITS
 
 USED: Final = 1 << BITS  # a taint: a card with a share is closed to requests for whole cards
-KIND: Final = BITS + 1  # the bits below a group's kind
+KIND: Final = BITS + 1  # the number of bits below the kind in a group
 
-# Free MiB, node, position of the card in the node's lists, and its group: its kind above `USED` and its taints.
+# An open card: free MiB, node, position in the node's lists, and the group: the kind, `USED` and the taints in one
+# integer.
 Entry = tuple[int, str, int, int]
 
-_RESORT_NODES = 2000  # changed nodes from which sorting all cards again is cheaper than moving these nodes' cards
-_NEW = 64  # new nodes from which sorting is cheaper than inserting each card
+_RESORT_NODES = 2000  # changed nodes above which sorting all cards again is faster than moving these nodes' cards
+_NEW = 64  # new nodes above which sorting the lists again is faster than inserting each card
 
 
 class CardIndex:
-    """The index of a ledger, which refreshes it before use (`Ledger.index`)."""
+    """The card index of one ledger. `Ledger.index` refreshes it before each use."""
 
     def __init__(self) -> None:
         self._entries: dict[int, list[Entry]] = {}  # by group
@@ -92,7 +94,7 @@ class CardIndex:
             del self._entries[entry[3]]
 
     def _add(self, new_nodes: Iterable[tuple[str, list[Entry]]]) -> None:
-        """Add cards. The lists are sorted already, so sorting them again takes little longer than reading them."""
+        """Add the cards of new nodes. Sorting a list that is nearly sorted takes little longer than reading it."""
         groups: set[int] = set()
         for name, entries in new_nodes:
             self._entries_by_node[name] = entries

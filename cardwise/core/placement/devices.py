@@ -1,8 +1,8 @@
 """Devices other than GPUs: which of a node's devices are free, and which of them a pod gets.
 
-A device is allocated as a whole, so the only question is which one a request gets. A device may be in several classes,
-and a pod may request several classes: a matching of requests to devices. It is solved exactly, so that a node is
-refused only if no choice fits. Devices are not in the lists and the index of cards.
+A device is allocated as a whole, so the only question is which device a request gets. A device may be in several
+classes, and a pod may request several classes, so this is a matching of requests to devices. It is solved exactly: a
+node is refused only if no choice of devices fits. The lists and the index of cards do not contain these devices.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ GrantedDevices = Mapping[str, tuple[DeviceShare, ...]]  # by container key, as i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One device of a node. If it is unhealthy or cordoned, no pod gets it. `index` counts the devices of its kind."""
+    """One device of a node. New pods do not get an unhealthy or cordoned device. `index` counts devices of one kind."""
 
     uuid: str
     kind: str
@@ -30,12 +30,12 @@ class Device:
 
     @property
     def accepts_pods(self) -> bool:
-        """Whether a pod may get it, as far as that depends on the device alone."""
+        """Whether a pod may get the device if no pod holds it."""
         return self.healthy and not self.cordoned
 
 
 def sort_devices(devices: Iterable[Device]) -> list[Device]:
-    """The devices as a node lists them and in the order in which they are given: the lowest index first."""
+    """The devices in the order in which a node lists them and pods get them: by kind, the lowest index first."""
     return sorted(devices, key=lambda device: (device.kind, device.index, device.uuid))
 
 
@@ -43,7 +43,7 @@ def is_valid_grant(granted: Assignment, devices: Sequence[Device], hold_counts: 
     """Whether the devices of an assignment may still be used: the node has them, they accept pods and are of the
     requested class, and no other pod holds them.
 
-    hold_counts: by UUID, how many pods hold a device, with the pod of this assignment.
+    hold_counts: by UUID, how many pods hold a device, including the pod of this assignment.
     """
     devices_by_uuid = {device.uuid: device for device in devices}
     for share in granted.device_shares():
@@ -97,7 +97,7 @@ class WantedDevices:
         return [device for device in self._of_classes(devices) if is_free(device, hold_counts)]
 
     def _refusal(self, devices: Sequence[Device]) -> Refusal:
-        """Why too few devices are free. If the node has too few devices in total, no pod that ends makes it fit."""
+        """Why too few devices are free. `NO_SUCH_DEVICE`: the node has too few devices even if all its pods end."""
         return Refusal.NO_DEVICE if self._are_enough(self._of_classes(devices)) else Refusal.NO_SUCH_DEVICE
 
     def _are_enough(self, devices: Sequence[Device]) -> bool:
@@ -107,10 +107,10 @@ class WantedDevices:
         return self._match(devices) is not None
 
     def _match(self, devices: Sequence[Device]) -> dict[str, deque[int]] | None:
-        """By class, the positions of the devices that it gets, no device twice; None if there are too few devices."""
+        """By class, the positions of its devices; each device is used at most once. None if there are too few."""
         if len(devices) < sum(self.counts.values()):
             return None
-        assigned: dict[int, str] = {}  # by position, the class that a device is given for
+        assigned: dict[int, str] = {}  # by position of a device, the requested class that gets the device
         for name, count in self.counts.items():
             for _ in range(count):
                 if not _assign_device(name, devices, assigned):
@@ -122,11 +122,12 @@ class WantedDevices:
 
 
 def _assign_device(name: str, devices: Sequence[Device], assigned: dict[int, str]) -> bool:
-    """Give one more device to the class: a free one, or a device of another class that gets another one instead, and so
-    on (an augmenting path). The shortest chain is found first, so a free device of the class is taken if there is one.
+    """Assign one more device to the class. The class takes a free device, or a device that is assigned to another
+    class, which then takes another device in the same way (an augmenting path). The shortest path is found first, so a
+    free device of the class is taken if there is one. Returns False if there is no path.
     """
     takers: dict[int, str] = {}  # by position, the class that would take the device
-    gives_up: dict[str, int | None] = {name: None}  # the device by which the search has come to the class
+    gives_up: dict[str, int | None] = {name: None}  # by class, the device that it would lose on the path
     waiting = deque([name])
     while waiting:
         taker = waiting.popleft()

@@ -1,4 +1,4 @@
-"""Finds cards of one node for one card request: the usable cards, and the policy's choice among them.
+"""Finds cards of one node for one card request: determines the usable cards, of which the policy chooses.
 
 `searching` finds cards for all card requests of a pod; `placement` compares thousands of nodes.
 """
@@ -19,18 +19,20 @@ from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.refusals import Refusal
 
-_LEVEL_WEIGHT: Final = 1 << 40  # the penalty of a level in scores: more than the MiB of any card
-_ANY_SIZE: Final = 1 << 40  # an upper bound of the MiB of a whole card that is not chosen yet
+_LEVEL_WEIGHT: Final = 1 << 40  # what each further level subtracts from a score: more than the MiB of any card
+_ANY_SIZE: Final = 1 << 40  # MiB; larger than any card
 
 
 class CardRequest(NamedTuple):
     """A request for one card, or for several different cards of one class.
 
-    keys: the containers that get these cards.
-    cards: how many different cards.
-    mem, core: MiB and percent of the SMs on each card; whole: the whole card instead.
+    keys: the keys of the containers that get these cards.
+    cards: the number of different cards.
+    mem, core: MiB and percent of the SMs on each card.
+    whole: whether whole cards are requested; then `mem` is 0.
     resource_class: the requested class; "" for any card.
-    untolerated, user: which cards MPS allows, see `mpstaints`.
+    untolerated: the MPS taints that close a card to the request, see `mpstaints`.
+    user: the user as which the pod uses MPS, see `mpsprofile`.
     """
 
     keys: tuple[str, ...]
@@ -53,10 +55,10 @@ class CardRequest(NamedTuple):
 
 
 class TypedRequest(NamedTuple):
-    """A card request and the kinds of cards that it may have.
+    """A card request, and the kinds of cards that it may use.
 
     levels: the kinds that no quota closes, by level, in the order in which they are tried.
-    typed: all kinds of its class; None for any kind.
+    typed: all kinds of the requested class; None for any kind.
     """
 
     card_request: CardRequest
@@ -77,7 +79,7 @@ class SearchPlan(NamedTuple):
     typed_requests: the pod's card requests, with the kinds of cards that each may have.
     headroom: the remaining amounts of the quota entries that this request could exceed.
 
-    unlimited: the card requests without quotas, to find the reason of a refusal; None if no quota matters.
+    unlimited: the card requests as if there were no quotas, to find the reason of a refusal; None if no quota matters.
     """
 
     typed_requests: tuple[TypedRequest, ...]
@@ -86,10 +88,10 @@ class SearchPlan(NamedTuple):
 
 
 def card_requests(request: PodRequest) -> list[CardRequest]:
-    """The card requests of a pod, the hardest to place first. Containers that request a share of one card of the same
-    class are one card request: they share the card.
+    """The card requests of a pod, the hardest to place first. All containers that request a share of one card of the
+    same class form one card request: they share one card.
 
-    A card request that names a class comes before card requests that may have any card.
+    Card requests that name a class come before those that may use any card.
     """
     requests = []
     single_card, multi_card = (
@@ -145,13 +147,15 @@ def share(node: NodeState, i: int, amounts: tuple[MiB, Percent] | None) -> CardS
     return CardShare(card.index, card.uuid, mem, core, card.mem, whole=amounts is None)
 
 
-# Which kinds of cards a request may have.
+# The kinds of cards that a request may use.
 
 
 def make_search_plan(
     card_requests: Sequence[CardRequest], kinds: CardKinds, headroom: Sequence[Headroom]
 ) -> SearchPlan:
-    """The input of a search, without the kinds of cards that a quota surely closes, so that the index skips them."""
+    """The input of a search. The kinds of cards that a quota closes in any case are left out, so that they are not
+    searched.
+    """
     unlimited = tuple(
         [TypedRequest(c, kinds.levels(c.resource_class), kinds.allowed(c.resource_class)) for c in card_requests]
     )
@@ -182,15 +186,15 @@ def make_search_plan(
 
 
 def _min_charge(card_request: CardRequest, kinds: CardKinds, entry: quotas.QuotaEntry) -> Charge:
-    """A lower bound of the charge to the entry if the card request takes a card that the entry covers: for one card, or
-    for all cards if it can get no others.
+    """A lower bound of the charge to the entry, if the card request takes at least one card that the entry covers: the
+    charge for one card, or for all cards if only cards that the entry covers are allowed.
     """
     cards = card_request.cards if kinds.allowed(card_request.resource_class, (entry,)) == frozenset() else 1
     return card_request.charge(cards, 1)
 
 
 def min_charge_of_share(request: PodRequest, kinds: CardKinds, entry: quotas.QuotaEntry) -> Charge:
-    """A lower bound of the request's charge to a quota entry, whichever cards it gets."""
+    """A lower bound of the request's charge to a quota entry, whichever cards the pod gets."""
     return quotas.total(
         _min_charge(card_request, kinds, entry)
         for card_request in card_requests(request)
@@ -199,7 +203,7 @@ def min_charge_of_share(request: PodRequest, kinds: CardKinds, entry: quotas.Quo
 
 
 def _charge(node: NodeState, i: int, card_request: CardRequest) -> Charge:
-    """The charge of this card if the card request takes it: the sum of `quotas.charge` of its shares."""
+    """The charge if the card request takes this card: the sum of `quotas.charge` of the shares."""
     return card_request.charge(1, node.cards[i].mem - node.kept_back)
 
 
@@ -321,7 +325,7 @@ def _kind_and_size(node: NodeState, i: int) -> tuple[int, MiB]:
 def choose_card(
     node: NodeState, codes: Sequence[int], typed_request: TypedRequest, policy: policies.Policy
 ) -> policies.Pick | None:
-    """The policy's choice of a card, from the first level that has one."""
+    """The policy's choice of a card from the first level with a suitable card; None if no level has one."""
     for rank, kinds in typed_request.levels:
         allowed_codes = codes
         if kinds is not None and not kinds >= node.kind_set:
@@ -334,7 +338,7 @@ def choose_card(
 
 
 def usable_codes(node: NodeState, card_request: CardRequest) -> Sequence[int]:
-    """The codes of cards that may serve the card request, in ascending order; memory and kind are not checked."""
+    """The codes of the cards that are open to the card request, in ascending order. Memory and kind are not checked."""
     codes = node.codes_of_empty_cards() if card_request.whole else node.codes_fullest_first()
     if node.mps.may_close(card_request.untolerated, card_request.user):
         codes = [code for code in codes if admits(node, code & PLACE, card_request)]
@@ -357,7 +361,7 @@ def admits(node: NodeState, i: int, card_request: CardRequest) -> bool:
 
 
 def asks_for_memory_alone(card_request: CardRequest) -> bool:
-    """Whether only memory decides on a node where no card has enough memory."""
+    """Whether the refusal of a node on which no card has enough memory depends on memory alone."""
     return (
         card_request.cards == 1
         and not card_request.whole
@@ -379,7 +383,8 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
         # The common cases of a full cluster; `MemoryIndex` decides the same for thousands of nodes at once.
         if node.largest < card_request.mem:
             return Refusal.CARD_TOO_SMALL
-        # Eight integers of thousands of nodes are in no CPU cache; if all cards are open, one packed array is enough.
+        # Faster if all cards are open: one packed array is read in place of a list of integers, which for thousands of
+        # nodes do not fit into the CPU cache.
         codes = node.codes
         most_free = codes[-1] >> POSITION if codes and len(codes) == len(node.free) else max(node.free)
         if most_free < card_request.mem:
@@ -420,13 +425,13 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
 
 
 def _withheld(node: NodeState, card_request: CardRequest, kind_set: Sequence[int]) -> Refusal:
-    """Why too few of these cards accept new shares. The reason is a cordon if ending it would be enough."""
+    """Why too few of these cards accept new shares: `CORDONED` if enough would after an uncordon, else `UNHEALTHY`."""
     healthy = sum(node.cards[i].healthy for i in kind_set)
     return Refusal.UNHEALTHY if healthy < card_request.cards else Refusal.CORDONED
 
 
 def _why_closed(node: NodeState, card_request: CardRequest, kind_set: Sequence[int]) -> Refusal | None:
-    """Why MPS closes cards so that too few remain; None if enough remain, or if there were too few before."""
+    """Why MPS closes too many of these cards; None if enough stay open, or if there are too few cards without MPS."""
     if len(kind_set) < card_request.cards or not node.mps.may_close(card_request.untolerated, card_request.user):
         return None
     if sum(admits(node, i, card_request) for i in kind_set) >= card_request.cards:
@@ -437,8 +442,8 @@ def _why_closed(node: NodeState, card_request: CardRequest, kind_set: Sequence[i
 def servable_requests(
     kinds: CardKinds, node: NodeState, i: int, request: PodRequest, headroom: Sequence[Headroom] = ()
 ) -> tuple[list[CardRequest], str]:
-    """The card requests that the card may serve, whatever is free on it, and "". If there are none, the reason: "type",
-    "mps" or "quota".
+    """The card requests that the card may serve, regardless of its free amounts, and the reason if there are none:
+    "type", "mps" or "quota", else "".
     """
     kind = node.kinds[i]
     typed_requests = [

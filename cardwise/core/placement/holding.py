@@ -11,9 +11,9 @@ REPORTED: Final = "reported"  # the phase name of shares that a node still repor
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The cards and devices that one pod holds on a node.
+    """The cards and devices that one pod holds.
 
-    phase_name: the phase of its reservation, as metrics and `cardwise inspect` name it; "" for a bound pod.
+    phase_name: the phase of the pod's reservation, as in metrics and in `cardwise inspect`; "" for a bound pod.
     mps_client: how the pod uses MPS.
     charged: whether quotas count the holding.
     """
@@ -33,6 +33,6 @@ class Holding:
         return f"{self.name} ({self.phase_name})" if self.phase_name else self.name
 
     def counts_like(self, other: "Holding") -> bool:
-        """Whether no count changes when this holding replaces the other."""
+        """Whether all counts stay the same when this holding replaces the other."""
         mine = self.node, self.namespace, self.mps_client, self.assignment, self.charged
         return mine == (other.node, other.namespace, other.mps_client, other.assignment, other.charged)

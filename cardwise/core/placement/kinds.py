@@ -1,8 +1,8 @@
 """Kinds of cards: one small integer for all cards with the same classes, model and priority.
 
-Requests and quotas select cards by kind: a cluster has a few kinds and thousands of cards. A kind exists as long as a
-    card is of this kind, also a removed card on which a pod still holds a share. The integer of a kind that has ended
-    is never used again.
+Requests and quotas select cards by kind, because a cluster has few kinds and thousands of cards. A kind exists as long
+as a card is of this kind, even a removed card on which a pod still holds a share. The integer of a kind that no longer
+exists is never used again.
 """
 
 from collections.abc import Collection
@@ -12,17 +12,18 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.values.quantity import MiB
 
-UNKNOWN: Final = -1  # stands for the kind of a card that no node has reported
+UNKNOWN: Final = -1  # in place of the kind of a card that no node has reported
 
-_MAX_CACHED = 1024  # remembered answers; if there are more, all are forgotten
+_MAX_CACHED = 1024  # cached entries of each cache; a full cache is emptied
 
-KindLevel = tuple[int, frozenset[int] | None]  # its rank, where 0 is tried before 1, and its kinds; None for all kinds
-# The levels of a card request that may have any card and prefers none.
+# A level of preference: its rank, where 0 is tried before 1, and its kinds of cards; None for all kinds.
+KindLevel = tuple[int, frozenset[int] | None]
+# The levels of a card request that may use any card and prefers no kind.
 ANY_CARD: Final[tuple[KindLevel, ...]] = ((0, None),)
 
 
 class CardKind(NamedTuple):
-    """What cards of one kind have in common."""
+    """The properties that all cards of one kind have in common."""
 
     classes: frozenset[str]
     model: str
@@ -30,13 +31,13 @@ class CardKind(NamedTuple):
 
 
 class CardKinds:
-    """All kinds of one ledger."""
+    """The kinds of cards of one ledger."""
 
     def __init__(self) -> None:
         self._numbers: dict[CardKind, int] = {}
         self._kinds: dict[int, CardKind] = {}
         self._cards: dict[int, int] = {}  # the number of cards by kind
-        self._smallest: dict[int, MiB] = {}  # by kind, the smallest card that has been of this kind, in MiB
+        self._smallest: dict[int, MiB] = {}  # by kind, the MiB of the smallest card that the kind has had
         self._next = 0
         self.changes = 0  # a counter of possible changes of kinds
         self._allowed: dict[tuple[str, tuple[QuotaEntry, ...]], frozenset[int] | None] = {}
@@ -69,7 +70,7 @@ class CardKinds:
         return number
 
     def remove_card(self, number: int) -> None:
-        """Count one card of this kind less; the kind ends with its last card."""
+        """Remove one card of this kind from the count. Without cards, the kind no longer exists."""
         self._cards[number] -= 1
         if not self._cards[number]:
             del self._numbers[self._kinds.pop(number)], self._cards[number]
@@ -81,7 +82,7 @@ class CardKinds:
         return self._kinds[number]
 
     def find_kind(self, number: int) -> CardKind | None:
-        """The kind with this integer; None if it has ended."""
+        """The kind with this integer; None if it no longer exists."""
         return self._kinds.get(number)
 
     def smallest(self, resource_class: str, entry: QuotaEntry) -> MiB:
@@ -134,8 +135,8 @@ class CardKinds:
     def levels(self, resource_class: str, full_entries: Collection[QuotaEntry] = ()) -> tuple[KindLevel, ...]:
         """The kinds that `allowed` returns, by level, in the order in which they are tried.
 
-        For a request that names a class, all cards of the class are on one level. A request that names none takes cards
-        of the lowest priority first, so that scarce cards stay free for requests that name them.
+        For a request that names a class, all cards of the class are on one level. A request without a class takes the
+        cards of the lowest priority first, so that scarce cards stay free for requests that name their class.
         """
         key = resource_class, tuple(full_entries)
         if key not in self._levels:

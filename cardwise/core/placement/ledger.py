@@ -1,24 +1,24 @@
-"""The ledger: which pod holds which cards and devices. A cache of the pods' annotations, never a second source of
-truth.
+"""The ledger: which pod holds which cards and devices. It is a cache of the pods' annotations and never a second source
+of truth.
 
-`nodestate` counts the free amounts of each node. Not thread-safe: its owner locks.
+`nodestate` counts the free amounts of each node. The ledger is not thread-safe: its owner must lock it.
 
-A share counts on the card that its UUID names, on whichever node that is now: a machine that comes back under another
-name brings its cards, and the pods of its former name still hold them (docs/design/0031). If two nodes report
-one UUID, its shares count on both. If no node reports the card of a share, the share counts in the total of the pod's
-own node, and on no card. Shares of gpushare's pods name an index and count on the pod's own node.
+A share counts on the node that now reports the UUID of the share's card. So if a machine comes back under another name,
+the shares on its cards count on the new node, although their pods still have the old node (docs/design/0031). If two
+nodes report one UUID, its shares count on both. If no node reports the card of a share, the share counts in the total
+of the pod's own node, and on no card. Shares of gpushare's pods name an index and count on the pod's own node.
 
-Holdings stay when cards change: if the cards of a node become known, change or go, the node's lists are counted again
-from its holdings, so the order of events does not matter. What a namespace holds on each kind of card, for quotas, is
-kept in the same way: a card that is gone keeps its kind while something is held on it, because its node or its
-ExtendedResource may be missing for a moment while its pods run. Devices that are no GPUs are counted by UUID,
+Holdings stay when cards change: if cards of a node are added, changed or removed, the node's lists are counted again
+from its holdings, so the order of events does not matter. The amounts of each namespace by kind of card, for quotas,
+are also independent of the order: a removed card keeps its kind while a pod holds a share of the card, because the node
+or the ExtendedResource may be missing for a moment while the pods run. Devices other than GPUs are counted by UUID,
 whether a node has them or not.
 
-A snapshot is a ledger of its own that shares what does not change. Each change of a node raises the ledger's
-generation, and the node keeps the generation of its last change. `snapshot` records the generation reached; a node
-that is not newer may be shared, so whichever side changes it next changes a copy. Example: at generation 7 a snapshot
-is taken. A pod is then placed on n1, which was last changed at 5: the ledger copies n1, and its n1 is of generation 8.
-The next pod on n1 needs no copy, since 8 is after 7. n2 is one object in both.
+A snapshot is a ledger of its own that shares unchanged nodes with this ledger. Each change of a node raises the
+ledger's generation, and the node records the generation of its last change. `snapshot` records the current generation.
+A node of this or an earlier generation may be shared, so each ledger changes only a copy of such a node. Example: at
+generation 7 a snapshot is taken. A pod is then placed on n1, which was last changed at 5: the ledger copies n1, and its
+n1 is of generation 8. The next pod on n1 needs no copy, since 8 is after 7. n2 is one object in both.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -49,8 +49,8 @@ class Ledger:
     """All nodes and all holdings.
 
     kept_back: MiB of each card for driver, contexts and MPS server.
-    max_clients: the maximum number of shares on one card; MPS may allow fewer. None: the number of MPS, else
-        `MAX_CLIENTS`.
+    max_clients: the maximum number of shares on one card; MPS may allow fewer. None for MPS's own maximum, or
+        `MAX_CLIENTS` if it is unknown.
     core: percent of a card's SMs that may be reserved in total.
     """
 
@@ -66,16 +66,16 @@ class Ledger:
         self.managed: set[str] = set()  # nodes with an MPS manager
         self._nodes: dict[str, NodeState] = {}
         self._holdings: Map[str, Holding] = Map()
-        self._usage: dict[str, Mapping[int, Charge]] = {}  # by namespace and kind; each is replaced, never changed
+        self._usage: dict[str, Mapping[int, Charge]] = {}  # by namespace and kind; mappings are replaced, never changed
         self._cards, self._devices = Locations(), Locations()
         self._generation = 0  # counts changes of nodes; each node records the count at its last change
-        self._shared_until = -1  # a snapshot may have the nodes of this and earlier generations
+        self._shared_until = -1  # nodes of this and earlier generations may be shared with a snapshot
 
     def snapshot(self) -> "Ledger":
         """A copy of this ledger: later changes of one are not seen in the other.
 
-        Only references to nodes and holdings are copied. The copy has no indexes, so the placement engine checks it
-        node by node, and sets of `watch` do not record its changes.
+        Only references to nodes and holdings are copied. The copy has no indexes, so the placement engine checks its
+        nodes one by one. Changes of the copy are not recorded in the sets that `watch` returned.
         """
         duplicate = Ledger(kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)
         duplicate.kinds, duplicate._index, duplicate.managed = self.kinds.copy(), None, self.managed.copy()
@@ -86,7 +86,7 @@ class Ledger:
 
     @property
     def has_index(self) -> bool:
-        """Whether `index` and `memory_index` may be called: this is no snapshot."""
+        """Whether `index` and `memory_index` may be called. False for a snapshot."""
         return self._index is not None
 
     @property
@@ -99,7 +99,7 @@ class Ledger:
         return Ledger(kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)
 
     def node(self, name: str) -> NodeState | None:
-        """The node, if it has cards or devices, or holdings on cards that are not known yet."""
+        """The state of the node; None if the node has no cards, devices and holdings."""
         return self._nodes.get(name)
 
     def nodes_by_name(self) -> Mapping[str, NodeState]:
@@ -111,7 +111,7 @@ class Ledger:
         return iter(sorted(self._nodes.values(), key=lambda node: node.name))
 
     def holding(self, uid: str) -> Holding | None:
-        """What the pod with this UID holds."""
+        """The holding of the pod with this UID; None if the pod holds nothing."""
         return self._holdings.get(uid)
 
     def index(self) -> CardIndex:
@@ -124,12 +124,12 @@ class Ledger:
         return self._by_memory
 
     def index_some(self, nodes: int) -> bool:
-        """Update the indexes for at most this many nodes. Returns whether more are left."""
+        """Update the indexes for at most this number of changed nodes. Returns whether more nodes have changed."""
         self._refresh(nodes)
         return bool(self._touched)
 
     def watch(self) -> set[str]:
-        """A set that collects the nodes that change; initially all nodes. The caller empties it after reading."""
+        """A set to which changed nodes are added; initially it has all nodes. The caller empties it after reading."""
         watched = set(self._nodes)
         self._watched.append(watched)
         return watched
@@ -161,7 +161,7 @@ class Ledger:
         return {**self._cards.shared(), **self._devices.shared()}
 
     def namespaces(self) -> Iterable[str]:
-        """The namespaces that hold something. Do not keep the view."""
+        """The namespaces whose pods hold cards. Do not keep the view."""
         return self._usage
 
     def usage(self, namespace: str) -> Mapping[int, Charge]:
@@ -169,12 +169,11 @@ class Ledger:
         return self._usage.get(namespace, {})
 
     def kind(self, node: str, share: CardShare) -> int:
-        """The kind by which quotas count a share of a pod on the node: the kind of its card as this node has reported
-        it, also if the node no longer has the card. Reports of other nodes do not count: a compromised node could
-        change the charges of other nodes' pods.
+        """The kind by which quotas count a share of a pod on this node: the kind of the share's card as this node has
+        reported the card, even if it no longer does. Reports of other nodes do not count, because a compromised node
+        could change the charges of other nodes' pods.
 
-        `UNKNOWN`, which every entry of a quota counts, if the node has not reported the card while something was held
-        on it.
+        `UNKNOWN`, which every entry of a quota counts, if the node has not reported the card while a pod held it.
         """
         state = self._nodes.get(node)
         return state.kind(share) if state is not None else UNKNOWN
@@ -188,8 +187,8 @@ class Ledger:
         return len(self._holdings)
 
     def set_cards(self, node: str, cards: Iterable[Card]) -> set[str]:
-        """Set the cards of the node. A node without cards and holdings is forgotten. Returns the other nodes whose
-        counts have changed.
+        """Set the cards of the node. A node without cards, devices and holdings is removed. Returns the other nodes
+        whose counts have changed.
         """
         cards = list(cards)
         state = self._state(node)
@@ -213,7 +212,7 @@ class Ledger:
         return self._other_nodes(state, recounted)
 
     def set_devices(self, node: str, devices: Iterable[Device]) -> set[str]:
-        """Set the devices of the node other than GPUs. As with `set_cards`, the node may be forgotten."""
+        """Set the devices of the node other than GPUs. Otherwise like `set_cards`."""
         state = self._own(self._state(node).name)
         uuids_before = {device.uuid for device in state.devices}
         state.devices = sort_devices(devices)
@@ -318,7 +317,7 @@ class Ledger:
         return state
 
     def _own(self, name: str) -> NodeState:
-        """The node for a change: a copy if a snapshot may share it. Call this again after each snapshot."""
+        """The node's state, to be changed: a copy if a snapshot may share the state. Call this before each change."""
         state = self._nodes[name]
         if state.generation <= self._shared_until:
             state = self._nodes[name] = state.copy()
@@ -333,19 +332,23 @@ class Ledger:
         uids = dict.fromkeys((*state.holdings, *state.foreign))
         for uuid in set(now).difference(before):
             uids |= dict.fromkeys(located.holders_elsewhere(uuid))
-            for name in located.nodes(uuid):  # two nodes report it
+            for name in located.nodes(uuid):  # another node also reports this UUID
                 uids |= dict.fromkeys((*self._nodes[name].holdings, *self._nodes[name].foreign))
         return [self._holdings[uid] for uid in uids]
 
     def _other_nodes(self, state: NodeState, recounted: Iterable[Holding]) -> set[str]:
-        """The nodes, besides this one, on which a holding that is not this node's own counts."""
+        """The other nodes on which holdings of other nodes' pods count.
+
+        state: this node.
+        recounted: the holdings.
+        """
         foreign = (holding for holding in recounted if holding.node != state.name)
         return set().union(*map(self.nodes_of, foreign)) - {state.name}
 
     def _add_holding(self, holding: Holding, former_kinds: FormerKinds) -> None:
         """Add the holding.
 
-        former_kinds: the kinds of its removed cards, as recorded with the pod's former holding.
+        former_kinds: the kinds of the holding's removed cards, as recorded with the pod's former holding.
         """
         state = self._own(self._state(holding.node).name)
         self._holdings = self._holdings.set(holding.uid, holding)
@@ -359,7 +362,7 @@ class Ledger:
         self._count_devices(holding, 1)
 
     def _remove_holding(self, holding: Holding) -> FormerKinds:
-        """Remove the holding. Returns the kinds of its removed cards, which the ledger may now forget."""
+        """Remove the holding. Returns the kinds of its removed cards, which the ledger no longer has."""
         state = self._own(holding.node)
         self._holdings = self._holdings.delete(holding.uid)
         state.holdings.pop(holding.uid, None)
@@ -375,7 +378,7 @@ class Ledger:
         kinds = {(state.name, card): self.kinds.get(state.former_kinds[card]) for card in cards}
         for holding_there in state.holdings.values():
             if not cards:
-                break  # usually one of the first holdings is on the card
+                break  # each card has another holding; usually the first few holdings show this
             cards.difference_update(card_of(share) for share in holding_there.assignment.shares())
         for card in cards:
             state.forget(self.kinds, card)

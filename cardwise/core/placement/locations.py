@@ -18,7 +18,7 @@ class Locations:
     def copy(self) -> "Locations":
         """A copy: later changes of one are not seen in the other. The time does not depend on the number of UUIDs."""
         duplicate = Locations()
-        duplicate._nodes, duplicate._elsewhere = self._nodes, self._elsewhere  # which are replaced, never changed
+        duplicate._nodes, duplicate._elsewhere = self._nodes, self._elsewhere  # these maps are immutable
         return duplicate
 
     def nodes(self, uuid: str) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""The index of nodes by memory: finds the nodes with too little memory without checking each of thousands.
+"""The index of nodes by memory: finds the nodes with too little memory without checking each of thousands of nodes.
 
-The result equals that of checking node by node (tests/core/placement/test_cardindex.py).
+The outcome equals that of checking node by node (tests/core/placement/test_cardindex.py).
 """
 
 from bisect import bisect_left, insort
@@ -9,12 +9,14 @@ from typing import Final, NamedTuple
 
 from cardwise.core.placement.nodestate import NodeState
 
-_RESORT_NODES: Final = 500  # changed nodes from which sorting all nodes again is cheaper than moving these
+_RESORT_NODES: Final = 500  # changed nodes above which sorting all nodes again is faster than moving the changed nodes
 
 
 class _Memory(NamedTuple):
-    """A node's memory in MiB: the capacity of its largest card, and the largest free amount on one card, open or
-    closed.
+    """A node's memory in MiB.
+
+    largest: the capacity of its largest card.
+    free: the largest free amount on one card, whether the card is open or closed.
     """
 
     largest: int
@@ -22,7 +24,7 @@ class _Memory(NamedTuple):
 
 
 class MemoryIndex:
-    """The index of a ledger, which refreshes it before use (`Ledger.memory_index`)."""
+    """The memory index of one ledger. `Ledger.memory_index` refreshes it before each use."""
 
     def __init__(self) -> None:
         self._memory_by_node: dict[str, _Memory] = {}

@@ -1,8 +1,8 @@
 """MPS taints of cards: keep a pod off a card whose pods use MPS differently, or as another user.
 
-A card has *taints*, and a request has taints that it does not *tolerate*. A taint in both closes the card to the
+A card has *taints*, and a request does not *tolerate* certain taints. A card with such a taint is closed to the
 request. The taints of a card are computed when the card or its holders change, so placement only compares two integers.
-A card of a node without an MPS manager is open to all pods, except those that require MPS.
+A card of a node without an MPS manager is open to all pods, except pods that require MPS.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +18,11 @@ OFF: Final = 2  # closed to pods without MPS: a pod with MPS holds the card
 WANTS: Final = 4  # closed to pods with MPS: a pod without MPS holds the card
 REQUIRED: Final = 8  # closed to pods that require MPS: the node has no manager
 SEVERAL: Final = 16  # closed to pods with MPS and several cards in one container: each card has its own daemon
-BITS: Final = 5  # all taints
+BITS: Final = 5  # the number of taints
 
 FOR_GOOD: Final = REQUIRED | SEVERAL  # taints that remain when pods end and daemons become ready
 
-# Special values for the user of a card; others are user IDs, and numbers of MPS profiles.
+# Special values for the user of a card. Other values are UIDs, and the special values of `mpsprofile`.
 ANY: Final = -4  # the card is open to all users
 FREE: Final = -5  # the card is open to any one user: no pod holds it yet
 
@@ -45,10 +45,12 @@ _UNTOLERATED: Final = {
 class CardTaints:
     """The MPS taints of a node's cards, by position.
 
-    `taints` and `users`: of each card. `tainted`: all taints that any card has. `single`: whether a card is not open to
-    all users. `statuses`: what the manager says of each card. `daemons`: the daemon of each card, named by its first
-    card.
-    `clients`: how many shares each MPS client has at a daemon.
+    taints, users: the taints and the user of each card.
+    tainted: all taints that at least one card has.
+    single: whether at least one card is not open to all users.
+    statuses: the MPS of each card, as the manager reports it.
+    daemons: the daemon of each card, named by the position of the daemon's first card.
+    clients: by daemon, the number of shares of each MPS client.
     """
 
     __slots__ = ("clients", "daemons", "managed", "single", "statuses", "tainted", "taints", "users")
@@ -95,7 +97,7 @@ class CardTaints:
             self._update_taints([position for position, other in enumerate(self.daemons) if other == daemon])
 
     def max_clients(self, i: int) -> int:
-        """The maximum number of clients of the card; 0 if unknown."""
+        """The maximum number of MPS clients of the card; 0 if unknown."""
         status = self.statuses[i]
         return status.max_clients if status is not None else 0
 
@@ -131,7 +133,7 @@ class CardTaints:
         }
 
     def refusal(self, positions: Iterable[int], untolerated: int, user: int) -> Refusal:
-        """Why too few of these cards are open to the request: the reason that may end soonest."""
+        """Why too few of these cards are open to the request: of all reasons the one that may end soonest."""
         reasons = {
             _refusal_by_taints(self.taints[i] & untolerated) for i in positions if not self.admits(i, untolerated, user)
         }
@@ -166,7 +168,9 @@ _SOONEST: Final = (
 
 
 def _refusal_by_taints(taints: int) -> Refusal:
-    """Why a card with these taints, or else with another user, is closed: the reason that lasts longest."""
+    """Why a card with these taints is closed: of all reasons the one that lasts longest. Without taints, the card has
+    another user.
+    """
     if taints & REQUIRED:
         return Refusal.MPS_MISSING
     if taints & SEVERAL:
