@@ -10,7 +10,7 @@ The modules:
     runtime     the base of a process: settings, logs, HTTP server, certificates
     gpus        the cards of a node; `devices`: its other devices
     cli         the command line; `simulation`: the simulator of its `simulate`
-    share       what containers learn about their share
+    share       a container's view of its own share
     clock       the clock, which callers pass in; `supervision`: daemon threads that survive exceptions
     programs    the entry points on PATH
 """

@@ -1,7 +1,7 @@
-"""The clock of a part: the time, and all waits that end by time. It is a parameter.
+"""The clock of a part: the time, and all waits that end by time. Callers pass the clock as a parameter.
 
 Code that waits, sleeps, ages or times out takes a `Clock`. Tests pass a clock that they move themselves
-(tests/fakes/clock.py), so no test has to wait. In production it is `SYSTEM`.
+(tests/fakes/clock.py), so no test has to wait. Production code passes `SYSTEM`.
 """
 
 import threading
@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 
 class Clock(ABC):
-    """A source of time, and waits by it. Thread-safe. All durations are in seconds."""
+    """A source of time, and waits by this time. Thread-safe. All durations are in seconds."""
 
     @abstractmethod
     def now(self) -> float:
@@ -74,7 +74,7 @@ class SystemClock(Clock):
 
 
 class BootClock(SystemClock):
-    """The machine's clock that also counts while the machine sleeps: for Leases, which expire meanwhile."""
+    """The machine's clock that also counts while the machine sleeps: Leases expire during a sleep too."""
 
     def now(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,5 +1,6 @@
-"""The programs of the parts, by their names on PATH. `pip install cardwise` installs these programs without their
-dependencies.
+"""The entry points of the parts' programs.
+
+`pip install cardwise` installs these programs on PATH, but without their dependencies.
 """
 
 import gc
@@ -11,10 +12,10 @@ _OURS: Final = ("webhook", "extender", "deviceplugin", "mps", "cardwise")
 
 
 def _run(part: str) -> None:
-    # structlog imports rich if it is installed, which takes a third of the CPU time of a start and 4 MiB. Only
-    # `cardwise top` needs it.
+    # If rich is installed, structlog imports it, which takes a third of the CPU time of a start and 4 MiB. Only
+    # `cardwise top` needs rich.
     sys.modules["rich"] = None  # type: ignore[assignment]
-    gc.disable()  # imports create no garbage, and searching for it takes a tenth of the time of a start
+    gc.disable()  # imports create no garbage, and the search for garbage takes a tenth of the time of a start
     try:
         program = import_module(f"{part}.__main__")
     except ModuleNotFoundError as error:

@@ -2,8 +2,8 @@
 
 When a thread ends by an exception, the process continues and its probes succeed, but the thread's work is not done any
 more. Each loop handles the exceptions of its work itself, with its own log line and pause. This module handles all
-other exceptions: those of that handling (a failing logger, a message that cannot be formatted) and of the code in
-between.
+other exceptions: those raised while the loop handles an exception (a failing logger, a message that cannot be
+formatted), and those of the code around the work.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from cardwise.clock import Clock
 _log = structlog.get_logger("cardwise.supervision")
 
 _INITIAL_PAUSE = 1.0  # seconds
-_MAX_PAUSE = 30.0  # seconds; 5,000 nodes must not list again every second
+_MAX_PAUSE = 30.0  # seconds; the threads of 5,000 nodes must not repeat their lists every second
 
 
 def supervised_thread(loop: Callable[[], None], name: str, clock: Clock) -> threading.Thread:
     """Create a daemon thread that runs `loop`, and runs it again after a pause if it raises. Does not start the thread.
 
-    loop: returns when its owner stops it, also when it is called again afterwards.
+    loop: returns when its owner stops it. If it is called after that, it returns at once.
     """
     return threading.Thread(target=_supervise, args=(loop, name, clock), name=name, daemon=True)
 

@@ -1,8 +1,7 @@
 """The MPS node manager: runs an MPS daemon for each card (or for the node) with memory limits, and checks its health.
 
-Input: the node's cards, processes and pods. Output on the node: daemons with limits, and state files for the device
-plugin. Output to the API server: MPS statuses of cards, events and evictions. Read first: `manager`, then
-`daemon.machine`.
+Input: the node's cards, processes and pods. Output: daemons with limits, and state files for the device plugin; in the
+API server, MPS statuses of cards, events and evictions. Read first: `manager`, then `daemon.machine`.
 
 The packages and modules; each imports only from those below it:
 

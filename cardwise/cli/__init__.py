@@ -1,9 +1,9 @@
 """`cardwise`, the command line: shows the state of GPUs, pods and the installation; some commands change it.
 
-Input: arguments, and a cluster through its API server. Output: text, JSON, an exit status; some commands write:
-cordons, evictions, probe pods.
+Input: arguments, and a cluster through its API server. Output: text, JSON, an exit status. Some commands write to the
+cluster: cordons, evictions, probe pods.
 
-The packages and modules, each of which imports only from those after it: `main` (the program), `commands` (one file per
+The packages and modules; each imports only from those after it: `main` (the program), `commands` (one file per
 command, with the command's name), `simulation` (the implementation of `simulate`), `explanation` and `doctor` (the
 findings of `explain` and `doctor`), `render` (tables, bars, JSON), `cluster` (reads the cluster, and runs the engine on
 what it has read), `options`, `rights` (missing rights and the roles that grant them), `console` (printing), `signals`

@@ -13,7 +13,7 @@ import click
 
 from cardwise.core.values import wording
 
-_MAX_LINE_BYTES: Final = 16 * 1024  # longer than the longest command that doctor proposes
+_MAX_LINE_BYTES: Final = 16 * 1024  # maximum length of a line; doctor proposes no longer command
 
 
 def print_text(text: str, *, err: bool = False) -> None:

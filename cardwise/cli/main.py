@@ -1,7 +1,7 @@
 """The program `cardwise`.
 
-Most commands only read; `doctor` creates probe pods, and `cordon`, `drain` and `defrag` change GPUs. A command's module
-is loaded when the command is called, and `--help` loads none, so that both start fast.
+Most commands only read; `doctor` creates probe pods, and `cordon`, `drain` and `defrag` change GPUs. A command loads
+only its own module, and `--help` loads no command's module, so that both start fast.
 """
 
 import sys
@@ -56,7 +56,7 @@ class _Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest commands with names similar to an unknown one. Raises UsageError."""
+        """Resolve a command's name; for an unknown name, suggest similar names. Raises UsageError."""
         if args[0] not in _COMMANDS and not args[0].startswith("-"):
             import difflib  # noqa: PLC0415 - needed for a wrong command only
 
@@ -122,7 +122,7 @@ def main(program: str | None = None) -> None:
 
 
 def _is_header_error(error: Exception) -> bool:
-    """Whether Python's HTTP client has refused a header, whose value, a credential, its message quotes."""
+    """Whether Python's HTTP client has refused a header. The message quotes the header's value, a credential."""
     trace, file = error.__traceback__, ""
     while trace is not None:
         file, trace = trace.tb_frame.f_code.co_filename, trace.tb_next

@@ -1,6 +1,6 @@
 """Options that several commands share, the client, and the clock.
 
-The client is imported only when it is created, since the import takes most of the start, and `--help` does not need it.
+The client is imported only when it is created: the import takes most of a start's time, and `--help` needs no client.
 """
 
 import os
@@ -62,9 +62,7 @@ def current_clock() -> Clock:
 
 
 def cluster(function: _F) -> _F:
-    """Add the options --context and --kubeconfig, which are accepted before or after a command's name, as in
-    kubectl.
-    """
+    """Add the options --context and --kubeconfig. As in kubectl, they may stand before or after a command's name."""
     context = click.option(
         "--context",
         expose_value=False,
@@ -92,8 +90,8 @@ def load_client(context: click.Context | None = None) -> "KubeClient":
 
     context: the command's context, if click does not run the command now.
 
-    Raises KubeConfigError, also for unexpected content of a kubeconfig. The text of the original error is left out,
-    since it may contain a credential.
+    Raises KubeConfigError, also for unexpected content of a kubeconfig. The error does not contain the text of the
+    original error, which may contain a credential.
     """
     from cardwise.kube import errors  # noqa: PLC0415 - see above
     from cardwise.kube.client import KubeClient  # noqa: PLC0415 - see above

@@ -66,7 +66,7 @@ def describe_missing(error: "errors.Forbidden") -> str:
 def describe_refusal(error: "errors.Forbidden", command: str = "") -> str:
     """Describe the missing right, and the command by which an administrator grants it to the user.
 
-    command: the command that ran; if one role has all rights that it needs, that role is proposed.
+    command: the command that ran; if a single role has all rights that the command needs, this role is proposed.
     """
     denial = _parse_denial(error)
     if denial is None:
@@ -74,7 +74,7 @@ def describe_refusal(error: "errors.Forbidden", command: str = "") -> str:
     if denial.user == _ANONYMOUS_USER:
         return _describe_anonymous()
     role = denial.role_for(command)
-    # The name contains the user, since kubectl does not create a binding whose name exists.
+    # The binding's name contains the user, since kubectl cannot create a second binding with the same name.
     name = _INVALID_IN_NAMES.sub("-", f"{role}-{denial.user}")
     binding = "clusterrolebinding {name:text}"
     if denial.is_in_namespace(command):
@@ -87,7 +87,7 @@ def describe_refusal(error: "errors.Forbidden", command: str = "") -> str:
 def _describe_anonymous() -> str:
     """The remedy for the anonymous user.
 
-    It is never a role, since every client that reaches the API server has this user.
+    The remedy is never a role, since every client that can connect to the API server can be the anonymous user.
     """
     return (
         f"the API server sees you as {_ANONYMOUS_USER}, who may read nothing: your kubeconfig has no credentials; log "

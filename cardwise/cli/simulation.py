@@ -177,7 +177,7 @@ def _simulate_fill(world: _SimulatedWorld, settings: SimulationOptions) -> _Outc
         tune=world.tune,
         learning=not (
             settings.show_workload or world.live
-        ),  # the extender of a live cluster has already seen these pods
+        ),  # the extender of a live cluster has already learned from these pods
         extra_shapes=tuple(shape for _, shape in world.extra_shapes),
         added_nodes=tuple(world.added_nodes),
     )
@@ -238,7 +238,7 @@ def _simulate_churn(world: _SimulatedWorld, settings: SimulationOptions) -> _Out
 
 
 def _count_fits(live: Snapshot, world: _SimulatedWorld, settings: SimulationOptions) -> _Outcome:
-    """Count how many more pods of each shape fit into the cluster as it is. There are no plots of this."""
+    """Count how many more pods of each shape fit into the present cluster. The outcome has no plots."""
     counts_by_policy = []
     shapes = [shape for _, shape in world.extra_shapes]
     for policy in settings.policy or sorted(POLICIES):
@@ -263,9 +263,7 @@ def _count_fits(live: Snapshot, world: _SimulatedWorld, settings: SimulationOpti
 
 
 def _set_workload(cluster: SimulatedCluster, live: Snapshot, shapes: Sequence[PodShape]) -> None:
-    """Set the expected workload: the one that the extender has learned, else the present pods, else the requested
-    pods.
-    """
+    """Set the expected workload: the one that the extender has learned, else the present pods, else `shapes`."""
     if live.learned_workload:
         try:
             cluster.load_workload(live.learned_workload)

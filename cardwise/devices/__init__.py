@@ -1,4 +1,4 @@
-"""Devices other than GPUs: which of them a node offers, and their health as sysfs reports it.
+"""Devices other than GPUs: the devices that a node offers, and their health as sysfs reports it.
 
 Input: an administrator's file (`--devices`), and sysfs. Output: the offered devices, and the problem of each
 unhealthy one.

@@ -10,14 +10,14 @@ from cardwise.devices.protocol import RDMA, DeviceNode, OtherDevice
 from cardwise.devices.settings import DeviceRule
 from cardwise.devices.sysfs import VFIO, PciDevice, RdmaDevice, Sysfs, natural_sort_key
 
-_RDMA_CM, _VFIO_ALL = "rdma_cm", "vfio"  # misc devices, whose nodes are shared by all devices of a kind
+_RDMA_CM, _VFIO_ALL = "rdma_cm", "vfio"  # misc devices: all devices of a kind share their device nodes
 
 
 def discover(rules: Sequence[DeviceRule], sysfs: Path, dev: Path, node: str) -> list[OtherDevice]:
     """All devices of `node` that match a rule, ordered by kind, then by name or address.
 
-    Hardware with one PCI address is offered once, by the first rule that matches: an RDMA device is not offered again
-    as the network card that it is on.
+    Hardware with the same PCI address is offered once, by the first rule that matches: if an RDMA device is offered,
+    its network card is not offered too.
     """
     sysfs_tree = Sysfs(sysfs)
     matched_names: set[str] = set()
@@ -94,16 +94,16 @@ def _other_pci_device(kind: str, pci: PciDevice, node: str, character_nodes: Ite
 
 
 def _mark_shared_nodes(devices: Sequence[OtherDevice]) -> list[OtherDevice]:
-    """Mark each device unhealthy whose device node belongs to an earlier device: its container would reach the other.
+    """Mark each device unhealthy that shares a device node with an earlier device.
 
-    Two devices of one IOMMU group share a node.
+    Its container could use the earlier device too. Two devices of the same IOMMU group share a node.
     """
     owners: dict[DeviceNode, OtherDevice] = {}
     uuids: set[str] = set()
     devices_with_problems = []
     for device in devices:
         if device.uuid in uuids:
-            continue  # devices whose names become the same object name cannot be distinguished
+            continue  # an earlier device has the same object name, so the two cannot be distinguished
         uuids.add(device.uuid)
         shared = next((node for node in device.nodes if node in owners), None)
         if shared is not None:
@@ -143,7 +143,7 @@ def _device_nodes(paths: Iterable[str], dev: Path) -> tuple[DeviceNode, ...]:
 
 
 def _object_name(text: str) -> str:
-    """`text` as a valid object name: without `:` and the `_` of mlx5_0."""
+    """`text` as a valid object name: without `:` and without `_`, as in mlx5_0."""
     return re.sub(r"[^a-z0-9.-]", "-", text.lower())
 
 

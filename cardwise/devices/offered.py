@@ -1,6 +1,6 @@
-"""The offered devices of this machine, by polling: ports that go down, new functions, an edited file.
+"""The offered devices of this machine. Polling notices ports that go down, new PCI functions, and an edited file.
 
-If a changed file cannot be read, the last good rules stay, as with simulated cards.
+If the edited file cannot be read, the last valid rules stay in force, as for simulated cards.
 """
 
 import threading
@@ -45,7 +45,7 @@ class OfferedDevices:
         self._text = path.read_text()
         self._rules: Sequence[DeviceRule] = settings.parse_rules(self._text, str(path))
         self._last_devices: list[OtherDevice] = []
-        self._last_waited: list[OtherDevice] | None = None  # by `wait_change`
+        self._last_waited: list[OtherDevice] | None = None  # the devices at the last return of `wait_change`
 
     def devices(self) -> list[OtherDevice]:
         with self._lock:

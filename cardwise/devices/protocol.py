@@ -1,6 +1,6 @@
-"""`Devices`: the seam between Cardwise and the devices of the machine it runs on that are not GPUs.
+"""`Devices`: the interface between Cardwise and those devices of its machine that are not GPUs.
 
-A device is allocated whole, to one container at a time; so it has neither memory nor shares.
+A device is allocated as a whole, to one container at a time, so it has neither memory nor shares.
 """
 
 import threading
@@ -25,11 +25,12 @@ class DeviceNode:
 class OtherDevice:
     """A device other than a GPU.
 
-    index: its position among the node's devices of its kind.
+    index: the device's position in the list of the node's devices of this kind.
     nodes: the device nodes of this device alone.
-    common: device nodes that it shares with other devices.
-    pci_address, name: "" if it has none; `name` is that of an RDMA device, such as mlx5_0.
-    problem: why it takes no new container, "" while it is healthy.
+    common: the device nodes that this device shares with other devices.
+    pci_address: "" without a PCI address.
+    name: the name of an RDMA device, such as mlx5_0; "" for other devices.
+    problem: why the device takes no new container, "" while it is healthy.
     """
 
     kind: str

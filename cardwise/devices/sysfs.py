@@ -1,8 +1,8 @@
-"""Reads a machine's PCI and RDMA devices from sysfs. Pure: it reads only files below a root folder.
+"""Reads a machine's PCI and RDMA devices from sysfs. Reads only files below a root folder.
 
 Layouts: Documentation/ABI/stable/sysfs-class-infiniband, ABI/testing/sysfs-bus-pci and ABI/testing/sysfs-dev of the
 kernel. A file that is missing or unreadable counts as empty: a device that disappears during the read must not hide
-the others.
+other devices.
 """
 
 import os
@@ -19,8 +19,8 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _RATE = re.compile(r"([0-9.]+) Gb/sec")
 _ACTIVE = "ACTIVE"
 _NO_GUID = "0000:0000:0000:0000"
-# Device nodes that no container gets: the node uses a network card's clock itself, and a process that opens issm
-# becomes the subnet manager of the fabric.
+# Device nodes that no container gets: the machine itself uses a network card's clock (ptp), and a process that opens
+# issm becomes the subnet manager of the fabric.
 _EXCLUDED = ("/ptp/", "/infiniband_mad/issm")
 
 
@@ -36,7 +36,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RdmaDevice:
-    """An RDMA device. `guid` is "" if it has none; `address` is "" if it is not a PCI device."""
+    """An RDMA device. `guid` is "" without a GUID; `address` is "" if the device is not a PCI device."""
 
     name: str
     guid: str
@@ -64,7 +64,7 @@ class RdmaDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PciDevice:
-    """A PCI device. `driver` and `iommu_group` are "" if it has none, `numa_node` is "" if it is unknown."""
+    """A PCI device. `driver` and `iommu_group` are "" without a driver or group, `numa_node` is "" if unknown."""
 
     address: str
     facts: PciFacts
@@ -131,7 +131,7 @@ class Sysfs:
             firmware=_read_text(folder / "fw_ver"),
             board=_read_text(folder / "board_id"),
             address=_last_address(os.path.realpath(folder / "device")),
-            # A software device has no device of its own; `parent` names the interface that it runs on.
+            # A software device has no PCI device; the file `parent` names the network interface on which it runs.
             netdev=",".join(netdevs) or _read_text(folder / "parent"),
             ports=tuple(
                 _read_port(folder / "ports" / number)
@@ -162,7 +162,7 @@ def _read_port(folder: Path) -> Port:
 
 
 def _node_name(folder: Path, path: str) -> str:
-    """The path of a device relative to /dev. Its driver may use a subfolder, which only uevent names."""
+    """The path of a device relative to /dev. The driver may use a subfolder, which only the file `uevent` names."""
     for line in _read_text(folder / "uevent").splitlines():
         if line.startswith("DEVNAME="):
             return line.removeprefix("DEVNAME=")
@@ -170,7 +170,7 @@ def _node_name(folder: Path, path: str) -> str:
 
 
 def _last_address(path: str) -> str:
-    """The address of the PCI device that a sysfs path belongs to, "" if none. Behind bridges a path has several."""
+    """The last PCI address in a sysfs path, "" without an address. The path of a device behind bridges has several."""
     return next((part for part in reversed(path.split("/")) if _ADDRESS.fullmatch(part)), "")
 
 

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class BackgroundCall(Generic[T]):
-    """A call that starts at once in its own thread. If it never returns, only that thread hangs."""
+    """A call that starts at once in its own thread. If the call never returns, only this thread hangs."""
 
     def __init__(self, function: Callable[[], T], name: str, clock: Clock) -> None:
         self._function = function
@@ -25,7 +25,7 @@ class BackgroundCall(Generic[T]):
         return self._clock.join(self._thread, timeout) if timeout > 0.0 else not self._thread.is_alive()
 
     def result(self) -> T:
-        """The return value of the call, or raises its exception. Only valid after `has_returned`."""
+        """Return the return value of the call, or raise its exception. Call this only after `has_returned` was True."""
         if self._error is not None:
             raise self._error
         return self._return_value

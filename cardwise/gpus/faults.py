@@ -1,4 +1,4 @@
-"""The faults of a machine's cards, and when each of them ends.
+"""The faults of a machine's cards, and when each fault ends.
 
 Theory of operation. A *transient* fault (the card did not answer for a moment, or the meaning of an Xid error is
 unknown) ends when the card had no problem for `QUIET_SECONDS`. After a *persistent* fault a card may answer and still
@@ -6,10 +6,10 @@ compute wrong results, so it takes no pods until it was reset. No event reports 
 the driver was loaded again, or a number that only grows between resets has become smaller.
 
 Example: Xid 48 at 600,000 mJ with 2 uncorrected ECC errors. A later probe reads 600,500 mJ and 2 errors: not reset. The
-next one reads 3 mJ and 0 errors: reset, and the fault ends. A card that reports none of these counters waits for a
-reboot, which changes `driver_load`.
+next probe reads 3 mJ and 0 errors: reset, and the fault ends. For a card that reports none of these counters, the fault
+ends with a reboot, which changes `driver_load`.
 
-Persistent faults are saved on disk: all programs that use the driver have to end for a reset, this one included.
+Persistent faults are saved on disk: before a reset, all programs that use the driver have to end, this program too.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ from cardwise.gpus import xids
 
 _log = structlog.get_logger(__name__)
 
-QUIET_SECONDS = 30.0  # a transient fault ends when the card had no problem for so long
+QUIET_SECONDS = 30.0  # a transient fault ends when the card had no problem for this time
 
 
 class ResetIndicators(Struct, frozen=True):
-    """Counters of a card that show whether it was reset. None: the card does not report the counter.
+    """Counters of a card that show whether the card was reset. None: the card does not report the counter.
 
     driver_load: identifies this load of the driver, across reboots too.
     recovery_action: 1 if the driver requests a recovery action, else 0.
@@ -73,7 +73,7 @@ class Faults:
     """The faults of cards, by UUID. Not thread-safe."""
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
-        """`path`: the file that persistent faults are saved in. None: they end with the process."""
+        """`path`: the file in which persistent faults are saved. None: the faults end with the process."""
         self._path = path
         self._clock = clock
         self._transient: dict[str, tuple[str, float]] = {}  # reason, time of the last occurrence
@@ -121,7 +121,7 @@ class Faults:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             temporary.write_bytes(msgspec.json.encode(self._persistent))
             temporary.replace(self._path)
-        except OSError as error:  # kept in memory; the next probe tries again
+        except OSError as error:  # the fault is kept in memory; the next probe tries again to save it
             _log.error("failed to save which GPUs need a reset", path=str(self._path), error=str(error))
             return
         self._saved = dict(self._persistent)

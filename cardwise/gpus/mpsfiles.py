@@ -1,7 +1,7 @@
 """Whether a container may start on a card with MPS, read from the files of the node's MPS manager.
 
-No API server is called. `cardwise.core.api.mps` decodes the files; this module checks what no file can say about
-itself: whether the manager that wrote it and the MPS daemon that it describes are running.
+No API server is called. `cardwise.core.api.mps` decodes a state file; this module checks the facts that the file cannot
+contain: whether the manager that wrote it is running, and whether the MPS daemon that it describes is running.
 """
 
 import errno
@@ -24,9 +24,9 @@ _CONNECT_SECONDS = 0.5
 def unready_reason(
     root: Path, uuid: str, *, required_state: MpsState = MpsState.READY, memory_limit: MiB = MiB(0), clock: Clock = BOOT
 ) -> str:
-    """Why no container may start on the card yet, "" if one may. Takes milliseconds.
+    """Why a container may not start on the card yet, "" if it may start. Takes milliseconds.
 
-    required_state: the MPS state that the container needs: Ready, or Off for one without MPS.
+    required_state: the MPS state that the container needs: Ready, or Off for a container without MPS.
     memory_limit: the container's memory limit on the card, in MiB.
     clock: the manager's clock, which all containers of a node share.
     """
@@ -39,7 +39,7 @@ def unready_reason(
 class CardReadiness:
     """Whether a container may start on a card.
 
-    reason: why no container may start yet, "" if one may.
+    reason: why the container may not start yet, "" if it may start.
     state: the MPS state of the card, None if it cannot be read.
     """
 
@@ -50,8 +50,9 @@ class CardReadiness:
 def card_readiness(
     root: Path, uuid: str, *, required_state: MpsState = MpsState.READY, memory_limit: MiB = MiB(0), clock: Clock = BOOT
 ) -> CardReadiness:
-    """As `unready_reason`, without checking the manager's lock: pods must not open the lock file, since they could then
-    take the lock.
+    """As `unready_reason`, but for processes in pods: without a check of the manager's lock.
+
+    Pods must not open the lock file, since they could then take the lock.
     """
     folder, status = find_daemon_state(root, uuid)
     if folder is None or status is None:
@@ -63,7 +64,7 @@ def card_readiness(
 
 
 def find_daemon_state(root: Path, uuid: str) -> tuple[Path | None, Status | None]:
-    """The folder and state of the MPS daemon that serves the card. A daemon of this card alone takes precedence."""
+    """The folder and state of the MPS daemon that serves the card. A daemon for this card alone takes precedence."""
     for folder in (Path(mps.folder(str(root), uuid)), Path(mps.node_folder(str(root)))):
         status = read_state(folder)
         if status is not None and uuid in status.uuids:
@@ -80,15 +81,16 @@ def read_state(folder: Path) -> Status | None:
 
 
 def is_closed_by_former_manager(root: Path, uuid: str) -> bool:
-    """Whether a manager closed the card to processes without MPS and has not reopened it: its former mode is saved, or
-    has been deleted while the daemon had it closed.
+    """Whether a manager closed the card to processes without MPS, and has not reopened it.
 
-    A manager that ends leaves cards closed that pods hold (`--stop-daemons=idle`), with the daemons that serve them.
+    True if the card's former compute mode is saved, or if the file of saved modes was deleted while the daemon had the
+    card closed. With `--stop-daemons=idle`, a manager that ends does not reopen cards that pods hold, and leaves their
+    daemons running.
     """
     for folder in (Path(mps.folder(str(root), uuid)), Path(mps.node_folder(str(root)))):
         try:
             former = json.loads((folder / mps.MODES).read_bytes())
-            # The card had this mode before the manager started: another program set it.
+            # A saved mode EXCLUSIVE_PROCESS means that another program had closed the card before the manager started.
             if former.get(uuid, ComputeMode.EXCLUSIVE_PROCESS) != ComputeMode.EXCLUSIVE_PROCESS:
                 return True
         except FileNotFoundError:
@@ -101,7 +103,7 @@ def is_closed_by_former_manager(root: Path, uuid: str) -> bool:
 
 
 def is_manager_running(root: Path) -> bool:
-    """Whether a process holds the manager's lock. The kernel releases it when that process ends."""
+    """Whether a process holds the manager's lock. The kernel releases the lock when the process ends."""
     try:
         descriptor = os.open(root / mps.LOCK, os.O_RDONLY)
     except OSError:
@@ -117,9 +119,9 @@ def is_manager_running(root: Path) -> bool:
 
 
 def is_state_stale(root: Path, uuid: str, *, clock: Clock = BOOT) -> bool:
-    """Whether the MPS state of the card is stale: no manager runs, or none that checks this card.
+    """Whether the MPS state of the card is stale: no manager runs, or the manager does not check this card any more.
 
-    A state in which no container starts never becomes stale by age. `clock`: as for `unready_reason`.
+    A state in which no container may start never becomes stale by age. `clock`: as for `unready_reason`.
     """
     if not is_manager_running(root):
         return True
@@ -128,10 +130,10 @@ def is_state_stale(root: Path, uuid: str, *, clock: Clock = BOOT) -> bool:
 
 
 def is_daemon_listening(folder: Path) -> bool:
-    """Whether an MPS daemon listens in this folder. A dead one refuses at once; a frozen one still listens.
+    """Whether an MPS daemon listens in this folder. True also for a frozen daemon.
 
     Uses the wrong socket type on purpose: MPS listens for packets, so the kernel answers EPROTOTYPE without waking the
-    daemon.
+    daemon. If the daemon is dead, the kernel refuses the connection at once.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(_CONNECT_SECONDS)

@@ -1,10 +1,10 @@
 """The cards of NVIDIA's driver, read by NVML.
 
-Health has two sources. Xid events report at once that a card failed. Probing reports that a card does not answer, and
-is the only way to see that it has recovered (`faults`).
+Health has two sources. Xid events report at once that a card failed. Probes report that a card does not answer, and
+only a probe can show that the card has recovered (`faults`).
 
 A call on a failed card may never return. So each call on a card runs in its own thread (`calls`), and the threads that
-serve all cards never make such a call: a card that hangs must not hide what happens to the others.
+serve all cards never make such a call: a card that hangs must not hide the health of other cards.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ _EVENT_WAIT_MS = 500
 _PROBE_SECONDS = 5.0
 _START_SECONDS = 30.0  # without nvidia-persistenced a driver takes seconds for the first call on each card
 _ANSWER_SECONDS = 5.0
-_SILENT_SECONDS = 20.0  # a card without an answer for so long is unhealthy
+_SILENT_SECONDS = 20.0  # a card without an answer for this time is unhealthy
 _HANGS = (
     f"the GPU does not answer: a call of NVML has not returned for {_SILENT_SECONDS:.0f} s; see dmesg, and reset the "
     "GPU or reboot the node if this persists"
@@ -70,7 +70,7 @@ class NvmlGpus:
         """Start watching the cards. A card that does not answer within `_START_SECONDS` is added later.
 
         faults: the file in which the cards that need a reset are saved.
-        on_failure: called with the name of a thread that met an unexpected error.
+        on_failure: called with the name of a thread after an unexpected error in this thread.
 
         Raises GpusUnavailable if there is no driver.
         """
@@ -157,7 +157,7 @@ class NvmlGpus:
     def _call_card(self, uuid: str, function: Callable[[Any], T]) -> T:
         """Call `function` with the handle of the card. Raises CardError, also if the call does not return in time.
 
-        While a call on the card hangs, no other is made: each would leave a thread behind.
+        While a call on the card hangs, no further call is made: each further call could leave a hanging thread behind.
         """
         handle = self._handles_by_uuid().get(uuid)
         if handle is None:
@@ -209,7 +209,7 @@ class NvmlGpus:
         """Probe each card whose last probe has ended. Waits up to `timeout` seconds for the probes that it starts."""
         started = []
         for index in self._last_probed:
-            # A probe that hangs is not repeated: each pass would leave a thread behind.
+            # No new probe is started while the last one hangs: otherwise each pass would leave a thread behind.
             if index not in self._probes or self._probes[index].has_returned():
                 self._probes[index] = BackgroundCall(
                     partial(self._probe_index, index), f"nvml-probe-{index}", self._clock
@@ -343,7 +343,7 @@ class NvmlGpus:
 
 
 def _handle_address(handle: Any) -> int | None:
-    """The address behind a handle: one for each card, as long as the process lives."""
+    """The address behind a handle, which identifies the card as long as the process lives."""
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
@@ -364,7 +364,8 @@ def _card_problem(handle: Any) -> str:
 
 def _processes(handle: Any) -> list[Any]:
     processes = [*pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-    # MPS clients may be in either list; a driver without the second has them in the first.
+    # MPS clients may be in either of two lists. An older driver has no list of MPS processes, and puts all processes
+    # into the list of compute processes.
     with contextlib.suppress(pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
         processes += pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)
     return processes
@@ -404,7 +405,7 @@ def _recovery_action(handle: Any) -> int | None:
 
 
 def _driver_load() -> str:
-    """Identifies this load of the driver: the boot ID, and the inode of the kernel module's folder in sysfs."""
+    """The identity of this load of the driver: the boot ID, and the inode of the kernel module's folder in sysfs."""
     parts = []
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -417,12 +418,12 @@ def _read_card(index: int, handle: Any, driver: str) -> GpuCard:
     properties = {"driver": driver}
 
     def add_property(name: str, question: Callable[[], object]) -> None:
-        # Properties that a card or driver does not have are left out; sharing needs none of them.
+        # Properties that the card or driver does not have are left out; they are not needed for sharing.
         with contextlib.suppress(pynvml.NVMLError, AttributeError):
             properties[name] = str(question())
 
-    # Selectors of ResourceClasses name these: driver, clock (MHz, the highest of the SMs), architecture and
-    # computeCapability. `clockMHz` is `clock` under its older name.
+    # Selectors of ResourceClasses use these properties: driver, clock (the highest SM clock in MHz), architecture and
+    # computeCapability. `clockMHz` is the older name of `clock`.
     for name in ("clock", "clockMHz"):
         add_property(name, lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM))
     add_property("memoryClockMHz", lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM))

@@ -1,6 +1,6 @@
-"""`Gpus`: the seam between Cardwise and the GPUs of the machine it runs on.
+"""`Gpus`: the interface between Cardwise and the GPUs of its machine.
 
-The parts above it behave alike on real and on simulated cards; tests/gpus/test_contract.py checks both implementations.
+The callers behave alike on real and on simulated cards; tests/gpus/test_contract.py checks both implementations.
 """
 
 import threading
@@ -29,8 +29,8 @@ class DevicePath:
 class GpuCard:
     """A card as its driver describes it.
 
-    index: its position in PCI bus order.
-    memory: its total memory in MiB.
+    index: the card's position in PCI bus order.
+    memory: the card's total memory in MiB.
     """
 
     index: int
@@ -46,7 +46,7 @@ class GpuCard:
 class Health:
     """Whether a card takes new shares.
 
-    reason: why it takes none, "" if it does.
+    reason: why the card takes no new shares, "" if it does.
     mig: whether the card is in MIG mode, so that another component may give its slices to pods.
     """
 
@@ -63,7 +63,7 @@ IN_MIG_MODE = (
 
 
 class ComputeMode(StrEnum):
-    """Which processes may use a card. EXCLUSIVE_PROCESS: only one; with MPS that is the MPS server."""
+    """The processes that may use a card. EXCLUSIVE_PROCESS: only one process; with MPS this is the MPS server."""
 
     DEFAULT = "Default"
     PROHIBITED = "Prohibited"
@@ -91,7 +91,7 @@ class CardAbsent(CardError):
 
 
 class CardUse(Protocol):
-    """The processes on a card and its compute mode: what the MPS manager needs besides `Gpus`. Thread-safe.
+    """The processes on cards and the cards' compute modes, which the MPS manager needs besides `Gpus`. Thread-safe.
 
     Cards are named by UUID. All methods raise CardError.
     """
@@ -117,7 +117,7 @@ class Gpus(Protocol):
         """
 
     def health(self) -> Mapping[str, Health]:
-        """Health by card UUID, an entry for each of `cards()`."""
+        """The health of each card in `cards()`, by UUID."""
 
     def wait_change(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds until cards or health may have changed; returns whether they may have.

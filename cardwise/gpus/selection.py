@@ -1,7 +1,7 @@
 """The cards of a node that an administrator lets Cardwise share: the option `--gpus`.
 
-The rest of the node's parts see only these cards, so the others can be left to another owner, such as NVIDIA's own
-device plugin.
+The other modules of the node's parts see only the selected cards. So another program, such as NVIDIA's own device
+plugin, can have the other cards.
 """
 
 import re
@@ -18,7 +18,7 @@ _UUID = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 
 @dataclass(frozen=True, slots=True)
 class CardSelection:
-    """Cards selected by index or by UUID. UUIDs are in lower case, as in names of ExtendedResources."""
+    """A selection of cards by index or by UUID. UUIDs are in lower case, as in names of ExtendedResources."""
 
     entries: tuple[int | str, ...]
 
@@ -94,7 +94,10 @@ class SelectedGpus(_FilteredGpus):
         return [card for card in self._gpus.cards() if self._selection.selects(card)]
 
     def unresponsive_indices(self) -> list[int]:
-        """Unresponsive cards that may be selected: by index, or by a UUID that no known card has."""
+        """The indices of unresponsive cards that may be selected.
+
+        Such a card is selected by its index, or may have a selected UUID that no known card has.
+        """
         unresponsive = self._gpus.unresponsive_indices()
         known_uuids = {card.uuid.lower() for card in self._gpus.cards()}
         any_unknown_uuid = any(isinstance(entry, str) and entry not in known_uuids for entry in self._selection.entries)
@@ -106,7 +109,7 @@ class SelectedGpus(_FilteredGpus):
 
 
 class NonMigGpus(_FilteredGpus):
-    """The cards that are not in MIG mode. Such a card counts as missing: another component hands out its slices."""
+    """The cards that are not in MIG mode. A card in MIG mode is left out: another component allocates its slices."""
 
     def cards(self) -> list[GpuCard]:
         health = self._gpus.health()

@@ -1,7 +1,7 @@
 """Cards from a YAML file, which is read again whenever it changes.
 
 Provides mixed cards, added cards and unhealthy cards without hardware: in tests, in the demo, and on nodes without a
-GPU. If a changed file cannot be read, the last good cards stay.
+GPU. If a changed file cannot be read, the last valid cards stay.
 
     cards:
       - index: 0
@@ -16,7 +16,8 @@ GPU. If a changed file cannot be read, the last good cards stay.
         properties: {}                   # optional
         processes: []                    # optional: the compute processes on it, such as {pid: 4711, memoryMiB: 300}
 
-The compute mode of a card is kept in a file beside it (`<name>.modes`), since that of a real card outlives programs.
+The compute modes of the cards are kept in a second file in the same folder (`<name>.modes`), since the compute mode of
+a real card outlives programs.
 """
 
 import os
@@ -86,7 +87,7 @@ _NAMEABLE = re.compile(r"[a-z0-9]([a-z0-9-]{0,251}[a-z0-9])?")  # in lower case 
 
 
 def parse_cards(text: str, source: str) -> CardsAndHealth:
-    """Cards and health of a file's text. Raises InvalidCards."""
+    """Parse the text of a file into cards and their health. Raises InvalidCards."""
     return _inventory(_entries(text, source), source)
 
 
@@ -221,7 +222,7 @@ class SimulatedGpus:
     def _reload(self) -> CardsAndHealth:
         with self._lock:
             stamp = _stamp(self._path)
-            # A file that was read half-written is read again until it is complete, whatever its timestamps are.
+            # A file that could not be parsed may have been half-written: read it again, even with the same timestamps.
             if stamp == self._stamp and not self._unreadable:
                 return self._inventory
             try:

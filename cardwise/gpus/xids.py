@@ -1,8 +1,9 @@
 """The meaning of Xid errors of NVIDIA's driver: harmless for the card, in need of a reset, or unknown.
 
-The driver reports all Xids alike. Taking a card out for an application's page fault would let any tenant take cards
-from all others; keeping a card whose memory is broken gives its next pod wrong results. The classes are those of
-NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, immediate actions) for Ampere and newer.
+The driver reports all Xids alike, but they need different reactions. If an application's page fault took a card out of
+use, each tenant could take cards from all other tenants. If a card with broken memory stayed in use, its next pod would
+get wrong results. The effects follow NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, immediate actions) for
+Ampere and newer.
 """
 
 from enum import Enum
@@ -17,8 +18,9 @@ class XidEffect(Enum):
     UNKNOWN = "transient fault, since the meaning is unknown"
 
 
-# RESTART_APP in the catalogue, or IGNORE: reports about repairs and about the driver. The catalogue answers 109 by a
-# reset, NVIDIA's own device plugin treats it as an application error; if it is more, the driver requests recovery.
+# Xids with the action RESTART_APP or IGNORE in the catalogue: errors of applications, and reports about repairs and
+# about the driver. For 109 the catalogue has a reset, but NVIDIA's own device plugin treats it as an application error;
+# if 109 is more than that, the driver requests a recovery action.
 _HARMLESS: Final = frozenset(
     (
         *(8, 11, 13, 14, 25, 31, 32, *range(37, 42), 43, 44, 45, 60, 63, *range(66, 73), 75, 76, 77, 80),
@@ -26,8 +28,9 @@ _HARMLESS: Final = frozenset(
         *(152, 153, 157, 160, 161),
     )
 )
-# RESET_GPU, RESTART_BM and RESTART_VM in the catalogue, and the workflows of 48 and 74, which begin with a reset. Those
-# of 144 to 150 depend on details that an event does not have: there, too, the driver requests recovery.
+# Xids with the action RESET_GPU, RESTART_BM or RESTART_VM in the catalogue, and 48 and 74, whose workflows begin with a
+# reset. 144 to 150 are left out: their workflows depend on details that an event does not have, and if recovery is
+# needed, the driver requests a recovery action.
 _NEEDS_RESET: Final = frozenset((46, 48, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 151, 155, 156, 158))
 
 _MEANINGS: Final[dict[int, str]] = {
@@ -62,7 +65,7 @@ _MEANINGS: Final[dict[int, str]] = {
 
 
 def classify_xid(xid: int) -> XidEffect:
-    """The effect of an Xid. An unknown one is a transient fault: better an idle card than a share on a broken one."""
+    """The effect of an Xid. An unknown Xid is a transient fault: better an idle card than a share of a broken card."""
     if xid in _HARMLESS:
         return XidEffect.HARMLESS
     return XidEffect.NEEDS_RESET if xid in _NEEDS_RESET else XidEffect.UNKNOWN

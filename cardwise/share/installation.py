@@ -1,8 +1,8 @@
-"""Installs the files that are mounted into containers into one folder of the node.
+"""Writes the files that are mounted into containers into a folder of the node.
 
-The hook is at the root of the folder, where PYTHONPATH finds it. Below it is a `cardwise` package that contains only
-the reader, so that `python -m cardwise.share` runs in any image. The share agent calls this module; it is never mounted
-itself.
+The hook is at the root of the folder, since PYTHONPATH has this folder. A subfolder is a `cardwise` package that
+contains only the reader, so that `python -m cardwise.share` runs in any image. The share agent calls this module; the
+module itself is never mounted.
 """
 
 import os
@@ -21,7 +21,7 @@ def list_container_files() -> dict[str, bytes]:
 
 
 def install_files(folder: Path) -> None:
-    """Write `list_container_files` below `folder`, each atomically: containers that mount it never read partial files.
+    """Write the files that are mounted into containers below `folder`, each atomically: no reader gets a partial file.
 
     Files that already have the right content are not touched. Raises OSError.
     """

@@ -1,8 +1,8 @@
 """Read a container's share from its environment and from the share agent's file.
 
-The environment takes precedence: the node writes it, and the pod cannot change it. The file adds what the environment
-lacks, and is the only source for a program that was started without the container's environment (`env -i`, sudo, a
-login shell). Runs in users' images: Python 3.7, standard library only.
+The environment takes precedence: the node writes it, and the pod cannot change it. The file has fields that the
+environment lacks, and is the only source for a program that was started without the container's environment (`env -i`,
+sudo, a login shell). This file runs in users' images: Python 3.7, standard library only.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class UnreadableShare(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """A container's share. Amounts are per card of the container; None or "" is unknown."""
+    """A container's share. Amounts are per card of the container; None or "" means unknown."""
 
     limit_mib: int
     total_mib: int | None
-    fraction: str  # as the node has written it: four digits, rounded down
+    fraction: str  # a card's fraction, as the node has written it: four digits, rounded down
     card: str  # the card's index on its node; "0,2" for several
     uuid: str
     enforced: str
@@ -113,7 +113,7 @@ def read(environ: Mapping[str, str]) -> Share:
 
 
 def _read_file(path: str) -> dict[str, Any]:
-    """The contents of the agent's file, empty if there is none. Raises UnreadableShare."""
+    """The contents of the agent's file; empty without the file. Raises UnreadableShare."""
     remedy = f"it is written by Cardwise's share agent; set {ENV_SHARE_FILE} if it is elsewhere"
     try:
         with Path(path).open(encoding="utf-8") as file:
@@ -128,7 +128,7 @@ def _read_file(path: str) -> dict[str, Any]:
 
 
 def _parse_mib(field: str, amount: object) -> int | None:
-    """Parse an amount of MiB; None if there is none. Raises UnreadableShare."""
+    """Parse an amount of MiB; None if it is missing. Raises UnreadableShare."""
     if amount is None or amount == "":
         return None
     if isinstance(amount, (str, int)) and not isinstance(amount, bool):
@@ -139,7 +139,7 @@ def _parse_mib(field: str, amount: object) -> int | None:
 
 
 def _check_fraction(field: str, fraction: object) -> str:
-    """Check that a fraction is above 0 and at most 1; "" if there is none. Raises UnreadableShare."""
+    """Check that a fraction is above 0 and at most 1. Returns it, "" if it is missing. Raises UnreadableShare."""
     if fraction is None or fraction == "":
         return ""
     if isinstance(fraction, (str, int, float)) and not isinstance(fraction, bool):

@@ -10,6 +10,6 @@ The modules:
     runs       many runs in several processes; `summary`: their means
     refusals   counts of refused pods, by size of the request
     fragments  idle memory that no pod can use
-    baselines  published policies of others, for comparison
+    baselines  policies that other authors have published, for comparison
     defaults   default values of the options
 """

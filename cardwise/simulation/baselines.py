@@ -13,7 +13,7 @@ from cardwise.core.placement.scored.shapes import Shape
 
 _MAX_SCORE: Final = 100
 _LARGEST_NODE_CPU: Final = 128_000.0  # millicores of the largest node of the trace
-_LARGEST_NODE_CARDS: Final = 8.0  # what a node would have free is counted as a share of these two
+_LARGEST_NODE_CARDS: Final = 8.0  # cards of this node; a node's free CPU and cards are fractions of these two numbers
 
 
 class BestFit:
@@ -33,19 +33,19 @@ class BestFit:
         return np.zeros((len(lines), 0))
 
     def node_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:  # noqa: ARG002
-        """Zero for every node: best fit does not weigh what a node could still take."""
+        """Zero for every node: best fit does not estimate the pods that a node could still take."""
         return np.zeros(len(features))
 
     def survey(self, lines: NodeArrays, tally: Floats) -> Floats:  # noqa: ARG002
-        """An empty table: best fit looks at one node at a time."""
+        """An empty table: best fit scores each node by itself."""
         return np.zeros(0)
 
     def update_prices(self, surveyed_sum: Floats, departure_rate: float) -> bool:  # noqa: ARG002
-        """False: scores never change by a look at all nodes."""
+        """False: scores never depend on a survey of all nodes."""
         return False
 
     def scores(self, lines: NodeArrays, node_scores: NodeScores, shape: Shape, usable_cards: Bools) -> Scores:  # noqa: ARG002
-        """Score each node by its CPU and cards after placement: the less it would have free, the higher."""
+        """Score each node by its free CPU and cards after placement: the less is free, the higher is the score."""
         request_size = shape.request_size
         chosen = chosen_cards(lines, shape, usable_cards)
         free_cards = (lines.free.sum(axis=1) - used_mib(shape, lines, chosen)) / self._yardstick

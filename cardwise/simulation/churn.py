@@ -16,7 +16,8 @@ from cardwise.simulation.fragments import SimulatedFragments
 from cardwise.simulation.refusals import RefusalTally, RefusedPods
 from cardwise.simulation.workload import SimulatedWorkload, shuffled_nodes, sorted_by_name
 
-WARMUP_LIFETIMES: Final = 2.0  # not measured: the cluster starts full, and has to reach its steady state
+# The run before measurement, in mean lifetimes of a pod: the cluster starts full, and has to reach its steady state.
+WARMUP_LIFETIMES: Final = 2.0
 _SAMPLES_PER_LIFETIME: Final = 20
 
 
@@ -63,7 +64,7 @@ def simulate_churn(
     learning: bool = True,
     on_progress: OnProgress | None = None,
 ) -> ChurnResult:
-    """Simulate one run. It starts with the arrival of as many pods at once as run at the same time on average.
+    """Simulate one run. At the start, the average number of running pods arrives at once.
 
     load: mean demand of the running pods, as a multiple of all cards.
     lifetimes: measured time, in mean lifetimes of a pod.
@@ -130,5 +131,5 @@ def _mean_running_pods(workload: SimulatedWorkload, load: float) -> float:
 
 
 def _measured_time(start: float, end: float) -> float:
-    """How much of the time from `start` to `end` is after the warm-up, in lifetimes."""
+    """The part of the time from `start` to `end` that is after the warm-up, in mean lifetimes."""
     return max(0.0, end - max(start, WARMUP_LIFETIMES))

@@ -1,7 +1,7 @@
 """A simulated cluster: a ledger of cards, the free CPU, memory and pod slots of the nodes, and the extender's engine.
 
-The engine decides where a pod fits and is placed, as in the extender. Of kube-scheduler's checks only CPU, memory and
-the number of pods are simulated.
+As in the extender, the engine decides on which nodes and cards a pod fits, and where it is placed. Of kube-scheduler's
+checks, only CPU, memory and the number of pods are simulated.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ NO_CARD: Final = PodRequest(containers=())
 class SimulatedCluster:
     """A cluster under one policy.
 
-    max_scored_nodes: the most nodes that one decision scores, as in the extender; None for all.
+    max_scored_nodes: the maximum number of nodes that one decision scores, as in the extender; None for all.
     """
 
     def __init__(self, nodes: Iterable[SimulatedNode], policy: str, *, max_scored_nodes: int | None = None) -> None:
@@ -60,7 +60,7 @@ class SimulatedCluster:
             pass
 
     def set_workload(self, shapes: Iterable[PodShape]) -> None:
-        """Teach the policies in advance which pods will arrive; a shape counts as often as it is given."""
+        """Teach the policies in advance the shapes of the pods that will arrive. A repeated shape counts repeatedly."""
         for shape in shapes:
             self.engine.count_arrival(shape.request or NO_CARD, shape.load)
         self.engine.adopt(learn_workload(self.engine.learning_input()))
@@ -99,9 +99,10 @@ class SimulatedCluster:
     def count_fitting(
         self, shapes: Sequence[PodShape], added_nodes: Sequence[SimulatedNode] = ()
     ) -> tuple[tuple[int, ...], ...]:
-        """For each shape, the number of its pods that fit if no other pods arrive, as a tuple of one or two counts.
+        """Count, for each shape, how many of its pods fit if no other pods arrive.
 
-        The second count is that with `added_nodes`, which remain in the cluster.
+        Returns a tuple for each shape: the count now and, if there are `added_nodes`, the count with these nodes, which
+        remain in the cluster.
         """
         counts = [tuple(map(self._count_fitting, shapes))]
         if added_nodes:

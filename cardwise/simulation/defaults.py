@@ -1,4 +1,4 @@
-"""Default values of the simulation's options; apart from the simulation so that `--help` need not import it."""
+"""Default values of the simulation's options. `--help` imports only this module, and not the simulation."""
 
 from typing import Final
 

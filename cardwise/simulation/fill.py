@@ -1,5 +1,4 @@
-"""Fills an empty cluster by the protocol of FGD's artefact (Weng et al., USENIX ATC 2023), so that the results are
-comparable.
+"""Fills an empty cluster by the protocol of FGD's artefact (Weng et al., USENIX ATC 2023), for comparable results.
 
 The pods arrive one after another, in an order shuffled by the seed. Pods drawn from the same list are added, or some
 are left out, until their requests sum up to `tune` times the cards. No pod ends; a refused pod does not arrive again.
@@ -25,7 +24,8 @@ from cardwise.simulation.workload import (
 )
 
 PROGRESS_STEP: Final = 100  # pods between two reports of progress
-PODS_BETWEEN_REFRESHES: Final = 50  # of scores, where decisions are bounded: half a second at 100 pods a second
+# Pods between two refreshes of scores, if `max_scored_nodes` limits decisions: half a second at 100 pods a second.
+PODS_BETWEEN_REFRESHES: Final = 50
 
 OnProgress = Callable[[int], None]  # called with the number of pods that arrived since the last call
 
@@ -34,8 +34,8 @@ OnProgress = Callable[[int], None]  # called with the number of pods that arrive
 class FillPoint:
     """One point of the curve of a run.
 
-    arrived: requested so far, in percent of all cards.
-    allocated: percent of all cards, the mean over the pods that arrived at this percent.
+    arrived: the cards that pods have requested so far, in percent of all cards.
+    allocated: the allocated cards in percent of all cards, as the mean over the pods that arrived at this percent.
     fragmented: percent of the idle cards that arriving pods could not use.
     """
 
@@ -48,9 +48,9 @@ class FillPoint:
 class FillResult:
     """One run.
 
-    first_refusal: percent of all cards that had been requested at the first refusal; None if no pod was refused.
+    first_refusal: the cards requested before the first refusal, in percent of all cards; None if no pod was refused.
     fits: for each of the extra shapes, how many more pods fitted at the end, then with the added nodes.
-    seconds: duration of each decision. It differs from run to run; the other fields do not.
+    seconds: the duration of each decision, which differs from run to run; the other fields do not differ.
     """
 
     points: tuple[FillPoint, ...]
@@ -60,7 +60,7 @@ class FillResult:
     seconds: tuple[float, ...] = field(default=(), compare=False)
 
     def point_at(self, arrived: int) -> FillPoint | None:
-        """The last point up to `arrived` percent, as few big pods skip percents; None if there is none."""
+        """The last point up to `arrived` percent; None without such a point. Big pods may skip percents."""
         return next((point for point in reversed(self.points) if point.arrived <= arrived), None)
 
 
@@ -74,8 +74,8 @@ def expected_arrivals(workload: SimulatedWorkload, tune: float | None = TUNE) ->
 def arrival_order(workload: SimulatedWorkload, seed: int, tune: float | None = TUNE) -> list[SimulatedPod]:
     """The pods in order of arrival.
 
-    tune: requested cards as a multiple of all cards, reached by drawing further pods or leaving some out; None for each
-      pod of the workload once.
+    tune: requested cards as a multiple of all cards, reached by drawing further pods or leaving pods out; None: each
+      pod of the workload arrives once.
     """
     random = Random(seed)
     pods = sorted_by_name(workload.pods)
@@ -111,13 +111,13 @@ def simulate_fill(
 ) -> FillResult:
     """Simulate one run of the protocol.
 
-    tune: requested cards as a multiple of all cards; None for each pod of the workload once.
-    learning: the policies learn the workload from arriving pods; otherwise they know it from the start, as FGD does in
-      its artefact.
-    fragments: measure fragmentation; otherwise it is reported as 0.
-    extra_shapes: count how many pods of each of these fit at the end.
-    added_nodes: then count again with these nodes added.
-    max_scored_nodes: the most nodes that one decision scores; None for all.
+    tune: requested cards as a multiple of all cards; None: each pod of the workload arrives once.
+    learning: whether the policies learn the workload from arriving pods; otherwise they know it from the start, as FGD
+      does in its artefact.
+    fragments: whether to measure fragmentation; otherwise it is reported as 0.
+    extra_shapes: shapes of which to count how many pods fit at the end.
+    added_nodes: nodes to add after this count, for a second count.
+    max_scored_nodes: the maximum number of nodes that one decision scores; None for all.
     on_progress: called with the number of pods that arrived since the last call.
     """
     arriving = arrival_order(workload, seed, tune)

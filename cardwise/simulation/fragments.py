@@ -15,7 +15,7 @@ class SimulatedFragments:
     def __init__(self, workload: SimulatedWorkload, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
         self._changed = {node.name for node in cluster.ledger.nodes()}
-        # Pods without cards count too, as in FGD, so that the numbers compare with the published ones.
+        # Pods without cards count too, as in FGD, so that the numbers can be compared with the published numbers.
         request_sizes: Counter[RequestSize] = Counter()
         for shape, count in Counter(pod.shape for pod in workload.pods).items():
             request = shape.request or NO_CARD
@@ -25,7 +25,7 @@ class SimulatedFragments:
         self._fragments = fragmentation.Fragments(fragmentation.typical_pods(request_sizes, cluster.ledger.kinds))
 
     def mark_changed(self, node: str) -> None:
-        """Note that a pod was placed on the node or removed from it."""
+        """Mark the node as changed, since a pod was placed on it or removed from it."""
         self._changed.add(node)
 
     def fragmented_percent(self) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-# The most cards that a pod of each size requests.
+# Sizes of pods: the maximum number of cards that a pod of the size requests, and the name of the size.
 _SIZES: Final[Sequence[tuple[float, str]]] = (
     (0.0, "no GPU"),
     (0.25, "to 1/4"),
@@ -24,7 +24,7 @@ class RefusedPods:
 
     size: one of `SIZES`.
     arrived, refused: numbers of pods.
-    demand, refused_demand: cards requested by the arrived pods, and by the refused ones.
+    demand, refused_demand: numbers of cards that the arrived pods request, and that the refused pods request.
     """
 
     size: str

@@ -18,7 +18,7 @@ _R_co = TypeVar("_R_co", covariant=True)
 
 
 class Simulation(Protocol[_R_co]):
-    """`fill` or `churn` with its settings: a module's function or a `partial` of one, as it is pickled."""
+    """`fill` or `churn` with its settings: a function of a module, or a `partial` of such a function, to be pickled."""
 
     def __call__(
         self, workload: SimulatedWorkload, policy: str, seed: int, *, on_progress: OnProgress | None = None
@@ -50,7 +50,7 @@ def run_all(
 ) -> list[_R]:
     """Run all simulations and return their results in the order of `runs`.
 
-    processes: the most processes to use; 1 runs in this process.
+    processes: the maximum number of processes; with 1, the simulations run in this process.
     on_progress: called with the number of pods that arrived since the last call.
     on_run_done: called with each run and its result as soon as it is finished.
     """
@@ -99,7 +99,7 @@ def _run_in_processes(
     return [future.result() for future in futures]
 
 
-# Below: in the worker processes.
+# The rest of this module runs in the worker processes.
 
 _job: tuple[Simulation[object], Sequence[SimulatedWorkload], "Synchronized[int]"] | None = None
 

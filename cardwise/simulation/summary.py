@@ -35,7 +35,7 @@ class FillSummary:
     """The means of the `fill` runs of one workload and policy.
 
     workload: its index.
-    at: allocated percent, by percent of all cards requested.
+    at: allocated cards by requested cards, both in percent of all cards.
     points: the curve, averaged point by point.
     first_refusal: mean of the runs that refused a pod; None if none did.
     """
@@ -80,7 +80,7 @@ def summarize_fills(
 ) -> list[FillSummary]:
     """Summarize `fill` runs: one summary for each workload and policy, in the order of the runs.
 
-    levels: percents of all cards requested at which `FillSummary.at` has means.
+    levels: requested cards, in percent of all cards, at which `FillSummary.at` has means.
     """
     return [
         FillSummary(
@@ -146,7 +146,7 @@ def _mean_points(fills: Sequence[FillResult]) -> tuple[FillPoint, ...]:
 
 
 def _mean_samples(churns: Sequence[ChurnResult]) -> tuple[ChurnSample, ...]:
-    """The mean of the first samples of all runs, of the second, and so on: these are at almost the same times."""
+    """The means of the n-th samples of all runs, for each n: the n-th samples have almost the same times."""
     return tuple(
         ChurnSample(
             fmean(s.time for s in samples), fmean(s.allocated for s in samples), fmean(s.fragmented for s in samples)

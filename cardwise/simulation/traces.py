@@ -17,7 +17,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from cardwise.simulation.workload import UNLIMITED_LOAD, PodShape, SimulatedNode, SimulatedPod, SimulatedWorkload
 
-CARD_UNITS: Final = 1000  # of one card
+CARD_UNITS: Final = 1000  # units of memory that a card has
 _NODES_PREFIX, _PODS_PREFIX, _SUFFIX = "openb_node_list_", "openb_pod_list_", ".csv"
 _MIB = 1024**2
 _REMEDY = (
@@ -47,7 +47,7 @@ class _PodRow(msgspec.Struct):
 
 
 def pod_list_names(folder: Path) -> list[str]:
-    """The names of the lists of pods in the folder. Raises InvalidRequest if there is none."""
+    """The names of the lists of pods in the folder. Raises InvalidRequest if the folder has no list."""
     names = _list_names(folder, _PODS_PREFIX)
     if not names:
         raise InvalidRequest(str(folder), f"has no file {_PODS_PREFIX}NAME{_SUFFIX}", _REMEDY)
@@ -76,7 +76,7 @@ def read_trace(folder: Path, pods: str, nodes: str = "gpu_node") -> SimulatedWor
 
 
 def _check_nodes(file: str, rows: Iterable[tuple[str, _NodeRow]]) -> None:
-    """Raises InvalidRequest for a duplicate node, and if no node has a card: all numbers are shares of cards."""
+    """Check the nodes. Raises InvalidRequest for a duplicate node, or without any card: percents are of all cards."""
     first: dict[str, str] = {}
     cards = 0
     for line, row in rows:

@@ -14,7 +14,7 @@ UNLIMITED_LOAD: Final = Load(1 << 60, 1 << 60, 1 << 30)  # for nodes whose size 
 
 
 class PodShape(NamedTuple):
-    """What a pod requests: cards (None if it requests none), and CPU and memory. Policies treat equal shapes alike."""
+    """The request of a pod: cards (None for no cards), CPU and memory. Policies treat equal shapes alike."""
 
     request: PodRequest | None
     load: Load
@@ -22,7 +22,7 @@ class PodShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPod:
-    """A pod that arrives. Its name is that in the trace, or namespace/name."""
+    """A pod that arrives. `name`: the name in the trace, or namespace/name in a live cluster."""
 
     name: str
     shape: PodShape
@@ -42,11 +42,11 @@ class SimulatedNode:
 class SimulatedWorkload:
     """Nodes, and the pods that arrive on them.
 
-    nodes: without pods.
-    pods: in no order.
-    unit: of the size of a card: MiB, or thousandths of a card.
-    capacity: the size of all cards, in units.
-    mean_card_size: in units; 0 without cards.
+    nodes: the nodes, without pods.
+    pods: the pods, in no order.
+    unit: the unit of card sizes: MiB, or thousandths of a card.
+    capacity: the total size of all cards, in this unit.
+    mean_card_size: the mean size of a card, in this unit; 0 without cards.
     """
 
     name: str
@@ -63,7 +63,7 @@ class SimulatedWorkload:
         object.__setattr__(self, "mean_card_size", capacity / cards if cards else 0.0)
 
     def demand(self, shape: PodShape) -> float:
-        """The requested card memory of a pod, in units. A whole card counts as one of average size."""
+        """The requested card memory of a pod, in the workload's unit. A whole card counts as a card of average size."""
         request = shape.request
         if request is None:
             return 0.0
@@ -80,11 +80,11 @@ def total_card_size(nodes: Iterable[SimulatedNode]) -> int:
 
 
 def sorted_by_name(pods: Iterable[SimulatedPod]) -> list[SimulatedPod]:
-    """The pods by name, so that what a seed shuffles does not depend on the order of a file."""
+    """The pods sorted by name, so that a shuffle by a seed does not depend on the order in a file."""
     return sorted(pods, key=lambda pod: pod.name)
 
 
 def shuffled_nodes(workload: SimulatedWorkload, seed: int) -> list[SimulatedNode]:
-    """The nodes, renamed so that the order of their names is random: names break ties between equal nodes."""
+    """The nodes with new names in random order. The names matter, since they break ties between equal nodes."""
     random = Random(seed)
     return [dataclasses.replace(node, name=f"{random.getrandbits(32):08x}-{node.name}") for node in workload.nodes]

@@ -12,7 +12,7 @@ Input: a client. Output: nodes and pods to simulate, pods that may be moved, use
     visible       the view of a user without the right to read cards
     podgroups     gangs: phase, members, reserved cards
     movables      pods that `defrag` may move
-    evicting      moves these pods
+    evicting      evicts the pods that `defrag` moves
     cordons       finds a card, and cordons it
     workloads     a workload by its name, with its pods
     podevents     events about workloads and pods

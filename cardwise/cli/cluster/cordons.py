@@ -1,4 +1,4 @@
-"""Cordons and uncordons cards, which command arguments name.
+"""Cordons and uncordons the cards that command arguments name.
 
 The cordon is in the spec of the card's ExtendedResource. The extender places no pod on a cordoned card, and the device
 plugin keeps the cordon (docs/reference/cards.md).
@@ -27,11 +27,11 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _DEFRAG_REASON = "cardwise defrag is moving its pods"
 _ABANDONED_AFTER = timedelta(
     minutes=30
-)  # by then a running defrag has uncordoned the card, unless its pods start slowly
+)  # a defrag that still runs has uncordoned the card within this time, unless its pods start slowly
 _MAX_NAMED_CARDS = 5  # cards named in the message about an ambiguous prefix
 _MAX_REASON, _MAX_USER_NAME = 1024, 253  # maximum lengths of the CRD: characters of a reason, characters of a user name
-_MAX_COMPLETIONS, _COMPLETION_SECONDS = 500, 2.0  # cards that a shell is offered, and its maximum wait for them
-_MAX_CONFLICTS = 5  # a change fails after so many conflicts with other writers of the card
+_MAX_COMPLETIONS, _COMPLETION_SECONDS = 500, 2.0  # maximum number of cards for a shell, and its maximum wait for them
+_MAX_CONFLICTS = 5  # a change of a card fails after this number of conflicts with other writers
 _NO_CORDON: Json = {"unschedulable": None, "cordon": None}
 _SELF_REVIEW = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
 
@@ -85,7 +85,7 @@ def new_defrag_cordon(client: KubeClient) -> Cordon:
 
 
 def is_cordoned_by_defrag(card: ExtendedResource) -> bool:
-    """Whether a defrag has cordoned the card: it may still run, or was killed before it could uncordon the card."""
+    """Whether a defrag has cordoned the card. The defrag still runs, or was killed before it uncordoned the card."""
     return card.spec.unschedulable and card.spec.cordon.reason == _DEFRAG_REASON
 
 
@@ -111,7 +111,7 @@ def write_cordon(
     *,
     dry_run: bool = False,
 ) -> bool:
-    """Cordon the card, if `may_replace` allows it for the card's current state. Returns whether it was allowed.
+    """Cordon the card if `may_replace` returns True for the card's current state. Returns whether it did.
 
     Raises `ClickException` and `KubeError`.
     """
@@ -127,7 +127,7 @@ def write_cordon(
 
 
 def remove(client: KubeClient, card: ExtendedResource, cordon: Cordon) -> bool:
-    """Uncordon the card if it has exactly this cordon. Returns whether it had. Raises `KubeError`."""
+    """Uncordon the card if it has exactly this cordon. Returns whether the card had this cordon. Raises `KubeError`."""
     return (
         _write_spec(client, card, _NO_CORDON, lambda now: now.spec.unschedulable and now.spec.cordon == cordon)
         is not None
@@ -143,8 +143,8 @@ def _write_spec(
 ) -> Json | None:
     """Read the card, and write `spec` if `may_change` allows it. Returns the written object, or None.
 
-    The write has the resourceVersion that was read. So the API server refuses it if another user has written a cordon,
-    or a component a status, in between; then the card is read again.
+    The write has the resourceVersion of the read. So the API server refuses the write if the card was changed since the
+    read, by a user (a cordon) or a component (a status); then the card is read again.
     """
     path = paths.extendedresources(card.metadata.name)
     conflicts = 0
@@ -224,7 +224,7 @@ def _list_resources(client: KubeClient, query: dict[str, str] | None = None) -> 
 
 
 def _has_prefix(name: str, prefix: str) -> bool:
-    """Whether a UUID has the prefix, with or without "GPU-", with which UUIDs of cards begin."""
+    """Whether a UUID has the prefix. The prefix may omit the "GPU-" with which UUIDs of cards begin."""
     return bool(prefix) and (name.startswith(prefix) or name.partition("-")[2].startswith(prefix))
 
 

@@ -19,9 +19,9 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import eviction
 from cardwise.kube.wire import Cordon, ExtendedResource
 
-_POLL_SECONDS: Final = 1.0  # between two reads of the pods; also the time in which the extender observes a cordon
+_POLL_SECONDS: Final = 1.0  # pause between two reads of the pods, and after a cordon until the extender observes it
 _EVICTION_RETRY_SECONDS: Final = (
-    5.0  # between two requests to evict a pod that a disruption budget protects, as in kubectl drain
+    5.0  # pause between two requests to evict a pod that a disruption budget protects, as in kubectl drain
 )
 
 
@@ -42,12 +42,12 @@ class MoveRun:
     def cordon_cards(self, holding: Holding, stack: ExitStack) -> None:
         """Cordon the cards of a pod until the run ends, in any way. Cards that were cordoned before stay cordoned.
 
-        A cordon by another defrag is taken over: that defrag was killed, or does not touch a card whose cordon changed.
+        Replaces the cordon of another defrag, since that defrag was killed, or leaves a card whose cordon has changed.
 
         Raises `ClickException` and `KubeError`.
         """
         for share in holding.assignment.shares():
-            # Find it by UUID: after a failure of a card and a reboot, the index may belong to another card.
+            # Find the card by its UUID: after a failure of a card and a reboot, the index may belong to another card.
             card = cordons.find_card(self.client, share.uuid or f"{holding.node}/{share.index}")
             written_cordon = self._written_cordons.get(card.metadata.name)
 
@@ -59,9 +59,7 @@ class MoveRun:
             if not may_replace(card):
                 continue
             cordon = self._written_cordons[card.metadata.name] = cordons.new_defrag_cordon(self.client)
-            stack.callback(
-                self.restore_card, card, cordon
-            )  # registered first, since the response to the write may be lost
+            stack.callback(self.restore_card, card, cordon)  # before the write, since its response may be lost
             try:
                 if not cordons.write_cordon(self.client, card, cordon, may_replace):
                     continue
@@ -114,7 +112,7 @@ class MoveRun:
     def _evict(self, move: Move, pod: Json, name: str, progress: str) -> set[str]:
         """Evict the pod as soon as disruption budgets allow it.
 
-        Returns the UIDs that its controller's pods had just before.
+        Returns the UIDs of the controller's pods just before the eviction.
 
         Raises `ClickException` and `KubeError`.
         """
@@ -168,11 +166,11 @@ class MoveRun:
             raise self._stop_error(f"{name} belongs to a Job that would fail because of the eviction ({owner['name']})")
 
     def _find_ready_replacement(self, move: Move, owner_uid: str, uids_before: set[str], name: str) -> str | None:
-        """Find the ready replacement of the pod, which must be deleted by then.
+        """Find the ready replacement of the pod, once the pod is deleted.
 
-        Returns its name, None until it is ready.
+        Returns the replacement's name, None until the replacement is ready.
 
-        A running replacement is not enough: until it is ready, a PodDisruptionBudget counts it as missing.
+        A running replacement is not enough: until the replacement is ready, a PodDisruptionBudget counts it as missing.
         """
         pods = self._pods_of_controller(owner_uid, move)
         new_pods = [pod for pod in pods if pod["metadata"]["uid"] not in uids_before]
@@ -215,7 +213,7 @@ def _is_ready(pod: Json) -> bool:
 
 
 def _decode_bound_assignment(pod: Json) -> Assignment | None:
-    """The assignment of a bound pod; None if it is pending, or its assignment is missing or invalid."""
+    """The assignment of a bound pod; None if the pod is pending, or its assignment is missing or invalid."""
     if not (pod.get("spec") or {}).get("nodeName"):
         return None
     try:

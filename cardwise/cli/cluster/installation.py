@@ -1,6 +1,6 @@
 """Whether the API server calls the webhook for a namespace, and whether an extender is leader.
 
-Read from the objects that the API server and the extenders use themselves: the webhook's configuration and the Lease.
+Reads the objects that the API server and the extenders use themselves: the webhook's configuration and the Lease.
 """
 
 import math
@@ -20,17 +20,16 @@ _EXEMPTION_CONDITION: Final = "not-exempt"  # its CEL is !(request.namespace in 
 _EXEMPT_OPTION: Final = "--exempt-namespaces="  # an option of the webhook, which the chart writes
 WEBHOOK: Final = "cardwise-webhook"  # the webhook's Deployment in the chart
 _QUOTED_NAME: Final = re.compile("'([^']*)'")
-_LEADERLESS_SECONDS: Final = (
-    60.0  # without a renewal of the Lease; much longer than another extender needs to take over
-)
+_LEADERLESS_SECONDS: Final = 60.0  # time without a renewal of the Lease; another extender takes over much sooner
 
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
     """The registration of the webhook.
 
-    registered_at: when its configuration was created; None if it is not registered.
-    exempt_namespaces: the namespaces whose pods the API server does not send to it, or will not once it is registered.
+    registered_at: when the webhook's configuration was created; None if the webhook is not registered.
+    exempt_namespaces: the namespaces whose pods the API server does not send to the webhook; if the webhook is not
+        registered yet, the namespaces that will be exempt.
     """
 
     registered_at: datetime | None = None
@@ -38,7 +37,7 @@ class Webhook:
 
 
 def read_webhook(client: KubeClient, namespace: str) -> Webhook | None:
-    """Read the webhook's registration; None if its configuration may not be read. `namespace`: Cardwise's."""
+    """Read the webhook's registration; None if its configuration may not be read. `namespace`: that of Cardwise."""
     try:
         configuration = client.get(paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION))
     except errors.NotFound:
@@ -68,7 +67,7 @@ def exempt_namespaces(configuration: Json) -> frozenset[str]:
 def planned_exempt_namespaces(deployments: Iterable[Json], namespace: str) -> frozenset[str]:
     """The namespaces that will be exempt once the webhook is registered, by the arguments of its Deployment.
 
-    Without a Deployment they are the chart's default. `namespace`: Cardwise's.
+    Without a Deployment, returns the chart's default. `namespace`: that of Cardwise.
     """
     for deployment in deployments:
         if (deployment["metadata"]["namespace"], deployment["metadata"]["name"]) == (namespace, WEBHOOK):
@@ -91,7 +90,7 @@ def _list_deployments(client: KubeClient, namespace: str) -> list[Json]:
 def leaderless_seconds(client: KubeClient, namespace: str) -> float | None:
     """The seconds without a leading extender; None if an extender is leader, or if it is unknown.
 
-    Infinite without a Lease: no extender was ever leader there, or Cardwise was uninstalled. `namespace`: Cardwise's.
+    Infinite without a Lease: no extender was ever leader, or Cardwise was uninstalled. `namespace`: that of Cardwise.
     """
     try:
         lease = client.get(paths.leases(namespace, names.LEASE), managed_fields=True)
@@ -106,8 +105,8 @@ def leaderless_seconds(client: KubeClient, namespace: str) -> float | None:
 def lease_age(lease: Json, now: datetime | None) -> float | None:
     """Seconds since the Lease was renewed; None if unknown. `now`: the time by the API server's clock.
 
-    The API server records the time of the last write by its own clock. Without that record the time that the holder has
-    written is used, although the holder's clock may be wrong.
+    Uses the API server's record of the last write, whose time is by the API server's own clock. Without this record,
+    uses the renewal time that the holder has written, although the holder's clock may be wrong.
     """
     renewed = last_write(lease) or _renew_time(lease)
     if renewed is None:

@@ -18,7 +18,7 @@ from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.kube.pods import eligible
 from cardwise.kube.pods.budgets import Budgets
 
-_JOB: Final = ("batch", "Job")  # API group and kind, since other API groups have Jobs too
+_JOB: Final = ("batch", "Job")  # API group and kind: other API groups have a kind Job too
 _RECREATING_KINDS: Final = (_JOB, ("apps", "ReplicaSet"), ("apps", "StatefulSet"), ("", "ReplicationController"))
 _PINNED_KINDS: Final = ("DaemonSet", "Node")  # their pods are recreated on the same node
 _DEFAULT_BACKOFF_LIMIT: Final = 6  # the default of Kubernetes
@@ -143,8 +143,8 @@ def _unmovable_reason(pod: Json, facts: ClusterFacts) -> str:
 def count_remaining_failures(job: Json | None) -> int | None:
     """Count the pods that a Job may lose by eviction before it fails. None: any number; 0 if the Job does not exist.
 
-    An evicted pod counts as a failure, unless the Job's first rule ignores it. If each index has its own limit the
-    number is 0, since the Job's status does not tell how many failures an index may still have.
+    An evicted pod counts as a failure, unless the Job's first rule ignores evictions. If each index has its own limit,
+    the number is 0, since the Job's status does not show how many failures an index may still have.
     """
     spec = (job or {}).get("spec") or {}
     rules = (spec.get("podFailurePolicy") or {}).get("rules") or ()
@@ -183,8 +183,9 @@ def allowed_nodes(pod: Json, nodes: Sequence[Json], ledger: Ledger) -> frozenset
 def common_tolerations(facts: ClusterFacts, ledger: Ledger) -> list[Json]:
     """The tolerations that the webhook adds to every pod with a GPU request.
 
-    By default this is a toleration of NVIDIA's taint. If a setting names other taints, all pods with cards tolerate
-    them. Tolerations for nodes that are down or cordoned are left out.
+    By default this is a toleration of NVIDIA's taint. A setting of the webhook may name more taints; then all pods with
+    cards tolerate them, so the tolerations that all of these pods have in common are returned too. Leaves out
+    tolerations for nodes that are down or cordoned.
     """
     gpu_pods = [pod for pod in facts.pods if ledger.holding(pod["metadata"].get("uid", "")) is not None]
     first, *other_tolerations = [pod["spec"].get("tolerations") or [] for pod in gpu_pods] or [[]]

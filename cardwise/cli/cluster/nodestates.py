@@ -14,7 +14,7 @@ from cardwise.kube.pods.nodeconstraints import HARD
 
 CORDONED: Final = "cordoned"
 NOT_READY: Final = "NotReady"
-_TAINT_DOMAIN: Final = "node.kubernetes.io/"  # Kubernetes writes these taints itself
+_TAINT_DOMAIN: Final = "node.kubernetes.io/"  # the prefix of the taints that Kubernetes writes itself
 _STATE_BY_TAINT: Final[Mapping[str, str]] = {
     f"{_TAINT_DOMAIN}not-ready": NOT_READY,
     f"{_TAINT_DOMAIN}unreachable": "NotReady (its kubelet does not report)",
@@ -28,7 +28,7 @@ _STATE_BY_TAINT: Final[Mapping[str, str]] = {
     "node.cloudprovider.kubernetes.io/shutdown": "shut down",
 }
 _FROM_CACHE: Final = {"resourceVersion": "0"}
-_MAX_SINGLE_REQUESTS: Final = 32  # with more nodes, one request for all nodes is cheaper
+_MAX_SINGLE_REQUESTS: Final = 32  # maximum number of nodes read one by one; for more, one list request is cheaper
 _STATE_BY_CONDITION: Final = {  # the state by the type of a node's condition
     "MemoryPressure": _STATE_BY_TAINT[f"{_TAINT_DOMAIN}memory-pressure"],
     "DiskPressure": _STATE_BY_TAINT[f"{_TAINT_DOMAIN}disk-pressure"],
@@ -61,7 +61,7 @@ def unschedulable_reason(node: Json) -> str:
 
 
 def unschedulable_reasons(nodes: Iterable[Json]) -> dict[str, str]:
-    """Why nodes take no new pods, by name. Nodes that take pods are left out."""
+    """Why nodes take no new pods, by node name. Nodes that take new pods are left out."""
     states = {node["metadata"]["name"]: unschedulable_reason(node) for node in nodes}
     return {name: state for name, state in states.items() if state}
 

@@ -105,8 +105,8 @@ def events_of_pod(client: KubeClient, namespace: str, name: str) -> list[Event]:
 def last_warning(client: KubeClient, pod: Json) -> Event | None:
     """The newest warning about a bound pod whose containers do not start, such as a failed mount.
 
-    Messages of kube-scheduler are left out, since they no longer apply; so are the kubelet's messages about images,
-    since the pod's status has them.
+    Leaves out messages of kube-scheduler, since they no longer apply, and the kubelet's messages about images, since
+    the pod's status contains them.
     """
     metadata = pod["metadata"]
     events = _read_events(client, metadata["namespace"], "involvedObject.name", metadata["name"])
@@ -119,7 +119,7 @@ def last_warning(client: KubeClient, pod: Json) -> Event | None:
 
 
 def direct_bind_events(client: KubeClient, namespace: str) -> list[Event]:
-    """Events about pods that the extender deleted because a scheduler that does not call it had bound them."""
+    """Events about pods that the extender deleted because they were bound by a scheduler that does not call it."""
     events = _read_events(client, namespace, "reason", names.BOUND_WITHOUT_EXTENDER)
     return [event for event in events if event.kind == "Pod"]
 
@@ -142,7 +142,8 @@ def last_time(event: Json) -> str:
     """When the Event was last repeated, in Kubernetes' format; "" if unknown.
 
     Uses the API server's record of the last write, if there is one, since the clock of the Event's reporter may be
-    wrong. Which field has the reporter's time depends on its client, and on whether the Event was repeated.
+    wrong. Without this record, uses the reporter's time. The field with this time depends on the reporter's client, and
+    on whether the Event was repeated.
     """
     if written_at := installation.last_write(event):
         return format_timestamp(written_at)

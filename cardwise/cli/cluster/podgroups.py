@@ -31,12 +31,12 @@ class NodeReservation:
 class GangView:
     """A gang.
 
-    minimum: number of members that it needs, 0 if unknown.
-    members: names of its pods, without failed and deleted ones.
+    minimum: number of members that the gang needs, 0 if unknown.
+    members: names of the gang's pods, without failed and deleted pods.
     bound: names of the members that are bound to a node.
-    waiting_for: names of the planned pods for which kube-scheduler has not asked yet.
-    reserved: the cards that are reserved for it, by node.
-    since: when its phase last changed.
+    waiting_for: names of the planned pods for which kube-scheduler has not called the extender yet.
+    reserved: the cards that are reserved for the gang, by node.
+    since: when the gang's phase last changed.
     """
 
     namespace: str
@@ -63,7 +63,7 @@ class GangView:
 
 
 def list_gangs(client: KubeClient, namespace: str = "", name: str = "") -> list[GangView]:
-    """List the gangs of a namespace, or of all namespaces if it is ""; with `name`, only that gang.
+    """List the gangs of a namespace ("": of all namespaces); with `name`, only the gang with this name.
 
     Raises `KubeError`.
     """
@@ -102,7 +102,7 @@ def _list_groups(client: KubeClient, namespace: str) -> Iterator[Json]:
     try:
         yield from client.list_objects(paths.podgroups(namespace))
     except errors.NotFound:
-        return  # an older installation knows no PodGroups
+        return  # an older installation has no PodGroups
 
 
 def _namespaced_name(manifest: Json) -> tuple[str, str]:
@@ -159,6 +159,6 @@ def _requested_minimum(pods: Sequence[Json]) -> int:
         try:
             member = gangs.membership(pod)
         except InvalidRequest:
-            continue  # created while the webhook did not run
+            continue  # the pod was created while the webhook did not run
         minimums.append(member.minimum or 0 if member is not None else 0)
     return max(minimums, default=0)

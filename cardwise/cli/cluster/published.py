@@ -1,7 +1,7 @@
 """Reads the extender's ConfigMap: its policy, its limits per card, and the workload that it has learned.
 
-Reading it takes the right to view the extender's namespace. Without that right the default policy is assumed, and a
-note tells the user.
+The user needs the right to view the extender's namespace. Without this right, the default policy is assumed, and a note
+reports this.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class PublishedPolicy:
 
     workload: the learned workload, as the engine saved it; "" if no policy has learned yet.
     note: why the policy is unknown, "" if it is known.
-    known_limits: the extender's limits per card; None if it does not publish them, as older versions do not.
+    known_limits: the extender's limits per card; None if the extender does not publish them (older versions).
     """
 
     policy: str = policies.DEFAULT
@@ -41,7 +41,7 @@ class PublishedPolicy:
 
 
 def read_published(client: KubeClient, namespace: str = names.NAMESPACE) -> PublishedPolicy:
-    """Read the ConfigMap; defaults replace missing entries. `namespace`: Cardwise's."""
+    """Read the ConfigMap; defaults replace missing entries. `namespace`: that of Cardwise."""
     configmap = f"ConfigMap {names.WORKLOAD} in {namespace}"
     try:
         saved = client.get(paths.configmaps(namespace, names.WORKLOAD))

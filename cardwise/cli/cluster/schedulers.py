@@ -1,7 +1,7 @@
 """The chart's own kube-scheduler (`scheduler.mode=own`): whether its Deployment exists and runs.
 
-The webhook writes this scheduler's name into pods, where it cannot be changed. So these pods wait for ever if that
-scheduler no longer exists: after an uninstallation, or a change of its mode or name.
+The webhook writes this scheduler's name into pods, where the name cannot be changed. So these pods wait for ever if the
+scheduler no longer exists: after an uninstallation, or after a change of `scheduler.mode` or of the scheduler's name.
 """
 
 from collections.abc import Iterable, Iterator

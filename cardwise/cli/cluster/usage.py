@@ -1,7 +1,7 @@
 """Reads the cards and their use for `cardwise top`: all cards, but pods and measured use only for the shown nodes.
 
-A big cluster has 40,000 cards and 60,000 pods. So all cards are read in one request from the API server's cache, and
-pods only of the shown nodes. Only the MPS managers measure the memory that a pod really uses.
+A big cluster has 40,000 cards and 60,000 pods. So one request reads all cards from the API server's cache, and pods are
+read for the shown nodes only. The MPS managers measure the memory that pods really use.
 """
 
 from collections import defaultdict
@@ -18,10 +18,10 @@ from cardwise.core.api.assignment import CardShare
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 
-_FROM_CACHE = {"resourceVersion": "0"}  # read from the API server's cache, which spares etcd
-_MAX_PARALLEL_REQUESTS = 8  # requests
-_MAX_SINGLE_REQUESTS = 64  # with more nodes, one request lists the pods of all nodes
-_PROXY_SECONDS = 2.0  # a manager that does not answer must not delay the screen
+_FROM_CACHE = {"resourceVersion": "0"}  # the query that reads from the API server's cache, which spares etcd
+_MAX_PARALLEL_REQUESTS = 8  # maximum number of requests at the same time
+_MAX_SINGLE_REQUESTS = 64  # maximum number of nodes whose pods are listed one by one; for more, one request lists all
+_PROXY_SECONDS = 2.0  # maximum time of a request to a manager: a hanging manager must not delay the screen
 _METRIC, _METRICS_PORT = "cardwise_mps_used_bytes", 9400
 _MANAGERS = "app.kubernetes.io/name=cardwise,app.kubernetes.io/component=mps"
 _BYTES = 1024 * 1024
@@ -31,8 +31,8 @@ _BYTES = 1024 * 1024
 class Holder:
     """A pod that holds a share of a card.
 
-    granted: MiB of its share.
-    used: MiB that it uses, None if they were not measured.
+    granted: MiB of the pod's share.
+    used: MiB that the pod uses, None if they were not measured.
     terminating: whether the pod object is deleted while its containers may still run.
     """
 
@@ -258,8 +258,9 @@ def read_details(client: KubeClient, nodes: Sequence[str], cardwise_namespace: s
 
 
 def _nodes_to_query(nodes: Sequence[str]) -> Sequence[str]:
-    """The nodes whose pods are listed one by one, by an index of the API server; [""] for all at once, if they are
-    many.
+    """The nodes whose pods are listed one by one, by an index of the API server; [""] if they are too many.
+
+    [""] means one request for the pods of all nodes.
     """
     return nodes if len(nodes) <= _MAX_SINGLE_REQUESTS else [""]
 
@@ -271,7 +272,7 @@ def _list_pods(client: KubeClient, node: str) -> list[_Pod]:
 
 
 def _read_own_holders(client: KubeClient, nodes: Collection[str]) -> dict[str, list[Holder]] | None:
-    """Read the holders among the pods of the user's namespace; None if these may not be read either."""
+    """Read the holders in the user's namespace; None if the pods of this namespace may not be read either."""
     try:
         pods = list(client.list_as(paths.pods(client.namespace), wire.ListOf[_Pod], _FROM_CACHE, 0))
     except errors.Forbidden:
@@ -280,7 +281,7 @@ def _read_own_holders(client: KubeClient, nodes: Collection[str]) -> dict[str, l
 
 
 def _group_holders(pods: Iterable[_Pod]) -> dict[str, list[Holder]]:
-    """Group pods by the card that they hold: by its UUID, or for pods of gpushare, which name none, by its position."""
+    """Group pods by their card: by the card's UUID, or by its position for gpushare's pods, which name no UUID."""
     holders: dict[str, list[Holder]] = defaultdict(list)
     for pod in pods:
         meta = pod.metadata
@@ -289,7 +290,7 @@ def _group_holders(pods: Iterable[_Pod]) -> dict[str, list[Holder]]:
         try:
             pod_assignment = assignment.decode(meta.annotations)
         except assignment.InvalidAssignment:
-            continue  # its share is unknown; `cardwise inspect` prints a warning
+            continue  # the pod's share is unknown; `cardwise inspect` prints a warning
         shares = _sum_by_card(pod.spec.node_name, pod_assignment.shares() if pod_assignment is not None else ())
         for card, granted in shares.items():
             holders[card].append(Holder(namespace=meta.namespace, name=meta.name, granted=granted))
@@ -310,7 +311,7 @@ def _card_position(node: str, index: int) -> str:
 def _measure_usage(
     client: KubeClient, nodes: Sequence[str], cardwise_namespace: str, notes: list[str]
 ) -> dict[tuple[str, str, str], int]:
-    """Read the MiB that the MPS managers of these nodes measure; {} without managers, or without the right."""
+    """Read the MiB that the MPS managers of these nodes measure; {} without managers, or without the right to read."""
     try:
         managers = _list_manager_pods(client, cardwise_namespace)
     except errors.KubeError:
@@ -343,7 +344,7 @@ def _list_manager_pods(client: KubeClient, cardwise_namespace: str) -> Mapping[s
 def _read_manager_usage(
     client: KubeClient, cardwise_namespace: str, manager: str
 ) -> dict[tuple[str, str, str], int] | errors.KubeError:
-    """Read the metrics of a manager through the API server's proxy, which takes the right to get `pods/proxy`."""
+    """Read the metrics of a manager through the API server's proxy. The user needs the right to get `pods/proxy`."""
     path = paths.pods(cardwise_namespace, f"{manager}:{_METRICS_PORT}", "proxy", "metrics")
     try:
         return parse_usage(client.request("GET", path, timeout=_PROXY_SECONDS).decode("utf-8", "replace"))

@@ -26,12 +26,12 @@ AMOUNTS: Final = (*COLUMNS.values(), HEALTHY)
 class ClassSummary:
     """A ResourceClass in the tables.
 
-    share: one unit of it, in words.
-    amounts: its AMOUNTS by their names in the status; None if the extender has not written them.
-    priority: its priority; "-" for an invalid class.
-    auto: "yes" if Cardwise created it; "edited" if a user has changed it since, so that Cardwise no longer does;
-        "-" for an invalid class.
-    is_device_class: whether it is for devices other than GPUs.
+    share: one unit of the class, in words.
+    amounts: the AMOUNTS of the class by their names in the status; None if the extender has not written them.
+    priority: the priority of the class; "-" for an invalid class.
+    auto: "yes" if Cardwise created the class; "edited" if a user has changed it since, so that Cardwise no longer
+        changes it; "no" if a user created it; "-" for an invalid class.
+    is_device_class: whether the class is for devices other than GPUs.
     """
 
     name: str
@@ -44,7 +44,7 @@ class ClassSummary:
 
 @dataclass(frozen=True, slots=True)
 class PodShare:
-    """A pod's share of a card. `card`: its index; `mem`: MiB."""
+    """A pod's share of a card. `card`: the card's index; `mem`: MiB."""
 
     namespace: str
     pod: str
@@ -55,7 +55,7 @@ class PodShare:
 
 @dataclass(frozen=True, slots=True)
 class VisibleCluster:
-    """The GPU types, and the shares of pods in the user's namespace; None if they may not be read."""
+    """The GPU types, and the shares of pods in the user's namespace. Each is None if it may not be read."""
 
     namespace: str
     types: tuple[ClassSummary, ...] | None

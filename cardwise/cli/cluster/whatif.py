@@ -30,8 +30,8 @@ _KEYS: Final = ", ".join([*_RESOURCE_BY_KEY, *_LOAD_KEYS, "class"])
 _CONTAINERS: Final = ("initContainers", "containers")
 _POD_OPTION, _ADD_NODES_OPTION = "--pod", "--add-nodes"
 _NODES: Final = re.compile(r"(\d+)x(\d+)x([^:,]+):([^,]+)((?:,[^,]*)*)")
-_MAX_NODES: Final = 10_000  # nodes of one option
-_MAX_CARDS: Final = 1024  # cards of each node
+_MAX_NODES: Final = 10_000  # maximum number of nodes that one option adds
+_MAX_CARDS: Final = 1024  # maximum number of cards of each added node
 
 
 class _Expression(msgspec.Struct):

@@ -33,9 +33,9 @@ _REPLACING_KINDS: Final = ("ReplicaSet", "StatefulSet", "ReplicationController")
 _CERTAINLY_REPLACING_KINDS: Final = (*_REPLACING_KINDS, "DaemonSet")
 _POD_NAME_SUFFIX: Final = re.compile(
     "([0-9]+-)?[a-z0-9]+"
-)  # the end of a pod's name: an index, a random suffix, or both
+)  # the part that a controller appends to a pod's name: an index, a random suffix, or both
 _GATED: Final = "SchedulingGated"  # the reason of a condition that the API server writes
-_MAX_LISTED: Final = 5  # finalizers that a sentence names
+_MAX_LISTED: Final = 5  # maximum number of finalizers that a sentence names
 _POD_CREATOR_KINDS: Final[Mapping[str, str]] = {
     "deployment": "replicaset",
     "cronjob": "job",
@@ -220,9 +220,10 @@ def _has_name_of_creator(pod: str, creator: str) -> bool:
 def _last_refusal(client: KubeClient, namespace: str, kind: str, owners: Sequence[Json]) -> tuple[str, str]:
     """Return the last refusal of a new pod, and the object whose pod was refused; empty strings without a refusal.
 
-    An event is kept for an hour; the condition ReplicaFailure of a ReplicaSet stays for longer.
+    Events are kept for an hour; the condition ReplicaFailure of a ReplicaSet stays longer.
 
-    owners: the workload first, whose kind is `kind`, then the objects that create its pods.
+    kind: the kind of the workload.
+    owners: the workload first, then the objects that create its pods.
     """
     kinds = {owner["metadata"].get("uid"): _POD_CREATOR_KINDS.get(kind, kind) for owner in owners}
     kinds[owners[0]["metadata"].get("uid")] = kind
@@ -256,9 +257,9 @@ def deletion_time(metadata: Json) -> str:
 
 
 def _wrap_seconds(seconds: int) -> int:
-    """The seconds that the API server adds to a time instead of these.
+    """The seconds that the API server really adds to a time if it should add `seconds`.
 
-    It multiplies them to nanoseconds in 64 bits, which wrap after 292 years.
+    The API server converts seconds to nanoseconds in 64 bits, which overflow after 292 years.
     """
     nanoseconds = (seconds * 10**9 + 2**63) % 2**64 - 2**63
     return round(nanoseconds / 10**9)

@@ -1,9 +1,9 @@
 """`cardwise bundle`: collects a support bundle in one archive, without secrets.
 
-Secrets and ConfigMaps are not read. In Cardwise's namespace only Cardwise's own parts are read: other programs may run
-there too. The parts are found by the chart's label. Users put tokens into commands, probes, annotations, volumes and
-other fields, so only the fields listed here are kept of their pods: placement, requests and state. The values of
-Cardwise's own environment variables and annotations are kept too.
+Secrets and ConfigMaps are not read. In Cardwise's namespace only objects with the chart's label are read, since other
+programs may run there too. Users put tokens into commands, probes, annotations, volumes and other fields. So the bundle
+contains only the fields of users' pods that this module lists: placement, requests and state. The values of Cardwise's
+own environment variables and annotations are kept too.
 """
 
 import io
@@ -137,7 +137,7 @@ def _list_contents(client: KubeClient, cardwise_namespace: str) -> Iterator[tupl
     try:
         parts = list(client.list_objects(paths.pods(cardwise_namespace), _PARTS_QUERY))
     except errors.KubeError:
-        return  # the failure is recorded: the file `parts/pods.json` above had the same error
+        return  # the failure is recorded already: writing `parts/pods.json` above had the same error
     for pod in parts:
         statuses = (pod.get("status") or {}).get("containerStatuses") or ()
         restarted_containers = {status["name"] for status in statuses if status.get("restartCount")}

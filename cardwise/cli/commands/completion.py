@@ -8,7 +8,8 @@ from click.shell_completion import CompletionItem, ShellComplete, get_completion
 from cardwise.cli import console
 
 PROGRAM = "cardwise"
-_VARIABLE = "_CARDWISE_COMPLETE"  # click reads from it that the shell wants a completion, and for which shell
+# An environment variable of click: if it is set, the program prints completions for the shell that it names.
+_VARIABLE = "_CARDWISE_COMPLETE"
 _SHELLS = ("bash", "zsh", "fish")
 _FILES, _NO_FILES = ":0", ":4"  # directives of kubectl's protocol: complete file names, or do not
 

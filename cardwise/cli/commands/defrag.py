@@ -1,7 +1,7 @@
 """`cardwise defrag`: finds the pods to move so that a big request fits again, and moves them one at a time.
 
-`cardwise.core.defrag.defrag` searches, with the extender's engine. Both are imported only when the command runs, so
-that other commands do not wait for numpy.
+`cardwise.core.defrag.defrag` searches for the pods with the extender's engine. Both are imported only when the command
+runs, so that other commands do not wait for numpy.
 """
 
 import re
@@ -59,7 +59,7 @@ _UNKNOWN_LIMITS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefragRequest:
-    """The request of the user, for which room is wanted.
+    """The user's request: the pods or cards that must fit.
 
     text: the request in words, such as "2 whole cards".
     spec: the spec of a pod that must fit, as the user wrote it; empty without a pod.
@@ -80,7 +80,7 @@ class DefragRequest:
 class DefragOutcome:
     """A plan, with the pods that may be moved.
 
-    excluded_nodes: how many nodes the request cannot use, such as "1 of 4 nodes with cards"; "" if none.
+    excluded_nodes: how many nodes the request cannot use, such as "1 of 4 nodes with cards"; "" if it can use all.
     """
 
     request: DefragRequest
@@ -220,7 +220,7 @@ def _parse_request(
     max_moves: int | None,
     cordon: bool,
 ) -> DefragRequest:
-    """Read the options that say what must fit. Raises InvalidRequest."""
+    """Parse the options that name the pods or cards that must fit. Raises InvalidRequest."""
     class_names = {name for node in cluster_survey.ledger.nodes() for card in node.cards for name in card.classes}
     if cards is not None:
         container = ContainerRequest(key="0", name="main", cards=1, resource_class=resource_class)
@@ -338,7 +338,7 @@ def _describe_excluded_nodes(ledger: Ledger, allowed: frozenset[str] | None) -> 
 
 
 def format_outcome(outcome: DefragOutcome) -> str:
-    """Say in sentences how often the request fits, which pods move, and what prevents more."""
+    """Describe in sentences how often the request fits, which pods move, and what prevents more."""
     defrag_request, move_plan = outcome.request, outcome.plan
     # The search stops counting at the wanted number.
     has_enough = move_plan.fit_counts[0] >= defrag_request.count
@@ -381,9 +381,9 @@ def _describe_lower_bound(move_plan: MovePlan) -> str:
 
 
 def _describe_fits(fit_count: int, defrag_request: DefragRequest, *, is_minimum: bool = False) -> str:
-    """Say how often the request fits, such as "there is 1 free whole GPU".
+    """Describe how often the request fits, such as "there is 1 free whole GPU".
 
-    is_minimum: whether it may fit more often.
+    is_minimum: whether the request may fit more often.
     """
     prefix = "at least " * is_minimum
     noun, shape = (

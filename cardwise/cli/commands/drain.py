@@ -17,9 +17,9 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import eviction
 from cardwise.kube.wire import ExtendedResource
 
-_POLL_SECONDS = 2.0  # between two looks at the card
-_EVICTION_RETRY_SECONDS = 5.0  # between two requests to evict a pod that a disruption budget holds back
-_MAX_LISTED = 5  # pods named in one line
+_POLL_SECONDS = 2.0  # pause between two reads of the card
+_EVICTION_RETRY_SECONDS = 5.0  # pause between two requests to evict a pod that a disruption budget protects
+_MAX_LISTED = 5  # maximum number of pods named in one line
 
 
 class _Owner(msgspec.Struct):
@@ -86,8 +86,8 @@ def drain(
 ) -> None:
     """Cordon a GPU, evict its pods and wait until it is empty. CARD: a UUID, a prefix of one, or NODE/INDEX.
 
-    Disruption budgets are respected: an eviction that one refuses is tried again until --timeout. Exits with 1 if the
-    GPU does not become empty; it stays cordoned.
+    Disruption budgets are respected: a refused eviction is tried again until --timeout. Exits with 1 if the GPU does
+    not become empty; the GPU stays cordoned.
     """
     client = options.load_client()
     rules = DrainRules(force=force, ignore_daemonsets=ignore_daemonsets, grace_seconds=grace_period, timeout=timeout)
@@ -111,7 +111,7 @@ class Drain:
     _refusals: dict[str, str] = field(default_factory=dict)  # why a pod's eviction was refused, by UID
 
     def simulate_run(self, reason: str) -> None:
-        """Print what `run` would do. Raises `ClickException` if it would be refused, and `KubeError`."""
+        """Print what `run` would do. Raises `ClickException` if `run` would raise it at once, and `KubeError`."""
         pods = self._list_pods()
         self._check_bare_pods(pods)
         cordons.cordon_card(self.client, self.card, reason, dry_run=True)
@@ -129,7 +129,7 @@ class Drain:
         empty_checks = 0
         while True:
             remaining, terminating = self._evict_due_pods()
-            # Twice: a pod that was being bound while the card was cordoned appears a moment later.
+            # The card must be empty twice: a pod that was being bound during the cordon appears a moment later.
             empty_checks = 0 if remaining or terminating else empty_checks + 1
             if empty_checks > 1:
                 break
@@ -176,12 +176,15 @@ class Drain:
         except errors.NotFound:
             return ""
         except (errors.TooManyRequests, errors.Conflict, errors.Unreachable) as error:
-            # After a conflict another pod may have this name, which the next round will see.
+            # After a conflict, another pod may have this name; the next pass will read it.
             return error.message or error.reason
         return ""
 
     def _check_bare_pods(self, pods: Sequence[_Pod]) -> None:
-        """Raise `ClickException` if a pod may be evicted, or left, only with an option that the user has not given."""
+        """Check that the user has given the options without which a pod may not be evicted, or may not be left.
+
+        Raises `ClickException`.
+        """
         bare_names = [pod.name for pod in pods if not pod.controller and pod.metadata.deletion_timestamp is None]
         if bare_names and not self.rules.force:
             raise click.ClickException(

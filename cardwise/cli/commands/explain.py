@@ -32,7 +32,7 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import eligible
 from cardwise.kube.survey import Survey
 
-# Of a workload's pods, one in the first of these states is explained.
+# States of pods, the most urgent first: a pod of a workload in the first of these states is explained.
 _STATES_BY_URGENCY: Final = ("waiting", "starting", "running", "ending", "ended")
 
 
@@ -143,7 +143,7 @@ def explain_workload(
 
 def explain_pod(client: KubeClient, pod: Json, namespace: str, cardwise_namespace: str) -> tuple[str, Json]:
     """Explain a pod. Returns the text and its JSON. Raises KubeError."""
-    if (pod.get("status") or {}).get("phase") in names.FINISHED_PHASES:  # its surroundings no longer matter
+    if (pod.get("status") or {}).get("phase") in names.FINISHED_PHASES:  # an ended pod needs no surroundings
         text = sentences.explain_pod(pod, None)
         return text, objects.as_json(pod, None, "", text)
     gang = podgroups.gang_of_pod(client, pod)
@@ -182,7 +182,7 @@ def explain_pod(client: KubeClient, pod: Json, namespace: str, cardwise_namespac
 
 
 def _list_visible_pods(client: KubeClient, namespace: str) -> Sequence[Json]:
-    """List the pods of all namespaces; if these may not be read, the pods of `namespace`. Raises KubeError."""
+    """List the pods of all namespaces; without the right to do so, the pods of `namespace`. Raises KubeError."""
     try:
         return list(client.list_objects(paths.pods()))
     except errors.Forbidden:

@@ -48,7 +48,7 @@ def inspect(details: bool, output: str, node: str | None) -> None:
     format_nodes = inspecttable.details if details else inspecttable.summary
     console.print_lines(format_nodes(cluster_survey.ledger, cluster_survey.addresses, node))
     if details:
-        from cardwise.cli.cluster import podgroups  # noqa: PLC0415 - nor for what is held for gangs
+        from cardwise.cli.cluster import podgroups  # noqa: PLC0415 - needed for the details only
         from cardwise.cli.render import gangtable  # noqa: PLC0415 - the same
 
         console.print_lines(gangtable.reservations_table(podgroups.reserving_gangs(client), node))

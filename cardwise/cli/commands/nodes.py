@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cardwise.core.defrag.fragmentation import Memory
     from cardwise.core.placement.scored.shapes import RequestSize
 
-_ALL = "CLUSTER"  # not a valid name of a node
+_ALL = "CLUSTER"  # the name in the row of the whole cluster; no node can have this name
 _OPTIONAL_COLUMNS = ("PODS", "FRAGMENTED(MiB)")  # left out on a narrow terminal
 
 
@@ -171,8 +171,8 @@ def _read_requests(
 ) -> "tuple[Mapping[RequestSize, float], str, str]":
     """Return the requests of typical pods, with their weights.
 
-    The extender has learned them; without the extender's numbers they are the requests of the pods that hold cards now.
-    Also returns the `fragmentation_basis` and the note of `ClusterSummary`.
+    These are the requests that the extender has learned; if they are unknown, the requests of the pods that hold cards
+    now. Also returns the `fragmentation_basis` and the note of `ClusterSummary`.
     """
     from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
     from cardwise.core.placement.scored.workload import InvalidWorkload, Workload  # noqa: PLC0415 - see above

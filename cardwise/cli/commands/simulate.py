@@ -56,7 +56,7 @@ class _Positive(click.FloatRange):
 
 
 def _remove_duplicates(_ctx: click.Context, _param: click.Parameter, arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """Remove repeated arguments: their runs would be equal, and count twice."""
+    """Remove repeated arguments: a repeated argument would repeat the same runs, and its runs would count twice."""
     return tuple(dict.fromkeys(arguments))
 
 

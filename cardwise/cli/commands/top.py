@@ -19,11 +19,11 @@ from cardwise.core.values import wording
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 
-_DEFAULT_LIMIT = 20  # nodes
+_DEFAULT_LIMIT = 20  # maximum number of nodes shown, unless the user sets another limit
 _FULL_REFRESH_SECONDS = (
-    30.0  # between two reads of all cards of a big cluster; the shown cards are read on each refresh
+    30.0  # pause between two reads of all cards of a big cluster; the shown cards are read on each refresh
 )
-_BIG_CLUSTER_CARDS = 2000  # a cluster with at least so many cards is big
+_BIG_CLUSTER_CARDS = 2000  # a cluster with at least this number of cards is big
 
 
 @click.command()
@@ -195,6 +195,6 @@ def show_live(view: TopView, interval: float, clock: Clock = SYSTEM) -> None:
 
 
 def _terminal_size() -> tuple[int, int]:
-    """Return the terminal's columns, and its lines that are left for cards."""
+    """Return the terminal's number of columns, and the number of its lines for cards."""
     columns, lines = shutil.get_terminal_size()
-    return columns, max(1, lines - 7)  # the lines around the table
+    return columns, max(1, lines - 7)  # 7: the lines around the table

@@ -256,7 +256,8 @@ def _cri_socket(runtime: str) -> str:
 def check_runtime_classes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
     """Propose `nodes.runtimeClass` and `policies.runtimeClasses`.
 
-    The first is the RuntimeClass that gives the device plugin the driver; pods without a share must not use the others.
+    `nodes.runtimeClass` is the RuntimeClass that gives the device plugin the driver. `policies.runtimeClasses` are the
+    RuntimeClasses that pods without a share must not use.
     """
     if "runtimeclasses" in cluster_facts.unread_kinds:
         return
@@ -309,7 +310,7 @@ def check_pod_security(cluster_facts: PreinstallFacts, namespace: str) -> Iterat
 
 
 def check_admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
-    """Check by dry runs that the namespace admits a pod like those of the parts on nodes, and their PriorityClass."""
+    """Check by dry runs that the namespace admits the pods of the parts on nodes, with their PriorityClass."""
     plain_error = _dry_run_error(client, namespace, {})
     if plain_error is not None:
         text = (

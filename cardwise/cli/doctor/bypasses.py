@@ -79,7 +79,7 @@ def find_bypasses(spec: Json) -> Iterator[Bypass]:
         has_nvidia_plugin_request = not spec.get("nodeName") and any(map(_requests_nvidia, containers))
         if not requests_gpu and not has_nvidia_plugin_request:
             yield RUNTIME_CLASS
-        # In a pod with a share the webhook itself closes GPUs to the containers without one.
+        # In a pod with a share, the webhook itself closes GPUs to the containers without a share.
         elif not requests_gpu and not all(
             _requests_nvidia(container) or _hides_all_cards(container) for container in containers
         ):
@@ -89,8 +89,8 @@ def find_bypasses(spec: Json) -> Iterator[Bypass]:
 def _opens_cards_by_env(container: Json) -> bool:
     """Whether the container's environment opens cards or sets limits.
 
-    Entries that the webhook has written are allowed in a container with a share slot: pods keep them when Cardwise is
-    upgraded or uninstalled, and manifests that users copy from such pods contain them too.
+    A container with a share slot may have entries that the webhook has written: pods keep these entries when Cardwise
+    is upgraded or uninstalled, and users copy them from such pods into their manifests.
     """
     has_slot = names.SHARE in ((container.get("resources") or {}).get("limits") or {})
     return any(

@@ -47,7 +47,7 @@ _CHECKS = (
     cluster.check_clocks,
 )
 
-# Their text is the same for each check if Cardwise is not installed.
+# The only checks that are run if Cardwise is not installed.
 _CHECKS_BEFORE_INSTALL = (
     cluster.check_kubernetes_version,
     parts.check_definitions,

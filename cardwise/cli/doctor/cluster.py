@@ -17,7 +17,7 @@ _MIN_VERSION: Final = (1, 31)  # equal to kubeVersion of the chart
 _MAX_SKEW_SECONDS: Final = 5.0  # a larger skew uses up the safety margin of a Lease
 _MAX_LISTED: Final = 5
 
-# Names of the DaemonSets and Deployments of other GPU sharers, which do not depend on the name of the release.
+# Parts of names of DaemonSets and Deployments of other GPU sharers. The names do not depend on the Helm release's name.
 _PLUGIN_BY_NAME_PART: Final = {
     "nvidia-device-plugin": "NVIDIA's device plugin",
     "nvidia-gpu-device-plugin": "GKE's device plugin for NVIDIA's GPUs",
@@ -110,7 +110,7 @@ def cdi_remedy(runtime: str, version: str) -> str:
 
 
 def check_clocks(facts: Facts) -> Iterator[Finding]:
-    """Compare each node's clock with the API server's: both write the time of a renewal into the node's Lease."""
+    """Compare each node's clock with the API server's clock: both write the time of a renewal into the node's Lease."""
     skewed_clocks = []
     for lease in (*facts.node_leases, *facts.leases):
         difference = _clock_skew(lease)
@@ -226,7 +226,7 @@ def check_gpushare_leftovers(facts: Facts) -> Iterator[Finding]:
 
 
 def _list_workloads(facts: Facts) -> Iterator[tuple[str, Json]]:
-    """Yield kind and object of the workloads of all namespaces: other projects may be installed in any of them."""
+    """Yield kind and object of the workloads of all namespaces: another project may be installed in any namespace."""
     kinds = {
         "DaemonSet": (*facts.daemonsets, *facts.other_daemonsets),
         "Deployment": (*facts.deployments, *facts.other_deployments),

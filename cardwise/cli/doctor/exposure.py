@@ -1,10 +1,10 @@
 """Checks on each node with GPUs that a pod without a GPU request gets no GPU.
 
-NVIDIA's runtime gives GPUs to a container whose environment requests them, if a file on the node allows that. The probe
-pod requests them as a CUDA image does: it sets only `CUDA_VERSION`, which means all GPUs. Then it lists the device
-nodes that it finds. It runs with the node's default runtime, and with each NVIDIA RuntimeClass. A dry run in a user's
-namespace shows whether such a pod is admitted there. The pod itself runs in Cardwise's namespace, where no team's quota
-counts it.
+NVIDIA's runtime gives GPUs to a container whose environment requests GPUs, if a file on the node allows that. The probe
+pod requests GPUs as a CUDA image does: it sets only `CUDA_VERSION`, which means all GPUs. Then the probe lists the
+device nodes in its container. It runs with the node's default runtime, and with each NVIDIA RuntimeClass. A dry run in
+a user's namespace shows whether such a pod is admitted there. The pod itself runs in Cardwise's namespace, where no
+team's quota counts it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,9 +26,9 @@ _POLICY: Final = f"runtimeclasses.{names.GROUP}"
 _DEVICE_PLUGIN: Final = "cardwise-deviceplugin"
 _TIMEOUT_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.5
-_MAX_PARALLEL_PODS: Final = 50  # pods
+_MAX_PARALLEL_PODS: Final = 50  # maximum number of probe pods at the same time
 _MAX_LISTED: Final = 5
-_MAX_REASON_BYTES: Final = 200  # bytes of a reason
+_MAX_REASON_BYTES: Final = 200  # maximum length of a reason
 _TOOLKIT_SETTING: Final = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _STARTED_MARK: Final = "looked"
 _SCRIPT: Final = (
@@ -143,7 +143,7 @@ def _explain_refusal(title: str, error: errors.KubeError) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class _ProbeResult:
-    """The output of a probe pod; without output, the reason that Kubernetes reports, or "" if it reports none."""
+    """The output of a probe pod; without output, the reason that Kubernetes reports; "" without a reason."""
 
     message: str = ""
     reason: str = ""

@@ -32,7 +32,7 @@ class Facts:
     """Decoded objects by kind.
 
     A kind that the API server does not know is in `unknown_kinds`. A kind that could not be read is in `unread_kinds`,
-    with the API server's message, which is "" for a missing right. The field of either kind is empty.
+    with the API server's message, which is "" for a missing right. In both cases the field of the kind is empty.
 
     Tenants create workloads with any name and label in their namespaces. So `collect_lists` separates the workloads of
     Cardwise's namespace from all others: the checks of Cardwise's parts see only the former.
@@ -186,9 +186,9 @@ def _record_errors(facts: Facts, kind: str) -> Iterator[None]:
 
 
 def is_infrastructure(facts: Facts, workload: Json) -> bool:
-    """Whether the object is in a namespace of Cardwise or of other infrastructure, as the chart names these by default.
+    """Whether the object is in Cardwise's namespace, or in a namespace of infrastructure by the chart's default values.
 
-    A workload in any other namespace may be a tenant's, whatever it is called.
+    A workload in any other namespace may be a tenant's, whatever its name is.
     """
     return workload["metadata"]["namespace"] in (facts.cardwise_namespace, *bypasses.INFRASTRUCTURE)
 
@@ -206,7 +206,7 @@ def is_of_chart(manifest: Json) -> bool:
 def is_recent(facts: Facts, event: Event, max_age: timedelta) -> bool:
     """Whether the last repetition of the event is at most `max_age` ago.
 
-    A time that is further than `max_age` in the future comes from a wrong clock, and is not recent either.
+    A time more than `max_age` in the future comes from a wrong clock; such an event is not recent either.
     """
     return facts.now is None or abs(facts.now - event.time) < max_age
 

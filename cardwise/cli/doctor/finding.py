@@ -13,7 +13,7 @@ from cardwise.core.values import wording
 class Severity(StrEnum):
     """The severity of a finding.
 
-    note: the check could not find out, or the text is only information.
+    note: the check had no result, or the text is only information.
     warning: something works in part.
     problem: something does not work.
     """
@@ -24,7 +24,7 @@ class Severity(StrEnum):
     PROBLEM = "problem"
 
 
-_MAX_LISTED = 3  # nodes that a line names
+_MAX_LISTED = 3  # maximum number of nodes that a line names
 _SEVERITY_WIDTH = max(map(len, Severity))
 
 

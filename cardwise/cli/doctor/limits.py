@@ -40,7 +40,7 @@ def check_classes_without_cards(facts: Facts) -> Iterator[Finding]:
 def check_resource_quotas(facts: Facts) -> Iterator[Finding]:
     """Find ResourceQuotas that do not count what their authors expect.
 
-    They name a resource that no node offers, or count only shares, or only whole cards.
+    Such a ResourceQuota names a resource that no node offers, or counts only shares, or only whole cards.
     """
     if facts.unread_kinds.keys() & {"resourcequotas", "gpuquotas", "nodes", "classes"}:
         return
@@ -79,7 +79,7 @@ def check_resource_quotas(facts: Facts) -> Iterator[Finding]:
 
 
 def _suggest_key(key: str, offered_names: set[str], classes: list[str]) -> str:
-    """Return the resource that was probably meant by a ResourceQuota's key that counts nothing; "" if none."""
+    """Return the resource that a ResourceQuota's author probably meant by a key that counts nothing; "" if none."""
     name = key.removeprefix("requests.")
     is_own = name in (*names.REQUESTED, *names.OWN_RESOURCES) or names.class_of(name)
     if is_own or name in offered_names or not lookalikes.is_like_gpu(name):

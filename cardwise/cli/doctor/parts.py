@@ -37,7 +37,7 @@ _RESOURCE_IN_EVENT: Final = re.compile(r"ExtendedResource (\S+) belongs to a GPU
 def is_installed(facts: Facts) -> bool | None:
     """Whether any object of the chart exists; None if unknown.
 
-    Without one all checks would fail for the same reason.
+    Without such an object, all checks would fail for the same reason.
     """
     if facts.unknown_kinds >= {"cards", "classes"}:
         return False
@@ -58,9 +58,9 @@ def is_installed(facts: Facts) -> bool | None:
 def check_namespace(facts: Facts) -> Iterator[Finding]:
     """Check that Cardwise's namespace exists and is the one that the user named.
 
-    The namespace of the webhook's Service decides: only administrators write the webhook's configuration. Without the
-    configuration, workloads with the chart's label are a hint. This finding has no command as its remedy, because every
-    tenant can give a workload this label.
+    Cardwise's namespace is that of the webhook's Service, since only administrators write the webhook's configuration.
+    Without the configuration, workloads with the chart's label are a hint. The finding from this hint has no command as
+    its remedy, because every tenant can give a workload this label.
     """
     given_namespace = facts.cardwise_namespace
     used_namespaces = service_namespaces(facts)
@@ -94,7 +94,7 @@ def check_namespace(facts: Facts) -> Iterator[Finding]:
 
 
 def service_namespaces(facts: Facts) -> set[str]:
-    """Return Cardwise's namespaces: those that the webhook's configurations name for its Service; empty without one."""
+    """Return the namespaces that the webhook's configurations name for its Service; empty without a configuration."""
     hooks = (
         hook
         for configuration in facts.mutating_webhooks
@@ -130,8 +130,8 @@ def check_definitions(facts: Facts) -> Iterator[Finding]:
 def check_webhooks(facts: Facts) -> Iterator[Finding]:
     """Check the webhook configurations.
 
-    Cardwise's must have the CA that the webhook writes into them when it starts. Mutating webhooks of others that run
-    after Cardwise's are reported.
+    Cardwise's configurations must have the CA that the webhook writes into them when it starts. Mutating webhooks of
+    other projects that run after Cardwise's webhook are reported.
     """
     if facts.unread_kinds.keys() & {"mutating_webhooks", "validating_webhooks"}:
         return
@@ -181,7 +181,7 @@ def _changes_new_pods(hook: Json) -> bool:
 def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
     """Check that not every pod can connect to the webhook.
 
-    Every pod can if the webhook requires no client certificate, and no NetworkPolicy restricts its clients.
+    Every pod can connect if the webhook requires no client certificate, and no NetworkPolicy restricts its clients.
     """
     webhook = next((listed for listed in facts.deployments if listed["metadata"]["name"] == installation.WEBHOOK), None)
     if webhook is None or "networkpolicies" in facts.unread_kinds:
@@ -211,7 +211,7 @@ def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
 def _restrict_callers(policies: Iterable[Json], labels: Mapping[str, str], ports: Collection[int | str]) -> bool:
     """Whether NetworkPolicies restrict which pods may connect to these ports of the pods with these labels.
 
-    They do if at least one selects the pods, and no rule opens one of the ports to all pods.
+    The ports are restricted if at least one NetworkPolicy selects the pods, and no rule opens a port to all pods.
     """
     selecting_policies = [
         listed["spec"]
@@ -227,7 +227,7 @@ def _restrict_callers(policies: Iterable[Json], labels: Mapping[str, str], ports
 
 
 def _opens_port(port: Json, ports: Collection[int | str]) -> bool:
-    """Whether a rule's entry, which may be a range or mean all ports, includes one of these ports."""
+    """Whether a rule's entry includes one of these ports. An entry may be a port, a range, or all ports."""
     first_port = port.get("port")
     if not isinstance(first_port, int):
         return first_port is None or first_port in ports
@@ -244,7 +244,7 @@ def _admits_all_pods(peers: Sequence[Json] | None) -> bool:
 
 
 def check_leader(facts: Facts) -> Iterator[Finding]:
-    """Check that an extender leads: that its Lease is not expired by the API server's clock."""
+    """Check that an extender is leader: its Lease is not expired by the API server's clock."""
     if "leases" in facts.unread_kinds:
         return
     lease = next((listed for listed in facts.leases if listed["metadata"]["name"] == names.LEASE), None)
@@ -274,7 +274,7 @@ def check_leader(facts: Facts) -> Iterator[Finding]:
 
 
 def _suggest_start(facts: Facts, deployment: Json | None) -> str:
-    """Return the remedy if no extender leads although one has led before, or although the Deployment exists."""
+    """Return the remedy if no extender is leader, although an extender was leader before or the Deployment exists."""
     if deployment is None:
         return f"let the chart start it: {repairs.upgrade_command(facts, extender_enabled='true')}"
     if not startup.desired_replicas(deployment):
@@ -358,8 +358,9 @@ def check_cards(facts: Facts) -> Iterator[Finding]:
 def _find_conflicts(facts: Facts) -> Iterator[Finding]:
     """Find by recent Events the nodes that cannot offer a card because another node reports the same UUID.
 
-    From an Event only the ExtendedResource's name is used. The ExtendedResource names the card's node, and the state of
-    this node decides whether the remedy is to delete it: a forged Event must not propose to delete a healthy node.
+    Only the ExtendedResource's name is read from an Event. The ExtendedResource names the card's node, and the state of
+    this node determines whether the remedy deletes the node: a forged Event must not lead to the deletion of a healthy
+    node.
     """
     node_by_resource = {resource["metadata"]["name"]: resource["spec"]["node"] for resource in facts.cards}
     nodes = {node["metadata"]["name"]: node for node in facts.nodes}

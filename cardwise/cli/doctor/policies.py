@@ -1,7 +1,7 @@
 """Checks that the chart's admission policies are enforced.
 
-A policy refuses nothing without a binding that denies, and less if one of them was narrowed. The expressions of the
-policies are not compared with the chart's.
+Without a binding with the action Deny, a policy refuses nothing. If the policy or the binding was narrowed, the policy
+refuses fewer pods. The expressions of the policies are not compared with those of the chart.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.shellcommand import command
 
-_SUFFIX: Final = f".{names.GROUP}"  # the names of the chart's policies end with it
+_SUFFIX: Final = f".{names.GROUP}"  # the end of the names of the chart's policies
 # With policies.enabled the chart always has these; `runtimeclasses` depends on policies.runtimeClasses.
 ALWAYS_INSTALLED: Final = tuple(
     f"{name}{_SUFFIX}"

@@ -2,8 +2,9 @@
 
 The probe requests 1 MiB, with the default MPS setting of the user's namespace. First it is created by dry run in this
 namespace, which shows whether the webhook is called. Then it is created in Cardwise's namespace, where no team's quota
-counts it, with the changes of Cardwise's webhook but not those of other webhooks. It has the chart's PriorityClass for
-probes, the lowest priority without preemption: the cluster's default priority may be higher than that of users' pods.
+counts it, with the changes of Cardwise's webhook but without those of other webhooks. The probe has the chart's
+PriorityClass for probes: the lowest priority, without preemption. The cluster's default priority might be higher than
+that of users' pods.
 
 The probe's image is never pulled, so no container starts. The probe is always deleted, but not by force: after a normal
 deletion its card is free at once, after a forced deletion only half a minute later.
@@ -32,8 +33,9 @@ _TIMEOUT_SECONDS: Final = 15.0
 _POLL_SECONDS: Final = 0.2
 _CONTAINER_NAME: Final = "probe"  # the name of the probe's container
 _NOBODY_UID: Final = 65534
-_MAX_LISTED: Final = 5  # taints named in one line
-# Part of kube-scheduler's message, which names only one reason per node: a resource that it also lacks is left out.
+_MAX_LISTED: Final = 5  # maximum number of taints named in one line
+# A part of kube-scheduler's message. The message has only one reason per node, so with this reason it names no resource
+# that the node lacks too.
 _TAINT_MESSAGE: Final = "untolerated taint"
 _UNREACHABLE_MESSAGES: Final = (
     "connection refused",
@@ -197,7 +199,7 @@ def _await_placement(
 def _count_pods_ahead(client: KubeClient, probe: Json) -> int | None:
     """Count the other pods that wait for the probe's scheduler; None if they cannot be read.
 
-    The scheduler tries them first, because the probe has the lowest priority.
+    The scheduler tries these pods first, because the probe has the lowest priority.
     """
     scheduler = probe["spec"].get("schedulerName")
     try:

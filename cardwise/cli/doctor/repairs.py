@@ -14,8 +14,8 @@ from cardwise.core.values.shellcommand import command
 _CHART: Final = "helm/cardwise"
 _RELEASE_NAME: Final = "meta.helm.sh/release-name"  # an annotation that Helm writes
 _RELEASE_NAMESPACE: Final = "meta.helm.sh/release-namespace"
-_MAX_NAMED_PODS: Final = 10  # pods named in one command
-# Without the suffixes of providers, such as v1.37.2-gke.100 and v1.37.2+k3s1.
+_MAX_NAMED_PODS: Final = 10  # maximum number of pods named in one command
+# The version without the suffix of a provider, such as in v1.37.2-gke.100 and v1.37.2+k3s1.
 _VERSION: Final = re.compile(r"v\d+\.\d+\.\d+")
 
 
@@ -78,10 +78,10 @@ def scheduler_image(facts: Facts) -> str:
 def recreate_command(pods: Sequence[Json], *, delete_all: str = "", dropped_fields: Sequence[str] = ()) -> str:
     """Return the commands that recreate pods.
 
-    They delete pods that have a controller; kubectl saves and replaces the others. They name at most ten pods of each
-    sort.
+    The commands delete each pod that has a controller. They save each bare pod to a file and create it again. They name
+    at most ten pods with and ten pods without a controller.
 
-    delete_all: the command that deletes all of the pods, used if each has a controller.
+    delete_all: the command that deletes all of the pods, used if each pod has a controller.
     dropped_fields: fields of the spec that the new pods must not have.
     """
     controlled_pods = [pod for pod in pods if not workloads.is_bare(pod)]
@@ -110,7 +110,7 @@ def recreate_command(pods: Sequence[Json], *, delete_all: str = "", dropped_fiel
 
 
 def _names_by_namespace(pods: Sequence[Json]) -> list[tuple[str, list[str]]]:
-    """Return the names of the first pods by namespace, joined by spaces."""
+    """Return the first `_MAX_NAMED_PODS` pods as namespaces, each with the names of its pods."""
     names_by_namespace: dict[str, list[str]] = {}
     for pod in pods[:_MAX_NAMED_PODS]:
         names_by_namespace.setdefault(pod["metadata"]["namespace"], []).append(pod["metadata"]["name"])

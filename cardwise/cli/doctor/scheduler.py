@@ -17,7 +17,7 @@ from cardwise.core.values.wording import quote_unless_name
 
 _FILTERED_RESOURCES: Final = (names.GPU_MEM, names.WHOLE_GPU, names.PLACE_MARKER)
 _BOUND_RESOURCES: Final = (names.SHARE, names.BIND_MARKER)
-_MAX_LISTED: Final = 3  # pods named in one line
+_MAX_LISTED: Final = 3  # maximum number of pods named in one line
 _STRANDED_SELECTOR: Final = f"spec.schedulerName={names.SCHEDULER},{PENDING_SELECTOR}"
 _EVENT_MAX_AGE: Final = timedelta(minutes=10)
 # The option with the configuration file in kube-scheduler's command line.
@@ -47,10 +47,10 @@ def check_stranded_pods(facts: Facts) -> Iterator[Finding]:
 
 
 def check_unconfigured_schedulers(facts: Facts) -> Iterator[Finding]:
-    """Find control plane nodes that joined after the chart had configured the others (`scheduler.mode=kubeadm`).
+    """Find control plane nodes that joined after the chart had configured kube-scheduler (`scheduler.mode=kubeadm`).
 
-    Only the leading kube-scheduler places pods. When the kube-scheduler of such a node becomes the leader, no pod gets
-    a card.
+    The chart has not configured the kube-scheduler of such a node. Only the leading kube-scheduler places pods; when
+    this kube-scheduler becomes the leader, no pod gets a card.
     """
     static_pods = [pod for pod in facts.schedulers if names.MIRROR in annotations_of(pod)]
     annotations_by_node = {pod["spec"]["nodeName"]: annotations_of(pod) for pod in static_pods}
@@ -76,8 +76,8 @@ def check_deleted_pods(facts: Facts) -> Iterator[Finding]:
     """Find pods that the extender deleted because another scheduler had bound them. Their owners saw them disappear.
 
     Doctor's own pods are left out, because the check that created them has reported them. The Events are in users'
-    namespaces, and users may have written them. So the finding is only a warning. It has the command that configures
-    kube-scheduler only if kube-scheduler's configuration shows that it does not call the extender.
+    namespaces, and users may have written them. So the finding is only a warning. Its remedy is the command that
+    configures kube-scheduler only if kube-scheduler's configuration shows that it does not call the extender.
     """
     recent_events = [
         event for event in facts.pod_events if event.kind == "Pod" and is_recent(facts, event, _EVENT_MAX_AGE)
@@ -139,7 +139,7 @@ def _command_line(container: Json) -> tuple[Any, ...]:
 
 
 def check_scheduler_configuration(config: Json, title: str, remedy: str) -> Iterator[Finding]:
-    """Check that a KubeSchedulerConfiguration has a stanza for each of Cardwise's resources, which ignores the markers.
+    """Check that a KubeSchedulerConfiguration has an extender for each resource of Cardwise, and ignores the markers.
 
     title: the name of kube-scheduler's pod, for findings.
     remedy: the remedy that configures kube-scheduler to call the extender.

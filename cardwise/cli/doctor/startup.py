@@ -27,16 +27,17 @@ _NAME_PREFIX: Final = "cardwise-"  # the names of all objects of the chart start
 _COMPONENT: Final = "app.kubernetes.io/component"
 _LONG_RUNNING_PARTS: Final = ("webhook", "extender", "scheduler", "deviceplugin", "mps")
 _NODE_PARTS: Final = ("deviceplugin", "mps")
-# Parts that are Jobs: their failed pods stay, and kube-scheduler's configuration is unchanged then.
+# Parts that are Jobs. Failed pods of a Job stay. After a failure of `kubeadm`, kube-scheduler's configuration is
+# unchanged.
 _JOB_PARTS: Final = ("kubeadm",)
-_RETRY_MINUTES: Final = 17  # a controller waits at most so long before it tries again
+_RETRY_MINUTES: Final = 17  # maximum time that a controller waits before it tries again
 _CREATION_MAX_AGE: Final = timedelta(minutes=_RETRY_MINUTES + 3)
 _EVENT_MAX_AGE: Final = timedelta(minutes=10)
 _STARTING_TIME: Final = timedelta(minutes=1)  # a younger pod may still be starting
 _MIN_RESTARTS: Final = 3  # with fewer restarts a running container counts as recovered
 _BACK_OFF: Final = "CrashLoopBackOff"
 _OUT_OF_MEMORY: Final = "OOMKilled"
-_MAX_REASON_BYTES: Final = 300  # bytes of a reason
+_MAX_REASON_BYTES: Final = 300  # maximum length of a reason
 _MAX_LISTED: Final = 3
 
 # Reasons of events that tell why no container starts.
@@ -51,7 +52,7 @@ _START_EVENTS: Final = (
 class _Fault:
     """Why a pod of one of Cardwise's parts is not ready.
 
-    state: what a finding says after the pod's name, such as "does not start".
+    state: the words after the pod's name in a finding, such as "does not start".
     reason: the message of Kubernetes or of the part; "" if there is none.
     """
 
@@ -181,7 +182,7 @@ def _find_fault(facts: Facts, component: str, pod: Json) -> _Fault | None:
     if status.get("phase") in ("Succeeded", "Failed"):
         return None  # for example an evicted pod, which its controller has replaced
     if not _is_ready(pod) and (state := _find_not_ready_state(facts, pod)):
-        # The check `nodes` reports it.
+        # The check `nodes` reports a node with cards, so the part's pod needs no finding of its own.
         is_reported = component in _NODE_PARTS and pod["spec"]["nodeName"] in facts.card_nodes()
         return None if is_reported else _Fault(component, f"is not ready, because its node is {state}", "", "node")
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
@@ -235,7 +236,7 @@ def _find_container_fault(facts: Facts, component: str, container: Json) -> _Fau
 
 
 def _has_just_crashed(facts: Facts, container: Json, end: Json) -> bool:
-    """Whether a running container had an error a moment ago, and has had many before or is not ready yet."""
+    """Whether a running container had an error a moment ago, and either had many errors before or is not ready yet."""
     finished = parse_timestamp(end.get("finishedAt"))
     if not end.get("exitCode") or finished is None or facts.now is None or facts.now - finished > _EVENT_MAX_AGE:
         return False

@@ -13,14 +13,14 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 
-_MAX_LISTED: Final = 3  # pods named in one line
+_MAX_LISTED: Final = 3  # maximum number of pods named in one line
 
 
 def check_unrewritten_pods(facts: Facts) -> Iterator[Finding]:
     """Find pending pods that the webhook has not rewritten.
 
-    They were created before it was installed, while its configuration was missing, or in a namespace for which it is
-    not called.
+    Such pods were created before the webhook was installed, while its configuration was missing, or in a namespace for
+    which the webhook is not called.
     """
     exempt_names = exempt_namespaces(facts)
     unrewritten_pods = [pod for pod in facts.pending_pods if not _is_rewritten(pod)]
@@ -66,5 +66,5 @@ def _is_rewritten(pod: Json) -> bool:
     except NotRewritten:
         return False
     except InvalidRequest:
-        pass  # the extender reports the error of this request
+        pass  # the extender reports that the request is invalid
     return True

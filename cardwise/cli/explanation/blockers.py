@@ -1,6 +1,6 @@
 """Explains causes that block a pending pod before any card is checked.
 
-They are in its scheduler, gates, gang, nodes, classes and quotas.
+These causes concern the pod's scheduler, gates, gang, nodes, classes and quotas.
 """
 
 import math
@@ -30,7 +30,7 @@ from cardwise.kube.survey import Survey
 _DEFAULT_SCHEDULER: Final = "default-scheduler"  # kube-scheduler, which calls Cardwise if the installation is right
 _KUEUE_GATE_PREFIX: Final = "kueue.x-k8s.io/"
 _MAX_LISTED: Final = 5
-_MAX_LISTED_NODES: Final = 10  # nodes named in one line
+_MAX_LISTED_NODES: Final = 10  # maximum number of nodes named in one line
 _SELECTOR_MESSAGE: Final = "didn't match Pod's node affinity/selector"  # a message of kube-scheduler
 
 
@@ -40,19 +40,19 @@ class PodSurroundings:
 
     nodes: decoded Nodes; None if they may not be read.
     former_replicas: names of pods that the pod's Deployment created before its last change.
-    hopeless_pods: names of pods whose deletion would not help. They belong to the pod's own gang or controller, so each
-        would be recreated and wait beside this pod.
+    hopeless_pods: names of pods whose deletion would not help: they belong to the pod's own gang or controller, so a
+        deleted pod would be recreated and wait beside this pod.
     bare: UIDs of pods that no controller recreates.
     pending_members: the requests of the other pending pods of the gang, by pod name.
     reachable_nodes: the nodes that each pending pod of the gang may use, by pod name; unknown for pods that are missing
         here.
     bound_members: names of the gang's pods that have a node.
-    missing_members: how many more pods of the gang must get a node together; 0 if unknown.
+    missing_members: number of pods of the gang that must still get a node, all together; 0 if unknown.
     is_planned: whether cards are reserved for the gang, or the gang waits only for kube-scheduler.
     schedulers: the names of the chart's own kube-schedulers; None if unknown.
     stopped_schedulers: the names in `schedulers` whose kube-scheduler does not run.
     webhook: the state of the webhook; None if unknown or not needed.
-    leaderless_seconds: seconds without a leading extender; infinite if none ever led, None if one leads.
+    leaderless_seconds: seconds without a leading extender; infinite if no extender ever was leader, None if one is.
     directly_bound: pods of the namespace that the extender deleted recently because another scheduler had bound them.
     quotas: the GPUQuotas of the namespace from their statuses, for users without the right to read cards.
     warning: the newest warning event about a bound pod whose containers have not started.
@@ -220,7 +220,7 @@ def explain_installation(pod: Json, surroundings: PodSurroundings) -> list[str]:
 
 
 def explain_scheduler(pod: Json, surroundings: PodSurroundings) -> list[str]:
-    """Explain why no scheduler that calls Cardwise handles the pod; empty if one does."""
+    """Explain why no scheduler that calls Cardwise handles the pod; empty if such a scheduler handles it."""
     schedulers = surroundings.schedulers
     spec, metadata = pod.get("spec") or {}, pod["metadata"]
     lines = []
@@ -260,7 +260,7 @@ def explain_scheduler(pod: Json, surroundings: PodSurroundings) -> list[str]:
 
 
 def _describe_default_scheduler(pod: Json) -> str:
-    """Say in one sentence how to give the pod to the default scheduler."""
+    """Explain in one sentence how to give the pod to the default scheduler."""
     if workloads.is_bare(pod):
         recreation = workloads.describe_recreation(pod, dropped_fields=["schedulerName"])
         return f"Without spec.schedulerName its scheduler would be {_DEFAULT_SCHEDULER}: {recreation}."
@@ -302,7 +302,10 @@ def explain_gang(view: GangView) -> list[str]:
 
 
 def explain_avoided_nodes(pod: Json, card_nodes: Sequence[str], surroundings: PodSurroundings) -> list[str]:
-    """Name the nodes with cards that the pod cannot use, and those of them that take no pods; empty for none."""
+    """Name the nodes with cards that the pod cannot use, and explain which of these nodes take no pods.
+
+    Empty if the pod can use all nodes with cards.
+    """
     admitting_nodes = surroundings.admitting_nodes(pod)
     if admitting_nodes is None:
         selector = _describe_selector(pod)
@@ -338,7 +341,7 @@ def explain_avoided_nodes(pod: Json, card_nodes: Sequence[str], surroundings: Po
 
 
 def unschedulable_states(pod: Json, avoided_nodes: Collection[str], surroundings: PodSurroundings) -> dict[str, str]:
-    """Return the state of each node in `avoided_nodes` that has a taint of Kubernetes' own which keeps the pod away."""
+    """Return the state of each node in `avoided_nodes` where a taint of Kubernetes' own keeps the pod away."""
     tolerations = (pod.get("spec") or {}).get("tolerations") or ()
     states = {}
     for node in surroundings.nodes or ():
@@ -349,7 +352,7 @@ def unschedulable_states(pod: Json, avoided_nodes: Collection[str], surroundings
 
 
 def find_blocking_states(pod: Json, avoided_nodes: Collection[str], surroundings: PodSurroundings) -> dict[str, str]:
-    """Return the state of each node in `avoided_nodes` that keeps the pod away by its state alone."""
+    """Return the state of each node in `avoided_nodes` that the pod could use if the node had another state."""
     states = unschedulable_states(pod, avoided_nodes, surroundings)
     return {name: state for name, state in states.items() if _admits_without_state(pod, name, surroundings)}
 
@@ -408,7 +411,7 @@ def _describe_selector(pod: Json) -> str:
 def explain_other_reasons(pod: Json, message: str, foreign_lines: Sequence[str]) -> str:
     """Explain why a pod is pending although cards are free; "" if unknown.
 
-    message: kube-scheduler's reason. If it is about cards it may be older than the cards that are free now.
+    message: kube-scheduler's reason. A reason about cards may be outdated, since cards are free now.
     """
     gates = [gate.get("name") for gate in (pod.get("spec") or {}).get("schedulingGates") or ()]
     if names.GANG in gates:
@@ -469,7 +472,7 @@ def explain_classes(pod_request: PodRequest, survey: Survey) -> list[str]:
 
 
 def _explain_unknown_class(name: str, survey: Survey) -> str:
-    """Explain why the class cannot be described; "" if it can."""
+    """Explain why the class cannot be described; "" if it can be described."""
     if not survey.missing_class(name):
         return ""
     available = ", ".join(sorted(survey.classes)) or "none"
@@ -525,8 +528,8 @@ def _list_nodes_with_counts(counts: Mapping[str, int]) -> str:
 def explain_quota_status(pod_request: PodRequest, views: Sequence[EntryView]) -> list[str]:
     """Explain the entries of the namespace's GPUQuotas to users without the right to read cards.
 
-    Only the entries for all cards and for the class that the pod names certainly count its cards. The MiB of whole
-    cards are unknown.
+    An entry for all cards certainly counts the pod's cards, and so does an entry for the pod's class. For other entries
+    this is unknown, so the requested amount is left out. The MiB of whole cards are unknown.
     """
     lines = []
     for view in views:

@@ -13,8 +13,8 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.kube.survey import Survey
 
-_MAX_MEMBERS: Final = 32  # pods of a gang that are tried: more would take seconds on a big cluster
-_MAX_LISTED_NODES: Final = 3  # nodes with the same refusal, named in one line
+_MAX_MEMBERS: Final = 32  # maximum number of a gang's pods that are tried: more would take seconds on a big cluster
+_MAX_LISTED_NODES: Final = 3  # maximum number of nodes with the same refusal that one line names
 
 
 def find_obstacles(
@@ -28,7 +28,7 @@ def find_obstacles(
 ) -> list[str]:
     """Explain why the pod's gang could never start, even on empty cards.
 
-    Empty if it could, or if cards are reserved for it.
+    Empty if the gang could start, or if cards are reserved for it.
 
     nodes: the nodes with cards that the pod may use.
     """

@@ -59,7 +59,7 @@ def explain_workload(workload: WorkloadState) -> list[str]:
 
 
 def explain_nodes(pods: Iterable[Json], reasons: Mapping[str, str]) -> list[str]:
-    """Return a line for each node of the pods that takes no new pods. `reasons`: by node, why it takes none."""
+    """Return a line for each node of the pods that takes no new pods. `reasons`: why a node takes none, by node."""
     lines = []
     pods_by_node: dict[str, list[str]] = {}
     for pod in pods:
@@ -75,7 +75,7 @@ def explain_nodes(pods: Iterable[Json], reasons: Mapping[str, str]) -> list[str]
 
 
 def _count_desired_pods(workload: WorkloadState) -> int | None:
-    """Return how many pods the workload should have; None if only its controller knows."""
+    """Return how many pods the workload should have; None if the workload's object does not show it."""
     spec, status = workload.manifest.get("spec") or {}, workload.manifest.get("status") or {}
     match workload.kind:
         case "deployment" | "statefulset" | "replicaset":
@@ -136,7 +136,7 @@ def _explain_job(job: Json) -> Iterator[str]:
 
 
 def _end_condition(job: Json) -> Json:
-    """Return the Job's condition that says that it has ended; empty if it has not ended."""
+    """Return the condition by which a Job has ended; empty if the Job has not ended."""
     conditions = (job.get("status") or {}).get("conditions") or ()
     ends = (
         condition
@@ -169,7 +169,7 @@ def _explain_cronjob(workload: WorkloadState) -> Iterator[str]:
 
 
 def explain_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list[str]:
-    """Explain from its events what happened to a deleted pod; empty if no event tells. `events`: the oldest first."""
+    """Explain from events what happened to a deleted pod; empty if no event shows it. `events`: the oldest first."""
     if not events:
         return []
     lines = [f"pod {namespace}/{name} no longer exists. Its last events:"]

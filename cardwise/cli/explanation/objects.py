@@ -12,7 +12,7 @@ from cardwise.kube.survey import Survey
 def as_json(pod: Json, survey: Survey | None, policy: str, text: str) -> Json:
     """Return the JSON of an explanation.
 
-    It has the nodes for a pending pod, if cards may be read, and the pod's cards for a placed pod.
+    For a pending pod, the JSON has the nodes, if cards may be read; for a placed pod, the pod's cards.
 
     text: the explanation for people.
     """

@@ -22,9 +22,9 @@ from cardwise.core.values.shellcommand import command
 from cardwise.kube.survey import Survey
 
 ENDING = "ending"  # the phase name of a pod that is deleted and whose containers may still run
-_MAX_LISTED = 5  # pods or cards named in one line
+_MAX_LISTED = 5  # maximum number of pods or cards named in one line
 _MIN_SUGGESTED_MIB = 256  # a smaller request is not suggested
-_MAX_MEMBERS = 16  # pods of a gang for which room is searched
+_MAX_MEMBERS = 16  # maximum number of a gang's pods for which free cards are searched
 
 
 def suggest_remedies(
@@ -76,7 +76,7 @@ def describe_holder(holding: Holding, uuid: str = "") -> str:
 def _suggest_smaller_request(
     pod_request: PodRequest, ledger: Ledger, views: Sequence[NodeView], policy: str, headroom: Sequence[Headroom]
 ) -> Iterator[str]:
-    """Suggest the largest request that fits now, if any does."""
+    """Suggest the largest request that fits now, if a smaller request fits."""
     smaller_request = explanation.find_smaller_request(
         ledger, [view.name for view in views], pod_request, policy, headroom
     )
@@ -186,7 +186,7 @@ def _suggest_without_mps(
 
 
 def _suggest_other_nodes(pod: Json, avoided_views: Sequence[NodeView], surroundings: PodSurroundings) -> Iterator[str]:
-    """Suggest nodes that have room for the pod but that the pod excludes."""
+    """Suggest nodes that have free cards for the pod but are excluded by the pod's own fields."""
     fitting_nodes = [view.name for view in avoided_views if view.refusal is None]
     blocking_states = blockers.find_blocking_states(pod, fitting_nodes, surroundings)
     for name, state in list(blocking_states.items())[:_MAX_LISTED]:
@@ -208,7 +208,7 @@ def _name_cards(node: str, indices: Sequence[int]) -> str:
 
 
 def _suggest_unusable_cards(pod_request: PodRequest, views: Sequence[NodeView]) -> Iterator[str]:
-    """Suggest cards that would fit but take no new pods, because they are cordoned or unhealthy."""
+    """Suggest cards on which the pod would fit, but that are cordoned or unhealthy."""
     for view in views:
         for card in view.cards:
             if not card.closed and _would_fit(pod_request, card):

@@ -1,6 +1,6 @@
 """Explains a pod in sentences and tables: why it is pending, or why it runs on its node and card.
 
-The extender's engine is used, with the placement policy that applies to the pod.
+The explanation uses the extender's engine, with the placement policy that applies to the pod.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,8 +29,8 @@ _STARTING_REASONS = ("ContainerCreating", "PodInitializing")
 _ADMISSION_ERROR = "UnexpectedAdmissionError"  # the kubelet's reason if a device plugin has refused an allocation
 _UNAVAILABLE_TEXT = {"type": ", not in the class", "quota": ", closed by quota", "mps": ", closed by MPS"}
 _DEVICE_REFUSALS = (Refusal.NO_SUCH_DEVICE, Refusal.NO_DEVICE)
-_MAX_LISTED_NODES = 10  # nodes on which the pod fits, named in one line
-_MAX_MODEL_BYTES = 80  # bytes of a model's name
+_MAX_LISTED_NODES = 10  # maximum number of fitting nodes named in one line
+_MAX_MODEL_BYTES = 80  # maximum length of a model's name
 _NO_STATUS = wire.ExtendedResourceStatus()
 
 
@@ -68,7 +68,7 @@ def explain_pod(
             [f"{never_note} {blockers.explain_not_rewritten(pod, surroundings)}", *_explain_deletion(pod, surroundings)]
         )
     except InvalidRequest as error:
-        # The webhook has validated a running pod at its creation; an annotation may have been changed since.
+        # The webhook validated the running pod at its creation, but annotations may have been changed since then.
         return (
             _explain_placed(subject, pod, node, survey, surroundings)
             if node
@@ -141,7 +141,7 @@ def _explain_not_admitted(pod: Json) -> list[str]:
 
 
 def join_lines(lines: Iterable[str]) -> str:
-    """Join lines, each of which stays one line even if it contains text of other users."""
+    """Join lines. Each stays one line, even if it contains text of other users."""
     return "".join(f"{' '.join(line.splitlines())}\n" for line in lines)
 
 
@@ -212,7 +212,7 @@ def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, s
             description = f"device {quote_unless_name(device.uuid)} of class {class_name}"
             lines.append(f"  container {_container_name(key, name_by_key)}: {description}{state}")
     if pod_assignment.containers:
-        # A pod without cards may still hold devices, which no annotation names.
+        # A pod without cards may still hold devices that no annotation names.
         is_running = (pod.get("status") or {}).get(
             "phase"
         ) == "Running"  # on simulated nodes no device plugin grants anything
@@ -314,7 +314,7 @@ def _terminated_state(status: Json) -> Json:
 
 
 def _is_restarted(pod: Json, status: Json) -> bool:
-    """Whether the kubelet restarts a container that has ended, so that it only seems stopped between two starts."""
+    """Whether the kubelet will restart a container that has ended, so that the container's stop is only temporary."""
     spec, exit_code = pod.get("spec") or {}, _terminated_state(status).get("exitCode")
     if pod["metadata"].get("deletionTimestamp"):
         return False
@@ -369,7 +369,7 @@ def _describe_neighbors(survey: Survey, node: str, share: assignment.CardShare, 
 
 
 def _is_same_card(node: NodeState | None, share: assignment.CardShare, other: assignment.CardShare) -> bool:
-    """Whether two shares are of the same card, whose index may have changed since they were assigned."""
+    """Whether two shares are of the same card. The card's index may have changed since the shares were assigned."""
     position = node.position(share) if node is not None else None
     return card_of(share) == card_of(other) if node is None or position is None else position == node.position(other)
 

@@ -1,8 +1,8 @@
 """The tables and the JSON of `cardwise inspect`, from a ledger, in the layout of `kubectl inspect gpushare`.
 
-The layout is gpushare's (gpushare-device-plugin `cmd/inspect/display.go`), because people and scripts read it. Unlike
-gpushare's, cards of different sizes in one node show their own size, and nodes are sorted by name. Devices that are not
-GPUs have a table of their own, because they have no memory to add up.
+The layout is that of gpushare (gpushare-device-plugin `cmd/inspect/display.go`), because people and scripts know it.
+There are two differences: cards of different sizes in one node show their own size, and nodes are sorted by name.
+Devices that are not GPUs have a table of their own, because they have no memory to add up.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -143,8 +143,8 @@ def as_json(
 ) -> Json:
     """The output as JSON, with all fields.
 
-    unschedulable_reasons: by node, why it takes no new pods.
-    node_name: the name of the one node to print; None for all nodes.
+    unschedulable_reasons: why nodes take no new pods, by node.
+    node_name: the only node to print; None for all nodes.
     """
     return {
         "nodes": [

@@ -29,9 +29,9 @@ _PATTERN_BY_STYLE: Final = {
     "red": r"\bunhealthy\b|\bMPS-\w+|\S+!|not of now: .*$",
 }
 _POLL_SECONDS: Final = (
-    1.0  # a signal just before `select` is called does not interrupt it, so that it is noticed only after this time
+    1.0  # maximum time until a signal is noticed that arrives just before `select`, which it then does not interrupt
 )
-_MAX_KEY_BYTES: Final = 64  # bytes read at once
+_MAX_KEY_BYTES: Final = 64  # maximum number of bytes that are read at once
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def _open_own_terminal() -> int | None:
     try:
         terminal = sys.stdin.fileno()
         return terminal if os.tcgetpgrp(terminal) == os.getpgrp() else None
-    except (AttributeError, ValueError, OSError):  # standard input is closed, or is no file or no terminal
+    except (AttributeError, ValueError, OSError):  # standard input is closed, or is not a file, or not a terminal
         return None
 
 

@@ -20,7 +20,7 @@ _CHART_OPTIONS: Final[Mapping[str, Any]] = {"js": [], "legend_at_bottom": True}
 
 
 def check_pygal() -> None:
-    """Raises InvalidRequest if pygal is not installed."""
+    """Check that pygal is installed. Raises InvalidRequest."""
     _import_pygal()
 
 

@@ -9,7 +9,7 @@ from cardwise.cli import console
 from cardwise.core.values import wording
 from cardwise.kube.survey import Survey
 
-_MAX_LISTED: Final = 3  # objects named in one warning
+_MAX_LISTED: Final = 3  # maximum number of objects named in one warning
 
 
 def print_object(data: dict[str, Any], output: str) -> None:

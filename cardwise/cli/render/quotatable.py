@@ -21,7 +21,7 @@ def table(views: Sequence[EntryView], native: Sequence[NativeQuota], *, wide: bo
         used_of_hard = [f"{used}/{hard.get(field, '-')}" for field, used in quotas.to_fields(view.used).items()]
         on_exceed = "Refuse" if view.quota.refuse else "Wait"
         selection = quotas.title(view.entry)
-        if view.missing_class_reason:  # numbers would suggest that the entry limits something
+        if view.missing_class_reason:  # the entry limits nothing, and numbers would suggest a limit
             selection, used_of_hard = f"{selection}: {view.missing_class_reason}", ["-"] * len(used_of_hard)
         rows.append([view.quota.namespace, view.quota.name, selection, *used_of_hard, on_exceed])
     return tables.stack_tables([rows, *([_holder_rows(views)] if wide else []), _native_rows(native)])

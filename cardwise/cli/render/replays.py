@@ -15,7 +15,7 @@ from cardwise.simulation.summary import ChurnSummary, FillSummary
 from cardwise.simulation.workload import SimulatedWorkload
 
 _FRAGMENTATION_LEVEL: Final = (
-    95  # percent of all pods arrived: here policies differ; at 100 all free memory is fragmented
+    95  # requested cards in percent of all cards: here policies differ; at 100 all free memory is fragmented
 )
 Rows = list[list[str]]
 

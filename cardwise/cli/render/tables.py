@@ -5,7 +5,7 @@ from typing import Final
 
 from cardwise.core.values import wording
 
-_MAX_CELL_BYTES: Final = 512  # bytes of one cell
+_MAX_CELL_BYTES: Final = 512  # maximum length of a cell
 
 
 def align_rows(rows: Sequence[Sequence[str]]) -> str:
@@ -35,7 +35,7 @@ def fit_columns(rows: Sequence[Sequence[str]], columns: int | None, optional_hea
     Each row has a cell below each head.
 
     columns: the width of the terminal; None without a terminal.
-    optional_heads: the heads of the columns that may be left out; the first one goes first.
+    optional_heads: the heads of the columns that may be left out, in the order in which to leave them out.
     """
     for head in optional_heads:
         if columns is None or max(map(len, align_rows(rows).splitlines())) <= columns:

@@ -9,10 +9,10 @@ from cardwise.core.api import mps
 from cardwise.core.values import wording
 
 _BAR_WIDTH = 10  # characters
-_MAX_LISTED = 3  # holders named in one line
+_MAX_LISTED = 3  # maximum number of holders named in one line
 _UNKNOWN = "-"
 _AMOUNT_HEADS = ("USED-MIB", "GRANTED-MIB", "TOTAL-MIB")
-_MAX_NODE_WIDTH = 24  # characters of a node's name on a narrow terminal
+_MAX_NODE_WIDTH = 24  # maximum number of characters of a node's name on a narrow terminal
 _NARROW_HEADS = ("NODE", "GPU", "STATE", "GRANTED/TOTAL", "HOLDERS(USED/GRANTED)")
 _HEADS = ("NODE", "GPU", "MODEL", "GRANTED", "", *_AMOUNT_HEADS, "CORE", "PODS", "STATE", "HOLDERS(USED/GRANTED)")
 

@@ -1,3 +1,5 @@
-"""The hook's files. A package for the type checker and the import contracts only: in a container they lie in a folder
-of PYTHONPATH, see `cardwise.share.installation`.
+"""The hook's files.
+
+They are a package only for the type checker and the import contracts. In a container the files are in a folder of
+PYTHONPATH (`cardwise.share.installation`).
 """

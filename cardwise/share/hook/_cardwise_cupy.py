@@ -1,6 +1,6 @@
-"""CuPy: limits its memory pools, in bytes, by the variable that CuPy reads when it creates one.
+"""CuPy: limits its memory pools, in bytes, by the variable that CuPy reads when it creates a pool.
 
-A program's own set_limit comes later and wins. Python 3.7 and above.
+A program's own call of set_limit comes later and takes precedence. Python 3.7 and above.
 """
 
 import os

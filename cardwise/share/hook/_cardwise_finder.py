@@ -1,8 +1,8 @@
 """Watches imports for the frameworks: a finder at the front of sys.meta_path.
 
-For a watched module it calls the finders behind it and lets `_cardwise_wrapping` wrap the loader that they return; any
-other import costs one dictionary lookup. It removes itself when every watched module has run. Loaded at each start of
-a Python, so this file contains no more than that needs. Python 3.7 and above.
+For a watched module, the finder calls the finders after it, and `_cardwise_wrapping` wraps the loader that they return.
+Any other import costs one dictionary lookup. The finder removes itself when every watched module has run. Each start of
+Python in the container loads this file, so it contains only the code that every start needs. Python 3.7 and above.
 """
 
 import os
@@ -40,7 +40,7 @@ class Finder:
             try:
                 load_hook_file("wrapping").wrap(self, spec.loader, name)
             except Exception as problem:
-                # The loader accepts no attribute, or the share is damaged: this framework gets no limit.
+                # The loader does not accept attributes, or the share is damaged: this framework gets no limit.
                 log(name, repr(problem))
         return spec
 
@@ -54,8 +54,8 @@ class Finder:
 
 
 def load_hook_file(name: str) -> "Any":
-    """Load the file `_cardwise_<name>.py` beside this one, also if the program has changed sys.path."""
-    # The functions of importlib.util, in the module that every interpreter has loaded already.
+    """Load the file `_cardwise_<name>.py` in this file's folder, also if the program has changed sys.path."""
+    # importlib.util has this function too, but every interpreter has loaded this module already.
     from _frozen_importlib import module_from_spec
     from _frozen_importlib_external import spec_from_file_location
 
@@ -69,13 +69,13 @@ def load_hook_file(name: str) -> "Any":
 
 
 def log(subject: str, message: str) -> None:
-    """Prints to stderr if CARDWISE_FRAMEWORKS_VERBOSE is set; otherwise the hook prints nothing."""
+    """Print to stderr if CARDWISE_FRAMEWORKS_VERBOSE is set; otherwise print nothing."""
     if os.environ.get("CARDWISE_FRAMEWORKS_VERBOSE"):
         sys.stderr.write(f"cardwise: {subject}: {message}\n")
 
 
 def start_watching(frameworks: str, file: str) -> None:
-    """Watch for the frameworks of a comma-separated list; for all of them if it is empty."""
+    """Watch for the frameworks of a comma-separated list; for all frameworks if the list is empty."""
     if any(isinstance(finder, Finder) for finder in sys.meta_path):  # a tool may run sitecustomize again
         return
     chosen_frameworks = {part.strip() for part in frameworks.split(",") if part.strip()}

@@ -1,7 +1,7 @@
 """ONNX Runtime: sets gpu_mem_limit for the CUDA provider, unless the session sets it.
 
-It wraps the function that normalizes the names and options of providers, which new sessions and set_providers both
-call. Python 3.7 and above.
+The hook wraps the function that normalizes the names and options of providers: new sessions and set_providers both call
+this function. Python 3.7 and above.
 """
 
 import functools

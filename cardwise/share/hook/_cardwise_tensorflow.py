@@ -1,13 +1,13 @@
 """TensorFlow: sets a memory limit on each GPU just before TensorFlow fixes its devices.
 
 An earlier limit would conflict with the program's own calls: set_memory_growth raises on a GPU that has a logical
-device configuration. A later limit is impossible. At that moment the hook sees the program's own settings:
+device configuration. A later limit is impossible. The hook acts according to the program's own settings at that moment:
 
 - a logical device configuration, or a fraction in a ConfigProto: the hook does nothing;
-- memory growth: it grows as before, up to per_process_gpu_memory_fraction, which goes with growth;
+- memory growth: the hook sets per_process_gpu_memory_fraction, up to which the memory may grow;
 - nothing: each visible GPU gets one logical device with the share as memory_limit.
 
-A session with a ConfigProto of its own gets the fraction in a copy of it. Python 3.7 and above.
+A session with its own ConfigProto gets a copy of this ConfigProto with the fraction. Python 3.7 and above.
 """
 
 import functools
@@ -44,8 +44,8 @@ def _wrap_context(module: "Any", share: "Any") -> None:
 def _keep_growth_error(context_class: "Any") -> None:
     """Make set_memory_growth raise RuntimeError if the program calls it too late.
 
-    TensorFlow's guide teaches to catch this error. Without this function TensorFlow would raise ValueError because of
-    the logical device configuration, which the hook has made and not the program.
+    TensorFlow's guide recommends to catch RuntimeError. Without this function TensorFlow would raise ValueError because
+    of the logical device configuration, which the hook has created and not the program.
     """
     original = context_class.set_memory_growth
 
@@ -69,7 +69,7 @@ def _wrap_sessions(module: "Any", share: "Any") -> None:
     @functools.wraps(original)
     def init(self: "Any", target: "Any" = "", graph: "Any" = None, config: "Any" = None) -> None:
         if config is None:
-            # Then TensorFlow uses the fraction of the context.
+            # Without a fraction in the ConfigProto, TensorFlow uses the fraction of the context.
             _limit_context(module.context, module.context.context(), share)
         else:
             config = _with_fraction(config, share)

@@ -1,7 +1,8 @@
 """PyTorch: sets the memory fraction of its caching allocator when the program itself initialises CUDA.
 
-The call is queued, so that the hook does not initialise CUDA: that would break programs that fork workers afterwards.
-A program's own set_per_process_memory_fraction comes after the queue and wins. Python 3.7 and above.
+The call is queued, so the hook does not initialise CUDA itself, which would break programs that fork workers
+afterwards. A program's own call of set_per_process_memory_fraction comes after the queued call and takes precedence.
+Python 3.7 and above.
 """
 
 import os
@@ -32,7 +33,7 @@ def _limit(cuda: "Any", share: "Any") -> None:
     device = _device_to_limit(cuda.device_count())
     if device is None:
         return
-    # If the kernel enforces the limit, the visible card is the share, and the fraction would apply twice.
+    # If the kernel enforces the limit, the visible card is as large as the share, so a fraction would limit it again.
     if cuda.get_device_properties(device).total_memory <= share.limit_bytes:
         return
     # Setting the fraction makes `device` the current one; `with` restores the previous one.
@@ -45,8 +46,8 @@ def _limit(cuda: "Any", share: "Any") -> None:
 def _device_to_limit(count: int) -> "int | None":
     """Return the index of the card to limit: the only card, or the card that torchrun assigned to this process.
 
-    Other cards are not limited, because a limit needs a CUDA context, which takes some hundred MiB on the card for each
-    process.
+    Other cards are not limited: a limit needs a CUDA context, and each process's context takes some hundred MiB of the
+    card.
     """
     if count == 1:
         return 0

@@ -15,8 +15,9 @@ _MIB = 1024 * 1024
 
 
 class FrameworkShare:
-    """The share that the framework files use: the limit per card in MiB and bytes, the fraction of a card as text and
-    as number, and the log function.
+    """The share, for the hook's files of frameworks.
+
+    It has the limit per card in MiB and bytes, the fraction of a card as text and as number, and the log function.
     """
 
     def __init__(self, limit_mib: int, fraction: str, log: "Any") -> None:
@@ -30,8 +31,8 @@ class FrameworkShare:
 def read_share(file: str, log: "Any") -> "FrameworkShare | None":
     """Read the share from the environment, else from the agent's file. None if no framework needs a limit.
 
-    A whole card needs none, nor does a share that the kernel enforces: there the card that a program sees *is* the
-    share, and the fraction would apply twice.
+    A whole card needs no limit. A share that the kernel enforces needs no limit either: the card that a program sees is
+    as large as the share, so a fraction would limit it again.
     """
     document: Any = {}
     if os.path.exists(file):
@@ -58,8 +59,9 @@ def wrap(finder: "Any", loader: "Any", name: str) -> None:
     original_exec_module = loader.exec_module
 
     def exec_module(module: "Any") -> None:
-        # A zip file has one loader for a whole folder. And `pending` is checked again: a spec may be requested several
-        # times, and another hook that calls all finders makes us wrap a loader twice.
+        # The name is checked because a zip file has the same loader for all modules of a folder. `pending` is checked
+        # again because a spec may be requested several times, and another hook that calls all finders may make this
+        # hook wrap a loader twice.
         framework = finder.pending.get(name) if module.__name__ == name else None
         if framework is None:
             original_exec_module(module)
@@ -84,7 +86,7 @@ def _stop_if_done(finder: "Any") -> None:
 
 
 def _run_step(hook: "Any", framework: str, step: "Any", *arguments: "Any") -> "Any":
-    """Run a step if there is one. The program sees none of its exceptions except KeyboardInterrupt."""
+    """Run a step unless it is None. Except KeyboardInterrupt, the program sees no exception of the step."""
     if step is None:
         return None
     try:

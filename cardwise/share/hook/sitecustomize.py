@@ -1,8 +1,8 @@
-"""Runs at the start of every Python of a container that has the hook mounted and named by PYTHONPATH.
+"""Runs at each start of Python in a container where the hook is mounted and its folder is in PYTHONPATH.
 
-It installs `_cardwise_finder`, which watches for the frameworks, and then runs the image's own sitecustomize, which it
-hides. No error of this file may reach the program, and a start must cost next to nothing: so it imports nothing that
-the interpreter has not imported already, and reads no file if there is no share. Python 3.7 and above.
+Installs `_cardwise_finder`, which watches for the frameworks. Then runs the image's own sitecustomize, which this file
+hides. No error of this file may reach the program, and the file must not delay the start. So it imports only modules
+that the interpreter has imported already, and reads no file if there is no share. Python 3.7 and above.
 """
 
 import os
@@ -26,11 +26,11 @@ def _start_watching() -> None:
 
 
 def _next_sitecustomize() -> "Any":
-    """The spec of the next sitecustomize on sys.path, or None.
+    """The spec of the first sitecustomize after this folder on sys.path, or None.
 
-    Not the first: one before this folder has run already, and has imported this file.
+    A sitecustomize before this folder has run already, and has imported this file.
     """
-    # importlib.machinery, in the module that every interpreter has loaded already.
+    # importlib.machinery has this class too, but every interpreter has loaded this module already.
     from _frozen_importlib_external import PathFinder
 
     if _HERE not in sys.path:
@@ -56,8 +56,8 @@ _spec = _run_silently(_next_sitecustomize)
 if _spec is not None:
     from _frozen_importlib import module_from_spec
 
-    # The program's `import sitecustomize` has to find the image's own. Its exceptions are the image's: they propagate
-    # as they would without this hook.
+    # The program's `import sitecustomize` has to get the image's own module. The exceptions of this module propagate as
+    # they would without the hook.
     _module = module_from_spec(_spec)
     sys.modules["sitecustomize"] = _module
     _spec.loader.exec_module(_module)
