@@ -1,18 +1,19 @@
-"""Hands the ExtendedResources that a watch shows to a handler, limited by node.
+"""Hands the ExtendedResources of a watch to a handler, and limits how many changes it hands over for each node.
 
-A report of a card costs work for each share in it that is new, under the lock that scheduling needs. A node that an
-attacker controls can write hundreds of new shares many times a second. Without a limit the watch falls behind, and the
-extender receives the reports of all nodes late.
+Each new share in a card's report costs work under the lock that scheduling needs. A node that an attacker controls can
+write hundreds of new shares many times a second. Without a limit the watch would fall behind, and the extender would
+receive the reports of all nodes late.
 
 Theory of operation. Each node has credit for `_BURST` shares, and regains `_SHARES_PER_SECOND`. While it has credit,
-its changes are handed over at once, in the reflector's thread. Without credit the newest object of each card waits, and
+its changes are handed over at once, in the reflector's thread. Without credit the newest object of each card waits.
 `hand_over_waiting`, called several times a second, hands over one card of each node in turn as the node regains credit.
-At most one object waits for each card. A cordon does not wait: people write it, and a node cannot repeat it. Other
-changes of such a node may be late, which affects only its own cards, so scheduling goes on.
+At most one object waits for each card. A cordon never waits: only people write cordons, so a node cannot send many.
+Other changes of such a node may be late. This affects only the node's own cards, so scheduling continues.
 
 Example: a node that writes 20 reports of 512 new shares a second (each costs 1,025: 1, and 1 for each share that is new
-or gone) has 4 of them handed over at once, and then one in 5 seconds. The reports of other nodes are not delayed. A
-node without a fault never waits: it has no more than some hundred shares, and few of them change in a second.
+or gone) has 4 of them handed over at once, and then one in 5 seconds. The reports of other nodes are not delayed.
+Reports of a node without a fault never wait: the node has at most some hundred shares, and few of them change in a
+second.
 """
 
 import threading
@@ -28,22 +29,22 @@ from extender.records.objects import CardRecord
 
 _log = structlog.get_logger(__name__)
 
-# All shares of one node may change at once (`inventory.MAX_REPORTED_SHARES`). A share costs about 30 us, so
-# 200 a second are less than a hundredth of a core.
+# Shares. The burst is as large as a node's report may be (`inventory.MAX_REPORTED_SHARES`). A share takes about 30 us,
+# so 200 shares a second take less than a hundredth of a core.
 _BURST: Final = 4096.0
 _SHARES_PER_SECOND: Final = 200.0
 
 
 @dataclass(slots=True)
 class _Credit:
-    """The credit of a node, in shares, at a time. Below 0 while a node pays for a report that cost more than it had."""
+    """The credit of a node, in shares, at time `updated_at`. Below 0 after a report that cost more than the credit."""
 
     shares: float
     updated_at: float
 
 
 class CardReports:
-    """Limits the reports of each node. It is the handler of the reflector of ExtendedResources.
+    """Limits the reports of each node. Itself the handler of the reflector of ExtendedResources.
 
     handler: receives the reports.
     """
@@ -51,19 +52,19 @@ class CardReports:
     def __init__(self, handler: Handler[CardRecord], clock: Clock) -> None:
         self._handler = handler
         self._clock = clock
-        # Held while the handler works: a card's objects are handed over in their order.
+        # Held while the handler works, so that the objects of a card are handed over in their order.
         self._lock = threading.Lock()
         self._synced = False
         self._credits: dict[str, _Credit] = {}  # the credits of nodes without full credit
         self._shares: Counter[str] = Counter()  # the number of shares on all cards of a node, as handed over
-        # By card, the object that was handed over last. The reflector's newest object may still wait.
+        # By card, the object that was handed over last; a newer object may wait.
         self._handed: dict[str, CardRecord] = {}
-        # By card that was never handed over successfully: the object on which the handler failed; it may have handled a
-        # part.
+        # For cards that were never handed over successfully: by card, the object on which the handler failed. The
+        # handler may have processed a part of it.
         self._half_taken: dict[str, CardRecord] = {}
-        # By node and card, the newest object of cards that wait; None if the card was deleted.
+        # By node and card, the newest object that waits; None if the card was deleted.
         self._waiting: dict[str, dict[str, CardRecord | None]] = {}
-        self._node_of: dict[str, str] = {}  # the nodes of the cards that wait
+        self._node_of: dict[str, str] = {}  # by card with a waiting object: its node
 
     def on_change(self, key: str, old: CardRecord | None, new: CardRecord) -> None:  # noqa: ARG002 - see `_handed`
         with self._lock:
@@ -78,8 +79,9 @@ class CardReports:
         self._handler.on_synced()
 
     def hand_over_waiting(self) -> None:
-        """Hand over the waiting objects of nodes that have credit now, one card of each node in turn. Raises what the
-        handler raises.
+        """Hand over the waiting objects of nodes that have credit now, one card of each node in turn.
+
+        Passes on exceptions of the handler.
         """
         has_more = True
         while has_more:
@@ -91,11 +93,12 @@ class CardReports:
                         self._hand_over_next(node)
         with self._lock:
             for node in list(self._credits):
-                self._update_credit(node)  # forgets nodes with full credit
+                self._update_credit(node)  # removes nodes with full credit from the table
 
     def _receive_report(self, key: str, node: str, new: CardRecord | None) -> None:
-        """Hand over the object, or let it wait. `node`: of the newest object, or of the last one if the card
-        was deleted.
+        """Hand over the object, or let it wait if its node has no credit.
+
+        node: the node of the object; if the card was deleted, the node of its last object.
         """
         if key in self._node_of:
             if node == self._node_of[key]:
@@ -112,7 +115,7 @@ class CardReports:
         self._hand_over_cordon(key, new)
 
     def _hand_over_cordon(self, key: str, newest: CardRecord | None) -> None:
-        """Hand over that the card is cordoned now, and nothing else of the waiting object."""
+        """If the waiting object cordons the card, hand over the cordon now, without the object's other changes."""
         handed = self._handed.get(key)
         if handed is None or newest is None or handed.card.cordoned or not newest.card.cordoned:
             return
@@ -124,7 +127,7 @@ class CardReports:
         try:
             self._hand_over(key, newest)
         except Exception:
-            # As the reflector does if a handler fails: the object is tried again, after the node's other cards.
+            # Hand the object over again later, after the node's other cards, as the reflector does after a failure.
             self._queue_report(node, key, newest)
             raise
 
@@ -139,9 +142,9 @@ class CardReports:
             del self._waiting[node]
 
     def _hand_over(self, key: str, new: CardRecord | None) -> None:
-        """Hand over the object, None if the card was deleted.
+        """Hand over the object; None if the card was deleted.
 
-        Raises what the handler raises. The handler then counts as having the object that it had before.
+        Passes on exceptions of the handler. Then the earlier object still counts as the last one that was handed over.
         """
         handed = self._handed.get(key)
         if handed is None and new is None:
@@ -149,7 +152,7 @@ class CardReports:
             if half_taken is not None:
                 self._handler.on_delete(key, half_taken)
                 del self._half_taken[key]
-            return  # else it was created and deleted while it waited
+            return  # the handler knows nothing to delete if the card was created and deleted while its objects waited
         self._charge_node(
             new.node if new is not None else handed.node if handed is not None else "", self._change_cost(handed, new)
         )

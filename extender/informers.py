@@ -1,7 +1,7 @@
-"""The watches: seven reflectors that feed the state and the listers, and report what cannot be read.
+"""The watches: seven reflectors that feed the state and the listers, and log objects that cannot be read.
 
-One watch of a kind feeds both. A status that we have written comes back here: the lister keeps it, and the state does
-not change.
+The watch of a kind feeds both the state and its lister. If an event shows only a status that the extender wrote, the
+lister stores it, and the state does not change.
 """
 
 import math
@@ -31,16 +31,17 @@ _log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
 
-_CHECK_SECONDS = 0.2  # seconds between two checks of whether a list is still wanted
+_CHECK_SECONDS = 0.2  # seconds between two checks of whether the caller of `catch_up` still needs the lists
 
-# Seconds without a watch after which no pod is placed: a cordon, a quota or a class may have changed. A
-# watch that the API server ends is replaced much sooner.
+# Seconds without a watch after which no pod is placed: a cordon, a quota or a class may have changed. After the API
+# server has ended a watch, a new watch begins much sooner.
 OUTDATED_SECONDS = 5.0
 
-# Seconds after which a leader without such a watch releases the Lease. Its longest pause is 5 s (CENTRAL_PACE),
-# so three attempts have failed while other calls succeeded: the API server does not flap, and was not restarted.
+# Seconds without such a watch after which a leader releases the Lease. The longest pause between two attempts is 5 s
+# (CENTRAL_PACE). So at least three attempts have failed while other calls succeeded: this is no short outage or restart
+# of the API server.
 _BLIND_SECONDS = 15.0
-# The same for kinds that placing pods needs, while their list is in progress: that of a large cluster takes a while.
+# The same, while a list that placement needs is in progress: the list of a large cluster takes a while.
 _LISTING_SECONDS = 120.0
 
 
@@ -49,7 +50,8 @@ class Informers:
 
     listed: called after each list of all pods.
 
-    No call is served until all seven lists are complete: before that, a quota might be exceeded that is not known yet.
+    No call is served until all seven lists are complete: before that, a pod could exceed a quota that was not listed
+    yet.
     """
 
     def __init__(
@@ -106,9 +108,9 @@ class Informers:
             **pace,
         )
         self._pods, self._groups = pods, groups
-        # What another extender may have decided: pods, quotas, and how far gangs had come.
+        # The objects that show the decisions of another extender: the progress of gangs, quotas, pods.
         self._decisive: tuple[Reflector[Any], ...] = (groups, quotas, pods)
-        # What an admin changes to forbid what was allowed before: a cordon, a class, a quota.
+        # The objects by which an admin restricts placement: cordons of nodes and cards, classes, quotas.
         self._restricting: tuple[Reflector[Any], ...] = (nodes, classes, cards, quotas)
         self._reflectors: tuple[Reflector[Any], ...] = (nodes, classes, cards, disruption_budgets, *self._decisive)
 
@@ -125,9 +127,10 @@ class Informers:
         self._reports.hand_over_waiting()
 
     def catch_up(self, is_wanted: Callable[[], bool]) -> bool:
-        """List PodGroups, quotas and pods again, while `is_wanted` returns True. Ends the pauses of the other watches.
+        """List PodGroups, quotas and pods again, and end the pauses of the other watches. Gives up when `is_wanted`
+        returns False.
 
-        Returns whether the state has all that was written before the call.
+        Returns whether the state contains all changes of these objects from before the call.
         """
         for reflector in self._reflectors:
             reflector.retry()
@@ -148,7 +151,7 @@ class Informers:
     def outdated_watches(self) -> list[str]:
         """The watches that have been interrupted for longer than `OUTDATED_SECONDS`, one line for each.
 
-        No pod is placed until then: a card that was free when the watch was interrupted may be cordoned now.
+        No pod is placed while there are any: a card that was free when the watch was interrupted may be cordoned now.
         """
         return [
             _interruption_text(reflector)
@@ -157,16 +160,17 @@ class Informers:
         ]
 
     def lease_blockers(self, *, holds: bool, leads: bool) -> list[str]:
-        """Why this process should leave the Lease to others, one line for each reason.
+        """Why this process should leave the Lease to other extenders, one line for each reason.
 
-        holds: this process has the Lease now. It tolerates longer interruptions then, so that a short outage does not
-            end its epoch.
-        leads: its leader epoch has begun. An epoch cannot begin without PodGroups; after that, pods that are in no gang
-            are placed without them.
+        holds: whether this process has the Lease now. If so, longer interruptions are tolerated, so that a short outage
+            does not end its epoch.
+        leads: whether its leader epoch has begun. An epoch cannot begin without the list of PodGroups; after that, pods
+            without a gang are placed even if the watch of PodGroups is interrupted.
 
-        Another extender may see what this one cannot: the cause can be its node, its network or its rights. A process
-        that cannot lead either does not acquire the Lease. So if no process sees the cluster, none leads. That costs
-        nothing (no pod is placed by outdated data), and the Lease does not move to and fro.
+        Another extender may have watches when this one has none, since the cause can be the node, the network or the
+        rights of this process. A process without watches does not acquire the Lease either. So if no process has them,
+        there is no leader. This costs nothing, because no pod is placed by outdated data anyway, and the Lease does not
+        move to and fro.
         """
         if not holds:
             needed = dict.fromkeys((*self._restricting, *self._decisive), OUTDATED_SECONDS)
@@ -183,7 +187,7 @@ class Informers:
         ]
 
     def disconnected_seconds(self) -> dict[str, float]:
-        """The seconds for which changes may have been missed, by kind of object; 0 while its watch is open."""
+        """By kind of object, the seconds without a watch, in which events may be missed; 0 while the watch is open."""
         return {reflector.name: reflector.disconnected_seconds() for reflector in self._reflectors}
 
     def staleness_seconds(self) -> dict[str, float]:
@@ -196,7 +200,7 @@ def _interruption_text(reflector: Reflector[Any]) -> str:
 
 
 def _by_key(key: str, record: object) -> str:
-    """The key of an object that is kept by its name: the name."""
+    """The key of an object whose key is its name."""
     del record
     return key
 
@@ -233,9 +237,10 @@ class _Pods:
 class _Feed(Generic[_T]):
     """Passes each object of one kind to the state, and to its lister.
 
-    set_object: returns what in the object is ignored, and why; None if nothing is.
-    unreadable: the log message for that, logged once.
-    log_fields: the key and values of the object in that log line.
+    set_object: passes the object to the state. Returns the ignored part of the object, with the reason; None if the
+        whole object is used.
+    unreadable: the log message about an ignored part, logged once.
+    log_fields: the fields that name the object in this log line.
     """
 
     def __init__(
@@ -251,7 +256,7 @@ class _Feed(Generic[_T]):
         self._lister = lister
         self._unreadable = unreadable
         self._log_fields = log_fields
-        self._logged: dict[str, str] = {}  # what was logged, by key
+        self._logged: dict[str, str] = {}  # by key of the object, the problem that was logged last
 
     def on_change(self, key: str, old: _T | None, new: _T) -> None:
         del old

@@ -1,4 +1,4 @@
-"""The table of reservations: which pod has which cards of a node, why, and until when. One row for each pod.
+"""The table of reservations: one row for each pod, with its node, its cards, and the phase of its reservation.
 
 The life of a row::
 
@@ -13,24 +13,26 @@ The life of a row::
                                            (none)                            ORPHANED
 
 Not drawn: BINDING returns to WAITING if nothing was posted and the gang's plan still exists; ACCEPTED and UNCONFIRMED
-may end by a read of the pod; ORPHANED ends when the pod is seen again. If the watch shows a bound or deleted pod
-pending again (etcd was restored from a backup), its row is UNCONFIRMED until a read settles it, as after a lost
-response. Until then its cards count, and nothing is posted for it; afterwards the reports of its node count.
+may end by a read of the pod; ORPHANED ends when the watch shows the pod again. If etcd was restored from a backup, the
+watch may show a bound or deleted pod as pending again. Then its row is UNCONFIRMED until a read of the pod, as after a
+lost response. Until then the pod's cards count, and no Binding is posted for the pod; afterwards the reports of its
+node count.
 
-Events of the API server come at any time: a pod that the watch shows bound is BOUND whatever it was before, and the
-order of events does not matter. A posted row (BINDING, UNCONFIRMED, ACCEPTED) ends only by its own thread, by a
-consistent read, or by a watch event, because its Binding may still bind the pod (rule 1 of docs/architecture.md). A row
-in TERMINATING ends when its node, which had reported the share, reports it no more.
+Watch events come at any time: if the watch shows a pod as bound, its row becomes BOUND from any phase, and the order of
+events does not matter. A posted row (BINDING, UNCONFIRMED, ACCEPTED) is ended only by its own thread, by a consistent
+read, or by a watch event, because its Binding may still bind the pod (rule 1 of docs/architecture.md). A row in
+TERMINATING ends when its node, which had reported the share, no longer reports it.
 
-A node's report is accepted for pods that were bound to that node. Shares of other pods in a node's report count on
-that node's cards and in no quota (`unknown_holding`): the report may be right, since pods that were deleted while no
-extender ran are unknown. A report says nothing about shares on other nodes. It adds to a card only the amount beyond
-the pod's known share of the card, there or under the node's former name (docs/design/0031).
+A node's report is accepted for pods that were bound to that node. Shares of other pods in the report count on the
+node's cards, but in no quota (`unknown_holding`): the report may be right, since the extender does not know pods that
+were deleted while no extender ran. A report never changes shares on other nodes. If the pod has a known share of a
+card, on this node or under the node's former name, a report adds only the amount beyond that share
+(docs/design/0031).
 
-Beside its row a pod may have a nomination: cards that become free because other pods are evicted (`nominations`). It
-ends with the pod, too.
+In addition to its row a pod may have a nomination: cards that become free because other pods are evicted
+(`nominations`). The nomination ends with the pod, too.
 
-The ledger and the nodes' totals follow each change of a row: `capacity`. Not thread-safe: the state locks.
+Each change of a row also updates the ledger and the nodes' totals (`capacity`). Not thread-safe: the state locks.
 """
 
 import math
@@ -58,7 +60,7 @@ from extender.records.podref import PodRef
 _MAX_ORPHANED: Final = 4096
 _AGENT_PACE: Final = WatchPace()  # the pace of the device plugins' watches
 NO_EPOCH: Final = -1  # no leader epoch: such a row is never posted
-_MAX_DOUBLINGS: Final = 6  # doublings of a second between two look-ups of one pod
+_MAX_DOUBLINGS: Final = 6  # the pause of 1 s between two look-ups of a pod doubles at most this many times
 
 
 class Phase(StrEnum):
@@ -66,16 +68,16 @@ class Phase(StrEnum):
 
     NOMINATED = "nominated"  # the pod's status will name the node; filter was not called yet
     RESERVED = "reserved"  # filter has returned the node
-    WAITING = "waiting"  # planned with the others of its gang: it ends with the gang's plan, not by itself
-    BINDING = "binding"  # a thread is posting it
-    UNCONFIRMED = "unconfirmed"  # posted, and the response was lost
-    ACCEPTED = "accepted"  # posted and accepted
-    BOUND = "bound"  # the API server shows it
+    WAITING = "waiting"  # planned with the other members of its gang: ends with the gang's plan, not alone
+    BINDING = "binding"  # a thread is posting the Binding
+    UNCONFIRMED = "unconfirmed"  # the Binding was posted, and the response was lost
+    ACCEPTED = "accepted"  # the API server has accepted the Binding
+    BOUND = "bound"  # the watch shows the pod bound
     TERMINATING = "terminating"  # the pod object is gone; its containers may still run
     ORPHANED = "orphaned"  # terminating for longer than `Timeouts.terminating`: counts only while its node reports it
 
 
-PLANS: Final = frozenset({Phase.NOMINATED, Phase.RESERVED, Phase.WAITING})  # not posted
+PLANS: Final = frozenset({Phase.NOMINATED, Phase.RESERVED, Phase.WAITING})  # no Binding was posted yet
 POSTED: Final = frozenset({Phase.BINDING, Phase.UNCONFIRMED, Phase.ACCEPTED})
 
 # The phases that may follow each phase; None: no reservation. A watch event may show a pod bound or deleted at any
@@ -115,15 +117,15 @@ class IllegalTransition(AssertionError):
 class Reservation:
     """A row of the table: the cards of one pod.
 
-    since: when it entered its phase.
-    holding: cards and devices, None for a pod that requests none.
-    load: the pod's cpu and memory, if this row has to count them until the watch shows the pod bound.
-    epoch: the leader epoch in which it was first posted.
-    gang: "namespace/name" of the gang in whose plan it is, before and after it is posted; "" for none.
-    deleted: the pod vanished while a thread was posting.
-    failed_lookups: failed look-ups so far.
+    since: when the row entered its phase.
+    holding: the cards and devices; None for a pod that requests no cards or devices.
+    load: the pod's cpu and memory, if this row counts them until the watch shows the pod bound.
+    epoch: the leader epoch in which the Binding was first posted.
+    gang: "namespace/name" of the gang whose plan has the row, also after the Binding is posted; "" for no gang.
+    deleted: whether the pod was deleted while a thread was posting.
+    failed_lookups: the number of failed look-ups so far.
     next_lookup: the earliest time of the next look-up.
-    nominee: the pod, if it was nominated ahead.
+    nominee: the pod, if it was nominated before kube-scheduler called filter.
     """
 
     pod: PodRef
@@ -141,7 +143,7 @@ class Reservation:
 
     @property
     def assignment(self) -> Assignment | None:
-        """The cards and devices by container; None for a pod that requests none."""
+        """The cards and devices by container; None for a pod that requests no cards or devices."""
         return self.holding.assignment if self.holding is not None else None
 
 
@@ -149,7 +151,7 @@ class Reservation:
 class Assumed:
     """The Binding to post.
 
-    unconfirmed: an earlier call may have posted it already, and its Binding may still bind the pod.
+    unconfirmed: an earlier call may have posted the Binding already, and that Binding may still bind the pod.
     env_access: the node gives cards by environment variables only, without CDI.
     """
 
@@ -160,7 +162,7 @@ class Assumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownBinding:
-    """The pod is bound, or may be bound: no other node and no other cards may be chosen."""
+    """The node and cards to which the pod is or may be bound: no other node or cards may be chosen for the pod."""
 
     node: str
     assignment: Assignment | None
@@ -171,12 +173,13 @@ class KnownBinding:
 class Timeouts:
     """Timeouts in seconds.
 
-    reservation: how long a plan waits for its bind.
-    terminating: how long the share of a vanished pod counts without a report of its node.
-    confirmation: a posted Binding that no event has confirmed for so long is looked up. Longer than the API server may
-        work on one request.
-    restored: how long the cards of a pod count that is pending again because etcd was restored. Longer than its node
-        may take to see that and to report its containers: the longest pause of a watch, its silence, and a pass.
+    reservation: how long a plan may wait for its bind call.
+    terminating: how long the share of a deleted pod counts without a report of its node.
+    confirmation: how long after a post the watch must show the pod bound; then the pod is looked up. Longer than the
+        API server may work on one request.
+    restored: how long the cards of a pod still count after etcd was restored and the pod is pending again. Longer than
+        the pod's node may need to notice this and to report the pod's containers: the longest pause of a watch, its
+        silence, and one pass.
     """
 
     reservation: float = 30.0
@@ -186,7 +189,7 @@ class Timeouts:
 
 
 class Expired(NamedTuple):
-    """The rows that `expire` has ended, as they were, and whether a nomination ended too."""
+    """The rows that `expire` has ended, with their former phases, and whether it has ended a nomination."""
 
     rows: list[Reservation]
     nomination_ended: bool
@@ -227,7 +230,7 @@ class Reservations:
         return self._by_gang.get(gang, {})
 
     def holding(self, uid: str) -> Holding | None:
-        """The cards and devices that count for the pod, also after it was deleted."""
+        """The cards and devices that count for the pod, also after the pod was deleted."""
         row = self._rows.get(uid)
         if row is None or row.holding is None:
             return None
@@ -238,14 +241,14 @@ class Reservations:
         return row.holding
 
     def unknown_holding(self, report: Report) -> Holding | None:
-        """The holding that a node's report adds to its cards; None if it adds none.
+        """The holding that a node's report adds to the node's cards; None if the report adds nothing.
 
-        Leaves out what the pod is known to hold on these cards, under this or another name of the node. The rest
-        belongs to a former binding, whose containers still run (etcd was restored from a backup).
+        Leaves out the pod's known shares of these cards, under this or another name of the node. The rest belongs to a
+        former binding of the pod, whose containers still run (etcd was restored from a backup).
         """
         known_holding = self.holding(report.uid)
         if known_holding is not None and known_holding.node == report.node and known_holding.assignment.is_legacy:
-            return None  # its cards have no UUIDs
+            return None  # the known assignment has no UUIDs to compare with
         reported = self._reports.reported_holding(*report)
         if reported is None:
             return None
@@ -277,7 +280,7 @@ class Reservations:
         return {*self._by_phase[Phase.BINDING], *self._by_phase[Phase.UNCONFIRMED]}
 
     def reservation_counts(self) -> dict[str, int]:
-        """The number of shares in the ledger by phase name. Shares of bound pods have the name of ACCEPTED here."""
+        """The number of shares in the ledger by phase name. Shares of BOUND pods are counted as ACCEPTED."""
         counts = Counter(
             {
                 PHASE_NAMES[Phase.ACCEPTED]: len(self._by_phase[Phase.BOUND]),
@@ -290,7 +293,7 @@ class Reservations:
                 counts.setdefault(PHASE_NAMES[phase], 0)
             if phase is not Phase.BOUND:
                 counts.update(holding.phase_name for uid in rows if (holding := self.holding(uid)) is not None)
-        unknown_holders = 0  # the same as `unknown_holding`, inline: there are tens of thousands of pods
+        unknown_holders = 0  # counted without `unknown_holding`, which would be slow for tens of thousands of pods
         for uid, nodes in self._reports.reported_nodes().items():
             row = self._rows.get(uid)
             if row is None or row.holding is None:
@@ -315,7 +318,7 @@ class Reservations:
         nominee: WaitingPod | None = None,
         gang: str = "",
     ) -> None:
-        """Set the pod's plan, in place of an earlier one. On the same node the earlier `load` continues to count."""
+        """Set the pod's plan, in place of an earlier plan. If the node is the same, the earlier `load` still counts."""
         row_before = self._rows.get(pod.uid)
         if load is None and row_before is not None and row_before.node == node:
             load = row_before.load
@@ -323,15 +326,13 @@ class Reservations:
         self._set_row(Reservation(pod, node, phase, self._clock.now(), holding, load, nominee=nominee, gang=gang))
 
     def promote_nomination(self, uid: str) -> None:
-        """Make the reservation of a pod that was nominated ahead a plan of filter: kube-scheduler asks for
-        the pod now.
-        """
+        """Change the pod's row from NOMINATED to RESERVED: kube-scheduler has called filter for the pod."""
         self._set_phase(self._rows[uid], Phase.RESERVED)
 
     def assume(
         self, pod: PodRef, node: str, assignment: Assignment | None, *, mps_client: MpsClient, epoch: int
     ) -> None:
-        """Reserve the cards for a Binding that a thread posts now, in this leader epoch."""
+        """Reserve the cards for a Binding that a thread will post now. `epoch`: the current leader epoch."""
         row_before = self._rows.get(pod.uid)
         load, gang = (
             (row_before.load, row_before.gang) if row_before is not None and row_before.node == node else (None, "")
@@ -340,7 +341,7 @@ class Reservations:
         self._set_row(Reservation(pod, node, Phase.BINDING, self._clock.now(), holding, load, epoch=epoch, gang=gang))
 
     def release_plan(self, uid: str) -> None:
-        """End the plan of the pod. A row that is posted stays, and is no longer part of its gang's plan."""
+        """End the plan of the pod. A posted row stays, but no longer belongs to its gang's plan."""
         row = self._rows.get(uid)
         if row is None:
             return
@@ -349,14 +350,13 @@ class Reservations:
             self._drop_row(row)
 
     def confirm(self, uid: str, phase: Phase | None) -> None:
-        """Record how the posting ended: ACCEPTED, UNCONFIRMED, or None if the pod is surely not bound by this or an
-        earlier call.
+        """Record how the posting ended: ACCEPTED, UNCONFIRMED, or None if certainly no call has bound the pod.
 
         After None a pod in the plan of its gang is WAITING again.
         """
         row = self._rows.get(uid)
         if row is None or row.phase is not Phase.BINDING:
-            return  # the watch has shown it bound since, here or elsewhere
+            return  # the watch has shown the pod bound since, to this node or another one
         if phase is None and row.gang and not row.deleted:
             self._set_phase(row, Phase.WAITING)
         elif phase is None:
@@ -371,8 +371,8 @@ class Reservations:
     def mark_bound(self, pod: PodRecord) -> None:
         """Record that the watch shows the pod on its node. No further Binding of ours can bind it.
 
-        A pod without an assignment requests no card, or another program has bound it. If it is on the node that we had
-        chosen, it may be our Binding with annotations that cannot be read: then the known cards continue to count.
+        A pod without an assignment requests no card, or another program has bound it. If the pod is on the node that
+        this extender had chosen, its annotations may be unreadable: then the known cards continue to count.
         """
         self._drop_nomination(pod.uid, pod.node, pod.assignment)
         row_before = self._rows.get(pod.uid)
@@ -386,11 +386,11 @@ class Reservations:
             self._set_row(Reservation(pod.ref, pod.node, Phase.BOUND, self._clock.now(), holding))
 
     def mark_unbound(self, uid: str) -> None:
-        """Record that the watch shows the pod without a node. If it was bound or gone before, etcd was restored from a
-        backup.
+        """Record that the watch shows the pod without a node. If the pod was bound or deleted before, etcd was restored
+        from a backup.
 
-        Its row ends by a look-up, after `Timeouts.restored`: by then no Binding is in progress, and the node has
-        reported what the pod's containers still use. Until then no leader epoch posts it.
+        Then the pod's row ends by a look-up, after `Timeouts.restored`. By that time no Binding is in progress any
+        more, and the node has reported the cards that the pod's containers still use. Until then no Binding is posted.
         """
         row = self._rows.get(uid)
         if row is not None and row.phase in (Phase.BOUND, Phase.TERMINATING):
@@ -398,9 +398,9 @@ class Reservations:
             self._set_phase(row, Phase.UNCONFIRMED)
 
     def mark_deleted(self, uid: str, *, ended: bool) -> None:
-        """Record that the pod object was deleted. Its cards become free when its containers end, not with the object.
+        """Record that the pod object was deleted. Its cards become free only when its containers have ended.
 
-        ended: the containers have ended.
+        ended: whether the containers have ended already.
         """
         self._drop_nomination(uid)
         row = self._rows.get(uid)
@@ -414,8 +414,8 @@ class Reservations:
             self._mark_terminating(row)
 
     def mark_unreported(self, report: Report) -> None:
-        """Record that a card no longer reports the pod. If no card of the node reports it, the pod's containers are
-        gone.
+        """Record that a card no longer reports the pod. Once no card of the node reports the pod, its containers are
+        gone, and its row ends.
         """
         row = self._rows.get(report.uid)
         if row is None or row.phase not in (Phase.TERMINATING, Phase.ORPHANED):
@@ -424,9 +424,7 @@ class Reservations:
             self._drop_row(row)
 
     def restore_terminating(self, report: Report) -> None:
-        """Restore what a former leader has recorded: the pod vanished from the node. This extender has never
-        seen the pod.
-        """
+        """Restore the shares of a deleted pod, which a former leader has recorded. This extender never saw the pod."""
         row = self._rows.get(report.uid)
         recorded = self._reports.recorded_holding(*report)
         if recorded is not None and (row is None or row.phase in (Phase.TERMINATING, Phase.ORPHANED)):
@@ -434,11 +432,11 @@ class Reservations:
             self._mark_terminating(Reservation(ref, recorded.node, Phase.TERMINATING, self._clock.now(), recorded))
 
     def sync_reports(self, reports: Collection[Report]) -> None:
-        """Update the ledger for these pods after node reports. A UID that only a node reports never counts as a pod."""
+        """Update the ledger for the pods of these reports. A UID that only a node reports never counts as a pod."""
         for report in reports:
             is_known = report.uid in self._rows
             if is_known:
-                self._sync_capacity(report.uid)  # with the reports of nodes
+                self._sync_capacity(report.uid)  # an orphaned pod counts only while its node reports it
             if not is_known or not self._reports.is_reported(*report):
                 self._capacity.set_holding(
                     unknown_holder_key(report), self.unknown_holding(report), seen_by_scheduler=False
@@ -447,7 +445,9 @@ class Reservations:
     # Look-ups.
 
     def overdue_pods(self) -> list[PodRef]:
-        """The pods whose Bindings are overdue for confirmation, to be looked up; the most recently tried come last."""
+        """The pods to look up, because no event has confirmed their Bindings in time. Pods whose look-up failed most
+        recently come last.
+        """
         now = self._clock.now()
         due_pods = [
             row
@@ -463,20 +463,18 @@ class Reservations:
         """
         row = self._rows.get(uid)
         if row is None or not self._is_overdue(row):
-            return False  # settled, or posted again since
+            return False  # a watch event has settled the row, or the pod was posted again
         if bound:
-            row.since = self._clock.now()  # the watch is late; look it up again later
+            row.since = self._clock.now()  # the watch is late: look the pod up again later
             return False
         if exists:
             self._drop_row(row)
         else:
-            self._mark_terminating(row)  # it may have been bound and deleted between two reads
+            self._mark_terminating(row)  # the pod may have been bound and then deleted between two reads
         return True
 
     def on_lookup_failed(self, uid: str) -> None:
-        """Record that the look-up of a pod from `overdue_pods` failed: it is looked up again later, after the
-        others.
-        """
+        """Record that the look-up of a pod from `overdue_pods` failed: it is repeated later, after the other pods."""
         row = self._rows.get(uid)
         if row is not None and row.phase in (Phase.UNCONFIRMED, Phase.ACCEPTED):
             row.next_lookup = self._clock.now() + 2.0 ** min(row.failed_lookups, _MAX_DOUBLINGS)
@@ -485,7 +483,7 @@ class Reservations:
     # Timeouts, and changes of the leader.
 
     def drop_plans(self) -> None:
-        """End all plans, and all nominations that do not follow from the status of a pod."""
+        """End all plans, and all nominations whose node is not in the pod's status."""
         self.nominations.reset_to_statuses()
         for row in list(self.rows_in_phases(*PLANS)):
             self._drop_row(row)
@@ -514,7 +512,7 @@ class Reservations:
                 self._set_phase(row, Phase.ORPHANED)
         too_many = len(self._by_phase[Phase.ORPHANED]) - _MAX_ORPHANED
         if too_many > 0:
-            # Reported pods continue to count: their number is limited by the pods that ran on the nodes.
+            # Shares that a node reports continue to count. There are no more of them than pods that ran on the nodes.
             unreported = (
                 row
                 for row in self._by_phase[Phase.ORPHANED].values()
@@ -531,13 +529,13 @@ class Reservations:
         return row.phase in (Phase.UNCONFIRMED, Phase.ACCEPTED) and self._clock.now() - row.since > seconds
 
     def _is_reported(self, holding: Holding) -> bool:
-        """Whether the node where the pod was reports it."""
+        """Whether the node of the holding still reports the pod."""
         return self._reports.is_reported(holding.uid, holding.node)
 
     def _mark_terminating(self, row: Reservation) -> None:
-        """Set the row to TERMINATING, which frees no card: the pod's holding continues to count."""
+        """Set the row to TERMINATING. This frees no card: the pod's holding continues to count."""
         if row.holding is None:
-            self._drop_row(row)  # it held no card that its containers could still use
+            self._drop_row(row)  # the pod held no card that its containers could still use
         else:
             self._set_row(Reservation(row.pod, row.node, Phase.TERMINATING, self._clock.now(), row.holding))
 
@@ -589,10 +587,10 @@ class Reservations:
     def _drop_nomination(self, uid: str, node: str = "", assignment: Assignment | None = None) -> None:
         """End the pod's nomination.
 
-        node, assignment: the pod's binding. If it equals the reservation for the pod, no capacity is freed.
+        node, assignment: the pod's binding. If the pod got the nominated cards, no capacity is freed.
 
-        kube-scheduler sees why a nomination ends, and may have tried pods again before us; but it knows neither cards
-        nor our own nominations.
+        kube-scheduler sees why a nomination ends on another node, but may have tried pods again before the nomination
+        ended here. It sees neither that other cards of a node become free nor that a nomination by the extender ends.
         """
         nomination = self.nominations.remove(uid)
         if nomination is None:
@@ -611,9 +609,10 @@ class Reservations:
 
 
 def unknown_holder_key(report: Report) -> str:
-    """The key in the ledger for a share that a node reports of an unknown pod.
+    """The key in the ledger for a share that a node reports for an unknown pod.
 
-    No pod has this UID, and no report can name it: UIDs with a "/" are not read (`survey.is_uid`).
+    The key equals no UID of a pod or of a report, because it has a "/": reports with such UIDs are ignored
+    (`survey.is_uid`).
     """
     return f"{report.node}/{report.uid}"
 

@@ -1,7 +1,6 @@
-"""The engine of the scored policies: created when the setting or the first pod requests such a policy, and then
-updated.
+"""The engine of the scored policies: created when the setting or a pod first requests such a policy, and then updated.
 
-It is a module of its own, so that a cluster that only uses `binpack` never imports numpy.
+This module imports the engine only when it is needed, so that a cluster that only uses `binpack` never imports numpy.
 """
 
 from collections import OrderedDict
@@ -20,16 +19,16 @@ if TYPE_CHECKING:
     from cardwise.core.placement.scored.shapes import RequestSize
     from cardwise.core.placement.scored.workload import LearnedWorkload, LearningInput
 
-AT_ONCE = 256  # nodes that a decision scores: below 1 ms
-_KNOWN = 65_536  # the latest pods: a pod that is tried again is not counted again
+AT_ONCE = 256  # the most nodes that a decision scores: takes less than 1 ms
+_KNOWN = 65_536  # pods that are remembered as counted, so that a pod that is tried again is not counted again
 
 
 class ScoredPolicies:
-    """Chooses nodes and cards by a scored policy. `place` and `score_nodes` are for the state, under its lock; the
-    other methods are for `WorkloadController`, and take the lock.
+    """Chooses nodes and cards by a scored policy. The caller of `place` and `score_nodes` holds the state's lock; the
+    other methods, for `WorkloadController`, take it themselves.
 
-    `binpack` decides until `WorkloadController` has made the engine (which loads numpy), and while the engine knows too
-    little of the nodes.
+    `binpack` decides until `WorkloadController` has created the engine, and while the engine has too little data about
+    the nodes.
     """
 
     def __init__(self, lock: StateLock, cache: Cache) -> None:
@@ -64,7 +63,7 @@ class ScoredPolicies:
         *,
         headroom: Sequence[Headroom],
     ) -> dict[str, int] | None:
-        """The nodes that take the pod with their scores, the best with the highest; None as for `place`."""
+        """The score of each node that fits the pod, the highest for the best node; None if `binpack` has to decide."""
         engine = self._engine_for(uid, request, load, policy)
         return (engine.scores(request, load, policy, nodes, headroom) or None) if engine is not None else None
 
@@ -74,7 +73,7 @@ class ScoredPolicies:
         return self._engine is not None
 
     def start_engine(self, make: "Callable[..., Engine]", policy: str = policies.DEFAULT) -> None:
-        """Make the engine: from now on scored policies decide.
+        """Create the engine, which from now on decides for pods with scored policies.
 
         make: the engine's class.
         policy: the policy that most pods use.
@@ -92,7 +91,7 @@ class ScoredPolicies:
             return engine.learning_input_if_due() if engine is not None else None
 
     def adopt_model(self, learned_workload: "LearnedWorkload") -> None:
-        """Use what was learned from now on."""
+        """Use the learned model of the workload from now on."""
         with self._lock:
             if self._engine is not None:
                 self._engine.adopt(learned_workload)
@@ -104,7 +103,7 @@ class ScoredPolicies:
             return engine.warm(max_nodes) if engine is not None else False
 
     def request_rates(self) -> "dict[RequestSize, float]":
-        """The requests of the pods that arrived, and how often each arrived; empty if no engine counts them."""
+        """How often each request size arrived; empty if there is no engine to count arriving pods."""
         with self._lock:
             return dict(self._engine.workload.counts) if self._engine is not None else {}
 
@@ -120,7 +119,7 @@ class ScoredPolicies:
                 self._engine.workload.load(text)
 
     def _engine_for(self, uid: str, request: PodRequest, load: Load, policy: str) -> "Engine | None":
-        """The engine if it decides by this policy, else None. Counts the pod as part of the workload."""
+        """The engine if it can decide by this policy now, else None. Counts the pod as part of the workload."""
         self.is_requested = self.is_requested or policy in policies.SCORED
         engine = self._updated_engine()
         if engine is None:

@@ -1,7 +1,7 @@
-"""The state's lock. It measures how long it has been held, so that a critical section that never ends is detected.
+"""The state's lock. It measures how long a thread has held it, so that a critical section that never ends is detected.
 
-A thread that hangs while it has the lock stops all work of a process that otherwise looks alive: calls of
-kube-scheduler would wait a second each, and the Lease would be renewed for ever.
+Without this check, a thread that hangs in a critical section would stop all work of a process that looks alive: each
+call of kube-scheduler would wait a second, and the process would renew the Lease for ever.
 """
 
 import math
@@ -10,9 +10,9 @@ from typing import Final
 
 from cardwise.clock import Clock
 
-# Seconds in one critical section after which:
+# Seconds of one critical section after which the named reaction begins.
 REFUSE_SECONDS: Final = (
-    0.5  # calls on the threads of filter are refused at once; kube-scheduler would wait a second for each
+    0.5  # calls on filter's threads are refused at once: otherwise kube-scheduler would wait a second for each call
 )
 YIELD_SECONDS: Final = 3.0  # the Lease is not renewed, so that another extender may take over
 STUCK_SECONDS: Final = 10.0  # the process counts as hung, and is replaced
@@ -23,7 +23,7 @@ PAUSED_SECONDS: Final = 2.0
 
 
 class StateLock:
-    """Used as a `threading.Lock` in a `with`."""
+    """A lock for use in a `with` statement, as `threading.Lock`."""
 
     def __init__(self, clock: Clock) -> None:
         self._lock = threading.Lock()

@@ -1,12 +1,12 @@
 """Deletes pods that request GPUs and were bound without the extender.
 
-The webhook refuses such a Binding, but the API server does not wait long for the webhook, so that other schedulers are
-not blocked. A pod that was bound nevertheless has no cards, and its containers never start. Still the kubelet and
-kube-scheduler count what it requests, outside of every quota, and refuse other pods. The pod is deleted and not
+The webhook refuses such Bindings. But the API server accepts a Binding if the webhook does not respond in time, so that
+other schedulers are not blocked. A pod that was bound like this has no cards, and its containers never start. Still the
+kubelet and kube-scheduler count its requests, outside of every quota, and refuse other pods. The pod is deleted and not
 evicted, since a PodDisruptionBudget of its owner could forbid the eviction.
 
-Excluded are pods that a gpushare scheduler has bound (they have gpushare's annotations, an assignment), pods that the
-webhook leaves alone (they have no slot), and static pods.
+Excluded are pods that a gpushare scheduler has bound (gpushare's annotations contain an assignment), pods that the
+webhook does not change (they have no slot), and static pods.
 """
 
 from collections.abc import Callable
@@ -28,10 +28,10 @@ from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
-_SETTLE_SECONDS = 2.0  # seconds from a suspicion to the check
-_ROUND_SECONDS = 2.0  # seconds of work in a round: other steps run in this thread too
+_SETTLE_SECONDS = 2.0  # seconds from the first sight of such a pod to the check
+_ROUND_SECONDS = 2.0  # seconds after which a step checks no further pod: other steps run in this thread, too
 _TIMEOUT = 5.0
-_GRACE_SECONDS = 1  # seconds of grace: containers that do run must not keep the pod there for long
+_GRACE_SECONDS = 1  # grace period of the deletion, in seconds: running containers must not delay its end for long
 
 
 class DirectBindController:
@@ -54,7 +54,7 @@ class DirectBindController:
         self._events = events
         self._active = active
         self._clock = clock
-        self._due_by_uid: dict[str, float] = {}  # by UID, when a pod is checked
+        self._due_by_uid: dict[str, float] = {}  # by UID, when the pod is checked next
         self._backoffs: dict[str, Backoff] = {}
         self._reported: set[str] = set()
 
@@ -68,7 +68,7 @@ class DirectBindController:
         self._backoffs = {uid: backoff for uid, backoff in self._backoffs.items() if uid in direct_binds}
         self._reported &= direct_binds.keys()
         due_uids = sorted((uid for uid, at in self._due_by_uid.items() if at <= now), key=self._due_by_uid.__getitem__)
-        # A tenant can make each call about its pods take seconds: namespaces take turns.
+        # Namespaces take turns, since a tenant can make each call about their pods take seconds.
         for uid in round_robin(due_uids, lambda uid: direct_binds[uid][0].namespace):
             if self._clock.now() - now > _ROUND_SECONDS:
                 break
@@ -84,11 +84,11 @@ class DirectBindController:
                     uid=uid,
                     error=str(error),
                 )
-            except Exception:  # noqa: BLE001 - one odd pod must not keep others there
+            except Exception:  # noqa: BLE001 - an unexpected pod must not stop the checks of other pods
                 _log.exception(
                     "failed to delete a pod that was bound without the extender", pod=direct_binds[uid][0].pod, uid=uid
                 )
-            # Until the watch shows that it is gone.
+            # Try again until the watch shows that the pod is gone.
             self._due_by_uid[uid] = self._clock.now() + self._backoffs.setdefault(uid, Backoff(initial=1.0)).next_delay(
                 at_least
             )
@@ -123,7 +123,7 @@ def _is_bound_directly(pod: dict[str, Any], node: str) -> bool:
         if assignment.decode(annotations_of(pod)) is not None:
             return False
     except assignment.InvalidAssignment:
-        return False  # it was placed, and its assignment cannot be read
+        return False  # the pod has an assignment, which cannot be read
     slots = Pod(pod).slots
     started = {
         status_entry["name"]

@@ -1,8 +1,8 @@
-"""Evicts victims for pods that lack only cards: kube-scheduler compares node totals, so it finds no victims for them
-(`preemption.preemption`).
+"""Evicts victims for pods that lack only cards. For such pods kube-scheduler finds no victims, because it compares node
+totals (`preemption.preemption`).
 
-The Eviction API is used, so that PodDisruptionBudgets hold: a dry run tries all victims first, and if one of them may
-not be evicted, none is. Only the leader evicts, for one pod at a time and not too often.
+The Eviction API is used, so that PodDisruptionBudgets hold. A dry run tries all victims first; if the eviction of one
+victim is not allowed, no victim is evicted. Only the leader evicts, for one pod at a time and not too often.
 """
 
 from collections.abc import Callable
@@ -21,10 +21,10 @@ from extender.records.podref import PodRef
 _log = structlog.get_logger(__name__)
 
 _EVERY = 1.0  # seconds between two pods for which victims are evicted
-_RETRY_SECONDS = 2.0  # seconds between two tries for the same victim
+_RETRY_SECONDS = 2.0  # seconds between two attempts to evict the same victim
 _TRIES = 20
-# Seconds for which a victim is not chosen again: after a failed dry run, and after failed evictions, when other victims
-# may have been evicted.
+# Seconds for which a victim is not chosen again: after a failed dry run; and after failed evictions, which is longer,
+# since other victims may have been evicted in vain.
 _REFUSED_SECONDS, _STUCK_SECONDS = 60.0, 600.0
 
 
@@ -49,12 +49,12 @@ class Evictions:
         self._active = active
         self._clock = clock
         self._next = float("-inf")
-        self._deferred: list[tuple[Eviction, PodRef, float, int]] = []  # victims to try again: when, and how many times
+        self._deferred: list[tuple[Eviction, PodRef, float, int]] = []  # victims to try again: from when, and how often
 
     def step(self) -> None:
         """Retry deferred victims, then evict the victims for the next pod that is due."""
         if not self._active():
-            self._deferred.clear()  # the leader searches itself
+            self._deferred.clear()  # the leader does its own searches
             return
         now = self._clock.now()
         self._retry_deferred(now)
@@ -62,8 +62,8 @@ class Evictions:
             return
         began = self._clock.cpu()
         evictions = self._preemption.next_evictions()
-        # Thousands of pods may wait that never get a card. This pause is short, since all namespaces wait for it: after
-        # a long search its namespace pauses (`SchedulingQueue.on_searched`).
+        # Thousands of pods may wait in vain, so this thread pauses. The pause is short, since it delays all namespaces;
+        # after a long search only the pod's namespace pauses longer (`SchedulingQueue.on_searched`).
         self._next = now + max(_EVERY if evictions else 0.0, pause_seconds(self._clock.cpu() - began))
         victims = [victim for eviction in evictions for victim in eviction.victims]
         refused_uids = [victim.uid for victim in victims if not self._can_evict(victim)]
@@ -75,7 +75,7 @@ class Evictions:
         self._retry_deferred(now)
 
     def _retry_deferred(self, now: float) -> None:
-        """Retry the victims that could not be evicted yet: the other evictions only help together with these."""
+        """Retry the victims that could not be evicted yet: without their eviction the others would be in vain."""
         deferred, self._deferred = self._deferred, []
         for eviction, victim, at, tries in deferred:
             if at > now:
@@ -84,7 +84,8 @@ class Evictions:
             if not self._active() or not self._preemption.is_eviction_needed(eviction, victim.uid):
                 continue
             if not tries:
-                # While its cards are reserved, no other victims are searched. Its other victims have failed as often.
+                # Release the cards, so that other victims are searched for the pod. Its other victims on the node have
+                # failed as often.
                 refused_uids = [
                     pod.uid for pod in eviction.victims if self._preemption.is_eviction_needed(eviction, pod.uid)
                 ]
@@ -113,11 +114,11 @@ class Evictions:
         return True
 
     def _evict(self, eviction: Eviction, victim: PodRef) -> bool:
-        """Evict the victim. Returns False if it is to be retried."""
+        """Evict the victim. Returns False if the eviction must be retried."""
         try:
             evict(self._client, victim.namespace, victim.name, victim.uid)
         except (errors.NotFound, errors.Conflict):
-            return True  # it was deleted; a pod with the same name is another pod
+            return True  # the victim was deleted; a pod with its name is a different pod
         except errors.KubeError as error:
             _log.warning("failed to evict a pod; trying again", pod=victim.pod, uid=victim.uid, error=str(error))
             return False

@@ -1,8 +1,8 @@
-"""Metrics of the cards' memory in MiB, of the cluster and by class: all, used, free, and how much of that is
-fragmented.
+"""Metrics of the cards' memory in MiB, of the cluster and by class: total, used, free, and the fragmented part of the
+free memory.
 
-A thread counts them, and only while a client scrapes; a scrape returns the latest counts. There are no metrics by node
-or card, of which there may be 40,000: `cardwise nodes` shows these.
+A thread counts the memory, but only while a client scrapes; a scrape returns the latest counts. There are no metrics by
+node or card, since there may be 40,000 cards: `cardwise nodes` shows them.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _SCRAPE_SECONDS: Final = 300.0  # seconds after a scrape in which counting continues
 _EVERY: Final = 5.0  # seconds between two counts
-_LEARN_SECONDS: Final = 60.0  # seconds between two readings of the requests of arriving pods
+_LEARN_SECONDS: Final = 60.0  # seconds between two reads of the requests of arriving pods
 
 
 class FragMetrics(Collector):
@@ -38,7 +38,7 @@ class FragMetrics(Collector):
         self._learned_at = float("-inf")
         self._kinds_at = -1
         self._request_sizes: dict[RequestSize, float] = {}
-        self._is_learned = False  # whether the workload is learned; else it is that of the pods that hold cards
+        self._is_learned = False  # whether the requests of arriving pods are used
         self._fragments: Fragments | None = None
         self._changed: tuple[set[str], set[str]] = set(), set()
         self._metrics: tuple[Metric, ...] = ()
@@ -57,7 +57,7 @@ class FragMetrics(Collector):
         if now >= self._scraped + _SCRAPE_SECONDS or now < self._counted_at + _EVERY:
             return
         if self._fragments is None:
-            # Only if a client scrapes: the import loads numpy.
+            # Imported only while a client scrapes, since the import loads numpy.
             from cardwise.core.defrag.fragmentation import Fragments  # noqa: PLC0415
 
             self._fragments = Fragments()
@@ -68,7 +68,7 @@ class FragMetrics(Collector):
         self._counted_at = self._clock.now()
 
     def _update_changed(self, fragments: "Fragments") -> ClusterView:
-        """Update the nodes that have changed. Returns the snapshot on which they were counted."""
+        """Count the changed nodes again. Returns the snapshot on which they were counted."""
         with self._state.view():
             names = sorted(set().union(*self._changed))
             for changed in self._changed:
@@ -80,9 +80,7 @@ class FragMetrics(Collector):
         return cluster
 
     def _learn_requests(self, fragments: "Fragments", ledger: Ledger, now: float) -> None:
-        """Learn the requests of arriving pods; if no policy counts these, the requests of the pods that hold
-        cards now.
-        """
+        """Read the requests of arriving pods; if no policy counts them, the requests of pods that hold cards now."""
         from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
 
         changes = ledger.kinds.changes

@@ -1,7 +1,7 @@
 """The timed work of gangs: removes gates, cancels permits, plans waiting gangs, evicts gangs that are bound in part.
 
-The state decides what is due, and the leader does the writes here, several at a time. The controller has its own
-thread, since the look-ups of `loops` are slow.
+The state decides which writes are due, and this controller of the leader makes several of them in parallel. The
+controller has its own thread, because the look-ups in the thread of `loops` are slow.
 """
 
 import threading
@@ -26,10 +26,10 @@ from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
-_AT_ONCE = 8  # writes
-_MAX_QUEUED_WRITES = 64  # writes of a namespace and kind: the decision must not be much older than its write
-_REMEMBERED = 200  # pods with a retry time; above this number, past times are removed
-_SHOWN_SECONDS = 3.0  # seconds after which a gate is removed again if the watch still shows it
+_AT_ONCE = 8  # parallel writes
+_MAX_QUEUED_WRITES = 64  # the most queued writes of a namespace and kind, so that none comes long after its decision
+_REMEMBERED = 200  # retry times of pods; above this number, past times are removed
+_SHOWN_SECONDS = 3.0  # seconds after which the removal of a gate is repeated if the watch still shows the gate
 _EVICT_SECONDS = 5.0  # seconds between two attempts to evict a pod
 _TIMEOUT = 5.0
 _FOREIGN_SECONDS = 5.0  # seconds between two reads of another project's PodGroup
@@ -61,17 +61,17 @@ class GangController:
         self._events = events
         self._active = active
         self._clock = clock
-        self._not_before: dict[str, float] = {}  # by pod
-        # Of pods that are written or queued for it, by UID: the namespace, and what is done.
+        self._not_before: dict[str, float] = {}  # by pod UID, the earliest time of the next write
+        # By UID of each pod with a queued or running write: the namespace, and the kind of the write.
         self._writing: dict[str, tuple[str, str]] = {}
         self._lock = threading.Lock()  # guards `_writing`
-        self._foreign: dict[tuple[ForeignPodGroup, str], float] = {}  # when such a PodGroup is read again
-        self._read_at: dict[str, float] = {}  # when a PodGroup of the namespace was read last
+        self._foreign: dict[tuple[ForeignPodGroup, str], float] = {}  # by PodGroup, when it is read again
+        self._read_at: dict[str, float] = {}  # by namespace, when one of its PodGroups was last read
         self._threads: Threads | None = None
         self._stopping = False
 
     def step(self) -> None:
-        """Read foreign PodGroups, then let the gangs advance and begin the writes that are due."""
+        """Read foreign PodGroups, then do the timed work of the gangs, and begin the writes that are due."""
         if not self._active():
             return
         self._read_foreign_groups()
@@ -88,14 +88,14 @@ class GangController:
     def _submit_writes(
         self, kind: str, writes: Iterable[tuple[PodRef, Callable[[], None]]], retry_seconds: float
     ) -> None:
-        """Begin the writes that are due, in each namespace those of the oldest members first.
+        """Begin the writes that are due. Within a namespace the writes to the oldest members come first.
 
         kind: "evict" or "free".
-        retry_seconds: no pod is written again within this time.
+        retry_seconds: the minimum seconds between two writes to the same pod.
 
         A tenant can have gangs of thousands of pods, and can make each write to these pods take seconds
-        (`metadata.managedFields`). So each namespace gets the same time of the threads, and within a namespace each
-        kind of write. A step, which also plans gangs, waits for no write.
+        (`metadata.managedFields`). So the time of the threads is shared equally by namespaces, and within a namespace
+        by kinds of writes. A step, which also plans gangs, never waits for a write.
         """
         now = self._clock.now()
         if len(self._not_before) > _REMEMBERED:
@@ -128,22 +128,22 @@ class GangController:
     def _remove_gate(self, pod: PodRef) -> None:
         """Remove the pod's gate. Idempotent.
 
-        A pod that was created again under this name is left alone: a patch that would change its UID is Invalid.
+        A different pod that was created with the same name is not changed: a patch with another UID is Invalid.
         """
         if not self._state.gangs.must_ungate(pod.uid):
-            return  # the writes before it took a while, and its gang may have lost a member by now
+            return  # the write was queued for a while, and the gang may have lost a member since
         gates = [{"name": names.GANG, "$patch": "delete"}]
         patch = {"metadata": {"uid": pod.uid}, "spec": {"schedulingGates": gates}}
         try:
             self._client.patch(paths.pods(pod.namespace, pod.name), patch, "strategic", timeout=_TIMEOUT)
         except (errors.NotFound, errors.Conflict, errors.Invalid):
-            pass  # the watch will show the pod
+            pass  # the pod has changed; the watch will show the new state
         except errors.KubeError as error:
             _log.warning("failed to remove a scheduling gate; trying again", pod=pod.pod, uid=pod.uid, error=str(error))
 
     def _evict(self, pod: PodRef, cause: str) -> None:
         if not self._active() or not self._state.gangs.must_evict(pod.uid):
-            return  # the writes before it took a while, and its gang may run by now
+            return  # the write was queued for a while, and the gang may run by now
         try:
             evict(self._client, pod.namespace, pod.name, pod.uid)
         except (errors.NotFound, errors.Conflict):
@@ -155,10 +155,10 @@ class GangController:
         self._events.record(pod_object, reason, text, "Warning")
 
     def _read_foreign_groups(self) -> None:
-        """Read the PodGroups of other API groups that gangs name. There is no watch, since their kinds may not be
-        served.
+        """Read the PodGroups of other API groups that gangs name. There is no watch of these PodGroups, since the
+        cluster may not have their CustomResourceDefinitions.
 
-        Namespaces take turns, each with the PodGroup that was read longest ago.
+        Namespaces take turns; in each the PodGroup whose last read is oldest comes first.
         """
         began = self._clock.now()
         foreign_groups = set(self._state.gangs.foreign_groups())
@@ -201,7 +201,7 @@ def _kubernetes_group(spec: Mapping[str, Any]) -> PodGroupSpec:
 
 
 def _coscheduling_group(spec: Mapping[str, Any]) -> PodGroupSpec:
-    """The gang settings of a PodGroup of coscheduling. The minimum is a number of pods, the hold is in seconds."""
+    """The gang settings of a PodGroup of coscheduling: the minimum number of pods, and the permit in seconds."""
     minimum, seconds = spec.get("minMember"), spec.get("scheduleTimeoutSeconds")
     return PodGroupSpec(
         minimum=minimum if type(minimum) is int else None,

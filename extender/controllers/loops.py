@@ -1,8 +1,8 @@
 """The background threads of the extender: they expire reservations, look up Bindings without a response, requeue pods
 and write statuses.
 
-The state and the controllers decide what is due. Writes to objects of other owners have threads of their own, so that a
-slow one does not delay the end of a plan.
+The state and the controllers decide which work is due. Writes to objects of other owners have separate threads, so that
+a slow write does not delay the expiry of plans.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,10 +29,12 @@ _STEP_SECONDS = 0.5
 _REPORT_SECONDS = 0.25
 _GANG_SECONDS = 0.1
 _NOMINATE_SECONDS = 0.02
-_REQUEUE_TIMEOUT = 1.0  # seconds; then another node is tried
-_REQUEUE_TRIES = 8  # nodes that are tried in a row
-_REQUEUE_SECONDS = 3.0  # in which they are
-_STALLED_SECONDS = 1.0  # between two steps: as long as kube-scheduler waits for a call, so a call may have timed out
+_REQUEUE_TIMEOUT = 1.0  # seconds for the write to a node; then another node is tried
+_REQUEUE_TRIES = 8  # the most nodes that are tried without a pause
+_REQUEUE_SECONDS = 3.0  # seconds of such tries after which there is a pause
+# Seconds between two steps after which this process was paused. kube-scheduler waits as long for a call, so a call may
+# have timed out in the pause.
+_STALLED_SECONDS = 1.0
 _STOP_SECONDS = 5.0
 
 Step = Callable[[], None]
@@ -47,10 +49,10 @@ FAILURES = Counter(
 class Loops:
     """The threads. Start them in the process that serves.
 
-    There is one thread for each argument, and one each for `step` and `requeue_pods`; a thread runs its steps again and
-    again. PodGroups have a thread of their own, since a tenant can make them slow to write. So has preemption: the
-    victims of a big gang are hundreds of calls, and pods on overcommitted cards or without a card must not wait for
-    them.
+    There is one thread for each controller or writer in the arguments, and one each for `step` and `requeue_pods`; a
+    thread repeats its steps. PodGroups have their own thread, since a tenant can make writes to them slow. Preemption
+    has its own thread, too: the victims of a big gang need hundreds of calls, and these must not delay the work for
+    pods on overcommitted cards or without a card.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class Loops:
     def step(self) -> None:
         """End expired reservations, and look up Bindings without a response."""
         if self._idle_since is not None and self._clock.now() - self._idle_since > _STALLED_SECONDS:
-            # kube-scheduler tries a pod again whose filter timed out, but not one whose preempt did.
+            # After a time-out of filter kube-scheduler tries the pod again, but not after a time-out of preempt.
             _log.warning("this process was paused; requeueing pending pods")
             with self._state.queue() as queue:
                 queue.requeue_all_refused_elsewhere()
@@ -126,11 +128,11 @@ class Loops:
         self._idle_since = self._clock.now()
 
     def requeue_pods(self) -> None:
-        """Annotate the node that is due, or other nodes if that fails, so that kube-scheduler tries the pending pods
-        again.
+        """Annotate the node that is due, so that kube-scheduler tries the pending pods again.
 
-        Several nodes are tried in a row: the annotations of one may be at the API's limit, and another may be so large
-        that the write takes long. After an error of the API server itself, the next is tried a moment later.
+        If the write fails, other nodes are tried at once: the annotations of a node may be at the API's limit, or a
+        Node may be so large that the write takes long. After an error of the API server itself, the next node is tried
+        after a pause.
         """
         began = self._clock.now()
         if began < self._requeue_not_before:
@@ -158,7 +160,7 @@ class Loops:
 def requeue_by_node(client: KubeClient, node: str, clock: Clock) -> errors.KubeError | None:
     """Change an annotation of the node, so that kube-scheduler tries the pending pods again.
 
-    Returns why it failed, None if it did not.
+    Returns the error if the write failed, else None.
     """
     patch = {"metadata": {"annotations": {names.REQUEUE: str(clock.wall_ns())}}}
     try:

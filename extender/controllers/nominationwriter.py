@@ -1,7 +1,7 @@
 """Writes the nodes that `nomination.nominator` has chosen into the statuses of pods, and removes them again.
 
-One thread decides, several write. A late write does no harm: it names the pod's resourceVersion, so it never replaces a
-node that kube-scheduler has nominated meanwhile.
+One thread chooses the nodes, several threads write. A late write does no harm: it names the pod's resourceVersion, so
+it never replaces a node that kube-scheduler has nominated in the meantime.
 """
 
 import threading
@@ -20,13 +20,13 @@ from extender.reporting.schedule import WriteRate
 
 _log = structlog.get_logger(__name__)
 
-_THREADS: Final = 16  # with fewer, kube-scheduler would catch up if the API server is slow
-_RATE: Final = 400.0  # pods a second, at most
-_AT_ONCE: Final = 64  # pods in one round, so that the loop can be stopped
+_THREADS: Final = 16  # writing threads; with fewer, kube-scheduler would overtake the writes if the API server is slow
+_RATE: Final = 400.0  # the most pods that are written a second
+_AT_ONCE: Final = 64  # the most pods in one step, so that the loop can be stopped
 _TIMEOUT: Final = 5.0  # seconds for one write
 _PAUSE: Final = 5.0  # seconds in which nothing is written to a namespace after a write there failed
 _IN_A_ROW: Final = 8  # server errors in a row, after which no pod is written for `_PAUSE` seconds
-_SLOW: Final = 2.0  # seconds that make a write slow
+_SLOW: Final = 2.0  # a write that takes at least so many seconds is slow
 _SLOW_PAUSE: Final = 10.0  # seconds in which nothing is written to a namespace after a slow write there
 _MANAGER: Final = "cardwise-extender"  # in `metadata.managedFields`: marks the nodes that the extender wrote
 
@@ -52,10 +52,10 @@ class NominationWriter:
         self._write_rate = WriteRate()
         self._not_before = float("-inf")
         self._lock = threading.Lock()  # guards the records of failed writes
-        self._paused_until: dict[str, float] = {}  # until when, by namespace
-        # by namespace with a slow write, until when; its submitted writes are skipped, too
+        self._paused_until: dict[str, float] = {}  # by namespace without writes: until when
+        # By namespace with a slow write: until when nothing is written there. Submitted writes are skipped, too.
         self._slow: dict[str, float] = {}
-        self._failed = 0  # failed writes since the last successful one, while the API server is in trouble
+        self._failed = 0  # writes that have failed by errors of the API server since the last successful write
         self._pool: ThreadPoolExecutor | None = None
 
     def step(self) -> None:
@@ -88,23 +88,23 @@ class NominationWriter:
     def write_nomination(self, nominee: Nominee) -> None:
         """Write the node into the pod's status, unless the pod has changed."""
         if not self._nominator.is_awaited(nominee.pod.uid):
-            return  # kube-scheduler was faster; the next pods are still in time
+            return  # kube-scheduler has called filter for the pod already, so skip the write
         if self._is_slow(nominee.pod.namespace):
             self._nominator.on_write_failed(nominee.pod.uid)
             return
         try:
             self._write_node(nominee.pod, nominee.version, nominee.node)
         except (errors.Conflict, errors.NotFound, errors.Invalid):
-            self._nominator.on_write_failed(nominee.pod.uid)  # Invalid: kube-scheduler was faster, the pod is bound
+            self._nominator.on_write_failed(nominee.pod.uid)  # Invalid: the pod is bound already
         except errors.KubeError as error:
             self._nominator.on_write_failed(nominee.pod.uid)
             self._pause_namespace("failed to write a nominated node", nominee.pod, error)
 
     def remove_nomination(self, nominee: Nominee) -> None:
-        """Remove the node from the pod's status, if we wrote it and the pod is not bound.
+        """Remove the node from the pod's status, if the extender wrote the node and the pod is not bound.
 
-        kube-scheduler counts a nominated pod as if it were on the node, and keeps the nomination of a pod that may not
-        preempt: such a pod would block others for as long as it is pending.
+        kube-scheduler counts a nominated pod as if it were on the node. If the pod may not preempt, kube-scheduler
+        never removes its nomination, so the pod would block capacity of the node for as long as it is pending.
         """
         if self._is_slow(nominee.pod.namespace):
             self._nominator.restore_stale(nominee)
@@ -117,7 +117,7 @@ class NominationWriter:
                 return
             self._write_node(nominee.pod, metadata["resourceVersion"], None)
         except (errors.NotFound, errors.Invalid):
-            return  # it is no more, or bound
+            return  # the pod was deleted, or is bound
         except errors.Conflict:
             self._nominator.restore_stale(nominee)
         except errors.KubeError as error:
@@ -146,7 +146,7 @@ class NominationWriter:
     def _pause_namespace(self, message: str, pod: PodRef, error: errors.KubeError) -> None:
         with self._lock:
             self._paused_until[pod.namespace] = self._clock.now() + _PAUSE
-            # A tenant can make their pods so large that no write to them has a response in time.
+            # Timeouts do not count, since a tenant can make their pods so large that each write times out.
             self._failed += errors.is_server_failure(error)
             if self._failed >= _IN_A_ROW:
                 self._failed = 0
@@ -154,19 +154,19 @@ class NominationWriter:
         _log.warning(message, pod=pod.pod, uid=pod.uid, error=str(error))
 
     def _is_slow(self, namespace: str) -> bool:
-        """Whether a recent write to a pod of the namespace was slow, so that further ones would occupy the threads."""
+        """Whether a recent write to a pod of the namespace was slow: further writes there would occupy the threads."""
         with self._lock:
             return self._slow.get(namespace, float("-inf")) > self._clock.now()
 
     def _thread_pool(self) -> ThreadPoolExecutor:
-        # Made late, in the process that serves: it is a fork of the one that made this object.
+        # Created late, because threads do not survive the fork: a child of the process that created this object serves.
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="nominations")
         return self._pool
 
 
 def _log_errors(do: Callable[[Nominee], None], nominee: Nominee) -> None:
-    """Call `do`, and log what it raises."""
+    """Call `do`. Exceptions are logged and not raised."""
     try:
         do(nominee)
     except Exception:  # noqa: BLE001 - the outermost frame of a thread's work
@@ -174,7 +174,7 @@ def _log_errors(do: Callable[[Nominee], None], nominee: Nominee) -> None:
 
 
 def _is_ours(pod: Mapping[str, Any], node: str) -> bool:
-    """Whether we have written this node into the pod's status."""
+    """Whether an extender has written this node into the pod's status, by `metadata.managedFields`."""
     if (pod.get("status") or {}).get("nominatedNodeName") != node:
         return False
     return any(

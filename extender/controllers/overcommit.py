@@ -1,12 +1,12 @@
 """Evicts the later of two pods that hold the same memory of a card, if it has not started yet.
 
-Two Bindings of the extender never cause that (docs/design/0011-fencing.md), but a Binding of another program can, or a
-wrong clock or a manual change. The node starts no pod beyond the card's capacity, so the later pod would wait there for
-ever. Pods that were bound to the node under its former name count, too. They are not evicted, so that an attacker who
-controls a node cannot have the pods of another node evicted by false reports.
+Two Bindings of the extender never cause this (docs/design/0011-fencing.md). The causes are a Binding of another
+program, a wrong clock, or a manual change. The node starts no pod beyond the card's capacity, so the later pod would
+wait there for ever. Pods that were bound to the node under its former name count, too. But such pods are not evicted:
+otherwise an attacker who controls a node could have the pods of another node evicted by false reports.
 
-The state suspects a node as soon as the watch shows both pods. `_SETTLE_SECONDS` later the pods are read again, since a
-started pod is marked as started a moment after its start. The eviction names the pod's resourceVersion.
+The state suspects a node as soon as the watch shows both pods. `_SETTLE_SECONDS` later the pods are read again, since
+the node marks a pod as started only a moment after its start. The eviction names the pod's resourceVersion.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,11 +29,11 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 _DIGITS = 30
-_SETTLE_SECONDS = 3.0  # seconds from a suspicion to the check
+_SETTLE_SECONDS = 3.0  # seconds from the suspicion of a node to its check
 
 
 class _Holder(NamedTuple):
-    """A bound pod as read from the API server. `since`: when it was bound."""
+    """A bound pod as read from the API server. `since`: when the pod was bound, to compare with other pods."""
 
     pod: PodRef
     version: str
@@ -41,7 +41,7 @@ class _Holder(NamedTuple):
     amounts: dict[str, int]  # MiB of a card, 1 of a device, by UUID
     started: bool
     terminating: bool
-    bound_here: bool  # bound to the node that reports the card
+    bound_here: bool  # whether the pod is bound to the node that reports the card
 
 
 class OvercommitController:
@@ -70,7 +70,7 @@ class OvercommitController:
     def step(self) -> None:
         """Check the nodes that are due, and evict pods from overcommitted cards."""
         if not self._active():
-            return  # the state keeps the suspicion until this extender leads
+            return  # the state keeps the suspected nodes until this extender leads
         now = self._clock.now()
         for node in self._state.take_overcommitted_nodes():
             self._check_times.setdefault(node, now + _SETTLE_SECONDS)
@@ -80,7 +80,7 @@ class OvercommitController:
             except errors.KubeError as error:
                 self._retry_later(node, error.retry_after)
                 _log.info("failed to resolve an overcommitted card; trying again", node=node, error=str(error))
-            except Exception:  # noqa: BLE001 - one odd pod must not keep other nodes from being mended
+            except Exception:  # noqa: BLE001 - an unexpected pod must not stop the checks of other nodes
                 self._retry_later(node)
                 _log.exception("failed to resolve an overcommitted card", node=node)
             else:
@@ -100,7 +100,7 @@ class OvercommitController:
         ]
         holders = [holder for holder in pods_read if holder is not None]
         for uuid, size in sizes.items():
-            # A pod that is being deleted and has not started holds nothing there.
+            # A pod that is being deleted before it started will not use the card.
             card_holders = [
                 holder for holder in holders if uuid in holder.amounts and (holder.started or not holder.terminating)
             ]
@@ -116,7 +116,7 @@ class OvercommitController:
     def _read_holder(self, pod: PodRef, node: str, uuid_of: Mapping[int, str], *, bound_here: bool) -> _Holder | None:
         try:
             manifest = self._client.get(paths.pods(pod.namespace, pod.name))
-        except (errors.NotFound, errors.InvalidName):  # a node may report a name that no pod has
+        except (errors.NotFound, errors.InvalidName):  # a node may report an invalid pod name
             return None
         metadata = manifest["metadata"]
         annotations = annotations_of(manifest)
@@ -126,7 +126,7 @@ class OvercommitController:
         try:
             assigned = assignment.decode(annotations)
         except assignment.InvalidAssignment:
-            return None  # counted nowhere
+            return None  # the ledger does not count a pod with an unreadable assignment either
         if assigned is None:
             return None
         return _Holder(
@@ -140,7 +140,7 @@ class OvercommitController:
         )
 
     def _evict(self, victim: _Holder, node: str, uuid: str) -> None:
-        """Evict the pod. Raises KubeError; Conflict if the pod has changed: it may have started."""
+        """Evict the pod. Raises KubeError; Conflict if the pod has changed since it was read, since it may run now."""
         pod = victim.pod
         try:
             evict(self._client, pod.namespace, pod.name, pod.uid, version=victim.version)
@@ -160,7 +160,7 @@ def _held_amounts(assigned: Assignment, uuid_of: Mapping[int, str]) -> dict[str,
 
 
 def _parse_nanoseconds(text: str | None) -> int:
-    """The nanoseconds in the annotation, or 0. They only decide between two pods that were bound in the same second."""
+    """The nanoseconds in the annotation, or 0. Only used to order two pods that were bound in the same second."""
     return int(text) if text and text.isdecimal() and len(text) < _DIGITS else 0
 
 

@@ -19,11 +19,11 @@ from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
-_SLICE = 64  # nodes scored while the state is locked: half a millisecond
-_SLICES = 100  # in one step, at most
+_SLICE = 64  # nodes that are scored in one critical section: takes half a millisecond
+_SLICES = 100  # the most critical sections in one step
 _TIMEOUT = 5.0
-_SAVE_SECONDS = 60.0  # between two saves
-_COMPARE_SECONDS = 300.0  # between two checks of whether the ConfigMap still has the settings
+_SAVE_SECONDS = 60.0  # seconds between two saves of the workload
+_COMPARE_SECONDS = 300.0  # seconds between two checks of whether the ConfigMap still has the settings
 _NO_LIMITS = CardLimits()
 
 
@@ -55,11 +55,11 @@ class WorkloadController:
         self._clock = clock
         self._published = False
         self._compare_at = float("inf")  # when the published settings are compared again
-        self._unpublished = 0  # rounds since we lead
+        self._unpublished = 0  # steps of this leader without published settings
         self._was_leader = False
         self._restored = False
         self._saved_text = ""
-        self._save_at = float("-inf")  # not before
+        self._save_at = float("-inf")  # the earliest time of the next save without a newly learned workload
 
     def step(self) -> None:
         """Publish the settings, and if a scored policy is requested: restore, learn and save the workload, and compute
@@ -75,7 +75,7 @@ class WorkloadController:
 
             scored.start_engine(Engine, self._policy)
         if leads and not self._was_leader:
-            self._restored = False  # another extender may lead meanwhile, and learn more
+            self._restored = False  # another extender may have led before, and may have saved a newer workload
         self._was_leader = leads
         if not self._restored:
             self._restored = self._restore_workload()
@@ -107,7 +107,7 @@ class WorkloadController:
     def _publish_if_needed(self, *, leads: bool) -> None:
         """Publish the settings when this extender begins to lead, and again if they were removed or changed since.
 
-        After a failure it is tried again in the 2nd, 4th, 8th call and so on.
+        After a failure only the 2nd, 4th, 8th call and so on tries again.
         """
         if self._clock.now() >= self._compare_at:
             self._published = False
@@ -134,7 +134,7 @@ class WorkloadController:
         return self._settings.items() <= saved_data.items() or self._save_data(self._settings)
 
     def _restore_workload(self) -> bool:
-        """Read the saved workload. Returns False if it could not be read, so that it must be tried again."""
+        """Read the saved workload. Returns False if the read failed and must be repeated."""
         from cardwise.core.placement.scored.workload import InvalidWorkload  # noqa: PLC0415 - see above
 
         try:

@@ -1,10 +1,10 @@
-"""Gangs: which pods belong together, where they are planned, and when all of them may be bound.
+"""Gangs: which pods belong together, their planned nodes and cards, and when all of them may be bound.
 
-Input: members, the nodes that filter was offered, binds that wait. Output: plans that reserve cards, and the
-permits of binds that wait. The phase of one gang, and where it fits, is decided in `cardwise.core.gangs`.
+Input: members, the nodes that kube-scheduler offers in filter calls, waiting binds. Output: plans that reserve cards,
+and permits for waiting binds. `cardwise.core.gangs` computes the phase of a gang, and the nodes that fit it.
 
     gangs        decisions about members at filter and bind, and after timeouts. Read this first
-    gangplaces   plans: offered nodes, failed attempts, the rows that reserve cards; `gangplanner`: the plan itself, in
+    gangplaces   plans: offered nodes, failed attempts, the rows that reserve cards; `gangplanner`: computes a plan, in
                  the cluster as it is or in a snapshot
     reservation  cards that are reserved for a gang that has waited long; `cardsearch` chooses them
     gangqueue    the order in which pending gangs are planned

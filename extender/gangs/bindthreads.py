@@ -1,16 +1,17 @@
 """Limits how many bind threads gangs may occupy, fairly among namespaces.
 
-Each member of a gang, except the last, waits in a thread of the extender. One tenant could occupy all threads, with
-gangs whose last member never comes. So a namespace that got threads lately lets others go first, and while another
-namespace is short of threads, no permit is waited for longer than the setting allows.
+Each member of a gang, except the last, waits in a thread of the extender. One tenant could occupy all threads with
+gangs whose last member never comes. So a namespace that recently got threads must let other namespaces go first. And
+while another namespace is short of threads, a gang waits no longer than `GangPatience.permit`, even if its PodGroup
+sets a longer time.
 """
 
 from typing import Final
 
 from cardwise.core.gangs.gangstate import Gang
 
-_WAIT_SECONDS: Final = 5.0  # how long a refused gang counts as short of threads; its next attempt comes sooner
-_MOST_NAMESPACES: Final = 1000  # remembered
+_WAIT_SECONDS: Final = 5.0  # seconds for which a refused gang counts as short of threads: longer than until its retry
+_MOST_NAMESPACES: Final = 1000  # the most namespaces whose last admission is remembered
 
 
 class BindThreads:
@@ -21,13 +22,13 @@ class BindThreads:
 
     def __init__(self, max_threads: int) -> None:
         self._max_threads = max_threads
-        self._admitted_at: dict[str, float] = {}  # when a namespace got threads, the last one at the end
-        self._short: dict[str, tuple[str, float]] = {}  # by gang: namespace, and when it was refused threads
+        self._admitted_at: dict[str, float] = {}  # by namespace, when it last got threads; the latest at the end
+        self._short: dict[str, tuple[str, float]] = {}  # by gang: its namespace, and when it was last refused threads
 
     def refusal_reason(self, gang: Gang, occupied: int, now: float) -> str | None:
         """Why the gang's members may not wait in bind now; None if they may.
 
-        occupied: threads that other gangs occupy or may occupy.
+        occupied: the number of threads in which members of other gangs wait or may wait.
         """
         waiting = len(gang.members_to_plan()) - 1
         if waiting > self._max_threads:

@@ -1,13 +1,13 @@
-"""The search for the cards to reserve for a gang: those on which the least must end before all its members fit.
+"""The search for the cards to reserve for a gang: the cards on which least memory must be freed for all its members.
 
-It plans the gang on a copy of the cluster. The copy has only some cards, on which only the gang holds anything, and
-nodes have the cpu and memory there that the pods on these cards would give back. Cards are added in order, those on
-which the least is in use first, until the gang fits. So the copy has few cards that the gang does not need. Cards that
-can never be used are left out: too small, of another class, unhealthy, cordoned, or on nodes that kube-scheduler does
-not offer.
+The search plans the gang on a copy of the cluster that has only some of the cards. In the copy only the gang itself
+holds shares of these cards, and the cpu and memory of the other pods on these cards count as free. Cards are added in
+order, the cards with the least memory in use first, until the gang fits. So the copy has few cards that the gang does
+not need. Cards that the gang can never use are left out: too small, of another class, unhealthy, cordoned, or on nodes
+that kube-scheduler does not offer.
 
 In a big cluster the search takes many turns, since filter waits for the state's lock. The cluster may change between
-the turns, so the result is only good enough to reserve by. Not thread-safe.
+the turns. So the result is good enough for a reservation, but must not be used as a plan. Not thread-safe.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,23 +27,25 @@ from extender.cache.cache import Cache
 from extender.cache.nodeload import NodeLoads
 from extender.cache.yielding import TURN_SECONDS
 
-_SLOWLY: Final = 8  # while too few cards are there, this part of them is added at a time; after a plan has failed, all
-_INDEXED: Final = 64  # nodes at a time
+# While the copy has too few cards, their number grows by a factor of 1 + 1/_SLOWLY; after a failed plan it doubles.
+_SLOWLY: Final = 8
+_INDEXED: Final = 64  # nodes that are indexed between two checks of the time
 
-# How often the card was given up, MiB in use on it, its node, and its positions there: in this order they are added.
+# An entry of the search: how often its cards were given up, the MiB in use on them, their node, and their positions
+# there. The copy gets the smallest entries first.
 _Entry = tuple[int, int, str, tuple[int, ...]]
 
 
 def no_place_text(member: Member) -> str:
-    """The text that names the member for which a plan failed."""
+    """The text that says for which member a plan failed."""
     return f"no node has capacity for {member.name} beside the other members"
 
 
 class CardSearch:
-    """The search for one gang: for the members that are missing when it begins.
+    """The search for the cards of one gang: for the members that are missing when the search begins.
 
     offers: the nodes that kube-scheduler has offered, by shape.
-    given_up: how often each card was given up, because nothing was freed on it for long.
+    given_up: how often each card was given up, because nothing was freed on the card for long.
     """
 
     def __init__(
@@ -74,21 +76,21 @@ class CardSearch:
             for request in shaped.values()
             for card_request in fitting.card_requests(request)
         ]
-        # Devices are of the node, so that a node is added whole.
+        # A member with a device needs cards and devices of the same node. So a node is added with all its cards.
         self._by_node = any(request.devices for request in shaped.values())
         self._unread = sorted(cache.ledger.nodes_by_name(), reverse=True)
-        self._read: list[list[_Entry]] = []  # in parts, each in order
-        self._entries: Iterator[_Entry] | None = None  # those that are left
+        self._read: list[list[_Entry]] = []  # the entries that were read, in parts that are sorted
+        self._entries: Iterator[_Entry] | None = None  # the entries that the copy does not have yet, in order
         self._exhausted = False
         self._added: dict[str, set[int]] = {}  # positions of the cards that the copy has, by node
-        self._count = 0  # of what was added
-        self._due = 1  # how much more is to be added before the gang is planned
-        self._draft: Draft | None = None  # of a plan that takes several turns
-        self._closed = False  # usable cards or nodes are cordoned or unhealthy
-        self._by_quota = False  # quotas may have made the last plan fail
+        self._count = 0  # the number of entries that were added to the copy
+        self._due = 1  # the number of entries to add before the gang is planned
+        self._draft: Draft | None = None  # the draft of a plan that takes several turns
+        self._closed = False  # whether suitable cards or nodes are cordoned or unhealthy
+        self._by_quota = False  # whether quotas may be the reason why the last plan failed
 
     def problem_text(self, planned: Unplanned) -> str:
-        """Why the gang could not run though all pods that hold its cards ended."""
+        """Why the gang could not run even if all pods that hold its cards ended."""
         if self._by_quota:
             condition = "within the GPUQuotas of its namespace, even if pods of other namespaces end"
         elif self._closed:
@@ -99,12 +101,13 @@ class CardSearch:
 
     @property
     def is_half_planned(self) -> bool:
-        """Whether the last turn has ended within a plan."""
+        """Whether the last turn has ended before its plan was complete."""
         return self._draft is not None
 
     def continue_search(self, policy: str) -> Planned | Unplanned | None:
-        """One turn of the search. Returns the plan, or the member without a place on all cards together; None: call it
-        again.
+        """Do one turn of the search.
+
+        Returns the plan, or the member that has no place even on all cards. None: the next call continues.
         """
         until = self._clock.cpu() + TURN_SECONDS
         if not self._read_some(until):
@@ -131,13 +134,13 @@ class CardSearch:
                 return None
 
     def _read_some(self, until: float) -> bool:
-        """Read which cards there are. Returns whether all are read."""
+        """Read the cards of the cluster until the turn is over. Returns whether all cards are read."""
         part: list[_Entry] = []
         while self._unread:
             state = self._ledger.node(self._unread.pop())
             if state is not None and self._is_offered(state.name):
                 part += self._entries_of(state)
-            if self._clock.cpu() >= until - TURN_SECONDS / 4:  # the rest is for putting them in order
+            if self._clock.cpu() >= until - TURN_SECONDS / 4:  # the remaining time is for sorting
                 break
         if part:
             self._read.append(sorted(part))
@@ -179,7 +182,7 @@ class CardSearch:
         return would_do and card.accepts_shares
 
     def _add_due(self, until: float) -> bool:
-        """Add the cards that are due to the copy. Returns whether all are added, or there are no more."""
+        """Add the next `_due` entries to the copy. Returns whether all these were added, or no entries are left."""
         while self._due and self._entries is not None:
             entry = next(self._entries, None)
             if entry is None:
@@ -214,8 +217,8 @@ class CardSearch:
                 self._free.give_back(name, holding.uid)
 
     def _find_lacking_member(self, until: float) -> tuple[Member | None, bool]:
-        """A member for whose shape the copy has too few cards, None if there is none; and whether all of the copy was
-        counted.
+        """A member for whose shape the copy has too little capacity, None if there is none; and whether the capacity of
+        the whole copy was counted.
         """
         for shape, members in shapes(self.wanted).items():
             capacity, known = self._capacities.count_pods(shape)
@@ -228,7 +231,7 @@ class CardSearch:
         return None, True
 
     def _update_index(self, until: float) -> bool:
-        """Update the copy's index of cards for the plan. Returns whether no node is left."""
+        """Update the copy's index of cards for the plan. Returns whether all nodes are indexed."""
         while self._copy.index_some(_INDEXED):
             if self._clock.cpu() >= until:
                 return False
@@ -259,7 +262,7 @@ class CardSearch:
 
 
 class _Freed:
-    """The cpu and memory that nodes would have left without some of their pods."""
+    """The free cpu and memory of nodes, if some of their pods were gone."""
 
     def __init__(self, loads: NodeLoads) -> None:
         self._loads = loads
@@ -280,4 +283,4 @@ class _Freed:
         return self._loads.names()
 
     def watch(self) -> set[str]:
-        return set()  # a node changes only when the copy gets cards of it, and is counted again then
+        return set()  # a node changes only when the copy gets more of its cards, and is counted again then

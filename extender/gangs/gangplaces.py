@@ -1,7 +1,7 @@
 """Places for members of gangs: the nodes that kube-scheduler has offered, failed attempts, and the plans that reserve
 cards.
 
-`gangs` decides what is planned when. A plan is one reservation in the phase WAITING for each member. Not thread-safe:
+`gangs` decides when a gang is planned. A plan is one reservation in the phase WAITING for each member. Not thread-safe:
 the state locks.
 """
 
@@ -26,7 +26,7 @@ from extender.gangs.reservation import GangReservation
 from extender.nomination.nominator import Nominator
 from extender.records.podref import PodRef
 
-_MOST_OFFERS: Final = 32  # that are compared with the next one
+_MOST_OFFERS: Final = 32  # the most recent offers; a new offer that equals one of them shares its memory
 
 CHEAP = 0.002  # seconds: a plan that fails faster than this may be tried again at once
 
@@ -54,7 +54,7 @@ class GangPlaces:
         self._policy = policy
         self._clock = clock
         self._known: dict[str, _GangRecord] = {}  # by gang
-        self._recent_offers: dict[frozenset[str], frozenset[str]] = {}  # the last one at the end
+        self._recent_offers: dict[frozenset[str], frozenset[str]] = {}  # the latest at the end
         self.planner = GangPlanner(cache, nominated, policy=policy, clock=clock)
 
     # Offers of nodes.
@@ -69,10 +69,10 @@ class GangPlaces:
         self._reservation.add_offer(gang.key, shape, offer)
 
     def _share_offer(self, nodes: Collection[str]) -> frozenset[str]:
-        """The offer as one object for all equal ones.
+        """The offer as a set that all equal recent offers share.
 
-        The planner looks at each object once, and an offer of thousands of nodes takes a MiB. Offers that differ share
-        the names of nodes.
+        Thousands of names take a MiB, and the planner reads each such set only once. Different offers share the strings
+        of the names.
         """
         offer = frozenset(nodes)
         shared = self._recent_offers.pop(offer, None)
@@ -84,7 +84,7 @@ class GangPlaces:
         return shared
 
     def has_offers(self, gang: Gang) -> bool:
-        """Whether kube-scheduler has ever called filter for a member."""
+        """Whether kube-scheduler has offered nodes for a member, in a filter call."""
         return bool(self._known_of(gang).offers)
 
     def remove_gang(self, key: str) -> None:
@@ -93,14 +93,14 @@ class GangPlaces:
         self._reservation.remove_gang(key)
 
     def reset(self) -> None:
-        """Forget what was recorded in an earlier leader epoch."""
+        """Forget the offers, drafts and searches of an earlier leader epoch."""
         self._known.clear()
         self._reservation.reset()
 
     def update_reservation(self, due: Sequence[Gang], now: float) -> bool:
-        """Choose the gang for which cards are reserved, among these gangs, which have waited too long.
+        """Choose the gang for which cards are reserved. Returns whether formerly reserved cards are released.
 
-        Returns whether cards that were reserved are released.
+        due: the gangs that have waited too long.
         """
         return self._reservation.update(due, self._policy, now)
 
@@ -112,17 +112,18 @@ class GangPlaces:
     # Plans.
 
     def plan_of(self, key: str) -> GangPlan:
-        """A live view of the plan of the gang, "namespace/name"."""
+        """A live view of the gang's plan. `key`: "namespace/name" of the gang."""
         return _Rows(self._reservations, key)
 
     def may_fit(self, gang: Gang, now: float) -> bool:
-        """Whether to plan the gang: not if a plan failed a moment ago and nothing has changed."""
+        """Whether to plan the gang: not shortly after a failed plan, and not if nothing has changed since."""
         record = self._known_of(gang)
         return now >= record.not_before and record.tried != self._plan_inputs(gang, now)
 
     def try_plan(self, gang: Gang, now: float) -> bool | None:
-        """Plan all missing members, if they may fit. Returns whether they have places; None: the next call continues
-        the plan.
+        """Plan all missing members, if they may fit.
+
+        Returns whether all have places; None: the turn is over, and the next call continues the plan.
         """
         if not self.may_fit(gang, now):
             return False
@@ -143,7 +144,7 @@ class GangPlaces:
             if placed:
                 record.tried = None
                 return True
-            # What has changed since the first turn was not seen, or not in time.
+            # The plan may not contain changes that happened after its first turn.
             inputs_seen = record.drafted if not draft.moved else None
         cost = self._clock.cpu() - began
         if cost > CHEAP:
@@ -153,23 +154,23 @@ class GangPlaces:
             or record.tried is None
             or record.tried._replace(members=inputs_seen.members) != inputs_seen
         ):
-            gang.mark_refused(now)  # changes of members do not count: more members would have cards reserved sooner
+            gang.mark_refused(now)  # not if only members have changed: adding members must bring no reservation sooner
         record.tried = inputs_seen
         return False
 
     def move_members(self, gang: Gang, uids: Iterable[str], now: float) -> bool:
-        """Give these members of the plan other places, if that takes no longer than a turn. Returns whether
-        it succeeded.
+        """Give these members of the plan other places, if that takes no longer than a turn. Returns whether they have
+        them now.
         """
         return bool(
             self.place_members(gang, [gang.members[uid] for uid in uids], now, Draft(self._clock.cpu, TURN_SECONDS))
         )
 
     def place_members(self, gang: Gang, members: Sequence[Member], now: float, draft: Draft) -> bool | None:
-        """Place all of these members, in place of what they had in the gang's plan, and reserve their cards.
+        """Place all these members and reserve their cards. Replaces their former places in the gang's plan.
 
-        If one of them has no place, nothing changes. Returns whether all have places; None: the turn is over, and the
-        next call continues the draft.
+        If a member has no place, nothing changes. Returns whether all have places; None: the turn is over, and the next
+        call continues the draft.
         """
         uids = [member.uid for member in members]
         for member in members:
@@ -212,12 +213,12 @@ class GangPlaces:
         return True
 
     def planned_gang(self, gang: Gang, now: float) -> PlannedGang:
-        """What a plan reads of the gang."""
+        """The data of the gang that a plan needs."""
         offers, avoided = self._known_of(gang).offers, gang.avoided_pairs(now)
         return PlannedGang(gang.namespace, gang.rank(), gang.priority, gang.members.keys(), offers, avoided)
 
     def invalid_part(self, gang: Gang) -> str | None:
-        """The part of the plan that is no longer valid, for people; None if all of it is valid."""
+        """A text for people about the first part of the plan that is no longer valid; None if the plan is valid."""
         for uid, node in gang.plan.items():
             member, holding = gang.members[uid], self._ledger.holding(uid)
             is_valid = self._loads.free_load(node) is not None
@@ -236,11 +237,11 @@ class GangPlaces:
 
 
 class _PlanInputs(NamedTuple):
-    """The inputs of a plan. While they are equal, a failed plan fails again.
+    """The state of the inputs of a plan. If two plans have equal inputs, and the first one failed, so will the second.
 
-    freed: how often something became free.
-    members, offers: how often the gang's members and its offers have changed.
-    avoided: which shape avoids which node.
+    freed: how many times capacity was freed.
+    members, offers: how many times the gang's members, and its offers, have changed.
+    avoided: pairs of a shape and a node that must not be used for the shape.
     """
 
     freed: int
@@ -254,10 +255,10 @@ class _GangRecord:
     """The offers and the failed plan of one gang.
 
     offers: the nodes that kube-scheduler has offered, by shape.
-    changes: how often the offers have changed.
-    tried: the state of the last plan that failed, after which there is a pause until `not_before`.
-    draft: a plan for `members` that takes several turns.
-    drafted: the state when the draft was begun.
+    changes: how many times the offers have changed.
+    tried: the inputs of the last failed plan; until `not_before` the gang is not planned again.
+    draft: an unfinished plan for `members`, which takes several turns.
+    drafted: the inputs when the draft was begun.
     """
 
     offers: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -271,7 +272,8 @@ class _GangRecord:
     def take_draft(self, members: Sequence[Member], state: _PlanInputs, new: Draft) -> Draft:
         """Continue the unfinished plan for these members (a `Draft`), or begin with `new`.
 
-        The record has no draft until the caller stores one again, so an exception leaves no half-changed draft.
+        The draft is removed from the record; the caller stores it again after a successful turn. So an exception leaves
+        no half-changed draft.
         """
         draft, self.draft = self.draft, None
         if draft is None or self.members != members:

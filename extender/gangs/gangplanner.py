@@ -1,7 +1,7 @@
 """Plans gangs in the cluster as it is, or in a snapshot: which node and cards each member gets.
 
-It adds to `cardwise.core.gangs.gangplan` what is reserved for others: for nominated pods, which come first, and for
-another gang, whose cards are used last. Reserves nothing.
+Uses `cardwise.core.gangs.gangplan`, and adds the reservations for other pods: cards that are reserved for nominated
+pods are not used, and nodes with the gang reservation of another gang are used last. Reserves nothing.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -28,17 +28,17 @@ from extender.cache.yielding import TURN_SECONDS
 
 _PLAN_LOOKS: Final = (
     5 * MAX_COUNTED_NODES
-)  # within a plan: the nodes of all its members may differ from those before it
+)  # the most nodes that are counted within a plan: all nodes of its members may have changed since the last plan
 
 
 class PlannedGang(NamedTuple):
-    """What a plan reads of the gang.
+    """The data of a gang that a plan needs.
 
-    rank: its place in the order of gangs and pods.
-    priority: the highest priority of its members.
-    uids: of its members, planned or not.
+    rank: the gang's place in the order of gangs and pods.
+    priority: the highest priority of the members.
+    uids: the UIDs of all members, planned or not.
     offers: the nodes that kube-scheduler has offered, by shape of members.
-    avoided: pairs of shape and node that kube-scheduler did not allow a while ago.
+    avoided: pairs of a shape and a node that kube-scheduler recently did not offer for the shape.
     """
 
     namespace: str
@@ -50,7 +50,7 @@ class PlannedGang(NamedTuple):
 
 
 class GangPlanner:
-    """Plans in one cluster view. It keeps the capacity of nodes by shape of members, and counts again what changes.
+    """Plans in one cluster view. Remembers how many members of each shape fit on a node, until the node changes.
 
     policy: the placement policy of pods that name none.
     """
@@ -63,12 +63,12 @@ class GangPlanner:
         self._capacities = Capacities(cluster.ledger, cluster.loads)
 
     def on_snapshot(self, snapshot: ClusterView, nominated: NominatedPods) -> "GangPlanner":
-        """The same in a snapshot, for a thread without the lock. It knows no capacities yet."""
+        """A planner on the snapshot, for a thread without the lock. Its capacities are not counted yet."""
         return GangPlanner(snapshot, nominated, policy=self._policy, clock=self._clock)
 
     def find_unplaceable(self, members: Iterable[Member]) -> tuple[Member | None, bool]:
-        """A member that has no place in any plan, None if there is none; and whether all nodes were counted
-        for that.
+        """A member that has no place in any plan, None if there is none; and whether the capacity of all nodes was
+        counted.
         """
         known, until, members_by_shape = True, self._clock.cpu() + TURN_SECONDS, shapes(members)
         for shape, needed in count_at_least_as_demanding(members_by_shape).items():
@@ -81,13 +81,15 @@ class GangPlanner:
         return None, known
 
     def count_capacities(self, members: Sequence[Member], is_over: Callable[[], bool]) -> None:
-        """Count the capacity of nodes, so that a plan of these members reads few nodes; ends when `is_over` says so."""
+        """Count the capacity of nodes, so that a later plan of these members reads few nodes. Ends early if `is_over`
+        returns True.
+        """
         for shape in shapes(members):
             while not self._capacities.count_pods(shape)[1] and not is_over():
                 pass
 
     def plan_beside_reserved(self, gang: PlannedGang, members: Sequence[Member], draft: Draft) -> Planned | Unplanned:
-        """A plan that leaves what is reserved for nominated pods and for another gang.
+        """A plan that does not use the cards that are reserved for nominated pods or for another gang.
 
         Raises TurnOver if the turn of the draft is over.
         """
@@ -110,8 +112,9 @@ class GangPlanner:
     def simulate_plan(
         self, gang: PlannedGang, members: Sequence[Member], *, shape: str, more_nodes: Iterable[str]
     ) -> Planned | None:
-        """Places for these members if members of `shape` were offered the nodes `more_nodes`, too; reserves nothing.
-        None: there are none.
+        """The plan of these members if kube-scheduler also offered the nodes `more_nodes` for members of `shape`.
+
+        Returns None if there is no such plan. Reserves nothing.
         """
         if self.find_unplaceable(members)[0] is not None:
             return None
@@ -123,14 +126,13 @@ class GangPlanner:
         return outcome if isinstance(outcome, Planned) else None
 
     def _gang_reserved_nodes(self, gang: PlannedGang) -> set[str]:
-        """The nodes where cards are reserved for another gang, which this one must not use."""
+        """The nodes with cards that are reserved for another gang, and that this gang must not use."""
         return set(self._cluster.gang_cards.reserved_nodes(gang.rank, gang.namespace))
 
     def _split_reserved(self, members: Iterable[Member], reserved: set[str]) -> tuple[set[str], set[str]]:
-        """Split nodes with a reservation: those whose other cards may be used, and those that are left out.
+        """Split the nodes with a gang reservation: nodes whose free part may be used, and nodes that are left out.
 
-        Nodes are left out if there are many: counting what is reserved on them takes longer than other callers may
-        wait.
+        If there are many, all are left out: counting their reservations would take longer than other callers may wait.
         """
         reserved = self._nodes_for_any(members, reserved) if reserved else reserved
         return (reserved, set()) if len(reserved) <= MAX_RESERVED_NODES else (set(), reserved)
@@ -158,7 +160,7 @@ class GangPlanner:
         return gangplan.plan(self._cluster.ledger, self._cluster.loads, members, terms)
 
     def _nodes_for_any(self, members: Iterable[Member], nodes: set[str]) -> set[str]:
-        """The given nodes that could take one of the members; all of them if that is unknown."""
+        """The given nodes on which at least one of the members fits; all nodes if the capacity is not counted yet."""
         vacant = [self._vacant(*shape) for shape in shapes(members)]
         if any(candidates is None for candidates in vacant):
             return nodes
@@ -167,7 +169,7 @@ class GangPlanner:
         }
 
     def _make_terms(self, gang: PlannedGang, draft: Draft | None = None, *, without: Collection[str] = ()) -> Terms:
-        """The terms of a plan. `without`: nodes that no member with cards may have."""
+        """The terms of a plan. `without`: nodes on which no member with cards may be placed."""
 
         def closed(member: Member, node: str) -> bool:
             return node in without and member.request is not None
@@ -183,7 +185,7 @@ class GangPlanner:
         )
 
     def _count_on_nominated_places(self, shape: MemberShape) -> int:
-        """How many more members would fit at most, if nothing were reserved ahead."""
+        """The most further members that could fit if there were no reservations for pods before filter is called."""
         least = min(
             (card_request.mem for card_request in fitting.card_requests(shape.request) if not card_request.whole),
             default=0,
@@ -204,5 +206,5 @@ class GangPlanner:
         shape = MemberShape(request, load)
         if not self._capacities.count_pods(shape, _PLAN_LOOKS)[1]:
             return None
-        # Pods with reservations ahead may lose them.
+        # A nominated pod may lose its reservation to the gang, so its node counts as a node with capacity.
         return self._capacities.nodes(shape).with_minimum(place.node for place in self._cluster.places_ahead())

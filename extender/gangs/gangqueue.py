@@ -1,8 +1,8 @@
 """The order in which waiting gangs are planned, kept up to date while they change.
 
-Gangs that are bound in part come first, then the smallest rank. But one tenant can have thousands of gangs, and others
-would wait until all of them are tried: so after `AT_A_TIME` gangs of one namespace it is the next namespace's turn. Not
-thread-safe: the state locks.
+Gangs that are bound in part come first, then the gang with the smallest rank. But one tenant can have thousands of
+gangs, and other tenants would wait until all these are tried. So after `AT_A_TIME` gangs of one namespace the gangs of
+other namespaces follow. Not thread-safe: the state locks.
 """
 
 from bisect import bisect_left, insort
@@ -14,7 +14,7 @@ from typing import Final
 from cardwise.core.gangs.gangs import Rank
 from cardwise.core.gangs.gangstate import Gang
 
-AT_A_TIME: Final = 32  # gangs of a namespace, after which it is the next one's turn
+AT_A_TIME: Final = 32  # gangs of a namespace, after which gangs of other namespaces follow
 
 _Place = tuple[bool, Rank, Gang]  # ranks are never equal, so gangs are not compared
 
@@ -27,7 +27,7 @@ class GangQueue:
         self._places: dict[str, _Place] = {}  # by gang
 
     def update_gang(self, gang: Gang) -> None:
-        """Update the gang's place in the order. A gang that runs has none."""
+        """Update the gang's place in the order. A running gang has no place."""
         key, before = gang.key, self._places.get(gang.key)
         now = None if gang.ran else (not gang.forward, gang.rank(), gang)
         if now == before:
@@ -49,11 +49,11 @@ class GangQueue:
             del self._by_namespace[namespace]
 
     def gangs_in_order(self) -> "GangCursor":
-        """All gangs in order. Those that change meanwhile may be left out or come twice."""
+        """All gangs in order. A gang that changes during the iteration may be left out or come twice."""
         return GangCursor(self._round_robin())
 
     def gangs_before(self, gang: Gang) -> "GangCursor":
-        """The gangs that come before this one. No gang may change meanwhile."""
+        """The gangs that come before this gang. No gang may change during the iteration."""
         return GangCursor(self._round_robin(self._places[gang.key]))
 
     def _round_robin(self, until: _Place | None = None) -> Iterator[Gang]:
@@ -80,5 +80,5 @@ class GangCursor:
         self.gang = next(gangs, None)  # the next gang; None at the end
 
     def advance(self) -> None:
-        """Go on to the next gang."""
+        """Set `gang` to the next gang."""
         self.gang = next(self._remaining, None)

@@ -1,6 +1,6 @@
 """The gangs of the cluster: what filter and bind decide about members, and what happens to gangs with time.
 
-Part of the state, whose lock it shares; long work is done in short turns, and other threads get the lock in between.
+Part of the state, and uses its lock. Long work is done in short turns, and other threads get the lock between them.
 `cardwise.core.gangs.gangstate` has the phase of one gang; `gangplaces` makes the plans. No code here waits: a bind
 waits on a `Permit`.
 """
@@ -34,9 +34,10 @@ from extender.gangs.gangtypes import (
 from extender.gangs.gangviews import GangView, make_view, pod_ref
 from extender.queue.searchpauses import PAUSE_FACTOR
 
-_ROUND_SECONDS: Final = 1.0  # of planning in one step; the rest of the round is for the next step
-_TRY_SECONDS: Final = 1.0  # in which all calls of one attempt of a pod come; kube-scheduler's back-off is no shorter
-_RECOVER_SECONDS: Final = 3.0  # of planning before a leader epoch begins; gangs that are left are planned in the epoch
+_ROUND_SECONDS: Final = 1.0  # the most seconds of planning in one step; the next step continues
+# Seconds within which two filter calls for a pod belong to the same attempt; kube-scheduler's back-off is no shorter.
+_TRY_SECONDS: Final = 1.0
+_RECOVER_SECONDS: Final = 3.0  # the most seconds of planning before a leader epoch begins; the rest follows later
 
 
 class Gangs:
@@ -59,20 +60,20 @@ class Gangs:
         self._settings = settings
         self._clock = clock
         self._gangs: dict[str, Gang] = {}
-        self._gang_keys: dict[str, str] = {}  # gang by member
+        self._gang_keys: dict[str, str] = {}  # by member UID, the key of the gang
         self._groups: dict[str, PodGroupSpec] = {}
         self._foreign: dict[tuple[ForeignPodGroup, str], PodGroupSpec] = {}
-        self._cardless: Counter[str] = Counter()  # pods of a PodGroup of Kubernetes that request no cards
-        self._cardless_gangs: dict[str, str] = {}  # gang by such a pod
+        self._cardless: Counter[str] = Counter()  # by gang of a PodGroup of Kubernetes, its pods without cards
+        self._cardless_gangs: dict[str, str] = {}  # by pod without cards, the key of its gang
         self._permits: dict[str, Permit] = {}
         self._gang_queue = GangQueue()
-        self._round = GangCursor(iter(()))  # gangs that `_plan_some` has still to try
-        self._partly_bound = GangCursor(iter(()))  # gangs that `_recover_some` has still to try
-        self._unoffered: list[Gang] = []  # gangs of this pass for which kube-scheduler has not asked yet
+        self._round = GangCursor(iter(()))  # the gangs that `_plan_some` has not tried yet
+        self._partly_bound = GangCursor(iter(()))  # the gangs that `_recover_some` has not tried yet
+        self._unoffered: list[Gang] = []  # gangs of this pass for which kube-scheduler has not called filter yet
         self._pass_cost = 0.0
         self._next_pass = float("-inf")
-        self._next_in_call = float("-inf")  # before which no filter call plans
-        self._first_call = "", float("-inf")  # the last call for a named node alone: its pod and time
+        self._next_in_call = float("-inf")  # the earliest time at which a filter call plans again
+        self._first_call = "", float("-inf")  # the last call that offered only the nominated node: its pod and time
         self._bind_threads = BindThreads(settings.max_waiting)
         self._places = places
         self._stopped: str | None = None
@@ -80,7 +81,7 @@ class Gangs:
     # Objects of the API server. For pods the caller holds the lock.
 
     def set_member(self, key: str, member: Member) -> None:
-        """Update a member of the gang `key`, "namespace/name". Call it before the member's reservation is changed."""
+        """Update a member of the gang `key`, "namespace/name". Call this before the member's reservation is changed."""
         now = self._clock.now()
         before = self._gang_keys.get(member.uid)
         if before is not None and before != key:
@@ -97,13 +98,13 @@ class Gangs:
         self._reset_if_abandoned(gang, now)
         if gang.ran > was_running:
             self._places.remove_gang(key)
-        # kube-scheduler may have known of it before us.
+        # kube-scheduler may have called filter for the pod before the watch has shown it.
         came_late = before is None and self._queue.is_unschedulable(member.uid)
         if gang.complete > was_complete or gang.ran > was_running or came_late:
             self._queue.requeue_all()
 
     def remove_pod(self, uid: str) -> None:
-        """Remove a member: the pod is gone, or is in no gang any more. Call it before its reservation is changed."""
+        """Remove a member: the pod is gone, or is no longer in a gang. Call this before its reservation is changed."""
         key = self._gang_keys.pop(uid, None)
         if key is None:
             return
@@ -134,10 +135,10 @@ class Gangs:
             self._on_group_changed(key)
 
     def set_cardless_member(self, pod: str, key: str) -> None:
-        """Set the PodGroup of Kubernetes that a pod without a request for cards is in; "": none, or the pod is gone.
+        """Update a pod that requests no cards and belongs to a PodGroup of Kubernetes.
 
-        pod: a unique key.
-        key: "namespace/name" of the gang.
+        pod: a unique key of the pod.
+        key: "namespace/name" of the gang; "" if the pod is in no PodGroup or is gone.
         """
         before = self._cardless_gangs.pop(pod, "")
         if key:
@@ -156,6 +157,7 @@ class Gangs:
     def filter_member(self, uid: str, nodes: Collection[str], named_node: str = "") -> MemberPlace:
         """Place a member of a gang, or refuse it.
 
+        nodes: the nodes that kube-scheduler offers.
         named_node: the node in the pod's status.
         """
         with self._lock:
@@ -164,7 +166,7 @@ class Gangs:
             gang = self.gang_of(uid)
             if gang is None:
                 self._queue.mark_refused(uid)
-                return Refusal.GANG_INCOMPLETE  # the watch has not shown it yet
+                return Refusal.GANG_INCOMPLETE  # the watch has not shown the pod yet
             if gang.ran:
                 return PlacedAlone()
             place = self._filter_member(gang, uid, nodes, now, first=self._is_first_call(uid, nodes, named_node, now))
@@ -176,7 +178,7 @@ class Gangs:
             return place
 
     def request_permit(self, uid: str, node: str) -> PermitAnswer:
-        """Handle a bind call. For a member of a gang that is not bound yet, the answer is the permit to wait for."""
+        """Handle a bind call. For a member of a gang that is not bound yet, returns the permit to wait for."""
         with self._lock:
             self._cache.sync_cards()
             now = self._clock.now()
@@ -205,7 +207,7 @@ class Gangs:
             return gang is not None and not gang.ran and not gang.forward and len(gang.plan) > 1
 
     def cancel_permit(self, permit: Permit, reason: str) -> None:
-        """Cancel the permit, unless it is decided: a bind that waits for it cannot continue."""
+        """Cancel the permit, unless it is decided already: a waiting bind call was closed or has timed out."""
         with self._lock:
             if self._permits.get(permit.key) is permit:
                 self._end_plan(self._gangs[permit.key], reason)
@@ -213,11 +215,11 @@ class Gangs:
     # For the state and preemption. The caller holds the lock.
 
     def gang_of(self, uid: str) -> Gang | None:
-        """The gang that the pod is in; None if it is in none."""
+        """The gang of the pod; None if the pod is in no gang."""
         return self._gangs.get(self._gang_keys.get(uid, ""))
 
     def may_bind(self, uid: str, node: str) -> bool:
-        """Whether a Binding of this pod may be posted now: it is in no gang, or its gang is being bound, or runs."""
+        """Whether a Binding of this pod may be posted now: the pod has no gang, or its gang is being bound, or runs."""
         gang = self.gang_of(uid)
         return gang is None or gang.ran or (gang.forward and gang.plan.get(uid) == node)
 
@@ -228,15 +230,13 @@ class Gangs:
             gang.mark_posted(uid, self._clock.now())
 
     def mark_unposted(self, uid: str) -> None:
-        """Record that the Binding of a member surely has not bound it, or that the member has lost its place
-        in the plan.
-        """
+        """Record that certainly no Binding has bound the member, or that the member has lost its place in the plan."""
         gang = self.gang_of(uid)
         if gang is not None:
             self._reset_if_abandoned(gang, self._clock.now())
 
     def reset(self) -> None:
-        """Keep only what the API server shows, because the leader changes."""
+        """Forget everything that the API server does not show, because the leader changes."""
         now = self._clock.now()
         for gang in list(self._gangs.values()):
             self._after_transition(gang, gang.reset_to_cluster(now))
@@ -267,7 +267,7 @@ class Gangs:
         self._visit_gangs(cancel)
 
     def step(self) -> DueWork:
-        """Do what is due by time; only the leader calls it. Returns the writes that are due."""
+        """Do the timed work of the gangs; only the leader calls this. Returns the writes that are due."""
         work, due = DueWork([], []), list[Gang]()
         self._visit_gangs(lambda gang: self._advance_gang(gang, work, due))
         until = self._clock.now() + _ROUND_SECONDS
@@ -338,7 +338,7 @@ class Gangs:
                 give_way(self._clock)
 
     def _recover_some(self) -> bool:
-        """One turn of `recover`. Returns whether gangs are left for the next turn."""
+        """Do one turn of `recover`. Returns whether gangs are left for the next turn."""
         with self._lock:
             self._cache.sync_cards()
             until, now = self._clock.cpu() + TURN_SECONDS, self._clock.now()
@@ -350,9 +350,7 @@ class Gangs:
             return gang is not None
 
     def _reserve_some(self, due: Iterable[Gang]) -> bool:
-        """One turn of choosing the gang for which cards are reserved. Returns whether a plan for it needs
-        another turn.
-        """
+        """Do one turn of choosing the gang for which cards are reserved. Returns whether a plan needs another turn."""
         with self._lock:
             self._cache.sync_cards()
             now = self._clock.now()
@@ -361,13 +359,13 @@ class Gangs:
             return self._places.half_reserved
 
     def _plan_some(self) -> bool:
-        """One turn of planning the gangs in the queue. Returns whether gangs are left in this pass."""
+        """Do one turn of planning the gangs in the queue. Returns whether gangs are left in this pass."""
         with self._lock:
             self._cache.sync_cards()
             began, now = self._clock.cpu(), self._clock.now()
             if self._round.gang is None:
                 if now < self._next_pass:
-                    return False  # it did no work, so the pause does not start again
+                    return False  # nothing was planned, so the pause does not start again
                 self._round, self._unoffered, self._pass_cost = self._gang_queue.gangs_in_order(), [], 0.0
             self._plan_in_order(self._round, self._unoffered, now, began + TURN_SECONDS)
             self._pass_cost += self._clock.cpu() - began
@@ -378,10 +376,10 @@ class Gangs:
     # Everything below runs under the lock.
 
     def _advance_gang(self, gang: Gang, work: DueWork, due: list[Gang]) -> None:
-        """Do what is due by time for this gang.
+        """Do the timed work of this gang.
 
         work: receives the writes that are due.
-        due: receives the gang if it has waited too long.
+        due: receives the gang if cards should be reserved for it, because it has waited too long.
         """
         now = self._clock.now()
         expiry = gang.expiry_reason(
@@ -397,10 +395,10 @@ class Gangs:
             due.append(gang)
 
     def _is_first_call(self, uid: str, nodes: Collection[str], named_node: str, now: float) -> bool:
-        """Whether kube-scheduler offers only the nominated node, as in the first filter call of each attempt.
+        """Whether this is the first filter call of an attempt, in which kube-scheduler offers only the nominated node.
 
-        Such a call tells nothing about other nodes. If the next call of the attempt, which has all nodes that the pod
-        may use, names the same node alone, it is the only one.
+        Such a call does not show whether the pod may use other nodes. The second call of the attempt offers all nodes
+        that the pod may use. If it offers only the same node again, the pod may use no other node.
         """
         before, self._first_call = self._first_call, ("", float("-inf"))
         if list(nodes) != [named_node] or (before[0] == uid and now - before[1] < _TRY_SECONDS):
@@ -435,10 +433,10 @@ class Gangs:
         return Refusal.GANG_WAITS if first else self._replan_member(gang, uid, node, now)
 
     def _awaits_plan(self, gang: Gang, uid: str) -> bool:
-        """Whether the planner requeues this refused member once its gang fits, so that no other event has to.
+        """Whether the planner will requeue this refused member once the gang fits, so no other event must requeue it.
 
-        It does not if the member has a place in the plan, if kube-scheduler may have offered only a nominated node, or
-        if kube-scheduler has not called filter for the gang yet.
+        The planner will not do so if the member has a place in the plan, if kube-scheduler may have offered only a
+        nominated node, or if kube-scheduler has offered no nodes for the gang yet.
         """
         nominated = self._reservations.nominations.nominated_node(uid)
         return uid not in gang.plan and not nominated and self._places.has_offers(gang)
@@ -446,14 +444,14 @@ class Gangs:
     def _replan_member(self, gang: Gang, uid: str, node: str, now: float) -> PlannedNode | Refusal:
         """Plan the member again: kube-scheduler does not offer its planned node."""
         if self._reservations.known_binding(uid) is not None:
-            return Refusal.GANG_BACKS_OFF  # it may be bound there already
+            return Refusal.GANG_BACKS_OFF  # the member may be bound to its planned node already
         gang.avoid_node(uid, node, now)
         if self._places.move_members(gang, [uid], now):
             return PlannedNode(gang.plan[uid])
         if gang.forward:
             gang.unplan(uid)
             return Refusal.GANG_WAITS
-        # A member that has passed filter may be on its way to bind, and a posted one stays.
+        # Other members that have passed filter are not moved: kube-scheduler may be about to call bind for them.
         moving = [member_uid for member_uid in gang.plan if member_uid == uid or member_uid not in gang.passed]
         if len(moving) > 1 and self._places.move_members(gang, moving, now):
             self._requeue_members(gang)
@@ -462,11 +460,12 @@ class Gangs:
         return Refusal.GANG_WAITS
 
     def _plan_in_call(self, gang: Gang, now: float) -> bool:
-        """Plan the gang in a filter call, after the gangs that come before it. Returns whether it has a plan.
+        """Plan the gang in a filter call, after the gangs that come before it. Returns whether the gang has a plan.
 
-        kube-scheduler is serial: pods that request no GPU wait for the call as well, and it calls for each member. So a
-        call plans only if that may help, and after a call that has planned in vain the next ones plan nothing for ten
-        times as long: `_plan_some` continues in the background, and requeues the members once there is a plan.
+        kube-scheduler is serial: during the call all other pods wait, also pods that request no GPU, and there is a
+        call for each member. So a call plans only if the gang may fit. After a call that has planned in vain, no call
+        plans for ten times the time that this took. Meanwhile `_plan_some` plans in the background, and requeues the
+        members once there is a plan.
         """
         if not self._may_plan_in_call(gang, now):
             gang.reason = gang.reason or "gangs are being planned"
@@ -483,8 +482,9 @@ class Gangs:
         return now >= self._next_in_call and self._places.may_fit(gang, now)
 
     def _pause_planning_in_calls(self, began: float, now: float, *, planned: bool | None) -> None:
-        """Pause planning in filter calls if this call has planned in vain. `began`: its start, in CPU seconds of the
-        thread.
+        """Pause planning in filter calls if this call has planned in vain.
+
+        began: the start of planning, in CPU seconds of the thread.
         """
         cost = self._clock.cpu() - began
         if not planned and cost > CHEAP:
@@ -493,7 +493,7 @@ class Gangs:
     def _plan_gangs_before(self, gang: Gang, now: float) -> bool:
         """Plan the gangs that come before this one in the queue, as far as the turn's time allows.
 
-        Returns whether all were tried; if not, `_plan_some` continues with them, and then with this gang.
+        Returns whether all were tried. If not, `_plan_some` tries the others later, and then this gang.
         """
         unoffered, until = list[Gang](), self._clock.cpu() + TURN_SECONDS
         if not self._plan_in_order(self._gang_queue.gangs_before(gang), unoffered, now, until):
@@ -501,15 +501,16 @@ class Gangs:
         return not self._places.may_fit(gang, now) or self._plan_unoffered(unoffered, now, until)
 
     def _plan_in_order(self, gangs: GangCursor, unoffered: list[Gang], now: float, until: float) -> bool:
-        """Plan waiting gangs in order, if something has changed since they did not fit.
+        """Plan waiting gangs in order. Gangs for which nothing has changed since their last failed plan are skipped.
 
-        gangs, unoffered: afterwards, the gangs that are left.
+        gangs, unoffered: both have the remaining gangs afterwards.
         until: the end of the turn, in CPU seconds of this thread.
 
         Returns whether all gangs were tried.
 
-        If kube-scheduler has not asked for a gang, it is unknown which nodes the gang may use. So it is put into
-        `unoffered`, and is planned right before the next gang that is worth planning: it keeps its place in the order.
+        If kube-scheduler has not called filter for a gang, it is unknown which nodes the gang may use. Such a gang is
+        put into `unoffered`, and is planned only immediately before the next gang that is planned. So it keeps its
+        place in the order.
         """
         while gangs.gang is not None:
             if self._clock.cpu() >= until or not self._plan_if_useful(gangs.gang, unoffered, now, until):
@@ -518,7 +519,7 @@ class Gangs:
         return True
 
     def _plan_if_useful(self, gang: Gang, unoffered: list[Gang], now: float, until: float) -> bool:
-        """Plan this gang if that may help. Returns whether this gang is done."""
+        """Plan this gang if it may fit. Returns whether the gang is done in this pass."""
         if gang.forward:
             in_part = self._is_ready(gang, now) and gang.missing_in_plan()
             return not in_part or self._plan_gang(gang, now) is not None
@@ -542,7 +543,7 @@ class Gangs:
     def _plan_unoffered(self, unoffered: list[Gang], now: float, until: float) -> bool:
         """Plan the unoffered gangs. Returns whether all of them are done."""
         while unoffered:
-            # Between two turns it may have gone, lost a member, or got a plan.
+            # Since an earlier turn the gang may have gone, lost a member, or got a plan.
             if self._wants_plan(unoffered[0], now) and self._plan_gang(unoffered[0], now) is None:
                 return False
             del unoffered[0]
@@ -551,7 +552,7 @@ class Gangs:
         return True
 
     def _plan_gang(self, gang: Gang, now: float) -> bool | None:
-        """Plan the gang if that may help, and requeue members that were refused. Returns as `GangPlaces.try_plan`."""
+        """Plan the gang if it may fit now, and requeue its refused members. Returns as `GangPlaces.try_plan`."""
         if not gang.forward and not self._queue.may_place(gang.priority):
             gang.reason = "pods of higher priority come first: no extender served their last attempt"
             return False
@@ -570,7 +571,7 @@ class Gangs:
         return True
 
     def _requeue_members(self, gang: Gang) -> None:
-        """Requeue members of the plan that were refused before there was a plan."""
+        """Requeue the members that were refused before the gang had a plan."""
         if any(map(self._queue.is_unschedulable, gang.plan)):
             self._queue.requeue_all()
 
@@ -587,7 +588,7 @@ class Gangs:
         gang.commit(now)
         self._gang_queue.update_gang(gang)
         del self._permits[gang.key]
-        permit.decide(allowed=True)  # before anything that may fail: threads wait for it
+        permit.decide(allowed=True)  # before anything that may raise: threads wait for this
         self.on_permit_ended("bound", now - permit.since)
         self.on_binding_started(gang.there[0].created)
 
@@ -601,8 +602,9 @@ class Gangs:
         self._after_transition(gang, gang.cancel_plan(reason, self._clock.now()))
 
     def _after_transition(self, gang: Gang, reason: str) -> None:
-        """Update queue and permit after a transition of the gang; call it after each transition. `reason`: why the
-        transition ended the plan; "": it did not.
+        """Update the queue and the permit. Call this after each transition of the gang.
+
+        reason: why the transition ended the plan; "" if it did not.
         """
         self._gang_queue.update_gang(gang)
         if not reason:
@@ -631,7 +633,8 @@ class Gangs:
             kinds.add(member.foreign)
         group = self._groups.get(gang.key, PodGroupSpec())
         if ForeignPodGroup.KUBERNETES in kinds:
-            # Whatever our PodGroup says: kube-scheduler starts no fewer pods. It also counts pods that request nothing.
+            # The minimum of Cardwise's PodGroup is ignored: kube-scheduler starts no fewer pods than its own PodGroup
+            # says. It also counts pods without cards, so these are subtracted.
             other = self._foreign.get((ForeignPodGroup.KUBERNETES, gang.key), PodGroupSpec())
             least = None if other.minimum is None else max(1, other.minimum - self._cardless[gang.key])
             group = replace(group, minimum=least, basic=other.basic)

@@ -18,8 +18,8 @@ from extender.records.podref import PodRef
 class GangSettings:
     """Settings of gangs.
 
-    policy: the placement policy of pods that name none.
-    max_waiting: how many binds may wait at once.
+    policy: the placement policy of pods without a policy annotation.
+    max_waiting: the most binds that may wait at the same time.
     """
 
     patience: GangPatience = field(default_factory=GangPatience)
@@ -33,8 +33,8 @@ class Permit:
 
     key: "namespace/name" of the gang.
     since: when the gang was planned, in seconds of the clock.
-    done: set once the outcome is decided.
-    allowed: the threads post their Bindings; else they fail with `reason`.
+    done: set when the outcome is decided.
+    allowed: whether the threads may post their Bindings; if not, the binds fail with `reason`.
     """
 
     key: str
@@ -58,7 +58,7 @@ class PlannedNode:
 
 @dataclass(frozen=True, slots=True)
 class PlacedAlone:
-    """The gang runs, so the pod is placed as a pod without a gang."""
+    """The gang runs already, so the pod is placed like a pod without a gang."""
 
 
 # The answer of `Gangs.filter_member`.
@@ -67,12 +67,12 @@ MemberPlace = PlannedNode | PlacedAlone | Refusal
 
 @dataclass(frozen=True, slots=True)
 class BindNow:
-    """The Binding may be posted at once: the pod is in no gang, or its gang is being bound or runs."""
+    """The Binding may be posted at once: the pod has no gang, or its gang is being bound, or runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class BindRefused:
-    """The pod is not bound, for this reason; kube-scheduler tries it again."""
+    """The bind call fails for this reason; kube-scheduler tries the pod again."""
 
     reason: str
 

@@ -8,18 +8,18 @@ from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.placement.ledger import Ledger
 from extender.records.podref import PodRef
 
-_MAX_NOTIFIED: Final = 20  # members that get events; for all members of a gang of 500 that would be 500 events
+_MAX_NOTIFIED: Final = 20  # the most members of a gang that get an event, since a gang may have 500 members
 
 
 @dataclass(frozen=True, slots=True)
 class GangView:
     """The state of a gang, as PodGroups and events show it.
 
-    minimum: members that must run together.
-    member_count: the number of members that count.
+    minimum: the number of members that must run together.
+    member_count: the number of members that count for the minimum.
     oldest: the members that get events.
     bound: the number of members that have a node.
-    reserved: the plan by node, each with its numbers of members and cards.
+    reserved: by node of the plan, the numbers of planned members and cards.
     """
 
     namespace: str
@@ -32,7 +32,7 @@ class GangView:
     bound: int
     waiting_for: tuple[str, ...]
     reserved: tuple[tuple[str, int, int], ...]
-    numbered: bool  # its pods have the minimum themselves
+    numbered: bool  # whether annotations of the pods set the minimum
     foreign: bool
 
 

@@ -17,7 +17,7 @@ from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.kube import wire
 from extender.gangs.gangviews import GangView
 
-_NAMED = 20  # members that a status names
+_NAMED = 20  # the most members that a status names
 _decode = msgspec.json.Decoder(Json).decode
 
 
@@ -39,7 +39,7 @@ def decode_group(raw: bytes) -> tuple[str, GroupRecord] | None:
     """Decode a PodGroup: its key "namespace/name" and its record."""
     manifest = _decode(wire.trim_object(raw))
     metadata, spec, status = manifest["metadata"], manifest.get("spec") or {}, manifest.get("status") or {}
-    # By the label's value, as in the policy for the extender, which refuses writes to all others.
+    # Check the label's value, as the admission policy does: it refuses writes of the extender to other PodGroups.
     auto = (metadata.get("labels") or {}).get(names.AUTO_LABEL) == "true"
     running = status.get("phase") == GangPhase.RUNNING
     partly_bound_since = (
@@ -59,7 +59,7 @@ def decode_group(raw: bytes) -> tuple[str, GroupRecord] | None:
     return f"{metadata['namespace']}/{metadata['name']}", GroupRecord(
         namespace=metadata["namespace"],
         name=metadata["name"],
-        # The spec of an automatic PodGroup was read from the pods, which may have changed since.
+        # The extender wrote the spec of an automatic PodGroup from the pods, which may have changed since.
         group=PodGroupSpec(running=running, partly_bound_since=partly_bound_since) if auto else group,
         minimum=minimum,
         auto=auto,
@@ -70,7 +70,7 @@ def decode_group(raw: bytes) -> tuple[str, GroupRecord] | None:
 
 
 def automatic_group(view: GangView) -> Json:
-    """The PodGroup of a gang that has none."""
+    """The PodGroup to create for a gang without a PodGroup."""
     metadata = {"name": view.name, "namespace": view.namespace, "labels": {names.AUTO_LABEL: "true"}}
     spec = {"minMember": view.minimum}
     return {"apiVersion": names.API_VERSION, "kind": "PodGroup", "metadata": metadata, "spec": spec}

@@ -1,9 +1,9 @@
-"""The gang reservation: cards that are reserved for one gang that has waited long; later pods cannot use them.
+"""The gang reservation: cards that are reserved for a gang that has waited long, so that later pods cannot use them.
 
 Theory of operation. A big gang needs many cards at the same time, and a stream of small pods takes each card as soon as
-it is free. So once a gang has been refused for long (`Gang.is_reservation_due`), `CardSearch` chooses cards for its
-members, first those on which the least is in use. The members would take a part of each of these cards, and this part
-is *reserved*: for pods that come after the gang it counts as in use.
+the card is free. So once a gang has been refused for long (`Gang.is_reservation_due`), `CardSearch` chooses cards for
+its members, first the cards with the least memory in use. The part of these cards that the members need is *reserved*:
+it counts as in use for all pods that come after the gang.
 
 Example: two members of 40 GiB each wait for two cards of 64 GiB that are in use with 50 and 60 GiB. On each 40 GiB are
 reserved: no later pod gets anything there. When a pod of 40 GiB on the first card ends, 54 GiB are free: 40 for the
@@ -11,20 +11,21 @@ gang, and 14 for other pods. As soon as both members fit, the gang is planned an
 
 What is reserved:
 
-- The MiB, percent of SMs, clients, whole cards and devices that the gang requests, on those cards. Not the remainder of
-  these cards, and no cpu or memory of nodes.
-- Nothing on nodes whose cards have what the gang would take there, so that only cpu or memory is short.
+- The MiB, percent of SMs, clients, whole cards and devices that the gang requests, on these cards. The remainder of the
+  cards is not reserved, nor are cpu and memory of nodes.
+- Nothing on nodes where only cpu or memory is short, because the cards have enough free capacity.
 - Nothing for a gang that would not fit even if all pods with GPUs ended, and nothing beyond the remaining quotas of its
-namespace.
+  namespace.
 
-For which gang and how long: for one gang at a time. The higher priority comes first, then namespaces take turns, each
-with its first gang, then with its second one; a namespace whose time is over comes after the others. The gangs of one
-namespace together have `GangPatience.keep` seconds, and then none for as long. So nothing is gained by deleting a gang
-and creating it again.
+For which gang: for one gang at a time. The highest priority comes first. With equal priorities, namespaces take turns:
+the first gang of each namespace, then the second gang of each; a namespace whose time is over comes last. For how long:
+the gangs of one namespace together have a reservation for `GangPatience.reserve_limit` seconds, and then none for the
+same time. So users gain nothing by deleting a gang and creating it again.
 
-The search is repeated every `_SEARCH_AGAIN` seconds, and the reservation moves to cards on which less is in use by
-then. A card on which nothing ends for `_STUCK_SECONDS` comes after all others. That time doubles with each such move,
-so that the gang also waits long enough for cards whose pods run for minutes. Not thread-safe: the state locks.
+The search is repeated every `_SEARCH_AGAIN` seconds, and the reservation moves to cards with less memory in use by
+then. A card on which nothing is freed for `_STUCK_SECONDS` comes after all other cards. That time doubles with each
+such move, so that the gang also waits long enough for cards whose pods run for minutes. Not thread-safe: the state
+locks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,14 +45,14 @@ from extender.cache.cache import Cache
 from extender.gangs.cardsearch import CardSearch
 
 _SEARCH_AGAIN: Final = 30.0  # seconds between two searches for the same gang
-_STUCK_SECONDS: Final = 60.0  # without an end on a card, after which other cards come first
-_MOST_DOUBLED: Final = 6  # times that this doubles
-_MOST_GANGS: Final = 32  # of a namespace that are searched for
-_MOST_NAMESPACES: Final = 1024  # whose last time is remembered
+_STUCK_SECONDS: Final = 60.0  # seconds in which nothing is freed on a card, after which other cards come first
+_MOST_DOUBLED: Final = 6  # the most times that `_STUCK_SECONDS` doubles
+_MOST_GANGS: Final = 32  # the most gangs of a namespace, per priority, for which cards are searched
+_MOST_NAMESPACES: Final = 1024  # the most namespaces for which the end of their last reservation is remembered
 _NEVER: Final = float("-inf")
 _NO_LOAD: Final = Load(0, 0, 0)
 
-PHASE_NAME: Final = "gang reservation"  # of the holdings
+PHASE_NAME: Final = "gang reservation"  # `Holding.phase_name` of the reserved holdings
 
 
 class GangReservation:
@@ -63,19 +64,20 @@ class GangReservation:
         self._clock = clock
         self._gang: Gang | None = None
         self._since = 0.0
-        self._now = 0.0  # of the last update
+        self._now = 0.0  # the time of the last update
         self._offers: dict[str, dict[str, frozenset[str]]] = {}  # by gang and shape, all nodes that were ever offered
         self._selections: dict[str, _Selection] = {}  # by gang
         self._stalls: dict[str, _Stalls] = {}  # by gang
-        self._paused_until: dict[str, float] = {}  # until when, by namespace
+        self._paused_until: dict[str, float] = {}  # by namespace, until when it gets no reservation
         self._used: dict[str, _Used] = {}  # by namespace
-        self._ended_at: dict[str, float] = {}  # when the time of a namespace was over last; the latest at the end
-        self._search: CardSearch | None = None  # that the next update goes on with
+        self._ended_at: dict[str, float] = {}  # by namespace, when its time was last over; the latest at the end
+        self._search: CardSearch | None = None  # the unfinished search, which the next update continues
 
     def add_offer(self, key: str, shape: str, nodes: frozenset[str]) -> None:
         """Record that kube-scheduler offers these nodes for members of the shape.
 
-        Equal offers should be one object: they may be thousands of nodes, and are kept for each shape.
+        Callers should pass the same object for equal offers: an offer may have thousands of nodes, and is stored for
+        each shape.
         """
         offers = self._offers.setdefault(key, {})
         before = offers.get(shape, nodes)
@@ -127,18 +129,21 @@ class GangReservation:
         return self._cards.reserve(first, holdings)
 
     def impossible_reason(self, gang: Gang) -> str | None:
-        """Why the gang in its present form could not run even if all pods with GPUs ended; None if it could."""
+        """Why the gang could not run even if all pods with GPUs ended; None if it could. The result of a search from
+        before the gang's last change does not count.
+        """
         selection = self._selections.get(gang.key)
         return selection.problem if selection is not None and selection.changes == gang.changes else None
 
     @property
     def is_half_planned(self) -> bool:
-        """Whether the last update has ended within the plan of a big gang."""
+        """Whether the last update has ended before the plan of a big gang was complete."""
         return self._search is not None and self._search.is_half_planned
 
     def _end_reservation(self) -> None:
         if self._gang is not None:
-            # The time counts for the next gang of the namespace as well, unless none has cards reserved for as long.
+            # The used time counts for the namespace's next gang, until the namespace had no reservation for as long as
+            # the limit.
             self._used[self._gang.namespace] = _Used(
                 self._now - self._since, self._now + self._gang.patience.reserve_limit
             )
@@ -147,9 +152,9 @@ class GangReservation:
     def _choose_gang(self, due: Sequence[Gang], policy: str, now: float) -> tuple[Gang | None, Sequence[Holding]]:
         """The first gang for which cards are to be reserved, and the holdings.
 
-        A call searches for one gang; the next call continues that search. Until the search is done its former result
-        counts, and gangs after it may be chosen. A search that the next call does not continue ends, since the cluster
-        changes.
+        A call searches cards for one gang; the next call continues this search. Until the search ends, the former
+        result for this gang counts, and if there is none, a later gang may be chosen. If the next call does not
+        continue the search, the search is dropped, since the cluster changes.
         """
         searching, first, reserved = False, None, list[Holding]()
         for gang in self._gangs_in_order(due):
@@ -167,9 +172,10 @@ class GangReservation:
         return first, reserved
 
     def _gangs_in_order(self, due: Sequence[Gang]) -> Iterator[Gang]:
-        """The gangs in order, without namespaces that are paused: by priority, then namespaces in turns.
+        """The gangs in order, without gangs of paused namespaces: by priority, then in turns by namespace.
 
-        Within a namespace in the order of its gangs; between namespaces by when their time was over, then by age.
+        Within a namespace the gangs have their usual order. In each turn the namespace whose last reservation ended
+        earliest comes first, then the namespace with the oldest gang.
         """
         places: dict[tuple[int, str], int] = {}
         keys = []
@@ -202,7 +208,7 @@ class GangReservation:
         return reserved if fits else []
 
     def _search_for(self, gang: Gang, policy: str, now: float) -> "_Selection | None":
-        """The cards that would do if pods that hold cards ended; None: the next call continues the search."""
+        """The cards that would suffice if the pods on them ended; None: the next call continues the search."""
         if self._search is None or self._search.key != gang.key:
             waits = self._stalls.setdefault(gang.key, _Stalls())
             if self._gang is gang and gang.key in self._selections:
@@ -232,7 +238,7 @@ class GangReservation:
         for node, node_members in members_by_node.items():
             with_cards = [member for member in node_members if member.uid in planned.assignments]
             holdings = {
-                # Of no namespace: no quota counts it before it is bound.
+                # Without a namespace, so that no quota counts the holding before the member is bound.
                 member.uid: Holding(
                     f"{member.uid}@{node}",
                     "",
@@ -259,16 +265,18 @@ class GangReservation:
         )
 
     def _has_cards_for(self, holdings: Sequence[Holding], requests: Sequence[PodRequest]) -> bool:
-        """Whether the cards and devices of the holdings, all of one node, are free for them now."""
+        """Whether the cards and devices of the holdings are free now. `holdings`: all of the same node."""
         with self._cache.ledger.what_if(added=holdings):
             return all(map(self._cache.is_plan_valid, holdings, requests)) and not any(
                 self._missing_by_card(holdings, counted=True).values()
             )
 
     def _missing_by_card(self, holdings: Iterable[Holding], *, counted: bool = False) -> dict[str, int]:
-        """How much must be freed on each card before the holdings fit: the sum of MiB, clients and percent of SMs.
+        """By card, the amount that must be freed before the holdings fit: the sum of MiB, clients and percent of SMs.
 
-        The sum decreases with each pod that ends. `counted`: the ledger has the holdings already.
+        The sum decreases with each pod that ends.
+
+        counted: whether the ledger has the holdings already.
         """
         short: dict[str, int] = {}
         for node, shares in _by_node(holdings).items():
@@ -299,7 +307,7 @@ def _by_node(holdings: Iterable[Holding]) -> dict[str, list[CardShare]]:
 
 
 class _Used(NamedTuple):
-    """For how many seconds cards were reserved for a namespace, and until when that counts."""
+    """The seconds for which cards were reserved for a namespace, and until when these seconds count."""
 
     seconds: float
     until: float
@@ -308,10 +316,10 @@ class _Used(NamedTuple):
 class _Selection(NamedTuple):
     """The result of a search for a gang.
 
-    at: when it was made.
-    changes: the gang's count of its changes then.
+    at: when the search ended.
+    changes: the value of `Gang.changes` when the search began.
     holdings: the holdings to reserve, by member.
-    problem: why the gang cannot run; None if it could.
+    problem: why the gang could not run even if all pods with GPUs ended; None if it could.
     """
 
     at: float
@@ -324,18 +332,18 @@ class _Stalls:
     """The reserved cards on which nothing has been freed for long."""
 
     def __init__(self) -> None:
-        self.moves: dict[str, int] = {}  # by card, how often it was given up
-        self._seen: dict[str, tuple[int, float]] = {}  # by card, how much must end there, and since when
-        self._times = 0  # that cards were given up
+        self.moves: dict[str, int] = {}  # by card, how often the card was given up
+        self._seen: dict[str, tuple[int, float]] = {}  # by card, the missing amount, and the time of its last decrease
+        self._times = 0  # how many times cards were given up
 
     def begin_wait(self, now: float) -> None:
-        """Start the wait, or restart it after cards were reserved for another gang."""
+        """Start the wait for all cards, also again after cards were reserved for another gang."""
         self._seen = {card: (short, now) for card, (short, _) in self._seen.items()}
 
     def record_shortage(self, short: Mapping[str, int], now: float) -> None:
         """Record the missing amounts, and give up cards on which nothing was freed for long.
 
-        short: how much must be freed on each reserved card before the gang fits there.
+        short: by reserved card, the amount that must be freed before the gang fits there.
         """
         limit = _STUCK_SECONDS * 2**self._times
         waiting: dict[str, tuple[int, float]] = {}

@@ -1,13 +1,13 @@
 """Fencing: changes a pending pod, so that no Binding that was posted for it before can bind it any more.
 
-Theory of operation. A leader checks its Lease before each Binding, but no check tells when the request is carried out:
-a paused process, network or API server may delay it until another extender leads. So each Binding names the
-resourceVersion of its pod, and the API server compares it in the transaction that binds the pod. After one write to the
-pod, all Bindings that were posted before name an old version and are refused, however late they are carried out
-(docs/design/0011-fencing.md). The write is an annotation with the leader epoch and the time. A new leader fences the
-pending pods before it reserves its first card, unless the former one released the Lease with no Binding on its way. A
-leader fences a pod before it releases a reservation whose Binding got no response. If the response to the fence shows
-that the pod is bound, its share counts.
+Theory of operation. A leader checks its Lease before each Binding. But the API server may carry out the request much
+later, when another extender leads, because the process, the network or the API server was paused. So each Binding names
+the resourceVersion of its pod, and the API server compares this version in the transaction that binds the pod. After
+any write to the pod, all Bindings that were posted before name an old version and are refused, however late they are
+carried out (docs/design/0011-fencing.md). *Fencing* a pod is such a write: an annotation with the leader epoch and the
+time. A new leader fences the pending pods before it reserves its first card, unless the former leader released the
+Lease when no Binding was on its way. A leader also fences a pod before it releases a reservation whose Binding got no
+response. If the response to the fence shows that the pod is bound, the pod's share counts.
 
 Example: leader A reads pod P at version 101 and posts a Binding with version 101, which a paused API server does not
 read. B becomes leader and fences P: version 102, without a node. Now B can bind another pod to the card. When the API
@@ -41,28 +41,28 @@ _R = TypeVar("_R")
 _log = structlog.get_logger(__name__)
 
 _TIMEOUT = 2.0
-AT_ONCE = 16  # writes
-_TOTAL_SECONDS = 10.0  # seconds for all pods that the API server cannot write although it writes the Lease
-_SHORT_TIMEOUT = 0.25  # seconds for each pod whose first attempt starts after that time
+AT_ONCE = 16  # parallel writes
+_TOTAL_SECONDS = 10.0  # seconds in which failed writes are repeated, although the API server still writes the Lease
+_SHORT_TIMEOUT = 0.25  # seconds for a write to a pod whose first attempt starts after `_TOTAL_SECONDS`
 _OURS = {names.ASSIGNMENT, names.IDX}  # each Binding of a pod with cards sets one of these annotations
 _REFUSALS = (errors.Conflict, errors.Forbidden, errors.Invalid, errors.BadRequest)
 
 
 class PodState(Enum):
-    """The state of a pod that was pending when it was last seen, by a consistent read or the response to a write."""
+    """The present state of a pod that was pending, by a consistent read or by the response to a write."""
 
-    UNBOUND = "unbound"  # it has no node; after `fence_pod`, no earlier Binding can bind it
-    UNFENCED = "unfenced"  # it has no node, and cannot be changed: an earlier Binding may still bind it
+    UNBOUND = "unbound"  # the pod has no node; as a result of `fence_pod`: no earlier Binding can bind the pod
+    UNFENCED = "unfenced"  # the pod has no node, and the write failed: an earlier Binding may still bind the pod
     BOUND = "bound"
     BOUND_BY_OTHER = "bound-by-other"  # bound by another program
-    FINISHED = "finished"  # bound, and it has finished: no container of it will use a card
+    FINISHED = "finished"  # the pod was bound and has finished: none of its containers will use a card
     DELETED = "deleted"
 
 
 class FenceSummary(NamedTuple):
     """The result of `fence_pods`.
 
-    landed: an earlier Binding of an extender has bound one of the pods.
+    landed: whether an earlier Binding of an extender has bound one of the pods.
     unfenced: the UIDs of pods that could not be changed, so that an earlier Binding may still bind them.
     """
 
@@ -71,7 +71,7 @@ class FenceSummary(NamedTuple):
 
 
 class _SkippedPod(errors.Unreachable):
-    """The pod was not tried: too many writes to pods of its namespace are slow."""
+    """The pod was skipped, because too many writes to pods of its namespace are slow."""
 
 
 class Fence:
@@ -88,13 +88,13 @@ class Fence:
     def fence_pod(self, pod: PodRef, fencing_token: str, *, timeout: float = _TIMEOUT) -> PodState:
         """Fence one pod: write the leader epoch into an annotation. Returns the pod's state.
 
-        fencing_token: names the leader epoch; "" without a Lease.
+        fencing_token: the text that identifies the leader epoch; "" without a Lease.
         timeout: seconds for each request.
 
         Raises KubeError if it is unknown whether the pod has changed.
 
-        The write goes to the pod's status, since hardly any webhook or policy of others covers it. It contains the
-        time, so it is always a change: a write without a change would not change the resourceVersion.
+        The write uses the status subresource, since webhooks and policies of other projects rarely match it. The
+        annotation contains the time, because a write that changes nothing would not change the resourceVersion.
         """
         annotation = f"{fencing_token}/{self._clock.wall_ns()}" if fencing_token else str(self._clock.wall_ns())
         patch = {"metadata": {"uid": pod.uid, "annotations": {names.LEADER_EPOCH: annotation}}}
@@ -109,7 +109,7 @@ class Fence:
                 return state
             if isinstance(error, errors.Conflict):
                 raise
-            # A policy forbids it, or the pod is too large. That must not keep all other pods from being bound.
+            # A policy forbids the write, or the pod is too large. This must not stop the binds of all other pods.
             self._report_failure(pod, error)
             return PodState.UNFENCED
 
@@ -125,12 +125,12 @@ class Fence:
     ) -> FenceSummary | None:
         """Fence all these pods. Returns None if `still_leads` returned False before all were tried.
 
-        retry: whether pods that could not be changed are tried again, for `_TOTAL_SECONDS` from the start.
-        at_once: parallel writes.
+        retry: whether failed writes are repeated, until `_TOTAL_SECONDS` after the start.
+        at_once: the number of parallel writes.
         fenced: if given, receives the UIDs of the fenced pods that are not bound.
 
-        A tenant can make pods so large that each write takes seconds. That must not delay the pods of other namespaces,
-        so the namespaces take turns, and after too many slow writes the other pods of a namespace are skipped.
+        A tenant can make pods so large that each write takes seconds. This must not delay the pods of other namespaces.
+        So the namespaces take turns, and after too many slow writes the remaining pods of a namespace are skipped.
         """
         backoff, until = (
             Backoff(initial=0.05, cap=1.0, max_retry_after=LEADER_RETRY_AFTER),
@@ -174,7 +174,8 @@ class Fence:
     ) -> PodState | errors.KubeError | None:
         """Fence one pod. Returns the error instead of raising it, and None if this extender no longer leads.
 
-        slow: writes that got no response in time, by namespace. After `until` one of them is too many.
+        slow: by namespace, the number of writes without a response in time.
+        until: the time after which a namespace is skipped after a single slow write.
         """
         if not still_leads():
             return None
@@ -222,7 +223,8 @@ def _state_of(manifest: dict[str, Any], uid: str) -> PodState:
         return PodState.UNBOUND
     if Pod(manifest).ended:
         return PodState.FINISHED
-    # A member of a gang may request no card: its Binding has the leader epoch only, which `fence_pod` writes as well.
+    # The Binding of a gang member without cards has only the annotation of the leader epoch, which `fence_pod` writes,
+    # too.
     member = bool(labels_of(manifest).get(names.GANG))
     is_ours = member or _OURS & annotations_of(manifest).keys()
     return PodState.BOUND if is_ours else PodState.BOUND_BY_OTHER

@@ -1,12 +1,12 @@
-"""Leadership: of several extenders, only the holder of the Lease serves calls, once it knows all Bindings of the
-others.
+"""Leadership: of several extenders only the holder of the Lease serves calls, and only once it knows all Bindings of
+the other extenders.
 
-A *leader epoch* is the time from acquiring the Lease to losing it. When it begins, pods and quotas are listed again,
-because the watch may not show yet what another extender bound a moment ago. A call that began in one epoch posts
-nothing in another: the binder checks the epoch before every write. A Binding that was sent in time may be carried out
-late (because the process, the network or an API server was paused). Only the API server can refuse it then, by two
-things that the Binding names: the pod's resourceVersion, which the new leader has changed (`fence`), and the *fencing
-token* of the epoch, which the policy `fencing.cardwise.dev` compares with the Lease.
+A *leader epoch* is the time from acquiring the Lease to losing it. When an epoch begins, pods and quotas are listed
+again, because the watch may not show yet which pods another extender has just bound. A call that began in one epoch
+posts nothing in another epoch: the binder checks the epoch before every write. A Binding that was sent in time may be
+carried out late, because the process, the network or an API server was paused. Then only the API server can refuse it.
+For this the Binding names the pod's resourceVersion, which the new leader changes (`fence`), and the *fencing token* of
+the epoch, which the policy `fencing.cardwise.dev` compares with the Lease.
 """
 
 import math
@@ -30,9 +30,9 @@ from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
-_SAFETY_SECONDS = 1.0  # seconds before the end of the Lease at which a write must have ended
-_CHECK_SECONDS = 0.5  # seconds between two checks of the Lease; the elector's thread usually reports a change at once
-_RENEWALS = 6  # renewals of the Lease in one duration
+_SAFETY_SECONDS = 1.0  # a write must end so many seconds before the Lease expires
+_CHECK_SECONDS = 0.5  # seconds between two checks of the Lease; usually the elector's thread reports changes sooner
+_RENEWALS = 6  # renewals of the Lease in one lease duration
 _FENCES_AT_ONCE = 2  # parallel writes to unfenced pods, so that the Lease is still renewed in time
 _FENCE_RETRY_SECONDS = 20.0  # seconds until pods that could not be changed when the epoch began are tried again
 
@@ -62,9 +62,9 @@ class Denial:
 
 
 class Leadership:
-    """Whether this extender serves calls, and what it may post. Thread-safe.
+    """Whether this extender serves calls, and whether it may post. Thread-safe.
 
-    This class is for a single extender, which always serves (--no-lease); `LeaseLeadership` is for several.
+    This class is for a single extender, which always serves (--no-lease); `LeaseLeadership` is for several extenders.
     """
 
     def start(self) -> None:
@@ -78,21 +78,21 @@ class Leadership:
         return 0
 
     def is_uninterrupted(self) -> bool:
-        """Whether no other extender has led since this one did, so that its knowledge is still complete."""
+        """Whether no other extender has led since this extender last led, so that its state is still complete."""
         return True
 
     def denial(self) -> Denial | None:
-        """Why calls are not served; None if they are."""
+        """Why calls are not served; None if this extender serves calls."""
         return None
 
     def fencing_token(self, epoch: int) -> str:
-        """The text that each Binding of this epoch carries; "" if no policy compares it."""
+        """The text that each Binding of this epoch contains; "" if no policy compares it."""
         del epoch
         return ""
 
     @contextmanager
     def allow_post(self, epoch: int) -> Iterator[float]:
-        """Context of one write. Yields the seconds that the write may take; 0: it must not be made."""
+        """Context manager for one write. Yields the seconds that the write may take; 0: do not write."""
         del epoch
         yield math.inf
 
@@ -105,8 +105,8 @@ class LeaseLeadership(Leadership):
     """Leadership by a Lease.
 
     name: "namespace/name" of the Lease.
-    elect: makes the elector, which calls `on_lease_changed`, `can_lead` and `is_settled`. It is called after the fork,
-        see `lease.new_identity`.
+    elect: makes the elector, which calls `on_lease_changed`, `can_lead` and `is_settled`. Called after the fork, see
+        `lease.new_identity`.
     catch_up: see `CatchUp`.
     blockers: see `LeaseBlockers`.
     """
@@ -135,8 +135,8 @@ class LeaseLeadership(Leadership):
         self._fencing_token = (0, "")  # an epoch and its fencing token
         self._tenure = 0  # the elector's tenure when the last epoch began
         self._fenced: tuple[int, set[str]] = (0, set())  # a tenure, and the pods fenced in it so far
-        self._unfenced: frozenset[str] = frozenset()  # pods that could not be changed since the epoch began
-        self._fence_retry_at = 0.0  # when these pods are tried again
+        self._unfenced: frozenset[str] = frozenset()  # the UIDs of pods that were not fenced since the epoch began
+        self._fence_retry_at = 0.0  # when the extender next tries to fence these pods
         self._posts = 0
         self._posts_changed = threading.Condition()
         self._changed = threading.Event()
@@ -205,9 +205,7 @@ class LeaseLeadership(Leadership):
         return f"{text}; this extender leaves the lease to others: {blockers[0]}" if blockers else text
 
     def step(self) -> None:
-        """Begin a leader epoch if this process holds the Lease and has seen all pods that other
-        extenders have bound.
-        """
+        """Begin a leader epoch, if this process holds the Lease and has read all pods that other extenders bound."""
         elector = self._elector
         if elector is None or not elector.is_leader:
             return
@@ -236,10 +234,9 @@ class LeaseLeadership(Leadership):
             _log.info("became leader; serving scheduler calls", lease=self._name, epoch=epoch)
 
     def _fence_remaining(self, still_leads: Callable[[], bool]) -> None:
-        """Try again to fence the pods that could not be changed when the epoch began: an earlier Binding may still bind
-        them.
+        """Try again to fence the pods that could not be fenced when the epoch began.
 
-        Pods that are no longer pending need no fence.
+        Until then an earlier Binding may still bind them. Pods that are no longer pending need no fence.
         """
         if not self._unfenced or self._clock.now() < self._fence_retry_at:
             return
@@ -252,49 +249,49 @@ class LeaseLeadership(Leadership):
         self._fence_retry_at = self._clock.now() + _FENCE_RETRY_SECONDS
 
     def _pending_pods(self) -> list[PodRef]:
-        """The pending pods for which an extender's bind may have been called."""
+        """The pending pods for which kube-scheduler may have called bind."""
         with self._state.queue() as queue:
             return queue.bindable_pods()
 
     def _fence_former_epochs(self, tenure: int, fencing_token: str, still_leads: Callable[[], bool]) -> bool:
-        """Learn what was bound in former epochs, and fence the pending pods. Returns whether that is done.
+        """List the pods that were bound in former epochs, and fence the pending pods. Returns whether both succeeded.
 
-        Afterwards no Binding of a former epoch binds a pod, except the `_unfenced` pods.
+        Afterwards no Binding of a former epoch can bind a pod, except the `_unfenced` pods.
 
-        A pod that is created or loses its gate after the first list was never sent to a former leader, which had lost
-        the Lease before: it has no Binding on its way. So one list before the fences is enough, and one after them if a
-        Binding has bound a pod meanwhile.
+        One list before the fences is enough: former leaders had lost the Lease by then, so none of them has posted a
+        Binding for a pod that is created or loses its gate after the list. A second list is needed only if a fence
+        shows that a Binding has bound a pod after the first list.
         """
         if not self._catch_up(still_leads):
             return False
         if self._elector is not None and self._elector.is_successor and not self._epoch:
-            # The former leader was shut down, after a response to all that it and those before it had sent. This one
-            # has sent nothing yet.
+            # The former leader has released the Lease after the responses to all requests of its epoch and of earlier
+            # epochs. This process has sent no Binding yet.
             return True
         pending_pods, uids_before = self._pending_pods(), frozenset[str]()
         if tenure != self._fenced[0]:
             self._fenced = tenure, set()
         fenced = self._fenced[1]
         if tenure == self._tenure:
-            # No other process has had the Lease since our last epoch: only our own Bindings may be on their way.
+            # No other process has had the Lease since this one: only Bindings of this process may be on their way.
             pending_uids, uids_before = self._state.pending_bindings(), self._unfenced
             pending_pods = [pod for pod in pending_pods if pod.uid in pending_uids]
         else:
-            # With a slow API server the Lease may end before all pods are changed. If no other process has had it
-            # since, the next attempt continues with the others.
+            # With a slow API server the Lease may end before all pods are fenced. If no other process has had the Lease
+            # since, the next attempt continues with the remaining pods.
             pending_pods = [pod for pod in pending_pods if pod.uid not in fenced]
         summary = self._fence.fence_pods(pending_pods, fencing_token, still_leads, fenced=fenced)
         if summary is None:
             return False
         self._unfenced = summary.unfenced | uids_before
-        # The state does not have pods that were bound after the list yet.
+        # If a Binding has bound a pod after the list, the state does not show this yet: list again.
         return not summary.landed or self._catch_up(still_leads)
 
     def _remaining_seconds(self, epoch: int) -> float:
         if self._elector is None:
             return 0.0
         remaining = self._elector.remaining_seconds() - _SAFETY_SECONDS
-        # One check for both: between two checks the epoch may have ended and another begun.
+        # One call checks the time and the epoch: between two calls one epoch could end and another begin.
         return remaining if remaining > 0 and self._elector.holds_lease(remaining, epoch=epoch) else 0.0
 
     def can_lead(self) -> bool:
@@ -302,20 +299,21 @@ class LeaseLeadership(Leadership):
         return self._state.lock_held_seconds() < statelock.YIELD_SECONDS and not self.lease_blockers()
 
     def is_settled(self) -> bool:
-        """Whether no Binding of this ended epoch, or of an earlier one, can still bind a pod."""
+        """Whether no Binding of the ended epoch, or of an earlier epoch, can still bind a pod."""
         elector = self._elector
         if elector is None or elector.epoch != self._epoch:
             return False
         return not (self._posts or self._unfenced or self._state.pending_bindings())
 
     def on_lease_changed(self, leading: bool) -> None:
-        """The Lease was acquired or lost."""
+        """Handle the event that the Lease was acquired (`leading`) or lost."""
         self._changed.set()
         if leading:
             return
         self._state.forget_plans()
         if self._stopping.is_set():
-            # Only then may the Lease be released. If it takes too long, the process ends, and the Lease expires.
+            # Wait for the writes in progress: only then may the Lease be released. If this takes too long, the process
+            # ends, and the Lease expires.
             with self._posts_changed:
                 self._clock.wait_for(self._posts_changed, lambda: not self._posts, None)
 
@@ -350,7 +348,7 @@ def make_lease_leadership(
 
     namespace, name: the namespace and the name of the Lease.
     duration: seconds for which an acquired or renewed Lease is valid.
-    lease_clock: counts the time while the machine sleeps, too.
+    lease_clock: a clock that continues while the machine sleeps.
     """
 
     def elect(leadership: LeaseLeadership) -> LeaderElector:

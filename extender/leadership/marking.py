@@ -1,6 +1,6 @@
-"""The label on the leader's pod, by which a Service finds it among the standbys.
+"""The label on the leader's pod, by which a Service selects the leader and not the standbys.
 
-Only the Lease decides which extender binds: a label that is late costs kube-scheduler one more attempt.
+Only the Lease decides which extender binds: if the label is late, kube-scheduler needs one more attempt.
 """
 
 import contextlib
@@ -20,8 +20,9 @@ _log = structlog.get_logger(__name__)
 
 _FAILED = "failed to write the leader label"
 _CHECK_SECONDS = 0.2
-_COMPARE_SECONDS = 5.0  # while the label is wrong, kube-scheduler finds no extender
-_PAUSE_SECONDS = 2.0  # the maximum seconds after a failed write
+# Seconds between two checks of all labels. Short, since kube-scheduler reaches no extender while the label is wrong.
+_COMPARE_SECONDS = 5.0
+_PAUSE_SECONDS = 2.0  # the most seconds until a failed write is repeated
 
 
 @contextlib.contextmanager
@@ -34,18 +35,17 @@ def _collect_failures(failures: list[errors.KubeError]) -> Iterator[None]:
 
 
 class LeaderMark:
-    """Sets the label when a leader epoch of this extender begins, and removes it when the epoch is over. It has a
-    thread.
+    """Sets the label when a leader epoch of this extender begins, and removes it when the epoch is over. Has a thread.
 
-    A former leader that is paused (a frozen container or node) cannot remove its label, and the Service would send it
-    half of kube-scheduler's connections, each of which waits for its time-out. So the leader removes the label from all
-    other pods. The label of a process that was killed stays until its container is started again; until then the pod is
-    not ready.
+    A former leader that is paused (a frozen container or node) cannot remove its label. Then the Service would send
+    half of kube-scheduler's connections to this pod, where each call would time out. So the leader removes the label
+    from all other pods. The label of a killed process stays until its container is started again; until then the pod is
+    not ready, so the Service does not use it.
 
-    A former leader that continues after a pause may write late. So the leader compares the labels with those of the API
-    server when its epoch begins and every `_COMPARE_SECONDS`, and repairs them. It removes a label only at the
-    resourceVersion that it has listed, and checks before each write that it still leads. So it never removes a label
-    that a later leader wrote after that list.
+    A former leader that continues after a pause may write late. So the leader lists the labels when its epoch begins
+    and every `_COMPARE_SECONDS`, and repairs them. The leader removes a label only if the pod still has the
+    resourceVersion of the list, and checks before each write that its epoch is not over. So it never removes a label
+    that a later leader wrote after the list.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class LeaderMark:
         self._epoch = epoch
         self._clock = clock
         self._written_epoch: int | Literal["unknown"] | None = (
-            "unknown"  # the epoch for which the label was last written
+            "unknown"  # the epoch for which this extender last wrote its label
         )
         self._compare_at = 0.0  # when the labels are compared next, while this extender leads
         self._loop = Loop(
@@ -92,7 +92,7 @@ class LeaderMark:
         """
         epoch = self._epoch()
         failures: list[errors.KubeError] = []
-        # At each epoch, even if no pause between two was seen: another leader may have removed the label since.
+        # Write the label in each new epoch, even if it was there in the last one: another leader may have removed it.
         if epoch != self._written_epoch:
             with _collect_failures(failures):
                 self._set_own_label(epoch)
@@ -124,7 +124,7 @@ class LeaderMark:
     def _write_label(self, pod: str, text: str | None, version: str | None = None) -> None:
         """Set the label, or remove it if `text` is None.
 
-        version: the pod's resourceVersion; a pod that has changed since is left alone. None: any version.
+        version: the pod's resourceVersion; if the pod has changed since, nothing is written. None: any version.
         """
         metadata: Json = {"labels": {names.LEADER: text}}
         if version is not None:
