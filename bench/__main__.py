@@ -93,7 +93,7 @@ def throughput(code: tuple[Path, ...], options: tuple[str, ...], plain_http: boo
 @click.option("--pods", default=2000)
 @click.option("--runs", default=3)
 def batching(nodes: int, pods: int, runs: int) -> None:
-    """Pods per second without GPU requests: with an extender, without, with a second scheduler; and races of two."""
+    """Pods per second without GPU requests, with and without an extender or a second scheduler; races of schedulers."""
     from bench import batching as bench  # noqa: PLC0415
 
     _print(bench.run(nodes, pods, runs))
@@ -127,7 +127,7 @@ def connections(code: tuple[Path, ...], **counts: int) -> None:
 @click.option("--runs", default=3)
 @click.option("--policy", "policies", multiple=True, default=["binpack"])
 def nomination(nodes: int, cards: int, pods: int, runs: int, policies: tuple[str, ...]) -> None:
-    """Pods per second of the real kube-scheduler with and without nomination ahead, and of the stock one alone."""
+    """Pods per second of the real kube-scheduler: with the extender, with and without nomination; without Cardwise."""
     from bench import nomination as bench  # noqa: PLC0415
 
     _print(bench.run(nodes, cards, pods, runs, policies))
@@ -174,7 +174,7 @@ def lock_holds(nodes: int, pods: int, gangs: int, rounds: int) -> None:
 @click.option("--runs", default=11)
 @click.option("--only", default="", help="Run only situations whose label contains this text.")
 def big_lock_holds(nodes: int, pods: int, runs: int, only: str) -> None:
-    """How long it is held for single operations: gangs by size, quotas, preemption, many nominated pods."""
+    """How long single operations hold the state lock: gangs by size, quotas, preemption, many nominated pods."""
     from bench import biglockholds as bench  # noqa: PLC0415
 
     _print(bench.run(nodes, pods, runs, only))
@@ -187,7 +187,7 @@ def big_lock_holds(nodes: int, pods: int, runs: int, only: str) -> None:
 @click.option("--big", default=200, help="Members of the big gang.")
 @click.option("--runs", default=3, help="Number of big gangs, one after another.")
 def gangrate(nodes: int, gangs: int, size: int, big: int, runs: int) -> None:
-    """Gangs on the real kube-scheduler: creation, gangs per second, and the last step of a big one."""
+    """Gangs on the real kube-scheduler: creation, gangs per second, and the last step of a big gang."""
     from bench import gangrate as bench  # noqa: PLC0415
 
     _print(bench.run(nodes, gangs, size, big, runs))
@@ -230,7 +230,7 @@ def agent(seconds: int, probes: int) -> None:
 def placement(
     traces: Path | None, trace: tuple[str, ...], policy: tuple[str, ...], seeds: int, processes: int, **options: Any
 ) -> None:
-    """How much of the cards each policy fills, on a trace. Each run is printed to standard error when it is done."""
+    """The part of the cards that each policy fills, on a trace. Each run is printed to standard error when it ends."""
     from bench import placement as bench  # noqa: PLC0415
 
     folder = bench.find_traces(traces)

@@ -1,7 +1,7 @@
-"""Measures the webhook: latency of mutate and validate over TLS at a fixed rate, and of pod creation with and without.
+"""Measures the webhook: latency of mutate and validate over TLS, and of pod creation with and without the webhook.
 
-Runs on the real API server of tests/cluster with the chart's webhook configurations. Pods are created by one client on
-one keep-alive connection, so that the ratio is that of a single user's waiting time.
+Calls of mutate and validate arrive at a fixed rate. Pods are created on the real API server of tests/cluster with the
+chart's webhook configurations, by one client on one keep-alive connection: the waiting time of a single user.
 """
 
 import http.client
@@ -29,7 +29,7 @@ _QUOTA_ENTRIES = 20
 
 
 def run(rate: int, seconds: int, creations: int) -> list[Row]:
-    """Send `rate` requests per second to each verb for `seconds`; then create `creations` pods of each kind."""
+    """Send `rate` requests per second to each verb for `seconds`; then create `creations` pods in each way."""
     with _cluster() as cluster:
         rows = []
         rewritten = cluster.api.create(paths.pods("default"), pod(gpu_mem="8Gi"), query={"dryRun": "All"})
@@ -37,7 +37,7 @@ def run(rate: int, seconds: int, creations: int) -> list[Row]:
             latencies = _latencies_at_rate(cluster.parts.url("webhook"), f"/{verb}", request_pod, rate, seconds)
             rows.append(timing.latency(f"{verb} over TLS, keep-alive, {rate} requests/s", latencies))
         cluster.api.create(paths.gpuquotas("default"), _quota())
-        time.sleep(2)  # until the webhook's informer has the GPUQuota
+        time.sleep(2)  # wait until the webhook's informer has the GPUQuota
         latencies = _latencies_at_rate(cluster.parts.url("webhook"), "/validate", rewritten, rate, seconds)
         rows.append(timing.latency(f"the same, with a GPUQuota of {_QUOTA_ENTRIES} entries", latencies))
         cluster.api.delete(paths.gpuquotas("default", "bench"))
@@ -83,7 +83,7 @@ def _review(request_pod: dict[str, Any]) -> bytes:
 
 
 def _latencies_at_rate(url: str, path: str, request_pod: dict[str, Any], rate: int, seconds: int) -> list[float]:
-    """Latencies in seconds, from the time a request was due, so that a stall counts for each request that it delays."""
+    """Latencies in seconds from the time when a request was due, so that a stall counts for each delayed request."""
     body = _review(request_pod)
     due = iter([time.perf_counter() + 0.2 + i / rate for i in range(rate * seconds)])
     lock = threading.Lock()
@@ -116,7 +116,11 @@ def _latencies_at_rate(url: str, path: str, request_pod: dict[str, Any], rate: i
 
 
 def _measure_creation(cluster: Cluster, count: int) -> list[Row]:
-    """Create a GPU pod with the webhooks, and without them the same pod as they rewrite it."""
+    """Create `count` pods in each of three ways.
+
+    With the webhooks: GPU pods, and pods without a GPU request. Without the webhooks: the GPU pods as the webhooks
+    rewrite them.
+    """
     rewritten = cluster.api.create(paths.pods("default"), pod("template", gpu_mem=1024), query={"dryRun": "All"})
     plain = {"apiVersion": "v1", "kind": "Pod", "spec": rewritten["spec"]}
 

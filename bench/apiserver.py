@@ -1,7 +1,8 @@
-"""An API server with a synthetic cluster; a process of its own, so that its work is not counted as the extender's.
+"""An API server with a synthetic cluster, in its own process, so that its work is not counted as the extender's work.
 
-It serves only what the extender needs: lists in pages, creation of objects, patches of statuses, bindings, and watches
-of these changes.
+It serves only the requests of the extender: lists in pages, creation of objects, patches of statuses, bindings, and
+watches of these changes.
+
 Usage: `python -m bench.apiserver NODES PODS CLASSES PORT-FILE [--fresh]`
 """
 
@@ -24,7 +25,7 @@ class ObjectStore:
 
     def __init__(self, objects: Sequence[bytes] = ()) -> None:
         self._objects: dict[str, bytes] = {}
-        self._on_node: dict[str, list[bytes]] = {}  # as at the start of the server
+        self._on_node: dict[str, list[bytes]] = {}  # by node, the objects at the start of the server
         for text in objects:
             decoded = json.loads(text)
             spec = decoded.get("spec", {})
@@ -34,7 +35,7 @@ class ObjectStore:
         self._events: list[bytes] = []
 
     def page(self, start: int, limit: int) -> tuple[list[bytes], bool]:
-        """Up to `limit` objects from index `start` on, and whether more follow; a `limit` of 0 means all."""
+        """Up to `limit` objects (0: all) from index `start` on, and whether more objects follow."""
         with self._changed:
             objects = list(self._objects.values())
         end = start + (limit or len(objects))
@@ -50,13 +51,13 @@ class ObjectStore:
         return len(self._events)
 
     def wait_for_events(self, start: int, seconds: float) -> list[bytes]:
-        """The watch events from index `start` on. Waits up to `seconds` for the first of them."""
+        """The watch events from index `start` on. Waits up to `seconds` for the first event."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._events) > start, seconds)
             return self._events[start:]
 
     def get(self, name: str) -> Json | None:
-        """The object of this name; None if there is none."""
+        """The object with this name; None if it does not exist."""
         with self._changed:
             text = self._objects.get(name)
         decoded: Json | None = json.loads(text) if text else None

@@ -1,11 +1,12 @@
-"""Measures what an extender in kube-scheduler's configuration costs pods without a GPU request.
+"""Measures how much an extender in kube-scheduler's configuration delays pods without a GPU request.
 
-Since 1.35 kube-scheduler reuses the result for one pod for equal pods after it (OpportunisticBatching), but not with an
-extender in its configuration, and not where a default spreads pods over nodes, as Kubernetes' own default does. So each
-setup is measured with that default and with none. Equal pods of 1 CPU are released at once, as in `throughput`.
+Since 1.35, kube-scheduler can reuse its result for a pod for the next pods if they are equal (OpportunisticBatching).
+It does so only if its configuration has no extender, and no default constraint that spreads pods over nodes.
+Kubernetes' own default has such a constraint, so each setup is measured with this default and without default
+constraints. Equal pods of 1 CPU are released at once, as in `throughput`.
 
 Two schedulers on the same nodes do not see each other's pending assignments. `_measure_races` counts the conflicts:
-half of the pods request a GPU share and use the second scheduler, half do not.
+half of the pods request a GPU share and use the second scheduler; the other half use the first scheduler.
 """
 
 import sys
@@ -27,7 +28,7 @@ _SETUPS = {
     "own": "a second kube-scheduler beside it has the extender (`own`)",
 }
 _SECOND = "cardwise-scheduler"
-_RACE_NODES, _PODS_PER_NODE = 100, 20  # nodes, and pods for which each has CPU
+_RACE_NODES, _PODS_PER_NODE = 100, 20  # number of nodes, and number of pods for which each node has CPU
 _SPREADS = {True: "Kubernetes' default of spreading", False: "no default of spreading"}
 
 
@@ -100,7 +101,7 @@ _UNSPREAD = {
 
 @contextmanager
 def _extender_setup(cluster: Cluster, bench: Bench, setup: str) -> Iterator[list[Json]]:
-    """Run the extender as `setup` has it. Yields the extender stanzas of the measured scheduler's configuration."""
+    """Run the extender as `setup` requires. Yields the extender stanzas of the measured scheduler's configuration."""
     if setup == "none":
         yield []
         return

@@ -25,10 +25,11 @@ from extender.records import nodeinfo, objects, podinfo, wire
 from extender.records.podref import PodRef
 from extender.state import State
 
-LIMITED = "limited"  # a namespace with a GPUQuota
-NOMINATED = 500  # pods that wait for their victims to end
+LIMITED = "limited"  # the name of a namespace with a GPUQuota
+NOMINATED = 500  # number of pods that wait for their victims to end
 RETRY_SECONDS = 1.0  # kube-scheduler's first backoff of a pod
-FIRST_FULL_NODE, PODS_ON_FULL_NODE, PREEMPTORS = 100_000, 110, 10  # index of a node; pods; pods that preempt there
+# The index of the first full node, the number of pods on it, and the number of pods that preempt there.
+FIRST_FULL_NODE, PODS_ON_FULL_NODE, PREEMPTORS = 100_000, 110, 10
 
 
 Situation = Callable[[State, list[str], int], None]  # given the state, the names of all nodes, the number of the run
@@ -57,13 +58,13 @@ def _add_pods(state: State, manifests: list[Json]) -> list[podinfo.PodRecord]:
 
 
 def _filter_members(state: State, members: list[Json], all_nodes: list[str]) -> None:
-    """Call filter for each member until each has its node, in at most ten passes."""
+    """Call filter for each member until each member has its node, in at most ten passes."""
     pending = [manifest["metadata"]["uid"] for manifest in members]
     for _ in range(10):
         pending = [uid for uid in pending if not isinstance(state.gangs.filter_member(uid, all_nodes), PlannedNode)]
         if not pending:
             return
-        # Only sets the fake clock: a plan that failed is made again later.
+        # Only sets the fake clock: a failed plan is tried again later.
         state._clock.sleep(RETRY_SECONDS)  # noqa: SLF001
         state.gangs.step()
     raise TypeError(f"{len(pending)} members have no node")
@@ -91,7 +92,7 @@ def _whole_node_members(size: int, run: int) -> list[Json]:
 
 
 def _preempt_by_scheduler(size: int) -> Situation:
-    """kube-scheduler calls preempt for the first member of a gang whose members each need a whole node."""
+    """kube-scheduler calls preempt for the first member of a gang. Each member needs a whole node."""
 
     def situation(state: State, all_nodes: list[str], run: int) -> None:
         members = _whole_node_members(size, run)
@@ -104,7 +105,7 @@ def _preempt_by_scheduler(size: int) -> Situation:
 
 
 def _preempt_by_extender(size: int) -> Situation:
-    """The extender finds the victims for a pod or a gang that needs a whole node for each member.
+    """The extender finds the victims for a pod, or for a gang. Each pod needs a whole node.
 
     kube-scheduler does not call preempt here, since the pods fit by node total.
     """
@@ -189,7 +190,7 @@ def _place_beside_nominated(state: State, all_nodes: list[str], run: int) -> Non
         manifest["status"]["nominatedNodeName"] = all_nodes[(i * 7 + run) % len(all_nodes)]
         manifest["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
     records = _add_pods(state, nominated)
-    state.warm_caches()  # as before the extender becomes leader
+    state.warm_caches()  # the extender does this before it becomes leader
     single = not_none(request.parse_mutated(pod("single", "u-single", 1024)))
     for i in range(5):
         state.plan_pod(

@@ -1,4 +1,4 @@
-"""Measures the extender beside many connections without a client certificate: idle, or sending a byte per second."""
+"""Measures the extender during an attack: many connections without a client certificate, idle or very slow."""
 
 import contextlib
 import http.client
@@ -28,10 +28,10 @@ def run(
 ) -> list[Row]:
     """Measure the extender of each checkout in turn, without and with the attack.
 
-    attackers: connections to the extender's port that never finish a TLS handshake.
-    silent: idle connections to the metrics port.
-    calls: of filter.
-    handshakes: new connections of a client with a certificate.
+    attackers: number of connections to the extender's port that never finish a TLS handshake.
+    silent: number of idle connections to the metrics port.
+    calls: number of filter calls.
+    handshakes: number of new connections of a client with a certificate.
     """
     rows = []
     with processes.synthetic_api_server(nodes, pods) as kubeconfig:
@@ -65,7 +65,7 @@ class _Caller:
         rng, cpu = random.Random(7), 0.0
         seconds: list[float] = []
         with contextlib.closing(self._new_connection()) as connection:
-            for i in range(-50, calls):  # the first 50 are warm-up
+            for i in range(-50, calls):  # the first 50 calls are warm-up
                 if i == 0:
                     seconds.clear()
                     cpu = self._extender.cpu_seconds()
@@ -118,7 +118,7 @@ def _measure_silent(label: str, extender: processes.ExtenderProcess, silent: int
 
 @contextlib.contextmanager
 def run_attacker(port: int, connections: int) -> Iterator[None]:
-    """Run the attack in a process of its own until the block ends. All connections are open when the block starts."""
+    """Run the attack in its own process until the block ends. All connections are open when the block starts."""
     command = [sys.executable, "-m", "bench.connections", str(port), str(connections)]
     with subprocess.Popen(command, cwd=processes.ROOT, stdout=subprocess.PIPE) as process:
         try:
@@ -136,7 +136,7 @@ def _source_addresses() -> Iterator[str]:
 def attack(port: int, connections: int) -> None:
     """Keep `connections` open, each from its own address: idle, idle after one byte, or sending one byte per second.
 
-    Prints `all` when all are open, and reopens connections that the server closes. Never returns.
+    Prints `all` when all connections are open, and reopens connections that the server closes. Never returns.
     """
     poll, opened, sources = select.epoll(), {}, _source_addresses()
     kinds_to_open = [number % 3 for number in range(connections)]
@@ -156,7 +156,7 @@ def attack(port: int, connections: int) -> None:
             sys.stdout.flush()
             reported = True
         for number, _ in poll.poll(max(0.0, next_send - time.monotonic())):
-            connection, kind, _ = opened.pop(number)  # readable: the server closed it, as it sends nothing
+            connection, kind, _ = opened.pop(number)  # readable: the server sends nothing, so it closed the connection
             connection.close()
             kinds_to_open.append(kind)
         if time.monotonic() >= next_send:

@@ -1,7 +1,8 @@
-"""Measures failover: from the end of a leading extender (SIGTERM or SIGKILL) to the first filter response of the next.
+"""Measures failover: the time from a leading extender's end to the first filter response of the next leader.
 
-Two extenders of a real control plane get filter calls as from kube-scheduler; an error does not count as a response.
-Nothing else runs, so the time is that of the Lease, of the standby's last updates, and of its start as leader.
+The leader ends by SIGTERM or SIGKILL. Two extenders of a real control plane get filter calls as from kube-scheduler; an
+error does not count as a response. Nothing else runs, so the time consists of the Lease's expiry, the standby's last
+updates, and its start as leader.
 """
 
 import http.client
@@ -22,7 +23,7 @@ from tests.cluster.processes import Process
 from tests.integration.replicas import Pair, ready, two_extenders
 from tests.integration.sharing import kill9
 
-_TIMEOUT = 60.0  # seconds
+_TIMEOUT = 60.0  # maximum seconds of a failover
 _PAUSE = 0.02  # seconds between two calls
 
 
@@ -30,7 +31,7 @@ def run(nodes: int, times: int) -> list[Row]:
     """Measure `times` failovers by SIGTERM, and the same number by SIGKILL."""
     state = (
         Path(tempfile.gettempdir()) / f"cwf-{os.getuid()}"
-    )  # always the same folder, so that a run cleans up after a killed one
+    )  # always the same folder, so that a run cleans up after a killed run
     spec = ClusterSpec(state_dir=state, sim_nodes=nodes)
     with Cluster.start(spec, lambda text: print(text, file=sys.stderr)) as cluster, two_extenders(cluster) as pair:
         signals: dict[str, Callable[[Process], None]] = {
@@ -60,7 +61,7 @@ def _fail_over(pair: Pair, nodes: int, end: Callable[[Process], None]) -> float:
 
 
 class _FilterCaller:
-    """Calls filter of one extender."""
+    """Calls the filter verb of one extender."""
 
     def __init__(self, pair: Pair, name: str, nodes: int) -> None:
         self._port = pair.ports[name]

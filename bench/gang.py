@@ -30,7 +30,7 @@ class Nodes:
         self._free_loads = {node_name(i): Load(48_000 - i % 7 * 1000, 200 * GIB, 100) for i in range(nodes)}
 
     def free_load(self, node: str) -> Load | None:
-        """The node's free load; None if there is no such node."""
+        """The node's free load; None if the node does not exist."""
         return self._free_loads.get(node)
 
     def names(self) -> list[str]:

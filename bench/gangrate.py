@@ -1,7 +1,8 @@
 """Measures gangs on a real control plane: creation of their members, gangs per second, and the last step of a big gang.
 
-Simulated nodes and all parts, webhook included. As in `throughput`, kube-scheduler is stopped (SIGSTOP) while pods are
-created, and a watch counts the bound pods. Single pods with the same shares are measured for comparison.
+The nodes are simulated, and all parts of Cardwise run, with the webhook. As in `throughput`, kube-scheduler is stopped
+(SIGSTOP) while pods are created, and a watch counts the bound pods. Single pods with the same shares are measured for
+comparison.
 """
 
 import os
@@ -28,7 +29,7 @@ from tests.cluster.processes import children, wait_for
 NAMESPACE = "default"
 CLIENTS = 8
 _PARTS = ("etcd", "kube-apiserver", "webhook", "extender", "kube-scheduler")
-_TIMEOUT = 300  # seconds
+_TIMEOUT = 300  # maximum seconds until all pods of a measurement are bound
 
 
 def run(nodes: int, gangs: int, size: int, big: int, runs: int) -> list[Row]:
@@ -56,7 +57,7 @@ def run(nodes: int, gangs: int, size: int, big: int, runs: int) -> list[Row]:
 def _cluster(nodes: int) -> Iterator[Cluster]:
     state = (
         Path(tempfile.gettempdir()) / f"cwg-{os.getuid()}"
-    )  # always the same folder, so that a run cleans up after a killed one
+    )  # always the same folder, so that a run cleans up after a killed run
     with tempfile.TemporaryDirectory(prefix="cwg-cards-") as directory:
         cards = Path(directory) / "cards.yaml"
         cards.write_text(yaml.safe_dump({"default": [{"model": "Tesla P100", "memoryMiB": P100}] * 8}))
@@ -96,9 +97,10 @@ class _Bench:
         return [created, bound]
 
     def measure_last_step(self, gang: str, size: int) -> tuple[float, float]:
-        """Create all members but one, then the last one.
+        """Create all members but one, then the last member.
 
-        Returns the seconds for creating the first ones, and from the creation of the last one to the last bind.
+        Returns the seconds for the creation of the first members, and the seconds from the creation of the last member
+        to the last bind.
         """
         *first, last = [_member(f"{gang}-{i}", gang, size) for i in range(size)]
         start = time.monotonic()

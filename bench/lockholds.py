@@ -33,7 +33,7 @@ from extender.records.podref import PodRef
 from extender.state import State
 
 GANG_SIZE = 8
-CANDIDATE_NODES = 500  # of a preempt call: kube-scheduler sends a tenth of all nodes at most
+CANDIDATE_NODES = 500  # nodes in a preempt call: kube-scheduler sends at most a tenth of all nodes
 
 
 def build_state(scale: Scale) -> tuple[State, list[podinfo.PodRecord]]:
@@ -51,7 +51,7 @@ def build_state(scale: Scale) -> tuple[State, list[podinfo.PodRecord]]:
     for record in bound:
         state.set_pod(record)
     with state.view():
-        pass  # the first count of all cards, which the extender does before it is ready
+        pass  # counts all cards for the first time, as the extender does before it is ready
     gc.set_threshold(20_000, 20, 50)  # as in the extender
     gc.freeze()
     return state, bound
@@ -60,8 +60,8 @@ def build_state(scale: Scale) -> tuple[State, list[podinfo.PodRecord]]:
 def _member(gang: int, i: int, *, fits: bool = False) -> Json:
     """The manifest of a gang's member.
 
-    fits: the gang fits. Otherwise it requests six to eight cards of one node, which no node has free, or shares in a
-      namespace with a too small GPUQuota.
+    fits: whether the gang fits. Otherwise it requests six to eight cards of a node, while no node has so many free
+      cards, or it requests shares in a namespace with a too small GPUQuota.
     """
     manifest = pod(f"gang-{gang}-{i}", f"{gang:08x}-2222-4222-8222-{i:012x}", 0)
     manifest["metadata"]["labels"][names.GANG] = f"gang-{gang}"
@@ -91,7 +91,7 @@ def _preempt_for_gang(state: State, gang: int, all_nodes: list[str]) -> None:
 
 
 def call_preempt(state: State, first: Json, all_nodes: list[str], run: int) -> None:
-    """Call filter and then preempt for the first member of a gang, as kube-scheduler; `run` varies the candidates."""
+    """Call filter and then preempt for a gang's first member, as kube-scheduler does. `run` varies the candidates."""
     state.gangs.filter_member(first["metadata"]["uid"], all_nodes)
     candidates: Json = {node: {"Pods": []} for node in all_nodes[run % 7 :: max(1, len(all_nodes) // CANDIDATE_NODES)]}
     args = wire.decode_preempt_args(json.dumps({"Pod": first, "NodeNameToMetaVictims": candidates}).encode())
@@ -153,7 +153,7 @@ def run(nodes: int, pods: int, gangs: int, rounds: int) -> list[Row]:
         state.set_pod(pod_record(json.dumps(manifest).encode()))
     state.set_quota("limited/small", GPUQuota(namespace="limited", name="small", entries=(QuotaEntry(shares=4),)))
     for manifest in members[::GANG_SIZE]:
-        state.gangs.filter_member(manifest["metadata"]["uid"], all_nodes)  # so that each gang was planned once
+        state.gangs.filter_member(manifest["metadata"]["uid"], all_nodes)  # plans each gang once
     single = not_none(request.parse_mutated(pod("single", "u-single", 1024)))
     holds = LockHolds()
     state.plan_pod(_placement("warm", single, all_nodes))

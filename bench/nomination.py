@@ -1,7 +1,8 @@
-"""Measures nomination ahead of kube-scheduler's calls: runs with it, without it, and of the stock scheduler, in turn.
+"""Measures nomination: runs with nomination, without nomination, and without an extender take turns.
 
-As in `throughput`, kube-scheduler is stopped (SIGSTOP) while the pods are created. The extender is restarted for each
-run; no scheduler has called it before kube-scheduler continues, so no pod is nominated before that moment.
+The extender nominates pods before kube-scheduler calls it for them. As in `throughput`, kube-scheduler is stopped
+(SIGSTOP) while the pods are created. The extender is restarted for each run. No scheduler calls the extender before
+kube-scheduler continues, so no pod is nominated before that moment.
 """
 
 import sys
@@ -19,7 +20,7 @@ class _Setup:
     """A configuration that is measured.
 
     sampling: kube-scheduler's percentageOfNodesToScore, 0 for its default.
-    options: of the extender; None runs without the extender.
+    options: options of the extender; None: no extender runs.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Measures the placement policies on Alibaba's trace openb: allocation by FGD's protocol, with leaving pods, latency.
+"""Measures placement policies on Alibaba's trace openb: allocation by FGD's protocol and with leaving pods, latency.
 
 The trace is not shipped: its licence is for research and study.
 """
@@ -28,14 +28,14 @@ from cardwise.simulation.summary import FillSummary, Mean
 from cardwise.simulation.workload import SimulatedNode, SimulatedWorkload
 from extender.cache.scoredpolicies import AT_ONCE
 
-_INITIAL_SHARE = 0.85  # of all cards, allocated before decisions are measured
+_INITIAL_SHARE = 0.85  # the share of all cards that is allocated before decisions are measured
 LEVELS = (80, 90, 95, 100, 110, 130)
 _PUBLISHED_FILE = "published_fgd_atc23.csv"
 _SHARED_TRACE = Path(__file__).parents[2] / "shared" / "data" / "openb"
 
 
 def find_traces(option: Path | None) -> Path:
-    """The folder of the traces: that of the option, of CARDWISE_OPENB, or the project's. Exits without a trace."""
+    """The folder of the traces: from the option, from CARDWISE_OPENB, or the project's. Exits if it has no trace."""
     folder = option or Path(os.environ.get("CARDWISE_OPENB", _SHARED_TRACE))
     try:
         traces.pod_list_names(folder)
@@ -78,10 +78,11 @@ def measure_filling(
 ) -> list[Row]:
     """Fill the cards by each policy on each trace.
 
-    seeds: one run for each.
-    known: the policies know the workload from the start.
+    seeds: the seeds of the runs, one run for each seed.
+    known: whether the policies know the workload from the start.
     bounded: whether decisions score only as many nodes as in the extender.
-    Returns a row for each policy and trace beside FGD's published numbers, the means over the traces, and latencies.
+
+    Returns a row for each policy and trace with FGD's published numbers, the means over the traces, and latencies.
     """
     workloads = [traces.read_trace(folder, name) for name in _traces_to_run(folder, chosen)]
     plan = _plan_runs(workloads, policies, seeds)
@@ -139,7 +140,7 @@ def measure_decisions(folder: Path, trace: str, policies: Sequence[str], nodes: 
     """Measure the latency of a decision in a cluster of 8-GPU nodes that is 85 % full, with the extender's engine.
 
     For each arriving pod a random pod is removed. Stale scores are recomputed between decisions, as the extender's
-    `WorkloadController` does; that time is reported apart from the decisions.
+    `WorkloadController` does; the time of this is reported separately.
     """
     pods = [pod for pod in traces.read_trace(folder, trace).pods if pod.shape.request]
     rows = []
@@ -192,7 +193,7 @@ def _resident_mib() -> int:
 
 
 def _plan_runs(workloads: Sequence[SimulatedWorkload], policies: Sequence[str], seeds: range) -> list[SimulationRun]:
-    """All runs, seed by seed, so that first results of each policy and trace come early."""
+    """All runs, seed by seed, so that each policy and trace has its first results early."""
     return [SimulationRun(i, policy, seed) for seed in seeds for i in range(len(workloads)) for policy in policies]
 
 

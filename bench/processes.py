@@ -47,11 +47,11 @@ class ExtenderProcess:
         return int(sizes["VmRSS"]) / 1024, int(sizes["VmHWM"]) / 1024
 
     def threads(self) -> int:
-        """The number of its threads."""
+        """The number of threads of the process."""
         return len(list(Path(f"/proc/{self.pid}/task").iterdir()))
 
     def cpu_seconds(self) -> float:
-        """CPU time that it has used so far."""
+        """The CPU seconds that the process has used so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -60,7 +60,7 @@ class ExtenderProcess:
 def synthetic_api_server(nodes: int, pods: int, classes: int = 0, *, fresh: bool = False) -> Iterator[Path]:
     """Run an API server with a synthetic cluster of this size. Yields its kubeconfig.
 
-    fresh: no card has a status yet, as just after the installation of Cardwise.
+    fresh: whether no card has a status yet, as just after the installation of Cardwise.
     """
     with tempfile.TemporaryDirectory(prefix="cardwise-bench-") as directory:
         port_file = Path(directory) / "port"
@@ -81,7 +81,7 @@ def synthetic_api_server(nodes: int, pods: int, classes: int = 0, *, fresh: bool
 
 @contextlib.contextmanager
 def compiled_environment() -> Iterator[dict[str, str]]:
-    """Environment variables with which Python finds all modules compiled, as in an image."""
+    """Environment variables with which Python finds the extender's modules already compiled, as in an image."""
     with tempfile.TemporaryDirectory(prefix="cardwise-bench-") as directory:
         env = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         env["PYTHONPYCACHEPREFIX"] = directory

@@ -6,11 +6,11 @@ import time
 from bench import serving, timing
 from bench.timing import Row
 
-_FRAGMENTS_TIMEOUT = 60.0  # seconds until fragmentation has been computed once
+_FRAGMENTS_TIMEOUT = 60.0  # maximum seconds until fragmentation has been computed once
 
 
 def run(nodes: int, pods: int, calls: int) -> list[Row]:
-    """Time, size, samples and CPU of a scrape, after fragmentation was computed, which the first scrape starts."""
+    """Time, size, samples and CPU of a scrape. The first scrape starts to compute fragmentation, and is not counted."""
     seconds = []
     with serving.extender_with_cluster(nodes, pods) as extender:
         connection = http.client.HTTPConnection("127.0.0.1", extender.metrics_port)

@@ -14,9 +14,11 @@ from bench import processes, timing
 from bench.synthetic import P100, class_name, node_name, pod
 from bench.timing import Row
 
-SIZES = range(512, P100 + 1, 64)  # MiB, the requests of single pods
-STATUS_WRITES_SECONDS = 2.0  # until the extender has written the remaining first statuses
-BINDS_PER_CPU_SAMPLE = 50  # filter's calls come before, so that its work after the response is not counted as bind's
+SIZES = range(512, P100 + 1, 64)  # the requests of single pods in MiB
+STATUS_WRITES_SECONDS = 2.0  # wait until the extender has written the remaining first statuses
+# Binds between two samples of CPU time. The filter calls for these pods come before the first sample, so that filter's
+# work after its response does not count as bind's work.
+BINDS_PER_CPU_SAMPLE = 50
 
 
 class Caller:
@@ -40,8 +42,8 @@ def extender_with_cluster(
 ) -> Iterator[processes.ExtenderProcess]:
     """Run the extender with a synthetic cluster, and wait until it has written its first statuses.
 
-    fresh: no card has a status at the start.
-    options: of the extender's command line.
+    fresh: whether no card has a status at the start.
+    options: options of the extender's command line.
     """
     with (
         processes.synthetic_api_server(nodes, pods, classes, fresh=fresh) as kubeconfig,
@@ -74,7 +76,7 @@ def measure_filter(
             whole: int = 0,
             class_request: bool = False,
         ) -> None:
-            """mem: of each pod, in MiB; 0 draws one. whole: its whole cards, instead of memory."""
+            """mem: MiB that each pod requests; 0: a random amount. whole: whole cards that it requests instead."""
             seconds = []
             cpu = extender.cpu_seconds()
             for i in range(count):
@@ -162,7 +164,7 @@ def measure_pod(nodes: int, calls: int) -> list[Row]:
             if json.loads(response)["Error"]:
                 raise RuntimeError(response)
             duration["bind"].append(seconds)
-        time.sleep(0.5)  # until the last events are handled
+        time.sleep(0.5)  # wait until the last events are handled
         cpu = extender.cpu_seconds() - before
     rows = [timing.latency(f"{verb}, {nodes} names", seconds) for verb, seconds in duration.items()]
     return [*rows, Row(f"a pod of {calls}, from its creation to Running", {"CPU": f"{cpu / calls * 1000:.2f} ms"})]
@@ -175,7 +177,7 @@ def measure_memory(nodes: int, pods: int) -> list[Row]:
         processes.synthetic_api_server(nodes, pods) as kubeconfig,
         processes.run_extender(kubeconfig, env=env) as extender,
     ):
-        cpu = extender.cpu_seconds()  # of the serving process; its parent did the imports
+        cpu = extender.cpu_seconds()  # the CPU time of the serving process; its parent process did the imports
         now, peak = extender.rss_mib()
         cells = {"ready after": f"{extender.ready_seconds:.2f} s", "CPU of the lists": f"{cpu:.2f} s"}
         cells |= {"RSS": f"{now:.0f} MiB", "peak": f"{peak:.0f} MiB"}

@@ -1,4 +1,4 @@
-"""A big synthetic cluster, against which the extender is measured. `apiserver` serves it."""
+"""A big synthetic cluster, with which the extender is measured. `apiserver` serves it."""
 
 import json
 import random
@@ -16,10 +16,10 @@ from extender.records.podinfo import PodRecord
 from extender.reporting import statuses
 from extender.state import State
 
-P100 = 16276  # MiB
-CARDS = 8  # of each node
-MODELS = 10  # of cards, if there are classes
-SIZES = (1024, 2048, 4069, 6144, 8138, 12207, P100)  # MiB, the requests of pods
+P100 = 16276  # MiB of a card
+CARDS = 8  # number of cards of each node
+MODELS = 10  # number of card models, if there are classes
+SIZES = (1024, 2048, 4069, 6144, 8138, 12207, P100)  # the requests of pods in MiB
 
 _T = TypeVar("_T")
 
@@ -38,8 +38,8 @@ class Scale:
     """The size of a synthetic cluster.
 
     classes: number of ResourceClasses, over ten models; with any, the pods' namespace has a GPUQuota too.
-    fresh: no card's status says what is allocated, as just after the installation of Cardwise.
-    seed: of the pods' sizes and cards.
+    fresh: whether no card's status has allocated amounts yet, as just after the installation of Cardwise.
+    seed: the seed of the random sizes and cards of pods.
     """
 
     nodes: int = 5000
@@ -54,10 +54,10 @@ def node_name(i: int) -> str:
 
 
 def pod(name: str, uid: str, mem: int, *, node: str = "", annotations: dict[str, str] | None = None) -> Json:
-    """A pod of about 4 KB, like that of a Deployment without sidecars.
+    """A pod of about 4 KB, like a Deployment's pod without sidecars.
 
     mem: requested GPU memory in MiB.
-    node: the node that it is bound to; empty for a pending pod.
+    node: the node to which the pod is bound; empty for a pending pod.
     """
     spec: Json = {
         "containers": [
@@ -127,7 +127,7 @@ def bound_pod(name: str, uid: str, mem: int, node: int, card: int) -> Json:
 
 
 def not_none(decoded: _T | None) -> _T:
-    """The object that a decoder returned. Raises `ValueError` for none: all objects of the synthetic cluster count."""
+    """Return the decoded object. Raises `ValueError` for None: each object of the synthetic cluster must be decoded."""
     if decoded is None:
         raise ValueError("the extender skips an object of the synthetic cluster")
     return decoded

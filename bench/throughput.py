@@ -1,10 +1,11 @@
 """Measures pods per second of the real kube-scheduler with and without the extender, and API requests per pod.
 
-A real control plane (tests/cluster) with simulated nodes. kube-scheduler is stopped (SIGSTOP) while the pods are
-created and continued then, so that only scheduling is measured; a watch counts the bound pods. Stock runs place pods of
-1 CPU, runs with the extender GPU shares of 1,024 to 16,276 MiB; both with percentageOfNodesToScore 100, in turn on one
-machine. A third kind of run places the shares without an extender: the cost of the extended resources alone. API
-requests are counted too, since they depend on the code but not on the speed of the machine.
+The control plane is real (tests/cluster), its nodes are simulated. kube-scheduler is stopped (SIGSTOP) while the pods
+are created and continued after that, so that only scheduling is measured; a watch counts the bound pods. There are
+three kinds of runs, in turn on the same machine, with percentageOfNodesToScore 100. Stock runs place pods of 1 CPU.
+Runs with the extender place GPU shares of 1,024 to 16,276 MiB. The third kind places such shares without an extender,
+and shows the cost of the extended resources alone. API requests are counted too, since their number does not depend on
+the speed of the machine.
 """
 
 import os
@@ -37,8 +38,8 @@ from tests.cluster.parts import says_ready
 from tests.cluster.processes import Process, children, wait_for
 
 NAMESPACE = "default"
-MIN_MIB, MAX_MIB = 1024, 16276  # of a share
-TIMEOUT = 600  # seconds of one run
+MIN_MIB, MAX_MIB = 1024, 16276  # the smallest and the largest share in MiB
+TIMEOUT = 600  # maximum seconds of a run
 _BATCHED = 'scheduler_batch_attempts_total{profile="default-scheduler",result="hint_used"}'
 _STOCK, _SHARES = "stock, pods of 1 CPU", "stock, shares without an extender"
 
@@ -64,7 +65,7 @@ def run(
     """Measure each kind of run `runs` times.
 
     code: checkouts whose extenders are measured in turn.
-    options: of the extender's command line.
+    options: options of the extender's command line.
     """
     checkouts = {f"with the extender{f' of {root}' if len(code) > 1 else ''}, GPU shares": root for root in code}
     with control_plane(nodes) as cluster:
@@ -90,7 +91,7 @@ def run(
 @contextmanager
 def control_plane(nodes: int, cards_each: int = 8) -> Iterator[Cluster]:
     """A control plane with simulated nodes of `cards_each` GPUs, without Cardwise."""
-    # Always the same folder, so that a run cleans up after a killed one.
+    # Always the same folder, so that a run cleans up after a killed run.
     state = Path(tempfile.gettempdir()) / f"cwb-{os.getuid()}"
     with tempfile.TemporaryDirectory(prefix="cwb-cards-") as directory:
         cards = Path(directory) / "cards.yaml"
@@ -110,7 +111,7 @@ class Bench:
     def start_extender(self, options: tuple[str, ...], *, plain_http: bool, code: Path = processes.ROOT) -> list[Json]:
         """Start the extender of a checkout; `measure` stops it. Returns its stanzas for kube-scheduler's configuration.
 
-        options: of its command line.
+        options: options of the extender's command line.
         """
         process = self._cluster.process("extender")
         port, bind_port, metrics = ports.free(3)
@@ -144,10 +145,10 @@ class Bench:
         """Measure one run.
 
         name: prefix of the pods' names.
-        stanzas: of the extender in kube-scheduler's configuration; none runs without extender.
-        gpu: the pods request GPU shares, otherwise 1 CPU.
+        stanzas: the extender stanzas of kube-scheduler's configuration; empty: no extender runs.
+        gpu: whether the pods request GPU shares; otherwise they request 1 CPU.
         sampling: percentageOfNodesToScore, 0 for kube-scheduler's default.
-        profiles: of kube-scheduler's configuration.
+        profiles: the profiles of kube-scheduler's configuration.
         """
         cluster, rng = self._cluster, random.Random(1)
         scheduler = cluster.process("kube-scheduler")
@@ -259,7 +260,7 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 
 
 class BoundPods:
-    """Counts pods as they are bound, with a watch from resourceVersion `version` on, until there are `pods`."""
+    """Counts bound pods by a watch that starts at resourceVersion `version`, until `pods` pods are bound."""
 
     def __init__(self, cluster: Cluster, version: str, pods: int) -> None:
         self._cluster = cluster
@@ -290,7 +291,7 @@ class BoundPods:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time that the process has used so far."""
+    """The CPU seconds that the process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,4 +1,4 @@
-"""Measures the first screen of `cardwise top` in a big cluster; the program is started for each call."""
+"""Measures the first screen of `cardwise top` in a big cluster. Each measurement starts the program anew."""
 
 import os
 import subprocess

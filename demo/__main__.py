@@ -22,7 +22,7 @@ from tests.cluster import Cluster, ClusterSpec
 from tests.cluster.cluster import check_owner
 
 _CARD = {"model": "Tesla-P100", "memoryMiB": 16276}
-# Three nodes of two cards, and a simulated one of four for the scene that needs it.
+# Three nodes of two cards, and a simulated node of four cards for `choose_smallest_card_that_fits`.
 _CARDS = {"nodes": {FOUR_CARDS: [_CARD] * 4}, "default": [_CARD] * 2}
 STATE = Path(tempfile.gettempdir(), f"cardwise-demo-{os.getuid()}")
 

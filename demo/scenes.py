@@ -1,6 +1,6 @@
-"""The scenes of the demo: what each applies, and what it checks.
+"""The scenes of the demo: each creates pods, and checks where they are placed.
 
-Each scene shows one figure of Alibaba's articles or one feature of the README, and checks it through the API server.
+Each scene shows a figure of Alibaba's articles or a feature of the README, and checks it through the API server.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ class SceneFailed(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A scene: its title, and the function that runs it and returns a line on what was observed."""
+    """A scene: its title, and the function that runs it and returns its observation in one line."""
 
     title: str
     play: Callable[[Cluster], str]
@@ -66,7 +66,7 @@ def choose_node_where_a_card_fits(cluster: Cluster) -> str:
 
 
 def choose_smallest_card_that_fits(cluster: Cluster) -> str:
-    """Runs on a node of four cards. Its taint keeps other pods away."""
+    """Place a pod on a node of four cards. The node's taint keeps other pods away."""
     with _cards_filled(cluster, {FOUR_CARDS: (4069, 8138, 12207, 0)}):
         node, card = _create_and_place(cluster, _pod("wants-the-second", 8138, node=FOUR_CARDS))
         _expect(card == 1, f"the pod got card {card} of {node}, not the second one")
@@ -99,7 +99,7 @@ def assign_whole_card_and_split_share(cluster: Cluster) -> str:
         )
 
 
-FOUR_CARDS = "sim-1"  # ClusterSpec of the demo: see __main__
+FOUR_CARDS = "sim-1"  # the node of four cards; `__main__` creates it by the ClusterSpec
 SCENES = (
     Scene("Three nodes of two 16276 MiB cards", check_node_resources),
     Scene("Three replicas on one card", share_a_card),
@@ -112,7 +112,7 @@ SCENES = (
 
 
 def _nodes(cluster: Cluster) -> list[str]:
-    """The three nodes of the demo: real ones, or simulated ones without root."""
+    """The three nodes of the demo: real nodes, or without root simulated nodes."""
     return [node.name for node in cluster.nodes] or ["sim-2", "sim-3", "sim-4"]
 
 
@@ -135,7 +135,7 @@ def _place(pod: dict[str, Any]) -> tuple[str, int]:
 
 
 def _check_inside(cluster: Cluster, pod: dict[str, Any]) -> str:
-    """Check in the container that it has only its card's device. Returns what it sees; empty on simulated nodes."""
+    """Check in the container that it has only its card's device. Returns the check's output; "" on simulated nodes."""
     if not cluster.nodes:
         return ""
     script = "echo $CARDWISE_MEM_FRACTION; ls /dev/nvidia*"
@@ -178,7 +178,7 @@ def _wait_for_assignment(cluster: Cluster, name: str) -> assignment.Assignment:
 
 @contextmanager
 def _cards_filled(cluster: Cluster, used: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
-    """Fill the cards up to `used` MiB, by node, within the block. Earlier deployments are scaled down meanwhile."""
+    """Fill the cards of nodes up to `used` MiB within the block. Meanwhile earlier deployments are scaled down."""
     scaled = cluster.kubectl_object("get", "deployments")["items"]
     for deployment in scaled:
         cluster.kubectl_object("scale", "deployment", deployment["metadata"]["name"], "--replicas=0")
@@ -196,7 +196,7 @@ def _cards_filled(cluster: Cluster, used: Mapping[str, tuple[int, ...]]) -> Iter
 
 
 def _fill(cluster: Cluster, node: str, mems: tuple[int, ...]) -> None:
-    """Fill the node's cards one by one. A plug takes the rest of a card, so that the next pod uses the next card."""
+    """Fill the node's cards one by one. A plug pod takes the rest of a card, so the next pod uses the next card."""
     plugs = []
     for i, mem in enumerate(mems):
         for role, size in (("fill", mem), ("plug", CARD - mem)):
