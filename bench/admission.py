@@ -57,7 +57,7 @@ def _cluster() -> Iterator[Cluster]:
 
 
 def _quota() -> dict[str, Any]:
-    """A GPUQuota that refuses nothing: one entry counts all cards, the others are for models."""
+    """A GPUQuota that refuses nothing: its first entry counts all cards, each other entry a model."""
     models: list[dict[str, Any]] = [{"model": f"Model {i}", "shares": 1} for i in range(_QUOTA_ENTRIES - 1)]
     spec = {"onExceed": "Refuse", "hard": [{"memoryMiB": 1_000_000}, *models]}
     return {

@@ -60,7 +60,7 @@ def read_published(folder: Path) -> dict[tuple[str, str], dict[int, Mean]]:
 
 
 def _traces_to_run(folder: Path, chosen: Sequence[str]) -> list[str]:
-    """The chosen traces; by default the traces with published results, or all if there are none."""
+    """The chosen traces; by default the traces with published results, or all traces without published results."""
     available = traces.pod_list_names(folder)
     with_results = [name for name in dict.fromkeys(trace for trace, _ in read_published(folder)) if name in available]
     return list(chosen) or with_results or available

@@ -18,7 +18,7 @@ from cardwise.clock import Clock
 
 _log = structlog.get_logger("cardwise.supervision")
 
-_INITIAL_PAUSE = 1.0  # seconds
+_INITIAL_PAUSE = 1.0  # seconds before the first new start of a loop
 _MAX_PAUSE = 30.0  # seconds; the threads of 5,000 nodes must not repeat their lists every second
 
 

@@ -16,7 +16,7 @@ from tests.cluster.processes import PATIENCE, wait_for
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 IMAGE = "cardwise.local/busybox:1"
-CARD = 16276  # MiB
+CARD = 16276  # MiB of a card
 
 
 class SceneFailed(AssertionError):

@@ -37,7 +37,8 @@ from mps.publication import Publication
 _log = structlog.get_logger(__name__)
 
 _INTERVAL_SECONDS = 1.0
-_DETACH_RETRY_SECONDS = 1.0  # a process may open the card after the clients were listed
+# Pause before clients of a terminating pod are listed again: a process may open the card after they were listed.
+_DETACH_RETRY_SECONDS = 1.0
 _STUCK_SECONDS = 120.0
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 10.0

@@ -12,7 +12,7 @@ import click
 
 from cardwise.cli import console, options, rights
 
-_INTERRUPTED = 130  # 128 and the number of SIGINT
+_INTERRUPTED = 130  # the exit status after Ctrl-C: 128 plus the number of SIGINT
 # By the command's name: its module, and its description in one line of 80 columns.
 _COMMANDS: Final = {
     "bundle": ("bundle", "Collect a support bundle"),

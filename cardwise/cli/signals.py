@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
-_ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)  # SIGHUP comes when the terminal is closed
+_ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)  # the program gets SIGHUP when the terminal is closed
 
 
 @contextmanager

@@ -61,7 +61,7 @@ class Devices(Protocol):
 
 
 class NoDevices:
-    """`Devices` of a node that offers none."""
+    """`Devices` of a node that offers no devices."""
 
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self._is_closed = threading.Event()

@@ -22,7 +22,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
 from cardwise.devices.protocol import RDMA
 
-_GPU = "nvidia-gpu"  # the kind of GPUs, which are found by their driver
+_GPU = "nvidia-gpu"  # the kind of GPUs: a rule may not use it, since the driver reports GPUs
 _PCI_FIELDS = ("vendor", "device", "class")
 _ID = re.compile(r"[0-9a-f]{4}")
 _CLASS = re.compile(r"[0-9a-f]{1,6}")

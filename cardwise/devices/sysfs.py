@@ -106,7 +106,7 @@ class Sysfs:
     def character_nodes(self) -> Mapping[str, list[str]]:
         """The character device nodes, relative to /dev, that belong to each PCI device, by PCI address.
 
-        dev/char links to every character device of the machine, so no other folder has to be searched.
+        The folder dev/char has a link to each character device of the machine, so no other folder has to be searched.
         """
         folder = self._root / "dev" / "char"
         nodes_by_address: dict[str, list[str]] = defaultdict(list)

@@ -43,7 +43,8 @@ T = TypeVar("T")
 _MIB = 1024 * 1024
 _EVENT_WAIT_MS = 500
 _PROBE_SECONDS = 5.0
-_START_SECONDS = 30.0  # without nvidia-persistenced a driver takes seconds for the first call on each card
+# Maximum wait for the cards at the start: without nvidia-persistenced, the first call on each card takes seconds.
+_START_SECONDS = 30.0
 _ANSWER_SECONDS = 5.0
 _SILENT_SECONDS = 20.0  # a card without an answer for this time is unhealthy
 _HANGS = (
@@ -179,7 +180,7 @@ class NvmlGpus:
             raise CardError(f"card {uuid}: {error}") from error
 
     def _add_card(self, index: int) -> None:
-        """Add the card if it answers. A card that has fallen off the bus must not affect the others."""
+        """Add the card if it answers. A card that has fallen off the bus must not affect other cards."""
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             card = _read_card(index, handle, self._driver)

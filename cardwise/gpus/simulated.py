@@ -83,7 +83,7 @@ CardsAndHealth = tuple[list[GpuCard], dict[str, Health]]
 _Stamp = tuple[int, int, int, int]
 
 
-_NAMEABLE = re.compile(r"[a-z0-9]([a-z0-9-]{0,251}[a-z0-9])?")  # in lower case it names the ExtendedResource
+_NAMEABLE = re.compile(r"[a-z0-9]([a-z0-9-]{0,251}[a-z0-9])?")  # a UUID in lower case: the name of its ExtendedResource
 
 
 def parse_cards(text: str, source: str) -> CardsAndHealth:

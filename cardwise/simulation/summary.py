@@ -37,7 +37,7 @@ class FillSummary:
     workload: its index.
     at: allocated cards by requested cards, both in percent of all cards.
     points: the curve, averaged point by point.
-    first_refusal: mean of the runs that refused a pod; None if none did.
+    first_refusal: mean of the runs that refused a pod; None if no run refused a pod.
     """
 
     workload: int

@@ -104,7 +104,7 @@ class Delivery:
         return reasons
 
     def write_problem(self) -> str:
-        """Why no spec can be written at present, "" if one can."""
+        """Why no spec can be written at present, "" if specs can be written."""
         return cdi.write_problem(self._folder)
 
     def deliver_grant(self, grant: Grant, hardware: Hardware) -> None:
@@ -171,7 +171,7 @@ class Delivery:
 
 
 def device_problem(device: OtherDevice, access: Access | None) -> str:
-    """Why no container can get the device at present, "" if one can."""
+    """Why no container can get the device at present, "" if containers can get it."""
     if device.problem:
         return device.problem
     if access is Access.ENV:

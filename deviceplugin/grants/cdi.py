@@ -172,8 +172,8 @@ def _parse_spec(content: str) -> dict[str, Any] | None:
 class NvidiaSpecs:
     """The node's own CDI specs of NVIDIA's cards, read again when they change.
 
-    A card's edits must contain its own device node, as reported by the driver, and no other card's: a spec that is
-    older than the present hardware may use the same numbers for other cards.
+    A card's edits must contain the card's own device node, as the driver reports it, and no device node of another
+    card: in a spec that is older than the present hardware, the same numbers may belong to other cards.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -222,7 +222,7 @@ class NvidiaSpecs:
 
     def _list_specs(self, path: Path) -> Iterable[tuple[Path, dict[str, Any]]]:
         files = path.iterdir() if path.is_dir() else [path]
-        # Skip our own specs: they are many, and none is NVIDIA's.
+        # Skip our own specs: they are many, and contain none of NVIDIA's devices.
         for file in sorted(file for file in files if not file.name.startswith(_OWN_PREFIX)):
             if file.suffix in {".json", ".yaml", ".yml"}:
                 spec = self._read_spec(file)
@@ -296,7 +296,7 @@ def write_spec(folder: Path, slot: str, content: dict[str, Any]) -> None:
 
 
 def write_problem(folder: Path) -> str:
-    """Why no spec can be written at present, "" if one can.
+    """Why no spec can be written at present, "" if specs can be written.
 
     Reads the file system's state and writes nothing: the runtime reads all specs again when the folder changes.
     """

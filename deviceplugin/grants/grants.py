@@ -43,10 +43,10 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,249}")
 _SUFFIX = ".json"
 _DISK_LOCK_COUNT = 64
 _PROBE_BYTES = 4096  # size of the test file: one block, which a full disk cannot store
-_MAX_NAME_BYTES = 200  # kept of a moved file's name; with the appended time, the new name has at most 255 bytes
+_MAX_NAME_BYTES = 200  # bytes kept of a moved file's name; with the appended time, the new name has at most 255 bytes
 _MAX_NUMBER = 2**63 - 1  # the maximum of each number in a grant
 _VERSION = 1
-_VERSION_WITH_DEVICES = 2  # of a grant with devices: an older plugin knows only cards and must not read it
+_VERSION_WITH_DEVICES = 2  # the version of a grant with devices, which older plugins, knowing only cards, must not read
 _READABLE_VERSIONS = (_VERSION, _VERSION_WITH_DEVICES)
 
 
@@ -66,7 +66,7 @@ class GrantedDevice(Struct, frozen=True, rename="camel"):
 
 
 class _Format(Struct):
-    """The field of a grant on disk that determines how to read the others."""
+    """The field of a grant on disk that determines how to read the other fields."""
 
     version: Any = _VERSION
 

@@ -19,7 +19,7 @@ from cardwise.core.values.wording import quote_text
 from cardwise.gpus import mpsfiles
 from deviceplugin.grants.grants import Grant
 
-MAX_WAIT_SECONDS = 10.0  # the kubelet waits 30 s for PreStartContainer
+MAX_WAIT_SECONDS = 10.0  # maximum wait for MPS; the kubelet waits 30 s for PreStartContainer
 _POLL_SECONDS = 0.2
 _MANAGER_MARK_FILE = "mps-manager-seen"
 _DAEMON_CHANGED = "the MPS daemon of its GPU has just changed"
@@ -72,7 +72,7 @@ class MpsWait:
     ) -> Grant:
         """Wait for MPS; returns the grant with the daemons that its container gets. Raises MpsNotReady.
 
-        reserve_wait: reserves a place among the waiting starts, as `WaitPlaces.reserve`.
+        reserve_wait: reserves a place for a waiting start, as `WaitPlaces.reserve`.
         is_active: returns whether the kubelet still waits for the response.
         """
         required_state = self._required_state(grant)

@@ -410,7 +410,7 @@ class PreStart:
         return self._grants.add(grant, totals)
 
     def _reserve_wait(self, grant: Grant) -> contextlib.AbstractContextManager[Callable[[], bool]]:
-        """Reserve a place among the waiting starts, as `WaitPlaces.reserve`."""
+        """Reserve a place for a start that waits, as `WaitPlaces.reserve`."""
         uuids = [share.uuid for share in grant.shares] + [device.uuid for device in grant.devices]
         return self._wait_places.reserve(grant.namespace, tuple(sorted(uuids)))
 
@@ -427,7 +427,7 @@ class PreStart:
         """Wait until the card or device is free. Usually its holder has ended, and only its grant must be released.
 
         last_try: the time after which the runtime is not called again.
-        has_place: returns whether the start still has its place among the waiting ones; the wait ends without it.
+        has_place: returns whether the start still has its place (`WaitPlaces`); without the place, the wait ends.
         """
         while True:
             if isinstance(conflict, FormerBinding):

@@ -13,7 +13,7 @@ but whose containers run, are published as `reported`.
 
 A pod that is bound here again with other cards has two bindings on this node: its grants belong to the former binding
 until the containers of that binding have ended. Until then each card counts with the larger amount of both bindings:
-the cards of which the grants have more than the assignment are published as `reported`, with the amounts of the grants.
+if the grants have more of a card than the assignment, the amount of the grants is published as `reported`.
 The pod's grants are dropped once the runtime has neither a sandbox nor a container of the pod, or when its next
 container starts and no container with a share runs.
 """
@@ -40,7 +40,7 @@ from deviceplugin.sources.pods import NodePod, Pods
 _log = structlog.get_logger(__name__)
 
 _MAX_CONCURRENT_READS = 8
-_READ_BUDGET_SECONDS = 3.0  # after this time no further read begins
+_READ_BUDGET_SECONDS = 3.0  # time in a pass after which no further read of a pod begins
 
 
 def reported_shares(grants: Iterable[Grant]) -> dict[str, list[ContainerShare]]:

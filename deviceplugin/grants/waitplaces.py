@@ -1,4 +1,4 @@
-"""Places for starts that wait: 16 on a node, shared fairly among namespaces and, within a namespace, among cards.
+"""Places for starts that wait: 16 on a node, shared fairly by namespaces and, within a namespace, by cards.
 
 Theory of operation. A start waits in a thread of the gRPC server. The number of places is limited, since other threads
 must stay free for Allocate. While a place is free, any start gets it. If none is free, a start takes a place of a
@@ -21,7 +21,8 @@ from cardwise.clock import Clock
 from cardwise.kube.fairqueueing import RecentUse
 
 PLACES = 16
-_MAX_THREADS = 2 * PLACES  # threads of starts that have a place, or have lost it but have not noticed this yet
+# Maximum number of threads of starts that have a place, or have lost their place and have not noticed this yet.
+_MAX_THREADS = 2 * PLACES
 
 Cards = tuple[str, ...]  # the UUIDs of the cards and devices of a container
 
@@ -50,8 +51,8 @@ class WaitPlaces:
     def reserve(self, namespace: str, cards: Cards) -> Iterator[Callable[[], bool]]:
         """Reserve a place for a start of the namespace on these cards, until the context ends.
 
-        Yields a function that returns whether the start has a place. It may have none from the beginning, or lose it to
-        another start later; it must end its wait then.
+        Yields a function that returns whether the start has a place. The start may get no place, or may lose its place
+        to another start later. Without a place, it must end its wait.
         """
         with self._lock:
             place = self._try_reserve(namespace, cards)

@@ -50,8 +50,8 @@ def socket_identity(socket: Path) -> SocketIdentity | None:
 class RegistrationState:
     """The observed state of a registration.
 
-    kubelet: the present kubelet.sock, None if there is none.
-    registered_kubelet: the kubelet.sock with which the plugin is registered.
+    kubelet: the identity of the present kubelet.sock, None without a kubelet.sock.
+    registered_kubelet: the identity of the kubelet.sock with which the plugin is registered.
     has_own_socket: whether the plugin's socket exists.
     no_stream_seconds: how long the kubelet has had no open stream, None if it has one.
     zero_slots_seconds: how long the node has reported 0 slots, None if it does not.

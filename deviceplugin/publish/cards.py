@@ -19,7 +19,7 @@ from cardwise.kube.wire import ContainerShare, ExtendedResource, OwnerReference
 from deviceplugin.sources.pods import NodePod
 
 CAPACITIES = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, names.WHOLE_GPU, names.PLACE_MARKER)
-_UNLIMITED = 1_000_000  # more pods than a node can have
+_UNLIMITED = 1_000_000  # a capacity without effect: more pods than a node can have
 
 _MISSING_CARD = Health(
     healthy=False,
@@ -99,7 +99,7 @@ def marker_capacity(specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 def selector_labels(spec: Mapping[str, Any], resource: ExtendedResource | None) -> dict[str, str]:
     """The labels that the selectors of classes match.
 
-    They come from the `spec` of a card or device, and from the labels that people have set on its ExtendedResource.
+    These are labels from the `spec` of a card or device, and the labels that people have set on its ExtendedResource.
     """
     return classes.labels(
         node=spec["node"],

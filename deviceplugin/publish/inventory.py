@@ -40,7 +40,9 @@ _log = structlog.get_logger(__name__)
 
 _INTERVAL_SECONDS = 1.0
 _RETRY_SECONDS = 0.1
-_ACTIVATE_DELAY = 0.3  # the extender must observe the change before kube-scheduler calls it again
+# Seconds between a change and the activation of parked pods: the extender must observe the change before kube-scheduler
+# calls it again.
+_ACTIVATE_DELAY = 0.3
 
 _decode_resource = msgspec.json.Decoder(ExtendedResource).decode
 
@@ -252,7 +254,7 @@ class NodePublisher:
                     spec, facts.uid, resources.get(names.extended_resource_name(spec["uuid"]))
                 )
             except errors.KubeError as error:
-                # One refused object must not keep the others from being published.
+                # A refused object must not prevent the publication of other objects.
                 if errors.is_server_failure(error):
                     raise
                 _log.error("the API server refused an ExtendedResource", uuid=spec["uuid"], error=str(error))

@@ -25,7 +25,7 @@ _TIMEOUT = 2.0  # seconds; a slow write delays the marks of the other pods by th
 _MAX_FAILURES = (
     3  # consecutive failures before a pause: one failure may concern its pod alone, as when a webhook rejects it
 )
-_MAX_QUEUED = 10_000  # pods whose mark waits until the API server answers again
+_MAX_QUEUED = 10_000  # maximum number of pods whose mark waits until the API server answers again
 
 
 class Marker:

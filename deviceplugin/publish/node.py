@@ -41,7 +41,7 @@ class NodeFacts:
     share_allocatable: number of allocatable share slots, "" if unknown.
     nvidia_gpus: number of GPUs that NVIDIA's device plugin offers.
     label: the label `accelerator`, None if the node lacks it.
-    last_written_label: the value of the label that we last wrote, None if we wrote none.
+    last_written_label: the value of the label that we last wrote, None if we never wrote the label.
     """
 
     uid: str = ""
@@ -77,7 +77,7 @@ def _expand_suffix(amount: str) -> str:
 
 
 def label_change(desired: str, label: str | None, last_written_label: str | None) -> dict[str, Any]:
-    """The metadata change that sets the label to `desired` ("": removes it), {} if none is due. Pure.
+    """The metadata change that sets the label to `desired` ("": removes it), {} if no change is due. Pure.
 
     A label that differs from `last_written_label` was set by another program or a person. It stays, and the annotation
     is removed, since they may later set the same value that we once wrote.

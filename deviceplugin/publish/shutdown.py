@@ -20,9 +20,11 @@ _log = structlog.get_logger(__name__)
 
 # How long the node offers no slots: in this time the extender observes the change, and bound pods reach the kubelet.
 MIN_SECONDS = 2.0
-_MAX_SECONDS = 10.0  # shorter than the plugin's own grace period; a pod that is still not admitted has another problem
+# Maximum time of the drain, shorter than the plugin's own grace period. A pod that is not admitted by then has another
+# problem.
+_MAX_SECONDS = 10.0
 _POLL_SECONDS = 0.25
-_REPEAT_SECONDS = 1.0  # the slots are withdrawn again after this time if the node does not show the change
+_REPEAT_SECONDS = 1.0  # pause before the slots are withdrawn again if the node does not show the change
 
 
 def list_unadmitted_pods(pods: Iterable[NodePod], kubelet: Kubelet) -> list[str]:

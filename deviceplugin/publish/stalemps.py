@@ -14,7 +14,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.gpus import mpsfiles
 from cardwise.kube.wire import ExtendedResource, MpsStatus
 
-GRACE_SECONDS = 20.0  # enough for a restart or an update of the manager
+GRACE_SECONDS = 20.0  # time without a manager before its status is cleared; enough for the manager's restart or update
 
 
 class StaleMpsStatus:
@@ -52,7 +52,7 @@ class StaleMpsStatus:
         now = self._clock.now()
         if now - self._stale_since.setdefault(uuid, now) < GRACE_SECONDS:
             return {}
-        # Only the state changes. The other fields stay: they tell the extender that the card has a manager.
+        # Change only the state. From the other fields, the extender knows that the card has a manager.
         return self._down_patch(MANAGER_GONE)
 
     def _correct_without_manager(self, mps_status: MpsStatus | None, uuid: str) -> Json:

@@ -17,7 +17,7 @@ from cardwise.kube.watch.nodepods import NodePods
 
 _log = structlog.get_logger(__name__)
 
-_GET_TIMEOUT = 3.0  # seconds; the kubelet waits 30 s for PreStartContainer
+_GET_TIMEOUT = 3.0  # maximum seconds of a GET; the kubelet waits 30 s for PreStartContainer
 _READ_ANNOTATIONS = frozenset(
     (
         names.ASSIGNMENT,
@@ -151,5 +151,5 @@ class Pods(NodePods[NodePod]):
         return pod if pod.uid == uid else None
 
     def is_static_pod(self, uid: str) -> bool:
-        """Whether this UID is of a static pod, of which the API server has only the mirror pod, with another UID."""
+        """Whether this UID belongs to a static pod. The API server has only its mirror pod, with another UID."""
         return any(pod.annotations.get(names.MIRROR) == uid for pod in self.list_pods())

@@ -30,7 +30,7 @@ from mps.host.processes import LOCAL, Host
 
 _log = structlog.get_logger(__name__)
 
-_REPEAT_SECONDS = 600.0  # pause between reports of a lasting violation; the API server keeps events for an hour
+_REPEAT_SECONDS = 600.0  # pause between reports of the same violation; the API server keeps events for an hour
 _MAX_SHOWN_PIDS = 5
 _STOP_SECONDS = 5.0
 

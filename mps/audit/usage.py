@@ -1,6 +1,7 @@
 """Metrics of the GPU memory that the containers of pods use on each card.
 
-The MPS manager exports them, not the share agent, since the driver reports them to privileged processes only.
+The MPS manager exports these metrics, since the driver reports the memory to privileged processes only. The share agent
+is not privileged.
 """
 
 from collections.abc import Iterable, Mapping

@@ -48,7 +48,7 @@ class Ceilings:
         self.confirmed = {}
 
     def adopt_ceilings(self) -> None:
-        """Read the ceilings of a running daemon and count them as confirmed, if none are known. Raises ControlError."""
+        """Read the ceilings of a running daemon, and count them as confirmed if none are known. Raises ControlError."""
         if self.desired is None and not self.confirmed:
             self.confirmed = self._read_ceilings()
 

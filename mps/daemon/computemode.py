@@ -51,7 +51,7 @@ def close_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
 
 
 def are_closed(use: CardUse, uuids: Iterable[str]) -> bool:
-    """Whether all cards that answer are closed. Raises CardError if none answers."""
+    """Whether all cards that answer are closed. Raises CardError if no card answers."""
     return all(mode is ComputeMode.EXCLUSIVE_PROCESS for mode in _read_modes(use, uuids).values())
 
 
@@ -88,7 +88,7 @@ def reopen_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
 
 
 def _read_modes(use: CardUse, uuids: Iterable[str], *, ignore_absent: bool = False) -> dict[str, ComputeMode]:
-    """Read the compute modes of the cards that answer, by UUID. Raises CardError if none answers.
+    """Read the compute modes of the cards that answer, by UUID. Raises CardError if no card answers.
 
     ignore_absent: whether cards that are not on the machine need not answer.
     """
@@ -135,7 +135,7 @@ def _assume_former_modes(home: Path, modes: Mapping[str, ComputeMode]) -> dict[s
 
 
 def _save_modes(home: Path, modes: Mapping[str, ComputeMode]) -> None:
-    """Save the former modes atomically, or remove the file if there are none. Raises OSError."""
+    """Save the former modes atomically, or remove the file if no card has a former mode. Raises OSError."""
     if modes:
         replacing.replace_file(home / mps.MODES, json.dumps(dict(modes)).encode())
     else:

@@ -35,7 +35,7 @@ from mps.host.processes import LOCAL, Host
 
 _log = structlog.get_logger(__name__)
 
-DEFAULT_SM_PERCENT = 100  # containers have their own limits
+DEFAULT_SM_PERCENT = 100  # the daemon's default percentage: no limit, since containers have their own limits
 _POLL_SECONDS = 0.25  # maximum time until the end of the daemon is noticed
 _PROBES_PER_VERIFICATION = 5
 

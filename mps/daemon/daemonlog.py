@@ -15,8 +15,8 @@ import structlog
 _log = structlog.get_logger("mps.daemon.output")
 
 FIFO_NAME = "output"
-_MAX_BYTES = 64 * 1024  # bytes per read: the capacity of a FIFO
-_MAX_LINES = 200  # lines per read
+_MAX_BYTES = 64 * 1024  # maximum number of bytes per read: the capacity of a FIFO
+_MAX_LINES = 200  # maximum number of lines per read
 # Lines that the daemon writes for each command of the manager.
 _OWN_COMMANDS = re.compile(r"\] (Accepting connection|NEW UI|UI closed|Cmd:get_|INITIALIZING$|ACTIVE$|[\d.]+[KMG]?$)")
 

@@ -64,11 +64,13 @@ def reset_pipe(home: Path) -> None:
 
 
 def open_to_clients(home: Path) -> None:
-    """Let clients connect to the daemon: they see a hard link to its socket, but no other file of it. Raises OSError.
+    """Let clients connect to the daemon: they see a hard link to its socket, and no other file of the daemon.
 
-    The daemon locks some of its files, and opens and writes others by name. A client that could create files in their
-    folder could make a privileged process write anywhere, and a client that could open them could prevent the start of
-    the next daemon.
+    The daemon locks some of its files, and opens and writes other files by name. If a client could create files in the
+    daemon's folder, it could make a privileged process write anywhere. If a client could open the daemon's files, it
+    could prevent the start of the next daemon.
+
+    Raises OSError.
     """
     socket, link = home / mps.PIPE / mps.CONTROL, home / mps.CLIENTS / mps.CONTROL
     if not (link.exists() and link.samefile(socket)):

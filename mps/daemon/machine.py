@@ -149,7 +149,7 @@ def mps_state(machine: Machine) -> MpsState:
 
 
 def next_act(machine: Machine, now: float) -> Act:
-    """The act that is due now, REST if none is."""
+    """The act that is due now, REST if no act is due."""
     return _TABLE[machine.phase].act if now >= machine.act_due_at else Act.REST
 
 
@@ -178,7 +178,7 @@ def take_over(now: float, pace: DaemonPace) -> Machine:
 
 
 def replace_daemon(now: float, pace: DaemonPace, reason: str) -> Machine:
-    """The machine of a running daemon that has to be replaced, and so is drained and ended."""
+    """The machine of a running daemon that has to be replaced: it is drained, and then ended."""
     return _start_drain(Machine(), now, pace, reason)
 
 

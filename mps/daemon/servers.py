@@ -14,7 +14,7 @@ from mps.host.control import Control, ServerStatus, UnknownCommand
 from mps.host.processes import Host, ProcessActivity
 
 _START_RETRY_SECONDS = 2.0  # pause between two requests to start a server
-_STOPPED_STATES = "Tt"  # stopped by a signal, or by a debugger
+_STOPPED_STATES = "Tt"  # the states in /proc of a process that was stopped by a signal, or by a debugger
 _UNINTERRUPTIBLE_STATES = (
     "D"  # waits in the kernel, where no signal reaches it; every server is in this state for moments
 )
@@ -44,7 +44,7 @@ class Servers:
         self._waiting_since.clear()
 
     def ensure_server(self) -> ActResult:
-        """Start a server if the daemon has none, else check its servers. Raises ControlError."""
+        """Start a server if the daemon has no server, else check its servers. Raises ControlError."""
         servers = self._control.servers()
         if servers:
             return self._check_health(servers)

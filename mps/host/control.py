@@ -15,7 +15,7 @@ from typing import Protocol
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.wording import quote_text, sanitize_message
 
-_MAX_QUOTED_BYTES = 256  # quoted of an answer in an error message
+_MAX_QUOTED_BYTES = 256  # maximum length of an answer that an error message quotes
 _MAX_COMMAND_BYTES = 4000  # maximum length of a command; 4095 bytes crash daemons of driver 580 and later
 _ERROR_PREFIXES = (
     "Unknown command",

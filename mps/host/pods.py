@@ -21,7 +21,7 @@ from cardwise.kube.watch.reflector import WakeHandler
 
 _log = structlog.get_logger(__name__)
 
-_DEFAULT_GRACE_SECONDS = 30.0  # seconds: the grace period of a pod whose spec has none
+_DEFAULT_GRACE_SECONDS = 30.0  # the grace period of a pod whose spec has no grace period
 _NO_ASSIGNMENT = Assignment({})
 
 

@@ -128,7 +128,7 @@ class LocalHost:
             lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()
         except OSError:
             return None
-        # The name comes first. It cannot add lines, since the kernel escapes its line breaks.
+        # The name is in the first line. A process cannot add lines by its name, since the kernel escapes line breaks.
         fields = dict(line.split(":", 1) for line in lines if ":" in line)
         switches = (int(text) for name, text in fields.items() if name.endswith("_ctxt_switches"))
         state = fields["State"].strip()[0]

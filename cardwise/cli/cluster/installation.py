@@ -16,7 +16,8 @@ from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
-_EXEMPTION_CONDITION: Final = "not-exempt"  # its CEL is !(request.namespace in ['kube-system', ...])
+# The name of the matchCondition with the CEL expression !(request.namespace in ['kube-system', ...]).
+_EXEMPTION_CONDITION: Final = "not-exempt"
 _EXEMPT_OPTION: Final = "--exempt-namespaces="  # an option of the webhook, which the chart writes
 WEBHOOK: Final = "cardwise-webhook"  # the webhook's Deployment in the chart
 _QUOTED_NAME: Final = re.compile("'([^']*)'")

@@ -20,9 +20,9 @@ from cardwise.kube.pods.budgets import Budgets
 
 _JOB: Final = ("batch", "Job")  # API group and kind: other API groups have a kind Job too
 _RECREATING_KINDS: Final = (_JOB, ("apps", "ReplicaSet"), ("apps", "StatefulSet"), ("", "ReplicationController"))
-_PINNED_KINDS: Final = ("DaemonSet", "Node")  # their pods are recreated on the same node
-_DEFAULT_BACKOFF_LIMIT: Final = 6  # the default of Kubernetes
-_FAILING_ACTIONS: Final = ("FailJob", "FailIndex")  # these actions of a podFailurePolicy make an eviction harmful
+_PINNED_KINDS: Final = ("DaemonSet", "Node")  # the pods of these owners are recreated on the same node
+_DEFAULT_BACKOFF_LIMIT: Final = 6  # the default backoffLimit of a Job in Kubernetes
+_FAILING_ACTIONS: Final = ("FailJob", "FailIndex")  # by these actions, an eviction fails the Job or an index of it
 _IGNORING_ACTIONS: Final = ("Ignore",)
 _EVICTION_CONDITION: Final = "DisruptionTarget"  # the condition of an evicted pod
 _NVIDIA_TOLERATION: Final = {"key": names.NVIDIA_GPU, "operator": "Exists", "effect": "NoSchedule"}
@@ -55,7 +55,7 @@ class MovablePods:
 
 
 def find_movable_pods(facts: ClusterFacts, ledger: Ledger, is_candidate: Callable[[Holding], bool]) -> MovablePods:
-    """Find the pods that may be moved, among the pods with cards for which `is_candidate` returns True."""
+    """Find the pods that may be moved. Only pods with cards for which `is_candidate` returns True are considered."""
     movable = MovablePods()
     for pod in facts.pods:
         holding = ledger.holding(pod["metadata"].get("uid", ""))

@@ -23,7 +23,7 @@ _ATTEMPT_PREFIX: Final = re.compile(
     r'(?:\(combined from similar events\): )?(?:Error creating: )?pods? "[^"]*" (?:is forbidden: )?'
 )
 _KIND: Final = re.compile("[A-Za-z][A-Za-z0-9]{0,62}")
-_MAX_WORD_BYTES: Final = 128  # maximum length of a reason and of a reporter, by events.k8s.io
+_MAX_WORD_BYTES: Final = 128  # maximum length of a reason and of a reporter, as in the API group events.k8s.io
 _CLUSTER_OBJECT_NAMESPACE: Final = "default"
 _OUTDATED_REASONS: Final = ("FailedScheduling", "Failed", "BackOff")
 _POD_DELETED: Final = "SuccessfulDelete"  # the reason of a controller's Event when it has deleted a pod
@@ -37,7 +37,7 @@ class Event:
     reason, message: one line each, at most 128 and 1024 bytes.
     kind, namespace, name, uid: the object that it concerns; the namespace is "" for cluster-scoped objects.
     is_warning: whether its type is Warning.
-    reporter: the name of the component that reported it; "" if it names none.
+    reporter: the name of the component that reported the Event; "" if unknown.
     """
 
     last_timestamp: str

@@ -74,7 +74,7 @@ class CardUsage:
 
     @property
     def used(self) -> int | None:
-        """The MiB that all holders use together, as far as they are measured; None if none is."""
+        """The MiB that all measured holders use together; None if no holder is measured."""
         measured = [holder.used for holder in self.holders or () if holder.used is not None]
         return sum(measured) if measured else None
 

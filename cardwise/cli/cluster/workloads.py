@@ -47,7 +47,7 @@ class WorkloadState:
     """A workload and its pods.
 
     pod_creators: the ReplicaSets or Jobs that create its pods; else the workload itself.
-    refusal_message: the API server's message when it last refused a pod; "" if it has refused none.
+    refusal_message: the API server's message when it last refused a pod; "" without a refusal.
     refused_creator: kind and name, as arguments of kubectl, of the object whose pod was refused.
     directly_bound: names of its pods that the extender has deleted recently, since another scheduler had bound them.
     """
@@ -133,7 +133,7 @@ def other_replicas(client: KubeClient, pod: Json) -> Replicas:
 
 
 def _deployment_name(pod: Json) -> str:
-    """The name of the pod's Deployment, from the name of its ReplicaSet; "" if it has none."""
+    """The name of the pod's Deployment, from the name of its ReplicaSet; "" if the pod has no Deployment."""
     digest = labels_of(pod).get("pod-template-hash")
     owner = _recreating_controller(pod)[1:2]
     return owner[0].removesuffix(f"-{digest}") if digest and owner and owner[0].endswith(f"-{digest}") else ""

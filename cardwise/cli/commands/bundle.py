@@ -45,7 +45,7 @@ _SPEC_FIELDS: Final = """
 _CONTAINER_FIELDS: Final = """
     name image imagePullPolicy resources resizePolicy restartPolicy ports volumeMounts volumeDevices securityContext
     targetContainerName"""
-_HIDDEN_FIELDS: Final = ("command", "args")  # kept without their text, which may contain secrets
+_HIDDEN_FIELDS: Final = ("command", "args")  # fields that are kept without their text, which may contain secrets
 
 
 @click.command()

@@ -11,7 +11,7 @@ PROGRAM = "cardwise"
 # An environment variable of click: if it is set, the program prints completions for the shell that it names.
 _VARIABLE = "_CARDWISE_COMPLETE"
 _SHELLS = ("bash", "zsh", "fish")
-_FILES, _NO_FILES = ":0", ":4"  # directives of kubectl's protocol: complete file names, or do not
+_FILES, _NO_FILES = ":0", ":4"  # directives of kubectl's protocol: complete file names, complete no file names
 
 
 _HELP = """Print the completion script of a shell for commands, options and GPUs.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cardwise.core.placement.scored.shapes import RequestSize
 
 _ALL = "CLUSTER"  # the name in the row of the whole cluster; no node can have this name
-_OPTIONAL_COLUMNS = ("PODS", "FRAGMENTED(MiB)")  # left out on a narrow terminal
+_OPTIONAL_COLUMNS = ("PODS", "FRAGMENTED(MiB)")  # columns that are left out on a narrow terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class NodeSummary:
 class ClusterSummary:
     """All nodes, sorted by name.
 
-    fragmentation_basis: the pods for which fragmentation is measured: "learned" or "running"; "" if none is known.
+    fragmentation_basis: the pods for which fragmentation is measured: "learned" or "running"; "" if both are unknown.
     notes: which numbers are inexact, and why.
     """
 

@@ -14,7 +14,7 @@ from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.core.values.wording import quote_unless_name
 
 _MIN_VERSION: Final = (1, 31)  # equal to kubeVersion of the chart
-_MAX_SKEW_SECONDS: Final = 5.0  # a larger skew uses up the safety margin of a Lease
+_MAX_SKEW_SECONDS: Final = 5.0  # maximum difference of two clocks; a larger one uses up the safety margin of a Lease
 _MAX_LISTED: Final = 5
 
 # Parts of names of DaemonSets and Deployments of other GPU sharers. The names do not depend on the Helm release's name.

@@ -40,13 +40,13 @@ class Facts:
 
     cardwise_namespace: str = names.NAMESPACE  # the namespace of Cardwise
     version: Json = field(default_factory=dict)
-    now: datetime | None = None  # by the API server's clock, since the user's clock may differ
+    now: datetime | None = None  # the time by the API server's clock, since the user's clock may differ
     nodes: Sequence[Json] = ()
     cards: Sequence[Json] = ()  # ExtendedResources
     classes: Sequence[Json] = ()
-    daemonsets: Sequence[Json] = ()  # of Cardwise's namespace, like `deployments`
+    daemonsets: Sequence[Json] = ()  # DaemonSets of Cardwise's namespace; `deployments` are of this namespace too
     deployments: Sequence[Json] = ()
-    other_daemonsets: Sequence[Json] = ()  # of all other namespaces: tenants may have written their texts
+    other_daemonsets: Sequence[Json] = ()  # DaemonSets of all other namespaces: tenants may have written their texts
     other_deployments: Sequence[Json] = ()
     mutating_webhooks: Sequence[Json] = ()
     validating_webhooks: Sequence[Json] = ()
@@ -56,16 +56,16 @@ class Facts:
     leases: Sequence[Json] = ()
     schedulers: Sequence[Json] = ()  # pods of kube-scheduler
     pending_pods: Sequence[Json] = ()  # pods without a node, of all namespaces
-    own_pods: Sequence[Json] = ()  # of Cardwise's parts
-    own_events: Sequence[Event] = ()  # warnings of Cardwise's namespace
+    own_pods: Sequence[Json] = ()  # pods of Cardwise's parts
+    own_events: Sequence[Event] = ()  # warnings in Cardwise's namespace
     pod_events: Sequence[
         Event
-    ] = ()  # of pods that the extender deleted because another scheduler had bound them; tenants may have written some
+    ] = ()  # Events about pods that the extender deleted because another scheduler had bound them; some may be forged
     runtimeclasses: Sequence[Json] = ()
     resourcequotas: Sequence[Json] = ()
     gpuquotas: Sequence[Json] = ()
-    networkpolicies: Sequence[Json] = ()  # of Cardwise's namespace
-    node_events: Sequence[Event] = ()  # of nodes with a card whose ExtendedResource names another node
+    networkpolicies: Sequence[Json] = ()  # NetworkPolicies of Cardwise's namespace
+    node_events: Sequence[Event] = ()  # Events about nodes with a card whose ExtendedResource names another node
     namespaces: Sequence[Json] = ()  # namespaces with an annotation for the unit of bare numbers
     namespace: Json | None = None  # the namespace of Cardwise; None if it does not exist or may not be read
     unknown_kinds: set[str] = field(default_factory=set)
@@ -76,7 +76,7 @@ class Facts:
         return {card["spec"]["node"] for card in self.cards}
 
 
-PROBE_POD_PREFIX: Final = "cardwise-doctor-"  # the names of doctor's own pods start with it
+PROBE_POD_PREFIX: Final = "cardwise-doctor-"  # the prefix of the names of doctor's own pods
 
 _EVENT_FIELDS: Final = ("own_events", "pod_events", "node_events")
 _OTHER_NAMESPACES_FIELD: Final = {"daemonsets": "other_daemonsets", "deployments": "other_deployments"}

@@ -25,7 +25,7 @@ from cardwise.kube.wire import ExtendedResource
 
 _EXTENDER: Final = "cardwise-extender"
 _PLUGIN: Final = "cardwise-deviceplugin"
-_DEFAULT_LEASE_SECONDS: Final = 15.0  # used for a Lease without leaseDurationSeconds
+_DEFAULT_LEASE_SECONDS: Final = 15.0  # the duration of a Lease without leaseDurationSeconds
 # The device plugin repeats an event within this time while its cause lasts.
 _EVENT_MAX_AGE: Final = timedelta(minutes=10)
 _USABLE_MPS_STATES: Final = ("Ready", "Off")

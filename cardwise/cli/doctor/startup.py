@@ -23,7 +23,7 @@ from cardwise.core.values.timestamps import parse_timestamp
 
 CHECK: Final = "parts"
 _CREATOR_KINDS: Final = ("DaemonSet", "ReplicaSet", "Job")
-_NAME_PREFIX: Final = "cardwise-"  # the names of all objects of the chart start with it
+_NAME_PREFIX: Final = "cardwise-"  # the prefix of the names of all objects of the chart
 _COMPONENT: Final = "app.kubernetes.io/component"
 _LONG_RUNNING_PARTS: Final = ("webhook", "extender", "scheduler", "deviceplugin", "mps")
 _NODE_PARTS: Final = ("deviceplugin", "mps")
@@ -40,7 +40,7 @@ _OUT_OF_MEMORY: Final = "OOMKilled"
 _MAX_REASON_BYTES: Final = 300  # maximum length of a reason
 _MAX_LISTED: Final = 3
 
-# Reasons of events that tell why no container starts.
+# Reasons of the events that explain why no container starts.
 _START_EVENTS: Final = (
     "FailedMount",
     "FailedCreatePodSandBox",

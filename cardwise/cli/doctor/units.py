@@ -13,8 +13,9 @@ from cardwise.core.values.quantity import Unit
 
 _MAX_LISTED: Final = 3
 _PLUGIN: Final = "gpushare-device-plugin"
-_FLAG: Final = re.compile(r"(?<!\S)--?memory-unit(?:=|\s+)['\"]?(\w+)")  # with the syntax of Go's package flag
-_PODS: Final = f"pods.{names.GROUP}"  # the name of the webhook whose path contains the unit
+# gpushare's option, in the syntax of Go's package flag.
+_FLAG: Final = re.compile(r"(?<!\S)--?memory-unit(?:=|\s+)['\"]?(\w+)")
+_PODS: Final = f"pods.{names.GROUP}"  # the name of the webhook for pods, whose URL path contains the unit
 _GIB_PATH: Final = "/gib"
 
 

@@ -27,7 +27,7 @@ from cardwise.core.values.wording import quote_unless_name
 from cardwise.kube.pods import eligible, nodeconstraints
 from cardwise.kube.survey import Survey
 
-_DEFAULT_SCHEDULER: Final = "default-scheduler"  # kube-scheduler, which calls Cardwise if the installation is right
+_DEFAULT_SCHEDULER: Final = "default-scheduler"  # the schedulerName of kube-scheduler, which should call Cardwise
 _KUEUE_GATE_PREFIX: Final = "kueue.x-k8s.io/"
 _MAX_LISTED: Final = 5
 _MAX_LISTED_NODES: Final = 10  # maximum number of nodes named in one line

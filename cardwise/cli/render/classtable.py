@@ -12,7 +12,7 @@ from cardwise.cli.render import tables
 from cardwise.core.placement.totals import CardClassView, DeviceClassView
 from cardwise.core.values.decoded import Json
 
-_OPTIONAL_COLUMNS: Final = ("AUTO", "PRIORITY", "NODES", "USED-MIB")  # left out on a narrow terminal
+_OPTIONAL_COLUMNS: Final = ("AUTO", "PRIORITY", "NODES", "USED-MIB")  # columns that are left out on a narrow terminal
 _NO_USERS_TEXT: Final = "No pod uses it.\n"
 
 

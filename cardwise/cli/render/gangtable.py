@@ -9,7 +9,7 @@ from cardwise.cli.render import tables
 from cardwise.core.values import wording
 from cardwise.core.values.timestamps import parse_timestamp
 
-_MAX_LISTED = 5  # pods named in one cell
+_MAX_LISTED = 5  # maximum number of pods named in one cell
 
 
 def table(views: Sequence[GangView], now: datetime, *, wide: bool = False) -> str:

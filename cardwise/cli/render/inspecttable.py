@@ -26,7 +26,7 @@ def summary(ledger: Ledger, addresses: Mapping[str, str], node_name: str | None 
         rows.append([node.name, addresses.get(node.name, "unknown"), *cells, f"{_used_mib(node)}/{_total_mib(node)}"])
     table = tables.align_rows(rows)
     line = "-" * max(len(row) for row in table.splitlines())
-    # These lines come below the table, because scripts parse its rows.
+    # These lines stand below the table, because scripts parse the rows of the table.
     unusable_text = _mark_cards("Unhealthy", nodes, _unhealthy_cards) + _mark_cards("Cordoned", nodes, _cordoned_cards)
     return f"{table}{line}\nAllocated/Total GPU Memory In Cluster:\n{_format_cluster(nodes)}\n{unusable_text}"
 

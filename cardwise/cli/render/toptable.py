@@ -8,7 +8,7 @@ from cardwise.cli.render import tables
 from cardwise.core.api import mps
 from cardwise.core.values import wording
 
-_BAR_WIDTH = 10  # characters
+_BAR_WIDTH = 10  # characters of a bar
 _MAX_LISTED = 3  # maximum number of holders named in one line
 _UNKNOWN = "-"
 _AMOUNT_HEADS = ("USED-MIB", "GRANTED-MIB", "TOTAL-MIB")
