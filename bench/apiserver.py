@@ -1,7 +1,7 @@
 """An API server with a synthetic cluster, in its own process, so that its work is not counted as the extender's work.
 
-It serves only the requests of the extender: lists in pages, creation of objects, patches of statuses, bindings, and
-watches of these changes.
+The server handles only the requests of the extender: lists in pages, creation of objects, patches of statuses,
+bindings, and watches of these changes.
 
 Usage: `python -m bench.apiserver NODES PODS CLASSES PORT-FILE [--fresh]`
 """

@@ -118,7 +118,7 @@ def _preempt_by_extender(size: int) -> Situation:
         for manifest in members:
             args = wire.FilterArgs(pod=manifest, node_names=list(all_nodes))
             verbs.filter_nodes(state, AnswerSettings(policy="binpack", one_best_node=True), args)
-        # Only sets the fake clock: a pod waits this long before the extender preempts for it.
+        # Only sets the fake clock: a pod waits for this time before the extender preempts other pods for it.
         state._clock.sleep(4.0)  # noqa: SLF001
         evictions = state.preemption.next_evictions()
         if len(evictions) != size:

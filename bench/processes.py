@@ -94,7 +94,7 @@ def compiled_environment() -> Iterator[dict[str, str]]:
 def run_extender(
     kubeconfig: Path, *options: str, env: dict[str, str] | None = None, tls: Path | None = None, code: Path = ROOT
 ) -> Iterator[ExtenderProcess]:
-    """Run the extender of the checkout `code` until the block ends. It is ready when the block starts.
+    """Run the extender of the checkout `code` until the block ends. The extender is ready when the block starts.
 
     tls: a folder for its certificates, for mutual TLS; None for plain HTTP.
     """

@@ -1,6 +1,6 @@
 """The clock of a part: the time, and all waits that end by time. Callers pass the clock as a parameter.
 
-Code that waits, sleeps, ages or times out takes a `Clock`. Tests pass a clock that they move themselves
+Code that waits, sleeps, ages or times out takes a `Clock`. Tests pass a clock that the test itself moves
 (tests/fakes/clock.py), so no test has to wait. Production code passes `SYSTEM`.
 """
 
@@ -24,7 +24,7 @@ class Clock(ABC):
 
     @abstractmethod
     def wall_ns(self) -> int:
-        """The time of day in nanoseconds since 1970, for other machines to read; it may jump."""
+        """The time of day in nanoseconds since 1970, for timestamps that other machines read. The time may jump."""
 
     @abstractmethod
     def wait_for(self, condition: threading.Condition, ready: Callable[[], bool], seconds: float | None) -> bool:

@@ -416,8 +416,8 @@ class Manager:
     def _end_leftovers(self) -> None:
         """End a former manager's daemons in folders that are not served, and reopen their cards. Raises OSError.
 
-        A daemon stays if it may serve a card that has not answered yet: the card may be served soon, and the daemon has
-        clients.
+        A daemon keeps running if it may serve a card that has not answered yet: the card may answer soon, and the
+        daemon has clients.
         """
         if self._leftovers_ended:
             return

@@ -1,7 +1,7 @@
 """Publishes the MPS status of each card to the API server: `ExtendedResource.status.mps`, on change only.
 
-The device plugin owns the ExtendedResources. It may create one after its card's MPS status is known, and may recreate
-it without that status.
+The device plugin owns the ExtendedResources. It may create an ExtendedResource after the card's MPS status is known,
+and may recreate the ExtendedResource without that status.
 """
 
 from collections.abc import Callable, Mapping

@@ -35,7 +35,7 @@ _COMMANDS: Final = {
 
 
 class _Group(click.Group):
-    """The group of all commands. It ends silently on Ctrl-C, as shells expect.
+    """The group of all commands. On Ctrl-C, the program ends silently, as shells expect.
 
     command_run: the name of the command that ran.
     """

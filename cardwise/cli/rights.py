@@ -16,7 +16,7 @@ _DENIED: Final = re.compile(
 )
 _READ_VERBS: Final = ("get", "list", "watch")
 _DRAIN_ROLE: Final = "cardwise-drain"
-# The roles of commands that change something; they include the rights to read.
+# The roles for commands that change something. These roles include the rights to read.
 _ROLES: Final = {"cordon": _DRAIN_ROLE, "uncordon": _DRAIN_ROLE, "drain": _DRAIN_ROLE, "defrag": "cardwise-defrag"}
 _CLUSTER_WIDE_COMMANDS: Final = ("gangs", "simulate")  # commands that also read the pods of all namespaces
 _ANONYMOUS_USER: Final = "system:anonymous"

@@ -19,7 +19,7 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _RATE = re.compile(r"([0-9.]+) Gb/sec")
 _ACTIVE = "ACTIVE"
 _NO_GUID = "0000:0000:0000:0000"
-# Device nodes that no container gets: the machine itself uses a network card's clock (ptp), and a process that opens
+# Device nodes that no container gets. The machine itself uses the clock of a network card (ptp). A process that opens
 # issm becomes the subnet manager of the fabric.
 _EXCLUDED = ("/ptp/", "/infiniband_mad/issm")
 

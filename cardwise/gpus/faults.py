@@ -130,7 +130,7 @@ class Faults:
 def _load(path: Path) -> dict[str, PersistentFault]:
     """The saved faults, by UUID.
 
-    A file with unreadable entries, such as those of another version of Cardwise, is copied before it is overwritten.
+    If the file has unreadable entries, such as those of another version of Cardwise, a copy of the file is kept.
     """
     faults: dict[str, PersistentFault] = {}
     problem = ""

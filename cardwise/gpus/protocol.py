@@ -111,7 +111,7 @@ class Gpus(Protocol):
         """All cards of this machine in the order of their index, unhealthy ones included."""
 
     def unresponsive_indices(self) -> list[int]:
-        """The indices of cards that the driver counts but that have not answered yet, so their UUIDs are unknown.
+        """The indices of cards that have not answered yet. The driver counts these cards, but their UUIDs are unknown.
 
         Call this before `cards()`: if it is empty, `cards()` is complete.
         """

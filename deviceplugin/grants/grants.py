@@ -1,7 +1,8 @@
 """The store of grants on this node's disk: one file for each container with a share.
 
-Beside the pods' annotations it is the second source of truth, and the only source about containers. It lets containers
-restart while the API server is away, protects a card that a deleted pod still uses, and survives a crash.
+The store is the second source of truth beside the pods' annotations, and the only source about containers. With the
+store, containers can restart while the API server is away, and a card that a deleted pod still uses stays protected.
+The store survives a crash.
 
 Theory of operation. A grant is added in memory under the lock, after the check that its card has space; then it is
 written to disk, and only then its container may start. The pod holds all its shares from its first grant on. Otherwise
@@ -354,7 +355,7 @@ class GrantStore:
     def adopt_grant(self, grant: Grant) -> None:
         """Add the grant of a running container without checking the card. Raises OSError.
 
-        It counts as the oldest grant of its slots, since a slot may have a newer grant already.
+        The added grant counts as the oldest grant of its slots, since a slot may have a newer grant already.
         """
         self._add_grant(grant, lambda: None, lambda: 0)
 

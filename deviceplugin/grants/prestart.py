@@ -74,8 +74,8 @@ def identify_container(
 ) -> tuple[PodResourcesContainer, str]:
     """The container that has all these slots, with its pod's UID. Pure. Raises StartRefused.
 
-    name_of_uid: returns "namespace/name" of a pod UID, None if unknown. It selects the right entry if the checkpoint
-        still has entries of former pods.
+    name_of_uid: returns "namespace/name" of a pod UID, None if unknown. This name selects the right entry if the
+        checkpoint still has entries of former pods.
     """
     if not slots:
         raise StartRefused("the kubelet named no device")

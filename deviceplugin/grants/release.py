@@ -194,8 +194,8 @@ class Releaser:
     def _find_ended_pods(self, uids: Collection[str], known_ended: Collection[str]) -> dict[str, bool | None]:
         """Whether each pod has certainly ended, or is not bound here; None if the API server does not answer.
 
-        known_ended: UIDs of pods whose end an earlier pass has observed. For them only a consistent read can show that
-            they are bound here again, since the watch may show an older state.
+        known_ended: UIDs of pods whose end an earlier pass has observed. Only a consistent read can show that such a
+            pod is bound here again, since the watch may show an older state.
         """
         ended_by_uid: dict[str, bool | None] = {}
         uncertain: list[str] = []
@@ -283,7 +283,7 @@ class Releaser:
 
     def _mark_ended(self, uid: str, live_names: set[str]) -> None:
         # A ready sandbox without containers usually ends soon, so its pod's shares are published only if the second
-        # pass still finds the sandbox. In the first pass after the start they are published at once.
+        # pass still finds the sandbox. In the first pass after the start, such shares are published at once.
         with self._lock:
             passes = self._ended_passes.get(uid, 0) + 1
             if (any(live_names) or self._reported is None) and passes < 2:

@@ -1,9 +1,9 @@
 """Keeps the device plugin registered with the kubelet, through restarts of both.
 
-When the kubelet starts, it has forgotten its plugins and deletes every socket in the folder. It can also drop a plugin
-without an error on either side: before Kubernetes 1.37 the late end of an old stream removed the new plugin. So each
-registration has its own socket, and the plugin registers again when kubelet.sock was replaced, our socket was removed,
-the kubelet's stream has ended, or the node keeps reporting no slots.
+When the kubelet starts, it has forgotten its plugins and deletes every socket in the folder. The kubelet can also drop
+a plugin without an error on either side: before Kubernetes 1.37 the late end of an old stream removed the new plugin.
+So each registration has its own socket, and the plugin registers again when kubelet.sock was replaced, our socket was
+removed, the kubelet's stream has ended, or the node keeps reporting no slots.
 """
 
 import os

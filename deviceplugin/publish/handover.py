@@ -67,7 +67,7 @@ def sharing_problem(record: GpuMemRecord, living_uids: Collection[str]) -> str:
 class GpushareHandover:
     """Checks whether the kubelet has forgotten gpushare's device plugin.
 
-    Reads the checkpoint only when it has changed: with gpushare's plugin it has megabytes.
+    Reads the checkpoint only after a change: with gpushare's plugin, the checkpoint has megabytes.
 
     Instead of waiting, an administrator may stop the kubelet, remove the checkpoint, and start the kubelet again. Such
     a kubelet starts containers without a grant until our plugin has registered with it. So on a node that gpushare

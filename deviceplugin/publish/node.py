@@ -194,7 +194,7 @@ class OwnNode:
         except errors.Conflict:
             return
         except (errors.Forbidden, errors.Invalid, errors.BadRequest) as error:
-            # Nothing depends on the label, so it is not tried again.
+            # Nothing depends on the label, so the write is not tried again.
             self._refused_label = desired
             _log.error(
                 "the API server refused the node's label", label=names.ACCELERATOR, value=desired, error=str(error)

@@ -129,8 +129,9 @@ class Pods(NodePods[NodePod]):
     def is_bound_here(self, pod: NodePod) -> bool:
         """Whether the pod is bound to this node.
 
-        If not, no kubelet starts its containers here, but they may still run here: a renamed machine has the containers
-        of its former node name, and after a restore of etcd a bound pod may be pending again.
+        If it is not, no kubelet starts containers of the pod here, but its containers may still run here: a renamed
+        machine has the containers of its former node name, and after a restore of etcd a bound pod may be pending
+        again.
         """
         return pod.node == self._node
 

@@ -1,4 +1,4 @@
-"""The command `cardwise-agent`. It imports few modules, since each startup probe is a new process."""
+"""The command `cardwise-agent`. The command imports few modules, since each startup probe is a new process."""
 
 import os
 import sys

@@ -1,8 +1,7 @@
 """Audits the processes on the cards in a loop, and reports use that was not granted.
 
-The audit detects processes that bypass their MPS daemon or its limits: by an environment variable that lifts every
-limit, by a device node that a container has created itself, or by starting a program several times. `findings` has the
-rules.
+The audit detects processes that bypass their MPS daemon or its limits. A tenant can set an environment variable that
+lifts every limit, create a device node in a container, or start a program several times. `findings` has the rules.
 """
 
 import os
@@ -54,7 +53,7 @@ class AuditSettings:
 
 
 class Audit:
-    """The audit of one node. It reports no violation before the node's pods are known.
+    """The audit of one node. The audit reports no violation before the node's pods are known.
 
     foreign_processes: returns card and PID of the processes on a closed card that are not clients of its MPS server.
     """

@@ -1,7 +1,7 @@
 """Evicts pods in which the audit has found a violation, one at a time and a limited number per hour.
 
 If a driver reports wrong data, or cgroups have an unknown form, the audit may be wrong about all pods of a node at
-once. It must not evict all of them then.
+once. Even then it must not evict all pods of the node.
 """
 
 from collections import Counter, deque

@@ -1,9 +1,9 @@
 """The rules of the audit: which use of a card by processes violates the grants of their pods. Pure.
 
 Theory of operation. MPS limits each process by itself, one environment variable lifts the limits, and a card without
-MPS has no limits. So the audit compares the memory that the driver reports with the granted shares. It compares by
-container if the containers of all processes are known, else by pod. A CUDA context uses memory beyond the share, so
-each process is allowed a tolerance.
+MPS has no limits. So the audit compares the memory that the driver reports with the granted shares: by container if the
+containers of all processes are known, else by pod. A CUDA context uses memory beyond the share, so each process is
+allowed a tolerance.
 
 Example: a container with a share of 4096 MiB has two processes of 2500 and 2400 MiB, and the tolerance is 300 MiB for
 each process. It uses 4900 MiB, and 4096 + 2 * 300 = 4696 MiB are allowed: a MemoryOverrun.

@@ -8,8 +8,8 @@ DEFAULT, the driver's own mode. The log reports the loss to an administrator who
 the same folder shows whether the file should exist: the state file has `enforced` while the daemon's cards are closed.
 Then the file has the former mode of each card, also of a card that was closed before MPS served it.
 
-A card that does not answer is skipped, so that the other cards of its daemon are served, unless no card answers. The
-callers repeat the call, which closes or reopens the card once it answers again.
+A card that does not answer is skipped, so that the other cards of its daemon are served; if no card answers, the call
+fails. The callers repeat the call, which closes or reopens the card once it answers again.
 """
 
 import json

@@ -90,7 +90,7 @@ def is_cordoned_by_defrag(card: ExtendedResource) -> bool:
 
 
 def abandoned_defrag_cordons(cards: Iterable[ExtendedResource], now: datetime) -> list[ExtendedResource]:
-    """The cards that a defrag has cordoned so long ago that it was probably killed."""
+    """The cards whose cordon by a defrag is so old that the defrag was probably killed."""
     return [
         card
         for card in cards

@@ -46,7 +46,7 @@ class MovablePods:
     """The pods that may be moved.
 
     objects: the decoded objects of these pods, by UID.
-    unmovable: the number of other pods, by the reason why they may not be moved.
+    unmovable: the number of pods that may not be moved, by the reason.
     """
 
     pods: list[MovablePod] = field(default_factory=list)

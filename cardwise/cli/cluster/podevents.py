@@ -33,7 +33,7 @@ _POD_DELETED: Final = "SuccessfulDelete"  # the reason of a controller's Event w
 class Event:
     """An Event of Kubernetes.
 
-    last_timestamp: when it was last repeated, in Kubernetes' format.
+    last_timestamp: when the Event was last repeated, in Kubernetes' format.
     reason, message: one line each, at most 128 and 1024 bytes.
     kind, namespace, name, uid: the object that it concerns; the namespace is "" for cluster-scoped objects.
     is_warning: whether its type is Warning.

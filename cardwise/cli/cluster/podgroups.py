@@ -136,14 +136,14 @@ def _view_gang(key: tuple[str, str], group: Json, pods: Sequence[Json]) -> GangV
 
 
 def _counts_as_member(pod: Json) -> bool:
-    """Whether the extender counts the pod as a member: it is not being deleted and has not failed."""
+    """Whether the extender counts the pod as a member: the pod is not being deleted, and has not failed."""
     return not pod["metadata"].get("deletionTimestamp") and (pod.get("status") or {}).get("phase") != "Failed"
 
 
 def _has_no_minimum(pods: Sequence[Json]) -> bool:
     """Whether the pods are in a PodGroup of Kubernetes without a minimum.
 
-    Such pods have no gate, and the extender has no PodGroup of its own for them.
+    Such pods have no gate, and the extender creates no PodGroup for them.
     """
     return all((pod.get("spec") or {}).get("schedulingGroup") and not gangs.is_gated(pod) for pod in pods)
 

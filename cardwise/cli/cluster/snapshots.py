@@ -25,7 +25,7 @@ class Snapshot:
     """The cluster as a workload.
 
     nodes: the nodes with their present free cpu and memory.
-    empty_nodes: the nodes with the cpu and memory that are free without the pods that use cards.
+    empty_nodes: the nodes with the cpu and memory that would be free if no pod used cards.
     pods: the pods that use cards or wait for them.
     holdings: the cards and devices that pods hold.
     pending_count: the number of pending pods.

@@ -105,7 +105,7 @@ class Replicas:
     """Names of other pods of a pod's workload.
 
     from_former_template: pods of the same Deployment, but of another ReplicaSet.
-    of_same_controller: pods of the same controller, if it replaces pods that end.
+    of_same_controller: pods of the same controller, if this controller replaces pods that end.
     """
 
     from_former_template: frozenset[str] = frozenset()
@@ -173,7 +173,7 @@ def recreate_command(namespace: str, pods: Sequence[str], *, dropped_fields: Seq
 def describe_recreation(pod: Json, *, dropped_fields: Sequence[str] = ()) -> str:
     """How to recreate the pod: a command and its effect, as the end of a sentence.
 
-    dropped_fields: fields of the spec that prevent the pod from running, and that a new pod must not have.
+    dropped_fields: fields of the spec that prevent the pod from running; a new pod must not have them.
     """
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     if not is_bare(pod):

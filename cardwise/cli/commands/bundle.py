@@ -83,7 +83,7 @@ def write_bundle(
 
     Returns a line with the reason for each file that could not be read, and the number of all files, including these.
 
-    Raises OSError if `target` cannot be written, and FileExistsError if it exists already.
+    Raises OSError if `target` cannot be written, and FileExistsError if `target` exists already.
     """
     folder = target.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz")
     with target.open("xb") as file:

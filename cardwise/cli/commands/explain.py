@@ -97,7 +97,8 @@ def _parse_target(words: tuple[str, ...]) -> tuple[str, str]:
 def find_target(client: KubeClient, kind: str, namespace: str, name: str) -> tuple[str, Json] | None:
     """Read the target; None if it does not exist.
 
-    Raises KubeError, and Forbidden if it may be a pod that the user may not read.
+    Raises KubeError. Raises Forbidden if the user may not read objects of this kind or, without a kind, may not read
+    pods and no workload has this name.
     """
     refusal = None
     for candidate_kind in (kind,) if kind else workloads.KINDS:
@@ -190,7 +191,7 @@ def _list_visible_pods(client: KubeClient, namespace: str) -> Sequence[Json]:
 
 
 def _mark_terminating(cluster_survey: Survey, pods: Sequence[Json]) -> None:
-    """Mark the shares of pods that are already being deleted, so that they are not named as pods to delete."""
+    """Mark the shares of pods that are already being deleted, so that no remedy names these pods as pods to delete."""
     terminating_uids = {pod["metadata"].get("uid") for pod in pods if pod["metadata"].get("deletionTimestamp")}
     for holding in cluster_survey.ledger.holdings():
         if holding.uid in terminating_uids and not holding.phase_name:

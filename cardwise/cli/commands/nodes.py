@@ -1,7 +1,7 @@
 """`cardwise nodes`: each node's GPUs and free memory, and how much of the free memory is fragmented.
 
-`cardwise.core.defrag.fragmentation` measures fragmentation. It is imported only when the command runs, so that other
-commands do not wait for numpy.
+`cardwise.core.defrag.fragmentation` measures fragmentation. This module is imported only when the command runs, so that
+other commands do not wait for numpy.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -123,7 +123,7 @@ def summarize_cluster(
     request_weights, typical, requests_note = _read_requests(client, cluster_survey, cardwise_namespace)
     fragments = fragmentation.Fragments(fragmentation.typical_pods(request_weights, cluster_survey.ledger.kinds))
     cordoned = {state.name: _cordoned_cards(state) for state in cluster_survey.ledger.nodes()}
-    for name in reasons:  # the free memory of this node cannot be used: it counts neither as free nor as fragmented
+    for name in reasons:  # the node's free memory cannot be used, so it counts neither as free nor as fragmented
         if (node := cluster_survey.ledger.node(name)) is not None:
             cluster_survey.ledger.set_cards(name, [replace(card, cordoned=True) for card in node.cards])
     states = inspecttable.nodes_with_cards(cluster_survey.ledger)

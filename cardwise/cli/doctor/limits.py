@@ -18,7 +18,7 @@ _MAX_LISTED: Final = 5
 def check_classes_without_cards(facts: Facts) -> Iterator[Finding]:
     """Find classes without cards.
 
-    Automatic classes outlive their cards, so that pods may wait for a node group that is scaled to zero.
+    Automatic classes stay after their last card was removed: pods may wait for a node group that is scaled to zero.
     """
     empty_classes = [
         resource_class["metadata"]["name"]

@@ -47,7 +47,7 @@ def list_own_policies(facts: Facts) -> list[Json]:
 
 
 def check_policies(facts: Facts) -> Iterator[Finding]:
-    """Check that the admission policies, which hold also while the webhook is down, exist and are enforced."""
+    """Check that the admission policies exist and are enforced. They apply also while the webhook is down."""
     if "policies" in facts.unread_kinds:
         return
     own_policies = {policy["metadata"]["name"]: policy for policy in list_own_policies(facts)}

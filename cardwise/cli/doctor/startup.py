@@ -117,7 +117,7 @@ def _admission_remedy(facts: Facts, name: str, message: str) -> str:
 
 
 def check_scaled_down(facts: Facts) -> Iterator[Finding]:
-    """Find Cardwise's Deployments that are scaled to zero, except the extender's, which `check_leader` reports."""
+    """Find Cardwise's Deployments that are scaled to zero. `check_leader` reports the extender's Deployment."""
     for workload in facts.deployments:
         metadata = workload["metadata"]
         part = metadata["name"].removeprefix(_NAME_PREFIX)

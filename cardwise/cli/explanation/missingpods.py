@@ -23,7 +23,7 @@ _BOUND_BY_OTHERS: Final = (
 
 
 def explain_workload(workload: WorkloadState) -> list[str]:
-    """Return a line for each cause that keeps the workload from creating pods, or that deletes its pods."""
+    """Return a line for each reason why the workload creates no pods, or why its pods are deleted."""
     if workload.manifest["metadata"].get("deletionTimestamp"):
         metadata = workload.manifest["metadata"]
         deleted_since, finalizer_note = workloads.deletion_time(metadata), workloads.describe_finalizers(metadata)

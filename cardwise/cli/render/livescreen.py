@@ -29,7 +29,7 @@ _PATTERN_BY_STYLE: Final = {
     "red": r"\bunhealthy\b|\bMPS-\w+|\S+!|not of now: .*$",
 }
 _POLL_SECONDS: Final = (
-    1.0  # maximum time until a signal is noticed that arrives just before `select`, which it then does not interrupt
+    1.0  # maximum time until a signal is noticed: a signal just before the call of `select` does not interrupt it
 )
 _MAX_KEY_BYTES: Final = 64  # maximum number of bytes that are read at once
 
