@@ -1,7 +1,7 @@
-"""Makes the parts of the extender, starts and stops them: `Extender`, and `Process` around it.
+"""Creates, starts and stops the parts of the extender: `Extender`, and `Process`, which runs one.
 
 `Extender` has all behaviour that kube-scheduler and the API server can observe. It is created from a client, a clock
-and settings, so tests run several whole extenders in one process (tests/property/blackbox.py).
+and settings, so tests can run several complete extenders in one process (tests/property/blackbox.py).
 """
 
 import gc
@@ -57,8 +57,10 @@ from extender.state import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtenderSettings:
-    """The settings of the command line, except those of serving. Names that end in `_seconds`, `bind_deadline` and
-    `lease_duration` are seconds; `headroom` is MiB of each card; `core_overcommit` is percent.
+    """The settings of the command line, without the settings of the HTTP server.
+
+    Units: `bind_deadline`, `lease_duration` and names that end in `_seconds` are seconds; `headroom` is MiB of each
+    card; `core_overcommit` is percent.
     """
 
     policy: str
@@ -81,15 +83,15 @@ class ExtenderSettings:
     lease_name: str
     lease_duration: float
     no_lease: bool
-    pod: ObjectName | None = None  # the pod of this process
+    pod: ObjectName | None = None  # the pod in which this process runs
     inspect_unit: str = Unit.MIB
 
 
 class Extender:
     """A whole extender: `app` serves kube-scheduler, and its threads run between `start` and `stop`.
 
-    max_waiting: how many members of gangs can wait in bind.
-    lease_clock: the clock for the Lease.
+    max_waiting: the most members of gangs that can wait in bind.
+    lease_clock: the clock by which the Lease expires.
     listed: called after each list of all pods.
     """
 
@@ -240,7 +242,7 @@ class Extender:
     def begin_stop(self) -> None:
         """Cancel the waiting binds, and release the Lease in another thread."""
         self._state.gangs.cancel_permits("the extender is shutting down")
-        # Before the last connection is closed, which takes seconds: the next leader can begin now.
+        # Release the Lease now, so that the next leader can begin: closing the last connections takes seconds.
         threading.Thread(target=self._leadership.stop, name="lease-release", daemon=True).start()
 
     def stop(self) -> None:
@@ -256,18 +258,18 @@ class Extender:
         return self._informers.unsynced_lists()
 
     def watch_lines(self) -> list[str]:
-        """Lines for people: for each kind of object, for how many seconds there has been no watch."""
+        """Lines for people: for each kind of object, the seconds since its watch was interrupted."""
         return watch_lines(self._informers.disconnected_seconds())
 
     def lock_held_seconds(self) -> float:
-        """For how many seconds a thread has held the state's lock; 0 while it is free."""
+        """For how many seconds a thread has held the state's lock; 0 while the lock is free."""
         return self._state.lock_held_seconds()
 
     def _leads(self) -> bool:
         return self._leadership.epoch() is not None
 
     def _skip_until_synced(self, step: Step) -> Step:
-        """A step that does nothing until all lists are complete: it would publish wrong data."""
+        """A step that does nothing until all lists are complete, since before that it would publish wrong data."""
 
         def taken() -> None:
             if self._is_synced():
@@ -313,11 +315,11 @@ class Process:
         return self._extender.app(registry)
 
     def start(self) -> None:
-        # The lists of a large cluster leave no garbage, so the collector is off until they are complete;
-        # `_freeze_objects` starts it.
+        # Reading the lists of a large cluster leaves no garbage. So garbage collection is off until the lists are
+        # complete; `_freeze_objects` starts it.
         gc.disable()
-        # Seconds for which a thread that computes (statuses, watch events) may keep filter's thread from running. The
-        # default, 5 ms, was the p99 of filter while statuses were written (docs/design/0012-speed.md).
+        # Seconds for which a computing thread (statuses, watch events) may delay filter's thread. With the default,
+        # 5 ms, filter had a p99 of 5 ms while statuses were written (docs/design/0012-speed.md).
         sys.setswitchinterval(0.0005)
         self._health = HealthServer(
             self._health_settings.bind,
@@ -357,7 +359,7 @@ class Process:
 
 
 def _freeze_objects() -> None:
-    # What was listed stays for long. Without this, each full garbage collection would walk through all of it.
+    # The listed objects stay for long. Without this call, each full garbage collection would visit all of them.
     if gc.isenabled():
         gc.collect()
     gc.freeze()

@@ -1,9 +1,9 @@
-"""Nominating ahead: chooses a node and cards for pending pods before kube-scheduler calls filter for them. Part of the
-state.
+"""Nominates ahead: chooses a node and cards for pending pods before kube-scheduler calls filter for them. Part of the
+state, and uses its lock.
 
-kube-scheduler tries the node in a pod's status first and alone, which in a big cluster is many times as fast as trying
-all nodes (docs/design/0010-nominating-ahead.md). A nomination is a reservation in the phase NOMINATED, and ends like a
-reservation of filter. kube-scheduler's own filters, our filter and bind still decide. Shares the state's lock.
+kube-scheduler first tries only the node in a pod's status. In a big cluster this is many times as fast as trying all
+nodes (docs/design/0010-nominating-ahead.md). A nomination is a reservation in the phase NOMINATED, and ends like a
+reservation by filter. kube-scheduler's own filters, and the extender's filter and bind, still decide.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -33,17 +33,19 @@ from extender.records.podref import PodRef
 
 AUTO_ABOVE_NODES: Final = 1000  # the number of nodes above which AUTO nominates by default
 MAX_NOMINATED: Final = (
-    256  # pods with reservations ahead at a time: what a fast kube-scheduler binds in a second or two
+    256  # the most pods with such reservations at a time: as many as a fast kube-scheduler binds in a second or two
 )
 YOUNGEST: Final = "~"  # a creationTimestamp that sorts after all others
-_CANDIDATES: Final = 4  # best nodes tried that lack cpu or memory, before all nodes are filtered by that
+_CANDIDATES: Final = 4  # best nodes that are tried one by one for free cpu and memory, before all nodes are checked
 _EXPENSIVE_SECONDS: Final = (
-    0.01  # seconds; after a longer decision (new constraints, compared with all nodes) there is a pause
+    0.01  # seconds of a decision after which there is a pause: new constraints are compared with all nodes
 )
-_MAX_MISSES: Final = 3  # refusals in a row after which kube-scheduler must apply a rule that is not read here
+# After so many refusals in a row, kube-scheduler probably applies a rule that the extender does not know.
+_MAX_MISSES: Final = 3
 _MISS_SECONDS: Final = 60.0
 _MAX_REMEMBERED_MISSES: Final = 1024
-_STALE_SECONDS: Final = 2.0  # without a reservation until a nominated node is stale: it may be about to be tried
+# Seconds without a reservation after which a nominated node is stale. Until then kube-scheduler may be about to try it.
+_STALE_SECONDS: Final = 2.0
 _NO_LOAD: Final = Load(0, 0, 0)
 
 
@@ -59,10 +61,10 @@ class NominationOutcome(StrEnum):
     """The outcome of nominating a pod ahead."""
 
     HIT = "hit"  # kube-scheduler called filter for that node only
-    MISS = "miss"  # it called filter for other nodes, too
+    MISS = "miss"  # kube-scheduler called filter for other nodes, too
     STALE = "stale"  # the pod was changed or deleted before the node was written into its status
-    OVERTAKEN = "overtaken"  # a pod that comes earlier in the queue needed its reservation
-    EXPIRED = "expired"  # kube-scheduler did not call filter in time
+    OVERTAKEN = "overtaken"  # a pod that comes earlier in the queue needed the reserved cards
+    EXPIRED = "expired"  # kube-scheduler did not call filter before the reservation expired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +72,8 @@ class NominationSettings:
     """Settings of nominating ahead.
 
     above_nodes: the number of nodes above which AUTO nominates.
-    policy: the placement policy of pods that name none.
-    one_best_node: whether filter returns one node for pods that do not say so.
+    policy: the placement policy of pods without a policy annotation.
+    one_best_node: whether filter returns one node for pods without the annotation for this.
     """
 
     mode: NominationMode = NominationMode.NEVER
@@ -81,9 +83,9 @@ class NominationSettings:
 
 
 class Nominee(NamedTuple):
-    """A pod and the node for its status.
+    """A pod and the node to write into its status.
 
-    version: the pod's resourceVersion, at which the node may be written; "" if the status names the node already.
+    version: the resourceVersion that the pod must have at the write; "" if the status names the node already.
     """
 
     pod: PodRef
@@ -115,8 +117,9 @@ class Nominator:
         self._feasible_nodes = FeasibleNodes()
         self._schedulers: frozenset[str] = frozenset()  # the schedulers that call this extender
         self._nominees: dict[str, Nominee] = {}  # by pod, the node that its status names
-        self._unreserved_since: dict[str, float] = {}  # by node that a status names without a reservation, since when
-        self._misses: dict[bytes, tuple[int, float]] = {}  # by constraints: refusals in a row; not tried until then
+        self._unreserved_since: dict[str, float] = {}  # by pod whose nominated node has no reservation
+        # By constraints: the number of refusals in a row, and until when such pods are not nominated.
+        self._misses: dict[bytes, tuple[int, float]] = {}
         self._not_before = float("-inf")
 
     # Objects of the API server. The caller holds the lock.
@@ -140,7 +143,7 @@ class Nominator:
             self._release_nominations([pod.uid], NominationOutcome.MISS)
 
     def remove_pod(self, uid: str) -> None:
-        """Forget the pod: it is bound or deleted, or its status no longer names such a node."""
+        """Forget the pod: it is bound or deleted, or its status no longer names a node."""
         self._nominees.pop(uid, None)
         self._unreserved_since.pop(uid, None)
 
@@ -171,7 +174,7 @@ class Nominator:
             self._release_nominations([uid], NominationOutcome.MISS)
 
     def place_pod(self, placement_request: PlacementRequest, created: str) -> Placement | Unplaceable:
-        """The best node for a pod; if necessary, with cards that were nominated ahead for later pods.
+        """The best node for a pod; if necessary, with cards that were reserved for nominated pods later in the queue.
 
         created: the pod's creationTimestamp.
         """
@@ -206,7 +209,7 @@ class Nominator:
     # For pods and gangs without a place. The caller holds the lock.
 
     def later_nominations(self, priority: int, created: str) -> Sequence[Reservation]:
-        """The reservations ahead of pods that come later in the queue than a pod of this priority and
+        """The reservations of nominated pods that come later in the queue than a pod with this priority and
         creationTimestamp.
         """
         nominated = self._reservations.rows_in_phases(Phase.NOMINATED)
@@ -220,9 +223,9 @@ class Nominator:
             yield
 
     def release_overtaken(self, later: Sequence[Reservation], nodes: Collection[str], namespace: str) -> None:
-        """Release these reservations on the nodes: a pod of this namespace comes before them.
+        """Release those of the reservations that are on these nodes: a pod that comes earlier in the queue needs them.
 
-        If the namespace has quotas, its own reservations among them are released on all nodes.
+        namespace: the namespace of this pod. If it has quotas, its own reservations are released on all nodes.
         """
         has_quota = bool(self._cache.headroom(namespace))
         self._release_nominations(
@@ -242,9 +245,9 @@ class Nominator:
     def nominate_next(self, paused: frozenset[str] = frozenset()) -> tuple[bool, Nominee | None]:
         """Nominate the next pod.
 
-        paused: namespaces that are left out for now.
+        paused: namespaces whose pods are not nominated now.
 
-        Returns whether to continue at once, and the pod with its node; None if no node was chosen.
+        Returns whether to call again at once, and the pod with its node; None if no node was chosen.
         """
         with self._lock:
             if not self._is_active() or self._reservations.count_rows(Phase.NOMINATED) >= MAX_NOMINATED:
@@ -253,7 +256,7 @@ class Nominator:
             if pod is None:
                 return False, None
             if not self._queue.may_place(pod.request.priority):
-                self._queue.retry_nomination(pod.uid)  # the other pods come after it in the queue
+                self._queue.retry_nomination(pod.uid)  # all other pods come later in the queue, so end here
                 return False, None
             began = self._clock.cpu()
             nominee = self._nominate(pod)
@@ -263,9 +266,9 @@ class Nominator:
             return True, nominee
 
     def take_stale_nominees(self) -> list[Nominee]:
-        """Pods whose statuses name a node where nothing is reserved for them; each is returned once.
+        """The pods whose statuses name a node on which nothing is reserved for them. Each pod is returned once.
 
-        Another extender may have written the node, or another program; the record does not show which.
+        It is unknown whether an extender or another program wrote the node.
         """
         with self._lock:
             now = self._clock.now()
@@ -285,7 +288,7 @@ class Nominator:
             self._nominees.setdefault(nominee.pod.uid, nominee)
 
     def is_awaited(self, uid: str) -> bool:
-        """Whether filter was not called for the pod yet, so that writing the node is useful."""
+        """Whether kube-scheduler has not called filter for the pod yet, so that writing the node is still useful."""
         with self._lock:
             return self._nomination_of(uid) is not None
 
@@ -305,7 +308,7 @@ class Nominator:
         self._cache.sync_cards()
         if (
             not (self._settings.one_best_node or pod.wants_one_node)
-            or fitting.has_several_card_requests(pod.request)  # such a pod is searched on a snapshot, as filter does
+            or fitting.has_several_card_requests(pod.request)  # filter searches nodes for such a pod on a snapshot
             or self._cache.ledger.holding(pod.uid) is not None
             or self._misses.get(pod.constraints, (0, 0.0))[1] > self._clock.now()
         ):
@@ -344,13 +347,13 @@ class Nominator:
         self._misses[constraints] = times, until
 
     def _release_nominations(self, uids: Iterable[str], outcome: NominationOutcome) -> None:
-        """Release the reservations ahead of these pods, unless filter was called for them already."""
+        """Release the reservations of these nominated pods, except pods for which filter was called already."""
         for uid in uids:
             if self._nomination_of(uid) is not None:
                 self.on_outcome(outcome)
                 self._reservations.release_plan(uid)
 
     def _nomination_of(self, uid: str) -> Reservation | None:
-        """The pod's reservation ahead, until filter is called for the pod."""
+        """The reservation of the nominated pod; None once filter was called for the pod."""
         row = self._reservations.get(uid)
         return row if row is not None and row.phase is Phase.NOMINATED else None

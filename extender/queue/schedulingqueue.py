@@ -1,6 +1,6 @@
-"""The scheduling queue: the pods without a node, one row for each: its request, why it is pending, what requeues it.
+"""The scheduling queue: one row for each pod without a node, with its request, why it is pending, what requeues it.
 
-The queue in which pods are tried is kube-scheduler's own. This one has only what the extender knows of it::
+kube-scheduler tries pods in the order of its own queue. This queue has only the extender's knowledge of that queue::
 
     pending ──► is tried: filter is called ──► filter returns a node ──► (none): the pod is bound, or gone
       ▲               │          ▲                  │ its bind is refused
@@ -11,16 +11,16 @@ The queue in which pods are tried is kube-scheduler's own. This one has only wha
 kube-scheduler tries an unschedulable pod again when a node, a pod or another object changes. It does not see that a
 plan ended, a card recovered, a node released a share, or a quota was raised. So the extender changes an annotation of a
 node (`controllers.loops`). One node is enough, because for kube-scheduler every change of a node is a reason to try
-pods again. If a node cannot be changed (its annotations may be at the API's limit), another one is, and the failed one
-is avoided for `_AVOID_SECONDS`.
+pods again. If the change fails (the node's annotations may be at the API's limit), another node is annotated, and the
+failed node is avoided for `_AVOID_SECONDS`.
 
-Each such change makes kube-scheduler try all refused pods, which for a thousand pods takes it many seconds, and pods
-that request no GPU wait meanwhile. So capacity that pods give back requeues pods only if a refused pod does not *await
-a plan*. Members of a gang without a plan await one: the planner of gangs sees capacity by itself, and requeues them
-once it has places for all. For example, two gangs of 500 members are pending and a pod of 1 MiB comes and goes each
-second: no node is changed.
+After each such change kube-scheduler tries all refused pods. For a thousand pods this takes many seconds, in which pods
+that request no GPU wait, too. So capacity that pods release requeues pods only if at least one refused pod does not
+*await a plan*. Members of a gang without a plan await a plan: the gang planner sees freed capacity itself, and requeues
+the members once it has places for all of them. For example, two gangs of 500 members are pending and a pod of 1 MiB
+comes and goes each second: no node is changed.
 
-The watch or filter makes a row, whichever sees the pod first. Not thread-safe: `State.queue` locks.
+A row is created when the watch shows the pod or when filter is called for it. Not thread-safe: `State.queue` locks.
 """
 
 import math
@@ -40,29 +40,30 @@ from extender.records.pod import WaitingPod
 from extender.records.podinfo import TurnedAway, WaitingRecord
 from extender.records.podref import PodRef
 
-_MAX_UNSEEN: Final = 20_000  # pods for which filter was called and that the watch does not show: usually deleted since
-_SLACK: Final = 1024  # stale heap entries that are tolerated, of pods that can no longer be nominated
-_FORGET_SECONDS: Final = 600.0  # kube-scheduler tries a waiting pod again after five minutes at the latest
+_MAX_UNSEEN: Final = 20_000  # the most rows of pods that the watch does not show; most of these pods were deleted
+_SLACK: Final = 1024  # entries of pods that can no longer be nominated, above which the heaps are cleaned up
+# Seconds after which a refusal is forgotten. kube-scheduler tries a pending pod again after five minutes at the latest.
+_FORGET_SECONDS: Final = 600.0
 _WATCH_LAG_SECONDS: Final = 2.0  # seconds between a change and its watch event
 _REQUEUE_SECONDS: Final = 1.0  # seconds between two requeues: each makes the scheduler try all pending pods
 _AVOID_SECONDS: Final = 300.0  # seconds for which a node is avoided after its annotation failed
-_FIRST_BACKOFF, _MAX_BACKOFF = 1.0, 10.0  # seconds, as kube-scheduler's own
+_FIRST_BACKOFF, _MAX_BACKOFF = 1.0, 10.0  # seconds, the same as kube-scheduler's own back-off
 _RETRY_WINDOW_SECONDS: Final = _MAX_BACKOFF + 2.0
 _SETTLED_SECONDS: Final = 3.0  # seconds that a pod waits before other pods are evicted for it
 _SEARCH_SECONDS: Final = 15.0  # seconds between two searches for victims for one pod
-_MAX_PREEMPTING: Final = 1000  # pods for which victims are searched: to find the first takes some milliseconds
+_MAX_PREEMPTING: Final = 1000  # the most pods that await a preemption: choosing the next takes some milliseconds
 
 
 @dataclass(slots=True, eq=False)
 class PendingPreemption:
     """A pod for which only the extender can preempt.
 
-    By the totals of these nodes nothing is short, so kube-scheduler finds no victims, and yet no card has capacity.
+    The totals of the nodes suffice for the pod, so kube-scheduler finds no victims. But no card has enough capacity.
 
-    nodes: sorted.
-    gang: the name of the pod's gang, or "".
+    nodes: the names of the nodes, sorted.
+    gang: the name of the pod's gang; "" without a gang.
     refused: when the pod was last refused for this reason.
-    not_before: when victims are searched for.
+    not_before: the earliest time of the next search for victims.
     """
 
     claimant: WaitingPod
@@ -74,7 +75,7 @@ class PendingPreemption:
 
     @property
     def key(self) -> object:
-        """Equal for pods for which the search has the same result."""
+        """A key that is equal for pods whose searches have the same result."""
         claimant = self.claimant
         return claimant.ref.namespace, self.gang, claimant.request, claimant.load, self.policy, self.nodes
 
@@ -90,7 +91,7 @@ class PendingPreemption:
 
     @property
     def order(self) -> tuple[int, float, str]:
-        """The pod's place in the order of its namespace: the smallest comes first."""
+        """The pod's sort key within its namespace: the smallest comes first."""
         return -self.priority, self.not_before, self.claimant.uid
 
 
@@ -98,13 +99,13 @@ class PendingPreemption:
 class QueuedPod:
     """A row of the queue. Times are seconds of the clock.
 
-    pod: the pod as the watch shows it; None before.
-    considered: whether filter was called for the pod, or a nomination ahead of filter was tried.
+    pod: the pod as the watch shows it; None before the watch shows it.
+    considered: whether filter was called for the pod, or its nomination was tried.
     last_tried: when filter was last called for the pod.
-    request: the pod's request and resourceVersion at that call, kept until its bind.
-    rank: the pod's place in the order at that call.
+    request: the pod's request and resourceVersion at the last filter call, stored until its bind.
+    rank: the pod's place in the order at the last filter call.
     last_refused: when filter last had no node for the pod.
-    reason: the most frequent refusal of the nodes at that call.
+    reason: the most frequent refusal of the nodes at that time.
     backoff: the seconds by which the last refused bind delayed the pod, if it is in a PodGroup of Kubernetes.
     backoff_until: when that delay ends.
     """
@@ -122,7 +123,7 @@ class QueuedPod:
 
     @property
     def nominatable_pod(self) -> WaitingPod | None:
-        """The pod, if it may be nominated before kube-scheduler asks for it."""
+        """The pod, if it may be nominated before kube-scheduler calls filter for it; else None."""
         waiting_pod = self.pod.waiting_pod if self.pod is not None and not self.considered else None
         return waiting_pod if waiting_pod is not None and not waiting_pod.nominated_node else None
 
@@ -133,22 +134,22 @@ def sort_key(pod: WaitingPod) -> tuple[int, str]:
 
 
 _Share = tuple[int, str]  # priority and namespace
-_Entry = tuple[tuple[int, str], int, str]  # of a heap: `sort_key`, the order of coming, and the pod
+_Entry = tuple[tuple[int, str], int, str]  # an entry of a heap: `sort_key`, a serial number, and the pod's UID
 
 
 class SchedulingQueue:
-    """The pending pods. Not thread-safe: the state locks. A node of "" is any node."""
+    """The pending pods. Not thread-safe: the state locks. In all methods "" as a node means any node."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._pods: dict[str, QueuedPod] = {}
-        self._unseen: dict[str, None] = {}  # rows of pods that the watch does not show
-        self._unschedulable: dict[str, QueuedPod] = {}  # rows of refused pods, the longest refused first
-        # by UID, the priorities of refused pods that await a plan of their gang
+        self._unseen: dict[str, None] = {}  # the UIDs of rows whose pods the watch does not show
+        self._unschedulable: dict[str, QueuedPod] = {}  # by UID, the rows of refused pods, the oldest refusal first
+        # By UID of each refused pod that awaits a plan: the priority of its gang.
         self._awaiting_plan: dict[str, int] = {}
-        self._gang_priorities: Counter[int] = Counter()  # how many of these pods have each priority
+        self._gang_priorities: Counter[int] = Counter()  # by priority in `_awaiting_plan`, the number of pods
         self._preempting: dict[str, PendingPreemption] = {}  # by UID
-        self._shares: dict[_Share, dict[str, None]] = {}  # the UIDs of these
+        self._shares: dict[_Share, dict[str, None]] = {}  # by share, the UIDs in `_preempting`
         self._searches = FairQueueing()  # by namespace
         self._searched: RecentUse[str] = RecentUse(clock)  # seconds of searches, by namespace
         self._search_pauses = SearchPauses(clock)
@@ -156,20 +157,20 @@ class SchedulingQueue:
         self._turned_away: dict[str, TurnedAway] = {}  # pods whose calls no extender served
         self._schedulers: set[str] = set()  # the schedulers that call this extender
         self._order = count()
-        self._in_order: dict[str, list[_Entry]] = {}  # by scheduler, heaps
-        self._pushed = 0  # the entries that were added since stale ones were last removed
-        # entries that were removed from these heaps while their namespaces pause
+        self._in_order: dict[str, list[_Entry]] = {}  # by scheduler, a heap
+        self._pushed = 0  # the number of entries that were added since the last clean-up of stale entries
+        # Entries that were removed from the heaps because their namespaces pause, each with its scheduler.
         self._set_aside: list[tuple[str, _Entry]] = []
         self._paused: frozenset[str] = frozenset()
         self._last_refusal = -math.inf
-        self._refused_elsewhere = False  # pods may be pending that another process has refused
+        self._refused_elsewhere = False  # whether another process may have refused pending pods
         self._requeue_node: str | None = None  # the node to be annotated
         self._requeue_times: set[float] = set()
         self._requeued_at = -math.inf
         self._last_node = ""  # the node that was annotated last
         self._avoided_nodes: dict[
             str, float
-        ] = {}  # by node that could not be annotated, until when other nodes are preferred
+        ] = {}  # by node that could not be annotated: until when other nodes are preferred
         self._epoch_start = self._retry_window_end = -math.inf
         self._delayed = False  # whether a pod was refused because other pods come first
 
@@ -201,15 +202,15 @@ class SchedulingQueue:
         return (pod.ref for pod in self._watched_pods() if resource_class in pod.classes)
 
     def bindable_pods(self) -> list[PodRef]:
-        """The pods for which an extender's bind may have been called."""
+        """The pods for which kube-scheduler may have called an extender's bind."""
         return [pod.ref for pod in self._watched_pods() if pod.bindable]
 
     # The next pod to nominate.
 
     def pop_nominatable(self, schedulers: Collection[str], paused: frozenset[str]) -> WaitingPod | None:
-        """The first pod of these schedulers to nominate ahead; each pod is returned once. None if there is none.
+        """The first pod of these schedulers that may be nominated; None if there is none. Each pod is returned once.
 
-        paused: namespaces whose pods are left out for now.
+        paused: namespaces whose pods are not returned now.
         """
         if paused != self._paused:
             for scheduler, entry in self._set_aside:
@@ -234,7 +235,7 @@ class SchedulingQueue:
         return pod
 
     def retry_nomination(self, uid: str) -> None:
-        """Let the pod be nominated ahead once more: kube-scheduler did not ask for it in time."""
+        """Let the pod be nominated once more, since its nomination was not used."""
         row = self._pods.get(uid)
         if row is not None:
             row.considered = False
@@ -247,8 +248,8 @@ class SchedulingQueue:
     ) -> bool:
         """Record that filter is called for the pod. Returns whether the pod may be placed now.
 
-        kube-scheduler tries a member of a PodGroup of Kubernetes again at once when its bind was refused. So the pod
-        backs off here, each time twice as long.
+        After a refused bind, kube-scheduler tries a member of a PodGroup of Kubernetes again at once. So such a pod has
+        its back-off here, which doubles with each refused bind.
         """
         row, now = self._ensure_row(uid), self._clock.now()
         row.last_tried, row.request, row.rank, row.considered = now, request, rank, True
@@ -268,7 +269,7 @@ class SchedulingQueue:
         self.stop_awaiting_preemption(uid)
 
     def mark_refused(self, uid: str, *, awaits_plan: int | None = None) -> None:
-        """Record that filter has no node for the pod. It waits for capacity that kube-scheduler may not see.
+        """Record that filter has no node for the pod. The pod waits for capacity that kube-scheduler may not see.
 
         awaits_plan: the priority of the pod's gang if the gang planner will requeue the pod once the gang fits; None if
             the planner does not requeue it.
@@ -288,16 +289,16 @@ class SchedulingQueue:
             self._last_refusal = now
 
     def set_refusal_reason(self, uid: str, reason: str) -> None:
-        """Record what most nodes lacked for the pod when it was last refused."""
+        """Record the most frequent reason of the nodes in the pod's last refusal."""
         row = self._unschedulable.get(uid)
         if row is not None:
             row.reason = reason
 
     def refusal_counts(self) -> Counter[str]:
-        """The number of refused pods, by what most nodes lacked.
+        """The number of refused pods, by the most frequent reason of the nodes.
 
-        A pod that the watch does not show is counted for a moment only: it is new, or filter was called for it when it
-        was gone already.
+        A pod that the watch does not show counts for `_WATCH_LAG_SECONDS` only: the pod is new, or it was deleted
+        before filter was called.
         """
         now = self._clock.now()
         self._forget_old_refusals(now)
@@ -308,17 +309,18 @@ class SchedulingQueue:
         )
 
     def is_unschedulable(self, uid: str) -> bool:
-        """Whether the pod was refused, and not placed since."""
+        """Whether filter has refused the pod, and has not placed it since."""
         return uid in self._unschedulable
 
     def rank(self, uid: str) -> Rank | None:
-        """The pod's place in the order when filter was last called for it; None if it was not."""
+        """The pod's place in the order at the last filter call; None if filter was not called for the pod."""
         row = self._pods.get(uid)
         return row.rank if row is not None else None
 
     def take_request(self, uid: str) -> tuple[PodRequest, str] | None:
-        """The pod's request at filter, and its resourceVersion. It is returned once: after a failed bind there is
-        another filter call.
+        """Remove and return the pod's request and resourceVersion of its last filter call; None if there are none.
+
+        A second bind call does not need them, because kube-scheduler calls filter again before it.
         """
         row = self._pods.get(uid)
         if row is None:
@@ -348,29 +350,32 @@ class SchedulingQueue:
     def on_capacity_freed(
         self, node: str = "", *, seen_by_scheduler: bool = False, can_preempt: Callable[[int], bool]
     ) -> None:
-        """As `requeue_all`, unless all refused pods await a plan: pods have given back capacity on this node.
+        """As `requeue_all`, but does nothing if all refused pods await a plan. For capacity that pods have released.
 
-        can_preempt: returns whether pods below a priority could be evicted. A gang of that priority may need fewer
-            victims now, and kube-scheduler searches for victims only when it tries a member.
+        can_preempt: returns whether pods below a priority could be evicted. If so, pods are requeued also for gangs of
+            that priority, which may need fewer victims now: kube-scheduler searches victims only when it tries a
+            member.
         """
         self._forget_old_refusals(self._clock.now())
         if len(self._unschedulable) > len(self._awaiting_plan) or any(map(can_preempt, self._gang_priorities)):
             self.requeue_all(node, seen_by_scheduler=seen_by_scheduler)
 
     def requeue_all_at(self, when: float) -> None:
-        """Requeue the refused pods at this time: a pod was refused until then, and nothing else may requeue it."""
+        """Requeue the refused pods at this time. For a pod that was refused only until then, and that no other event
+        may requeue.
+        """
         self._requeue_times.add(when)
 
     def requeue_all_refused_elsewhere(self) -> None:
-        """Requeue all pods: another process may have refused them, and no longer knows what would requeue them."""
+        """Requeue all pods, since another process may have refused some of them and can no longer requeue them."""
         self._refused_elsewhere = True
         if self._requeue_node is None:
             self._requeue_node = ""
 
     def next_requeue_node(self, nodes: Collection[str]) -> str | None:
-        """Return the node to annotate now, one of `nodes`, or None; once each.
+        """Take the node to annotate now, one of `nodes`; None if no node is due.
 
-        The caller reports back by `on_requeued` or `on_requeue_failed`.
+        The caller must report the outcome by `on_requeued` or `on_requeue_failed`.
         """
         now = self._clock.now()
         passed = {when for when in self._requeue_times if when <= now}
@@ -393,7 +398,7 @@ class SchedulingQueue:
         self._avoided_nodes.pop(node, None)
 
     def on_requeue_failed(self, node: str) -> None:
-        """Record that the node could not be annotated. Another one is due at once."""
+        """Record that the node could not be annotated. Another node is due at once."""
         self._refused_elsewhere = True
         if self._requeue_node is None:
             self._requeue_node = node
@@ -405,9 +410,10 @@ class SchedulingQueue:
     def begin_retry_window(self) -> None:
         """Begin a leader epoch: pods whose attempt failed while no extender served calls come first.
 
-        If no extender serves its call, a pod loses its nomination, and kube-scheduler lets it wait for up to ten
-        seconds more than others. In that time pods of lower priority would take the cards that were just freed for it,
-        and it would preempt again. So pods of lower priority wait until it was tried once, but not for long.
+        If no extender serves the call for a pod, the pod loses its nomination, and kube-scheduler tries it again up to
+        ten seconds later than other pods. In that time pods of lower priority would take the cards that were just freed
+        for the pod, and it would preempt again. So pods of lower priority wait until the pod was tried once, or until
+        the retry window is over.
         """
         self._epoch_start = self._clock.now()
         self._retry_window_end = self._epoch_start + _RETRY_WINDOW_SECONDS
@@ -427,9 +433,9 @@ class SchedulingQueue:
         return False
 
     def end_retry_window(self) -> bool:
-        """End the retry window if it is over, or if all pods of `_expected_priorities` were tried.
+        """End the retry window if its time is over, or if all pods of `_expected_priorities` were tried.
 
-        Returns whether it ended now: delayed pods may be placed from now on.
+        Returns whether delayed pods may be placed from now on.
         """
         if not self._delayed or (
             self._clock.now() < self._retry_window_end and next(self._expected_priorities(), None) is not None
@@ -443,9 +449,9 @@ class SchedulingQueue:
     def await_preemption(self, claimant: WaitingPod, policy: str, nodes: Iterable[str], *, gang: str) -> None:
         """Record that the pod may preempt, and that only cards are short on these nodes.
 
-        At most `_MAX_PREEMPTING` pods are recorded: those of the highest priority, and of one priority as many of each
-        namespace, or those of the namespaces with the least search time lately. The others come again with their next
-        refusal.
+        At most `_MAX_PREEMPTING` pods are recorded. Pods of higher priority come first; within a priority each
+        namespace gets the same number of pods, and the namespaces with the least recent search time come first. A pod
+        that is not recorded may be recorded at its next refusal.
         """
         uid, now = claimant.uid, self._clock.now()
         pending_before = self._preempting.get(uid)
@@ -468,7 +474,7 @@ class SchedulingQueue:
                 del self._shares[share]
 
     def awaits_preemption_on(self, uid: str, nodes: Iterable[str]) -> bool:
-        """Whether the pod's newest refusal names all of these nodes."""
+        """Whether the pod awaits a preemption on all of these nodes, by its newest refusal."""
         pending = self._preempting.get(uid)
         return pending is not None and set(nodes) <= set(pending.nodes)
 
@@ -478,19 +484,18 @@ class SchedulingQueue:
         return pending.nodes if pending is not None else ()
 
     def next_preemption(self, is_helped: Callable[[str], bool]) -> PendingPreemption | None:
-        """The pod to search victims for now, which is then not due for a while; None if none is due.
+        """The pod for which to search victims now; None if no pod is due. The pod is due again `_SEARCH_SECONDS` later.
 
         is_helped: returns whether the pod with a UID no longer needs victims.
 
-        Namespaces take turns by the time that their searches take, so that none delays the others: every other search
-        is for one of all namespaces, and those between are for one of the namespaces with pods of the highest priority.
-        A namespace pauses after a long search (`SearchPauses`); the others go on.
-        Within a namespace the pod of the highest priority comes first, and of several the pod that is due for longest.
+        Namespaces share the search time fairly. Every other search is for a pod of any namespace, the searches between
+        are for a pod of the highest priority. After a long search its namespace pauses (`SearchPauses`). Within a
+        namespace the pod of the highest priority comes first; of equal pods the pod that has been due for longest.
         """
         now = self._clock.now()
         for uid in [uid for uid, candidate in self._preempting.items() if now - candidate.refused > _FORGET_SECONDS]:
             self.stop_awaiting_preemption(uid)
-        first_by_namespace: dict[str, PendingPreemption] = {}  # by namespace
+        first_by_namespace: dict[str, PendingPreemption] = {}  # by namespace, its first pod that is due
         for uid, pending in self._preempting.items():
             # A pod that the watch does not show may have been deleted.
             if pending.not_before > now or uid not in self._unschedulable or self._pods[uid].pod is None:
@@ -512,7 +517,7 @@ class SchedulingQueue:
         }
         for namespace in due:
             self._searches.enqueue(namespace)
-        # The other namespaces no longer have a pod that is due, or none of this priority.
+        # Namespaces in `_searches` that are not in `due` are skipped.
         namespace = self._searches.dequeue(due.__contains__)
         due[namespace].not_before = now + _SEARCH_SECONDS
         return due[namespace]
@@ -521,8 +526,8 @@ class SchedulingQueue:
         """Charge a search for the pod to its namespace.
 
         seconds: the CPU time of the search.
-        in_vain: no victims were found, so equal pods are not due for a while either. Otherwise the equal pods of a Job
-            would delay all others.
+        in_vain: whether no victims were found. If so, pods with an equal `key` are not due for a while either:
+            otherwise the equal pods of a Job would delay all other pods.
         """
         self._searches.charge_write(pending.namespace, seconds)
         self._searched.add_use(pending.namespace, seconds)
@@ -532,7 +537,7 @@ class SchedulingQueue:
         key, is_full, now = pending.key, len(self._preempting) >= _MAX_PREEMPTING, self._clock.now()
         for equal in [candidate for candidate in self._preempting.values() if candidate.key == key]:
             if is_full:
-                self.stop_awaiting_preemption(equal.claimant.uid)  # others wait to be recorded
+                self.stop_awaiting_preemption(equal.claimant.uid)  # makes place for pods that are not recorded yet
             else:
                 equal.not_before = now + _SEARCH_SECONDS
 
@@ -545,10 +550,11 @@ class SchedulingQueue:
     # Private helpers.
 
     def _displace_preemption(self, share: _Share) -> bool:
-        """Remove a pod from the full table for one of this share. Returns False if the share must not have more.
+        """Remove a pod from the full table, to make place for a pod of this share. Returns False if no pod may be
+        removed for this share.
 
-        The removed pod has the lowest priority, and of this priority the namespace with most pods, and of several such
-        namespaces the one with the most search time lately.
+        The removed pod has the lowest priority in the table. Within this priority its namespace has the most pods; of
+        several such namespaces it has the most recent search time.
         """
         (priority, namespace), lowest = share, min(priority for priority, _ in self._shares)
         places = {name: uids for (entry_priority, name), uids in self._shares.items() if entry_priority == lowest}
@@ -561,8 +567,8 @@ class SchedulingQueue:
         return bool(largest)
 
     def _choose_requeue_node(self, preferred: str, nodes: Collection[str], now: float) -> str | None:
-        """The node to annotate: `preferred` if it did not fail lately; else the node that was annotated last; else a
-        node that has not failed, or failed longest ago.
+        """The node to annotate: `preferred`, else the last annotated node, else any node. A node whose annotation
+        failed recently is chosen only if there is no other node.
         """
         self._avoided_nodes = {
             node: until for node, until in self._avoided_nodes.items() if until > now and node in nodes
@@ -594,7 +600,7 @@ class SchedulingQueue:
         self._pushed += 1
         if self._pushed > 2 * len(self._pods) + _SLACK:
             self._pushed = 0
-            # Nothing takes pods from the heap of a scheduler that never calls us, and a pod may name any scheduler.
+            # A pod may name any scheduler. If that scheduler never calls this extender, no other code empties its heap.
             for name, entries in list(self._in_order.items()):
                 entries[:] = [entry for entry in entries if self._nominatable_pod(entry[2]) is not None]
                 heapify(entries)
@@ -605,9 +611,9 @@ class SchedulingQueue:
         return (row.pod for row in self._pods.values() if row.pod is not None)
 
     def _expected_priorities(self) -> Iterator[int]:
-        """The priorities of pods whose attempt failed while no extender served calls, and that are still to be retried.
+        """The priorities of pods whose attempt failed while no extender served calls, and that were not tried since.
 
-        Only pods whose schedulers call this extender count, since owners of pods may forge statuses.
+        Only pods whose schedulers call this extender count, since users may forge the statuses of their pods.
         """
         return (
             pod.priority
@@ -616,7 +622,7 @@ class SchedulingQueue:
         )
 
     def _forget_old_refusals(self, now: float) -> None:
-        """Drop rows that were refused long ago: of pods that vanished during their filter calls."""
+        """Forget refusals that are older than `_FORGET_SECONDS`: these pods were deleted during their filter calls."""
         while self._unschedulable:
             uid, row = next(iter(self._unschedulable.items()))
             if now - row.last_refused <= _FORGET_SECONDS:
@@ -625,7 +631,7 @@ class SchedulingQueue:
             row.reason = ""
 
     def _take_unschedulable(self, uid: str) -> QueuedPod | None:
-        """Remove the pod from those that are refused; None if it is not one of them."""
+        """Remove the pod from the refused pods, and return its row; None if the pod was not refused."""
         priority = self._awaiting_plan.pop(uid, None)
         if priority is not None:
             self._gang_priorities[priority] -= 1

@@ -1,9 +1,9 @@
 """Pauses of namespaces after long searches, so that the pods of one namespace do not stop the searches of others.
 
-Theory of operation. After a search of 0.05 s of CPU or more the namespace pauses ten times as long, times the number of
-namespaces that pause then, itself included. So each namespace takes at most a tenth of the time, and those of a user
-who has many take a tenth together, not a tenth each. A namespace without such a search never waits for the pauses of
-others.
+Theory of operation. After a search of 0.05 s of CPU or more, its namespace pauses. The pause is ten times as long as
+the search, times the number of namespaces that pause then, including this namespace. So a single namespace uses at most
+a tenth of the time, and all namespaces of a user who has many use a tenth together, not a tenth each. A namespace
+without such a search never waits because other namespaces pause.
 
 Example: the search for a pod of A takes 5 s, so A pauses 50 s. B searches meanwhile; its search takes 1 s, so B pauses
 20 s. With ten such namespaces a search of 1 s is followed by a pause of 100 s, and ten searches of 1 s take 100 s.
@@ -13,20 +13,20 @@ from typing import Final
 
 from cardwise.clock import Clock
 
-PAUSE_FACTOR: Final = 10  # times as long as the search took
-# Seconds of CPU. There is no pause after a shorter search: filter calls in a large cluster take as long.
+PAUSE_FACTOR: Final = 10  # the length of a pause, in lengths of the search
+# Seconds of CPU. After a shorter search there is no pause, since any filter call in a large cluster takes as long.
 SHORT_SECONDS: Final = 0.05
 
 
 class SearchPauses:
-    """Not thread-safe: the state locks."""
+    """The pauses of all namespaces. Not thread-safe: the state locks."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._paused_until: dict[str, float] = {}  # by namespace
+        self._paused_until: dict[str, float] = {}  # by namespace, when its pause ends
 
     def charge_search(self, namespace: str, seconds: float) -> None:
-        """Let the namespace pause after a search, if it was long. `seconds`: of CPU."""
+        """Let the namespace pause if its search was long. `seconds`: the CPU seconds of the search."""
         if seconds >= SHORT_SECONDS:
             now = self._clock.now()
             self._paused_until = {name: until for name, until in self._paused_until.items() if until > now}

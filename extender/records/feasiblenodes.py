@@ -1,8 +1,8 @@
 """For nominating ahead: the nodes that kube-scheduler would not refuse for a pod (`nodeconstraints`), remembered.
 
-A nominated node must be one that the pod can have by the node's labels and taints, and it must be open. The capacity of
-nodes is not here: it changes with every pod. Only rules that kube-scheduler certainly applies are read; it applies the
-others itself. Pure; not thread-safe: the state locks.
+A node may be nominated only if it is open and its labels and taints allow the pod. The capacity of nodes is not
+considered here, since it changes with every pod. Only rules that kube-scheduler certainly applies are evaluated here;
+kube-scheduler applies the other rules itself. Pure; not thread-safe: the state locks.
 """
 
 from functools import lru_cache
@@ -14,10 +14,11 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube.pods import nodeconstraints
 from cardwise.kube.pods.nodeconstraints import NodeConstraints, NodeLabels
 
-_MAX_REMEMBERED: Final = 256  # kinds of constraints whose nodes are remembered; pods of one workload have the same
+# The most different constraints whose nodes are remembered; all pods of a workload have the same constraints.
+_MAX_REMEMBERED: Final = 256
 
 _MAX_CONSTRAINT_BYTES: Final = (
-    4096  # bytes of constraints that are remembered: a tenant may write a megabyte of them into each pod
+    4096  # nodes of longer constraints (in bytes) are not remembered: a tenant may write a MiB of them into each pod
 )
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -25,10 +26,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 def constraints_key(spec: Json) -> bytes:
-    """A key for a pod's constraints: equal for pods with equal constraints on their node.
-
-    `parse_constraints` reads it.
-    """
+    """A key that is equal for pods with equal constraints on their node. `parse_constraints` parses the key."""
     return _encode(nodeconstraints.constraint_fields(spec))
 
 
@@ -39,11 +37,11 @@ def parse_constraints(key: bytes) -> NodeConstraints:
 
 
 class FeasibleNodes:
-    """All open nodes. The nodes for a key are remembered, and kept up to date as nodes change."""
+    """All open nodes. The feasible nodes for a key are remembered, and updated when nodes change."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, NodeLabels] = {}
-        self._nodes_by_key: dict[bytes, set[str]] = {}  # by key of constraints, the least recently asked first
+        self._nodes_by_key: dict[bytes, set[str]] = {}  # by key, the least recently used first
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -65,7 +63,7 @@ class FeasibleNodes:
             allowed.discard(name)
 
     def feasible_nodes(self, key: bytes) -> set[str]:
-        """The nodes that a pod with these constraints may be on; must not be changed."""
+        """The nodes that are feasible for a pod with these constraints. The caller must not change the set."""
         nodes = self._nodes_by_key.pop(key, None)
         if nodes is None:
             parse = parse_constraints if len(key) <= _MAX_CONSTRAINT_BYTES else parse_constraints.__wrapped__

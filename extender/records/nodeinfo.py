@@ -1,4 +1,4 @@
-"""Records of a Node, with its allocatable resources, and of a pod on it, with the resources that the pod uses."""
+"""Records of a Node with its allocatable resources, and of a pod on a node with the resources that the pod uses."""
 
 from collections.abc import Mapping
 from sys import intern
@@ -15,13 +15,13 @@ from extender.records.podref import PodRef
 
 
 class PlacedPod(Struct, frozen=True, gc=False):
-    """A pod on a node: the cpu and memory that it takes, and what preemption needs to know.
+    """A pod on a node: the cpu and memory that it uses, and the fields that preemption needs.
 
-    uid: "" for a pod that is only planned there.
-    terminating: it is being deleted.
-    fixed: it cannot be evicted.
-    grouped: it names a PodGroup of Kubernetes.
-    group: that PodGroup, "namespace/name", if the pod is in no gang of ours; such a pod may have no node yet.
+    uid: the pod's UID; "" for a pod that is only planned on the node.
+    terminating: whether the pod is being deleted.
+    fixed: whether the pod cannot be evicted.
+    grouped: whether the pod names a PodGroup of Kubernetes.
+    group: "namespace/name" of that PodGroup, if the pod is in no gang of Cardwise. Such a pod may have no node yet.
     """
 
     node: str = ""
@@ -42,14 +42,14 @@ class PlacedPod(Struct, frozen=True, gc=False):
 
     @property
     def holds_cards(self) -> bool:
-        """Whether its annotations say that it holds cards or devices."""
+        """Whether the pod holds cards or devices, by its annotations."""
         return False
 
 
 class NodeRecord(NamedTuple):
     """A Node: its allocatable resources, whether it accepts further pods, and its labels and taints.
 
-    offers_shares: False if it reports that it has no slots for shares, as its device plugin does before it ends.
+    offers_shares: False if the Node reports no slots for shares, as after the shutdown of its device plugin.
     """
 
     allocatable: Load | None = None

@@ -1,7 +1,7 @@
 """Records of Cardwise's objects: cards, classes and quotas, decoded from JSON.
 
-A record has two parts: one goes to the state, for decisions; the other is the object's status, which is compared with
-what it should be (`statuswriter`). One watch feeds both, so each object is decoded once, and they never differ.
+A record has two parts: the fields for decisions, for the state; and the object's status, which `statuswriter` compares
+with the wanted status. Both parts come from the same watch, so each object is decoded once, and the parts never differ.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,14 +26,13 @@ _PASSED_OVER = (
     f"status.reported has ignored entries: an invalid podUID, a number out of range, or more than "
     f"{survey.MAX_REPORTED_PER_CARD} entries"
 )
-_ENV_ACCESS = "env"  # in status.gpuAccess
+_ENV_ACCESS = "env"  # a value of status.gpuAccess
 
 
 class ShareRecord(NamedTuple):
-    """A share of a container whose pod object is gone: of one card or device, as the node reports it or as it was
-    given.
+    """A container's share of one card or device, if the pod object is gone: as reported by the node, or as assigned.
 
-    mem, core: MiB, and percent of the SMs.
+    mem, core: the memory in MiB, and the percent of the SMs.
     whole: the share is the whole card.
     container: the key of the container.
     """
@@ -53,7 +52,7 @@ class ShareRecord(NamedTuple):
 
 
 class CardStatus(NamedTuple):
-    """The extender's part of an ExtendedResource's status; MiB and percent. -1: the status does not have it.
+    """The extender's part of an ExtendedResource's status, in MiB and percent. -1: the status does not have the field.
 
     terminating: the shares of pods whose object is gone, for the next leader.
     """
@@ -69,12 +68,12 @@ class CardStatus(NamedTuple):
 
 
 class CardRecord(NamedTuple):
-    """An ExtendedResource: the card or device, its node, and what vanished pods still hold on it by the node's report.
+    """An ExtendedResource: the card or device, its node, and the shares of deleted pods that the node still reports.
 
-    labels: the labels for selectors that do not follow from the other fields; the keys are in lower case.
+    labels: further labels for selectors, in addition to those that are computed from other fields. Keys in lower case.
     status: the status that the extender wrote; decisions use only its `terminating`, when the card is first seen.
-    problem: which part of the report is ignored, and why.
-    env_access: the node gives cards by environment variables only, without CDI.
+    problem: the ignored part of the report, with the reason.
+    env_access: whether the node gives cards by environment variables only, without CDI.
     """
 
     node: str
@@ -91,8 +90,8 @@ class ClassRecord:
     """A ResourceClass.
 
     resource_class: None if it cannot be read; then `problem` says why.
-    created: the creationTimestamp, in UTC, so that texts compare as times do.
-    auto_models: the models for which Cardwise wrote it; none if a person has made or edited it.
+    created: the creationTimestamp in UTC; comparing the texts compares the times.
+    auto_models: the models for which Cardwise wrote the class; empty if a person has created or edited it.
     """
 
     resource_class: ResourceClass | None = None
@@ -219,7 +218,9 @@ def _share_records(shares: Iterable[wire.ContainerShare], spec: wire.ExtendedRes
 
 
 def _drop_malformed_shares(raw: bytes) -> bytes:
-    """The ExtendedResource without malformed shares. The schema forbids them; one such share must not hide a card."""
+    """The ExtendedResource without malformed shares. The schema forbids such shares, but a single one must not make
+    the whole card unreadable.
+    """
     manifest = _decode_object(wire.trim_object(raw))
     status = manifest.get("status") or {}
     for key in ("reported", "terminating"):
@@ -242,7 +243,7 @@ def _card_status(status: _Status, spec: wire.ExtendedResourceSpec) -> CardStatus
         allocated.core_percent,
         allocated.shares,
         bool(allocated.whole),
-        # A status without `whole` says not whole, and is not complete.
+        # A status without `whole` is incomplete, so it must be written again.
         allocated.pods if allocated.whole is not None else -1,
         status.free_mib,
         shared.share_texts(status.classes or ()),

@@ -1,7 +1,7 @@
-"""A pod that is to be placed, read from its JSON, for filter, preempt, bind, gangs, and nominating ahead.
+"""A pod to be placed, read from its JSON, for filter, preempt, bind, gangs, and nominations.
 
-All code that places a pod reads it here, whether kube-scheduler sends it or the watch shows it. Each property is
-computed when it is first used. `podinfo` reads all pods of the watch faster, and keeps less of them.
+All code that places a pod uses this class, whether the pod's JSON comes from kube-scheduler or from the watch. Each
+property is computed at its first use. `podinfo` decodes all pods of the watch, faster and with fewer fields.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,13 +23,14 @@ from extender.records import feasiblenodes
 from extender.records.podref import PodRef
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
-# The reason of the condition PodScheduled when kube-scheduler has found no node; it does so before it nominates one.
+# The reason of the condition PodScheduled if kube-scheduler has found no node. kube-scheduler nominates a node only
+# afterwards.
 REFUSED: Final = "Unschedulable"
-# Bytes of a pod's constraints on its node (some thirty conditions) up to which it is nominated ahead. All nodes are
-# compared with them under the state's lock; the API server allows ten thousand.
+# The most bytes of a pod's constraints on its node (some thirty conditions) with which the pod may be nominated: all
+# nodes are compared with the constraints under the state's lock. The API server allows ten thousand conditions.
 MAX_CONSTRAINTS: Final = 1024
 
-# Labels that differ between pods of one workload only by the pod's number.
+# Labels that contain the pod's number, so they differ between pods of the same workload.
 _OF_ONE_POD = (
     "statefulset.kubernetes.io/pod-name",
     "apps.kubernetes.io/pod-index",
@@ -42,7 +43,7 @@ _SHAPE = (
 )  # fmt: skip
 _CONTAINER_SHAPE = ("resources", "ports", "restartPolicy")
 _SOFT = "preferredDuringSchedulingIgnoredDuringExecution"
-# kube-scheduler asks no extender to bind a pod that names none of these.
+# kube-scheduler calls an extender's bind only for pods with a resource that begins so.
 _BOUND_BY_US = (names.CLASS_PREFIX, "aliyun.com/gpu-")
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -53,10 +54,10 @@ class WaitingPod:
     """A pending pod and its request: cards, cpu and memory (`load`), and constraints on its node (a key).
 
     version: the resourceVersion, as last seen.
-    nominated_node: the node where kube-scheduler preempts for it, or "".
+    nominated_node: the node where kube-scheduler preempts for the pod; "" for none.
     created: the creationTimestamp.
-    rank: its place in the order, as a gang of one.
-    wants_one_node: its annotation says that the extender chooses the node.
+    rank: the pod's place in the order, as a gang of one.
+    wants_one_node: whether the pod's annotation says that the extender chooses the node.
     """
 
     ref: PodRef
@@ -76,7 +77,7 @@ class WaitingPod:
 
 
 class Pod:
-    """A pod by its JSON, which comes from the API server or was checked by `wire`."""
+    """A pod, read from JSON that comes from the API server or that `wire` has checked."""
 
     def __init__(self, manifest: Json) -> None:
         self._manifest = manifest
@@ -101,7 +102,7 @@ class Pod:
 
     @property
     def created(self) -> str:
-        """The pod's creationTimestamp. These sort as text."""
+        """The pod's creationTimestamp. Comparing the texts compares the times."""
         return self._metadata.get("creationTimestamp") or ""
 
     @property
@@ -126,7 +127,7 @@ class Pod:
     def ended(self) -> bool:
         """Whether the pod's phase is final, and the kubelet reports no running container.
 
-        `podinfo` also detects a pod that is being deleted, and whose containers have ended before its phase is final.
+        `podinfo` also detects a pod that is being deleted and whose containers end before its phase is final.
         """
         running = any((status.get("state") or {}).get("running") is not None for status in statuses_of(self._manifest))
         return (self._manifest.get("status") or {}).get("phase") in names.FINISHED_PHASES and not running
@@ -140,8 +141,8 @@ class Pod:
     def grouped(self) -> bool:
         """Whether the pod names a PodGroup of Kubernetes.
 
-        kube-scheduler filters all members of a PodGroup before it binds any, tells no extender when it gives up, and
-        tries a member again at once when its bind was refused.
+        kube-scheduler filters all members of a PodGroup before it binds any member, does not inform extenders when it
+        gives up, and tries a member again at once after a refused bind.
         """
         return bool(self._spec.get("schedulingGroup"))
 
@@ -154,7 +155,7 @@ class Pod:
 
     @cached_property
     def load(self) -> Load:
-        """The cpu, memory and pods that the pod takes of its node."""
+        """The cpu, memory and pod slots of its node that the pod uses."""
         return loads.load_of_pod(msgspec.convert(self._spec, loads.PodSpec))
 
     @cached_property
@@ -172,7 +173,7 @@ class Pod:
 
     @property
     def unscheduled(self) -> str:
-        """Why kube-scheduler has not placed the pod, by its condition; "" if it was not tried yet."""
+        """Why kube-scheduler has not placed the pod, by the pod's condition; "" if the pod was not tried yet."""
         conditions = (self._manifest.get("status") or {}).get("conditions") or ()
         return next(
             (condition.get("reason") or "" for condition in conditions if condition.get("type") == "PodScheduled"), ""
@@ -182,19 +183,21 @@ class Pod:
     def nominated_node(self) -> str:
         """The node where kube-scheduler preempts for the pod, or "".
 
-        A node that was named before kube-scheduler tried the pod does not count, nor does the node of a pod that may
-        not preempt.
+        Returns "" also if the status named the node before kube-scheduler tried the pod, or if the pod may not preempt:
+        then no pods are preempted on that node.
         """
         return self.status_node if self.unscheduled == REFUSED and self.may_preempt else ""
 
     @property
     def status_node(self) -> str:
-        """The node that the pod's status names, for whatever reason, or "": kube-scheduler tries it first."""
+        """The node in the pod's status, for any reason, or "". kube-scheduler tries this node first."""
         return str((self._manifest.get("status") or {}).get("nominatedNodeName") or "")
 
     @property
     def slots(self) -> frozenset[str]:
-        """The names of the containers with a slot: the webhook gives one to each that requests cards or devices."""
+        """The names of the containers with a slot. The webhook adds a slot to each container that requests cards or
+        devices.
+        """
         return frozenset(
             str(container.get("name"))
             for container in self._containers()
@@ -205,8 +208,8 @@ class Pod:
 
     @property
     def bindable(self) -> bool:
-        """Whether an extender may be called to bind the pod: it has no gate, and requests a resource of ours or is in a
-        gang.
+        """Whether kube-scheduler may call an extender to bind the pod: the pod has no gate, and requests a resource of
+        Cardwise or is in a gang.
         """
         return not self._spec.get("schedulingGates") and (
             bool(self.gang) or any(resource.startswith(_BOUND_BY_US) for resource in self._requested_resources)
@@ -220,11 +223,11 @@ class Pod:
     def one_best_node(self, *, default: bool) -> bool:
         """Whether filter returns one node for the pod.
 
-        default: for pods without preferences and annotation.
+        default: the result for pods without soft preferences and without the annotation.
 
-        It does not for a pod with soft preferences, which only kube-scheduler can weigh; the annotation decides in any
-        case. A member of a PodGroup of Kubernetes always gets one node: the next member is filtered before this one is
-        bound, and must not be offered the same capacity.
+        False for a pod with soft preferences, which only kube-scheduler can weigh, unless the annotation says
+        otherwise. Always True for a member of a PodGroup of Kubernetes: kube-scheduler filters the next member before
+        it binds this one, and filter must not offer the same capacity for both.
         """
         if self.grouped:
             return True
@@ -251,7 +254,7 @@ class Pod:
         return gangs.gang_rank(single_member, single_member.priority, None, "")
 
     def member(self) -> Member:
-        """The pod as a member of its gang, with a node or without."""
+        """The pod as a member of its gang."""
         status = self._manifest.get("status") or {}
         membership, card_request, problem = None, None, ""
         try:
@@ -278,7 +281,7 @@ class Pod:
         )
 
     def waiting(self) -> WaitingPod:
-        """The pod, which has no node, as a WaitingPod. Raises InvalidRequest."""
+        """The WaitingPod of this pod, which must have no node. Raises InvalidRequest."""
         return WaitingPod(
             self.ref,
             self.request or PodRequest(containers=(), priority=self.priority),
@@ -294,7 +297,7 @@ class Pod:
 
     @property
     def predictable(self) -> bool:
-        """Whether the pod may be nominated before kube-scheduler asks for it."""
+        """Whether the pod may be nominated before kube-scheduler calls filter for it."""
         return not (
             not self.version
             or self.terminating
@@ -302,8 +305,8 @@ class Pod:
             or self.gang
             or self.grouped
             or not self.one_best_node(default=True)
-            # By volumes too: a claim may wait for its first consumer. Then kube-scheduler nominates the node itself
-            # while the volume is made, which may take longer than a reservation ahead lasts.
+            # Not with volumes: a claim may wait for its first consumer. Then kube-scheduler itself nominates the node
+            # while the volume is created, which may take longer than a nomination lasts.
             or eligible.other_constraint(self._manifest)
             or len(self._constraints) > MAX_CONSTRAINTS
         )
@@ -324,14 +327,14 @@ class Pod:
         return any((affinity.get(kind) or {}).get(_SOFT) for kind in ("nodeAffinity", "podAffinity", "podAntiAffinity"))
 
     def _queue_priority(self) -> int | None:
-        """The place in the order from the pod's annotation. It may change at any time; a malformed one is ignored."""
+        """The queue priority in the pod's annotation, which may change at any time; None if it is malformed."""
         try:
             return gangs.queue_priority(self.annotations)
         except InvalidRequest:
             return None
 
     def _shape(self) -> str:
-        """A key that is equal for pods that kube-scheduler cannot tell apart when it decides where they may go."""
+        """A key that is equal for pods whose feasible nodes are the same for kube-scheduler."""
         shape = {
             "labels": {key: label_value for key, label_value in self._labels.items() if key not in _OF_ONE_POD},
             "spec": {key: self._spec[key] for key in _SHAPE if key in self._spec},
