@@ -1,10 +1,9 @@
-"""The root of the parts that share the one lock: cache, queue, gangs and preemption. Start reading here.
+"""The root of the parts that share one lock: cache, queue, gangs and preemption. Start reading here.
 
-No code here does I/O or waits for anything but the lock. Most methods hold the lock once. `warm_caches` takes it
-several times, in short turns. For pods whose containers need different cards `plan_pod`, `score_fitting_nodes` and
-`score_nodes` take it twice: for a snapshot, and for the decision. `gangs`, `preemption`, `nominator` and `policies`
-have methods of their own for callers, and take the lock themselves. `cache.reservations` has the table of which pod has
-which cards.
+No code here does I/O or waits for anything but the lock. Most methods take the lock once. `warm_caches` takes it
+several times, in short turns. `plan_pod`, `score_fitting_nodes` and `score_nodes` take it twice for pods with several
+card requests: for a snapshot, and for the decision. Callers use `gangs`, `preemption`, `nominator` and `policies`
+directly; their methods take the lock themselves. `cache.reservations` has the table of which pod has which cards.
 """
 
 import math
@@ -50,8 +49,8 @@ from extender.records.pod import WaitingPod
 from extender.records.podinfo import PodRecord, WaitingRecord
 from extender.records.podref import PodRef
 
-_WARMED: Final = 250  # nodes in one turn
-_RESOLVED: Final = 8  # nodes in one turn
+_WARMED: Final = 250  # nodes whose cards are indexed in one turn of `warm_caches`
+_RESOLVED: Final = 8  # nodes for which reserved cards are searched in one turn of `warm_caches`
 _SCORED_SECONDS: Final = 1.0
 _NO_SCORES: Final[tuple[str, float, dict[str, int]]] = "", -math.inf, {}
 
@@ -102,13 +101,14 @@ class State:
         self.preemption = Preemption(
             self._lock, cache=cache, nominated=nominated, gangs=self.gangs, places=places, clock=clock
         )
-        self._newly_bound_nodes: set[str] = set()  # nodes on which pods were seen bound
-        # by UID, pods that were bound without the extender, with their nodes
+        # Nodes on which pods were bound since the last call of `take_overcommitted_nodes`.
+        self._newly_bound_nodes: set[str] = set()
+        # By UID: pods that were bound without the extender, with their nodes.
         self._direct_binds: dict[str, tuple[PodRef, str]] = {}
 
     @contextmanager
     def view(self) -> Iterator[Ledger]:
-        """Context manager: the ledger, with the lock held, to read a few nodes. `snapshot` is for more."""
+        """Context manager: the ledger, with the lock held. To read a few nodes; use `snapshot` for many nodes."""
         with self._lock:
             self._cache.sync_cards()
             yield self._ledger
@@ -134,10 +134,10 @@ class State:
             yield self._queue
 
     def warm_caches(self) -> None:
-        """Prepare what the first filter call would wait for.
+        """Do the preparations that would delay the first filter call.
 
-        In a big cluster the index of all cards takes 0.4 s, and the search for the cards of 500 nominated pods another
-        0.4 s.
+        In a big cluster the index of all cards takes 0.4 s, and the search for the cards of 500 nominated pods takes
+        another 0.4 s.
         """
         with self.view():
             unresolved_nodes = self._nominated.nodes_with_unknown_cards()
@@ -151,7 +151,7 @@ class State:
             give_way(self._clock)
 
     def lock_held_seconds(self) -> float:
-        """For how many seconds a thread has held the lock, 0 while it is free; see `statelock`. Never waits."""
+        """For how many seconds a thread has held the lock; 0 while it is free (`statelock`). Never waits."""
         return self._lock.held_seconds()
 
     # Objects of the API server.
@@ -187,8 +187,9 @@ class State:
             self.nominator.remove_pod(pod.uid)
 
     def set_other_pod(self, key: str, placed_pod: PlacedPod) -> None:
-        """Update a pod that requests no card or device; it is on a node, or pending in a PodGroup. `key`: unique among
-        all pods.
+        """Update a pod that requests no card or device, and that has a node or is pending in a PodGroup.
+
+        key: a unique key of the pod.
         """
         with self._lock:
             if placed_pod.node:
@@ -204,8 +205,8 @@ class State:
             self.gangs.set_cardless_member(key, "")
 
     def set_card(self, name: str, card: CardRecord) -> str | None:
-        """Update the card from its ExtendedResource. Returns which part of the report is ignored and why; None if none
-        is.
+        """Update the card from its ExtendedResource. Returns the ignored part of the report, with the reason; None if
+        the whole report is used.
         """
         with self._lock:
             is_first_report = not self._inventory.has_card(name)
@@ -288,7 +289,7 @@ class State:
                 return known_binding
             self._cache.sync_cards()
             self.nominator.on_filter(uid, placement_request.nodes)
-            with self._cache.exclude_pod(uid):  # its own plan does not count, on cards and in quotas
+            with self._cache.exclude_pod(uid):  # the pod's own plan does not count, neither on cards nor in quotas
                 placement = self.nominator.place_pod(placement_request, created)
             if isinstance(placement, Unplaceable):
                 self._reservations.release_plan(uid)
@@ -309,7 +310,7 @@ class State:
             return self._queue.begin_attempt(uid, request, grouped=grouped, rank=rank)
 
     def may_place(self, uid: str, priority: int) -> bool:
-        """Whether the pod may be placed now. If not, it is requeued after the pods that come before it were tried."""
+        """Whether the pod may be placed now. If not, it is requeued once the pods that come earlier were tried."""
         with self._lock:
             if self._queue.may_place(priority):
                 return True
@@ -341,8 +342,8 @@ class State:
     def score_nodes(self, placement_request: PlacementRequest) -> dict[str, int]:
         """The policy's score of each node that fits. The pod's own reservation does not count.
 
-        Uses the result of `score_fitting_nodes` once, if it is less than `_SCORED_SECONDS` old: bind checks the cards
-        again.
+        Reuses the result of `score_fitting_nodes` once, if it is less than `_SCORED_SECONDS` old. This is safe, because
+        bind checks the cards again.
         """
         with self._lock:
             uid, scored_at, scores = self._last_scores
@@ -362,9 +363,9 @@ class State:
         request: None for a pod that requests no card.
         epoch: the leader epoch in which this process may post.
 
-        The cards are those of the plan if it is still valid, also by the namespace's quotas (`Cache.is_plan_valid`),
-        else other cards. A Binding that is unconfirmed since an earlier epoch is not posted again: another extender may
-        have given the cards away.
+        Returns the cards of the pod's plan if the plan is still valid (`Cache.is_plan_valid`), which includes the
+        namespace's quotas; else other cards. A Binding that is unconfirmed since an earlier epoch is not posted again,
+        because another extender may have assigned the cards to another pod.
         """
         uid = pod.uid
         with self._lock:
@@ -379,9 +380,9 @@ class State:
                 return Refusal.GANG_BACKS_OFF
             chosen_cards: Assignment | Refusal | None = None
             if row is not None and unconfirmed:
-                chosen_cards = row.assignment  # they may be written already, so bind must use these cards
+                chosen_cards = row.assignment  # an earlier Binding may have written these cards already
             elif request is not None and not self._cache.loads.offers_shares(node):
-                chosen_cards = Refusal.NO_SLOTS  # withdrawn after filter; the kubelet would fail the pod for good
+                chosen_cards = Refusal.NO_SLOTS  # withdrawn since filter; the kubelet would fail the pod permanently
             elif request is not None:
                 rank = self._queue.rank(uid)
                 chosen_cards = self._choose_cards(PlacementRequest(pod, request, (node,), policy, rank=rank), node)
@@ -397,9 +398,7 @@ class State:
             return Assumed(assignment=chosen_cards, unconfirmed=unconfirmed, env_access=env_access)
 
     def confirm(self, uid: str, phase: Phase | None) -> None:
-        """Record how the posting ended: ACCEPTED, UNCONFIRMED, or None if the pod is surely not bound by this or an
-        earlier call.
-        """
+        """Record how the posting ended: ACCEPTED, UNCONFIRMED, or None if certainly no call has bound the pod."""
         with self._lock:
             self._reservations.confirm(uid, phase)
             if phase is None:
@@ -408,12 +407,12 @@ class State:
                 self.gangs.mark_posted(uid)
 
     def pending_bindings(self) -> set[str]:
-        """The UIDs of pods that a Binding of this process may still bind. Until that is settled, their cards count."""
+        """The UIDs of pods that a Binding of this process may still bind. Their cards count until this is known."""
         with self._lock:
             return self._reservations.pending_bindings()
 
     def forget_plans(self) -> None:
-        """End the plans that are not posted, because the leader changes."""
+        """End all plans without a posted Binding, because the leader changes."""
         with self._lock:
             self.gangs.reset()
             self._queue.forget_preemptions()
@@ -460,7 +459,7 @@ class State:
     def is_class_in_use(self, name: str) -> bool:
         """Whether a pending pod requests the class or a pod holds a card of it.
 
-        A card that is gone from its node counts as one of the class.
+        A card that is no longer on its node counts as a card of the class.
         """
         with self._lock:
             self._cache.sync_cards()
@@ -477,8 +476,8 @@ class State:
             return self._cache.capacity.take_changed_nodes()
 
     def take_overcommitted_nodes(self) -> set[str]:
-        """The nodes with overcommitted cards or devices (`overcommit_details`), among those with newly bound pods and
-        with cards that moved.
+        """The nodes with overcommitted cards or devices (`overcommit_details`). Checks only nodes on which pods were
+        bound, or whose cards moved, since the last call.
         """
         with self._lock:
             self._cache.sync_cards()
@@ -489,8 +488,8 @@ class State:
         """The overcommitted cards and devices of the node, and the pods on the node's cards.
 
         Returns the capacity of each overcommitted card (MiB) or device (1) by UUID; the UUIDs of the node's cards by
-        index; and the bound pods that hold something there, each with the node that it is bound to: the node may have
-        had another name then.
+        index; and the bound pods that hold a share there, each with the name of the node to which it is bound: the node
+        may have had another name at that time.
         """
         with self._lock:
             self._cache.sync_cards()
@@ -539,16 +538,15 @@ class State:
         return state.overcommitted() if state is not None else {}
 
     def _is_node_of_plan(self, pod: WaitingPod) -> bool:
-        """Whether the node in the pod's status is the one that filter has returned.
+        """Whether the node in the pod's status is the node that filter has returned.
 
-        kube-scheduler writes that node itself when a binding takes long, and then no victims are evicted for the pod
-        there.
+        kube-scheduler writes this node into the status when a binding takes long. Then no victims are evicted there.
         """
         row = self._reservations.get(pod.uid)
         return row is not None and row.node == pod.nominated_node
 
     def _set_placed_pod(self, pod: PodRecord) -> None:
-        """Update a pod that is bound or finished; it may have finished without having been bound."""
+        """Update a pod that is bound or finished. A pod may finish without ever being bound."""
         self._queue.remove_pod(pod.uid)
         if pod.finished:
             self._loads.remove_pod(pod.uid)

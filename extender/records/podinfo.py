@@ -1,7 +1,7 @@
-"""Records of the pods that the watch shows: compact, made of their JSON with what the extender needs.
+"""Compact records of the pods that the watch shows, with only the fields that the extender needs.
 
-These records decide what a watch event costs, and how much memory 60,000 pods take. So of pods that request nothing of
-ours nearly nothing is decoded.
+The time of a watch event, and the memory for 60,000 pods, depend on these records. So for pods that request no
+resource of Cardwise only a few fields are decoded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,23 +23,23 @@ from extender.records import shared
 from extender.records.nodeinfo import PlacedPod
 from extender.records.pod import REFUSED, Pod, WaitingPod
 
-# The JSON of a pod that requests or has cards has one of these; "/" is never escaped there.
+# The JSON of a pod that requests or holds cards contains one of these texts; "/" is never escaped in it.
 _SIGNS = (b"cardwise.dev/", b"ALIYUN_COM_GPU_MEM_", b"gpushare.allocation", b"aliyun.com/gpu-mem")
 _SLOT = names.SHARE.encode()
 _NO_LOAD = Load(0, 0, 0)
-_UNANSWERED = "SchedulerError"  # the reason of a condition: kube-scheduler's call to us failed
+_UNANSWERED = "SchedulerError"  # the reason of the condition after a failed call of kube-scheduler to the extender
 
 
 class PodRecord(PlacedPod, frozen=True, gc=False):
-    """A pod that requests or has cards, or is in a gang, and is bound or finished.
+    """A pod that requests or holds cards, or is in a gang, and is bound or finished.
 
-    finished: its phase is final; then it takes nothing of its node.
-    ended: the kubelet reports that no container of it runs or will run.
+    finished: whether the pod's phase is final; then the pod uses no resources of its node.
+    ended: whether the kubelet reports that none of its containers runs or will run.
     problem: why its annotations could not be read.
-    mps_client: how it uses MPS.
-    bound_directly: another program has bound it, so it has none of the cards or devices that it requests.
+    mps_client: how the pod uses MPS.
+    bound_directly: whether another program has bound the pod, so that it lacks the cards or devices that it requests.
 
-    A struct is made in a tenth of a dataclass's time.
+    Creating a Struct takes a tenth of the time of a dataclass.
     """
 
     assignment: Assignment | None = None
@@ -64,13 +64,13 @@ class TurnedAway(NamedTuple):
 
 
 class WaitingRecord(PodRecord, frozen=True, gc=False):
-    """A pod as of `PodRecord` that has no node yet.
+    """A `PodRecord` of a pod that has no node yet.
 
-    classes: the classes that it requests.
-    waiting_pod: the pod, if kube-scheduler preempts for it, or if it may be nominated ahead.
-    status_node: a node in its status where no pods are preempted, perhaps named by us.
-    turned_away: set if it is pending because no extender served its call.
-    refused: whether kube-scheduler has tried it and found no node.
+    classes: the classes that the pod requests.
+    waiting_pod: the pod, if kube-scheduler preempts for it, or if it may be nominated; else None.
+    status_node: the node in its status if no pods are preempted there; an extender may have written it.
+    turned_away: set if the pod is pending because no extender served its call.
+    refused: whether kube-scheduler has tried the pod and found no node.
     bindable: see `Pod.bindable`.
     """
 
@@ -140,7 +140,7 @@ class _OtherMeta(Struct, rename="camel"):
 
 
 class _OtherPod(Struct):
-    """A pod that requests nothing of ours: only the cpu and memory that it takes of its node count."""
+    """A pod that requests no resource of Cardwise: only its cpu and memory on its node count."""
 
     metadata: _OtherMeta
     spec: _Grouped = msgspec.field(default_factory=_Grouped)
@@ -153,8 +153,8 @@ _decode_any = msgspec.json.Decoder().decode
 
 
 def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
-    """Decode a pod: its key and its record, with less for a pod that requests nothing of ours. None: it does
-    not count.
+    """Decode a pod: its key and its record, with fewer fields for a pod that requests no resource of Cardwise. None if
+    the pod does not count.
     """
     if not any(sign in raw for sign in _SIGNS):
         return _decode_other_pod(raw)
@@ -163,9 +163,7 @@ def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
     if not node:
         return meta.uid, _waiting(raw, decoded)
     if names.MIRROR in (meta.annotations or {}):
-        return _decode_other_pod(
-            raw, static=True
-        )  # a static pod is not scheduled, so it has no assignment whatever it says
+        return _decode_other_pod(raw, static=True)  # a static pod is not scheduled, so its assignment is not valid
     gang = (meta.labels or {}).get(names.GANG) or ""
     member = _decode_whole_pod(raw).member() if gang else None
     assigned, problem = None, ""
@@ -199,7 +197,7 @@ def _decode_whole_pod(raw: bytes) -> Pod:
 
 
 def reflector_key(key: str, record: PlacedPod) -> str:
-    """The "namespace/name" of a pod from `decode_pod`, by which the reflector knows it."""
+    """The key for the reflector of a record from `decode_pod`: the pod's "namespace/name"."""
     return f"{record.namespace}/{record.name}" if isinstance(record, PodRecord) else key
 
 
@@ -207,7 +205,7 @@ def _waiting(raw: bytes, decoded: _Pod) -> PodRecord:
     """The record of a pod without a node."""
     pod, status = _decode_whole_pod(raw), decoded.status
     member = pod.member() if pod.gang else None
-    if status.phase in names.FINISHED_PHASES:  # no kubelet starts it
+    if status.phase in names.FINISHED_PHASES:  # no kubelet will start the pod
         return PodRecord(**pod.ref._asdict(), finished=True, ended=True, gang=pod.gang, member=member)
     reason, nominated_node = pod.unscheduled, status.nominated_node_name
     is_unanswered, refused, is_nominated = reason == _UNANSWERED, reason == REFUSED, bool(pod.nominated_node)
@@ -220,7 +218,7 @@ def _waiting(raw: bytes, decoded: _Pod) -> PodRecord:
         classes=pod.classes,
         waiting_pod=_waiting_pod(pod) if is_nominated or (is_new and pod.predictable) else None,
         status_node="" if is_nominated else nominated_node,
-        # A pod with a gate is not tried, whatever its status says.
+        # kube-scheduler does not try a pod with a gate, even if the condition is in its status.
         turned_away=TurnedAway(pod.priority, intern(pod.scheduler)) if is_unanswered and pod.bindable else None,
         refused=refused or is_unanswered,
         bindable=pod.bindable,
@@ -231,12 +229,12 @@ def _waiting_pod(pod: Pod) -> WaitingPod | None:
     try:
         return pod.waiting() if pod.request is not None else None
     except InvalidRequest:
-        return None  # filter answers the error
+        return None  # filter returns the error
 
 
 def _decode_other_pod(raw: bytes, *, static: bool = False) -> tuple[str, PlacedPod] | None:
-    """Key and record of a pod that requests nothing of ours. The key is "namespace/name", which the reflector keeps
-    anyway.
+    """Key and record of a pod that requests no resource of Cardwise. The key is "namespace/name", a text that the
+    reflector stores in any case.
     """
     decoded = _decode_other(raw)
     meta, group = decoded.metadata, _group(decoded.metadata, decoded.spec)
@@ -248,7 +246,7 @@ def _decode_other_pod(raw: bytes, *, static: bool = False) -> tuple[str, PlacedP
 
 
 def _group(meta: "_Meta | _OtherMeta", spec: _Grouped) -> str:
-    """The PodGroup of Kubernetes, "namespace/name"; "" for a pod that names none, or is being deleted."""
+    """The pod's PodGroup of Kubernetes, "namespace/name"; "" if the pod names none or is being deleted."""
     if spec.scheduling_group is None or meta.deletion_timestamp is not None:
         return ""
     return intern(f"{meta.namespace}/{spec.scheduling_group.pod_group_name}")
@@ -257,7 +255,7 @@ def _group(meta: "_Meta | _OtherMeta", spec: _Grouped) -> str:
 def _place(
     raw: bytes, meta: "_Meta | _OtherMeta", spec: _Grouped, *, counts: bool = True
 ) -> tuple[str, Load, str, str, str, int, Mapping[str, str], bool]:
-    """The first fields of `Placed`. `counts`: the pod takes something of its node."""
+    """The first fields of a `PlacedPod`. `counts`: whether the pod uses resources of its node."""
     return (
         intern(spec.node_name),
         resizes.load_of_resized_pod(raw, spec) if counts else _NO_LOAD,
@@ -273,8 +271,8 @@ def _place(
 def _has_ended(decoded: _Pod, *, finished: bool) -> bool:
     """Whether the pod's containers have ended for good, as the kubelet reports.
 
-    A terminated container is no proof: it may be restarted. Missing statuses are none either: the kubelet may be
-    starting the first container just now.
+    A terminated container does not prove this, since it may be restarted. Nor do missing statuses: the kubelet may be
+    starting the first container at this moment.
     """
     containers = [*(decoded.status.container_statuses or ()), *(decoded.status.init_container_statuses or ())]
     if finished:

@@ -6,7 +6,7 @@ from cardwise.kube.events import ObjectRef
 
 
 class PodRef(NamedTuple):
-    """Namespace, name and UID of a pod. `uid` tells this pod from a later one with the same name."""
+    """Namespace, name and UID of a pod. The UID distinguishes the pod from a later pod with the same name."""
 
     uid: str
     namespace: str

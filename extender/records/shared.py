@@ -1,7 +1,8 @@
-"""One object for all equal labels, and for all equal lists of names: tens of thousands of records have the same.
+"""Shares one object for all equal labels, and for all equal lists of names, of tens of thousands of records.
 
-Pods and nodes write these texts. So the tables are limited in bytes, not only in entries: long texts are not shared.
-Without that limit a tenant whose pods each had 1 MiB of other labels filled the memory with labels of deleted pods.
+Owners of pods and nodes choose these texts. So the tables are limited in bytes, not only in entries: long texts are not
+shared. Without that limit, a tenant whose pods have 1 MiB of different labels each could fill the memory with labels of
+deleted pods.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,18 +10,18 @@ from functools import lru_cache
 from sys import intern
 
 _ENTRIES = 4096
-_MAX_CHARACTERS = 2048  # characters of an entry; the tables take some 20 MiB at most
+_MAX_CHARACTERS = 2048  # the most characters of an entry: then the tables take some 20 MiB at most
 
 
 def share_labels(original: Mapping[str, str]) -> Mapping[str, str]:
-    """The labels as a shared object, which must not be changed."""
+    """The shared object that equals these labels. It must not be changed."""
     if sum(map(len, original)) + sum(map(len, original.values())) > _MAX_CHARACTERS:
         return original
     return _cached_labels(tuple(sorted(original.items())))
 
 
 def share_texts(originals: Iterable[str]) -> tuple[str, ...]:
-    """The texts as a shared object."""
+    """The shared tuple of these texts."""
     originals_tuple = tuple(originals)
     return _cached_texts(originals_tuple) if sum(map(len, originals_tuple)) <= _MAX_CHARACTERS else originals_tuple
 

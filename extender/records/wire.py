@@ -1,8 +1,8 @@
-"""kube-scheduler's calls and the responses: its extender types, which have no JSON tags.
+"""kube-scheduler's calls and the responses, as in k8s.io/kube-scheduler `extender/v1/types.go`.
 
-So the keys are the Go field names, and Go reads them in upper or lower case: gpushare's old schedulers sent `pod`,
-`nodenames`. The usual spelling takes a fast path; any other is read as Go would. Responses use the Go names exactly.
-Source: k8s.io/kube-scheduler `extender/v1/types.go`.
+These Go types have no JSON tags, so the keys are the Go field names. Go reads keys in upper or lower case: gpushare's
+old schedulers sent `pod`, `nodenames`. The usual spelling is decoded by a fast path; other spellings are decoded as Go
+does. Responses use the Go names exactly.
 """
 
 from collections.abc import Callable
@@ -21,13 +21,13 @@ class Malformed(ValueError):
 
 
 class _PodArgs(Struct, rename="pascal", dict=True):
-    """A call about a pod that is to be placed. `dict=True` lets `parsed_pod` be computed once."""
+    """The arguments of a call about a pod to be placed. `dict=True` is needed for the cached `parsed_pod`."""
 
     pod: dict[str, Any] | None = None
 
     @cached_property
     def parsed_pod(self) -> Pod:
-        """The pod, for the log and the verb."""
+        """The pod of the call."""
         return Pod(self.pod or {})
 
 
@@ -122,7 +122,7 @@ class NodeHead(Struct):
 
 
 class NodeList(Struct):
-    """A v1 NodeList; the items are kept as bytes and are returned unchanged."""
+    """A v1 NodeList. Its items are not decoded, and are returned unchanged as bytes."""
 
     items: list[msgspec.Raw] | None = None
 
@@ -130,7 +130,7 @@ class NodeList(Struct):
         return [_decode_node(raw_node) for raw_node in self.items or ()]
 
     def select_nodes(self, names: set[str]) -> "NodeList":
-        """The items of these nodes."""
+        """The list with only the items of these nodes."""
         raw_nodes = self.items or []
         selected = [
             raw_node for raw_node, node in zip(raw_nodes, self.node_heads(), strict=True) if node.metadata.name in names
@@ -139,7 +139,7 @@ class NodeList(Struct):
 
 
 class FilterResult(Struct, rename="pascal"):
-    """The nodes that fit, and the reasons of the other nodes."""
+    """The nodes that fit, and why the other nodes do not."""
 
     nodes: NodeList | None = None
     node_names: list[str] | None = None
@@ -191,7 +191,8 @@ class MetaVictims(Struct, rename="pascal"):
 class PreemptArgs(_PodArgs):
     """The arguments of preempt.
 
-    `node_name_to_victims` is set if kube-scheduler's configuration has nodeCacheCapable: false, else the other field.
+    `node_name_to_victims` is set if kube-scheduler's configuration has nodeCacheCapable: false, else
+    `node_name_to_meta_victims`.
     """
 
     node_name_to_victims: dict[str, Victims | None] | None = None
@@ -208,7 +209,7 @@ class PreemptArgs(_PodArgs):
         return victims_by_node
 
     def as_meta_victims(self) -> dict[str, MetaVictims]:
-        """kube-scheduler's own choice, as a response."""
+        """kube-scheduler's own victims, in the form of a response."""
         proposed = {**(self.node_name_to_victims or {}), **(self.node_name_to_meta_victims or {})}
         return {
             node: MetaVictims(
@@ -237,7 +238,7 @@ def decode_filter_args(body: bytes) -> FilterArgs:
         if args.pod is None or args.candidate_names() is None:
             args = _decode_filter(_normalize_keys(body, FilterArgs))
         if args.pod is None:
-            raise Malformed("arg or pod is nil")  # the same text as gpushare's; the next one, too
+            raise Malformed("arg or pod is nil")  # the text that gpushare returns, as the text below
         if args.candidate_names() is None:
             raise Malformed("cannot get node names")
         _check_pod(args.pod)
@@ -292,14 +293,14 @@ def _check_pod(pod: dict[str, Any]) -> None:
 
 
 def _check_names(*fields: tuple[str, str | None, Callable[[str], bool]]) -> None:
-    """Check that these texts are names of their kind; an empty text is none. Raises Malformed."""
+    """Check that these texts are valid names of their kind. Empty texts are not checked. Raises Malformed."""
     for name, text, is_valid in fields:
         if text and not is_valid(text):
             raise Malformed(f"{name} is not a valid Kubernetes name")
 
 
 def _normalize_keys(body: bytes, kind: type[Struct]) -> bytes:
-    """The body with its keys in the usual spelling, matched as Go's encoding/json does: in upper or lower case."""
+    """The body with its keys in the usual spelling. Upper and lower case are equal, as in Go's encoding/json."""
     names_by_lower = {field.encode_name.lower(): field.encode_name for field in msgspec.structs.fields(kind)}
     normalized: dict[str, msgspec.Raw] = {}
     for key, raw in _decode_raw(body).items():

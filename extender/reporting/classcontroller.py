@@ -1,12 +1,12 @@
-"""Keeps the automatic classes: one ResourceClass for each model of which there is or was a card (docs/design/0003).
+"""Keeps the automatic classes: one ResourceClass for each model of present or former cards (docs/design/0003).
 
-A class outlives its cards: a pending pod must be able to request the cards of a node group that is scaled to zero, else
-no autoscaler adds a node. An admin removes a class whose cards do not come back, by deleting it. Since nodes can invent
-models, only so many classes without a card are kept: the oldest, and those that pods use.
+A class outlives its cards: pods must be able to request the cards of a node group that is scaled to zero, else no
+autoscaler adds a node. If the cards do not come back, an admin deletes the class. Since nodes can invent models, the
+number of classes without cards is limited: the oldest are kept, and all classes that pods use.
 
-Drivers may spell one model in several ways (old ones leave out NVIDIA) that give one class name: the class selects all
-spellings. `plan_changes` (pure) decides from what the watch shows; the controller writes, and logs once what it cannot
-do. A class that a person made or edited is never touched.
+Drivers may spell a model in several ways that give the same class name (old drivers leave out NVIDIA). Then the class
+selects all spellings. `plan_changes` (pure) computes the changes from the objects of the watch. The controller writes
+them, and logs each model without an automatic class once. A class that a person created or edited is never changed.
 """
 
 import json
@@ -28,21 +28,21 @@ from extender.reporting.listers import Listers
 _log = structlog.get_logger(__name__)
 
 _EVERY = 1.0  # seconds between two comparisons
-MAX_CLASSES_WITHOUT_CARDS = 64  # automatic classes: more than the models in an autoscaler's node groups
+MAX_CLASSES_WITHOUT_CARDS = 64  # unused automatic classes: more than an autoscaler's node groups have models
 _LINGER = 10.0  # seconds without cards before a class is deleted: the card of a moved machine is soon reported again
 _USE_CHECK_SECONDS = 5.0  # seconds between two checks of whether a class is in use: each reads all holdings
-_SHOWN = 5.0  # seconds in which the watch shows what was written
-_RETRY = 30.0  # seconds after a refusal
+_SHOWN = 5.0  # seconds after a write until the class is compared again: by then the watch shows the write
+_RETRY = 30.0  # seconds until a refused write is tried again
 _TIMEOUT = 2.0
 _STEP_LIMIT = 1.0  # seconds of writing after which a step ends: this thread also writes all statuses
-_AT_ONCE = 8  # writes of a kind in one step: the thread also writes statuses, and a node can invent models
+_AT_ONCE = 8  # the most writes of a kind in one step: this thread also writes statuses, and nodes can invent models
 
 Models = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ClassChanges:
-    """Classes to create and to update, each name with its models, and classes to delete."""
+    """The names of classes to create and to update, each with its models, and of classes to delete."""
 
     creates: Mapping[str, Models] = field(default_factory=dict)
     updates: Mapping[str, Models] = field(default_factory=dict)
@@ -52,18 +52,18 @@ class ClassChanges:
 def plan_changes(
     models: Collection[str], existing: Mapping[str, ClassRecord], in_use: Callable[[str], bool]
 ) -> ClassChanges:
-    """The changes that are needed.
+    """Compute the changes of automatic classes that are needed.
 
-    models: the models of which there is a card.
+    models: the models of all present cards.
     existing: the classes of the cluster, by name.
     in_use: returns whether a pod holds a card of a class or waits for one.
     """
-    models_by_name: dict[str, list[str]] = {}  # models whose classes have one name
+    models_by_name: dict[str, list[str]] = {}  # by class name, the models that give this name
     for model in sorted(models):
         models_by_name.setdefault(classes.name_of_model(model), []).append(model)
     wanted_models: dict[str, Models] = {name: tuple(class_models) for name, class_models in models_by_name.items()}
     written_models = {name: record.auto_models for name, record in existing.items() if record.auto_models}
-    # The oldest are kept: what a node invents today does not push out the types that the cluster had yesterday.
+    # The oldest classes are kept, so that models which a node invents today do not displace models of former cards.
     without_cards = sorted(
         written_models.keys() - wanted_models.keys(), key=lambda name: (existing[name].created, name)
     )
@@ -79,7 +79,7 @@ def plan_changes(
 
 
 def automatic_class(name: str, *models: str) -> Json:
-    """The object of the automatic class of these models, which all give this name."""
+    """The manifest of an automatic class. `models`: all models whose class has this name."""
     spec = classes.auto_spec(*models)
     return {
         "apiVersion": names.API_VERSION,
@@ -94,7 +94,7 @@ def automatic_class(name: str, *models: str) -> Json:
 
 
 def _make_patch(name: str, models: Models, record: ClassRecord) -> Json:
-    """The merge patch that gives the class these models, if the object has not changed since it was seen."""
+    """The merge patch that sets the models of the class. It fails if the object has changed since `record`."""
     manifest = automatic_class(name, *models)
     selector = dict.fromkeys(classes.auto_spec(*record.auto_models)["selector"]) | manifest["spec"]["selector"]
     annotations = manifest["metadata"]["annotations"]
@@ -107,8 +107,8 @@ def _make_patch(name: str, models: Models, record: ClassRecord) -> Json:
 class ClassController:
     """Creates, updates and deletes the automatic classes. All methods belong to one thread.
 
-    active: returns whether this extender writes: it leads, and knows all pods and cards.
-    in_use: returns whether a pod holds a card of a class or waits for one.
+    active: returns whether this extender may write: it leads, and all lists of pods and cards are complete.
+    in_use: returns whether a pod holds a card of a class or requests the class.
     """
 
     def __init__(
@@ -126,11 +126,11 @@ class ClassController:
         self._in_use = in_use
         self._clock = clock
         self._compared_at = float("-inf")
-        self._classes_to_create: dict[str, None] = {}  # classes to make, the one that has waited longest first
-        self._idle_since: dict[str, float] = {}  # classes without a card of their models, and since when
+        self._classes_to_create: dict[str, None] = {}  # names of classes to create, the oldest first
+        self._idle_since: dict[str, float] = {}  # by class without cards: since when
         self._used_until: dict[str, float] = {}
-        self._not_before: dict[str, float] = {}  # by class that was just written or tried, when it may be written again
-        self._present: set[str] = set()  # classes of present models that existed in the last step
+        self._not_before: dict[str, float] = {}  # by recently written class, when it may be written again
+        self._present: set[str] = set()  # classes with cards whose object existed in the last step
         self._logged: dict[str, str] = {}
 
     def step(self) -> None:
@@ -164,15 +164,13 @@ class ClassController:
         self._present = {classes.name_of_model(model) for model in models} & existing.keys()
 
     def _due_names(self, names: Iterable[str], began: float) -> Iterator[str]:
-        """The first of these classes that were not written or tried a moment ago, until `_STEP_LIMIT` seconds after
-        `began`.
-        """
+        """The first of these classes that may be written now. Ends `_STEP_LIMIT` seconds after `began`."""
         for name in list(islice((name for name in names if name not in self._not_before), _AT_ONCE)):
             if self._clock.now() - began <= _STEP_LIMIT:
                 yield name
 
     def _is_used(self, name: str) -> bool:
-        """As `in_use`, but a positive result is remembered for `_USE_CHECK_SECONDS`."""
+        """As `in_use`, but the result True is remembered for `_USE_CHECK_SECONDS`."""
         if name not in self._used_until and self._in_use(name):
             self._used_until[name] = self._clock.now() + _USE_CHECK_SECONDS
         return name in self._used_until
@@ -210,7 +208,7 @@ class ClassController:
         )
 
     def _delete(self, name: str, record: ClassRecord) -> None:
-        # Not if a person has edited or recreated it since: then the class is theirs.
+        # The preconditions fail if a person has edited or recreated the class since: then it belongs to this person.
         options = {"preconditions": {"uid": record.uid, "resourceVersion": record.version}}
         self._write(
             name,
@@ -225,7 +223,7 @@ class ClassController:
         try:
             write()
         except errors.AlreadyExists:
-            self._defer(name, _RETRY)  # it was created by another writer; the watch will show it
+            self._defer(name, _RETRY)  # another writer has created the class; the watch will show it
         except (errors.NotFound, errors.Conflict):
             self._defer(name, 1.0)  # the watch is late
         except errors.KubeError as error:

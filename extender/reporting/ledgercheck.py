@@ -1,7 +1,7 @@
-"""Counts the cards on which ledger and cluster disagree for long, and logs the first.
+"""Counts the cards on which ledger and cluster have disagreed for long, and logs the first card of each kind.
 
-`statuswriter` makes statuses follow the ledger, so it cannot detect that both are wrong. Nothing is corrected here: a
-persistent difference is a bug or a manual change, which an administrator has to investigate (docs/runbooks.md).
+`statuswriter` writes statuses from the ledger, so it cannot detect that both are wrong. Nothing is corrected here: a
+persistent difference is a bug or a manual change, which an administrator must investigate (docs/runbooks.md).
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,8 @@ from extender.reporting.statuses import Disagreement
 
 _log = structlog.get_logger(__name__)
 
-PATIENCE = 60.0  # seconds that a card must disagree to count: until then writes and watch events may be on their way
+# Seconds for which a card must disagree before it counts. Until then writes and watch events may still be on their way.
+PATIENCE = 60.0
 
 Differences = Mapping[tuple[str, Disagreement], int]
 """The ways in which cards of a node disagree, by the names of their ExtendedResources. The number is the MiB in a
@@ -38,7 +39,7 @@ class LedgerCheck:
         return set(self._first_seen)
 
     def set_differences(self, node: str, differences: Differences, now: float) -> None:
-        """Set all differences of the node."""
+        """Replace the differences of the node."""
         differences_before = self._first_seen.pop(node, {})
         if differences:
             unchanged = {

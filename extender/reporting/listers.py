@@ -1,7 +1,7 @@
-"""Listers: Cardwise's objects as the watch shows them, for the controllers that write them.
+"""Listers: Cardwise's objects as the watch shows them, for the controllers that write these objects.
 
-Controllers read here, and not in the state, which is locked while pods are placed. Changes since the last read are
-recorded, so that 40,000 cards are not compared each time.
+Controllers read listers instead of the state, which is locked while pods are placed. A lister records the changes since
+the last read, so that a controller need not compare 40,000 cards each time.
 """
 
 import threading
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Lister(Generic[T]):
-    """The objects of one kind by key, and which have changed. One thread writes, another thread reads."""
+    """The objects of one kind by key, and the keys of changed objects. One thread writes, another thread reads."""
 
     def __init__(self) -> None:
         self.objects: dict[str, T] = {}
@@ -57,7 +57,7 @@ class Lister(Generic[T]):
 class CardLister(Lister[CardRecord]):
     """As `Lister`, but changes are recorded by node. It also counts the models of cards, for automatic classes.
 
-    It keeps no more cards of a node than the ledger does (`inventory`): nothing is written for cards that a hostile
+    Stores no more cards of a node than the ledger (`inventory`), so that nothing is written for cards that a hostile
     node invents.
     """
 
@@ -85,12 +85,12 @@ class CardLister(Lister[CardRecord]):
             return set(self._of_node)
 
     def models(self) -> set[str]:
-        """The models of which there is a card."""
+        """The models of all present cards."""
         with self._lock:
             return {model for model in self._models if model}
 
     def automatic_classes(self) -> set[str]:
-        """The names of the classes of these models. Cards are in these classes even if a class has no object."""
+        """The names of the automatic classes of all present cards, including classes without an object."""
         return {classes.name_of_model(model) for model in self.models()}
 
     def _record_change(self, key: str, before: CardRecord | None, new: CardRecord | None) -> None:
@@ -134,7 +134,7 @@ class ClassLister(Lister[ClassRecord]):
 
 
 class Listers:
-    """All four kinds. The keys of cards and classes are their names, those of quotas and PodGroups "namespace/name"."""
+    """The listers of all four kinds. Keys: the names of cards and classes, "namespace/name" of quotas and PodGroups."""
 
     def __init__(self) -> None:
         self.cards = CardLister()

@@ -1,7 +1,7 @@
-"""Events for pods that wait because their class was deleted or a quota is full; and for quotas whose class is missing.
+"""Events for pods that wait because their class was deleted or a quota is full, and for quotas whose class is missing.
 
-This module has the texts, and remembers which pods got an event. Filter and the writer of statuses call its methods, so
-they return at once.
+This module has the texts, and remembers the pods that got an event. Filter and the status writer call its methods,
+which therefore return without waiting.
 """
 
 import threading
@@ -17,14 +17,14 @@ from extender.records.podref import PodRef
 from extender.reporting import statuses
 from extender.reporting.listers import Listers
 
-_QUIET = 300.0  # seconds between two events of a pod about its quota
-_REMEMBERED = 50_000  # pods
+_QUIET = 300.0  # minimum seconds between two events of a pod about its quota
+_REMEMBERED = 50_000  # the most pods whose last event is remembered
 
 
 class PodEvents:
     """Writes these events. Any thread may call the methods.
 
-    active: returns whether this extender leads; others write no events.
+    active: returns whether this extender leads; only the leader writes events.
     waiting_for: returns the pending pods that request a class.
     """
 
@@ -46,12 +46,12 @@ class PodEvents:
         self._lock = threading.Lock()
 
     def step(self) -> None:
-        """Record an event on the pods that wait for a class which was deleted since the last call."""
+        """Record an event on each pod whose class was deleted since the last call."""
         for name in self._listers.classes.take_deleted():
             if not self._active() or name in self._listers.classes.objects:
-                continue  # the leader writes the event, or the class was recreated
+                continue  # this extender does not lead, or the class was recreated
             if name in self._listers.cards.automatic_classes():
-                continue  # its cards are still in it, and its object is recreated
+                continue  # the class is automatic and still has cards, so the extender recreates its object
             text = (
                 f"ResourceClass {name} was deleted while the pod waits for it; create the class again, or delete the "
                 "pod and request an existing class (kubectl get resourceclasses)"
@@ -60,7 +60,7 @@ class PodEvents:
                 self._events.record(pod.about, "ResourceClassDeleted", text, "Warning")
 
     def record_quota_wait(self, pod: PodRef, full_entry: FullEntry) -> None:
-        """Record an event: only this entry of a quota keeps the pod from being placed. Returns at once."""
+        """Record an event on the pod: only this entry of a quota keeps the pod pending. Returns at once."""
         now = self._clock.now()
         with self._lock:
             if now - self._notified.get(pod.uid, float("-inf")) < _QUIET:
@@ -72,7 +72,7 @@ class PodEvents:
         self._events.record(pod.about, "WaitingForQuota", _quota_message(full_entry))
 
     def record_missing_class(self, quota: QuotaRecord, text: str) -> None:
-        """Record an event on the quota: its status reports a class that does not exist. Returns at once."""
+        """Record an event on the quota, because it names a class that does not exist. Returns at once."""
         quota_object = ObjectRef(names.API_VERSION, "GPUQuota", quota.name, quota.namespace, quota.uid)
         self._events.record(quota_object, statuses.CLASS_NOT_FOUND, text, "Warning")
 

@@ -1,7 +1,7 @@
 """Writes PodGroups, their statuses, and events on the pending pods of gangs.
 
-It has a thread of its own, so that slow writes do not delay gates and permits. Level-triggered, as the status writer
-is: the wanted object is compared with what the watch shows.
+The writer has its own thread, so that slow writes do not delay gates and permits. Level-triggered, like the status
+writer: the wanted object is compared with the object of the watch.
 """
 
 from collections.abc import Callable
@@ -29,12 +29,12 @@ GROUP = "podgroup"
 
 _COMPARE_SECONDS = 0.5  # seconds between two comparisons of all gangs
 _GAP = 0.5  # minimum seconds between two writes to one PodGroup
-_RATE = 50.0  # writes a second
+_RATE = 50.0  # the most writes a second
 _STEP_LIMIT = 1.0  # seconds of writing after which a step ends
 _WRITE_TIMEOUT = 2.0
 _REFUSED_SECONDS = 30.0  # seconds until a refused write is tried again
-_CONFLICT_SECONDS = 2.0  # seconds in which the watch shows a created or deleted object
-_SETTLED = 1.0  # seconds that a state lasts before pods get an event about it
+_CONFLICT_SECONDS = 2.0  # seconds until a retry after a conflict: by then the watch shows the created or deleted object
+_SETTLED = 1.0  # seconds for which a gang must be in a state before its pods get an event about the state
 
 
 class _EventState(NamedTuple):
@@ -93,7 +93,7 @@ class PodGroupWriter:
         before, self._views = self._views, {f"{view.namespace}/{view.name}": view for view in self._gangs()}
         records = self._lister.snapshot()
         changed = {key for key, view in self._views.items() if before.get(key) != view} | (before.keys() - self._views)
-        # Also PodGroups that must be created or deleted.
+        # Add the PodGroups that must be created or deleted.
         changed |= self._lister.take_changed() | (self._views.keys() ^ records.keys())
         self._schedule.enqueue_all([Key(GROUP, key) for key in sorted(changed)], now)
         for key, view in self._views.items():
@@ -157,7 +157,7 @@ class PodGroupWriter:
             self._event_states.pop(key, None)
             return
         if state_before is None or (state_before.reason, state_before.text) != event:
-            # A new leader finds gangs that have been running for long.
+            # Without an earlier state, a running gang may have been running for long before this epoch.
             is_recorded = state_before is None and view.phase is GangPhase.RUNNING and _was_running(record)
             state_before = self._event_states[key] = _EventState(*event, now, is_recorded)
         at_once = view.phase in (GangPhase.RUNNING, GangPhase.PARTLY_BOUND)
@@ -175,7 +175,7 @@ class PodGroupWriter:
 
 
 def _event_text(view: GangView) -> tuple[str, str] | None:
-    """Reason and text of the event about the gang; None for no event. A gang whose pods are being deleted gets none."""
+    """Reason and text of the event about the gang; None for no event, as for a gang whose pods are being deleted."""
     name, member_count = f"gang {view.name}", view.member_count
     if not member_count:
         return None

@@ -1,6 +1,6 @@
-"""Decides which changed object is written next: at a bounded rate for each object, and for all together.
+"""Chooses which changed object is written next, and limits the writes per second, of an object and of all objects.
 
-Pure, with the time as an argument; `statuswriter` and `podgroupwriter` have the threads.
+Pure: the time is an argument. `statuswriter` and `podgroupwriter` have the threads.
 """
 
 import heapq
@@ -13,7 +13,7 @@ from cardwise.kube.fairqueueing import FairQueueing
 
 
 class Key(NamedTuple):
-    """An object: its kind, and its key among those of its kind."""
+    """An object: its kind, and its key within the kind."""
 
     kind: str
     key: str
@@ -21,7 +21,7 @@ class Key(NamedTuple):
 
 @dataclass(slots=True)
 class _Written:
-    """The last write to an object: its content, its time, and how often the same was written before."""
+    """The last write to an object: its content, its time, and how often equal content was written before."""
 
     content: object
     at: float
@@ -31,21 +31,21 @@ class _Written:
 class WriteSchedule:
     """The objects to write.
 
-    gaps: for each kind the least seconds between two writes to one object.
+    gaps: by kind, the minimum seconds between two writes to the same object.
 
-    Each kind gets the same time, and within a kind each namespace (`FairQueueing`): the part of a key before "/". Keys
-    without "/" form one namespace. Each written object is checked again: a write without effect is repeated, each time
-    later.
+    Each kind gets the same writing time, and within a kind each namespace (`FairQueueing`). The namespace is the part
+    of a key before "/"; all keys without "/" form one namespace. Each object is checked again after its write. A write
+    without effect is repeated, after a longer time each time.
     """
 
-    _MAX_GAP = 60.0  # seconds between two equal writes, if the watch never shows their effect
+    _MAX_GAP = 60.0  # the most seconds between two equal writes, if the watch never shows their effect
 
     def __init__(self, gaps: Mapping[str, float]) -> None:
         self._gaps = gaps
         self._ready_keys: dict[str, dict[str, dict[Key, None]]] = {kind: {} for kind in gaps}  # by namespace
         self._kinds = FairQueueing()
         self._fair_queues = {kind: FairQueueing() for kind in gaps}
-        self._current: tuple[Key, float] | None = None  # what is being written, and since when
+        self._current: tuple[Key, float] | None = None  # the object that is being written, and since when
         self._later: list[tuple[float, int, Key]] = []
         self._put_off: dict[Key, float] = {}
         self._order = count()
@@ -55,7 +55,7 @@ class WriteSchedule:
         return sum(len(keys) for ready in self._ready_keys.values() for keys in ready.values()) + len(self._put_off)
 
     def enqueue(self, key: Key, now: float) -> None:
-        """Record that the object may differ from what it should be."""
+        """Record that the object may have to be written."""
         last_write = self._written.get(key)
         if last_write is not None and now < last_write.at + self._gaps[key.kind]:
             self._enqueue_at(key, last_write.at + self._gaps[key.kind])
@@ -71,7 +71,7 @@ class WriteSchedule:
         """An object to check now, or None. The caller then calls `mark_written`, `mark_failed` or `mark_settled`."""
         while self._later and self._later[0][0] <= now:
             at, _, key = heapq.heappop(self._later)
-            if self._put_off.get(key) == at:  # else it was marked for an earlier time
+            if self._put_off.get(key) == at:  # else the object was enqueued again for an earlier time
                 del self._put_off[key]
                 self._make_ready(key)
         for kind, ready in self._ready_keys.items():
@@ -95,7 +95,7 @@ class WriteSchedule:
         return key
 
     def mark_written(self, key: Key, content: object, now: float) -> None:
-        """Record that the object was written; the watch will show whether that had an effect."""
+        """Record that the object was written. The watch will show whether the write had an effect."""
         self._charge_time(key, now)
         last_write = self._written.get(key)
         repeats = last_write.repeats + 1 if last_write is not None and last_write.content == content else 0
@@ -103,7 +103,7 @@ class WriteSchedule:
         self._enqueue_at(key, now + min(self._gaps[key.kind] * 2**repeats, self._MAX_GAP))
 
     def mark_failed(self, key: Key, now: float, seconds: float) -> None:
-        """Record that the write failed: it is retried after this many seconds, or when the object is marked."""
+        """Record that the write failed: it is retried after this many seconds, or when the object is enqueued again."""
         self._charge_time(key, now)
         self._written[key] = _Written(None, now)
         self._enqueue_at(key, now + seconds)
@@ -136,14 +136,14 @@ def _namespace_of(key: Key) -> str:
 
 
 class WriteRate:
-    """A limit of writes per second; unused writes of half a second may be saved up."""
+    """Limits the writes per second. The unused writes of up to half a second may be used later."""
 
     def __init__(self) -> None:
         self._tokens = 1.0
         self._last_write: float | None = None
 
     def allows_write(self, now: float, rate: float) -> bool:
-        """Whether a write is allowed now. `rate`: writes a second since the last call."""
+        """Whether a write is allowed now. `rate`: the allowed writes per second since the last call."""
         if self._last_write is not None:
             self._tokens = min(rate / 2, self._tokens + (now - self._last_write) * rate)
         self._last_write = now

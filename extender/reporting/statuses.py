@@ -1,7 +1,8 @@
 """Computes the wanted statuses of ExtendedResources, ResourceClasses and GPUQuotas from the ledger.
 
-Pure. Counted node by node: the state is locked for a few nodes at a time, and after a bind only the pod's node is
-counted again. `statuswriter` writes what differs. The same count finds cards on which the ledger is wrong.
+Pure. The cards are counted node by node: so the state is locked only for a few nodes at a time, and after a bind only
+the pod's node is counted again. `statuswriter` writes the statuses that differ. The count also detects cards on which
+the ledger is wrong.
 """
 
 import operator
@@ -23,16 +24,16 @@ from extender.records.objects import CardStatus, ClassRecord, QuotaRecord, Share
 
 NOTHING_ALLOCATED = CardStatus(memory=0, core=0, shares=0, whole=False, pods=0, free=0)
 
-_MAX_CLASSES = 1024  # of a card, as the schema says
+_MAX_CLASSES = 1024  # the most classes in a card's status, by the schema
 _DELETED_POD_PHASES = (PHASE_NAMES[Phase.TERMINATING], REPORTED)  # the phases of shares whose pods are deleted
-_MAX_SUMMARY_CHARACTERS = 32_768  # characters, as the schema says
+_MAX_SUMMARY_CHARACTERS = 32_768  # the most characters of a summary, by the schema
 CLASS_NOT_FOUND = "ResourceClassNotFound"  # the reason of a condition, and of the event
 
-_MAX_NAMED_CLASSES = 10  # classes named to help a person
+_MAX_NAMED_CLASSES = 10  # the most existing classes that a message names
 
 
 class CardSums(NamedTuple):
-    """The sums of some cards: numbers of cards, and memory in MiB."""
+    """Sums over some cards: numbers of cards, and memory in MiB."""
 
     cards: int = 0
     healthy: int = 0
@@ -58,11 +59,11 @@ class Disagreement(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeCount:
-    """The cards and devices of one node.
+    """The counted cards and devices of one node.
 
-    cards: by the name of the ExtendedResource.
-    sums: by the set of classes that the cards are in.
-    wrong: the cards on which the ledger alone shows that something is wrong.
+    cards: the status of each card, by the name of its ExtendedResource.
+    sums: the sums of cards, by the set of their classes.
+    wrong: the cards on which the ledger is inconsistent.
     """
 
     cards: Mapping[str, CardStatus] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class NodeCount:
 
 
 def count_node(ledger: Ledger, node: str) -> NodeCount:
-    """Count the node as the ledger has it. Cards that only holdings name count, too, without capacity and classes."""
+    """Count the node by the ledger. A card that only holdings name counts, too, without capacity and classes."""
     state = ledger.node(node)
     if state is None:
         return NodeCount()
@@ -126,7 +127,7 @@ def _allocations(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[
         for share in holding.assignment.shares():
             uuid = share.resolve_uuid(own_uuid_of)
             if not uuid or not ledger.counts_on(node, holding, uuid):
-                continue  # a pod of gpushare, on a card that no node reports; or a card that is on another node now
+                continue  # a card that no node reports, of a pod of gpushare; or a card that has moved to another node
             allocation = allocations[uuid]
             allocation.memory += share.mem
             allocation.core += share.core
@@ -149,7 +150,7 @@ def _allocations(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[
 
 
 def _terminating_shares(holding: Holding, uuid_of: Mapping[int, str]) -> Iterator[tuple[str, ShareRecord]]:
-    """The shares of a pod whose object is gone: by container, each with the UUID of its card or device."""
+    """The shares of a deleted pod: one for each container, with the UUID of its card or device."""
     pod = holding.uid, holding.namespace, holding.name
     for key, shares in holding.assignment.containers.items():
         for share in shares:
@@ -166,7 +167,7 @@ def _sorted_classes(classes: frozenset[str]) -> tuple[str, ...]:
 
 
 class ClassSums:
-    """The sums of each class, by the last count of each node."""
+    """The sums of each class, over the last counts of all nodes."""
 
     def __init__(self) -> None:
         self._of_node: dict[str, Mapping[frozenset[str], CardSums]] = {}
@@ -174,7 +175,7 @@ class ClassSums:
         self._nodes: dict[str, int] = {}
 
     def set_node(self, node: str, sums: Mapping[frozenset[str], CardSums]) -> set[str]:
-        """Update the sums of the node. Returns the classes whose numbers have changed."""
+        """Replace the sums of the node. Returns the classes whose sums have changed."""
         sums_before = self._of_node.get(node, {})
         if sums == sums_before:
             return set()
@@ -198,7 +199,7 @@ class ClassSums:
         return affected
 
     def nodes(self) -> set[str]:
-        """The nodes that have cards, of those that were counted."""
+        """The counted nodes that have cards."""
         return set(self._of_node)
 
     def sums_of(self, name: str) -> tuple[CardSums, int]:
@@ -223,7 +224,7 @@ def card_status(status: CardStatus) -> Json:
 
 
 def class_status(record: ClassRecord, cards: CardSums, nodes: int) -> Json:
-    """The status of a ResourceClass as JSON, without times. Memory is left out for devices that are no GPUs."""
+    """The status of a ResourceClass as JSON, without times. A class of devices that are not GPUs has no memory."""
     status: Json = {
         "devices": cards.cards,
         "healthyDevices": cards.healthy,
@@ -242,7 +243,7 @@ def quota_status(
 
     used: the used amounts of each entry, in the order of spec.hard.
     classes: all ResourceClasses, by name.
-    automatic: the classes of models, which cards are in even if such a class has no object, or none that can be read.
+    automatic: the automatic classes of present models. Such a class exists even if its object is missing or unreadable.
     """
     if record.quota is None:
         unknown_condition = _make_condition(
@@ -268,7 +269,7 @@ def quota_status(
 
 
 def _exceeded_amounts(entry: QuotaEntry, used: Charge) -> list[str]:
-    """The amounts that exceed the limits of the entry, for people."""
+    """Texts for people about the amounts that exceed the limits of the entry."""
     return [
         f"{limit.used} {limit.unit} used, {limit.hard} allowed"
         for limit in quotas.limits(entry, used)
@@ -277,9 +278,7 @@ def _exceeded_amounts(entry: QuotaEntry, used: Charge) -> list[str]:
 
 
 def missing_class(status: Json, current: Json) -> str:
-    """The text about a missing class that the wanted status of a quota has and the current one does not have;
-    "" for none.
-    """
+    """The text about a missing class if only the wanted status of a quota has it, not the current status; else ""."""
     if _valid_reason(current) == CLASS_NOT_FOUND:
         return ""
     return next(
@@ -299,7 +298,7 @@ def _valid_reason(status: Json) -> str:
 
 
 def is_same(new_status: Json, current: Json) -> bool:
-    """Whether the status is as wanted, without regard to times."""
+    """Whether the two statuses are equal; times are ignored."""
     conditions = [
         {key: content for key, content in condition.items() if key != "lastTransitionTime"}
         for condition in current.get("conditions") or ()
@@ -308,7 +307,7 @@ def is_same(new_status: Json, current: Json) -> bool:
 
 
 def make_patch(new_status: Json, current: Json, now: str) -> Json:
-    """The merge patch from the current status to the wanted one, with times. An unchanged condition keeps its time."""
+    """The merge patch from the current status to the new one, with times. An unchanged condition keeps its time."""
     since = {
         (condition.get("type"), condition.get("status")): condition.get("lastTransitionTime")
         for condition in current.get("conditions") or ()
@@ -327,7 +326,7 @@ def _valid_condition(problem: str, generation: int) -> Json:
 
 
 def _classes_condition(record: QuotaRecord, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> Json:
-    """The condition Valid: False if the class of an entry does not exist, or cannot be read."""
+    """The condition Valid of a quota: False if the class of an entry does not exist or cannot be read."""
     entries = record.quota.entries if record.quota is not None else ()
     for i, entry in enumerate(entries):
         name, field_name = entry.resource_class, f"spec.hard[{i}].class"
@@ -361,7 +360,7 @@ def _usage_summary(
 ) -> str:
     name = entry.resource_class
     if name and name not in automatic and (name not in classes or classes[name].problem):
-        # Amounts would suggest that the entry limits something.
+        # No amounts, because they would suggest that the entry limits pods.
         return f"{name}: {'unreadable class' if name in classes else 'no such class'}"
     amounts = ", ".join(f"{limit.used}/{limit.hard} {limit.unit}" for limit in quotas.limits(entry, used))
     return f"{quotas.title(entry)}: {amounts}"

@@ -1,13 +1,13 @@
-"""Writes the statuses of Cardwise's objects that differ from the wanted ones, which follow from the ledger
-(`statuses`).
+"""Writes the statuses of Cardwise's objects that differ from the wanted statuses, which `statuses` computes from the
+ledger.
 
-Level-triggered: at each write the wanted status of that moment is compared with what the watch shows. So a lost write,
-an edit by another program or a missed change is corrected; the newest state wins, and states in between are never
-written. The state is locked for a few nodes or namespaces at a time.
+Level-triggered: at each write the wanted status of that moment is compared with the status that the watch shows. So
+lost writes, edits by other programs and missed changes are corrected, and only the newest status is written. The state
+is locked for a few nodes or namespaces at a time.
 
-Nodes get the same time for their cards, and namespaces for their quotas: a node can make its cards so large that each
-write takes seconds. A write without a response in time does not delay other objects, unless several nodes or namespaces
-in a row have none.
+A node can make its cards so large that each write takes seconds. So all nodes get the same time for their cards, and
+all namespaces for their quotas. A write that times out does not delay other objects, unless the writes of several nodes
+or namespaces in a row time out.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,28 +36,28 @@ _log = structlog.get_logger(__name__)
 CARD, CLASS, QUOTA = "card", "class", "quota"
 
 _GAPS = {QUOTA: 1.0, CLASS: 1.0, CARD: 2.0}  # minimum seconds between two writes to one object
-_BUSY, _CALM = 20.0, 100.0  # writes a second, while pods come and when they have stopped coming
+_BUSY, _CALM = 20.0, 100.0  # writes a second: while the ledger changes, and after `_CALM_AFTER`
 _CALM_AFTER = 1.0  # seconds without a change in the ledger
-# While many pods come, each status is outdated at once, and costs the API server more than the binding of a pod.
-_STORM = 4.0  # writes a second
-_STORM_NODES = 5  # changed nodes in one step (there are four steps a second): more than any rate keeps up with
-_STORM_SECONDS = 1.0  # a storm is over when no step has had that many changes for this long
-_STORM_LASTS = 30.0  # seconds; a longer storm is normal load, and each pending status is then written within this time
-_MAX_COUNTED_NODES = 1000  # nodes that one step counts
+# Storm: while many pods are bound, each written status is outdated at once, and costs the API server more than a bind.
+_STORM = 4.0  # writes a second during a storm
+_STORM_NODES = 5  # changed nodes in one step with which a storm begins (there are four steps a second)
+_STORM_SECONDS = 1.0  # seconds without such a step after which the storm is over
+_STORM_LASTS = 30.0  # seconds after which a storm is normal load: then each pending status is written within this time
+_MAX_COUNTED_NODES = 1000  # the most nodes that one step counts
 _AUDIT_SECONDS = 30.0  # seconds in which each node is counted again, in case a change was missed
 _USAGE_SECONDS = 1.0
 _WRITE_TIMEOUT = 2.0
 _STEP_LIMIT = 1.0  # seconds of writing after which a step ends, so that a slow API server does not delay a stop
 _REFUSED_SECONDS = 60.0  # seconds until a refused write is tried again
 _SLOW_SECONDS = 30.0  # seconds until a write without a response in time is tried again
-_SLOW_OWNERS = 3  # nodes or namespaces in a row whose writes have no response: the API server may be unreachable
-_AWAY_SECONDS = 2.0  # seconds without writes then; some of the owners may be hostile, so it is short
+_SLOW_OWNERS = 3  # so many nodes or namespaces in a row without a response: the API server may be unreachable
+_AWAY_SECONDS = 2.0  # seconds without any write after that; short, since these owners may be hostile
 _CONFLICT_SECONDS = 2.0  # seconds until a write is tried again after a conflict, or after its object was deleted
 _COMPLAIN_SECONDS = 60.0  # seconds between two log lines about the same failure
 
 
 class _Write(NamedTuple):
-    """A status to write: its path, a value to compare it with the last one, the patch, and a call for afterwards."""
+    """A status to write: its path, its content for the comparison with the last write, the patch, and a callback."""
 
     path: str
     content: object
@@ -68,10 +68,10 @@ class _Write(NamedTuple):
 class StatusWriter:
     """Writes statuses. All methods belong to one thread.
 
-    active: returns whether this extender writes: it leads, and knows all pods, nodes and cards.
+    active: returns whether this extender may write: it leads, and all lists of pods, nodes and cards are complete.
     no_class: called with a quota and a text when the quota's status first reports a class that does not exist.
 
-    `ledger_check` has the disagreements that are found while nodes are counted; a standby finds them too.
+    `ledger_check` gets the disagreements that the count of nodes detects; a standby counts, too.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class StatusWriter:
         self._changed_at = float("-inf")
         self._usage: dict[str, Mapping[int, Charge]] = {}  # by namespace with a quota
         self._usage_at = float("-inf")
-        self._problems: dict[str, str] = {}  # of classes, as of the last step
-        self._automatic: set[str] = set()  # as of the last step
+        self._problems: dict[str, str] = {}  # by class, why it could not be read in the last step
+        self._automatic: set[str] = set()  # the automatic classes of the last step
         self._backoff = Backoff(initial=0.5, cap=30.0)
         self._paused_until = float("-inf")
-        self._slow: set[tuple[str, str]] = set()  # kinds and owners whose writes failed since the last successful write
+        self._slow: set[tuple[str, str]] = set()  # kind and owner of writes without a response since the last success
         self._complained: dict[tuple[str, int], float] = {}
 
     def step(self) -> None:
@@ -113,7 +113,7 @@ class StatusWriter:
         self._count_nodes()
         self._check_classes()
         self._check_quotas()
-        # Until each changed node is counted, the numbers of classes are neither the old ones nor the new ones.
+        # Write only after all changed nodes are counted: before that, the sums of classes mix old and new counts.
         if not self._nodes and self._active():
             self._write()
 
@@ -152,7 +152,7 @@ class StatusWriter:
         self.ledger_check.set_differences(node, wrong, now)
 
     def _nodes_to_audit(self, now: float) -> list[str]:
-        """A part of all nodes, so that each node comes once in `_AUDIT_SECONDS`."""
+        """The nodes to count again in this step, so that each node is counted once in `_AUDIT_SECONDS`."""
         if now - self._audited < 1.0:
             return []
         all_nodes = self._listers.cards.nodes() | self._class_sums.nodes() | self.ledger_check.nodes()
@@ -176,7 +176,7 @@ class StatusWriter:
         before = self._problems, self._automatic
         self._problems = {name: record.problem for name, record in self._listers.classes.snapshot().items()}
         self._automatic = self._listers.cards.automatic_classes()
-        if (self._problems, self._automatic) != before:  # quotas say whether their classes are there
+        if (self._problems, self._automatic) != before:  # the statuses of quotas report missing classes
             self._schedule.enqueue_all([Key(QUOTA, key) for key in self._listers.quotas.snapshot()], now)
 
     def _check_quotas(self) -> None:
@@ -207,14 +207,14 @@ class StatusWriter:
             now = self._clock.now()
 
     def _allowed_rate(self, now: float) -> float:
-        """The writes a second that are allowed now."""
+        """The number of writes per second that is allowed now."""
         if now < self._storm_until:
             lasts = now - self._storm_since >= _STORM_LASTS
             return min(_BUSY, max(_STORM, len(self._schedule) / _STORM_LASTS)) if lasts else _STORM
         return _CALM if now - self._changed_at > _CALM_AFTER else _BUSY
 
     def _write_if_changed(self, key: Key) -> None:
-        """Write one status if it is not as it should be."""
+        """Write the status of one object if it differs from the wanted status."""
         write = {CARD: self._card_write, CLASS: self._class_write, QUOTA: self._quota_write}[key.kind](key.key)
         if write is None:
             self._schedule.mark_settled(key)
@@ -237,9 +237,7 @@ class StatusWriter:
             write.on_written()
 
     def _retry_seconds(self, key: Key, error: errors.KubeError) -> float:
-        """The seconds until the object is tried again. If the API server is in trouble, all other objects
-        wait as well.
-        """
+        """The seconds until the object is tried again. After an error of the API server itself, all writes pause."""
         now = self._clock.now()
         if errors.is_server_failure(error):
             pause = self._backoff.next_delay(error.retry_after)
@@ -252,16 +250,16 @@ class StatusWriter:
         return _SLOW_SECONDS
 
     def _log_failure(self, key: Key, error: errors.KubeError) -> None:
-        """Log why statuses of this kind cannot be written, not too often."""
+        """Log why statuses of this kind cannot be written, at most once in `_COMPLAIN_SECONDS` for the same failure."""
         failure_key, now = (key.kind, error.status), self._clock.now()
         if now - self._complained.get(failure_key, float("-inf")) >= _COMPLAIN_SECONDS:
             self._complained[failure_key] = now
             _log.warning("failed to write a status; trying again", kind=key.kind, name=key.key, error=str(error))
 
-    # The due write; None if there is none.
+    # The write that an object needs now; None if it needs no write.
 
     def _card_write(self, key: str) -> _Write | None:
-        """The write for a card, None for nothing. `key`: "node/name" of the card."""
+        """The write for a card; None if none is needed. `key`: "node/name" of the card."""
         node, _, name = key.partition("/")
         record = self._listers.cards.objects.get(name)
         if record is None or record.node != node:
