@@ -2,10 +2,10 @@
 
 Input: credentials. Output: objects as structs, changes, the leader, Events for users.
 
-    client       requests to the API server; `credentials`, `kubeconfig`: its address and our identity; `transport`:
+    client       requests to the API server; `credentials`, `kubeconfig`: its address and the credentials; `transport`:
                  connections with a deadline for the response
-    paths        URL paths, selectors; `errors`: exceptions of calls; `backoff`: pauses between tries
-    recovery     a success after an outage ends the pauses of all loops
+    paths        URL paths, selectors; `errors`: exceptions of calls; `backoff`: pauses between attempts
+    recovery     ends the pauses of all loops when a call succeeds after an outage
     wire         objects as structs; `nesting`: JSON that is nested too deep for msgspec
     watch        reflectors: lists kept up to date; `watching`: one watch request
     cardspernode    limits the cards that are kept per node

@@ -1,22 +1,23 @@
-"""Back-off: how long to wait before trying again, capped exponential, with jitter.
+"""Back-off: how long to wait before the next attempt. The delays grow exponentially to a maximum, with jitter.
 
-All loops that call the API server pause like this. The jitter spreads the requests of a thousand node agents after an
-API server restart.
+All loops that call the API server use this. The jitter spreads the requests of a thousand node agents over time after a
+restart of the API server.
 """
 
 import random
 
-LEADER_RETRY_AFTER = 5.0  # seconds; `max_retry_after` for loops of the leader, on which all pending pods wait
-_MAX_RETRY_AFTER = 30.0  # seconds; a proxy that names an hour must not stop a loop for an hour
+LEADER_RETRY_AFTER = 5.0  # seconds; `max_retry_after` for loops of the leader, since all pending pods wait for them
+_MAX_RETRY_AFTER = 30.0  # seconds; a proxy that sends a Retry-After of an hour must not stop a loop for an hour
 
 
 class Backoff:
-    """Delays that double, each drawn at random from its upper half. Not thread-safe: one per loop.
+    """Delays that double after each failure; the actual delay is a random number from 50 % to 100 % of the delay. Not
+    thread-safe: each loop has its own.
 
     initial: the first delay, in seconds.
     cap: the longest delay, in seconds.
-    max_retry_after: seconds of a server's Retry-After that are respected. Loops of the leader, on which the cluster
-        waits, have less than the others.
+    max_retry_after: the maximum of a server's Retry-After, in seconds; a longer one is shortened to this. For loops of
+        the leader, see `LEADER_RETRY_AFTER`.
     """
 
     def __init__(self, *, initial: float = 0.5, cap: float = 30.0, max_retry_after: float = _MAX_RETRY_AFTER) -> None:
@@ -32,7 +33,7 @@ class Backoff:
         if at_least is None:
             return delay
         at_least = min(at_least, self._max_retry_after)
-        # Jitter is added, because all clients received the same number.
+        # With jitter, because all clients may have received the same Retry-After.
         return at_least + min(delay, 0.25 * at_least + self._initial)
 
     def reset(self) -> None:

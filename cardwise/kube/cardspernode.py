@@ -1,7 +1,7 @@
-"""Limits how many ExtendedResources of one node a process keeps.
+"""Limits how many ExtendedResources of one node a process keeps in memory.
 
-A node may create any number of them, each with up to hundreds of KiB. This limits the memory of processes that keep the
-cards of all nodes; the parts that count cards have limits of their own.
+A node may create any number of ExtendedResources, each with up to hundreds of KiB. The limit protects the memory of
+processes that keep the cards of all nodes; code that counts cards has limits of its own.
 """
 
 from typing import Generic, Protocol, TypeVar
@@ -15,7 +15,7 @@ _log = structlog.get_logger(__name__)
 
 
 class NodeObject(Protocol):
-    """A projection of an ExtendedResource."""
+    """The part of an ExtendedResource that a reflector keeps."""
 
     @property
     def node(self) -> str: ...
@@ -25,11 +25,11 @@ T = TypeVar("T", bound=NodeObject)
 
 
 class CardsPerNodeLimit(Generic[T]):
-    """The projection and handler of one reflector. It keeps the first `MAX_CARDS_PER_NODE` objects of each node, and
-    ignores the others until their next event after a kept object was deleted.
+    """The projection and handler of one reflector. Keeps the first `MAX_CARDS_PER_NODE` objects of each node. When a
+    kept object is deleted, an ignored object can be kept from its next event on.
 
-    An object is admitted when it is projected. In a list, that is before the store has the object, and if the list
-    fails the store never gets it: then `on_list_failed` undoes the admission.
+    An object is admitted when it is projected. While the reflector lists, this happens before the object is in the
+    store. If the list then fails, the object never gets into the store, and `on_list_failed` undoes the admission.
     """
 
     def __init__(self, project: Project[T], handler: Handler[T]) -> None:
@@ -38,8 +38,8 @@ class CardsPerNodeLimit(Generic[T]):
         self._node_of: dict[str, str] = {}  # the nodes of the kept objects, by key
         self._keys: dict[str, set[str]] = {}  # the keys of the kept objects, by node
         self._warned: set[str] = set()
-        # Admitted objects that the store does not have yet: by key, the node for which the object was kept before, or
-        # "".
+        # Admitted objects that are not in the store yet. By key: the node for which the object was kept before; "" if
+        # it was not kept.
         self._pending: dict[str, str] = {}
 
     def project(self, content: bytes) -> tuple[str, T] | None:

@@ -1,8 +1,8 @@
 """A client of the API server with keep-alive connections; requests and responses are bytes and dicts.
 
-The generated client takes ten times as long per object (docs/design/0014-libraries.md), and bind is a hot path.
-`credentials` finds the address, TLS settings and token. The client never retries: the caller knows which calls may be
-repeated.
+The official generated client takes ten times as long per object (docs/design/0014-libraries.md), and bind must be fast.
+`credentials` finds the address, TLS settings and token. The client never retries, because only the caller knows which
+calls may be repeated.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ from cardwise.kube.recovery import Recovery
 from cardwise.kube.watching import Watch
 
 JSON = "application/json"
-CONNECT_TIMEOUT = 5.0
-MAX_BYTES = 64 << 20  # bytes of a response, and of a page of a list; an object has at most a few MiB
-MAX_BYTES_WHOLE = 2 << 30  # bytes of a list in one response: 60,000 pods of 10 KiB are 600 MiB
+CONNECT_TIMEOUT = 5.0  # seconds
+MAX_BYTES = 64 << 20  # bytes of a response, such as one page of a list; an object has at most a few MiB
+MAX_BYTES_WHOLE = 2 << 30  # bytes of a whole list in one response; 60,000 pods of 10 KiB are 600 MiB
 
 PatchKind = Literal["merge", "strategic", "json"]
 PATCH_TYPES: dict[PatchKind, str] = {
@@ -46,36 +46,38 @@ PATCH_TYPES: dict[PatchKind, str] = {
 Query = Mapping[str, str]
 _T = TypeVar("_T")
 
-# In-cluster tokens live for an hour and are renewed well before; reading the file for every request costs more than
-# the request's own work.
+# Seconds for which a token is used before it is read again. In-cluster tokens are valid for an hour and are renewed
+# well before that. Reading the file for every request would take longer than the rest of the client's work.
 _TOKEN_SECONDS = 10.0
-_READ_BYTES = 65_536  # bytes
-_WATCH_HEADERS_SECONDS = 15.0  # the API server sends them at once, or after the request has waited in its queues
-_WATCH_GRACE_SECONDS = 60.0  # seconds that a watch may last beyond the time when the API server should have ended it
+_READ_BYTES = 65_536  # bytes of one read of a response
+# Seconds until the headers of a watch: the API server sends them at once, or after the request was in its queues.
+_WATCH_HEADERS_SECONDS = 15.0
+_WATCH_GRACE_SECONDS = 60.0  # seconds that a watch may last beyond the time at which the API server should end it
 _MAX_ERROR_BYTES = 1 << 20  # bytes of an error response
 _UNPAGED_TIMEOUT_FACTOR = 5  # a list in one response gets this many times the timeout of a page
 _PAGE_SHRINK_FACTOR = 4  # divisor of the page limit after a page was too large
-_SLOW_CREDENTIALS = 0.01  # seconds; faster credentials do not shorten the timeout, so its object is reused
+# Seconds; only credentials that take longer shorten the timeout, so that the object of the usual timeout is reused.
+_SLOW_CREDENTIALS = 0.01
 
-_CLOCK_ERRORS = ("certificate is not yet valid", "certificate has expired")  # as OpenSSL words it
+_CLOCK_ERRORS = ("certificate is not yet valid", "certificate has expired")  # OpenSSL's messages
 
 _encode = msgspec.json.Encoder().encode
 _decode = read_bounded(msgspec.json.Decoder().decode)
 _decode_list_head = tolerate_depth(msgspec.json.Decoder(wire.ListHead).decode)
 _decode_begin = msgspec.json.Decoder(wire.ListBegin).decode
-# bytes of the beginning of a list that contain its metadata; a continue token has some hundred bytes
+# Bytes at the beginning of a list in which its metadata is searched; a continue token has some hundred bytes.
 _LIST_HEAD_BYTES = 2048
 
 
 class KubeClient:
-    """One API server. Thread-safe; survives a fork (the child opens its own connections).
+    """A client of one API server. Thread-safe; can be used after a fork (the child opens its own connections).
 
-    All methods raise `errors.KubeError` for error responses (`Unreachable` without a response, `TimedOut` without one
-    in time), and no other exception for anything that the server does. Single objects are returned without
-    `metadata.managedFields` (`wire.drop_managed_fields`). Parameters of several methods:
+    All methods raise `errors.KubeError` for error responses, `Unreachable` without a response, and `TimedOut` without a
+    response in time (both are KubeErrors). Nothing that the server does raises another exception. Single objects are
+    returned without `metadata.managedFields` (`wire.drop_managed_fields`). Parameters of several methods:
 
-    timeout: seconds for the whole response; None: no limit.
-    max_bytes: a larger response is not read to its end, and `errors.TooLarge` is raised.
+    timeout: seconds for the whole response; None for no limit.
+    max_bytes: the maximum size of the response. For a larger one `errors.TooLarge` is raised, and the rest is not read.
     """
 
     def __init__(
@@ -105,12 +107,12 @@ class KubeClient:
         self._clock = clock
         self._pool_size = pool_size
         self._prefix = urlsplit(host).path.rstrip("/")
-        # Ready-made headers by content type; "" has those of a request without a body, the base of the others.
+        # Headers by content type. The headers for "" are those of a request without a body; the others extend them.
         self._headers: dict[str, dict[str, str]] = {"": {"Accept": JSON, "User-Agent": user_agent}}
         self._headers_until = 0.0
         self._lock = threading.Lock()
         self._timeouts: dict[float | None, urllib3.Timeout] = {}
-        # the Date header of the last response, and the time when it arrived
+        # The Date header of the last response, and when it arrived, in seconds of the clock.
         self._last_date: tuple[str | None, float] = (None, 0.0)
         self._pid = os.getpid()
         self._manager, self._pool = self._connect()
@@ -122,7 +124,8 @@ class KubeClient:
         """Create a client from the given kubeconfig, else the pod's service account, else $KUBECONFIG or
         ~/.kube/config. Raises `errors.KubeConfigError`, which names the sources that were tried.
 
-        context: a context of the kubeconfig; "": its current one. With a context the service account is not used.
+        context: a context of the kubeconfig; "" for its current context. With a context, the service account is not
+            used.
         """
         loaded = credentials.load(kubeconfig, context)
         client = cls(
@@ -150,7 +153,7 @@ class KubeClient:
     ) -> bytes:
         """Send a request and return the body of the response.
 
-        body: sent as it is if it is bytes, else encoded as JSON.
+        body: bytes are sent unchanged; other values are encoded as JSON.
         """
         if body is not None and not isinstance(body, bytes):
             body = _encode(body)
@@ -180,9 +183,10 @@ class KubeClient:
         return _parse_date(response.headers.get("Date"))
 
     def server_time(self) -> datetime:
-        """The API server's time according to its last response, to the second; this machine's time if that had no date.
+        """The API server's time, computed from its last response, to the second; this machine's time if that response
+        had no date.
 
-        Use it for comparisons with times that the API server wrote. Sends no request.
+        Use this for comparisons with times that the API server has written. Sends no request.
         """
         return self.last_server_time() or self._clock.wall()
 
@@ -201,7 +205,7 @@ class KubeClient:
     def update(
         self, path: str, body: object, *, query: Query | None = None, timeout: float | None = 10.0
     ) -> dict[str, Any]:
-        """PUT `body`. With metadata.resourceVersion in it, raises `Conflict` if the object has changed since."""
+        """PUT `body`. If `body` has metadata.resourceVersion, raises `Conflict` if the object has another version."""
         return _without_managed_fields(self.request("PUT", path, body=body, query=query, timeout=timeout))
 
     def patch(
@@ -236,12 +240,12 @@ class KubeClient:
     def list_pages(
         self, path: str, query: Query | None = None, limit: int = 500, *, timeout: float | None = 60.0
     ) -> Iterator[bytes]:
-        """List consistently (never from a stale cache), page by page; each page is a List object of the API.
+        """Yield the pages of a consistent list (never from a stale cache); each page is a List object of the API.
 
-        A page of more than `MAX_BYTES` is requested again with fewer objects. Raises `Gone` if the list's snapshot
-        expired between two pages: start over.
+        A page of more than `MAX_BYTES` is requested again with fewer objects. Raises `Gone` if the list expires between
+        two pages; then list again from the start.
 
-        limit: objects per page; 0: all in one page, with five times the timeout.
+        limit: objects per page; 0 for all objects in one page, with five times the timeout.
         """
         params = dict(query or {})
         max_bytes = MAX_BYTES if limit else MAX_BYTES_WHOLE
@@ -275,7 +279,7 @@ class KubeClient:
         *,
         timeout: float | None = 60.0,
     ) -> Iterator[_T]:
-        """The objects of `list_pages`, decoded as the element type of `kind`, whatever the depth of their JSON."""
+        """The objects of `list_pages`, decoded as the element type of `kind`. JSON of any depth is accepted."""
         decode = read_bounded(msgspec.json.Decoder(kind).decode)
         for page in self.list_pages(path, query, limit, timeout=timeout):
             try:
@@ -298,13 +302,14 @@ class KubeClient:
         timeout_seconds: float = 300.0,
         read_timeout: float | None = None,
     ) -> Watch:
-        """Start a watch with bookmarks; iterate it for raw event lines (bytes). `close()`, from any thread, ends it.
+        """Start a watch with bookmarks. Iterate over the watch for raw event lines (bytes). Any thread may end the
+        watch with `close()`.
 
         Raises `Unreachable` if the connection breaks, or if the server does not end the watch in time.
 
         resource_version: events after this version are sent.
         timeout_seconds: the server ends the watch after this time, and the iteration stops.
-        read_timeout: seconds without any line after which `Unreachable` is raised; default `timeout_seconds` + 30.
+        read_timeout: seconds without any line after which `Unreachable` is raised; None for `timeout_seconds` + 30.
         """
         params = dict(query or {})
         params |= {
@@ -315,14 +320,14 @@ class KubeClient:
         }
         if read_timeout is None:
             read_timeout = timeout_seconds + 30.0
-        # Until the headers arrive no other thread can end the wait, so it has its own limit.
+        # Until the headers arrive, no other thread can end the wait, so this wait has a limit of its own.
         response = self._open_response("GET", path, query=params, timeout=min(_WATCH_HEADERS_SECONDS, read_timeout))
         seconds = max(timeout_seconds, read_timeout) + _WATCH_GRACE_SECONDS
         transport.extend_deadline(getattr(response, "connection", None), max_silence=read_timeout, seconds=seconds)
         return Watch(response, path, read_timeout)
 
     def close(self) -> None:
-        """Close the idle connections. Running requests end by themselves."""
+        """Close the idle connections. Requests in progress continue to their end."""
         self._manager.clear()
 
     def _open_response(
@@ -335,12 +340,12 @@ class KubeClient:
         content_type: str = JSON,
         timeout: float | None,
     ) -> urllib3.BaseHTTPResponse:
-        """Send a request; returns the response, of which only the head has been read."""
+        """Send a request. Returns the response with its headers; its body is not read yet."""
         url = f"{self._prefix}{path}?{urlencode(query)}" if query else self._prefix + path
         began = self._clock.now()
         headers = self._request_headers(content_type if body is not None else "")
         if timeout is not None:
-            # An exec plugin may be slow, and its time is part of the request's.
+            # An exec plugin may be slow; its time counts towards the timeout.
             spent = self._clock.now() - began
             if spent >= timeout:
                 raise errors.Unreachable(f"{method} {path}: the credentials took {spent:.1f} s, which left no time")
@@ -376,7 +381,7 @@ class KubeClient:
 
     def _failure(self, response: urllib3.BaseHTTPResponse, method: str, path: str) -> errors.KubeError:
         if response.status == HTTPStatus.UNAUTHORIZED:
-            # The next request loads the token again: it may have been rotated early.
+            # The next request reads the token again, since the token may have been rotated early.
             self._headers_until = 0.0
         try:
             body = _read_body(response, _MAX_ERROR_BYTES, f"{method} {path}")
@@ -389,14 +394,14 @@ class KubeClient:
     def _request_headers(self, content_type: str) -> dict[str, str]:
         if self._authorization is not None and self._clock.now() >= self._headers_until:
             self._renew_headers()
-        table = self._headers  # read once: a renewal replaces the tuple
+        table = self._headers  # read once, because a renewal in another thread replaces the dict
         headers = table.get(content_type)
         if headers is None:
             headers = table[content_type] = {**table[""], "Content-Type": content_type}
         return headers
 
     def _renew_headers(self) -> None:
-        # One thread at a time: an exec plugin must not be started by all of them at once.
+        # One thread at a time, so that not all threads start an exec plugin at once.
         with self._lock:
             if self._authorization is None or self._clock.now() < self._headers_until:
                 return
@@ -413,9 +418,9 @@ class KubeClient:
     def _timeout(self, seconds: float | None) -> urllib3.Timeout:
         timeout = self._timeouts.get(seconds)
         if timeout is None:
-            if len(self._timeouts) > 64:  # jittered watch timeouts: keep the table small
+            if len(self._timeouts) > 64:  # timeouts of watches have jitter, so there are many different ones
                 self._timeouts.clear()
-            # `total`: a write must have ended when its time is over.
+            # `total`, because callers rely on a write having ended when its timeout is over.
             timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT, read=seconds, total=seconds)
             self._timeouts[seconds] = timeout
         return timeout
@@ -438,7 +443,7 @@ class KubeClient:
 
     def _connection_pool(self) -> HTTPConnectionPool:
         if os.getpid() != self._pid:
-            # Two processes on one TLS connection would garble each other. The inherited sockets are dropped unread.
+            # After a fork: two processes must not use the same TLS connection. The child drops the inherited sockets.
             with self._lock:
                 if os.getpid() != self._pid:
                     self._manager, self._pool = self._connect()
@@ -455,8 +460,8 @@ def _parse_date(header: str | None) -> datetime | None:
 
 def _list_meta(page: bytes) -> wire.ListMeta:
     """The metadata of a page of a list. Raises msgspec.DecodeError."""
-    # The API server writes it before the items, so decoding the beginning of the page is enough, which saves 0.2 s for
-    # 60,000 pods. The beginning is complete JSON only if these items are the list's own.
+    # The API server writes the metadata before the items, so it is enough to decode the beginning of the page. This
+    # saves 0.2 s for 60,000 pods. The beginning is valid JSON only if the `items` are those of the list itself.
     begin, items_key, _ = page[:_LIST_HEAD_BYTES].partition(b'"items":[')
     if items_key:
         with contextlib.suppress(msgspec.DecodeError):
@@ -465,7 +470,7 @@ def _list_meta(page: bytes) -> wire.ListMeta:
 
 
 def _read_body(response: urllib3.BaseHTTPResponse, max_bytes: int, call: str) -> bytes:
-    """Read the body of the response. Raises TooLarge if it has more than `max_bytes` bytes, else Unreachable."""
+    """Read the body of the response. Raises TooLarge if it has more than `max_bytes` bytes, or Unreachable."""
     try:
         length = response.length_remaining
         if length is not None and length <= max_bytes and "Content-Encoding" not in response.headers:
@@ -488,12 +493,12 @@ def _read_body(response: urllib3.BaseHTTPResponse, max_bytes: int, call: str) ->
 
 
 def _without_managed_fields(body: bytes) -> dict[str, Any]:
-    """Raises Unreachable."""
+    """Decode an object without its managedFields. Raises Unreachable."""
     return _decode_object(body, wire.drop_managed_fields)
 
 
 def _decode_object(body: bytes, prepare: Callable[[bytes], bytes] = bytes) -> dict[str, Any]:
-    """Raises Unreachable."""
+    """Decode an object after `prepare`. Raises Unreachable if the body is no JSON object."""
     try:
         decoded = _decode(prepare(body))
     except msgspec.DecodeError as error:

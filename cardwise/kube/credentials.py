@@ -1,7 +1,8 @@
 """Credentials for the API server from a kubeconfig or service account: address, TLS and the Authorization header.
 
 Kubeconfigs that `kubeconfig` does not support (such as those with exec plugins) are read by `kubernetes.config` of the
-official client. Service accounts are read here: the official client renews their tokens by the time of day.
+official client. Service accounts are read here, because the official client decides by the wall clock when to read
+their tokens again.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ Authorization = Callable[[], str | None]
 
 DEFAULT_NAMESPACE = "default"
 
-# Why credentials cannot be sent. The text never quotes them.
+# Why credentials cannot be sent. The text never contains the credentials.
 INVALID_HEADER_PROBLEM = (
     "has a line break or another character that is not allowed in an HTTP header; write it as a single line"
 )
@@ -43,8 +44,8 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 class Credentials:
     """The connection settings of a `KubeClient`.
 
-    authorization: returns the value of the Authorization header, None for none.
-    namespace: the default for callers that name none.
+    authorization: returns the value of the Authorization header, or None; None if there is no such header.
+    namespace: the namespace for callers that name none.
     """
 
     host: str
@@ -99,11 +100,11 @@ def _from_kubeconfig(config: Kubeconfig, source: str) -> Credentials:
         raise _config_error(source, f"users[].user.token {INVALID_HEADER_PROBLEM}")
     tls = None
     if config.server.startswith("https"):
-        # There may be text between the certificates, which need not be ASCII.
+        # The file may contain text between the certificates, and this text need not be ASCII.
         ca = config.ca.decode("ascii", "ignore") or None
         tls = _make_tls_context(ssl.create_default_context(cadata=ca), verify=config.verify)
         if config.certificate is not None:
-            # Python reads them from files only. These are private and deleted at once.
+            # Python reads client certificates only from files. These files are private and deleted at once.
             with tempfile.TemporaryDirectory() as folder:
                 certificate, key = Path(folder) / "crt", Path(folder) / "key"
                 certificate.write_bytes(config.certificate[0])
@@ -125,7 +126,7 @@ def _from_kubeconfig(config: Kubeconfig, source: str) -> Credentials:
 
 
 def _read_token(path: Path) -> str | None:
-    """The header value with the current token of the file, which is replaced when the token is renewed."""
+    """The header value with the token that is now in the file; None if the file cannot be read."""
     try:
         return f"Bearer {path.read_text(errors='replace').strip()}"
     except OSError:
@@ -134,7 +135,7 @@ def _read_token(path: Path) -> str | None:
 
 def _load_by_library(source: str, context: str) -> Credentials:
     """The credentials of the kubeconfig `source`, by the official client. Raises `errors.KubeConfigError`."""
-    # Imported here because it takes 0.3 s and 40 MB, which most commands do not need.
+    # Imported here, because the import takes 0.3 s and 40 MB, and most commands do not need it.
     from kubernetes import config  # noqa: PLC0415
     from kubernetes.client import Configuration  # noqa: PLC0415
 
@@ -159,7 +160,7 @@ def _load_by_library(source: str, context: str) -> Credentials:
         )
         namespace = chosen["context"].get("namespace")
     except (loaders.ConfigException, OSError, *_NO_KUBECONFIG, ValueError) as error:
-        # On other files the library fails with an error about Python types, which explains nothing.
+        # For a file that is no kubeconfig, the library's error is about Python types and would not help the user.
         is_invalid = isinstance(error, _NO_KUBECONFIG)
         reason = "not a kubeconfig" if is_invalid else str(error)
         raise _config_error(source, reason) from error
@@ -215,7 +216,7 @@ def _bypasses_proxy(host: str, port: int, no_proxy: str) -> bool:
     """Whether requests to this host bypass the proxy, by the rules of golang.org/x/net/http/httpproxy.
 
     no_proxy: a comma-separated list of IP addresses, CIDRs and domains. A domain includes its subdomains; `.domain`
-        matches subdomains only; `*` matches all. An address or domain may have a port, and then matches only that.
+        matches subdomains only; `*` matches all. An address or domain with a port matches only this port.
     """
     address = _parse_address(host)
     if host == "localhost" or (address is not None and address.is_loopback):
@@ -254,7 +255,7 @@ def _add_scheme(proxy: str) -> str:
 
 
 def _check_url(url: str, field: str, source: str) -> None:
-    """Check that it is a URL. Raises KubeConfigError, which does not quote it: it may contain a password."""
+    """Check that the text is a URL. Raises KubeConfigError, without the text, which may contain a password."""
     if not _is_url(url):
         raise _config_error(source, f"{field} is not a URL such as https://10.0.0.1:6443")
 
@@ -277,8 +278,8 @@ def _authorization_of(configuration: Any) -> Authorization | None:
     """The source of the Authorization header; None if there is only a client certificate."""
 
     def read_header() -> str | None:
-        # Calls refresh_api_key_hook, which re-runs exec plugins. Releases before 36.0.1 knew only the second name,
-        # later ones file the token under the first.
+        # This calls refresh_api_key_hook, which runs exec plugins again. The official client has the token under the
+        # name "authorization" before release 36.0.1, and under "BearerToken" since then.
         header = configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
         if not header and configuration.username:
             header = configuration.get_basic_auth_token()
@@ -304,20 +305,20 @@ def _tls_context(configuration: Any) -> ssl.SSLContext | None:
 class _SharedContext(ssl.SSLContext):
     """The TLS context of a client whose threads connect concurrently.
 
-    urllib3 sets the ALPN protocols for each connection, which frees memory that the handshake of another thread may be
-    copying: the API server rejects such a handshake, or worse (https://github.com/python/cpython/issues/141012). So
-    `_make_tls_context` sets them once.
+    urllib3 sets the ALPN protocols for each connection. This frees memory that the handshake of another thread may be
+    copying, so that the API server rejects the handshake, or worse (https://github.com/python/cpython/issues/141012).
+    So `_make_tls_context` sets the protocols once, and later settings are ignored.
     """
 
     def set_alpn_protocols(self, alpn_protocols: Iterable[str]) -> None:
-        """Do nothing: `_make_tls_context` has set them."""
+        """Do nothing, because `_make_tls_context` has set the protocols."""
 
 
 def _make_tls_context(context: ssl.SSLContext, *, verify: bool) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
     context.__class__ = _SharedContext  # no constructor sets Python's defaults, which differ between versions
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Python 3.13 refuses CAs without key identifiers, which many clusters have and Go accepts.
+    # By default Python 3.13 refuses CAs without key identifiers. Many clusters have such CAs, and Go accepts them.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if not verify:
         context.check_hostname = False

@@ -1,8 +1,8 @@
 """Errors of calls to the API server.
 
 The classes differ by how a caller reacts: read again (Conflict), list again (Gone), wait (TooManyRequests, ServerError,
-Unreachable), or report the error to the user. Response bodies are truncated: objects may contain secrets, and a log
-line must stay one line. Callers can catch these errors without importing the transport.
+Unreachable), or report the error to the user. Bodies of responses are shortened, because objects may contain secrets
+and a log line must stay one line. Callers can catch these errors without importing the transport.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ MAX_MESSAGE = 512  # bytes
 
 
 class KubeError(Exception):
-    """An error response of the API server, or none.
+    """A call to the API server failed: there was an error response, or no response.
 
-    status: the HTTP status; 0: no response.
+    status: the HTTP status; 0 if there was no response.
     reason: the reason of the Status object, such as "AlreadyExists".
     message: the server's message, at most 512 bytes.
     retry_after: the seconds of the Retry-After header, None if there was none.
@@ -81,7 +81,7 @@ class Invalid(KubeError):
 
 
 class TooManyRequests(KubeError):
-    """429: wait `retry_after` seconds. Also the response to an eviction that a PodDisruptionBudget does not allow."""
+    """429: wait `retry_after` seconds. For an eviction: a PodDisruptionBudget does not allow it."""
 
 
 class ServerError(KubeError):
@@ -89,7 +89,9 @@ class ServerError(KubeError):
 
 
 class Unreachable(KubeError):
-    """No complete response: connection refused, timed out or broken. The server may or may not have carried it out."""
+    """There was no complete response: the connection was refused, timed out or broke. The server may or may not have
+    carried out the request.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(0, "Unreachable", message)
@@ -100,8 +102,8 @@ class WatchSilent(Unreachable):
 
 
 class TimedOut(Unreachable):
-    """No response in time. The object alone may be the cause: writes of an object with a MiB of labels or
-    `managedFields` take seconds.
+    """There was no response in time. The cause may be the object and not the server: writes of an object with a MiB of
+    labels or `managedFields` take seconds.
     """
 
 
@@ -146,7 +148,7 @@ _decode_status = msgspec.json.Decoder(_Status).decode
 def is_server_failure(error: KubeError) -> bool:
     """Whether the API server or the network failed, so that a write to another object would fail as well.
 
-    Not for evictions: there 429 means a disruption budget.
+    Do not use this for evictions, where 429 means that a disruption budget does not allow the eviction.
     """
     if isinstance(error, TimedOut):
         return False
@@ -173,12 +175,12 @@ def from_status(body: bytes) -> KubeError:
 
 def _build(status: int, status_object: _Status, retry_after: float | None) -> KubeError:
     kind = _BY_STATUS.get(status, ServerError if status >= 500 else KubeError)
-    # Without a Status object for a group that it does not have, with this message for a kind of a group that it has.
+    # For an unknown API group the server sends no Status object; for an unknown kind of a known group, this message.
     if status == 404 and (not status_object.reason or status_object.message == _NO_SUCH_RESOURCE):
         kind = UnknownKind
     if status == 409 and status_object.reason == "AlreadyExists":
         kind = AlreadyExists
-    # A watch reports an expired version with this reason and, from some proxies, another code.
+    # An expired resourceVersion: some proxies change the code to another one, so the reason decides.
     if status_object.reason in ("Expired", "Gone"):
         kind = Gone
     if retry_after is None and status_object.details is not None and status_object.details.retry_after_seconds > 0:
@@ -187,5 +189,5 @@ def _build(status: int, status_object: _Status, retry_after: float | None) -> Ku
 
 
 def _retry_after(header: str | None) -> float | None:
-    # The API server writes whole seconds; the HTTP-date form is a proxy's, and then our own backoff serves as well.
+    # The API server writes whole seconds. Only a proxy writes a date; then the caller's own back-off is used.
     return float(header) if header is not None and header.isdigit() else None

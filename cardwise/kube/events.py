@@ -1,8 +1,8 @@
 """A recorder of Kubernetes Events on users' objects.
 
-Recording never delays the caller: it returns at once, and failures are counted and logged here. Repeats are counted in
-one Event, and Events of one object are rate-limited. All namespaces get the same writing time: a namespace with many or
-slow Events delays and loses only its own.
+`record` returns at once; failures are counted and logged here. Repeats of an Event are counted in one Event object, and
+the Events of each object are rate-limited. All namespaces get the same writing time: a namespace with many or slow
+Events delays and loses only its own Events.
 """
 
 import threading
@@ -23,9 +23,9 @@ EventKind = Literal["Normal", "Warning"]
 
 _log = structlog.get_logger(__name__)
 
-_MAX_REMEMBERED = 4096  # written Events and rate limits that are kept; the least recent ones are dropped first
+_MAX_REMEMBERED = 4096  # written Events, and rate limits, that are kept in memory; the least recently used are dropped
 _TIMEOUT = 5.0  # seconds for one write
-_REPEAT_SECONDS = 600.0  # a later repeat is written as a new Event
+_REPEAT_SECONDS = 600.0  # seconds after the last write in which a repeat is counted; later it becomes a new Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +89,13 @@ class _TokenBucket:
 
 
 class EventRecorder:
-    """Writes Events in its own thread, which starts at the first record (so also after a fork).
+    """Writes Events in a thread, which starts at the first `record`, so a process may fork before.
 
     Attributes: the numbers of Events `written`, `dropped` and `failed`.
 
     capacity: the number of Events that may be queued.
     burst: the number of Events that an object may get at once.
-    refill_seconds: after its burst, an object may get one more Event every so many seconds.
+    refill_seconds: after the burst, an object may get one more Event each time this number of seconds has passed.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class EventRecorder:
         self._buckets: OrderedDict[tuple[str, str, str], _TokenBucket] = OrderedDict()
         self._thread: threading.Thread | None = None
         self._stopped = False
-        self._last_name = 0  # the last name: the time of the Event in nanoseconds
+        self._last_name = 0  # the number in the name of the last Event: its time in nanoseconds
 
     def record(
         self,
@@ -139,7 +139,7 @@ class EventRecorder:
     ) -> None:
         """Record an Event; returns at once and never raises. `reason` is CamelCase; `message` is truncated to 1 KiB."""
         at = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
-        # Cluster-scoped objects have their Events in "default", where kubectl looks for them.
+        # Events of cluster-scoped objects are written to "default", where kubectl looks for them.
         namespace = regarding.namespace or "default"
         pending_event = _PendingEvent(regarding, namespace, reason, wording.sanitize_message(message), type, at)
         with self._changed:
@@ -155,7 +155,7 @@ class EventRecorder:
                 self._thread.start()
 
     def stop(self, timeout: float = 3.0) -> None:
-        """Write the queued Events, for at most `timeout` seconds."""
+        """Write the queued Events, for at most `timeout` seconds, and accept no more."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -163,8 +163,9 @@ class EventRecorder:
             self._clock.join(self._thread, timeout)
 
     def _can_queue(self, namespace: str) -> bool:
-        """Whether an Event of the namespace can be queued. If the queue is full, the namespace with the most Events
-        loses its last one; of namespaces with equally many, the one that has used the most writing time lately.
+        """Whether an Event of the namespace can be queued. If the queue is full, this drops the last Event of the
+        namespace with the most queued Events; of namespaces with equally many, of the namespace that has recently used
+        the most writing time.
         """
         if self._queued < self._capacity:
             return True
@@ -185,7 +186,7 @@ class EventRecorder:
             self._clock.wait_for(self._changed, lambda: bool(self._pending or self._stopped), None)
             if not self._pending:
                 return None
-            # namespaces without queued Events are skipped: theirs were dropped
+            # Namespaces without queued Events are skipped: their Events were dropped.
             namespace = self._fair_order.dequeue(self._pending.__contains__)
             pending_event = self._pending[namespace].popleft()
             if self._pending[namespace]:
@@ -239,13 +240,13 @@ class EventRecorder:
             change = {"count": former.count + 1, "lastTimestamp": pending_event.at}
             self._client.patch(former.path, change, "merge", timeout=_TIMEOUT)
         except errors.NotFound:
-            return False  # the API server deletes an Event after an hour
+            return False  # deleted: the API server deletes an Event after an hour
         former.count += 1
         return True
 
     def _create(self, pending_event: _PendingEvent, now: float) -> _WrittenEvent:
         namespace = pending_event.namespace
-        # the name is unique, even if the clock is set back
+        # Names must be unique, even if the clock is set back.
         self._last_name = max(self._last_name + 1, self._clock.wall_ns())
         name = f"{pending_event.regarding.name[:230]}.{self._last_name:x}"
         event: dict[str, Any] = {

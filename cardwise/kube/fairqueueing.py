@@ -1,4 +1,4 @@
-"""Fair queueing: chooses the next write or call, so that slow or many ones of one owner do not delay the others.
+"""Fair queueing: chooses the next write or call so that an owner with many or slow calls does not delay other owners.
 
 Theory of operation. Start-time fair queueing (Goyal, Vin and Cheng, 1996). Each owner (a namespace, a node, a kind or
 an address) has a virtual time: the seconds that its writes have taken. The owner with the lowest virtual time is served
@@ -24,11 +24,11 @@ from cardwise.clock import Clock
 _T = TypeVar("_T")
 _OwnerT = TypeVar("_OwnerT", bound=Hashable)
 
-_MIN_CHARGE = 0.02  # the least seconds that a write is charged: many short writes use up an owner's time as well
-_PRUNE_ABOVE = 1000  # from this number of owners on, those that count as idle are forgotten
-_MAX_OWNERS = 5_000  # owners whose use `RecentUse` keeps; twice as many take 3 MB per address
+_MIN_CHARGE = 0.02  # seconds; the minimum charge of a write, so that many short writes also use up an owner's time
+_PRUNE_ABOVE = 1000  # owners; with more, owners that count as idle are removed
+_MAX_OWNERS = 5_000  # owners whose use `RecentUse` keeps; twice as many take 3 MB, if they are addresses
 _HALF_LIFE = 30.0  # seconds after which used time counts half
-_MAX_HALVINGS = 64  # then use is measured from a new start: larger factors would overflow
+_MAX_HALVINGS = 64  # half-lives after which all use is scaled to a new start, because larger factors would overflow
 
 
 class FairQueueing:
@@ -36,7 +36,7 @@ class FairQueueing:
 
     An owner with slow or many writes delays only itself.
 
-    min_charge: the least seconds that a write is charged.
+    min_charge: the minimum charge of a write, in seconds.
     """
 
     def __init__(self, min_charge: float = _MIN_CHARGE) -> None:
@@ -56,10 +56,10 @@ class FairQueueing:
             heappush(self._heap, (max(used, self._virtual_time), used, next(self._order), owner))
 
     def dequeue(self, is_eligible: Callable[[str], bool] = lambda _: True) -> str:
-        """Remove and return the next eligible owner; there must be one. Of owners with equal time, one that was idle is
-        preferred.
+        """Remove the next eligible owner from the queue and return it. At least one owner in the queue must be
+        eligible. Of owners with equal time, those that were idle come first.
 
-        Ineligible owners before it are removed as well, and are not charged.
+        Ineligible owners that come before the returned owner are also removed; they are not charged.
         """
         while True:
             since, _, _, owner = heappop(self._heap)
@@ -73,7 +73,7 @@ class FairQueueing:
         self._waiting.remove(owner)
         self._virtual_time = since
         self._used[owner] = since + self._min_charge
-        if len(self._used) > self._prune_above:  # an owner that has used no more than this one counts as idle
+        if len(self._used) > self._prune_above:  # owners that have used no more time than this owner count as idle
             self._used = {name: used for name, used in self._used.items() if used > since}
             self._prune_above = max(_PRUNE_ABOVE, 2 * len(self._used))
         return owner
@@ -83,11 +83,11 @@ class FairQueueing:
         self.charge(owner, max(0.0, seconds - self._min_charge))
 
     def charge(self, owner: str, seconds: float) -> None:
-        """Charge the owner `seconds` more than it was charged when it was chosen."""
+        """Charge the owner `seconds`, in addition to the minimum that `dequeue` has charged."""
         self._used[owner] = self._used.get(owner, 0.0) + seconds
 
     def clear(self) -> None:
-        """Forget all owners: none waits."""
+        """Remove all owners and their charges. Call this when no owner waits."""
         self._waiting.clear()
         self._heap.clear()
         self._used.clear()
@@ -95,13 +95,13 @@ class FairQueueing:
 
 
 class RecentUse(Generic[_OwnerT]):
-    """The time that each owner has used lately, for queues with a limit. Of more than `_MAX_OWNERS` owners, those that
-    have used least count as new.
+    """The time that each owner has recently used, for queues with a limit. If there are more than `_MAX_OWNERS` owners,
+    the use of those with the least is sometimes removed, so that they count as new.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._used: dict[_OwnerT, float] = {}  # seconds, scaled to `_start`: one used a half-life later counts as two
+        self._used: dict[_OwnerT, float] = {}  # seconds, times 2 for each half-life between `_start` and their use
         self._start = clock.now()
 
     def add_use(self, owner: _OwnerT, seconds: float) -> None:
@@ -121,7 +121,7 @@ class RecentUse(Generic[_OwnerT]):
         return sorted(sizes, key=sizes.__getitem__, reverse=True)
 
     def larger_owners(self, owner: _OwnerT, places: Mapping[_OwnerT, Sized]) -> list[_OwnerT]:
-        """The owners that lose a place before the owner is refused one more, in this order."""
+        """The owners that must lose a place before `owner` is refused another place, in this order."""
         own_size = len(places.get(owner, ())) + 1, self._used.get(owner, 0.0)
         sizes = {name: size for name, size in self._sizes(places).items() if size > own_size}
         return sorted(sizes, key=sizes.__getitem__, reverse=True)

@@ -1,7 +1,8 @@
 """Reads common kubeconfigs: one file, with certificates, a token or a password in the file or in files next to it.
 
-Kubeconfigs that run programs or renew tokens (`exec`, `auth-provider`), several files, and invalid files are left to
-the official client (`cardwise.kube.credentials`), whose import takes longer than the rest of a command.
+Kubeconfigs that run programs or renew tokens (`exec`, `auth-provider`), several files, and invalid files are read by
+the official client instead (`cardwise.kube.credentials`). It is not used for all kubeconfigs, because its import takes
+longer than the rest of a command.
 """
 
 import base64
@@ -39,10 +40,10 @@ class Kubeconfig:
 
 
 def read_kubeconfig(path: Path, context: str = "") -> Kubeconfig | None:
-    """Read one context of a kubeconfig; None if the kubeconfig is not supported here. Raises OSError if a file that it
-    names cannot be read.
+    """Read one context of a kubeconfig; None if this module does not support the kubeconfig. Raises OSError if a file
+    that the kubeconfig names cannot be read.
 
-    context: the name of the context; "": the current one.
+    context: the name of the context; "" for the current context.
     """
     try:
         config = yaml.load(path.read_bytes(), Loader=_LOADER)  # noqa: S506 - a safe one
@@ -76,7 +77,9 @@ def _find_named(entries: Any, name: str) -> Json:
 
 
 def _read_content(section: Json, key: str, folder: Path) -> bytes:
-    """The content of `KEY-data`, else of the file that `KEY` names, which may be relative to the kubeconfig."""
+    """The content of the field `KEY-data`, else of the file that the field `KEY` names, relative to the kubeconfig's
+    folder.
+    """
     data, file = section.get(f"{key}-data"), section.get(key)
     if data:
         return base64.b64decode(data)

@@ -1,13 +1,14 @@
 """Decodes JSON of the API server that is nested deeper than msgspec supports.
 
-The API server accepts 10,000 levels, for example in `metadata.managedFields` from any user who may change the object.
-msgspec fails earlier, with RecursionError, so one such pod would make the whole list unreadable.
+The API server accepts 10,000 levels. Any user who may change an object can write them, for example in
+`metadata.managedFields`. msgspec fails earlier, with RecursionError, so one such pod would make the whole list
+unreadable.
 
-The limit depends on the Python version. With 3.11 it is the recursion limit, which is raised here: skipping 10,000
-levels takes half a MiB of a thread's stack. Building objects of them would take eight times as much for no use, so
-decoders of whole objects get null for values that are too deep. With 3.12 and 3.13 the limit is fixed at 1,500 and
-10,000 levels, with 3.14 it is the remaining stack. If msgspec still fails, a scan without recursion (ten times slower)
-replaces the values that are too deep.
+msgspec's limit depends on the Python version. With 3.11 it is the recursion limit, which is raised here: skipping
+10,000 levels takes half a MiB of a thread's stack. Decoding them into objects would take eight times as much, and
+no code needs these objects, so decoders of whole objects get null in place of values that are too deep. With 3.12 and
+3.13 the limit is fixed at 1,500 and 10,000 levels; with 3.14 it is the remaining stack. If msgspec still fails, a scan
+without recursion (ten times slower) replaces the values that are too deep by null.
 """
 
 import sys
@@ -20,12 +21,12 @@ import msgspec
 
 T = TypeVar("T")
 
-_RECURSION_LIMIT: Final = 12_000  # recursion limit: the levels of the API server, of a list and of the caller
-_SEARCHED_LEVELS: Final = 4  # levels in which too deep values are searched: metadata.managedFields[].fieldsV1
-_SPARE_LEVELS = 100  # levels that a decoder may need in addition
-_MIN_BYTES = sys.getrecursionlimit()  # bytes: a shorter value has at most half as many levels
+_RECURSION_LIMIT: Final = 12_000  # levels: the 10,000 of the API server, and those of a list and of the caller
+_SEARCHED_LEVELS: Final = 4  # levels in which values are replaced, such as metadata.managedFields[].fieldsV1
+_SPARE_LEVELS = 100  # levels that a decoder may need in addition to those of a value
+_MIN_BYTES = sys.getrecursionlimit()  # bytes of a value; a shorter one has at most half as many levels
 
-_MAX_LEVELS: Final = 100  # the maximum of decoded levels: a list, an object and the templates in it have about twenty
+_MAX_LEVELS: Final = 100  # levels that the scan keeps; a list, an object and the templates in it have about twenty
 _OPEN, _CLOSE = b"[{", b"]}"
 
 _recursion_limit_lock = threading.Lock()  # all threads of the process share the recursion limit
@@ -36,7 +37,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def tolerate_depth(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
-    """Make `decode`, which skips values that may be deep or leaves them raw, work at any depth."""
+    """Return a decoder like `decode` that works at any depth. `decode` must skip deep values or leave them raw."""
 
     def following_read(raw: bytes) -> T:
         try:
@@ -52,8 +53,8 @@ def tolerate_depth(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
 
 
 def read_bounded(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
-    """Make `decode`, which decodes whole objects, work for all objects of the API server: values that are too deep are
-    null for it.
+    """Return a decoder like `decode`, which decodes whole objects, that works for all objects of the API server: values
+    that are too deep are decoded as null.
     """
 
     def bounded_read(raw: bytes) -> T:
@@ -63,14 +64,14 @@ def read_bounded(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
             cut = cut_nesting(bytes(raw))
         try:
             return decode(cut)
-        except RecursionError:  # with 3.14, values that can be skipped may be too deep to be decoded
+        except RecursionError:  # with 3.14, a value that msgspec can skip may be too deep to be decoded
             return decode(cut_nesting_by_scan(cut))
 
     return bounded_read
 
 
 def cut_nesting(raw: bytes) -> bytes:
-    """Replace each value of an object's JSON that is too deep by null."""
+    """Replace by null each value of an object's JSON that is too deep for msgspec."""
     try:
         with _recursion_limit_lock:
             return _encode(_cut_deep(raw, _SEARCHED_LEVELS))
@@ -79,12 +80,13 @@ def cut_nesting(raw: bytes) -> bytes:
 
 
 def cut_nesting_by_scan(raw: bytes) -> bytes:
-    """Replace each value that is deeper than any decoded field by null; invalid JSON stays invalid.
+    """Replace by null each value that is deeper than `_MAX_LEVELS` levels; no field that Cardwise reads is as deep.
+    Invalid JSON stays invalid.
 
-    One pass, in time proportional to the length.
+    Takes one pass, so the time is proportional to the length.
     """
     pieces, kept, depth = list[bytes](), 0, 0
-    # Without escaped quotes, every second part is a string.
+    # Escaped quotes are removed, so every second part is the content of a string.
     parts = raw.replace(b"\\\\", b"__").replace(b'\\"', b"__").split(b'"')
     begins = list(accumulate(map(len, parts), lambda before, length: before + length + 1, initial=0))
     known = dict[bytes, tuple[int, int]]()
@@ -101,7 +103,7 @@ def cut_nesting_by_scan(raw: bytes) -> bytes:
                 depth += 1
                 if depth == _MAX_LEVELS + 1:
                     pieces += [raw[kept:at], b"null"]
-                    kept = len(raw)  # unless it ends
+                    kept = len(raw)  # changed below when the deep value ends
             elif letter in _CLOSE:
                 if depth == _MAX_LEVELS + 1:
                     kept = at + 1

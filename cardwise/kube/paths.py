@@ -1,10 +1,10 @@
 """URL paths of the objects that Cardwise reads and writes, and the selectors of lists.
 
-A path has exactly the given segments: each is quoted, and text that is not a valid path segment raises
-`errors.InvalidName`. So no name can add a segment, a query or a fragment, or turn the path of an object into that of a
-list. The same applies to values in selectors.
+A path has exactly the given segments: each segment is quoted, and text that is not a valid path segment raises
+`errors.InvalidName`. So a name cannot add a segment, a query or a fragment, and cannot turn the path of an object into
+the path of a list. Values in selectors are checked in the same way.
 
-Without a name, a function returns the path of the list; without a namespace, that of all namespaces.
+Without a name, a function returns the path of the list; without a namespace, the path of the list of all namespaces.
 """
 
 from collections.abc import Iterable
@@ -90,7 +90,7 @@ def namespaced(base: str, resource: str, namespace: str = "", name: str | None =
     """The path of objects of a namespaced kind.
 
     base: "/api/v1" or "/apis/<group>/<version>".
-    resource: the plural.
+    resource: the plural of the kind, in lower case.
     """
     if namespace:
         return _cluster(f"{base}/namespaces/{_segment(namespace)}", resource, name, *sub)
@@ -100,17 +100,17 @@ def namespaced(base: str, resource: str, namespace: str = "", name: str | None =
 
 
 def label_query(key: str, text: str) -> dict[str, str]:
-    """The query of a list whose objects have this label with this value."""
+    """The query that selects the objects of a list that have this label with this value."""
     return {"labelSelector": f"{key}={_label_value(key, text)}"}
 
 
 def label_in_query(key: str, texts: Iterable[str]) -> dict[str, str]:
-    """The query of a list whose objects have this label with one of the values."""
+    """The query that selects the objects of a list that have this label with one of these values."""
     return {"labelSelector": f"{key} in ({','.join(_label_value(key, text) for text in texts)})"}
 
 
 def field_query(field: str, text: str) -> dict[str, str]:
-    """The query of a list whose objects have this value in a field, such as spec.nodeName."""
+    """The query that selects the objects of a list that have this value in a field, such as spec.nodeName."""
     escaped = text.replace("\\", "\\\\").replace(",", "\\,").replace("=", "\\=")
     return {"fieldSelector": f"{field}={escaped}"}
 

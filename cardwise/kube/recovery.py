@@ -1,7 +1,7 @@
 """Recovery: when a call of one thread succeeds again after an outage, the pauses of the other threads end.
 
-After an outage, each reflector waits for the end of its back-off. Without this, one reflector would be up to date while
-others are as old as the outage until their pauses end.
+Without this, after an outage one reflector would soon be up to date, while the data of other reflectors would be as old
+as the outage until the pauses of their back-off end.
 """
 
 import threading
@@ -9,7 +9,7 @@ from typing import Protocol
 
 from cardwise.clock import Clock
 
-# The end of a shorter outage is not announced: pauses grow with the outage, so others pause about as long at most.
+# Seconds. The end of a shorter outage is not announced: the pauses of other loops are then short as well.
 _BRIEF_SECONDS = 1.0
 
 
@@ -19,17 +19,18 @@ class Retrying(Protocol):
     def retry(self) -> None:
         """End the pause and try again now. Called from any thread; must return at once.
 
-        If the try fails, the loop adds the rest of the ended pause to its next pause, which is not ended. So a loop
-        makes no more calls than its own back-off allows, however often other loops announce a success.
+        If this attempt fails, the loop adds the rest of the ended pause to its next pause, and `retry` does not end
+        that pause. So a loop makes no more calls than its own back-off allows, however often other loops announce a
+        success.
         """
 
 
 class Recovery:
-    """The loops of a process that pause after failed calls: when one succeeds again, the pauses of all end.
+    """The loops of a process that pause after failed calls. When a loop succeeds again, the pauses of all loops end.
 
-    Thread-safe. An API server that refuses one kind of object, or fails every second call, is not called more often
-    than the back-off of each loop allows: a success is announced only at the end of an `Outage` of some length, and
-    each loop makes up for a pause that was ended early (`Retrying.retry`).
+    Thread-safe. This does not lead to more calls than the back-off of each loop allows, even if the API server refuses
+    one kind of object or fails every second call: a success is announced only at the end of an `Outage` of at least
+    `_BRIEF_SECONDS`, and each loop later makes up for a pause that was ended early (`Retrying.retry`).
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class Recovery:
         self._loops: list[Retrying] = []
 
     def subscribe(self, loop: Retrying) -> None:
-        """Add a loop, whose pauses end too from now on."""
+        """Add a loop. From now on, `announce` also ends its pauses."""
         with self._lock:
             self._loops.append(loop)
 
@@ -47,7 +48,7 @@ class Recovery:
             self._loops = [subscribed for subscribed in self._loops if subscribed is not loop]
 
     def announce(self, succeeded: object) -> None:
-        """End the pauses of all subscribed loops but the one that `succeeded`."""
+        """End the pauses of all subscribed loops except `succeeded`, the loop whose call succeeded."""
         with self._lock:
             loops = [subscribed for subscribed in self._loops if subscribed is not succeeded]
         for loop in loops:
@@ -55,7 +56,7 @@ class Recovery:
 
 
 class Outage:
-    """The time since which each call of one loop has failed. Used by the thread of that loop only."""
+    """The outage of one loop: since when all its calls have failed. Only the thread of that loop may use this."""
 
     def __init__(self, recovery: Recovery, loop: object, clock: Clock) -> None:
         self._recovery = recovery

@@ -1,7 +1,7 @@
 """Reads the whole cluster once: cards, devices, classes, holdings and quotas, each from a consistent list.
 
-For the command line and the demo. The extender keeps the same data up to date with reflectors, and decodes cards and
-devices with the same functions.
+The command line and the demo use this. The extender keeps the same data up to date with reflectors instead, and decodes
+cards and devices with the functions of this module.
 """
 
 import re
@@ -30,12 +30,10 @@ from cardwise.kube.client import KubeClient
 
 _T = TypeVar("_T")
 
-MAX_CARDS_PER_NODE = 256  # cards and devices per node that count: a hostile node may report more
-MAX_REPORTED_PER_CARD = 512  # reported shares per card that count: far more than pods fit on a node
+MAX_CARDS_PER_NODE = 256  # cards and devices of a node that count; a compromised node may report more
+MAX_REPORTED_PER_CARD = 512  # reported shares of a card that count; far more than pods that fit on a node
 _UID = re.compile(names.POD_UID)
-_NO_CLASSES: frozenset[str] = (
-    frozenset()
-)  # shared by tens of thousands of cards: Python would create a new one each time
+_NO_CLASSES: frozenset[str] = frozenset()  # one shared object for tens of thousands of cards
 _NO_LIMITS = CardLimits()
 OTHERS = "other namespaces"  # the namespace that is shown for pods that the user may not read
 
@@ -50,7 +48,7 @@ class Survey:
     classes: the ResourceClasses, by name.
     waiting: namespace, name and request of each pending pod.
     problems: the pods, classes and quotas that cannot be parsed, one line each.
-    partial: the limitation for users who may not read all pods, "" for none.
+    partial: what is incomplete because the user may not read all pods; "" if nothing is.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -63,14 +61,14 @@ class Survey:
     partial: str = ""
 
     def missing_class(self, name: str) -> str:
-        """The reason why no card can be in the class, for users; "" if cards can."""
+        """Why no card can be in the class, for users; "" if cards can be in it."""
         if name in self.classes or name in self._automatic_classes():
             return ""
         broken = any(problem.startswith(f"ResourceClass {name}: ") for problem in self.problems)
         return "unreadable class" if broken else "no such class"
 
     def _automatic_classes(self) -> set[str]:
-        """The classes of the cards' models, which need no object."""
+        """The automatic classes of the cards' models, which exist even without an object."""
         return {
             classes.name_of_model(resource.spec.model)
             for resource in self.resources
@@ -89,7 +87,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeQuota:
-    """The amounts of our resources in a ResourceQuota, as Kubernetes prints them."""
+    """The amounts of Cardwise's resources in a ResourceQuota, as Kubernetes prints them."""
 
     namespace: str
     name: str
@@ -131,7 +129,7 @@ class _Allocated(msgspec.Struct, rename="camel"):
 
 
 class _Status(wire.ExtendedResourceStatus, rename="camel"):
-    """The status, with the fields of the extender."""
+    """The status of an ExtendedResource, with the fields that the extender writes."""
 
     allocated: _Allocated = msgspec.field(default_factory=_Allocated)
 
@@ -162,23 +160,21 @@ def take_survey(
 ) -> Survey:
     """Read ExtendedResources, ResourceClasses, GPUQuotas, pods, and nodes for their addresses. Raises `KubeError`.
 
-    namespace: read only the pods and quotas of this namespace, which needs fewer permissions. Its holdings are complete
-        then, the free amounts are not.
+    namespace: read only the pods and quotas of this namespace, which needs fewer permissions; "" for all. With a
+        namespace, its holdings are complete, but the free amounts of cards are too high.
     addresses: read the addresses of nodes.
-    own_namespace: if the pods of all namespaces may not be read, read those of this namespace, and take the other
-    holdings from
-        the statuses of cards and devices.
-    with_unknown_holders: also count allocations in these statuses that no pod has: the extender keeps the share of a
-    deleted pod
-        until its node reports.
-    limits: the limits of the extender per card.
+    own_namespace: if the user may not read the pods of all namespaces, read the pods of this namespace, and derive the
+        other holdings from the statuses of cards and devices; "" to raise `Forbidden` instead.
+    with_unknown_holders: also count allocations in these statuses that no pod explains: the extender keeps the share of
+        a deleted pod until the node reports.
+    limits: the extender's limits per card.
     """
     survey = Survey(Ledger(kept_back=limits.kept_back, max_clients=limits.max_clients, core=limits.core))
     if addresses:
         survey.addresses = _list_addresses(client, own_namespace=own_namespace)
     resources = list(client.list_as(paths.extendedresources(), wire.ListOf[_Resource]))
     survey.resources += resources
-    # A cluster that has only ExtendedResources, an older installation, has no types and no quotas.
+    # An older installation has only ExtendedResources: its cluster does not know ResourceClasses and GPUQuotas.
     resource_classes = _parse_objects(
         survey, "ResourceClass", _list_known_kind(client, paths.resourceclasses()), classes.parse
     )
@@ -217,7 +213,7 @@ def take_survey(
 
 
 def _list_addresses(client: KubeClient, *, own_namespace: str) -> dict[str, str]:
-    """The addresses of nodes; with `own_namespace`, none if they may not be read."""
+    """The addresses of nodes. If the user may not read nodes: none with `own_namespace`, else raises `Forbidden`."""
     addresses = {}
     try:
         for node in client.list_as(paths.nodes(), wire.ListOf[wire.Node]):
@@ -230,7 +226,7 @@ def _list_addresses(client: KubeClient, *, own_namespace: str) -> dict[str, str]
 
 
 def _list_permitted_pods(client: KubeClient, namespace: str) -> list[_Pod]:
-    """The pods of the namespace; none if these may not be read either."""
+    """The pods of the namespace; none if the user may not read them."""
     try:
         return list(client.list_as(paths.pods(namespace), wire.ListOf[_Pod]))
     except errors.Forbidden:
@@ -238,7 +234,9 @@ def _list_permitted_pods(client: KubeClient, namespace: str) -> list[_Pod]:
 
 
 def read_own_ledger(client: KubeClient, namespace: str) -> Ledger:
-    """The holdings of the namespace's pods by annotations, for users who may not read cards. Raises `KubeError`."""
+    """A ledger with the holdings of the namespace's pods and without cards, for users who may not read cards. Raises
+    `KubeError`.
+    """
     survey = Survey()
     for pod in client.list_as(paths.pods(namespace), wire.ListOf[_Pod]):
         _add_pod(survey, pod)
@@ -246,7 +244,7 @@ def read_own_ledger(client: KubeClient, namespace: str) -> Ledger:
 
 
 def list_native_quotas(client: KubeClient, namespace: str) -> list[NativeQuota]:
-    """The ResourceQuotas of one or all namespaces that limit resources of Cardwise. Raises `KubeError`."""
+    """The ResourceQuotas that limit resources of Cardwise, of one namespace ("": of all). Raises `KubeError`."""
     native = []
     for quota in client.list_as(paths.namespaced("/api/v1", "resourcequotas", namespace), wire.ListOf[_ResourceQuota]):
         hard = {key: amount for key, amount in quota.spec.hard.items() if _is_own_resource(key)}
@@ -258,12 +256,12 @@ def list_native_quotas(client: KubeClient, namespace: str) -> list[NativeQuota]:
 
 
 def is_other_device(resource: wire.ExtendedResource) -> bool:
-    """Whether it is a device other than a GPU."""
+    """Whether the ExtendedResource is a device other than a GPU."""
     return resource.spec.kind != classes.KIND
 
 
 def labels_of(resource: wire.ExtendedResource) -> dict[str, str]:
-    """The labels for selectors: those from the spec, and those that people have set on the object."""
+    """The labels for selectors, from the spec and from the labels of the object."""
     spec = resource.spec
     return classes.labels(
         node=spec.node,
@@ -311,14 +309,14 @@ def device_of(resource: wire.ExtendedResource, classifier: Classifier | None = N
 
 
 def is_whole_card(share: wire.ContainerShare, mem: int) -> bool:
-    """Whether the share is a whole card of `mem` MiB. Shares of older versions do not say so: then the amounts
+    """Whether the share is a whole card of `mem` MiB. Older versions did not record this; for their shares the amounts
     decide.
     """
     return share.whole or (not share.container and share.core_percent >= FULL_CORE and share.memory_mib >= mem)
 
 
 def is_uid(uid: str) -> bool:
-    """Whether a pod may have this UID. Keys of the ledger that are not pods' UIDs contain a "/"."""
+    """Whether the text is valid as the UID of a pod. Keys of the ledger that are not UIDs of pods contain a "/"."""
     return _UID.fullmatch(uid) is not None
 
 
@@ -333,7 +331,7 @@ def plausible_shares(resource: wire.ExtendedResource) -> Iterator[wire.Container
 
 
 def _list_known_kind(client: KubeClient, path: str) -> Iterator[Json]:
-    """List objects; none if the cluster does not know the kind."""
+    """Yield the objects of a list; none if the cluster does not know the kind."""
     try:
         yield from client.list_objects(path)
     except errors.NotFound:
@@ -341,7 +339,7 @@ def _list_known_kind(client: KubeClient, path: str) -> Iterator[Json]:
 
 
 def _parse_objects(survey: Survey, kind: str, objects: Iterator[Json], parse: Callable[[Json], _T]) -> Iterator[_T]:
-    """Parse objects. Invalid ones are added to `survey.problems` and ignored, as by the extender."""
+    """Parse objects. Invalid objects are added to `survey.problems` and otherwise ignored, as in the extender."""
     for manifest in objects:
         try:
             yield parse(manifest)
@@ -382,9 +380,9 @@ def _add_pod(survey: Survey, pod: _Pod) -> None:
 
 
 def _add_reported_shares(survey: Survey) -> None:
-    """Add the shares that nodes report for deleted pods: one holding per pod and node.
+    """Add the shares that nodes report for deleted pods: one holding for each pod and node.
 
-    Quotas count a pod if the extender lists it as terminating, as in the extender itself.
+    As in the extender, quotas count such a pod only if the card's status lists the pod as terminating.
     """
     shares: dict[tuple[str, str], list[assignment.CardShare]] = {}
     devices: dict[tuple[str, str], list[assignment.DeviceShare]] = {}
@@ -405,12 +403,12 @@ def _add_reported_shares(survey: Survey) -> None:
         uid, node = key
         existing = survey.ledger.holding(uid)
         if existing is not None and existing.node == node and existing.assignment.is_legacy:
-            continue  # the cards in its annotations have no UUIDs
+            continue  # gpushare's annotations have no UUIDs, so the cards cannot be compared
         reported = assignment.Assignment(
             {"reported": tuple(shares[key])} if key in shares else {},
             {"reported": tuple(devices[key])} if key in devices else {},
         )
-        # An existing pod, perhaps with the node's former name, holds its cards already.
+        # If the pod still exists (perhaps with the former name of the node), its own holding is counted already.
         assigned = reported.excess_over(existing.assignment) if existing is not None else reported
         if assigned is None:
             continue
@@ -431,7 +429,7 @@ def _add_reported_shares(survey: Survey) -> None:
 
 
 def _add_unknown_holders(survey: Survey, resources: Iterable[_Resource]) -> None:
-    """Add a nameless holding for each card or device with an allocation that no known pod explains."""
+    """Add a holding of an unknown pod for each card or device with an allocation that no known pod explains."""
     known_shares: dict[str, list[assignment.CardShare]] = {}
     held_uuids: set[str] = set()
     for holding in survey.ledger.holdings():
@@ -441,7 +439,7 @@ def _add_unknown_holders(survey: Survey, resources: Iterable[_Resource]) -> None
             if node is not None and position is not None:
                 known_shares.setdefault(node.cards[position].uuid, []).append(share)
             elif share.uuid:
-                known_shares.setdefault(share.uuid, []).append(share)  # the card may be on another node now
+                known_shares.setdefault(share.uuid, []).append(share)  # even if another node has the card now
         held_uuids |= {device.uuid for device in holding.assignment.device_shares()}
     for resource in resources:
         spec, allocated = resource.spec, resource.status.allocated
@@ -460,7 +458,7 @@ def _add_unknown_holders(survey: Survey, resources: Iterable[_Resource]) -> None
 def _remaining_shares(
     spec: wire.ExtendedResourceSpec, allocated: _Allocated, known_shares: Sequence[assignment.CardShare]
 ) -> dict[str, tuple[assignment.CardShare, ...]]:
-    """The shares that no known pod explains. The first one has all their memory."""
+    """The allocated shares that no known pod explains. The first share has all their MiB and percent."""
     mem = max(0, allocated.memory_mib - sum(share.mem for share in known_shares))
     core = max(0, allocated.core_percent - sum(share.core for share in known_shares))
     shares = max(int(mem > 0), allocated.shares - len(known_shares))

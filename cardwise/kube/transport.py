@@ -1,8 +1,8 @@
 """Connections to the API server with a deadline for the whole response.
 
-urllib3 and http.client limit each wait for bytes, so a server that sends a byte now and then could hold its caller
-for ever, in the headers or in the body. Here each read of the socket may take the time that is left until the
-response's deadline. The deadline follows from the timeout that urllib3 sets when the connection begins to read.
+urllib3 and http.client limit only each wait for bytes, so a server that sends a byte now and then could block the
+caller for ever, in the headers or in the body. Here each read of the socket may take only the time that is left until
+the response's deadline. The deadline is computed from the timeout that urllib3 sets before it reads the response.
 """
 
 import http.client
@@ -20,8 +20,8 @@ class _ReadLimits(Protocol):
     """The limits for reads of a connection."""
 
     clock: Clock
-    deadline: float | None  # the deadline of the response, by the clock; None: none
-    max_silence: float | None  # seconds that one read may take; None: no limit
+    deadline: float | None  # the deadline of the response, by the clock; None for no deadline
+    max_silence: float | None  # seconds that one read may take; None for no limit
 
 
 class _TimedSocketFile(io.RawIOBase):
@@ -29,7 +29,7 @@ class _TimedSocketFile(io.RawIOBase):
 
     def __init__(self, sock: socket.socket, limits: _ReadLimits) -> None:
         self._sock = sock
-        # A file of the socket keeps the socket open until the file is closed.
+        # The socket stays open until this file is closed.
         self._file = sock.makefile("rb", buffering=0)
         self._limits = limits
 

@@ -1,7 +1,4 @@
-"""A running watch request: its lines arrive for minutes, and another thread can end it.
-
-Ending a blocked read from another thread is the delicate part of a clean shutdown.
-"""
+"""A watch request in progress: it delivers lines for minutes, and another thread can end it, for example to stop."""
 
 import contextlib
 from collections.abc import Generator
@@ -11,12 +8,12 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from cardwise.kube import errors
 
-_READ_BYTES = 65536
-_MAX_BYTES = 64 << 20  # bytes of an event, which is one object, as for a response
+_READ_BYTES = 65536  # bytes of one read
+_MAX_BYTES = 64 << 20  # bytes of one event, as in `client.MAX_BYTES`
 
 
 class Watch:
-    """The raw lines of a watch's events. Iterate once, in one thread; any thread may call `close`."""
+    """The raw lines of a watch's events. Only one thread may iterate, once; any thread may call `close`."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse, path: str, read_timeout: float | None) -> None:
         self._response = response
@@ -46,17 +43,17 @@ class Watch:
             if not self._closed:
                 raise errors.WatchSilent(f"watch of {self._path}: {error}") from error
         except (HTTPError, OSError, ValueError) as error:
-            # ValueError: http.client on a connection that close() has shut.
+            # http.client raises ValueError if `close` has shut the connection.
             if not self._closed:
                 raise errors.Unreachable(f"watch of {self._path}: {error}") from error
         finally:
-            # A half-read stream cannot serve another request.
+            # The connection cannot be reused, because the response was not read to its end.
             with contextlib.suppress(HTTPError, OSError):
                 self._response.close()
 
     def close(self) -> None:
-        """End the iteration at once, also while it waits for bytes."""
+        """End the iteration at once, even while it waits for bytes."""
         self._closed = True
-        # Not `close()`: closing a descriptor under a thread that reads from it frees the number for reuse.
+        # Not `close()`: if the descriptor were closed while another thread reads it, its number could be reused.
         with contextlib.suppress(HTTPError, OSError, ValueError, RuntimeError):
             self._response.shutdown()

@@ -1,7 +1,7 @@
-"""Kubernetes objects as msgspec structs, with the fields that Cardwise reads: skipping the others costs nothing.
+"""Kubernetes objects as msgspec structs, with only the fields that Cardwise reads; decoding skips all other fields.
 
-They follow the API; the types of the domain are in `cardwise.core`. Parts decode pods with structs or dicts of their
-own; structs that several parts use are here.
+The structs follow the API; the types of the domain are in `cardwise.core`. This module has the structs that several
+parts use; for pods, the parts have structs of their own.
 """
 
 from enum import StrEnum
@@ -20,8 +20,8 @@ _ABSENT: Final = msgspec.Raw(b"")
 class ObjectMeta(Struct, rename="camel", frozen=True):
     """The metadata of an object. Times are RFC 3339 strings as sent.
 
-    It has no resourceVersion, so that objects with equal content are equal: a write that changes no field of a
-    projection is no change for a reflector.
+    There is no resourceVersion, so that objects with equal content are equal: if a write changes none of these fields,
+    a reflector sees no change.
     """
 
     name: str = ""
@@ -77,7 +77,7 @@ class _ManagedMeta(_TrimmedMeta, rename="camel", omit_defaults=True):
 
 
 class _Trimmed(Struct, rename="camel", omit_defaults=True):
-    """The fields that any part of Cardwise reads; `template` is of a PodTemplate, `target` of a Binding."""
+    """All fields that Cardwise reads of any object; `template` is a field of PodTemplates, `target` of Bindings."""
 
     api_version: msgspec.Raw = _ABSENT
     kind: msgspec.Raw = _ABSENT
@@ -102,9 +102,9 @@ _encode = msgspec.json.Encoder().encode
 def trim_object(raw: bytes, *, managed_fields: bool = False) -> bytes:
     """Copy an object's JSON without the fields that Cardwise does not read, as kube-scheduler trims watched objects.
 
-    Call it before the JSON is decoded to dicts. Users who may change an object can fill its `metadata.managedFields`,
-    and a MiB of it as dicts blocks all other threads for a quarter of a second and takes 24 MiB. Skipping it takes a
-    millisecond.
+    Call this before the JSON is decoded to dicts. Users who may change an object can fill its `metadata.managedFields`.
+    Decoding one MiB of this field to dicts blocks all other threads for a quarter of a second and takes 24 MiB of
+    memory. Skipping the field takes a millisecond.
 
     Args:
         raw: the object. Its other fields are copied unchanged, without checks.
@@ -151,7 +151,7 @@ class ListOf(Struct, Generic[_T]):
 
 
 class List(Struct):
-    """A List with its items as JSON. They refer to the bytes of the page, so keep projections instead of items."""
+    """A List with its items as JSON. Items keep the bytes of the whole page in memory, so do not keep them."""
 
     metadata: ListMeta = field(default_factory=ListMeta)
     items: list[msgspec.Raw] | None = None
@@ -172,11 +172,11 @@ class ObjectHead(Struct):
 
 
 class ExistingObject(Struct):
-    """An object without fields: only its presence matters."""
+    """An object whose fields are not read; only its presence matters."""
 
 
 class ContainerState(Struct):
-    """The state of a container: at most one field is set; none means waiting."""
+    """The state of a container: at most one field is set. If no field is set, the container is waiting."""
 
     running: ExistingObject | None = None
     terminated: ExistingObject | None = None
@@ -198,7 +198,7 @@ class NodeAddress(Struct):
 
 
 class NodeStatus(Struct):
-    """Quantities are strings as sent; `cardwise.core.values.quantity` parses them."""
+    """The status of a node. Quantities are text as sent; `cardwise.core.values.quantity` parses them."""
 
     capacity: dict[str, str] = {}
     allocatable: dict[str, str] = {}
@@ -215,7 +215,7 @@ class Namespace(Struct):
 
 
 class Cordon(Struct, frozen=True, omit_defaults=True):
-    """The user, time (RFC 3339) and reason of the cordon of a card or device, for people."""
+    """Why, by which user and when (RFC 3339) a card or device was cordoned; for users."""
 
     reason: str = ""
     user: str = ""
@@ -225,9 +225,9 @@ class Cordon(Struct, frozen=True, omit_defaults=True):
 class ExtendedResourceSpec(Struct, rename="camel"):
     """A card or other device, as its device plugin describes it (docs/design/0001 and 0004).
 
-    index: the number among the devices of its kind on the node.
-    memory_mib: 0 for devices other than GPUs.
-    unschedulable, cordon: set by people.
+    index: the number of the card or device on the node; each kind has its own numbers.
+    memory_mib: total MiB; 0 for devices other than GPUs.
+    unschedulable, cordon: set by users, to cordon the card or device.
     """
 
     node: str
@@ -251,17 +251,18 @@ class OwnerReference(Struct, rename="camel", frozen=True):
 
 
 class OwnedMeta(ObjectMeta, frozen=True):
-    """Metadata with owners. They are not in ObjectMeta, because all pods have owners that no part reads."""
+    """Metadata with owner references. ObjectMeta does not have them, since pods have owners that no part reads."""
 
     owner_references: list[OwnerReference] = []
 
 
 class ContainerShare(Struct, rename="camel"):
-    """The share of a container on a card, or its device (without memory), of a pod whose object is deleted but whose
-    containers may run.
+    """A container's share of a card, or its device (with 0 MiB). The pod's object is deleted, but its containers may
+    still run.
 
-    container: the container's key; "" if an older version of the device plugin granted the share, without recording
-        whether the card is held as a whole.
+    container: the container's key; "" if an older version of the device plugin granted the share. Such a version did
+        not record `whole`.
+    whole: whether the share is a whole card.
     """
 
     pod_uid: str = field(name="podUID")
@@ -273,7 +274,7 @@ class ContainerShare(Struct, rename="camel"):
     whole: bool = False
 
     def to_json(self) -> dict[str, object]:
-        """The share as JSON of the ExtendedResource."""
+        """The share as in the JSON of an ExtendedResource's status."""
         return {
             "podUID": self.pod_uid,
             "namespace": self.namespace,
@@ -298,8 +299,9 @@ class MpsStatus(Struct, rename="camel"):
 class ExtendedResourceStatus(Struct, rename="camel"):
     """The status of an ExtendedResource.
 
-    health: Healthy or Unhealthy, "" before the first report.
-    gpu_access: cdi or env.
+    health: Healthy or Unhealthy; "" before the first report.
+    reason: why the card or device is unhealthy.
+    gpu_access: how containers get the card: cdi or env.
     mps: None if the node has no MPS manager.
     reported: the shares of deleted pods, as the device plugin reports them.
     terminating: the shares of deleted pods that the extender still counts.

@@ -1,6 +1,6 @@
 """The state of one node: the free amounts of its cards, and how many pods hold each device.
 
-It has only counts, in flat lists, so that placement takes microseconds; the ledger has the holdings of each pod.
+Cards are counts in flat lists, so that placement takes microseconds. The ledger maintains them from the pods' holdings.
 """
 
 from array import array
@@ -16,7 +16,7 @@ from cardwise.core.placement.kinds import UNKNOWN, CardKind, CardKinds
 from cardwise.core.placement.mpstaints import CardTaints
 from cardwise.core.values.quantity import MiB
 
-MAX_CLIENTS = 48  # MPS clients per card before driver 590; used where no manager says how many
+MAX_CLIENTS = 48  # MPS clients per card; the maximum before driver 590, used if no MPS manager reports another
 _CODE = "q"  # the type code of `card_code`s in arrays
 
 
@@ -52,26 +52,26 @@ class NodeState:
 
     def __init__(self, name: str, *, kept_back: MiB, max_clients: int | None, core: int = FULL_CORE) -> None:
         self.name = name
-        self.own_name = (name,)  # the value of `Locations.nodes` for a UUID that only this node reports
+        self.own_name = (name,)  # equal to `Locations.nodes(uuid)` if only this node reports the UUID
         self.kept_back = kept_back
         self.core = core  # percent of the SMs of each card that may be reserved
         self.max_clients = max_clients
         self.cards: list[Card] = []
-        self.kinds: list[int] = []  # of `CardKinds`
-        self.kind_set: frozenset[int] = frozenset()  # the kinds of its cards
-        # by `card_of`, the kinds of cards that pods hold and the node no longer has
+        self.kinds: list[int] = []  # the kind of each card, see `CardKinds`
+        self.kind_set: frozenset[int] = frozenset()  # the kinds of all its cards
+        # By `card_of`: the kinds of cards that the node no longer has, and that pods still hold.
         self.former_kinds: dict[str | int, int] = {}
         self.largest = 0  # MiB of the largest card, less `kept_back`
         self.open_card_count = 0  # cards that take new shares, see `Card.accepts_shares`
-        self.free: list[int] = []  # MiB; negative if the card now reports less than its shares
-        self.free_core: list[int] = []  # percent
-        self.clients: list[int] = []
-        self.max_card_clients: list[int] = []  # clients
+        self.free: list[int] = []  # MiB; negative if the card now reports less memory than its shares have
+        self.free_core: list[int] = []  # percent of the SMs
+        self.clients: list[int] = []  # shares
+        self.max_card_clients: list[int] = []  # the maximum number of shares
         self.mps = CardTaints(())
         self.used: list[int] = []  # MiB
-        self.generation = 0  # of the ledger, when this state was last changed
-        self.holdings: dict[str, Holding] = {}  # of its own pods, by UID
-        self.foreign: dict[str, int] = {}  # pods of other nodes that hold its cards or devices, and how many
+        self.generation = 0  # the ledger's generation when this state was last changed
+        self.holdings: dict[str, Holding] = {}  # the holdings of the node's own pods, by UID
+        self.foreign: dict[str, int] = {}  # by UID of other nodes' pods: how many cards and devices here the pod holds
         self.devices: list[Device] = []  # devices other than GPUs
         self.device_holds: dict[
             str, int
@@ -85,11 +85,11 @@ class NodeState:
         return self.cards[i].accepts_shares and self.clients[i] + shares <= self.max_card_clients[i]
 
     def free_mib(self, i: int) -> int:
-        """MiB of the card that further containers could get: 0 if it takes no new share."""
+        """The MiB of the card that further containers could get; 0 if the card takes no new share."""
         return max(0, self.free[i]) if self.is_open(i) else 0
 
     def is_empty(self, i: int) -> bool:
-        """Whether the card can be taken whole."""
+        """Whether a request for a whole card can get this card."""
         return self.cards[i].accepts_shares and self.clients[i] == 0
 
     def codes_fullest_first(self) -> Sequence[int]:
@@ -102,7 +102,7 @@ class NodeState:
         return codes
 
     def codes_of_empty_cards(self) -> Sequence[int]:
-        """The `card_code`s of the cards that can be taken whole, the fullest first."""
+        """The `card_code`s of the cards that a request for a whole card can get, the smallest card first."""
         codes = self._empty_codes
         if codes is None:
             clients = self.clients
@@ -120,7 +120,7 @@ class NodeState:
         return None
 
     def kind(self, share: CardShare) -> int:
-        """The kind of the share's card, also if the node no longer has it."""
+        """The kind of the share's card, even if the node no longer has the card."""
         i = self.position(share)
         return self.kinds[i] if i is not None else self.former_kinds.get(card_of(share), UNKNOWN)
 
@@ -206,9 +206,9 @@ class NodeState:
         return duplicate
 
     def reset(self, kinds: CardKinds, cards: Sequence[Card], held_shares: Iterable[CardShare]) -> None:
-        """Start again with these cards and no shares.
+        """Set the node's cards, without shares. The caller then counts the shares anew.
 
-        held_shares: shares that pods hold here; if the node has lost their cards, the kinds of these cards are kept.
+        held_shares: shares that pods hold here. If the node no longer has a share's card, the card's kind is kept.
         """
         kinds_before = [*self.kinds, *self.former_kinds.values()]
         former = [(share, self.kind(share)) for share in held_shares]
@@ -226,7 +226,7 @@ class NodeState:
         self.clear_shares()
 
     def clear_shares(self) -> None:
-        """Reset all counts to cards without shares."""
+        """Set all counts to those of cards without shares."""
         self.free = [card.mem - self.kept_back for card in self.cards]
         self.used = [0] * len(self.cards)
         self.free_core = [self.core] * len(self.cards)

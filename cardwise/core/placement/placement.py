@@ -1,6 +1,6 @@
-"""The placement engine: where a request fits, and which cards it takes there.
+"""The placement engine: the best node for a request, and the cards that the request takes there.
 
-The extender, the simulator, `explain` and the tests call these functions; no other code computes free memory.
+The extender, the simulator, `explain` and the tests all use these functions.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -24,7 +24,10 @@ from cardwise.core.values.refusals import Refusal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A node, the cards and devices there, and the policy's score, which compares nodes for one request."""
+    """The node of a pod, its cards and devices there, and the score.
+
+    score: by the policy; higher is better. Comparable only for the same request.
+    """
 
     node: str
     assignment: Assignment
@@ -44,7 +47,7 @@ class Unplaceable:
 def place(
     ledger: Ledger, nodes: Collection[str], request: PodRequest, policy: str, headroom: Sequence[Headroom] = ()
 ) -> Placement | Unplaceable:
-    """The best of the nodes under the policy; equal scores go to the node named first.
+    """The placement on the best of the nodes under the policy; of nodes with equal scores, the first by name.
 
     headroom: the amounts that quotas leave to the pod's namespace; the placement never exceeds them.
     """
@@ -70,7 +73,7 @@ def place(
 def place_on(
     kinds: CardKinds, node: NodeState | None, request: PodRequest, policy: str, headroom: Sequence[Headroom] = ()
 ) -> Placement | Refusal:
-    """The cards and devices of one node for the request, or the refusal.
+    """The placement of the request on one node, or the refusal.
 
     kinds: the kinds of the node's ledger.
     """
@@ -103,18 +106,18 @@ def exceeded_together(
     ]
 
 
-_SMALL_FRACTION: Final = 8  # the divisor of the number of nodes: fewer nodes than this fraction are few
+_SMALL_FRACTION: Final = 8  # the index is used only for more than 1 / _SMALL_FRACTION of all nodes
 
 
 class _Names(Collection[str]):
-    """The names of nodes as kube-scheduler sent them. A look-up searches the list; a set is made only after several
-    look-ups.
+    """The names of the candidate nodes, from kube-scheduler. The first look-ups search the list; only after several
+    look-ups a set is built.
 
-    The best card is nearly always on a named node: to find one of 5,000 names takes 0.03 ms, to make a set of them 0.2
-    (docs/design/0012-speed.md).
+    Usually one look-up is enough, because the best card is nearly always on a candidate. With 5,000 names, a look-up in
+    the list takes 0.03 ms, and building the set 0.2 ms (docs/design/0012-speed.md).
     """
 
-    _MAX_LIST_LOOKUPS = 4  # look-ups in the list that together cost less than the set
+    _MAX_LIST_LOOKUPS = 4  # look-ups in the list that together take less time than building the set
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = list(names)
@@ -136,7 +139,8 @@ class _Names(Collection[str]):
         return len(self._names)
 
 
-# By policy, how it walks the index of all cards for a request of one card; other policies check node by node.
+# By policy: the order in which it takes cards from the index of all cards, for a request of one card. Other policies
+# check node by node.
 _INDEXED: dict[str, Callable[[CardIndex, int, Collection[str], Collection[int] | None, int], Iterator[Entry]]] = {
     "binpack": CardIndex.smallest,
     "spread": CardIndex.largest,
@@ -145,11 +149,11 @@ _INDEXED: dict[str, Callable[[CardIndex, int, Collection[str], Collection[int] |
 
 
 class Scorer:
-    """Scores nodes for one request, without building the assignment: filter needs a score of every node.
+    """Scores nodes for one request without building the assignments, since filter needs a score of every node.
 
-    Valid until the ledger changes: do not keep it.
+    A scorer is valid only until the ledger changes, so do not keep it.
 
-    effort: the remaining effort of a search that has begun; None for a new search.
+    effort: the remaining effort of a search in progress; None for a new search.
     """
 
     def __init__(
@@ -172,7 +176,7 @@ class Scorer:
         self._devices = WantedDevices(request.devices) if request.devices else None
         first_request = self._card_requests[0] if self._card_requests else None
         self._is_one_card = first_request is not None and len(self._card_requests) == 1 and first_request.cards == 1
-        # One card, where only its memory and kind matter.
+        # Whether the request is for one card, and needs neither SMs nor more than one share.
         self._is_memory_only = (
             first_request is not None and self._is_one_card and not first_request.core and len(first_request.keys) == 1
         )
@@ -189,11 +193,13 @@ class Scorer:
         return self._is_one_card and self._walk_index is not None and self._devices is None
 
     def best_node(self, ledger: Ledger, nodes: Collection[str]) -> NodeState | None:
-        """The best of the nodes, by the index of all cards; None if none fits."""
+        """The best of the nodes, by the index of all cards; None if the request fits on none of them."""
         return next(self.ranked_nodes(ledger, nodes), None)
 
     def ranked_nodes(self, ledger: Ledger, nodes: Collection[str]) -> Iterator[NodeState]:
-        """The nodes that fit, the best first, by the index of all cards. The ledger must not change meanwhile."""
+        """The nodes on which the request fits, the best first, by the index of all cards. The ledger must not change
+        during the iteration.
+        """
         if self._walk_index is None:
             return
         plan = self._search_plan()
@@ -217,8 +223,8 @@ class Scorer:
                     yield node
 
     def with_cards(self, ledger: Ledger, nodes: Collection[str]) -> Collection[str]:
-        """The nodes that have enough empty cards for a request of several whole cards, by the index of all cards. In a
-        full cluster they are few, and only they need to be scored. For other requests all nodes are returned.
+        """For a request of whole cards only: the nodes with enough empty cards, by the index of all cards. In a full
+        cluster only a few nodes have enough, and only these need to be scored. For other requests: all nodes.
         """
         if len(self._card_requests) != 1 or not self._takes_whole_cards:
             return nodes
@@ -226,7 +232,7 @@ class Scorer:
         return [name for name in nodes if counts.get(name, 0) >= cards]
 
     def is_exhausted_by_quotas(self) -> bool:
-        """Whether quotas leave no kind of card for one of the card requests, so that no node can take the pod."""
+        """Whether quotas close all kinds of cards for at least one card request. Then no node can take the pod."""
         plan = self._search_plan()
         return any(
             all(kinds == frozenset() for _, kinds in typed_request.levels) for typed_request in plan.typed_requests
@@ -241,7 +247,7 @@ class Scorer:
         return self._score(node, self._search_plan())
 
     def score_all(self, ledger: Ledger, nodes: Iterable[str]) -> tuple[dict[str, int], dict[str, Refusal]]:
-        """The score of each node that fits, and the refusal of each that does not."""
+        """The score of each node on which the request fits, and the refusal of each other node."""
         scores: dict[str, int] = {}
         refusals: dict[str, Refusal] = {}
         by_name, policy = ledger.nodes_by_name(), self._policy
@@ -258,7 +264,7 @@ class Scorer:
         min_code, takes_whole_cards = card_code(card_request.mem), card_request.whole
         is_plain = self._is_memory_only and levels is ANY_CARD and not plan.headroom
         may_be_closed = self._may_be_closed_by_mps(ledger)
-        # For several whole cards most nodes have too few and need no search.
+        # For several whole cards: most nodes have too few empty cards, and are refused without a search.
         min_empty_cards = (
             card_request.cards if card_request.whole and len(plan.typed_requests) == 1 and plan.unlimited is None else 0
         )
@@ -268,7 +274,7 @@ class Scorer:
                 refusals[name] = Refusal.NOT_OURS
                 continue
             if is_plain and not (may_be_closed and node.mps.may_close(card_request.untolerated, card_request.user)):
-                # The same as `_score`, inline: each call would take a twentieth of the time for thousands of nodes.
+                # The same as `_score`, inlined: with thousands of nodes, each function call would add a twentieth.
                 pick = policy(
                     node.codes_of_empty_cards() if takes_whole_cards else node.codes or node.codes_fullest_first(),
                     min_code,
@@ -289,7 +295,7 @@ class Scorer:
         return scores, refusals
 
     def refuse_all(self, ledger: Ledger, nodes: Iterable[str]) -> dict[str, Refusal]:
-        """Why each node cannot take the request, once `best_node` has found none that can."""
+        """The refusal of each node. Call this only if `best_node` returned None."""
         plan = self._search_plan()
         card_request, _, typed = plan.typed_requests[0]
         is_limited, by_name = plan.unlimited is not None, ledger.nodes_by_name()
@@ -309,7 +315,7 @@ class Scorer:
         for name in by_memory.nodes_too_small_for(card_request.mem):
             if name in refusals:
                 refusals[name] = Refusal.CARD_TOO_SMALL
-        # Nodes without cards, and nodes that have the memory and lack something else.
+        # Nodes without cards, and nodes that have enough memory and are refused for another reason.
         for name in (*(refusals.keys() - by_memory.names()), *by_memory.nodes_with_free(card_request.mem)):
             if name in refusals:
                 refusals[name] = refusal_of(name)
@@ -330,7 +336,7 @@ class Scorer:
                 return of_devices
             free, granted = of_devices
         plan = self._search_plan()
-        effort = effort or searching.SearchEffort()  # a fresh effort finds again what was found before
+        effort = effort or searching.SearchEffort()  # a new effort, so that the search finds the same cards as before
         fit = searching.fit_request(node, plan, self._policy, effort)
         if isinstance(fit, Refusal):
             return fit
@@ -381,7 +387,9 @@ class Scorer:
         return self._score(node, self._search_plan()) if self._card_requests else self._score_devices(free)
 
     def _score_devices(self, free: int) -> int:
-        """The policy's score of a node with this number of free devices, as if it were the free MiB of a card."""
+        """The policy's score of a node with this number of free devices: the score of a card with this number of free
+        MiB.
+        """
         pick = self._policy([card_code(free)], card_code(free))
         return pick[0] if pick is not None else 0
 
@@ -401,7 +409,7 @@ class Scorer:
 
 
 def _expect_placement(placement: Placement | Refusal) -> Placement:
-    """The placement on a node that was checked just before, on the same ledger."""
+    """Return the placement. A refusal would be a bug, because the same ledger was checked just before."""
     if isinstance(placement, Refusal):
         raise AssertionError(placement)
     return placement

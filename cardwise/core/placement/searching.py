@@ -1,7 +1,7 @@
-"""Searches one node for cards for all card requests of a pod: one may have to leave its best card to another.
+"""Searches one node for cards for all card requests of a pod.
 
-The policy's first choices are tried first (`fitting`). If they leave a card request without a card, the search
-backtracks.
+The policy's first choice for each card request is tried first (`fitting`). If a later card request then gets no card,
+the search backtracks: an earlier card request may have to leave its first choice to a later one.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,18 +25,18 @@ from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.refusals import Refusal
 
-_STEPS: Final = 256  # cards tried for one request on one node; after that it counts as not fitting there
-_MAX_STEPS: Final = 4096  # the same on all nodes together; the time: docs/measured.md
-_EMPTY_NODE_EFFORT: Final = 8  # the steps that are charged for searching the same node without its pods
-_FREE: Final = 8  # cards that may be tried for a card request without a charge, in addition to the number it requests
+_STEPS: Final = 256  # cards that are tried for a pod on one node; with more, the pod counts as not fitting there
+_MAX_STEPS: Final = 4096  # cards that are tried for a pod on all nodes together; docs/measured.md has the time
+_EMPTY_NODE_EFFORT: Final = 8  # steps that count for a search of the node without its pods
+_FREE: Final = 8  # cards that a card request may try without steps, in addition to the number of cards it requests
 
-_Choice = tuple[int, list[list[int]]]  # score, and card positions for each card request
+_Choice = tuple[int, list[list[int]]]  # the score, and the card positions for each card request
 
 
 class SearchEffort:
     """The remaining number of cards that a request may try on all nodes, beyond the policy's first choices.
 
-    reasons: whether to find the reason of a refusal, which costs more than the refusal itself.
+    reasons: whether to find the exact reason of a refusal, which takes longer than to find that the pod does not fit.
     """
 
     def __init__(self, steps: int | None = None, *, reasons: bool = True) -> None:
@@ -47,7 +47,7 @@ class SearchEffort:
         """Limit one search on one node. Returns a function to call before each card that the search tries, which
         returns False once the search has taken `_STEPS` steps or the effort is spent.
 
-        free: the number of first tries that are no steps.
+        free: the number of tries, at the start, that do not count as steps.
         """
         min_remaining = max(0, self.remaining - _STEPS)
 
@@ -101,10 +101,11 @@ def _search(
     policy: policies.Policy,
     effort: SearchEffort,
 ) -> _Choice | TypedRequest | None:
-    """As `fit_request`; or the card request that gets no card even alone; or None if each fits alone.
+    """The choice of cards for all card requests. If there is none: the card request that gets no cards even alone, or
+    None if each would fit alone.
 
-    Each card request gets the policy's choice among the cards that earlier ones leave. If one then gets no card, though
-    each would fit alone, other choices are tried until the effort is spent.
+    Each card request gets the policy's choice of the cards that earlier card requests leave. If a card request then
+    gets no cards, although each would fit alone, other choices are tried until the effort is spent.
     """
     scratch, new_headroom = node, headroom
     score = 0
@@ -137,11 +138,11 @@ def _choose_first(
     policy: policies.Policy,
     effort: SearchEffort,
 ) -> Chosen | None:
-    """The policy's choice of cards for one card request; None if too few cards are allowed and free, or if no choice
-    that is tried is within the quotas.
+    """The policy's choice of cards for one card request; None if too few cards are allowed and free, or if all choices
+    that were tried exceed quotas.
 
-    Effort is limited because a node that reports a different size for each card has thousands of choices within quotas;
-    other nodes have few.
+    The effort is limited, because with quotas a node that reports a different size for each card has thousands of
+    choices. Other nodes have few.
     """
     return choose(node, typed_request, headroom, policy, effort.limit_tries(typed_request.card_request.cards + _FREE))
 
@@ -153,7 +154,7 @@ def _unplaceable_request(
     policy: policies.Policy,
     effort: SearchEffort,
 ) -> TypedRequest | None:
-    """The first card request that gets no card even alone, or None."""
+    """The first card request that gets no cards even if it is alone; None if there is none."""
     return next(
         (
             typed_request
@@ -185,7 +186,7 @@ def _lacks_memory(node: NodeState, typed_requests: Sequence[TypedRequest]) -> bo
 
 
 def _lacks_cards(node: NodeState, card_requests: Sequence[CardRequest]) -> bool:
-    """Whether card requests that cannot share a card need more cards than are free. A quick check."""
+    """A quick check: whether the card requests that cannot share a card need more cards than are free."""
     most_free = max(node.free)
     unshared_requests = [
         card_request for card_request in card_requests if card_request.whole or 2 * card_request.mem > most_free

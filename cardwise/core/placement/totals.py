@@ -1,7 +1,7 @@
-"""Totals for people: the amounts of each class and quota entry, the used part, and the pods that use it.
+"""Totals for users: for each class and quota entry, the total amounts, the used part, and the pods that use it.
 
-Computed from the ledger for commands and statuses; placement does not use it. A device is allocated as a whole, so
-devices are counted, without memory.
+They are computed from the ledger, for commands and statuses; placement does not use them. Devices other than GPUs are
+allocated as a whole, so they are only counted.
 """
 
 from collections import Counter
@@ -20,11 +20,10 @@ from cardwise.core.values.invalid import InvalidRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardClassView:
-    """A class of cards with the totals of its cards.
+    """A class of cards, with the totals of its cards.
 
-    amounts: by the field names of a ResourceClass's status.
-
-    users: the amounts that each namespace uses, the largest first.
+    amounts: the totals, by field name of a ResourceClass's status.
+    users: the amounts that each namespace uses, the namespace with the most memory first.
     """
 
     resource_class: ResourceClass
@@ -34,9 +33,9 @@ class CardClassView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceClassView:
-    """A class of devices with counts.
+    """A class of devices other than GPUs, with counts.
 
-    users: how many devices each namespace uses, the largest first.
+    users: how many devices each namespace uses, the largest number first.
     """
 
     resource_class: ResourceClass
@@ -50,9 +49,11 @@ class DeviceClassView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryView:
-    """One entry of a GPUQuota, the amounts that its namespace uses, and the part of each pod, the largest first.
+    """One entry of a GPUQuota, with the amounts in use.
 
-    missing_class_reason: why the entry limits nothing: its class does not exist; "" if it does.
+    used: the amounts that the namespace uses.
+    holders: the pods that use them, each with its part, the pod with the most memory first.
+    missing_class_reason: why the entry's class does not exist, so that the entry limits nothing; "" if it exists.
     """
 
     quota: GPUQuota
@@ -65,7 +66,7 @@ class EntryView:
 def classes_of_cards(
     ledger: Ledger, classes: Mapping[str, ResourceClass], only: str | None = None
 ) -> list[CardClassView]:
-    """All classes of cards by name, or only one."""
+    """All classes of cards, ordered by name; or only the class with the name `only`."""
     namespaces = sorted({holding.namespace for holding in ledger.holdings()})
     return [
         _of_cards(ledger, classes[name], namespaces)
@@ -97,7 +98,7 @@ def _of_cards(ledger: Ledger, resource_class: ResourceClass, namespaces: Collect
 def classes_of_devices(
     ledger: Ledger, classes: Mapping[str, ResourceClass], only: str | None = None
 ) -> list[DeviceClassView]:
-    """All classes of devices by name, or only one."""
+    """All classes of devices other than GPUs, ordered by name; or only the class with the name `only`."""
     by_device = [(node, device_holders(ledger, node)) for node in ledger.nodes() if node.devices]
     return [
         _of_devices(classes[name], by_device)
@@ -128,7 +129,7 @@ def _of_devices(
 
 
 def device_holders(ledger: Ledger, node: NodeState) -> dict[str, list[Holding]]:
-    """The holdings on the node, by the device's UUID."""
+    """The holdings of each device of the node, by the device's UUID."""
     by_uuid: dict[str, list[Holding]] = {}
     for holding in ledger.holdings(node.name):
         for share in holding.assignment.device_shares():
@@ -139,7 +140,7 @@ def device_holders(ledger: Ledger, node: NodeState) -> dict[str, list[Holding]]:
 def quota_entries(
     ledger: Ledger, gpu_quotas: Iterable[GPUQuota], explain_missing_class: Callable[[str], str], namespace: str = ""
 ) -> list[EntryView]:
-    """Every entry of the GPUQuotas of a namespace, or of all namespaces, by namespace and name.
+    """The entries of the GPUQuotas of a namespace ("": of all namespaces), ordered by namespace and name.
 
     explain_missing_class: returns why a class does not exist; "" if it does.
     """
@@ -168,8 +169,8 @@ def quota_entries(
 
 
 def entries_by_status(objects: Iterable[Json]) -> list[EntryView]:
-    """The entries from the statuses of the GPUQuotas, for users without the right to read cards. A quota that cannot be
-    read limits nothing, and is left out.
+    """The entries with the amounts in the statuses of the GPUQuotas, for users who may not read cards. An invalid
+    GPUQuota limits nothing and is left out.
     """
     views = []
     for manifest in objects:
@@ -185,7 +186,7 @@ def entries_by_status(objects: Iterable[Json]) -> list[EntryView]:
 
 
 def charge(ledger: Ledger, holding: Holding, entry: QuotaEntry) -> Charge:
-    """One pod's charge to the entry."""
+    """The charge of one pod to the entry."""
     shares = holding.assignment.shares()
     return quotas.total(
         quotas.charge(share) for share in shares if ledger.kinds.is_covered(ledger.kind(holding.node, share), entry)

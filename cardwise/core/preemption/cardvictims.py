@@ -1,13 +1,13 @@
 """Victims by card: chooses the cards of a full node to clear for a request, and so the pods to evict.
 
-Each choice of cards is a set of needs, and `setcover` finds the cheapest set of pods that meets them. `preemption`
-decides which pods may be evicted and what else the pod lacks. For a request of one card there is one cover per card.
-For several cards, choices that cannot be cheaper are skipped, and so are choices that leave a later request too few
-cards.
+Each choice of cards is a set of needs, and `setcover` finds the cheapest set of pods that meets these needs.
+`preemption` decides which pods may be evicted and which amounts besides cards are missing. For a request of one card,
+one set is searched for each card. For several cards, a choice is skipped if it cannot be cheaper than the best set so
+far, or if it leaves a later card request too few cards.
 
 Each card that is tried costs effort, because the number of choices is exponential in the number of requested cards.
-When the effort is spent, the search ends with the best set so far. Without a set it continues for some extra effort;
-then the node counts as one where no eviction helps, though a set may exist.
+When the effort is spent, the search ends with the best set so far. If there is no set yet, the search continues for
+some extra effort. If it then still has none, no eviction on this node is proposed, although a set may exist.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,18 +24,18 @@ from cardwise.core.preemption.setcover import Cover, CoverEffort, Victim
 
 Needs = Mapping[object, int]
 MEM, CORE, CLIENTS = "mem", "core", "clients"
+# In steps of `CoverEffort`:
 _CARD_EFFORT: Final = 4  # the effort of trying a card
 _CHECK_EFFORT: Final = 256  # the effort of checking a set with the placement engine
-_EXTRA_EFFORT_WITHOUT_SET: Final = 6_000  # extra effort while there is no set
-_EXTRA_EFFORT_FOR_CLEARABLE_CARDS: Final = (
-    12_000  # extra effort to find the cards that can be cleared for several card requests
-)
+_EXTRA_EFFORT_WITHOUT_SET: Final = 6_000  # extra effort while no set was found
+_EXTRA_EFFORT_FOR_CLEARABLE_CARDS: Final = 12_000  # extra effort to find the cards that can be cleared
 _MAX_CARDS: Final = 128  # cards of all card requests together; for a pod with more, no victims are searched
-MPS = "mps"  # a dimension: shares of pods with which the newcomer cannot share a daemon, by daemon and MPS client
+# A dimension, with the daemon and the MPS client: the shares of this client at this daemon.
+MPS = "mps"
 
 
 def freed_amounts(node: NodeState, holding: Holding) -> dict[object, int]:
-    """The amounts that become free if this holding is released, by dimension: kind of amount and card."""
+    """The amounts that become free if this holding is released, by dimension (the kind of amount, and the card)."""
     amounts_by_card: dict[object, int] = {}
     for share in holding.assignment.shares():
         i = node.position(share)
@@ -58,17 +58,18 @@ def find_cheapest_victims(
     is_valid: Callable[[Cover], bool],
     effort: CoverEffort,
 ) -> Cover | None:
-    """The cheapest victims; None if there are none, or the effort ends before any are found.
+    """The cheapest victims; None if no set of candidates is enough, or if none was found before the effort was spent.
 
     needs: the missing amounts besides cards.
-    is_valid: checks a set with the placement engine.
+    allowed: how many evictions each disruption budget allows.
+    is_valid: returns whether the pod fits after the eviction of a set, by the placement engine.
     """
     return _CardChoice(node, plan, candidates, needs=needs, allowed=allowed, is_valid=is_valid, effort=effort).best()
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """The amounts that the pod takes of one card."""
+    """The amounts of one card that the pod uses."""
 
     mem: int = 0
     core: int = 0
@@ -91,9 +92,9 @@ class _Use:
 class _RequestCards(NamedTuple):
     """A card request and the cards that can be cleared for it.
 
-    costs: by position of a card, the minimum cost of clearing it for this request alone.
-    order: these positions, the cheapest first.
-    bits: the same positions as a bit set.
+    costs: by position of a card, the minimum cost of clearing the card for this card request alone.
+    order: the positions of these cards, the cheapest first.
+    bits: the positions of these cards as a bit set.
     """
 
     card_request: CardRequest
@@ -105,11 +106,11 @@ class _RequestCards(NamedTuple):
 class _ChosenCards(NamedTuple):
     """The cards that are chosen so far.
 
-    uses: by position, what the pod takes of the card.
+    uses: by position, the amounts of the card that the pod uses.
     costs: by position, a lower bound of the cost of clearing the card.
     used_bits: the positions of these cards as a bit set.
-    whole_bits: the positions of the cards that are taken whole.
-    headroom: the amounts that quotas leave.
+    whole_bits: the positions of the cards that the pod uses whole, as a bit set.
+    headroom: the amounts that quotas leave after this choice.
     """
 
     uses: Mapping[int, _Use]
@@ -141,7 +142,7 @@ class _CardChoice:
         self._best: Cover | None = None
         self._effort = effort
         self._limit = -_EXTRA_EFFORT_FOR_CLEARABLE_CARDS  # the remaining effort at which a search without a set ends
-        # The pods on each card: only their eviction can clear it.
+        # By position of a card, the candidates whose eviction helps to clear the card.
         self._victims_by_card: list[list[Victim]] = [[] for _ in node.cards]
         for victim in candidates:
             of_cards = [key for key in victim.amounts if isinstance(key, tuple)]
@@ -165,8 +166,8 @@ class _CardChoice:
         return self._best
 
     def _find_clearable_cards(self) -> bool:
-        """Find the cards that can be cleared for each card request. Returns False if there are too few for one of them,
-        or if it takes too much effort.
+        """Find the cards that can be cleared for each card request. Returns False if a card request has too few such
+        cards, or if the effort is spent.
         """
         typed_requests = self._plan.typed_requests
         if sum(typed_request.card_request.cards for typed_request in typed_requests) > _MAX_CARDS:
@@ -189,7 +190,7 @@ class _CardChoice:
         return True
 
     def _possible_cards(self, typed_request: TypedRequest) -> list[int]:
-        """The positions of the allowed cards that have enough free if all candidates are evicted."""
+        """The positions of the cards that the request could use if all candidates were evicted."""
         node, request = self._node, typed_request.card_request
         use = _Use().add(request)
         return [
@@ -202,7 +203,7 @@ class _CardChoice:
         ]
 
     def _costs(self, card_request: CardRequest, cards: Sequence[int]) -> dict[int, int]:
-        """By position of the card, the minimum cost of clearing it for the card request."""
+        """By position of a card, the minimum cost of clearing the card for the card request."""
         costs = {}
         for i in cards:
             self._effort.spend(_CARD_EFFORT)
@@ -266,9 +267,10 @@ class _CardChoice:
     ) -> None:
         """Try all choices of the missing cards for one card request.
 
-        request_index: the request's position.
-        start: the first position in the request's order that may be chosen.
-        cost: the sum of the costs of the cards that are chosen for the request already.
+        request_index: the position of the card request.
+        missing: the number of missing cards.
+        start: the first position in `_RequestCards.order` that may be chosen.
+        cost: the sum of the costs of the cards that are already chosen for the card request.
         """
         request_cards = self._requests[request_index]
         for position in range(start, len(request_cards.order) - missing + 1):
@@ -289,8 +291,8 @@ class _CardChoice:
                 self._choose_missing_cards(request_index, with_card, missing - 1, position + 1, cost + cost_alone)
 
     def _add_card(self, request_index: int, chosen: _ChosenCards, i: int) -> _ChosenCards | None:
-        """The choice with this card added; None if the card or the remaining cards are not enough, or if the choice
-        cannot be cheaper than the best set.
+        """The choice with this card added; None if the card cannot have enough free, if too few cards remain for later
+        card requests, if quotas forbid it, or if the choice cannot be cheaper than the best set.
         """
         card_request = self._requests[request_index].card_request
         bit = 1 << i
@@ -316,7 +318,7 @@ class _CardChoice:
         return _ChosenCards({**chosen.uses, i: use}, costs, used_bits, whole_bits, headroom)
 
     def _is_enough_for_later(self, request_index: int, used_bits: int, whole_bits: int) -> bool:
-        """Whether the number of remaining cards is enough for the later card requests."""
+        """Whether enough cards remain for the later card requests. Only counts cards."""
         open_to_whole, whole_cards = 0, 0
         self._effort.spend(len(self._requests) - request_index)
         for later in self._requests[request_index + 1 :]:
@@ -332,7 +334,7 @@ class _CardChoice:
         return self._best is None or cost < self._best.cost
 
     def _is_over(self) -> bool:
-        """Whether the search must end because its effort is spent. Without a set it may use extra effort."""
+        """Whether the search must end because its effort is spent. While no set was found, extra effort is allowed."""
         return self._effort.remaining <= (self._limit if self._best is None else 0)
 
     def _evaluate(self, uses: Mapping[int, _Use]) -> None:
@@ -342,7 +344,7 @@ class _CardChoice:
             if shortfall is None:
                 return
             needs |= shortfall
-        # If nothing besides cards is missing, only pods on these cards matter.
+        # If only amounts of cards are missing, only pods on these cards matter.
         candidates = (
             self._candidates
             if self._needs
@@ -358,8 +360,8 @@ class _CardChoice:
 
 
 def _search_order(request_cards: _RequestCards) -> tuple[int, bool]:
-    """A sort key that puts the hardest card request first: the one with the fewest spare cards, and whole cards first.
-    So the search finds out early whether the remaining cards are enough.
+    """A sort key that puts the hardest card request first: the card request with the fewest spare cards, and of equal
+    ones those for whole cards. So the search finds out early whether the remaining cards are enough.
     """
     return len(request_cards.order) - request_cards.card_request.cards, not request_cards.card_request.whole
 

@@ -1,6 +1,7 @@
 """Explains why a pod is pending or where it could run, with the names and numbers that refusals leave out.
 
-Also finds the changes that would let the pod run, with the search for victims of preemption.
+This module also finds changes that would let the pod run: pods that would have to end (with the search of preemption)
+and smaller requests.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,8 +25,8 @@ from cardwise.core.values.refusals import Refusal
 class CardView:
     """A card with its holders.
 
-    missing_mib: the MiB that the request lacks on the card; 0 if it fits.
-    closed: why the request cannot use the card, whatever is free on it: "type", "mps", "quota"; "" if it can.
+    missing_mib: the MiB that are missing on the card for the request; 0 if there is enough.
+    closed: why the request cannot use the card, regardless of free memory: "type", "mps" or "quota"; "" if it can.
     """
 
     index: int
@@ -43,11 +44,11 @@ class CardView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesView:
-    """The devices of one class on a node, and the pods that hold some of them.
+    """The devices of one class on a node, and the pods that hold some of these devices.
 
-    requested: how many the request needs.
+    requested: the number of devices of the class that the request needs.
 
-    A device may be in several classes; then it counts as free in each.
+    A device that is in several classes counts in each of them.
     """
 
     resource_class: str
@@ -60,11 +61,13 @@ class DevicesView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """A node for a request: its score under the policy or the refusal, its cards, and each requested class of devices.
+    """A node as a candidate for a request.
 
-    cards: empty for a request of devices only.
-
-    has_free_load: whether the node has enough cpu and memory for the pod, as far as known.
+    score: the node's score under the policy; None if the node is refused.
+    has_free_load: whether the node has enough cpu and memory for the pod; True if unknown.
+    refusal: why the node cannot take the pod; None if it can.
+    cards: the node's cards; empty for a request of devices only.
+    devices: one entry for each requested class of devices.
     """
 
     name: str
@@ -92,15 +95,20 @@ class CheapestNode:
 
 @dataclass(frozen=True, slots=True)
 class SmallerRequest:
-    """The largest request that could be placed now: MiB over all its cards, the node, and the indices of the cards."""
+    """The largest request that could be placed now.
+
+    mem: MiB over all its cards.
+    node: the node on which it could be placed.
+    cards: the indices of the cards there.
+    """
 
     mem: MiB
     node: str
     cards: tuple[int, ...]
 
 
-_MAX_SEARCHED_NODES: Final = 64  # nodes that are searched for pods to end: the ones that lack the least on a card
-_UNLIMITED_LOAD: Final = Load(1 << 60, 1 << 60, 1 << 30)  # other resources of nodes are ignored here
+_MAX_SEARCHED_NODES: Final = 64  # nodes that one search tries: those where the least MiB are missing
+_UNLIMITED_LOAD: Final = Load(1 << 60, 1 << 60, 1 << 30)  # the free cpu, memory and pod slots: ignored here
 
 
 def explain(
@@ -112,9 +120,9 @@ def explain(
     *,
     ranked: Mapping[str, int] | None = None,
 ) -> list[NodeView]:
-    """Every node for the request, the best first, refused ones last.
+    """A view of each node for the request, the best node first, refused nodes last.
 
-    ranked: by node that takes the pod, the score of the engine, for a policy that compares all nodes.
+    ranked: for a scored policy, the engine's score of each node on which the pod fits; None for other policies.
     """
     scorer = placement.Scorer(ledger.kinds, request, policy, headroom)
     device_counts = WantedDevices(request.devices).counts
@@ -155,10 +163,11 @@ def find_cheapest_node(
     *,
     excluded_uids: Collection[str] = (),
 ) -> CheapestNode | None:
-    """The node where the fewest pods would have to end; of equal choices the one whose pods hold the least memory. None
-    if no choice helps, or if the limited search finds none (`preemption.least_harmful_victims`).
+    """The node where the fewest pods would have to end for the request; of equal choices, the node whose pods hold the
+    least memory. None if no choice helps, or if the search, whose effort is limited, finds none
+    (`preemption.least_harmful_victims`).
 
-    views: the nodes that refused the request.
+    views: the nodes, as `explain` returns them; only nodes that refused the request are searched.
     excluded_uids: UIDs of pods that must not end.
 
     Priorities and disruption budgets do not matter, because a person decides.
@@ -197,7 +206,9 @@ def find_cheapest_node(
 def find_smaller_request(
     ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str, headroom: Sequence[Headroom] = ()
 ) -> SmallerRequest | None:
-    """The largest request that could be placed now; None if it requests more than one share."""
+    """The largest request like this one that could be placed now; None if there is none, or if the request is for more
+    than one container, for whole cards or for devices.
+    """
     if len(request.containers) != 1 or request.devices or request.containers[0].whole:
         return None
     (container,) = request.containers
@@ -271,8 +282,8 @@ class UnplaceableOnEmpty:
     """A request that cannot be placed although all cards are empty.
 
     index: the position of the request in the sequence.
-    fits_nowhere: whether it does not fit even alone; else the requests before it use the cards.
-    refusals: by node, why it does not fit there.
+    fits_nowhere: whether the request does not fit even alone; if False, earlier requests use the cards.
+    refusals: by node, why the request does not fit there.
     """
 
     index: int
@@ -288,10 +299,11 @@ def place_on_empty(
     *,
     excluded_uids: Collection[str] = (),
 ) -> tuple[int, UnplaceableOnEmpty | None]:
-    """The number of these requests that could run at once on empty cards, and the first that could not.
+    """The number of these requests that could run at once on empty cards, and the first request that could not; None if
+    all could.
 
-    They are placed one after another, each on the node that the policy prefers; other orders are not tried. Quotas are
-    ignored. The ledger is unchanged afterwards.
+    The requests are placed one after another, each on the node that the policy prefers; other orders are not tried.
+    Quotas are ignored. The ledger is unchanged afterwards.
 
     nodes: for each request, the nodes that its pod may be on.
     excluded_uids: UIDs of pods that keep their cards.
@@ -322,7 +334,7 @@ def place_on_empty(
 
 
 def _best(ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str) -> tuple[str, dict[str, Refusal]]:
-    """The node that the policy prefers for the request, "" if it fits nowhere; and the refusals of the other nodes."""
+    """The node that the policy prefers for the request, "" if it fits nowhere; and the refusal of each refused node."""
     scorer = placement.Scorer(ledger.kinds, request, policy, ())
     scores = {name: scorer.score(ledger.node(name)) for name in nodes}
     refusals = {name: score for name, score in scores.items() if isinstance(score, Refusal)}
@@ -331,7 +343,7 @@ def _best(ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str
 
 
 def _min_missing_mib(view: NodeView) -> int:
-    """The minimum of the missing MiB over the cards that may serve the request."""
+    """The missing MiB on the card with the least missing MiB, of the cards that the request may use."""
     return min((card.missing_mib for card in view.cards if not card.closed), default=0)
 
 
@@ -381,7 +393,7 @@ def _devices(ledger: Ledger, node: NodeState, resource_class: str, requested: in
 
 
 def _missing_mib(node: NodeState, i: int, card_requests: Sequence[fitting.CardRequest]) -> int:
-    """The MiB that the largest share lacks on the card; for a whole card, the MiB that other pods hold."""
+    """The MiB that are missing on the card for the largest share; for a whole card, the MiB that other pods hold."""
     largest = max(card_request.mem for card_request in card_requests)
     return max(0, largest - node.free[i]) if largest else node.used[i]
 
@@ -398,7 +410,7 @@ def find_exceeding_charge(
     for card_request in card_requests:
         if ledger.kinds.allowed(card_request.resource_class, (headroom.entry,)) == frozenset():
             bound = bound.add(_min_charge(card_request, card_request.cards, headroom.entry, ledger))
-        else:  # at least one card would count in the entry; the others need not
+        else:  # at least one of its cards would count in the entry; its other cards need not
             loose.append(_min_charge(card_request, 1, headroom.entry, ledger))
     if not headroom.has_room_for(bound):
         return bound, True
@@ -413,8 +425,8 @@ def find_exceeding_charge(
 
 
 def _min_charge(card_request: CardRequest, cards: int, entry: QuotaEntry, ledger: Ledger) -> Charge:
-    """A lower bound of the charge of this number of cards to the entry; nothing if the entry covers none of the
-    request's cards.
+    """A lower bound of the charge if this number of cards counts in the entry; `NOTHING` if the entry covers no card
+    that the request may use.
     """
     sizes = list(_sizes(card_request, entry, ledger, empty=card_request.whole)) or list(
         _sizes(card_request, entry, ledger, empty=False)
@@ -423,7 +435,7 @@ def _min_charge(card_request: CardRequest, cards: int, entry: QuotaEntry, ledger
 
 
 def _sizes(card_request: CardRequest, entry: QuotaEntry, ledger: Ledger, *, empty: bool) -> Iterator[int]:
-    """Yield the MiB of the cards that the card request may have and the entry counts.
+    """Yield the MiB of each card that the card request may use and the entry covers.
 
     empty: whether only cards without a share count.
     """

@@ -1,9 +1,9 @@
 """Preemption on one node: the fewest and least important pods to evict so that a pod fits there.
 
-kube-scheduler counts only the totals of a node, so its victims may not free a single card. This search checks each
-card, and the node's totals as well. The placement engine checks the result, and every victim is necessary: if any one
-of them stayed, the pod would not fit. The extender's lock is held during the search, so its effort is limited: for sets
-of cards and pods (`CoverEffort`), and for placements that are tried (`SearchEffort`).
+kube-scheduler counts only the totals of a node, so evicting its victims may not free enough on any card. This search
+checks each card as well as the node's totals. The placement engine checks the outcome, and every victim is necessary:
+if any victim stayed, the pod would not fit. The extender's lock is held during the search, so two efforts are limited:
+that for sets of cards and pods (`CoverEffort`), and that for placements that are tried (`SearchEffort`).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,17 +26,18 @@ from cardwise.core.preemption.setcover import EXCESS_COST, Cover, CoverEffort, V
 from cardwise.core.values.refusals import Refusal
 
 _PLACEMENT_STEPS: Final = 1024  # the effort of all placements that one search tries, see `SearchEffort`
-_MAX_CANDIDATES: Final = 512  # pods that may be victims on a node: the least important; a kubelet runs 110 by default
-_MAX_CLASSES: Final = 6  # classes of devices in one request: each set of classes is a separate need
+_MAX_CANDIDATES: Final = 512  # possible victims on a node: the least important pods; by default a kubelet runs 110
+_MAX_CLASSES: Final = 6  # classes of devices in a request up to which all their sets are checked, see `_class_sets`
 
 
 class Resident(NamedTuple):
     """A pod on the node.
 
-    is_leaving: whether it is being deleted.
-    fixed: whether it must not be evicted.
-    budgets: its disruption budgets.
-    grouped: whether it is in a PodGroup of Kubernetes, whose pods may have to be evicted together.
+    holding: the cards and devices that the pod holds; None if it holds none.
+    budgets: the disruption budgets that count the pod.
+    is_leaving: whether the pod is being deleted.
+    fixed: whether the pod must not be evicted.
+    grouped: whether the pod is in a PodGroup of Kubernetes, whose pods may have to be evicted together.
     """
 
     uid: str
@@ -53,8 +54,10 @@ class Resident(NamedTuple):
 class FullNode:
     """A full node.
 
-    kinds: the kinds of cards of its ledger.
-    free: the free cpu, memory and pods; negative if the node is overcommitted.
+    kinds: the kinds of cards of the node's ledger.
+    node: the state of the cards; None if the node has none.
+    free: the free cpu, memory and pod slots; negative if the node is overcommitted.
+    residents: the pods on the node.
     allowed: how many evictions each disruption budget allows.
     """
 
@@ -67,9 +70,10 @@ class FullNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemptor:
-    """The pod that must fit.
+    """The pod for which pods may be evicted.
 
-    headroom: the amounts that quotas leave to its namespace, whichever pods are evicted.
+    request: its cards and devices; None if it requests none.
+    headroom: the amounts that quotas leave to its namespace. Evictions are assumed not to change them.
     """
 
     request: PodRequest | None
@@ -81,11 +85,12 @@ class Preemptor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Victims:
-    """The UIDs of the pods to evict; empty if the pods that are being deleted are enough.
+    """The pods to evict.
 
+    uids: the UIDs of these pods; empty if it is enough that other pods are being deleted.
     violations: how many evictions exceed disruption budgets.
-    highest_priority: the highest priority among them; None without victims.
-    assignment: the cards that the pod gets; None if it requests none.
+    highest_priority: the highest priority of the victims; None without victims.
+    assignment: the cards that the newcomer gets; None if it requests none.
     """
 
     uids: tuple[str, ...]
@@ -95,19 +100,19 @@ class Victims:
 
     @property
     def harm(self) -> tuple[int, bool, int, int]:
-        """A sort key of victims: the smallest is the least harmful."""
+        """A sort key for sets of victims: the set with the smallest key is the least harmful."""
         return self.violations, self.highest_priority is not None, self.highest_priority or 0, len(self.uids)
 
 
 def least_harmful_victims(full_node: FullNode, newcomer: Preemptor, chosen: Collection[str] = ()) -> Victims | None:
     """Find the least harmful set of victims that lets the newcomer fit; None if there is none.
 
-    Returns None also if the search for a pod with several card requests or cards ends before it finds a set.
+    For a pod with several card requests or cards, also returns None if the effort is spent before a set is found.
 
-    chosen: kube-scheduler's own victims. If no total of the node explains such a victim, only kube-scheduler knows the
-        reason (ports, affinity, a group that is evicted together), and the victim stays in the set. If one of them is
-        on another node, there is no set: the response may name only pods of this node, so a part of a group would be
-        evicted.
+    chosen: the UIDs of kube-scheduler's own victims. If the node's totals do not explain why kube-scheduler evicts such
+        a victim, there is another reason (ports, affinity, a group that is evicted together), and the victim stays in
+        the set. If one of these victims is on another node, returns None: the response may name only pods of this node,
+        so only a part of a group would be evicted.
     """
     if not {resident.uid for resident in full_node.residents}.issuperset(chosen):
         return None
@@ -115,7 +120,12 @@ def least_harmful_victims(full_node: FullNode, newcomer: Preemptor, chosen: Coll
 
 
 class _Sums(NamedTuple):
-    """The totals of a node that kube-scheduler counts, as far as they are known here."""
+    """Amounts that kube-scheduler counts for a node, as far as the extender knows them.
+
+    gpu_mem: MiB of GPU memory.
+    gpu_core: percent of SMs, where 100 is one card.
+    whole: whole cards.
+    """
 
     cpu: int
     memory: int
@@ -131,8 +141,8 @@ class _Sums(NamedTuple):
         return _Sums._make(map(sub, self, other))
 
     def shortfall(self, requested: "_Sums") -> dict[object, int]:
-        """The missing amounts, by name of the total. Totals that are not requested do not matter,
-        as in kube-scheduler.
+        """The missing amounts, by name, if `self` is free. As in kube-scheduler, amounts that are not requested do not
+        matter.
         """
         amounts = zip(_Sums._fields, self, requested, strict=True)
         return {name: need - free for name, free, need in amounts if need > max(0, free)}
@@ -169,7 +179,10 @@ class _Node:
 
 
 class _VictimSearch:
-    """Searches for the victims on one node for one pod. `_node` is the node without the pods that leave in any case."""
+    """Searches for the victims on one node for one pod, the newcomer.
+
+    `_node` is the node without the pods that leave in any case.
+    """
 
     def __init__(self, full_node: FullNode, newcomer: Preemptor, chosen: Collection[str]) -> None:
         self._newcomer = newcomer
@@ -207,7 +220,7 @@ class _VictimSearch:
         cover = self._cheapest(candidates)
         if cover is None:
             return None
-        # Of the sets with equally few violations, choose one with the lowest priorities: pods with higher ones stay.
+        # Of the sets with the fewest violations, choose one whose highest priority is the lowest.
         priorities = sorted({resident.priority for resident in candidates})
         low, high = 0, len(priorities) - 1
         while low < high:
@@ -220,9 +233,9 @@ class _VictimSearch:
         return self._minimal_victims([self._residents[victim.name] for victim in cover.victims])
 
     def _unexplained_victims(self, node: _Node, chosen: Collection[str]) -> tuple[str, ...]:
-        """The chosen victims that the node's totals do not explain, so that kube-scheduler must have another reason.
+        """The chosen victims that the node's totals do not explain: kube-scheduler has another reason to evict them.
 
-        kube-scheduler counts pods that are being deleted, but not pods whose objects are deleted.
+        As in kube-scheduler, pods that are being deleted count, and pods whose objects are deleted do not.
         """
         vanished = {resident.uid for resident in self._residents.values() if resident.is_leaving and resident.fixed}
         without_chosen = node.without_pods(self._residents[uid] for uid in vanished.union(chosen))
@@ -254,7 +267,7 @@ class _VictimSearch:
         )
 
     def _cheapest(self, candidates: Sequence[Resident]) -> Cover | None:
-        """The cheapest set of these candidates that lets the newcomer fit, whatever their priorities."""
+        """The cheapest set of these candidates that lets the newcomer fit. Priorities are not compared."""
         if not candidates:
             cover = Cover(0, ())
             return cover if self._is_valid(cover) else None
@@ -305,12 +318,12 @@ class _VictimSearch:
         effort = self._placement_effort
         if effort.remaining <= 0:
             return False
-        if self._plan is not None:  # each request after the first is searched on a copy of the node
+        if self._plan is not None:  # each card request after the first takes a copy of the node
             effort.remaining -= max(0, len(self._plan.typed_requests) - 1)
         return self._place_newcomer(node, effort) is not None
 
     def _place_newcomer(self, node: _Node, effort: SearchEffort | None = None) -> Assignment | bool | None:
-        """The newcomer's cards on this node; True if it requests none; None if it does not fit.
+        """The newcomer's assignment on this node; True if it requests no cards and devices; None if it does not fit.
 
         effort: the effort that all placements share; None for an effort of this placement only.
         """
@@ -322,9 +335,8 @@ class _VictimSearch:
         return None if isinstance(placed, Refusal) else placed.assignment
 
     def _minimal_victims(self, removed: list[Resident]) -> Victims | None:
-        """Remove the victims that are not necessary: the search may have ended before it found the cheapest set.
-
-        When the effort of placements is spent, the victims that were not tried count as needed.
+        """The victims without those that are not necessary. There may be such victims, because the search may end
+        before it finds the cheapest set. When the effort is spent, the remaining victims count as necessary.
         """
         node = self._node.without_pods(removed)
         for victim in sorted(removed, key=lambda resident: (-resident.priority, resident.uid)):
@@ -332,7 +344,7 @@ class _VictimSearch:
             if self._can_fit(fuller):
                 removed = [resident for resident in removed if resident is not victim]
                 node = fuller
-        fit = self._place_newcomer(node)  # with its own effort, so that it finds the same placement again
+        fit = self._place_newcomer(node)  # with an effort of its own, which is enough for the same placement
         if fit is None:
             return None
         all_victims = [*removed, *(self._residents[uid] for uid in self._forced_uids)]
@@ -369,7 +381,7 @@ def _sums(load: Load, holding: Holding | None) -> _Sums:
 
 
 def _free_sums(full_node: FullNode) -> _Sums:
-    """The free totals as kube-scheduler counts them: the totals of all cards, minus the requests of pods."""
+    """The free amounts as kube-scheduler counts them: the totals of all cards, minus the requests of pods."""
     cards = full_node.node.cards if full_node.node is not None else []
     used_sums = _Sums(0, 0, 0, 0, 0, 0)
     for resident in full_node.residents:
@@ -385,7 +397,9 @@ def _free_sums(full_node: FullNode) -> _Sums:
 
 
 def _class_sets(request: PodRequest) -> list[tuple[frozenset[str], int]]:
-    """The sets of requested classes, each with the number of devices that are requested of its classes."""
+    """The sets of requested classes, each with the number of requested devices of these classes. For more than
+    `_MAX_CLASSES` classes, only the sets of one class and the set of all classes.
+    """
     counts: dict[str, int] = {}
     for device_request in request.devices:
         counts[device_request.resource_class] = counts.get(device_request.resource_class, 0) + device_request.count

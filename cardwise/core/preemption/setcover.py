@@ -17,14 +17,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 EXCESS_COST: Final = 1 << 20  # the cost of one eviction beyond a budget, in victims
-_EFFORT: Final = 6_000  # some 5 ms
+_EFFORT: Final = 6_000  # steps of one search; takes about 5 ms
 
 
 class Victim(NamedTuple):
     """A pod that may be evicted.
 
     amounts: by dimension, the amount that its eviction frees.
-    budgets: the disruption budgets that its eviction is charged to.
+    budgets: the disruption budgets that count its eviction.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Cover(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A victim with its amounts in the order of the dimensions, none larger than the need."""
+    """A victim, with its amounts in the order of the dimensions; an amount above the need is reduced to the need."""
 
     victim: Victim
     amounts: tuple[int, ...]
@@ -73,11 +73,12 @@ def cheapest_cover(
     effort: CoverEffort,
     cost_limit: int | None = None,
 ) -> Cover | None:
-    """Find the cheapest set that meets the needs; None if there is none, or none that costs less than `cost_limit`.
+    """Find the cheapest set that meets the needs; None if no set does.
 
     allowed: how many evictions each budget allows.
+    cost_limit: only sets that cost less are searched; None for no limit.
 
-    Deterministic: the same arguments give the same result.
+    Deterministic: the same arguments give the same set.
     """
     dimensions = [dimension for dimension, need in needs.items() if need > 0]
     effort.spend(len(victims) * (1 + len(dimensions)))
@@ -101,7 +102,7 @@ def cheapest_cover(
 
 
 def budget_excess(victims: Collection[Victim], allowed: Mapping[str, int]) -> int:
-    """The total by which these victims exceed the budgets."""
+    """The number of evictions by which these victims exceed the budgets, in total."""
     counts: dict[str, int] = {}
     for victim in victims:
         for budget in victim.budgets:
@@ -118,7 +119,7 @@ def _cover(candidates: Sequence[_Candidate], allowed: Mapping[str, int], cost_li
 def _take_required(
     candidates: list[_Candidate], shortfall: tuple[int, ...]
 ) -> tuple[list[_Candidate], list[_Candidate], tuple[int, ...]]:
-    """Take the candidates that are in every cover. Returns them, the other candidates, and the remaining shortfall."""
+    """Returns the candidates that are in every cover, the other candidates, and the shortfall that remains."""
     chosen: list[_Candidate] = []
     while True:
         sums = [sum(candidate.amounts[dimension] for candidate in candidates) for dimension in range(len(shortfall))]
@@ -153,8 +154,8 @@ def _remaining_budgets(allowed: Mapping[str, int], chosen: Sequence[_Candidate])
 def _cover_dimension(
     candidates: Sequence[_Candidate], dimension: int, need: int, budgets: Mapping[str, int]
 ) -> list[_Candidate]:
-    """The cheapest cover of one need that can be met: the largest candidates first, and candidates within their budgets
-    before others.
+    """The cheapest cover of one need that the candidates can meet. Candidates beyond their budgets are taken only if
+    necessary. The largest candidates are taken first.
     """
     within_budgets, beyond_budgets = _split_by_budgets(candidates, dimension, budgets)
     missing = need - sum(candidate.amounts[dimension] for candidate in within_budgets)
@@ -178,7 +179,7 @@ def _cover_dimension(
 def _split_by_budgets(
     candidates: Sequence[_Candidate], dimension: int, budgets: Mapping[str, int]
 ) -> tuple[list[_Candidate], list[_Candidate]]:
-    """Split the candidates, the largest first, into those within their budgets and the others."""
+    """Split the candidates, the largest first, into those within their budgets and those beyond."""
     within_budgets, beyond_budgets = [], []
     remaining_budgets = dict(budgets)
     for candidate in sorted(candidates, key=lambda candidate: -candidate.amounts[dimension]):
@@ -192,9 +193,9 @@ def _split_by_budgets(
 
 
 class _Search:
-    """Branch and bound: takes or leaves the candidate that frees the most in the dimension that is hardest to cover.
+    """Branch and bound. Each branch takes or leaves the candidate that frees the most in the hardest dimension.
 
-    A set of candidates is a bit set in an integer, which is fast to copy and to test.
+    Sets of candidates are bit sets in integers, which are fast to copy and to test.
     """
 
     def __init__(
@@ -236,7 +237,7 @@ class _Search:
             if self._cost_limit is None or cost < self._cost_limit:
                 self.best, self._cost_limit = Cover(cost, tuple([candidate.victim for candidate in chosen])), cost
             return
-        # A caller with a `cost_limit` has a cover already.
+        # With a `cost_limit`, a cover is already known, here or by the caller, so the search may end.
         while not self._effort.is_spent or self._cost_limit is None:
             self._effort.spend(open_bits.bit_count() * len(shortfall))
             hardest = self._hardest_dimension(open_bits, shortfall, cost)
@@ -251,7 +252,7 @@ class _Search:
             self._charge(candidate, -1)
             self._branch(open_bits, shortfall_after, cost + EXCESS_COST * excess + 1, [*chosen, candidate])
             self._charge(candidate, 1)
-            # A cover without this candidate does not need candidates that this one could replace.
+            # In covers without this candidate, skip the candidates that it could replace: they make no cheaper cover.
             open_bits &= ~self._replaceable_by(candidate)
 
     def _charge(self, candidate: _Candidate, sign: int) -> None:
@@ -259,7 +260,7 @@ class _Search:
             self._budgets[budget] = self._budgets.get(budget, 0) + sign
 
     def _next_candidate(self, dimension: int, open_bits: int) -> tuple[int, _Candidate]:
-        """The largest candidate that its budgets still allow, or else the largest."""
+        """The largest open candidate whose budgets still allow an eviction; if there is none, the largest."""
         biggest = 0
         for bit, _, budget in self._orders[dimension]:
             if not open_bits & bit:
@@ -272,7 +273,9 @@ class _Search:
         return biggest, self._candidates[biggest]
 
     def _replaceable_by(self, candidate: _Candidate) -> int:
-        """The candidates that this one could replace at no higher cost: they free no more, and have all its budgets."""
+        """The candidates, as a bit set, that free no more than this one and have all its budgets: in any cover, this
+        candidate could replace them without a higher cost.
+        """
         bits = -1
         for bits_up_to_amount, amount in zip(self._bits_up_to_amount, candidate.amounts, strict=True):
             bits &= bits_up_to_amount[amount]
@@ -328,7 +331,7 @@ def _bits_up_to_amount(candidates: Mapping[int, _Candidate], dimension: int) -> 
 
 
 def _count_largest(amounts: Iterable[int], need: int) -> int | None:
-    """The number of amounts, from the first on, that together meet the need; None if all are not enough."""
+    """The number of amounts, from the first on, that together meet the need; None if all together do not."""
     count = 0
     for amount in amounts:
         if need <= 0:

@@ -1,7 +1,7 @@
-"""Quantities as people write them in Cardwise's custom resources.
+"""Quantities as users write them in Cardwise's custom resources.
 
-`10GiB` is `10Gi` here, as in the proposals that ResourceClass follows, and an amount of memory may be 0 or larger than
-any card. `quantity` has Kubernetes' own quantities.
+They differ from Kubernetes' quantities (`quantity`) in two ways: `10GiB` is allowed and means `10Gi`, as in the
+proposals that ResourceClass follows, and an amount of memory may be 0, or larger than any card.
 """
 
 import math
@@ -13,11 +13,11 @@ from cardwise.core.values.quantity import InvalidQuantity
 
 _BYTES = re.compile(r"[+-]?[\d.]+[KMGTPE]iB")
 _MIB = 1024**2
-_MAX_AMOUNT = 2**53  # every JSON reader keeps integers up to this exactly
+_MAX_AMOUNT = 2**53  # the largest integer up to which all JSON readers are exact
 
 
 def kubernetes(text: str) -> str:
-    """`10GiB` as Kubernetes spells it, `10Gi`; other texts unchanged, so that refusals quote them."""
+    """The quantity in Kubernetes' spelling: `10Gi` for `10GiB`. Other texts stay unchanged, so errors quote them."""
     text = text.strip()
     return text[:-1] if _BYTES.fullmatch(text) else text
 
@@ -28,10 +28,10 @@ def parse(text: str | int) -> Fraction:
 
 
 def memory(text: str | int) -> int:
-    """MiB, 0 or more: `65536` counts MiB, `64Gi` and `64GiB` count bytes, rounded up as in pods. Raises
-    InvalidQuantity.
+    """Parse an amount of memory into MiB, 0 or more. `65536` means MiB; `64Gi` and `64GiB` mean bytes, which are
+    rounded up to MiB as in pods. Raises InvalidQuantity.
 
-    `64G` is refused: Kubernetes would read it as 64,000,000,000 MiB, which no author means.
+    `64G` is refused: by Kubernetes' rules it would mean 64,000,000,000 MiB, which no user intends.
     """
     number, is_bytes = quantity.parse(kubernetes(str(text)))
     if str(text).strip()[-1:] in "MGTPE":

@@ -1,4 +1,4 @@
-"""Objects of the API as decoded JSON, for code that needs no record of its own."""
+"""Objects of the API as decoded JSON, for code that does not decode them into structs."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ Json = dict[str, Any]
 
 
 def annotations_of(manifest: Json) -> Json:
-    """The annotations; empty without any."""
+    """The object's annotations; empty if it has none."""
     annotations: Json = (manifest.get("metadata") or {}).get("annotations") or {}
     return annotations
 
 
 def labels_of(manifest: Json) -> Json:
-    """The labels; empty without any."""
+    """The object's labels; empty if it has none."""
     labels: Json = (manifest.get("metadata") or {}).get("labels") or {}
     return labels
 

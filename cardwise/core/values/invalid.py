@@ -1,6 +1,6 @@
 """`InvalidRequest`, the error for bad input: the field, the problem, and what to write instead.
 
-Every module that reads what users write raises it, so it imports none of them.
+All modules that read users' input raise this error, so this module imports none of them.
 """
 
 from cardwise.core.values import wording

@@ -1,6 +1,6 @@
-"""Rules for names of Kubernetes objects, as the API server has them (k8s.io/apimachinery, `validation.go`).
+"""The API server's rules for names of Kubernetes objects (k8s.io/apimachinery, `validation.go`).
 
-A name that comes from outside is compared with these before it is used. Lengths are in characters.
+A name from outside the process is checked with these rules before it is used. Lengths are in characters.
 """
 
 import re
@@ -17,17 +17,17 @@ _SEPARATORS: Final = ("/", "%")
 
 
 def is_label(text: str) -> bool:
-    """Whether it is a DNS label, such as the name of a namespace or a gang (RFC 1123)."""
+    """Whether the text is a DNS label, such as the name of a namespace or a gang (RFC 1123)."""
     return len(text) <= MAX_LABEL_LENGTH and _LABEL.fullmatch(text) is not None
 
 
 def is_subdomain(text: str) -> bool:
-    """Whether it is a DNS subdomain, such as the name of a pod or a node (RFC 1123)."""
+    """Whether the text is a DNS subdomain, such as the name of a pod or a node (RFC 1123)."""
     return len(text) <= MAX_SUBDOMAIN_LENGTH and _SUBDOMAIN.fullmatch(text) is not None
 
 
 def is_name_prefix(text: str) -> bool:
-    """Whether it is a `generateName` of an object whose name is a DNS subdomain: it may end with `-`."""
+    """Whether the text is valid as `generateName` of an object whose name is a DNS subdomain: it may end with `-`."""
     return is_subdomain(f"{text[:-1]}a" if text.endswith("-") else text)
 
 
@@ -37,8 +37,8 @@ def is_label_value(text: str) -> bool:
 
 
 def path_segment_problem(text: str) -> str:
-    """Why no object may have this name, because it could not be part of a URL of the API server; "" if it may. The
-    rules are those of the API server's `IsValidPathSegmentName`, which refuses an empty name elsewhere.
+    """Why the text cannot be the name of an object, because it cannot be a segment of a URL path; "" if it can. These
+    are the rules of the API server's `IsValidPathSegmentName`, and in addition the text must not be empty.
     """
     if not text:
         return "is empty"

@@ -1,8 +1,7 @@
-"""Converts Kubernetes quantities to plain integers, once, where they enter.
+"""Converts Kubernetes quantities to integers, once, where they enter the process.
 
-The grammar has a trap: the API server prints the integer 8000 as `8k`, so a decimal suffix on gpu-mem is a plain
-multiplier of MiB, and only a binary suffix (`8Gi`) means bytes. Source: k8s.io/apimachinery
-`pkg/api/resource/quantity.go`.
+A trap of the format: the API server prints the integer 8000 as `8k`. So in gpu-mem a decimal suffix multiplies a number
+of MiB, and only a binary suffix (`8Gi`) means bytes. The format: k8s.io/apimachinery `pkg/api/resource/quantity.go`.
 """
 
 import math
@@ -27,21 +26,21 @@ _DECIMAL = {
 }  # fmt: skip
 _KIB = 1024
 _MIB = 1024**2
-_MIN_BYTES = 2**16  # a number of MiB with a fraction above this was probably meant in bytes
-_MAX_LENGTH = 64  # characters; real amounts are shorter, and Python refuses to convert thousands of digits
-# MiB, more than any card has. Beyond it the API server refuses an amount that the webhook has rewritten, with a worse
-# message; and sums of what a liar may write stay within 64 bits.
+_MIN_BYTES = 2**16  # from this number on, a number with a fraction is taken as bytes, not as MiB
+_MAX_LENGTH = 64  # characters of a quantity; real ones are shorter, and Python refuses to convert thousands of digits
+# MiB; more than any card has. A larger amount, rewritten by the webhook, would be refused by the API server with a less
+# clear message. The limit also keeps sums of invented amounts within 64 bits.
 MAX_MIB: Final = MiB(2**31)
 
 
 @lru_cache(maxsize=4096)
 def size(mib: int) -> MiB:
-    """The size of a card or a share. Equal sizes share one integer object, because there are tens of thousands."""
+    """The size of a card or a share, as one shared integer object for equal sizes, to save memory."""
     return MiB(mib)
 
 
 class Unit(StrEnum):
-    """The unit of bare gpu-mem numbers that users write. Stored numbers count MiB."""
+    """The unit of gpu-mem numbers that users write without a unit. Stored numbers always mean MiB."""
 
     MIB = "MiB"
     GIB = "GiB"
@@ -62,7 +61,7 @@ class InvalidQuantity(ValueError):
 
 
 def parse(text: str | int) -> tuple[Fraction, bool]:
-    """Value of a quantity, and whether it was written with a binary suffix (`Gi`)."""
+    """The value of a quantity, and whether it has a binary suffix (`Gi`). Raises InvalidQuantity."""
     text = str(text).strip()
     match = _GRAMMAR.fullmatch(text) if len(text) <= _MAX_LENGTH else None
     if match is None:
@@ -77,10 +76,10 @@ def parse(text: str | int) -> tuple[Fraction, bool]:
 
 
 def with_unit(text: str | int, unit: Unit) -> str:
-    """A gpu-mem amount with a unit, so that `memory` reads it as meant: a bare number counts `unit`, so `2` in GiB is
-    `2Gi`.
+    """The gpu-mem amount with `unit` added if it has no unit, so that `memory` reads it correctly: `2` in GiB is `2Gi`.
 
-    Unchanged if it has a unit, and if it is invalid, which `memory` refuses. Raises InvalidQuantity.
+    An amount with a unit stays unchanged. An invalid amount also stays unchanged, since `memory` refuses it. Raises
+    InvalidQuantity if the amount is out of range.
     """
     if unit is Unit.MIB:
         return str(text)
@@ -101,13 +100,13 @@ def with_unit(text: str | int, unit: Unit) -> str:
 def _parse_amount(text: str | int) -> tuple[Fraction, bool]:
     """Parse a gpu-mem amount; returns the same as `parse`."""
     number, is_bytes = parse(text)
-    # A binary amount that is no whole number of bytes, 0.3Gi, comes from the API server as 322122547200m.
+    # The API server returns an amount such as 0.3Gi, which is no whole number of bytes, as 322122547200m.
     return number, is_bytes or (number.denominator != 1 and number >= _MIN_BYTES)
 
 
 def memory(text: str | int) -> MiB:
-    """MiB of a gpu-mem amount: `8138` and `8k` count MiB, `8Gi` counts bytes, which are rounded up to a whole number of
-    MiB (`describe_rounding` says so). Raises InvalidQuantity.
+    """Parse a gpu-mem amount into MiB. `8138` and `8k` mean MiB; `8Gi` means bytes, which are rounded up to whole MiB
+    (`describe_rounding` returns a warning about this). Raises InvalidQuantity.
     """
     number, is_bytes = _parse_amount(text)
     if is_bytes:
@@ -139,7 +138,7 @@ def describe_rounding(text: str | int) -> str:
 
 
 def _describe_amount(text: str | int, number: Fraction) -> str:
-    """The amount in a sentence, with the API server's spelling if that differs from what users write. `number`: MiB."""
+    """The amount in a sentence, in Mi or Gi, after the text itself if that differs. `number`: MiB."""
     shown = f"{float(number / _KIB):.4g}Gi" if number >= _KIB else f"{float(number):.4g}Mi"
     return shown if str(text) == shown else f"{text} ({shown})"
 
@@ -153,7 +152,7 @@ def _fraction_error(text: str, number: Fraction) -> InvalidQuantity:
     """The error about a bare number with a fraction. `number`: MiB."""
     below = number.numerator // number.denominator
     nearby_amounts = [f"{below} or {below + 1}"] if below else []
-    if number < _KIB:  # the user often means Gi
+    if number < _KIB:  # such a user often means GiB
         nearby_amounts.append(f"{math.ceil(number * _KIB)} for {float(number):.4g}Gi")
     return InvalidQuantity(f"{text} is not a whole number of MiB", f"write {', or '.join(nearby_amounts)}")
 

@@ -1,14 +1,18 @@
-"""Refusals: why a node does not take a pod, as a closed set of constant texts.
+"""Refusals: why a node does not take a pod, as a fixed set of constant texts.
 
-kube-scheduler groups nodes by equal text and re-queues when a text changes, so no numbers and no names may appear
-here; the detail is in `explain`.
+kube-scheduler groups nodes with equal texts, and re-queues a pod when a text changes. So the texts must not contain
+numbers or names; `explain` shows the details.
 """
 
 from enum import Enum
 
 
 class Refusal(Enum):
-    """A reason, and whether evicting other pods could ever help (`resolvable`)."""
+    """A reason why a node does not take a pod.
+
+    text: the reason, for users.
+    resolvable: whether evicting other pods may help.
+    """
 
     NOT_OURS = ("The node has no GPU that Cardwise shares", False)
     NO_SUCH_TYPE = ("The node has no GPU of the requested type", False)
@@ -31,9 +35,9 @@ class Refusal(Enum):
     NO_SUCH_DEVICE = ("The node does not have the requested devices", False)
     NO_DEVICE = ("Insufficient free devices of the requested class", True)
     UNSETTLED = ("The pod's last bind failed or may still succeed; the pod is tried again", False)
-    # Only evicting pods of the same namespace could help; kube-scheduler would preempt pods of any namespace.
+    # Not resolvable: only evicting pods of the same namespace could help, but kube-scheduler would evict any pods.
     QUOTA = ("The namespace's GPUQuota leaves no capacity on the suitable GPUs", False)
-    # Only evictions that complete the gang's plan help, and the gang planner finds those.
+    # For gangs, only evictions that let the whole gang fit help, and the gang planner finds these.
     GANG_INCOMPLETE = ("The pod's gang has fewer pods than it needs to start", False)
     GANG_WAITS = ("The pod's gang does not fit as a whole", True)
     GANG_BACKS_OFF = ("The pod's gang could not be bound as a whole; it is tried again", False)

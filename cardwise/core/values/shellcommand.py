@@ -1,7 +1,7 @@
-"""Shell commands in remedies: the only module that inserts values into one.
+"""Shell commands in remedies. No other module inserts values into shell commands.
 
 Many values come from objects that tenants write: names in Events, labels, annotations. An administrator who copies a
-command must not run a name such as `; curl … | sh`.
+command must not execute a value such as `; curl … | sh`.
 """
 
 import re
@@ -17,8 +17,8 @@ _FIELD: Final = re.compile(r"\{([a-z_]+)(:text)?\}")
 def command(template: str, **arguments: str | int | Sequence[str]) -> str:
     """The command with values in place of its fields.
 
-    `{node}` takes the name of a Kubernetes object, or several; an invalid name is not printed, and a placeholder in
-    capitals (NODE) is left for the reader. `{user:text}` takes any text and quotes it.
+    A field `{node}` takes the names of one or more Kubernetes objects. If a name is invalid, the field becomes a
+    placeholder in capitals (NODE) for the reader. A field `{user:text}` takes any text and quotes it.
     """
 
     def format_field(field: re.Match[str]) -> str:

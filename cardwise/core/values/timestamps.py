@@ -1,7 +1,7 @@
-"""Timestamps of the Kubernetes API. The only module that parses them.
+"""Timestamps of the Kubernetes API. No other module parses them.
 
-The API server has times that Python does not have: "9999-12-31T23:59:59-23:59" is a valid `startTime`, and the API
-server returns it as "10000-01-01T23:58:59Z".
+The API server accepts times that Python cannot represent: "9999-12-31T23:59:59-23:59" is a valid `startTime`, and the
+API server returns it as "10000-01-01T23:58:59Z".
 """
 
 import re
@@ -18,7 +18,7 @@ _TIMESTAMP: Final = re.compile(r"(-?[0-9]{1,9})-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+
 def parse_timestamp(text: object) -> datetime | None:
     """Parse a timestamp of the API into a time in UTC; None if it is no timestamp, or has no time zone. Never raises.
 
-    Times that Python does not have become `EARLIEST` or `LATEST`.
+    Times that Python cannot represent become `EARLIEST` or `LATEST`.
     """
     if not isinstance(text, str):
         return None
@@ -31,7 +31,9 @@ def parse_timestamp(text: object) -> datetime | None:
 
 
 def _nearest_time(year: int) -> datetime | None:
-    """The nearest time that Python has, for a timestamp of this year that it cannot parse; None if it has the year."""
+    """`EARLIEST` or `LATEST`, for a timestamp that Python cannot parse. None if Python can represent times of the year,
+    because then the timestamp is invalid.
+    """
     if EARLIEST.year < year < LATEST.year:
         return None
     return EARLIEST if year < _MIDDLE_YEAR else LATEST
@@ -43,7 +45,7 @@ def format_timestamp(time: datetime) -> str:
 
 
 def subtract_seconds(time: datetime, seconds: float) -> datetime:
-    """The time in UTC that is so many seconds earlier; `EARLIEST` or `LATEST` if Python does not have it."""
+    """The time minus a number of seconds, in UTC; `EARLIEST` or `LATEST` if Python cannot represent it."""
     try:
         return time - timedelta(seconds=seconds)
     except OverflowError:

@@ -1,7 +1,7 @@
 """Numbers, lists and quotations in a sentence, for events, refusals, logs and commands.
 
-Text from outside (annotations, names, output of other programs) may have any length and content. These functions, and
-no others, make it short and visibly foreign: `quote_text` and `quote_unless_name` for a value in a sentence,
+Text from outside (annotations, names, output of other programs) may have any length and content. Only these functions
+shorten such text and mark it as a quotation: `quote_text` and `quote_unless_name` for a value in a sentence,
 `sanitize_message` for a sentence that leaves the process or that ends with another program's sentence, `sanitize_line`
 for a printed line.
 """
@@ -10,19 +10,19 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-MAX_BYTES: Final = 1024  # of a message, in UTF-8: what Kubernetes allows for that of an Event
-_MAX_QUOTED: Final = 80  # characters of a value
+MAX_BYTES: Final = 1024  # bytes of a message in UTF-8; Kubernetes' limit for the message of an Event
+_MAX_QUOTED: Final = 80  # characters of a quoted value
 _MAX_NAME_LENGTH: Final = 317  # characters of a name: 253 of a domain, a slash, and 63
-# Names, keys, users, images, taints: without spaces such a text cannot pass for a sentence.
+# Names, keys, users, images, taints. Such a text has no spaces, so it cannot look like a part of the sentence.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:=@+-]*")
-# Characters that show nothing although `str.isprintable` may accept them: the property Default_Ignorable_Code_Point,
-# and blank letters, patterns and notes. Enough spaces to fill a terminal row would put the text after them on a new
-# row.
+# Invisible characters that `str.isprintable` may accept: those with the property Default_Ignorable_Code_Point, and
+# blank letters, patterns and notes.
 _INVISIBLE: Final = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U00013441\U00013442\U00016fe4\U0001bca0-\U0001bca3\U0001d159"
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
+# A space after a space. Spaces that fill the row of a terminal would move the text after them to a new row.
 _REPEATED_SPACE: Final = re.compile("(?<= ) ")
 
 
@@ -51,10 +51,10 @@ def quote_unless_name(name: object) -> str:
 
 
 def sanitize_message(text: str, limit: int = MAX_BYTES) -> str:
-    """A text for people as it leaves the process: at most `limit` bytes, on one line, without control characters.
+    """A text for users as it leaves the process: at most `limit` bytes, on one line, without control characters.
 
-    A longer text loses its middle, because it begins with the field and ends with the remedy. Several spaces become
-    one, because a terminal could show the text after them as a new line.
+    A longer text is cut in the middle, because errors begin with the field and end with the remedy. Several spaces
+    become one space, because a terminal might show the text after many spaces on a new row.
     """
     return sanitize_line(" ".join(text.split()), limit)
 
@@ -78,7 +78,7 @@ def _escape_blanks(text: str) -> str:
 
 
 def truncate(text: str, limit: int = MAX_BYTES) -> str:
-    """A text of at most `limit` bytes of UTF-8; a longer one loses its middle."""
+    """The text with at most `limit` bytes in UTF-8; a longer text is cut in the middle."""
     if text.isascii() and len(text) <= limit:
         return text
     content = text.encode(errors="backslashreplace")  # half of a surrogate pair cannot be encoded
@@ -93,7 +93,10 @@ def truncate(text: str, limit: int = MAX_BYTES) -> str:
 
 
 def enumerate_first(texts: Sequence[str], limit: int, noun: str = "") -> str:
-    """The first texts, separated by commas, and the number of the others. `noun`: what they are, in the singular."""
+    """The first `limit` texts, separated by commas, and the number of the remaining ones: "a, b and 3 more pods".
+
+    noun: the noun after that number, in the singular.
+    """
     omitted = len(texts) - limit
     others = pluralize(omitted, f"more {noun}") if noun else f"{omitted} more"
     return ", ".join(texts[:limit]) + (f" and {others}" if omitted > 0 else "")

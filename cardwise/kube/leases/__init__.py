@@ -1,6 +1,7 @@
 """Leader election by a Lease of coordination.k8s.io.
 
-Input: the Lease as the API server has it. Output: whether this process leads, and in which epoch.
+Input: the Lease in the API server. Output: whether this process is the leader, and in which epoch.
 
-Read first: `election` (pure: what to send next, what an answer means), then `lease` (the thread that does it).
+Read first: `election` (without I/O: which request to send next, what a response means), then `lease` (the thread that
+sends the requests).
 """

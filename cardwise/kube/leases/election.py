@@ -1,29 +1,30 @@
-"""Leader election without I/O: when the Lease is ours, which request to send next, and what a response means.
+"""Leader election without I/O: whether this process holds the Lease, what to send next, and what a response means.
 
-It has no clock, thread or network, so that tests can try every order of events; `lease` carries it out.
+This module uses no clock, thread or network, so that tests can try every order of events. `lease` sends the requests.
 
-Theory of operation: why two processes never hold the Lease at once, whatever is lost, late or done twice.
+Theory of operation: why two processes never hold the Lease at once, even if messages are lost, late or repeated.
 
-- The holder counts from before it sent the renewing write, and stops `margin` early. All others count the whole
-  duration from when they received that write. Clocks are never compared; a margin of a tenth of the duration allows for
-  clocks that run five percent fast or slow.
-- No holder has the Lease for longer than `MAX_DURATION`: `Election` refuses such a setting, and a holder counts its own
-  setting, not the one in the Lease. So waiting for that long after the last change is enough, even if a user has
-  written a duration of one hour into the Lease.
+- The holder counts the duration from before it sent the renewing write, and stops `margin` early. All other processes
+  count the whole duration from when they received that write. Clocks of different machines are never compared; a margin
+  of a tenth of the duration allows for clocks that run five percent fast or slow.
+- No process holds the Lease for longer than `MAX_DURATION` after a renewal: `Election` refuses a longer setting, and a
+  holder counts its own setting, not the duration in the Lease. So it is enough to wait for `MAX_DURATION` after the
+  last change, even if a user has written a duration of one hour into the Lease.
 - A write replaces exactly the version that was read (the API server compares resourceVersion).
-- The process that creates the Lease waits for a whole duration first: the Lease may have been deleted under a holder
-  that has not noticed.
-- A released Lease is taken at once only if the release is the last event: a restored backup brings back a release of
-  an earlier holder while another one leads. A release contains its time. A candidate treats it as the last
-  event only if, by the API server's clock, it is less than one lease duration old, and if it is later than every
-  version that this process has seen. A candidate waits for any other Lease without a holder, as if it had one.
-- A version that is seen again does not prove that no process has held the Lease since: etcd may have been restored to
-  just that version while this process stood still, and the holder of that time still goes by its own count. So after
-  `SILENT_DURATIONS` durations without an answer, the next answer is taken for the first one: its version is waited for,
-  also if it is this process's own. A version that was replaced less than `SILENT_DURATIONS` durations ago cannot be
-  restored: a restore requires stopping and starting the API servers.
-- A lost response is recognized later by the exact times that were written, never by the identity: an earlier process
-  of that identity may still run.
+- The process that creates the Lease first waits for a whole duration: the Lease may have been deleted while another
+  process held it and has not noticed.
+- A released Lease is acquired at once only if the release is the last event: a restored backup brings back the release
+  of an earlier holder while another process is the leader. A release contains its time. A candidate treats it as the
+  last event only if, by the API server's clock, it is less than one lease duration old, and if it is later than every
+  version that this process has seen. For any other Lease without a holder, a candidate waits as if it had a holder.
+- If a process reads a version again that it has seen before, another process may have held the Lease in between: etcd
+  may have been restored to this version while the reading process was paused, and the holder from before the restore
+  still counts its own duration. So after `SILENT_DURATIONS` durations without a response, the next response is handled
+  like the first one: the process waits until the Lease expires, even if it wrote the version itself. A version that
+  was replaced less than `SILENT_DURATIONS` durations ago cannot be restored, because a restore requires stopping and
+  starting the API servers.
+- If the response to a write is lost, the process recognizes its write later by the exact times in the Lease, never by
+  the identity: an earlier process with the same identity may still run.
 
 Example, with a duration of 5 s and a margin of 0.5 s: A sends a renewal at 10.0 s and stops. By its own count it holds
 the Lease until 14.5 s. B reads the renewal at 10.2 s, and takes the Lease at 15.2 s at the earliest: 0.7 s later.
@@ -42,31 +43,41 @@ from cardwise.kube import errors
 
 CallKind = Literal["get", "create", "update", "release"]
 
-SILENT_DURATIONS = 3  # durations; see the theory of operation
-MAX_DURATION = 60.0  # seconds; a correct holder's Lease is no longer
-_MAX_TRANSITIONS = 2**31 - 1  # the API's limit
-_RELEASED_SECONDS = 1  # the duration in a released Lease, as client-go writes it; no correct holder's is as short
-_MAX_UNANSWERED = 16  # writes without an answer; one more than these is only found again by waiting
+SILENT_DURATIONS = 3  # lease durations without a response; see the theory of operation
+MAX_DURATION = 60.0  # seconds; the maximum lease duration of a correct holder
+_MAX_TRANSITIONS = 2**31 - 1  # changes of the holder; the API's limit
+_RELEASED_SECONDS = 1  # seconds; the duration that client-go writes into a released Lease; holders have longer ones
+_MAX_UNANSWERED = 16  # writes without a response that are remembered; after more, the process waits for the expiry
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """The fields of a Lease. `holder`: "" if it was released, None if it is invalid, which counts as held."""
+    """The fields of a Lease.
+
+    holder: the identity of the holder; "" if there is none, None if the field is invalid, which counts as held.
+    seconds: the duration; 0 if missing.
+    released: whether a holder released the Lease; a Lease can also lose its holder in other ways.
+    settled: whether, at the release, no request that the holder sent under the Lease was still in flight.
+    """
 
     version: str
     holder: str | None
-    seconds: float  # 0 if missing
+    seconds: float
     acquired: str
     renewed: str
     transitions: int
     uid: str
-    released: bool  # whether a holder released it; a Lease can also lose its holder in other ways
-    settled: bool  # the holder released it with none of its calls under way
+    released: bool
+    settled: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseCall:
-    """A request for the API server. `body`: None for a get."""
+    """A request to the API server.
+
+    sent: when it is sent, by the local clock.
+    body: None for a get.
+    """
 
     kind: CallKind
     sent: float
@@ -89,9 +100,9 @@ class LeasePeriod:
 class _ObservedLease:
     """A version of the Lease.
 
-    since: when this process first observed it.
-    is_ours: whether this process wrote it.
-    is_free: whether it is the release by the last holder.
+    since: when this process first observed the version, by the local clock.
+    is_ours: whether this process wrote the version as the holder.
+    is_free: whether the version is a release by the last holder, so that the Lease can be acquired at once.
     """
 
     lease: dict[str, Any]
@@ -102,16 +113,16 @@ class _ObservedLease:
 
 
 class Election:
-    """One candidate. Alternate `next_call` with `on_response` or `on_failure`; the response to an abandoned call must
-    not be passed later.
+    """One candidate. Alternate `next_call` with `on_response` or `on_failure`. After `on_failure`, do not pass a late
+    response of that call.
 
-    Any thread may read `period`, `tenure` and `is_successor`; all else belongs to one thread.
+    Any thread may read `period`, `tenure` and `is_successor`; all other attributes and the methods are for one thread.
 
-    tenure: grows whenever another process may have held the Lease. While it is the same, none has, whatever the Lease
-        contains: a restored backup or an edit brings back an earlier `leaseTransitions`, and a backup even the same
-        version.
-    is_successor: the former holder released the Lease with none of its calls under way (`release_call`), and this
-        process acquired it from there.
+    tenure: grows whenever another process may have held the Lease. While it stays the same, no other process has held
+        the Lease. The content of the Lease cannot show this: a restored backup or an edit brings back an earlier
+        `leaseTransitions`, and a backup even the same version.
+    is_successor: whether the former holder had released the Lease with none of its requests in flight (`release_call`)
+        when this process acquired it.
     """
 
     def __init__(
@@ -134,7 +145,7 @@ class Election:
         self._valid = duration - margin
         self._renew_every = renew_every
         self._silent_seconds = SILENT_DURATIONS * duration
-        self._answered_at = -math.inf  # when the last call that was answered was sent
+        self._answered_at = -math.inf  # when the last call with a response was sent
         self._observed: _ObservedLease | None = None
         self._latest_version = (
             "",
@@ -156,15 +167,16 @@ class Election:
     def token(self) -> str:
         """The UID and the `leaseTransitions` of the last observed Lease, "" if none.
 
-        For the admission policy and for people: a restored or edited Lease may give the same token to two holders.
+        For the admission policy and for users. Not unique: with a restored or edited Lease, two holders may have the
+        same token.
         """
         return "" if self._observed is None else f"{self._observed.record.uid}/{self._observed.record.transitions}"
 
     def next_call(self, now: float, server_time: datetime) -> LeaseCall:
-        """The call to send now. `server_time`: the API server's time, which is written."""
+        """The call to send now. `server_time`: the API server's time, which a write puts into the Lease."""
         if self._is_absent:
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": self._metadata}
-            # Not remembered: if the response is lost, the created Lease must expire as any other.
+            # Not in `_unanswered`: if the response is lost, this process waits until the created Lease expires.
             return LeaseCall("create", now, {**body, "spec": self._make_spec(server_time, None)})
         observed = self._observed
         if observed is None or self._must_reread or self._was_long_silent(now) or not self._may_take(observed, now):
@@ -174,13 +186,15 @@ class Election:
         return LeaseCall("update", now, {**observed.lease, "spec": spec})
 
     def release_call(self, now: float, server_time: datetime, *, settled: bool = False) -> LeaseCall | None:
-        """The call that releases the Lease; None if it is released, or this process does not hold it.
+        """The call that releases the Lease; None if the Lease is released, or if this process does not hold it.
 
         server_time: the API server's time; a successor compares it with the time of its own response.
-        settled: record in the Lease that no call made under it is under way. Only the very next holder relies on it.
+        settled: whether to record in the Lease that no request sent under it is in flight. Only the next holder relies
+            on this.
         """
         observed = self._observed
-        # A period that has not begun is not released: a successor would not wait for the former holder as we do.
+        # Before its period begins, this process waits for a former holder. It does not release the Lease, because a
+        # successor would not wait.
         if observed is None or not observed.is_ours or not self.period.is_valid(now):
             return None
         if self._must_reread:
@@ -197,14 +211,15 @@ class Election:
         metadata = _as_dict(observed.lease.get("metadata"))
         if settled:
             annotations = _as_dict(metadata.get("annotations"))
-            # The annotation names this release, so that it becomes invalid when the Lease is restored or acquired.
+            # The annotation contains the UID and the time of this release, so it is valid for this release only.
             metadata = {**metadata, "annotations": {**annotations, names.FENCED: f"{observed.record.uid}/{stamp}"}}
         return LeaseCall("release", now, {**observed.lease, "metadata": metadata, "spec": spec})
 
     def on_response(self, call: LeaseCall, lease: dict[str, Any], now: float, server_time: datetime) -> None:
-        """Handle a successful response, which has this Lease. Raises `Unreachable` if it is not a Lease.
+        """Handle a successful response. Raises `Unreachable` if it is not a Lease.
 
-        server_time: the API server's time, by this response.
+        lease: the body of the response.
+        server_time: the API server's time, from this response.
         """
         record = parse_lease(lease)
         if not record.version:
@@ -235,18 +250,18 @@ class Election:
             return
         is_ours = is_trusted and (record.holder, record.renewed) in self._unanswered
         if not is_ours:
-            # The period ends first, so that no reader combines the new tenure with the former period.
+            # The period ends before the tenure changes, so that no thread reads the new tenure with the former period.
             self.period = replace(self.period, until=-math.inf)
             self.tenure += 1
             self.is_successor = False
-            # Unanswered calls name an earlier version: they were overwritten, or will fail.
+            # Calls without a response were for an earlier version: their writes were overwritten, or will fail.
             self._unanswered.clear()
         is_free = self._is_last_release(record, server_time)
         self._remember_version(record)
         self._observed = _ObservedLease(lease, record, now, is_ours, is_free)
 
     def on_failure(self, call: LeaseCall, error: errors.KubeError) -> None:
-        """Handle an error; without a response, the call may be carried out. The present period stays valid."""
+        """Handle an error. If there was no response, the call may still be carried out. The period stays valid."""
         if call.kind == "create":
             self._is_absent, self._observed = False, None
         elif isinstance(error, errors.NotFound):
@@ -267,7 +282,7 @@ class Election:
         return min(self._renew_every / 2, self._expiry(observed) - now)
 
     def seconds_to_change(self, now: float) -> float:
-        """Seconds until the present period begins or ends by itself; inf if there is none."""
+        """Seconds until the current period begins or ends without another call; inf if there is no period."""
         if now < self.period.begins:
             return self.period.begins - now
         return self.period.until - now if now < self.period.until else math.inf
@@ -279,9 +294,9 @@ class Election:
         return observed.is_ours or observed.is_free or now >= self._expiry(observed)
 
     def _is_last_release(self, record: LeaseRecord, server_time: datetime) -> bool:
-        """Whether the last holder released the Lease with this version, so no process can have acquired it since.
+        """Whether this version is a release by the last holder, so that no process can have acquired the Lease since.
 
-        A restored version has an earlier time. In doubt it returns False, which only costs a wait and a fencing.
+        A restored version has an earlier time. In doubt returns False: then this process only waits, and fences pods.
         """
         uid, transitions, renewed = self._latest_version
         if not record.released or (
@@ -293,12 +308,12 @@ class Election:
 
     def _remember_version(self, record: LeaseRecord) -> None:
         uid, transitions, renewed = self._latest_version
-        if uid != record.uid:  # another object, whose count and times start again
+        if uid != record.uid:  # another Lease object: its transitions and times are not comparable
             transitions, renewed = 0, ""
         self._latest_version = record.uid, max(transitions, record.transitions), max(renewed, record.renewed)
 
     def _expiry(self, observed: _ObservedLease) -> float:
-        # Another process may have another duration, and a user may have written any duration.
+        # The holder may have another duration than this process, and a user may have written any duration.
         return observed.since + max(self._duration, min(observed.record.seconds, MAX_DURATION))
 
     def _acquired_period(self, call: LeaseCall, now: float) -> LeasePeriod:
@@ -320,14 +335,14 @@ class Election:
         }
 
     def _next_stamp(self, server_time: datetime) -> str:
-        # Each time is later than the last, even if the clock is set back: a write without a change gets no new version,
-        # so other candidates would not see the renewal.
+        # Each time is later than the one before, even if the clock is set back. With equal times a write would change
+        # nothing and get no new version, so other candidates would not see the renewal.
         self._last_stamp = max(server_time, self._last_stamp + timedelta(microseconds=1))
         return self._last_stamp.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def parse_lease(lease: dict[str, Any]) -> LeaseRecord:
-    """Parse any response. `version` is "" if it is not an object of the API."""
+    """Parse a response as a Lease. `version` is "" if the response is not an object of the API."""
     metadata, spec = _as_dict(lease.get("metadata")), _as_dict(lease.get("spec"))
     holder, uid, renewed = spec.get("holderIdentity"), _as_text(metadata.get("uid")), _as_text(spec.get("renewTime"))
     seconds = _as_count(spec.get("leaseDurationSeconds"))

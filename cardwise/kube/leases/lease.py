@@ -1,7 +1,7 @@
-"""Leader election by a Lease of coordination.k8s.io: of several processes, only its holder may act.
+"""Leader election by a Lease of coordination.k8s.io: of several processes, only the holder of the Lease may act.
 
-The thread around `election.py`, which explains why two processes never hold the Lease at once. Before every write, the
-caller calls `holds_lease` with the seconds that the write may take, and never keeps the answer.
+This is the thread that runs `election.py`, which explains why two processes never hold the Lease at once. Before every
+write, the caller must call `holds_lease` with the seconds that the write may take; it must not reuse an earlier result.
 """
 
 import logging
@@ -23,31 +23,34 @@ from cardwise.supervision import supervised_thread
 
 _log = structlog.get_logger("cardwise.kube.lease")
 
-# The first call may conflict with this process's own renewal whose response was lost; the second reads, the third
-# releases.
+# Calls to release the Lease. The first call may conflict with a renewal of this process whose response was lost. Then
+# the second call reads the Lease, and the third releases it.
 _RELEASE_ATTEMPTS = 3
-_RELEASE_SECONDS = 1.0
+_RELEASE_SECONDS = 1.0  # seconds; the timeout of each of these calls
 
 
 def new_identity() -> str:
-    """A new name, unique among all processes. Call it after the fork: two processes need two names."""
+    """A new identity that no other process has. Call this after a fork, since each process needs its own."""
     return f"{socket.gethostname()}_{uuid.uuid4().hex[:12]}"
 
 
 class LeaderElector:
     """A thread that acquires and renews the Lease. Start it in the serving process, with a `new_identity()`.
 
-    A missing Lease is created, and held only after `duration`: it may have been deleted while another process held it.
+    A missing Lease is created, but held only after `duration`: the Lease may have been deleted while another process
+    held it.
 
     duration: seconds for which a renewal is valid.
     renew_every: seconds between two renewals.
-    margin: seconds by which this process considers its Lease expired before others do, for clocks that run at different
-        rates; default: a tenth of `duration`.
-    on_change: called by the thread with whether this process leads. It must return soon, since renewals wait. The call
-        may be late when the API server hangs; `is_leader`, `holds_lease` and `epoch` are never late. At the stop,
-        `on_change(False)` is called before the Lease is released, and may wait for work that `holds_lease` allowed.
-    can_act: whether this process can act; returns at once. While it cannot, the Lease is neither acquired nor renewed.
-    settled: whether no call made under the Lease is still under way (`Election.release_call`); called at the release.
+    margin: how many seconds earlier than other processes this process considers its Lease expired, because clocks may
+        run at different rates; None for a tenth of `duration`.
+    on_change: called by the thread with True when this process becomes leader, and with False when it no longer is. It
+        must return soon, since no renewal is sent during the call. The call may be late when the API server hangs;
+        `is_leader`, `holds_lease` and `epoch` are never late. At the stop, `on_change(False)` is called before the
+        Lease is released, and may wait for work that `holds_lease` has allowed.
+    can_act: returns at once whether this process can act. While it cannot, the Lease is neither acquired nor renewed.
+    settled: returns whether no request sent under the Lease is in flight (`Election.release_call`); called at the
+        release.
     """
 
     def __init__(
@@ -90,7 +93,7 @@ class LeaderElector:
 
     @property
     def epoch(self) -> int:
-        """Grows at each acquisition, even if no other process was leader in between."""
+        """A number that grows each time this process acquires the Lease, even if no other process was leader before."""
         return self._election.period.epoch
 
     @property
@@ -100,22 +103,22 @@ class LeaderElector:
 
     @property
     def tenure(self) -> int:
-        """Grows whenever another process may have held the Lease; see `Election`."""
+        """A number that grows whenever another process may have held the Lease; see `Election`."""
         return self._election.tenure
 
     @property
     def is_successor(self) -> bool:
-        """Whether the former holder had released the Lease with none of its calls under way."""
+        """Whether the former holder had released the Lease with none of its requests in flight; see `Election`."""
         return self._election.is_successor
 
     @property
     def holder(self) -> str | None:
-        """The last observed holder of the Lease; "": none, None: unknown."""
+        """The last observed holder of the Lease; "" for no holder, None if unknown."""
         return self._holder
 
     def holds_lease(self, margin: float = 0.0, epoch: int | None = None) -> bool:
-        """Whether this process still holds the Lease in `margin` seconds, and has held it since `epoch`, if given."""
-        period = self._election.period  # read once: the thread replaces it whole
+        """Whether this process will still hold the Lease in `margin` seconds, and its epoch is `epoch`, if given."""
+        period = self._election.period  # read once, because the thread replaces the object
         if self._stopping.is_set() or (epoch is not None and epoch != period.epoch):
             return False
         return period.is_valid(self._clock.now(), margin)
@@ -135,7 +138,7 @@ class LeaderElector:
             self._clock.join(self._thread, timeout)
 
     def step(self) -> float:
-        """Make one call to the API server. Returns the seconds to wait before the next."""
+        """Make one call to the API server. Returns the seconds to wait before the next call."""
         if not self._can_act():
             if self._last_error != "unable":
                 _log.warning("not running for leader: this process cannot act", lease=self._path)
@@ -204,7 +207,8 @@ class LeaderElector:
             _log.info("lost the lease to another holder", lease=self._path, holder=holder, identity=self.identity)
         leading = self.epoch if self.is_leader else 0
         announced, self._announced_epoch = self._announced_epoch, leading
-        # Call it at every end: a caller of `holds_lease` may have acted before this thread announced the leadership.
+        # The end is announced even if the beginning was not: a caller of `holds_lease` may have acted before this
+        # thread could announce the leadership.
         if leading == announced and not self._stopping.is_set():
             return
         if announced:
@@ -225,7 +229,7 @@ class LeaderElector:
             _log.exception("a callback of the leader election failed", leading=leading)
 
     def _log_error(self, call: LeaseCall, error: errors.KubeError) -> None:
-        """Log the error, unless it is the same as the last one: it would be repeated every two seconds."""
+        """Log the error, unless it equals the last error, because the same error would be logged every two seconds."""
         if isinstance(error, errors.Conflict) or (isinstance(error, errors.NotFound) and call.kind != "create"):
             return  # another process was first, or the Lease does not exist yet: normal in an election
         self._outage.mark_failed()

@@ -4,9 +4,9 @@ Input: decoded pods, nodes and budgets. Output: loads, names of nodes, evictions
 
 The modules:
 
-    loads     cpu, memory and pods that pods take and nodes have; `resizes`: of pods that are resized in place
+    loads     the cpu, memory and pod slots that pods use and nodes have; `resizes`: for pods that are resized in place
     eligible  the nodes on which kube-scheduler might put a pod; `nodeconstraints`: node selector, node affinity and
-              tolerations, read once
+              tolerations, parsed once
     budgets   PodDisruptionBudgets
-    eviction  evicts a pod, as budgets allow
+    eviction  evicts a pod, if its disruption budgets allow it
 """

@@ -1,4 +1,4 @@
-"""PodDisruptionBudgets: the pods that each covers, and how many of them may be evicted now.
+"""PodDisruptionBudgets: which pods each budget covers, and how many of these pods may be evicted now.
 
 As in kube-scheduler, preemption may violate budgets if there is no other way, and prefers fewer violations.
 """
@@ -11,8 +11,8 @@ import msgspec
 
 from cardwise.kube import wire
 
-MAX_CONDITIONS_PER_NAMESPACE: Final = 512  # conditions of all budgets of a namespace; they take about 0.1 ms per pod
-MAX_BUDGETS_PER_POD: Final = 8  # the API server evicts no pod that more than one budget covers
+MAX_CONDITIONS_PER_NAMESPACE: Final = 512  # conditions of all budgets of a namespace; checking takes 0.1 ms per pod
+MAX_BUDGETS_PER_POD: Final = 8  # budgets of a pod; the API server evicts no pod that is covered by more than one budget
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -39,7 +39,7 @@ class LabelCondition:
 
 
 def parse_conditions(selector: Mapping[str, Any]) -> tuple[LabelCondition, ...]:
-    """The conditions of a label selector (matchLabels, matchExpressions), of which all must match a pod."""
+    """The conditions of a label selector (matchLabels, matchExpressions); a pod must meet all of them."""
     equal = [
         LabelCondition(key, "In", frozenset([label_value]))
         for key, label_value in (selector.get("matchLabels") or {}).items()
@@ -53,19 +53,23 @@ def parse_conditions(selector: Mapping[str, Any]) -> tuple[LabelCondition, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A PodDisruptionBudget. `conditions`: all must match a pod; None: it covers no pod."""
+    """A PodDisruptionBudget.
+
+    allowed: how many pods may be evicted now.
+    conditions: the budget covers a pod that meets all of them; None if it covers no pod.
+    """
 
     namespace: str
     allowed: int
     conditions: tuple[LabelCondition, ...] | None
 
     def covers(self, labels: Mapping[str, str]) -> bool:
-        """Whether it covers a pod of its namespace with these labels."""
+        """Whether the budget covers a pod of its namespace with these labels."""
         return self.conditions is not None and all(condition.matches(labels) for condition in self.conditions)
 
 
 def decode_budget(raw: bytes) -> tuple[str, Budget] | None:
-    """Decode a budget; returns its key "namespace/name" and the record."""
+    """Decode a PodDisruptionBudget. Returns its key "namespace/name" and the budget."""
     manifest = _decode(wire.trim_object(raw))
     metadata, spec, status = manifest["metadata"], manifest.get("spec") or {}, manifest.get("status") or {}
     selector = spec.get("selector")
@@ -75,12 +79,12 @@ def decode_budget(raw: bytes) -> tuple[str, Budget] | None:
 
 
 class Budgets:
-    """All budgets, by "namespace/name". Not thread-safe: the state locks.
+    """All budgets, by "namespace/name". Not thread-safe: callers must hold the lock of the extender's state.
 
-    Lookups happen under the state's lock, and a user may create millions of conditions. So only
-    `MAX_CONDITIONS_PER_NAMESPACE` conditions of a namespace are checked. If there are more, one budget without a name,
-    which allows no disruption, covers all its pods. The same budget covers a pod that is covered by more than
-    `MAX_BUDGETS_PER_POD` budgets.
+    A user may create millions of conditions, and look-ups happen under that lock. So only
+    `MAX_CONDITIONS_PER_NAMESPACE` conditions of a namespace are checked. If there are more, all pods of the namespace
+    are also covered by a budget without a name, which allows no disruption. This budget also covers each pod that is
+    covered by more than `MAX_BUDGETS_PER_POD` budgets.
     """
 
     def __init__(self) -> None:
@@ -145,7 +149,9 @@ class Budgets:
 
 
 class _Covering:
-    """Finds the budgets of a namespace that cover a pod. Budgets that require one label value are indexed by it."""
+    """Finds the budgets of a namespace that cover a pod. A budget that requires a value of a label is indexed by that
+    label and value.
+    """
 
     def __init__(self, namespace: str, budgets: Mapping[str, Budget]) -> None:
         self._by_label: dict[str, dict[str, list[tuple[str, Budget]]]] = {}  # by key and value of a label

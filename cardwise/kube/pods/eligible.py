@@ -1,6 +1,6 @@
 """The nodes that are eligible for a pod by node selector, required node affinity and taints.
 
-Constraints that depend on other pods, ports or volumes are left to kube-scheduler.
+Constraints that depend on other pods, ports or volumes are not checked here; only kube-scheduler checks them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from cardwise.kube.pods.nodeconstraints import REQUIRED, NodeLabels
 
 
 def other_constraint(pod: Json) -> str:
-    """Another constraint on the pod's node that only kube-scheduler checks, in a few words; "" if there is none."""
+    """A constraint of the pod that only kube-scheduler checks, in a few words; "" if there is none."""
     spec = pod.get("spec") or {}
     affinity = spec.get("affinity") or {}
     if any((affinity.get(kind) or {}).get(REQUIRED) for kind in ("podAffinity", "podAntiAffinity")):
@@ -32,7 +32,7 @@ def other_constraint(pod: Json) -> str:
 
 
 def count_conditions(spec: Json) -> int:
-    """The number of conditions that are checked per node for a pod with this spec; 0 if all nodes are eligible."""
+    """The number of conditions to check on each node for a pod with this spec. Tolerations are not counted."""
     required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED) or {}
     terms = required.get("nodeSelectorTerms") or ()
     expressions = [

@@ -1,9 +1,9 @@
-"""Evicts a pod by the Eviction API, as disruption budgets allow."""
+"""Evicts a pod by the Eviction API, if its disruption budgets allow it."""
 
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 
-# For a pod with another UID that does not run, the API server responds only after ten seconds.
+# Seconds. If a pod with this name but another UID does not run, the API server responds only after ten seconds.
 _TIMEOUT = 15.0
 
 
@@ -18,10 +18,10 @@ def evict(
     grace: int | None = None,
 ) -> None:
     """Evict the pod, if it still has this UID. Raises KubeError: TooManyRequests if a disruption budget does not allow
-    it, NotFound or Conflict if the pod is gone.
+    the eviction, NotFound or Conflict if the pod is gone.
 
-    version: evict the pod only if it has this resourceVersion, else raise Conflict.
-    grace: the grace period in seconds; None: that of the pod.
+    version: evict the pod only if it has this resourceVersion, else raise Conflict; "" for any version.
+    grace: the grace period in seconds; None for the pod's own.
     """
     options: dict[str, object] = {"dryRun": ["All"]} if dry_run else {}
     if grace is not None:

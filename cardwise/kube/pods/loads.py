@@ -1,4 +1,4 @@
-"""Loads: the CPU, memory and pod slots that pods use and nodes have, as Kubernetes counts them by requests."""
+"""Loads: the CPU, memory and pod slots that pods use and nodes have. As in Kubernetes, requests count."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -42,7 +42,9 @@ class PodSpec(Struct, rename="camel"):
 
 
 def load_of_pod(spec: PodSpec) -> Load:
-    """The pod's load: that of its containers and sidecars, or the largest during its initialization."""
+    """The pod's load: the sum of its containers and sidecars, or the largest load during its initialization if that is
+    larger.
+    """
     cpu = memory = max_cpu = max_memory = 0
     for container in spec.init_containers or ():
         own_cpu, own_memory = _container_requests(container)

@@ -1,6 +1,6 @@
 """A pod's constraints on its node's labels, name and taints: node selector, required node affinity, tolerations.
 
-Implements these rules of kube-scheduler for the extender, the webhook and the command line. Pure.
+Implements these rules of kube-scheduler for the extender, the webhook and the command line. No I/O.
 """
 
 import re
@@ -10,8 +10,8 @@ from typing import Final, NamedTuple, Self
 from cardwise.core.values.decoded import Json
 
 HARD: Final = ("NoSchedule", "NoExecute")  # effects of taints that keep pods away
-_MAX_NUMBER_LENGTH: Final = 63  # characters, as of a label's value
-_NUMBER: Final = re.compile("[+-]?[0-9]+")  # int() also reads 1_000, spaces and other scripts' digits
+_MAX_NUMBER_LENGTH: Final = 63  # characters of a number; Kubernetes' limit for a label's value
+_NUMBER: Final = re.compile("[+-]?[0-9]+")  # int() would also accept 1_000, spaces and digits of other scripts
 _INT64: Final = range(-(2**63), 2**63)
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
@@ -33,7 +33,7 @@ class Taint(NamedTuple):
 
 
 class NodeLabels(NamedTuple):
-    """A node's labels and taints. `taints`: only those that keep pods away."""
+    """A node's labels, and those of its taints that keep pods away."""
 
     labels: Mapping[str, str] = {}
     taints: tuple[Taint, ...] = ()
@@ -46,7 +46,7 @@ class NodeLabels(NamedTuple):
 
 
 class _Condition(NamedTuple):
-    """A condition on a label. `bound`: with Gt and Lt the number to compare with; None if there is none."""
+    """A condition on a label. `bound`: the number of Gt and Lt; None if it is missing or invalid."""
 
     key: str
     operator: str
@@ -82,7 +82,7 @@ class _Term(NamedTuple):
 
 
 class Toleration(NamedTuple):
-    """A pod's toleration of taints. "": the field is missing."""
+    """A pod's toleration of taints. A missing field is ""."""
 
     key: str
     operator: str
@@ -94,7 +94,7 @@ class Toleration(NamedTuple):
         return cls(*(str(toleration.get(field) or "") for field in ("key", "operator", "value", "effect")))
 
     def tolerates(self, taint: Taint) -> bool:
-        """Whether it tolerates the taint. A toleration with an operator of a later Kubernetes tolerates no taint."""
+        """Whether the toleration tolerates the taint. With an operator of a later Kubernetes, it tolerates no taint."""
         if self.effect and self.effect != taint.effect:
             return False
         if self.key and self.key != taint.key:
@@ -105,7 +105,12 @@ class Toleration(NamedTuple):
 
 
 class NodeConstraints(NamedTuple):
-    """A pod's constraints on its node. `terms`: one of them must match; None: all nodes match."""
+    """A pod's constraints on its node.
+
+    selector: the labels that the node must have.
+    terms: the node must match at least one of them; None if there are no terms.
+    tolerations: the node must have no taint that none of them tolerates.
+    """
 
     selector: tuple[tuple[str, str], ...]
     terms: tuple[_Term, ...] | None
@@ -153,7 +158,7 @@ def constraints_of(spec: Json) -> NodeConstraints:
 
 
 def _has_conditions(term: Json) -> bool:
-    """Whether the term has a condition: without one it matches no node."""
+    """Whether the term has a condition. A term without conditions matches no node."""
     return bool(term.get("matchExpressions") or term.get("matchFields"))
 
 
@@ -167,7 +172,7 @@ def _parse_conditions(expressions: Sequence[Json] | None) -> tuple[_Condition, .
 
 def _parse_condition(expression: Json) -> _Condition:
     operands = frozenset(map(str, expression.get("values") or ()))
-    # Parsed once, not for each node: a pod's author may write thousands of digits.
+    # Parsed once, and not for each node, since the text may have thousands of digits.
     bound = _parse_number(next(iter(operands), ""))
     return _Condition(str(expression.get("key")), str(expression.get("operator")), operands, bound)
 

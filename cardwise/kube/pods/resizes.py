@@ -1,7 +1,7 @@
 """Loads of pods that are being resized in place, as kube-scheduler counts them.
 
-The load of such a pod is its present or its future one, whichever is larger; a request that the node can never fulfil
-does not count. Otherwise a user could block a node for gangs by resizing a running pod to a million CPUs.
+The load of such a pod is the larger of its current load and its requested load. A request that the node can never
+fulfil does not count: otherwise a user could keep gangs off a node by resizing a running pod to a million CPUs.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,8 @@ from cardwise.core.api.request import Load
 from cardwise.kube.pods import loads
 from cardwise.kube.pods.loads import ContainerLoad, PodSpec, ResourceList, Resources
 
-_SIGN: Final = b'"PodResize'  # in the JSON of a pod with the condition PodResizePending or PodResizeInProgress
+# Every pod with the condition PodResizePending or PodResizeInProgress has this text in its JSON.
+_SIGN: Final = b'"PodResize'
 
 
 class _NamedContainer(ContainerLoad):
@@ -54,7 +55,11 @@ _decode = msgspec.json.Decoder(_Pod).decode
 
 
 def load_of_resized_pod(raw: bytes, spec: PodSpec) -> Load:
-    """The load of a pod. `spec`: its decoded spec."""
+    """The load of a pod, resized or not.
+
+    raw: the pod's JSON.
+    spec: the pod's decoded spec.
+    """
     if _SIGN not in raw:
         return loads.load_of_pod(spec)
     pod = _decode(raw)
@@ -85,7 +90,9 @@ def _actuated_resources(reported: _ReportedResources) -> ResourceList | None:
 def _load_with(
     pod: _Pod, amounts_of: Callable[[_ReportedResources], ResourceList | None], *, is_infeasible: bool
 ) -> Load:
-    """The pod's load by its reported resources; containers without a report count with their requests."""
+    """The pod's load by the resources that the kubelet reports. Containers without a report count with their requests,
+    unless the resize is infeasible.
+    """
     spec, status = pod.spec, pod.status
     statuses_by_name = {
         container_status.name: container_status

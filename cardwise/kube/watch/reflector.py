@@ -1,7 +1,7 @@
 """A reflector: keeps a projection of one kind of object up to date with the API server, by list and watch.
 
-The official informer has no socket timeout, no paging, no bookmarks and no back-off. The thread and the I/O are here;
-`store.Store` has the known objects and computes changes.
+The informer of the official Python client has no socket timeout, no paging, no bookmarks and no back-off. This module
+has the thread and the I/O; `store.Store` has the known objects and computes the changes.
 """
 
 import contextlib
@@ -38,11 +38,11 @@ _decode_head = tolerate_depth(msgspec.json.Decoder(wire.ObjectHead).decode)
 
 
 class Handler(Protocol[H_contra]):
-    """Called by the reflector's thread, one change at a time, after the store has the change.
+    """Handles changes. The reflector's thread calls it for one change at a time, after the change is in the store.
 
     Exceptions are logged with tracebacks and counted, and the thread continues with the next change. A failed change is
-    delivered again after a while, or with the key's next change: `old` is then the last value that the handler
-    accepted.
+    delivered again after a while, or together with the key's next change. `old` is then the last value for which the
+    handler did not fail.
     """
 
     def on_change(self, key: str, old: H_contra | None, new: H_contra) -> None:
@@ -51,7 +51,7 @@ class Handler(Protocol[H_contra]):
     def on_delete(self, key: str, old: H_contra) -> None: ...
 
     def on_synced(self) -> None:
-        """Called after each list whose changes were all delivered; after the first, all objects are known."""
+        """Called after each list, once all its changes were delivered. After the first call, all objects are known."""
 
 
 class WakeHandler:
@@ -74,13 +74,13 @@ class WakeHandler:
 class WatchPace:
     """The durations of a reflector's watches and pauses, in seconds.
 
-    watch_min, watch_max: a watch lasts a random time between them.
-    silence: a watch that sends nothing for so long is considered lost. The API server sends a bookmark each minute,
-        except for kinds without events since it started. If nothing arrived since the watch was opened, the reflector
-        lists again: an API server whose etcd was restored from a backup accepts a watch from a version that it does not
-        have yet, and waits (kubernetes#107457).
-    backoff_initial, backoff_cap: the first and the longest pause after failed calls. The default cap is for agents,
-        which run on each node.
+    watch_min, watch_max: a watch lasts a random time between these.
+    silence: a watch that sends nothing for this time is considered lost. The API server sends a bookmark each minute,
+        except for kinds without events since its start. If nothing arrived since the watch was opened, the reflector
+        lists again: after etcd was restored from a backup, an API server accepts a watch from a version that it does
+        not have yet, and sends nothing until it has it (kubernetes#107457).
+    backoff_initial, backoff_cap: the first and the longest pause after failed calls. The default longest pause is for
+        agents, which run on each node.
     """
 
     watch_min: float = 240.0
@@ -90,18 +90,19 @@ class WatchPace:
     backoff_cap: float = 30.0
 
 
-# For the few replicas of extender and webhook, whose decisions need current data: they reconnect within seconds.
+# For the extender and the webhook: they need current data and have few replicas, so they reconnect within seconds.
 CENTRAL_PACE = WatchPace(backoff_cap=5.0)
 
 
 class Reflector(Generic[T]):
     """Lists and watches one kind of object.
 
-    project: turns an object's JSON into (key, compact value), or None to ignore the object (and drop it if it is
-        known).
-    identity_of: the object's "namespace/name" (or name) by its key and value. Without it, each object of a list is
-        decoded once more.
-    on_list_failed: called when a list failed after some of its objects were projected; most of them are in no store.
+    project: turns an object's JSON into a key and a compact value. None ignores the object, and removes it from the
+        store if it is known.
+    identity_of: returns the object's "namespace/name" (or name) from its key and value. Without this function, each
+        object of a list is decoded a second time.
+    on_list_failed: called when a list fails. Some of its objects may have been projected without being in the store.
+    list_limit: objects per page of a list.
 
     Attributes:
     store: the known objects; may be read by any thread.
@@ -145,22 +146,21 @@ class Reflector(Generic[T]):
         self._clock = clock
         self._version = ""
         self._last_event_at: float | None = None
-        self._confirmed_at = -math.inf  # when a list or a watch line last showed that the API server has our version
-        self._disconnected_at: float | None = -math.inf  # None: a watch is open
+        self._confirmed_at = -math.inf  # when a list or watch line last showed that the API server has `_version`
+        self._disconnected_at: float | None = -math.inf  # since when changes may be missed; None while a watch is open
         self._outage = Outage(client.recovery, self, clock)
         self._stopping = threading.Event()
-        self._wake = threading.Event()  # ends a pause before the next try
-        self._was_retried = False  # `retry` has ended the pause
+        self._wake = threading.Event()  # ends the pause before the next attempt
+        self._was_retried = False  # whether `retry` has ended the current pause
         self._pause_end = -math.inf  # when the last pause would have ended, if `retry` ended it
         self._may_retry = True  # whether `retry` may end a pause
         self._page_expired = False
         self._unconfirmed_since: float | None = None  # `_confirmed_at` when a silent watch made the next list necessary
-        self._requested_lists: list[threading.Event] = []  # for lists that have not begun yet
-        self._undelivered_lists: list[
-            threading.Event
-        ] = []  # for complete lists with changes that the handler may not have accepted
-        # The changes that the handler failed on: by key, the value that it last accepted (None: it never accepted the
-        # key), and the last known value.
+        self._requested_lists: list[threading.Event] = []  # events of `relist` whose list has not begun yet
+        # Events of `relist` whose list is complete, while the handler may not have accepted all changes.
+        self._undelivered_lists: list[threading.Event] = []
+        # Changes for which the handler failed. By key: the last value that the handler accepted (None if it accepted
+        # none), and the last known value.
         self._deferred: dict[str, tuple[T | None, T]] = {}
         self._redeliver_at: float | None = None
         self._redeliver_backoff = Backoff(initial=self._pace.backoff_initial, cap=self._pace.backoff_cap)
@@ -185,8 +185,9 @@ class Reflector(Generic[T]):
             self._clock.join(self._thread, timeout)
 
     def relist(self) -> threading.Event:
-        """List once more. The returned event is set when the handler has all of a list that began after this call, so
-        all earlier writes are known. A pause after errors ends: the caller expects the API server to be available.
+        """List again. The returned event is set when the handler has accepted all changes of a list that began after
+        this call. So the handler then knows all earlier writes. Also ends a pause after errors, since the caller
+        expects that the API server is available.
         """
         done = threading.Event()
         with self._lock:
@@ -197,24 +198,24 @@ class Reflector(Generic[T]):
         return done
 
     def retry(self) -> None:
-        """End the pause after a failed call: the API server answers again. See `recovery.Retrying`."""
+        """End the pause after a failed call, because the API server responds again. See `recovery.Retrying`."""
         with self._lock:
             if self._may_retry:
                 self._was_retried = True
                 self._wake.set()
 
     def disconnected_seconds(self) -> float:
-        """The seconds during which changes may have been missed: 0 while a watch is open, inf before the first one.
+        """The seconds during which changes may have been missed: 0 while a watch is open, inf before the first watch.
 
-        After a watch that went silent, the seconds since the API server last sent something. A watch that never sent
-        anything proves nothing, because kube-apiserver sends no bookmarks for a kind without events since its start:
-        the watch counts as interrupted from its end, and a list follows.
+        After a watch that went silent, these are the seconds since the API server last sent something. If the watch
+        never sent anything, they are the seconds since its end, and a list follows: such a silence is normal, because
+        kube-apiserver sends no bookmarks for a kind without events since its start.
         """
-        since = self._disconnected_at  # read once: the thread changes it
+        since = self._disconnected_at  # read once, because the thread changes it
         return 0.0 if since is None else self._clock.now() - since
 
     def staleness_seconds(self) -> float:
-        """The seconds since the API server last sent a list, event or bookmark, or ended a watch; inf before."""
+        """The seconds since the API server last sent a list, event or bookmark, or ended a watch; inf if never."""
         last_event_at = self._last_event_at
         return math.inf if last_event_at is None else self._clock.now() - last_event_at
 
@@ -234,15 +235,15 @@ class Reflector(Generic[T]):
                 healthy = self._watch_once()
                 if healthy:
                     backoff.reset()
-                elif not self._requested_lists:  # otherwise `relist` ended the watch
+                elif not self._requested_lists:  # no back-off if `relist` ended the watch
                     delay = backoff.next_delay()
             except errors.WatchSilent as error:
-                # No back-off: the new connection fails by itself if the API server hangs.
+                # No back-off is needed: if the API server hangs, the next connection fails, and that has a back-off.
                 if self._version:
                     self.errors += 1
                     self._outage.mark_failed(self._disconnected_at)
                     self._log.warning("the watch went silent, connecting again", error=str(error))
-                else:  # normal for a kind without events: an error only if the list fails, or shows missed events
+                else:  # normal for a kind without events; an error only if the list fails or shows missed events
                     self._log.debug("the watch sent nothing, listing again", error=str(error))
             except errors.Gone as error:
                 self._log.info("the watch's resourceVersion expired; listing again", error=str(error))
@@ -252,26 +253,27 @@ class Reflector(Generic[T]):
                 self.errors += 1
                 self._outage.mark_failed()
                 if isinstance(error, errors.BadRequest) or "Too large resource version" in error.message:
-                    # Our version is newer than the server's: etcd was restored from a backup.
+                    # `_version` is newer than the API server's version: etcd was restored from a backup.
                     self._version = ""
                 delay = backoff.next_delay(error.retry_after)
                 self._log.warning(
                     "failed to watch the API server; trying again", error=str(error), retry_in=round(delay, 1)
                 )
             except Exception:  # noqa: BLE001 - foreign code; logged and counted
-                # The outermost loop: a new list corrects the error or shows it again.
+                # After an unexpected error, a new list corrects the state, or fails again.
                 self.errors += 1
                 self._version = ""
                 delay = backoff.next_delay()
                 self._log.exception("reflector failed; listing again", retry_in=round(delay, 1))
             if self.events > events_before:
-                # The watch worked until now. A list alone does not count: lists followed by 410 must slow down.
+                # The watch worked until now. A list alone does not reset the back-off, because lists that are each
+                # followed by a 410 must slow down.
                 backoff.reset()
             self._pause(delay)
 
     def _pause(self, delay: float) -> None:
-        """Wait `delay` seconds before the next try. After a pause that `retry` ended, also wait for the rest of that
-        pause, but in total no longer than the longest pause of the back-off; `retry` does not end this wait.
+        """Wait `delay` seconds before the next attempt. If `retry` ended the last pause, also wait for the rest of that
+        pause, but in total no longer than the longest pause of the back-off. `retry` does not end such a wait.
         """
         now = self._clock.now()
         until = now + delay
@@ -281,7 +283,7 @@ class Reflector(Generic[T]):
             self._may_retry |= self._pause_end <= now
         self._clock.wait(self._wake, until - now)
         with self._lock:
-            self._wake.clear()  # the reason is in `_stopping` and `_requested_lists`, or `retry` ended the pause
+            self._wake.clear()  # `_stopping`, `_requested_lists` and `_was_retried` tell why the pause ended
             self._pause_end = until if self._was_retried else -math.inf
             self._may_retry = self._pause_end <= self._clock.now()
             self._was_retried = False
@@ -289,14 +291,14 @@ class Reflector(Generic[T]):
     def _relist(self) -> None:
         with self._lock:
             requested_count = len(self._requested_lists)
-        # The first list is delivered page by page: no record waits for the others, and none is compared.
+        # The first list is delivered page by page. Later lists are delivered as a whole, after the comparison.
         is_first = not len(self.store)
         listed_records: list[tuple[str, str, T]] = []
         unreadable: list[str] = []
         version = ""
         unconfirmed_since, self._unconfirmed_since = self._unconfirmed_since, None
         changed_count = 0  # objects that differ from the store
-        # After a page expired between two pages, only a list in one response is sure to end.
+        # If the last list expired between two pages, list in one response, which cannot expire.
         limit = 0 if self._page_expired else self._limit
         try:
             for page in self._client.list_pages(self._path, self._query, limit):
@@ -347,7 +349,7 @@ class Reflector(Generic[T]):
         self._complete_relists()
 
     def _report_missed_events(self, since: float, objects: int) -> None:
-        """Report that the list after a silent watch differs from the store: the API server did not send its events."""
+        """Report that the list after a silent watch differs from the store: the watch did not send all events."""
         self.errors += 1
         self._outage.mark_failed(since)
         self._log.warning(
@@ -357,14 +359,14 @@ class Reflector(Generic[T]):
         )
 
     def _complete_relists(self) -> None:
-        """Set the events of `relist`, once the handler has accepted all changes of the list."""
+        """Set the events that `relist` returned, if the handler has accepted all changes."""
         if not self._deferred:
             completed, self._undelivered_lists = self._undelivered_lists, []
             for event in completed:
                 event.set()
 
     def _watch_once(self) -> bool:
-        """Watch once. Returns False if the watch ended too soon without events to try again at once."""
+        """Run one watch. Returns False if it ended soon and without events, so that a back-off is needed."""
         started = self._clock.now()
         seconds = random.uniform(self._pace.watch_min, self._pace.watch_max)  # noqa: S311 - spread, not secrecy
         redeliver_at = self._redeliver_at
@@ -385,7 +387,7 @@ class Reflector(Generic[T]):
                         return True
                     self._process_event(line)
                     if self._redeliver_at != redeliver_at:
-                        return True  # the handler failed: watch only until its next try
+                        return True  # the handler failed: the next watch ends when the change is delivered again
             self._check_confirmed(events_before)
         except errors.WatchSilent:
             if self.events > events_before:
@@ -401,8 +403,8 @@ class Reflector(Generic[T]):
         return self.events > events_before or self._clock.now() - started >= min(1.0, self._pace.watch_min)
 
     def _check_confirmed(self, events_before: int) -> None:
-        """List again if the watch that has ended sent nothing, and nothing arrived for `silence` seconds: the API
-        server may wait for our version (see `WatchPace`). Short watches that end by themselves count together.
+        """Request a new list if the ended watch sent nothing, and nothing arrived for `silence` seconds: the API server
+        may not have `_version` (see `WatchPace`). Several short watches count together.
 
         events_before: the number of events when the watch was opened.
         """
@@ -444,7 +446,7 @@ class Reflector(Generic[T]):
 
     def _notify_deleted(self, key: str, old: T) -> None:
         delivered, _ = self._deferred.pop(key, (old, old))
-        # The handler may have accepted a part of the addition that it failed on.
+        # Even if the handler accepted no value, it is called: it may have failed in the middle of an addition.
         if not self._call_handler(self._handler.on_delete, key, old if delivered is None else delivered):
             self._defer_change(key, delivered, old)
 
@@ -454,7 +456,7 @@ class Reflector(Generic[T]):
             self._redeliver_at = self._clock.now() + self._redeliver_backoff.next_delay()
 
     def _deliver_deferred(self) -> None:
-        """Deliver the failed changes again."""
+        """Deliver again the changes for which the handler failed."""
         self._redeliver_at = None
         for key, (delivered, last) in list(self._deferred.items()):
             record = self.store.get(key)

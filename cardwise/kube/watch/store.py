@@ -1,7 +1,7 @@
-"""The pure half of a reflector: the known objects, and the changes by an event or a new list.
+"""The part of a reflector without I/O: the known objects, and the changes that an event or a new list causes.
 
-No I/O, no clock and no threads, so that its contract can be property-tested: a list and its events give the present
-objects, and applying the diffs one after the other gives the same.
+It uses no I/O, clock or threads, so that property tests can check its contract: after a list and events, the store has
+the current objects, and applying all diffs in order leads to the same objects.
 """
 
 from collections.abc import Collection, Iterable
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Diff(Generic[T]):
-    """The changes of one step. Apply `deleted` first: `added` may use what it frees."""
+    """The changes of one step. Apply `deleted` first, because an added object may use what a deleted one frees."""
 
     added: list[tuple[str, T]] = field(default_factory=list)
     updated: list[tuple[str, T, T]] = field(default_factory=list)  # key, old, new; old != new
@@ -25,16 +25,16 @@ class Diff(Generic[T]):
 
 
 class Store(Generic[T]):
-    """Projected values by key, updated by the identity ("namespace/name") of API objects.
+    """The values that the projection returned, by key. Events update them by the object's identity ("namespace/name").
 
-    The projection chooses the key (often the UID), so that an object that was deleted and created again with the same
-    name between two watches is one deletion and one addition, never an update. Values must compare by `==`; an event
-    that leaves the value equal is no change. Written by one thread; reads from any thread are safe.
+    The projection chooses the key, often the UID. So if an object was deleted and created again with the same name
+    between two watches, this is one deletion and one addition, never an update. Values are compared by `==`; an event
+    is no change if the value stays equal. One thread writes; any thread may read.
     """
 
     def __init__(self) -> None:
         self._records: dict[str, T] = {}
-        # The key by identity, only if they differ: with 60,000 pods, a complete table would be large.
+        # By identity, the key, if it differs from the identity. A complete table would be large with 60,000 pods.
         self._aliases: dict[str, str] = {}
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class Store(Generic[T]):
         return dict(self._records)
 
     def apply_event(self, identity: str, projected: tuple[str, T] | None) -> Diff[T]:
-        """Apply an event. `projected`: the object's key and value; None: it was deleted or is ignored now."""
+        """Apply an event. `projected`: the object's key and value; None if it was deleted or is now ignored."""
         diff: Diff[T] = Diff()
         known_key = self._aliases.get(identity, identity)
         if projected is None:
@@ -61,8 +61,8 @@ class Store(Generic[T]):
         return diff
 
     def reuse_known(self, key: str, record: T) -> T:
-        """The known value if it equals `record`, else `record`. So a list without changes needs no additional memory
-        for its values.
+        """The known value if it equals `record`, else `record`. So the values of a list without changes need no
+        additional memory.
         """
         known_record = self._records.get(key)
         return known_record if known_record is not None and known_record == record else record
@@ -75,8 +75,8 @@ class Store(Generic[T]):
         return diff
 
     def replace_records(self, records: Iterable[tuple[str, str, T]], keep: Collection[str] = ()) -> Diff[T]:
-        """Replace all values by a complete list of (identity, key, value). The identities in `keep` stay as they
-        are.
+        """Replace all values by a complete list of (identity, key, value). Objects whose identity is in `keep` stay
+        unchanged.
         """
         diff: Diff[T] = Diff()
         new_records = {key: (identity, record) for identity, key, record in records}

@@ -23,11 +23,11 @@ class NodeFit(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The ways of placing a shape on one card, as arrays.
+    """The possible placements of a shape on one card, as arrays.
 
     at: the line of the node.
     card: the position of the card on the node.
-    before, after: the card without and with the shape.
+    before, after: the state of the card before and after the placement.
     """
 
     at: Ints
@@ -64,7 +64,9 @@ def fit_shape(lines: NodeArrays, shape: Shape, positions: Ints | slice = slice(N
 
 
 def candidates(lines: NodeArrays, shape: Shape, usable_cards: Bools) -> Candidates:
-    """The candidates of a shape of one card: on each line one card of each state. The shape fits on all lines."""
+    """The candidates of a shape of one card. Of cards of a node with equal states, only one is a candidate. The shape
+    must fit on all lines.
+    """
     request_size = shape.request_size
     at, card = np.nonzero(usable_cards & lines.first)
     before = CardArrays(lines.free[at, card], lines.core[at, card], lines.empty[at, card], lines.kind[at, card])

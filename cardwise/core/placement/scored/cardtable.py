@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeArrays
 from cardwise.core.placement.scored.shapes import Shape
 
-_NEVER: Final = 1e18  # MiB that no card has
-EXACT: Final = 1e-9  # added because a division of floats may lose this amount
-_CHUNK_NODES: Final = 256  # nodes per chunk: intermediate arrays stay in the CPU's cache
+_NEVER: Final = 1e18  # MiB; more than any card has
+EXACT: Final = 1e-9  # added to quotients before they are rounded down, since floats may be slightly too small
+_CHUNK_NODES: Final = 256  # nodes per chunk, so that intermediate arrays stay in the CPU's cache
 
 
 class CardArrays(NamedTuple):
@@ -26,7 +26,7 @@ class CardArrays(NamedTuple):
 class CardTable:
     """The requests of several shapes as arrays.
 
-    shapes: shapes with different requests of cards; each requests at least one card.
+    shapes: shapes that differ in the cards that they request, each at least one card.
     """
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
@@ -96,6 +96,8 @@ def _allowed(shapes: Sequence[Shape]) -> Bools | None:
 
 
 def _places(kind: Ints, allowed: Bools) -> Ints:
-    """The rows of kinds in the table: the last one is for "no card", the one before for kinds that no shape names."""
+    """The rows of these kinds in the table `allowed`. The last row is for "no card", and the row before it for kinds
+    that no shape names.
+    """
     last_place = len(allowed) - 1
     return np.where(kind < 0, last_place, np.minimum(kind, last_place - 1))

@@ -1,7 +1,8 @@
-"""The placement engine with scored policies: a node and cards for a pod, by scores of all nodes or by cards alone.
+"""The placement engine for all policies: chooses a node and cards for a pod, by scores of all nodes or by cards alone.
 
-The extender uses it for scored policies only, and `placement` for the others; the simulator and tests use it for all
-policies. It watches its ledger; callers report other changes of nodes. Not thread-safe: its owner locks.
+The extender uses this engine for scored policies and `placement` for the others; the simulator and the tests use this
+engine for all policies. It sees changes of its ledger; callers report all other changes of nodes. Not thread-safe: the
+owner must lock it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,12 +31,12 @@ from cardwise.core.placement.scored.workload import LearnedWorkload, LearningInp
 from cardwise.core.values.refusals import Refusal
 
 _MAX_ROWS: Final = 256  # shapes whose scores are cached: the most recently used
-_MIN_SURVEY_CHANGES: Final = 400  # the minimum number of changes between two surveys of all nodes
+_MIN_SURVEY_CHANGES: Final = 400  # the minimum number of node changes between two surveys of all nodes
 _UNLIMITED_NODES: Final = 1 << 62  # more nodes than any cluster has
-_SCORES_PER_LOOKUP: Final = 8  # scores that take as long as reading one changed node from the ledger
-_MAX_LOOKUPS: Final = 32  # changed candidates that one decision reads from the ledger; then it uses unchanged ones only
-_MAX_CHANGED_NODES: Final = 1024  # changed nodes; with more, the table is too old for decisions
-_MAX_TRIES: Final = 32  # nodes tried in the order of scores, before all candidates are looked up
+_SCORES_PER_LOOKUP: Final = 8  # reading one changed node from the ledger takes as long as computing this many scores
+_MAX_LOOKUPS: Final = 32  # changed nodes that one decision reads from the ledger; other changed nodes are skipped
+_MAX_CHANGED_NODES: Final = 1024  # changed nodes that are not read yet; with more, the table is too old for decisions
+_MAX_TRIES: Final = 32  # best nodes that are compared with the candidates; then only the candidates' scores are sorted
 
 Score = Callable[[WorkloadModel], Scoring]
 SCORINGS: Final[Mapping[str, Score]] = {"priced": Pricing}
@@ -51,8 +52,8 @@ class FreeLoads(Protocol):
 class Engine:
     """The engine of one ledger. Call `mark_changed` for nodes whose free cpu, memory or pods have changed.
 
-    at_once: the maximum number of nodes that a decision scores; None for all. If more need a score, a decision scores a
-        sample, and `warm` scores the others later.
+    at_once: the maximum number of nodes that a decision scores; None for no limit. If more nodes have no current score,
+        the decision scores a sample of them, and `warm` scores the others later.
     scorings: the scored policies; the simulator adds further ones.
     """
 
@@ -86,13 +87,13 @@ class Engine:
             self._views.prepare_policy(policy)
 
     def count_arrival(self, request: PodRequest, load: Load) -> None:
-        """Record that a pod has arrived. Call once per pod."""
+        """Count a newly created pod for the workload. Call this once for each pod."""
         request_size = make_request_size(request, fitting.card_requests(request), load)
         if request_size is not None:
             self.workload.count_arrival(request_size)
 
     def learning_input_if_due(self) -> LearningInput | None:
-        """The input of learning if it is due: many pods have arrived, or the cards have changed; else None."""
+        """The input of learning; None if learning is not due. It is due after many arrivals or a change of cards."""
         changes = self._ledger.kinds.changes
         if not self.workload.is_learning_due and (self._learned_workload is None or self._learned_at_change == changes):
             return None
@@ -125,10 +126,11 @@ class Engine:
         return policy in self._views and len(self._changed) <= _MAX_CHANGED_NODES
 
     def warm(self, max_nodes: int = 256) -> bool:
-        """Do one piece of background work, for up to `max_nodes` nodes: read changed nodes, survey all nodes, or score
-        nodes for shapes that were used twice and have many stale scores, the most recently used first.
+        """Do one piece of background work, for up to `max_nodes` nodes: read changed nodes, continue a survey of all
+        nodes, or score nodes for shapes that several decisions have used and that have many stale scores, the most
+        recently used first.
 
-        Returns whether there may be more to do.
+        Returns whether there may be more work.
         """
         if self._catch_up(1 + max_nodes // _SCORES_PER_LOOKUP):
             return True
@@ -157,7 +159,7 @@ class Engine:
         nodes: Collection[str] | None = None,
         headroom: Sequence[Headroom] = (),
     ) -> Placement | None:
-        """The best node and its cards for the pod; None if it fits nowhere.
+        """The placement of the pod on the best node; None if the pod fits nowhere.
 
         load: cpu, memory and pods of the request.
         nodes: the allowed nodes; None for all.
@@ -183,7 +185,7 @@ class Engine:
                 if placement is not None:
                     return placement
                 if self._changed:
-                    break  # the pod may fit on changed nodes; the next level is only used if it does not
+                    break  # the pod may fit on changed nodes; only if not, the next level of card kinds is used
             else:
                 return None
             self._catch_up(_UNLIMITED_NODES)
@@ -192,7 +194,7 @@ class Engine:
     def scores(
         self, request: PodRequest, load: Load, policy: str, nodes: Collection[str], headroom: Sequence[Headroom] = ()
     ) -> dict[str, int] | None:
-        """The scores of nodes that take the pod, no two equal; None if the policy has no scores for this request."""
+        """The nodes on which the pod fits, with scores that all differ; None if the policy cannot score the request."""
         has_features = self._refresh(policy)
         self._catch_up(_UNLIMITED_NODES)
         card_requests = fitting.card_requests(request)
@@ -282,7 +284,7 @@ class Engine:
     def _best(
         self, row: ShapeScores, scorer: Scorer, card_requests: Sequence[CardRequest], nodes: Collection[str] | None
     ) -> Placement | None:
-        """The placement on the best node that has not changed since it was scored; None if the pod fits on none."""
+        """The placement on the best node with a current score; None if the pod fits on no such node."""
         retries = _MAX_LOOKUPS
         candidate_slots = self._slots(nodes) if nodes is not None and 2 * len(nodes) < len(self._table.slots) else None
         while True:
@@ -303,7 +305,7 @@ class Engine:
             if changed_names:
                 self._look_up(changed_names)
             elif candidate_slots is None and nodes is not None and row.max_stale():
-                candidate_slots = self._slots(nodes)  # the sample was of other nodes
+                candidate_slots = self._slots(nodes)  # no candidate was in the sample: score candidates only
             else:
                 return None
 
@@ -321,11 +323,11 @@ class Engine:
         return Shape(request_size._replace(resource_class=""), self._ledger.kinds.allowed(request_size.resource_class))
 
     def _best_first(self, points: Floats, nodes: Collection[str] | None, candidate_slots: Ints | None) -> Iterator[int]:
-        """The slots of these nodes, the best first; nodes of equal score in the fixed order of the table.
+        """Yield the slots of the candidate nodes, the best first; nodes of equal score in the fixed order of the table.
 
         points: the score of each slot.
-        nodes: None for all nodes.
-        candidate_slots: the slots of these nodes if they are few, else None.
+        nodes: the candidates; None for all nodes.
+        candidate_slots: the slots of the candidates if they are few, else None.
         """
         tries = 0
         names = self._table.names
@@ -375,8 +377,8 @@ class Engine:
         fits = fit_shape(lines, Shape(RequestSize(0, 0, 0, "", load.cpu, load.memory))).fits
         nodes_with_load = _NodesWithFreeLoad(self._table, fits, nodes)
         if not card_requests and not scorer.devices:
-            # The first by name, as pods with cards choose among equal nodes: a different order would leave more nodes
-            # half full.
+            # The first node by name, the same rule as for equal nodes of pods with cards. Another rule would leave more
+            # nodes half full.
             first_name = min(nodes_with_load, default=None)
             return _place_without_cards(first_name, 0) if first_name is not None else None
         if scorer.indexed:
@@ -391,7 +393,7 @@ class Engine:
 
 
 def _only_slots(points: Floats, slots: Ints) -> Floats:
-    """The points of these slots; the other slots get none."""
+    """A copy of `points` in which all other slots have no score."""
     only = np.full(len(points), NONE)
     only[slots] = points[slots]
     return only

@@ -18,9 +18,9 @@ import numpy as np
 from cardwise.core.placement.scored.nodetable import Floats, Ints
 from cardwise.core.placement.scored.shapes import Shape
 
-_END_CHANCE: Final = 0.6  # the chance that a share has ended
-_MAX_SHARES: Final = 64  # shares; of this many, some have surely not ended
-_FACTOR: Final = 30.0  # the factor by which the weight of a request is multiplied
+_END_CHANCE: Final = 0.6  # the chance that a share ends before new shares come
+_MAX_SHARES: Final = 64  # shares in the way, from which on the chance that all end counts as 0
+_FACTOR: Final = 30.0  # the value of an empty node for a request, per weight of the request
 
 
 class ExpectedCapacity:
@@ -36,7 +36,7 @@ class ExpectedCapacity:
         self._weights_by_kinds: list[tuple[frozenset[int] | None, Floats]] = []
 
     def set_weights(self, weights: Floats) -> None:
-        """Sets the weights of the requests."""
+        """Set the weights of the requests."""
         self._weights_by_kinds = []
         for kinds, indices in self._indices_by_kinds.items():
             weights_by_count: Floats = np.zeros(self._cards[indices].max() + 1)
@@ -44,9 +44,9 @@ class ExpectedCapacity:
             self._weights_by_kinds.append((kinds, weights_by_count))
 
     def node_values(self, clients: Ints, kind: Ints) -> Floats:
-        """The value of each line.
+        """The expected capacity of each line, as a value.
 
-        clients: as in `NodeArrays`.
+        clients, kind: as in `NodeArrays`.
         """
         totals = np.zeros(len(clients))
         for kinds, weights_by_count in self._weights_by_kinds:

@@ -30,8 +30,8 @@ class FragmentMeasure:
         typical = [weighted for weighted in _typical_shapes(workload) if weighted.shape.request_size.cards]
         shapes, shape_indexes = distinct_by_cards(typical)
         self._cards = CardTable(shapes)
-        # By free cpu of a node (a row for each different request) and by shape: the weight of the requests that have
-        # enough cpu there.
+        # By free cpu of a node (a row for each different cpu request) and by shape: the total weight of the requests
+        # for which this cpu is enough.
         cpus = np.array(sorted({weighted.shape.request_size.cpu for weighted in typical}), np.float64)
         self._cpus = cpus
         self._weights = np.zeros((len(cpus) + 1, len(shapes)))

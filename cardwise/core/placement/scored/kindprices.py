@@ -17,8 +17,8 @@ from cardwise.core.placement.scored.nodetable import Floats, Ints, NodeArrays
 from cardwise.core.placement.scored.scoring import WeightedShape
 
 _FREE_PRESSURE: Final = 0.5  # the pressure up to which a kind costs nothing
-_MAX_PRICE: Final = 8.0  # cards: the maximum price
-_STEP: Final = 0.05  # cards: prices are rounded to this, so that they seldom change
+_MAX_PRICE: Final = 8.0  # the maximum price, in cards
+_STEP: Final = 0.05  # cards; prices are rounded to multiples of this, so that they seldom change
 
 
 class KindPrices:
@@ -38,12 +38,12 @@ class KindPrices:
                 demand[shape.kinds] = demand.get(shape.kinds, 0.0) + amount
         self._demand = [(sorted(kinds), amount / total) for kinds, amount in demand.items() if kinds and amount]
         self._prices: Floats = np.zeros(0)
-        # the number of named kinds; this index stands for all others
+        # the index, in arrays by kind, of all kinds that no request names: 1 above the highest named kind
         self._kinds = max((kinds[-1] for kinds, _ in self._demand), default=-1) + 1
 
     @property
     def any(self) -> bool:
-        """Whether any kind costs something."""
+        """Whether any kind has a price."""
         return bool(len(self._prices))
 
     def prices_of(self, kind: Ints) -> Floats:
@@ -67,7 +67,7 @@ class KindPrices:
                 free_by_kind / free_by_kind.sum() if free_by_kind.any() else 1.0 / len(kinds)
             )
         ratio = np.divide(demand_by_kind * free.sum(), free, out=np.zeros(len(free)), where=free > 0)
-        # The last one is for kinds that no request names, and for "no card".
+        # The last price is for kinds that no request names, and for "no card".
         prices: Floats = np.rint(np.clip(ratio - _FREE_PRESSURE, 0.0, _MAX_PRICE) / _STEP) * _STEP
         if np.array_equal(prices, self._prices):
             return False

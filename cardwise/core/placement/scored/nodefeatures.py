@@ -1,7 +1,7 @@
 """Features of nodes: the numbers that each scored policy computes from a node's cards, cached until the node changes.
 
-A survey of all nodes computes and renews them, in several steps: it takes as long as many decisions, and no decision
-waits for it.
+A survey of all nodes computes the features and renews them. It runs in several steps, because it takes as long as many
+decisions, and no decision waits for it.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class NodeFeatures:
         self._features: Floats = np.zeros((0, scoring.width))
         self._node_values: Floats = np.zeros(0)
         self._changed: Bools = np.zeros(0, np.bool_)  # nodes that have changed since their features were computed
-        self._unpriced: Bools = np.zeros(0, np.bool_)  # nodes whose value must be computed again
+        self._unpriced: Bools = np.zeros(0, np.bool_)  # nodes whose value must be computed with the current prices
         self._position = 0
 
     def values_of(self, slots: Ints) -> NodeScores:
@@ -36,7 +36,7 @@ class NodeFeatures:
         return NodeScores(self._features[slots], self._node_values[slots])
 
     def survey(self, slots: Ints) -> Floats:
-        """The part of a survey for these slots."""
+        """Survey these slots. The caller adds up the outcomes of all slots."""
         self._count(slots)
         return self.scoring.survey(self._table.lines.pick(slots), self._features[slots])
 
@@ -82,7 +82,7 @@ class FeatureSurvey:
         return count
 
     def conclude(self, departure_rate: float) -> bool | None:
-        """Whether scores have changed; None while the survey is not finished."""
+        """Update prices if the survey is complete. Returns whether all scores have changed; None if not complete."""
         if self._sum is None or self._position < len(self._table):
             return None
         return self.features.update_prices(self._sum, departure_rate)
@@ -118,7 +118,7 @@ class FeatureViews:
             self._begin(policy)
 
     def renew(self) -> None:
-        """Discard all features: the learned workload has changed."""
+        """Compute all features anew, because the learned workload or the kinds of cards have changed."""
         for policy in self._requested_policies:
             self._begin(policy)
 

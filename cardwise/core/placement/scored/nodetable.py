@@ -1,7 +1,8 @@
 """The table of nodes: all nodes as arrays of plain numbers, one line per node, and a log of changed nodes.
 
-Scores are computed for hundreds of nodes at once, but the ledger has nodes one by one. When a node changes, its line is
-read from the ledger again; results that were computed from lines are updated with the log of changes.
+Scores are computed for hundreds of nodes at once, but the ledger has a separate object for each node. When a node
+changes, its line is read from the ledger again. Caches that are computed from lines use the log to find the lines that
+have changed.
 """
 
 from dataclasses import dataclass
@@ -19,25 +20,25 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-ABSENT: Final = -1  # the kind where a node has no card
-NEVER_EMPTY: Final = 1 << 20  # the number of clients of a card that takes no shares, so that it never becomes empty
-_MAX_LOG: Final = 1 << 16  # entries, after which the older half is forgotten
+ABSENT: Final = -1  # the kind at positions where a node has no card
+NEVER_EMPTY: Final = 1 << 20  # the number of shares on a card that takes no shares: such a card never becomes empty
+_MAX_LOG: Final = 1 << 16  # entries of the log; with more, the older half is removed
 _SEED: Final = b"cardwise"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeArrays:
-    """Some nodes, a line for each; of the cards, arrays by line and position.
+    """Some nodes as arrays: one line for each node. Arrays of cards are indexed by line and by position of the card.
 
     free: MiB; 0 if the card is closed.
-    core: percent of the SMs; 0 if the card is closed.
-    size: MiB of the card.
-    kind: of `CardKinds`; ABSENT where the node has no such card.
-    taints, user: of MPS, see `mpstaints`.
-    clients: how many shares must end before the card is empty; NEVER_EMPTY if it takes no share.
-    empty: whether the card can be taken whole.
+    core: free percent of the SMs; 0 if the card is closed.
+    size: total MiB of the card.
+    kind: the kind of the card, see `CardKinds`; ABSENT where the node has no card.
+    taints, user: the MPS taints and the user of the card, see `mpstaints`.
+    clients: how many shares must end before the card is empty; NEVER_EMPTY if the card takes no shares.
+    empty: whether a request for a whole card can get the card.
     first: whether no earlier card of the node is in the same state.
-    cpu, memory: free on the node, in millicores and bytes; -1 in a line of no node.
+    cpu, memory: free amounts of the node, in millicores and bytes; -1 in a line without a node.
     """
 
     free: Floats
@@ -84,13 +85,13 @@ class NodeTable:
         self.names: list[str] = []  # "" for a slot without a node
         self.slots: dict[str, int] = {}
         self.order: Ints = np.zeros(0, np.int64)
-        self.single = False  # whether a card ever was open to some users only
+        self.single = False  # whether at any time a card was not open to all users
         self.fuller = 0.0  # counts changes that left less memory free
         self.emptier = 0.0  # counts changes that left more memory free
         self._vacant: list[int] = []
         self._lines = _empty_lines(0, 1)
         self._log: list[int] = []
-        self._forgotten = 0  # entries that were removed from the beginning of the log
+        self._forgotten = 0  # the number of entries that were removed from the beginning of the log
 
     @property
     def lines(self) -> NodeArrays:
@@ -103,7 +104,7 @@ class NodeTable:
     def set_node(self, name: str, node: NodeState | None, free_load: Load | None) -> None:
         """Update the line of the node.
 
-        free_load: its free amounts for further pods; None if the node was deleted.
+        free_load: the node's free cpu, memory and pod slots; None if the node was deleted.
         """
         slot = self.slots.get(name)
         is_known = slot is not None
@@ -134,8 +135,8 @@ class NodeTable:
         self._log_change(slot)
 
     def changed_since(self, length: int) -> Ints | None:
-        """The slots that have changed since the log had this length, some more than once; None if the log was shortened
-        since, so that any slot may have changed.
+        """The slots that have changed since the log had this length; a slot may occur several times. None if later
+        entries were removed from the log, so that any slot may have changed.
         """
         if length < self._forgotten:
             return None
@@ -149,7 +150,7 @@ class NodeTable:
 
     @property
     def length(self) -> int:
-        """The length of the log."""
+        """The length of the log, including removed entries."""
         return self._forgotten + len(self._log)
 
     def _fill(self, slot: int, node: NodeState | None) -> None:
@@ -164,7 +165,7 @@ class NodeTable:
                 clients[i] = node.clients[i] if card.accepts_shares else NEVER_EMPTY
                 if not node.is_open(i) or node.free[i] <= 0:
                     continue
-                # Negative if the setting was lowered: then nothing is free.
+                # `free_core` is negative if the setting was lowered; then no percentage is free.
                 free[i], core[i], empty[i] = node.free[i], max(0, node.free_core[i]), not node.clients[i]
                 taints[i], user[i] = node.mps.taints[i], node.mps.users[i]
                 state = free[i], core[i], size[i], kind[i], empty[i], taints[i], user[i], clients[i]

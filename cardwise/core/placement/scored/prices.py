@@ -18,10 +18,10 @@ import numpy as np
 
 from cardwise.core.placement.scored.nodetable import Floats
 
-PARTS: Final = 1000  # parts of a card: sizes are rounded up to whole parts
-_MAX_SIZES: Final = 32  # the number of different sizes: the most demanded ones
-_MAX_ROUNDS: Final = 600
-_EPSILON: Final = 1e-9
+PARTS: Final = 1000  # parts of a card; sizes of shares are rounded up to whole parts
+_MAX_SIZES: Final = 32  # sizes of shares that are priced: those with the largest demand
+_MAX_ROUNDS: Final = 600  # rounds of the simplex method
+_EPSILON: Final = 1e-9  # smaller differences are rounding errors
 
 
 def remainder_prices(demand: Mapping[int, float]) -> Floats:
@@ -48,7 +48,7 @@ def _solve(sizes: list[int], demand: Floats) -> Floats:
         prices = np.asarray(np.linalg.solve(columns.T, costs), np.float64)
         lowest = int(prices.argmin())
         if prices[lowest] < -_EPSILON:
-            entering, cost = np.zeros(count), 0.0  # more of this size than is requested
+            entering, cost = np.zeros(count), 0.0  # the slack: more shares of this size than are requested
             entering[lowest] = -1.0
         else:
             worth = _knapsack(sizes, prices)
@@ -67,13 +67,13 @@ def _solve(sizes: list[int], demand: Floats) -> Floats:
 
 
 def _knapsack(sizes: list[int], prices: Floats) -> Floats:
-    """By remainder of 0 to PARTS parts, the value of the most valuable set of shares that fits; any number of each
-    size.
+    """By remainder of 0 to PARTS parts, the value of the most valuable set of shares that fits. A set may have any
+    number of shares of each size.
     """
     worth = np.zeros(PARTS + 1)
     for parts, price in zip(sizes, prices, strict=True):
         times = 1
-        while price > _EPSILON and parts * times <= PARTS:  # once, twice, four times: sums of these give any number
+        while price > _EPSILON and parts * times <= PARTS:  # 1, 2, 4, ... shares: sums of these are all numbers
             np.maximum(
                 worth[parts * times :], worth[: PARTS + 1 - parts * times] + price * times, out=worth[parts * times :]
             )

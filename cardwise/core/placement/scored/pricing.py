@@ -31,15 +31,15 @@ from cardwise.core.placement.scored.prices import PARTS
 from cardwise.core.placement.scored.scoring import NodeScores, Scores, WorkloadModel, best_candidate, distinct_by_cards
 from cardwise.core.placement.scored.shapes import Shape
 
-_CAPACITY: Final = 0.16  # cards: capacities that differ by less than half of it are equal
-_REST: Final = 0.02  # cards: the same for remainders of cards, and for expected capacity
-# Pods that end per pod that arrives. From the first rate on, scores count that pods leave; below the second they do
-# not; between the two nothing changes.
+_CAPACITY: Final = 0.16  # cards; lost capacities are rounded to multiples of this
+_REST: Final = 0.02  # cards; lost values of remainders and lost expected capacities are rounded to multiples of this
+# Pods that end per arriving pod. From the high rate on, scores consider that pods end; below the low rate they do not;
+# between the two rates, the last of these applies.
 _HIGH_DEPARTURE_RATE: Final = 0.4
 _LOW_DEPARTURE_RATE: Final = 0.2
-_SCARCEST: Final = 30.0  # the maximum factor for requests that fit in few places
-_NEWS: Final = 0.1  # the fraction of all weights that must change before new weights are used: they change all scores
-_MAX_SHAPES: Final = 160  # shapes of the workload: those that request the most
+_SCARCEST: Final = 30.0  # the maximum factor of the weight of requests that fit in few places
+_NEWS: Final = 0.1  # new weights change all scores, so they are used only if more than this fraction has changed
+_MAX_SHAPES: Final = 160  # shapes of the workload that count: those with the largest total of requested cards
 
 
 class Pricing:
@@ -75,13 +75,13 @@ class Pricing:
         return np.concatenate([self._cards.count_pods(part).sum(axis=1) for part in card_chunks(lines)])
 
     def node_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:
-        """The value of each line, in cards of the workload's requests."""
+        """The value of each line: the capacity for the workload's requests, in cards."""
         values_by_node: Floats = self._capacities(features, cpu, memory) @ self._weights
         return values_by_node
 
     def survey(self, lines: NodeArrays, tally: Floats) -> Floats:
         """The number of pods of each request that fit, and the free MiB of each kind of card."""
-        # some requests lack cpu already
+        # Negative for requests for which the node's cpu or memory is overcommitted.
         could = np.maximum(self._capacities(tally, lines.cpu, lines.memory), 0.0).sum(axis=0)
         return np.concatenate([could, self._kind_prices.survey(lines)])
 
@@ -128,11 +128,13 @@ class Pricing:
         return best_candidate(at, card, -cost, len(lines))
 
     def _in_cards(self, mem: int) -> float:
-        """MiB as a fraction of a usual card; 0 MiB is a whole card."""
+        """MiB as a fraction of a usual card; 0 MiB means a whole card."""
         return mem / self._yardstick if mem else 1.0
 
     def _update_weights(self, possible: Floats, free: float) -> bool:
-        """Update the weights of requests: one that fits in few places weighs more. Returns whether they changed."""
+        """Update the weights of requests: a request that fits in few places weighs more. Returns whether weights have
+        changed.
+        """
         cards = np.maximum(possible * self._amounts, EXACT)
         scarcity = np.clip(free / self._yardstick / cards, 1.0, _SCARCEST)
         weights = self._frequencies * self._amounts * scarcity
@@ -150,7 +152,7 @@ class Pricing:
         return copies
 
     def _remainder_costs(self, lines: NodeArrays, ways: Candidates) -> Floats:
-        """The value that the remainders of the cards lose."""
+        """The value that the remainder of each candidate card loses."""
         size = lines.size[ways.at, ways.card]
         lost = self._price_remainders(ways.before.free, size) - self._price_remainders(ways.after.free, size)
         return _rounded(lost * size / self._yardstick, _REST)

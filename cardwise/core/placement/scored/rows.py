@@ -1,6 +1,6 @@
-"""A row of scores: the scores of all nodes for one shape, cached until a node changes.
+"""A row of scores: the scores of all nodes for one shape; the score of a node is cached until the node changes.
 
-The cached score of a node equals a newly computed one, unless the node is stale; a stale node has no score.
+A node that has changed since it was scored is stale, and has no score. So every score in a row is current.
 """
 
 from typing import Final
@@ -12,15 +12,17 @@ from cardwise.core.placement.scored.nodefeatures import NodeFeatures
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeTable
 from cardwise.core.placement.scored.shapes import Shape
 
-SAMPLE: Final = 64  # the number of nodes in a sample that take the shape
-_DRAWN: Final = 4 * SAMPLE  # nodes that are drawn; usually at least SAMPLE of them take the shape
-NONE: Final = -np.inf  # the points of a stale node, or a node that does not take the shape
+SAMPLE: Final = 64  # nodes in a sample; the shape fits on each of them
+_DRAWN: Final = 4 * SAMPLE  # nodes that are drawn for a sample; usually the shape fits on at least SAMPLE of them
+NONE: Final = -np.inf  # the points of a stale node, and of a node on which the shape does not fit
 
 
 class ShapeScores:
     """The scores for one shape under one policy, by slot of the table.
 
     decisions: how many decisions have used the row.
+    points: the scores.
+    card: the position of the card for which the score is; negative if the score is not for one card.
     """
 
     def __init__(self, table: NodeTable, features: NodeFeatures, shape: Shape) -> None:
@@ -35,7 +37,7 @@ class ShapeScores:
         self._log_position = 0
 
     def renew(self, features: NodeFeatures) -> None:
-        """Discard all scores: the features have changed."""
+        """Discard all scores, because the features have changed."""
         self._features = features
         self.points = np.zeros(0)
 
@@ -77,10 +79,10 @@ class ShapeScores:
     def score_for_decision(
         self, at_once: int | None, generator: np.random.Generator, candidates: Ints | None = None
     ) -> None:
-        """Score nodes for one decision: all candidates, or a sample if more than `at_once` have no score.
+        """Score, for one decision, the candidates without a score, or a sample of them if they are more than `at_once`.
 
-        at_once: the maximum number of nodes to score; None for no limit.
-        candidates: their slots; None for all nodes.
+        at_once: None for no limit.
+        candidates: the slots of the candidates; None for all nodes.
         """
         stale = self.stale_slots()
         if candidates is not None:
@@ -90,19 +92,19 @@ class ShapeScores:
         if at_once is None or len(stale) <= at_once:
             self.refresh(stale)
             return
-        # Usually enough of the drawn nodes take the shape; checking all would take longer than scoring the sample.
+        # Usually the shape fits on enough of the drawn nodes. Checking all nodes takes longer than scoring the sample.
         drawn = generator.choice(stale, min(_DRAWN, len(stale)), replace=False)
         fits = self._fitting(drawn)
         if len(fits) < SAMPLE:
             fits = self._fitting(stale)
             generator.shuffle(fits)
             if len(fits) <= SAMPLE:
-                self._mark_scored(stale)  # the shape fits on no other node, so these correctly have no score
+                self._mark_scored(stale)  # the shape fits only on the sample, so all other nodes need no score
         self.refresh(fits[:SAMPLE])
 
     def _fitting(self, slots: Ints) -> Ints:
         lines = self._table.lines
-        if 2 * len(slots) > len(lines):  # checking all lines is cheaper than picking these
+        if 2 * len(slots) > len(lines):  # checking all lines is faster than copying most of them
             return slots[fit_shape(lines, self.shape).fits[slots]]
         return slots[fit_shape(lines, self.shape, slots).fits]
 

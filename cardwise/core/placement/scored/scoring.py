@@ -18,7 +18,11 @@ class WeightedShape(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The scores of some lines, with the card that each score is for; ABSENT if the score is not for one card."""
+    """The scores of some lines.
+
+    points: the score.
+    card: the position of the card for which the score is; ABSENT if the score is not for one card.
+    """
 
     points: Floats
     card: Ints
@@ -43,7 +47,10 @@ class Scoring(Protocol):
         """The values of nodes with these features and these free amounts; valid until the next `update_prices`."""
 
     def survey(self, lines: NodeArrays, tally: Floats) -> Floats:
-        """The part of a survey for these nodes; the parts of all nodes are added up."""
+        """Survey these nodes. The outcomes for all nodes are added up and passed to `update_prices`.
+
+        tally: the features of the nodes.
+        """
 
     def update_prices(self, surveyed_sum: Floats, departure_rate: float) -> bool:
         """Update prices from a survey of all nodes. Returns whether all scores have changed.
@@ -52,7 +59,7 @@ class Scoring(Protocol):
         """
 
     def scores(self, lines: NodeArrays, node_scores: NodeScores, shape: Shape, usable_cards: Bools) -> Scores:
-        """The score of each line for the shape, which fits on all of them. A higher score is better."""
+        """The score of each line for the shape; a higher score is better. The shape must fit on all lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,9 @@ def best_candidate(at: Ints, card: Ints, points: Floats, count: int) -> Scores:
 
 
 def distinct_by_cards(workload: Sequence[WeightedShape]) -> tuple[list[Shape], Ints]:
-    """The shapes of the workload that differ in cards, and for each request of the workload the index of its shape."""
+    """The shapes of the workload without cpu and memory, each once; and for each request of the workload the index of
+    its shape in this list.
+    """
     indexes: dict[Shape, int] = {}
     shape_indexes = [indexes.setdefault(_cards_only(shape), len(indexes)) for shape, _ in workload]
     return list(indexes), np.array(shape_indexes, np.int64)

@@ -16,10 +16,10 @@ from cardwise.core.placement.fitting import CardRequest
 class RequestSize(NamedTuple):
     """The size of a pod's request.
 
-    cards: how many different cards.
-    mem, core: MiB and percent of the SMs on each card; a `mem` of 0 is a whole card.
+    cards: the number of different cards.
+    mem, core: MiB and percent of the SMs on each card; a `mem` of 0 means a whole card.
     resource_class: the requested class; "" for any card.
-    cpu, memory: of the node.
+    cpu, memory: the node's cpu and memory, in millicores and bytes.
     """
 
     cards: int
@@ -35,7 +35,7 @@ class RequestSize(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """A request size and the cards that may serve it.
+    """A request size, and the cards that the request may use.
 
     kinds: the allowed kinds of cards; None for all.
     untolerated, user: the MPS fields of its `CardRequest`.

@@ -12,15 +12,16 @@ from cardwise.core.placement.scored.prices import PARTS, remainder_prices
 from cardwise.core.placement.scored.shapes import RequestSize
 from cardwise.core.values.wording import quote_text
 
-MAX_REQUEST_SIZES: Final = 512
-_HALVE_AFTER: Final = 20_000  # arrivals after which all counts are halved
+MAX_REQUEST_SIZES: Final = 512  # request sizes that are counted
+_HALVE_AFTER: Final = 20_000  # the total of the counts at which all counts are halved
 _MIN_ARRIVALS: Final = 16  # arrivals before the first learning
-_MAX_CARD_SIZES: Final = 4  # card sizes for which shares are priced: the most frequent ones
-_VERSION: Final = 1
+_MAX_CARD_SIZES: Final = 4  # card sizes for which remainders are priced: those with the most MiB in total
+_VERSION: Final = 1  # of the saved format
 _MIN_COUNT: Final = 0.001  # the smallest count that is saved
-_MAX_CARDS: Final = 6400  # this and the next two: limits above any real request, to keep the arithmetic safe
-_MAX_MIB: Final = 2**31  # MiB
-_MAX_AMOUNT: Final = 2**62  # of cpu and memory of a node
+# Limits of one request, above any real one, so that the arithmetic does not overflow.
+_MAX_CARDS: Final = 6400  # cards
+_MAX_MIB: Final = 2**31  # MiB on each card
+_MAX_AMOUNT: Final = 2**62  # millicores, and bytes of the node's memory
 
 
 class InvalidWorkload(ValueError):
@@ -28,7 +29,11 @@ class InvalidWorkload(ValueError):
 
 
 class LearningInput(NamedTuple):
-    """The input of learning: how often each request size has arrived, and the number of cards of each size (MiB)."""
+    """The input of learning.
+
+    counts: how often each request size has arrived.
+    sizes: by size in MiB, the number of cards.
+    """
 
     counts: Mapping[RequestSize, float]
     sizes: Mapping[int, int]
@@ -38,7 +43,7 @@ class LearningInput(NamedTuple):
 class LearnedWorkload:
     """The result of learning.
 
-    shares: the fraction of each request size in the workload; they sum to 1.
+    shares: the fraction of each request size in the workload; the fractions sum to 1.
     yardstick: MiB of a usual card.
     prices: by size of a card in MiB, the values of its remainders.
     """
@@ -52,14 +57,14 @@ NOTHING: Final = LearnedWorkload({}, 1.0, {})
 
 
 class Workload:
-    """The counts of request sizes. Counts are halved from time to time; if there are too many sizes, the rarest are
-    forgotten.
+    """How often each request size has arrived. Counts are halved from time to time. If there are too many sizes, the
+    rarest are removed.
     """
 
     def __init__(self) -> None:
         self.counts: dict[RequestSize, float] = {}
         self._total_count = 0.0  # the sum of the counts
-        self._new_arrivals = 0.0  # arrivals since the last learning, with forgotten ones
+        self._new_arrivals = 0.0  # arrivals since the last learning, including those of removed sizes
         self._count_when_learned = 0.0
 
     def count_arrival(self, request_size: RequestSize, times: float = 1.0) -> None:
@@ -98,8 +103,8 @@ class Workload:
         return json.dumps({"version": _VERSION, "requests": entries}, separators=(",", ":"))
 
     def load(self, text: str) -> None:
-        """Replace the counts with saved ones, as `dump` returned them. Raises InvalidWorkload; the counts are unchanged
-        then.
+        """Replace the counts with saved counts, as `dump` returned them. Raises InvalidWorkload, and then leaves the
+        counts unchanged.
         """
         try:
             document = json.loads(text)
@@ -147,7 +152,7 @@ def _parse_entry(entry: object) -> tuple[RequestSize, float]:
     request_size = RequestSize(cards, mem, core, resource_class, cpu, memory)
     if not _is_possible(request_size):
         raise InvalidWorkload(f"no pod can have asked for {reprlib.repr(entry)}")
-    if type(count) not in (int, float) or not _MIN_COUNT <= count <= _HALVE_AFTER:  # which NaN is not
+    if type(count) not in (int, float) or not _MIN_COUNT <= count <= _HALVE_AFTER:  # also refuses NaN
         raise InvalidWorkload(f"{reprlib.repr(entry[:-1])} cannot have come {reprlib.repr(count)} times")
     return request_size, float(count)
 
