@@ -10,8 +10,13 @@ from typing import NamedTuple
 
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.quotas import Headroom
-from cardwise.core.api.request import Load
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.placement import placement
+from cardwise.core.placement.devices import is_valid_grant
+from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.mpstaints import untolerated_by
+from cardwise.core.placement.placement import Placement
 from cardwise.kube.pods.budgets import Budgets
 from extender.cache.gangcards import GangCards
 from extender.cache.nodeload import NodeLoads
@@ -99,6 +104,37 @@ class ClusterView:
         """Context manager: inside, the pod's own reservation does not count."""
         return self.ledger.what_if(released=(uid,)) if self.ledger.holding(uid) is not None else nullcontext()
 
+    def is_plan_valid(self, holding: Holding, request: PodRequest) -> bool:
+        """Whether the plan can still be bound.
+
+        Its cards must exist, accept shares, have the capacity and the requested class, and their MPS must admit the
+        pod; its devices must exist and be free; and no quota may be exceeded.
+        """
+        state = self.ledger.node(holding.node)
+        if state is None or self.ledger.holding(holding.uid) != holding:
+            return False  # the plan was not counted, so other pods may have got the capacity
+        if not is_valid_grant(holding.assignment, state.devices, state.device_holds):
+            return False
+        requested_classes = {container.key: container.resource_class for container in request.containers}
+        mps_client = request.mps_client
+        for key, shares in holding.assignment.containers.items():
+            for share in shares:
+                position = state.position(share)
+                if position is None or not state.cards[position].accepts_shares or state.free[position] < 0:
+                    return False
+                if requested_classes.get(key) and requested_classes[key] not in state.cards[position].classes:
+                    return False
+                if not state.mps.admits(
+                    position, untolerated_by(request.mps, several_cards=len(shares) > 1), mps_client.user
+                ):
+                    return False
+        if not self.limits.has_quota(holding.namespace):
+            return True
+        with self.exclude_pod(holding.uid):
+            headroom = self.headroom(holding.namespace)
+            planned = Placement(node=holding.node, assignment=holding.assignment, score=0)
+            return not placement.exceeded_entries(self.ledger, planned, headroom)
+
 
 class Changes:
     """The changes since a snapshot was taken, for a planner of one pod. Valid while the lock is held."""
@@ -127,10 +163,13 @@ class Changes:
         their classes and holdings, the pods with their PodDisruptionBudgets, cpu and memory, and the reservations for
         nominated pods and for a gang.
         """
+        return self._everywhere or self.has_node_changed(node)
+
+    def has_node_changed(self, node: str) -> bool:
+        """As `may_concern`, without regard to quotas."""
         state, rank, namespace = self._current_view.ledger.node(node), self._pod.rank, self._pod.ref.namespace
         return (
-            self._everywhere
-            or state is None
+            state is None
             or state.generation > self._snapshot.moment.ledger
             or self._current_view.loads.changed_at(node) > self._snapshot.moment.loads
             or node in self._nominated_nodes

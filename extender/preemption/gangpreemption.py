@@ -1,12 +1,12 @@
-"""Preemption for gangs: a member gets victims only if all missing members of its gang have places after the evictions.
+"""Preemption for gangs: a member gets victims only if then all missing members of its gang have a place.
 
-kube-scheduler preempts for one pod after the other, and does not know gangs. So each answer considers the whole gang:
-the capacity that is free or becomes free, the members for which victims terminate already, and the pods that would be
-evicted for the other members. The answer has only the victims for the requested pod. The places of the other members
-are reserved until kube-scheduler calls preempt for them.
+kube-scheduler preempts for one pod after the other, and knows no gangs. So each answer considers the whole gang: what
+is free or becomes free, for which members victims terminate already, and which pods would have to be evicted for the
+other members. The answer has only the victims for the requested pod. The places of the other members are reserved until
+kube-scheduler asks for them.
 
-The search runs on a snapshot, without the lock. `GangPreemption` takes the snapshot, and afterwards checks under the
-lock whether the result is still valid (docs/design/0032-snapshots.md).
+The search runs on a snapshot, without the lock. `GangPreemption` takes the snapshot, and checks afterwards under the
+lock whether what the search has found still holds (docs/design/0032-snapshots.md).
 
 Example: a gang of 5 members, a GPU each; 1 GPU is free, and pods of lower priority have 2 on n1 and 2 on n2. One member
 with victims is not enough, since then only 2 members have a place. So the search puts 1, then 3, then 7 members where
@@ -20,10 +20,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cardwise.clock import Clock
+from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import placement
+from cardwise.core.placement.holding import Holding
 from cardwise.core.preemption.preemption import Victims
 from extender.cache.cache import Cache
 from extender.cache.clusterview import Changes, ClusterView
@@ -36,14 +38,13 @@ from extender.records.nodeinfo import PlacedPod
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
-# The most card requests of all members without a place: a plan for more would take longer than a call may take.
-_MAX_CARD_REQUESTS: Final = 512
+_MAX_CARD_REQUESTS: Final = 512  # of all members without a place: a plan for more takes longer than a call may
 _Harm = tuple[int, bool, int, int]  # see `Victims.harm`
 
 
 @dataclass(slots=True)
 class _MemberVictims:
-    """A member, its node, and the victims that are evicted on the node for this member."""
+    """A member, its node, and the victims that are evicted for it there."""
 
     claimant: WaitingPod
     node: str
@@ -51,23 +52,47 @@ class _MemberVictims:
 
 
 @dataclass(frozen=True, slots=True)
+class _MemberPlace:
+    """A member that has a node without evictions.
+
+    assignment: None if the member requests no cards.
+    """
+
+    claimant: WaitingPod
+    node: str
+    assignment: Assignment | None
+
+
+@dataclass(frozen=True, slots=True)
 class GangVictims:
     """Places for all members without a place.
 
     member_victims: the members for which pods are evicted; the requested pod comes first.
-    reservations: the cards to reserve for the other members meanwhile, with or without victims.
+    search_order: the same members, in the order in which the search has put them.
+    places: the other members.
     """
 
     member_victims: tuple[_MemberVictims, ...]
-    reservations: tuple[MemberReservation, ...]
+    search_order: tuple[_MemberVictims, ...]
+    places: tuple[_MemberPlace, ...]
+
+    @property
+    def reservations(self) -> tuple[MemberReservation, ...]:
+        """The cards that are reserved meanwhile for all members except for the requested pod."""
+        assignments = [
+            *((placed.claimant, placed.node, placed.victims.assignment) for placed in self.member_victims[1:]),
+            *((place.claimant, place.node, place.assignment) for place in self.places),
+        ]
+        return tuple(
+            MemberReservation(claimant, node, assignment)
+            for claimant, node, assignment in assignments
+            if assignment is not None
+        )
 
     @property
     def nodes(self) -> set[str]:
-        """The nodes of all these places."""
-        return {
-            *(placed.node for placed in self.member_victims),
-            *(reservation.node for reservation in self.reservations),
-        }
+        """The nodes of all these members."""
+        return {*(placed.node for placed in self.member_victims), *(place.node for place in self.places)}
 
     @property
     def victim_uids(self) -> set[str]:
@@ -80,14 +105,12 @@ class GangSearch:
     """The input of a search, besides the cluster.
 
     scheduler_victims: kube-scheduler's own victims, by node.
-    own_eviction_nodes: nodes where the extender itself evicts. Evictions there must not exceed a PodDisruptionBudget,
-        and must not include the pods `refused` (`NominatedPods.find_victims`).
-    for_scheduler: whether kube-scheduler has called preempt for the pod. If so, the pod must not be placed on
-        `own_eviction_nodes`.
+    own_eviction_nodes: nodes where the extender itself evicts. There no PodDisruptionBudget is exceeded, and the pods
+        `refused` stay (`NominatedPods.find_victims`).
+    for_scheduler: kube-scheduler has asked for the pod, so it must be put on none of the nodes `own_eviction_nodes`.
     is_over: returns whether the search must end.
     find_victims: finds the victims for the pod alone on one node of a snapshot.
-    commit: called under the lock with victims that are valid at that moment. Returns whether it has reserved the
-        places.
+    commit: called under the lock with victims that hold at that moment. Returns whether it has taken them.
     """
 
     claimant: WaitingPod
@@ -107,8 +130,8 @@ class GangSnapshot:
 
     members: all members, by UID.
     missing: the members that the plan does not have yet.
-    unplaced: the missing members for which no victims are being evicted.
-    freed: how many times capacity had been freed by then.
+    unplaced: those of them for which no victims terminate.
+    freed: `Capacity.freed_count` then.
     """
 
     cluster: ClusterView
@@ -130,12 +153,12 @@ class GangPreemption:
         self._clock = clock
 
     def is_in_pending_gang(self, uid: str) -> bool:
-        """Whether the gang member must not be placed alone: its gang does not run yet, or is unknown."""
+        """Whether the pod is in a gang that does not run yet, so that the pod is not placed alone."""
         gang = self._gangs.gang_of(uid)
         return gang is None or not gang.ran
 
     def is_over_quota(self, uid: str) -> bool:
-        """Whether the missing members of the pod's gang exceed the remaining quotas. Then no eviction can help."""
+        """Whether the missing members of the pod's gang exceed the remaining quotas, whichever pods are evicted."""
         gang = self._gangs.gang_of(uid)
         if gang is None or gang.ran:
             return False
@@ -143,13 +166,13 @@ class GangPreemption:
         return gangplan.first_beyond_quotas(self._cache.ledger, gang.missing_in_plan(), headroom) is not None
 
     def unplaced_uids(self, uid: str) -> list[str]:
-        """The UIDs of all members of the pod's gang that have no place and for which no victims are being evicted."""
+        """The UIDs of all members of the pod's gang without a place and without terminating victims."""
         return [member.uid for member in self._unplaced_members(uid)]
 
     def take_snapshot(self, uid: str, cluster: ClusterView) -> GangSnapshot | None:
-        """The snapshot of the pod's gang; None if the pod is no member without a place, or the gang cannot be planned.
+        """The pod's gang, if the pod is a member without a place and the gang can be planned; else None.
 
-        cluster: a snapshot of the cluster that the caller has taken since it holds the lock.
+        cluster: a snapshot that was taken in this turn at the lock.
         """
         gang, unplaced = self._gangs.gang_of(uid), self._unplaced_members(uid)
         if gang is None or all(member.uid != uid for member in unplaced):
@@ -173,21 +196,20 @@ class GangPreemption:
         return self._freed_count() != snapshot.freed
 
     def changed_nodes(self, snapshot: GangSnapshot, claimant: WaitingPod, nodes: Iterable[str]) -> list[str]:
-        """The given nodes on which the search for victims may have a different result now than in the snapshot."""
+        """Those of the nodes where the victims for the pod may be others now than in the snapshot."""
         return list(filter(Changes(self._cache, snapshot.cluster, claimant).may_concern, nodes))
 
-    def is_valid(self, snapshot: GangSnapshot, gang_victims: GangVictims) -> bool:
-        """Whether the victims that were found on the snapshot are still valid.
+    def has_members_changed(self, snapshot: GangSnapshot, claimant: WaitingPod) -> bool:
+        """Whether other members than in the snapshot lack a place now."""
+        return self._unplaced_members(claimant.uid) != snapshot.unplaced
 
-        The same members must lack a place, and neither the nodes of the places nor the quotas may have changed.
-        """
-        claimant = gang_victims.member_victims[0].claimant
-        if self._unplaced_members(claimant.uid) != snapshot.unplaced:
-            return False
-        return not self.changed_nodes(snapshot, claimant, gang_victims.nodes)
+    def nodes_to_check(self, snapshot: GangSnapshot, gang_victims: GangVictims) -> set[str]:
+        """The nodes of the gang on which something has changed since the snapshot."""
+        changes = Changes(self._cache, snapshot.cluster, gang_victims.member_victims[0].claimant)
+        return set(filter(changes.has_node_changed, gang_victims.nodes))
 
     def _unplaced_members(self, uid: str) -> list[Member]:
-        """The members for `unplaced_uids`; none if the gang cannot be planned now."""
+        """The members whose UIDs `unplaced_uids` returns; none if the gang cannot be planned now."""
         gang = self._gangs.gang_of(uid)
         if gang is None or gang.ran or gang.refusal(self._clock.now()) is not None:
             return []
@@ -198,7 +220,7 @@ class GangPreemption:
 
 
 class GangVictimSearch:
-    """Searches victims for a gang on a snapshot. Changes the snapshot: chosen places are reserved there.
+    """Searches victims for a gang on a snapshot, which it changes: what it chooses is reserved there.
 
     nominated: the nominated pods on the snapshot.
     planner: plans gangs on the snapshot.
@@ -228,9 +250,9 @@ class GangVictimSearch:
         self._same_shape = [
             self._make_claimant(member) for member in snapshot.unplaced if member.shape == shape and member.uid != uid
         ]
-        self._queue = [(victims.harm, node) for node, victims in victims_by_node.items()]  # least harm first
+        self._queue = [(victims.harm, node) for node, victims in victims_by_node.items()]  # the least harm first
         heapq.heapify(self._queue)
-        self._nominations.remove(search.claimant.uid)  # the pod's earlier reservation does not count
+        self._nominations.remove(search.claimant.uid)  # what is reserved for it already does not count
         self._claimant_victims: _MemberVictims | None = None
         self._member_victims: list[_MemberVictims] = []
         self._next_victims: dict[str, Victims] = {}  # the victims for one more member, by node
@@ -241,9 +263,7 @@ class GangVictimSearch:
         return self._find_places(self._snapshot.unplaced, self._nodes_without_evictions()) is not None
 
     def find_victims(self) -> GangVictims | None:
-        """The victims; None if the gang only has to wait, if not all members would have a place, or if the time is
-        over.
-        """
+        """The victims; None if the gang only has to wait, would not be complete, or the search is over."""
         if gangplan.count_card_requests(self._snapshot.unplaced) > _MAX_CARD_REQUESTS or self.must_only_wait():
             return None
         count = 1
@@ -256,12 +276,73 @@ class GangVictimSearch:
                 return self._make_gang_victims(self._claimant_victims, places)
             if not (self._queue and self._same_shape) or self._search.is_over():
                 return None
-            count = 2 * count + 1  # many members at once, since a plan costs more than a search on a node
+            count = 2 * count + 1  # a plan costs more than a search on a node
 
-    def _place_others(self) -> list[MemberReservation] | None:
-        """Places without further evictions for all members that `_choose_victims` has not placed.
+    def still_holds(self, gang_victims: GangVictims, changed_nodes: Collection[str]) -> bool:
+        """Whether what another search has found holds on this snapshot, too. Reserves it in the snapshot.
 
-        Returns None if a member has no place, or if all places together exceed the quotas.
+        changed_nodes: where the snapshots may differ. There the victims are searched again, and must be the same pods;
+            and the places of the other members are checked.
+        """
+        self._nominations.remove(self._search.claimant.uid)
+        without_place = {member.uid for member in self._snapshot.unplaced}
+        for placed in gang_victims.search_order:
+            if placed.node in changed_nodes and not self._are_victims_same(placed, without_place):
+                return False
+            without_place.discard(placed.claimant.uid)
+            place = NominatedPlace(placed.victims.assignment, placed.victims.uids)
+            self._nominations.set_places(placed.claimant, {placed.node: place}, self._clock.now())
+        self._member_victims = list(gang_victims.search_order)
+        if self._exceeds_quota(gang_victims.places):
+            return False
+        places = [place for place in gang_victims.places if place.node in changed_nodes]
+        return not places or self._are_places_free(places, without_place)
+
+    def _are_victims_same(self, placed: _MemberVictims, excluded: Collection[str]) -> bool:
+        """Whether the member still needs just these victims, and all of them still run."""
+        running_uids = {pod.uid for _, pod in self._loads.pods_on(placed.node) if not pod.terminating}
+        if not running_uids.issuperset(placed.victims.uids):
+            return False
+        is_first = all(other.node != placed.node for other in self._member_victims)
+        self._member_victims.append(placed)
+        victims = self._find_victims_on(placed.node, placed.claimant, excluded, first=is_first)
+        return (
+            victims is not None
+            and victims.violations <= placed.victims.violations
+            and set(victims.uids) == set(placed.victims.uids)
+            and victims.assignment == placed.victims.assignment
+        )
+
+    def _are_places_free(self, places: Sequence[_MemberPlace], excluded: Collection[str]) -> bool:
+        """Whether all these members fit on their nodes once all victims are gone."""
+        nodes = {place.node for place in places}
+        holdings = {
+            place.claimant.uid: Holding(
+                place.claimant.uid, "", place.claimant.ref.name, place.node, place.assignment,
+                mps_client=place.claimant.request.mps_client,
+            )
+            for place in places
+            if place.assignment is not None
+        }  # fmt: skip
+        coming = [PlacedPod(place.node, place.claimant.load) for place in places]
+        with (
+            self._after_evictions(excluded, nodes),
+            self._ledger.what_if(added=holdings.values()),
+            self._loads.what_if(added=coming),
+        ):
+            return all(map(self._has_free_load, nodes)) and all(
+                self._snapshot.cluster.is_plan_valid(holdings[place.claimant.uid], place.claimant.request)
+                for place in places
+                if place.claimant.uid in holdings
+            )
+
+    def _has_free_load(self, node: str) -> bool:
+        free_load = self._loads.free_load(node)
+        return free_load is not None and min(free_load) >= 0
+
+    def _place_others(self) -> list[_MemberPlace] | None:
+        """Places without evictions for all members that are not put yet; None if they have none, or if all places
+        together exceed the quotas.
         """
         placed_uids = {placed.claimant.uid for placed in self._member_victims}
         others = [member for member in self._snapshot.unplaced if member.uid not in placed_uids]
@@ -269,20 +350,15 @@ class GangVictimSearch:
         places = self._find_places(others, nodes) if others else []
         return None if places is None or self._exceeds_quota(places) else places
 
-    def _make_gang_victims(self, first: _MemberVictims, places: Iterable[MemberReservation]) -> GangVictims:
+    def _make_gang_victims(self, first: _MemberVictims, places: Iterable[_MemberPlace]) -> GangVictims:
         others = [placed for placed in self._member_victims if placed is not first]
-        reservations = [
-            MemberReservation(placed.claimant, placed.node, placed.victims.assignment)
-            for placed in others
-            if placed.victims.assignment is not None
-        ]
-        return GangVictims((first, *others), (*reservations, *places))
+        return GangVictims((first, *others), tuple(self._member_victims), tuple(places))
 
-    def _exceeds_quota(self, places: Iterable[MemberReservation]) -> bool:
-        """Whether all places of the gang together would exceed the quotas of its namespace.
+    def _exceeds_quota(self, places: Iterable[_MemberPlace]) -> bool:
+        """Whether the chosen victims' places, `places`, and what is reserved for other members would exceed the quotas
+        of the gang's namespace.
 
-        places: the places without evictions. The places of members with chosen victims, and the reservations for other
-            members, are added: quotas do not count reservations for nominated pods (`NominatedPods.reservations_on`).
+        Quotas do not count what is reserved for nominated pods (`NominatedPods.reservations_on`).
         """
         headroom = self._snapshot.cluster.headroom(self._snapshot.gang.namespace)
         if not headroom:
@@ -299,7 +375,7 @@ class GangVictimSearch:
         return bool(placement.exceeded_together(self._ledger, known_assignments, headroom))
 
     def _choose_victims(self, count: int) -> None:
-        """Place members on the nodes with the least harmful victims, until `count` are placed or no node is left."""
+        """Put members where the least harmful victims are, until `count` are put or no node is left."""
         without_place = {member.uid for member in self._snapshot.unplaced}
         without_place -= {placed.claimant.uid for placed in self._member_victims}
         used_nodes = {placed.node for placed in self._member_victims}
@@ -329,7 +405,7 @@ class GangVictimSearch:
             heapq.heappush(self._queue, (harm, node))
 
     def _next_node(self, count: int) -> tuple[_Harm, str] | None:
-        """Take the next member's node out of the queue; None if `count` members are placed, or no node is left."""
+        """Take the node for the next member out of the queue; None if `count` members are put, or no node is left."""
         queue, own_nodes = self._queue, self._search.own_eviction_nodes
         if self._claimant_victims is None and self._search.for_scheduler and own_nodes:
             entry = min((queued for queued in queue if queued[1] not in own_nodes), default=None)
@@ -346,19 +422,19 @@ class GangVictimSearch:
     ) -> Victims | None:
         """The victims on the node; None if no eviction helps.
 
-        excluded: members whose reserved cards the member may use, since no pods are evicted for them.
-        first: whether no member has been placed on the node yet.
+        excluded: members for which no pods are evicted.
+        first: no member has been put on the node yet.
         """
         search = self._search
         refused = search.refused if node in search.own_eviction_nodes else None
         if first and claimant is not search.claimant:
-            # The victims for another member are chosen when kube-scheduler tries that member. First check whether the
-            # known victims on the node suffice for it, which is cheap.
-            known_victims = self._victims_by_node[node]
-            more_victims = self._nominated.find_victims(
+            # Victims for another member are chosen when kube-scheduler tries it. Whether these suffice is cheap to find
+            # out.
+            known_victims = self._victims_by_node.get(node)
+            more_victims = known_victims and self._nominated.find_victims(
                 claimant, search.policy, node, excluded=excluded, removed=known_victims.uids, refused=refused
             )
-            if more_victims is not None and not more_victims.uids:
+            if known_victims is not None and more_victims is not None and not more_victims.uids:
                 return replace(known_victims, assignment=more_victims.assignment)
         scheduler_victims = search.scheduler_victims.get(node, ()) if first else ()
         victims = self._nominated.find_victims(
@@ -367,19 +443,19 @@ class GangVictimSearch:
         if victims is not None and victims.violations and refused is not None:
             victims = None
         if victims is None and first:
-            del self._victims_by_node[node]
+            self._victims_by_node.pop(node, None)
         elif victims is not None and first:
             self._victims_by_node[node] = victims
         return victims
 
     def _nodes_without_evictions(self) -> set[str]:
-        """The nodes on which the requested pod fits without further evictions, once terminating pods are gone."""
+        """The nodes where the pod alone only has to wait."""
         return {node for node, victims in self._victims_by_node.items() if not victims.uids}
 
-    def _find_places(self, members: Sequence[Member], nodes: Collection[str]) -> list[MemberReservation] | None:
-        """Places and cards for all of these members once all victims are gone; None if a member has no place.
+    def _find_places(self, members: Sequence[Member], nodes: Collection[str]) -> list[_MemberPlace] | None:
+        """Places for all of these members once all victims are gone, with their cards; None if there are none.
 
-        nodes: nodes that may be used in addition to the nodes that kube-scheduler has offered.
+        nodes: may be used besides those that kube-scheduler has offered.
         """
         shape = self._snapshot.members[self._search.claimant.uid].shape
         with self._after_evictions({member.uid for member in members}, nodes):
@@ -387,14 +463,13 @@ class GangVictimSearch:
         if planned is None:
             return None
         return [
-            MemberReservation(self._make_claimant(member), planned.nodes[member.uid], assignment)
+            _MemberPlace(self._make_claimant(member), planned.nodes[member.uid], planned.assignments.get(member.uid))
             for member in members
-            if (assignment := planned.assignments.get(member.uid)) is not None
         ]
 
     @contextmanager
     def _after_evictions(self, excluded: Collection[str], nodes: Iterable[str]) -> Iterator[None]:
-        """Context manager: inside, all victims count as gone, and the pods for which they are evicted as placed."""
+        """Context manager: inside, all victims are gone, and the pods that they are evicted for are placed."""
         priority = self._search.claimant.request.priority
         leaving = self._nominations.all_victims()
         leaving_keys: list[str] = []

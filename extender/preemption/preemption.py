@@ -1,20 +1,20 @@
-"""Preemption: which pods of a node must be evicted for a pod, and the cards that are reserved for the pod meanwhile.
+"""Preemption: which pods of a node must be evicted for a pod, and the cards that are reserved for it meanwhile.
 
-Part of the state, and uses its lock. The search for victims is in `cardwise.core.preemption`.
+Part of the state, whose lock it shares; the search for victims is in `cardwise.core.preemption`.
 
-kube-scheduler calls preempt only with nodes that lack something by their totals. In its dry run it removes all pods of
-lower priority from the node, and puts them back one by one while its own filters pass. These filters treat whole cards
-and shares as different resources, and memory as one sum for all cards. If only cards are short, kube-scheduler
-therefore puts every pod back, finds no victim, and never calls the verb preempt (`SelectVictimsOnNode`,
-`DryRunPreemption`). On such nodes the extender itself preempts: filter records the pod in the scheduling queue,
-`next_evictions` finds the victims, and `controllers.evictions` evicts them.
+kube-scheduler asks only about nodes whose totals are short of something. Its dry run takes all pods of lower priority
+from the node and puts them back one by one while its own filters pass. For it whole cards and shares are different
+resources, and memory is one sum for all cards. If only cards are short it therefore puts every pod back, has no victim,
+and never calls the verb preempt (`SelectVictimsOnNode`, `DryRunPreemption`). For those nodes the extender itself
+preempts: filter records the pod in the scheduling queue, `next_evictions` finds the victims, and
+`controllers.evictions` evicts them.
 """
 
 import heapq
 import math
 import random
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from sys import intern
 from typing import Final, NamedTuple
@@ -43,23 +43,24 @@ from extender.queue.schedulingqueue import PendingPreemption
 from extender.records.pod import Pod, WaitingPod
 from extender.records.podref import PodRef
 
-_SECONDS: Final = 0.5  # the most seconds of one preempt call; kube-scheduler waits 1 s
-_PLANNING: Final = 0.2  # the part of `_SECONDS` for the plans of a gang
+_SECONDS: Final = 0.5  # of searching nodes for one call; kube-scheduler waits 1 s
+_PLANNING: Final = 0.2  # of these, for the plans of a gang
 _CHOICE_SECONDS: Final = (
-    0.25  # the part of `_SECONDS` for the wait until it is known which nodes of earlier answers kube-scheduler chose
+    0.25  # of these, to wait until the nodes that kube-scheduler chose of earlier answers are known
 )
-_CHECK_SECONDS: Final = 0.005  # seconds between two checks during this wait
-_OWN_SECONDS: Final = 5.0  # the most seconds of a search for the extender's own evictions: no call waits for it
-_MAX_SEARCHES: Final = 8  # the most searches for a gang in one call, if its inputs change after each search
-_MAX_WAIT_CHECKS: Final = 3  # the most checks of whether a gang only has to wait, before its victims are committed
-_SEARCHING: Final = 0.02  # seconds of CPU after which a step starts no search for a further pod
-_MOST_NODES: Final = 256  # the most nodes to search for one pod; kube-scheduler tries a tenth of all, at least 100
-_ENOUGH: Final = 32  # a search ends at so many nodes with victims, for a pod or for each member of a gang
+_CHECK_SECONDS: Final = 0.005  # seconds between two checks of that
+_OWN_SECONDS: Final = 5.0  # of searching where kube-scheduler does not wait for the answer
+_MAX_SEARCHES: Final = 8  # of one call for a gang, where something changes again and again
+_MAX_CHECKED_NODES: Final = 16  # nodes of a gang that are checked under the lock because something has changed there
+_MAX_WAIT_CHECKS: Final = 3  # whether a gang only has to wait, before its victims are taken
+_SEARCHING: Final = 0.02  # seconds of CPU, after which no further pod is searched for in one step
+_MOST_NODES: Final = 256  # that are searched for one pod; kube-scheduler tries a tenth of all, and 100 at least
+_ENOUGH: Final = 32  # nodes with victims to choose from, for a pod or for each member of a gang
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """The victims that the extender itself evicts, the pod for which it evicts them, and the place for this pod."""
+    """The victims that the extender itself evicts, the pod that they are evicted for, and what is reserved for it."""
 
     claimant: WaitingPod
     node: str
@@ -95,8 +96,8 @@ class _PreemptCall(NamedTuple):
 
 
 class _Commit(Enum):
-    """The outcome of committing a gang's victims: committed; not needed now; or outdated, since the cluster has
-    changed.
+    """What became of a gang's victims: they are taken; they are not needed now; or something has changed that they rest
+    on.
     """
 
     DONE = auto()
@@ -107,7 +108,7 @@ class _Commit(Enum):
 class _Candidates(NamedTuple):
     """The victims for a pod by node, and the snapshots on which they were found.
 
-    gang: the snapshot of the pod's gang; None if the pod has no gang, or if the gang gets no victims.
+    gang: of the pod's gang; None if it has none, or if the gang gets no victims.
     """
 
     cluster: ClusterView
@@ -139,7 +140,7 @@ class Preemption:
         self._places = places
         self._gang_preemption = GangPreemption(gangs, places, cache=cache, clock=clock)
         self._clock = clock
-        self._refused: dict[str, float] = {}  # by UID of a pod that could not be evicted: until when it is no victim
+        self._refused: dict[str, float] = {}  # until when, by UID: pods that the Eviction API has refused
 
     # Objects of the API server.
 
@@ -158,11 +159,11 @@ class Preemption:
     def answer_preempt(
         self, claimant: WaitingPod, policy: str, scheduler_victims: Mapping[str, Collection[str]], *, member: bool
     ) -> dict[str, Victims]:
-        """The victims that make the pod fit, by node; nodes where no eviction helps are left out. Reserves the freed
-        cards for the pod.
+        """The victims that make the pod fit, by node, without nodes where no eviction helps. Reserves the freed cards
+        for the pod.
 
         scheduler_victims: kube-scheduler's own victims, by node.
-        member: whether the pod may be in a gang that does not run.
+        member: the pod may be in a gang that does not run.
         """
         until = self._clock.now() + _SECONDS
         self._await_chosen_nodes()
@@ -208,7 +209,7 @@ class Preemption:
         return {first.node: first.victims}
 
     def are_pods_on(self, node: str, uids: Collection[str]) -> bool:
-        """Whether all these pods are on the node: kube-scheduler accepts only such pods in the answer."""
+        """Whether all these pods are on the node: kube-scheduler accepts no others in the answer."""
         with self._lock:
             uids_on_node = {placed.uid for _, placed in self._loads.pods_on(node)}
         return uids_on_node.issuperset(uids)
@@ -216,38 +217,36 @@ class Preemption:
     # Pods for which only the extender can preempt.
 
     def on_refused(self, pod: Pod, policy: str, nodes: Iterable[str]) -> None:
-        """Record that filter has refused the pod, so that the extender preempts for the pod if this may help.
+        """Record that filter has refused the pod, so that the extender preempts for it if that may help.
 
-        nodes: the nodes whose totals suffice for the pod, and where an eviction could free cards. Empty if the pod
-            waits for something else.
+        nodes: where the node's own totals are not short, and an eviction could help. Empty: the pod waits for something
+            else.
 
-        For a pod that waits for its quota no pod is evicted.
+        A pod that waits for its quota preempts no pod.
         """
         if not pod.uid:
             return
         with self._lock:
-            # kube-scheduler preempts for a PodGroup of Kubernetes as a whole, and does not call extenders for this.
+            # kube-scheduler preempts for a PodGroup of Kubernetes as a whole, and asks no extender about that.
             may = pod.may_preempt and not pod.grouped and not self._is_over_quota(pod)
-            # Usually all pods have the same priority: then no victims are possible, and no node is searched.
+            # Usually all pods have the same priority, and then thousands of nodes need not be searched.
             offered = set(nodes) if may and self._loads.has_victims(pod.priority) else set[str]()
             lower = self._loads.nodes_with_victims(offered, pod.priority)
             if not lower:
                 self._queue.stop_awaiting_preemption(pod.uid)
                 return
             if len(offered) > _MOST_NODES:
-                # Choose nodes at random, so that each node is searched at some time. Half of them may be nodes where
-                # cards become free anyway, so that the pod may only have to wait.
+                # Others each time, so that each node has its turn; and those where the pod may only have to wait.
                 freeing_nodes = _sample_nodes(self._nodes_freeing_cards(offered), _MOST_NODES // 2)
                 offered = {*freeing_nodes, *_sample_nodes(lower, _MOST_NODES - len(freeing_nodes))}
-            names = map(intern, offered)  # shared strings, since a thousand pods may wait for the same nodes
+            names = map(intern, offered)  # a thousand pods may wait
             self._queue.await_preemption(pod.waiting(), policy, names, gang=pod.gang)
 
     def next_evictions(self) -> list[Eviction]:
         """The evictions for the next pod for which there are victims; its cards are reserved from now on.
 
-        Empty if no pod is due, or if searches have taken `_SEARCHING` seconds. A pod cannot be a victim if a
-        PodDisruptionBudget protects it, if several PodDisruptionBudgets cover it, or if its eviction was refused
-        recently.
+        Empty if no pod is due, or the search has taken `_SEARCHING` seconds. A pod is no victim if a
+        PodDisruptionBudget protects it, if several cover it, or if its eviction was refused lately.
         """
         began = self._clock.cpu()
         while self._clock.cpu() - began < _SEARCHING:
@@ -276,11 +275,11 @@ class Preemption:
             return place is not None and victim in place.victims and not is_terminating
 
     def on_eviction_failed(self, eviction: Eviction, refused: Iterable[str], seconds: float) -> None:
-        """Release the reservation for the pod, because some of its victims could not be evicted.
+        """Release what is reserved for the pod: these victims could not be evicted.
 
-        refused: the UIDs of these victims.
-        seconds: for how long they are not chosen again. Otherwise the same victims would be tried again and again, and
-            further pods would be evicted in vain.
+        refused: UIDs of the victims.
+        seconds: for how long they are not chosen again. Otherwise the same would be tried again and again, and other
+            pods would be evicted in vain.
         """
         with self._lock:
             self._refused = self._refused | dict.fromkeys(refused, self._clock.now() + seconds)
@@ -296,11 +295,11 @@ class Preemption:
             return self._commit_eviction(pending, candidates.cluster, candidates.victims)
 
     def _search_for_gang(self, pending: PendingPreemption) -> list[Eviction]:
-        """The evictions for all members that lack cards. All victims must be evictable, else there are no evictions."""
+        """The evictions for all members that lack cards, together: if one victim may not be evicted, none is."""
         uid = pending.claimant.uid
         with self._lock:
             if not self._gang_preemption.is_in_pending_gang(uid):
-                return []  # the gang runs now, so the pod is placed alone; filter records it again if it refuses it
+                return []  # it is placed alone by now, and is refused again as a single pod
             if self._gang_preemption.is_over_quota(uid):
                 return []
             unhelped = self._gang_preemption.unplaced_uids(uid)
@@ -334,7 +333,7 @@ class Preemption:
     def _search_gang(
         self, search: GangSearch, snapshot: GangSnapshot | None, victims_by_node: Mapping[str, Victims]
     ) -> GangVictims | None:
-        """Search victims for the gang until they can be committed; None if the gang gets no victims now.
+        """Search victims for the gang until they can be committed; None if the gang gets none now.
 
         snapshot: the gang and the cluster; None if the pod's gang gets no victims.
         victims_by_node: the victims for the requested pod alone, found on the snapshot.
@@ -364,20 +363,20 @@ class Preemption:
         victims_by_node: Mapping[str, Victims],
         gang_victims: GangVictims,
     ) -> _Commit:
-        """Commit the victims, if they are still valid and still needed.
+        """Commit the victims, if they still hold, and if it is not enough now to wait.
 
-        They may no longer be needed if capacity was freed, or if something has changed on the nodes in
-        `victims_by_node`. This is checked on a later snapshot, at most `_MAX_WAIT_CHECKS` times.
+        It may be enough if capacity was freed, or if something has changed on the nodes where the pod itself could get
+        victims. Whether it is, is checked on a later snapshot, at most `_MAX_WAIT_CHECKS` times.
         """
         claimant, latest, checks = search.claimant, snapshot, 0
         while True:
             with self._lock:
                 self._cache.sync_cards()
-                if not self._gang_preemption.is_valid(snapshot, gang_victims):
+                if not self._is_gang_valid(search, snapshot, victims_by_node, gang_victims):
                     return _Commit.CONFLICT
                 changed_nodes = self._gang_preemption.changed_nodes(latest, claimant, victims_by_node)
                 may_wait = bool(changed_nodes) or self._gang_preemption.is_capacity_freed(latest)
-                if not may_wait or checks == _MAX_WAIT_CHECKS:
+                if not may_wait or checks == _MAX_WAIT_CHECKS or search.is_over():
                     return _Commit.DONE if search.commit(gang_victims) else _Commit.REFUSED
                 later = self._gang_preemption.take_snapshot(claimant.uid, self._cache.snapshot())
             if later is None:
@@ -387,12 +386,33 @@ class Preemption:
                 return _Commit.REFUSED
             latest, checks = later, checks + 1
 
+    def _is_gang_valid(
+        self,
+        search: GangSearch,
+        snapshot: GangSnapshot,
+        victims_by_node: Mapping[str, Victims],
+        gang_victims: GangVictims,
+    ) -> bool:
+        """Whether the result of a search still holds. Where something has changed, it is checked on a new snapshot,
+        under the lock: so nothing changes any more before it is committed.
+        """
+        if self._gang_preemption.has_members_changed(snapshot, search.claimant):
+            return False
+        nodes = self._gang_preemption.nodes_to_check(snapshot, gang_victims)
+        if len(nodes) > _MAX_CHECKED_NODES:
+            return False
+        current = replace(snapshot, cluster=self._cache.snapshot())
+        return self._make_gang_search(search, current, victims_by_node).still_holds(gang_victims, nodes)
+
     def _find_again(
         self, search: GangSearch, snapshot: GangSnapshot, victims_by_node: Mapping[str, Victims], nodes: Iterable[str]
     ) -> dict[str, Victims]:
-        """The victims by node, after a new search of `nodes` on the snapshot."""
-        nominated = self._nominated.on_snapshot(snapshot.cluster)
-        searched_again = {node: search.find_victims(nominated, node) for node in nodes}
+        """The victims by node, on these nodes searched again on the snapshot, until the search is over."""
+        nominated, searched_again = self._nominated.on_snapshot(snapshot.cluster), dict[str, Victims | None]()
+        for node in nodes:
+            if search.is_over():
+                break
+            searched_again[node] = search.find_victims(nominated, node)
         return {node: victims for node, victims in {**victims_by_node, **searched_again}.items() if victims is not None}
 
     def _take_gang_snapshot(self, search: GangSearch) -> GangSnapshot | None:
@@ -413,11 +433,11 @@ class Preemption:
         )
 
     def _find_candidates(self, pending: PendingPreemption, excluded: Collection[str] = ()) -> _Candidates:
-        """The victims on nodes where evictions help. The search ends when there are enough nodes to choose from.
+        """The victims on each node where an eviction helps, until there are enough to choose from.
 
         excluded: the members of the pod's gang without a place.
 
-        Nodes where cards become free anyway are searched first: there the pod may only have to wait.
+        The nodes where the pod may only have to wait come first.
         """
         with self._lock:
             self._cache.sync_cards()
@@ -439,11 +459,11 @@ class Preemption:
         return _Candidates(snapshot, gang, candidates)
 
     def _await_chosen_nodes(self) -> None:
-        """Wait, at most `_CHOICE_SECONDS`, until it is known which nodes of the last answers kube-scheduler has chosen.
+        """Wait until it is known which nodes kube-scheduler has chosen of the last answers, but not for long.
 
-        kube-scheduler writes its choice into the pod's status before it calls preempt for another pod, but the
-        extender's watch may be late. Until the choice is known, the cards on all nodes of an answer are reserved. These
-        may be all nodes of the cluster, and then the next pod would get no answer, and no event would requeue it.
+        kube-scheduler writes that before it asks for another pod, but our watch may be late. Until then the cards on
+        all nodes of those answers are reserved; these may be all nodes, and no event would requeue a pod that gets
+        none.
         """
         until = self._clock.now() + _CHOICE_SECONDS
         while self._clock.now() < until:
@@ -460,7 +480,7 @@ class Preemption:
         return self._loads.nodes_with_terminating_pods(nodes) | nodes.intersection(vanished)
 
     def _is_gang_answered(self, search: GangSearch) -> bool:
-        """Whether pods are being evicted, or may soon be evicted, for the requested pod already."""
+        """Whether pods are or may be evicted for the requested pod already."""
         if search.for_scheduler:
             return self._is_answered(search.claimant, search.policy, search.scheduler_victims)
         return self._needs_no_victims(search.claimant.uid)
@@ -501,24 +521,24 @@ class Preemption:
         return Eviction(claimant, node, tuple(pods_by_uid[uid].ref for uid in victims.uids), place)
 
     def _is_over_quota(self, pod: Pod) -> bool:
-        """Whether the quotas of the pod's namespace allow it no card. Then no eviction can help."""
+        """Whether the quotas of the pod's namespace leave it no card, whichever pods are evicted."""
         namespace, request = pod.ref.namespace, pod.request
         return request is not None and self._cache.limits.is_exceeded_by(self._cache.ledger, namespace, request)
 
     def _needs_no_victims(self, uid: str) -> bool:
-        """Whether victims are being evicted for the pod already, or the pod holds cards."""
+        """Whether victims are evicted for the pod already, or it holds something."""
         return self._nominations.get(uid) is not None or self._cache.ledger.holding(uid) is not None
 
     def _is_answered(self, claimant: WaitingPod, policy: str, offered: Collection[str]) -> bool:
-        """Whether pods are being evicted, or may soon be evicted, for this pod already."""
+        """Whether pods are or may be evicted for this pod already."""
         return self._nominations.on_preempt_repeated(claimant, self._clock.now()) or self._must_only_wait(
             claimant, policy, offered
         )
 
     def _must_only_wait(self, claimant: WaitingPod, policy: str, offered: Collection[str]) -> bool:
-        """Whether victims of the pod terminate already, and the pod will fit once they are gone.
+        """Whether victims terminate for the pod already, and that is enough.
 
-        If so, the pod is also requeued at the time when it may turn out that some of them will not end.
+        Then it is requeued when that may have changed although none of them has ended.
         """
         nomination, uid = self._nominations.get(claimant.uid), claimant.uid
         for node in nomination.places if nomination is not None and nomination.named_node else ():
@@ -540,8 +560,8 @@ class Preemption:
 
         candidates: the victims on the snapshot, by node.
 
-        On nodes that have changed since the snapshot, the victims are searched again before they are chosen. If this
-        takes more than `TURN_SECONDS` seconds of CPU, no pod is evicted now.
+        Where something has changed since, the victims are searched again before they are chosen. If that takes more
+        than `TURN_SECONDS` seconds of CPU, no pod is evicted now.
         """
         claimant, changes = pending.claimant, Changes(self._cache, snapshot, pending.claimant)
         if self._needs_no_victims(claimant.uid) or any(not victims.uids for victims in candidates.values()):
@@ -573,12 +593,12 @@ class Preemption:
     def _commit_answers(
         self, call: _PreemptCall, snapshot: ClusterView, answers: dict[str, Victims]
     ) -> dict[str, Victims]:
-        """The victims by node that are valid in the cluster as it is now. Reserves the freed cards.
+        """The answers that hold in the cluster as it is now; reserves the freed cards.
 
         answers: the victims on the snapshot, by node.
 
-        On nodes that have changed since the snapshot, the victims are searched again, for at most `TURN_SECONDS` of CPU
-        time. Further changed nodes are left out, and kube-scheduler chooses one of the remaining nodes.
+        On nodes that have changed since, the victims are searched again, for `TURN_SECONDS` of CPU time. Further
+        changed nodes are left out, and kube-scheduler chooses among the others.
         """
         claimant = call.claimant
         nomination_then = snapshot.moment.nominations.get(claimant.uid)
@@ -593,8 +613,8 @@ class Preemption:
             if victims is not None:
                 answers[node] = victims
         if any(not victims.uids for victims in answers.values()):
-            # On some nodes the pod only has to wait for terminating pods. So return only these nodes, with the
-            # terminating pods as victims, so that no other pods are evicted.
+            # On some node it only has to wait for pods that terminate already, so no others are evicted: the answer has
+            # these.
             answers = {
                 node: Victims(uids=terminating, assignment=victims.assignment)
                 for node, victims in answers.items()

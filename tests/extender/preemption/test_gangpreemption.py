@@ -15,7 +15,7 @@ from extender.api import verbs
 from extender.api.verbs import AnswerSettings
 from extender.gangs import gangplanner
 from extender.gangs.gangplanner import GangPlanner
-from extender.preemption import gangpreemption
+from extender.preemption import gangpreemption, preemption
 from extender.records import wire
 from extender.records.nodeinfo import PlacedPod
 from tests.examples import examples
@@ -135,7 +135,8 @@ class Full(World):
         steps: list[str] = []
 
         def step(name: str) -> None:
-            assert not self.state._lock._lock.locked(), "searches need no lock"
+            if self.state._lock._lock.locked():
+                return  # what was found is checked where something has changed, and nothing else happens meanwhile
             steps.append(name)
             callback(len(steps))
 
@@ -336,6 +337,7 @@ CHANGES: dict[str, Callable[[Full], object]] = {
     "a pod is bound": lambda world: world.runs("late", 0, "n3", HIGH),
     "a card fails": lambda world: world.state.set_card(*as_card(resource(0, node="n2", health="Unhealthy"))),
     "a node goes": lambda world: world.state.remove_node("n2"),
+    "a quota is set": lambda world: world.state.set_quota(*as_quota({"gpus": 4})),
     "another is nominated": lambda world: world.nominated_other("n2"),
     "a member goes": lambda world: world.delete("g4"),
     "the pod goes": lambda world: world.delete("g0"),
@@ -459,6 +461,70 @@ def test_no_pod_is_evicted_if_enough_becomes_free_during_the_search(step):
     steps = world.meanwhile(step, lambda: world.state.remove_other_pod("other"))
     assert world.asks("g0") == {}
     assert len(steps) >= step
+
+
+def test_what_a_pod_without_gpus_takes_on_the_nodes_of_the_gang_is_no_reason_to_search_again():
+    """While cpu and memory are left there. In a busy cluster such pods come and go on each node."""
+    world = Full(n1=[LOW, LOW], n2=[LOW], n3=[None])
+    gang(world, 4)
+    steps = world.on_step(
+        lambda step: [world.state.set_other_pod(f"other{step}", PlacedPod(node, Load(1, 0, 1))) for node in world.nodes]
+    )
+    assert len(world.asks("g0")) == 1
+    assert steps.count("plan") == 3 + 3, "whether to wait, with 1 and 3 members, and whether it is enough to wait now"
+
+
+@pytest.mark.parametrize("end", [Full.delete, Full.terminate])
+@pytest.mark.parametrize("step", range(1, 12))
+@pytest.mark.parametrize("max_wait_checks", [0, 3])
+def test_the_extender_evicts_no_more_pods_than_needed_if_a_victim_of_another_member_ends_during_the_search(
+    monkeypatch, max_wait_checks, step, end
+):
+    monkeypatch.setattr(preemption, "_MAX_WAIT_CHECKS", max_wait_checks)
+    world = Full(n1=[LOW, None], n2=[LOW, None], n3=[LOW, None])
+    for name in gang(world, 6):
+        world.filter(name)
+    world.clock.advance(4)
+    steps = world.meanwhile(step, lambda: end(world, "n3-0"))
+    victims = world.own()
+    assert victims in (["n1-0", "n2-0"], ["n1-0", "n2-0", "n3-0"][: 3 if len(steps) < step else 2])
+
+
+def test_no_more_than_16_nodes_of_a_gang_are_checked_under_the_lock():
+    """If something has changed on more of them, the search begins again."""
+    world = Full(**{f"n{i}": [LOW] for i in range(20)})
+    gang(world, 20)
+    locked = []
+    on_victim_search(world.state, lambda _: locked.append(world.state._lock._lock.locked()))
+    counts = [20, 16]
+
+    def change(_) -> None:
+        if counts and sum(not is_locked for is_locked in locked) > 40:
+            for i in range(counts.pop(0)):
+                world.state.set_other_pod(f"other{len(counts)}-{i}", PlacedPod(f"n{i}", Load(1, 0, 1)))
+
+    world.on_step(change)
+    assert len(world.asks("g0")) == 1
+    assert counts == []
+    assert sum(locked) <= 16
+
+
+def with_member_without_gpus(**cards: list[int | None]) -> Full:
+    """Nodes whose cpu is too little for the member `ps`, which only node c can take."""
+    world = Full(**cards)
+    world.add_node("c", NodeSpec(0, cpu=64))
+    for node, on in cards.items():
+        world.add_node(node, NodeSpec(len(on), cpu=2 * len(on)))
+    return world
+
+
+@pytest.mark.parametrize("step", range(1, 8))
+def test_no_pod_is_evicted_if_the_place_of_a_member_without_gpus_goes_during_the_search(step):
+    world = with_member_without_gpus(n1=[LOW], n2=[LOW])
+    members = [member(f"g{i}", "g", 3, gated=False, priority=HIGH, created=i, whole_gpu=1) for i in range(2)]
+    world.create(*members, member("ps", "g", 3, gated=False, priority=HIGH, created=5, cpu="32"))
+    steps = world.meanwhile(step, lambda: world.state.set_other_pod("other", PlacedPod("c", Load(60_000, 0, 1))))
+    assert world.asks("g0") == {} or len(steps) < step
 
 
 def test_a_gang_of_64_on_8_nodes_of_8_gpus_gets_an_answer_in_one_call():

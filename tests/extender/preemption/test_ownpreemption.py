@@ -291,7 +291,7 @@ def test_a_gang_gets_no_victims_that_the_eviction_api_has_refused_during_the_sea
 
     def refuse(claimant) -> None:
         nonlocal searches
-        searches += 1
+        searches += not world.state._lock._lock.locked()
         if searches == number:
             eviction = preemption.Eviction(claimant, "n99", (), NominatedPlace())
             world.state.preemption.on_eviction_failed(eviction, ["uid-n1-0", "uid-n1-1"], 600.0)
@@ -299,6 +299,27 @@ def test_a_gang_gets_no_victims_that_the_eviction_api_has_refused_during_the_sea
     on_victim_search(world.state, refuse)
     assert {"n1-0", "n1-1"}.isdisjoint(world.evicts(20.0))
     assert searches >= number
+
+
+@pytest.mark.parametrize("end", [Gangs.delete, Gangs.terminate])
+@pytest.mark.parametrize("step", range(1, 8))
+@pytest.mark.parametrize("max_wait_checks", [0, 3])
+def test_a_gang_gets_only_victims_that_run(monkeypatch, max_wait_checks, step, end):
+    """The victim of another member ends during the search."""
+    monkeypatch.setattr(preemption, "_MAX_WAIT_CHECKS", max_wait_checks)
+    world = Gangs(n1=(1000, 1000), n2=(1000, 1000))
+    world.gang(3, whole_gpu=1)
+    searches = 0
+
+    def change(_) -> None:
+        nonlocal searches
+        searches += not world.state._lock._lock.locked()
+        if searches == step and not world.state._lock._lock.locked():
+            searches += 1
+            end(world, "n2-0")
+
+    on_victim_search(world.state, change)
+    assert "n2-0" not in world.evicts(20.0) or searches < step
 
 
 # What the search costs.
