@@ -20,6 +20,7 @@ import yaml
 from msgspec import Struct
 
 from cardwise.core.api import mps, names, shareagent
+from cardwise.core.values.decoded import prepare_types
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard
 from cardwise.runtime import replacing
@@ -154,6 +155,9 @@ class _NvidiaSpec(Struct, rename="camel"):
     cdi_version: Any
     container_edits: _SpecEdits | None = None
     devices: list[_SpecDevice] | None = None
+
+
+prepare_types(_NvidiaSpec)
 
 
 def _parse_spec(content: str) -> dict[str, Any] | None:

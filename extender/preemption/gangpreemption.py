@@ -173,8 +173,11 @@ class GangPreemption:
         """The pod's gang, if the pod is a member without a place and the gang can be planned; else None.
 
         cluster: a snapshot that was taken in this turn at the lock.
+
+        Cards that are reserved for the pod itself are no place: they may have become too few, since the caller has
+        found that it is not enough to wait for them.
         """
-        gang, unplaced = self._gangs.gang_of(uid), self._unplaced_members(uid)
+        gang, unplaced = self._gangs.gang_of(uid), self._unplaced_members(uid, including=uid)
         if gang is None or all(member.uid != uid for member in unplaced):
             return None
         planned_gang = self._places.planned_gang(gang, self._clock.now())
@@ -200,20 +203,31 @@ class GangPreemption:
         return list(filter(Changes(self._cache, snapshot.cluster, claimant).may_concern, nodes))
 
     def has_members_changed(self, snapshot: GangSnapshot, claimant: WaitingPod) -> bool:
-        """Whether other members than in the snapshot lack a place now."""
-        return self._unplaced_members(claimant.uid) != snapshot.unplaced
+        """Whether other members than in the snapshot lack a place now, or something else is reserved for the pod."""
+        nomination_then = snapshot.cluster.moment.nominations.get(claimant.uid)
+        return (
+            self._unplaced_members(claimant.uid, including=claimant.uid) != snapshot.unplaced
+            or self._nominations.get(claimant.uid) is not nomination_then
+        )
 
     def nodes_to_check(self, snapshot: GangSnapshot, gang_victims: GangVictims) -> set[str]:
         """The nodes of the gang on which something has changed since the snapshot."""
         changes = Changes(self._cache, snapshot.cluster, gang_victims.member_victims[0].claimant)
         return set(filter(changes.has_node_changed, gang_victims.nodes))
 
-    def _unplaced_members(self, uid: str) -> list[Member]:
-        """The members whose UIDs `unplaced_uids` returns; none if the gang cannot be planned now."""
+    def _unplaced_members(self, uid: str, including: str = "") -> list[Member]:
+        """The members whose UIDs `unplaced_uids` returns; none if the gang cannot be planned now.
+
+        including: a member for which victims may terminate.
+        """
         gang = self._gangs.gang_of(uid)
         if gang is None or gang.ran or gang.refusal(self._clock.now()) is not None:
             return []
-        return [member for member in gang.missing_in_plan() if not self._nominations.nominated_node(member.uid)]
+        return [
+            member
+            for member in gang.missing_in_plan()
+            if member.uid == including or not self._nominations.nominated_node(member.uid)
+        ]
 
     def _freed_count(self) -> int:
         return self._cache.capacity.freed_count + self._cache.loads.freed_count

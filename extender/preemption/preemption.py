@@ -25,11 +25,11 @@ from cardwise.kube.pods.budgets import Budget
 from extender.cache.cache import Cache
 from extender.cache.clusterview import Changes, ClusterView
 from extender.cache.nominated import NominatedPods
-from extender.cache.nominations import MemberReservation, NominatedPlace
+from extender.cache.nominations import LOWEST, MemberReservation, NominatedPlace
 from extender.cache.pacing import Pace
 from extender.cache.reservations import Phase
 from extender.cache.statelock import StateLock
-from extender.cache.yielding import TURN_SECONDS, give_way
+from extender.cache.yielding import TURN_SECONDS, give_way, slices
 from extender.gangs.gangplaces import GangPlaces
 from extender.gangs.gangs import Gangs
 from extender.preemption.gangpreemption import (
@@ -52,6 +52,7 @@ _CHECK_SECONDS: Final = 0.005  # seconds between two checks of that
 _OWN_SECONDS: Final = 5.0  # of searching where kube-scheduler does not wait for the answer
 _MAX_SEARCHES: Final = 8  # of one call for a gang, where something changes again and again
 _MAX_CHECKED_NODES: Final = 16  # nodes of a gang that are checked under the lock because something has changed there
+_FOUND_NODES: Final = 8  # nodes whose unknown cards are found in one turn at the lock
 _MAX_WAIT_CHECKS: Final = 3  # whether a gang only has to wait, before its victims are taken
 _SEARCHING: Final = 0.02  # seconds of CPU, after which no further pod is searched for in one step
 _MOST_NODES: Final = 256  # that are searched for one pod; kube-scheduler tries a tenth of all, and 100 at least
@@ -167,6 +168,7 @@ class Preemption:
         """
         until = self._clock.now() + _SECONDS
         self._await_chosen_nodes()
+        self._find_unknown_cards(scheduler_victims)
         with self._lock:
             self._cache.sync_cards()
             if self._is_answered(claimant, policy, scheduler_victims):
@@ -386,6 +388,19 @@ class Preemption:
                 return _Commit.REFUSED
             latest, checks = later, checks + 1
 
+    def _find_unknown_cards(self, nodes: Collection[str]) -> None:
+        """Find the cards of pods on these nodes for which another extender has answered the preemption.
+
+        They are found before a snapshot is taken, and kept: two searches could find different cards.
+        """
+        with self._lock:
+            self._cache.sync_cards()
+            unknown_nodes = [node for node in self._nominated.nodes_with_unknown_cards() if node in nodes]
+        for some_nodes in slices(unknown_nodes, _FOUND_NODES, self._clock):
+            with self._lock:
+                self._cache.sync_cards()
+                self._nominated.reservations_on(some_nodes, (), LOWEST)
+
     def _is_gang_valid(
         self,
         search: GangSearch,
@@ -439,6 +454,7 @@ class Preemption:
 
         The nodes where the pod may only have to wait come first.
         """
+        self._find_unknown_cards(pending.nodes)
         with self._lock:
             self._cache.sync_cards()
             freeing_nodes, refused = self._nodes_freeing_cards(set(pending.nodes)), self._refused

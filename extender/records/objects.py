@@ -17,7 +17,7 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.quotas import GPUQuota
 from cardwise.core.placement.devices import Device
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, prepare_types
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import survey, wire
 from extender.records import shared
@@ -139,6 +139,7 @@ class _Card(wire.ExtendedResource):
 
 _decode_card = msgspec.json.Decoder(_Card).decode
 _decode_object = msgspec.json.Decoder(Json).decode
+prepare_types(wire.ContainerShare)
 
 
 def decode_card(raw: bytes) -> tuple[str, CardRecord] | None:

@@ -16,7 +16,7 @@ from cardwise.core.api import names, request
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangs
 from cardwise.core.gangs.gangs import Member, Rank
-from cardwise.core.values.decoded import Json, statuses_of
+from cardwise.core.values.decoded import Json, prepare_types, statuses_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube.pods import eligible, loads
 from extender.records import feasiblenodes
@@ -47,6 +47,7 @@ _SOFT = "preferredDuringSchedulingIgnoredDuringExecution"
 _BOUND_BY_US = (names.CLASS_PREFIX, "aliyun.com/gpu-")
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
+prepare_types(loads.PodSpec)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from cardwise.core.values import objectnames
+from cardwise.core.values.decoded import prepare_types
 from extender.records.pod import Pod
 
 
@@ -111,6 +112,9 @@ class _PodShape(Struct):
 
     metadata: _PodMeta | None = None
     spec: _PodSpec | None = None
+
+
+prepare_types(_PodShape)
 
 
 class NodeName(Struct):

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from cardwise.core.values import objectnames, wording
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, prepare_types
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
 from cardwise.kube import wire
@@ -296,6 +296,7 @@ _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 _decode_object = msgspec.json.Decoder(Json, float_hook=float).decode
 _decode_shape = {resource: msgspec.json.Decoder(shape).decode for resource, shape in _SHAPES.items()}
 _decode_any = msgspec.json.Decoder(_AnyObject).decode
+prepare_types(_Pod)
 _encode = msgspec.json.Encoder().encode
 
 

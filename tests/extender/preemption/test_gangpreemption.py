@@ -546,6 +546,7 @@ def test_of_two_simultaneous_calls_for_a_member_one_is_answered():
     """kube-scheduler's first call timed out, and the second ends before it."""
     world = Full(n1=[LOW], n2=[LOW])
     gang(world, 2)
+    world.pods["g0"]["metadata"]["resourceVersion"] = "7"
     answers = []
     world.meanwhile(3, lambda: answers.append(world.asks("g0")))
     assert world.asks("g0") == {}
