@@ -17,6 +17,16 @@ _T = TypeVar("_T")
 _ABSENT: Final = msgspec.Raw(b"")
 
 
+def prepare_types(*types: type) -> None:
+    """Build what msgspec needs of these types for `msgspec.convert`. Call it while the module is imported.
+
+    msgspec builds it at the first use, and two threads that do so at the same time may crash the process. A `Decoder`
+    that is made when its module is imported needs no preparation.
+    """
+    for decoded_type in types:
+        msgspec.json.Decoder(decoded_type)
+
+
 class ObjectMeta(Struct, rename="camel", frozen=True):
     """The metadata of an object. Times are RFC 3339 strings as sent.
 

@@ -20,9 +20,9 @@ import yaml
 from msgspec import Struct
 
 from cardwise.core.api import mps, names, shareagent
-from cardwise.core.values.decoded import prepare_types
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard
+from cardwise.kube.wire import prepare_types
 from cardwise.runtime import replacing
 from deviceplugin.grants import environment
 from deviceplugin.grants.grants import Grant

@@ -35,6 +35,7 @@ from cardwise.core.api import shareagent
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.values.wording import quote_text, sanitize_message
+from cardwise.kube.wire import prepare_types
 
 _log = structlog.get_logger(__name__)
 
@@ -214,6 +215,9 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
             _group_by_key(self.pod_keys or ("",) * len(self.pod_shares), self.pod_shares),
             _group_by_key(self.pod_device_keys, devices),
         )
+
+
+prepare_types(_Format, Grant)
 
 
 def _group_by_key(keys: Iterable[str], shares: Iterable[_T]) -> dict[str, tuple[_T, ...]]:

@@ -2,8 +2,9 @@
 
 Theory of operation. After a search of 0.05 s of CPU or more, its namespace pauses. The pause is ten times as long as
 the search, times the number of namespaces that pause then, including this namespace. So a single namespace uses at most
-a tenth of the time, and all namespaces of a user who has many use a tenth together, not a tenth each. A namespace
-without such a search never waits because other namespaces pause.
+a tenth of the time, and all namespaces of a user who has many use a tenth together, not a tenth each. A pause
+is at most 600 s, since the other namespaces may stop searching long before it ends; and a shorter search ends no pause.
+A namespace without such a search never waits because other namespaces pause.
 
 Example: the search for a pod of A takes 5 s, so A pauses 50 s. B searches meanwhile; its search takes 1 s, so B pauses
 20 s. With ten such namespaces a search of 1 s is followed by a pause of 100 s, and ten searches of 1 s take 100 s.
@@ -14,6 +15,7 @@ from typing import Final
 from cardwise.clock import Clock
 
 PAUSE_FACTOR: Final = 10  # the length of a pause, in lengths of the search
+MAX_PAUSE_SECONDS: Final = 600
 # Seconds of CPU. After a shorter search there is no pause, since any filter call in a large cluster takes as long.
 SHORT_SECONDS: Final = 0.05
 
@@ -31,7 +33,8 @@ class SearchPauses:
             now = self._clock.now()
             self._paused_until = {name: until for name, until in self._paused_until.items() if until > now}
             paused_count = len(self._paused_until.keys() | {namespace})
-            self._paused_until[namespace] = now + PAUSE_FACTOR * paused_count * seconds
+            pause = min(MAX_PAUSE_SECONDS, PAUSE_FACTOR * paused_count * seconds)
+            self._paused_until[namespace] = max(now + pause, self._paused_until.get(namespace, now))
 
     def is_paused(self, namespace: str) -> bool:
         """Whether the namespace must not search now."""

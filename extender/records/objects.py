@@ -17,9 +17,10 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.quotas import GPUQuota
 from cardwise.core.placement.devices import Device
-from cardwise.core.values.decoded import Json, prepare_types
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import survey, wire
+from cardwise.kube.wire import prepare_types
 from extender.records import shared
 
 _PASSED_OVER = (

@@ -16,9 +16,10 @@ from cardwise.core.api import names, request
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangs
 from cardwise.core.gangs.gangs import Member, Rank
-from cardwise.core.values.decoded import Json, prepare_types, statuses_of
+from cardwise.core.values.decoded import Json, statuses_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube.pods import eligible, loads
+from cardwise.kube.wire import prepare_types
 from extender.records import feasiblenodes
 from extender.records.podref import PodRef
 

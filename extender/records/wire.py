@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from cardwise.core.values import objectnames
-from cardwise.core.values.decoded import prepare_types
+from cardwise.kube.wire import prepare_types
 from extender.records.pod import Pod
 
 

@@ -14,10 +14,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from cardwise.core.values import objectnames, wording
-from cardwise.core.values.decoded import Json, prepare_types
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
 from cardwise.kube import wire
+from cardwise.kube.wire import prepare_types
 from webhook.server import sizes
 from webhook.templates import templates
 

@@ -2,19 +2,7 @@
 
 from typing import Any
 
-import msgspec
-
 Json = dict[str, Any]
-
-
-def prepare_types(*types: type) -> None:
-    """Build what msgspec needs of these types for `msgspec.convert`. Call it while the module is imported.
-
-    msgspec builds it at the first use, and two threads that do so at the same time may crash the process. A `Decoder`
-    that is made when its module is imported needs no preparation.
-    """
-    for decoded_type in types:
-        msgspec.json.Decoder(decoded_type)
 
 
 def annotations_of(manifest: Json) -> Json:

@@ -1,6 +1,6 @@
 """Pauses of namespaces after long searches."""
 
-from extender.queue.searchpauses import PAUSE_FACTOR, SHORT_SECONDS, SearchPauses
+from extender.queue.searchpauses import MAX_PAUSE_SECONDS, PAUSE_FACTOR, SHORT_SECONDS, SearchPauses
 from tests.fakes.clock import FakeClock
 from tests.theory import theory_of
 
@@ -65,3 +65,22 @@ def test_pauses_that_are_over_are_forgotten_and_do_not_extend_others():
     assert pauses._paused_until.keys() == {"fair"}
     clock.advance(10.0)
     assert not pauses.is_paused("fair")
+
+
+def test_a_shorter_search_ends_no_pause():
+    clock = FakeClock()
+    pauses = SearchPauses(clock)
+    pauses.charge_search("a", 5.0)
+    pauses.charge_search("a", SHORT_SECONDS)
+    clock.advance(PAUSE_FACTOR * 5.0 - 1)
+    assert pauses.is_paused("a")
+
+
+def test_a_pause_is_limited_however_many_namespaces_pause():
+    clock = FakeClock()
+    pauses = SearchPauses(clock)
+    for number in range(99):
+        pauses.charge_search(f"n{number}", 0.06)
+    pauses.charge_search("a", 5.0)
+    clock.advance(MAX_PAUSE_SECONDS)
+    assert not pauses.is_paused("a")
