@@ -4,11 +4,11 @@ Input: a part's command line, its WSGI application, health checks. Output: respo
 
 The modules:
 
-    settings     the options that every part has
+    settings     the command-line options that all parts have
     logs         logging, one line of JSON per message
     interpreter  settings of Python's interpreter for serving
-    loops        a thread that runs a function at an interval or when woken
-    http         an HTTP server; `/metrics`, `/healthz`
+    loops        a thread that runs a function at an interval, or at once when it is woken
+    http         an HTTP server; the port of `/metrics` and `/healthz`
     tls          certificates and their renewal
     replacing    replaces a file atomically
 """

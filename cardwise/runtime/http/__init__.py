@@ -2,9 +2,9 @@
 
 Input: connections. Output: complete calls, each on a thread.
 
-    serving     the serving process, and its parent that replaces it
-    httpserver  the connections; `threads`: the threads that answer calls, in a fair order
-    httpcalls   parses calls and encodes responses
-    tlsconnection     TLS on a socket that never blocks
-    health      the port of /metrics, /healthz, /readyz; `configz`: the settings there
+    serving        the serving process, and its parent process, which replaces it if it hangs
+    httpserver     the connections; `threads`: the threads that answer calls, in a fair order
+    httpcalls      parses calls and encodes responses
+    tlsconnection  TLS on a non-blocking socket
+    health         the port of /metrics, /healthz, /readyz; `configz`: the page /configz on this port
 """

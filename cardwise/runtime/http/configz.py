@@ -1,6 +1,6 @@
 """The page /configz: the settings in effect, with their sources.
 
-Secret options are hidden; there are none yet. `settings` has the options of all parts.
+Secret options would be hidden, but no option is secret yet. `settings` has the options that all parts have.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ _SOURCES = {
 def describe_options(context: click.Context, decided: Mapping[str, object] | None = None) -> dict[str, Any]:
     """The options of the running command by flag, with value and source: `flag`, `environment` or `default`.
 
-    decided: the values that the part has chosen for missing options, by the names of the parameters.
+    decided: by parameter name, the values that the part has chosen for options that were not given.
     """
     settings = context.params | dict(decided or {})
     options: dict[str, Any] = {}
@@ -53,7 +53,7 @@ def _is_hidden(param: click.Option, name: str) -> bool:
 
 
 def _to_json(setting: object) -> Any:
-    """Convert to JSON; other types are written as on the command line."""
+    """Convert a setting to JSON. A type that JSON does not have is written as on the command line."""
     if setting is None or isinstance(setting, bool | int | float):
         return setting
     if isinstance(setting, Mapping):

@@ -1,7 +1,7 @@
-"""The HTTP server of /metrics, /healthz, /readyz and /configz, on a port of its own without TLS.
+"""The HTTP server of /metrics, /healthz, /readyz and /configz, on a separate port without TLS.
 
-Probes and scrapers have no client certificates, and the device plugin and MPS manager have no other port. The server
-runs in threads: start it in the process whose health it reports (after a fork).
+The port is separate because probes and scrapers have no client certificates, and because the device plugin and the MPS
+manager have no other port. The server runs in threads: start it in the process whose health it reports, after a fork.
 """
 
 import socket
@@ -25,8 +25,8 @@ from cardwise.supervision import supervised_thread
 
 _log = structlog.get_logger("cardwise.runtime.health")
 
-# Kubelet, Prometheus and people have a few connections each. Twenty addresses may have the maximum per address, so that
-# a probe's connection is kept until it has been read.
+# The kubelet, Prometheus and people have a few connections each. Even if twenty addresses have the maximum per address,
+# a probe's connection is kept until its call is read.
 _LIMITS = Limits(reading=PhaseLimits(2.0, 200), busy=8, source=100, body=0)
 
 Problems = Callable[[], Sequence[str]]
@@ -66,7 +66,7 @@ class HealthServer:
         config: Mapping[str, Any] | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
-        """Bind the port. Raises OSError if it is in use; port 0 takes a free one, see `port`."""
+        """Bind the port. Port 0 takes a free port, which `port` returns. Raises OSError if the port is in use."""
         self._checks = {"/readyz": ready, "/healthz": alive}
         self._notes = {"/readyz": notes}
         self._registry = registry
@@ -74,8 +74,8 @@ class HealthServer:
         self._config = config or {}
         listening = _open_socket(bind)
         self.port = int(listening.getsockname()[1])
-        # Scrapes, however frequent, do not delay probes. Of three threads a kubelet has two, so a slow readiness check
-        # does not delay a liveness check.
+        # Probes have their own threads, so that scrapes do not delay them. One address may use two of the three
+        # threads, so a kubelet's slow readiness check does not delay its liveness check.
         probe_threads, metric_threads = Threads("probes", 3), Threads("metrics", 1)
         listener = Listener(
             listening, lambda environ: probe_threads if environ["PATH_INFO"] in self._checks else metric_threads
@@ -85,12 +85,12 @@ class HealthServer:
         self._stopped = False
 
     def start(self) -> None:
-        """Start serving, unless it was stopped. Call `tune_interpreter` before: without it, scrapes delay probes."""
+        """Start serving, unless `stop` was called. Call `tune_interpreter` before, else scrapes delay probes."""
         if not self._stopped:
             self._thread.start()
 
     def stop(self) -> None:
-        """Frees the port. Calls under way are answered."""
+        """Free the port. Calls that are in progress are still answered."""
         was_stopped, self._stopped = self._stopped, True
         self._server.stop()
         if self._thread.is_alive():
@@ -118,11 +118,11 @@ class HealthServer:
     def _metrics(self, accept: str) -> tuple[HTTPStatus, bytes, str]:
         try:
             encoder, content_type = exposition.choose_encoder(accept)
-        except (TypeError, ValueError):  # it fails on a version that is not a number; such a header is ignored
+        except (TypeError, ValueError):  # a version in the header is not a number: ignore the header
             encoder, content_type = exposition.choose_encoder("")
         try:
             return HTTPStatus.OK, encoder(self._registry), content_type
-        except Exception:  # noqa: BLE001 - a collector is foreign code; logged and answered
+        except Exception:  # noqa: BLE001 - collectors of other libraries may raise anything
             _log.exception("failed to collect metrics")
             return HTTPStatus.INTERNAL_SERVER_ERROR, b"collecting metrics failed; see the log\n", "text/plain"
 
@@ -138,12 +138,12 @@ def _check_result(list_problems: Problems, notes: Problems) -> tuple[HTTPStatus,
 
 
 def _open_socket(bind: HostPort) -> socket.socket:
-    # Host "": IPv6 with mapped IPv4 if the machine has it, because kubelet and Prometheus use either.
+    # Host "": if possible, listen on IPv6 with mapped IPv4, because kubelet and Prometheus use either of them.
     dual_stack = not bind.host and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual_stack or ":" in bind.host else socket.AF_INET
     # The backlog has the kernel's limit. While it is full, probes time out.
     listening = socket.create_server((bind.host, bind.port), family=family, backlog=4096, dualstack_ipv6=dual_stack)
-    # The kernel's buffer per connection, in this container's memory: more than a complete head.
+    # The kernel's receive buffer of a connection counts as memory of this container. It must hold a complete head.
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
     return listening

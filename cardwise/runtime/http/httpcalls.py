@@ -1,6 +1,6 @@
 """Parses HTTP/1.1 calls for WSGI, and encodes responses.
 
-The parser is llhttp (httptools), that of Node.js: it rejects input that two parsers could interpret differently.
+The parser is llhttp (httptools), the parser of Node.js: it rejects input that two parsers could interpret differently.
 Nothing here waits or does I/O, so a call may arrive in pieces of any size.
 """
 
@@ -16,15 +16,15 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-# In the WSGI environ: the time when the call began to arrive, by the server's clock. The call may have waited since
-# then.
+# In the WSGI environ: the time when the first bytes of the call arrived, by the server's clock. The call may have
+# waited for a thread since then.
 ARRIVED: Final = "cardwise.arrived"
 # In the WSGI environ: a function that makes the server close the connection after the response.
 CLOSE: Final = "cardwise.close"
-# In the WSGI environ, if the server has threads for calls that take long: the owner for which the call was moved to
-# them (`move_long_call`), or None.
+# In the WSGI environ, if the server has threads for calls that take long: the owner, if `move_long_call` has moved the
+# call to these threads; else None.
 LONG_OWNER: Final = "cardwise.long_owner"
-# In the WSGI environ: whether the call may wait for long, on a thread of the second set.
+# In the WSGI environ: whether the call may wait for minutes, because it runs on a thread of the slow address.
 SLOW: Final = "cardwise.slow"
 # In the WSGI environ: the socket of the connection, to check whether the client is still connected.
 SOCKET: Final = "cardwise.socket"
@@ -32,21 +32,21 @@ SOCKET: Final = "cardwise.socket"
 Environ = dict[str, Any]
 WsgiApp = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 
-# Bytes of a request's target (path and query), and of its headers' names and values. Heads of our clients have less
-# than 2 KiB. 8 KiB and 16 KiB are the defaults of nginx and of Node.js: proxies send no more.
+# The most bytes of a request's target (path and query), and of the names and values of its headers. Heads of Cardwise's
+# clients have less than 2 KiB. 8 KiB and 16 KiB are the defaults of nginx and of Node.js: proxies send no more.
 _MAX_TARGET: Final = 8_192
 _MAX_HEADER_BYTES: Final = 16_384
-_MAX_CHUNK_OVERHEAD: Final = 65_536  # bytes of a call: its head and the chunk headers
-_MAX_HEADERS: Final = 100  # lines, whatever their names
-# Headers that a request has at most once (RFC 9110, section 5.3 and RFC 9112, sections 3.2, 6.1 and 6.3): of two, two
-# parsers could choose different ones.
+_MAX_CHUNK_OVERHEAD: Final = 65_536  # the most bytes of a call outside its body: the head and the chunk headers
+_MAX_HEADERS: Final = 100  # the most header lines, with equal or different names
+# Headers that a request may have only once (RFC 9110, section 5.3 and RFC 9112, sections 3.2, 6.1 and 6.3): if a
+# request had two of them, two parsers could use different ones.
 _SINGLE_HEADERS: Final = frozenset({"HTTP_CONTENT_LENGTH", "HTTP_HOST", "HTTP_TRANSFER_ENCODING"})
 # The interim response that a client may await before it sends the body (RFC 9110, section 10.1.1).
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-# Bytes of memory, including the overhead of Python objects: a call's environ, and each header line in it.
+# Estimated bytes of memory, including the overhead of Python objects: of a call's environ, and of each header line.
 _CALL_BYTES: Final = 4_096
 _LINE_BYTES: Final = 256
-_MAX_CALLS: Final = 8  # pipelined calls; none of our clients sends any
+_MAX_CALLS: Final = 8  # the most pipelined calls; Cardwise's clients send none
 
 
 class BadHttpCall(Exception):
@@ -60,7 +60,7 @@ class BadHttpCall(Exception):
 class TakesLong(Exception):
     """The call must be answered by the threads for calls that take long.
 
-    owner: the namespace or other owner for which it takes long; owners share these threads fairly.
+    owner: the namespace or other owner of the call; owners share these threads fairly.
     """
 
     def __init__(self, owner: str) -> None:
@@ -71,9 +71,9 @@ class TakesLong(Exception):
 class HttpCall(NamedTuple):
     """A complete call.
 
-    environ: the WSGI environ; its PATH_INFO has escapes, which `answer_call` decodes.
+    environ: the WSGI environ. PATH_INFO still has percent escapes, which `answer_call` decodes.
     held_bytes: the estimated bytes of memory that the call takes.
-    last: whether the connection ends with its response.
+    last: whether the connection ends after the response to this call.
     """
 
     environ: Environ
@@ -84,15 +84,15 @@ class HttpCall(NamedTuple):
 class Reader:
     """Parses the calls of one connection.
 
-    shared: the part of the environ that all calls have in common.
-    max_body_bytes: a larger body is not read. A call with a larger body has an empty input, the announced or reached
-        size as CONTENT_LENGTH, and is the last one of the connection.
+    shared: the part of the environ that is the same for all calls.
+    max_body_bytes: the most bytes of a body. A larger body is not read: the call has an empty input, and as
+        CONTENT_LENGTH the announced size or the bytes received so far. It is the last call of the connection.
     """
 
     def __init__(self, shared: Environ, max_body_bytes: int) -> None:
         self.calls: deque[HttpCall] = deque()
         self.has_begun = False  # whether a call has begun to arrive
-        self.awaits_continue = False  # the client awaits CONTINUE before it sends the body
+        self.awaits_continue = False  # whether the client waits for CONTINUE before it sends the body
         self._shared = shared
         self._max_body_bytes = max_body_bytes
         self._headers: Environ = {}  # the headers of the call whose head is complete
@@ -122,9 +122,9 @@ class Reader:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._ends = True  # an upgrade to another protocol is not supported: the call is answered like any other
+            self._ends = True  # an upgrade to another protocol is not supported: answer the call as an ordinary call
         except httptools.HttpParserError as error:
-            # The context of llhttp's exception is the exception of a callback below.
+            # If a callback below has raised an exception, it is the context of llhttp's exception.
             cause = error.__context__
             raise (cause if isinstance(cause, BadHttpCall) else BadHttpCall(HTTPStatus.BAD_REQUEST)) from error
         if len(self.calls) == calls:
@@ -146,13 +146,13 @@ class Reader:
 
     def on_header(self, name: bytes, content: bytes) -> None:
         if self._past_headers:
-            raise BadHttpCall(HTTPStatus.BAD_REQUEST)  # a trailer, which our clients never send
+            raise BadHttpCall(HTTPStatus.BAD_REQUEST)  # a trailer, which Cardwise's clients never send
         self._header_lines += 1
         self._header_bytes += len(name) + len(content)
         if self._header_lines > _MAX_HEADERS or self._header_bytes > _MAX_HEADER_BYTES:
             raise BadHttpCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         if b"_" in name:
-            return  # the header could be mistaken for one with "-"
+            return  # drop the header: in the environ its name would equal that of a header with "-"
         key = "HTTP_" + name.decode("latin-1").upper().replace("-", "_")
         contents = self._header_contents.setdefault(key, [])
         if contents and key in _SINGLE_HEADERS:
@@ -166,7 +166,7 @@ class Reader:
             raise BadHttpCall(HTTPStatus.BAD_REQUEST)
         coding = self._headers.get("HTTP_TRANSFER_ENCODING")
         if coding is not None and coding.strip(" \t").lower() != "chunked":
-            raise BadHttpCall(HTTPStatus.NOT_IMPLEMENTED)  # `gzip, chunked`: the body would not be decompressed
+            raise BadHttpCall(HTTPStatus.NOT_IMPLEMENTED)  # such as `gzip, chunked`, since bodies are not decompressed
         length = self._headers.pop("HTTP_CONTENT_LENGTH", "0")
         if int(length) > self._max_body_bytes:
             self._reject_body(length)
@@ -198,7 +198,7 @@ class Reader:
         url = httptools.parse_url(self._url)
         environ = self._shared | self._headers
         environ["REQUEST_METHOD"] = self._parser.get_method().decode("ascii")
-        # The answering thread decodes it: that takes milliseconds for some paths, and this thread reads for all.
+        # The answering thread decodes the path. Some paths take milliseconds, and this thread reads all connections.
         environ["PATH_INFO"] = (url.path or b"/").decode("latin-1")
         environ["QUERY_STRING"] = (url.query or b"").decode("latin-1")
         environ["CONTENT_LENGTH"] = length
@@ -222,7 +222,7 @@ class Reader:
 
 
 def shared_environ(client: tuple[Any, ...], server: tuple[Any, ...], scheme: str) -> Environ:
-    """The part of the WSGI environ that all calls of a connection have in common."""
+    """The part of the WSGI environ that is the same for all calls of a connection."""
     return {
         "SCRIPT_NAME": "",
         "SERVER_PROTOCOL": "HTTP/1.1",
@@ -243,8 +243,8 @@ def shared_environ(client: tuple[Any, ...], server: tuple[Any, ...], scheme: str
 def move_long_call(environ: Environ, owner: str) -> None:
     """Move the running call to the server's threads for calls that take long: the application is called again there.
 
-    Raises TakesLong, which the application must pass on; returns if the call is there already, or without a server that
-    has such threads.
+    Raises TakesLong, which the application must not catch. Returns if the call runs on these threads already, or if the
+    server has no such threads.
     """
     if environ.get(LONG_OWNER, "") is None:
         raise TakesLong(owner)
@@ -261,7 +261,7 @@ def is_abandoned(environ: Environ) -> bool:
 
 
 class HttpResponse:
-    """The application's response to a call. `last`: the connection ends with it."""
+    """The application's response to a call. `last`: whether the connection ends after the response."""
 
     __slots__ = ("_headers", "_status", "last")
 
@@ -271,7 +271,7 @@ class HttpResponse:
         self._headers: list[tuple[str, str]] = []
 
     def start_response(self, status: str, headers: list[tuple[str, str]], exc_info: object = None) -> None:
-        del exc_info  # nothing is sent before the application returns, so it may always start again
+        del exc_info  # nothing is sent before the application returns, so it may always replace its status and headers
         self._status, self._headers = status, headers
 
     def force_close(self) -> None:
@@ -289,8 +289,9 @@ class HttpResponse:
 
 
 def answer_call(app: WsgiApp, call: HttpCall, stopping: Callable[[], bool]) -> tuple[bytes, bool]:
-    """The application's response as bytes, and whether the connection ends with it. Raises exceptions of `app`, among
-    them TakesLong: then the call can be answered again.
+    """The application's response as bytes, and whether the connection ends after it.
+
+    Raises the exceptions of `app`. After TakesLong the same call can be answered again.
     """
     if "%" in call.environ["PATH_INFO"]:
         path = call.environ["PATH_INFO"].encode("latin-1")
@@ -314,7 +315,7 @@ def answer_call(app: WsgiApp, call: HttpCall, stopping: Callable[[], bool]) -> t
 
 
 def refusal_response(status: HTTPStatus) -> bytes:
-    """A response of the server itself, after which the connection is closed."""
+    """A response by the server itself. The connection is closed after it."""
     answer = HttpResponse(last=True)
     answer.start_response(f"{status.value} {status.phrase}", [])
     return answer.encode(b"")

@@ -2,11 +2,11 @@
 
 One thread accepts connections, performs TLS handshakes and reads, without ever waiting for a client. A client that is
 silent or slow in the handshake, in a call or in reading a response costs only a socket and some memory, until its time
-limit or until others need its place (`Limits`). Clients with a certificate keep their place.
+limit or until other clients need its place (`Limits`). Clients with a certificate keep their place.
 
-When a client closes its connection while its call waits for a thread, the call is dropped. The same applies if it only
-closes its sending side, which HTTP/1.1 allows: our clients do not (Go's transport closes both sides when a call is
-cancelled or times out), and Go's server also treats this as the end of the connection.
+When a client closes its connection while its call waits for a thread, the call is dropped. The call is also dropped if
+the client only closes its sending side. HTTP/1.1 allows this, but Cardwise's clients do not do it (Go's transport
+closes both sides when a call is cancelled or times out), and Go's server also treats it as the end of the connection.
 
     accept ──► HANDSHAKE ──► IDLE ──► READING ──► BUSY (a thread has it) ──► IDLE, READING, WRITING or CLOSING
                (TLS only)      └──────────────────►┘
@@ -40,39 +40,41 @@ from cardwise.runtime.http.tlsconnection import TlsConnection
 
 _log = structlog.get_logger("cardwise.runtime.httpserver")
 
-_ROUND_SECONDS: Final = 0.25  # the longest time between two checks of expired connections
-# The most connections that are accepted in a round. They are accepted in the order of their arrival, whatever their
-# address, so a probe waits for all earlier connections. Accepting takes a tenth of the time of reading and refusing a
-# call, which is fair between addresses: so nearly all waiting connections are accepted at once. The number is lower
-# than the limit of a phase (`Limits`), so connections of one round do not displace each other.
+_ROUND_SECONDS: Final = 0.25  # the most seconds between two checks of expired connections
+# The most connections that are accepted in a round. The kernel delivers connections of all addresses in the order of
+# their arrival, so a probe waits until all earlier connections are accepted. Therefore nearly all waiting connections
+# are accepted at once: this takes a tenth of the time of reading and refusing their calls, which is done fairly by
+# address. The number is lower than the limit of a phase (`Limits`), so connections of one round do not displace each
+# other.
 _MAX_ACCEPTS: Final = 512
-# Seconds of work in a round. Handshakes get little time: connected clients come first. Connections that remain are
-# ready in the next round too, which begins with the address that has used the least time.
+# The most seconds of reading and of handshakes in a round. Handshakes get little time, because connected clients come
+# first. The next round handles the remaining connections, and begins with the address that has used the least time.
 _READ_SECONDS: Final = 0.02
 _HANDSHAKE_SECONDS: Final = 0.002
 _ACCEPT_SECONDS: Final = 0.02
-_MIN_CHARGE: Final = 0.00005  # the least seconds that a step of the reading thread is charged
-# RFC 8446, section 5.1: a record has a head of type, version and length, and content of at most this many bytes.
+_MIN_CHARGE: Final = 0.00005  # the minimum seconds that are charged for a step of the reading thread
+# RFC 8446, section 5.1: a TLS record has a head with type, version and length, and content of limited length, in bytes.
 _RECORD_HEAD: Final = 5
 _MAX_RECORD: Final = 16_384
 _HANDSHAKE_RECORD: Final = 22
 _READ_BYTES: Final = 65_536
 _MAX_READS: Final = 8  # the most reads of one connection in a round
 # Seconds that a thread stays with a connection after a response, for the next call. kube-scheduler sends the calls for
-# one pod after the other on the same connection: handing it back in between takes longer than most calls.
+# a pod one after the other on the same connection, and returning the connection in between takes longer than most
+# calls.
 _STAY_SECONDS: Final = 0.1
-# Bytes of a connection without its calls: the objects of Python, and those of OpenSSL with their buffers.
+# Estimated bytes of memory of a connection without its calls: the objects of Python, and of OpenSSL with its buffers.
 _CONNECTION_BYTES: Final = 8_192
 _TLS_BYTES: Final = 65_536
-_MAX_BUSY: Final = 4000  # waiting and running calls without a certificate, of all addresses together
-# Errors of accept(2) if no connection waits, or if a connection has failed already or is blocked by a firewall.
+_MAX_BUSY: Final = 4000  # the most waiting and running calls of all addresses without a certificate together
+# Errors of accept(2) that are ignored: no connection waits, or the connection has failed or is blocked by a firewall.
 _NO_CONNECTION_ERRORS: Final = frozenset({
     errno.EAGAIN, errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENOPROTOOPT, errno.EHOSTDOWN,
     errno.ENONET, errno.EHOSTUNREACH, errno.EOPNOTSUPP, errno.ENETUNREACH,
 })  # fmt: skip
-# Seconds that idle connections are kept at the stop: a call may be under way.
+# Seconds for which idle connections are kept after `stop`: the client may have sent a call already.
 _STOP_SECONDS: Final = 2.0
-_STOP_ACCEPT_SECONDS: Final = 0.5  # limit for accepting the connections that wait at the stop; thousands take less
+_STOP_ACCEPT_SECONDS: Final = 0.5  # the most seconds for accepting the connections that wait at `stop`
 
 _DROPPED = prometheus_client.Counter(
     "cardwise_http_dropped_connections_total",
@@ -80,7 +82,7 @@ _DROPPED = prometheus_client.Counter(
     ["reason"],
 )
 for _reason in ("handshake", "reading", "writing", "overload", "source", "memory"):
-    _DROPPED.labels(_reason)  # present from the start: else the first increase of a label would not be visible
+    _DROPPED.labels(_reason)  # create each label now: otherwise its first increase would not be visible
 
 
 class ConnectionPhase(Enum):
@@ -99,9 +101,9 @@ class ConnectionPhase(Enum):
 class PhaseLimits(NamedTuple):
     """The limits of a phase.
 
-    seconds: the longest time of a connection in the phase.
-    max_connections: the most connections without a certificate. If there is one more, the oldest connection of the
-        address with the most connections in the phase is closed.
+    seconds: the most seconds of a connection in the phase.
+    max_connections: the most connections without a certificate. If there are more, the address with the most
+        connections in the phase loses its oldest connection in the phase.
     """
 
     seconds: float
@@ -115,17 +117,18 @@ class Limits:
     handshake, idle, reading, writing, closing: the limits of the phases. Go's clients close idle connections after
         90 s, so `idle` is longer: if the server closed first, a call could meet the closing connection, and Go does not
         repeat a POST.
-    busy: the most waiting and running calls of an address without a certificate. For one more, the flow (a namespace
-        in the calls of an API server) with the most calls loses its last one; of flows with equally many, the one that
-        has used the most time lately. So each of N flows may have an Nth of the calls whatever the others send, and of
-        more flows than places those that have used the least time may wait.
-    source: the most connections of one address without a certificate; more are refused.
+    busy: the most waiting and running calls of an address without a certificate. A flow is an owner of calls: a
+        namespace in the calls of an API server. If there are more calls, the flow with the most calls loses its last
+        call; of flows with equally many calls, the flow that has recently used the most time. So each of N flows may
+        have an Nth of the calls, regardless of the other flows. If there are more flows than places, the flows that
+        have used the least time may wait.
+    source: the most connections of one address without a certificate; further connections are refused.
     body: the most bytes of the body of a call.
-    held: the most bytes of memory of connections without a certificate and their calls. If they hold more, the address
-        that holds the most loses a call that no thread has, the largest one of its largest flow. So each of N addresses
-        may hold an Nth whatever the others do, and an address that calls for many (an API server) does not lose the
-        calls of one owner to those of another. Idle connections count together: if they hold more than any address, the
-        one that has been idle longest is closed, since that loses no call.
+    held: the most bytes of memory of all connections without a certificate and their calls. Above this, the address
+        with the most memory loses a waiting call: the largest call of its largest flow. So each of N addresses may use
+        an Nth of the memory, regardless of the other addresses, and an API server does not lose the calls of one owner
+        because of another owner. Idle connections count together: if they use more memory than any address, the
+        connection that has been idle for longest is closed, since this loses no call.
     """
 
     handshake: PhaseLimits = PhaseLimits(2.0, 1000)
@@ -147,11 +150,12 @@ Flow = tuple[Threads, str]
 class Listener(NamedTuple):
     """A listening socket.
 
-    route: returns the threads that answer a call, by its environ.
-    slow: calls may wait there for long.
-    long: the application may move calls (`httpcalls.move_long_call`); `route` returns the threads for them.
-    call_owner: returns the owner of a call (such as a namespace) by its environ, for clients that call for many: the
-        owners share the client's time fairly. Called by several threads: it must return at once and never raise.
+    route: returns the threads that answer a call, by the call's environ.
+    slow: whether calls may wait for minutes on these threads.
+    long: whether the application may move calls that take long (`httpcalls.move_long_call`); `route` then returns the
+        threads for such calls.
+    call_owner: returns the owner of a call (such as a namespace), by the call's environ. The owners of a client's calls
+        share the client's time fairly. Called by several threads; must return at once and never raise.
     """
 
     sock: socket.socket
@@ -168,13 +172,13 @@ class _Client:
 
     def __init__(self, clock: Clock) -> None:
         self.connections: dict[_Connection, None] = {}
-        # The connections by phase, the oldest in the phase first.
+        # The connections by phase, the connection that has been in the phase for longest first.
         self.phases: dict[ConnectionPhase, OrderedDict[_Connection, None]] = {
             phase: OrderedDict() for phase in ConnectionPhase
         }
         self.flows: dict[Flow, OrderedDict[_Connection, None]] = {}  # the BUSY connections by flow, the oldest first
-        self.used: RecentUse[Flow] = RecentUse(clock)  # seconds with a thread
-        self.held_bytes = 0  # bytes, without its idle connections
+        self.used: RecentUse[Flow] = RecentUse(clock)  # by flow, the seconds on threads
+        self.held_bytes = 0  # the bytes of memory of its connections that are not idle
 
     def connections_by_size(self) -> "list[_Connection]":
         """The client's active connections: the largest flow first, and within a flow the largest connection first."""
@@ -188,7 +192,7 @@ class _Client:
 
 
 class _Connection:
-    """A connection. Belongs to the server's thread, and while it is BUSY to the answering thread."""
+    """A connection. Used only by the server's thread; while the connection is BUSY, only by the answering thread."""
 
     __slots__ = (
         "arrived", "client", "close_after", "deadline", "flow", "held_bytes", "listener", "phase", "poller", "queue",
@@ -202,7 +206,7 @@ class _Connection:
         self.listener = listener
         self.reader = reader
         self.threads: Threads | None = None  # the threads that answer its call
-        self.queued_call: QueuedCall | None = None  # its call in their queue
+        self.queued_call: QueuedCall | None = None  # its call in the queue of `threads`
         self.flow: Flow | None = None  # the flow of its call, while it is BUSY
         self.arrived = 0.0  # the time when the present call began to arrive
         self.seconds = 0.0  # the time that threads have spent on its calls since it became BUSY
@@ -215,7 +219,7 @@ class _Connection:
         self.poller: select.epoll | None = None
         self.readable: select.poll | None = None  # used by a thread that stays with the connection
         self.wanted_bytes = (
-            _RECORD_HEAD  # before TLS begins: the bytes that must arrive before the kernel reports the socket
+            _RECORD_HEAD  # before TLS begins: the bytes after which the kernel reports the socket as readable
         )
         self.tls: TlsConnection | None = None
 
@@ -227,7 +231,7 @@ class _Connection:
 
     @property
     def holder(self) -> "Flow | _Connection":
-        """The flow for which its memory is counted; the connection itself while its call is incomplete."""
+        """The flow to which the connection's memory counts; the connection itself while its call is incomplete."""
         return self.flow if self.phase is ConnectionPhase.BUSY and self.flow is not None else self
 
     @property
@@ -237,7 +241,7 @@ class _Connection:
 
     @property
     def next_flow(self) -> Flow:
-        """The flow of its first complete call that is not answered yet; there must be one."""
+        """The flow of the first complete call that is not answered yet. There must be such a call."""
         environ = self.reader.calls[0].environ
         owner = environ.get(httpcalls.LONG_OWNER)
         if owner is None:
@@ -245,7 +249,7 @@ class _Connection:
         return self.listener.route(environ), owner
 
     def receive(self) -> bool:
-        """Read the received bytes, at most until a call is complete. Returns False if the client has closed the
+        """Read received bytes until a call is complete or no bytes are left. Returns False if the client has closed the
         connection. Raises BadHttpCall.
         """
         for _ in range(_MAX_READS):
@@ -263,7 +267,7 @@ class _Connection:
         return True
 
     def send_continue(self) -> bool:
-        """Send CONTINUE if the client awaits it. Returns False if the client has closed the connection or does not
+        """Send CONTINUE if the client waits for it. Returns False if the client has closed the connection or does not
         read.
         """
         if not self.reader.awaits_continue:
@@ -312,7 +316,7 @@ class HttpServer:
         self._clock = clock
         self._alive = True
         self._ended = False
-        # Held while `_ended` is checked and a descriptor is used. Reentrant: a signal handler calls `stop`.
+        # Held while `_ended` is checked and a descriptor is used. Reentrant, because signal handlers call `stop`.
         self._end_lock = threading.RLock()
         self._bounds = {
             ConnectionPhase.HANDSHAKE: limits.handshake,
@@ -322,7 +326,7 @@ class HttpServer:
             ConnectionPhase.WRITING: limits.writing,
             ConnectionPhase.CLOSING: limits.closing,
         }
-        # Each queue is in the order of deadlines, since all connections of a phase have the same time.
+        # Each queue is sorted by deadline, because all connections of a phase have the same time limit.
         self._queues: dict[tuple[ConnectionPhase, bool], OrderedDict[_Connection, None]] = {
             (phase, authenticated): OrderedDict() for phase in ConnectionPhase for authenticated in (False, True)
         }
@@ -365,7 +369,7 @@ class HttpServer:
         self._close_all()
 
     def _close_all(self) -> None:
-        """Close all descriptors, except connections whose call a thread still answers: it closes them."""
+        """Close all descriptors, except of connections whose call a thread still answers: this thread closes them."""
         with self._end_lock:
             self._ended = True
             os.close(self._wake)  # under the lock, because another file may get the number afterwards
@@ -412,7 +416,7 @@ class HttpServer:
         while waiting and now < until:
             source = fair_order.dequeue(
                 waiting.__contains__
-            )  # other addresses waited in a former round, and their connections are closed
+            )  # addresses of a former round may no longer have ready connections
             connection = waiting[source].popleft()
             if waiting[source]:
                 fair_order.enqueue(source)
@@ -445,14 +449,14 @@ class HttpServer:
             self._close(connection)
         elif (
             connection.poller is not None
-        ):  # a thread answers the call: stop polling, else the poller would report it again
+        ):  # a thread answers the call: stop polling, else the poller would report the connection again
             connection.poller.unregister(connection.sock)
             connection.poller = None
 
     def _run_step(self, step: Callable[[_Connection], None], connection: _Connection) -> None:
         try:
             step(connection)
-        except Exception as error:  # noqa: BLE001 - one connection must not end the loop and so all others
+        except Exception as error:  # noqa: BLE001 - an error of one connection must not end the loop for all
             level = logging.DEBUG if isinstance(error, OSError) else logging.ERROR
             _log.log(level, "connection failed", source=connection.source, exc_info=True)
             if connection.sock.fileno() >= 0:
@@ -491,9 +495,9 @@ class HttpServer:
         self._free_memory()
 
     def _make_space_in_queue(self, source: str, client: _Client, flow: Flow) -> bool:
-        """Whether one more call of the client's flow may wait for a thread. If there are too many calls, another call
-        is refused to make space (`RecentUse`): of another client if the total is too large, else of another flow of
-        this client.
+        """Whether one more call of the client's flow may wait for a thread. If there are too many calls, another
+        waiting call is refused instead (`RecentUse`): a call of another client if the total is too large, else a call
+        of another flow of this client.
         """
         if len(client.phases[ConnectionPhase.BUSY]) < self._limits.busy:
             if len(self._queues[ConnectionPhase.BUSY, False]) < self._bounds[ConnectionPhase.BUSY].max_connections:
@@ -504,7 +508,7 @@ class HttpServer:
         return any(self._refuse_last_of_flow(client, other) for other in client.used.larger_owners(flow, client.flows))
 
     def _refuse_one_call(self, client: _Client) -> bool:
-        """Refuse a call of the client that has no thread yet. Returns False if there is none."""
+        """Refuse a waiting call of the client. Returns False if the client has no waiting call."""
         return any(self._refuse_last_of_flow(client, flow) for flow in client.used.owners_by_size(client.flows))
 
     def _refuse_last_of_flow(self, client: _Client, flow: Flow) -> bool:
@@ -537,7 +541,7 @@ class HttpServer:
         self._enter_phase(connection, ConnectionPhase.CLOSING, self._poller, select.EPOLLIN)
 
     def _collect_answered(self) -> None:
-        """Take over the connections whose calls were answered."""
+        """Take back the connections whose calls the threads have answered."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         with contextlib.suppress(queue.Empty):
@@ -564,7 +568,7 @@ class HttpServer:
                 sock, address = listener.sock.accept()
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    # Raising would end the server and all connections. Wait a moment for others to end.
+                    # An exception would end the server and all connections. Wait until other connections have ended.
                     _log.error("failed to accept connections", error=str(error))
                     self._clock.sleep(0.05)
                 elif error.errno not in _NO_CONNECTION_ERRORS:
@@ -618,15 +622,17 @@ class HttpServer:
         self._run_fairly(self._handshake_order, ready, step, _HANDSHAKE_SECONDS)
 
     def _begin_handshake(self, connection: _Connection) -> None:
-        """Begin the handshake when the client's first record is complete. Until then the kernel keeps the received
-        bytes without reporting them: a client that sends slowly, or never, costs no TLS object and no processing.
+        """Begin the handshake when the client's first record is complete.
+
+        Until then the kernel keeps the received bytes and does not report the socket. So a client that sends slowly, or
+        never, needs no TLS object and no processing.
         """
         sock = connection.sock
         head = sock.recv(_RECORD_HEAD, socket.MSG_PEEK)
         wanted_bytes = _RECORD_HEAD
         if head[:1] == bytes([_HANDSHAKE_RECORD]):  # OpenSSL rejects other records
             wanted_bytes += min(int.from_bytes(head[3:]), _MAX_RECORD)
-        # The kernel may report fewer bytes: urgent data, or no more memory. OpenSSL reads what there is.
+        # The kernel may report the socket with fewer bytes, after urgent data or without memory: then begin anyway.
         if wanted_bytes > connection.wanted_bytes and len(sock.recv(wanted_bytes, socket.MSG_PEEK)) < wanted_bytes:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted_bytes)
             connection.wanted_bytes = wanted_bytes
@@ -666,7 +672,7 @@ class HttpServer:
 
     def _stop_listening(self) -> None:
         self._stopping()
-        # Waiting connections are still served; later ones are refused at once, and find another replica.
+        # Waiting connections are still served. Later connections are refused at once, so clients try another replica.
         accept_until = self._clock.now() + _STOP_ACCEPT_SECONDS
         for number, listener in self._listeners.items():
             while self._accept(listener) and self._clock.now() < accept_until:
@@ -722,7 +728,7 @@ class HttpServer:
             connection.queue = None
 
     def _drop_of_largest(self, phase: ConnectionPhase) -> None:
-        """Drop the oldest connection in the phase of the addresses with the most connections there."""
+        """Drop a connection in the phase: the oldest connection of the address with the most connections there."""
         largest = max(len(client.phases[phase]) for client in self._clients.values())
         for connection in self._queues[phase, False]:
             if connection.client is not None and len(connection.client.phases[phase]) == largest:
@@ -742,7 +748,7 @@ class HttpServer:
             client.held_bytes += added
 
     def _free_memory(self) -> None:
-        """While connections hold too much memory, drop some; see `Limits`."""
+        """Drop connections until all others together use no more than `Limits.held` bytes of memory."""
         while self._held_bytes > self._limits.held and self._free_largest():
             pass
 
@@ -756,8 +762,8 @@ class HttpServer:
         return bool(idle) and self._refuse_or_close(next(iter(idle)), "memory")
 
     def _refuse_or_close(self, connection: _Connection, reason: str) -> bool:
-        """Close the connection unless a thread answers its call; a waiting call gets 503. Returns False if it was not
-        closed.
+        """Close the connection, unless a thread answers its call. A waiting call gets status 503. Returns whether the
+        connection was closed.
         """
         if connection.phase is ConnectionPhase.BUSY:
             if not self._cancel(connection):
@@ -768,8 +774,8 @@ class HttpServer:
         return True
 
     def _cancel(self, connection: _Connection) -> bool:
-        """Remove the connection's call from the queue of its threads. Returns False if a thread has it or has answered
-        it.
+        """Remove the connection's call from the queue of its threads. Returns False if a thread answers the call or has
+        answered it.
         """
         if connection.threads is None or connection.queued_call is None:
             return False
@@ -788,9 +794,7 @@ class HttpServer:
         connection.sock.close()  # this also removes it from its poller
 
     def _detach_from_client(self, connection: _Connection) -> None:
-        """Remove the connection from those of its address, because the client has a certificate or the connection
-        ends.
-        """
+        """Stop counting the connection for its address, because the client has a certificate or the connection ends."""
         client = connection.client
         if client is None:
             return
@@ -813,7 +817,7 @@ class HttpServer:
             connection.unsent, connection.close_after = (
                 memoryview(b""),
                 True,
-            )  # otherwise the client would wait and keep its place
+            )  # otherwise the client would wait in vain, and would keep its place
             raise
         finally:
             self._return_connection(connection)
@@ -846,16 +850,18 @@ class HttpServer:
             connection.unsent, connection.close_after = memoryview(b""), True
 
     def _has_next_call(self, connection: _Connection, flow: Flow) -> bool:
-        """Whether another call of the flow arrived on the connection while this thread could stay with it. A call of
-        another owner or for other threads goes back to the server's thread: it may have to wait for a place.
+        """Whether another call of the flow arrives on the connection while this thread may stay with it.
+
+        A call of another owner, or for other threads, is returned to the server's thread, because the call may have to
+        wait for a place.
         """
         threads, owner = flow
-        # While the thread stays, its owner and address have one place fewer for calls that wait.
+        # Do not stay while a call waits: a staying thread occupies a place of its owner and address.
         if threads.is_busy(connection.address, owner):
             return False
         if connection.reader.calls:
             if connection.client is not None or connection.listener.call_owner is not None:
-                return False  # the next call may be one of another owner
+                return False  # the next call may belong to another owner
         elif not self._stay_for_next_call(connection, threads):
             return False
         return connection.next_flow == flow

@@ -1,8 +1,8 @@
-"""Serves a WSGI application in a child process, which the parent replaces when it hangs.
+"""Serves a WSGI application in a child process, which the parent process replaces if it hangs.
 
-gunicorn's arbiter watches, forks and stops; `httpserver` serves. There is one serving process, because the extender's
-ledger must exist once. A second port ("slow") can have threads of its own: bind calls of a gang wait there for minutes
-without delaying the first port. Changed TLS files are loaded.
+gunicorn's arbiter starts, watches and stops the child; `httpserver` serves. There is only one serving process, because
+the extender's ledger must exist only once. A second port ("slow") can have its own threads: bind calls of a gang wait
+there for minutes without delaying the first port. TLS files are loaded again when they change.
 """
 
 import faulthandler
@@ -31,15 +31,16 @@ from cardwise.runtime.settings import HostPort
 
 _log = structlog.get_logger("cardwise.runtime.serving")
 
-# The parent checks the heartbeat of the serving process at this interval, and kills the process after so many checks
-# with the same heartbeat. It counts checks instead of time, in case the parent was frozen together with its child.
+# The parent checks the heartbeat of the serving process at this interval, in seconds, and kills the process after
+# several checks with the same heartbeat. The parent counts checks and not time, because both processes may have been
+# frozen together.
 _CHECK_SECONDS = 0.25
 _MAX_MISSED_BEATS = 9
-_CHECKS_FOR_THE_LOG = 2  # between the two signals, while the process logs the stacks of its threads
-_RELOAD_SECONDS = 5.0  # after which unreadable TLS files are loaded again, even if unchanged
-_PROMPT_THREADS = 4  # so one address may have three threads, and one owner of its calls two
-# On these signals gunicorn starts a second worker (or master) beside the first: there would be two ledgers, and no port
-# for the health server. A closing terminal sends SIGHUP to all processes.
+_CHECKS_FOR_THE_LOG = 2  # checks between the two signals, in which the process logs the stacks of its threads
+_RELOAD_SECONDS = 5.0  # seconds after which unreadable TLS files are loaded again, even if they have not changed
+_PROMPT_THREADS = 4  # threads for `Server.prompt`: one address may use three of them, and one owner of calls two
+# On these signals gunicorn would start a second worker or master beside the first. Then there would be two ledgers, and
+# no port for the second health server. A closing terminal sends SIGHUP to all processes.
 _IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2, signal.SIGWINCH)
 
 Hook = Callable[[], None]
@@ -66,22 +67,21 @@ class TlsFiles:
 class Server:
     """A server of one WSGI application. The hooks are called in the serving process.
 
-    app: called in the serving process; returns the WSGI application. Start threads in the hooks instead.
+    app: called in the serving process; returns the WSGI application. Must not start threads: use the hooks for this.
     binds: the addresses. Port 0 is not supported, since the process may be replaced.
-    max_body_bytes: of a larger body, the application gets only the size.
+    max_body_bytes: the most bytes of a body; of a larger body the application gets only the size.
     threads: the number of threads that answer calls.
-    client_ca: reject clients without a certificate of `tls.ca`.
+    client_ca: whether clients without a certificate of `tls.ca` are rejected.
     on_worker_start: called before the first call; an exception ends the server.
-    on_worker_stopping: called when the process begins to stop; ends the waits of calls. Returns at once.
+    on_worker_stopping: called when the process begins to stop; must let waiting calls end, and return at once.
     on_worker_stop: called when all calls are answered or `graceful_timeout` is nearly over.
     alive: called several times a second; returns at once. While it returns False there is no heartbeat, and after two
         to three seconds the process is replaced.
-    call_owner: the owner of a call (such as a namespace) by its environment, for clients that call for many; see
-        `Listener`.
-    prompt: the paths whose calls are answered by threads of their own, so that they wait for no other call.
-    long_threads: the number of threads for calls that take long (`httpcalls.move_long_call`). 0: calls stay where they
-        are.
-    slow_bind: an address whose calls are answered by up to `slow_threads` threads of their own.
+    call_owner: returns the owner of a call (such as a namespace), by the call's environ; see `Listener`.
+    prompt: the paths whose calls have separate threads, so that they do not wait for other calls.
+    long_threads: the number of threads for calls that take long (`httpcalls.move_long_call`). 0: such calls are not
+        moved.
+    slow_bind: an address whose calls have up to `slow_threads` separate threads.
     graceful_timeout: seconds in which running calls may end when the server stops.
     """
 
@@ -125,7 +125,8 @@ class Server:
             "workers": 1,
             "worker_class": type("CardwiseWorker", (_Worker,), {"server": self}),
             "graceful_timeout": max(1, round(graceful_timeout)),
-            # The heartbeat file; a disk under load would make the parent end a healthy process.
+            # The folder of the heartbeat file. On a busy disk late heartbeats could make the parent end a healthy
+            # process.
             "worker_tmp_dir": "/dev/shm" if os.access("/dev/shm", os.W_OK) else None,  # noqa: S108
             "control_socket_disable": True,
             "logger_class": _Logger,
@@ -151,7 +152,7 @@ class Server:
         self.on_start()
 
     def _on_worker_stopped(self, _arbiter: Any, worker: Any) -> None:
-        # gunicorn calls this in the worker, and once more in the master when it reaps a child.
+        # gunicorn calls this function in the worker, and again in the master when the worker has ended.
         if worker.pid == os.getpid() and worker.booted:
             self.on_stop()
 
@@ -228,7 +229,7 @@ class _Worker(Worker):  # type: ignore[misc]
         listeners = [
             Listener(listening.sock, route, long=has_long, call_owner=server.call_owner) for listening in self.sockets
         ]
-        if server.slow_threads:  # the slow address is the last
+        if server.slow_threads:  # the slow address is the last of the addresses
             listeners[-1] = Listener(self.sockets[-1].sock, route_slow, slow=True, long=has_long)
         self.serving = HttpServer(
             self.wsgi, listeners, context=server.context, limits=server.limits, stopping=server.on_stopping
@@ -246,7 +247,7 @@ class _Worker(Worker):  # type: ignore[misc]
         if self.server.alive():
             self.notify()
         if self.ppid != os.getppid() and self.serving is not None:
-            self.serving.stop()  # without its parent, the process would not be replaced
+            self.serving.stop()  # the parent has ended, so nothing would replace this process if it hangs
 
 
 class _Logger(glogging.Logger):  # type: ignore[misc]
@@ -266,8 +267,8 @@ def _ignore_signals(_process: Any) -> None:
 
 
 def _leave_time_to_stop(_arbiter: Any, worker: Any) -> None:
-    # The master kills after graceful_timeout; in this process the limit comes a little earlier, so that
-    # on_worker_stop still runs when a request hangs.
+    # The master kills this process after graceful_timeout. The limit here is a little shorter, so that on_worker_stop
+    # still runs if a request hangs.
     limit = worker.cfg.graceful_timeout
     worker.cfg.set("graceful_timeout", max(1, limit - max(1, limit // 5)))
 
@@ -292,10 +293,10 @@ def _file_signature(path: Path) -> tuple[int, int, int] | None:
 
 
 class _Contexts:
-    """Returns the TLS context for a new connection, the same until the files change.
+    """Returns the TLS context for a new connection. The context is loaded again when the files change.
 
-    Unreadable files are loaded again when they change, and every `_RELOAD_SECONDS`. Until then the former context
-    serves, without more log lines, since any client that connects calls this before a handshake.
+    Unreadable files are loaded again when they change, and every `_RELOAD_SECONDS`. Until then the former context is
+    used. The error is logged only once, since each new connection calls this.
     """
 
     def __init__(self, files: TlsFiles, *, client_ca: bool, clock: Clock = SYSTEM) -> None:

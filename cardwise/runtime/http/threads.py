@@ -2,16 +2,16 @@
 
 Fairness is by time instead of calls, since one call may take a hundred times as long as another. Example with four
 threads: the calls of address A take 400 ms each, those of address B 4 ms; B has a hundred calls answered for each call
-of A. A call is charged its CPU seconds, or its seconds on a thread divided by the number of threads, whichever is more:
-calls share both.
+of A. A call is charged its CPU seconds, or its seconds on a thread divided by the number of threads, whichever is more,
+because calls compete for the CPU and for threads.
 
-Of N + 1 addresses that always have waiting calls, each gets 1/(N + 1) of the time, whatever the numbers of its
-connections, calls or namespaces. An API server, which calls for the whole cluster, has no greater weight: without a
-certificate it cannot be told from other clients, and any client could claim any namespace. But the call of an address
-that uses less than its share starts as soon as a thread is free, and an address never has the last thread: it is free
-for the first call of another. Within an address, an owner leaves one thread for other owners. So in a cluster that is
-attacked from N addresses, the API server creates pods with the usual delay until its calls take 1/(N + 1) of the CPU.
-With a certificate (`webhook.clientCA`) other addresses cannot call.
+If N + 1 addresses always have waiting calls, each address gets 1/(N + 1) of the time, regardless of the numbers of its
+connections, calls or namespaces. An API server calls for the whole cluster, but has no greater weight: without a
+certificate it cannot be distinguished from other clients, and any client could claim any namespace. But the call of an
+address that uses less than its share starts as soon as a thread is free, and no address ever gets the last thread,
+which stays free for the first call of another address. Within an address, an owner leaves one thread for other owners.
+So in a cluster that is attacked from N addresses, the API server creates pods with the usual delay until its calls take
+1/(N + 1) of the CPU. If certificates are required (`webhook.clientCA`), other addresses cannot call.
 """
 
 import threading
@@ -23,8 +23,8 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.kube.fairqueueing import FairQueueing
 from cardwise.supervision import supervised_thread
 
-_STAYING: Final = 16  # threads that may wait for the next call of their connection; two are always free of this
-_MIN_CHARGE: Final = 0.0005  # the least seconds that a call is charged
+_STAYING: Final = 16  # the most threads that wait for the next call of their connection; at least two never wait so
+_MIN_CHARGE: Final = 0.0005  # the minimum seconds that are charged for a call
 
 
 class QueuedCall:
@@ -36,14 +36,14 @@ class QueuedCall:
         self.run = run
         self.address = address
         self.owner = owner
-        self.started_at: float | None = None  # the time when it got a thread
-        self.charged_seconds = _MIN_CHARGE  # the seconds that its address was charged
+        self.started_at: float | None = None  # the time when the call got a thread
+        self.charged_seconds = _MIN_CHARGE  # the seconds that were charged to its address
 
 
 class _Address:
     """The calls of one address, in a fair order of their owners (namespaces).
 
-    max_of_owner: the most calls of one owner that run at a time; "" has no limit.
+    max_of_owner: the most calls of one owner that run at a time; the owner "" has no limit.
     running_calls: the running calls of each owner.
     """
 
@@ -62,7 +62,7 @@ class _Address:
         return owner in self.waiting_calls and not self.has_max_of(owner)
 
     def has_max_of(self, owner: str) -> bool:
-        """Whether as many calls of the owner run as may run at a time."""
+        """Whether the owner has as many running calls as it may have."""
         return bool(owner) and self.running_calls[owner] >= self._max_of_owner
 
     def add_call(self, call: QueuedCall) -> None:
@@ -80,7 +80,7 @@ class _Address:
         return True
 
     def begin_call(self) -> QueuedCall:
-        """Remove the next call from the queue and return it as running; there must be a ready one."""
+        """Remove the next call from the queue and return it as running. A call must be ready."""
         owner = self.fair_order.dequeue(self._is_ready_owner)
         queue = self.waiting_calls[owner]
         call = queue.popleft()
@@ -92,7 +92,7 @@ class _Address:
         return call
 
     def finish_call(self, call: QueuedCall) -> None:
-        """A running call has ended. The owner's next call may begin."""
+        """Record that a running call has ended, so that the owner's next call may begin."""
         self.running_calls[call.owner] -= 1
         if not self.running_calls[call.owner]:
             del self.running_calls[call.owner]
@@ -103,9 +103,10 @@ class _Address:
 class Threads:
     """Threads that answer calls, started as needed. They are daemon threads: a hanging one does not prevent the exit.
 
-    With more calls than threads, client addresses get the same time, and within an address the owners of its calls. An
-    address has at most all threads but one at a time, and an owner one fewer, so that others do not wait for calls that
-    take long. Calls without an address (of clients with a certificate) or owner have no such limit.
+    With more calls than threads, all client addresses get the same time, and within an address all owners of its calls.
+    An address uses at most all threads but one at a time, and an owner at most all threads but two, so that other
+    addresses and owners do not wait for calls that take long. Calls without an address (from clients with a
+    certificate) or without an owner have no such limit.
     """
 
     def __init__(self, name: str, max_threads: int, clock: Clock = SYSTEM) -> None:
@@ -122,9 +123,10 @@ class Threads:
         self._changed = threading.Condition()
 
     def is_busy(self, address: str = "", owner: str = "") -> bool:
-        """Whether a call waits, or a call of the address and owner that is submitted now has to wait.
+        """Whether a call waits, or whether a call of the address and owner would have to wait if it were submitted now.
 
-        A call may wait beside free threads: for a place of its owner or address, which a running call has.
+        A call may have to wait even if threads are free, because its owner or address already has as many running calls
+        as it may have.
         """
         with self._changed:
             if self._waiting or not (self._free or self._unstarted):
@@ -147,7 +149,7 @@ class Threads:
         return call
 
     def cancel(self, call: QueuedCall) -> bool:
-        """Remove a call from the queue. Returns False if a thread has it or has answered it."""
+        """Remove a call from the queue. Returns False if a thread answers the call or has answered it."""
         with self._changed:
             address = self._addresses.get(call.address)
             if address is None or not address.remove_call(call):
@@ -169,7 +171,7 @@ class Threads:
             finally:
                 with self._changed:
                     self._finish(call, self._clock.cpu() - cpu_before)
-                del call  # the call refers to its connection, and the next one may come much later
+                del call  # frees the connection of the call: the next call may come much later
 
     def _begin_next(self) -> QueuedCall:
         now = self._clock.now()
@@ -186,16 +188,16 @@ class Threads:
         return call
 
     def _has_ready_call(self) -> bool:
-        # The search is short: an address that has calls but is not ready has threads, so there are at most as many as
+        # The search is short: each address that is not ready has running calls, so there are no more of them than
         # threads.
         return self._waiting > 0 and any(map(self._is_ready, self._addresses))
 
     def _is_ready(self, name: str) -> bool:
-        """Whether a waiting call of the address may begin; its calls may have been cancelled."""
+        """Whether a waiting call of the address may begin. The address may have no calls left."""
         return name in self._addresses and not self._has_max_of(name) and self._addresses[name].is_ready
 
     def _has_max_of(self, name: str) -> bool:
-        """Whether as many calls of the address run as may run at a time."""
+        """Whether the address has as many running calls as it may have."""
         return bool(name) and self._addresses[name].running_calls.total() >= self._max_of_address
 
     def _finish(self, call: QueuedCall, cpu_seconds: float) -> None:

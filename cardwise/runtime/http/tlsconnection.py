@@ -1,8 +1,8 @@
 """TLS on a non-blocking socket, where OpenSSL does not read from the network itself.
 
 TLS records may have no data: TLS 1.3 lets a peer change its keys as often as it likes (RFC 8446, section 4.6.3), and
-OpenSSL continues to read while such records arrive. Here it gets a limited number of bytes at a time, and the
-connection of a peer that sends many bytes without data is closed.
+OpenSSL continues to read while such records arrive. So this class passes a limited number of bytes to OpenSSL at a
+time, and closes the connection of a peer that sends many bytes without data.
 """
 
 import contextlib
@@ -10,19 +10,19 @@ import socket
 import ssl
 from typing import Final
 
-_FEED_BYTES: Final = 32_768  # bytes: a few milliseconds of work even for the shortest records
-_MAX_UNPRODUCTIVE: Final = 65_536  # the most bytes without data, which include a client's certificate chain
-_CHUNK_BYTES: Final = 16_384  # bytes that are sent in one TLS record
+_FEED_BYTES: Final = 32_768  # the most bytes that OpenSSL gets at a time: a few milliseconds of work in the worst case
+_MAX_UNPRODUCTIVE: Final = 65_536  # the most received bytes without data, including a client's certificate chain
+_CHUNK_BYTES: Final = 16_384  # the most bytes that are sent in one TLS record
 
 
 class TlsConnection:
-    """The server side of a TLS connection. Methods of `ssl.SSLSocket` do the same, with the exceptions named here."""
+    """The server side of a TLS connection. Methods work as in `ssl.SSLSocket`, except where their docstrings differ."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
         self._sock = sock
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._unsent = memoryview(b"")  # records
+        self._unsent = memoryview(b"")  # TLS records that the kernel has not accepted yet
         self._retried_data = 0  # the number of data bytes of `send` in these records
         self._unproductive = 0
 
@@ -53,7 +53,7 @@ class TlsConnection:
         self._unproductive = 0
 
     def recv(self) -> bytes:
-        """All received data; b"" if the peer has closed. Raises SSLWantReadError if there is none."""
+        """All received data; b"" if the peer has closed the connection. Raises SSLWantReadError if there is no data."""
         if not self._incoming.pending:
             self._feed_openssl()
         data = bytearray()
@@ -76,8 +76,8 @@ class TlsConnection:
         return bool(self._incoming.pending)
 
     def send(self, data: memoryview) -> int:
-        """Send data; returns the number of bytes that the kernel has accepted. Raises SSLWantWriteError if that is 0;
-        then call it again with the same bytes.
+        """Send data. Returns the number of bytes that the kernel has accepted. Raises SSLWantWriteError if it has
+        accepted none; then the caller must call again with the same bytes.
         """
         if not self._retried_data:
             self._retried_data = self._tls.write(data[:_CHUNK_BYTES])
@@ -87,7 +87,7 @@ class TlsConnection:
         return sent
 
     def unwrap(self) -> None:
-        """Send the TLS close notification, without waiting for the peer's."""
+        """Send the TLS close notification, without waiting for the notification of the peer."""
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         self._send_to_kernel()
