@@ -316,7 +316,7 @@ class _SharedContext(ssl.SSLContext):
 
 def _make_tls_context(context: ssl.SSLContext, *, verify: bool) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
-    context.__class__ = _SharedContext  # no constructor sets Python's defaults, which differ between versions
+    context.__class__ = _SharedContext  # keeps the settings of `ssl.create_default_context`; a new object would not
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # By default Python 3.13 refuses CAs without key identifiers. Many clusters have such CAs, and Go accepts them.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT

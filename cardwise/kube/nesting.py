@@ -24,7 +24,7 @@ T = TypeVar("T")
 _RECURSION_LIMIT: Final = 12_000  # levels: the 10,000 of the API server, and those of a list and of the caller
 _SEARCHED_LEVELS: Final = 4  # levels in which values are replaced, such as metadata.managedFields[].fieldsV1
 _SPARE_LEVELS = 100  # levels that a decoder may need in addition to those of a value
-_MIN_BYTES = sys.getrecursionlimit()  # bytes of a value; a shorter one has at most half as many levels
+_MIN_BYTES = sys.getrecursionlimit()  # bytes; a shorter value is not too deep, because each level takes two bytes
 
 _MAX_LEVELS: Final = 100  # levels that the scan keeps; a list, an object and the templates in it have about twenty
 _OPEN, _CLOSE = b"[{", b"]}"

@@ -12,7 +12,7 @@ _HEADROOM_KEY: Final = "headroomMiB"
 _CLIENTS_KEY: Final = "maxClients"
 _CORE_KEY: Final = "coreOvercommit"
 
-# Shares on one card. Far above the setting's maximum; a check, because a user may have edited the ConfigMap.
+# Shares on one card; a larger number in the ConfigMap is invalid. The setting's own maximum is far lower.
 _MAX_CLIENTS: Final = 1024
 
 

@@ -44,7 +44,7 @@ _PRIORITIES = range(-(2**31), 2**31)  # int32, as the schema says
 # makes kube-scheduler reject a node with a free card.
 CAPACITY_PER_CARD = 128
 _MAX_CACHED_MODELS = 4096  # cached models; a cluster has tens, but a faulty node may report new ones again and again
-_MAX_CACHED_LENGTH = 512  # characters of all labels of a cached combination: nodes choose the labels
+_MAX_CACHED_LENGTH = 512  # characters of a cached combination; longer ones, which nodes could write, are not cached
 # Cached combinations of labels. If a selector names nodes, each card may have its own: more than a big cluster's cards.
 _MAX_CACHED = 65_536
 

@@ -51,7 +51,7 @@ _GIB: Final = 1024  # MiB
 _VERSION = 1  # of the state file's format
 _UUID_PREFIX_LENGTH = 12  # characters of the UUID in a folder's name
 _DIGEST_LENGTH = 8  # characters of the UUID's digest in a folder's name
-# one entry of a limit, in the formats that drivers were observed to read correctly
+# One entry of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, in the formats that drivers were observed to read correctly.
 _LIMIT = re.compile(r"(\d+)=[1-9]\d*(?:[GM]B?|g)?")
 _LIMIT_REMEDY = "write <ordinal>=<whole number>M, such as 0=8138M; MPS misreads or ignores other forms"
 
@@ -227,8 +227,9 @@ def environment(limits: Sequence[MiB], percent: int | None = None) -> dict[str, 
     limits: MiB, by card ordinal.
     percent: of a card's SMs; None for no limit.
 
-    With several cards there is no memory limit in the environment, and only the daemon's ceilings apply: a process that
-    uses only some of the cards would have entries for cards that it does not see, and such an entry lifts all limits.
+    With several cards there is no memory limit in the environment, and only the daemon's ceilings apply. Otherwise a
+    process that uses only some of the cards would have a limit for a card that it does not see, and then MPS lifts all
+    limits.
     """
     variables = {PIPE_ENV: CONTAINER_PIPE}
     if len(limits) == 1:

@@ -181,7 +181,7 @@ class _Node:
 class _VictimSearch:
     """Searches for the victims on one node for one pod, the newcomer.
 
-    `_node` is the node without the pods that leave in any case.
+    `_node` is the node without the pods that are being deleted and without the unexplained victims.
     """
 
     def __init__(self, full_node: FullNode, newcomer: Preemptor, chosen: Collection[str]) -> None:

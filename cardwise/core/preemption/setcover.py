@@ -2,9 +2,9 @@
 
 Theory of operation. Each pod frees an amount in one or more dimensions (MiB of a card, cpu of a node), and all needs
 must be met. The cost of a set is first the number of evictions beyond PodDisruptionBudgets, then the number of pods.
-Pods that are in every cover are taken first. If one dimension remains, which is nearly always so, the solution is
-exact: the largest pods within their budgets, and as the last one the smallest that is enough. In several dimensions it
-is a branch and bound with limited effort: its result meets the needs, but a cheaper one may exist.
+Pods that are in every cover are taken first. Nearly always one dimension remains. Then the solution is exact: the
+largest pods within their budgets are taken, and as the last pod the smallest one that is enough. If several dimensions
+remain, a branch and bound with limited effort finds a set that meets the needs, but a cheaper set may exist.
 
 Example: a card is 10 GiB short, and its pods hold 8, 6, 5 and 3 GiB. No single pod is enough. The largest is taken, and
 the smallest that adds the missing 2 GiB: {8, 3} at a cost of 2. If the budget of the 8 GiB pod allows no eviction, the

@@ -29,7 +29,7 @@ _MIB = 1024**2
 _MIN_BYTES = 2**16  # from this number on, a number with a fraction is taken as bytes, not as MiB
 _MAX_LENGTH = 64  # characters of a quantity; real ones are shorter, and Python refuses to convert thousands of digits
 # MiB; more than any card has. A larger amount, rewritten by the webhook, would be refused by the API server with a less
-# clear message. The limit also keeps sums of invented amounts within 64 bits.
+# clear message. The limit also keeps sums within 64 bits, even if users or nodes write false amounts.
 MAX_MIB: Final = MiB(2**31)
 
 

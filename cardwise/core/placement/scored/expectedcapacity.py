@@ -1,9 +1,10 @@
 """Expected capacity: the value of nodes on which several cards will be empty at once when their pods end.
 
-Theory of operation. A request for several whole cards needs them empty at the same time on one node. If pods come and
-go, that is rare, unless no pod is placed on the emptiest nodes until they are empty. So a node that cannot take such a
-request yet has a value for it, too: the value of an empty node times 0.6 for each share in the way, the chance that the
-share ends before new ones come. The shares in the way are those on the cards with the fewest shares.
+Theory of operation. A request for several whole cards needs cards of one node that are empty at the same time. If pods
+arrive and end all the time, this is rare, unless no new pod is placed on the emptiest nodes. So a node also has a value
+for such a request if it cannot take the request yet: the value of an empty node times 0.6 for each share in the way.
+0.6 is the chance that a share ends before new shares come. The shares in the way are those on the cards with the fewest
+shares.
 
 Example: a request for 4 cards has a weight of 1. It counts 30 on an empty node of 4 cards, 18 on a node with one share,
 and 6.48 on a node with three. A pod on the first of these two nodes costs 18 - 10.8 = 7.2, one on the second 6.48 -
@@ -19,7 +20,7 @@ from cardwise.core.placement.scored.nodetable import Floats, Ints
 from cardwise.core.placement.scored.shapes import Shape
 
 _END_CHANCE: Final = 0.6  # the chance that a share ends before new shares come
-_MAX_SHARES: Final = 64  # shares in the way, from which on the chance that all end counts as 0
+_MAX_SHARES: Final = 64  # with this many shares in the way, the chance that all of them end counts as 0
 _FACTOR: Final = 30.0  # the value of an empty node for a request, per weight of the request
 
 

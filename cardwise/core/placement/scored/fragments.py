@@ -1,9 +1,9 @@
 """The measure of fragmentation of FGD (Weng et al., USENIX ATC 2023).
 
-Theory of operation. To a request that cannot run on a node, all free memory of the node's cards is a fragment. If it
-can run there, only the free memory of cards that are too small for it is. The node's expected fragmentation is the mean
-over the workload's requests, weighted by their frequency. (To requests without cards all free memory is a fragment; the
-node's memory does not matter.)
+Theory of operation. If a request cannot run on a node, all free memory of the node's cards is a fragment to this
+request. If the request can run there, only cards with too little free memory count, and their free memory is a
+fragment. The node's expected fragmentation is the mean over the workload's requests, weighted by their frequency. (To
+requests without cards all free memory is a fragment. The node's main memory does not matter.)
 
 Example: whole cards and halves are equally frequent, and a node has cards with 1000 and 300 free of 1000 MiB. Only the
 300 MiB are a fragment, to both requests. A share of 300 MiB on the first card leaves 700 and 300 MiB. No whole card is

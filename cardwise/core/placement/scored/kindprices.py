@@ -1,11 +1,12 @@
-"""The pressure on kinds of cards: the cost of taking a card that is scarce for pods that can use no other kind.
+"""Prices of kinds of cards: a card costs more if its kind is scarce for pods that can use no other kind.
 
 Theory of operation. The pressure on a kind is the part of the demand that names the kind, divided by the kind's part of
-the free MiB. If it is above 1, there will be too few cards of the kind, and pods that can use other cards should do so.
-A whole card of the kind costs the pressure above 0.5, at most 8 cards, and a share its part of that.
+the free MiB. If the pressure is above 1, there will be too few cards of the kind, and pods that can use other cards
+should use those. A whole card of the kind costs the pressure above 0.5, at most 8 cards; a share costs its part of this
+price.
 
-Example: half of the demand names kind A, and the other half names none. A quarter of the free MiB is on cards of kind
-A. The pressure on A is 2, so a card of kind A costs 1.5 cards more than any other.
+Example: half of the demand names kind A, and the other half names no kind. A quarter of the free MiB is on cards of
+kind A. The pressure on A is 2, so a card of kind A costs 1.5 cards more than any other.
 """
 
 from collections.abc import Sequence

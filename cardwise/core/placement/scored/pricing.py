@@ -1,15 +1,16 @@
 """`priced`: chooses the node and card that lose the least value for the workload.
 
-Theory of operation. There are three prices, all in cards. A share of one card costs what the rest of the card loses by
-`prices`. Any other request costs what the node loses of its capacity: how many copies of each of the workload's
-requests its cards, cpu and memory could still take, weighted by their frequency and size, and more for requests that
-fit in few places of the cluster. A card of a model that is scarce for pods that name the model costs more for pods that
-do not (`_kind_prices`). Prices are rounded, so that nodes that differ little are equal and the first is taken: that
+Theory of operation. There are three prices, all in cards. The first is for a share of one card: the value that the
+card's free rest loses (`prices`). The second is for any other request: the capacity that the node loses. The capacity
+of a node is the number of pods of each of the workload's requests that its cards, cpu and memory could still take,
+weighted by the request's frequency and size, and weighted higher if the request fits in few places of the cluster. The
+third is for cards of a scarce model: they cost more for pods that do not name the model (`_kind_prices`). Prices are
+rounded, so that nodes with a small difference are equal. Of equal nodes the first in a fixed order is chosen, which
 keeps free memory together.
 
-While pods only arrive, the prices of rests are right, because rests are what the policy itself leaves. Where pods also
-end, rests of any size return. Then what a share opens or ends on its node counts as well, and so do nodes on which only
-few pods have to end (`_expected_capacity`).
+While pods only arrive, the first price is enough, because all rests come from the policy's own placements. When pods
+also end, rests of any size come back. Then a share also costs the capacity that its node loses, and its expected
+capacity: nodes on which only a few pods must end before cards are empty have a value (`_expected_capacity`).
 
 Example: shares of 500 and 300 thousandths of a card are equally frequent, so a rest of 600 is worth 2/3, one of 500 is
 worth 1/2, one of 300 is worth 1/3, and one of 200 nothing. A share of 300 costs 2/3 - 1/3 = 1/3 on a card with 600

@@ -22,7 +22,7 @@ class ShapeScores:
 
     decisions: how many decisions have used the row.
     points: the scores.
-    card: the position of the card for which the score is; negative if the score is not for one card.
+    card: the position of the scored card; negative if the score is not for one card.
     """
 
     def __init__(self, table: NodeTable, features: NodeFeatures, shape: Shape) -> None:

@@ -21,7 +21,7 @@ class Scores(NamedTuple):
     """The scores of some lines.
 
     points: the score.
-    card: the position of the card for which the score is; ABSENT if the score is not for one card.
+    card: the position of the scored card; ABSENT if the score is not for one card.
     """
 
     points: Floats
