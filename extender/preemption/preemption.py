@@ -50,6 +50,7 @@ _CHOICE_SECONDS: Final = (
 )
 _CHECK_SECONDS: Final = 0.005  # seconds between two checks of that
 _OWN_SECONDS: Final = 5.0  # of searching where kube-scheduler does not wait for the answer
+_OWN_PLANNING: Final = 2.0  # of these, for the plans of a gang
 _MAX_SEARCHES: Final = 8  # of one call for a gang, where something changes again and again
 _MAX_CHECKED_NODES: Final = 16  # nodes of a gang that are checked under the lock because something has changed there
 _FOUND_NODES: Final = 8  # nodes whose unknown cards are found in one turn at the lock
@@ -291,7 +292,7 @@ class Preemption:
                 self._cache.capacity.mark_freed()
 
     def _search_for_pod(self, pending: PendingPreemption) -> list[Eviction]:
-        candidates = self._find_candidates(pending)
+        candidates = self._find_candidates(pending, self._clock.now() + _OWN_SECONDS)
         with self._lock:
             self._cache.sync_cards()
             return self._commit_eviction(pending, candidates.cluster, candidates.victims)
@@ -305,8 +306,8 @@ class Preemption:
             if self._gang_preemption.is_over_quota(uid):
                 return []
             unhelped = self._gang_preemption.unplaced_uids(uid)
-        candidates = self._find_candidates(pending, unhelped)
         until, refused, evictions = self._clock.now() + _OWN_SECONDS, self._refused, list[Eviction]()
+        candidates = self._find_candidates(pending, until - _OWN_PLANNING, unhelped)
 
         def find_victims(nominated: NominatedPods, node: str) -> Victims | None:
             return nominated.find_unprotected_victims(
@@ -447,9 +448,10 @@ class Preemption:
             search, snapshot, victims_by_node, nominated=nominated, planner=planner, clock=self._clock
         )
 
-    def _find_candidates(self, pending: PendingPreemption, excluded: Collection[str] = ()) -> _Candidates:
+    def _find_candidates(self, pending: PendingPreemption, until: float, excluded: Collection[str] = ()) -> _Candidates:
         """The victims on each node where an eviction helps, until there are enough to choose from.
 
+        until: when to stop, in seconds of the clock.
         excluded: the members of the pod's gang without a place.
 
         The nodes where the pod may only have to wait come first.
@@ -460,7 +462,6 @@ class Preemption:
             freeing_nodes, refused = self._nodes_freeing_cards(set(pending.nodes)), self._refused
             snapshot = self._cache.snapshot()
             gang = self._gang_preemption.take_snapshot(pending.claimant.uid, snapshot) if pending.gang else None
-        until = self._clock.now() + _OWN_SECONDS
         nominated, pace = self._nominated.on_snapshot(snapshot), Pace(self._clock, lambda: self._clock.now() > until)
         other_nodes = set(pending.nodes) - freeing_nodes
         candidates, enough = dict[str, Victims](), _ENOUGH * max(1, len(excluded))

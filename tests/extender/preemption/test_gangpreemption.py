@@ -490,6 +490,28 @@ def test_the_extender_evicts_no_more_pods_than_needed_if_a_victim_of_another_mem
     assert victims in (["n1-0", "n2-0"], ["n1-0", "n2-0", "n3-0"][: 3 if len(steps) < step else 2])
 
 
+def test_the_search_of_the_extender_for_a_gang_takes_no_more_than_five_seconds():
+    """Also where budgets change all the time, so that it begins again and again."""
+    world = Full(**{f"n{i}": [LOW, LOW] for i in range(60)})
+    world.only = list(world.nodes)
+    for name in gang(world, 2):
+        world.filter(name)
+    world.only = []
+    world.clock.advance(4)
+    began, searches = world.clock.now(), []
+
+    def search(_) -> None:
+        world.clock.worked += 0.05
+        world.clock.advance(0.05)
+        searches.append(world.clock.now())
+        if not world.state._lock._lock.locked():
+            world.state.preemption.set_budget("default/b", Budget("default", 5 + len(searches), ()))
+
+    on_victim_search(world.state, search)
+    assert len(world.own()) == 2
+    assert world.clock.now() - began < 5.5
+
+
 def test_no_more_than_16_nodes_of_a_gang_are_checked_under_the_lock():
     """If something has changed on more of them, the search begins again."""
     world = Full(**{f"n{i}": [LOW] for i in range(20)})
