@@ -5,28 +5,28 @@ import resource
 import sys
 from typing import Final
 
-# Seconds for which a thread may keep another from running. After each system call the reading thread waits for the
-# interpreter, which other threads hold while they collect metrics or answer a large review. With the default of 5 ms,
-# scrapes delayed a probe by seconds, and a small review was read after nearly all of 60 large ones
+# Seconds for which a thread may prevent another thread from running. After each system call the reading thread waits
+# for the interpreter, which other threads use to collect metrics or to answer a large review. With the default of 5 ms,
+# scrapes delayed a probe by seconds, and a small review was read only after nearly all of 60 large reviews
 # (docs/design/0012-speed.md).
 _SWITCH_SECONDS: Final = 0.001
 
-# Thresholds of the garbage collector, as of `gc.set_threshold`. A collection stops all threads. With Python's defaults
-# (700, 10, 10) it ran about 260 times while one list of 20,000 entries was built.
+# Thresholds of the garbage collector, for `gc.set_threshold`. A collection stops all threads. With Python's defaults
+# (700, 10, 10) there were about 260 collections while a list of 20,000 entries was built.
 _COLLECT_AFTER: Final = (20_000, 20, 50)
 
-# The limit of open files. It is not the machine's maximum, which may be 10^9: programs that a part starts inherit
-# it, and some close every descriptor below it when they start.
+# The limit of open files. Not the machine's maximum, which may be 10^9: programs that a part starts inherit the limit,
+# and some of them close every descriptor below the limit when they start.
 _FILES: Final = 65_536
 
 
 def tune_interpreter() -> None:
-    """Tune the serving process. Call it when all modules are loaded, before the first thread starts.
+    """Tune the serving process. Call this when all modules are loaded, before the first thread starts.
 
-    Keeps a shorter switch interval that a part has set. Raises OSError if the limit of open files cannot be set.
+    If a part has set a shorter switch interval, it stays. Raises OSError if the limit of open files cannot be set.
     """
     sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
-    # All present objects stay until the end; full collections need not traverse them.
+    # All present objects live until the process ends, so full collections need not visit them.
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)

@@ -22,7 +22,7 @@ from cardwise.core.values import wording
 _MAX_TRACEBACK: Final = 8 * wording.MAX_BYTES
 
 _MINUTE: Final = 60.0  # seconds
-_MAX_LINES: Final = 200  # of one kind, in a minute
+_MAX_LINES: Final = 200  # the most lines of one `LineLimit` in a minute
 _MAX_LINES_OF_KEY: Final = 20
 
 LogFormat = Literal["json", "text"]
@@ -33,7 +33,7 @@ _QUIET = ("urllib3", "kubernetes", "asyncio")
 
 
 def configure(component: str, level: LogLevel = "info", fmt: LogFormat = "json") -> None:
-    """Configure logging; call it once, early in `main`. Lines have the field `component`."""
+    """Configure logging. Call this once, early in `main`. Each line has the field `component`."""
     number = logging.getLevelNamesMapping()[level.upper()]
 
     def add_component(_logger: Any, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -76,9 +76,9 @@ class LineLimit:
     """Limits log lines that clients can cause at will: a number of lines per minute for each key, and for all keys
     together.
 
-    A refused dry run costs its author nothing, and may be repeated thousands of times. Metrics count the dropped lines;
-    the log says at once that lines are dropped, and with the next line after that minute how many. Methods may be
-    called from any thread.
+    A user can repeat a refused dry run thousands of times without any cost. Metrics count the dropped lines. The first
+    dropped line is reported in the log at once, and the number of dropped lines with the next line after the minute.
+    Any thread may call the methods.
     """
 
     def __init__(self, log: Any, clock: Clock) -> None:
@@ -91,7 +91,7 @@ class LineLimit:
         self._dropped = 0
 
     def log(self, level: LogLevel, key: str, event: str, **about: Any) -> None:
-        """`key`: the owner of the line, such as a namespace; or the kind of line if no owner is known."""
+        """Log a line, or drop it. `key`: the owner of the line, such as a namespace; the kind of line if unknown."""
         with self._lock:
             now = self._clock.now()
             dropped, is_minute_over = self._dropped, self._minute_end
@@ -122,7 +122,7 @@ def _renderers(fmt: LogFormat) -> list[structlog.typing.Processor]:
 
 
 def _cut_fields(_logger: Any, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """The line with no field of more than 1 KiB, or of 8 KiB for a traceback."""
+    """The line with fields of at most 1 KiB each; a traceback may have 8 KiB."""
     for key, field in event.items():
         event[key] = _cut_field(field, _MAX_TRACEBACK if key == "exception" else wording.MAX_BYTES)
     return event
@@ -133,7 +133,7 @@ def _cut_field(field: Any, max_bytes: int) -> Any:
         return wording.truncate(field, max_bytes)
     try:
         content = msgspec.json.encode(field, enc_hook=repr)
-    # a value that JSON cannot express must not prevent the line
+    # A value that JSON cannot express must not prevent the log line.
     except (TypeError, ValueError, OverflowError, RecursionError):
         return wording.quote_text(field)
     return field if len(content) <= max_bytes else wording.truncate(content.decode(), max_bytes)

@@ -30,8 +30,8 @@ def run_steps(steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
 
 
 class Loop:
-    """Runs `step` repeatedly in a thread, the first time at the start. If `step` raises, the loop logs the exception as
-    `failed` and runs it again after a pause, which `wake` does not end.
+    """Runs `step` repeatedly in a thread, for the first time at once. If `step` raises, the loop logs the exception
+    with the message `failed`, and runs `step` again after a pause, which `wake` does not shorten.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Loop:
         self._wake.set()
 
     def run_within(self, seconds: float) -> None:
-        """Make the next run start within this many seconds. `step` calls it."""
+        """Make the next run start within this many seconds. To be called by `step`."""
         self._pause = seconds if self._pause is None else min(self._pause, seconds)
 
     def run_once(self) -> float | None:

@@ -87,7 +87,7 @@ _Parsed = TypeVar("_Parsed")
 
 
 class ParsedParam(click.ParamType[_Parsed]):
-    """The option type of values of type `kind`. `parse` parses their text and raises ValueError."""
+    """The option type for values of type `kind`. `parse` converts a text to a value, and raises ValueError."""
 
     def __init__(self, kind: type[_Parsed], parse: Callable[[str], _Parsed], name: str) -> None:
         self._kind = kind
@@ -124,7 +124,7 @@ DURATION = DurationParam()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonSettings:
-    """The values of `common_options`, which the command gets as `common`."""
+    """The values of `common_options`. The command gets them as its argument `common`."""
 
     kubeconfig: Path | None
     log_level: LogLevel
@@ -135,7 +135,7 @@ class CommonSettings:
 # An option whose environment variable is shown by `--help`.
 option = functools.partial(click.option, show_envvar=True)
 
-# For the parts on GPU nodes: device plugin and MPS manager need the same value.
+# For the parts on GPU nodes. Device plugin and MPS manager of a node must get the same value.
 simulated_gpus_option = option(
     "--simulated-gpus",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -203,7 +203,7 @@ common_options = grouped_options(
 
 
 def check_distinct(addresses: Mapping[str, HostPort | None]) -> None:
-    """Check that no two servers listen on one port. `addresses`: by option. Raises click.UsageError."""
+    """Check that no two servers use the same port. `addresses`: by option. Raises click.UsageError."""
     options_by_port: dict[int, str] = {}
     for option, address in addresses.items():
         if address is None or address.port == 0:
@@ -216,7 +216,7 @@ def check_distinct(addresses: Mapping[str, HostPort | None]) -> None:
 
 @contextmanager
 def report_startup_errors(*options: str) -> Iterator[None]:
-    """Report errors of the start as one line that names the options to check, instead of a traceback."""
+    """Context manager: reports errors at startup as one line that names the options to check, without a traceback."""
     try:
         yield
     except (KubeError, KubeConfigError) as error:

@@ -1,7 +1,7 @@
-"""Keeps the CA bundle in the configurations of our webhooks up to date.
+"""Keeps the CA bundle in the configurations of Cardwise's webhooks up to date.
 
-The configurations belong to the chart: they may be created after the webhook starts, replaced by an upgrade (without
-the bundle), or edited. The chart leaves `caBundle` out on purpose.
+The chart installs the configurations: they may be created after the webhook starts, replaced by an upgrade (without the
+bundle), or edited. The chart leaves `caBundle` out on purpose.
 """
 
 import base64
@@ -22,7 +22,7 @@ from cardwise.runtime.tls import certs
 _log = structlog.get_logger("cardwise.runtime.cabundle")
 
 _ATTEMPTS = 5
-_MAX_OTHERS = 8  # certificates of other CAs that a bundle keeps
+_MAX_OTHERS = 8  # the most certificates of other CAs that stay in a bundle
 FIELD_MANAGER = "cardwise-ca"
 
 
@@ -33,14 +33,14 @@ class CaBundle:
     Pass `set_bundle` to `tls.Rotator` as `on_bundle`.
 
     paths: the URL paths of the configurations.
-    keep_others: configurations keep their other certificates while these are valid. For certificates of another issuer,
-        whose new CA reaches each replica at a different time.
+    keep_others: whether valid certificates of other CAs stay in the configurations. Needed with an external issuer,
+        because a new CA of the issuer reaches the replicas at different times.
 
     Attributes:
     asserted: set when all configurations have the bundle.
-    on_other: called when a configuration has another bundle; has to result in a call of `set_bundle`. One of several
-        replicas renews; without it, the others, which check the store once an hour, would overwrite the new bundle with
-        the former one.
+    on_other: called when a configuration has another bundle; must lead to a call of `set_bundle`. Only one of several
+        replicas renews the certificates. Without this call the other replicas, which check the store once an hour,
+        would overwrite the new bundle with the former bundle.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class CaBundle:
         self.keep_others = keep_others
         self.asserted = threading.Event()
         self.on_other: Callable[[], None] | None = None
-        self._is_current = False  # the bundle was set since another one was found
+        self._is_current = False  # whether `set_bundle` was called since another bundle was seen
         self._client = client
         self._paths = list(paths)
         self._clock = clock
@@ -91,8 +91,8 @@ class CaBundle:
         self._loop.stop()
 
     def ensure_bundle(self) -> bool:
-        """Write the bundle where it is missing. Returns False if a configuration does not exist (yet), or has another
-        bundle that may be newer than ours. Raises KubeError.
+        """Write the bundle into configurations that do not have it. Returns False if a configuration does not exist
+        yet, or if it has another bundle, which may be newer. Raises KubeError.
         """
         if not self._bundle:
             return False
@@ -115,7 +115,7 @@ class CaBundle:
             try:
                 self._client.patch(path, patch, "json", FIELD_MANAGER)
             except (errors.Conflict, errors.Invalid) as error:
-                # Another replica or a chart upgrade was first (Invalid: the version test of the patch failed).
+                # Another replica or a chart upgrade has changed the configuration (Invalid: the patch's version test).
                 if attempt == _ATTEMPTS - 1:
                     raise
                 _log.debug("the webhook configuration changed in the meantime", path=path, error=str(error))
@@ -148,7 +148,7 @@ class CaBundle:
     def _run_once(self) -> None:
         bundle = self._bundle
         if not self.ensure_bundle():
-            # A configuration that does not exist yet wakes the loop when it is created.
+            # The loop is woken when the configuration is created.
             _log.debug("a webhook configuration or the CA bundle does not exist", paths=self._paths)
         elif bundle == self._bundle:
             self.asserted.set()
@@ -171,7 +171,7 @@ def bundle_patch(
 ) -> list[dict[str, Any]]:
     """The JSON patch that sets the base64 `bundle` in every webhook; empty if all have it.
 
-    join: merges the bundle with a webhook's present one, if they differ.
+    join: merges the bundle with the present bundle of a webhook, if they differ.
     """
     present_bundles = [webhook["clientConfig"].get("caBundle") or "" for webhook in configuration.get("webhooks") or []]
     desired = [join(bundle, present) if join is not None and present else bundle for present in present_bundles]
@@ -182,7 +182,7 @@ def bundle_patch(
     ]
     if not changes:
         return []
-    # Indices are only valid for the version that was read.
+    # The patch names webhooks by index, which is valid only for the version that was read.
     version = configuration["metadata"]["resourceVersion"]
     return [{"op": "test", "path": "/metadata/resourceVersion", "value": version}, *changes]
 

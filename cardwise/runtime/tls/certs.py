@@ -58,7 +58,7 @@ class KeyPair:
 def new_authority(common_name: str, now: datetime, lifetime: timedelta) -> KeyPair:
     """Create a self-signed CA that can sign leaf certificates only."""
     key = ec.generate_private_key(ec.SECP256R1())
-    # With the time, the subjects of two CAs differ, so verifiers that find issuers by name find the right one.
+    # With the time, two CAs have different subjects, so that verifiers which search issuers by name find the right CA.
     name = _name(f"{common_name} {now:%Y-%m-%d %H:%M:%S}")
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     builder = (
@@ -74,7 +74,7 @@ def new_authority(common_name: str, now: datetime, lifetime: timedelta) -> KeyPa
 def new_leaf(
     authority: KeyPair, common_name: str, hosts: Sequence[str], use: KeyPurpose, *, now: datetime, lifetime: timedelta
 ) -> KeyPair:
-    """Create a leaf for `hosts` (DNS names and IP addresses), which does not outlive its CA."""
+    """Create a leaf certificate for `hosts` (DNS names and IP addresses). It expires no later than its CA."""
     issuer, issuer_key = authority.certificate(), authority.private_key()
     key = ec.generate_private_key(ec.SECP256R1())
     until = min(now + lifetime, issuer.not_valid_after_utc)
@@ -92,7 +92,7 @@ def new_leaf(
 
 
 def is_authority(certificate: x509.Certificate) -> bool:
-    """Whether clients accept this certificate as a CA: those of Go, and OpenSSL with strict flags (Python 3.13)."""
+    """Whether clients accept this certificate as a CA: clients in Go, and OpenSSL with strict flags (Python 3.13)."""
     try:
         extensions = certificate.extensions
         constraints = extensions.get_extension_for_class(x509.BasicConstraints)
@@ -104,7 +104,7 @@ def is_authority(certificate: x509.Certificate) -> bool:
 
 
 def parse_certificates(pem: bytes) -> list[x509.Certificate]:
-    """Parse the certificates of a bundle, without unreadable blocks."""
+    """Parse the certificates of a bundle. Unreadable blocks are left out."""
     certificates = []
     for block in pem.split(_BEGIN)[1:]:
         with contextlib.suppress(ValueError):

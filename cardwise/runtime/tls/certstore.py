@@ -1,7 +1,7 @@
 """Stores of certificates and keys: a directory of one machine, or a Secret that all replicas share.
 
-A save names the version that was read, and fails if another replica has saved since; the caller then reads again and
-finds the certificates renewed.
+A save names the version that was read, and fails if another replica has saved since. Then the caller reads again, and
+gets the certificates that the other replica has renewed.
 """
 
 import base64
@@ -68,7 +68,7 @@ class DirStore:
 
 
 class SecretStore:
-    """A store in a Secret, which is created if missing. Needs get and update on it, and create on secrets."""
+    """A store in a Secret, which is created if missing. Needs get and update on this Secret, and create on secrets."""
 
     def __init__(
         self, client: KubeClient, namespace: str, name: str, *, labels: Mapping[str, str] | None = None
@@ -88,14 +88,14 @@ class SecretStore:
             try:
                 files[name] = base64.b64decode(encoded)
             except (binascii.Error, TypeError, ValueError):
-                continue  # damaged: rotation recreates it
+                continue  # a damaged entry: rotation recreates the file
         return Stored(files, str(secret["metadata"]["resourceVersion"]))
 
     def save(self, files: Mapping[str, bytes], version: str) -> bool:
         data = {name: base64.b64encode(content).decode() for name, content in files.items()}
         try:
             if version:
-                # PUT replaces all data, but fields outside of the data that other clients wrote must stay.
+                # PUT replaces the whole object. Fields other than the data, which other clients wrote, must stay.
                 current = self._client.get(paths.secrets(self._namespace, self._name))
                 if current["metadata"]["resourceVersion"] != version:
                     return False

@@ -1,6 +1,6 @@
 """A metric: the expiry of the certificates of a part.
 
-It reads the files, so it shows missed renewals, also those of cert-manager.
+The metric is read from the files, so it also shows missed renewals of cert-manager.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _FILES = {"authority": rotation.BUNDLE, "server": rotation.SERVER_CERT, "client"
 
 
 class Expiry(Collector):
-    """Reads the certificates of `directory` at each scrape. Missing or unreadable files have no sample."""
+    """Reads the certificates of `directory` at each scrape. There is no sample for missing or unreadable files."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -34,7 +34,7 @@ class Expiry(Collector):
 
 
 def _expiry_time(path: Path) -> float | None:
-    # The first certificate of a bundle: the CA that signs now.
+    # The first certificate of a bundle is the CA that signs now.
     try:
         return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc.timestamp()
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """Replaces a set of files atomically, so that no reader sees a new certificate with an old key for long.
 
-For the certificate store on disk and the directory that servers read. As the kubelet does for Secret volumes: a new
-directory, and one rename of the link `..data`, through which all names resolve.
+For the certificate store on disk and the directory that servers read. Works as the kubelet does for Secret volumes: the
+files are written to a new directory, and one rename replaces the link `..data`, through which all file names resolve.
 """
 
 import contextlib
@@ -24,17 +24,18 @@ def read_files(directory: Path) -> dict[str, bytes]:
         try:
             files = {path.name: path.read_bytes() for path in current.iterdir()}
         except FileNotFoundError:
-            files = {}  # being removed, or the link is broken: the next lines check which
-        # A directory that is being removed may also list as empty; if it is still the current one, it was complete.
+            files = {}  # the directory is being removed, or the link is broken
+        # A directory that is being removed may appear empty. If the link still points to it, the set was complete.
         if _link_target(directory) == current:
             return files
     raise OSError(f"{directory}: it was replaced again and again during the read")
 
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> bool:
-    """Replace the set by `files`; names that end in .key get mode 0600, others 0644. Returns False if nothing changed.
+    """Replace the set by `files`. Names that end in .key get mode 0600, other names 0644. Returns False if nothing has
+    changed.
 
-    After a crash at any point, either the old set exists or the new one. Raises OSError.
+    After a crash at any point, either the old or the new set exists. Raises OSError.
     """
     directory.mkdir(parents=True, exist_ok=True)
     if read_files(directory) == dict(files) and all((directory / name).is_symlink() for name in files):
@@ -55,7 +56,7 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> bool:
             _link(f"{_CURRENT}/{name}", directory / name)
     _sync_directory(directory)
     for path in directory.iterdir():
-        # Broken links are names that the set no longer has.
+        # A broken link is a file name that the set no longer has.
         if path.is_symlink() and not path.exists():
             path.unlink()
     if former_target is not None and former_target != fresh:
@@ -73,7 +74,7 @@ def _link_target(directory: Path) -> Path | None:
 def _write_file(path: Path, content: bytes, mode: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(file.fileno(), mode)  # whatever the umask
+        os.fchmod(file.fileno(), mode)  # independent of the umask
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

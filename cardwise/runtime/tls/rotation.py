@@ -1,8 +1,8 @@
 """Rotation of certificates: one pure step from the stored files to the files to store.
 
-Without store and thread, so that tests can simulate years. A CA is replaced in three steps, so that no client ever gets
-a certificate that it cannot verify: first the next CA is only announced in the bundle; after `overlap` it signs the
-leafs; after another `overlap`, when all replicas and clients use it, the old CA is removed.
+This module has no store and no thread, so that tests can simulate years. A CA is replaced in three steps, so that no
+client ever gets a certificate that it cannot verify. First the next CA is only added to the bundle. After `overlap` the
+next CA signs the leafs. After another `overlap`, when all replicas and clients use the new CA, the old CA is removed.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from cardwise.runtime.tls.certs import (
     parse_certificates,
 )
 
-# Names in the store; parts read the first five from their directory.
+# The names of files in the store. Parts read the first five files from their directory.
 BUNDLE = "ca.crt"
 SERVER_CERT, SERVER_KEY = "tls.crt", "tls.key"
 CLIENT_CERT, CLIENT_KEY = "client.crt", "client.key"
@@ -35,7 +35,7 @@ NEXT_CERT, NEXT_KEY, NEXT_SINCE = "authority-next.crt", "authority-next.key", "a
 OLD_CERT, OLD_SINCE = "authority-old.crt", "authority-old.since"
 
 _LEAF_FILES = {KeyPurpose.SERVER: (SERVER_CERT, SERVER_KEY), KeyPurpose.CLIENT: (CLIENT_CERT, CLIENT_KEY)}
-_LAST_DAY = timedelta(days=1)  # long enough for many checks
+_LAST_DAY = timedelta(days=1)  # the time before the end in which a leaf must be renewed: long enough for many checks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Lifetimes:
     kube-scheduler reads its certificate and the bundle only at its start. So client certificates live longer than
     server certificates, and `overlap` must be as long as such a client may run: see `for_slow_clients`.
 
-    overlap: longer than the slowest client takes to get a new bundle, and than two check intervals.
+    overlap: must be longer than the slowest client takes to get a new bundle, and longer than two check intervals.
     """
 
     authority: timedelta = timedelta(days=3650)
@@ -77,8 +77,9 @@ class Lifetimes:
 class CertificateNeeds:
     """The certificates that a part needs.
 
-    A certificate may have more hosts than these: each replica that shares it adds its own, and replicas must not
-    recreate it in turn. Unused names are removed by the next renewal.
+    A certificate may have more hosts than `hosts`: each replica that shares the certificate adds its own hosts. If
+    further hosts were not allowed, the replicas would recreate the certificate in turn. The next renewal removes unused
+    hosts.
 
     hosts: DNS names and addresses of the server.
     client: whether a client certificate is needed.
@@ -92,7 +93,7 @@ class CertificateNeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RotationStep:
-    """The arguments of one call of `advance_certificates`, which changes `files`."""
+    """The arguments of one call of `advance_certificates`. The call changes `files`."""
 
     files: dict[str, bytes]
     needs: CertificateNeeds
@@ -110,11 +111,11 @@ def advance_certificates(
 ) -> dict[str, bytes]:
     """The files to store now; equal to `stored` if nothing is due.
 
-    Damaged entries are recreated, and those that are not valid yet (from a time when the clock was ahead). A
-    certificate that clients still trust is kept even if the key of its CA is lost: the next CA is announced, and signs
-    after `overlap`, or when a certificate cannot be kept any longer.
+    Recreates damaged certificates, and certificates that are not valid yet (because the clock was ahead when they were
+    created). If the key of a CA is lost, its leafs are kept while clients trust them. Meanwhile the next CA is added to
+    the bundle; it signs after `overlap`, or earlier if a leaf cannot be kept any longer.
 
-    before: the files that this process last read from the store. They restore an empty store and a CA's lost key.
+    before: the files that this process last read from the store, to restore an empty store or the lost key of a CA.
     """
     step = _RotationStep(files=dict(stored or before or {}), needs=needs, lifetimes=lifetimes, now=now)
     files = step.files
@@ -125,7 +126,7 @@ def advance_certificates(
         _promote_next(step)
     for use in uses:
         _renew_leaf(step, use)
-    # The issuing CA first: some tools read only the first certificate of a bundle.
+    # The CA that signs now comes first, because some tools read only the first certificate of a bundle.
     files[BUNDLE] = b"".join(files[name] for name in (AUTHORITY_CERT, NEXT_CERT, OLD_CERT) if name in files)
     return files
 
@@ -189,7 +190,7 @@ def _advance_authority(step: _RotationStep) -> None:
     if next_pair is None:
         _drop_files(files, NEXT_CERT, NEXT_KEY, NEXT_SINCE)
     if AUTHORITY_CERT not in files:
-        # There is no CA that clients trust, so an overlap is of no use.
+        # Clients trust no CA yet, so an overlap would be useless.
         _drop_files(files, OLD_CERT, OLD_SINCE)
         _promote_next(step)
     elif next_pair is not None:
@@ -211,7 +212,7 @@ def _announce_next(step: _RotationStep) -> None:
 
 
 def _promote_next(step: _RotationStep) -> None:
-    """Make the next CA the signing one; the present one stays in the bundle."""
+    """Let the next CA sign from now on. The present CA stays in the bundle as the old CA."""
     files = step.files
     if NEXT_CERT not in files:
         _announce_next(step)
@@ -222,7 +223,7 @@ def _promote_next(step: _RotationStep) -> None:
 
 
 def _due_hosts(step: _RotationStep, use: KeyPurpose) -> frozenset[str] | None:
-    """The hosts of the leaf to create now; None if the present one is kept."""
+    """The hosts of the leaf to create now; None if the present leaf is kept."""
     files, lifetimes = step.files, step.lifetimes
     hosts = normalize_hosts(step.needs.hosts if use is KeyPurpose.SERVER else ())
     leaf = _valid_pair(files, *_LEAF_FILES[use], step.now)
@@ -233,9 +234,9 @@ def _due_hosts(step: _RotationStep, use: KeyPurpose) -> frozenset[str] | None:
         return hosts
     renew = lifetimes.leaf_renew if use is KeyPurpose.SERVER else lifetimes.client_renew
     if not has_authority_key(files):
-        # A new leaf would not be trusted, so this one is kept until its end, for its hosts.
+        # Clients would not trust a new leaf yet, so the present leaf is kept until its end, for its own hosts.
         renew, hosts = min(renew, _LAST_DAY), hosts if hosts.isdisjoint(hosts_of(certificate)) else frozenset()
-    # A leaf ends with its CA at the latest, so a new one would not end later.
+    # A leaf expires no later than its CA. If both expire together, a new leaf would not live longer.
     end = certificate.not_valid_after_utc
     if end - step.now < renew and end < issuer.not_valid_after_utc:
         return hosts
@@ -254,7 +255,7 @@ def _renew_leaf(step: _RotationStep, use: KeyPurpose) -> None:
 
 
 def _valid_pair(files: Mapping[str, bytes], cert: str, key: str, now: datetime) -> KeyPair | None:
-    """The pair, if it is complete and valid now, else None."""
+    """The pair of certificate and key, if it is complete and valid now; else None."""
     pair = KeyPair(files.get(cert, b""), files.get(key, b""))
     return pair if pair.matches() and _is_valid(pair.certificate(), now) else None
 
@@ -269,8 +270,8 @@ def _format_time(now: datetime) -> bytes:
 
 
 def _overlap_start(step: _RotationStep, name: str) -> datetime:
-    """The time when the overlap began: now if it is unreadable or in the future, so that the rotation continues with a
-    full overlap for clients.
+    """The time when the overlap began. Returns now if that time is unreadable or in the future, so that clients get a
+    full overlap.
     """
     with contextlib.suppress(KeyError, ValueError, OverflowError):
         since = datetime.fromisoformat(step.files[name].decode())

@@ -1,7 +1,8 @@
 """Renews a part's certificates, and writes them to the directory that servers and clients read.
 
-`rotation` computes the next step, `certstore` stores it, and `Rotator` runs both periodically. With cert-manager in the
-cluster, `ExternalCertificates` replaces it and copies the files of the Secret volume, which have the same names.
+`rotation` computes the next step, `certstore` stores the files, and `Rotator` runs both periodically. If cert-manager
+issues the certificates, `ExternalCertificates` is used instead of `Rotator`: it copies the files of the Secret volume,
+which have the same names.
 """
 
 from abc import ABC, abstractmethod
@@ -40,15 +41,16 @@ _SERVER_FILES = (rotation.BUNDLE, rotation.SERVER_CERT, rotation.SERVER_KEY)
 _CLIENT_FILES = (rotation.CLIENT_CERT, rotation.CLIENT_KEY)
 _ATTEMPTS = 10
 _SKEW_SECONDS = 60.0
-# Seconds between two checks. Renewals alone would allow more. But only the next check restores a deleted Secret. A
-# replica that starts before that check would create a new CA, and kube-scheduler would not trust it until its restart.
+# Seconds between two checks. Renewals alone would allow longer intervals. But a deleted Secret is restored only by the
+# next check. A replica that starts before this check would create a new CA, which kube-scheduler would not trust until
+# kube-scheduler is restarted.
 INTERVAL = 3600.0
 _EXTERNAL_INTERVAL = 2.0
-_MAX_WAIT_SECONDS = 30.0  # the longest time for which a certificate of an unknown CA is not served
+_MAX_WAIT_SECONDS = 30.0  # the most seconds for which a certificate is held back because clients do not know its CA
 
 
 class UnusableCertificates(Exception):
-    """Files of an external issuer are not usable; the message names the file and the remedy."""
+    """A file of an external issuer is not usable. The message names the file and the remedy."""
 
 
 class CertificateChecks(ABC):
@@ -57,8 +59,8 @@ class CertificateChecks(ABC):
     Call `ensure_certificates` in `main`, so that the files exist when the server starts, and `start` in the serving
     process (threads do not survive gunicorn's fork).
 
-    on_bundle: called with the CA bundle (PEM) after each check, even if it is the same: its publication may have been
-        undone.
+    on_bundle: called with the CA bundle (PEM) after each check, even if the bundle has not changed, because another
+        program may have removed the published bundle.
     interval: seconds between two checks.
     """
 
@@ -83,7 +85,7 @@ class CertificateChecks(ABC):
         self._loop.start()
 
     def check_soon(self) -> None:
-        """Make the thread check now, because a certificate may have changed."""
+        """Wake the thread for a check, because a certificate may have changed."""
         self._loop.wake()
 
     def stop(self) -> None:
@@ -96,11 +98,11 @@ class CertificateChecks(ABC):
 
 
 class Rotator(CertificateChecks):
-    """Creates and renews certificates of our own CA.
+    """Creates and renews certificates of Cardwise's own CA.
 
     store: the store that replicas share.
     hosts: the DNS names and addresses of the server.
-    out_dir: the directory for ca.crt, tls.crt, tls.key (and client.crt, client.key), which are replaced together.
+    out_dir: the directory of ca.crt, tls.crt, tls.key (and client.crt, client.key). All files are replaced together.
     need_client: whether a client certificate is needed.
     name: the common name of the CA.
     """
@@ -123,7 +125,7 @@ class Rotator(CertificateChecks):
         self._needs = CertificateNeeds(hosts=tuple(hosts), client=need_client, name=name)
         self._out_dir = out_dir
         self._lifetimes = lifetimes or Lifetimes()
-        self._last_files: dict[str, bytes] = {}  # the files that the store last had
+        self._last_files: dict[str, bytes] = {}  # the files that were last read from or written to the store
 
     def ensure_certificates(self) -> bytes:
         """Check the store and files once: afterwards both are valid. Returns the CA bundle (PEM).
@@ -152,8 +154,9 @@ class Rotator(CertificateChecks):
         )
 
     def _now(self) -> datetime:
-        """The present time, by the API server's clock if the certificates are in a Secret: it and kube-scheduler verify
-        them. With a wrong clock, a machine would replace a valid CA, or create certificates that are not valid yet.
+        """The present time: by the API server's clock if the certificates are in a Secret, since the API server and
+        kube-scheduler verify them. By the wrong clock of its machine, a replica would replace a valid CA, or create
+        certificates that are not valid yet.
         """
         machine_time, store_time = self._clock.wall(), self._store.store_time()
         if store_time is None:
@@ -177,13 +180,12 @@ class Rotator(CertificateChecks):
 class ExternalCertificates(CertificateChecks):
     """Copies ca.crt, tls.crt and tls.key of an external issuer (cert-manager) to the directory that servers read.
 
-    A certificate of another CA is copied only when clients know that CA, or after `_MAX_WAIT_SECONDS`. After
-    `is_published`
-    first returns True, clients have until the next check to load the CA.
+    A certificate of a new CA is copied only when clients know this CA, or after `_MAX_WAIT_SECONDS`. When
+    `is_published` returns True for the first time, clients have until the next check to load the CA.
 
     directory: the directory that the issuer writes.
     out_dir: the directory that servers read.
-    is_published: whether the bundle that `on_bundle` got last is published.
+    is_published: returns whether the last bundle that was passed to `on_bundle` is published.
     """
 
     def __init__(
@@ -199,8 +201,8 @@ class ExternalCertificates(CertificateChecks):
         self._directory = directory
         self._out_dir = out_dir
         self._is_published = is_published
-        self._next_bundle = b""  # the CA that is published but not served yet
-        self._was_published = False  # whether the bundle was published at the last check
+        self._next_bundle = b""  # the bundle of a new CA whose certificate is not served yet
+        self._was_published = False  # whether this bundle was published at the last check
         self._since = 0.0
 
     def ensure_certificates(self) -> bytes:
@@ -243,7 +245,10 @@ class ExternalCertificates(CertificateChecks):
 
 
 def _check_pair(cert: bytes, key: bytes) -> None:
-    """Check that the key matches. Raises ValueError, TypeError (for a key with password) or UnsupportedAlgorithm."""
+    """Check that the key belongs to the certificate.
+
+    Raises ValueError, TypeError (if the key has a password) or UnsupportedAlgorithm.
+    """
     public_key = serialization.load_pem_private_key(key, None).public_key()
     if x509.load_pem_x509_certificate(cert).public_key() != public_key:
         raise ValueError("the key belongs to another certificate")
