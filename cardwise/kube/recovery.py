@@ -28,8 +28,8 @@ class Retrying(Protocol):
 class Recovery:
     """The loops of a process that pause after failed calls. When a loop succeeds again, the pauses of all loops end.
 
-    Thread-safe. This does not lead to more calls than the back-off of each loop allows, even if the API server refuses
-    one kind of object or fails every second call: a success is announced only at the end of an `Outage` of at least
+    Thread-safe. No loop makes more calls than its back-off allows, even if the API server refuses one kind of object or
+    fails every second call. For this reason, a success is announced only at the end of an `Outage` of at least
     `_BRIEF_SECONDS`, and each loop later makes up for a pause that was ended early (`Retrying.retry`).
     """
 

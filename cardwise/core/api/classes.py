@@ -77,7 +77,7 @@ class ResourceClass:
 
 
 class Classifier:
-    """Computes the classes of a card. Caches them by the values of the labels that selectors use."""
+    """Computes the classes of a card. The classes are cached by the values of the labels that selectors use."""
 
     def __init__(self, classes: Iterable[ResourceClass]) -> None:
         self._classes = tuple(classes)

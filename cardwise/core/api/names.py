@@ -18,7 +18,7 @@ API_VERSION: Final = f"{GROUP}/{VERSION}"
 GPU_MEM: Final = "aliyun.com/gpu-mem"  # MiB; node capacity is the sum of its cards
 GPU_COUNT: Final = "aliyun.com/gpu-count"  # node capacity: cards; in a request alone: whole cards
 GPU_CORE: Final = "aliyun.com/gpu-core.percentage"  # percent of one card's SMs
-WHOLE_GPU: Final = "cardwise.dev/gpu"  # whole cards, as the webhook writes them
+WHOLE_GPU: Final = "cardwise.dev/gpu"  # whole cards; the webhook writes all requests of whole cards with this name
 SHARE: Final = "cardwise.dev/share"  # the resource of Cardwise's device plugin: one slot per container; not for users
 # In a pod without a GPU request: kube-scheduler calls the extender's filter for the pod. Nodes with devices offer it.
 PLACE_MARKER: Final = "cardwise.dev/place"

@@ -2,7 +2,7 @@
 
 The bound counts the memory, the kinds and the number of free cards, and the free cpu and memory of nodes. It ignores
 kube-scheduler's constraints, quotas, MPS and devices, since these can only lower the number. So if the bound is too
-small for a gang, the gang cannot be placed. After a change only the changed nodes are counted again, not thousands.
+small for a gang, the gang cannot be placed. When nodes change, only these nodes are counted again.
 """
 
 from bisect import bisect_left, insort
@@ -19,10 +19,10 @@ from cardwise.core.placement.fitting import CardRequest
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 
-MAX_COUNTED_NODES: Final = 100  # nodes that one call of `count_pods` counts
-# Card requests of a pod up to which a call counts that many nodes; for a pod with more, proportionally fewer.
+MAX_COUNTED_NODES: Final = 100  # nodes that one call of `count_pods` counts by default
+# Card requests of a pod up to which a call counts `max_nodes` nodes; for a pod with more, proportionally fewer nodes.
 _MAX_REQUESTS_AT_FULL_COUNT: Final = 8
-_MIN_FRACTION: Final = 5  # a call counts at least 1 / _MIN_FRACTION of that many nodes, so that the count ends soon
+_MIN_FRACTION: Final = 5  # a call counts at least `max_nodes` / _MIN_FRACTION nodes, so that the count ends soon
 _MAX_SHAPES: Final = 256  # shapes whose counts are cached; for another shape all nodes are counted from the start
 _MAX_CHANGES: Final = 20_000  # node changes that are kept; with more, all shapes are counted from the start
 _UNLIMITED: Final = 1 << 30  # pods; more than fit on any node

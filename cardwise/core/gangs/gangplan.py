@@ -130,7 +130,7 @@ class Draft:
     def count_work(self, work: int) -> None:
         """Call after work whose outcome is stored in the draft. Raises TurnOver.
 
-        work: in card requests: the sum over the searched nodes.
+        work: the number of card requests, summed over the searched nodes.
         """
         self._work += work
         if self._work >= _STEP_WORK:

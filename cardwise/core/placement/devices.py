@@ -73,12 +73,16 @@ class WantedDevices:
             self.counts[request.resource_class] = self.counts.get(request.resource_class, 0) + request.count
 
     def available(self, devices: Sequence[Device], hold_counts: Collection[str]) -> int | Refusal:
-        """How many devices of the classes are free on a node with these devices; a refusal if they are too few."""
+        """The number of free devices of the requested classes; a refusal if there are too few.
+
+        devices: the node's devices.
+        hold_counts: the UUIDs of devices that pods hold.
+        """
         free = self._free(devices, hold_counts)
         return len(free) if self._are_enough(free) else self._refusal(devices)
 
     def grant(self, devices: Sequence[Device], hold_counts: Collection[str]) -> tuple[int, GrantedDevices] | Refusal:
-        """The number of free devices, and the devices for each container; a refusal if they are too few."""
+        """As `available`, and the devices for each container."""
         free = self._free(devices, hold_counts)
         matched = self._match(free)
         if matched is None:

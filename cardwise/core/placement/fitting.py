@@ -237,7 +237,7 @@ def choose(
 ) -> Chosen | None:
     """The policy's choice of cards for one card request; None if too few cards are allowed and free.
 
-    may_try: as in `choices`, where quotas may forbid some cards.
+    may_try: see `choices`; called only if quotas matter.
     """
     codes = usable_codes(node, typed_request.card_request)
     if headroom:

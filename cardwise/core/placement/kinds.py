@@ -45,7 +45,7 @@ class CardKinds:
         self._covered_kinds: dict[QuotaEntry, frozenset[int]] = {}
 
     def copy(self) -> "CardKinds":
-        """A copy: later changes of one are not seen in the other."""
+        """An independent copy: later changes of one do not affect the other."""
         duplicate = CardKinds()
         duplicate._numbers, duplicate._kinds, duplicate._cards = (
             self._numbers.copy(),

@@ -72,7 +72,7 @@ class Ledger:
         self._shared_until = -1  # nodes of this and earlier generations may be shared with a snapshot
 
     def snapshot(self) -> "Ledger":
-        """A copy of this ledger: later changes of one are not seen in the other.
+        """An independent copy of this ledger: later changes of one do not affect the other.
 
         Only references to nodes and holdings are copied. The copy has no indexes, so the placement engine checks its
         nodes one by one. Changes of the copy are not recorded in the sets that `watch` returned.

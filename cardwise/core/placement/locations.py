@@ -16,7 +16,9 @@ class Locations:
         self._elsewhere: Map[str, Map[str, int]] = Map()  # by UUID, then by pod: how many shares
 
     def copy(self) -> "Locations":
-        """A copy: later changes of one are not seen in the other. The time does not depend on the number of UUIDs."""
+        """An independent copy: later changes of one do not affect the other. Takes the same time for any number of
+        UUIDs.
+        """
         duplicate = Locations()
         duplicate._nodes, duplicate._elsewhere = self._nodes, self._elsewhere  # these maps are immutable
         return duplicate

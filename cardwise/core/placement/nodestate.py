@@ -1,6 +1,7 @@
 """The state of one node: the free amounts of its cards, and how many pods hold each device.
 
-Cards are counts in flat lists, so that placement takes microseconds. The ledger maintains them from the pods' holdings.
+The amounts of all cards are in flat lists, so that placement takes microseconds. The ledger updates these lists when
+holdings change.
 """
 
 from array import array

@@ -392,8 +392,8 @@ def _free_sums(full_node: FullNode) -> _Sums:
     return _Sums(load.cpu, load.memory, load.pods, mem, core, len(cards) - used_sums.whole)
 
 
-# Devices other than GPUs. There are enough for all classes if there are enough for each set of classes (Hall's
-# theorem).
+# Devices other than GPUs. By Hall's theorem, there are enough devices if each set of the requested classes has enough
+# devices that are in one of these classes.
 
 
 def _class_sets(request: PodRequest) -> list[tuple[frozenset[str], int]]:

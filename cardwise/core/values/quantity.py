@@ -138,7 +138,7 @@ def describe_rounding(text: str | int) -> str:
 
 
 def _describe_amount(text: str | int, number: Fraction) -> str:
-    """The amount in a sentence, in Mi or Gi, after the text itself if that differs. `number`: MiB."""
+    """The amount for a sentence: in Mi or Gi, or the text with this in brackets if they differ. `number`: MiB."""
     shown = f"{float(number / _KIB):.4g}Gi" if number >= _KIB else f"{float(number):.4g}Mi"
     return shown if str(text) == shown else f"{text} ({shown})"
 

@@ -94,7 +94,7 @@ class Budgets:
         self._covering: dict[str, _Covering] = {}  # by namespace, built at the first lookup
 
     def snapshot(self) -> "Budgets":
-        """A copy of the budgets. Later changes of one are not seen in the other."""
+        """An independent copy: later changes of one do not affect the other."""
         duplicate = Budgets()
         duplicate._changes, duplicate._budgets = self._changes.copy(), self._budgets.copy()
         duplicate._covering = self._covering.copy()

@@ -109,7 +109,7 @@ class NodeConstraints(NamedTuple):
 
     selector: the labels that the node must have.
     terms: the node must match at least one of them; None if there are no terms.
-    tolerations: the node must have no taint that none of them tolerates.
+    tolerations: each taint of the node must be tolerated by at least one of them.
     """
 
     selector: tuple[tuple[str, str], ...]

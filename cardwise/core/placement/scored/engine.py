@@ -36,7 +36,7 @@ _UNLIMITED_NODES: Final = 1 << 62  # more nodes than any cluster has
 _SCORES_PER_LOOKUP: Final = 8  # reading one changed node from the ledger takes as long as computing this many scores
 _MAX_LOOKUPS: Final = 32  # changed nodes that one decision reads from the ledger; other changed nodes are skipped
 _MAX_CHANGED_NODES: Final = 1024  # changed nodes that are not read yet; with more, the table is too old for decisions
-_MAX_TRIES: Final = 32  # best nodes that are compared with the candidates; then only the candidates' scores are sorted
+_MAX_TRIES: Final = 32  # the best nodes of all that are tried; after these, only the candidates' scores are searched
 
 Score = Callable[[WorkloadModel], Scoring]
 SCORINGS: Final[Mapping[str, Score]] = {"priced": Pricing}

@@ -1,4 +1,4 @@
-"""Expected capacity: the value of nodes on which several cards will be empty at once when their pods end.
+"""Expected capacity: the value of nodes on which several cards may become empty at the same time, because pods end.
 
 Theory of operation. A request for several whole cards needs cards of one node that are empty at the same time. If pods
 arrive and end all the time, this is rare, unless no new pod is placed on the emptiest nodes. So a node also has a value

@@ -1,10 +1,10 @@
 """`priced`: chooses the node and card that lose the least value for the workload.
 
 Theory of operation. There are three prices, all in cards. The first is for a share of one card: the value that the
-card's free rest loses (`prices`). The second is for any other request: the capacity that the node loses. The capacity
-of a node is the number of pods of each of the workload's requests that its cards, cpu and memory could still take,
-weighted by the request's frequency and size, and weighted higher if the request fits in few places of the cluster. The
-third is for cards of a scarce model: they cost more for pods that do not name the model (`_kind_prices`). Prices are
+card's free rest loses (`prices`). The second is for any other request: the capacity that the node loses. For each of
+the workload's requests, the capacity counts how many such pods the node could still take. The counts are weighted by
+the requests' frequency and size, and higher for requests that fit in few places of the cluster. The third is for cards
+of a scarce model: such a card costs more for pods that do not name the model (`_kind_prices`). Prices are
 rounded, so that nodes with a small difference are equal. Of equal nodes the first in a fixed order is chosen, which
 keeps free memory together.
 
