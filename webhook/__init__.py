@@ -3,7 +3,7 @@
 Input: AdmissionReviews of the API server, and watch events. Output: JSON Patches, refusals, warnings. Read first:
 `server.decisions`.
 
-The packages, none of which imports one above it: `server` (HTTP, reviews, decisions), `cluster` (what is known besides
-the review), `quotas` (quotas and classes), `pods` (rules for pods), `templates` (bare names in workloads, spellings of
-names), `metrics`.
+The packages, in the order of imports (each imports only from packages after it): `server` (HTTP, reviews, decisions),
+`cluster` (the view of the cluster), `quotas` (quotas and classes), `pods` (rules for pods), `templates` (bare names in
+workloads, spellings of names), `metrics`.
 """

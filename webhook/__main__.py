@@ -429,7 +429,7 @@ def _start_certificates(
         store = tls.DirStore(directory / "authority")
     service = f"cardwise-webhook.{names.NAMESPACE}"
     bound_host = [bind.host] if bind.host not in ("", "0.0.0.0", "::") else []  # noqa: S104
-    # In a Secret the certificate is that of all replicas.
+    # All replicas share a certificate in a Secret, so it must not contain the name of this machine.
     machine = [] if secret is not None else [socket.gethostname()]
     certificate_hosts = hosts or (f"{service}.svc", service, "localhost", "127.0.0.1", "::1", *machine, *bound_host)
     unique_hosts = tuple(dict.fromkeys(certificate_hosts))
@@ -445,7 +445,7 @@ def _start_certificates(
 
 
 def _make_scratch_folder() -> Path:
-    """Create the folder of a Secret's certificates. Only this process removes it: workers are forks of it."""
+    """Create the folder for the certificates of a Secret. Only this process removes the folder, not its forks."""
     directory = Path(tempfile.mkdtemp(prefix="cardwise-webhook-"))
     owner = os.getpid()
     atexit.register(lambda: shutil.rmtree(directory, ignore_errors=True) if os.getpid() == owner else None)

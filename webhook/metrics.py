@@ -24,8 +24,8 @@ SECONDS = Histogram(
     buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
 )
 
-# The field of a refusal contains positions and texts of users, which a label must not contain. The first matching
-# pattern counts.
+# Patterns of refused fields, with the value for the metric's label; the first match counts. The field itself must not
+# be a label value, since it contains list positions and texts of users.
 _REASONS = (
     (re.compile(r"\.hard\b|^GPUQuota$"), "quota"),
     (re.compile(r"cardwise\.dev/(?:policy\b|default)"), "defaults"),

@@ -15,11 +15,11 @@ from cardwise.core.values.quantity import MiB
 from cardwise.kube.survey import MAX_CARDS_PER_NODE
 from webhook.pods.validate import CardSizes
 
-_MAX_CLASSES: Final = 1024  # classes whose sums are cached
-_MAX_CACHED: Final = 1024  # cached combinations of labels of one class: a node may write new ones all the time
-# The maximum work for a class in a review, which any client may send. A step reads one label of one card; comparing a
-# value with one condition takes as long as `_COMPARISON_STEPS` steps. All steps together take a tenth of a second:
-# 100,000 cards and two labels, or 50,000 comparisons.
+_MAX_CLASSES: Final = 1024  # the most classes whose sums are cached
+_MAX_CACHED: Final = 1024  # the most cached combinations of labels of a class, since nodes may write new labels at will
+# The most steps for a class in a review, which any client may send. A step reads one label of one card; to compare a
+# value with one condition takes as long as `_COMPARISON_STEPS` steps. All these steps take a tenth of a second: 100,000
+# cards and two labels, or 50,000 comparisons.
 _MAX_STEPS: Final = 800_000
 _COMPARISON_STEPS: Final = 16
 
@@ -30,9 +30,9 @@ Sizes = tuple[MiB, ...]  # the sizes of the cards of one node, in descending ord
 class CardFacts:
     """The facts about a card that the webhook needs.
 
-    labels: what selectors of classes match.
-    other: whether it is a device other than a GPU.
-    mps: the scope of its MPS daemon; "" without an MPS manager.
+    labels: the labels for the selectors of classes.
+    other: whether the card is a device other than a GPU.
+    mps: the scope of the card's MPS daemon; "" without an MPS manager.
     """
 
     node: str
@@ -43,9 +43,9 @@ class CardFacts:
 
 
 class _Membership:
-    """Decides whether cards are of a class; without a class, whether they are cards.
+    """Decides whether cards are of a class. Without a class, cards are included, and other devices are not.
 
-    Cards that are equal in the labels that the selector uses are compared once: mostly a cluster has thousands of cards
+    Of cards with equal values of the selector's labels only one is compared: usually a cluster has thousands of cards
     of a few models.
 
     steps: the work so far; see `_MAX_STEPS`.
@@ -57,7 +57,7 @@ class _Membership:
         self._keys = sorted(resource_class.selector.keys) if resource_class is not None else []
         self._conditions = (
             sum(map(len, resource_class.selector.alternatives)) if resource_class is not None else 0
-        )  # the maximum number of conditions that one card is compared with
+        )  # the most conditions with which one card is compared
         self._is_member_by_values: dict[tuple[str | None, ...], bool] = {}
 
     def includes(self, card: CardFacts) -> bool:
@@ -101,7 +101,7 @@ class CardSums:
         self._kept_back = kept_back
         self._lock = threading.Lock()
         self._cards: dict[str, dict[str, CardFacts]] = {}  # by node and name
-        self._scopes: Counter[str] = Counter()  # of MPS daemons
+        self._scopes: Counter[str] = Counter()  # by scope of an MPS daemon, the number of cards
         self._sums: OrderedDict[str, _ClassSum] = OrderedDict()  # by class, in the order of the last use
 
     def on_change(self, key: str, old: CardFacts | None, new: CardFacts) -> None:
@@ -129,13 +129,15 @@ class CardSums:
             return self._update_sum(resource_class).total
 
     def unlisted_class_sizes(self, resource_class: ResourceClass) -> CardSizes:
-        """The sizes of cards of a class that is not listed yet. Not cached, since the list may have another version."""
+        """The sizes of the cards of a class that the watch does not show yet. Not cached, since the watch may show
+        another version of the class.
+        """
         membership = _Membership(resource_class)
         return _merge_sizes(self._sizes_of(cards, membership) for cards in self._copy_cards())
 
     def reviewed_class_sizes(self, resource_class: ResourceClass) -> CardSizes | None:
-        """The sizes of the cards of a class in a review, which any client may send; None if it takes more than
-        `_MAX_STEPS`.
+        """The sizes of the cards of a class in a review, which any client may send. None if this would take more than
+        `_MAX_STEPS` steps.
         """
         membership = _Membership(resource_class)
         node_sizes = set[Sizes]()
@@ -157,7 +159,7 @@ class CardSums:
             return frozenset(scope for scope in self._scopes if scope)
 
     def _copy_cards(self) -> list[tuple[CardFacts, ...]]:
-        """The cards of each node, to be compared without the lock, since every review needs the sums."""
+        """A copy of the cards of each node, to compare cards without the lock, which every review needs."""
         with self._lock:
             return [tuple(cards.values()) for cards in self._cards.values()]
 

@@ -15,9 +15,9 @@ from cardwise.kube import wire
 from cardwise.kube.pods import eligible, nodeconstraints
 from cardwise.kube.pods.nodeconstraints import NodeLabels
 
-_MAX_NODES: Final = 64  # nodes that are compared; with more nodes, some probably have the requested resource
-# Limits for one node, which writes its resources itself: misspelled names are compared with each. Real nodes have a
-# dozen resources.
+_MAX_NODES: Final = 64  # the most nodes that are compared: of more nodes, one probably has the requested resource
+# The most resources of one node. A node writes its resources itself, and misspelled names are compared with each of
+# them. Real nodes have a dozen resources.
 _MAX_RESOURCES: Final = 32
 _MAX_LABELS: Final = 256
 _MAX_CONDITIONS: Final = 16
@@ -35,7 +35,7 @@ class NodeOffer:
 
 
 def project(raw: bytes) -> tuple[str, NodeOffer]:
-    """The name and offer of a Node. Kubernetes keeps a resource that its plugin has withdrawn with the amount 0."""
+    """The name and offer of a Node. A resource with the amount 0 is left out: its device plugin has withdrawn it."""
     node = _decode_node(raw)
     gpu_resources = {
         name for name, amount in node.status.capacity.items() if lookalikes.is_like_gpu(name) and amount != "0"
@@ -61,7 +61,7 @@ class Offers:
         """The entries of a node selector, as `key=value`, that match no node with cards: a single entry, or all
         together.
 
-        Empty if a node matches, if no node has cards, and if there are too many nodes to compare while a review waits.
+        Empty if a node matches, if no node has cards, or if there are too many nodes to compare while a review waits.
         """
         if len(selector) > _MAX_CONDITIONS:
             return ()
@@ -73,7 +73,7 @@ class Offers:
         return tuple(f"{key}={label_value}" for key, label_value in (unmatched[:1] or selector.items()))
 
     def label_values(self) -> Mapping[str, Collection[str]]:
-        """The labels of nodes with cards, each with its values; of a limited number of nodes and labels."""
+        """The values of each label of nodes with cards. Only a limited number of nodes and labels is read."""
         with self._lock:
             nodes = list(islice(self._labels.values(), _MAX_NODES))
         label_values: dict[str, set[str]] = {}
@@ -83,10 +83,10 @@ class Offers:
         return label_values
 
     def admitting_nodes(self, pod: Json) -> frozenset[str] | None:
-        """The nodes with cards that match the pod's node selector and required node affinity, if they are few.
+        """The few nodes with cards that match the pod's node selector and required node affinity.
 
-        None if these exclude no node or leave many, if no node has cards, and if there are too many nodes to compare
-        while a review waits.
+        None if all nodes match or many do, if no node has cards, or if there are too many nodes to compare while a
+        review waits.
         """
         spec = pod.get("spec") or {}
         affinity = {"nodeAffinity": (spec.get("affinity") or {}).get("nodeAffinity")}

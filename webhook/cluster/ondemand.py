@@ -1,7 +1,7 @@
-"""Requests to the API server while a review waits, for what no watch shows.
+"""Sends requests to the API server while a review waits, for data that no watch has.
 
-Each answer is cached for a while, and each kind of request has a limit, so that a client that posts pods cannot
-overload the API server or occupy the webhook's threads.
+Each answer is cached for a while, and each kind of request has a limit. So a client that posts many pods can neither
+overload the API server nor occupy all threads of the webhook.
 """
 
 import threading
@@ -26,24 +26,25 @@ from cardwise.runtime.logs import LineLimit
 
 _LIST_SECONDS: Final = 2.0  # the timeout of a list
 
-_SKIP_SECONDS: Final = 10.0  # for which a gang's number is cached
-_MAX_CACHED: Final = 10_000  # gangs in the cache
-_MAX_LOOKUPS: Final = 50  # lookups per second, of all namespaces together
-_MAX_LOOKUPS_PER_OWNER: Final = 10  # lookups per second, of one namespace
-# Lookups that may wait for the API server at a time, each of another namespace: half of the threads that answer
-# reviews.
+_SKIP_SECONDS: Final = 10.0  # seconds for which a gang's number is cached
+_MAX_CACHED: Final = 10_000  # the most gangs in the cache
+_MAX_LOOKUPS: Final = 50  # the most lookups per second of all namespaces together
+_MAX_LOOKUPS_PER_OWNER: Final = 10  # the most lookups per second of one namespace
+# The most lookups that wait for the API server at the same time, each of a different namespace: half of the threads
+# that answer reviews.
 _MAX_CONCURRENT_LOOKUPS: Final = 2
-# Seconds for which a failure is cached. After a timeout they are more, since each further attempt would occupy a thread
-# for the timeout again.
+# Seconds for which a failure is cached. After a timeout it is cached for longer, since each further attempt would
+# occupy a thread until the next timeout.
 _FAILURE_SECONDS: Final = 1.0
 _TIMEOUT_SECONDS: Final = 5.0
-_MAX_MEMBERS: Final = 50  # members that one list returns, if the API server's cache applies the limit
-# bytes of the list, if the cache ignores the limit: a tenant's pods may have hundreds of MiB, and the webhook has 512
+_MAX_MEMBERS: Final = 50  # the most members that a list returns, if the API server's cache applies the limit
+# The most bytes of a list, for a cache that ignores the limit: a tenant's pods may have hundreds of MiB, and the
+# webhook has 512 MiB of memory.
 _MAX_BYTES: Final = 8 << 20
-_MAX_LIST_BYTES: Final = 16 << 20  # some 8,000 classes or namespaces
+_MAX_LIST_BYTES: Final = 16 << 20  # the most bytes of a list of classes or namespaces: some 8,000 objects
 
 PODGROUPS: Final = f"/apis/{ForeignPodGroup.KUBERNETES}/v1beta1"
-_DISCOVERY_SECONDS: Final = 30.0  # for which the answer of discovery is cached
+_DISCOVERY_SECONDS: Final = 30.0  # seconds for which the answer of discovery is cached
 
 _ALL_GANGS: Final = ("", "", None)  # the key of `_skipped_until` that stands for all namespaces and gangs
 
@@ -58,9 +59,9 @@ _T = TypeVar("_T")
 class LookupLimit:
     """Limits how many lookups begin within any second. Thread-safe.
 
-    total: lookups of all owners. An owner without a lookup within the second may exceed it twofold, so that a few busy
-        owners do not block the others.
-    per_owner: lookups of one owner (a namespace, an address).
+    total: the most lookups of all owners together. For an owner without a lookup in the last second the limit is twice
+        as high, so that a few busy owners do not block the others.
+    per_owner: the most lookups of one owner (a namespace, an address).
     """
 
     def __init__(self, clock: Clock, *, per_owner: int, total: float = float("inf")) -> None:
@@ -91,9 +92,9 @@ class LookupLimit:
 
 
 class _LookupPlaces:
-    """Limits how many lookups wait for the API server at a time, one of each namespace. Thread-safe.
+    """Limits how many lookups wait for the API server at the same time. Thread-safe.
 
-    So a namespace whose pods take long to list cannot occupy all places.
+    Each namespace has at most one place, so a namespace whose pods take long to list cannot occupy all places.
     """
 
     def __init__(self, count: int) -> None:
@@ -102,7 +103,7 @@ class _LookupPlaces:
         self._owners = set[str]()
 
     def acquire(self, namespace: str) -> bool:
-        """Take a place for the namespace, which the caller releases. Returns False if there is none."""
+        """Take a place for the namespace; the caller must release it. Returns False if no place is free."""
         with self._lock:
             if namespace in self._owners or len(self._owners) >= self._count:
                 return False
@@ -117,7 +118,7 @@ class _LookupPlaces:
 class _CachedAnswer(Generic[_T]):
     """The answer to a request, cached for some seconds; a failure is cached too.
 
-    Thread-safe: while one thread requests it, the others wait for that answer.
+    Thread-safe: while one thread sends the request, the other threads wait for its answer.
     """
 
     def __init__(self, fetch: Callable[[], _T], seconds: float, clock: Clock) -> None:
@@ -151,10 +152,10 @@ def _failure_seconds(error: errors.KubeError) -> float:
 
 
 class FreshList:
-    """Finds objects that the watch has not delivered yet; one list serves all names for a while.
+    """Finds objects that the watch has not delivered yet, in a list of all objects that is used for a while.
 
-    So any number of unknown names, in one pod or in thousands of pods, costs one list request. Thread-safe: while one
-    thread lists, the others wait for that list.
+    So any number of unknown names, in one pod or in thousands of pods, needs only one list request. Thread-safe: while
+    one thread lists, the other threads wait for this list.
     """
 
     def __init__(
@@ -208,11 +209,11 @@ _decode = read_bounded(msgspec.json.Decoder(wire.ListOf[_Pod]).decode)
 class GangNumbers:
     """Compares the size that a new pod names for its gang with the sizes that existing members name. Thread-safe.
 
-    The members are listed only for pods of gangs, from the API server's cache. The cache may be stale; the extender
-    detects what passes here. Every client that reaches the webhook can name gangs and namespaces, so the requests are
-    limited, and after a failure of the API server they stop for some seconds. After a timeout they stop for that
-    namespace, because its pods may be the cause. The number of a gang is cached for a while, because its pods are
-    created by the hundred.
+    The members are listed only for pods of gangs, from the API server's cache. The cache may be stale, so different
+    sizes may pass here; the extender detects them. Every client that reaches the webhook can name gangs and namespaces,
+    so the requests are limited, and after a failure of the API server they stop for some seconds. After a timeout only
+    the requests for this namespace stop, because its pods may be the cause. The number of a gang is cached for a while,
+    because hundreds of its pods may be created together.
     """
 
     def __init__(self, client: KubeClient, clock: Clock) -> None:
@@ -293,8 +294,8 @@ class PodGroups:
     """Whether the cluster serves Kubernetes' PodGroups. Thread-safe.
 
     If it does not (before 1.37, or without the feature gate GenericWorkload), the API server drops the field
-    `spec.schedulingGroup` of a pod, but only after the mutating webhooks have seen it. So it is requested when a pod
-    has the field.
+    `spec.schedulingGroup` of a pod, but only after the mutating webhooks have seen the field. So if a pod has the
+    field, the webhook asks the API server.
     """
 
     def __init__(self, client: KubeClient, clock: Clock) -> None:

@@ -1,7 +1,7 @@
 """The webhook's view of the cluster: namespaces with defaults, cards and devices, classes, quotas, LimitRanges.
 
-Reflectors keep it up to date. A stale view causes few refusals: a namespace or class that is missing in it is read from
-the API server.
+Reflectors keep the view up to date. A stale view causes few refusals, because a namespace or class that the view does
+not have is read from the API server.
 """
 
 import threading
@@ -35,17 +35,18 @@ from webhook.quotas.gpuquotas import QuotaUsage
 
 LIMIT_RANGES: Final = paths.namespaced("/api/v1", "limitranges")
 
-# The number of failed calls after which readiness no longer waits for an optional list, because its CRD is not
-# installed or not readable.
+# The number of failed calls after which readiness no longer waits for an optional list: its CRD is not installed, or
+# the webhook may not read it.
 _MAX_LIST_FAILURES = 3
 
-# The timeout for reading the pod of a Binding. The API server waits a second for the answer (the chart's
-# timeoutSeconds).
+# The timeout in seconds for reading the pod of a Binding. The API server waits one second for the webhook's answer (the
+# chart's timeoutSeconds).
 BINDING_SECONDS: Final = 0.6
-# Pods of Bindings that are read per second for one address without a certificate: several times the maximum of one API
-# server, at negligible cost for it.
+# The most pods of Bindings that are read per second for one address without a certificate: several times as many as one
+# API server needs, at negligible cost for the API server.
 _MAX_BINDINGS_PER_CALLER: Final = 200
-_MAX_POD_BYTES: Final = 8 << 20  # as JSON; an object in etcd has at most 1.5 MiB, and JSON may write one letter as six
+# The most bytes of a pod as JSON. An object in etcd has at most 1.5 MiB, and JSON may write one letter as six bytes.
+_MAX_POD_BYTES: Final = 8 << 20
 
 T = TypeVar("T")
 
@@ -72,7 +73,7 @@ class ClusterView:
         self._bounds: _ByNamespace[Bounds] = _ByNamespace()
         self._parse_errors: dict[str, str] = {}
         selector = {"labelSelector": f"{names.DEFAULTS_LABEL}={defaults.ENABLED}"}
-        # A shorter time, because a pod that is created right after the label was set must get its default.
+        # A short time, because a pod that is created immediately after its namespace was labelled must get the default.
         self._fresh_namespaces = FreshList(client, paths.namespaces(), clock, query=selector, max_age_seconds=0.2)
         self._namespaces: Reflector[Defaults] = Reflector(
             client,
@@ -121,8 +122,8 @@ class ClusterView:
         self._node_reflector: Reflector[NodeOffer] = Reflector(
             client, paths.nodes(), offers.project, self._offers, pace=CENTRAL_PACE, clock=clock
         )
-        # Without the required lists the webhook is not ready. Clusters without ResourceClasses and GPUQuotas lack some
-        # of the optional ones, and the offers of nodes are for warnings only.
+        # The webhook is not ready until the required lists are complete. Of the optional lists, some do not exist in
+        # clusters without ResourceClasses or GPUQuotas, and the list of nodes is only used for warnings.
         self._required = (self._namespaces, self._card_reflector)
         self._optional = (
             self._class_reflector,
@@ -159,7 +160,7 @@ class ClusterView:
         cached_defaults = self._namespaces.store.get(namespace)
         if cached_defaults is not None:
             return cached_defaults
-        # The API server sent the review because of the namespace's label, so the watch is behind.
+        # The API server sent the review because the namespace has the label, so the watch is late.
         manifest = self._fresh_namespaces.get(namespace)
         return defaults.defaults_of(manifest) if manifest is not None else None
 
@@ -219,7 +220,7 @@ class ClusterView:
         except errors.NotFound:
             return None
         except (errors.KubeError, msgspec.DecodeError, RecursionError) as error:
-            # Admit it, as if the webhook were down: Bindings of other pods must not fail (failurePolicy Ignore).
+            # Admit the Binding, as if the webhook were down (failurePolicy Ignore): the pod may request no GPU.
             self._lookup_failures.log(
                 "warning",
                 namespace,
@@ -251,14 +252,14 @@ class ClusterView:
 
 
 class _ByNamespace(Generic[T]):
-    """Handler of a reflector whose keys are namespace/name; finds the objects of one namespace without a search."""
+    """Handler of a reflector whose keys are "namespace/name". Stores the objects by namespace."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._records: dict[str, dict[str, T]] = {}
 
     def in_namespace(self, namespace: str) -> Sequence[T]:
-        with self._lock:  # the reflector's thread changes it meanwhile
+        with self._lock:  # the reflector's thread may change the objects at the same time
             return list(self._records.get(namespace, {}).values())
 
     def on_change(self, key: str, old: T | None, new: T) -> None:  # noqa: ARG002

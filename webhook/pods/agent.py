@@ -1,7 +1,7 @@
-"""Adds the share agent to a pod: whether, at which position, and with which mounts and settings.
+"""Adds the share agent to a pod that needs it, with its mounts and settings.
 
 The contract is docs/design/0007-share-agent.md. Pure, and a fixed point. Runs before the request is read for the last
-time: the agent is an init container, and the keys of containers with a share depend on its position.
+time: the agent is an init container, and its position changes the keys of containers with a share.
 """
 
 import posixpath
@@ -31,7 +31,7 @@ RESOURCES: Final[Mapping[str, Amount]] = MappingProxyType(
 _FIELD: Final = f"metadata.annotations[{names.SHARE_AGENT}]"
 _AGENT_PATHS: Final = (shareagent.FOLDER, share.MOUNT)  # mount paths of the agent's volume
 _COMMAND: Final = "cardwise-agent"
-# reserved too: in nearly every image it is the same folder
+# Both paths are reserved, because in nearly every image they are the same folder.
 _RESERVED_PATHS: Final = ("/run/cardwise", "/var/run/cardwise")
 _INIT_PREFIX: Final = "init-"
 
@@ -40,8 +40,8 @@ _INIT_PREFIX: Final = "init-"
 class AgentSettings:
     """Settings of the share agent.
 
-    image: "" for no agent.
-    user: user ID; 0 for none, for clusters that assign a range to each namespace.
+    image: the image of the agent; "" if pods get no agent.
+    user: the user ID of the agent; 0 to set none, for clusters that assign a range of user IDs to each namespace.
     """
 
     choice: AgentChoice = "mps"
@@ -52,7 +52,7 @@ class AgentSettings:
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """The rewritten pod; the caller's object if nothing changes. `key`: the agent's key; "" without an agent."""
+    """The rewritten pod; the caller's object if nothing changes. `key`: the key of the agent; "" without an agent."""
 
     pod: Json
     key: str = ""
@@ -166,13 +166,14 @@ def _is_own_agent(container: Container) -> bool:
 
 
 def _find_own_agents(init: Sequence[Json]) -> list[bool]:
-    """Which init containers are agents of Cardwise, added now or in the pod that this one was copied from."""
+    """For each init container, whether it is an agent that Cardwise added to this pod, or to the pod it is a copy of."""
     return [_is_own_agent(container) for container in request.containers({"spec": {"initContainers": init}})]
 
 
 def _order_containers(init: Sequence[Json], pod_request: PodRequest) -> list[int | None]:
-    """The former positions of the init containers, with None for the agent: at its present position, but before a
-    sidecar with a share.
+    """The new order of the init containers, by their former positions; None stands for the agent.
+
+    The agent keeps its position, but must come before each sidecar with a share.
     """
     is_agent = _find_own_agents(init)
     other_positions: list[int | None] = [i for i, agent in enumerate(is_agent) if not agent]
@@ -196,7 +197,7 @@ def _map_keys(order: Sequence[int | None]) -> dict[str, str]:
 def _agent_container(
     spec: Json, present_agent: Json, other_init: Sequence[Json], settings: AgentSettings, bounds: Bounds, *, hook: bool
 ) -> Json:
-    """The agent's container. `other_init`: the pod's init containers without it."""
+    """The agent's container. `other_init`: the pod's other init containers."""
     app_containers = spec.get("containers") or ()
     other_containers = [*other_init, *app_containers]
     running = [*(container for container in other_init if container.get("restartPolicy") == "Always"), *app_containers]
@@ -224,7 +225,7 @@ def _agent_container(
         "startupProbe": {
             "exec": {"command": [_COMMAND, "--probe"]},
             "periodSeconds": 1,
-            "timeoutSeconds": 30,  # the probe itself ends after five seconds; a busy node may take longer to start it
+            "timeoutSeconds": 30,  # the probe runs for at most five seconds, but a busy node may start it late
             "failureThreshold": 43200,
         },
         "securityContext": {
@@ -331,7 +332,7 @@ def _refuse_reserved_mounts(pod: Json, pod_request: PodRequest) -> None:
 
 
 def _find_foreign_mounts(mounts: Sequence[Json]) -> Iterator[tuple[int, str]]:
-    """Yield the index and path of each mount by which a user covers one of the agent's paths."""
+    """Yield the index and path of each mount of a user that hides one of the agent's paths."""
     for i, mount in enumerate(mounts):
         path = posixpath.normpath("/" + str(mount.get("mountPath") or "").lstrip("/"))
         is_agent_mount = mount.get("name") == shareagent.VOLUME and path in _AGENT_PATHS

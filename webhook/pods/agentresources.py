@@ -1,8 +1,8 @@
 """The cpu and memory of the share agent: the pod keeps its QoS class, and no LimitRange or quota refuses it.
 
-The table is in docs/design/0007-share-agent.md. The agent sets an amount only if all containers that run beside it set
-it. Ordinary init containers do not count, because they have ended by then; a HorizontalPodAutoscaler does not count
-them either.
+The table is in docs/design/0007-share-agent.md. The agent has an amount only if all containers that run beside it have
+this amount. Ordinary init containers are ignored, because they have ended when the other containers run; a
+HorizontalPodAutoscaler ignores them, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ def agent_resources(
         for name in COUNTED_RESOURCES:
             amounts = [_read_amount(container, kind, name) for container in running_containers]
             if all(amount is not None for amount in amounts):
-                # If all amounts are 0, the agent's is 0 too: a request above 0 would change the QoS class.
+                # If all amounts are 0, the agent's amount is 0, too: a request above 0 would change the QoS class.
                 requests_nothing = not any(amounts)
                 resources[kind][name] = (
                     "0" if requests_nothing else _raise_to_minimum(name, default_amounts, bounds).text
@@ -73,7 +73,7 @@ def _raise_to_minimum(name: str, default_amounts: ResourceAmounts, bounds: Bound
 
 
 def _read_amount(container: Json, kind: str, name: str) -> Fraction | None:
-    """The amount; None if the container sets none. A missing request is the limit."""
+    """The amount; None if the container sets none. If only the limit is set, it is also the request."""
     resources = container.get("resources") or {}
     amounts = resources.get(kind) or {}
     text = amounts.get(name)

@@ -17,7 +17,7 @@ from webhook.pods import devices
 from webhook.templates import containers
 from webhook.templates.spellings import Lookup, NameTranslator, rename_keys
 
-# with one of these, the class only selects the type of card
+# With one of these resources, the class only selects the type of card.
 _AMOUNTS = (names.GPU_MEM, names.GPU_COUNT, names.WHOLE_GPU)
 _NVIDIA = "nvidia.com/"
 
