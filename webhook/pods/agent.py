@@ -166,7 +166,7 @@ def _is_own_agent(container: Container) -> bool:
 
 
 def _find_own_agents(init: Sequence[Json]) -> list[bool]:
-    """For each init container, whether it is an agent that Cardwise added to this pod, or to the pod it is a copy of."""
+    """For each init container, whether Cardwise added it as an agent, to this pod or to a pod that was copied."""
     return [_is_own_agent(container) for container in request.containers({"spec": {"initContainers": init}})]
 
 

@@ -115,7 +115,7 @@ def _class_limits(container: Container, resources: Json, lookup: Lookup) -> Json
         count = quantity.count(limits[resource], maximum=request.MAX_CARDS)
     except InvalidQuantity:
         return {}
-    # With the slot, the parser counts shares instead of cards.
+    # With the slot in the limits, the parser reads the number of units as shares, not as cards.
     added = {names.GPU_MEM: str(count * gpu_class.share.memory), names.SHARE: "1"}
     if gpu_class.share.core and names.GPU_CORE not in limits:
         core = _class_core(

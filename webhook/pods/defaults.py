@@ -1,8 +1,8 @@
 """Defaults of a namespace for its pods: a share of a card, a placement policy, an MPS mode, the frameworks' hook.
 
-The share is for pods without a GPU request, the others for pods with a share. They apply only in namespaces with the
-label `cardwise.dev/defaults: enabled`. The values are annotations of the namespace. They are read when a pod is
-created, so the author of the pod gets the error about a bad value, with the namespace's name.
+The default share is for pods without a GPU request, the other defaults are for pods with a share. Defaults apply only
+in namespaces with the label `cardwise.dev/defaults: enabled`, and are annotations of the namespace. They are read when
+a pod is created, so the author of the pod gets the error about a bad value, with the name of the namespace.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ KEYS = (names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.FRAMEWORKS, names.
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """A namespace's defaults, as its annotations contain them; "" for none."""
+    """A namespace's defaults: the texts of its annotations; "" if there is no annotation."""
 
     gpu_mem: str = ""
     policy: str = ""
@@ -55,7 +55,7 @@ class Defaults:
 
 
 def defaults_of(namespace: Json) -> Defaults | None:
-    """The defaults of a namespace; None if it has not opted in."""
+    """The defaults of a namespace; None if the namespace has not opted in."""
     if labels_of(namespace).get(names.DEFAULTS_LABEL) != ENABLED:
         return None
     return read_defaults(annotations_of(namespace))

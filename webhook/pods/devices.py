@@ -1,7 +1,8 @@
 """Finds the device classes (other than GPUs) that a pod requests, and records them in its annotation.
 
-With the annotation, no reader of the pod's request needs the ResourceClasses. It is always written again: a value that
-the user wrote, or that was copied from another pod, is replaced. Runs before requests are read, as `classes` does.
+With the annotation, readers of the pod's request do not need the ResourceClasses. The annotation is always written
+again, to replace a value that the user wrote or that was copied from another pod. Runs before requests are read, as
+`classes` does.
 """
 
 from cardwise.core.api import names, request
@@ -29,7 +30,7 @@ def is_device_class(name: str, lookup: Lookup) -> bool:
 
 
 def annotate_classes(pod: Json, lookup: Lookup) -> Json:
-    """The pod with the right annotation; the caller's object if it has it already. Raises KubeError."""
+    """The pod with the right annotation; the caller's object if nothing changes. Raises KubeError."""
     before = annotations_of(pod)
     after = {key: text for key, text in before.items() if key != names.DEVICE_CLASSES}
     class_names_of_containers = device_classes(pod, lookup)
@@ -39,7 +40,7 @@ def annotate_classes(pod: Json, lookup: Lookup) -> Json:
 
 
 def warn_replaced(before: Json, after: Json) -> tuple[str, ...]:
-    """Warns the author that their annotation was replaced or removed."""
+    """The warning for the author if their annotation was replaced or removed."""
     old_text, new_text = (annotations_of(pod).get(names.DEVICE_CLASSES) for pod in (before, after))
     if old_text in (None, new_text):
         return ()

@@ -1,8 +1,9 @@
 """Sets the environment variables of containers in pods that request shares or devices.
 
-They are entries of `env`, because these override `envFrom`, the image and the device plugin: the runtime uses the last
+The variables are entries of `env`, which override `envFrom`, the image and the device plugin: the runtime uses the last
 entry of a name. Values that depend on the card come through the downward API from annotations, which bind writes. With
-CDI the node sets the same values again; on containerd a pod cannot override those (CRI-O puts the pod's after them).
+CDI the node sets the same values again. On containerd a pod cannot override the node's values; on CRI-O it can, because
+CRI-O puts the pod's values after them.
 """
 
 from cardwise.core.api import mps as mps_values
@@ -11,20 +12,20 @@ from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values.decoded import Json
 from webhook.pods.order import changed_later_error
 
-# If the user sets one of these for JAX, it stays. With envFrom the webhook cannot see whether the user did, so it
-# writes none.
+# If the user sets one of these variables for JAX, it stays. With envFrom the webhook cannot see whether the user has
+# set one, so the webhook sets none.
 _XLA_FRACTIONS = (names.ENV_XLA_FRACTION, names.ENV_XLA_FRACTION_NEW)
 _CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"  # selects cards by their numbers in the container
 _OWN_CARDS = f"$({names.ENV_VISIBLE_DEVICES})"  # Kubernetes replaces it by the UUIDs of the container's cards
-# Variables of every container with a share. One has the same prefix as the count, the other is a plain value like the
-# count: a webhook that removes the count by its prefix or kind also removes one of them.
+# Variables of every container with a share. The first has the same prefix as the count, the second is a plain value
+# like the count. So if another webhook removes the count, by its prefix or its kind, it also removes one of these.
 _COMMON_VARIABLES = (names.ENV_LIMIT_MIB, names.CONTAINER_MEM)
-# The entry that keeps NVIDIA's runtime from adding cards, whatever envFrom and the image contain.
+# The entry with which NVIDIA's runtime adds no cards. It overrides the variable in envFrom and in the image.
 _NO_CARD = {"name": names.ENV_VISIBLE_DEVICES, "value": names.NO_CARDS}
 
 
 def from_annotation(name: str, annotation: str) -> Json:
-    """An entry by the downward API, spelled as the API server stores it."""
+    """An entry whose value comes from an annotation by the downward API, in the form that the API server stores."""
     path = f"metadata.annotations['{annotation}']"
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 
@@ -63,8 +64,8 @@ def own_entries(card_request: ContainerRequest | None, *, mps: bool = False) -> 
 
 
 def _mps_entries(card_request: ContainerRequest) -> list[Json]:
-    """The MPS limits that are known before placement. The node (CDI) sets the folder of the pipe and a percentage
-    derived from the memory, because no annotation has them in MPS's format.
+    """The entries with MPS limits that are known before placement. The node (CDI) sets the folder of the pipe, and a
+    percentage that follows from the memory, because no annotation has these in MPS's format.
     """
     limits = [card_request.mem_per_card] * card_request.cards
     variables = mps_values.environment(limits, card_request.core_per_card or None)
@@ -72,7 +73,7 @@ def _mps_entries(card_request: ContainerRequest) -> list[Json]:
 
 
 def check_environment(entries: list[Json], card_request: ContainerRequest | None, path: str, *, mps: bool) -> None:
-    """Check that the container has each own entry once, as `merge_entries` leaves it. Raises InvalidRequest."""
+    """Check that the container has each entry of Cardwise once, as `merge_entries` writes it. Raises InvalidRequest."""
     own_by_name = {entry["name"]: [entry] for entry in own_entries(card_request, mps=mps)}
     entries_by_name: dict[str, list[Json]] = {name: [] for name in own_by_name}
     for entry in entries:
@@ -84,8 +85,10 @@ def check_environment(entries: list[Json], card_request: ContainerRequest | None
 
 
 def has_count(entries: list[Json]) -> bool:
-    """Whether the entries of a container with a share have the number of its cards. A share of one card has no such
-    entry, so other own entries must show that none was removed.
+    """Whether the entries of a container with a share have the number of its cards, or the share has only one card.
+
+    A share of one card has no entry with the number. So if the entry is missing, Cardwise's other entries must be
+    there, which shows that no other webhook has removed entries.
     """
     own_names = {entry["name"] for entry in entries if _is_own_entry(entry)}
     return names.ENV_GPU_COUNT in own_names or own_names.issuperset(_COMMON_VARIABLES)
@@ -111,13 +114,13 @@ def find_harmful_variables(entries: list[Json], card_request: ContainerRequest |
 def merge_entries(
     entries: list[Json], card_request: ContainerRequest | None, *, env_from: bool, mps: bool = False
 ) -> tuple[list[Json], list[str]]:
-    """Cardwise's entries, followed by those of `entries` that they do not replace; and the names of the user's entries
-    that were replaced and had other values.
+    """Cardwise's entries, followed by the entries of the user that they do not replace; and the names of replaced
+    entries that had other values.
     """
     own_by_name = {entry["name"]: entry for entry in own_entries(card_request, mps=mps)}
     if card_request is None or card_request.whole:
-        # JAX keeps its own default: a fraction of 1 would leave no memory for the CUDA context and libraries. The
-        # copy of a pod with a share still has our entry.
+        # Leave JAX's own default: a fraction of 1 would leave no memory for the CUDA context and libraries. A copy of a
+        # pod with a share may still have Cardwise's entry, which is removed here.
         entries = [entry for entry in entries if entry["name"] not in _XLA_FRACTIONS or not _is_own_entry(entry)]
     elif not env_from and all(_is_own_entry(entry) for entry in entries if entry["name"] in _XLA_FRACTIONS):
         fraction = names.FRACTION_OF + card_request.key
@@ -130,7 +133,7 @@ def merge_entries(
             user_entries.append(entry)
         elif entry != own_by_name.get(name) and not _is_own_entry(entry):
             overridden.add(name)
-    # Own entries come first, because $(CARDWISE_MEM_FRACTION) refers to a variable that is defined before it.
+    # Cardwise's entries come first, because $(CARDWISE_MEM_FRACTION) can only be used after its definition.
     return [*own_by_name.values(), *user_entries], sorted(overridden)
 
 
@@ -140,7 +143,7 @@ def _is_reserved(name: str) -> bool:
 
 
 def _is_own_entry(entry: Json) -> bool:
-    """Whether the entry reads one of Cardwise's annotations, perhaps for another container, as in copies of pods."""
+    """Whether the entry reads an annotation of Cardwise; in copies of pods perhaps that of another container."""
     if entry["name"] in (names.CONTAINER_MEM, names.ENV_GPU_COUNT) and str(entry.get("value", "")).isdigit():
         return True
     reference = (entry.get("valueFrom") or {}).get("fieldRef") or {}

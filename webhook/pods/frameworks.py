@@ -1,6 +1,7 @@
-"""Mounts the hook that makes Python frameworks respect the share into the containers that have one.
+"""Mounts the hook into containers with a share; it makes Python frameworks respect the share.
 
-The share agent provides its files in a volume of the pod, so it needs no image, no node folder and no rights.
+The share agent provides the files of the hook in a volume of the pod, so the hook needs no image, no node folder and no
+rights.
 """
 
 from typing import Final
@@ -43,7 +44,7 @@ def check(text: str, field: str = FIELD) -> str:
 
 
 def annotate_hook(pod: Json, default: str) -> Json:
-    """The pod with its namespace's default, if it has no annotation itself."""
+    """The pod with the default of its namespace, if the pod has no annotation for the hook."""
     annotations = annotations_of(pod)
     if not default or names.FRAMEWORKS in annotations:
         return pod

@@ -60,7 +60,7 @@ def gang_of(pod: Json, schedulers: Collection[str]) -> Membership | None:
 def podgroup_gang_of(
     pod: Json, schedulers: Collection[str], serves_podgroups: Callable[[], bool]
 ) -> tuple[Membership | None, Warnings]:
-    """The gang of a pod with a request that names a PodGroup of Kubernetes; with warnings.
+    """The gang of a pod that requests cards and names a PodGroup of Kubernetes; with warnings.
 
     serves_podgroups: returns whether the API server serves PodGroups.
 
@@ -159,7 +159,7 @@ def check_workload(manifest: Json, old: Json | None, resource: str, schedulers: 
     other changes of the object are possible.
     """
     if templates.is_controlled(manifest):
-        return ()  # the author of its owner got the warnings
+        return ()  # the author of the owner has got the warnings
     try:
         return _check_template(manifest, resource, schedulers)
     except InvalidRequest as error:
@@ -245,8 +245,8 @@ def _warn_differences(pod: Json) -> list[str]:
 
 
 def _warn_missing_number(pod: Json, gang: Membership) -> tuple[str, ...]:
-    """The warning about a gang that is named by Cardwise's annotation without its size. A PodGroup may have the
-    size.
+    """The warning for a pod that names its gang by Cardwise's annotation, but not the gang's size. A PodGroup may have
+    the size.
     """
     if gang.minimum is not None or gang.foreign is not None:
         return ()

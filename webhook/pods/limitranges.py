@@ -27,7 +27,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds of one LimitRange, or of several together, by resource. `minimum`, `maximum`: of a container."""
+    """The bounds by one or several LimitRanges, by resource. `minimum`, `maximum`: the bounds for a container."""
 
     minimum: Mapping[str, Amount] = field(default_factory=dict)
     maximum: Mapping[str, Amount] = field(default_factory=dict)

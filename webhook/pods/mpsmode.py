@@ -1,7 +1,7 @@
 """The MPS mode of a pod: what the pod requests, its default, and refusals of modes that no node provides.
 
-The webhook writes the mode into an annotation of the pod. Extender, device plugin and MPS manager read it only there,
-and a policy forbids to change it later, because the card's mode was set for it.
+The webhook writes the mode into an annotation of the pod. Extender, device plugin and MPS manager read the mode only
+there. A policy forbids later changes of the annotation, because the mode of the card was set for this pod.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def check_percent(text: str, field: str = PERCENT_FIELD) -> SmPercent:
 
 
 def min_mode(pod_request: PodRequest, setting: Mode, namespace: str) -> Mode:
-    """The weakest mode that the pod may have: the stricter of setting and namespace. Raises InvalidRequest.
+    """The weakest mode that the pod may have: the stricter one of `setting` and `namespace`. Raises InvalidRequest.
 
     A pod with only whole cards may have any mode, because it shares no card.
     """
@@ -93,7 +93,7 @@ def annotate_mode(
 
 
 def _applicable_mode(pod_request: PodRequest, default: Mode, scopes: Scopes) -> Mode:
-    """The default mode; `off` for a pod with several cards in a container if no daemon serves several."""
+    """The default mode; `off` for a pod with several cards in a container if no MPS daemon serves several cards."""
     if default is Mode.PREFERRED and _multi_card_container(pod_request) and DaemonScope.NODE not in scopes():
         return Mode.OFF
     return default

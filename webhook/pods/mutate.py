@@ -29,11 +29,11 @@ _DECIMAL_SUFFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
 
 @dataclass(frozen=True, slots=True)
 class _ContainerPart:
-    """The part of the pod's request that one container has. `markers`: resources that make kube-scheduler call the
-    extender for a pod that requests none.
+    """The part of one container in the pod's request.
 
-    The amount of a marker is 0: kube-scheduler checks only the name, and a pod that requested more would not be tried
-    again when a node gets more CPU (NodeResourcesFit's queueing hint ignores `ignoredByScheduler`).
+    markers: resources with which kube-scheduler calls the extender for a pod that requests no cards. Their amount is 0,
+        because kube-scheduler checks only the name. With a larger amount kube-scheduler would not try the pod again
+        when a node gets more CPU (NodeResourcesFit's queueing hint ignores `ignoredByScheduler`).
     """
 
     card: ContainerRequest | None = None
@@ -62,8 +62,8 @@ def mutate(
     """Rewrite a pod. Raises InvalidRequest before anything is changed.
 
     policy: the namespace's placement policy.
-    agent: the key of the share agent, which has a slot but requests nothing.
-    scheduler: the scheduler for pods that name none; "" for Kubernetes' default.
+    agent: the key of the share agent's container, which has a slot but requests no cards.
+    scheduler: the scheduler for pods that name no scheduler; "" for Kubernetes' default.
     tolerated: tolerations for pods with cards.
     """
     pod_request = request.parse(pod)
@@ -95,7 +95,7 @@ def mutate(
 
 
 def assign_scheduler(pod: Json, scheduler: str) -> Json:
-    """The pod with this scheduler, if it names none; unchanged if `scheduler` is ""."""
+    """The pod with this scheduler, if the pod names no scheduler. The pod is unchanged if `scheduler` is ""."""
     spec = pod.get("spec") or {}
     if not scheduler or (spec.get("schedulerName") or DEFAULT_SCHEDULER) != DEFAULT_SCHEDULER:
         return pod
@@ -103,9 +103,9 @@ def assign_scheduler(pod: Json, scheduler: str) -> Json:
 
 
 def remove_placement(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]]:
-    """A copy of a placed pod as a pod to be placed, with a warning; other pods unchanged.
+    """The pod without its placement, with a warning, if it is a copy of a placed pod; other pods are unchanged.
 
-    A node name that does not come from the extender is refused later. Raises InvalidRequest.
+    A node name that the extender did not write is refused later. Raises InvalidRequest.
     """
     metadata, spec = dict(pod.get("metadata") or {}), dict(pod.get("spec") or {})
     if not spec.get("nodeName"):
@@ -122,8 +122,8 @@ def remove_placement(pod: Json, gang: Membership | None) -> tuple[Json, tuple[st
 
 
 def check_counts(pod: Json) -> None:
-    """Refuse a pod if another webhook removed the number of cards of a split share: it would become a share of one
-    card. Call it before any rewriting. Raises InvalidRequest.
+    """Refuse a pod if another webhook has removed the number of cards of a split share, which would make it a share of
+    one card. Call this before any rewriting. Raises InvalidRequest.
     """
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     counts, pod_containers = request.read_counts(annotations), list(request.containers(pod))
@@ -137,7 +137,7 @@ def check_counts(pod: Json) -> None:
 
 
 def is_marked(pod: Json) -> bool:
-    """Whether kube-scheduler calls the extender for the pod although it requests nothing."""
+    """Whether kube-scheduler calls the extender for the pod although the pod requests no cards."""
     all_limits = [(container.spec.get("resources") or {}).get("limits") or {} for container in request.containers(pod)]
     return any(all(str(limits.get(name)) == "0" for name in _MARKERS) for limits in all_limits)
 
@@ -145,7 +145,7 @@ def is_marked(pod: Json) -> bool:
 def _rewrite_annotations(before: Json, pod_request: PodRequest | None, policy: str, warnings: list[str]) -> Json:
     counts = request.write_counts(pod_request.containers) if pod_request else ""
     count_annotation = {names.GPU_COUNTS: counts} if counts else {}
-    # The annotation with the device classes was written before the request was parsed, which needs it.
+    # The annotation with the device classes is new: it is written before the request is parsed, which needs it.
     kept_keys = {names.DEVICE_CLASSES, *count_annotation}
     removed_keys = {key for key in before if names.is_placement_annotation(key) and key not in kept_keys}
     # Each key is compared with all known annotations.
@@ -183,7 +183,7 @@ def _reason_for_removal(key: str) -> str:
 def _split_request(pod_request: PodRequest | None, *, in_gang: bool) -> dict[str, _ContainerPart]:
     """Each container's part of the request, by its key."""
     if pod_request is None:
-        # Members of a gang are planned together, so the extender must see members without a request too.
+        # Members of a gang are planned together, so the extender must also see the members without a request.
         return {"0": _ContainerPart(markers=_MARKERS)} if in_gang else {}
     devices: dict[str, dict[str, int]] = {}
     for device in pod_request.devices:
@@ -198,9 +198,10 @@ def _split_request(pod_request: PodRequest | None, *, in_gang: bool) -> dict[str
 def _rewrite_container(
     container: Container, part: _ContainerPart | None, warnings: list[str], *, has_request: bool, mps: bool
 ) -> Json:
-    """The rewritten container. `has_request`: the pod has a request, so a container without one must see no card,
-    whatever
-    its image says.
+    """The rewritten container.
+
+    has_request: whether the pod requests cards or devices. Then a container without a request must see no card, also if
+        its image requests cards.
     """
     changed, path = dict(container.spec), container.path
     resources = dict(changed.get("resources") or {})

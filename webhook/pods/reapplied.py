@@ -1,8 +1,8 @@
 """Admission of a pod that is applied again: its manifest has the spellings that were rewritten at its creation.
 
-Kubernetes forbids to change a pod's requests, and treats another spelling as a change. So a request that means the
-stored amount is written as stored. The meaning of a spelling follows from the stored pod only, because classes may have
-changed since.
+Kubernetes forbids changes of a pod's requests, and treats another spelling as a change. So if the request in the
+manifest means the stored amount, it is replaced by the stored spelling. The meaning of a spelling is derived only from
+the stored pod, because classes may have changed since its creation.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Tolerations for the taints of nodes with cards, added to pods that request cards.
 
-Nodes with cards often have a taint that keeps other pods away. Kubernetes' ExtendedResourceToleration tolerates a taint
-with the name of a requested resource; such taints have NVIDIA's resource names, never Cardwise's.
+Nodes with cards often have a taint that keeps other pods away. Kubernetes' ExtendedResourceToleration adds tolerations
+for taints whose key is a requested resource. It does not help here, because these taints have NVIDIA's resource names.
 """
 
 import re
@@ -25,7 +25,7 @@ def toleration_of_taint(text: str) -> Json:
 
 
 def add_tolerations(spec: Json, added: Iterable[Json]) -> Json:
-    """The pod's spec with the `added` tolerations, except those that it already has."""
+    """The pod's spec with the `added` tolerations that it does not have yet."""
     own_tolerations = spec.get("tolerations") or []
     missing = [
         toleration for toleration in added if not any(_covers(existing, toleration) for existing in own_tolerations)

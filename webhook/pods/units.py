@@ -1,9 +1,9 @@
 """Adds the namespace's unit to bare gpu-mem numbers in a pod: `2` becomes `2Gi`.
 
-No other module knows the unit. It runs before the request is read. The stored number counts MiB, so scheduler, kubelet,
-quotas and all parts of Cardwise read the same number. Two kinds of bare numbers are MiB already and stay: those in a
-container with a share slot, which the webhook has rewritten before (a second call, a copy of a running pod, a template
-made from one), and those that Kubernetes took from a LimitRange, whose amounts are stored in MiB.
+Runs before the request is read; later code does not need the unit. The stored number is in MiB, so scheduler, kubelet,
+quotas and all parts of Cardwise read the same number. Two kinds of bare numbers are in MiB already and stay: numbers in
+a container with a share slot, which the webhook has rewritten before (in a second call, a copy of a running pod, or a
+template made from a pod); and numbers that Kubernetes took from a LimitRange, whose amounts are stored in MiB.
 """
 
 import re
@@ -60,7 +60,7 @@ def add_unit(text: str | int, unit: Unit, field: str) -> str:
 
 
 def _refuse_beyond_node(text: str | int, unit: Unit, largest_node: int, field: str) -> None:
-    """Refuse a bare number that means more than any node has. Raises InvalidRequest.
+    """Refuse a bare number that, with the unit, is more than any node has. Raises InvalidRequest.
 
     largest_node: MiB; 0 if unknown.
     """

@@ -33,9 +33,10 @@ class CardSizes:
     """The memory of the largest and of the smallest card that shares can use, and the largest number of cards on one
     node.
 
-    All are 0 while no card is known. For devices, only the number is set.
+    All fields are 0 while no card is known. For devices, only the number is set.
 
-    by_count: the most MiB that one node has on each of 1, 2, … cards; empty if only the largest is known.
+    by_count: for each number of cards from 1 on, the most MiB that a node has on each of so many cards; empty if only
+        the largest card is known.
     """
 
     largest: MiB = MiB(0)
@@ -44,7 +45,7 @@ class CardSizes:
     by_count: tuple[MiB, ...] = ()
 
     def largest_for(self, count: int) -> MiB:
-        """The most MiB that any node has on each of `count` cards; `count` is at most `max_cards`."""
+        """The most MiB that a node has on each of `count` cards. `count` must be at most `max_cards`."""
         return self.by_count[count - 1] if self.by_count else self.largest
 
 
@@ -96,8 +97,7 @@ def collect_warnings(oversize: OversizePolicy, check: Callable[[], Iterable[str]
 
 
 def check_nodes(pod_request: PodRequest, inventory: CardCatalog, nodes: Collection[str] | None) -> tuple[str, ...]:
-    """Warnings about requests that fit none of the nodes that the pod's selector and affinity allow, although they may
-    fit others.
+    """Warnings about requests that fit on none of the nodes which the pod's selector and affinity allow.
 
     Raises KubeError.
     """
@@ -224,7 +224,7 @@ def _check_cards(pod_request: PodRequest, inventory: CardCatalog, nodes: Collect
     if len(by_class) > 1:
         cards = inventory.cards(None, nodes)
         _check_count(pod_request, cards, "")
-        if not warnings:  # a class without cards may later get larger cards than these
+        if not warnings:  # a class without cards may later get larger cards than the present ones
             _check_together(pod_request, cards, "")
     return warnings
 
@@ -330,7 +330,7 @@ def _check_count(pod_request: PodRequest, cards: CardSizes, class_phrase: str) -
         *((c, sum(w.cards for w in whole_requests)) for c in whole_requests[:1]),
     ):
         if count > cards.max_cards:
-            # The resource as users write it; cardwise.dev/gpu is only used internally.
+            # The name of the resource that users write; cardwise.dev/gpu is only used internally.
             key = names.CLASS_PREFIX + container.resource_class if container.resource_class else names.GPU_COUNT
             raise InvalidRequest(
                 f"{_container_path(container.key)}.resources.limits[{key}]",
@@ -340,8 +340,8 @@ def _check_count(pod_request: PodRequest, cards: CardSizes, class_phrase: str) -
 
 
 def _check_together(pod_request: PodRequest, cards: CardSizes, class_phrase: str) -> None:
-    """Check that requests which fit alone also fit together: counts the cards that they cannot share. Raises
-    InvalidRequest as `_check_fits` does.
+    """Check that the pod's requests fit together, even if each fits alone: counts the cards that they cannot share.
+    Raises InvalidRequest as `_check_fits` does.
     """
     if not cards.largest or len(pod_request.containers) < 2:
         return

@@ -1,7 +1,7 @@
 """GPUQuotas at admission: early refusals of pods, and errors in a quota itself.
 
-Which entry a pod counts against depends on its node, so only the extender can decide it exactly. Here a pod is refused
-only if it is certain to count against the entry: it names the entry's class, or the entry is for all GPUs.
+The entries to which a pod counts depend on the pod's node, so only the extender can check them exactly. Here a pod is
+refused only if it certainly counts to the entry: the pod names the entry's class, or the entry is for all GPUs.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -44,8 +44,8 @@ def check_pod(
 ) -> None:
     """Refuse a pod that can never run under a quota, or that does not fit now under a quota with `Refuse`.
 
-    smallest: the memory of the smallest card that a container could get; None: of any card.
-    detailed: whether the caller may learn which quotas there are and what is used.
+    smallest: returns the MiB of the smallest card that a container could get.
+    detailed: whether the caller may see the names of quotas and the used amounts.
 
     Raises InvalidRequest.
     """
@@ -128,14 +128,14 @@ def check_quota(manifest: Json, lookup: Lookup, known_classes: Iterable[str] = (
 
 
 def _surely_counts(entry: QuotaEntry, container: ContainerRequest) -> bool:
-    """Whether the container counts under the entry on whichever card it gets."""
+    """Whether the container counts to the entry with every card that it could get."""
     if entry.resource_class:
         return entry.resource_class == container.resource_class
     return not entry.model
 
 
 def _least_charge(container: ContainerRequest, smallest: Smallest) -> Charge:
-    """The smallest charge that the container can cause: the card of a whole-card request is not known yet."""
+    """The smallest charge that the container can cause. The card of a whole-card request is not known yet."""
     return quotas.min_charge_of_share(container.cards, container.mem, smallest(container) if container.whole else 0)
 
 

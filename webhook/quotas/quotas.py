@@ -1,9 +1,9 @@
 """Rewrites ResourceQuotas and LimitRanges in the same way as the pods that they count.
 
 Amounts of gpu-mem become MiB: Kubernetes adds up plain numbers, so `64Gi` would mean 68,719,476,736 MiB and limit
-nothing. A new number without a unit has the unit of the namespace's pods. A stored number is MiB, so an update that
-does not change it keeps its meaning. If bare numbers count GiB, the stored amount is also written to the annotation
-`cardwise.dev/gpu-mem-mib`, for a second call and for copies of the object.
+nothing. A new number without a unit has the unit of the namespace's pods. A stored number is in MiB, so an update that
+does not change the number does not change the amount. If bare numbers count GiB, the stored amount is also written to
+the annotation `cardwise.dev/gpu-mem-mib`, for a second call and for copies of the object.
 
 Names of Cardwise's resources become the keys by which a ResourceQuota counts requests: for names with a domain,
 Kubernetes counts only `requests.NAME`, and silently ignores other keys.
@@ -26,7 +26,7 @@ from webhook.templates.spellings import NameTranslator, counted_resource, warn_u
 _QUOTA_KEYS = (names.GPU_MEM, f"requests.{names.GPU_MEM}", f"limits.{names.GPU_MEM}")
 _MARKERS = (names.PLACE_MARKER, names.BIND_MARKER)
 _HARD_FIELD = "spec.hard"
-_MAX_COMPARED = 8  # bare names that get a suggestion: each is compared with all known names
+_MAX_COMPARED = 8  # the most bare names that get a suggestion, since each is compared with all known names
 _DEFAULT_FIELDS = ("default", "defaultRequest")
 _RANGE_FIELDS = ("max", "min", *_DEFAULT_FIELDS)  # without maxLimitRequestRatio, which is not an amount
 
@@ -115,7 +115,7 @@ class _Rewriting:
         }
 
     def annotate(self, manifest: Json) -> Json:
-        """The object with the annotation; without it if bare numbers count MiB."""
+        """The object with the annotation; without the annotation if bare numbers count MiB."""
         if self.unit is Unit.MIB or not self.written_mib:
             return manifest
         note = {names.WRITTEN_MIB: ",".join(sorted(self.written_mib))}

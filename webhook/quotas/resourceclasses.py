@@ -19,8 +19,9 @@ _OTHER_SPELLINGS = ("resourceSelector", "labelSelector")  # the spellings in the
 def normalize(manifest: Json, old: Json | None) -> Json:
     """The class with its selector under `spec.selector`. `old`: the stored class at an update.
 
-    Two different spellings are refused later. Except at an update that adds one spelling and leaves the stored selector
-    unchanged: `kubectl apply` does so for a manifest with the other spelling, and the added spelling counts.
+    A class with two different selectors, under two spellings, is refused later. The exception is an update that adds
+    another spelling and leaves the stored selector unchanged: `kubectl apply` does this for a manifest with the other
+    spelling. Then the added selector counts.
     """
     spec = manifest.get("spec") or {}
     other_spellings = [name for name in _OTHER_SPELLINGS if name in spec]

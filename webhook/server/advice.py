@@ -21,12 +21,12 @@ from webhook.templates import containers, records
 from webhook.templates.spellings import counted_resource, is_zero
 
 QUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of workloads that Kueue manages
-_MAX_WARNINGS: Final = 8  # warnings about names that no node offers
-_MAX_SHOWN_KEYS: Final = 4  # keys of a node selector in one warning
-# unknown keys of an object that get a suggestion: each is compared with all keys that Cardwise reads
+_MAX_WARNINGS: Final = 8  # the most warnings about names that no node offers
+_MAX_SHOWN_KEYS: Final = 4  # the most keys of a node selector in a warning
+# The most unknown keys of an object that get a suggestion, since each is compared with all keys that Cardwise reads.
 _MAX_COMPARED: Final = 16
 _RANGES: Final = ("max", "min", "default", "defaultRequest")  # of a LimitRange
-_UPPER_RANGES: Final = ("max", "default", "defaultRequest")  # those that set or limit the size of a share
+_UPPER_RANGES: Final = ("max", "default", "defaultRequest")  # the ranges that set or limit the size of a share
 
 
 def warn_foreign_resources(pod: Json, offers: Offers, classes: Iterable[str]) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ def warn_resource_quota(
     min_share: MiB below which most programs do not start.
     """
     hard = (manifest.get("spec") or {}).get("hard") or {}
-    # the author already got a warning about these
+    # The author has got a warning about these keys already.
     rewritten_keys = frozenset(records.read_record(manifest).get("hard", ()))
     unchanged_amounts = {key: amount for key, amount in hard.items() if key not in rewritten_keys}
     uncounted = islice(_uncounted_keys(unchanged_amounts, offers, known_classes, _Comparisons()), _MAX_WARNINGS)
@@ -227,7 +227,7 @@ def _uncounted_keys(
 
 
 def _suggest_class_resource(name: str, class_names: Iterable[str]) -> str:
-    """The resource that the resource of a class that does not exist probably means; "" for none."""
+    """The resource of an existing class with a similar name, for a resource of an unknown class; "" for none."""
     if suggested_name := lookalikes.suggest_class(name, class_names):
         return names.CLASS_PREFIX + suggested_name
     return lookalikes.suggest_resource(names.CLASS_PREFIX + name)
@@ -268,7 +268,9 @@ def warn_placement(
 
 
 def _hint_node_label(selector: Mapping[str, str], unmatched: Collection[str], offers: Offers) -> str:
-    """The label that an entry of a node selector probably means, if no node with GPUs has the entry; "" if unknown."""
+    """A hint about the label that was probably meant by a node selector's entry which no node with GPUs has; "" if
+    unknown.
+    """
     label_values = offers.label_values()
     for key, label_value in islice(selector.items(), _MAX_SHOWN_KEYS):
         if f"{key}={label_value}" not in unmatched or label_value in label_values.get(key, ()):

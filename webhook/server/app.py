@@ -34,8 +34,8 @@ from webhook.templates import templates
 MAX_BODY = 8 * 1024 * 1024
 
 _ADVICE = "/advise"  # the path that never refuses
-# The API server waits one second for the response and then continues without it, so these reviews must not wait behind
-# large ones.
+# The path of reviews of Bindings. The API server waits one second for the response and then continues without it, so
+# these reviews must not wait behind large reviews.
 BINDINGS = "/validate/bindings"
 
 PATHS: Mapping[str, Decide] = {
@@ -59,11 +59,11 @@ RESOURCES: Final[Mapping[str, frozenset[str]]] = {
 }
 _KNOWN: Final = frozenset[str]().union(*RESOURCES.values())
 
-# the unit of bare numbers, by the suffix of the path
+# The unit of bare numbers, by the suffix of the path.
 UNITS: Final[Mapping[str, Unit]] = {"": Unit.MIB, "/gib": Unit.GIB}
 
 _NAMESPACE: Final = re.compile(rb'"namespace":\s*"([a-z0-9.-]{1,253})"')
-# bytes in which the namespace appears: before it are a uid, kinds, resources and a name of at most 253 bytes each
+# The namespace is within so many bytes: before it are a uid, kinds, resources and a name of at most 253 bytes each.
 _NAMESPACE_WITHIN: Final = 4096
 
 _log = structlog.get_logger("webhook.app")
@@ -73,9 +73,9 @@ def namespace_of(environ: Mapping[str, Any]) -> str:
     """The namespace of a review, for fair queueing; "" if there is none. The API server sends the reviews of all
     namespaces, so without fair queueing a user who creates pods in parallel, even as dry runs, would delay other users.
 
-    The API server writes it before the object, so only the first 4 KiB are searched instead of decoding 8 MiB. A match
-    is never inside a string, where its quotes would be escaped. Another client may send a false namespace, which
-    changes only the order of its own calls.
+    The API server writes the namespace before the object. So only the first 4 KiB are searched, instead of decoding
+    8 MiB. A match is never inside a string, where its quotes would be escaped. If another client sends a false
+    namespace, this changes only the order of its own calls.
     """
     match = _NAMESPACE.search(environ["wsgi.input"].getvalue(), 0, _NAMESPACE_WITHIN)
     return match[1].decode() if match is not None else ""

@@ -102,15 +102,16 @@ class Lookups(Protocol):
 class WebhookSettings:
     """The webhook's settings.
 
-    runtime_class: for pods that request GPUs and name none; "" for none.
+    runtime_class: the RuntimeClass for pods that request GPUs and name none; "" for none.
     gang_schedulers: the schedulers that call the extender.
-    mps, sm_percent: for pods with a share, if neither the pod nor its namespace sets it.
+    mps, sm_percent: the defaults for pods with a share, if neither the pod nor its namespace sets a value.
     min_mps: the weakest MPS mode that a pod which shares cards may have, in any namespace.
-    scheduler: for pods that request GPUs and name none.
+    scheduler: the scheduler for pods that request GPUs and name none.
     tolerated: tolerations for pods with cards.
     min_share: MiB; smaller shares get a warning.
-    callers_known: only the API server can call, so answers may say what others in the namespace have or use.
-    unit: the unit of bare gpu-mem numbers. It follows from the path, which the API server chooses.
+    callers_known: whether only the API server can call. If so, answers may show the names and the use of other objects
+        in the namespace.
+    unit: the unit of bare gpu-mem numbers, by the path, which the API server chooses.
     """
 
     runtime_class: str = ""
@@ -204,7 +205,7 @@ def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> D
         case "limitranges":
             return Decision(warnings=advice.warn_limit_range(review.object, offers, view.classes(), settings.min_share))
     if templates.is_controlled(review.object):
-        return Decision()  # the author of its owner got the warnings
+        return Decision()  # the author of the owner has got the warnings
     unique_texts: dict[str, None] = {}
     is_queued = advice.QUEUE in labels_of(review.object)
     weight = 0
@@ -212,7 +213,7 @@ def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> D
         if not is_pod_shaped(template):
             continue
         if weight and weight + _template_weight(template) > sizes.MAX_CONTAINERS:
-            break  # checking all templates takes no longer than checking the largest pod
+            break  # checking all templates must take no longer than checking the largest pod
         weight += _template_weight(template)
         texts = _warn_template(template, review.namespace, view, settings)
         if is_queued:
@@ -233,8 +234,8 @@ def _template_weight(template: Json) -> int:
 
 
 def _warn_template(template: Json, namespace: str, view: Lookups, settings: WebhookSettings) -> tuple[str, ...]:
-    """The warnings that a user would get who creates such a pod. No user sees the warnings about a controller's
-    pods.
+    """The warnings about the pods of the template. Users get these warnings for the workload, because they do not see
+    warnings about pods that a controller creates.
     """
     pod = {"metadata": template.get("metadata") or {}, "spec": template.get("spec") or {}}
     try:

@@ -12,7 +12,7 @@ import jsonpatch
 
 from cardwise.core.values.decoded import Json
 
-# lists whose entries keep their positions: the webhook changes fields of the entries
+# Lists whose entries keep their positions: the webhook only changes fields of the entries.
 _INDEXED = ("/containers", "/initContainers")
 _POINTERS = ("path", "from")  # the fields of an operation that are JSON pointers
 
@@ -34,9 +34,7 @@ def _compare(before: Any, after: Any, path: str) -> list[Json]:
 
 
 def _without_lists(before: Any, after: Any, path: str, operations: list[Json]) -> tuple[Any, Any]:
-    """Both values without the parts that are equal or already have their operations, so that those are not compared
-    again.
-    """
+    """Both values without the parts that are equal, and without lists, whose operations are added to `operations`."""
     if before is after:
         return None, None
     if isinstance(before, dict) and isinstance(after, dict):
@@ -45,7 +43,7 @@ def _without_lists(before: Any, after: Any, path: str, operations: list[Json]) -
             pointer = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
             old[key], new[key] = _without_lists(before[key], after[key], pointer, operations)
             if old[key] is None and new[key] is None:
-                # comparing two values with jsonpatch takes longer than the rest of this function
+                # Skip equal values: to compare two values with jsonpatch takes longer than the rest of this function.
                 del old[key], new[key]
         return old, new
     if isinstance(before, list) and isinstance(after, list):

@@ -1,8 +1,8 @@
 """The codec of AdmissionReview v1: bytes to a `Review`, a `Decision` to bytes.
 
-The code after it may rely on types and names: bytes that are no AdmissionReview, objects that do not have the fields of
-their kind, and impossible names are rejected here as `InvalidReview`. Only the API server should call the webhook, but
-every client that reaches the port can.
+Later code may rely on types and names: this module rejects, as `InvalidReview`, bytes that are no AdmissionReview,
+objects whose fields do not have the types of their kind, and impossible names. Only the API server should call the
+webhook, but every client that reaches the port can do so.
 """
 
 import contextlib
@@ -39,14 +39,14 @@ class InvalidReview(ValueError):
 
 
 class UndecodableReview(InvalidReview):
-    """A review whose object cannot be decoded. `uid`: the review's, so that the response can name the reason."""
+    """A review whose object cannot be decoded. `uid`: the UID of the review, with which the response has the reason."""
 
     def __init__(self, uid: str, problem: str) -> None:
         super().__init__(problem)
         self.uid = uid
 
 
-# a word of the API server, such as a resource
+# A word that the API server writes, such as a resource.
 _Word = Annotated[str, Meta(max_length=objectnames.MAX_SUBDOMAIN_LENGTH)]
 
 
@@ -285,11 +285,11 @@ _SHAPES: dict[str, type[Struct]] = {
     "gpuquotas": _CustomResource,
 }
 _TOO_DEEP = "is nested too deeply to be read; remove the deep parts, such as metadata.managedFields"
-_OBJECT = b'"object"'  # the last key that is read; all others come before it
+_OBJECT = b'"object"'  # the API server writes all other keys that are read before this key
 # The reviewed kinds that are not namespaced.
 _CLUSTER_SCOPED = frozenset({"namespaces", "resourceclasses"})
 _NAMESPACED = frozenset({*_SHAPES, "bindings"}) - _CLUSTER_SCOPED
-# Resources whose decision needs the stored object too and, except for pods, the managedFields of both objects.
+# Resources whose decision also needs the stored object and, except for pods, the managedFields of both objects.
 _WITH_OLD_OBJECT = templates.KINDS | {"pods", "resourcequotas", "limitranges", "resourceclasses"}
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 # Floats are parsed by Python: msgspec takes fifteen times as long for some of them, and a review of 7 MB would block
@@ -389,8 +389,10 @@ def decode(body: bytes, takes_reviews_of: Callable[[str], bool] = lambda _: True
 
 
 def _nesting_error(body: bytes) -> InvalidReview:
-    """The error for a review with a part that is nested too deeply. The API server writes the uid before the objects,
-    so the review can be answered; to find the part would take a second.
+    """The error for a review with a part that is nested too deeply.
+
+    The API server writes the uid before the objects, so the uid can be read for the response. The part is not named,
+    because a search for it would take a second.
     """
     head = body.partition(_OBJECT)[0].rstrip().removesuffix(b",") + b"}}"
     try:
@@ -416,10 +418,10 @@ def _decode_manifest(request: _Request, field: str, raw: msgspec.Raw, *, managed
 
 
 def _check_names(request: _Request, manifest: Json) -> None:
-    """Check the names of a review: raises UndecodableReview for a name that objects of the kind cannot have. "" is
-    valid: an
-    object that is being created may have only a `generateName`. Kinds with other names, such as roles, are not
-    reviewed.
+    """Check the names of a review. Raises UndecodableReview for a name that objects of the kind cannot have.
+
+    "" is valid, because an object that is being created may have only a `generateName`. Kinds with other rules for
+    names, such as roles, are not reviewed.
     """
     kind, metadata = request.resource.resource, manifest.get("metadata") or {}
     is_name = objectnames.is_label if kind == "namespaces" else objectnames.is_subdomain
@@ -451,9 +453,7 @@ def is_pod_shaped(template: Json) -> bool:
 
 
 def encode(uid: str, decision: Decision) -> bytes:
-    """Encode an answer. The length of its texts is limited, whatever the user wrote and however many errors the object
-    has.
-    """
+    """Encode the response. The length of its texts is limited, since they contain texts of users."""
     response: Json = {"uid": uid, "allowed": decision.allowed}
     if not decision.allowed:
         response["status"] = {"code": 422, "reason": "Invalid", "message": wording.sanitize_message(decision.message)}

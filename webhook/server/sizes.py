@@ -1,8 +1,8 @@
 """Limits for the size of objects that the webhook processes.
 
-The API server accepts objects of 3 MiB and waits five seconds for the webhook; a pod of 30,000 containers would occupy
-one of its few threads for longer. Real objects are far smaller. So larger objects are refused before they are
-processed, and objects that are costly to decode before they are decoded.
+The API server accepts objects of 3 MiB and waits five seconds for the webhook. A pod of 30,000 containers would occupy
+one of the webhook's few threads for longer than that. Real objects are far smaller. So objects above these limits are
+refused before they are processed, and objects that are slow to decode are refused before they are decoded.
 """
 
 from collections import Counter
@@ -14,18 +14,19 @@ from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.templates import containers
 
-MAX_BYTES: Final = 512 * 1024  # of JSON; the annotations of an object alone may have 256 KiB
-# The entries of an object, counted by commas and brackets. msgspec decodes JSON in one call, during which no other
+MAX_BYTES: Final = 512 * 1024  # the most bytes of an object as JSON; its annotations alone may have 256 KiB
+# The most entries of an object, counted by commas and brackets. msgspec decodes JSON in one call, during which no other
 # thread runs; 290,000 keys took a quarter of a second. Real pods have some hundred entries.
 MAX_PARTS: Final = 30_000
 MAX_CONTAINERS: Final = 128
-MAX_RESOURCE_NAMES: Final = 64  # different resource names
-MAX_ANNOTATIONS: Final = 512  # annotations of a pod; those of Cardwise are removed one by one
-# Bytes of keys and values. The API server refuses every change of a pod with more than 256 KiB, but not its Binding:
-# such a pod could be bound, and then no longer changed. The other half is for Cardwise's annotations.
+MAX_RESOURCE_NAMES: Final = 64  # the most different resource names
+MAX_ANNOTATIONS: Final = 512  # the most annotations of a pod, since Cardwise's annotations are removed one by one
+# The most bytes of keys and values of annotations. The API server refuses every change of a pod with more than 256 KiB,
+# but not its Binding: such a pod could be bound, but could not be changed afterwards. The other 128 KiB are for
+# Cardwise's annotations.
 MAX_ANNOTATION_BYTES: Final = 128 * 1024
-# The API server takes seconds to change a pod with thousands of them. The chart's annotations policy has the same limit
-# at UPDATE.
+# The most entries in a pod's metadata: the API server takes seconds to change a pod with thousands of entries. The
+# chart's annotations policy has the same limit at UPDATE.
 MAX_METADATA_ENTRIES: Final = 512
 _METADATA_FIELDS: Final = ("labels", "finalizers", "ownerReferences")
 MAX_ENTRIES: Final = 512  # entries of a list or map of the pod: schedulingGates, volumes, nodeSelector, …
@@ -67,7 +68,7 @@ def check_template(template: Json, path: str = "", *, update: bool = False) -> N
         raise InvalidRequest(
             f"{path}spec.containers", problem, f"name at most {MAX_RESOURCE_NAMES} in limits and requests"
         )
-    if not update:  # the existing entries were allowed when the object was created, and it must stay changeable
+    if not update:  # an object that was created before this limit must stay changeable
         _check_lists(template, pod_containers, path)
 
 

@@ -5,7 +5,7 @@ Input: a workload with names in any spelling. Output: the workload with the name
 The modules:
 
     templates   rewrites a workload. Read this first
-    spellings   which name means which resource
+    spellings   translates the names that users write into resources
     records     the keys that the webhook wrote, so that a later edit removes stale ones
-    containers  puts changed containers back into their pod
+    containers  replaces changed containers in their pod
 """

@@ -29,7 +29,7 @@ _decode_object = msgspec.json.Decoder(dict[str, Any], float_hook=float).decode  
 
 @dataclass(frozen=True, slots=True)
 class AppliedNames:
-    """The names in the manifest that is applied now, and in the one that was applied before."""
+    """The names in the manifest that is applied now, and in the manifest that was applied before."""
 
     now: Names
     before: Names
@@ -45,9 +45,10 @@ NO_MANIFEST: Final = AppliedNames({}, {})
 
 @dataclass(frozen=True, slots=True)
 class AppliedManifests:
-    """The names in the applied manifests: that of `kubectl apply` (None without one) and those of server-side apply.
+    """The names in the applied manifests: in the manifest of `kubectl apply` (None if there is none), and in the
+    manifests of server-side apply.
 
-    new: the object is created, or this update changes the manifest of `kubectl apply`. Without a change, keys that the
+    new: whether the object is created, or this update changes the manifest of `kubectl apply`. If not, keys that the
         manifest does not name were set in another way, such as by `kubectl edit`, and stay.
     """
 
@@ -149,10 +150,9 @@ def _stale_keys(
 def _stale_keys_of_many_classes(
     recorded: frozenset[str], place: str, manifests: AppliedManifests, new_keys: frozenset[str]
 ) -> frozenset[str]:
-    """The stale keys of a place with many classes: those that are added again, and those that a manifest no longer
-    names.
+    """The stale keys of a place with many classes: keys that are added again, and keys that a manifest no longer names.
 
-    Any other key may come from a patch: a limit that stays is safer than one that vanishes unnoticed.
+    Any other key may come from a patch, and stays: a limit that is kept is safer than a limit that vanishes unnoticed.
     """
     client, dropped = manifests.client, manifests.server.dropped_keys(place, recorded)
     if client is None:

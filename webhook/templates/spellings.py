@@ -21,7 +21,7 @@ Lookup = Callable[[str], ResourceClass | None]
 
 _IN_QUOTA = "requests."  # the prefix by which a ResourceQuota counts resources with a domain
 _LIMITS = "limits."  # limits always equal requests, so this prefix means the same
-# resources of Cardwise, by their names in pods
+# Resources of Cardwise that a ResourceQuota may count, by their names in pods.
 _COUNTED = (names.GPU_MEM, names.GPU_CORE, names.WHOLE_GPU, names.SHARE)
 
 
@@ -38,7 +38,7 @@ class NameTranslator:
     def translate_container_name(self, name: str, amount: object) -> str:
         """The stored name of a limit or request; unchanged if there is nothing to rewrite. Raises KubeError."""
         if name == names.NVIDIA_GPU:
-            # An amount of 0 of Cardwise's resource would be refused.
+            # The amount 0 is not translated, because it would be refused for a resource of Cardwise.
             return names.WHOLE_GPU if self.take_nvidia and not is_zero(amount) else name
         return names.CLASS_PREFIX + name if self._is_class(name) else name
 

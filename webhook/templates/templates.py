@@ -1,8 +1,8 @@
-"""Rewrites bare names in the pod templates of workloads, where Kubernetes refuses them as in pods.
+"""Rewrites bare names in the pod templates of workloads, because Kubernetes refuses bare names there as in pods.
 
-Nothing else is rewritten: the webhook sees the pods themselves later, and GitOps tools need a template that differs
-little from its manifest. A template without bare names stays unchanged to the last byte, because templates of Jobs are
-immutable, and a changed template of a Deployment causes a rollout.
+Nothing else is rewritten: the webhook rewrites the pods themselves later, and GitOps tools need templates that hardly
+differ from their manifests. A template without bare names stays unchanged to the last byte, because templates of Jobs
+are immutable, and a changed template of a Deployment causes a rollout.
 """
 
 from collections.abc import Iterator, Mapping
@@ -90,7 +90,8 @@ def template_of(workload: Json, resource: str) -> tuple[str, Json]:
 def find_templates(manifest: Json, resource: str) -> Iterator[tuple[str, Json]]:
     """Yield the path and content of every pod template in the object, also of custom resources.
 
-    A custom resource may have the plural of a kind of Kubernetes, as Volcano's jobs, but no template at its place.
+    A custom resource may have the same plural as a kind of Kubernetes, such as Volcano's jobs, but its template may be
+    elsewhere.
     """
     if resource in _PLACES and template_of(manifest, resource)[1]:
         yield template_of(manifest, resource)
@@ -106,7 +107,7 @@ def field_in_workload(path: str, in_template: str) -> str:
 
 
 def _search_templates(node: object, path: _Path) -> Iterator[tuple[str, Json]]:
-    """Depth-first search. A map whose `spec` has containers is a template; templates inside of one do not count.
+    """Search depth-first. A map whose `spec` has containers is a template; templates inside a template do not count.
 
     The text of a path is built for templates only: in a deep object, the total length of all paths grows with the
     square of its depth.
@@ -135,7 +136,7 @@ def _format_path(path: _Path) -> str:
 
 
 def is_controlled(workload: Json) -> bool:
-    """Whether a controller created it."""
+    """Whether a controller has created the workload."""
     owners = (workload.get("metadata") or {}).get("ownerReferences") or ()
     return any(owner.get("controller") for owner in owners)
 
