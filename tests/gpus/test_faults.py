@@ -96,7 +96,7 @@ def test_the_example_of_the_docstring(cards):
     cards.faults.record_needs_reset("GPU-0", xid, at_the_fault)
     assert f"A later probe reads {millijoules + 500:,} mJ and {errors} errors: not reset" in theory
     assert cards.probe_after(energy_mj=millijoules + 500)
-    assert f"The next one reads {3} mJ and {0} errors: reset, and the fault ends" in theory
+    assert f"The next probe reads {3} mJ and {0} errors: reset, and the fault ends" in theory
     assert cards.probe_after(energy_mj=3, uncorrected_errors=0) == ""
     uncounted = ResetIndicators(driver_load="boot/1")
     cards.indicators = uncounted

@@ -53,7 +53,7 @@ def test_the_example_of_the_docstring():
     ceilings.desired = {card.uuid: mps.ceiling([*shares, added])}
     front.refuses = True
     ceilings.apply_ceilings()
-    assert f"A share of {added} MiB is added: the daemon takes {added}, a running server refuses" in theory
+    assert f"A share of {added} MiB is added: the daemon accepts {added}, a running server refuses" in theory
     assert front.default == f"{added}M"
     assert f"`confirmed` stays {ceilings.confirmed[card.uuid]} MiB" in theory
     assert ceilings.is_outdated
