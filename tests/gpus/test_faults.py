@@ -102,7 +102,7 @@ def test_the_example_of_the_docstring(cards):
     cards.indicators = uncounted
     cards.faults.record_needs_reset("GPU-0", xid, uncounted)
     assert cards.probe_after()
-    assert "waits for a reboot, which changes `driver_load`" in theory
+    assert "the fault ends with a reboot, which changes `driver_load`" in theory
     assert cards.probe_after(driver_load="later/1") == ""
 
 
