@@ -339,8 +339,10 @@ class GangVictimSearch:
             if place.assignment is not None
         }  # fmt: skip
         coming = [PlacedPod(place.node, place.claimant.load) for place in places]
+        gang, gang_cards = self._snapshot.gang, self._snapshot.cluster.gang_cards
         with (
             self._after_evictions(excluded, nodes),
+            gang_cards.count_reserved(nodes.intersection(gang_cards.reserved_nodes(gang.rank, gang.namespace))),
             self._ledger.what_if(added=holdings.values()),
             self._loads.what_if(added=coming),
         ):

@@ -6,6 +6,7 @@ from cardwise.core.api.request import Load
 from extender.records.nodeinfo import NodeRecord
 from tests.extender.gangworlds import single
 from tests.extender.preemption.test_gangpreemption import HIGH, LOW, Full, gang
+from tests.extender.preemption.test_snapshots import reserve_for_gang
 from tests.extender.worlds import as_card, resource
 
 CHANGES = {
@@ -40,6 +41,14 @@ def test_a_member_whose_node_is_cordoned_while_its_victim_ends_for_ever_gets_oth
         world.state.expire_reservations()
         world.keep()
     pytest.fail("no other victims within 70 s")
+
+
+@pytest.mark.parametrize("step", range(1, 6))
+def test_no_pod_is_evicted_if_the_place_of_another_member_is_reserved_for_an_earlier_gang_during_the_search(step):
+    world = Full(n1=[LOW], n2=[None])
+    gang(world, 2)
+    steps = world.meanwhile(step, lambda: reserve_for_gang(world, "n2"))
+    assert world.asks("g0") == {} or len(steps) < step
 
 
 def test_the_card_of_a_nominated_pod_is_not_reserved_for_a_second_pod():
