@@ -86,6 +86,10 @@ class Nomination:
     from_status: bool = False
     unoffered_since: float = math.inf
 
+    def reserves_as(self, other: "Nomination") -> bool:
+        """Whether the same is reserved for the pod. Times do not count: they change each second."""
+        return self.places is other.places or self.places == other.places
+
 
 class Nominations:
     """All nominations, by pod. `loads`: the pods on each node."""
@@ -127,8 +131,11 @@ class Nominations:
         by_pod_then: an earlier copy of `by_pod`, with which to compare.
         """
         by_pod_now = self._by_pod
-        uids = {
-            uid for uid in by_pod_now.keys() | by_pod_then.keys() if by_pod_now.get(uid) is not by_pod_then.get(uid)
+        uids = by_pod_now.keys() ^ by_pod_then.keys()
+        uids |= {
+            uid
+            for uid, nomination in by_pod_now.items()
+            if uid in by_pod_then and not nomination.reserves_as(by_pod_then[uid])
         }
         nodes = set[str]()
         for uid, nomination in (*by_pod_now.items(), *by_pod_then.items()) if uids else ():

@@ -94,6 +94,10 @@ class GangVictims:
         """The nodes of all these members."""
         return {*(placed.node for placed in self.member_victims), *(place.node for place in self.places)}
 
+    def count_members_with_victims(self, nodes: Collection[str]) -> int:
+        """The number of members on these nodes that the search has put where pods are evicted."""
+        return sum(placed.node in nodes for placed in self.member_victims)
+
     @property
     def victim_uids(self) -> set[str]:
         """The UIDs of all pods to evict."""
@@ -205,10 +209,12 @@ class GangPreemption:
     def has_members_changed(self, snapshot: GangSnapshot, claimant: WaitingPod) -> bool:
         """Whether other members than in the snapshot lack a place now, or something else is reserved for the pod."""
         nomination_then = snapshot.cluster.moment.nominations.get(claimant.uid)
-        return (
-            self._unplaced_members(claimant.uid, including=claimant.uid) != snapshot.unplaced
-            or self._nominations.get(claimant.uid) is not nomination_then
-        )
+        nomination = self._nominations.get(claimant.uid)
+        if nomination is None or nomination_then is None:
+            is_same = nomination is nomination_then
+        else:
+            is_same = nomination.reserves_as(nomination_then)
+        return not is_same or self._unplaced_members(claimant.uid, including=claimant.uid) != snapshot.unplaced
 
     def nodes_to_check(self, snapshot: GangSnapshot, gang_victims: GangVictims) -> set[str]:
         """The nodes of the gang on which something has changed since the snapshot."""

@@ -52,7 +52,10 @@ _CHECK_SECONDS: Final = 0.005  # seconds between two checks of that
 _OWN_SECONDS: Final = 5.0  # of searching where kube-scheduler does not wait for the answer
 _OWN_PLANNING: Final = 2.0  # of these, for the plans of a gang
 _MAX_SEARCHES: Final = 8  # of one call for a gang, where something changes again and again
-_MAX_CHECKED_NODES: Final = 16  # nodes of a gang that are checked under the lock because something has changed there
+# Nodes, and members with victims, that are checked under the lock; more are checked before.
+_MAX_CHECKED_NODES: Final = 16
+_MAX_CHECKED_MEMBERS: Final = 8
+_MAX_CHECKS: Final = 8  # of one result of a search, since something may change again during a check
 _FOUND_NODES: Final = 8  # nodes whose unknown cards are found in one turn at the lock
 _MAX_WAIT_CHECKS: Final = 3  # whether a gang only has to wait, before its victims are taken
 _SEARCHING: Final = 0.02  # seconds of CPU, after which no further pod is searched for in one step
@@ -371,23 +374,37 @@ class Preemption:
         It may be enough if capacity was freed, or if something has changed on the nodes where the pod itself could get
         victims. Whether it is, is checked on a later snapshot, at most `_MAX_WAIT_CHECKS` times.
         """
-        claimant, latest, checks = search.claimant, snapshot, 0
-        while True:
+        claimant, latest, checked, checks = search.claimant, snapshot, snapshot, 0
+        for _ in range(_MAX_CHECKS):
             with self._lock:
                 self._cache.sync_cards()
-                if not self._is_gang_valid(search, snapshot, victims_by_node, gang_victims):
+                if self._gang_preemption.has_members_changed(snapshot, claimant):
                     return _Commit.CONFLICT
-                changed_nodes = self._gang_preemption.changed_nodes(latest, claimant, victims_by_node)
-                may_wait = bool(changed_nodes) or self._gang_preemption.is_capacity_freed(latest)
-                if not may_wait or checks == _MAX_WAIT_CHECKS or search.is_over():
-                    return _Commit.DONE if search.commit(gang_victims) else _Commit.REFUSED
-                later = self._gang_preemption.take_snapshot(claimant.uid, self._cache.snapshot())
+                nodes = self._gang_preemption.nodes_to_check(checked, gang_victims)
+                checked = replace(snapshot, cluster=self._cache.snapshot())
+                is_small = (
+                    len(nodes) <= _MAX_CHECKED_NODES
+                    and gang_victims.count_members_with_victims(nodes) <= _MAX_CHECKED_MEMBERS
+                )
+                if is_small:
+                    if not self._make_gang_search(search, checked, victims_by_node).still_holds(gang_victims, nodes):
+                        return _Commit.CONFLICT
+                    changed_nodes = self._gang_preemption.changed_nodes(latest, claimant, victims_by_node)
+                    may_wait = bool(changed_nodes) or self._gang_preemption.is_capacity_freed(latest)
+                    if not may_wait or checks == _MAX_WAIT_CHECKS or search.is_over():
+                        return _Commit.DONE if search.commit(gang_victims) else _Commit.REFUSED
+                    later = self._gang_preemption.take_snapshot(claimant.uid, self._cache.snapshot())
+            if not is_small:
+                if not self._make_gang_search(search, checked, victims_by_node).still_holds(gang_victims, nodes):
+                    return _Commit.CONFLICT
+                continue
             if later is None:
                 return _Commit.REFUSED
             victims_by_node = self._find_again(search, later, victims_by_node, changed_nodes)
             if self._make_gang_search(search, later, victims_by_node).must_only_wait():
                 return _Commit.REFUSED
             latest, checks = later, checks + 1
+        return _Commit.CONFLICT
 
     def _find_unknown_cards(self, nodes: Collection[str]) -> None:
         """Find the cards of pods on these nodes for which another extender has answered the preemption.
@@ -402,24 +419,6 @@ class Preemption:
                 self._cache.sync_cards()
                 self._nominated.reservations_on(some_nodes, (), LOWEST)
 
-    def _is_gang_valid(
-        self,
-        search: GangSearch,
-        snapshot: GangSnapshot,
-        victims_by_node: Mapping[str, Victims],
-        gang_victims: GangVictims,
-    ) -> bool:
-        """Whether the result of a search still holds. Where something has changed, it is checked on a new snapshot,
-        under the lock: so nothing changes any more before it is committed.
-        """
-        if self._gang_preemption.has_members_changed(snapshot, search.claimant):
-            return False
-        nodes = self._gang_preemption.nodes_to_check(snapshot, gang_victims)
-        if len(nodes) > _MAX_CHECKED_NODES:
-            return False
-        current = replace(snapshot, cluster=self._cache.snapshot())
-        return self._make_gang_search(search, current, victims_by_node).still_holds(gang_victims, nodes)
-
     def _find_again(
         self, search: GangSearch, snapshot: GangSnapshot, victims_by_node: Mapping[str, Victims], nodes: Iterable[str]
     ) -> dict[str, Victims]:
@@ -433,6 +432,7 @@ class Preemption:
 
     def _take_gang_snapshot(self, search: GangSearch) -> GangSnapshot | None:
         """A snapshot for the search; None if the pod's gang gets no victims now."""
+        self._find_unknown_cards({*search.scheduler_victims, *search.own_eviction_nodes})
         with self._lock:
             self._cache.sync_cards()
             if self._is_gang_answered(search):

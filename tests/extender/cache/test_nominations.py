@@ -7,6 +7,7 @@ from cardwise.core.api.request import PodRequest
 from extender.cache.nodeload import NodeLoads
 from extender.cache.nominations import MemberReservation, NominatedPlace, Nominations
 from extender.records.pod import WaitingPod
+from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 from tests.build import shares
 
@@ -53,3 +54,18 @@ def test_a_member_that_is_nominated_itself_has_no_second_place_beside_the_first(
     nominations.set_own_place(waiting("a"), "n1", NominatedPlace(CARD, member_reservations=rest), 0.0)
     nominations.set_own_place(waiting("b"), "n4", NominatedPlace(CARD), 0.0)
     assert sorted(reserved_by_pod(nominations), key=str) == [("a", "n1", CARD), ("b", "n4", CARD), ("c", "n3", OTHER)]
+
+
+def test_a_nomination_that_is_renewed_while_its_victim_ends_is_no_change_for_a_planner():
+    """Its time is renewed each half second."""
+    loads = NodeLoads()
+    nominations = Nominations(loads)
+    loads.set_pod("v", PodRecord("n1", uid="v", priority=0, assignment=Assignment({}), terminating=True))
+    pod = WaitingPod(PodRef("u", "d", "p"), PodRequest(containers=(), priority=5))
+    nominations.set_own_place(pod, "n1", NominatedPlace(victims=("v",)), 0.0)
+    before = dict(nominations.by_pod())
+    nominations.end_expired(1.0)
+    assert nominations.get("u") is not before["u"]
+    assert nominations.nodes_changed_since(before) == set()
+    nominations.set_own_place(pod, "n2", NominatedPlace(victims=("v",)), 2.0)
+    assert nominations.nodes_changed_since(before) == {"n1", "n2"}

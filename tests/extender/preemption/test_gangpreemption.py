@@ -512,13 +512,13 @@ def test_the_search_of_the_extender_for_a_gang_takes_no_more_than_five_seconds()
     assert world.clock.now() - began < 5.5
 
 
-def test_no_more_than_16_nodes_of_a_gang_are_checked_under_the_lock():
-    """If something has changed on more of them, the search begins again."""
+def test_no_more_than_8_members_of_a_gang_are_searched_again_under_the_lock():
+    """If something has changed where more of them are, they are checked before."""
     world = Full(**{f"n{i}": [LOW] for i in range(20)})
     gang(world, 20)
     locked = []
     on_victim_search(world.state, lambda _: locked.append(world.state._lock._lock.locked()))
-    counts = [20, 16]
+    counts = [20, 8]
 
     def change(_) -> None:
         if counts and sum(not is_locked for is_locked in locked) > 40:
@@ -528,7 +528,7 @@ def test_no_more_than_16_nodes_of_a_gang_are_checked_under_the_lock():
     world.on_step(change)
     assert len(world.asks("g0")) == 1
     assert counts == []
-    assert sum(locked) <= 16
+    assert sum(locked) <= 8
 
 
 def with_member_without_gpus(**cards: list[int | None]) -> Full:
