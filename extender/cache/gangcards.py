@@ -47,7 +47,6 @@ class GangCards:
     """The holdings that are reserved for one gang, by node."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self.changes = 0  # how many times the reservation has changed
         self._ledger = ledger
         self._gang: Gang | None = None
         self._owner_then: _Owner | None = None  # of a snapshot
@@ -56,7 +55,7 @@ class GangCards:
     def snapshot(self, ledger: Ledger) -> "GangCards":
         """A copy of the reservation, independent of the original. `ledger`: the ledger of the same snapshot."""
         duplicate = GangCards(ledger)
-        duplicate.changes, duplicate._by_node = self.changes, self._by_node
+        duplicate._by_node = self._by_node
         owner = self._owner()
         duplicate._owner_then = owner._replace(uids=frozenset(owner.uids)) if owner is not None else None
         return duplicate
@@ -66,7 +65,6 @@ class GangCards:
         by_node_before, by_node = self._by_node, dict[str, list[Holding]]()
         for holding in holdings if gang is not None else ():
             by_node.setdefault(holding.node, []).append(holding)
-        self.changes += by_node != by_node_before
         self._gang, self._by_node = gang, by_node
         return any(
             holding not in by_node.get(node, ())

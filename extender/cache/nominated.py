@@ -170,23 +170,6 @@ class NominatedPods:
         allowed = self._budgets.allowed_disruptions(counts)
         return sum(max(0, count - allowed[key]) for key, count in counts.items())
 
-    def node_inputs(self, node: str) -> object:
-        """The data of this node that `find_victims` reads. While they are equal, its result is the same."""
-        ledger, loads, state = self._cluster.ledger, self._cluster.loads, self._cluster.ledger.node(node)
-        cards = (state.cards, state.devices) if state is not None else None
-        pods = list(loads.pods_on(node))
-        budgets = {name: self._budgets.change_count(name) for name in {placed_pod.namespace for _, placed_pod in pods}}
-        return loads.free_load(node), pods, ledger.holdings(node), cards, budgets
-
-    def pod_inputs(self, claimant: WaitingPod) -> object:
-        """The data that `find_victims` reads for the pod on every node: quotas, classes and reservations."""
-        return (
-            self._cluster.headroom_excluding(claimant.ref.namespace, claimant.uid),
-            self._cluster.ledger.kinds.changes,
-            self._nominations.places_by_pod(),
-            self._cluster.gang_cards.changes,
-        )
-
     def _make_preemptor(self, claimant: WaitingPod, policy: str, priority: int) -> Preemptor:
         """The input of the victim search: the pod, for which pods below `priority` may be evicted."""
         return Preemptor(

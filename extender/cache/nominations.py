@@ -23,7 +23,6 @@ again. Not thread-safe: the state locks.
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from cardwise.core.api.assignment import Assignment
@@ -120,10 +119,6 @@ class Nominations:
         """The node where victims are evicted for the pod; "" while it is not certain which node that is."""
         nomination = self._by_pod.get(uid)
         return next(iter(nomination.places)) if nomination is not None and len(nomination.places) == 1 else ""
-
-    def places_by_pod(self) -> dict[str, Mapping[str, NominatedPlace]]:
-        """All reserved places, by pod and node."""
-        return {uid: nomination.places for uid, nomination in self._by_pod.items()}
 
     def nodes_changed_since(self, by_pod_then: Mapping[str, Nomination]) -> set[str]:
         """The nodes on which reservations for nominated pods may have changed.
@@ -332,15 +327,6 @@ class Nominations:
             self._by_pod[uid] = replace(nomination, places={**nomination.places, node: place})
 
     # What-if changes.
-
-    @contextmanager
-    def restore_afterwards(self) -> Iterator[None]:
-        """Context manager: restores all nominations at the end."""
-        by_pod_before, expired = dict(self._by_pod), dict(self._expired)
-        try:
-            yield
-        finally:
-            self._by_pod, self._expired = by_pod_before, expired
 
     def _updated_from_status(self, nomination: Nomination, now: float) -> Nomination:
         """The nomination, updated from the node in the pod's status; unchanged if the status names no node.

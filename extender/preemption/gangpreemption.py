@@ -304,7 +304,6 @@ class GangVictimSearch:
         changed_nodes: where the snapshots may differ. There the victims are searched again, and must be the same pods;
             and the places of the other members are checked.
         """
-        self._nominations.remove(self._search.claimant.uid)
         without_place = {member.uid for member in self._snapshot.unplaced}
         for placed in gang_victims.search_order:
             if placed.node in changed_nodes and not self._are_victims_same(placed, without_place):

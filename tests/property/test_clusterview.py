@@ -164,7 +164,7 @@ def picture(view: ClusterView) -> object:
     nominations = view.nominations
     ranks = [(-priority, 0, created, "a/p") for priority in (0, 5, 9) for created in ("2026-10-01", "2026-12-01")]
     return (
-        nominations.places_by_pod(),
+        {uid: nomination.places for uid, nomination in nominations.by_pod().items()},
         [list(nominations.reserved_places((), priority)) for priority in (0, 9)],
         [(nominations.nominated_node(uid), nominations.victims_on("n1", uid)) for uid in PODS],
         nominations.all_victims(),

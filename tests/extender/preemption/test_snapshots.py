@@ -166,8 +166,8 @@ def test_the_card_of_a_nominated_pod_that_loses_its_other_card_during_the_search
     assert world.preempt(pod, n1=["n1-1"]) == {"n1": ["n1-1"]}
     reserved = [
         share.uuid
-        for places in world.state._cache.nominations.places_by_pod().values()
-        for place in places.values()
+        for nomination in world.state._cache.nominations.by_pod().values()
+        for place in nomination.places.values()
         for share in place.assignment.shares()
     ]
     assert sorted(reserved) == ["GPU-n1-0", "GPU-n1-1"]
