@@ -150,6 +150,24 @@ def on_victim_search(state: State, callback: Callable[[WaitingPod], object]) -> 
     observed(nominated)
 
 
+def change_at_search(state: State, number: int, change: Callable[[WaitingPod], object]) -> list[WaitingPod]:
+    """Call `change` once, at that search for victims on one node; searches under the lock do not count.
+
+    Returns the pods that are searched for, one entry for each search; the list grows.
+    """
+    claimants: list[WaitingPod] = []
+
+    def on_search(claimant: WaitingPod) -> None:
+        if state._lock._lock.locked():
+            return
+        claimants.append(claimant)
+        if len(claimants) == number:
+            change(claimant)
+
+    on_victim_search(state, on_search)
+    return claimants
+
+
 def looks_slowly(state: State, clock: FakeClock, seconds: float = 0.12) -> None:
     """Let each later search for victims on one node take this time."""
     on_victim_search(state, lambda _: clock.advance(seconds))

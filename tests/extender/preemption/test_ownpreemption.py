@@ -30,6 +30,7 @@ from tests.extender.worlds import (
     as_pod,
     as_quota,
     bound,
+    change_at_search,
     on_victim_search,
     resource,
     resource_class,
@@ -287,18 +288,14 @@ def test_if_one_victim_of_a_gang_may_not_be_evicted_nothing_is_kept_for_it():
 def test_a_gang_gets_no_victims_that_the_eviction_api_has_refused_during_the_search(number):
     world = Gangs(n1=(1000, 1000), n2=(1000, 1000))
     world.gang(2, whole_gpu=1)
-    searches = 0
 
     def refuse(claimant) -> None:
-        nonlocal searches
-        searches += not world.state._lock._lock.locked()
-        if searches == number:
-            eviction = preemption.Eviction(claimant, "n99", (), NominatedPlace())
-            world.state.preemption.on_eviction_failed(eviction, ["uid-n1-0", "uid-n1-1"], 600.0)
+        eviction = preemption.Eviction(claimant, "n99", (), NominatedPlace())
+        world.state.preemption.on_eviction_failed(eviction, ["uid-n1-0", "uid-n1-1"], 600.0)
 
-    on_victim_search(world.state, refuse)
+    searches = change_at_search(world.state, number, refuse)
     assert {"n1-0", "n1-1"}.isdisjoint(world.evicts(20.0))
-    assert searches >= number
+    assert len(searches) >= number
 
 
 @pytest.mark.parametrize("end", [Gangs.delete, Gangs.terminate])
@@ -309,17 +306,8 @@ def test_a_gang_gets_only_victims_that_run(monkeypatch, max_wait_checks, step, e
     monkeypatch.setattr(preemption, "_MAX_WAIT_CHECKS", max_wait_checks)
     world = Gangs(n1=(1000, 1000), n2=(1000, 1000))
     world.gang(3, whole_gpu=1)
-    searches = 0
-
-    def change(_) -> None:
-        nonlocal searches
-        searches += not world.state._lock._lock.locked()
-        if searches == step and not world.state._lock._lock.locked():
-            searches += 1
-            end(world, "n2-0")
-
-    on_victim_search(world.state, change)
-    assert "n2-0" not in world.evicts(20.0) or searches < step
+    searches = change_at_search(world.state, step, lambda _: end(world, "n2-0"))
+    assert "n2-0" not in world.evicts(20.0) or len(searches) < step
 
 
 # What the search costs.
