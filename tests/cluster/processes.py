@@ -108,9 +108,13 @@ class Process:
         return start_time(record.pid) == record.started
 
     def kill(self, *, wait: bool = True) -> None:
-        """SIGKILL for it and its workers, as when a container is killed; wait until it is gone."""
+        """SIGKILL for it and its workers, as when a container is killed; wait until all of them are gone."""
         self._signal_group(signal.SIGKILL)
-        if wait and not self._has_ended(PATIENCE):
+        record = self.recorded
+        if not wait or record is None:
+            return
+        # Its workers, too: one that waits for a CPU takes the signal only when it has one, after its leader is gone.
+        if not self._has_ended(PATIENCE) or not wait_for(lambda: not _group(record.pid)):
             raise NotReady(f"{self.name} lives on after SIGKILL")
 
     def stop(self, timeout: float = 60) -> None:
@@ -196,11 +200,17 @@ def stat(pid: int) -> list[str]:
 
 def start_time(pid: int) -> int | None:
     """Start time in clock ticks since boot; None for no process or a zombie. Source: proc(5), field 22."""
+    fields = _fields_of_running(pid)
+    return None if fields is None else int(fields[19])
+
+
+def _fields_of_running(pid: int) -> list[str] | None:
+    """As `stat`; None for no process or a zombie."""
     try:
         fields = stat(pid)
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    return None if fields[0] in "ZX" else fields
 
 
 def children(pid: int) -> list[int]:
@@ -211,14 +221,14 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def _group(pid: int) -> list[int]:
-    """The process that leads the group, and its children in it."""
-    pids = [pid]
-    for child in children(pid):
-        with suppress(ProcessLookupError):
-            if os.getpgid(child) == pid:
-                pids.append(child)
-    return pids
+def _group(leader: int) -> list[int]:
+    """The running processes of the group that this process leads or led. Source: proc(5), field 5."""
+    fields_by_pid = {pid: _fields_of_running(pid) for pid in _all_pids()}
+    return [pid for pid, fields in fields_by_pid.items() if fields is not None and int(fields[2]) == leader]
+
+
+def _all_pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def _stands_still(pid: int) -> bool:
@@ -240,8 +250,7 @@ def marked(state: Path) -> list[int]:
     """Every running process of this cluster, also those that no record names: workers, containerd's shims, and what
     has left its container's cgroup, as MPS daemons do.
     """
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in pids if _is_of(pid, state) and start_time(pid) is not None]
+    return [pid for pid in _all_pids() if _is_of(pid, state) and start_time(pid) is not None]
 
 
 def _inherited() -> dict[str, str]:

@@ -56,6 +56,24 @@ def test_who_was_paused_stands_still(state_dir: Path) -> None:
         busy.kill()
 
 
+def test_who_was_killed_is_gone_with_all_workers(state_dir: Path) -> None:
+    """Also what waits for a CPU at that moment: here they share one with a process that is preferred to them."""
+    cpu = str(min(os.sched_getaffinity(0)))
+    preferred = processes.Process(state_dir, "preferred")
+    busy = processes.Process(state_dir, "busy")
+    loop = "while :; do :; done"
+    workers = f"for i in 1 2 3 4 5 6 7 8; do taskset -c {cpu} nice -n 19 sh -c '{loop}' & done; wait"
+    try:
+        preferred.start(["taskset", "-c", cpu, "nice", "-n", "-15", "sh", "-c", loop])
+        busy.start(["sh", "-c", workers])
+        assert wait_for(lambda: len(processes.marked(state_dir)) == 10)
+        busy.kill()
+        assert processes.marked(state_dir) == [preferred.pid]
+    finally:
+        busy.kill()
+        preferred.kill()
+
+
 def test_eight_cards_of_a_node_are_eight_devices() -> None:
     numbers = cards.device_numbers(8)
     assert len(set(numbers)) == 8
