@@ -21,7 +21,6 @@ from cardwise.runtime.http.health import HealthSettings
 from cardwise.runtime.http.serving import Server, TlsFiles
 from cardwise.runtime.settings import (
     CONTEXT_SETTINGS,
-    DURATION,
     HOST_PORT,
     OBJECT_NAME,
     CommonSettings,
@@ -49,8 +48,9 @@ _SEARCH_THREADS = 2
 # Enough bind threads that all members of the largest gang can wait; this many more threads serve other binds.
 _THREADS_FOR_OTHERS = 32
 _BIND_THREADS = gangs.MAX_MEMBERS + 3 * _THREADS_FOR_OTHERS
-# Seconds for a bind call: with a single extender stanza, and with a stanza for bind alone. Shorter than the stanza's
-# `httpTimeout`.
+# Seconds after the arrival of a bind call in which its Binding may be posted: with a single extender stanza, and with a
+# stanza for bind alone. Shorter than the stanza's `httpTimeout` (kube-scheduler's default is 5 s; the stanza for bind
+# has 300 s): a Binding that is posted after kube-scheduler has given up takes a card for a pod that is scheduled again.
 _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0
 
 
@@ -116,68 +116,25 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0
 )
 @core_overcommit_option
 @click.option(
-    "--bind-deadline",
-    type=DURATION,
-    default=None,
-    help="How long after the arrival of a bind call its Binding may be posted. Must be less than the bind "
-    "stanza's httpTimeout. Default: 60s with --bind-port-bind (its stanza has 300s), else 4s (kube-scheduler has 5s).",
-)
-@click.option(
-    "--reservation-seconds",
-    type=click.FloatRange(min=1),
-    default=30.0,
-    help="How long the GPUs that filter chose stay reserved for a pod if no bind call follows.",
-)
-@click.option(
     "--nominate",
     type=click.Choice([mode.value for mode in NominationMode]),
     default=NominationMode.AUTO.value,
     help="Nominate a node for pending pods before kube-scheduler comes to them (status.nominatedNodeName). "
-    "kube-scheduler then tries this node first, and no other if the pod fits there. auto: in clusters of more "
-    "nodes than --nominate-above-nodes.",
-)
-@click.option(
-    "--nominate-above-nodes",
-    type=click.IntRange(min=0),
-    default=AUTO_ABOVE_NODES,
-    help="With --nominate=auto: nominate nodes in clusters of more nodes than this.",
-)
-@click.option(
-    "--gang-permit-seconds",
-    type=click.FloatRange(min=1),
-    default=30.0,
-    help="How long GPUs stay reserved for a gang without a bind call of a further member. A PodGroup's "
-    "timeoutSeconds overrides this for its gang.",
+    "kube-scheduler then tries this node first, and no other if the pod fits there. auto: in clusters of more than "
+    f"{AUTO_ABOVE_NODES} nodes.",
 )
 @click.option(
     "--max-gang-permit-seconds",
     type=click.FloatRange(min=1),
-    default=300.0,
-    help="Upper limit of a PodGroup's timeoutSeconds and of --gang-permit-seconds.",
+    default=gangs.MAX_PERMIT_SECONDS,
+    help="Upper limit of a PodGroup's timeoutSeconds: how long GPUs stay reserved for a gang without a bind call of a "
+    f"further member ({gangs.PERMIT_SECONDS:g} s without a PodGroup).",
 )
 @click.option(
     "--gang-reserve-seconds",
     type=click.FloatRange(min=0),
-    default=60.0,
+    default=gangs.RESERVE_SECONDS,
     help="How long a gang waits before GPUs are reserved for it. Later pods cannot use these GPUs.",
-)
-@click.option(
-    "--gang-reserve-refusals",
-    type=click.IntRange(min=1),
-    default=20,
-    help="Number of refusals after which GPUs are reserved for a gang, also before --gang-reserve-seconds.",
-)
-@click.option(
-    "--gang-reserve-limit-seconds",
-    type=click.FloatRange(min=1),
-    default=600.0,
-    help="How long GPUs are reserved for the gangs of a namespace. For the same time afterwards no GPUs are.",
-)
-@click.option(
-    "--gang-rollback-seconds",
-    type=click.FloatRange(min=1),
-    default=120.0,
-    help="How long a gang may stay partly bound before its bound pods are evicted and the whole gang is tried again.",
 )
 @click.option(
     "--inspect-unit",
@@ -186,17 +143,10 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0
     help="Unit of the amounts in /inspect. In GiB, free memory is rounded down, as gpushare does.",
 )
 @click.option(
-    "--terminating-seconds",
-    type=click.FloatRange(min=0),
-    default=30.0,
-    help="How long the GPU share of a deleted pod still counts if its node does not report it.",
-)
-@click.option(
     "--lease-namespace",
     default=names.NAMESPACE,
     help="Namespace of the Lease by which several extenders elect a leader.",
 )
-@click.option("--lease-name", default=names.LEASE, help="Name of this Lease, which is created if it does not exist.")
 @click.option(
     "--lease-duration",
     type=click.FloatRange(min=3, max=election.MAX_DURATION),
@@ -231,16 +181,15 @@ def main(
     Serves gpushare's paths, /gpushare-scheduler/filter, prioritize, bind and inspect, and preempt.
     """
     logs.configure("extender", common.log_level, common.log_format)
-    if settings["bind_deadline"] is None:
-        settings["bind_deadline"] = _DEADLINE if bind_port_bind is None else _DEADLINE_ALONE
-    extender_settings = ExtenderSettings(**settings)  # type: ignore[arg-type]
+    deadline = _DEADLINE if bind_port_bind is None else _DEADLINE_ALONE
+    extender_settings = ExtenderSettings(bind_deadline=deadline, **settings)  # type: ignore[arg-type]
     addresses = [bind] if bind_port_bind is None else [bind, bind_port_bind]
     _check_addresses(addresses, tls_dir, tls_secret, plain_http=plain_http)
     check_distinct({"--bind": bind, "--bind-port-bind": bind_port_bind, "--metrics-bind": common.metrics_bind})
     with report_startup_errors("--kubeconfig"):
         client = KubeClient.load(common.kubeconfig, pool_size=64, user_agent="cardwise-extender")
     if not extender_settings.no_lease:
-        _check_lease(client, extender_settings.lease_namespace, extender_settings.lease_name)
+        _check_lease(client, extender_settings.lease_namespace)
     rotator = None
     files = None
     directory = tls_dir or Path("/run/cardwise/extender-tls")
@@ -253,7 +202,7 @@ def main(
     max_waiting = _BIND_THREADS - _THREADS_FOR_OTHERS if bind_port_bind is not None else 0
     shown = HealthSettings(
         bind=common.metrics_bind,
-        config=configz.describe_options(click.get_current_context(), settings),
+        config=configz.describe_options(click.get_current_context()),
         certificates=directory if files is not None else None,
     )
     process = Process(client, extender_settings, shown, rotator, max_waiting)
@@ -274,20 +223,20 @@ def main(
     ).run()
 
 
-def _check_lease(client: KubeClient, namespace: str, name: str) -> None:
+def _check_lease(client: KubeClient, namespace: str) -> None:
     """Check that the Lease can be created, by a dry run.
 
     Raises click.ClickException if the namespace does not exist or the extender may not create Leases. If the API server
     does not respond, this is only logged.
     """
-    metadata = {"namespace": namespace, "name": name}
+    metadata = {"namespace": namespace, "name": names.LEASE}
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
     try:
         client.create(paths.leases(namespace), lease, query={"dryRun": "All"})
     except (errors.NotFound, errors.Forbidden) as error:
         raise click.ClickException(
-            f"cannot create the Lease {name} in namespace {namespace}: {error}; create the namespace, name another "
-            "one with --lease-namespace, or use --no-lease if this is the only extender"
+            f"cannot create the Lease {names.LEASE} in namespace {namespace}: {error}; create the namespace, name "
+            "another one with --lease-namespace, or use --no-lease if this is the only extender"
         ) from error
     except errors.KubeError as error:
         if not isinstance(error, errors.AlreadyExists):

@@ -15,7 +15,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry
 
 from cardwise.clock import BOOT, SYSTEM, Clock
-from cardwise.core.api import policies
+from cardwise.core.api import names, policies
 from cardwise.core.api.cardlimits import CardLimits
 from cardwise.core.gangs import gangs
 from cardwise.core.values.quantity import MiB, Unit
@@ -31,7 +31,7 @@ from extender.api.metrics import GaugeReaders, Metrics
 from extender.api.verbs import AnswerSettings
 from extender.binding.binder import Binder
 from extender.cache import statelock
-from extender.cache.reservations import Timeouts
+from extender.cache.reservations import TERMINATING_SECONDS, Timeouts
 from extender.controllers.directbinds import DirectBindController
 from extender.controllers.evictions import Evictions
 from extender.controllers.fragmetrics import FragMetrics
@@ -69,20 +69,13 @@ class ExtenderSettings:
     max_clients: int | None
     core_overcommit: int
     bind_deadline: float
-    reservation_seconds: float
     nominate: str
-    nominate_above_nodes: int
-    gang_permit_seconds: float
     max_gang_permit_seconds: float
     gang_reserve_seconds: float
-    gang_reserve_refusals: int
-    gang_reserve_limit_seconds: float
-    gang_rollback_seconds: float
-    terminating_seconds: float
     lease_namespace: str
-    lease_name: str
     lease_duration: float
     no_lease: bool
+    terminating_seconds: float = TERMINATING_SECONDS  # other than the default only in tests
     pod: ObjectName | None = None  # the pod in which this process runs
     inspect_unit: str = Unit.MIB
 
@@ -109,7 +102,7 @@ class Extender:
             headroom=MiB(settings.headroom),
             max_clients=settings.max_clients,
             core=settings.core_overcommit,
-            timeouts=Timeouts(reservation=settings.reservation_seconds, terminating=settings.terminating_seconds),
+            timeouts=Timeouts(terminating=settings.terminating_seconds),
             gang_settings=_gang_settings(settings, max_waiting),
             nomination_settings=_nomination_settings(settings),
             clock=clock,
@@ -123,7 +116,7 @@ class Extender:
             self._leadership = leadership.make_lease_leadership(
                 client,
                 settings.lease_namespace,
-                settings.lease_name,
+                names.LEASE,
                 duration=settings.lease_duration,
                 state=self._state,
                 catch_up=self._informers.catch_up,
@@ -369,19 +362,11 @@ def _freeze_objects() -> None:
 def _nomination_settings(settings: ExtenderSettings) -> nominator.NominationSettings:
     return nominator.NominationSettings(
         mode=nominator.NominationMode(settings.nominate),
-        above_nodes=settings.nominate_above_nodes,
         policy=settings.policy,
         one_best_node=settings.one_best_node,
     )
 
 
 def _gang_settings(settings: ExtenderSettings, max_waiting: int) -> gangtypes.GangSettings:
-    patience = gangs.GangPatience(
-        permit=settings.gang_permit_seconds,
-        max_permit=settings.max_gang_permit_seconds,
-        rollback=settings.gang_rollback_seconds,
-        reserve=settings.gang_reserve_seconds,
-        refusals=settings.gang_reserve_refusals,
-        reserve_limit=settings.gang_reserve_limit_seconds,
-    )
+    patience = gangs.GangPatience(max_permit=settings.max_gang_permit_seconds, reserve=settings.gang_reserve_seconds)
     return gangtypes.GangSettings(patience=patience, policy=settings.policy, max_waiting=max_waiting)

@@ -57,6 +57,11 @@ from extender.records.pod import WaitingPod
 from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 
+# kube-scheduler sends bind milliseconds after filter, unless a plugin's Permit keeps the pod waiting. Until then the
+# cards are idle.
+RESERVATION_SECONDS: Final = 30.0
+# Longer than a node's report of the pod's containers may be late. After that the node is taken to be dead.
+TERMINATING_SECONDS: Final = 30.0
 _MAX_ORPHANED: Final = 4096
 _AGENT_PACE: Final = WatchPace()  # the pace of the device plugins' watches
 NO_EPOCH: Final = -1  # no leader epoch: such a row is never posted
@@ -182,8 +187,8 @@ class Timeouts:
         silence, and one pass.
     """
 
-    reservation: float = 30.0
-    terminating: float = 30.0
+    reservation: float = RESERVATION_SECONDS
+    terminating: float = TERMINATING_SECONDS
     confirmation: float = 75.0
     restored: float = _AGENT_PACE.backoff_cap + _AGENT_PACE.silence + 20.0
 

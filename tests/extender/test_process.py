@@ -14,10 +14,8 @@ from tests.fakes.clock import FakeClock
 
 SETTINGS = ExtenderSettings(
     policy="binpack", one_best_node=True, headroom=0, max_clients=None, core_overcommit=100, bind_deadline=4.0,
-    reservation_seconds=30.0, nominate="never", nominate_above_nodes=1000, gang_permit_seconds=30.0,
-    max_gang_permit_seconds=300.0, gang_reserve_seconds=60.0, gang_reserve_refusals=20,
-    gang_reserve_limit_seconds=600.0, gang_rollback_seconds=120.0, terminating_seconds=30.0,
-    lease_namespace="ns", lease_name="l", lease_duration=5.0, no_lease=True,
+    nominate="never", max_gang_permit_seconds=300.0, gang_reserve_seconds=60.0,
+    lease_namespace="ns", lease_duration=5.0, no_lease=True,
 )  # fmt: skip
 
 

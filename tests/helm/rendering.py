@@ -26,7 +26,6 @@ OTHER = (  # nothing is as by default
     "webhook.gangSchedulers={one,two}",
     "webhook.mps=required",
     "webhook.nvidiaGpu=take",
-    "extender.nominateAboveNodes=5",
     "extender.nominate=always",
     "extender.policy=spread",
     "extender.service.clusterIP=10.0.0.7",

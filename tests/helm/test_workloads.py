@@ -92,9 +92,9 @@ def test_values_reach_the_parts(render: Render) -> None:
     assert (options["lease_namespace"], str(options["tls_secret"])) == ("gpu", "gpu/cardwise-extender-tls")
     assert {"10.0.0.7", "cardwise-extender.gpu.svc"} <= set(options["tls_hosts"])
     assert (options["policy"], options["headroom"], options["one_best_node"]) == ("spread", 0, True)
-    assert (options["nominate"], options["nominate_above_nodes"]) == ("always", 5)
+    assert options["nominate"] == "always"
     options = parsed_options(render, "extender")
-    assert (options["nominate"], options["nominate_above_nodes"]) == ("auto", 1000)
+    assert options["nominate"] == "auto"
     assert options["max_gang_permit_seconds"] == 300.0
     assert parsed_options(render, "extender", "policies.podGroupTimeoutSeconds=90")["max_gang_permit_seconds"] == 90.0
     for part in ("extender", "webhook"):

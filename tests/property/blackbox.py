@@ -39,7 +39,7 @@ History = list[Json]
 
 GUARDED = {"guarded": "yes"}  # labels of pods that disruption budgets protect
 TAKING = ("Ready", "Off")  # states of MPS in which a card takes pods
-LEASE = paths.leases("cardwise-system", "extender")
+LEASE = paths.leases(names.NAMESPACE, names.LEASE)
 DURATION = 5.0  # of the Lease
 FILTER_SECONDS = 1.0  # for which kube-scheduler waits
 LAG_SECONDS = 20.0  # the maximum lag of a watch of other objects than pods; less than `terminating_seconds`
@@ -51,11 +51,8 @@ QUIET_ROUNDS = 150  # of ten seconds each, in which all pods that fit must be pl
 
 SETTINGS = ExtenderSettings(
     policy="binpack", one_best_node=True, headroom=0, max_clients=None, core_overcommit=100, bind_deadline=4.0,
-    reservation_seconds=30.0, nominate="never", nominate_above_nodes=1000, gang_permit_seconds=30.0,
-    max_gang_permit_seconds=300.0, gang_reserve_seconds=60.0, gang_reserve_refusals=20,
-    gang_reserve_limit_seconds=600.0, gang_rollback_seconds=120.0, terminating_seconds=30.0,
-    lease_namespace="cardwise-system", lease_name="extender",
-    lease_duration=DURATION, no_lease=False,
+    nominate="never", max_gang_permit_seconds=300.0, gang_reserve_seconds=60.0,
+    lease_namespace=names.NAMESPACE, lease_duration=DURATION, no_lease=False,
 )  # fmt: skip
 
 
@@ -188,7 +185,7 @@ class World:
         return ""
 
     def _begin(self) -> None:
-        metadata = {"name": "extender", "namespace": "cardwise-system"}
+        metadata = {"name": names.LEASE, "namespace": names.NAMESPACE}
         self.api.write_object(paths.leases(), {"metadata": metadata, "spec": build_released_lease(self.clock.wall())})
         for name in self.machines:
             self._put_node(name)

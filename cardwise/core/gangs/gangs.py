@@ -205,6 +205,23 @@ class PodGroupSpec:
     basic: bool = False
 
 
+# Seconds. A PodGroup's timeoutSeconds replaces the first for its gang. Longer than kube-scheduler needs for the next
+# member of the largest gang, also if other pods are before it in the queue.
+PERMIT_SECONDS: Final = 30.0
+# The default of the option. A gang that waits for a node to be created needs minutes; GPUs are idle meanwhile.
+MAX_PERMIT_SECONDS: Final = 300.0
+# The default of the option. Shorter: shares start later because of gangs. Longer: a large gang starts later.
+RESERVE_SECONDS: Final = 60.0
+# Refusals of a gang, at most one a second: a gang that was tried often, and lost free cards to others each time, does
+# not wait `RESERVE_SECONDS`.
+RESERVE_REFUSALS: Final = 20
+# Ten times `RESERVE_SECONDS`: a namespace can keep cards free for other namespaces' pods for half of the time at most.
+RESERVE_LIMIT_SECONDS: Final = 600.0
+# The missing members of a gang that is bound in part bind within seconds if they fit. Eviction ends the work of the
+# bound members, so a short outage of the API server or of kube-scheduler must not lead to it.
+ROLLBACK_SECONDS: Final = 120.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangPatience:
     """Times in seconds, and a number of refusals.
@@ -216,12 +233,12 @@ class GangPatience:
     reserve_limit: how long these cards stay reserved. For the same time afterwards, no cards are reserved for the gang.
     """
 
-    permit: float = 30.0
-    max_permit: float = 300.0
-    rollback: float = 120.0
-    reserve: float = 60.0
-    refusals: int = 20
-    reserve_limit: float = 600.0
+    permit: float = PERMIT_SECONDS
+    max_permit: float = MAX_PERMIT_SECONDS
+    rollback: float = ROLLBACK_SECONDS
+    reserve: float = RESERVE_SECONDS
+    refusals: int = RESERVE_REFUSALS
+    reserve_limit: float = RESERVE_LIMIT_SECONDS
 
 
 def gang_rank(oldest: Member | None, highest: int, priority: int | None, key: str) -> Rank:

@@ -75,7 +75,7 @@ def test_cards_of_a_plan_are_nobody_elses():
 
 
 def test_no_hold_is_longer_than_a_podgroup_could_say():
-    """Also of a gang without a PodGroup, where `--gang-permit-seconds` is more."""
+    """Also of a gang without a PodGroup, where `PERMIT_SECONDS` is more."""
     world = World({"n1": 3}, max_permit=10.0)
     trio(world)
     world.schedule("g0")

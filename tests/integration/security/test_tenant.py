@@ -370,8 +370,7 @@ def waiting_long(tenant: Tenant, members: list[Json]) -> Iterator[Space]:
     """
     members = [*members, *(workload(f"many-{i}", gpu_mem=P100, node=OTHER) for i in range(2))]
     annotations = {names.GROUP_NAME: "long", names.GROUP_NUM: str(len(members)), names.QUEUE_PRIORITY: "999999999"}
-    soon = ("--gang-reserve-seconds=0", "--gang-reserve-refusals=1")
-    with Space(tenant.cluster, "neighbour") as neighbour, flags(tenant.cluster, "extender", *soon):
+    with Space(tenant.cluster, "neighbour") as neighbour, flags(tenant.cluster, "extender", "--gang-reserve-seconds=0"):
         neighbour.create(workload("there", gpu_mem=P100, node=OTHER))
         neighbour.running("there")
         try:
