@@ -196,7 +196,7 @@ def _count_failure(thread: str) -> None:
     type=_FOLDER,
     default=Path(mps.DEFAULT_ROOT),
     envvar="CARDWISE_MPS_ROOT_DIR",
-    help="The MPS manager's --root.",
+    help="The MPS manager's --mps-root.",
 )
 def main(
     *,

@@ -51,7 +51,7 @@ class NodeAgentSettings:
     nvidia_specs: paths of NVIDIA's CDI specs; None: the cards are simulated.
     cards: the cards that are shared; None: all, unless NVIDIA's device plugin serves the node.
     mps: the MPS mode of pods without the annotation; `off` also means that the node has no MPS manager.
-    mps_root: the --root of the MPS manager.
+    mps_root: the --mps-root of the MPS manager.
     core_overcommit: percent of each card's SMs that may be allocated.
     """
 

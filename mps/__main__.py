@@ -33,17 +33,18 @@ from cardwise.runtime.settings import (
     simulated_gpus_option,
 )
 from mps import metrics
-from mps.audit.audit import AuditSettings
+from mps.audit.audit import EVICT_AFTER_SECONDS, AuditSettings
+from mps.audit.evicting import EVICTIONS_PER_HOUR
 from mps.daemon import directories, units
-from mps.daemon.machine import DaemonPace
+from mps.daemon.machine import PROBE_TIMEOUT_SECONDS, DaemonPace
 from mps.host import cgroups
 from mps.host.processes import CONTROL
 from mps.manager import Manager, ManagerLock, ManagerSettings, RootLocked
-from mps.options import audit_options, pace_options
 
 _log = structlog.get_logger(__name__)
 
 COMPONENT = "cardwise-mps"
+_AUDITS = {"off": None, "report": AuditSettings(), "evict": AuditSettings(evict_after=EVICT_AFTER_SECONDS)}
 _LOCK_POLL_SECONDS = 0.1
 _CHECK_SECONDS = 1.0
 _WARN_AFTER_SECONDS = 5.0  # in a rolling update the former manager may need this time to release the root
@@ -58,11 +59,18 @@ def _parse_cards(_: click.Context, __: click.Parameter, text: str | None) -> Car
         raise click.BadParameter(f"{error.problem}; {error.remedy}") from error
 
 
-def _find_program(_: click.Context, __: click.Parameter, program: str) -> Path:
-    path = shutil.which(program)
+def _check_above_zero(_: click.Context, __: click.Parameter, seconds: float) -> float:
+    if seconds <= 0:
+        raise click.BadParameter("0 would replace each daemon at once; write a time such as 3s")
+    return seconds
+
+
+def _find_control() -> Path:
+    """Find the program nvidia-cuda-mps-control. Raises click.ClickException."""
+    path = shutil.which(CONTROL)
     if path is None:
-        raise click.BadParameter(
-            f"{program} is not installed or cannot be run; it belongs to NVIDIA's driver (package nvidia-compute-utils "
+        raise click.ClickException(
+            f"{CONTROL} is not installed or cannot be run; it belongs to NVIDIA's driver (package nvidia-compute-utils "
             "or nvidia-cuda-mps), and is mounted into a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility. A "
             "node without it cannot use MPS: do not run the manager there"
         )
@@ -73,7 +81,6 @@ def _find_program(_: click.Context, __: click.Parameter, program: str) -> Path:
 @common_options
 @option(
     "--node-name",
-    "--node",
     envvar=["NODE_NAME", "CARDWISE_NODE_NAME"],
     required=True,
     help="Name of the Node object of this machine.",
@@ -86,7 +93,8 @@ def _find_program(_: click.Context, __: click.Parameter, program: str) -> Path:
     help="Indices or UUIDs of the GPUs to serve; set the same for the device plugin. Default: all.",
 )
 @option(
-    "--root",
+    "--mps-root",
+    "root",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(mps.DEFAULT_ROOT),
     envvar="CARDWISE_MPS_ROOT_DIR",
@@ -100,20 +108,6 @@ def _find_program(_: click.Context, __: click.Parameter, program: str) -> Path:
     envvar="CARDWISE_MPS_SCOPE",
     help="card: one daemon per GPU, so that faults and users of one GPU never affect another. node: one daemon for the "
     "node, which containers with shares of several GPUs need. Drain the node before you change it.",
-)
-@option(
-    "--control",
-    default=CONTROL,
-    callback=_find_program,
-    envvar="CARDWISE_MPS_CONTROL",
-    help="The program nvidia-cuda-mps-control.",
-)
-@option(
-    "--driver",
-    default="",
-    envvar="CARDWISE_MPS_DRIVER",
-    help="Version of the driver, such as 550.163.01, if the GPUs do not report it (simulated ones).",
-    show_default="as the GPUs report",
 )
 @option(
     "--exclusive/--no-exclusive",
@@ -131,22 +125,24 @@ def _find_program(_: click.Context, __: click.Parameter, program: str) -> Path:
     "others, and running pods are not affected. always: all, with their clients (uninstall). never: none.",
 )
 @option(
-    "--daemon-cgroup",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    envvar="CARDWISE_MPS_DAEMON_CGROUP",
-    help="The node's cgroup file system, such as /host/sys/fs/cgroup: daemons then run in their own cgroup, so that "
-    "the container runtime does not end them with the manager's container. Default: the manager's cgroup.",
-)
-@pace_options
-@option(
-    "--detach-before",
+    "--probe-timeout",
     type=DURATION,
-    default=3.0,
-    envvar="CARDWISE_MPS_DETACH_BEFORE",
-    help="How long before the end of a pod's grace period its processes are detached from the server, since killing a "
-    "busy client may affect others. At most half of the grace period.",
+    default=PROBE_TIMEOUT_SECONDS,
+    envvar="CARDWISE_MPS_PROBE_TIMEOUT",
+    callback=_check_above_zero,
+    help="Timeout of a command; a daemon that times out twice is replaced. Raise it on nodes whose CPUs are so busy "
+    "that a healthy daemon answers late.",
 )
-@audit_options
+@option(
+    "--audit",
+    type=click.Choice(list(_AUDITS)),
+    default="report",
+    envvar="CARDWISE_MPS_AUDIT",
+    help="report: compare the memory that processes use on the GPUs with their pods' shares, and report differences in "
+    "events, metrics and the log. evict: also evict a pod that uses more than its share, or another GPU than its own, "
+    f"for {EVICT_AFTER_SECONDS:g} s, as its disruption budget allows, at most {EVICTIONS_PER_HOUR} pods an hour. off: "
+    "neither.",
+)
 def main(
     *,
     common: CommonSettings,
@@ -155,14 +151,10 @@ def main(
     gpus: CardSelection | None,
     root: Path,
     scope: str,
-    control: Path,
-    driver: str,
     exclusive: bool,
     stop_daemons: str,
-    daemon_cgroup: Path | None,
-    pace: DaemonPace,
-    detach_before: float,
-    audit: AuditSettings | None,
+    probe_timeout: float,
+    audit: str,
 ) -> None:
     """Cardwise's MPS node manager, one on each node whose GPUs are shared by MPS.
 
@@ -175,14 +167,12 @@ def main(
         node=node_name,
         root=root,
         scope=DaemonScope(scope),
-        control=control,
-        pace=pace,
+        control=_find_control(),
+        pace=DaemonPace(probe_timeout=probe_timeout),
         exclusive=exclusive,
         stop_daemons=stop_daemons,
-        detach_before=detach_before,
-        cgroup=daemon_cgroup,
-        driver=driver,
-        audit=audit,
+        cgroup=cgroups.HOST_ROOT if cgroups.HOST_ROOT.exists() else None,
+        audit=_AUDITS[audit],
     )
     stop_event = threading.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -192,8 +182,8 @@ def main(
         selected_gpus: Gpus = all_gpus if gpus is None else SelectedGpus(all_gpus, gpus)
         mps.check_root(str(root), [card.uuid for card in selected_gpus.cards()], settings.scope)
         directories.check_folder_access(root)
-        if daemon_cgroup is not None:
-            cgroups.check_root(daemon_cgroup)
+        if settings.cgroup is not None:
+            cgroups.check_root(settings.cgroup)
         if ignored_names := units.list_ignored_settings(os.environ):
             _log.warning("ignored MPS settings in the manager's environment", names=ignored_names)
         client = KubeClient.load(common.kubeconfig, user_agent=COMPONENT)

@@ -50,9 +50,7 @@ class ManagerSettings:
 
     exclusive: whether cards are closed (compute mode EXCLUSIVE_PROCESS) while MPS serves them.
     stop_daemons: idle, always or never; see docs/design/0005-mps.md.
-    detach_before: seconds before the end of a pod's grace period at which its clients are detached.
     cgroup: the mounted cgroup root below which daemons run; None: in the manager's cgroup.
-    driver: version of the driver; "": use the version that the cards report.
     audit: settings of the audit; None: no audit.
     """
 
@@ -63,9 +61,7 @@ class ManagerSettings:
     pace: DaemonPace
     exclusive: bool
     stop_daemons: str
-    detach_before: float
     cgroup: Path | None = None
-    driver: str = ""
     audit: AuditSettings | None = None
 
 
@@ -128,7 +124,7 @@ class Manager:
             None  # PID and cards of a daemon of the whole node that a former manager started
         )
         self._leftovers_ended = False  # whether daemons that a former manager left behind were ended
-        self._terminating_pods = TerminatingPods(settings.detach_before)
+        self._terminating_pods = TerminatingPods()
         self._last_pass_at = clock.now()
         self._loop = Loop(
             "manager",
@@ -306,7 +302,7 @@ class Manager:
 
     def _create_daemon(self, unit: DaemonUnit) -> Daemon:
         settings = self._settings
-        driver = settings.driver or unit.cards[0].properties.get("driver", "")
+        driver = unit.cards[0].properties.get("driver", "")
         capabilities = drivers.refine_capabilities(
             drivers.capabilities_of(driver), settings.control, root=os.geteuid() == 0
         )

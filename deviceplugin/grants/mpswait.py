@@ -48,7 +48,7 @@ class MpsWait:
         self, default_mode: Mode, root: Path, state_dir: Path, clock: Clock = SYSTEM, mps_clock: Clock = BOOT
     ) -> None:
         """default_mode: the MPS mode of pods without the annotation.
-        root: the --root of the MPS manager.
+        root: the --mps-root of the MPS manager.
         state_dir: must survive reboots.
         mps_clock: the clock of the manager.
 

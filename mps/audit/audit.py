@@ -7,6 +7,7 @@ lifts every limit, create a device node in a container, or start a program sever
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import structlog
 
@@ -20,7 +21,7 @@ from cardwise.kube.watch.nodepods import NodePods
 from cardwise.runtime.loops import Loop
 from mps import metrics
 from mps.audit import findings
-from mps.audit.evicting import Evictor, Violator
+from mps.audit.evicting import EVICTIONS_PER_HOUR, Evictor, Violator
 from mps.audit.findings import PodGrant, ProcessUse, Reason, StandingViolation, Violation, ViolationKey
 from mps.audit.processowners import ProcessOwner, ProcessOwners
 from mps.audit.usage import Usage, usage_by_container
@@ -29,6 +30,11 @@ from mps.host.processes import LOCAL, Host
 
 _log = structlog.get_logger(__name__)
 
+INTERVAL_SECONDS: Final = 10.0  # an audit asks the driver for the processes of each card, which takes milliseconds
+# A process and its pod's grant are read one after the other, so one audit can find a process that ends or begins. Three
+# in a row do not.
+PASSES: Final = 3
+EVICT_AFTER_SECONDS: Final = 300.0  # in which the pod's owner can see the event and act
 _REPEAT_SECONDS = 600.0  # pause between reports of the same violation; the API server keeps events for an hour
 _MAX_SHOWN_PIDS = 5
 _STOP_SECONDS = 5.0
@@ -45,11 +51,11 @@ class AuditSettings:
     evict_per_hour: maximum of evictions per hour.
     """
 
-    interval: float = 10.0
-    passes: int = 3
+    interval: float = INTERVAL_SECONDS
+    passes: int = PASSES
     tolerance: MiB = MiB(mps.MAX_CONTEXT)
     evict_after: float | None = None
-    evict_per_hour: int = 6
+    evict_per_hour: int = EVICTIONS_PER_HOUR
 
 
 class Audit:

@@ -19,6 +19,7 @@ from mps.host.pods import PodView
 
 _log = structlog.get_logger(__name__)
 
+EVICTIONS_PER_HOUR = 6  # of each node: a driver that reports wrong data of all pods must not empty the node
 _HOUR = 3600.0
 _MAX_WAIT_SECONDS = 600.0  # maximum wait until the evicted pod has ended: its grace period may be a year
 
@@ -40,7 +41,7 @@ class EvictionBudget:
         """
         self._forget_old_evictions(now)
         if len(self._evictions) >= self._per_hour:
-            return f"this node has used its {self._per_hour} evictions per hour (--audit-evict-per-hour)"
+            return f"this node has used its {self._per_hour} evictions per hour"
         is_waiting = self.last_uid in active_uids and now < self._wait_until
         return "the pod that was evicted before it has not ended yet" if is_waiting else ""
 
@@ -124,13 +125,13 @@ class Evictor:
             self._budget.record_eviction(pod.uid, pod.namespace, now)
             metrics.AUDIT_EVICTIONS.labels("evicted").inc()
             _log.warning("evicted a pod", pod=pod.pod, uid=pod.uid, reason=violator.reason)
-            self._record(pod, "AuditEvicted", f"evicted, since the violation lasted (--audit-evict): {violator.reason}")
+            self._record(pod, "AuditEvicted", f"evicted, since the violation lasted (--audit=evict): {violator.reason}")
 
     def _report_withheld(self, violator: Violator, reason: str) -> None:
         pod = violator.pod
         metrics.AUDIT_EVICTIONS.labels("withheld").inc()
         _log.warning("withheld the eviction of a pod", pod=pod.pod, uid=pod.uid, reason=reason)
-        self._record(pod, "AuditEvictionWithheld", f"eviction withheld (--audit-evict): {reason}: {violator.reason}")
+        self._record(pod, "AuditEvictionWithheld", f"eviction withheld (--audit=evict): {reason}: {violator.reason}")
 
     def _record(self, pod: PodView, reason: str, text: str) -> None:
         self._events.record(ObjectRef.pod(pod.namespace, pod.name, pod.uid), reason, text, "Warning")

@@ -21,10 +21,10 @@ def check_folder_access(root: Path) -> None:
         except FileNotFoundError:
             continue  # the manager creates it
         if not stat.S_ISDIR(mode):
-            raise InvalidRequest("--root", f"{folder} is not a folder", "name one that can be created")
+            raise InvalidRequest("--mps-root", f"{folder} is not a folder", "name one that can be created")
         if not mode & stat.S_IXOTH:
             raise InvalidRequest(
-                "--root",
+                "--mps-root",
                 f"{folder} is closed to other users, and MPS servers run as the user of their clients",
                 f"chmod o+x {folder}, or take a root such as {mps.DEFAULT_ROOT}",
             )

@@ -79,18 +79,23 @@ class ActResult:
 OK: Final = ActResult(Outcome.OK)
 
 
+PROBE_TIMEOUT_SECONDS: Final = 3.0  # the default of the option
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonPace:
-    """Times of a daemon in seconds; most are options of the manager."""
+    """Times of a daemon in seconds."""
 
-    probe_interval: float = 2.0
-    probe_timeout: float = 3.0
+    probe_interval: float = 2.0  # pods may start on the card of a frozen daemon for this time and two timeouts
+    probe_timeout: float = PROBE_TIMEOUT_SECONDS
     start_timeout: float = 15.0  # maximum time until a new daemon answers and has its settings
     server_timeout: float = 30.0  # maximum time until the server of a new daemon is active
-    fault_grace: float = 20.0
-    drain_timeout: float = 20.0
-    quit_grace: float = 5.0
-    orphan_grace: float = 10.0
+    fault_grace: float = (
+        20.0  # after a fault, in which the card's clients can end by themselves before they are detached
+    )
+    drain_timeout: float = 20.0  # in which detached clients can end before their daemon is ended
+    quit_grace: float = 5.0  # in which the server can end by itself after `quit`
+    orphan_grace: float = 10.0  # after a daemon's death, in which clients of its server can end by themselves
     backoff: float = 1.0
     max_backoff: float = 60.0
     stable_after: float = 60.0  # time in READY after which failures are forgotten

@@ -7,10 +7,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from cardwise.kube.watch.reflector import WatchPace
 from mps.host.pods import PodView
 
+# Killing a busy client may affect others of its server, so clients are detached before the kubelet kills them: long
+# enough before for the command to a slow daemon, and late enough that a pod can use its grace period.
+DETACH_BEFORE_SECONDS: Final = 3.0
 _PACE = WatchPace()  # the pace of the watch of the node's pods
 _MAX_WATCH_DELAY = _PACE.silence + _PACE.backoff_cap  # seconds
 
@@ -19,7 +23,6 @@ _MAX_WATCH_DELAY = _PACE.silence + _PACE.backoff_cap  # seconds
 class TerminatingPods:
     """The terminating pods of a node. Not thread-safe; times are parameters."""
 
-    seconds_before: float  # seconds before the end of the grace period
     _last_uids: set[str] = field(default_factory=set)  # UIDs of the pods at the last call
     _grace_ends: dict[str, tuple[float, float]] = field(
         default_factory=dict
@@ -82,7 +85,7 @@ class TerminatingPods:
                 remaining = self._remaining_grace(pod, pod.ends_at, api_clock_seconds, node_clock_seconds)
                 grace_end = min(grace_end, monotonic + remaining)
             grace_ends[pod.uid] = pod.ends_at, grace_end
-            yield pod, grace_end - monotonic - min(self.seconds_before, pod.grace / 2)
+            yield pod, grace_end - monotonic - min(DETACH_BEFORE_SECONDS, pod.grace / 2)
         self._grace_ends = grace_ends
         self._last_uids = {pod.uid for pod in pods}
 
@@ -115,7 +118,7 @@ class TerminatingPods:
             if pod.ends_at is None and pod.deadline is not None:
                 yield (
                     pod,
-                    pod.deadline + pod.spec_grace - node_clock_seconds - min(self.seconds_before, pod.spec_grace / 2),
+                    pod.deadline + pod.spec_grace - node_clock_seconds - min(DETACH_BEFORE_SECONDS, pod.spec_grace / 2),
                 )
 
     def _update_force_deleted(self, pods: Sequence[PodView], living_pods: Sequence[PodView]) -> list[PodView]:

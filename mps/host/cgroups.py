@@ -12,6 +12,7 @@ from pathlib import Path
 from cardwise.core.values.invalid import InvalidRequest
 
 PROC = Path("/proc")
+HOST_ROOT = Path("/host/sys/fs/cgroup")  # where the chart mounts the node's cgroup file system
 _UID = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./:]|$)")
 _CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?=[./]|$)")
 _CPUSET_FILES = ("cpuset.cpus", "cpuset.mems")
@@ -77,9 +78,9 @@ def check_root(root: Path) -> None:
     """Check that the folder is a cgroup file system. Raises InvalidRequest."""
     if not _list_hierarchies(root):
         raise InvalidRequest(
-            "--daemon-cgroup",
-            f"{root} is not a cgroup file system, so daemons would end with the manager's container",
-            "mount the node's /sys/fs/cgroup there, with all that is below it, or leave the option out",
+            str(root),
+            "it is not a cgroup file system, so daemons would end with the manager's container",
+            "mount the node's /sys/fs/cgroup there, with all that is below it, or nothing",
         )
 
 

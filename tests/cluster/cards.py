@@ -31,6 +31,7 @@ class TestCard:
 
 
 DEFAULT = (TestCard(), TestCard())
+DRIVER = "550.163.01"  # the version that the cards report
 
 
 def read(path: Path | None) -> dict[str, tuple[TestCard, ...]]:
@@ -80,6 +81,7 @@ def write_inventory(folder: Path, node: str, cards: Sequence[TestCard], seen_at:
                 "device": str((seen_at or folder) / "dev" / path.name),
                 "containerPath": f"/dev/nvidia{index}",
                 "healthy": True,
+                "properties": {"driver": DRIVER},
             }
         )
     inventory = folder / "cards.yaml"

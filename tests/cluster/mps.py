@@ -4,31 +4,29 @@ import os
 import sys
 from pathlib import Path
 
-CONTROL = Path(__file__).parents[1] / "mps" / "double" / "nvidia-cuda-mps-control"
-DRIVER = "550.163.01"
+DOUBLE = Path(__file__).parents[1] / "mps" / "double"  # the folder of the control double
 
 
 def root(folder: Path) -> Path:
-    """--root of the node's manager, and --mps-root of its device plugin."""
+    """--mps-root of the node's manager and of its device plugin."""
     return folder / "mps"
 
 
 def flags(folder: Path, node: str, *, real_cards: bool = False) -> list[str]:
     """What the node's manager is given beside its kubeconfig."""
-    simulated = [f"--simulated-gpus={folder / 'cards.yaml'}", f"--control={CONTROL}", f"--driver={DRIVER}"]
     return [
         f"--node-name={node}",
-        *([] if real_cards else simulated),
-        f"--root={root(folder)}",
-        "--probe-interval=1s",
+        *([] if real_cards else [f"--simulated-gpus={folder / 'cards.yaml'}"]),
+        f"--mps-root={root(folder)}",
         "--probe-timeout=10s",  # a daemon on a machine under load is not taken for frozen
         "--metrics-bind=127.0.0.1:0",
     ]
 
 
-def environment() -> dict[str, str]:
-    """The double runs in our interpreter, not in a wrapper that happens to be first in PATH."""
-    return {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+def environment(*, real_cards: bool = False) -> dict[str, str]:
+    """The manager finds the double, which runs in our interpreter, not in a wrapper that comes first in PATH."""
+    folders = [str(Path(sys.executable).parent), *([] if real_cards else [str(DOUBLE)]), os.environ["PATH"]]
+    return {"PATH": os.pathsep.join(folders)}
 
 
 def open_up(folder: Path, below: Path) -> None:

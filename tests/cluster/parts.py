@@ -140,7 +140,7 @@ class Parts:
             mps.open_up(node.folder, self._state.parent)
             # With the rights of the device plugin, which has all that it needs.
             flags = mps.flags(node.folder, node.name, real_cards=self._real_cards)
-            account, environment = "cardwise-deviceplugin", mps.environment()
+            account, environment = "cardwise-deviceplugin", mps.environment(real_cards=self._real_cards)
             self._start(f"mps-{node.name}", "cardwise-mps", *flags, account=account, environment=environment)
 
     def wait_ready(self, part: str) -> None:

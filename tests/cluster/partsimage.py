@@ -144,7 +144,7 @@ def _code(root: Path, *, double: bool) -> bytes:
         for script in scripts:
             text = f"#!/{_PYTHON}\nimport sys\nfrom {script.module} import {script.attr}\nsys.exit({script.attr}())\n"
             images.add(layer, f"{_BIN}/{script.name}", text.encode(), 0o755)
-        for program in sorted(mps.CONTROL.parent.iterdir()) if double else ():
+        for program in sorted(mps.DOUBLE.iterdir()) if double else ():
             if program.is_file():
                 first, _, rest = program.read_bytes().partition(b"\n")
                 text = re.sub(rb"^#!/usr/bin/env (-S )?python3", f"#!/{_PYTHON}".encode(), first) + b"\n" + rest

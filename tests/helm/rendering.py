@@ -31,8 +31,7 @@ OTHER = (  # nothing is as by default
     "extender.service.clusterIP=10.0.0.7",
     "extender.serviceAccount.name=other",
     "deviceplugin.restrictToNode=false",
-    "mps.audit.evict=true",
-    "mps.audit.evictPerHour=2",
+    "mps.audit=evict",
     "nodes.gpus=GPU-1\\,GPU-2",
     "policies.annotationWriters={me}",
 )

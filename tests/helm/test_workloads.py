@@ -100,7 +100,7 @@ def test_values_reach_the_parts(render: Render) -> None:
     for part in ("extender", "webhook"):
         assert parsed_options(render, part, "extender.headroomMiB=512")["headroom"] == 512
     options = container(render, "mps", *OTHER)["args"]
-    assert {"--audit-evict", "--audit-evict-per-hour=2"} <= set(options)
+    assert "--audit=evict" in options
     options = parsed_options(render, "deviceplugin", *OTHER)
     assert (str(options["kubelet_dir"]), str(options["cdi_dir"])) == ("/var/lib/kubelet", "/var/run/cdi")
 
@@ -285,7 +285,7 @@ WRONG = {  # values, and what Helm says of them
     "deviceplugin.gpuAccess=CDI": "/deviceplugin/gpuAccess",
     "deviceplugin.devices[0]=rdma": "/deviceplugin/devices/0",
     "deviceplugin.devices[0].pci.vendor=15b3": "missing property 'kind'",
-    "mps.audit.evict=5m": "/mps/audit/evict",
+    "mps.audit=always": "/mps/audit",
     "scheduler.name=My Scheduler": "/scheduler/name",
     "webhook.extraArgs={log-level=debug}": "/webhook/extraArgs/0",
     "tests.namespace=Default": "/tests/namespace",

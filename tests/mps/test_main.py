@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from cardwise.gpus import mpsfiles
 from cardwise.kube import paths
 from mps.__main__ import main
+from mps.host import cgroups
 from mps.host.processes import LOCAL
 from tests.fakes.apiserver import ApiServer
 from tests.mps.worlds import DOUBLE, NODE, Node, uuid_of
@@ -26,6 +27,12 @@ def api():
     api = ApiServer()
     yield api
     api.close()
+
+
+@pytest.fixture(autouse=True)
+def control_first(python_first, monkeypatch):
+    """The double is the program that is found."""
+    monkeypatch.setenv("PATH", f"{DOUBLE.parent}{os.pathsep}{os.environ['PATH']}")
 
 
 @pytest.fixture
@@ -50,13 +57,11 @@ def kubeconfig(api, folder):
 
 def arguments(node: Node, kubeconfig, **changes: str) -> list[str]:
     options = {
-        "node": NODE,
+        "node-name": NODE,
         "simulated-gpus": str(node.cards_file),
-        "root": str(node.root),
-        "control": str(DOUBLE),
+        "mps-root": str(node.root),
         "kubeconfig": str(kubeconfig),
         "metrics-bind": "127.0.0.1:0",
-        "driver": "550.163.01",
     } | changes
     return [f"--{name}={setting}" for name, setting in options.items()]
 
@@ -71,18 +76,12 @@ def refused(options: list[str]) -> str:
     ("wrong", "says"),
     [
         ({"scope": "rack"}, "'rack' is not one of 'card', 'node'"),
-        ({"control": "no-such-program"}, "belongs to NVIDIA's driver"),
-        ({"probe-interval": "0"}, "0 would probe without pause; write a time such as 2s"),
+        ({"probe-timeout": "0"}, "0 would replace each daemon at once; write a time such as 3s"),
+        ({"audit": "yes"}, "is not one of 'off', 'report', 'evict'"),
         ({"probe-timeout": "soon"}, "is not a duration; write a number with a unit"),
-        ({"audit-interval": "0"}, "0 would probe without pause; write a time such as 2s"),
-        ({"audit-tolerance": "half"}, "'half' is not a quantity; write an amount such as 2 or 8Gi"),
-        ({"audit-passes": "0"}, "0 is not in the range x>=1"),
         ({"gpus": "0,0"}, "'0' is listed twice; list each GPU once"),
         ({"stop-daemons": "maybe"}, "is not one of 'idle', 'always', 'never'"),
-        ({"daemon-cgroup": "/no/such/folder"}, "does not exist"),
-        ({"daemon-cgroup": "/proc"}, "/proc is not a cgroup file system"),
-        ({"probe-interval": "31s"}, "31 s is longer than 30 s"),
-        ({"root": "/tmp/" + "r" * 90}, "MPS opens no path of more than 87; take a root that is"),
+        ({"mps-root": "/tmp/" + "r" * 90}, "MPS opens no path of more than 87; take a root that is"),
         ({"simulated-gpus": "/no/such/file"}, "no simulated GPUs"),
     ],
 )
@@ -92,10 +91,21 @@ def test_what_cannot_work_is_refused_with_the_remedy(node, kubeconfig, capfd, wr
     assert says in " ".join(output.split())
 
 
+def test_without_the_control_program_it_does_not_start(node, kubeconfig, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "belongs to NVIDIA's driver" in refused(arguments(node, kubeconfig))
+
+
+def test_a_mounted_folder_that_is_no_cgroup_file_system_is_refused(node, kubeconfig, folder, monkeypatch, capfd):
+    monkeypatch.setattr(cgroups, "HOST_ROOT", folder)
+    output = refused(arguments(node, kubeconfig)) + "".join(capfd.readouterr())
+    assert f"{folder}: it is not a cgroup file system" in output
+
+
 def test_a_root_that_other_users_cannot_reach_is_refused(node, kubeconfig, folder, capfd):
     closed = folder / "closed"
     closed.mkdir(mode=0o700)
-    output = refused(arguments(node, kubeconfig, root=str(closed / "mps"))) + "".join(capfd.readouterr())
+    output = refused(arguments(node, kubeconfig, **{"mps-root": str(closed / "mps")})) + "".join(capfd.readouterr())
     assert f"chmod o+x {closed}" in output
 
 
@@ -125,7 +135,7 @@ def published(api):
 
 
 @pytest.fixture
-def start(node, kubeconfig, python_first):
+def start(node, kubeconfig):
     """The command as a process."""
     started = []
 

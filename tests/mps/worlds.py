@@ -32,6 +32,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.events import Events
 from tests.mps.hosts import FakeHost, FakeProcess
 
+DRIVER = "550.163.01"
 DOUBLE = Path(__file__).parent / "double" / "nvidia-cuda-mps-control"
 NODE = "n1"
 P100 = 16276  # MiB
@@ -124,7 +125,7 @@ class Node:
         self.host = FakeHost(self.clock)
         self.cards_file = folder / "cards.yaml"
         self.cards = [
-            {"index": i, "uuid": uuid_of(i), "model": "Tesla-P100", "memoryMiB": P100, "properties": {}}
+            {"index": i, "uuid": uuid_of(i), "model": "Tesla-P100", "memoryMiB": P100, "properties": {"driver": DRIVER}}
             for i in range(cards)
         ]
         self.write_cards()
@@ -140,8 +141,6 @@ class Node:
             pace=PACE,
             exclusive=True,
             stop_daemons="idle",
-            detach_before=3.0,
-            driver="550.163.01",
         )
         self.manager: Manager | None = None
         # The daemons' threads are this one.
@@ -155,8 +154,12 @@ class Node:
         scratch.write_text(yaml.safe_dump({"cards": self.cards}))
         scratch.rename(self.cards_file)
 
-    def start(self, *, cards: str = "", **changes: Any) -> "Node":
-        """`cards` as in `--gpus`."""
+    def start(self, *, cards: str = "", driver: str = "", **changes: Any) -> "Node":
+        """`cards` as in `--gpus`. `driver`: the version that the cards report, if not DRIVER."""
+        if driver:
+            for card in self.cards:
+                card["properties"] = {"driver": driver}
+            self.write_cards()
         self.settings = replace(self.settings, **changes)
         self.gpus = Cards(self.cards_file, self.lost)
         served = SelectedGpus(self.gpus, selection.parse_selection(cards)) if cards else self.gpus

@@ -142,7 +142,6 @@ class Machine:
             pace=DaemonPace(),
             exclusive=not KEEP,
             stop_daemons="always",
-            detach_before=3.0,
         )
         self._client = self.api.client()
         self._lock = ManagerLock(self.root)

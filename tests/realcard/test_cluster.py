@@ -33,7 +33,7 @@ CONTEXT = 640  # MiB that CUDA's own context takes of a limit, at most
 TENANT = "/tenant/tenant.py"
 
 
-MANAGER = ["--audit-interval=1s", *(["--no-exclusive"] if KEEP else [])]
+MANAGER = ["--no-exclusive"] if KEEP else []
 PARTS: dict[str, Json] = {
     "processes": {"mps": True, "part_args": {"mps": ["--stop-daemons=always", *MANAGER]}},
     "pods": {

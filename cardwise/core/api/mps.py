@@ -171,14 +171,16 @@ def node_folder(root: str) -> PurePosixPath:
 def check_root(root: str, uuids: Sequence[str], scope: DaemonScope) -> None:
     """Check that MPS can use this root folder for these cards. Raises InvalidRequest."""
     if not PurePosixPath(root).is_absolute():
-        raise InvalidRequest("--root", f"{quote_text(root)} is no absolute path", f"write one, such as {DEFAULT_ROOT}")
+        raise InvalidRequest(
+            "--mps-root", f"{quote_text(root)} is no absolute path", f"write one, such as {DEFAULT_ROOT}"
+        )
     folders = [node_folder(root)] if scope is DaemonScope.NODE else [folder(root, uuid) for uuid in uuids]
     for daemon_folder in folders:
         pipe = daemon_folder / PIPE
         length = len(str(pipe).encode())
         if length > MAX_PIPE_LENGTH:
             raise InvalidRequest(
-                "--root",
+                "--mps-root",
                 f"{pipe} has {length} bytes, and MPS opens no path of more than {MAX_PIPE_LENGTH}",
                 f"take a root that is {length - MAX_PIPE_LENGTH} bytes shorter, such as {DEFAULT_ROOT}",
             )

@@ -24,7 +24,7 @@ SYSTEM = names.NAMESPACE
 VALUES: Json = {
     "webhook": {"shareAgent": "never", "replicas": 1},
     "extender": {"replicas": 1},
-    "mps": {"enabled": True, "extraArgs": ["--driver=550.163.01", "--probe-interval=4s", "--probe-timeout=20s"]},
+    "mps": {"enabled": True, "extraArgs": ["--probe-timeout=20s"]},
 }
 WITHOUT_MPS: Json = {
     "mps": {"enabled": False, "extraArgs": []},

@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[3]
 SYSTEM = names.NAMESPACE
 VALUES: Json = {
     "webhook": {"shareAgent": "never"},
-    "mps": {"enabled": True, "extraArgs": ["--driver=550.163.01", "--probe-interval=4s", "--probe-timeout=20s"]},
+    "mps": {"enabled": True, "extraArgs": ["--probe-timeout=20s"]},
     "scheduler": {"replicas": 1, "image": partsimage.SCHEDULER},
 }
 ANOTHER: Json = {"node": "elsewhere", "index": 0, "model": "Tesla P100", "memoryMiB": 16276}

@@ -65,7 +65,7 @@ class World:
         manager.open_up(self.node.folder, self.cluster.state_dir.parent)
         kubeconfig = f"--kubeconfig={self.cluster.kubeconfig}"
         self.cluster.process(MANAGER).start(
-            [str(BIN / "cardwise-mps"), kubeconfig, *manager.flags(self.node.folder, NODE), "--audit-interval=500ms"],
+            [str(BIN / "cardwise-mps"), kubeconfig, *manager.flags(self.node.folder, NODE)],
             manager.environment(),
         )
         self.cluster.process(PLUGIN).start(

@@ -354,7 +354,7 @@ MAY: dict[str, Sequence[Write]] = {
             "`mps`",
             [patched(card_status, {"status": {"mps": {"mode": "card", "state": "Down"}}})],
         ),
-        Write("create", "evictions, with `mps.audit.evict`", "", []),
+        Write("create", "evictions, with `mps.audit=evict`", "", []),
         EVENTS,
     ],
 }

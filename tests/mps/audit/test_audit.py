@@ -226,7 +226,7 @@ def test_on_request_a_pod_that_goes_on_is_evicted_when_its_budget_allows(node, r
     assert node.api.get(paths.pods("default", "greedy"))["metadata"]["deletionTimestamp"]
     assert node.api.sent("create", "*/eviction")[-1].body["deleteOptions"] == {"preconditions": {"uid": "uid-greedy"}}
     (text,) = node.events.messages("AuditEvicted")
-    assert text.startswith("evicted, since the violation lasted (--audit-evict): container main uses 9000 MiB of card ")
+    assert text.startswith("evicted, since the violation lasted (--audit=evict): container main uses 9000 MiB of card ")
 
 
 def test_not_more_than_its_number_of_an_hour_is_evicted_and_the_others_are_told(node, run_audits):
@@ -238,7 +238,7 @@ def test_not_more_than_its_number_of_an_hour_is_evicted_and_the_others_are_told(
     (gone,) = evicted(node)
     ((about, _, text, _),) = node.events.with_reason("AuditEvictionWithheld")
     assert {gone, about.name} == {"first", "second"}
-    assert "this node has used its 1 evictions per hour (--audit-evict-per-hour): container main uses 9000" in text
+    assert "this node has used its 1 evictions per hour: container main uses 9000" in text
     node.end(gone)
     run_audits(node, 10)
     assert evicted(node) == [gone]

@@ -45,7 +45,7 @@ def due(terminating_pods: TerminatingPods, due_pod: PodView, api: float | None, 
 
 @pytest.fixture
 def terminating_pods():
-    return TerminatingPods(3.0)
+    return TerminatingPods()
 
 
 def test_clients_have_their_grace_but_for_the_last_seconds(terminating_pods):
