@@ -4,6 +4,6 @@ Input: AdmissionReviews of the API server, and watch events. Output: JSON Patche
 `server.decisions`.
 
 The packages, in the order of imports (each imports only from packages after it): `server` (HTTP, reviews, decisions),
-`cluster` (the view of the cluster), `quotas` (quotas and classes), `pods` (rules for pods), `templates` (bare names in
-workloads, spellings of names), `metrics`.
+`quotas` (quotas and classes), `pods` (rules for pods), `templates` (bare names in workloads, spellings of names),
+`cluster` (the view of the cluster), `metrics`.
 """

@@ -42,10 +42,10 @@ from cardwise.runtime.tls import tls
 from cardwise.runtime.tls.cabundle import CaBundle
 from cardwise.runtime.tls.expiry import Expiry
 from webhook import metrics
+from webhook.cluster.limitranges import COUNTED_RESOURCES, Amount
 from webhook.cluster.view import ClusterView
 from webhook.pods import agent, gangs, tolerations
 from webhook.pods.agent import AgentSettings
-from webhook.pods.limitranges import COUNTED_RESOURCES, Amount
 from webhook.pods.validate import OversizePolicy
 from webhook.server.app import BINDINGS, MAX_BODY, create_app, namespace_of
 from webhook.server.decisions import WebhookSettings

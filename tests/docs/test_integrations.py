@@ -15,7 +15,7 @@ from tests.helm.conftest import helm  # noqa: F401 - a fixture
 from tests.helm.rendering import CHART, GIVEN
 from tests.webhook.cluster.test_offers import offers, with_cards
 from tests.webhook.reviews import Known, body, resource_class, resource_classes
-from webhook.pods.validate import CardSizes
+from webhook.cluster.cards import CardSizes
 from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
 

@@ -9,8 +9,7 @@ from cardwise.cli.cluster import installation
 from cardwise.core.api import lookalikes, names
 from cardwise.core.values.decoded import Json
 from tests.helm.rendering import OFF, OTHER, Objects, Render, conditions, get_object, text
-from webhook.cluster import view
-from webhook.pods import defaults
+from webhook.cluster import namespaces, view
 from webhook.server import app
 
 KINDS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
@@ -239,7 +238,7 @@ def test_a_namespace_comes_for_each_of_its_defaults(render: Render) -> None:
     hook = hooks(render(), "ValidatingWebhookConfiguration")["namespaces.cardwise.dev"]
     (pattern,) = re.findall(r"\.matches\('(.*?)'\)", conditions(hook)["names-defaults"])
     assert all(
-        re.search(pattern, key) for key in (*defaults.KEYS, names.DEFAULTS_LABEL, "Cardwise.dev/default-gpu-mem")
+        re.search(pattern, key) for key in (*namespaces.KEYS, names.DEFAULTS_LABEL, "Cardwise.dev/default-gpu-mem")
     )
     assert not any(re.search(pattern, key) for key in ("kubernetes.io/metadata.name", "team", "x.org/cardwise"))
 

@@ -12,8 +12,8 @@ from cardwise.core.values import quantity
 from cardwise.core.values.quantity import MiB
 from tests.webhook.reviews import Known
 from tests.webhook.sharing import IMAGE, admitted, agent, env
+from webhook.cluster.cards import CardSizes
 from webhook.pods import environment
-from webhook.pods.validate import CardSizes
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "frameworks").glob("*.yaml"))
 

@@ -11,11 +11,11 @@ import jsonpatch
 from cardwise.core.api import classes
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.decoded import Json
+from webhook.cluster.cards import CardSizes
+from webhook.cluster.gpuquotas import QuotaUsage
+from webhook.cluster.limitranges import Bounds
+from webhook.cluster.namespaces import Defaults
 from webhook.cluster.offers import Offers
-from webhook.pods.defaults import Defaults
-from webhook.pods.limitranges import Bounds
-from webhook.pods.validate import CardSizes
-from webhook.quotas.gpuquotas import QuotaUsage
 from webhook.server import app, decisions
 from webhook.server import review as reviews
 from webhook.server.decisions import WebhookSettings

@@ -4,5 +4,6 @@ Input: lists that reflectors keep. Output: defaults, classes, cards, quotas, bou
 
 Read first: `view`, which implements `server.decisions.Lookups`. `offers` has the resources of nodes, `cards` the sizes
 and numbers of their cards. `ondemand` sends requests for data that no watch has: objects that were just created, the
-number of pods that a gang needs, whether the API server serves Kubernetes' PodGroups.
+number of pods that a gang needs, whether the API server serves Kubernetes' PodGroups. `namespaces`, `gpuquotas` and
+`limitranges` read what the rules need of these objects.
 """

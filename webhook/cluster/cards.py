@@ -13,7 +13,6 @@ from typing import Final
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.quantity import MiB
 from cardwise.kube.survey import MAX_CARDS_PER_NODE
-from webhook.pods.validate import CardSizes
 
 _MAX_CLASSES: Final = 1024  # the most classes whose sums are cached
 _MAX_CACHED: Final = 1024  # the most cached combinations of labels of a class, since nodes may write new labels at will
@@ -24,6 +23,27 @@ _MAX_STEPS: Final = 800_000
 _COMPARISON_STEPS: Final = 16
 
 Sizes = tuple[MiB, ...]  # the sizes of the cards of one node, in descending order
+
+
+@dataclass(frozen=True, slots=True)
+class CardSizes:
+    """The memory of the largest and of the smallest card that shares can use, and the largest number of cards on one
+    node.
+
+    All fields are 0 while no card is known. For devices, only the number is set.
+
+    by_count: for each number of cards from 1 on, the most MiB that a node has on each of so many cards; empty if only
+        the largest card is known.
+    """
+
+    largest: MiB = MiB(0)
+    max_cards: int = 0
+    smallest: MiB = MiB(0)
+    by_count: tuple[MiB, ...] = ()
+
+    def largest_for(self, count: int) -> MiB:
+        """The most MiB that a node has on each of `count` cards. `count` must be at most `max_cards`."""
+        return self.by_count[count - 1] if self.by_count else self.largest
 
 
 @dataclass(frozen=True, slots=True)

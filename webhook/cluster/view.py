@@ -22,16 +22,13 @@ from cardwise.kube.cardspernode import CardsPerNodeLimit
 from cardwise.kube.client import KubeClient
 from cardwise.kube.watch.reflector import CENTRAL_PACE, Project, Reflector, WakeHandler
 from cardwise.runtime.logs import LineLimit
-from webhook.cluster import offers
-from webhook.cluster.cards import CardFacts, CardSums
+from webhook.cluster import gpuquotas, limitranges, namespaces, offers
+from webhook.cluster.cards import CardFacts, CardSizes, CardSums
+from webhook.cluster.gpuquotas import QuotaUsage
+from webhook.cluster.limitranges import Bounds
+from webhook.cluster.namespaces import Defaults
 from webhook.cluster.offers import NodeOffer, Offers
 from webhook.cluster.ondemand import FreshList, GangNumbers, LookupLimit, PodGroups
-from webhook.pods import defaults, limitranges
-from webhook.pods.defaults import Defaults
-from webhook.pods.limitranges import Bounds
-from webhook.pods.validate import CardSizes
-from webhook.quotas import gpuquotas
-from webhook.quotas.gpuquotas import QuotaUsage
 
 LIMIT_RANGES: Final = paths.namespaced("/api/v1", "limitranges")
 
@@ -72,7 +69,7 @@ class ClusterView:
         self._quota_usages: _ByNamespace[QuotaUsage] = _ByNamespace()
         self._bounds: _ByNamespace[Bounds] = _ByNamespace()
         self._parse_errors: dict[str, str] = {}
-        selector = {"labelSelector": f"{names.DEFAULTS_LABEL}={defaults.ENABLED}"}
+        selector = {"labelSelector": f"{names.DEFAULTS_LABEL}={namespaces.ENABLED}"}
         # A short time, because a pod that is created immediately after its namespace was labelled must get the default.
         self._fresh_namespaces = FreshList(client, paths.namespaces(), clock, query=selector, max_age_seconds=0.2)
         self._namespaces: Reflector[Defaults] = Reflector(
@@ -162,7 +159,7 @@ class ClusterView:
             return cached_defaults
         # The API server sent the review because the namespace has the label, so the watch is late.
         manifest = self._fresh_namespaces.get(namespace)
-        return defaults.defaults_of(manifest) if manifest is not None else None
+        return namespaces.defaults_of(manifest) if manifest is not None else None
 
     def cards(self, resource_class: ResourceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
         if nodes is not None:
@@ -280,7 +277,7 @@ class _ByNamespace(Generic[T]):
 
 def _project_namespace(raw: bytes) -> tuple[str, Defaults]:
     metadata = _decode_namespace(raw).metadata
-    return metadata.name, defaults.read_defaults(metadata.annotations)
+    return metadata.name, namespaces.read_defaults(metadata.annotations)
 
 
 def _project_card(raw: bytes) -> tuple[str, CardFacts]:

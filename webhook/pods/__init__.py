@@ -8,6 +8,6 @@ Read first: `mutate` (shares), `validate` (pods that can never run), `classes` a
 
 The meaning of a pod's request: `units` (bare numbers), `defaults` (of its namespace), `mpsmode`, `reapplied` (a
 manifest that is applied again). Additions to a pod: `environment`, `frameworks` (the hook of Python frameworks),
-`agent` (the sidecar), `agentresources` (the sidecar's cpu and memory) within `limitranges`, `tolerations` (of taints of
-nodes with cards). Errors about changes by a later webhook: `order`.
+`agent` (the sidecar), `agentresources` (the sidecar's cpu and memory), `tolerations` (of taints of nodes with cards).
+Errors about changes by a later webhook: `order`.
 """

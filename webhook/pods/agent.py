@@ -17,8 +17,8 @@ from cardwise.core.api.request import Container, PodRequest
 from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
+from webhook.cluster.limitranges import Amount, Bounds
 from webhook.pods import agentresources, environment, frameworks, mpsmode
-from webhook.pods.limitranges import Amount, Bounds
 from webhook.pods.order import changed_later_error
 from webhook.templates import containers
 

@@ -12,7 +12,7 @@ from typing import Final
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import InvalidQuantity
-from webhook.pods.limitranges import COUNTED_RESOURCES, Amount, Bounds
+from webhook.cluster.limitranges import COUNTED_RESOURCES, Amount, Bounds
 
 ResourceAmounts = Mapping[str, Amount]
 ResourceFields = dict[str, dict[str, str]]

@@ -5,65 +5,35 @@ in namespaces with the label `cardwise.dev/defaults: enabled`, and are annotatio
 a pod is created, so the author of the pod gets the error about a bad value, with the name of the namespace.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from cardwise.core.api import names, policies
 from cardwise.core.values import quantity
-from cardwise.core.values.decoded import Json, annotations_of, labels_of
+from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
+from webhook.cluster.namespaces import DISABLED, Defaults
 from webhook.pods import frameworks, mpsmode
 
-ENABLED = "enabled"
-DISABLED = "disabled"
-# The annotations of a namespace, in the order of the fields of `Defaults`.
-KEYS = (names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.FRAMEWORKS, names.SM_PERCENT, names.MIN_MPS)
 
-
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """A namespace's defaults: the texts of its annotations; "" if there is no annotation."""
-
-    gpu_mem: str = ""
-    policy: str = ""
-    mps: str = ""
-    frameworks: str = ""
-    sm_percent: str = ""
-    min_mps: str = ""
-
-    def check(self, namespace: str) -> None:
-        """Check the values. Raises InvalidRequest with the namespace's annotation as the field."""
-        field = f"namespace {namespace}: metadata.annotations"
-        if self.gpu_mem:
-            try:
-                quantity.memory(self.gpu_mem)
-            except quantity.InvalidQuantity as error:
-                raise InvalidRequest(f"{field}[{names.DEFAULT_GPU_MEM}]", error.problem, error.remedy) from error
-        if self.policy and self.policy not in policies.POLICIES:
-            known = ", ".join(sorted(policies.POLICIES))
-            problem = f"{quote_text(self.policy)} is not a placement policy"
-            raise InvalidRequest(f"{field}[{names.POLICY}]", problem, f"write one of: {known}")
-        if self.mps:
-            mpsmode.check(self.mps, f"{field}[{names.MPS}]")
-        if self.min_mps:
-            mpsmode.check(self.min_mps, f"{field}[{names.MIN_MPS}]")
-        if self.frameworks:
-            frameworks.check(self.frameworks, f"{field}[{names.FRAMEWORKS}]")
-        if self.sm_percent:
-            mpsmode.check_percent(self.sm_percent, f"{field}[{names.SM_PERCENT}]")
-
-
-def defaults_of(namespace: Json) -> Defaults | None:
-    """The defaults of a namespace; None if the namespace has not opted in."""
-    if labels_of(namespace).get(names.DEFAULTS_LABEL) != ENABLED:
-        return None
-    return read_defaults(annotations_of(namespace))
-
-
-def read_defaults(annotations: Mapping[str, str]) -> Defaults:
-    """The defaults in the annotations of a namespace that has opted in."""
-    return Defaults(*(str(annotations.get(key, "")) for key in KEYS))
+def check(defaults: Defaults, namespace: str) -> None:
+    """Check the values. Raises InvalidRequest with the namespace's annotation as the field."""
+    field = f"namespace {namespace}: metadata.annotations"
+    if defaults.gpu_mem:
+        try:
+            quantity.memory(defaults.gpu_mem)
+        except quantity.InvalidQuantity as error:
+            raise InvalidRequest(f"{field}[{names.DEFAULT_GPU_MEM}]", error.problem, error.remedy) from error
+    if defaults.policy and defaults.policy not in policies.POLICIES:
+        known = ", ".join(sorted(policies.POLICIES))
+        problem = f"{quote_text(defaults.policy)} is not a placement policy"
+        raise InvalidRequest(f"{field}[{names.POLICY}]", problem, f"write one of: {known}")
+    if defaults.mps:
+        mpsmode.check(defaults.mps, f"{field}[{names.MPS}]")
+    if defaults.min_mps:
+        mpsmode.check(defaults.min_mps, f"{field}[{names.MIN_MPS}]")
+    if defaults.frameworks:
+        frameworks.check(defaults.frameworks, f"{field}[{names.FRAMEWORKS}]")
+    if defaults.sm_percent:
+        mpsmode.check_percent(defaults.sm_percent, f"{field}[{names.SM_PERCENT}]")
 
 
 def takes_defaults(pod: Json) -> bool:

@@ -5,7 +5,6 @@ ValidatingAdmissionPolicies of the chart, so that they hold even while the webho
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from cardwise.core.api import classes, lookalikes, names, request
@@ -16,6 +15,7 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
+from webhook.cluster.cards import CardSizes
 from webhook.pods import devices
 from webhook.pods.mutate import INTERNAL_RESOURCES
 from webhook.pods.order import added_later_error
@@ -26,27 +26,6 @@ _SCHEDULER_PLACES = "the scheduler must place a pod that requests a GPU share"
 _KNOWN_RESOURCES = (*names.REQUESTED, *INTERNAL_RESOURCES)
 _GIB = 1024  # MiB
 _MAX_SHOWN_CLASSES = 10  # classes that a refusal names
-
-
-@dataclass(frozen=True, slots=True)
-class CardSizes:
-    """The memory of the largest and of the smallest card that shares can use, and the largest number of cards on one
-    node.
-
-    All fields are 0 while no card is known. For devices, only the number is set.
-
-    by_count: for each number of cards from 1 on, the most MiB that a node has on each of so many cards; empty if only
-        the largest card is known.
-    """
-
-    largest: MiB = MiB(0)
-    max_cards: int = 0
-    smallest: MiB = MiB(0)
-    by_count: tuple[MiB, ...] = ()
-
-    def largest_for(self, count: int) -> MiB:
-        """The most MiB that a node has on each of `count` cards. `count` must be at most `max_cards`."""
-        return self.by_count[count - 1] if self.by_count else self.largest
 
 
 class CardCatalog(Protocol):

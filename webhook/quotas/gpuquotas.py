@@ -4,35 +4,22 @@ The entries to which a pod counts depend on the pod's node, so only the extender
 refused only if it certainly counts to the entry: the pod names the entry's class, or the entry is for all GPUs.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 from cardwise.core.api import classes, lookalikes, names, quotas
-from cardwise.core.api.quotas import NOTHING, Charge, GPUQuota, QuotaEntry
+from cardwise.core.api.quotas import NOTHING, Charge, QuotaEntry
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.values import amounts, quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.shellcommand import command
+from webhook.cluster.gpuquotas import QuotaUsage, parse
 from webhook.templates.spellings import Lookup
 
 Smallest = Callable[[ContainerRequest], MiB]
 
 _MAX_COMPARED = 2  # unknown class names of a quota that get a suggestion: each is compared with all classes
-
-
-@dataclass(frozen=True, slots=True)
-class QuotaUsage:
-    """A quota and the amounts in use according to its status, by (class, model) of its entries."""
-
-    quota: GPUQuota
-    used: Mapping[tuple[str, str], Charge]
-
-
-def parse(manifest: Json) -> QuotaUsage:
-    """Parse a quota with its status. Raises InvalidRequest."""
-    return QuotaUsage(quotas.parse(manifest), quotas.used_by_status(manifest))
 
 
 def check_pod(

@@ -8,7 +8,7 @@ from cardwise.core.api.selectors import Selector
 from cardwise.core.values import amounts, quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
-from webhook.pods.validate import CardSizes
+from webhook.cluster.cards import CardSizes
 
 _MIB = 1024**2
 _MIN_MIB = 1024  # a smaller number was probably meant in GiB

@@ -13,10 +13,10 @@ from cardwise.core.api import lookalikes, names, quotas, request
 from cardwise.core.values import quantity, wording
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.quantity import Unit
+from webhook.cluster import namespaces
+from webhook.cluster.gpuquotas import QuotaUsage
 from webhook.cluster.offers import Offers
-from webhook.pods import defaults
 from webhook.pods.mutate import DEFAULT_SCHEDULER
-from webhook.quotas.gpuquotas import QuotaUsage
 from webhook.templates import containers, records
 from webhook.templates.spellings import counted_resource, is_zero
 
@@ -83,15 +83,15 @@ def warn_namespace(manifest: Json) -> tuple[str, ...]:
             elif lookalikes.is_unread_namespace_key(key, label=part == "labels"):
                 warnings.append(f"{field}: Cardwise does not read it on a namespace")
     opted_in = labels.get(names.DEFAULTS_LABEL)
-    if opted_in not in (None, defaults.ENABLED, defaults.DISABLED):
+    if opted_in not in (None, namespaces.ENABLED, namespaces.DISABLED):
         field = f"metadata.labels[{names.DEFAULTS_LABEL}]"
         warnings.append(
-            f"{field}: {wording.quote_text(opted_in)} does not enable the defaults; write {defaults.ENABLED}"
+            f"{field}: {wording.quote_text(opted_in)} does not enable the defaults; write {namespaces.ENABLED}"
         )
     elif opted_in is None:
         warnings += [
-            f"metadata.annotations[{key}]: has no effect without the label {names.DEFAULTS_LABEL}={defaults.ENABLED}"
-            for key in defaults.KEYS
+            f"metadata.annotations[{key}]: has no effect without the label {names.DEFAULTS_LABEL}={namespaces.ENABLED}"
+            for key in namespaces.KEYS
             if key in annotations
         ]
     return tuple(warnings[:_MAX_WARNINGS])

@@ -15,6 +15,11 @@ from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB, Unit
+from webhook.cluster import namespaces
+from webhook.cluster.cards import CardSizes
+from webhook.cluster.gpuquotas import QuotaUsage
+from webhook.cluster.limitranges import Bounds
+from webhook.cluster.namespaces import Defaults
 from webhook.cluster.offers import Offers
 from webhook.pods import (
     agent,
@@ -31,11 +36,8 @@ from webhook.pods import (
     validate,
 )
 from webhook.pods.agent import AgentSettings
-from webhook.pods.defaults import Defaults
-from webhook.pods.limitranges import Bounds
-from webhook.pods.validate import CardSizes, OversizePolicy
+from webhook.pods.validate import OversizePolicy
 from webhook.quotas import gpuquotas, quotas, resourceclasses
-from webhook.quotas.gpuquotas import QuotaUsage
 from webhook.server import advice, patches, sizes
 from webhook.server.review import CREATE, Decision, Review, is_pod_shaped
 from webhook.templates import templates
@@ -291,7 +293,7 @@ def _rewrite_pod(
     # The placement is removed before the defaults are applied, because a placed pod gets no defaults.
     pod, placement_warnings = mutate.remove_placement(pod, gang)
     if namespace_defaults is not None and defaults.takes_defaults(pod):
-        namespace_defaults.check(namespace)
+        defaults.check(namespace_defaults, namespace)
         pod_defaults = namespace_defaults
         if apply and gang is None and request.parse(pod) is None:
             pod = units.add_units(defaults.apply_defaults(pod, namespace_defaults), settings.unit, largest_node_mib)
@@ -473,9 +475,9 @@ def _validate_gpu_quota(review: Review, view: Lookups) -> Decision:
 
 def _validate_namespace(review: Review) -> Decision:
     sizes.check_object(review.object)
-    namespace_defaults = defaults.defaults_of(review.object)
+    namespace_defaults = namespaces.defaults_of(review.object)
     if namespace_defaults is not None:
-        namespace_defaults.check(str((review.object.get("metadata") or {}).get("name", review.name)))
+        defaults.check(namespace_defaults, str((review.object.get("metadata") or {}).get("name", review.name)))
     return Decision(warnings=advice.warn_namespace(review.object))
 
 

@@ -12,8 +12,7 @@ from cardwise.core.api.selectors import Expression
 from cardwise.core.values.quantity import MiB
 from cardwise.kube.survey import MAX_CARDS_PER_NODE
 from webhook.cluster import cards as module
-from webhook.cluster.cards import CardFacts, CardSums
-from webhook.pods.validate import CardSizes
+from webhook.cluster.cards import CardFacts, CardSizes, CardSums
 
 KEPT_BACK = MiB(100)
 

@@ -15,10 +15,10 @@ from cardwise.kube import paths
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 from tests.webhook.reviews import resource_class
+from webhook.cluster import gpuquotas
+from webhook.cluster.cards import CardSizes
+from webhook.cluster.limitranges import Bounds
 from webhook.cluster.view import LIMIT_RANGES, ClusterView
-from webhook.pods.limitranges import Bounds
-from webhook.pods.validate import CardSizes
-from webhook.quotas import gpuquotas
 
 
 def card(index: int, *, node: str = "n1", model: str = "Tesla K80", memory: int = 11441) -> Json:

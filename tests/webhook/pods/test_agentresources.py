@@ -20,7 +20,7 @@ from tests.webhook.sharing import (
     sidecar,
     with_resources,
 )
-from webhook.pods import limitranges
+from webhook.cluster import limitranges
 from webhook.server.decisions import WebhookSettings
 
 

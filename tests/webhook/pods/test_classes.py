@@ -21,8 +21,8 @@ from tests.webhook.reviews import (
     resource_class,
     resource_classes,
 )
-from webhook.pods.defaults import Defaults
-from webhook.pods.validate import CardSizes
+from webhook.cluster.cards import CardSizes
+from webhook.cluster.namespaces import Defaults
 from webhook.server.decisions import WebhookSettings
 
 K80, P100 = "nvidia.tesla.k80", "nvidia.tesla.p100"

@@ -7,7 +7,7 @@ import pytest
 from cardwise.core.api import names, request
 from tests import build
 from tests.webhook.reviews import Known, on_defaults, on_mutate, patched
-from webhook.pods.defaults import Defaults, defaults_of
+from webhook.cluster.namespaces import Defaults, defaults_of
 from webhook.server import review, sizes
 
 TEAM = Known(namespaces={"team": Defaults("2Gi", "spread")})

@@ -20,9 +20,9 @@ from tests.webhook.reviews import (
     resource_class,
     resource_classes,
 )
-from webhook.pods.defaults import Defaults
-from webhook.pods.validate import CardSizes
-from webhook.quotas.gpuquotas import parse as standing
+from webhook.cluster.cards import CardSizes
+from webhook.cluster.gpuquotas import parse as standing
+from webhook.cluster.namespaces import Defaults
 from webhook.server import review
 from webhook.server.decisions import WebhookSettings
 

@@ -11,8 +11,8 @@ from cardwise.core.values.decoded import Json
 from tests import build
 from tests.webhook.reviews import Known
 from tests.webhook.sharing import IMAGE, admitted, agent, agents, decision_on, env, judged, refused
+from webhook.cluster.namespaces import Defaults
 from webhook.pods.agent import AgentSettings
-from webhook.pods.defaults import Defaults
 from webhook.server.decisions import WebhookSettings
 
 HOOK = {"name": "cardwise-share", "mountPath": "/run/cardwise/python", "subPath": "python", "readOnly": True}

@@ -25,8 +25,8 @@ from tests.webhook.reviews import (
     resource_class,
     resource_classes,
 )
+from webhook.cluster.namespaces import Defaults
 from webhook.pods import mutate
-from webhook.pods.defaults import Defaults
 from webhook.server.decisions import WebhookSettings
 from webhook.server.review import Decision
 

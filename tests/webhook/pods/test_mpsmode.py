@@ -12,7 +12,7 @@ from cardwise.core.values.decoded import Json
 from tests import build
 from tests.webhook.reviews import Known, on_validate, patched
 from tests.webhook.sharing import SETTINGS, admitted, decision_on, env, judged, refused, sidecar
-from webhook.pods.defaults import Defaults
+from webhook.cluster.namespaces import Defaults
 from webhook.pods.mpsmode import FIELD
 from webhook.server.decisions import WebhookSettings
 from webhook.server.review import Decision

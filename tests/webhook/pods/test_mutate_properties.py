@@ -13,9 +13,9 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
 from tests import build
 from tests.webhook.reviews import Known, on_mutate, patched, resource_class, resource_classes
+from webhook.cluster.namespaces import Defaults
 from webhook.pods import classes
 from webhook.pods.agent import AgentSettings
-from webhook.pods.defaults import Defaults
 from webhook.pods.mutate import mutate
 from webhook.pods.tolerations import toleration_of_taint
 from webhook.server.decisions import WebhookSettings

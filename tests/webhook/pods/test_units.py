@@ -10,9 +10,9 @@ from cardwise.core.values.quantity import MiB, Unit
 from tests import build
 from tests.webhook.reviews import Known, mutate_object, on_advise, on_defaults, on_validate, patched
 from tests.webhook.sharing import SETTINGS, admitted, decision_on
+from webhook.cluster.cards import CardSizes
+from webhook.cluster.namespaces import Defaults
 from webhook.pods import units
-from webhook.pods.defaults import Defaults
-from webhook.pods.validate import CardSizes
 from webhook.server.decisions import WebhookSettings
 
 GIB = WebhookSettings(unit=Unit.GIB, share_agent=SETTINGS.share_agent)

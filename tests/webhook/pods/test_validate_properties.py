@@ -15,8 +15,8 @@ from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.examples import examples
 from tests.webhook.reviews import Known, mutate_object, on_mutate, resource_class, resource_classes
+from webhook.cluster.cards import CardSizes
 from webhook.pods import validate
-from webhook.pods.validate import CardSizes
 
 CLASSES = resource_classes(*(resource_class(name) for name in "ab"))
 cards = st.tuples(st.sampled_from([60, 100]), st.sampled_from([frozenset(), frozenset("a"), frozenset("ab")]))

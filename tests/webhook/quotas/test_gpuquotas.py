@@ -10,8 +10,9 @@ from cardwise.core.values.quantity import MiB
 from tests.webhook.pods.test_classes import K80, P100, pod
 from tests.webhook.reviews import Known, on_validate, resource_class, resource_classes
 from tests.working import work
+from webhook.cluster.cards import CardSizes
+from webhook.cluster.gpuquotas import parse
 from webhook.pods.mutate import mutate
-from webhook.pods.validate import CardSizes
 from webhook.quotas import gpuquotas
 from webhook.server import review
 from webhook.server.decisions import WebhookSettings
@@ -29,7 +30,7 @@ ALL_CARDS = CardSizes(MiB(16276), 4, MiB(11441))
 
 
 def review_pod(pod: Json, *objects: Json, namespace: str = "default", **settings: Any) -> review.Decision:
-    standings = [gpuquotas.parse(manifest) for manifest in objects]
+    standings = [parse(manifest) for manifest in objects]
     known = Known(known_classes=CLASSES, known_cards=ALL_CARDS, cards_of=CARDS, standings={"default": standings})
     after = mutate(pod).pod
     return on_validate(after, "pods", known, WebhookSettings(**settings), namespace=namespace)
@@ -145,7 +146,7 @@ def test_unrequested_amounts_beyond_the_quota_do_not_matter() -> None:
 
 
 def test_whole_cards_are_not_charged_memory_while_no_card_is_known() -> None:
-    quotas = {"default": [gpuquotas.parse(quota({"memoryMiB": 100}))]}
+    quotas = {"default": [parse(quota({"memoryMiB": 100}))]}
     after = mutate(pod({names.GPU_COUNT: 1})).pod
     assert on_validate(after, "pods", Known(standings=quotas)).message == ""
 
@@ -216,7 +217,7 @@ def test_rounded_memory_gets_a_warning() -> None:
 def test_only_quotas_of_the_namespace_are_read() -> None:
     hard = [{"class": f"class-{i}", "shares": 5} for i in range(63)] + [{"class": K80, "shares": 5}]
     with work() as reading:
-        standings = [gpuquotas.parse(quota(*hard)) for _ in range(4)]
+        standings = [parse(quota(*hard)) for _ in range(4)]
     from cardwise.core.api import request
 
     pod_request = request.parse_mutated(mutate(class_request(mem=8)).pod)

@@ -7,7 +7,7 @@ import pytest
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests.webhook.reviews import Known, mutate_object, mutate_object_twice, on_validate, resource_class
-from webhook.pods.validate import CardSizes
+from webhook.cluster.cards import CardSizes
 from webhook.server import review
 
 K80 = {"matchLabels": {"model": "Tesla K80"}}

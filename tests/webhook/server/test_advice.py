@@ -11,9 +11,9 @@ from tests import build
 from tests.webhook.cluster.test_offers import offers, required, with_cards
 from tests.webhook.reviews import Known, on_advise, on_mutate, on_validate, patched, resource_class, resource_classes
 from tests.working import work
+from webhook.cluster import gpuquotas
+from webhook.cluster.cards import CardSizes
 from webhook.cluster.offers import NodeOffer, Offers
-from webhook.pods.validate import CardSizes
-from webhook.quotas import gpuquotas
 from webhook.server.decisions import WebhookSettings
 
 CARDS = CardSizes(MiB(build.P100), 2)

@@ -19,7 +19,7 @@ from tests import build
 from tests.examples import examples
 from tests.webhook.reviews import Known, body, paths_of, resource_class, resource_classes, review
 from tests.working import work
-from webhook.pods.defaults import Defaults
+from webhook.cluster.namespaces import Defaults
 from webhook.server import app as shell
 from webhook.server import review as codec
 from webhook.server import sizes

@@ -12,7 +12,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube import wire
 from tests.build import container, pod
 from tests.webhook.reviews import Known, on_defaults, on_mutate, on_validate
-from webhook.pods.defaults import Defaults
+from webhook.cluster.namespaces import Defaults
 from webhook.server import sizes
 from webhook.server.review import Decision, UndecodableReview
 

@@ -18,8 +18,8 @@ from tests.examples import examples
 from tests.fakes.clock import FakeClock
 from tests.webhook.pods.test_mutate_properties import CLASSES, PODS
 from tests.webhook.reviews import Known, body, mutate_object_twice, paths_of
+from webhook.cluster.namespaces import Defaults
 from webhook.cluster.offers import NodeOffer, Offers
-from webhook.pods.defaults import Defaults
 from webhook.server import app as shell
 from webhook.server.decisions import WebhookSettings
 

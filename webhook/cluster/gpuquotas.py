@@ -1,0 +1,21 @@
+"""A GPUQuota and what is used of it, from the quota's status."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cardwise.core.api import quotas
+from cardwise.core.api.quotas import Charge, GPUQuota
+from cardwise.core.values.decoded import Json
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaUsage:
+    """A quota and the amounts in use according to its status, by (class, model) of its entries."""
+
+    quota: GPUQuota
+    used: Mapping[tuple[str, str], Charge]
+
+
+def parse(manifest: Json) -> QuotaUsage:
+    """Parse a quota with its status. Raises InvalidRequest."""
+    return QuotaUsage(quotas.parse(manifest), quotas.used_by_status(manifest))

@@ -1,0 +1,38 @@
+"""The defaults that a namespace sets for its pods, in annotations. They apply if it has the label
+`cardwise.dev/defaults: enabled`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cardwise.core.api import names
+from cardwise.core.values.decoded import Json, annotations_of, labels_of
+
+ENABLED = "enabled"
+DISABLED = "disabled"
+# The annotations of a namespace, in the order of the fields of `Defaults`.
+KEYS = (names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.FRAMEWORKS, names.SM_PERCENT, names.MIN_MPS)
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """A namespace's defaults: the texts of its annotations; "" if there is no annotation."""
+
+    gpu_mem: str = ""
+    policy: str = ""
+    mps: str = ""
+    frameworks: str = ""
+    sm_percent: str = ""
+    min_mps: str = ""
+
+
+def defaults_of(namespace: Json) -> Defaults | None:
+    """The defaults of a namespace; None if the namespace has not opted in."""
+    if labels_of(namespace).get(names.DEFAULTS_LABEL) != ENABLED:
+        return None
+    return read_defaults(annotations_of(namespace))
+
+
+def read_defaults(annotations: Mapping[str, str]) -> Defaults:
+    """The defaults in the annotations of a namespace that has opted in."""
+    return Defaults(*(str(annotations.get(key, "")) for key in KEYS))
