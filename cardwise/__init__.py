@@ -1,7 +1,7 @@
-"""Cardwise: the code that its parts share. The parts are webhook, extender, deviceplugin and mps.
+"""Cardwise: the code that its components share. The components are webhook, extender, deviceplugin and mps.
 
 Input: objects of the API server, and a node's hardware. Output: the domain's values and decisions, and the API clients,
-watches and HTTP servers that all parts use. Read first: `core`.
+watches and HTTP servers that all components use. Read first: `core`.
 
 The modules:
 

@@ -1,4 +1,4 @@
-"""The clock of a part: the time, and all waits that end by time. Callers pass the clock as a parameter.
+"""The clock of a component: the time, and all waits that end by time. Callers pass the clock as a parameter.
 
 Code that waits, sleeps, ages or times out takes a `Clock`. Tests pass a clock that the test itself moves
 (tests/fakes/clock.py), so no test has to wait. Production code passes `SYSTEM`.

@@ -1,4 +1,4 @@
-"""The entry points of the parts' programs.
+"""The entry points of the components' programs.
 
 `pip install cardwise` installs these programs on PATH, but without their dependencies.
 """
@@ -11,17 +11,19 @@ from typing import Final
 _OURS: Final = ("webhook", "extender", "deviceplugin", "mps", "cardwise")
 
 
-def _run(part: str) -> None:
+def _run(component: str) -> None:
     # If rich is installed, structlog imports it, which takes a third of the CPU time of a start and 4 MiB. Only
     # `cardwise top` needs rich.
     sys.modules["rich"] = None  # type: ignore[assignment]
     gc.disable()  # imports create no garbage, and the search for garbage takes a tenth of the time of a start
     try:
-        program = import_module(f"{part}.__main__")
+        program = import_module(f"{component}.__main__")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in _OURS:
             raise
-        sys.exit(f"cardwise-{part} needs {error.name}, which is not installed; write: pip install 'cardwise[server]'")
+        sys.exit(
+            f"cardwise-{component} needs {error.name}, which is not installed; write: pip install 'cardwise[server]'"
+        )
     gc.freeze()
     gc.enable()
     program.main()

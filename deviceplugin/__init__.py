@@ -5,7 +5,7 @@ the node's disk, and the node's capacities and ExtendedResources in the API serv
 
 The packages and modules; each imports only from those below it:
 
-    process  creates and connects the parts
+    process  creates and connects the components
     plugin   the service that the kubelet calls
     publish  writes to the API server
     grants   grants of cards to containers

@@ -1,4 +1,4 @@
-"""Creates and connects the parts of the device plugin, and starts and stops them in order."""
+"""Creates and connects the components of the device plugin, and starts and stops them in order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -196,7 +196,7 @@ class NodeAgent:
         )
 
     def stop(self) -> None:
-        """Stop callers before the parts that they call. Grants and CDI specs stay: the containers keep running."""
+        """Stop callers before the components that they call. Grants and CDI specs stay: the containers keep running."""
         self._registration.stop()
         self._inventory.node.withdraw_slots()
         self._gpus.close()  # wakes the publisher, which waits for a change of the cards

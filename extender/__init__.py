@@ -5,7 +5,7 @@ Input: kube-scheduler's calls, and watch events. Output: Bindings, evictions, st
 
 The packages and modules in the order of imports. A module imports only from modules below it:
 
-    process       creates, starts and stops the parts
+    process       creates, starts and stops the components
     informers     watches
     cardreports   limits how many card reports the extender handles for each node
     api           verbs over HTTP

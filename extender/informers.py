@@ -38,8 +38,8 @@ _CHECK_SECONDS = 0.2  # seconds between two checks of whether the caller of `cat
 OUTDATED_SECONDS = 5.0
 
 # Seconds without such a watch after which a leader releases the Lease. The longest pause between two attempts is 5 s
-# (CENTRAL_PACE). So at least three attempts have failed while other calls succeeded: this is no short outage or restart
-# of the API server.
+# (CENTRAL_PACE). So at least three attempts have failed while other calls succeeded: this is not a short outage or
+# restart of the API server.
 _BLIND_SECONDS = 15.0
 # The same, while a list that placement needs is in progress: the list of a large cluster takes a while.
 _LISTING_SECONDS = 120.0

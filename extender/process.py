@@ -1,4 +1,4 @@
-"""Creates, starts and stops the parts of the extender: `Extender`, and `Process`, which runs one.
+"""Creates, starts and stops the components of the extender: `Extender`, and `Process`, which runs one.
 
 `Extender` has all behaviour that kube-scheduler and the API server can observe. It is created from a client, a clock
 and settings, so tests can run several complete extenders in one process (tests/property/blackbox.py).
@@ -83,7 +83,7 @@ class ExtenderSettings:
 class Extender:
     """A whole extender: `app` serves kube-scheduler, and its threads run between `start` and `stop`.
 
-    max_waiting: the most members of gangs that can wait in bind.
+    max_waiting: maximum number of members of gangs that can wait in bind.
     lease_clock: the clock by which the Lease expires.
     listed: called after each list of all pods.
     """

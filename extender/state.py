@@ -1,4 +1,4 @@
-"""The root of the parts that share one lock: cache, queue, gangs and preemption. Start reading here.
+"""The root of the components that share one lock: cache, queue, gangs and preemption. Start reading here.
 
 No code here does I/O or waits for anything but the lock. Most methods take the lock once. `warm_caches` takes it
 several times, in short turns. `plan_pod`, `score_fitting_nodes` and `score_nodes` take it twice for pods with several

@@ -208,7 +208,9 @@ class Manager:
         }
 
     def problems(self) -> Sequence[str]:
-        """Why the manager is not ready, one line each. A single unhealthy card is no reason: other cards are served."""
+        """Why the manager is not ready, one line each. A single unhealthy card does not suffice: other cards are
+        served.
+        """
         problems = [] if self.pods.synced else ["the pods of this node are not known yet"]
         if self._publication.problem:
             problems.append(self._publication.problem)

@@ -1,4 +1,5 @@
-"""The admission webhook: rewrites pods and templates into the form that the other parts read, and refuses invalid ones.
+"""The admission webhook: rewrites pods and templates into the form that the other components read, and refuses invalid
+ones.
 
 Input: AdmissionReviews of the API server, and watch events. Output: JSON Patches, refusals, warnings. Read first:
 `server.decisions`.

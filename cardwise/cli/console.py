@@ -32,7 +32,7 @@ def print_data(text: str, *, nl: bool = True) -> None:
 
 
 def terminal_columns() -> int | None:
-    """The width of the terminal in columns; None if the output is no terminal."""
+    """The width of the terminal in columns; None if the output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

@@ -37,7 +37,7 @@ plain_output = _output_option("table", "json", "yaml")
 
 
 class _Duration(click.ParamType[float]):
-    """A duration such as `5m`, as in the settings of the parts, converted to seconds.
+    """A duration such as `5m`, as in the settings of the components, converted to seconds.
 
     A number is a default in seconds.
     """
@@ -47,7 +47,7 @@ class _Duration(click.ParamType[float]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, int | float):
             return float(value)
-        from cardwise.runtime.settings import DURATION  # noqa: PLC0415 - imports the logging of the parts, which takes 0.1 s
+        from cardwise.runtime.settings import DURATION  # noqa: PLC0415 - imports the logging of the components, which takes 0.1 s
 
         return DURATION.convert(value, param, ctx)
 

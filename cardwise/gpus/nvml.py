@@ -311,7 +311,7 @@ class NvmlGpus:
                 if call.has_returned(_ANSWER_SECONDS):
                     call.result()
             except pynvml.NVMLError as error:
-                # Some cards (vGPU guests) have no events. That is no fault.
+                # Some cards (vGPU guests) have no events. That is not a fault.
                 _log.warning("GPU reports no Xid events", uuid=uuid, error=str(error))
 
     def _wait_event(self, events: Any) -> None:

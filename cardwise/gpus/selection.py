@@ -1,6 +1,6 @@
 """The cards of a node that an administrator lets Cardwise share: the option `--gpus`.
 
-The other modules of the node's parts see only the selected cards. So another program, such as NVIDIA's own device
+The other modules of the node components see only the selected cards. So another program, such as NVIDIA's own device
 plugin, can have the other cards.
 """
 

@@ -1,4 +1,4 @@
-"""Kubernetes for all parts: API calls, watches, leases, events, and a survey of the cluster.
+"""Kubernetes for all components: API calls, watches, leases, events, and a survey of the cluster.
 
 Input: credentials. Output: objects as structs, changes, the leader, Events for users.
 

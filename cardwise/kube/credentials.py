@@ -160,7 +160,7 @@ def _load_by_library(source: str, context: str) -> Credentials:
         )
         namespace = chosen["context"].get("namespace")
     except (loaders.ConfigException, OSError, *_NO_KUBECONFIG, ValueError) as error:
-        # For a file that is no kubeconfig, the library's error is about Python types and would not help the user.
+        # For a file that is not a kubeconfig, the library's error is about Python types and would not help the user.
         is_invalid = isinstance(error, _NO_KUBECONFIG)
         reason = "not a kubeconfig" if is_invalid else str(error)
         raise _config_error(source, reason) from error

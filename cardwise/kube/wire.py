@@ -1,7 +1,7 @@
 """Kubernetes objects as msgspec structs, with only the fields that Cardwise reads; decoding skips all other fields.
 
 The structs follow the API; the types of the domain are in `cardwise.core`. This module has the structs that several
-parts use; for pods, the parts have structs of their own.
+components use; for pods, the components have structs of their own.
 """
 
 from enum import StrEnum
@@ -261,7 +261,7 @@ class OwnerReference(Struct, rename="camel", frozen=True):
 
 
 class OwnedMeta(ObjectMeta, frozen=True):
-    """Metadata with owner references. ObjectMeta does not have them, since pods have owners that no part reads."""
+    """Metadata with owner references. ObjectMeta does not have them, since pods have owners that no component reads."""
 
     owner_references: list[OwnerReference] = []
 

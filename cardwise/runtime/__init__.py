@@ -1,10 +1,10 @@
-"""The runtime of every part: settings, logs, loops, certificates, an HTTP server, health.
+"""The runtime of every component: settings, logs, loops, certificates, an HTTP server, health.
 
-Input: a part's command line, its WSGI application, health checks. Output: responses over TLS, logs, metrics.
+Input: a component's command line, its WSGI application, health checks. Output: responses over TLS, logs, metrics.
 
 The modules:
 
-    settings     the command-line options that all parts have
+    settings     the command-line options that all components have
     logs         logging, one line of JSON per message
     interpreter  settings of Python's interpreter for serving
     loops        a thread that runs a function at an interval, or at once when it is woken

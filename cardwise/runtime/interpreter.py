@@ -1,4 +1,4 @@
-"""Settings of the interpreter of a serving part: thread switches, garbage collection, open files."""
+"""Settings of the interpreter of a serving component: thread switches, garbage collection, open files."""
 
 import gc
 import resource
@@ -15,15 +15,15 @@ _SWITCH_SECONDS: Final = 0.001
 # (700, 10, 10) there were about 260 collections while a list of 20,000 entries was built.
 _COLLECT_AFTER: Final = (20_000, 20, 50)
 
-# The limit of open files. Not the machine's maximum, which may be 10^9: programs that a part starts inherit the limit,
-# and some of them close every descriptor below the limit when they start.
+# The limit of open files. Not the machine's maximum, which may be 10^9: programs that a component starts inherit the
+# limit, and some of them close every descriptor below the limit when they start.
 _FILES: Final = 65_536
 
 
 def tune_interpreter() -> None:
     """Tune the serving process. Call this when all modules are loaded, before the first thread starts.
 
-    If a part has set a shorter switch interval, it stays. Raises OSError if the limit of open files cannot be set.
+    If a component has set a shorter switch interval, it stays. Raises OSError if the limit of open files cannot be set.
     """
     sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
     # All present objects live until the process ends, so full collections need not visit them.

@@ -1,4 +1,4 @@
-"""Logging: one stream per part, as JSON lines (or text for people) on stderr.
+"""Logging: one stream per component, as JSON lines (or text for people) on stderr.
 
 Each field of a line has a maximum size: texts of tenants must not fill the node's disk.
 
@@ -22,7 +22,7 @@ from cardwise.core.values import wording
 _MAX_TRACEBACK: Final = 8 * wording.MAX_BYTES
 
 _MINUTE: Final = 60.0  # seconds
-_MAX_LINES: Final = 200  # the most lines of one `LineLimit` in a minute
+_MAX_LINES: Final = 200  # maximum number of lines of one `LineLimit` in a minute
 _MAX_LINES_OF_KEY: Final = 20
 
 LogFormat = Literal["json", "text"]

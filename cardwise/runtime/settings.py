@@ -1,4 +1,4 @@
-"""The command-line options that every part has, and the option types that they share.
+"""The command-line options that every component has, and the option types that they share.
 
 Every option has an environment variable, `CARDWISE_<NAME>`: give `context_settings=CONTEXT_SETTINGS` to the command.
 A bad value stops the start with a message that names the option and what to write instead.
@@ -135,7 +135,7 @@ class CommonSettings:
 # An option whose environment variable is shown by `--help`.
 option = functools.partial(click.option, show_envvar=True)
 
-# For the parts on GPU nodes. Device plugin and MPS manager of a node must get the same value.
+# For the components on GPU nodes. Device plugin and MPS manager of a node must get the same value.
 simulated_gpus_option = option(
     "--simulated-gpus",
     type=click.Path(dir_okay=False, path_type=Path),

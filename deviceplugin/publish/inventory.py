@@ -192,7 +192,7 @@ class NodePublisher:
             self._published.set()
         self.node.update_accelerator_label(
             objects.accelerator_label(cards)
-        )  # last: no part of Cardwise depends on the label
+        )  # last: no component of Cardwise depends on the label
 
     def _reported_shares_lookup(self) -> Callable[[str], Sequence[ContainerShare] | None]:
         """A function that returns the reported shares of a card or device by UUID, None if they are unknown.

@@ -48,7 +48,7 @@ _FAILED = "the extender failed on this call; see its log"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of the extender that the HTTP paths call.
+    """The components of the extender that the HTTP paths call.
 
     unsynced_lists: returns the lists that are not complete yet, one line for each; no call is served before all are
         complete. A standby counts as ready, so that a rolling update continues.

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from cardwise.clock import SYSTEM, Clock
 
 _FREE_BINDS = 3  # binds in progress that never delay filter
-_MAX_DELAY = 0.05  # the most seconds that filter waits
+_MAX_DELAY = 0.05  # maximum seconds that filter waits
 _PACE = 0.004  # seconds between two binds of a kube-scheduler that is not delayed
 _FORGET = 1.02  # the factor by which the fastest response time grows with each later response
 

@@ -1,7 +1,7 @@
-"""Creates the parts of the cache, and has the queries that need several parts.
+"""Creates the components of the cache, and has the queries that need several of them.
 
 A share counts while its pod exists and has not finished. Afterwards the share counts while its node reports it, or
-until a grace period is over (docs/design/0001-contracts.md). Not thread-safe: the state locks.
+until a grace period is over (docs/design/0001-contracts.md). Not thread-safe: the caller holds the lock of `State`.
 """
 
 from cardwise.clock import Clock
@@ -18,7 +18,7 @@ from extender.queue.schedulingqueue import SchedulingQueue
 
 
 class Cache(ClusterView):
-    """The parts of the cache.
+    """The components of the cache.
 
     Each change of `reservations` updates `capacity`. `reservations` reads the reports of nodes from `inventory`.
     """

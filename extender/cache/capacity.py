@@ -1,7 +1,8 @@
 """The capacity of nodes: the ledger of cards, and the totals of cpu and memory. Requeues pods when capacity is freed.
 
 Its sources are the table of reservations and the node reports (`reservations`), running pods and nodes (`State`), and
-cards (`Cache.sync_cards`). A what-if changes ledger and totals temporarily. Not thread-safe: the state locks.
+cards (`Cache.sync_cards`). A what-if changes ledger and totals temporarily. Not thread-safe: the caller holds the lock
+of `State`.
 """
 
 from collections.abc import Collection

@@ -1,7 +1,8 @@
 """The view of the cluster that planners read: live, as part of `Cache`, or as a snapshot
 (docs/design/0032-snapshots.md).
 
-A planner may change its snapshot, and needs no lock to use it. The live view is not thread-safe: the state locks.
+A planner may change its snapshot, and needs no lock to use it. The live view is not thread-safe: the caller holds the
+lock of `State`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

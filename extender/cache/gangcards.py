@@ -2,7 +2,7 @@
 
 `gangs.reservation` chooses the gang and the cards. A reserved card may still be in use. Then the reservation and the
 other holdings together exceed the card, so capacity that is freed on the card goes to the gang first. Not thread-safe:
-the state locks.
+the caller holds the lock of `State`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

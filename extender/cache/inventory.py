@@ -1,6 +1,7 @@
 """The inventory: the cards and devices that nodes report, shares of deleted pods on them, and their ResourceClasses.
 
-This module only records; `reservations` decides which shares count. Not thread-safe: the state locks.
+This module only records; `reservations` decides which shares count. Not thread-safe: the caller holds the lock of
+`State`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from cardwise.kube.survey import MAX_CARDS_PER_NODE
 from extender.cache.membership import NO_CLASSES, CardClasses, ClassMembership
 from extender.records.objects import CardRecord, ShareRecord
 
-# The most that one node may report: far above what nodes have, so that a hostile node cannot stop the extender.
+# Limits of what one node may report: far above what nodes have, so that a hostile node cannot stop the extender.
 MAX_REPORTED_SHARES = 4096  # shares of all its cards
 
 

@@ -15,10 +15,10 @@ from cardwise.core.placement.devices import Device
 from cardwise.core.values.quantity import MiB
 from extender.records.objects import CardRecord
 
-# The most entries of a table: nodes write labels and models, and may change them at any time. A full table is emptied,
-# and then its cards are computed once more. A cluster has tens of models, and fewer combinations of classes.
+# Maximum number of entries of a table: nodes write labels and models, and may change them at any time. A full table is
+# emptied, and then its cards are computed once more. A cluster has tens of models, and fewer combinations of classes.
 _REMEMBERED = 4096
-_REMEMBERED_LABELS = 16_384  # the most label values that a group remembers
+_REMEMBERED_LABELS = 16_384  # maximum number of label values that a group remembers
 _MAX_LABEL_CHARACTERS = 512  # the classes of a card whose labels have more characters are not remembered
 
 Read = Callable[[CardRecord, Card], object]

@@ -2,9 +2,9 @@
 (`cardwise.kube.pods.loads`).
 
 Counted by requests, as kube-scheduler does. The gang planner reads the free amounts, since it plans a gang before
-kube-scheduler has seen all of its members; preemption reads the pods of a node. Not thread-safe: the state locks. A
-snapshot shares data with the original: maps with an entry for each pod are persistent, and the values of all other maps
-are replaced, never changed.
+kube-scheduler has seen all of its members; preemption reads the pods of a node. Not thread-safe: the caller holds the
+lock of `State`. A snapshot shares data with the original: maps with an entry for each pod are persistent, and the
+values of all other maps are replaced, never changed.
 """
 
 from collections.abc import Collection, Iterable, Iterator

@@ -35,12 +35,12 @@ from extender.cache.placing import PlacementRequest, Placing, PodSnapshot, Searc
 from extender.cache.statelock import StateLock
 from extender.queue.searchpauses import SearchPauses
 
-# The most nodes that are searched under the lock, and the most that a search passes on to the decision.
+# Maximum number of nodes that are searched under the lock, and the maximum that a search passes on to the decision.
 SMALL_SEARCH_NODES: Final = 16
 # Seconds from the arrival of the call to the end of its search. kube-scheduler waits for one second (`httpTimeout` of
 # our stanza); the rest is for the decision and the response.
 _SEARCH_SECONDS: Final = 0.7
-_REMEMBERED: Final = 8  # the most searches that are remembered; each takes about 1 MB with 5,000 nodes
+_REMEMBERED: Final = 8  # maximum number of searches that are remembered; each takes about 1 MB with 5,000 nodes
 
 _Key = tuple[str, PodRequest]  # namespace and request
 
@@ -141,7 +141,8 @@ def score_nodes(
     pace: when its time is over, the remaining nodes are left out.
     remembered_refusals: earlier refusals, each with the generation of its node; new refusals are added.
     start: the position of the first node to search.
-    max_nodes: the most nodes to search; nodes with a valid remembered refusal are not searched and do not count.
+    max_nodes: maximum number of nodes to search; nodes with a valid remembered refusal are not searched and do not
+      count.
     """
     ledger = snapshot.ledger
     generations = {name: node.generation for name, node in ledger.nodes_by_name().items()}

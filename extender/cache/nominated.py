@@ -3,7 +3,7 @@ placed.
 
 If this extender has answered the preemption, it knows the cards. If another extender has answered, only the node is
 known, from the pod's status. Then this module computes the cards that the pod would get once the terminating pods are
-gone. Not thread-safe: the state locks.
+gone. Not thread-safe: the caller holds the lock of `State`.
 """
 
 from collections import Counter
@@ -25,7 +25,9 @@ from extender.cache.reservations import PHASE_NAMES, Phase
 from extender.records.pod import WaitingPod
 
 MAX_RESERVED_NODES: Final = (
-    64  # the most nodes whose reserved cards are counted: with more, other callers would wait too long for the lock
+    # Maximum number of nodes whose reserved cards are counted: with more, other callers would wait too long for the
+    # lock.
+    64
 )
 _NO_LOAD: Final = Load(0, 0, 0)
 _NO_BUDGETS: Final = Budgets()

@@ -18,7 +18,7 @@ kube-scheduler has its nominator beside its cache for the same reason.
 kube-scheduler writes the node into the pod's status and counts the pod there in its own totals. Only the extender knows
 which card becomes free: it remembers its answer to preempt, and reads the node from the watch of pods, or from
 kube-scheduler's next call if the watch is late. If another extender has answered the preemption, the cards are searched
-again. Not thread-safe: the state locks.
+again. Not thread-safe: the caller holds the lock of `State`.
 """
 
 import math

@@ -25,7 +25,7 @@ from extender.cache.scoredpolicies import ScoredPolicies
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
-_STEPS: Final = 512  # the most steps (`SearchEffort`) of the decision that follows a search without the lock
+_STEPS: Final = 512  # maximum number of steps (`SearchEffort`) of the decision that follows a search without the lock
 
 
 class PodSnapshot(NamedTuple):

@@ -1,6 +1,6 @@
 """The GPUQuotas by namespace, and their remaining amounts.
 
-The ledger counts the used amounts. Not thread-safe: the state locks.
+The ledger counts the used amounts. Not thread-safe: the caller holds the lock of `State`.
 """
 
 from collections.abc import Mapping

@@ -32,7 +32,8 @@ card, on this node or under the node's former name, a report adds only the amoun
 In addition to its row a pod may have a nomination: cards that become free because other pods are evicted
 (`nominations`). The nomination ends with the pod, too.
 
-Each change of a row also updates the ledger and the nodes' totals (`capacity`). Not thread-safe: the state locks.
+Each change of a row also updates the ledger and the nodes' totals (`capacity`). Not thread-safe: the caller holds the
+lock of `State`.
 """
 
 import math

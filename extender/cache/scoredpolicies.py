@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cardwise.core.placement.scored.shapes import RequestSize
     from cardwise.core.placement.scored.workload import LearnedWorkload, LearningInput
 
-AT_ONCE = 256  # the most nodes that a decision scores: takes less than 1 ms
+AT_ONCE = 256  # maximum number of nodes that a decision scores: takes less than 1 ms
 _KNOWN = 65_536  # pods that are remembered as counted, so that a pod that is tried again is not counted again
 
 

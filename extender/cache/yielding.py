@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 # Seconds between two slices. Without a pause, a thread that releases the lock and takes it again at once usually gets
 # it before a waiting thread, which takes 50 us to wake.
 _PAUSE: Final = 0.002
-_MAX_PAUSE: Final = 0.5  # the most seconds that `pause_seconds` returns
+_MAX_PAUSE: Final = 0.5  # maximum seconds that `pause_seconds` returns
 
 
 def slices(sequence: Sequence[_T], size: int, clock: Clock) -> Iterator[Sequence[_T]]:

@@ -27,7 +27,8 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 _AT_ONCE = 8  # parallel writes
-_MAX_QUEUED_WRITES = 64  # the most queued writes of a namespace and kind, so that none comes long after its decision
+# Maximum number of queued writes of a namespace and kind, so that none comes long after its decision.
+_MAX_QUEUED_WRITES = 64
 _REMEMBERED = 200  # retry times of pods; above this number, past times are removed
 _SHOWN_SECONDS = 3.0  # seconds after which the removal of a gate is repeated if the watch still shows the gate
 _EVICT_SECONDS = 5.0  # seconds between two attempts to evict a pod

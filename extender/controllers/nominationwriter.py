@@ -21,8 +21,8 @@ from extender.reporting.schedule import WriteRate
 _log = structlog.get_logger(__name__)
 
 _THREADS: Final = 16  # writing threads; with fewer, kube-scheduler would overtake the writes if the API server is slow
-_RATE: Final = 400.0  # the most pods that are written a second
-_AT_ONCE: Final = 64  # the most pods in one step, so that the loop can be stopped
+_RATE: Final = 400.0  # maximum number of pods that are written a second
+_AT_ONCE: Final = 64  # maximum number of pods in one step, so that the loop can be stopped
 _TIMEOUT: Final = 5.0  # seconds for one write
 _PAUSE: Final = 5.0  # seconds in which nothing is written to a namespace after a write there failed
 _IN_A_ROW: Final = 8  # server errors in a row, after which no pod is written for `_PAUSE` seconds

@@ -20,7 +20,7 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 _SLICE = 64  # nodes that are scored in one critical section: takes half a millisecond
-_SLICES = 100  # the most critical sections in one step
+_SLICES = 100  # maximum number of critical sections in one step
 _TIMEOUT = 5.0
 _SAVE_SECONDS = 60.0  # seconds between two saves of the workload
 _COMPARE_SECONDS = 300.0  # seconds between two checks of whether the ConfigMap still has the settings

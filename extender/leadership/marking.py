@@ -22,7 +22,7 @@ _FAILED = "failed to write the leader label"
 _CHECK_SECONDS = 0.2
 # Seconds between two checks of all labels. Short, since kube-scheduler reaches no extender while the label is wrong.
 _COMPARE_SECONDS = 5.0
-_PAUSE_SECONDS = 2.0  # the most seconds until a failed write is repeated
+_PAUSE_SECONDS = 2.0  # maximum seconds until a failed write is repeated
 
 
 @contextlib.contextmanager

@@ -33,7 +33,9 @@ from extender.records.podref import PodRef
 
 AUTO_ABOVE_NODES: Final = 1000  # the number of nodes above which AUTO nominates by default
 MAX_NOMINATED: Final = (
-    256  # the most pods with such reservations at a time: as many as a fast kube-scheduler binds in a second or two
+    # Maximum number of pods with such reservations at a time: as many as a fast kube-scheduler binds in a second or
+    # two.
+    256
 )
 YOUNGEST: Final = "~"  # a creationTimestamp that sorts after all others
 _CANDIDATES: Final = 4  # best nodes that are tried one by one for free cpu and memory, before all nodes are checked

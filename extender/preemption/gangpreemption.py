@@ -147,7 +147,9 @@ class GangSnapshot:
 
 
 class GangPreemption:
-    """Takes snapshots of gangs, and checks the results of searches. Not thread-safe: the state locks."""
+    """Takes snapshots of gangs, and checks the results of searches. Not thread-safe: the caller holds the lock of
+    `State`.
+    """
 
     def __init__(self, gangs: Gangs, places: GangPlaces, *, cache: Cache, clock: Clock) -> None:
         self._cache = cache
@@ -178,8 +180,8 @@ class GangPreemption:
 
         cluster: a snapshot that was taken in this turn at the lock.
 
-        Cards that are reserved for the pod itself are no place: they may have become too few, since the caller has
-        found that it is not enough to wait for them.
+        Cards that are reserved for the pod itself do not count as a placement: they may have become too few, since the
+        caller has found that it is not enough to wait for them.
         """
         gang, unplaced = self._gangs.gang_of(uid), self._unplaced_members(uid, including=uid)
         if gang is None or all(member.uid != uid for member in unplaced):

@@ -251,7 +251,7 @@ class Preemption:
     def next_evictions(self) -> list[Eviction]:
         """The evictions for the next pod for which there are victims; its cards are reserved from now on.
 
-        Empty if no pod is due, or the search has taken `_SEARCHING` seconds. A pod is no victim if a
+        Empty if no pod is due, or the search has taken `_SEARCHING` seconds. A pod cannot be a victim if a
         PodDisruptionBudget protects it, if several cover it, or if its eviction was refused lately.
         """
         began = self._clock.cpu()

@@ -40,7 +40,8 @@ from extender.records.pod import WaitingPod
 from extender.records.podinfo import TurnedAway, WaitingRecord
 from extender.records.podref import PodRef
 
-_MAX_UNSEEN: Final = 20_000  # the most rows of pods that the watch does not show; most of these pods were deleted
+# Maximum number of rows of pods that the watch does not show; most of these pods were deleted.
+_MAX_UNSEEN: Final = 20_000
 _SLACK: Final = 1024  # entries of pods that can no longer be nominated, above which the heaps are cleaned up
 # Seconds after which a refusal is forgotten. kube-scheduler tries a pending pod again after five minutes at the latest.
 _FORGET_SECONDS: Final = 600.0
@@ -51,7 +52,8 @@ _FIRST_BACKOFF, _MAX_BACKOFF = 1.0, 10.0  # seconds, the same as kube-scheduler'
 _RETRY_WINDOW_SECONDS: Final = _MAX_BACKOFF + 2.0
 _SETTLED_SECONDS: Final = 3.0  # seconds that a pod waits before other pods are evicted for it
 _SEARCH_SECONDS: Final = 15.0  # seconds between two searches for victims for one pod
-_MAX_PREEMPTING: Final = 1000  # the most pods that await a preemption: choosing the next takes some milliseconds
+# Maximum number of pods that await a preemption: choosing the next takes some milliseconds.
+_MAX_PREEMPTING: Final = 1000
 
 
 @dataclass(slots=True, eq=False)
@@ -138,7 +140,9 @@ _Entry = tuple[tuple[int, str], int, str]  # an entry of a heap: `sort_key`, a s
 
 
 class SchedulingQueue:
-    """The pending pods. Not thread-safe: the state locks. In all methods "" as a node means any node."""
+    """The pending pods. Not thread-safe: the caller holds the lock of `State`. In all methods "" as a node means any
+    node.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -21,7 +21,7 @@ SHORT_SECONDS: Final = 0.05
 
 
 class SearchPauses:
-    """The pauses of all namespaces. Not thread-safe: the state locks."""
+    """The pauses of all namespaces. Not thread-safe: the caller holds the lock of `State`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -2,7 +2,7 @@
 
 A node may be nominated only if it is open and its labels and taints allow the pod. The capacity of nodes is not
 considered here, since it changes with every pod. Only rules that kube-scheduler certainly applies are evaluated here;
-kube-scheduler applies the other rules itself. Pure; not thread-safe: the state locks.
+kube-scheduler applies the other rules itself. Pure; not thread-safe: the caller holds the lock of `State`.
 """
 
 from functools import lru_cache
@@ -14,7 +14,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube.pods import nodeconstraints
 from cardwise.kube.pods.nodeconstraints import NodeConstraints, NodeLabels
 
-# The most different constraints whose nodes are remembered; all pods of a workload have the same constraints.
+# Maximum number of different constraints whose nodes are remembered; all pods of a workload have the same constraints.
 _MAX_REMEMBERED: Final = 256
 
 _MAX_CONSTRAINT_BYTES: Final = (

@@ -72,7 +72,8 @@ class CardRecord(NamedTuple):
     """An ExtendedResource: the card or device, its node, and the shares of deleted pods that the node still reports.
 
     labels: further labels for selectors, in addition to those that are computed from other fields. Keys in lower case.
-    status: the status that the extender wrote; decisions use only its `terminating`, when the card is first seen.
+    status: as the extender wrote it. Only `status.terminating` is read, and only when the card is seen for the first
+      time.
     problem: the ignored part of the report, with the reason.
     env_access: whether the node gives cards by environment variables only, without CDI.
     """

@@ -27,8 +27,9 @@ DEFAULT_SCHEDULER: Final = "default-scheduler"
 # The reason of the condition PodScheduled if kube-scheduler has found no node. kube-scheduler nominates a node only
 # afterwards.
 REFUSED: Final = "Unschedulable"
-# The most bytes of a pod's constraints on its node (some thirty conditions) with which the pod may be nominated: all
-# nodes are compared with the constraints under the state's lock. The API server allows ten thousand conditions.
+# Maximum number of bytes of a pod's constraints on its node (some thirty conditions) with which the pod may be
+# nominated: all nodes are compared with the constraints under the state's lock. The API server allows ten thousand
+# conditions.
 MAX_CONSTRAINTS: Final = 1024
 
 # Labels that contain the pod's number, so they differ between pods of the same workload.

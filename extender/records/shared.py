@@ -10,7 +10,7 @@ from functools import lru_cache
 from sys import intern
 
 _ENTRIES = 4096
-_MAX_CHARACTERS = 2048  # the most characters of an entry: then the tables take some 20 MiB at most
+_MAX_CHARACTERS = 2048  # maximum number of characters of an entry: then the tables take some 20 MiB at most
 
 
 def share_labels(original: Mapping[str, str]) -> Mapping[str, str]:

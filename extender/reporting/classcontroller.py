@@ -35,7 +35,8 @@ _SHOWN = 5.0  # seconds after a write until the class is compared again: by then
 _RETRY = 30.0  # seconds until a refused write is tried again
 _TIMEOUT = 2.0
 _STEP_LIMIT = 1.0  # seconds of writing after which a step ends: this thread also writes all statuses
-_AT_ONCE = 8  # the most writes of a kind in one step: this thread also writes statuses, and nodes can invent models
+# Maximum number of writes of a kind in one step: this thread also writes statuses, and nodes can invent models.
+_AT_ONCE = 8
 
 Models = tuple[str, ...]
 

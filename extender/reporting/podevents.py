@@ -18,7 +18,7 @@ from extender.reporting import statuses
 from extender.reporting.listers import Listers
 
 _QUIET = 300.0  # minimum seconds between two events of a pod about its quota
-_REMEMBERED = 50_000  # the most pods whose last event is remembered
+_REMEMBERED = 50_000  # maximum number of pods whose last event is remembered
 
 
 class PodEvents:

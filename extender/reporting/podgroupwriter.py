@@ -29,7 +29,7 @@ GROUP = "podgroup"
 
 _COMPARE_SECONDS = 0.5  # seconds between two comparisons of all gangs
 _GAP = 0.5  # minimum seconds between two writes to one PodGroup
-_RATE = 50.0  # the most writes a second
+_RATE = 50.0  # maximum number of writes a second
 _STEP_LIMIT = 1.0  # seconds of writing after which a step ends
 _WRITE_TIMEOUT = 2.0
 _REFUSED_SECONDS = 30.0  # seconds until a refused write is tried again

@@ -38,7 +38,7 @@ class WriteSchedule:
     without effect is repeated, after a longer time each time.
     """
 
-    _MAX_GAP = 60.0  # the most seconds between two equal writes, if the watch never shows their effect
+    _MAX_GAP = 60.0  # maximum seconds between two equal writes, if the watch never shows their effect
 
     def __init__(self, gaps: Mapping[str, float]) -> None:
         self._gaps = gaps

@@ -24,12 +24,12 @@ from extender.records.objects import CardStatus, ClassRecord, QuotaRecord, Share
 
 NOTHING_ALLOCATED = CardStatus(memory=0, core=0, shares=0, whole=False, pods=0, free=0)
 
-_MAX_CLASSES = 1024  # the most classes in a card's status, by the schema
+_MAX_CLASSES = 1024  # maximum number of classes in a card's status, by the schema
 _DELETED_POD_PHASES = (PHASE_NAMES[Phase.TERMINATING], REPORTED)  # the phases of shares whose pods are deleted
-_MAX_SUMMARY_CHARACTERS = 32_768  # the most characters of a summary, by the schema
+_MAX_SUMMARY_CHARACTERS = 32_768  # maximum number of characters of a summary, by the schema
 CLASS_NOT_FOUND = "ResourceClassNotFound"  # the reason of a condition, and of the event
 
-_MAX_NAMED_CLASSES = 10  # the most existing classes that a message names
+_MAX_NAMED_CLASSES = 10  # maximum number of existing classes that a message names
 
 
 class CardSums(NamedTuple):

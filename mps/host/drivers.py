@@ -81,7 +81,8 @@ def refine_capabilities(capabilities: MpsCapabilities, binary: Path, *, root: bo
 
     root: whether the manager runs as root; only root can use the option.
 
-    Starting the program with an option is no test: with an unknown option it prints the help with rc 0, or ignores it.
+    Starting the program with an option does not test this: with an unknown option it prints the help with rc 0, or
+      ignores it.
     """
     if not capabilities.multi_user:
         return capabilities

@@ -14,11 +14,12 @@ from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.quantity import MiB
 from cardwise.kube.survey import MAX_CARDS_PER_NODE
 
-_MAX_CLASSES: Final = 1024  # the most classes whose sums are cached
-_MAX_CACHED: Final = 1024  # the most cached combinations of labels of a class, since nodes may write new labels at will
-# The most steps for a class in a review, which any client may send. A step reads one label of one card; to compare a
-# value with one condition takes as long as `_COMPARISON_STEPS` steps. All these steps take a tenth of a second: 100,000
-# cards and two labels, or 50,000 comparisons.
+_MAX_CLASSES: Final = 1024  # maximum number of classes whose sums are cached
+# Maximum number of cached combinations of labels of a class, since nodes may write new labels at will.
+_MAX_CACHED: Final = 1024
+# Maximum number of steps for a class in a review, which any client may send. A step reads one label of one card; to
+# compare a value with one condition takes as long as `_COMPARISON_STEPS` steps. All these steps take a tenth of a
+# second: 100,000 cards and two labels, or 50,000 comparisons.
 _MAX_STEPS: Final = 800_000
 _COMPARISON_STEPS: Final = 16
 
@@ -77,7 +78,7 @@ class _Membership:
         self._keys = sorted(resource_class.selector.keys) if resource_class is not None else []
         self._conditions = (
             sum(map(len, resource_class.selector.alternatives)) if resource_class is not None else 0
-        )  # the most conditions with which one card is compared
+        )  # maximum number of conditions with which one card is compared
         self._is_member_by_values: dict[tuple[str | None, ...], bool] = {}
 
     def includes(self, card: CardFacts) -> bool:

@@ -15,9 +15,10 @@ from cardwise.kube import wire
 from cardwise.kube.pods import eligible, nodeconstraints
 from cardwise.kube.pods.nodeconstraints import NodeLabels
 
-_MAX_NODES: Final = 64  # the most nodes that are compared: of more nodes, one probably has the requested resource
-# The most resources of one node. A node writes its resources itself, and misspelled names are compared with each of
-# them. Real nodes have a dozen resources.
+# Maximum number of nodes that are compared: of more nodes, one probably has the requested resource.
+_MAX_NODES: Final = 64
+# Maximum number of resources of one node. A node writes its resources itself, and misspelled names are compared with
+# each of them. Real nodes have a dozen resources.
 _MAX_RESOURCES: Final = 32
 _MAX_LABELS: Final = 256
 _MAX_CONDITIONS: Final = 16

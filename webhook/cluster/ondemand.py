@@ -27,21 +27,21 @@ from cardwise.runtime.logs import LineLimit
 _LIST_SECONDS: Final = 2.0  # the timeout of a list
 
 _SKIP_SECONDS: Final = 10.0  # seconds for which a gang's number is cached
-_MAX_CACHED: Final = 10_000  # the most gangs in the cache
-_MAX_LOOKUPS: Final = 50  # the most lookups per second of all namespaces together
-_MAX_LOOKUPS_PER_OWNER: Final = 10  # the most lookups per second of one namespace
-# The most lookups that wait for the API server at the same time, each of a different namespace: half of the threads
-# that answer reviews.
+_MAX_CACHED: Final = 10_000  # maximum number of gangs in the cache
+_MAX_LOOKUPS: Final = 50  # maximum number of lookups per second of all namespaces together
+_MAX_LOOKUPS_PER_OWNER: Final = 10  # maximum number of lookups per second of one namespace
+# Maximum number of lookups that wait for the API server at the same time, each of a different namespace: half of the
+# threads that answer reviews.
 _MAX_CONCURRENT_LOOKUPS: Final = 2
 # Seconds for which a failure is cached. After a timeout it is cached for longer, since each further attempt would
 # occupy a thread until the next timeout.
 _FAILURE_SECONDS: Final = 1.0
 _TIMEOUT_SECONDS: Final = 5.0
-_MAX_MEMBERS: Final = 50  # the most members that a list returns, if the API server's cache applies the limit
-# The most bytes of a list, for a cache that ignores the limit: a tenant's pods may have hundreds of MiB, and the
-# webhook has 512 MiB of memory.
+_MAX_MEMBERS: Final = 50  # maximum number of members that a list returns, if the API server's cache applies the limit
+# Maximum number of bytes of a list, for a cache that ignores the limit: a tenant's pods may have hundreds of MiB, and
+# the webhook has 512 MiB of memory.
 _MAX_BYTES: Final = 8 << 20
-_MAX_LIST_BYTES: Final = 16 << 20  # the most bytes of a list of classes or namespaces: some 8,000 objects
+_MAX_LIST_BYTES: Final = 16 << 20  # maximum number of bytes of a list of classes or namespaces: some 8,000 objects
 
 PODGROUPS: Final = f"/apis/{ForeignPodGroup.KUBERNETES}/v1beta1"
 _DISCOVERY_SECONDS: Final = 30.0  # seconds for which the answer of discovery is cached
@@ -59,9 +59,9 @@ _T = TypeVar("_T")
 class LookupLimit:
     """Limits how many lookups begin within any second. Thread-safe.
 
-    total: the most lookups of all owners together. For an owner without a lookup in the last second the limit is twice
-        as high, so that a few busy owners do not block the others.
-    per_owner: the most lookups of one owner (a namespace, an address).
+    total: maximum number of lookups of all owners together. For an owner without a lookup in the last second the limit
+        is twice as high, so that a few busy owners do not block the others.
+    per_owner: maximum number of lookups of one owner (a namespace, an address).
     """
 
     def __init__(self, clock: Clock, *, per_owner: int, total: float = float("inf")) -> None:

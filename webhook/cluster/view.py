@@ -39,10 +39,11 @@ _MAX_LIST_FAILURES = 3
 # The timeout in seconds for reading the pod of a Binding. The API server waits one second for the webhook's answer (the
 # chart's timeoutSeconds).
 BINDING_SECONDS: Final = 0.6
-# The most pods of Bindings that are read per second for one address without a certificate: several times as many as one
-# API server needs, at negligible cost for the API server.
+# Maximum number of pods of Bindings that are read per second for one address without a certificate: several times as
+# many as one API server needs, at negligible cost for the API server.
 _MAX_BINDINGS_PER_CALLER: Final = 200
-# The most bytes of a pod as JSON. An object in etcd has at most 1.5 MiB, and JSON may write one letter as six bytes.
+# Maximum number of bytes of a pod as JSON. An object in etcd has at most 1.5 MiB, and JSON may write one letter as six
+# bytes.
 _MAX_POD_BYTES: Final = 8 << 20
 
 T = TypeVar("T")

@@ -2,8 +2,9 @@
 
 Amounts of gpu-mem become MiB: Kubernetes adds up plain numbers, so `64Gi` would mean 68,719,476,736 MiB and limit
 nothing. A new number without a unit has the unit of the namespace's pods. A stored number is in MiB, so an update that
-does not change the number does not change the amount. If bare numbers count GiB, the stored amount is also written to
-the annotation `cardwise.dev/gpu-mem-mib`, for a second call and for copies of the object.
+does not change the number does not change the amount. If numbers without a unit mean GiB, the webhook also writes the
+amount in MiB to the annotation `cardwise.dev/gpu-mem-mib`. It recognizes the amount there when it is called again
+(reinvocation), and in copies of the object.
 
 Names of Cardwise's resources become the keys by which a ResourceQuota counts requests: for names with a domain,
 Kubernetes counts only `requests.NAME`, and silently ignores other keys.
@@ -26,7 +27,7 @@ from webhook.templates.spellings import NameTranslator, counted_resource, warn_u
 _QUOTA_KEYS = (names.GPU_MEM, f"requests.{names.GPU_MEM}", f"limits.{names.GPU_MEM}")
 _MARKERS = (names.PLACE_MARKER, names.BIND_MARKER)
 _HARD_FIELD = "spec.hard"
-_MAX_COMPARED = 8  # the most bare names that get a suggestion, since each is compared with all known names
+_MAX_COMPARED = 8  # maximum number of bare names that get a suggestion, since each is compared with all known names
 _DEFAULT_FIELDS = ("default", "defaultRequest")
 _RANGE_FIELDS = ("max", "min", *_DEFAULT_FIELDS)  # without maxLimitRequestRatio, which is not an amount
 
@@ -37,7 +38,7 @@ def rewrite_resource_quota(
     """The rewritten quota, and warnings. Raises InvalidRequest, KubeError.
 
     old: the stored quota at an update.
-    unit: the unit of bare gpu-mem numbers.
+    unit: the unit of gpu-mem numbers without a unit.
     """
     spec = quota.get("spec") or {}
     hard = spec.get("hard")
@@ -97,7 +98,7 @@ def rewrite_limit_range(limits: Json, old: Json | None = None, *, unit: Unit = U
 
 @dataclass
 class _Rewriting:
-    """Rewrites the amounts of one object. `stored_mib`: the bare numbers that already count MiB."""
+    """Rewrites the amounts of one object. `stored_mib`: the numbers that are in MiB already."""
 
     unit: Unit
     stored_mib: frozenset[Fraction]
@@ -115,7 +116,7 @@ class _Rewriting:
         }
 
     def annotate(self, manifest: Json) -> Json:
-        """The object with the annotation; without the annotation if bare numbers count MiB."""
+        """The object with the annotation; without the annotation if numbers without a unit mean MiB."""
         if self.unit is Unit.MIB or not self.written_mib:
             return manifest
         note = {names.WRITTEN_MIB: ",".join(sorted(self.written_mib))}
@@ -135,7 +136,7 @@ class _Rewriting:
         if rounding := quantity.describe_rounding(with_unit):
             self.warnings.append(f"{path}: {rounding}")
         if with_unit != str(text):
-            self.warnings.append(f"{path}: {text} counts GiB here, so it is stored as {mib}, which counts MiB")
+            self.warnings.append(f"{path}: {text} means GiB here, so it is stored as {mib}, which is in MiB")
         return mib
 
 

@@ -1,6 +1,6 @@
 """Resource names as users write them, in templates of workloads and other objects.
 
-Input: a workload with names in any spelling. Output: the workload with the names that the other parts read.
+Input: a workload with names in any spelling. Output: the workload with the names that the other components read.
 
 The modules:
 

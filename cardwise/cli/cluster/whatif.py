@@ -87,7 +87,7 @@ def parse_pods(
 
     classes_by_name: the classes of the cluster.
     option: the option's name, for messages.
-    unit: the unit of bare gpu-mem numbers in the manifests.
+    unit: the unit of gpu-mem numbers without a unit in the manifests.
     """
     field = f"{option} {text}"
     if "=" in text:

@@ -417,7 +417,9 @@ def _describe_failure(outcome: DefragOutcome) -> list[str]:
             "cordon NODE/INDEX."
         )
     if outcome.excluded_nodes:
-        lines.append(f"No room: {outcome.excluded_nodes}, because of a taint or of the pod's constraints on its node.")
+        lines.append(
+            f"No capacity: {outcome.excluded_nodes}, because of a taint or of the pod's constraints on its node."
+        )
     lines.append(f"{wording.pluralize(len(outcome.movable.pods), 'pod')} may be moved.")
     for reason, count in sorted(outcome.movable.unmovable.items(), key=lambda pair: (-pair[1], pair[0])):
         lines.append(f"Pods that cannot be moved because they {reason}: {count}.")

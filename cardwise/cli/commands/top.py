@@ -110,7 +110,7 @@ class TopView:
     def refresh(self, max_lines: int | None = None) -> None:
         """Read the present state. Raises `ClickException` for a node without cards, and `KubeError`.
 
-        max_lines: the number of cards that the screen has room for; None for no limit.
+        max_lines: the number of cards that fit on the screen; None for no limit.
         """
         now = self._clock.now()
         if len(self._cards) < _BIG_CLUSTER_CARDS or now - self._last_full_refresh >= _FULL_REFRESH_SECONDS:

@@ -6,18 +6,18 @@ Input: a client. Output: findings, and temporary probe pods.
 
     checks     the checks in their order
     facts      the facts of the cluster, each list read once
-    finding    the findings, and their output
-    repairs    the commands that remedies contain
-    cluster    checks of Kubernetes, nodes, runtimes, other GPU plugins
-    startup    checks that the pods of Cardwise's parts are created and run
-    parts      checks of the objects that these parts write
-    policies   checks that the admission policies exist and are enforced
-    scheduler  checks that kube-scheduler calls the extender
-    waiting    checks of pods that were created without the webhook
-    units      checks of the unit of bare gpu-mem numbers
-    limits     checks of classes without cards, and of quotas that do not count some requests
-    probing    checks by a probe pod that webhook and extender are called
-    exposure   checks by probe pods that a pod without a GPU request gets no GPU
-    before     checks before the installation, which propose values of the chart
-    bypasses   finds existing pods that the chart's policies would refuse
+    finding     the findings, and their output
+    repairs     the commands that remedies contain
+    cluster     checks of Kubernetes, nodes, runtimes, other GPU plugins
+    startup     checks that the pods of Cardwise's components are created and run
+    components  checks of the objects that these components write
+    policies    checks that the admission policies exist and are enforced
+    scheduler   checks that kube-scheduler calls the extender
+    waiting     checks of pods that were created without the webhook
+    units       checks of the unit of gpu-mem numbers
+    limits      checks of classes without cards, and of quotas that do not count some requests
+    probing     checks by a probe pod that webhook and extender are called
+    exposure    checks by probe pods that a pod without a GPU request gets no GPU
+    before      checks before the installation, which propose values of the chart
+    bypasses    finds existing pods that the chart's policies would refuse
 """

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
-from cardwise.cli.doctor import bypasses, cluster, facts, finding, parts, repairs, units
+from cardwise.cli.doctor import bypasses, cluster, components, facts, finding, repairs, units
 from cardwise.cli.doctor.facts import PROBE_POD_PREFIX, Facts, name_of
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import cdiruntimes, gpunodes, names
@@ -35,7 +35,7 @@ _SOCKET_BY_DISTRIBUTION: Final = {
     "rke2": "/run/k3s/containerd/containerd.sock",
 }
 _CRIO_SOCKET: Final = "/var/run/crio/crio.sock"
-_NODE_PART_SPEC: Final = {  # the spec of the parts on nodes, reduced to the fields that admission checks
+_NODE_COMPONENT_SPEC: Final = {  # the spec of the node components, reduced to the fields that admission checks
     "containers": [
         {
             "name": "probe",
@@ -94,7 +94,7 @@ def run_preinstall_checks(client: KubeClient, namespace: str, *, probe: bool = T
 
 def check_preinstall_facts(cluster_facts: PreinstallFacts, namespace: str) -> Iterator[Finding]:
     """Run all checks that need only the facts."""
-    if parts.is_installed(cluster_facts):
+    if components.is_installed(cluster_facts):
         text = "Cardwise is already installed here: these values are for another installation"
         yield Finding(
             "installation",
@@ -310,7 +310,7 @@ def check_pod_security(cluster_facts: PreinstallFacts, namespace: str) -> Iterat
 
 
 def check_admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
-    """Check by dry runs that the namespace admits the pods of the parts on nodes, with their PriorityClass."""
+    """Check by dry runs that the namespace admits the pods of the node components, with their PriorityClass."""
     plain_error = _dry_run_error(client, namespace, {})
     if plain_error is not None:
         text = (
@@ -339,7 +339,7 @@ def check_admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
             text = f"{namespace} refuses pods of PriorityClass {priority}: {wording.sanitize_message(refusal.message)}"
             remedy = (
                 "let the ResourceQuota of this PriorityClass admit more pods, or set another priorityClassName for "
-                "the parts"
+                "the components"
             )
             yield Finding("admission", Severity.WARNING, text, remedy)
         return
@@ -353,7 +353,7 @@ def check_admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
 def _dry_run_error(client: KubeClient, namespace: str, spec: Json) -> errors.KubeError | None:
     """Create a pod with this spec by dry run. Returns the refusal; None if the pod is admitted."""
     metadata = {"generateName": PROBE_POD_PREFIX}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _NODE_PART_SPEC | spec}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _NODE_COMPONENT_SPEC | spec}
     try:
         client.create(paths.pods(namespace), pod, query={"dryRun": "All"})
     except errors.Unreachable:
@@ -401,7 +401,7 @@ def _list_labelled_nodes(cluster_facts: PreinstallFacts) -> list[Json]:
 def check_refused_workloads(cluster_facts: PreinstallFacts, namespace: str) -> Iterator[Finding]:
     """Find pods and pod templates whose new pods the chart's policies would refuse."""
     workloads_by_bypass: dict[bypasses.Bypass, list[str]] = {}
-    own_namespaces = parts.service_namespaces(cluster_facts)
+    own_namespaces = components.service_namespaces(cluster_facts)
     for kind, manifest, spec in _pod_specs(cluster_facts):
         workload_namespace = manifest["metadata"]["namespace"]
         if workload_namespace in (*bypasses.INFRASTRUCTURE, namespace) or (

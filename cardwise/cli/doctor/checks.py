@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from cardwise.cli.doctor import (
     cluster,
+    components,
     exposure,
     facts,
     finding,
     limits,
-    parts,
     policies,
     probing,
     repairs,
@@ -23,14 +23,14 @@ from cardwise.kube.client import KubeClient
 
 _CHECKS = (
     cluster.check_kubernetes_version,
-    parts.check_definitions,
+    components.check_definitions,
     startup.check_uncreated_pods,
     startup.check_scaled_down,
     startup.check_unready_pods,
-    parts.check_webhooks,
-    parts.check_webhook_exposure,
+    components.check_webhooks,
+    components.check_webhook_exposure,
     policies.check_policies,
-    parts.check_leader,
+    components.check_leader,
     scheduler.check_stranded_pods,
     scheduler.check_unconfigured_schedulers,
     scheduler.check_deleted_pods,
@@ -38,19 +38,19 @@ _CHECKS = (
     cluster.check_other_plugins,
     cluster.check_gpushare_leftovers,
     units.check_bare_numbers,
-    parts.check_cards,
+    components.check_cards,
     cluster.check_unschedulable_nodes,
     limits.check_classes_without_cards,
     limits.check_resource_quotas,
     cluster.check_runtimes,
-    parts.check_mps,
+    components.check_mps,
     cluster.check_clocks,
 )
 
 # The only checks that are run if Cardwise is not installed.
 _CHECKS_BEFORE_INSTALL = (
     cluster.check_kubernetes_version,
-    parts.check_definitions,
+    components.check_definitions,
     scheduler.check_stranded_pods,
     cluster.check_other_plugins,
     cluster.check_gpushare_leftovers,
@@ -69,7 +69,7 @@ def run_all_checks(
     """
     cluster_facts = facts.read_facts(client, cardwise_namespace)
     findings = [*check_facts(cluster_facts), *_check_schedulers(client, cluster_facts)]
-    if parts.is_installed(cluster_facts) is False or any(parts.check_namespace(cluster_facts)):
+    if components.is_installed(cluster_facts) is False or any(components.check_namespace(cluster_facts)):
         return finding.sort_findings(findings)
     if dry_run_namespace in waiting.exempt_namespaces(cluster_facts):
         text = f"no probe pod was created: namespace {dry_run_namespace} is exempt from the webhook"
@@ -94,8 +94,8 @@ def run_all_checks(
 
 def check_facts(cluster_facts: Facts) -> Iterator[Finding]:
     """Run all checks that need only the facts."""
-    is_installed = parts.is_installed(cluster_facts) is not False
-    if is_installed and (namespace_findings := [*parts.check_namespace(cluster_facts)]):
+    is_installed = components.is_installed(cluster_facts) is not False
+    if is_installed and (namespace_findings := [*components.check_namespace(cluster_facts)]):
         # In the wrong namespace the other checks would only report that everything is missing.
         yield from namespace_findings
     else:

@@ -35,7 +35,7 @@ class Facts:
     with the API server's message, which is "" for a missing right. In both cases the field of the kind is empty.
 
     Tenants create workloads with any name and label in their namespaces. So `collect_lists` separates the workloads of
-    Cardwise's namespace from all others: the checks of Cardwise's parts see only the former.
+    Cardwise's namespace from all others: the checks of Cardwise's components see only the former.
     """
 
     cardwise_namespace: str = names.NAMESPACE  # the namespace of Cardwise
@@ -56,7 +56,7 @@ class Facts:
     leases: Sequence[Json] = ()
     schedulers: Sequence[Json] = ()  # pods of kube-scheduler
     pending_pods: Sequence[Json] = ()  # pods without a node, of all namespaces
-    own_pods: Sequence[Json] = ()  # pods of Cardwise's parts
+    own_pods: Sequence[Json] = ()  # pods of Cardwise's components
     own_events: Sequence[Event] = ()  # warnings in Cardwise's namespace
     pod_events: Sequence[
         Event
@@ -66,7 +66,7 @@ class Facts:
     gpuquotas: Sequence[Json] = ()
     networkpolicies: Sequence[Json] = ()  # NetworkPolicies of Cardwise's namespace
     node_events: Sequence[Event] = ()  # Events about nodes with a card whose ExtendedResource names another node
-    namespaces: Sequence[Json] = ()  # namespaces with an annotation for the unit of bare numbers
+    namespaces: Sequence[Json] = ()  # namespaces with an annotation for the unit of gpu-mem numbers
     namespace: Json | None = None  # the namespace of Cardwise; None if it does not exist or may not be read
     unknown_kinds: set[str] = field(default_factory=set)
     unread_kinds: dict[str, str] = field(default_factory=dict)
@@ -137,7 +137,7 @@ def fill_facts(facts: Facts, client: KubeClient, namespace: str) -> None:
 
 
 def build_part_queries(namespace: str) -> dict[str, tuple[str, Mapping[str, str]]]:
-    """Return the path and query of each list in Cardwise's namespace that shows why the parts on nodes do not run."""
+    """Return the path and query of each list in Cardwise's namespace that shows why the node components do not run."""
     return {
         "daemonsets": (paths.namespaced(_APPS, "daemonsets", namespace), {}),
         "own_pods": (paths.pods(namespace), {"labelSelector": _PARTS_SELECTOR}),

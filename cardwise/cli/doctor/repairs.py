@@ -133,7 +133,7 @@ def log_command(facts: Facts, pod: str, *, previous: bool = False) -> str:
 
 
 def get_pods_command(cardwise_namespace: str, component: str) -> str:
-    """Return the command that lists the pods of one of Cardwise's parts."""
+    """Return the command that lists the pods of one of Cardwise's components."""
     command_text = "kubectl get pods -n {namespace} -l app.kubernetes.io/component={component}"
     return command(command_text, namespace=cardwise_namespace, component=component)
 
@@ -145,7 +145,7 @@ def scale_command(facts: Facts, deployment: str) -> str:
 
 
 def label_namespace_command(namespace: str) -> str:
-    """Return the command that makes Pod Security admit the parts on nodes in Cardwise's namespace."""
+    """Return the command that makes Pod Security admit the node components in Cardwise's namespace."""
     label = "kubectl label namespace {namespace} pod-security.kubernetes.io/enforce=privileged --overwrite"
     return command(label, namespace=namespace)
 

@@ -97,18 +97,17 @@ def check_deleted_pods(facts: Facts) -> Iterator[Finding]:
 
 
 def _suggest_stop(facts: Facts, pod_count: int) -> str:
-    pronoun = "it" if pod_count == 1 else "them"
+    pods, were = ("the pod", "was") if pod_count == 1 else ("the pods", "were")
     if _calls_no_extender(facts):
         return (
-            f"if no one bound {pronoun} by hand, kube-scheduler does not call the extender; "
+            f"unless {pods} {were} bound by hand, kube-scheduler does not call the extender; "
             f"{repairs.suggest_scheduler_configuration(facts)}"
         )
     if not _calls_extender(facts):
         return (
-            f"if no one bound {pronoun} by hand, check whether kube-scheduler calls the extender: cardwise doctor "
+            f"unless {pods} {were} bound by hand, check whether kube-scheduler calls the extender: cardwise doctor "
             "without --no-probe tests that with a pod"
         )
-    pods, were = ("the pod", "was") if pod_count == 1 else ("the pods", "were")
     return (
         f"kube-scheduler is set to call the extender, so {pods} named a node (spec.nodeName) or another scheduler "
         f"(spec.schedulerName), {were} bound by hand, or {were} created while the webhook was down: remove these fields"

@@ -1,4 +1,4 @@
-"""Checks that the pods of Cardwise's own parts are created, start, and keep running.
+"""Checks that the pods of Cardwise's own components are created, start, and keep running.
 
 Kubernetes reports the cause of a failure in three places: an event of the controller whose pods are refused, the state
 and the last termination of a container (with the end of its log, `terminationMessagePolicy`), and an event of a pod
@@ -21,13 +21,13 @@ from cardwise.core.values.decoded import Json, labels_of
 from cardwise.core.values.shellcommand import command
 from cardwise.core.values.timestamps import parse_timestamp
 
-CHECK: Final = "parts"
+CHECK: Final = "components"
 _CREATOR_KINDS: Final = ("DaemonSet", "ReplicaSet", "Job")
 _NAME_PREFIX: Final = "cardwise-"  # the prefix of the names of all objects of the chart
 _COMPONENT: Final = "app.kubernetes.io/component"
 _LONG_RUNNING_PARTS: Final = ("webhook", "extender", "scheduler", "deviceplugin", "mps")
 _NODE_PARTS: Final = ("deviceplugin", "mps")
-# Parts that are Jobs. Failed pods of a Job stay. After a failure of `kubeadm`, kube-scheduler's configuration is
+# Components that are Jobs. Failed pods of a Job stay. After a failure of `kubeadm`, kube-scheduler's configuration is
 # unchanged.
 _JOB_PARTS: Final = ("kubeadm",)
 _RETRY_MINUTES: Final = 17  # maximum time that a controller waits before it tries again
@@ -50,10 +50,10 @@ _START_EVENTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """Why a pod of one of Cardwise's parts is not ready.
+    """Why a pod of one of Cardwise's components is not ready.
 
     state: the words after the pod's name in a finding, such as "does not start".
-    reason: the message of Kubernetes or of the part; "" if there is none.
+    reason: the message of Kubernetes or of the component; "" if there is none.
     """
 
     component: str
@@ -96,7 +96,7 @@ def _has_too_few_pods(facts: Facts, kind: str, name: str) -> bool:
 
 
 def _admission_remedy(facts: Facts, name: str, message: str) -> str:
-    part = name.removeprefix(_NAME_PREFIX).partition("-")[0]
+    component = name.removeprefix(_NAME_PREFIX).partition("-")[0]
     if "violates PodSecurity" in message:
         return repairs.label_namespace_command(facts.cardwise_namespace)
     if quota := re.search(r"exceeded quota: ([^,\s]+)", message):
@@ -110,7 +110,7 @@ def _admission_remedy(facts: Facts, name: str, message: str) -> str:
             f"system-node-critical and system-cluster-critical; recreate it: {repairs.upgrade_command(facts)}"
         )
     if "PriorityClass" in message:
-        return f"set {part}.priorityClassName of the chart to one of: kubectl get priorityclasses"
+        return f"set {component}.priorityClassName of the chart to one of: kubectl get priorityclasses"
     if "webhook" in message:
         return f"exempt the namespace {facts.cardwise_namespace} from that webhook, or start that webhook"
     return f"change the rule that refuses it, so that the rule admits the pods of namespace {facts.cardwise_namespace}"
@@ -120,8 +120,8 @@ def check_scaled_down(facts: Facts) -> Iterator[Finding]:
     """Find Cardwise's Deployments that are scaled to zero. `check_leader` reports the extender's Deployment."""
     for workload in facts.deployments:
         metadata = workload["metadata"]
-        part = metadata["name"].removeprefix(_NAME_PREFIX)
-        if part in ("webhook", "scheduler") and not desired_replicas(workload):
+        component = metadata["name"].removeprefix(_NAME_PREFIX)
+        if component in ("webhook", "scheduler") and not desired_replicas(workload):
             text = f"Deployment {metadata['name']} is scaled to 0"
             yield Finding(CHECK, Severity.PROBLEM, text, repairs.scale_command(facts, metadata["name"]))
 
@@ -133,7 +133,7 @@ def desired_replicas(deployment: Json) -> int:
 
 
 def check_unready_pods(facts: Facts) -> Iterator[Finding]:
-    """Find pods of Cardwise's parts that crash, do not start, or are not ready."""
+    """Find pods of Cardwise's components that crash, do not start, or are not ready."""
     pods_by_fault: dict[_Fault, list[Json]] = {}
     ready_components: set[str] = set()
     for pod in facts.own_pods:
@@ -153,7 +153,7 @@ def check_unready_pods(facts: Facts) -> Iterator[Finding]:
 
 
 def is_faulty(facts: Facts, component: str) -> bool:
-    """Whether pods of this part are not created, do not start or crash, so that the part does not work."""
+    """Whether pods of this component are not created, do not start or crash, so that the component does not work."""
     has_refused_pods = any(f"{_NAME_PREFIX}{component}" in finding.text for finding in check_uncreated_pods(facts))
     pods = [pod for pod in facts.own_pods if labels_of(pod).get(_COMPONENT) == component]
     return has_refused_pods or any(_find_fault(facts, component, pod) is not None for pod in pods)
@@ -182,7 +182,7 @@ def _find_fault(facts: Facts, component: str, pod: Json) -> _Fault | None:
     if status.get("phase") in ("Succeeded", "Failed"):
         return None  # for example an evicted pod, which its controller has replaced
     if not _is_ready(pod) and (state := _find_not_ready_state(facts, pod)):
-        # The check `nodes` reports a node with cards, so the part's pod needs no finding of its own.
+        # The check `nodes` reports a node with cards, so the component's pod needs no finding of its own.
         is_reported = component in _NODE_PARTS and pod["spec"]["nodeName"] in facts.card_nodes()
         return None if is_reported else _Fault(component, f"is not ready, because its node is {state}", "", "node")
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
@@ -288,7 +288,7 @@ def _last_start_event(facts: Facts, pod: Json) -> str:
 
 
 def _suggest_remedy(facts: Facts, fault: _Fault, pod: Json) -> str:
-    reason, part, name = fault.reason, fault.component, pod["metadata"]["name"]
+    reason, component, name = fault.reason, fault.component, pod["metadata"]["name"]
     if "NVML does not start" in reason or "NVML Shared Library" in reason:
         return _driver_remedy(facts, pod)
     if "no runtime for" in reason or "RuntimeHandler" in reason:
@@ -301,7 +301,7 @@ def _suggest_remedy(facts: Facts, fault: _Fault, pod: Json) -> str:
     if any(reason_part in reason for reason_part in ("ImagePull", "ErrImage", "InvalidImageName")):
         return "check image.repository, image.tag and image.pullSecrets of the chart (of `own` scheduler.image too)"
     if reason.startswith(_OUT_OF_MEMORY):
-        return f"raise its memory limit in {part}.resources of the chart"
+        return f"raise its memory limit in {component}.resources of the chart"
     match fault.hint:
         case "readyz":
             ready = "kubectl get --raw /api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/readyz"
@@ -327,7 +327,7 @@ def _metrics_port(pod: Json) -> int:
 
 
 def _driver_remedy(facts: Facts, pod: Json) -> str:
-    """Return the remedy for a part that does not find NVIDIA's driver in its container."""
+    """Return the remedy for a component that does not find NVIDIA's driver in its container."""
     runtime_names = [name for name, _ in nvidia_runtimes(facts)]
     runtime_class = (pod.get("spec") or {}).get("runtimeClassName")
     if runtime_names and not runtime_class:

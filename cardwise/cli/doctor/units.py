@@ -1,4 +1,4 @@
-"""Compare the unit of bare gpu-mem numbers with the unit of an installed gpushare."""
+"""Compare the unit of gpu-mem numbers with the unit of an installed gpushare."""
 
 import re
 from collections.abc import Iterator, Sequence

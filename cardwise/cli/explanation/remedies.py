@@ -171,7 +171,7 @@ def _warn_bare_pods(holders: Sequence[Holding], surroundings: PodSurroundings) -
 def _suggest_without_mps(
     pod_request: PodRequest, ledger: Ledger, views: Sequence[NodeView], policy: str, headroom: Sequence[Headroom]
 ) -> Iterator[str]:
-    """Suggest to drop the requirement of MPS if the pod would then run at once."""
+    """Suggest dropping the MPS requirement if the pod would then run at once."""
     if pod_request.mps is not Mode.REQUIRED:
         return
     request_without_mps = replace(pod_request, mps=Mode.PREFERRED)
@@ -191,7 +191,7 @@ def _suggest_other_nodes(pod: Json, avoided_views: Sequence[NodeView], surroundi
     blocking_states = blockers.find_blocking_states(pod, fitting_nodes, surroundings)
     for name, state in list(blocking_states.items())[:_MAX_LISTED]:
         yield f"node {name} were not {state} ({nodestates.suggest_remedy(state, name)}): its request fits there"
-    # A node whose state also keeps the pod away is no remedy: another selector would not suffice.
+    # A node whose state also keeps the pod away is not a remedy: another selector would not suffice.
     fitting_nodes = [
         name for name in fitting_nodes if name not in blockers.unschedulable_states(pod, fitting_nodes, surroundings)
     ]
@@ -229,7 +229,7 @@ def _would_fit(pod_request: PodRequest, card: CardView) -> bool:
 
 
 def _suggest_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> Iterator[str]:
-    """Suggest to raise each entry of a GPUQuota that the pod exceeds, and name the pods that use most of it."""
+    """Suggest raising each entry of a GPUQuota that the pod exceeds, and name the pods that use most of it."""
     card_requests = fitting.card_requests(pod_request)
     for quota, headroom in survey.quota_headroom(namespace):
         if explanation.find_exceeding_charge(card_requests, headroom, survey.ledger) is None:
@@ -252,7 +252,7 @@ def _suggest_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> 
 
 
 def _suggest_split(pod_request: PodRequest, ledger: Ledger, views: Sequence[NodeView]) -> Iterator[str]:
-    """Suggest to split the share if no existing card could ever hold it."""
+    """Suggest splitting the share if no existing card could ever hold it."""
     share_containers = [container for container in pod_request.containers if not container.whole]
     final_refusals = {Refusal.CARD_TOO_SMALL, Refusal.NOT_OURS, Refusal.NO_SUCH_TYPE}
     if not share_containers or not views or {view.refusal for view in views} - final_refusals:

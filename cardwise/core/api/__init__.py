@@ -1,4 +1,4 @@
-"""The formats of annotations and custom resources: one codec for each format, used by all parts.
+"""The formats of annotations and custom resources: one codec for each format, used by all components.
 
 Input: decoded JSON of pods and of Cardwise's objects. Output: requests, assignments, cards, classes, quotas, as values.
 

@@ -21,7 +21,7 @@ from cardwise.core.values.wording import quote_text
 _VERSION = 1
 _LEGACY_KEY = "pod"  # gpushare's annotations describe the pod, not its containers
 _MAX_NUMBER = 2**31 - 1  # the maximum of a card's index and of a percentage
-_GIB = 1024  # MiB. By default gpushare counts in GiB. A card has at least 1024 MiB, so a smaller size is in GiB.
+_GIB = 1024  # MiB. gpushare's default unit is GiB. A card has at least 1024 MiB, so a smaller size is in GiB.
 
 
 class InvalidAssignment(ValueError):

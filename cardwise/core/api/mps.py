@@ -1,4 +1,4 @@
-"""The MPS contract between the parts (docs/design/0005-mps.md): folders, state file, formats of limits.
+"""The MPS contract between the components (docs/design/0005-mps.md): folders, state file, formats of limits.
 
 No I/O. The MPS manager writes the folders and files; the device plugin, the webhook and the share agent read them. MPS
 silently misreads most formats of a limit (`1.5G` is 1 MiB), so all limits are written by `limits_value` and checked by
@@ -172,7 +172,7 @@ def check_root(root: str, uuids: Sequence[str], scope: DaemonScope) -> None:
     """Check that MPS can use this root folder for these cards. Raises InvalidRequest."""
     if not PurePosixPath(root).is_absolute():
         raise InvalidRequest(
-            "--mps-root", f"{quote_text(root)} is no absolute path", f"write one, such as {DEFAULT_ROOT}"
+            "--mps-root", f"{quote_text(root)} is not an absolute path", f"write one, such as {DEFAULT_ROOT}"
         )
     folders = [node_folder(root)] if scope is DaemonScope.NODE else [folder(root, uuid) for uuid in uuids]
     for daemon_folder in folders:

@@ -21,7 +21,7 @@ class CardMps:
     ready: the card takes new pods: MPS is ready, or off; the manager switches between the two as pods need it.
     serves_several: one daemon serves all cards of the node.
     multi_user: the daemon serves pods of several users.
-    max_clients: the most processes that MPS serves at once; 0 if unknown.
+    max_clients: maximum number of processes that MPS serves at once; 0 if unknown.
     """
 
     ready: bool

@@ -149,7 +149,7 @@ class Container:
 
     key: "0" for the first container, "init-0" for the first init container.
     path: the container's field in the pod, for messages.
-    ordinary_init: an init container that is no native sidecar.
+    ordinary_init: an init container that is not a native sidecar.
     """
 
     key: str

@@ -104,7 +104,7 @@ class Fragments:
         self._table = NodeTable()
         self._cards: dict[str, list[_Card]] = {}  # by node
         self._of_kinds: dict[int, list[int]] = {}  # by kind of card: total, used and free MiB
-        self._useful: Floats = np.zeros((0, 1))  # MiB that are no fragments, by slot of the table and card position
+        self._useful: Floats = np.zeros((0, 1))  # MiB that are not fragments, by slot of the table and card position
         self._read = 0  # the number of changes in the table's log that `_useful` contains
         self.learn(pods)
 
@@ -179,7 +179,7 @@ def _memory(sums: Sequence[int], useful: float) -> Memory:
     """The memory with these sums of MiB.
 
     sums: total, used and free.
-    useful: the free MiB that are no fragments. As a sum of floats it may slightly exceed the free MiB, and the output
+    useful: the free MiB that are not fragments. As a sum of floats it may slightly exceed the free MiB, and the output
         must not show -0.0 MiB.
     """
     total, used, free = sums

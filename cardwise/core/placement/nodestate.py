@@ -207,7 +207,7 @@ class NodeState:
         return duplicate
 
     def reset(self, kinds: CardKinds, cards: Sequence[Card], held_shares: Iterable[CardShare]) -> None:
-        """Set the node's cards, without shares. The caller then counts the shares anew.
+        """Set the node's cards, without shares. The caller then counts the shares again.
 
         held_shares: shares that pods hold here. If the node no longer has a share's card, the card's kind is kept.
         """

@@ -100,7 +100,7 @@ def with_unit(text: str | int, unit: Unit) -> str:
 def _parse_amount(text: str | int) -> tuple[Fraction, bool]:
     """Parse a gpu-mem amount; returns the same as `parse`."""
     number, is_bytes = parse(text)
-    # The API server returns an amount such as 0.3Gi, which is no whole number of bytes, as 322122547200m.
+    # The API server returns an amount such as 0.3Gi, which is not a whole number of bytes, as 322122547200m.
     return number, is_bytes or (number.denominator != 1 and number >= _MIN_BYTES)
 
 

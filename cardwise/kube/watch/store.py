@@ -29,7 +29,7 @@ class Store(Generic[T]):
 
     The projection chooses the key, often the UID. So if an object was deleted and created again with the same name
     between two watches, this is one deletion and one addition, never an update. Values are compared by `==`; an event
-    is no change if the value stays equal. One thread writes; any thread may read.
+    is not a change if the value stays equal. One thread writes; any thread may read.
     """
 
     def __init__(self) -> None:

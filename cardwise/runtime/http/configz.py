@@ -1,6 +1,6 @@
 """The page /configz: the settings in effect, with their sources.
 
-Secret options would be hidden, but no option is secret yet. `settings` has the options that all parts have.
+Secret options would be hidden, but no option is secret yet. `settings` has the options that all components have.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ _SOURCES = {
 def describe_options(context: click.Context, decided: Mapping[str, object] | None = None) -> dict[str, Any]:
     """The options of the running command by flag, with value and source: `flag`, `environment` or `default`.
 
-    decided: by parameter name, the values that the part has chosen for options that were not given.
+    decided: by parameter name, the values that the component has chosen for options that were not given.
     """
     settings = context.params | dict(decided or {})
     options: dict[str, Any] = {}

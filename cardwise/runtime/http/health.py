@@ -30,7 +30,7 @@ _log = structlog.get_logger("cardwise.runtime.health")
 _LIMITS = Limits(reading=PhaseLimits(2.0, 200), busy=8, source=100, body=0)
 
 Problems = Callable[[], Sequence[str]]
-"""Returns the reasons why the part is not ready (or not alive), one line each. Must return quickly; may raise."""
+"""Returns the reasons why the component is not ready (or not alive), one line each. Must return quickly; may raise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

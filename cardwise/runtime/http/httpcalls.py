@@ -32,12 +32,14 @@ SOCKET: Final = "cardwise.socket"
 Environ = dict[str, Any]
 WsgiApp = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 
-# The most bytes of a request's target (path and query), and of the names and values of its headers. Heads of Cardwise's
-# clients have less than 2 KiB. 8 KiB and 16 KiB are the defaults of nginx and of Node.js: proxies send no more.
+# Maximum number of bytes of a request's target (path and query), and of the names and values of its headers. Heads of
+# Cardwise's clients have less than 2 KiB. 8 KiB and 16 KiB are the defaults of nginx and of Node.js: proxies send no
+# more.
 _MAX_TARGET: Final = 8_192
 _MAX_HEADER_BYTES: Final = 16_384
-_MAX_CHUNK_OVERHEAD: Final = 65_536  # the most bytes of a call outside its body: the head and the chunk headers
-_MAX_HEADERS: Final = 100  # the most header lines, with equal or different names
+# Maximum number of bytes of a call outside its body: the head and the chunk headers.
+_MAX_CHUNK_OVERHEAD: Final = 65_536
+_MAX_HEADERS: Final = 100  # maximum number of header lines, with equal or different names
 # Headers that a request may have only once (RFC 9110, section 5.3 and RFC 9112, sections 3.2, 6.1 and 6.3): if a
 # request had two of them, two parsers could use different ones.
 _SINGLE_HEADERS: Final = frozenset({"HTTP_CONTENT_LENGTH", "HTTP_HOST", "HTTP_TRANSFER_ENCODING"})
@@ -46,7 +48,7 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Estimated bytes of memory, including the overhead of Python objects: of a call's environ, and of each header line.
 _CALL_BYTES: Final = 4_096
 _LINE_BYTES: Final = 256
-_MAX_CALLS: Final = 8  # the most pipelined calls; Cardwise's clients send none
+_MAX_CALLS: Final = 8  # maximum number of pipelined calls; Cardwise's clients send none
 
 
 class BadHttpCall(Exception):
@@ -85,7 +87,7 @@ class Reader:
     """Parses the calls of one connection.
 
     shared: the part of the environ that is the same for all calls.
-    max_body_bytes: the most bytes of a body. A larger body is not read: the call has an empty input, and as
+    max_body_bytes: maximum number of bytes of a body. A larger body is not read: the call has an empty input, and as
         CONTENT_LENGTH the announced size or the bytes received so far. It is the last call of the connection.
     """
 
@@ -243,8 +245,8 @@ def shared_environ(client: tuple[Any, ...], server: tuple[Any, ...], scheme: str
 def move_long_call(environ: Environ, owner: str) -> None:
     """Move the running call to the server's threads for calls that take long: the application is called again there.
 
-    Raises TakesLong, which the application must not catch. Returns if the call runs on these threads already, or if the
-    server has no such threads.
+    Raises TakesLong, which the application must not catch. Does nothing if the call already runs on these threads, or
+    if the server has none.
     """
     if environ.get(LONG_OWNER, "") is None:
         raise TakesLong(owner)

@@ -40,14 +40,14 @@ from cardwise.runtime.http.tlsconnection import TlsConnection
 
 _log = structlog.get_logger("cardwise.runtime.httpserver")
 
-_ROUND_SECONDS: Final = 0.25  # the most seconds between two checks of expired connections
-# The most connections that are accepted in a round. The kernel delivers connections of all addresses in the order of
-# their arrival, so a probe waits until all earlier connections are accepted. Therefore nearly all waiting connections
-# are accepted at once: this takes a tenth of the time of reading and refusing their calls, which is done fairly by
-# address. The number is lower than the limit of a phase (`Limits`), so connections of one round do not displace each
-# other.
+_ROUND_SECONDS: Final = 0.25  # maximum seconds between two checks of expired connections
+# Maximum number of connections that are accepted in a round. The kernel delivers connections of all addresses in the
+# order of their arrival, so a probe waits until all earlier connections are accepted. Therefore nearly all waiting
+# connections are accepted at once: this takes a tenth of the time of reading and refusing their calls, which is done
+# fairly by address. The number is lower than the limit of a phase (`Limits`), so connections of one round do not
+# displace each other.
 _MAX_ACCEPTS: Final = 512
-# The most seconds of reading and of handshakes in a round. Handshakes get little time, because connected clients come
+# Maximum seconds of reading and of handshakes in a round. Handshakes get little time, because connected clients come
 # first. The next round handles the remaining connections, and begins with the address that has used the least time.
 _READ_SECONDS: Final = 0.02
 _HANDSHAKE_SECONDS: Final = 0.002
@@ -58,7 +58,7 @@ _RECORD_HEAD: Final = 5
 _MAX_RECORD: Final = 16_384
 _HANDSHAKE_RECORD: Final = 22
 _READ_BYTES: Final = 65_536
-_MAX_READS: Final = 8  # the most reads of one connection in a round
+_MAX_READS: Final = 8  # maximum number of reads of one connection in a round
 # Seconds that a thread stays with a connection after a response, for the next call. kube-scheduler sends the calls for
 # a pod one after the other on the same connection, and returning the connection in between takes longer than most
 # calls.
@@ -66,7 +66,7 @@ _STAY_SECONDS: Final = 0.1
 # Estimated bytes of memory of a connection without its calls: the objects of Python, and of OpenSSL with its buffers.
 _CONNECTION_BYTES: Final = 8_192
 _TLS_BYTES: Final = 65_536
-_MAX_BUSY: Final = 4000  # the most waiting and running calls of all addresses without a certificate together
+_MAX_BUSY: Final = 4000  # maximum number of waiting and running calls of all addresses without a certificate together
 # Errors of accept(2) that are ignored: no connection waits, or the connection has failed or is blocked by a firewall.
 _NO_CONNECTION_ERRORS: Final = frozenset({
     errno.EAGAIN, errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENOPROTOOPT, errno.EHOSTDOWN,
@@ -74,7 +74,7 @@ _NO_CONNECTION_ERRORS: Final = frozenset({
 })  # fmt: skip
 # Seconds for which idle connections are kept after `stop`: the client may have sent a call already.
 _STOP_SECONDS: Final = 2.0
-_STOP_ACCEPT_SECONDS: Final = 0.5  # the most seconds for accepting the connections that wait at `stop`
+_STOP_ACCEPT_SECONDS: Final = 0.5  # maximum seconds for accepting the connections that wait at `stop`
 
 _DROPPED = prometheus_client.Counter(
     "cardwise_http_dropped_connections_total",
@@ -101,8 +101,8 @@ class ConnectionPhase(Enum):
 class PhaseLimits(NamedTuple):
     """The limits of a phase.
 
-    seconds: the most seconds of a connection in the phase.
-    max_connections: the most connections without a certificate. If there are more, the address with the most
+    seconds: maximum seconds of a connection in the phase.
+    max_connections: maximum number of connections without a certificate. If there are more, the address with the most
         connections in the phase loses its oldest connection in the phase.
     """
 
@@ -117,14 +117,15 @@ class Limits:
     handshake, idle, reading, writing, closing: the limits of the phases. Go's clients close idle connections after
         90 s, so `idle` is longer: if the server closed first, a call could meet the closing connection, and Go does not
         repeat a POST.
-    busy: the most waiting and running calls of an address without a certificate. A flow is an owner of calls: a
-        namespace in the calls of an API server. If there are more calls, the flow with the most calls loses its last
+    busy: maximum number of waiting and running calls of an address without a certificate. A flow is an owner of calls:
+        a namespace in the calls of an API server. If there are more calls, the flow with the most calls loses its last
         call; of flows with equally many calls, the flow that has recently used the most time. So each of N flows may
         have an Nth of the calls, regardless of the other flows. If there are more flows than places, the flows that
         have used the least time may wait.
-    source: the most connections of one address without a certificate; further connections are refused.
-    body: the most bytes of the body of a call.
-    held: the most bytes of memory of all connections without a certificate and their calls. Above this, the address
+    source: maximum number of connections of one address without a certificate; further connections are refused.
+    body: maximum number of bytes of the body of a call.
+    held: maximum number of bytes of memory of all connections without a certificate and their calls. Above this, the
+      address
         with the most memory loses a waiting call: the largest call of its largest flow. So each of N addresses may use
         an Nth of the memory, regardless of the other addresses, and an API server does not lose the calls of one owner
         because of another owner. Idle connections count together: if they use more memory than any address, the

@@ -69,7 +69,7 @@ class Server:
 
     app: called in the serving process; returns the WSGI application. Must not start threads: use the hooks for this.
     binds: the addresses. Port 0 is not supported, since the process may be replaced.
-    max_body_bytes: the most bytes of a body; of a larger body the application gets only the size.
+    max_body_bytes: maximum number of bytes of a body; of a larger body the application gets only the size.
     threads: the number of threads that answer calls.
     client_ca: whether clients without a certificate of `tls.ca` are rejected.
     on_worker_start: called before the first call; an exception ends the server.

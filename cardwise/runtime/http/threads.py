@@ -23,7 +23,8 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.kube.fairqueueing import FairQueueing
 from cardwise.supervision import supervised_thread
 
-_STAYING: Final = 16  # the most threads that wait for the next call of their connection; at least two never wait so
+# Maximum number of threads that wait for the next call of their connection; at least two never wait so.
+_STAYING: Final = 16
 _MIN_CHARGE: Final = 0.0005  # the minimum seconds that are charged for a call
 
 
@@ -43,7 +44,7 @@ class QueuedCall:
 class _Address:
     """The calls of one address, in a fair order of their owners (namespaces).
 
-    max_of_owner: the most calls of one owner that run at a time; the owner "" has no limit.
+    max_of_owner: maximum number of calls of one owner that run at a time; the owner "" has no limit.
     running_calls: the running calls of each owner.
     """
 

@@ -10,9 +10,11 @@ import socket
 import ssl
 from typing import Final
 
-_FEED_BYTES: Final = 32_768  # the most bytes that OpenSSL gets at a time: a few milliseconds of work in the worst case
-_MAX_UNPRODUCTIVE: Final = 65_536  # the most received bytes without data, including a client's certificate chain
-_CHUNK_BYTES: Final = 16_384  # the most bytes that are sent in one TLS record
+# Maximum number of bytes that OpenSSL gets at a time: a few milliseconds of work in the worst case.
+_FEED_BYTES: Final = 32_768
+# Maximum number of received bytes without data, including a client's certificate chain.
+_MAX_UNPRODUCTIVE: Final = 65_536
+_CHUNK_BYTES: Final = 16_384  # maximum number of bytes that are sent in one TLS record
 
 
 class TlsConnection:

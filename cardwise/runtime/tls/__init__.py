@@ -1,4 +1,4 @@
-"""Certificates of a part: creates, stores and renews them, and publishes the CA in the API server.
+"""Creates, stores and renews the certificates of a component, and publishes its CA in the API server.
 
 Input: host names, the files in a Secret or directory. Output: files for servers, the CA in webhook configurations.
 

@@ -22,7 +22,7 @@ from cardwise.runtime.tls import certs
 _log = structlog.get_logger("cardwise.runtime.cabundle")
 
 _ATTEMPTS = 5
-_MAX_OTHERS = 8  # the most certificates of other CAs that stay in a bundle
+_MAX_OTHERS = 8  # maximum number of certificates of other CAs that stay in a bundle
 FIELD_MANAGER = "cardwise-ca"
 
 

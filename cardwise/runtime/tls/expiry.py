@@ -1,4 +1,4 @@
-"""A metric: the expiry of the certificates of a part.
+"""A metric: the expiry of the certificates of a component.
 
 The metric is read from the files, so it also shows missed renewals of cert-manager.
 """

@@ -26,7 +26,7 @@ from cardwise.runtime.tls.certs import (
     parse_certificates,
 )
 
-# The names of files in the store. Parts read the first five files from their directory.
+# The names of files in the store. Components read the first five files from their TLS directory.
 BUNDLE = "ca.crt"
 SERVER_CERT, SERVER_KEY = "tls.crt", "tls.key"
 CLIENT_CERT, CLIENT_KEY = "client.crt", "client.key"
@@ -75,7 +75,7 @@ class Lifetimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateNeeds:
-    """The certificates that a part needs.
+    """The certificates that a component needs.
 
     A certificate may have more hosts than `hosts`: each replica that shares the certificate adds its own hosts. If
     further hosts were not allowed, the replicas would recreate the certificate in turn. The next renewal removes unused

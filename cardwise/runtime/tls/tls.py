@@ -1,4 +1,4 @@
-"""Renews a part's certificates, and writes them to the directory that servers and clients read.
+"""Renews a component's certificates, and writes them to the directory that servers and clients read.
 
 `rotation` computes the next step, `certstore` stores the files, and `Rotator` runs both periodically. If cert-manager
 issues the certificates, `ExternalCertificates` is used instead of `Rotator`: it copies the files of the Secret volume,
@@ -46,7 +46,7 @@ _SKEW_SECONDS = 60.0
 # kube-scheduler is restarted.
 INTERVAL = 3600.0
 _EXTERNAL_INTERVAL = 2.0
-_MAX_WAIT_SECONDS = 30.0  # the most seconds for which a certificate is held back because clients do not know its CA
+_MAX_WAIT_SECONDS = 30.0  # maximum seconds for which a certificate is held back because clients do not know its CA
 
 
 class UnusableCertificates(Exception):

@@ -14,7 +14,7 @@ import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 
-from cardwise.cli.doctor import facts, finding, parts, probing, startup
+from cardwise.cli.doctor import components, facts, finding, probing, startup
 from cardwise.cli.doctor.finding import Severity
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
@@ -91,7 +91,7 @@ def check_gpus(client: KubeClient, cardwise_namespace: str, clock: Clock = SYSTE
         facts.collect_lists(cluster_facts, client, facts.build_part_queries(cardwise_namespace))
         causes = [*startup.check_uncreated_pods(cluster_facts), *startup.check_unready_pods(cluster_facts)]
         if causes or cluster_facts.unread_kinds or clock.now() >= deadline:
-            causes = causes or [*parts.check_cards(cluster_facts)]
+            causes = causes or [*components.check_cards(cluster_facts)]
             raise LookupError("; ".join(f"{cause.text}; {cause.remedy}" for cause in causes))
         clock.sleep(1)
     healthy_count = sum(gpu.get("status", {}).get("health") == "Healthy" for gpu in gpus)

@@ -1,4 +1,4 @@
-"""The script at the end of `helm uninstall`: removes what Cardwise's parts created besides Helm's objects.
+"""The script at the end of `helm uninstall`: removes what Cardwise's components created besides Helm's objects.
 
 Runs in Cardwise's image, and may run again at any time. Running pods keep their GPUs. ResourceClasses and GPUQuotas
 that people created stay, with their CustomResourceDefinitions. The script does not wait for nodes that do not answer,
@@ -19,14 +19,14 @@ COMPONENT_LABEL = "app.kubernetes.io/component"
 CENTRAL_COMPONENTS = (
     "webhook",
     "extender",
-)  # parts that write about all nodes; the other parts write only about their own node
+)  # components that write about all nodes; the others write only about their own node
 PARTS_SELECTOR = f"app.kubernetes.io/name=cardwise,{COMPONENT_LABEL} in (webhook,extender,deviceplugin,mps)"
 AUTOMATIC_SELECTOR = f"{names.AUTO_LABEL}=true"  # objects that the extender created
 OWN_CAPACITIES = {names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, *names.OWN_RESOURCES}
 # The annotation of a node that contains the value of the label `accelerator` that the device plugin has set.
 RECORDED_LABEL_ANNOTATION = f"{names.GROUP}/{names.ACCELERATOR}"
 TEST_POD = "cardwise-test"  # the pod of the last `helm test`
-END_TIMEOUT_SECONDS = 100.0  # for the end of Cardwise's pods: a running part would create its objects again
+END_TIMEOUT_SECONDS = 100.0  # for the end of Cardwise's pods: a running component would create its objects again
 PAGE_SIZE = 500  # objects deleted by one request
 
 

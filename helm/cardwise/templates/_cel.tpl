@@ -227,7 +227,7 @@ only the first matches are checked one by one, which suffices for warnings.
 {{/*
 Whether the update of a pod must be rewritten like its creation: it has a spelling that is stored in another form, or it
 lacks a toleration that the webhook had added. Such a spelling is a resource name that the webhook rewrites at creation,
-or an amount of gpu-mem with a unit. If bare numbers mean GiB, it is also an amount of gpu-mem that no stored container
+or an amount of gpu-mem with a unit. If numbers without a unit mean GiB, it is also an amount of gpu-mem that no stored container
 has. Tolerations get lost because clients replace the list as a whole. Kubernetes would refuse both kinds of updates, so
 an update that it accepts never waits for the webhook.
 */}}
@@ -281,7 +281,7 @@ template: a Job's template is immutable, and a Deployment would start a rollout.
 {{- end }}
 
 {{/*
-Whether the pod is no mirror of a static pod. A mirror must be admitted unchanged, because the static pod runs on the
+Whether the pod is not a mirror of a static pod. A mirror must be admitted unchanged, because the static pod runs on the
 node anyway. Only a kubelet's mirrors count, because a user could write the annotation too.
 */}}
 {{- define "cardwise.cel.notMirror" -}}
@@ -396,7 +396,7 @@ For each of the `paths`, the first line of variables.hostPathLines that begins w
 {{- end }}
 
 {{/*
-Variables of the policies that limit the writes of Cardwise's parts. `what`: the resource that is written, such as
+Variables of the policies that limit the writes of Cardwise's components. `what`: the resource that is written, such as
 pods/status. `changed`: the fields that an update changes, as one list per place. They are single keys of annotations,
 labels and a node's capacities, and else the direct fields of metadata, spec and status. `forbiddenChanges`: the changed
 fields that the account may not change. Parameter `may`: for each `what` a regular expression of the allowed fields.

@@ -6,7 +6,7 @@ template`, GitOps). They are looked up once and kept in `.Values.seen`, because 
   nvidia           names of NVIDIA's RuntimeClasses
   controlPlane     names of nodes with the labels of scheduler.controlPlaneSelector
   schedulers       names of the mirror pods of kubeadm's kube-schedulers, which are static pods
-  labelled         number of nodes with the labels that the parts on nodes select
+  labelled         number of nodes with the labels that the node components select
   unlabelled       names of other nodes that offer nvidia.com/gpu
   wired            "true" if files/kubeadm.py has changed a kube-scheduler, which an annotation of its mirror pod shows
   enforced         the profile that Pod Security enforces in Cardwise's namespace; "" without a label for it
@@ -71,7 +71,7 @@ template`, GitOps). They are looked up once and kept in `.Values.seen`, because 
 {{- end }}
 
 {{/*
-The RuntimeClass of the parts on nodes; "" for the runtime's default. With auto it is NVIDIA's, if helm finds one in the
+The RuntimeClass of the node components; "" for the runtime's default. With auto it is NVIDIA's, if helm finds one in the
 cluster. If helm finds several, and none is called nvidia, it is "" too, and templates/checks.yaml refuses the
 installation.
 */}}

@@ -1,4 +1,4 @@
-{{/* The labels of every object; `component` is the part that the object belongs to. */}}
+{{/* The labels of every object; `component` is the component that the object belongs to. */}}
 {{- define "cardwise.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ include "cardwise.selector" . }}
@@ -45,7 +45,7 @@ The namespaces of a value and Cardwise's own, as a JSON list: Cardwise's pods mu
 {{ $found | uniq | toJson }}
 {{- end }}
 
-{{/* The image of all parts. */}}
+{{/* The image of all components. */}}
 {{- define "cardwise.image" -}}
 {{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}

@@ -1,13 +1,13 @@
-{{/* Fields that all pods of Cardwise have. `part`: the values of the component. */}}
+{{/* Fields that all pods of Cardwise have. `settings`: the values of the component. */}}
 {{- define "cardwise.pod.common" -}}
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .part.priorityClassName }}
+{{- with .settings.priorityClassName }}
 priorityClassName: {{ . | quote }}
 {{- end }}
-nodeSelector: {{- include "cardwise.pod.linux" .part.nodeSelector | nindent 2 }}
-{{- with .part.tolerations }}
+nodeSelector: {{- include "cardwise.pod.linux" .settings.nodeSelector | nindent 2 }}
+{{- with .settings.tolerations }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
@@ -23,7 +23,7 @@ image.
 {{/* The affinity by which replicas prefer different nodes. */}}
 {{- define "cardwise.pod.apart" -}}
 affinity:
-  {{- with .part.affinity }}
+  {{- with .settings.affinity }}
   {{- toYaml . | nindent 2 }}
   {{- else }}
   podAntiAffinity:
@@ -51,10 +51,10 @@ value.
 {{- end }}
 
 {{/*
-The affinity of the parts on nodes with GPUs. If an administrator names labels in nodes.selector, "cardwise.pod.common"
-writes them as nodeSelector instead. The parts leave a node while NVIDIA's GPU Operator replaces its driver, because
+The affinity of the components on GPU nodes. If an administrator names labels in nodes.selector, "cardwise.pod.common"
+writes them as nodeSelector instead. The components leave a node while NVIDIA's GPU Operator replaces its driver, because
 they keep the driver's kernel module in use. Version 26.7 and later of the operator announce this by the label
-gpu.deploy.client. With earlier versions the parts leave when the label of the upgrade's state shows that the node is
+gpu.deploy.client. With earlier versions the components leave when the label of the upgrade's state shows that the node is
 drained.
 */}}
 {{- define "cardwise.pod.onNodes" -}}
@@ -131,8 +131,8 @@ Environment variables with the node's name, and those by which NVIDIA's runtime 
 {{- end }}
 
 {{/*
-Probes on the port for metrics and health checks, which every part has. A part that hangs is restarted after half a
-minute. "quick": a part that hangs leaves its Service within three seconds, because each call to it delays
+Probes on the port for metrics and health checks, which every component has. A component that hangs is restarted after half a
+minute. "quick": a component that hangs leaves its Service within three seconds, because each call to it delays
 kube-scheduler by a second.
 */}}
 {{- define "cardwise.container.probes" -}}

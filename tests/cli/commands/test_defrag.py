@@ -441,7 +441,7 @@ AFFINITY = {
         ({"affinity": {"podAffinity": {}}}, "", FITS_ALREADY),
         ({"tolerations": [{"key": "dedicated", "operator": "Exists"}]}, "dedicated:NoSchedule", FITS_ALREADY),
         ({}, "nvidia.com/gpu:NoSchedule", FITS_ALREADY),
-        ({"nodeSelector": {"zone": "n3"}}, "", "\nNo room: 2 of 2 nodes with GPUs, because of a taint"),
+        ({"nodeSelector": {"zone": "n3"}}, "", "\nNo capacity: 2 of 2 nodes with GPUs, because of a taint"),
     ],
 )
 def test_the_pod_of_a_manifest_fits_where_it_may_be(monkeypatch, tmp_path, spec, taint, says):
@@ -455,7 +455,7 @@ def test_where_there_is_no_way_it_says_which_nodes_do_not_count(monkeypatch):
     api = n1_is_empty("dedicated:NoSchedule")
     shown = run(monkeypatch, api, "--free-gpus", "3")
     assert (
-        "\nNo room: 1 of 2 nodes with GPUs, because of a taint or of the pod's constraints on its node.\n"
+        "\nNo capacity: 1 of 2 nodes with GPUs, because of a taint or of the pod's constraints on its node.\n"
         in shown.stdout
     )
 

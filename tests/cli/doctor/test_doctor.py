@@ -726,7 +726,7 @@ def test_pods_that_were_bound_past_a_wired_scheduler_are_not_laid_on_it(sound):
         (finding,) = troubles(sound)
         assert finding.text.startswith("in the last 10 minutes 1 pod (team/mine) disappeared")
         assert ("kube-scheduler is set to call the extender, so the pod named a node" in finding.remedy) == wired
-        assert ("if no one bound it by hand" in finding.remedy) != wired
+        assert ("unless the pod was bound by hand" in finding.remedy) != wired
 
 
 def test_control_planes_are_a_fault_only_where_they_differ(sound):

@@ -195,8 +195,8 @@ def test_where_no_card_is_known_since_the_device_plugin_crashes_the_cause_comes_
     sound.cards, sound.nodes = [], []
     sound.own_pods = [crashing("deviceplugin", log(level="error", event="cannot start", error=NO_DRIVER))]
     cause, effect = checks.finding.sort_findings(troubles(sound))
-    assert (cause.check, effect.text) == ("parts", "no GPU is known")
-    assert effect.remedy == "first fix what `parts` reports about the device plugin, which reports the GPUs"
+    assert (cause.check, effect.text) == ("components", "no GPU is known")
+    assert effect.remedy == "first fix what `components` reports about the device plugin, which reports the GPUs"
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_without_a_leader_the_remedy_is_what_keeps_it_from_running(sound):
         ([], [], "start the extender (extender.enabled)"),
         ([part("extender")], [], "check that one runs: kubectl get pods -n cardwise-system -l app.kubernetes.io/comp"),
         ([part("extender", replicas=0)], [], "kubectl scale deployment cardwise-extender -n cardwise-system --repl"),
-        ([part("extender")], [crashing("extender", "x")], "first fix what `parts` reports about its pods"),
+        ([part("extender")], [crashing("extender", "x")], "first fix what `components` reports about its pods"),
     ):
         sound.deployments, sound.own_pods = deployments, pods
         (finding,) = (finding for finding in troubles(sound) if finding.check == "extender")
@@ -364,7 +364,7 @@ def test_mps_that_is_down_on_all_cards_is_one_finding_with_the_reason(sound):
     )
     sound.own_pods = [crashing("mps", "x")]
     assert [finding.remedy for finding in troubles(sound) if finding.check == "mps"] == [
-        "first fix what `parts` reports about cardwise-mps"
+        "first fix what `components` reports about cardwise-mps"
     ]
 
 

@@ -65,7 +65,7 @@ def faults(source: str) -> list[tuple[int, str]]:
 ALLOWED: Final = {
     "cardwise/cli/doctor/before.py": {"scheduler.mode=kubeadm changes its manifest"},  # "for helm template"
     "cardwise/cli/commands/top.py": {"cardwise top, "},
-    "cardwise/cli/doctor/parts.py": {"kubectl delete extendedresources -l "},  # the key of a label: a constant
+    "cardwise/cli/doctor/components.py": {"kubectl delete extendedresources -l "},  # the key of a label: a constant
     "cardwise/cli/cluster/workloads.py": {"kubectl get pod -n {namespace} {pods} -o yaml"},  # constant fields of a spec
     "cardwise/cli/rights.py": {"kubectl create "},  # one of two templates
 }

@@ -333,7 +333,7 @@ def test_gib_quota_is_converted_to_mib_once(text: str, after: str) -> None:
     stored_quota, warnings = in_gib({"spec": {"hard": {KEY: text, "pods": "9"}}})
     assert stored_quota["spec"]["hard"] == {KEY: after, "pods": "9"}
     bare = text == "64"
-    assert warnings == ([f"spec.hard[{KEY}]: 64 counts GiB here, so it is stored as 65536, which counts MiB"] * bare)
+    assert warnings == ([f"spec.hard[{KEY}]: 64 means GiB here, so it is stored as 65536, which is in MiB"] * bare)
     assert stored_quota.get("metadata", {}) == ({"annotations": {names.WRITTEN_MIB: after}} if text != "0" else {})
     again, warnings = in_gib(stored_quota)
     assert (again, warnings) == (stored_quota, []), "a second call, and a copy in another namespace"
@@ -362,7 +362,7 @@ def test_a_limit_range_in_gib_is_stored_in_mib_once() -> None:
     assert limit["max"]["cpu"] == "1"
     assert limit_range["metadata"]["annotations"][names.WRITTEN_MIB] == "2048,512,8192"
     assert warnings[:2] == [
-        f"spec.limits[0].{name}[{names.GPU_MEM}]: {old} counts GiB here, so it is stored as {new}, which counts MiB"
+        f"spec.limits[0].{name}[{names.GPU_MEM}]: {old} means GiB here, so it is stored as {new}, which is in MiB"
         for name, old, new in (("max", 8, 8192), ("default", 2, 2048))
     ]
     assert in_gib(limit_range)[0] == limit_range

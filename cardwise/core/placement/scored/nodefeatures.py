@@ -118,7 +118,7 @@ class FeatureViews:
             self._begin(policy)
 
     def renew(self) -> None:
-        """Compute all features anew, because the learned workload or the kinds of cards have changed."""
+        """Recompute all features, because the learned workload or the kinds of cards have changed."""
         for policy in self._requested_policies:
             self._begin(policy)
 

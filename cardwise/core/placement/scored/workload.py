@@ -109,9 +109,9 @@ class Workload:
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise InvalidWorkload(f"is no workload: {quote_text(error)}") from error
+            raise InvalidWorkload(f"is not a workload: {quote_text(error)}") from error
         if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
-            raise InvalidWorkload(f"is no workload: {reprlib.repr(document)}")
+            raise InvalidWorkload(f"is not a workload: {reprlib.repr(document)}")
         version = document.get("version")
         if type(version) is not int or version != _VERSION:
             raise InvalidWorkload(f"version {reprlib.repr(version)} is not known")

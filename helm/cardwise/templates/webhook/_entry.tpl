@@ -20,7 +20,7 @@ clientConfig:
 {{- end }}
 
 {{/*
-An entry for which the unit of bare gpu-mem numbers matters. A label of the namespace sets the unit, and the API server
+An entry for which the unit of gpu-mem numbers matters. A label of the namespace sets the unit, and the API server
 evaluates this label. So each such entry exists twice, and an object matches one of the two. `.other`: the entry for
 namespaces with another unit than webhook.gpuMemUnit. `.labels`: more labels that the namespaces must have.
 */}}
@@ -37,7 +37,7 @@ namespaces with another unit than webhook.gpuMemUnit. `.labels`: more labels tha
     {{- end }}
 {{- end }}
 
-{{/* The unit of bare numbers in the namespaces of the entry. */}}
+{{/* The unit of numbers without a unit in the namespaces of the entry. */}}
 {{- define "cardwise.webhook.unit" -}}
 {{- $default := .root.Values.webhook.gpuMemUnit -}}
 {{- if .other }}{{ eq $default "GiB" | ternary "MiB" "GiB" }}{{ else }}{{ $default }}{{ end -}}

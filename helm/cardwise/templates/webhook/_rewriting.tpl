@@ -36,8 +36,8 @@ only the webhook can tell which amounts are MiB already.
           {{- include "cardwise.cel.isOurs" $root | nindent 10 }}
       {{- end }}
   {{- end }}
-  # Quotas: amounts such as 64Gi, which Kubernetes would count in bytes although pods count MiB, and bare names of
-  # classes.
+  # Quotas: amounts such as 64Gi, which Kubernetes would count in bytes although the amounts of pods are in MiB, and
+  # bare names of classes.
   {{- range $other := list false true }}
   {{- include "cardwise.webhook.entryByUnit" (dict "root" $root "other" $other "name" (print "quotas" $suffix) "path" "/mutate") | nindent 2 }}
     reinvocationPolicy: IfNeeded

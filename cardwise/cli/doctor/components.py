@@ -1,4 +1,4 @@
-"""Checks of Cardwise's own parts by the objects that these parts write."""
+"""Checks of Cardwise's own components by the objects that these components write."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -280,7 +280,7 @@ def _suggest_start(facts: Facts, deployment: Json | None) -> str:
     if not startup.desired_replicas(deployment):
         return repairs.scale_command(facts, _EXTENDER)
     if startup.is_faulty(facts, "extender"):
-        return "first fix what `parts` reports about its pods"
+        return "first fix what `components` reports about its pods"
     return f"check that one runs: {_pods_command(facts)}"
 
 
@@ -301,7 +301,7 @@ def check_cards(facts: Facts) -> Iterator[Finding]:
         plugins = _plugin_daemonsets(facts)
         runtime_names = [name for name, _ in nvidia_runtimes(facts)]
         if startup.is_faulty(facts, "deviceplugin"):
-            remedy = "first fix what `parts` reports about the device plugin, which reports the GPUs"
+            remedy = "first fix what `components` reports about the device plugin, which reports the GPUs"
         elif plugins and not any((listed.get("status") or {}).get("desiredNumberScheduled") for listed in plugins):
             text = "no GPU is known: no node has the labels of nodes.selector"
             remedy = "set nodes.selector, or run: kubectl label node NODE nvidia.com/gpu.present=true"
@@ -442,7 +442,7 @@ def _check_slots(facts: Facts, nodes: Mapping[str, Json | None], plugins: Sequen
             f"{repairs.get_pods_command(facts.cardwise_namespace, 'deviceplugin')} -o wide"
         )
         if startup.is_faulty(facts, "deviceplugin"):
-            remedy = "first fix what `parts` reports about the device plugin"
+            remedy = "first fix what `components` reports about the device plugin"
         yield Finding("cards", Severity.PROBLEM, text, remedy)
 
 
@@ -511,7 +511,7 @@ def check_mps(facts: Facts) -> Iterator[Finding]:
 
 def _mps_remedy(facts: Facts, reason: str) -> str:
     if startup.is_faulty(facts, "mps"):
-        return "first fix what `parts` reports about cardwise-mps"
+        return "first fix what `components` reports about cardwise-mps"
     if MANAGER_GONE in reason:
         return (
             "run cardwise-mps there (mps.enabled=true), or declare that it was removed: mps.enabled=false, with "
