@@ -159,7 +159,7 @@ class Extender:
             ),
             clock=clock,
         )
-        if settings.policy in policies.SCORED:
+        if policies.find_policy(settings.policy).is_scored:
             self._state.policies.is_requested = True
         nominating = NominationWriter(client, self._state.nominator, active=self._is_synced_and_leads, clock=clock)
         evictions = Evictions(

@@ -237,7 +237,7 @@ def _filter_member(
 
 def _load_if_scored(state: State, pod: Pod, policy: str) -> Load | None:
     """The pod's cpu and memory, if a policy needs them to score or to learn; else None."""
-    return pod.load if policy in policies.SCORED or state.policies.is_active else None
+    return pod.load if policies.find_policy(policy).is_scored or state.policies.is_active else None
 
 
 def _fit_result(args: FilterArgs, fitting: list[str]) -> FilterResult:

@@ -120,7 +120,7 @@ class ScoredPolicies:
 
     def _engine_for(self, uid: str, request: PodRequest, load: Load, policy: str) -> "Engine | None":
         """The engine if it can decide by this policy now, else None. Counts the pod as part of the workload."""
-        self.is_requested = self.is_requested or policy in policies.SCORED
+        self.is_requested = self.is_requested or policies.find_policy(policy).is_scored
         engine = self._updated_engine()
         if engine is None:
             return None
@@ -129,7 +129,7 @@ class ScoredPolicies:
             if len(self._recent_policies) > _KNOWN:
                 self._recent_policies.popitem(last=False)
             engine.count_arrival(request, load)
-        return engine if policy in policies.SCORED and engine.can_decide(policy) else None
+        return engine if policies.find_policy(policy).is_scored and engine.can_decide(policy) else None
 
     def _updated_engine(self) -> "Engine | None":
         engine = self._engine

@@ -156,9 +156,13 @@ def test_progress_counts_every_pod(tiny):
 
 
 def test_error_in_a_worker_process_is_reported(tiny):
-    with pytest.raises(KeyError):
+    no_workload = 9
+    with pytest.raises(IndexError):
         runs.run_all(
-            simulate_fill, [tiny], [SimulationRun(0, "no-policy", 1), SimulationRun(0, "no-policy", 2)], processes=2
+            simulate_fill,
+            [tiny],
+            [SimulationRun(no_workload, "binpack", 1), SimulationRun(no_workload, "binpack", 2)],
+            processes=2,
         )
 
 

@@ -9,7 +9,6 @@ from cardwise.core.api import names, policies
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.wording import quote_text
 from webhook.cluster.namespaces import DISABLED, Defaults
 from webhook.pods import frameworks, mpsmode
 
@@ -22,10 +21,8 @@ def check(defaults: Defaults, namespace: str) -> None:
             quantity.memory(defaults.gpu_mem)
         except quantity.InvalidQuantity as error:
             raise InvalidRequest(f"{field}[{names.DEFAULT_GPU_MEM}]", error.problem, error.remedy) from error
-    if defaults.policy and defaults.policy not in policies.POLICIES:
-        known = ", ".join(sorted(policies.POLICIES))
-        problem = f"{quote_text(defaults.policy)} is not a placement policy"
-        raise InvalidRequest(f"{field}[{names.POLICY}]", problem, f"write one of: {known}")
+    if defaults.policy:
+        policies.find_policy(defaults.policy, f"{field}[{names.POLICY}]")
     if defaults.mps:
         mpsmode.check(defaults.mps, f"{field}[{names.MPS}]")
     if defaults.min_mps:

@@ -52,4 +52,4 @@ class SurveyedEngine(Engine):
         self, request: PodRequest, load: Load, policy: str, nodes: Collection[str], headroom: Sequence[Headroom]
     ) -> dict[str, int] | None:
         """The scores of the nodes that the pod fits on; None if the policy has no scores, as `binpack`."""
-        return self.scores(request, load, policy, nodes, headroom) if policy in policies.SCORED else None
+        return self.scores(request, load, policy, nodes, headroom) if policies.find_policy(policy).is_scored else None

@@ -166,7 +166,11 @@ def explain_pod(client: KubeClient, pod: Json, namespace: str, cardwise_namespac
         pods = _list_visible_pods(client, namespace)
         _mark_terminating(cluster_survey, pods)
     engine = None
-    if cluster_survey is not None and is_pending and published.policy_of_pod(pod, settings) in policies.SCORED:
+    if (
+        cluster_survey is not None
+        and is_pending
+        and policies.find_policy(published.policy_of_pod(pod, settings)).is_scored
+    ):
         from cardwise.cli.cluster.engine import SurveyedEngine  # noqa: PLC0415 - loads numpy
 
         free_loads, unread_nodes = snapshots.read_free_loads(client)

@@ -485,7 +485,7 @@ def _explain_waiting(
 
 def _describe_order(policy: str, score_by_node: Mapping[str, int] | None, settings: PublishedPolicy) -> str:
     """Describe the policy by which the nodes are ordered."""
-    if policy not in policies.SCORED or score_by_node is not None:
+    if not policies.find_policy(policy).is_scored or score_by_node is not None:
         return policy
     if settings.note and not settings.workload:
         return f"as {policies.FALLBACK} would; the data that {policy} has learned is unknown here"

@@ -58,7 +58,7 @@ GPU_COUNTS: Final = "cardwise.dev/gpu-counts"
 DEVICE_CLASSES: Final = "cardwise.dev/device-classes"
 
 # Annotations that a user may set.
-POLICY: Final = "cardwise.dev/policy"  # on a pod or a namespace: one of core/api/policies.py
+POLICY: Final = "cardwise.dev/policy"  # on a pod or a namespace: one of core/api/policies
 ONE_NODE: Final = "cardwise.dev/one-best-node"  # on a pod: "true" or "false" overrides the chart's setting
 DEFAULTS_OPT_OUT: Final = "cardwise.dev/defaults"  # on a pod: "disabled"
 DEFAULT_GPU_MEM: Final = "cardwise.dev/default-gpu-mem"  # on a namespace

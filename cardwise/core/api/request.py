@@ -237,10 +237,8 @@ def parse(pod: Json) -> PodRequest | None:
     if not container_requests and not devices:
         return None
     policy = annotations.get(names.POLICY)
-    if policy is not None and policy not in policies.POLICIES:
-        known = ", ".join(sorted(policies.POLICIES))
-        field = f"metadata.annotations[{names.POLICY}]"
-        raise InvalidRequest(field, f"{quote_text(policy)} is not a placement policy", f"write one of: {known}")
+    if policy is not None:
+        policies.find_policy(policy, f"metadata.annotations[{names.POLICY}]")
     priority = (pod.get("spec") or {}).get("priority") or 0
     return PodRequest(
         containers=tuple(container_requests),

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
-from cardwise.core.api import quotas
+from cardwise.core.api import policies, quotas
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import COMMON
 from cardwise.core.api.quotas import NOTHING, Charge, Headroom
@@ -458,7 +458,8 @@ class _Inputs:
     def _begin_scoring(self, member: Member, request: PodRequest, count: int) -> _Scoring:
         """Choose the nodes to score for `count` members that are equal to this one."""
         offers, vacant = self.terms.offers.get(member.shape), self._vacant(member)
-        spreads, work = (request.policy or self.terms.policy) == "spread", self._work(request)
+        policy, work = policies.find_policy(request.policy or self.terms.policy), self._work(request)
+        spreads = policy.prefers_empty_nodes
         if work > 1:
             nodes = self._nodes_with_capacity(offers, member.load) if vacant is None else vacant
             searches = max(

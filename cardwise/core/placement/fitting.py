@@ -7,10 +7,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from cardwise.core.api import policies, quotas
+from cardwise.core.api import quotas
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.cards import FULL_CORE, PLACE, POSITION, card_code
 from cardwise.core.api.mpsprofile import NO_USER
+from cardwise.core.api.policies import Pick, PickCard
 from cardwise.core.api.quotas import Charge, Headroom
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.placement.kinds import ANY_CARD, CardKinds, KindLevel
@@ -232,7 +233,7 @@ def choose(
     node: NodeState,
     typed_request: TypedRequest,
     headroom: Sequence[KindHeadroom],
-    policy: policies.Policy,
+    pick_card: PickCard,
     may_try: Callable[[], bool],
 ) -> Chosen | None:
     """The policy's choice of cards for one card request; None if too few cards are allowed and free.
@@ -242,13 +243,14 @@ def choose(
     codes = usable_codes(node, typed_request.card_request)
     if headroom:
         return next(
-            choices(node, codes, typed_request, headroom, policy, equivalence_key=_kind_and_size, may_try=may_try), None
+            choices(node, codes, typed_request, headroom, pick_card, equivalence_key=_kind_and_size, may_try=may_try),
+            None,
         )
-    return _choose_freely(node, codes, typed_request, policy)
+    return _choose_freely(node, codes, typed_request, pick_card)
 
 
 def _choose_freely(
-    node: NodeState, codes: Sequence[int], typed_request: TypedRequest, policy: policies.Policy
+    node: NodeState, codes: Sequence[int], typed_request: TypedRequest, pick_card: PickCard
 ) -> Chosen | None:
     """The policy's choice of cards for one card request, one card after another, without quotas."""
     card_request, levels, _ = typed_request
@@ -259,9 +261,9 @@ def _choose_freely(
     remaining_codes, min_code = list(codes) if card_request.cards > 1 else codes, card_code(card_request.mem)
     for _ in range(card_request.cards):
         pick = (
-            policy(remaining_codes, min_code)
+            pick_card(remaining_codes, min_code)
             if levels is ANY_CARD
-            else choose_card(node, remaining_codes, typed_request, policy)
+            else choose_card(node, remaining_codes, typed_request, pick_card)
         )
         if pick is None:
             return None
@@ -277,7 +279,7 @@ def choices(
     codes: Sequence[int],
     typed_request: TypedRequest,
     headroom: Sequence[KindHeadroom],
-    policy: policies.Policy,
+    pick_card: PickCard,
     *,
     equivalence_key: Callable[[NodeState, int], object],
     may_try: Callable[[], bool],
@@ -292,7 +294,7 @@ def choices(
     """
     missing_cards = typed_request.card_request.cards - len(chosen_before)
     while len(codes) >= missing_cards:
-        pick = choose_card(node, codes, typed_request, policy)
+        pick = choose_card(node, codes, typed_request, pick_card)
         if pick is None or not may_try():
             return
         score, i = pick
@@ -306,7 +308,7 @@ def choices(
                 other_codes,
                 typed_request,
                 new_headroom,
-                policy,
+                pick_card,
                 equivalence_key=equivalence_key,
                 may_try=may_try,
                 chosen_before=(*chosen_before, i),
@@ -322,16 +324,14 @@ def _kind_and_size(node: NodeState, i: int) -> tuple[int, MiB]:
     return node.kinds[i], node.cards[i].mem
 
 
-def choose_card(
-    node: NodeState, codes: Sequence[int], typed_request: TypedRequest, policy: policies.Policy
-) -> policies.Pick | None:
+def choose_card(node: NodeState, codes: Sequence[int], typed_request: TypedRequest, pick_card: PickCard) -> Pick | None:
     """The policy's choice of a card from the first level with a suitable card; None if no level has one."""
     for rank, kinds in typed_request.levels:
         allowed_codes = codes
         if kinds is not None and not kinds >= node.kind_set:
             card_kinds = node.kinds
             allowed_codes = [code for code in codes if card_kinds[code & PLACE] in kinds]
-        pick = policy(allowed_codes, card_code(typed_request.card_request.mem)) if allowed_codes else None
+        pick = pick_card(allowed_codes, card_code(typed_request.card_request.mem)) if allowed_codes else None
         if pick is not None:
             return pick[0] - rank * _LEVEL_WEIGHT, pick[1]
     return None

@@ -3,7 +3,7 @@
 The extender, the simulator, `explain` and the tests all use these functions.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +11,7 @@ from cardwise.core.api import policies, quotas
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import card_code
 from cardwise.core.api.mps import Mode
+from cardwise.core.api.policies import CardOrder
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting, searching
@@ -139,13 +140,9 @@ class _Names(Collection[str]):
         return len(self._names)
 
 
-# By policy: the order in which it takes cards from the index of all cards, for a request of one card. Other policies
-# check node by node.
-_INDEXED: dict[str, Callable[[CardIndex, int, Collection[str], Collection[int] | None, int], Iterator[Entry]]] = {
-    "binpack": CardIndex.smallest,
-    "spread": CardIndex.largest,
-    **dict.fromkeys(sorted(policies.SCORED), CardIndex.smallest),
-}
+_WALKS: Final[
+    Mapping[CardOrder, Callable[[CardIndex, int, Collection[str], Collection[int] | None, int], Iterator[Entry]]]
+] = {CardOrder.FULLEST_FIRST: CardIndex.smallest, CardOrder.EMPTIEST_FIRST: CardIndex.largest}
 
 
 class Scorer:
@@ -165,8 +162,9 @@ class Scorer:
         effort: searching.SearchEffort | None = None,
     ) -> None:
         self._kinds = kinds
-        self._policy = policies.POLICIES[policy]
-        self._walk_index = _INDEXED.get(policy)
+        in_force = policies.find_policy(policy)
+        self._pick_card = in_force.pick_card
+        self._walk_index = _WALKS[in_force.card_order]
         self._request = request
         self._card_requests = fitting.card_requests(request)
         self._effort = effort or searching.SearchEffort()
@@ -190,7 +188,7 @@ class Scorer:
     @property
     def indexed(self) -> bool:
         """Whether `best_node` and `ranked_nodes` can be used for the request."""
-        return self._is_one_card and self._walk_index is not None and self._devices is None
+        return self._is_one_card and self._devices is None
 
     def best_node(self, ledger: Ledger, nodes: Collection[str]) -> NodeState | None:
         """The best of the nodes, by the index of all cards; None if the request fits on none of them."""
@@ -200,8 +198,6 @@ class Scorer:
         """The nodes on which the request fits, the best first, by the index of all cards. The ledger must not change
         during the iteration.
         """
-        if self._walk_index is None:
-            return
         plan = self._search_plan()
         card_request, levels, _ = plan.typed_requests[0]
         may_be_closed = self._may_be_closed_by_mps(ledger)
@@ -250,7 +246,7 @@ class Scorer:
         """The score of each node on which the request fits, and the refusal of each other node."""
         scores: dict[str, int] = {}
         refusals: dict[str, Refusal] = {}
-        by_name, policy = ledger.nodes_by_name(), self._policy
+        by_name, pick_card = ledger.nodes_by_name(), self._pick_card
         if self._devices is not None:
             for name in nodes:
                 score = self._score_with(self._devices, by_name.get(name))
@@ -275,7 +271,7 @@ class Scorer:
                 continue
             if is_plain and not (may_be_closed and node.mps.may_close(card_request.untolerated, card_request.user)):
                 # The same as `_score`, inlined: with thousands of nodes, each function call would add a twentieth.
-                pick = policy(
+                pick = pick_card(
                     node.codes_of_empty_cards() if takes_whole_cards else node.codes or node.codes_fullest_first(),
                     min_code,
                 )
@@ -305,7 +301,7 @@ class Scorer:
             if node is None:
                 return Refusal.NOT_OURS
             if is_limited:
-                return searching.refusal_reason(node, plan, plan.typed_requests[0], self._policy, self._effort)
+                return searching.refusal_reason(node, plan, plan.typed_requests[0], self._pick_card, self._effort)
             return fitting.refusal(node, card_request, typed)
 
         if is_limited or typed is not None or not fitting.asks_for_memory_alone(card_request):
@@ -337,7 +333,7 @@ class Scorer:
             free, granted = of_devices
         plan = self._search_plan()
         effort = effort or searching.SearchEffort()  # a new effort, so that the search finds the same cards as before
-        fit = searching.fit_request(node, plan, self._policy, effort)
+        fit = searching.fit_request(node, plan, self._pick_card, effort)
         if isinstance(fit, Refusal):
             return fit
         score, positions = fit
@@ -390,21 +386,21 @@ class Scorer:
         """The policy's score of a node with this number of free devices: the score of a card with this number of free
         MiB.
         """
-        pick = self._policy([card_code(free)], card_code(free))
+        pick = self._pick_card([card_code(free)], card_code(free))
         return pick[0] if pick is not None else 0
 
     def _score(self, node: NodeState, plan: fitting.SearchPlan) -> int | Refusal:
         if self._is_one_card and not plan.headroom:
             typed_request = plan.typed_requests[0]
             pick = fitting.choose_card(
-                node, fitting.usable_codes(node, typed_request.card_request), typed_request, self._policy
+                node, fitting.usable_codes(node, typed_request.card_request), typed_request, self._pick_card
             )
             return (
                 pick[0]
                 if pick is not None
-                else searching.refusal_reason(node, plan, typed_request, self._policy, self._effort)
+                else searching.refusal_reason(node, plan, typed_request, self._pick_card, self._effort)
             )
-        fit = searching.fit_request(node, plan, self._policy, self._effort)
+        fit = searching.fit_request(node, plan, self._pick_card, self._effort)
         return fit if isinstance(fit, Refusal) else fit[0]
 
 

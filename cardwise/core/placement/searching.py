@@ -7,8 +7,8 @@ the search backtracks: an earlier card request may have to leave its first choic
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from cardwise.core.api import policies
 from cardwise.core.api.cards import POSITION
+from cardwise.core.api.policies import PickCard
 from cardwise.core.placement.fitting import (
     CardRequest,
     Chosen,
@@ -64,16 +64,16 @@ class SearchEffort:
         return may_try
 
 
-def fit_request(node: NodeState, plan: SearchPlan, policy: policies.Policy, effort: SearchEffort) -> _Choice | Refusal:
+def fit_request(node: NodeState, plan: SearchPlan, pick_card: PickCard, effort: SearchEffort) -> _Choice | Refusal:
     """The score, and the card positions for each card request; or the refusal."""
-    outcome = _search(node, plan.typed_requests, plan.headroom, policy, effort)
+    outcome = _search(node, plan.typed_requests, plan.headroom, pick_card, effort)
     if outcome is not None and not isinstance(outcome, TypedRequest):
         return outcome
-    return refusal_reason(node, plan, outcome, policy, effort) if effort.reasons else Refusal.TOGETHER
+    return refusal_reason(node, plan, outcome, pick_card, effort) if effort.reasons else Refusal.TOGETHER
 
 
 def refusal_reason(
-    node: NodeState, plan: SearchPlan, failed: TypedRequest | None, policy: policies.Policy, effort: SearchEffort
+    node: NodeState, plan: SearchPlan, failed: TypedRequest | None, pick_card: PickCard, effort: SearchEffort
 ) -> Refusal:
     """Why the node cannot take the pod.
 
@@ -81,7 +81,7 @@ def refusal_reason(
     """
     typed_requests = plan.typed_requests if plan.unlimited is None else plan.unlimited
     if plan.unlimited is not None:
-        outcome = _search(node, typed_requests, (), policy, effort)
+        outcome = _search(node, typed_requests, (), pick_card, effort)
         if outcome is not None and not isinstance(outcome, TypedRequest):
             return Refusal.QUOTA
         failed = outcome
@@ -90,7 +90,7 @@ def refusal_reason(
     if effort.remaining <= 0:
         return Refusal.TOGETHER
     effort.remaining -= _EMPTY_NODE_EFFORT
-    ever = _search(node.copy_without_pods(), typed_requests, (), policy, effort)
+    ever = _search(node.copy_without_pods(), typed_requests, (), pick_card, effort)
     return Refusal.NEVER_TOGETHER if ever is None or isinstance(ever, TypedRequest) else Refusal.TOGETHER
 
 
@@ -98,7 +98,7 @@ def _search(
     node: NodeState,
     typed_requests: Sequence[TypedRequest],
     headroom: Sequence[KindHeadroom],
-    policy: policies.Policy,
+    pick_card: PickCard,
     effort: SearchEffort,
 ) -> _Choice | TypedRequest | None:
     """The choice of cards for all card requests. If there is none: the card request that gets no cards even alone, or
@@ -113,18 +113,20 @@ def _search(
     for typed_request in typed_requests:
         if positions:
             if len(positions) == 1 and _lacks_memory(node, typed_requests):
-                return _unplaceable_request(node, typed_requests, headroom, policy, effort)
+                return _unplaceable_request(node, typed_requests, headroom, pick_card, effort)
             scratch = node_after(scratch, typed_requests[len(positions) - 1].card_request, positions[-1])
-        choice = _choose_first(scratch, typed_request, new_headroom, policy, effort)
+        choice = _choose_first(scratch, typed_request, new_headroom, pick_card, effort)
         if choice is None:
             unplaceable_request = (
-                typed_request if not positions else _unplaceable_request(node, typed_requests, headroom, policy, effort)
+                typed_request
+                if not positions
+                else _unplaceable_request(node, typed_requests, headroom, pick_card, effort)
             )
             if unplaceable_request is not None or _lacks_cards(
                 node, [request.card_request for request in typed_requests]
             ):
                 return unplaceable_request
-            return _Backtracking(typed_requests, policy, effort).search(node, headroom)
+            return _Backtracking(typed_requests, pick_card, effort).search(node, headroom)
         points, chosen, new_headroom = choice
         score += points
         positions.append(sorted(chosen))
@@ -135,7 +137,7 @@ def _choose_first(
     node: NodeState,
     typed_request: TypedRequest,
     headroom: Sequence[KindHeadroom],
-    policy: policies.Policy,
+    pick_card: PickCard,
     effort: SearchEffort,
 ) -> Chosen | None:
     """The policy's choice of cards for one card request; None if too few cards are allowed and free, or if all choices
@@ -144,14 +146,16 @@ def _choose_first(
     The effort is limited, because with quotas a node that reports a different size for each card has thousands of
     choices. Other nodes have few.
     """
-    return choose(node, typed_request, headroom, policy, effort.limit_tries(typed_request.card_request.cards + _FREE))
+    return choose(
+        node, typed_request, headroom, pick_card, effort.limit_tries(typed_request.card_request.cards + _FREE)
+    )
 
 
 def _unplaceable_request(
     node: NodeState,
     typed_requests: Sequence[TypedRequest],
     headroom: Sequence[KindHeadroom],
-    policy: policies.Policy,
+    pick_card: PickCard,
     effort: SearchEffort,
 ) -> TypedRequest | None:
     """The first card request that gets no cards even if it is alone; None if there is none."""
@@ -159,7 +163,7 @@ def _unplaceable_request(
         (
             typed_request
             for typed_request in typed_requests
-            if _choose_first(node, typed_request, headroom, policy, effort) is None
+            if _choose_first(node, typed_request, headroom, pick_card, effort) is None
         ),
         None,
     )
@@ -208,20 +212,20 @@ def node_after(node: NodeState, card_request: CardRequest, positions: Sequence[i
 class _Backtracking:
     """Tries all choices of cards for the card requests, in the policy's order of preference."""
 
-    def __init__(self, typed_requests: Sequence[TypedRequest], policy: policies.Policy, effort: SearchEffort) -> None:
+    def __init__(self, typed_requests: Sequence[TypedRequest], pick_card: PickCard, effort: SearchEffort) -> None:
         self._typed_requests = typed_requests
-        self._policy = policy
+        self._pick_card = pick_card
         self._may_try = effort.limit_tries()
 
     def search(self, node: NodeState, headroom: Sequence[KindHeadroom], request_index: int = 0) -> _Choice | None:
         """The first choice that gives cards to all card requests from `request_index` on; None if there is none."""
         typed_request = self._typed_requests[request_index]
         if request_index + 1 == len(self._typed_requests):
-            choice = choose(node, typed_request, headroom, self._policy, self._may_try)
+            choice = choose(node, typed_request, headroom, self._pick_card, self._may_try)
             return (choice[0], [sorted(choice[1])]) if choice is not None else None
         codes = usable_codes(node, typed_request.card_request)
         card_choices = choices(
-            node, codes, typed_request, headroom, self._policy, equivalence_key=_state, may_try=self._may_try
+            node, codes, typed_request, headroom, self._pick_card, equivalence_key=_state, may_try=self._may_try
         )
         for score, chosen, new_headroom in card_choices:
             later_choice = self.search(

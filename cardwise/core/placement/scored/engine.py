@@ -13,6 +13,7 @@ import numpy as np
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import NO_USER
 from cardwise.core.api.policies import FALLBACK
+from cardwise.core.api.policies.priced import PRICED
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import fitting
@@ -39,7 +40,7 @@ _MAX_CHANGED_NODES: Final = 1024  # changed nodes that are not read yet; with mo
 _MAX_TRIES: Final = 32  # the best nodes of all that are tried; after these, only the candidates' scores are searched
 
 Score = Callable[[WorkloadModel], Scoring]
-SCORINGS: Final[Mapping[str, Score]] = {"priced": Pricing}
+SCORINGS: Final[Mapping[str, Score]] = {PRICED.name: Pricing}
 
 
 class FreeLoads(Protocol):

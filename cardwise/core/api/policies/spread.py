@@ -1,0 +1,21 @@
+"""`spread`: the emptiest card, so that tenants stay apart while there is capacity."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final
+
+from cardwise.core.api.cards import PLACE, POSITION, card_code
+from cardwise.core.api.policies.policy import CardOrder, Pick, Policy
+
+
+def pick_card(codes: Sequence[int], min_free: int) -> Pick | None:
+    """Pick the card with the most free memory; the lowest index if several are equal."""
+    if not codes or codes[-1] < min_free:
+        return None
+    free = codes[-1] >> POSITION
+    return free, codes[bisect_left(codes, card_code(free))] & PLACE
+
+
+SPREAD: Final = Policy(
+    name="spread", pick_card=pick_card, card_order=CardOrder.EMPTIEST_FIRST, prefers_empty_nodes=True
+)
