@@ -34,7 +34,6 @@ from cardwise.runtime.settings import (
     simulated_gpus_option,
 )
 from deviceplugin.grants.access import Access
-from deviceplugin.plugin import slots
 from deviceplugin.process import COMPONENT, NodeAgent, NodeAgentSettings
 from deviceplugin.publish import metrics
 from deviceplugin.sources.containers import Containers
@@ -44,14 +43,10 @@ _log = structlog.get_logger(__name__)
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _KUBELET_FOLDERS = ("device-plugins", "pod-resources")
+# The kernel's paths, and CDI's folder for specs that do not change. The container runtime finds device nodes under the
+# same path.
+SYSFS, DEV, _STATIC_CDI_DIR = Path("/sys"), Path("/dev"), Path("/etc/cdi")
 _CHECK_SECONDS = 1.0  # pause between two checks of the mounted folders
-
-
-def _parse_slot_count(_: click.Context, __: click.Parameter, count: int) -> tuple[str, ...]:
-    try:
-        return slots.make_slot_ids(count)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
 
 
 def _parse_cards(_: click.Context, __: click.Parameter, text: str | None) -> CardSelection | None:
@@ -116,18 +111,6 @@ def _count_failure(thread: str) -> None:
     "the format. Default: none.",
 )
 @option(
-    "--sysfs",
-    type=_FOLDER,
-    default=Path("/sys"),
-    help="Folder of this machine's sysfs.",
-)
-@option(
-    "--dev",
-    type=_FOLDER,
-    default=Path("/dev"),
-    help="Folder of this machine's device nodes; the container runtime must find them under the same path.",
-)
-@option(
     "--kubelet-dir",
     type=_FOLDER,
     default=Path("/var/lib/kubelet"),
@@ -137,7 +120,7 @@ def _count_failure(thread: str) -> None:
     "--cdi-dir",
     type=_FOLDER,
     default=Path("/var/run/cdi"),
-    help="Folder from which the container runtime reads CDI specs.",
+    help="Folder from which the container runtime reads CDI specs. NVIDIA's spec of the GPUs is there, or in /etc/cdi.",
 )
 @option(
     "--state-dir",
@@ -157,29 +140,6 @@ def _count_failure(thread: str) -> None:
     default="auto",
     help="How containers get their GPU. cdi: its device node and no other. env: by environment only, for runtimes "
     "without CDI; a user can then see the other GPUs. auto: cdi if the runtime supports it, else env.",
-)
-@option(
-    "--slots",
-    "slot_ids",
-    type=int,
-    default=slots.DEFAULT_COUNT,
-    callback=_parse_slot_count,
-    envvar="CARDWISE_SLOTS",
-    help="Number of share slots: the maximum of containers with a share that this node runs at a time.",
-)
-@option(
-    "--nvidia-cdi-spec",
-    "nvidia_cdi_specs",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    envvar="CARDWISE_NVIDIA_CDI_SPEC",
-    default=[Path("/etc/cdi"), Path("/var/run/cdi")],
-    help="The node's nvidia.com/gpu CDI spec: a file, or a folder to search. May be repeated.",
-)
-@option(
-    "--start-on-unhealthy-gpus/--no-start-on-unhealthy-gpus",
-    default=False,
-    help="Whether containers whose GPU is unhealthy start anyway, or wait until it has recovered.",
 )
 @option(
     "--mps",
@@ -205,16 +165,11 @@ def main(
     simulated_gpus: Path | None,
     gpus: CardSelection | None,
     devices_file: Path | None,
-    sysfs: Path,
-    dev: Path,
     kubelet_dir: Path,
     cdi_dir: Path,
     state_dir: Path,
     cri_socket: Path,
     gpu_access: str,
-    slot_ids: tuple[str, ...],
-    nvidia_cdi_specs: tuple[Path, ...],
-    start_on_unhealthy_gpus: bool,
     mps_mode: str,
     mps_root: Path,
     core_overcommit: int,
@@ -226,6 +181,7 @@ def main(
     released when the pod's containers have ended.
     """
     logs.configure(COMPONENT, common.log_level, common.log_format)
+    nvidia_specs = (_STATIC_CDI_DIR, cdi_dir)  # a later folder wins, as in CDI
     settings = NodeAgentSettings(
         node=node_name,
         kubelet_dir=kubelet_dir,
@@ -233,9 +189,7 @@ def main(
         state_dir=state_dir,
         cri_socket=cri_socket,
         access=None if gpu_access == "auto" else Access(gpu_access),
-        slots=slot_ids,
-        nvidia_specs=None if simulated_gpus is not None else nvidia_cdi_specs,
-        start_on_unhealthy_gpus=start_on_unhealthy_gpus,
+        nvidia_specs=None if simulated_gpus is not None else nvidia_specs,
         cards=gpus,
         mps=Mode(mps_mode),
         mps_root=mps_root,
@@ -247,7 +201,7 @@ def main(
     try:
         gpu_source = _open_gpus(simulated_gpus, gpus, state_dir / "faults.json")
         devices: Devices = (
-            NoDevices() if devices_file is None else OfferedDevices(devices_file, sysfs=sysfs, dev=dev, node=node_name)
+            NoDevices() if devices_file is None else OfferedDevices(devices_file, sysfs=SYSFS, dev=DEV, node=node_name)
         )
         client = KubeClient.load(common.kubeconfig, user_agent=COMPONENT)
         agent = NodeAgent(
@@ -259,7 +213,7 @@ def main(
             containers=Containers(cri_socket),
             events=EventRecorder(client, COMPONENT, instance=node_name),
         )
-        config = configz.describe_options(click.get_current_context(), {"slot_ids": len(slot_ids)})
+        config = configz.describe_options(click.get_current_context())
         health_server = HealthServer(common.metrics_bind, ready=agent.problems, config=config)
     except (GpusUnavailable, InvalidRequest, KubeConfigError, OSError) as error:
         _log.error("cannot start", error=str(error))
@@ -267,12 +221,11 @@ def main(
     interpreter.tune_interpreter()
     health_server.start()
     agent.start()
-    _log.info("started", node=node_name, cards=len(agent.cards()), devices=len(devices.devices()), slots=len(slot_ids))
+    _log.info("started", node=node_name, cards=len(agent.cards()), devices=len(devices.devices()))
     mounted_folders = [
-        cdi_dir,
         state_dir,
         mps_root,
-        *nvidia_cdi_specs,
+        *nvidia_specs,
         cri_socket.parent,
         *map(kubelet_dir.joinpath, _KUBELET_FOLDERS),
     ]

@@ -23,6 +23,7 @@ from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.mpswait import MpsWait
 from deviceplugin.grants.prestart import IsActive, PreStart, StartRefused
 from deviceplugin.grants.release import Releaser
+from deviceplugin.plugin import slots
 from deviceplugin.plugin.registration import Registration
 from deviceplugin.plugin.server import PluginServer
 from deviceplugin.publish import cardloads, metrics, shutdown
@@ -47,7 +48,6 @@ class NodeAgentSettings:
     """Settings of the device plugin.
 
     access: how containers get their cards; None: chosen by what the runtime supports.
-    slots: the slot IDs.
     nvidia_specs: paths of NVIDIA's CDI specs; None: the cards are simulated.
     cards: the cards that are shared; None: all, unless NVIDIA's device plugin serves the node.
     mps: the MPS mode of pods without the annotation; `off` also means that the node has no MPS manager.
@@ -61,9 +61,7 @@ class NodeAgentSettings:
     state_dir: Path
     cri_socket: Path
     access: Access | None
-    slots: tuple[str, ...]
     nvidia_specs: tuple[Path, ...] | None
-    start_on_unhealthy_gpus: bool = False
     cards: CardSelection | None = None
     mps: Mode = Mode.PREFERRED
     mps_root: Path = Path(DEFAULT_ROOT)
@@ -146,7 +144,6 @@ class NodeAgent:
             has_adopted=lambda: self._adopted,
             adopt=self._adopt_running_containers,
             on_granted=self._marker.queue_mark,
-            start_on_unhealthy_gpus=settings.start_on_unhealthy_gpus,
             clock=clock,
         )
         self._registration = Registration(
@@ -280,7 +277,7 @@ class NodeAgent:
         if access is None:
             return None
         metrics.REGISTRATIONS.inc()
-        return PluginServer(socket, slot_ids=self._settings.slots, access=access, prestart=self._run_timed_prestart)
+        return PluginServer(socket, slot_ids=slots.IDS, access=access, prestart=self._run_timed_prestart)
 
     def _probe_access(self) -> Access | None:
         if self._settings.access is None:

@@ -11,5 +11,5 @@ The packages and modules; each imports only from those below it:
     publication  writes MPS statuses
     host         processes and pods of the machine
 
-`options` and `metrics` belong to the manager. `agent` is a separate program, the share agent: the sidecar in pods.
+`metrics` belongs to the manager. `agent` is a separate program, the share agent: the sidecar in pods.
 """

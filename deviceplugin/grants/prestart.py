@@ -210,7 +210,6 @@ class PreStart:
     adopt: adds the missing grants of running containers. If another thread is adding them, waits for that thread, up
         to the given number of seconds. Returns why grants are still missing, "" if none is missing.
     on_granted: called with the pod of each grant.
-    start_on_unhealthy_gpus: whether containers start on unhealthy cards.
     """
 
     def __init__(
@@ -230,7 +229,6 @@ class PreStart:
         has_adopted: Callable[[], bool],
         adopt: Callable[[float], str],
         on_granted: Callable[[NodePod], None],
-        start_on_unhealthy_gpus: bool = False,
         clock: Clock = SYSTEM,
     ) -> None:
         self._kubelet = kubelet
@@ -247,7 +245,6 @@ class PreStart:
         self._has_adopted = has_adopted
         self._adopt = adopt
         self._on_granted = on_granted
-        self._start_on_unhealthy_gpus = start_on_unhealthy_gpus
         self._clock = clock
         self._wait_places = WaitPlaces(clock)
 
@@ -361,7 +358,7 @@ class PreStart:
         check_sandboxes(grant, sandboxes)
 
     def _check_health(self, cards: list[GpuCard], devices: list[OtherDevice]) -> None:
-        names_and_uuids = [] if self._start_on_unhealthy_gpus else [(f"card {card.index}", card.uuid) for card in cards]
+        names_and_uuids = [(f"card {card.index}", card.uuid) for card in cards]
         names_and_uuids += [(f"{device.kind} {device.index}", device.uuid) for device in devices]
         health = self._health(cards, devices)
         for name, uuid in names_and_uuids:

@@ -3,6 +3,7 @@
 As with the cards, so that the device cgroup is tested: only whoever was given a device can open its number.
 """
 
+import sys
 from pathlib import Path
 
 from tests.cluster import cards
@@ -33,8 +34,13 @@ def write(folder: Path, node: str, count: int) -> None:
     (folder / FILE).write_text("devices: [{kind: rdma}]\n")
 
 
-def flags(folder: Path) -> list[str]:
-    """What the node's device plugin is given."""
+def command(folder: Path) -> list[str]:
+    """Starts the device plugin of a node that has such devices, with the option for them; [] if it has none."""
     if not (folder / FILE).exists():
         return []
-    return [f"--devices={folder / FILE}", f"--sysfs={folder / 'sys'}", f"--dev={folder / 'dev'}"]
+    return [
+        sys.executable,
+        str(Path(__file__).with_name("devicesplugin.py")),
+        str(folder),
+        f"--devices={folder / FILE}",
+    ]

@@ -119,19 +119,18 @@ class Parts:
             "--lease-duration=5",  # what a test waits for that kills the extender and starts another
         )
         for node in nodes:
-            simulated, spec = f"--simulated-gpus={node.folder / 'cards.yaml'}", f"--nvidia-cdi-spec={node.cdi_dir}"
             self._start(
                 f"deviceplugin-{node.name}",
                 "cardwise-deviceplugin",
                 f"--node-name={node.name}",
-                spec if self._real_cards else simulated,
+                *([] if self._real_cards else [f"--simulated-gpus={node.folder / 'cards.yaml'}"]),
                 f"--kubelet-dir={node.kubelet_dir}",
                 f"--cdi-dir={node.cdi_dir}",
                 f"--state-dir={node.folder / 'cardwise'}",
                 f"--cri-socket={node.cri_socket}",
                 f"--mps-root={mps.root(node.folder)}",
-                *devices.flags(node.folder),
                 f"--metrics-bind=127.0.0.1:{self.metrics_port(f'deviceplugin-{node.name}')}",
+                command=devices.command(node.folder),
             )
 
     def start_mps(self, nodes: Sequence[Node]) -> None:
@@ -163,10 +162,19 @@ class Parts:
         )
 
     def _start(
-        self, name: str, program: str, *flags: str, account: str = "", environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        program: str,
+        *flags: str,
+        account: str = "",
+        environment: Mapping[str, str] | None = None,
+        command: Sequence[str] = (),
     ) -> None:
+        """`command`: instead of the program."""
         kubeconfig = self._kubeconfig(account or program)
-        command = [str(Path(sys.executable).parent / program), f"--kubeconfig={kubeconfig}", *flags]
+        command = [
+            *(command or [str(Path(sys.executable).parent / program)]), f"--kubeconfig={kubeconfig}", *flags
+        ]  # fmt: skip
         part = name.partition("-")[0]
         scratch = self._state / "tmp"  # so that a killed part leaves nothing outside the state folder
         scratch.mkdir(exist_ok=True)

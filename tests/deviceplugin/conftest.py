@@ -100,7 +100,6 @@ class Rig:
             state_dir=self.folder / "state",
             cri_socket=self.folder / "cri.sock",
             access=self.access,
-            slots=slots.make_slot_ids(32),
             nvidia_specs=None,
             cards=None if self.chosen is None else selection.parse_selection(self.chosen),
             mps=self.mps,
@@ -130,7 +129,7 @@ class Rig:
         self.reflectors.append(inventory._resources)
         self.seen: object = None
         self.kubelet.plugin = Plugin(agent._create_server(self.folder / "plugin.sock"))
-        self.kubelet.devices = list(slots.make_slot_ids(32))
+        self.kubelet.devices = list(slots.IDS)
         self.settle()
         return self
 

@@ -23,12 +23,9 @@ _SOURCES = {
 }
 
 
-def describe_options(context: click.Context, decided: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """The options of the running command by flag, with value and source: `flag`, `environment` or `default`.
-
-    decided: by parameter name, the values that the component has chosen for options that were not given.
-    """
-    settings = context.params | dict(decided or {})
+def describe_options(context: click.Context) -> dict[str, Any]:
+    """The options of the running command by flag, with value and source: `flag`, `environment` or `default`."""
+    settings = context.params
     options: dict[str, Any] = {}
     for param in context.command.params:
         name = param.name

@@ -73,7 +73,7 @@ class TestNvidiaSpecs:
         return yaml.safe_dump({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices})
 
     def folders(self, tmp_path) -> tuple[Path, Path]:
-        """As the default of --nvidia-cdi-spec: /etc/cdi and /var/run/cdi."""
+        """As those of a node: /etc/cdi and /var/run/cdi."""
         etc, run = tmp_path / "etc", tmp_path / "run"
         etc.mkdir()
         run.mkdir()

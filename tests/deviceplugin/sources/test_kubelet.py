@@ -149,8 +149,4 @@ def test_when_to_register_again(changes, reason):
 def test_slots_are_few_and_short():
     assert slots.make_slot_ids(2) == ("s001", "s002")
     assert slots.make_slot_ids(1000)[-1] == "s1000"
-    assert len(slots.build_device_list(slots.make_slot_ids(100_000)).SerializeToString()) < 3 * 1024 * 1024
-    with pytest.raises(slots.TooManySlots, match="write at most"):
-        slots.make_slot_ids(200_000)
-    with pytest.raises(ValueError, match="at least 1"):
-        slots.make_slot_ids(0)
+    assert len(slots.build_device_list(slots.IDS).SerializeToString()) < 64 * 1024, "the kubelet takes 4 MiB"

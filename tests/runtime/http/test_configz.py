@@ -22,9 +22,7 @@ COMMANDS = {
 }
 
 
-def option_report(
-    *arguments: str, environment: dict[str, str] | None = None, decided: dict[str, object] | None = None
-) -> Any:
+def option_report(*arguments: str, environment: dict[str, str] | None = None) -> Any:
     @click.command(context_settings={"auto_envvar_prefix": "CARDWISE"})
     @click.option("--rate", type=float, default=1.5)
     @click.option("--where", "place", type=click.Path(path_type=Path), default=None)
@@ -41,7 +39,7 @@ def option_report(
         context = command.make_context("part", list(arguments))
     finally:
         runner.undo()
-    return json.loads(configz.encode_settings(configz.describe_options(context, decided)))
+    return json.loads(configz.encode_settings(configz.describe_options(context)))
 
 
 def test_each_setting_has_a_value_and_a_source():
@@ -50,10 +48,6 @@ def test_each_setting_has_a_value_and_a_source():
     assert report["--where"] == {"value": "/run/x", "source": "flag"}
     assert report["--mirror"] == {"value": [], "source": "default"}
     assert list(report) == sorted(report)
-
-
-def test_decided_values_replace_missing_options():
-    assert option_report(decided={"place": Path("/tmp/y"), "stranger": 1})["--where"]["value"] == "/tmp/y"
 
 
 def test_secrets_are_never_shown():
