@@ -37,11 +37,11 @@ MAX_SPEC_ENTRIES: Final = 1024  # entries of each field of other objects: a Reso
 def check_text(text: bytes) -> None:
     """Check the JSON of an object before it is decoded. Raises InvalidRequest."""
     if len(text) > MAX_BYTES:
-        problem = f"the object has {len(text) >> 10} KiB, too much for an object that names GPUs"
+        problem = f"the object has {len(text) >> 10} KiB, too much to check for GPU requests"
         raise InvalidRequest("metadata", problem, f"reduce it below {MAX_BYTES >> 10} KiB")
     parts = sum(map(text.count, (b",", b"{", b"[")))
     if parts > MAX_PARTS:
-        problem = f"the object has too many entries ({parts}) for an object that names GPUs"
+        problem = f"the object has too many entries ({parts}) to check for GPU requests"
         raise InvalidRequest(
             "metadata", problem, f"write at most {MAX_PARTS} entries in all its lists and maps together"
         )

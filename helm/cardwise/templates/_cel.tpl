@@ -21,6 +21,15 @@ no containers; Kubernetes refuses it later.
 {{- end }}
 
 {{/*
+Whether the text `amounts` of cardwise.cel.amounts is too long for the searches below: CEL limits the cost of an
+expression, and a pod would be refused without a reason. Objects with longer texts are sent to the webhook, which
+refuses them and names the field (webhook/server/sizes.py). Real pods have some KiB.
+*/}}
+{{- define "cardwise.cel.amountsTooLong" -}}
+amounts.size() > 262144
+{{- end }}
+
+{{/*
 Whether the condition `holds`, which is about the text `amounts` of cardwise.cel.amounts, is true for the pod spec
 `spec`.
 */}}
@@ -166,7 +175,8 @@ Whether the pod `object` names a gang, or has the label or gate that the webhook
 
 {{/* The condition of cardwise.cel.isOurs, for expressions that have the `amounts` already. */}}
 {{- define "cardwise.cel.isOursBy" -}}
-({{ include "cardwise.cel.hasAnnotation" "cardwise.dev/class" }} ||
+({{ include "cardwise.cel.amountsTooLong" . }} ||
+{{ include "cardwise.cel.hasAnnotation" "cardwise.dev/class" }} ||
 {{ include "cardwise.cel.inGang" . }} ||
 {{ include "cardwise.cel.haveRewritten" . }})
 {{- end }}
@@ -182,13 +192,13 @@ has got the pod's class. A member of a gang that requests nothing has the marker
 {{- $key := printf "((%s) && !(k in ['cardwise.dev/place', 'cardwise.dev/bind'] && %s)) || (%s)" (include "cardwise.cel.ourResource" .) $gated (include "cardwise.cel.bareName" .) -}}
 {{- if eq .Values.webhook.nvidiaGpu "take" }}{{ $key = printf "%s || k == 'nvidia.com/gpu'" $key }}{{ end -}}
 {{- $slot := "amounts.contains('\"cardwise.dev/share\":')" -}}
-[{{ include "cardwise.cel.amounts" "object.spec" }}].exists(amounts,
+[{{ include "cardwise.cel.amounts" "object.spec" }}].exists(amounts, !({{ include "cardwise.cel.amountsTooLong" . }}) && (
 (({{ include "cardwise.cel.haveRewritten" . }}) && {{ include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" $key "and" "!(has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits)") }}) ||
 ({{ $slot }} && [object.spec.containers, has(object.spec.initContainers) ? object.spec.initContainers : []].exists(list,
   list.exists(c, !(has(c.env) && c.env.exists(e, e.name == 'NVIDIA_VISIBLE_DEVICES'))))) ||
 {{ $labelled }} != {{ $gated }} ||
 ({{ include "cardwise.cel.namesGang" (dict "root" . "of" "object") }} && !{{ $gated }}) ||
-({{ include "cardwise.cel.hasAnnotation" "cardwise.dev/class" }} && !{{ $slot }}))
+({{ include "cardwise.cel.hasAnnotation" "cardwise.dev/class" }} && !{{ $slot }})))
 {{- end }}
 
 {{/*
@@ -238,7 +248,7 @@ an update that it accepts never waits for the webhook.
 {{- $key := printf "k == 'aliyun.com/gpu-count' || (%s) || (k == 'aliyun.com/gpu-mem' && %s)" (include "cardwise.cel.bareName" .root) $spelled -}}
 {{- if eq .root.Values.webhook.nvidiaGpu "take" }}{{ $key = printf "%s || k == 'nvidia.com/gpu'" $key }}{{ end -}}
 (object.spec.containers != oldObject.spec.containers || object.spec.?initContainers != oldObject.spec.?initContainers) &&
-{{ include "cardwise.cel.amountsAre" (dict "spec" "object.spec" "holds" (include "cardwise.cel.haveRewritten" .root)) }} &&
+{{ include "cardwise.cel.amountsAre" (dict "spec" "object.spec" "holds" (printf "!(%s) && (%s)" (include "cardwise.cel.amountsTooLong" .root) (include "cardwise.cel.haveRewritten" .root))) }} &&
 {{ include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" $key) }}
 {{- with .root.Values.webhook.toleratedTaints }} ||
 object.spec.?tolerations != oldObject.spec.?tolerations &&
@@ -374,10 +384,10 @@ limits.
 {{/*
 Whether NVIDIA's runtime gives the container `c` only its share, whatever envFrom and the image contain. Of several
 entries with one name the last one counts, so all of them are checked. cardwise.cel.setsOwnVariable checks what a
-reference may name.
+reference may name. False for an env of more than 1024 variables: the time grows with the square of their number.
 */}}
 {{- define "cardwise.cel.closesCards" -}}
-has(c.env) && c.env.exists(e, e.name == 'NVIDIA_VISIBLE_DEVICES') && c.env.all(e, e.name != 'NVIDIA_VISIBLE_DEVICES' || (has(e.value) && e.value == 'void') || (has(e.valueFrom) && has(c.resources) && has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits))
+has(c.env) && c.env.size() <= 1024 && c.env.exists(e, e.name == 'NVIDIA_VISIBLE_DEVICES') && c.env.all(e, e.name != 'NVIDIA_VISIBLE_DEVICES' || (has(e.value) && e.value == 'void') || (has(e.valueFrom) && has(c.resources) && has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits))
 {{- end }}
 
 {{/*

@@ -611,7 +611,7 @@ CARDWISE_ITSELF = (
                 (one_container(resources={"limits": {f"no.class-{i}": "1" for i in range(5000)}}), "5000 different"),
                 (
                     with_spec(plain(), containers=[container(f"c{i}", gpu_mem=64) for i in range(2000)]),
-                    "too much for an object that names GPUs",
+                    "too much to check for GPU requests",
                 ),
                 (ours(annotations={f"{names.GPUSHARE_PREFIX}{i}": "" for i in range(5000)}), "5000 are too many"),
                 (with_env(ours(), **{f"CUDA_MPS_{i}": "1" for i in range(5000)}), "spec.containers[0].env: more than"),

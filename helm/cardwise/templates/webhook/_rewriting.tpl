@@ -37,7 +37,8 @@ only the webhook can tell which amounts are MiB already.
       {{- end }}
   {{- end }}
   # Quotas: amounts such as 64Gi, which Kubernetes would count in bytes although the amounts of pods are in MiB, and
-  # bare names of classes.
+  # bare names of classes. A LimitRange that is too long for CEL's cost limit is sent, and the webhook refuses it with a
+  # reason.
   {{- range $other := list false true }}
   {{- include "cardwise.webhook.entryByUnit" (dict "root" $root "other" $other "name" (print "quotas" $suffix) "path" "/mutate") | nindent 2 }}
     reinvocationPolicy: IfNeeded
@@ -49,7 +50,8 @@ only the webhook can tell which amounts are MiB already.
         expression: |-
           {{ include "cardwise.cel.hasAnnotation" "cardwise.dev/rewritten" }} ||
           {{- include "cardwise.cel.quotaIsOurs" $root | nindent 10 }} ||
-          {{ include "cardwise.cel.limitRangeAmounts" . }}.contains('"aliyun.com/gpu-mem":')
+          [{{ include "cardwise.cel.limitRangeAmounts" . }}].exists(amounts,
+            amounts.size() > 2097152 || amounts.contains('"aliyun.com/gpu-mem":'))
   {{- end }}
   # Workloads whose template Kubernetes would refuse because of a bare name; one entry for each path of a template.
   - name: workloads{{ $suffix }}.cardwise.dev
