@@ -26,7 +26,7 @@ from cardwise.simulation.fill import PODS_BETWEEN_REFRESHES, FillResult, simulat
 from cardwise.simulation.runs import SimulationRun
 from cardwise.simulation.summary import FillSummary, Mean
 from cardwise.simulation.workload import SimulatedNode, SimulatedWorkload
-from extender.cache.scoredpolicies import AT_ONCE
+from extender.cache.scoredpolicies import MAX_SCORED_NODES
 
 _INITIAL_SHARE = 0.85  # the share of all cards that is allocated before decisions are measured
 LEVELS = (80, 90, 95, 100, 110, 130)
@@ -99,7 +99,7 @@ def measure_filling(
         simulate_fill,
         learning=not known,
         fragments=len(workloads) == 1 and not bounded,
-        max_scored_nodes=AT_ONCE if bounded else None,
+        max_scored_nodes=MAX_SCORED_NODES if bounded else None,
     )
     outcomes = runs.run_all(job, workloads, plan, processes=processes, on_run_done=print_run)
     summaries = summary.summarize_fills(plan, outcomes, LEVELS)
@@ -147,7 +147,7 @@ def measure_decisions(folder: Path, trace: str, policies: Sequence[str], nodes: 
     for policy in policies:
         random = Random(42)
         start_mib = _resident_mib()
-        cluster = SimulatedCluster(_eight_card_nodes(nodes), "binpack", max_scored_nodes=AT_ONCE)
+        cluster = SimulatedCluster(_eight_card_nodes(nodes), "binpack", max_scored_nodes=MAX_SCORED_NODES)
         placed = 0
         while cluster.allocated < _INITIAL_SHARE * 8 * nodes * traces.CARD_UNITS:
             cluster.place_pod(f"{placed}", random.choice(pods))

@@ -26,31 +26,31 @@ class BestFit:
     width = 0
 
     def __init__(self, model: WorkloadModel) -> None:
-        self._yardstick = model.yardstick
+        self._typical_card_mib = model.typical_card_mib
 
-    def node_features(self, lines: NodeArrays) -> Floats:
+    def node_features(self, nodes: NodeArrays) -> Floats:
         """An empty table: best fit keeps no state per node."""
-        return np.zeros((len(lines), 0))
+        return np.zeros((len(nodes), 0))
 
     def node_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:  # noqa: ARG002
         """Zero for every node: best fit does not estimate the pods that a node could still take."""
         return np.zeros(len(features))
 
-    def survey(self, lines: NodeArrays, tally: Floats) -> Floats:  # noqa: ARG002
+    def measure_supply(self, nodes: NodeArrays, features: Floats) -> Floats:  # noqa: ARG002
         """An empty table: best fit scores each node by itself."""
         return np.zeros(0)
 
-    def update_prices(self, surveyed_sum: Floats, departure_rate: float) -> bool:  # noqa: ARG002
-        """False: scores never depend on a survey of all nodes."""
+    def update_prices(self, supply: Floats, departure_rate: float) -> bool:  # noqa: ARG002
+        """False: scores never depend on prices."""
         return False
 
-    def scores(self, lines: NodeArrays, node_scores: NodeScores, shape: Shape, usable_cards: Bools) -> Scores:  # noqa: ARG002
+    def scores(self, nodes: NodeArrays, node_scores: NodeScores, shape: Shape, usable_cards: Bools) -> Scores:  # noqa: ARG002
         """Score each node by its free CPU and cards after placement: the less is free, the higher is the score."""
         request_size = shape.request_size
-        chosen = chosen_cards(lines, shape, usable_cards)
-        free_cards = (lines.free.sum(axis=1) - used_mib(shape, lines, chosen)) / self._yardstick
-        free_share = ((lines.cpu - request_size.cpu) / _LARGEST_NODE_CPU + free_cards / _LARGEST_NODE_CARDS) / 2
-        card = chosen.argmax(axis=1) if request_size.cards == 1 else np.full(len(lines), ABSENT)
+        chosen = chosen_cards(nodes, shape, usable_cards)
+        free_cards = (nodes.free.sum(axis=1) - used_mib(shape, nodes, chosen)) / self._typical_card_mib
+        free_share = ((nodes.cpu - request_size.cpu) / _LARGEST_NODE_CPU + free_cards / _LARGEST_NODE_CARDS) / 2
+        card = chosen.argmax(axis=1) if request_size.cards == 1 else np.full(len(nodes), ABSENT)
         return Scores(np.floor(_MAX_SCORE * (1 - free_share)), card)
 
 

@@ -13,7 +13,7 @@ from cardwise.simulation.cluster import SimulatedCluster
 from cardwise.simulation.defaults import LIFETIMES, LOAD
 from cardwise.simulation.fill import PROGRESS_STEP, OnProgress
 from cardwise.simulation.fragments import SimulatedFragments
-from cardwise.simulation.refusals import RefusalTally, RefusedPods
+from cardwise.simulation.refusals import RefusalCounter, RefusedPods
 from cardwise.simulation.workload import SimulatedWorkload, shuffled_nodes, sorted_by_name
 
 # The run before measurement, in mean lifetimes of a pod: the cluster starts full, and has to reach its steady state.
@@ -78,7 +78,7 @@ def simulate_churn(
     if not learning:
         cluster.set_workload(pod.shape for pod in pods)
     fragments = SimulatedFragments(workload, cluster)
-    tally = RefusalTally()
+    counter = RefusalCounter()
     ends: list[tuple[float, int]] = []
     samples: list[ChurnSample] = []
     now, allocated_time, arrived = 0.0, 0.0, 0
@@ -109,7 +109,7 @@ def simulate_churn(
             cluster.observe_arrival(pod.shape)
         node = cluster.place_pod(f"{arrived}", pod)
         if now >= WARMUP_LIFETIMES:
-            tally.add(workload.size_in_cards(pod.shape), refused=node is None)
+            counter.add(workload.size_in_cards(pod.shape), refused=node is None)
         if node is not None:
             fragments.mark_changed(node)
             heapq.heappush(ends, (ends_at, arrived))
@@ -118,9 +118,9 @@ def simulate_churn(
             on_progress(PROGRESS_STEP)
     return ChurnResult(
         allocated=100 * allocated_time / (lifetimes * workload.capacity) if workload.capacity else 0.0,
-        refused_percent=tally.refused_percent(),
+        refused_percent=counter.refused_cards_percent(),
         samples=tuple(samples),
-        refused=tally.rows(),
+        refused=counter.rows(),
     )
 
 

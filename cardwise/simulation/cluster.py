@@ -31,7 +31,7 @@ class SimulatedCluster:
         self.policy = policy
         self._free_loads: dict[str, Load] = {}
         self._pod_loads: dict[str, Load] = {}  # by the pod's UID
-        self.engine = Engine(self.ledger, self, at_once=max_scored_nodes, scorings=BASELINES)
+        self.engine = Engine(self.ledger, self, max_scored_nodes=max_scored_nodes, scorings=BASELINES)
         self.engine.prepare_policy(policy)
         self.add_nodes(nodes)
 

@@ -13,7 +13,7 @@ from typing import Final
 from cardwise.simulation.cluster import SimulatedCluster
 from cardwise.simulation.defaults import TUNE
 from cardwise.simulation.fragments import SimulatedFragments
-from cardwise.simulation.refusals import RefusalTally, RefusedPods
+from cardwise.simulation.refusals import RefusalCounter, RefusedPods
 from cardwise.simulation.workload import (
     PodShape,
     SimulatedNode,
@@ -127,7 +127,7 @@ def simulate_fill(
     measured_fragments = SimulatedFragments(workload, cluster) if fragments else None
     sums: dict[int, tuple[int, int]] = {}  # by percent: the number of pods, and the sum of the allocations after each
     fragmented: dict[int, float] = {}
-    tally = RefusalTally()
+    counter = RefusalCounter()
     requested, first_refusal = 0.0, None
     seconds: list[float] = []
     for i, pod in enumerate(arriving):
@@ -140,7 +140,7 @@ def simulate_fill(
         seconds.append(time.perf_counter() - start)
         requested += workload.demand(pod.shape)
         percent = 100 * requested / workload.capacity
-        tally.add(workload.size_in_cards(pod.shape), refused=node is None)
+        counter.add(workload.size_in_cards(pod.shape), refused=node is None)
         if node is None:
             first_refusal = percent if first_refusal is None else first_refusal
         elif measured_fragments is not None:
@@ -160,7 +160,7 @@ def simulate_fill(
         points.append(FillPoint(arrived, 100 * total / count / workload.capacity, fragmented_percent))
     return FillResult(
         points=tuple(points),
-        refused=tally.rows(),
+        refused=counter.rows(),
         first_refusal=first_refusal,
         fits=cluster.count_fitting(extra_shapes, added_nodes),
         seconds=tuple(seconds),

@@ -34,12 +34,12 @@ class RefusedPods:
     refused_demand: float
 
     @property
-    def percent(self) -> float:
+    def refused_pods_percent(self) -> float:
         """The share of the arrived pods that were refused, in percent."""
         return 100 * self.refused / self.arrived if self.arrived else 0.0
 
 
-class RefusalTally:
+class RefusalCounter:
     """Counts the arrived and the refused pods of one run."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class RefusalTally:
             if arrived
         )
 
-    def refused_percent(self) -> float:
+    def refused_cards_percent(self) -> float:
         """The share of the requested cards that was refused, in percent."""
         demand = sum(demand for _, demand in self._arrived.values())
         return 100 * sum(cards for _, cards in self._refused.values()) / demand if demand else 0.0

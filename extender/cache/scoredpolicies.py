@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cardwise.core.placement.scored.shapes import RequestSize
     from cardwise.core.placement.scored.workload import LearnedWorkload, LearningInput
 
-AT_ONCE = 256  # maximum number of nodes that a decision scores: takes less than 1 ms
+MAX_SCORED_NODES = 256  # maximum number of nodes that a decision scores: takes less than 1 ms
 _KNOWN = 65_536  # pods that are remembered as counted, so that a pod that is tried again is not counted again
 
 
@@ -79,7 +79,7 @@ class ScoredPolicies:
         policy: the policy that most pods use.
         """
         with self._lock:
-            self._engine = make(self._cache.ledger, self._cache.loads, at_once=AT_ONCE)
+            self._engine = make(self._cache.ledger, self._cache.loads, max_scored_nodes=MAX_SCORED_NODES)
             self._engine.prepare_policy(policy)
             self._watched = self._cache.loads.watch()
 

@@ -67,7 +67,7 @@ class Engines(RuleBasedStateMachine):
     )
     def begin(self, cards, pod_requests):
         self.ledger, self.loads = Ledger(), Loads()
-        self.engine = Engine(self.ledger, self.loads, at_once=4)
+        self.engine = Engine(self.ledger, self.loads, max_scored_nodes=4)
         self.held = {}
         self.count = 0
         for node, of_node in zip(NODES, cards, strict=True):
@@ -158,8 +158,8 @@ class Engines(RuleBasedStateMachine):
     def look_at_all_nodes(self):
         """Else it is done after hundreds of changes: at what is scarce, and whether pods leave."""
         self.engine._refresh()
-        self.engine._surveyed_at = -len(NODES) - 1000
-        self.engine._start_survey()
+        self.engine._scanned_at_position = -len(NODES) - 1000
+        self.engine._start_scan()
 
     @rule(limit=st.integers(0, 8))
     def warm(self, limit):

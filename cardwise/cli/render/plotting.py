@@ -83,7 +83,7 @@ def _draw_bars(refusals_by_policy: Mapping[str, Sequence[RefusedPods]]) -> bytes
     )
     chart.x_labels = sizes
     for policy, rows in refusals_by_policy.items():
-        parts = {row.size: row.percent for row in rows}
+        parts = {row.size: row.refused_pods_percent for row in rows}
         chart.add(policy, [parts.get(size) for size in sizes])
     return bytes(chart.render())
 

@@ -75,7 +75,7 @@ def _refusals_table(refusals: Iterable[tuple[str, str, Sequence[RefusedPods]]]) 
 
 
 def _format_refused(refused: RefusedPods | None) -> str:
-    return "-" if refused is None else f"{refused.percent:.2f}"
+    return "-" if refused is None else f"{refused.refused_pods_percent:.2f}"
 
 
 def format_fitting_counts(rows: Sequence[tuple[str, str, Sequence[float]]]) -> str:

@@ -166,7 +166,7 @@ class Fragments:
     def _refresh(self) -> None:
         table = self._table
         changed = table.changed_since(self._read)
-        self._read = table.length
+        self._read = table.log_position
         if self._stale or changed is None or self._useful.shape != table.lines.free.shape:
             self._useful = self._measure.useful(table.lines)
             self._stale = False

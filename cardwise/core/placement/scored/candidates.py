@@ -25,36 +25,36 @@ class NodeFit(NamedTuple):
 class Candidates(NamedTuple):
     """The possible placements of a shape on one card, as arrays.
 
-    at: the line of the node.
+    line: the line of the node.
     card: the position of the card on the node.
     before, after: the state of the card before and after the placement.
     """
 
-    at: Ints
+    line: Ints
     card: Ints
     before: CardArrays
     after: CardArrays
 
 
-def fit_shape(lines: NodeArrays, shape: Shape, positions: Ints | slice = slice(None)) -> NodeFit:
-    """Where the shape fits on these lines."""
+def fit_shape(nodes: NodeArrays, shape: Shape, positions: Ints | slice = slice(None)) -> NodeFit:
+    """Where the shape fits on these nodes."""
     request_size = shape.request_size
-    cpu = lines.cpu[positions]
+    cpu = nodes.cpu[positions]
     fits = cpu >= request_size.cpu if request_size.cpu else cpu >= 0  # negative in a slot without a node
     if request_size.memory:
-        fits &= lines.memory[positions] >= request_size.memory
+        fits &= nodes.memory[positions] >= request_size.memory
     if request_size.whole:
-        usable_cards = lines.empty[positions]
+        usable_cards = nodes.empty[positions]
     else:
-        usable_cards = lines.free[positions] >= max(request_size.mem, 1)
+        usable_cards = nodes.free[positions] >= max(request_size.mem, 1)
         if request_size.core:
-            usable_cards &= lines.core[positions] >= request_size.core
+            usable_cards &= nodes.core[positions] >= request_size.core
     if shape.kinds is not None:
-        usable_cards = usable_cards & np.isin(lines.kind[positions], list(shape.kinds))
+        usable_cards = usable_cards & np.isin(nodes.kind[positions], list(shape.kinds))
     if shape.untolerated:
-        usable_cards = usable_cards & ((lines.taints[positions] & shape.untolerated) == 0)
+        usable_cards = usable_cards & ((nodes.taints[positions] & shape.untolerated) == 0)
     if shape.user != NO_USER:
-        users = lines.user[positions]
+        users = nodes.user[positions]
         usable_cards = usable_cards & (
             (users == ANY) | ((shape.user != MIXED) & ((users == FREE) | (users == shape.user)))
         )
@@ -63,43 +63,43 @@ def fit_shape(lines: NodeArrays, shape: Shape, positions: Ints | slice = slice(N
     return NodeFit(usable_cards, fits)
 
 
-def candidates(lines: NodeArrays, shape: Shape, usable_cards: Bools) -> Candidates:
+def candidates(nodes: NodeArrays, shape: Shape, usable_cards: Bools) -> Candidates:
     """The candidates of a shape of one card. Of cards of a node with equal states, only one is a candidate. The shape
-    must fit on all lines.
+    must fit on all nodes.
     """
     request_size = shape.request_size
-    at, card = np.nonzero(usable_cards & lines.first)
-    before = CardArrays(lines.free[at, card], lines.core[at, card], lines.empty[at, card], lines.kind[at, card])
+    line, card = np.nonzero(usable_cards & nodes.first)
+    before = CardArrays(nodes.free[line, card], nodes.core[line, card], nodes.empty[line, card], nodes.kind[line, card])
     if request_size.whole:
-        free = core = np.zeros(len(at))
+        free = core = np.zeros(len(line))
     else:
         free, core = before.free - request_size.mem, before.core - request_size.core
-    return Candidates(at, card, before, CardArrays(free, core, np.zeros(len(at), np.bool_), before.kind))
+    return Candidates(line, card, before, CardArrays(free, core, np.zeros(len(line), np.bool_), before.kind))
 
 
-def chosen_cards(lines: NodeArrays, shape: Shape, usable_cards: Bools) -> Bools:
+def chosen_cards(nodes: NodeArrays, shape: Shape, usable_cards: Bools) -> Bools:
     """The cards that the shape takes: the fullest usable ones; of equally full cards the one with the lowest index."""
-    keys = np.where(usable_cards, lines.free, np.inf)
+    keys = np.where(usable_cards, nodes.free, np.inf)
     rank = np.argsort(np.argsort(keys, axis=1, kind="stable"), axis=1, kind="stable")
     chosen: Bools = usable_cards & (rank < shape.request_size.cards)
     return chosen
 
 
-def cards_after(lines: NodeArrays, shape: Shape, chosen: Bools) -> CardArrays:
+def cards_after(nodes: NodeArrays, shape: Shape, chosen: Bools) -> CardArrays:
     """All cards of the lines after the shape has taken the chosen ones."""
     free, core = (
         (0.0, 0.0)
         if shape.request_size.whole
-        else (lines.free - shape.request_size.mem, lines.core - shape.request_size.core)
+        else (nodes.free - shape.request_size.mem, nodes.core - shape.request_size.core)
     )
     return CardArrays(
-        np.where(chosen, free, lines.free), np.where(chosen, core, lines.core), lines.empty & ~chosen, lines.kind
+        np.where(chosen, free, nodes.free), np.where(chosen, core, nodes.core), nodes.empty & ~chosen, nodes.kind
     )
 
 
-def used_mib(shape: Shape, lines: NodeArrays, chosen: Bools) -> Floats:
+def used_mib(shape: Shape, nodes: NodeArrays, chosen: Bools) -> Floats:
     """The MiB that the shape takes of these cards."""
     used_mib: Floats = np.where(
-        chosen, lines.free if shape.request_size.whole else float(shape.request_size.mem), 0.0
+        chosen, nodes.free if shape.request_size.whole else float(shape.request_size.mem), 0.0
     ).sum(axis=1)
     return used_mib

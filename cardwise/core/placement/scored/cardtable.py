@@ -72,11 +72,11 @@ class CardTable:
         return counts
 
 
-def card_chunks(lines: NodeArrays) -> list[CardArrays]:
+def card_chunks(nodes: NodeArrays) -> list[CardArrays]:
     """The cards of the lines, by line and position, in chunks that fit into the CPU's cache."""
     return [
-        CardArrays(lines.free[rows], lines.core[rows], lines.empty[rows], lines.kind[rows])
-        for rows in (slice(start, start + _CHUNK_NODES) for start in range(0, max(len(lines), 1), _CHUNK_NODES))
+        CardArrays(nodes.free[rows], nodes.core[rows], nodes.empty[rows], nodes.kind[rows])
+        for rows in (slice(start, start + _CHUNK_NODES) for start in range(0, max(len(nodes), 1), _CHUNK_NODES))
     ]
 
 

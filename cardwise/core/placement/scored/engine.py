@@ -32,7 +32,7 @@ from cardwise.core.placement.scored.workload import LearnedWorkload, LearningInp
 from cardwise.core.values.refusals import Refusal
 
 _MAX_ROWS: Final = 256  # shapes whose scores are cached: the most recently used
-_MIN_SURVEY_CHANGES: Final = 400  # the minimum number of node changes between two surveys of all nodes
+_MIN_CHANGES_BETWEEN_SCANS: Final = 400  # the minimum number of node changes between two scans of all nodes
 _UNLIMITED_NODES: Final = 1 << 62  # more nodes than any cluster has
 _SCORES_PER_LOOKUP: Final = 8  # reading one changed node from the ledger takes as long as computing this many scores
 _MAX_LOOKUPS: Final = 32  # changed nodes that one decision reads from the ledger; other changed nodes are skipped
@@ -53,13 +53,18 @@ class FreeLoads(Protocol):
 class Engine:
     """The engine of one ledger. Call `mark_changed` for nodes whose free cpu, memory or pods have changed.
 
-    at_once: the maximum number of nodes that a decision scores; None for no limit. If more nodes have no current score,
-        the decision scores a sample of them, and `warm` scores the others later.
+    max_scored_nodes: the maximum number of nodes that a decision scores; None for no limit. If more nodes have no
+        current score, the decision scores a sample of them, and `warm` scores the others later.
     scorings: the scored policies; the simulator adds further ones.
     """
 
     def __init__(
-        self, ledger: Ledger, loads: FreeLoads, *, at_once: int | None = None, scorings: Mapping[str, Score] = SCORINGS
+        self,
+        ledger: Ledger,
+        loads: FreeLoads,
+        *,
+        max_scored_nodes: int | None = None,
+        scorings: Mapping[str, Score] = SCORINGS,
     ) -> None:
         self.workload = Workload()
         self._ledger = ledger
@@ -67,12 +72,12 @@ class Engine:
         self._scorings = scorings
         self._table = NodeTable()
         self._changed = ledger.watch()
-        self._at_once = at_once
+        self._max_scored_nodes = max_scored_nodes
         self._generator = np.random.default_rng(0)
         self._learned_workload: LearnedWorkload | None = None
         self._kinds_version = -1
         self._learned_at_change = -1
-        self._surveyed_at_length = 0
+        self._scanned_at_position = 0
         self._views = FeatureViews(self._table, self._scoring)
         self._rows: dict[tuple[str, Shape], ShapeScores] = {}
 
@@ -98,7 +103,7 @@ class Engine:
         changes = self._ledger.kinds.changes
         if not self.workload.is_learning_due and (self._learned_workload is None or self._learned_at_change == changes):
             return None
-        if self._at_once is not None and len(self._changed) > self._at_once:
+        if self._max_scored_nodes is not None and len(self._changed) > self._max_scored_nodes:
             return None  # the cards of many nodes are not read yet
         sample = self.learning_input()
         if not sample.sizes or not sample.counts:
@@ -122,12 +127,12 @@ class Engine:
     def can_decide(self, policy: str) -> bool:
         """Whether enough nodes are up to date for decisions by this policy. If not, `warm` catches up."""
         self.prepare_policy(policy)
-        if self._at_once is None or max(len(self._table), len(self._changed)) <= self._at_once:
+        if self._max_scored_nodes is None or max(len(self._table), len(self._changed)) <= self._max_scored_nodes:
             return True
         return policy in self._views and len(self._changed) <= _MAX_CHANGED_NODES
 
     def warm(self, max_nodes: int = 256) -> bool:
-        """Do one piece of background work, for up to `max_nodes` nodes: read changed nodes, continue a survey of all
+        """Do one piece of background work, for up to `max_nodes` nodes: read changed nodes, continue a scan of all
         nodes, or score nodes for shapes that several decisions have used and that have many stale scores, the most
         recently used first.
 
@@ -136,13 +141,13 @@ class Engine:
         if self._catch_up(1 + max_nodes // _SCORES_PER_LOOKUP):
             return True
         self._notice_kinds()
-        self._start_survey()
-        if self._views.is_surveying:
-            self._renew_rows(self._views.survey_nodes(max_nodes))
+        self._start_scan()
+        if self._views.is_scanning:
+            self._renew_rows(self._views.scan_nodes(max_nodes))
             return True
         for row in reversed(self._rows.values()):
             # If thousands of pods arrive, each of a different size, no shape is used again.
-            if row.decisions > 1 and row.max_stale() > (self._at_once or 0) // 2:
+            if row.decisions > 1 and row.max_stale() > (self._max_scored_nodes or 0) // 2:
                 stale = row.stale_slots()
                 row.refresh(stale[:max_nodes])
                 max_nodes -= len(stale)
@@ -221,13 +226,17 @@ class Engine:
         """Read changed nodes. Returns whether the policy's features of all nodes are computed; False for a policy
         without scores.
         """
-        max_nodes = _UNLIMITED_NODES if self._at_once is None or len(self._table) <= self._at_once else self._at_once
+        max_nodes = (
+            _UNLIMITED_NODES
+            if self._max_scored_nodes is None or len(self._table) <= self._max_scored_nodes
+            else self._max_scored_nodes
+        )
         self._catch_up(1 + max_nodes // _SCORES_PER_LOOKUP if policy in self._views else _UNLIMITED_NODES)
         self._notice_kinds()
         self.prepare_policy(policy)
         if max_nodes == _UNLIMITED_NODES:
-            self._start_survey()
-            self._renew_rows(self._views.survey_nodes(_UNLIMITED_NODES))
+            self._start_scan()
+            self._renew_rows(self._views.scan_nodes(_UNLIMITED_NODES))
         return policy in self._views
 
     def _catch_up(self, max_nodes: int) -> bool:
@@ -247,11 +256,13 @@ class Engine:
             self._kinds_version = self._ledger.kinds.changes
             self._views.renew()
 
-    def _start_survey(self) -> None:
-        """Start a survey of all nodes if one is due."""
-        if self._table.length >= self._surveyed_at_length + max(_MIN_SURVEY_CHANGES, len(self._table.slots) // 3):
-            self._surveyed_at_length = self._table.length
-            self._views.start_surveys(self._table.departure_rate())
+    def _start_scan(self) -> None:
+        """Start a scan of all nodes if one is due."""
+        if self._table.log_position >= self._scanned_at_position + max(
+            _MIN_CHANGES_BETWEEN_SCANS, len(self._table.slots) // 3
+        ):
+            self._scanned_at_position = self._table.log_position
+            self._views.start_scans(self._table.departure_rate())
 
     def _renew_rows(self, policies: Sequence[str]) -> None:
         """Discard the scores of these policies; `warm` or the next decision computes them again."""
@@ -280,7 +291,7 @@ class Engine:
         workload = [
             WeightedShape(self._shape(request_size), share) for request_size, share in learned_workload.shares.items()
         ]
-        return WorkloadModel(workload, learned_workload.yardstick, learned_workload.prices)
+        return WorkloadModel(workload, learned_workload.typical_card_mib, learned_workload.prices)
 
     def _best(
         self, row: ShapeScores, scorer: Scorer, card_requests: Sequence[CardRequest], nodes: Collection[str] | None
@@ -289,7 +300,7 @@ class Engine:
         retries = _MAX_LOOKUPS
         candidate_slots = self._slots(nodes) if nodes is not None and 2 * len(nodes) < len(self._table.slots) else None
         while True:
-            row.score_for_decision(self._at_once, self._generator, candidate_slots)
+            row.score_for_decision(self._max_scored_nodes, self._generator, candidate_slots)
             changed_names: list[str] = []
             for slot in self._best_first(row.points, nodes, candidate_slots):
                 name = self._table.names[slot]

@@ -38,11 +38,11 @@ class FragmentMeasure:
         for weighted, shape_index in zip(typical, shape_indexes, strict=True):
             self._weights[np.searchsorted(cpus, weighted.shape.request_size.cpu) + 1 :, shape_index] += weighted.weight
 
-    def useful(self, lines: NodeArrays) -> Floats:
+    def useful(self, nodes: NodeArrays) -> Floats:
         """By line and card, the expected free MiB that are not fragments."""
-        weights = self._weights[np.searchsorted(self._cpus, lines.cpu, side="right")]
+        weights = self._weights[np.searchsorted(self._cpus, nodes.cpu, side="right")]
         useful_by_card, start = [], 0
-        for cards in card_chunks(lines):
+        for cards in card_chunks(nodes):
             served = self._cards.serves(cards)
             heavy = weights[start : start + len(served)] * (served.sum(axis=1) >= self._cards.cards)
             useful_by_card.append(cards.free * np.einsum("nga,na->ng", served, heavy))

@@ -25,14 +25,14 @@ _STEP: Final = 0.05  # cards; prices are rounded to multiples of this, so that t
 class KindPrices:
     """The prices of kinds of cards for one workload."""
 
-    def __init__(self, workload: Sequence[WeightedShape], yardstick: float) -> None:
+    def __init__(self, workload: Sequence[WeightedShape], typical_card_mib: float) -> None:
         demand: dict[frozenset[int], float] = {}
         total = 0.0
         for shape, weight in workload:
             amount = (
                 weight
                 * shape.request_size.cards
-                * (shape.request_size.mem / yardstick if shape.request_size.mem else 1.0)
+                * (shape.request_size.mem / typical_card_mib if shape.request_size.mem else 1.0)
             )
             total += amount
             if shape.kinds is not None:
@@ -51,11 +51,11 @@ class KindPrices:
         """The price of each card, by its kind."""
         return self._prices[np.minimum(kind, self._kinds)]
 
-    def survey(self, lines: NodeArrays) -> Floats:
+    def measure_supply(self, nodes: NodeArrays) -> Floats:
         """The free MiB of each kind that the workload names, and of all other kinds together."""
-        kind = np.minimum(lines.kind, self._kinds)
+        kind = np.minimum(nodes.kind, self._kinds)
         is_card = kind >= 0
-        return np.bincount(kind[is_card], lines.free[is_card], self._kinds + 1).astype(np.float64)
+        return np.bincount(kind[is_card], nodes.free[is_card], self._kinds + 1).astype(np.float64)
 
     def update_prices(self, free: Floats) -> bool:
         """Compute the prices from the free MiB by kind. Returns whether they have changed."""

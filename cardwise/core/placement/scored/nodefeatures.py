@@ -1,6 +1,6 @@
 """Features of nodes: the numbers that each scored policy computes from a node's cards, cached until the node changes.
 
-A survey of all nodes computes the features and renews them. It runs in several steps, because it takes as long as many
+A scan of all nodes computes the features and renews them. It runs in several steps, because it takes as long as many
 decisions, and no decision waits for it.
 """
 
@@ -35,14 +35,14 @@ class NodeFeatures:
             self._unpriced[unpriced] = False
         return NodeScores(self._features[slots], self._node_values[slots])
 
-    def survey(self, slots: Ints) -> Floats:
-        """Survey these slots. The caller adds up the outcomes of all slots."""
+    def measure_supply(self, slots: Ints) -> Floats:
+        """See `Scoring.measure_supply`. The caller adds up the numbers of all slots."""
         self._count(slots)
-        return self.scoring.survey(self._table.lines.pick(slots), self._features[slots])
+        return self.scoring.measure_supply(self._table.lines.pick(slots), self._features[slots])
 
-    def update_prices(self, surveyed_sum: Floats, departure_rate: float) -> bool:
-        """Update prices from the sum of a survey, see `Scoring.update_prices`."""
-        if not self.scoring.update_prices(surveyed_sum, departure_rate):
+    def update_prices(self, supply: Floats, departure_rate: float) -> bool:
+        """Update prices from the supply of all nodes, see `Scoring.update_prices`."""
+        if not self.scoring.update_prices(supply, departure_rate):
             return False
         self._unpriced[:] = True
         return True
@@ -56,15 +56,15 @@ class NodeFeatures:
             changes = self._table.changed_since(self._position)
             changed = changes if changes is not None else slice(None)
             self._changed[changed] = self._unpriced[changed] = True
-        self._position = self._table.length
+        self._position = self._table.log_position
         changed_slots = slots[self._changed[slots]]
         if len(changed_slots):
             self._features[changed_slots] = self.scoring.node_features(self._table.lines.pick(changed_slots))
             self._changed[changed_slots] = False
 
 
-class FeatureSurvey:
-    """A survey of all nodes, in several steps. Changes during the survey may or may not be included."""
+class FeatureScan:
+    """A scan of all nodes, in several steps. Changes during the scan may or may not be included."""
 
     def __init__(self, table: NodeTable, features: NodeFeatures) -> None:
         self.features = features
@@ -72,24 +72,24 @@ class FeatureSurvey:
         self._sum: Floats | None = None
         self._position = 0
 
-    def survey_nodes(self, max_nodes: int) -> int:
-        """Survey at most `max_nodes` nodes. Returns how many were surveyed."""
+    def scan_nodes(self, max_nodes: int) -> int:
+        """Scan at most `max_nodes` nodes. Returns how many were scanned."""
         count = min(max_nodes, len(self._table) - self._position)
         if count > 0 or self._sum is None:
-            surveyed_sum = self.features.survey(np.arange(self._position, self._position + count))
-            self._sum = surveyed_sum if self._sum is None else self._sum + surveyed_sum
+            supply = self.features.measure_supply(np.arange(self._position, self._position + count))
+            self._sum = supply if self._sum is None else self._sum + supply
             self._position += count
         return count
 
     def conclude(self, departure_rate: float) -> bool | None:
-        """Update prices if the survey is complete. Returns whether all scores have changed; None if not complete."""
+        """Update prices if the scan is complete. Returns whether all scores have changed; None if not complete."""
         if self._sum is None or self._position < len(self._table):
             return None
         return self.features.update_prices(self._sum, departure_rate)
 
 
 class FeatureViews:
-    """The features of each policy in use. A survey of all nodes computes them, and later surveys renew them.
+    """The features of each policy in use. A scan of all nodes computes them, and later scans renew them.
 
     The old features are used until the new ones are complete.
 
@@ -101,7 +101,7 @@ class FeatureViews:
         self._make = make
         self._requested_policies: dict[str, None] = {}
         self._features_by_policy: dict[str, NodeFeatures] = {}
-        self._surveys: dict[str, FeatureSurvey] = {}
+        self._scans: dict[str, FeatureScan] = {}
         self._departure_rate = 0.0
 
     def __contains__(self, policy: str) -> bool:
@@ -122,36 +122,36 @@ class FeatureViews:
         for policy in self._requested_policies:
             self._begin(policy)
 
-    def start_surveys(self, departure_rate: float) -> None:
-        """Start a survey for each policy whose features are complete, unless one is running.
+    def start_scans(self, departure_rate: float) -> None:
+        """Start a scan for each policy whose features are complete, unless one is running.
 
-        `prepare_policy` and `renew` start a policy's first survey.
+        `prepare_policy` and `renew` start a policy's first scan.
         """
         self._departure_rate = departure_rate
         for policy, features in self._features_by_policy.items():
-            if policy not in self._surveys:
-                self._surveys[policy] = FeatureSurvey(self._table, features)
+            if policy not in self._scans:
+                self._scans[policy] = FeatureScan(self._table, features)
 
-    def survey_nodes(self, max_nodes: int) -> list[str]:
-        """Survey at most `max_nodes` nodes. Returns the policies whose scores have all changed."""
+    def scan_nodes(self, max_nodes: int) -> list[str]:
+        """Scan at most `max_nodes` nodes. Returns the policies whose scores have all changed."""
         outdated: list[str] = []
-        for policy, survey in list(self._surveys.items()):
-            max_nodes -= survey.survey_nodes(max_nodes)
-            changed = survey.conclude(self._departure_rate)
+        for policy, scan in list(self._scans.items()):
+            max_nodes -= scan.scan_nodes(max_nodes)
+            changed = scan.conclude(self._departure_rate)
             if changed is None:
                 return outdated
-            del self._surveys[policy]
-            if changed or self._features_by_policy.get(policy) is not survey.features:
-                self._features_by_policy[policy] = survey.features
+            del self._scans[policy]
+            if changed or self._features_by_policy.get(policy) is not scan.features:
+                self._features_by_policy[policy] = scan.features
                 outdated.append(policy)
         return outdated
 
     @property
-    def is_surveying(self) -> bool:
-        """Whether a survey is in progress."""
-        return bool(self._surveys)
+    def is_scanning(self) -> bool:
+        """Whether a scan is in progress."""
+        return bool(self._scans)
 
     def _begin(self, policy: str) -> None:
         scoring = self._make(policy)
         if scoring is not None:
-            self._surveys[policy] = FeatureSurvey(self._table, NodeFeatures(self._table, scoring))
+            self._scans[policy] = FeatureScan(self._table, NodeFeatures(self._table, scoring))

@@ -56,20 +56,20 @@ class NodeArrays:
     def __len__(self) -> int:
         return len(self.cpu)
 
-    def pick(self, at: NDArray[np.integer] | Bools | slice) -> "NodeArrays":
+    def pick(self, positions: NDArray[np.integer] | Bools | slice) -> "NodeArrays":
         """The lines at these positions."""
         return NodeArrays(
-            self.free[at],
-            self.core[at],
-            self.size[at],
-            self.kind[at],
-            self.taints[at],
-            self.user[at],
-            self.clients[at],
-            self.empty[at],
-            self.first[at],
-            self.cpu[at],
-            self.memory[at],
+            self.free[positions],
+            self.core[positions],
+            self.size[positions],
+            self.kind[positions],
+            self.taints[positions],
+            self.user[positions],
+            self.clients[positions],
+            self.empty[positions],
+            self.first[positions],
+            self.cpu[positions],
+            self.memory[positions],
         )
 
 
@@ -134,13 +134,13 @@ class NodeTable:
         self.emptier += is_known and free_after > free_before
         self._log_change(slot)
 
-    def changed_since(self, length: int) -> Ints | None:
-        """The slots that have changed since the log had this length; a slot may occur several times. None if later
-        entries were removed from the log, so that any slot may have changed.
+    def changed_since(self, log_position: int) -> Ints | None:
+        """The slots that have changed since this position of the log; a slot may occur several times. None if
+        later entries were removed from the log, so that any slot may have changed.
         """
-        if length < self._forgotten:
+        if log_position < self._forgotten:
             return None
-        return np.array(self._log[length - self._forgotten :], np.int64)
+        return np.array(self._log[log_position - self._forgotten :], np.int64)
 
     def departure_rate(self) -> float:
         """The estimated number of pods that end per pod that arrives. Older changes count less."""
@@ -149,8 +149,8 @@ class NodeTable:
         return ratio
 
     @property
-    def length(self) -> int:
-        """The length of the log, including removed entries."""
+    def log_position(self) -> int:
+        """The current end of the log: the number of its entries, including removed ones."""
         return self._forgotten + len(self._log)
 
     def _fill(self, slot: int, node: NodeState | None) -> None:

@@ -29,7 +29,7 @@ from cardwise.core.placement.scored.expectedcapacity import ExpectedCapacity
 from cardwise.core.placement.scored.kindprices import KindPrices
 from cardwise.core.placement.scored.nodetable import ABSENT, Bools, Floats, NodeArrays
 from cardwise.core.placement.scored.prices import PARTS
-from cardwise.core.placement.scored.scoring import NodeScores, Scores, WorkloadModel, best_candidate, distinct_by_cards
+from cardwise.core.placement.scored.scoring import NodeScores, Scores, WorkloadModel, best_candidates, distinct_by_cards
 from cardwise.core.placement.scored.shapes import Shape
 
 _CAPACITY: Final = 0.16  # cards; lost capacities are rounded to multiples of this
@@ -47,9 +47,9 @@ class Pricing:
     """The policy `priced` for one workload."""
 
     def __init__(self, model: WorkloadModel) -> None:
-        self._yardstick = model.yardstick
+        self._typical_card_mib = model.typical_card_mib
         self._prices = model.prices
-        self._kind_prices = KindPrices(model.workload, model.yardstick)
+        self._kind_prices = KindPrices(model.workload, model.typical_card_mib)
         with_cards = [weighted for weighted in model.workload if weighted.shape.request_size.cards]
         workload = sorted(with_cards, key=lambda weighted: -weighted.weight * weighted.shape.request_size.cards)[
             :_MAX_SHAPES
@@ -71,73 +71,73 @@ class Pricing:
         self._expected_capacity.set_weights(self._weights)
         self._pods_leave = False
 
-    def node_features(self, lines: NodeArrays) -> Floats:
+    def node_features(self, nodes: NodeArrays) -> Floats:
         """By line and shape of the workload, how many pods of the shape fit on the cards, card by card."""
-        return np.concatenate([self._cards.count_pods(part).sum(axis=1) for part in card_chunks(lines)])
+        return np.concatenate([self._cards.count_pods(part).sum(axis=1) for part in card_chunks(nodes)])
 
     def node_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:
         """The value of each line: the capacity for the workload's requests, in cards."""
         values_by_node: Floats = self._capacities(features, cpu, memory) @ self._weights
         return values_by_node
 
-    def survey(self, lines: NodeArrays, tally: Floats) -> Floats:
+    def measure_supply(self, nodes: NodeArrays, features: Floats) -> Floats:
         """The number of pods of each request that fit, and the free MiB of each kind of card."""
         # Negative for requests for which the node's cpu or memory is overcommitted.
-        could = np.maximum(self._capacities(tally, lines.cpu, lines.memory), 0.0).sum(axis=0)
-        return np.concatenate([could, self._kind_prices.survey(lines)])
+        could = np.maximum(self._capacities(features, nodes.cpu, nodes.memory), 0.0).sum(axis=0)
+        return np.concatenate([could, self._kind_prices.measure_supply(nodes)])
 
-    def update_prices(self, surveyed_sum: Floats, departure_rate: float) -> bool:
+    def update_prices(self, supply: Floats, departure_rate: float) -> bool:
         """Update the pressure on models, the weights of requests, and whether pods leave. Returns whether scores
         change.
         """
         before = self._pods_leave
         self._pods_leave = departure_rate >= (_LOW_DEPARTURE_RATE if before else _HIGH_DEPARTURE_RATE)
-        possible, free = np.split(surveyed_sum, [len(self._frequencies)])
+        possible, free = np.split(supply, [len(self._frequencies)])
         scarcer = self._update_weights(possible, free.sum())
         return self._kind_prices.update_prices(free) or scarcer or self._pods_leave != before
 
-    def scores(self, lines: NodeArrays, node_scores: NodeScores, shape: Shape, usable_cards: Bools) -> Scores:
+    def scores(self, nodes: NodeArrays, node_scores: NodeScores, shape: Shape, usable_cards: Bools) -> Scores:
         request_size = shape.request_size
-        at, card, chosen = np.arange(len(lines)), np.full(len(lines), ABSENT), usable_cards
-        cost = np.zeros(len(lines))
+        line, card, chosen = np.arange(len(nodes)), np.full(len(nodes), ABSENT), usable_cards
+        cost = np.zeros(len(nodes))
         features = node_scores.features
         if request_size.cards == 1:
-            ways = candidates(lines, shape, usable_cards)
-            at, card = ways.at, ways.card
-            cost = np.zeros(len(at)) if request_size.whole else self._remainder_costs(lines, ways)
+            ways = candidates(nodes, shape, usable_cards)
+            line, card = ways.line, ways.card
+            cost = np.zeros(len(line)) if request_size.whole else self._remainder_costs(nodes, ways)
             if request_size.whole or self._pods_leave:
-                features = features[at] - self._cards.count_pods(ways.before) + self._cards.count_pods(ways.after)
+                features = features[line] - self._cards.count_pods(ways.before) + self._cards.count_pods(ways.after)
         elif request_size.cards:
-            chosen = chosen_cards(lines, shape, usable_cards)
-            features = self._cards.count_pods(cards_after(lines, shape, chosen)).sum(axis=1)
+            chosen = chosen_cards(nodes, shape, usable_cards)
+            features = self._cards.count_pods(cards_after(nodes, shape, chosen)).sum(axis=1)
         if request_size.whole or request_size.cards != 1 or self._pods_leave:
             values_after = self.node_values(
-                features, lines.cpu[at] - request_size.cpu, lines.memory[at] - request_size.memory
+                features, nodes.cpu[line] - request_size.cpu, nodes.memory[line] - request_size.memory
             )
-            cost += _rounded(node_scores.values_by_node[at] - values_after, _CAPACITY)
+            cost += _rounded(node_scores.values_by_node[line] - values_after, _CAPACITY)
         if self._pods_leave and request_size.cards:
-            taken_cards = card[:, None] == np.arange(lines.clients.shape[1]) if request_size.cards == 1 else chosen
-            before = self._expected_capacity.node_values(lines.clients, lines.kind)[at]
+            taken_cards = card[:, None] == np.arange(nodes.clients.shape[1]) if request_size.cards == 1 else chosen
+            before = self._expected_capacity.node_values(nodes.clients, nodes.kind)[line]
             cost += _rounded(
-                before - self._expected_capacity.node_values(lines.clients[at] + taken_cards, lines.kind[at]), _REST
+                before - self._expected_capacity.node_values(nodes.clients[line] + taken_cards, nodes.kind[line]), _REST
             )
         if self._kind_prices.any and request_size.cards:
-            kinds = self._kind_prices.prices_of(lines.kind)
+            kinds = self._kind_prices.prices_of(nodes.kind)
             cost += self._in_cards(request_size.mem) * (
-                kinds[at, card] if request_size.cards == 1 else (kinds * chosen).sum(axis=1)
+                kinds[line, card] if request_size.cards == 1 else (kinds * chosen).sum(axis=1)
             )
-        return best_candidate(at, card, -cost, len(lines))
+        return best_candidates(line, card, -cost, len(nodes))
 
     def _in_cards(self, mem: int) -> float:
-        """MiB as a fraction of a usual card; 0 MiB means a whole card."""
-        return mem / self._yardstick if mem else 1.0
+        """MiB as a fraction of a typical card; 0 MiB means a whole card."""
+        return mem / self._typical_card_mib if mem else 1.0
 
     def _update_weights(self, possible: Floats, free: float) -> bool:
         """Update the weights of requests: a request that fits in few places weighs more. Returns whether weights have
         changed.
         """
         cards = np.maximum(possible * self._amounts, EXACT)
-        scarcity = np.clip(free / self._yardstick / cards, 1.0, _SCARCEST)
+        scarcity = np.clip(free / self._typical_card_mib / cards, 1.0, _SCARCEST)
         weights = self._frequencies * self._amounts * scarcity
         if np.abs(weights - self._weights).sum() <= _NEWS * self._weights.sum():
             return False
@@ -145,25 +145,25 @@ class Pricing:
         self._expected_capacity.set_weights(weights)
         return True
 
-    def _capacities(self, tally: Floats, cpu: Floats, memory: Floats) -> Floats:
+    def _capacities(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:
         """By line and request of the workload, how many pods of the request the node could take."""
-        copies = np.floor(tally / self._cards.cards + EXACT)[:, self._shape_indexes]
+        copies = np.floor(features / self._cards.cards + EXACT)[:, self._shape_indexes]
         self._cpu.limit_copies(copies, cpu)
         self._memory.limit_copies(copies, memory)
         return copies
 
-    def _remainder_costs(self, lines: NodeArrays, ways: Candidates) -> Floats:
+    def _remainder_costs(self, nodes: NodeArrays, ways: Candidates) -> Floats:
         """The value that the remainder of each candidate card loses."""
-        size = lines.size[ways.at, ways.card]
+        size = nodes.size[ways.line, ways.card]
         lost = self._price_remainders(ways.before.free, size) - self._price_remainders(ways.after.free, size)
-        return _rounded(lost * size / self._yardstick, _REST)
+        return _rounded(lost * size / self._typical_card_mib, _REST)
 
     def _price_remainders(self, free: Floats, size: Floats) -> Floats:
         """The value of remainders, by the prices for cards of this size; without such prices, by their MiB."""
         priced = free / np.maximum(size, 1.0)
         for mem, prices in self._prices.items():
-            at = size == mem
-            priced[at] = prices[(np.maximum(free[at], 0.0) * PARTS / mem + EXACT).astype(np.int64)]
+            of_size = size == mem
+            priced[of_size] = prices[(np.maximum(free[of_size], 0.0) * PARTS / mem + EXACT).astype(np.int64)]
         return priced
 
 

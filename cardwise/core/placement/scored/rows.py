@@ -44,7 +44,9 @@ class ShapeScores:
     def max_stale(self) -> int:
         """An upper bound of the number of nodes without a score; cheaper than `stale_slots`."""
         length = len(self._table.lines)
-        return length if len(self.points) != length else self._stale_count + self._table.length - self._log_position
+        return (
+            length if len(self.points) != length else self._stale_count + self._table.log_position - self._log_position
+        )
 
     def stale_slots(self) -> Ints:
         """The slots of nodes that have no score now."""
@@ -61,7 +63,7 @@ class ShapeScores:
             elif len(changed):
                 self._is_stale[changed] = True
                 self.points[changed] = NONE
-        self._log_position = self._table.length
+        self._log_position = self._table.log_position
         slots = np.flatnonzero(self._is_stale)
         self._stale_count = len(slots)
         return slots
@@ -77,11 +79,12 @@ class ShapeScores:
             self.points[slots], self.card[slots] = scoring.scores(lines, node_scores, self.shape, usable_cards)
 
     def score_for_decision(
-        self, at_once: int | None, generator: np.random.Generator, candidates: Ints | None = None
+        self, max_scored_nodes: int | None, generator: np.random.Generator, candidates: Ints | None = None
     ) -> None:
-        """Score, for one decision, the candidates without a score, or a sample of them if they are more than `at_once`.
+        """Score the candidates without a score for one decision. If there are more than `max_scored_nodes`, score a
+        sample.
 
-        at_once: None for no limit.
+        max_scored_nodes: None for no limit.
         candidates: the slots of the candidates; None for all nodes.
         """
         stale = self.stale_slots()
@@ -89,7 +92,7 @@ class ShapeScores:
             stale = candidates[self._is_stale[candidates]]
         if not len(stale):
             return
-        if at_once is None or len(stale) <= at_once:
+        if max_scored_nodes is None or len(stale) <= max_scored_nodes:
             self.refresh(stale)
             return
         # Usually the shape fits on enough of the drawn nodes. Checking all nodes takes longer than scoring the sample.

@@ -18,7 +18,7 @@ class WeightedShape(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The scores of some lines.
+    """The scores of some nodes.
 
     points: the score.
     card: the position of the scored card; ABSENT if the score is not for one card.
@@ -40,52 +40,50 @@ class Scoring(Protocol):
 
     width: int  # features per node
 
-    def node_features(self, lines: NodeArrays) -> Floats:
+    def node_features(self, nodes: NodeArrays) -> Floats:
         """The features of each node's cards, cached until the node changes."""
 
     def node_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:
         """The values of nodes with these features and these free amounts; valid until the next `update_prices`."""
 
-    def survey(self, lines: NodeArrays, tally: Floats) -> Floats:
-        """Survey these nodes. The outcomes for all nodes are added up and passed to `update_prices`.
+    def measure_supply(self, nodes: NodeArrays, features: Floats) -> Floats:
+        """What these nodes still offer, as numbers. The sum over all nodes is passed to `update_prices`."""
 
-        tally: the features of the nodes.
-        """
+    def update_prices(self, supply: Floats, departure_rate: float) -> bool:
+        """Update prices from the supply of all nodes. Returns whether all scores have changed.
 
-    def update_prices(self, surveyed_sum: Floats, departure_rate: float) -> bool:
-        """Update prices from a survey of all nodes. Returns whether all scores have changed.
-
+        supply: the sum of `measure_supply` over all nodes.
         departure_rate: how many pods end per pod that arrives.
         """
 
-    def scores(self, lines: NodeArrays, node_scores: NodeScores, shape: Shape, usable_cards: Bools) -> Scores:
-        """The score of each line for the shape; a higher score is better. The shape must fit on all lines."""
+    def scores(self, nodes: NodeArrays, node_scores: NodeScores, shape: Shape, usable_cards: Bools) -> Scores:
+        """The score of each line for the shape; a higher score is better. The shape must fit on all nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadModel:
     """The input of a scored policy.
 
-    yardstick: MiB of a usual card.
+    typical_card_mib: MiB of a card of the size that has the most memory in the cluster, over all its cards.
     prices: by size of a card in MiB, the values of its remainders, see `prices`.
     """
 
     workload: Sequence[WeightedShape]
-    yardstick: float
+    typical_card_mib: float
     prices: Mapping[int, Floats]
 
 
-def best_candidate(at: Ints, card: Ints, points: Floats, count: int) -> Scores:
-    """The best candidate on each of `count` lines; of equal candidates the first.
+def best_candidates(line: Ints, card: Ints, points: Floats, line_count: int) -> Scores:
+    """The best candidate on each of `line_count` lines; of equal candidates the first.
 
-    at: the lines of the candidates, in ascending order.
+    line: the line of each candidate, in ascending order.
     """
-    if len(points) == count:  # one candidate per line
+    if len(points) == line_count:  # one candidate per line
         return Scores(points, card)
-    starts = np.flatnonzero(np.diff(at, prepend=-1))
+    starts = np.flatnonzero(np.diff(line, prepend=-1))
     best = np.maximum.reduceat(points, starts)
-    best_indices = np.flatnonzero(points == best[at])
-    first_best = best_indices[np.flatnonzero(np.diff(at[best_indices], prepend=-1))]
+    best_indices = np.flatnonzero(points == best[line])
+    first_best = best_indices[np.flatnonzero(np.diff(line[best_indices], prepend=-1))]
     return Scores(best, card[first_best])
 
 

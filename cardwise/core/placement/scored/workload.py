@@ -44,12 +44,12 @@ class LearnedWorkload:
     """The result of learning.
 
     shares: the fraction of each request size in the workload; the fractions sum to 1.
-    yardstick: MiB of a usual card.
+    typical_card_mib: MiB of a card of the size that has the most memory in the cluster, over all its cards.
     prices: by size of a card in MiB, the values of its remainders.
     """
 
     shares: Mapping[RequestSize, float]
-    yardstick: float
+    typical_card_mib: float
     prices: Mapping[int, Floats]
 
 

@@ -23,7 +23,7 @@ from tests.core.placement.scored.scoredworlds import CARD, fill, knows, load, sh
 def test_a_sample_of_many_stale_nodes_decides_and_the_rest_is_warmed():
     names = [f"n{i}" for i in range(1200)]
     ledger, loads, _ = world(**{name: [1000] for name in names}, best=[150])
-    engine = Engine(ledger, loads, at_once=100)
+    engine = Engine(ledger, loads, max_scored_nodes=100)
     assert not engine.can_decide("priced")  # none of the 1200 nodes has been scored yet
     warm(engine)
     assert not engine.can_decide("priced")  # nothing has been learned
@@ -40,9 +40,9 @@ def test_a_sample_of_many_stale_nodes_decides_and_the_rest_is_warmed():
     assert engine.place(share(150), load(), "priced").node == "best"
 
 
-def test_a_new_workload_is_surveyed_in_steps_and_old_scores_are_used_until_then():
+def test_a_new_workload_is_scanned_in_steps_and_old_scores_are_used_until_then():
     ledger, loads, _ = world(n1=[500], n2=[700])
-    engine = Engine(ledger, loads, at_once=1)
+    engine = Engine(ledger, loads, max_scored_nodes=1)
     knows(engine, [(share(500), load())])
     engine.place(share(300), load(), "priced")
     warm(engine)
@@ -54,10 +54,10 @@ def test_a_new_workload_is_surveyed_in_steps_and_old_scores_are_used_until_then(
     assert engine.place(share(300), load(), "priced").node == "n1"  # the new workload consists of shares of 700
 
 
-def bounded(frees, at_once=20):
+def bounded(frees, max_scored_nodes=20):
     """An engine that can decide by `priced` among more nodes than it scores at once."""
     ledger, loads, _ = world(**frees)
-    engine = Engine(ledger, loads, at_once=at_once)
+    engine = Engine(ledger, loads, max_scored_nodes=max_scored_nodes)
     warm(engine)
     knows(engine, [(share(470), load())])
     engine.place(share(150), load(), "priced")
@@ -106,8 +106,8 @@ def test_nodes_that_have_just_filled_get_no_score():
 def test_among_a_few_nodes_it_decides_as_if_it_knew_all():
     draw = random.Random(5)
     frees = {f"n{i}": [draw.randrange(0, CARD, 10) for _ in range(4)] for i in range(300)}
-    _, _, engine = bounded(frees, at_once=30)
-    _, _, all_knowing = bounded(frees, at_once=None)
+    _, _, engine = bounded(frees, max_scored_nodes=30)
+    _, _, all_knowing = bounded(frees, max_scored_nodes=None)
     for mem in range(100, 900, 20):
         among = set(draw.sample(sorted(frees), 20))
         placed, best = (each_engine.place(share(mem), load(), "priced", among) for each_engine in (engine, all_knowing))
@@ -119,7 +119,7 @@ def test_the_few_nodes_with_room_among_those_that_a_pod_may_have_are_found(eligi
     fitting_nodes = {f"n{i}" for i in range(600 - eligible, 600 - eligible + 3)}
     others = {f"n{i}" for i in range(600 - eligible)}
     frees = {f"n{i}": [1000 if f"n{i}" in others | fitting_nodes else 50] for i in range(600)}
-    _, _, engine = bounded(frees, at_once=30)
+    _, _, engine = bounded(frees, max_scored_nodes=30)
     among = {name for name in frees if name not in others}
     for mem in range(100, 900, 40):
         placed = engine.place(share(mem), load(), "priced", among)
@@ -153,7 +153,7 @@ def row_of(fitting, nodes):
     for name in sorted(loads):
         table.set_node(name, ledger.node(name), loads.free_load(name))
     shape = Shape(RequestSize(1, 500, 0, "", 0, 0))
-    scoring = Pricing(WorkloadModel([WeightedShape(shape, 1.0)], yardstick=1000.0, prices={}))
+    scoring = Pricing(WorkloadModel([WeightedShape(shape, 1.0)], typical_card_mib=1000.0, prices={}))
     return table, loads, ledger, ShapeScores(table, NodeFeatures(table, scoring), shape)
 
 
@@ -176,7 +176,7 @@ def test_a_row_is_as_far_behind_as_all_nodes_when_these_have_become_more_than_th
     assert row.max_stale() >= len(row.stale_slots()) >= 70
 
 
-def test_nodes_that_have_gone_are_not_surveyed():
+def test_nodes_that_have_gone_are_not_scanned():
     ledger, loads, _ = world(**{f"n{i}": [1000, 1000] for i in range(10)})
     table, alone = NodeTable(), NodeTable()
     for name in sorted(loads):
@@ -185,9 +185,11 @@ def test_nodes_that_have_gone_are_not_surveyed():
         table.set_node(name, None, None)
     alone.set_node("n0", ledger.node("n0"), loads.free_load("n0"))
     policy = Pricing(
-        WorkloadModel([WeightedShape(Shape(RequestSize(2, 0, 0, "", 1000, 1000)), 1.0)], yardstick=1000.0, prices={})
+        WorkloadModel(
+            [WeightedShape(Shape(RequestSize(2, 0, 0, "", 1000, 1000)), 1.0)], typical_card_mib=1000.0, prices={}
+        )
     )
-    seen = [policy.survey(of.lines, policy.node_features(of.lines)) for of in (table, alone)]
+    seen = [policy.measure_supply(of.lines, policy.node_features(of.lines)) for of in (table, alone)]
     assert np.array_equal(*seen)
     assert seen[0][0] == 1  # of the pair of cards, one copy on one node
 

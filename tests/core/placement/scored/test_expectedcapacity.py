@@ -50,7 +50,7 @@ class Busy:
         return f"{self.at}"
 
     def come_and_go(self, node):
-        """Repeat arrivals and ends until the engine has surveyed them."""
+        """Repeat arrivals and ends until the engine has scanned them."""
         for _ in range(220):
             uid = self.occupy(node)
             self.ledger.release(uid)
@@ -59,10 +59,10 @@ class Busy:
 
 @pytest.mark.parametrize("nodes", [{"a": 1, "b": 3}, {"b": 1, "a": 3}])
 def test_where_pods_leave_a_pod_goes_to_the_node_that_is_last_to_be_empty(nodes):
-    is_surveying = Busy(**nodes)
-    is_surveying.come_and_go("a")
+    busy = Busy(**nodes)
+    busy.come_and_go("a")
     fullest = max(nodes, key=nodes.__getitem__)
-    assert is_surveying.engine.place(whole(1), LOAD, "priced").node == fullest
+    assert busy.engine.place(whole(1), LOAD, "priced").node == fullest
 
 
 def make_measure(*workload):

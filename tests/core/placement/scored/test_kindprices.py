@@ -15,7 +15,7 @@ WHOLE = RequestSize(1, 0, 0, "", 0, 0)
 def prices(free_of_a: int, free_of_others: int) -> list[float]:
     """The prices of a card of kind A and of any other, if half of the demand names A."""
     workload = [WeightedShape(Shape(WHOLE, frozenset({A})), 0.5), WeightedShape(Shape(WHOLE), 0.5)]
-    kinds = KindPrices(workload, yardstick=CARD)
+    kinds = KindPrices(workload, typical_card_mib=CARD)
     kinds.update_prices(np.array([free_of_a, free_of_others], np.float64))
     return list(kinds.prices_of(np.array([A, OTHER]))) if kinds.any else [0.0, 0.0]
 
