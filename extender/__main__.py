@@ -1,7 +1,6 @@
 """cardwise-extender: its settings, and the checks before it serves."""
 
 import ipaddress
-import socket
 from pathlib import Path
 
 import click
@@ -25,11 +24,12 @@ from cardwise.runtime.settings import (
     OBJECT_NAME,
     CommonSettings,
     HostPort,
-    ObjectName,
     check_distinct,
     common_options,
     core_overcommit_option,
+    namespace_option,
     report_startup_errors,
+    tls_hosts_option,
 )
 from cardwise.runtime.tls import tls
 from extender.api.app import MAX_BODY_BYTES
@@ -48,6 +48,7 @@ _SEARCH_THREADS = 2
 # Enough bind threads that all members of the largest gang can wait; this many more threads serve other binds.
 _THREADS_FOR_OTHERS = 32
 _BIND_THREADS = gangs.MAX_MEMBERS + 3 * _THREADS_FOR_OTHERS
+_TLS_DIR = Path("/run/cardwise/extender-tls")  # for the files of the Secret
 # Seconds after the arrival of a bind call in which its Binding may be posted: with a single extender stanza, and with a
 # stanza for bind alone. Shorter than the stanza's `httpTimeout` (kube-scheduler's default is 5 s; the stanza for bind
 # has 300 s): a Binding that is posted after kube-scheduler has given up takes a card for a pod that is scheduled again.
@@ -64,25 +65,14 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0
     help="A second address for the verb bind, with its own threads, so that long bind calls do not delay "
     "filter. Without it, --bind serves bind too.",
 )
+@namespace_option
+@tls_hosts_option
 @click.option(
     "--tls-dir",
     type=click.Path(file_okay=False, path_type=Path),
     default=None,
-    help="Directory of ca.crt, tls.crt and tls.key. If it is empty, the extender creates its own CA and writes "
-    "these files, with client.crt and client.key for kube-scheduler.",
-)
-@click.option(
-    "--tls-secret",
-    type=OBJECT_NAME,
-    default=None,
-    help="Create a CA in this Secret, which all replicas share; the files are written to --tls-dir.",
-)
-@click.option(
-    "--tls-host",
-    "tls_hosts",
-    multiple=True,
-    help="Name or address in the certificate, by which kube-scheduler calls the extender; may be repeated. "
-    "Default: the Service's names, this machine's name and the loopback addresses.",
+    help="Keep CA and certificates in this directory, not in a Secret: ca.crt, tls.crt and tls.key. If it is empty, "
+    "the extender creates its own CA and writes these files, with client.crt and client.key for kube-scheduler.",
 )
 @click.option(
     "--plain-http", is_flag=True, help="Serve without TLS, as gpushare's configuration does. On loopback only."
@@ -143,11 +133,6 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0
     help="Unit of the amounts in /inspect. In GiB, free memory is rounded down, as gpushare does.",
 )
 @click.option(
-    "--lease-namespace",
-    default=names.NAMESPACE,
-    help="Namespace of the Lease by which several extenders elect a leader.",
-)
-@click.option(
     "--lease-duration",
     type=click.FloatRange(min=3, max=election.MAX_DURATION),
     default=5.0,
@@ -170,8 +155,8 @@ def main(
     common: CommonSettings,
     bind: HostPort,
     bind_port_bind: HostPort | None,
+    namespace: str,
     tls_dir: Path | None,
-    tls_secret: ObjectName | None,
     tls_hosts: tuple[str, ...],
     plain_http: bool,
     **settings: object,
@@ -182,19 +167,19 @@ def main(
     """
     logs.configure("extender", common.log_level, common.log_format)
     deadline = _DEADLINE if bind_port_bind is None else _DEADLINE_ALONE
-    extender_settings = ExtenderSettings(bind_deadline=deadline, **settings)  # type: ignore[arg-type]
+    extender_settings = ExtenderSettings(namespace=namespace, bind_deadline=deadline, **settings)  # type: ignore[arg-type]
     addresses = [bind] if bind_port_bind is None else [bind, bind_port_bind]
-    _check_addresses(addresses, tls_dir, tls_secret, plain_http=plain_http)
+    _check_addresses(addresses, tls_dir, plain_http=plain_http)
     check_distinct({"--bind": bind, "--bind-port-bind": bind_port_bind, "--metrics-bind": common.metrics_bind})
     with report_startup_errors("--kubeconfig"):
         client = KubeClient.load(common.kubeconfig, pool_size=64, user_agent="cardwise-extender")
     if not extender_settings.no_lease:
-        _check_lease(client, extender_settings.lease_namespace)
+        _check_lease(client, namespace)
     rotator = None
     files = None
-    directory = tls_dir or Path("/run/cardwise/extender-tls")
+    directory = tls_dir or _TLS_DIR
     if not plain_http:
-        rotator = _make_rotator(client, directory, tls_secret, tls_hosts, addresses)
+        rotator = _make_rotator(client, directory, None if tls_dir else namespace, tls_hosts, addresses)
         if rotator is not None:
             with report_startup_errors("--tls-dir"):
                 rotator.ensure_certificates()
@@ -236,29 +221,22 @@ def _check_lease(client: KubeClient, namespace: str) -> None:
     except (errors.NotFound, errors.Forbidden) as error:
         raise click.ClickException(
             f"cannot create the Lease {names.LEASE} in namespace {namespace}: {error}; create the namespace, name "
-            "another one with --lease-namespace, or use --no-lease if this is the only extender"
+            "another one with --namespace, or use --no-lease if this is the only extender"
         ) from error
     except errors.KubeError as error:
         if not isinstance(error, errors.AlreadyExists):
             _log.warning("failed to check the lease", error=str(error))
 
 
-def _check_addresses(
-    addresses: list[HostPort], tls_dir: Path | None, tls_secret: ObjectName | None, *, plain_http: bool
-) -> None:
+def _check_addresses(addresses: list[HostPort], tls_dir: Path | None, *, plain_http: bool) -> None:
     """Check that the options for addresses, TLS and --plain-http do not contradict each other.
 
     Raises click.UsageError with the options to write instead.
     """
     if not plain_http:
-        if tls_dir is None and tls_secret is None:
-            raise click.UsageError(
-                "give --tls-dir or --tls-secret; or --plain-http with --bind 127.0.0.1:PORT when kube-scheduler runs "
-                "on this machine"
-            )
         return
-    if tls_dir is not None or tls_secret is not None:
-        raise click.UsageError("--plain-http excludes --tls-dir and --tls-secret")
+    if tls_dir is not None:
+        raise click.UsageError("--plain-http excludes --tls-dir")
     for address in addresses:
         if not _is_loopback(address.host):
             raise click.UsageError(
@@ -275,24 +253,26 @@ def _is_loopback(host: str) -> bool:
 
 
 def _make_rotator(
-    client: KubeClient, directory: Path, secret: ObjectName | None, hosts: tuple[str, ...], addresses: list[HostPort]
+    client: KubeClient, directory: Path, namespace: str | None, hosts: tuple[str, ...], addresses: list[HostPort]
 ) -> tls.Rotator | None:
-    """Make the rotator of the certificates; None if the directory has certificates that Cardwise did not issue."""
+    """Make the rotator of the certificates; None if the directory has certificates that Cardwise did not issue.
+
+    namespace: the namespace of the Secret with CA and certificates; None: they are in the directory.
+    """
     own_directory = directory / "authority"
-    if secret is not None:
-        store: tls.CertStore = tls.SecretStore(client, secret.namespace, secret.name)
+    if namespace is not None:
+        store: tls.CertStore = tls.SecretStore(client, namespace, names.EXTENDER_TLS)
     elif (directory / "tls.crt").exists() and not own_directory.exists():
         return None
     else:
         store = tls.DirStore(own_directory)
-    service = f"cardwise-extender.{names.NAMESPACE}"
     wildcards = ("", "0.0.0.0", "::")  # noqa: S104
     own_ips = [address.host for address in addresses if address.host not in wildcards]
-    certificate_hosts = hosts or (
-        "cardwise-extender", service, f"{service}.svc", socket.gethostname(), "localhost", "127.0.0.1", "::1", *own_ips
-    )  # fmt: skip
-    unique, lifetimes = tuple(dict.fromkeys(certificate_hosts)), tls.Lifetimes.for_slow_clients()
-    return tls.Rotator(store, unique, directory, need_client=True, lifetimes=lifetimes, name="cardwise-extender")
+    all_hosts = tls.server_hosts(
+        "cardwise-extender", namespace or names.NAMESPACE, (*own_ips, *hosts), is_shared=namespace is not None
+    )
+    lifetimes = tls.Lifetimes.for_slow_clients()
+    return tls.Rotator(store, all_hosts, directory, need_client=True, lifetimes=lifetimes, name="cardwise-extender")
 
 
 if __name__ == "__main__":

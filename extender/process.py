@@ -72,7 +72,7 @@ class ExtenderSettings:
     nominate: str
     max_gang_permit_seconds: float
     gang_reserve_seconds: float
-    lease_namespace: str
+    namespace: str  # Cardwise's own
     lease_duration: float
     no_lease: bool
     terminating_seconds: float = TERMINATING_SECONDS  # other than the default only in tests
@@ -115,7 +115,7 @@ class Extender:
         if not settings.no_lease:
             self._leadership = leadership.make_lease_leadership(
                 client,
-                settings.lease_namespace,
+                settings.namespace,
                 names.LEASE,
                 duration=settings.lease_duration,
                 state=self._state,
@@ -151,7 +151,7 @@ class Extender:
         workload = WorkloadController(
             client,
             self._state,
-            settings.lease_namespace,
+            settings.namespace,
             leads=self._leads,
             policy=settings.policy,
             limits=CardLimits(

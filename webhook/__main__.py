@@ -3,11 +3,9 @@
 import atexit
 import os
 import shutil
-import socket
 import ssl
 import tempfile
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import structlog
 
 from cardwise.core.api import names
 from cardwise.core.api.mps import Mode, SmPercent
-from cardwise.core.values.quantity import InvalidQuantity, MiB
+from cardwise.core.values.quantity import MiB
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime import logs
@@ -26,27 +24,26 @@ from cardwise.runtime.http.health import HealthServer, HealthSettings
 from cardwise.runtime.http.httpcalls import WsgiApp
 from cardwise.runtime.http.serving import Server, TlsFiles
 from cardwise.runtime.settings import (
+    COMMA_LIST,
     CONTEXT_SETTINGS,
-    DURATION,
     HOST_PORT,
-    OBJECT_NAME,
     CommonSettings,
     HostPort,
-    ObjectName,
     check_distinct,
     common_options,
+    namespace_option,
     option,
     report_startup_errors,
+    tls_hosts_option,
 )
 from cardwise.runtime.tls import tls
 from cardwise.runtime.tls.cabundle import CaBundle
 from cardwise.runtime.tls.expiry import Expiry
 from webhook import metrics
-from webhook.cluster.limitranges import COUNTED_RESOURCES, Amount
 from webhook.cluster.view import ClusterView
 from webhook.pods import agent, gangs, tolerations
 from webhook.pods.agent import AgentSettings
-from webhook.pods.validate import OversizePolicy
+from webhook.pods.validate import MIN_SHARE_MIB, OversizePolicy
 from webhook.server.app import BINDINGS, MAX_BODY, create_app, namespace_of
 from webhook.server.decisions import WebhookSettings
 from webhook.templates.spellings import NvidiaGpu
@@ -54,34 +51,8 @@ from webhook.templates.spellings import NvidiaGpu
 _log = structlog.get_logger(__name__)
 
 _THREADS = 4
+LIFETIMES, CHECK_SECONDS = tls.Lifetimes(), tls.INTERVAL  # of the certificates
 _EXEMPT_NAMESPACES = ("kube-system", names.NAMESPACE)
-
-
-class _CommaList(click.ParamType[tuple[str, ...]]):
-    name = "a,b,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:  # noqa: ARG002
-        if isinstance(value, tuple):
-            return value
-        return tuple(part.strip() for part in str(value).split(",") if part.strip())
-
-
-class _Resources(click.ParamType[Mapping[str, Amount]]):
-    name = "cpu=…,memory=…"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Mapping[str, Amount]:
-        if isinstance(value, Mapping):
-            return value
-        amounts: dict[str, Amount] = {}
-        for part in str(value).split(","):
-            name, _, text = part.strip().partition("=")
-            try:
-                amounts[name] = Amount.parse_amount(text)
-            except InvalidQuantity as error:
-                self.fail(f"{part.strip()!r}: {error.problem}; write cpu=50m,memory=64Mi", param, ctx)
-        if set(amounts) != set(COUNTED_RESOURCES) or any(amount.number <= 0 for amount in amounts.values()):
-            self.fail(f"{value!r} needs an amount above zero for each; write cpu=50m,memory=64Mi", param, ctx)
-        return amounts
 
 
 class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
@@ -103,19 +74,8 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
 @click.command(context_settings=CONTEXT_SETTINGS)
 @common_options
 @option("--bind", type=HOST_PORT, default="0.0.0.0:8443", help="Where /mutate, /validate and /healthz are served.")
-@option(
-    "--tls-hosts",
-    type=_CommaList(),
-    default="",
-    help="Names and addresses in the certificate, by which the API server calls the webhook. "
-    "Default: those of the Service and the loopback addresses; with --tls-dir also this machine's name.",
-)
-@option(
-    "--tls-secret",
-    type=OBJECT_NAME,
-    default=f"{names.NAMESPACE}/cardwise-webhook-tls",
-    help="Secret of the CA and certificate, for all replicas; created if it does not exist.",
-)
+@namespace_option
+@tls_hosts_option
 @option(
     "--tls-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -124,25 +84,11 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     "tls.crt, tls.key and ca.crt there, the webhook uses these files and reloads them when they change.",
 )
 @option(
-    "--tls-rotate-every",
-    type=DURATION,
-    default=None,
-    help="Renew the certificate after this time, and the CA after twice this time. Default: certificates after "
-    "nine months, the CA after eight years. Files that another program maintains in --tls-dir are never "
-    "renewed.",
-)
-@option(
     "--client-ca",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     default=None,
     help="PEM file of the CA of the API server's client certificate: the webhook then rejects all other callers. "
     "Default: it answers every caller, and its refusals hide the quotas and use of namespaces.",
-)
-@option(
-    "--webhook-configuration",
-    default=names.WEBHOOK_CONFIGURATION,
-    help="Name of the mutating and of the validating webhook configuration in which the webhook writes its caBundle. "
-    f"The second mutating configuration has the same name with the prefix {names.LATE}.",
 )
 @option("--runtime-class", default="", help="RuntimeClass for GPU pods that name none. Default: they get none.")
 @option(
@@ -158,12 +104,6 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     default="refuse",
     help="What to do with a pod that requests more than any known GPU has: refuse it, or let it wait with a "
     "warning, for clusters that scale up.",
-)
-@option(
-    "--min-share",
-    type=click.IntRange(min=0),
-    default=256,
-    help="Shares smaller than this (MiB) get a warning: often a unit is missing (8 for 8Gi). 0: no warning.",
 )
 @option(
     "--headroom",
@@ -183,13 +123,13 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
 )
 @option(
     "--exempt-namespaces",
-    type=_CommaList(),
+    type=COMMA_LIST,
     default=",".join(_EXEMPT_NAMESPACES),
     help="Namespaces whose pods and workloads the webhook does not change.",
 )
 @option(
     "--gang-schedulers",
-    type=_CommaList(),
+    type=COMMA_LIST,
     default=gangs.DEFAULT_SCHEDULER,
     help="Schedulers that call the extender. Gangs of their pods are gated and bound together. Pods of other "
     "schedulers (Volcano, coscheduling) are never members of Cardwise gangs. The chart's webhook.gangSchedulers "
@@ -248,26 +188,17 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     help="UID that the share agent runs as. 0: set no UID, for clusters that assign each namespace a range "
     "(OpenShift).",
 )
-@option(
-    "--share-agent-resources",
-    type=_Resources(),
-    default="cpu=50m,memory=64Mi",
-    help="Requests of the share agent in pods whose containers all request cpu or memory.",
-)
 def main(
     *,
     common: CommonSettings,
     bind: HostPort,
+    namespace: str,
     tls_hosts: tuple[str, ...],
-    tls_secret: ObjectName,
     tls_dir: Path | None,
-    tls_rotate_every: float | None,
     client_ca: Path | None,
-    webhook_configuration: str,
     runtime_class: str,
     tolerated_taints: tuple[Any, ...],
     oversize: OversizePolicy,
-    min_share: int,
     headroom: int,
     nvidia_gpu: NvidiaGpu,
     exempt_namespaces: tuple[str, ...],
@@ -279,7 +210,6 @@ def main(
     share_agent: agent.AgentChoice,
     share_agent_image: str,
     share_agent_user: int,
-    share_agent_resources: Mapping[str, Amount],
 ) -> None:
     """Rewrites pods, workloads and quotas that request GPUs, and refuses what can never run, with the reason.
 
@@ -296,7 +226,7 @@ def main(
         runtime_class=runtime_class,
         tolerated=tolerated_taints,
         oversize=oversize,
-        min_share=min_share,
+        min_share=MIN_SHARE_MIB,
         callers_known=client_ca is not None,
         nvidia_gpu=nvidia_gpu,
         exempt_namespaces=frozenset(exempt_namespaces),
@@ -305,24 +235,20 @@ def main(
         mps=Mode(mps_mode),
         min_mps=Mode(min_mps),
         sm_percent=SmPercent(sm_percent),
-        share_agent=AgentSettings(
-            choice=share_agent, image=share_agent_image, user=share_agent_user, resources=share_agent_resources
-        ),
+        share_agent=AgentSettings(choice=share_agent, image=share_agent_image, user=share_agent_user),
     )
     if share_agent != "never" and not share_agent_image:
         _log.warning("no pod gets the share agent: set --share-agent-image, or --share-agent=never")
     bundle = CaBundle(
         client,
         (
-            paths.mutatingwebhookconfigurations(webhook_configuration),
-            paths.mutatingwebhookconfigurations(f"{names.LATE}{webhook_configuration}"),
-            paths.validatingwebhookconfigurations(webhook_configuration),
+            paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION),
+            paths.mutatingwebhookconfigurations(names.LATE_CONFIGURATION),
+            paths.validatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION),
         ),
     )
     external = tls_dir is not None and (tls_dir / "tls.crt").exists() and not (tls_dir / "authority").exists()
     directory = tls_dir if tls_dir is not None and not external else _make_scratch_folder()
-    secret = tls_secret if tls_dir is None else None
-    period = None if tls_rotate_every is None else timedelta(seconds=tls_rotate_every)
     if tls_dir is not None and external:
         bundle.keep_others = True
         certificates: tls.CertificateChecks = tls.ExternalCertificates(
@@ -330,7 +256,7 @@ def main(
         )
     else:
         certificates = _start_certificates(
-            client, directory, secret=secret, hosts=tls_hosts, bind=bind, bundle=bundle, period=period
+            client, directory, namespace, in_secret=tls_dir is None, hosts=tls_hosts, bind=bind, bundle=bundle
         )
         bundle.on_other = certificates.check_soon
     try:
@@ -415,32 +341,28 @@ class _Process:
 def _start_certificates(
     client: KubeClient,
     directory: Path,
+    namespace: str,
     *,
-    secret: ObjectName | None,
+    in_secret: bool,
     hosts: tuple[str, ...],
     bind: HostPort,
     bundle: CaBundle,
-    period: timedelta | None,
 ) -> tls.CertificateChecks:
     """Make and renew the certificates."""
-    if secret is not None:
-        store: tls.CertStore = tls.SecretStore(client, secret.namespace, secret.name)
+    if in_secret:
+        store: tls.CertStore = tls.SecretStore(client, namespace, names.WEBHOOK_TLS)
     else:
         store = tls.DirStore(directory / "authority")
-    service = f"cardwise-webhook.{names.NAMESPACE}"
     bound_host = [bind.host] if bind.host not in ("", "0.0.0.0", "::") else []  # noqa: S104
-    # All replicas share a certificate in a Secret, so it must not contain the name of this machine.
-    machine = [] if secret is not None else [socket.gethostname()]
-    certificate_hosts = hosts or (f"{service}.svc", service, "localhost", "127.0.0.1", "::1", *machine, *bound_host)
-    unique_hosts = tuple(dict.fromkeys(certificate_hosts))
-    rotation_options: dict[str, Any] = {}
-    if period is not None:
-        rotation_options = {
-            "lifetimes": tls.Lifetimes.for_period(period),
-            "interval": min(tls.INTERVAL, period.total_seconds() / 5),
-        }
+    all_hosts = tls.server_hosts("cardwise-webhook", namespace, (*bound_host, *hosts), is_shared=in_secret)
     return tls.Rotator(
-        store, unique_hosts, directory, on_bundle=bundle.set_bundle, name="cardwise-webhook", **rotation_options
+        store,
+        all_hosts,
+        directory,
+        lifetimes=LIFETIMES,
+        interval=CHECK_SECONDS,
+        on_bundle=bundle.set_bundle,
+        name="cardwise-webhook",
     )
 
 

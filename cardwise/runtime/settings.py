@@ -151,6 +151,34 @@ core_overcommit_option = option(
 )
 
 
+# For webhook and extender.
+namespace_option = option(
+    "--namespace",
+    default=names.NAMESPACE,
+    help="Cardwise's namespace, with its certificates, Lease and ConfigMap.",
+)
+
+
+class _CommaList(click.ParamType[tuple[str, ...]]):
+    name = "a,b,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:  # noqa: ARG002
+        if isinstance(value, tuple):
+            return value
+        return tuple(part.strip() for part in str(value).split(",") if part.strip())
+
+
+COMMA_LIST = _CommaList()
+
+tls_hosts_option = option(
+    "--tls-hosts",
+    type=COMMA_LIST,
+    default="",
+    help="Further names and addresses in the certificate, if clients use others than those of the Service and the "
+    "loopback addresses.",
+)
+
+
 def grouped_options(name: str, make: Callable[..., object], *options: _Decorator) -> _Decorator:
     """A decorator below `@click.command` that adds options and passes them to the command as one argument.
 

@@ -106,7 +106,6 @@ class Parts:
             "webhook",
             "cardwise-webhook",
             f"--bind=127.0.0.1:{self.ports['webhook']}",
-            "--tls-hosts=127.0.0.1",
             f"--metrics-bind=127.0.0.1:{self.ports['webhook-metrics']}",
         )
         self._start(

@@ -49,7 +49,7 @@ def notes(helm: str, tmp_path_factory: pytest.TempPathFactory) -> Notes:
 
 
 def test_by_hand_they_print_what_kube_scheduler_needs(notes: Notes) -> None:
-    printed = notes("extender.service.clusterIP=10.96.0.50", "extender.tlsSecret=certs")
+    printed = notes("extender.service.clusterIP=10.96.0.50")
     block = re.search(r"^percentageOfNodesToScore.*?(?=^\S*3\. )", printed, re.DOTALL | re.MULTILINE)
     assert block
     folder = "/etc/kubernetes/cardwise"
@@ -61,7 +61,7 @@ def test_by_hand_they_print_what_kube_scheduler_needs(notes: Notes) -> None:
         cert_file=f"{folder}/client.crt",
         key_file=f"{folder}/client.key",
     )
-    assert f"kubectl get secret certs --namespace {names.NAMESPACE}" in printed
+    assert f"kubectl get secret cardwise-extender-tls --namespace {names.NAMESPACE}" in printed
     assert '{{index .data \\"$name\\" | base64decode}}' in printed
     assert "https://ADDRESS:12345" in notes()
 

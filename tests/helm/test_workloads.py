@@ -75,13 +75,12 @@ def test_every_argument_is_an_option_of_the_part(render: Render, part: str) -> N
 
 def test_values_reach_the_parts(render: Render) -> None:
     options = parsed_options(render, "webhook", *OTHER)
-    assert str(options["tls_secret"]) == "gpu/cardwise-webhook-tls"
+    assert options["namespace"] == "gpu"
     assert options["exempt_namespaces"] == ("quiet", "gpu")
     assert options["gang_schedulers"] == ("one", "two", "cardwise-scheduler")
     assert options["scheduler"] == "cardwise-scheduler"
     assert options["mps_mode"] == "required"
     assert options["share_agent_image"] == "cardwise:0.1.0"
-    assert "cardwise-webhook.gpu.svc" in options["tls_hosts"]
     options = parsed_options(render, "webhook")
     assert (options["scheduler"], options["exempt_namespaces"]) == ("", ("kube-system", "cardwise-system"))
     assert options["tolerated_taints"] == ({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},)
@@ -89,8 +88,7 @@ def test_values_reach_the_parts(render: Render) -> None:
     assert [taint["key"] for taint in several["tolerated_taints"]] == ["a.b/c", "sku"]
     assert parsed_options(render, "webhook", "webhook.toleratedTaints=null")["tolerated_taints"] == ()
     options = parsed_options(render, "extender", *OTHER)
-    assert (options["lease_namespace"], str(options["tls_secret"])) == ("gpu", "gpu/cardwise-extender-tls")
-    assert {"10.0.0.7", "cardwise-extender.gpu.svc"} <= set(options["tls_hosts"])
+    assert (options["namespace"], options["tls_hosts"]) == ("gpu", ("10.0.0.7",))
     assert (options["policy"], options["headroom"], options["one_best_node"]) == ("spread", 0, True)
     assert options["nominate"] == "always"
     options = parsed_options(render, "extender")
@@ -308,7 +306,6 @@ WRONG = {  # values, and what Helm says of them
     "webhook.toleratedTaints={nvidia.com/gpu}": "/webhook/toleratedTaints/0",
     "webhook.shareAgentImage=a b": "/webhook/shareAgentImage",
     "webhook.shareAgentImage=cardwise-agent:": "/webhook/shareAgentImage",
-    "webhook.shareAgentResources.cpu=0": "/webhook/shareAgentResources/cpu",
     "webhook.exemptNamespaces={O'Neill}": "/webhook/exemptNamespaces/0",
     "webhok.url=https://x": "'webhok' not allowed",
     "policies.hostPaths={dev/nvidia}": "/policies/hostPaths/0",
@@ -378,7 +375,7 @@ def test_names_that_yaml_takes_for_a_number_are_strings(helm: str) -> None:
     named = [
         *(f"{part}.serviceAccount.name" for part in parts),
         *(f"{part}.priorityClassName" for part in (*parts, "scheduler")),
-        *("webhook.tlsSecret", "extender.tlsSecret", "webhook.runtimeClass", "nodes.runtimeClass"),
+        *("webhook.runtimeClass", "nodes.runtimeClass"),
         *("namespace.name", "scheduler.name", "tests.namespace", "image.repository", "image.tag"),
         *("webhook.exemptNamespaces[0]", "webhook.gangSchedulers[0]", "bindings.allowedUsers[0]"),
         *("policies.runtimeClasses[0]", "policies.annotationWriters[0]"),
@@ -462,7 +459,6 @@ def test_what_has_no_default_is_refused_with_what_to_write(helm: str) -> None:
             "mps.serviceAccount.name: cardwise-extender is also the ServiceAccount of extender",
         ),
         (["webhook.metricsPort=8443"], "webhook.metricsPort: is the same as webhook.port"),
-        (["extender.tlsSecret=cardwise-webhook-tls"], "extender.tlsSecret: cardwise-webhook-tls is also the webhook's"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(helm: str, settings: list[str], message: str) -> None:

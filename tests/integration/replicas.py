@@ -2,7 +2,7 @@
 
 import sys
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,9 @@ from tests.cluster.parts import says_ready, webhook_configurations
 from tests.cluster.processes import Process
 from tests.integration.balancer import Balancer
 from tests.integration.sharing import scheduler_tls, workload
+
+WEBHOOK = (str(Path(sys.executable).parent / "cardwise-webhook"),)
+ROTATING_WEBHOOK = (sys.executable, "-m", "tests.integration.rotatingwebhook")
 
 
 def extender_replica(
@@ -44,19 +47,17 @@ def extender_replica(
 
 
 def webhook_replica(
-    cluster: Cluster, name: str, *flags: str, environment: Mapping[str, str] | None = None
+    cluster: Cluster, name: str, command: Sequence[str] = WEBHOOK, environment: Mapping[str, str] | None = None
 ) -> tuple[Process, int]:
     """With the same identity and Secret as the first; and its port. `environment`: settings besides."""
     port, metrics = ports.free(2)
     process = cluster.process(name)
     process.start(
         [
-            str(Path(sys.executable).parent / "cardwise-webhook"),
+            *command,
             f"--kubeconfig={cluster.state_dir / 'kubeconfig' / 'cardwise-webhook'}",
             f"--bind=127.0.0.1:{port}",
-            "--tls-hosts=127.0.0.1",
             f"--metrics-bind=127.0.0.1:{metrics}",
-            *flags,
         ],
         environment,
     )
@@ -150,7 +151,12 @@ def two_extenders(
 
 @contextmanager
 def webhooks(
-    cluster: Cluster, count: int, *flags: str, alone: bool = False, environment: Mapping[str, str] | None = None
+    cluster: Cluster,
+    count: int,
+    command: Sequence[str] = WEBHOOK,
+    *,
+    alone: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[list[Process]]:
     """So many besides the first, all behind one balancer, which the API server asks. `alone`: without the first.
     `environment`: of them.
@@ -160,7 +166,7 @@ def webhooks(
     first = cluster.process("webhook")
     try:
         for letter in "bcdefgh"[:count]:
-            process, port = webhook_replica(cluster, f"webhook-{letter}", *flags, environment=environment)
+            process, port = webhook_replica(cluster, f"webhook-{letter}", command, environment)
             started.append(process)
             replicas.append(port)
         front = Balancer(replicas)

@@ -53,16 +53,6 @@ def test_nvidia_gpu_setting_has_two_values() -> None:
         ("--mps=on", "'on' is not one of 'off', 'preferred', 'required'"),
         ("--share-agent=yes", "'yes' is not one of 'always', 'mps', 'never'"),
         ("--share-agent-user=-1", "-1 is not in the range x>=0"),
-        ("--share-agent-resources=cpu=50m", "'cpu=50m' needs an amount above zero for each; write cpu=50m,memory=64Mi"),
-        ("--share-agent-resources=cpu=0,memory=1Mi", "needs an amount above zero for each; write cpu=50m,memory=64Mi"),
-        (
-            "--share-agent-resources=cpu=1,memory=lots",
-            "'memory=lots': 'lots' is not a quantity; write cpu=50m,memory=64Mi",
-        ),
-        (
-            "--share-agent-resources=cpu=1,memory=1Mi,disk=1",
-            "needs an amount above zero for each; write cpu=50m,memory=64Mi",
-        ),
     ],
 )
 def test_invalid_mps_and_agent_settings_error_names_the_option(flag: str, says: str) -> None:
@@ -75,12 +65,10 @@ def test_invalid_mps_and_agent_settings_error_names_the_option(flag: str, says: 
 def test_the_defaults_are_those_of_the_chart() -> None:
     chart = yaml.safe_load((Path(__file__).parents[2] / "helm/cardwise/values.yaml").read_text())["webhook"]
     text = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
-    amounts = ",".join(f"{name}={amount}" for name, amount in chart["shareAgentResources"].items())
     for name, default in (("mps", chart["mps"]), ("share-agent", chart["shareAgent"])):
         (option,) = [parameter for parameter in main.params if f"--{name}" in parameter.opts]
         assert option.default == default
-    for default in (amounts, chart["shareAgentUser"]):
-        assert f" default: {default}" in text
+    assert f" default: {chart['shareAgentUser']}" in text
     assert chart["shareAgentImage"] == ""
 
 

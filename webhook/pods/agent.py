@@ -6,7 +6,7 @@ time: the agent is an init container, and its position changes the keys of conta
 
 import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal, get_args
 
@@ -25,6 +25,7 @@ from webhook.templates import containers
 AgentChoice = Literal["always", "mps", "never"]
 
 USER: Final = 65532
+# Requests of the agent in pods whose containers all request cpu or memory: enough for two scrapes a second.
 RESOURCES: Final[Mapping[str, Amount]] = MappingProxyType(
     {"cpu": Amount.parse_amount("50m"), "memory": Amount.parse_amount("64Mi")}
 )
@@ -47,7 +48,6 @@ class AgentSettings:
     choice: AgentChoice = "mps"
     image: str = ""
     user: int = USER
-    resources: Mapping[str, Amount] = field(default_factory=lambda: RESOURCES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ def _agent_container(
         for port in container.get("ports") or ()
     )
     port = 0 if spec.get("hostNetwork") or port_used else shareagent.METRICS_PORT
-    resources = agentresources.agent_resources(spec, present_agent, running, settings.resources, bounds)
+    resources = agentresources.agent_resources(spec, present_agent, running, RESOURCES, bounds)
     limits = {**resources["limits"], names.SHARE: "1"}
     return {
         "name": shareagent.CONTAINER,

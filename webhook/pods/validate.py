@@ -5,7 +5,7 @@ ValidatingAdmissionPolicies of the chart, so that they hold even while the webho
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from cardwise.core.api import classes, lookalikes, names, request
 from cardwise.core.api.classes import ResourceClass
@@ -88,6 +88,10 @@ def check_nodes(pod_request: PodRequest, inventory: CardCatalog, nodes: Collecti
         warnings = [f"{error.field}: {error.problem}"]
     limitation = f"spec.nodeSelector and spec.affinity allow only {wording.pluralize(len(nodes), 'node')} with GPUs"
     return tuple(f"{text.partition('; ')[0]}: {limitation}" for text in warnings)
+
+
+# In MiB. A CUDA context alone takes about this much; a smaller share often lacks its unit (8 for 8Gi).
+MIN_SHARE_MIB: Final = 256
 
 
 def warn_small_shares(pod_request: PodRequest, inventory: CardCatalog, min_mib: int) -> tuple[str, ...]:

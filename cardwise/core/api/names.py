@@ -156,6 +156,9 @@ SCHEDULER_NAME: Final = "cardwise.dev/scheduler-name"  # annotation on this Depl
 # annotation of a kube-scheduler that scheduler.mode=kubeadm has changed
 FORMER_CONFIG: Final = "cardwise-former-config"
 PROBE_PRIORITY_CLASS: Final = "cardwise-probe"  # PriorityClass of pods that only test whether a card can be allocated
+# Secrets in NAMESPACE with the CA and certificates of webhook and extender.
+WEBHOOK_TLS: Final = "cardwise-webhook-tls"
+EXTENDER_TLS: Final = "cardwise-extender-tls"
 LEASE: Final = "cardwise-extender"  # the Lease in NAMESPACE that the leading extender holds
 # ConfigMap in NAMESPACE: the requests from which the placement policies have learned, and settings of the extender
 WORKLOAD: Final = "cardwise-workload"

@@ -61,17 +61,6 @@ class Lifetimes:
         """The lifetimes for clients that may run for a year with the files that they read at their start."""
         return cls(authority_renew=timedelta(days=3 * 365), overlap=timedelta(days=365))
 
-    @classmethod
-    def for_period(cls, period: timedelta) -> Self:
-        """Renew the leafs after one period and the CA after two, with the usual lifetimes."""
-        usual = cls()
-        return cls(
-            authority_renew=usual.authority - 2 * period,
-            leaf_renew=usual.leaf - period,
-            client_renew=usual.client - period,
-            overlap=min(period, usual.overlap),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateNeeds:

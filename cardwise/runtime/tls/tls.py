@@ -5,6 +5,7 @@ issues the certificates, `ExternalCertificates` is used instead of `Rotator`: it
 which have the same names.
 """
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -33,6 +34,7 @@ __all__ = [
     "SecretStore",
     "Stored",
     "UnusableCertificates",
+    "server_hosts",
 ]
 
 _log = structlog.get_logger("cardwise.runtime.tls")
@@ -47,6 +49,16 @@ _SKEW_SECONDS = 60.0
 INTERVAL = 3600.0
 _EXTERNAL_INTERVAL = 2.0
 _MAX_WAIT_SECONDS = 30.0  # maximum seconds for which a certificate is held back because clients do not know its CA
+
+
+def server_hosts(service: str, namespace: str, hosts: Sequence[str], *, is_shared: bool) -> tuple[str, ...]:
+    """The names and addresses of a server's certificate: those of its Service and of loopback, and `hosts`.
+
+    is_shared: whether replicas on several machines share the certificate; otherwise it also has this machine's name.
+    """
+    in_cluster = (f"{service}.{namespace}.svc", f"{service}.{namespace}", service)
+    machine = () if is_shared else (socket.gethostname(),)
+    return tuple(dict.fromkeys((*in_cluster, "localhost", "127.0.0.1", "::1", *machine, *hosts)))
 
 
 class UnusableCertificates(Exception):

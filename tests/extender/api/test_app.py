@@ -361,8 +361,6 @@ def test_no_body_makes_a_traceback_or_a_status_that_its_verb_does_not_have(verb,
         (["--plain-http"], "127.0.0.1:12345"),
         (["--plain-http", "--bind", "10.0.0.1:80"], "127.0.0.1:80"),
         (["--plain-http", "--bind", "127.0.0.1:80", "--bind-port-bind", ":81"], "127.0.0.1:81"),
-        ([], "--tls-dir or --tls-secret"),
-        (["--tls-secret", "x"], "NAMESPACE/NAME"),
         (["--pod", "x/"], "NAMESPACE/NAME"),
         (["--plain-http", "--bind", "127.0.0.1:80", "--tls-dir", "/no"], "excludes"),
         (["--tls-dir", "/no", "--bind", ":80", "--metrics-bind", ":80"], "--bind and --metrics-bind name the same"),
@@ -401,7 +399,7 @@ def test_without_a_namespace_for_the_lease_the_start_names_the_option(tmp_path, 
     run = CliRunner().invoke(main, ["--plain-http", "--bind", "127.0.0.1:80", "--kubeconfig", str(kubeconfig)])
     api.close()
     assert (run.exit_code, type(run.exception)) == (1, SystemExit)
-    for text in (message, "--no-lease", "--lease-namespace"):
+    for text in (message, "--no-lease", "--namespace"):
         assert text in run.output
     (lease_request,) = api.requests
     assert (lease_request.path, lease_request.query) == (paths.leases(names.NAMESPACE), {"dryRun": "All"})

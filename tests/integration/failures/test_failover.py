@@ -27,7 +27,7 @@ from tests.cluster.processes import PATIENCE, Process
 from tests.cluster.simnodes import RUN_SECONDS
 from tests.integration.conftest import spaces
 from tests.integration.gangpods import bound, create_at_once, member
-from tests.integration.replicas import Pair, ready, two_extenders, webhooks
+from tests.integration.replicas import ROTATING_WEBHOOK, Pair, ready, two_extenders, webhooks
 from tests.integration.ruleone import RuleOne
 from tests.integration.sharing import Space, kill9, node_and_card, workload
 
@@ -260,13 +260,13 @@ def test_two_hundred_leaders_that_stood_still(space: Space, pair: Pair):
 
 
 def test_certificates_change_and_webhooks_restart_and_no_admission_fails(space: Space, cluster: Cluster):
-    with webhooks(cluster, 2, "--tls-rotate-every=10s", alone=True) as replicas:
+    with webhooks(cluster, 2, ROTATING_WEBHOOK, alone=True) as replicas:
         rotates(space, replicas, 10)
 
 
 @pytest.mark.soak
 def test_five_minutes_of_new_certificates(space: Space, cluster: Cluster):
-    with webhooks(cluster, 2, "--tls-rotate-every=10s", alone=True) as replicas:
+    with webhooks(cluster, 2, ROTATING_WEBHOOK, alone=True) as replicas:
         rotates(space, replicas, 300)
 
 

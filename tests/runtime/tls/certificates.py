@@ -5,7 +5,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
 
@@ -14,6 +14,17 @@ from cardwise.runtime.tls.rotation import CertificateNeeds, Lifetimes
 
 NOW = datetime.now(UTC)
 HOSTS = ("cardwise-webhook.cardwise.svc", "127.0.0.1", "::1")
+
+
+def lifetimes_for(period: timedelta) -> Lifetimes:
+    """Renew the leafs after one period and the CA after two, with the usual lifetimes."""
+    usual = Lifetimes()
+    return Lifetimes(
+        authority_renew=usual.authority - 2 * period,
+        leaf_renew=usual.leaf - period,
+        client_renew=usual.client - period,
+        overlap=min(period, usual.overlap),
+    )
 
 
 def issue_files(now: datetime, hosts: Sequence[str] = HOSTS) -> dict[str, bytes]:

@@ -12,7 +12,7 @@ from cryptography.x509.oid import NameOID
 
 from cardwise.runtime.tls import certs, rotation
 from cardwise.runtime.tls.rotation import CertificateNeeds, Lifetimes
-from tests.runtime.tls.certificates import HOSTS, NOW, handshake, trusted
+from tests.runtime.tls.certificates import HOSTS, NOW, handshake, lifetimes_for, trusted
 
 
 def test_chain_verifies_for_every_host_with_strict_flags_and_both_sides(tmp_path):
@@ -298,7 +298,7 @@ def test_client_that_reads_its_files_at_start_can_run_for_a_year():
 
 def test_certificates_can_be_renewed_at_any_period():
     """Ten seconds, for tests; every check lies between two renewals of everything."""
-    wanted, lifetimes = CertificateNeeds(hosts=HOSTS), Lifetimes.for_period(timedelta(seconds=10))
+    wanted, lifetimes = CertificateNeeds(hosts=HOSTS), lifetimes_for(timedelta(seconds=10))
     files: dict[str, bytes] = {}
     bundles: list[bytes] = []
     leafs, authorities = set(), set()

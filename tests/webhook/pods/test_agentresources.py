@@ -34,18 +34,13 @@ def cpu_memory(cpu: str, memory: str) -> Json:
 
 
 def test_settings_reach_the_agent() -> None:
-    chosen = replace(
-        SETTINGS.share_agent,
-        user=0,
-        image="mine",
-        resources={"cpu": limitranges.Amount.parse_amount("5m"), "memory": limitranges.Amount.parse_amount("9Mi")},
-    )
+    chosen = replace(SETTINGS.share_agent, user=0, image="mine")
     pod = build.pod(containers=[with_resources(build.container(gpu_mem=1), limits=cpu_memory("1", "1Gi"))])
     container = agent(admitted(pod, settings=WebhookSettings(share_agent=chosen))[0])
     assert "runAsUser" not in container["securityContext"]
     assert container["securityContext"]["runAsNonRoot"] is True
     assert container["image"] == "mine"
-    assert container["resources"]["limits"] == {"cpu": "5m", "memory": "9Mi", names.SHARE: "1"}
+    assert container["resources"]["limits"] == {"cpu": "50m", "memory": "64Mi", names.SHARE: "1"}
 
 
 FULL = {"limits": cpu_memory("50m", "64Mi"), "requests": cpu_memory("50m", "64Mi")}
