@@ -12,7 +12,7 @@ import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import paths
-from cardwise.kube.cardspernode import CardsPerNodeLimit
+from cardwise.kube.cardspernode import CardsPerNodeLimiter
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.pods import budgets
@@ -90,7 +90,7 @@ class Informers:
             client, paths.resourceclasses(), objects.decode_class, _class_feed(state, listers.classes), **pace
         )
         self._reports = CardReports(_card_feed(state, listers.cards), clock)
-        card_handler = CardsPerNodeLimit(objects.decode_card, self._reports)
+        card_handler = CardsPerNodeLimiter(objects.decode_card, self._reports)
         cards = Reflector(
             client,
             paths.extendedresources(),

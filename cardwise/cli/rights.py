@@ -53,7 +53,7 @@ class _Denial:
         return bool(self.namespace) and command not in _ROLES and self.verb in _READ_VERBS
 
 
-def describe_missing(error: "errors.Forbidden") -> str:
+def describe_missing_right(error: "errors.Forbidden") -> str:
     """Describe the missing right and the role that grants it, for a note beside a command's output."""
     denial = _parse_denial(error)
     if denial is None:

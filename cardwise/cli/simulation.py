@@ -25,7 +25,7 @@ from cardwise.simulation import runs, summary, traces
 from cardwise.simulation.churn import expected_arrivals as expected_churn_arrivals
 from cardwise.simulation.churn import simulate_churn
 from cardwise.simulation.cluster import SimulatedCluster
-from cardwise.simulation.defaults import TUNE
+from cardwise.simulation.defaults import DEMAND
 from cardwise.simulation.fill import OnProgress, expected_arrivals, simulate_fill
 from cardwise.simulation.runs import SimulationRun
 from cardwise.simulation.workload import PodShape, SimulatedNode, SimulatedWorkload
@@ -40,7 +40,7 @@ class SimulationOptions:
     policy: tuple[str, ...]
     seeds: int
     seed: int
-    tune: float | None
+    demand: float | None
     show_workload: bool
     is_churn: bool
     load: float
@@ -58,14 +58,14 @@ class SimulationOptions:
 class _SimulatedWorld:
     """The workloads and nodes to simulate.
 
-    tune: the total amount to request, as a multiple of all GPUs; None: the pods of the workload.
+    demand: the total amount to request, as a multiple of all GPUs; None: the pods of the workload.
     extra_shapes: pods of --pod, by name.
     added_nodes: nodes of --add-nodes, used only to count how many of the extra pods fit.
     live: the snapshot of the cluster, None for a trace.
     """
 
     workloads: list[SimulatedWorkload]
-    tune: float | None
+    demand: float | None
     extra_shapes: list[tuple[str, PodShape]] = field(default_factory=list)
     added_nodes: list[SimulatedNode] = field(default_factory=list)
     live: Snapshot | None = None
@@ -94,7 +94,7 @@ def run_simulation(settings: SimulationOptions, source: Path | KubeClient) -> No
 def _read_trace(folder: Path, settings: SimulationOptions) -> _SimulatedWorld:
     workloads = [traces.read_trace(folder, name, settings.nodes) for name in settings.pods or ("default",)]
     specs = {spec for workload in workloads for spec in traces.requested_classes(workload)}
-    world = _SimulatedWorld(workloads, settings.tune or TUNE)
+    world = _SimulatedWorld(workloads, settings.demand or DEMAND)
     models = [card.model for node in workloads[0].nodes for card in node.cards]
     return _add_simulated(
         world, settings, models, lambda card, _: replace(card, classes=traces.classes_of(card.model, specs))
@@ -107,7 +107,7 @@ def _read_cluster(client: KubeClient, settings: SimulationOptions) -> _Simulated
         console.print_text(f"note: {note}", err=True)
     if not live.nodes:
         raise click.ClickException("the cluster has no GPU that Cardwise shares: run `cardwise doctor` for the cause")
-    world = _SimulatedWorld([live.workload()], settings.tune, live=live)
+    world = _SimulatedWorld([live.workload()], settings.demand, live=live)
     world = _add_simulated(world, settings, live.models(), snapshots.card_classifier(live))
     if not live.pods and not world.extra_shapes:
         raise click.ClickException("no pod of the cluster uses or waits for GPUs: use --pod to see what would fit")
@@ -174,18 +174,18 @@ def _simulate_fill(world: _SimulatedWorld, settings: SimulationOptions) -> _Outc
     plan, workloads = _plan_runs(world, settings), world.workloads
     job = partial(
         simulate_fill,
-        tune=world.tune,
+        demand=world.demand,
         learning=not (
             settings.show_workload or world.live
         ),  # the extender of a live cluster has already learned from these pods
         extra_shapes=tuple(shape for _, shape in world.extra_shapes),
         added_nodes=tuple(world.added_nodes),
     )
-    with _show_progress(sum(expected_arrivals(workloads[run.workload], world.tune) for run in plan)) as on_progress:
+    with _show_progress(sum(expected_arrivals(workloads[run.workload], world.demand) for run in plan)) as on_progress:
         fills = runs.run_all(
             job, workloads, plan, processes=settings.processes or runs.available_cores(), on_progress=on_progress
         )
-    levels = sorted({level for workload in workloads for level in summary.reached_levels(workload, world.tune)})
+    levels = sorted({level for workload in workloads for level in summary.reached_levels(workload, world.demand)})
     summaries = summary.summarize_fills(plan, fills, levels)
     table = replays.format_fills(workloads, summaries)
     if world.extra_shapes:

@@ -13,8 +13,8 @@ from cardwise.devices.sysfs import VFIO, PciDevice, RdmaDevice, Sysfs, natural_s
 _RDMA_CM, _VFIO_ALL = "rdma_cm", "vfio"  # misc devices: all devices of a kind share their device nodes
 
 
-def discover(rules: Sequence[DeviceRule], sysfs: Path, dev: Path, node: str) -> list[OtherDevice]:
-    """All devices of `node` that match a rule, ordered by kind, then by name or address.
+def discover(rules: Sequence[DeviceRule], sysfs: Path, dev: Path, node_name: str) -> list[OtherDevice]:
+    """All devices of the Kubernetes node that match a rule, ordered by kind, then by name or address.
 
     Hardware with the same PCI address is offered once, by the first rule that matches: if an RDMA device is offered,
     its network card is not offered too.
@@ -23,7 +23,7 @@ def discover(rules: Sequence[DeviceRule], sysfs: Path, dev: Path, node: str) -> 
     matched_names: set[str] = set()
     devices_by_kind: dict[str, list[OtherDevice]] = defaultdict(list)
     for rule in rules:
-        matched = list(_matching_devices(rule, sysfs_tree, dev, node, matched_names))
+        matched = list(_matching_devices(rule, sysfs_tree, dev, node_name, matched_names))
         matched_names |= {device.pci_address or device.name for device in matched}
         devices_by_kind[rule.kind] += matched
     ordered = [
@@ -35,7 +35,7 @@ def discover(rules: Sequence[DeviceRule], sysfs: Path, dev: Path, node: str) -> 
 
 
 def _matching_devices(
-    rule: DeviceRule, sysfs_tree: Sysfs, dev: Path, node: str, matched_names: set[str]
+    rule: DeviceRule, sysfs_tree: Sysfs, dev: Path, node_name: str, matched_names: set[str]
 ) -> Iterator[OtherDevice]:
     if rule.kind == RDMA:
         rdma_devices = sysfs_tree.rdma_devices()
@@ -46,7 +46,9 @@ def _matching_devices(
             is_match = rule.matches_any_pci if pci is None else rule.matches(pci.facts)
             if is_match and (rdma.address or rdma.name) not in matched_names:
                 name = rdma.guid if guids[rdma.guid] == 1 else ""
-                yield _rdma_device(rdma, pci, name or f"{node}-{rdma.name}", _device_nodes(rdma.nodes, dev), common)
+                yield _rdma_device(
+                    rdma, pci, name or f"{node_name}-{rdma.name}", _device_nodes(rdma.nodes, dev), common
+                )
         return
     nodes: Mapping[str, list[str]] | None = None
     for address in sysfs_tree.pci_addresses():
@@ -54,7 +56,7 @@ def _matching_devices(
             pci = sysfs_tree.pci_device(address)
             if rule.matches(pci.facts):
                 nodes = sysfs_tree.character_nodes() if nodes is None else nodes
-                yield _other_pci_device(rule.kind, pci, node, nodes.get(address, ()), dev)
+                yield _other_pci_device(rule.kind, pci, node_name, nodes.get(address, ()), dev)
 
 
 def _rdma_device(
@@ -79,14 +81,14 @@ def _rdma_device(
     )
 
 
-def _other_pci_device(kind: str, pci: PciDevice, node: str, character_nodes: Iterable[str], dev: Path) -> OtherDevice:
+def _other_pci_device(kind: str, pci: PciDevice, node_name: str, device_files: Iterable[str], dev: Path) -> OtherDevice:
     is_vfio = pci.driver == VFIO and bool(pci.iommu_group)
     return OtherDevice(
         kind=kind,
         index=0,
-        uuid=_object_name(f"pci-{node}-{pci.address}"),
+        uuid=_object_name(f"pci-{node_name}-{pci.address}"),
         model=_vendor_device(pci),
-        nodes=_device_nodes([*character_nodes, *([f"vfio/{pci.iommu_group}"] if is_vfio else [])], dev),
+        nodes=_device_nodes([*device_files, *([f"vfio/{pci.iommu_group}"] if is_vfio else [])], dev),
         common=_device_nodes([f"vfio/{_VFIO_ALL}"] if is_vfio else [], dev),
         pci_address=pci.address,
         properties=_without_empty(_pci_properties(pci)),

@@ -24,7 +24,7 @@ class NodeObject(Protocol):
 T = TypeVar("T", bound=NodeObject)
 
 
-class CardsPerNodeLimit(Generic[T]):
+class CardsPerNodeLimiter(Generic[T]):
     """The projection and handler of one reflector. Keeps the first `MAX_CARDS_PER_NODE` objects of each node. When a
     kept object is deleted, an ignored object can be kept from its next event on.
 

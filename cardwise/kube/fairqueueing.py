@@ -7,10 +7,10 @@ next. An owner that was idle starts at the virtual time of the last served owner
 Example: writes of A take 2 s each, those of B 0.02 s. A is served once, then B 100 times, then A again: each gets half
 of the time.
 
-For queues with a limit, `RecentUse` chooses the owner that loses a place to a newcomer: the owner with the most places,
-and of owners with equally many the one that has used the most time lately. Example: 250 owners have one place each and
+For queues with a limit, `RecentUse` chooses the owner that loses a slot to a newcomer: the owner with the most slots,
+and of owners with equally many the one that has used the most time lately. Example: 250 owners have one slot each and
 queue again as soon as they are served. An owner that queues only occasionally has used less time, so one of the 250
-loses its place to this owner.
+loses its slot to this owner.
 """
 
 from collections import Counter
@@ -115,20 +115,20 @@ class RecentUse(Generic[_OwnerT]):
             halvings = 0.0
         self._used[owner] = self._used.get(owner, 0.0) + seconds * 2**halvings
 
-    def owners_by_size(self, places: Mapping[_OwnerT, Sized]) -> list[_OwnerT]:
-        """The owners in the order in which they lose places. `places`: the places of each owner."""
-        sizes = self._sizes(places)
+    def owners_by_size(self, slots: Mapping[_OwnerT, Sized]) -> list[_OwnerT]:
+        """The owners in the order in which they lose slots. `slots`: the slots of each owner."""
+        sizes = self._sizes(slots)
         return sorted(sizes, key=sizes.__getitem__, reverse=True)
 
-    def larger_owners(self, owner: _OwnerT, places: Mapping[_OwnerT, Sized]) -> list[_OwnerT]:
-        """The owners that must lose a place before `owner` is refused another place, in this order."""
-        own_size = len(places.get(owner, ())) + 1, self._used.get(owner, 0.0)
-        sizes = {name: size for name, size in self._sizes(places).items() if size > own_size}
+    def larger_owners(self, owner: _OwnerT, slots: Mapping[_OwnerT, Sized]) -> list[_OwnerT]:
+        """The owners that must lose a slot before `owner` is refused another slot, in this order."""
+        own_size = len(slots.get(owner, ())) + 1, self._used.get(owner, 0.0)
+        sizes = {name: size for name, size in self._sizes(slots).items() if size > own_size}
         return sorted(sizes, key=sizes.__getitem__, reverse=True)
 
-    def _sizes(self, places: Mapping[_OwnerT, Sized]) -> dict[_OwnerT, tuple[int, float]]:
+    def _sizes(self, slots: Mapping[_OwnerT, Sized]) -> dict[_OwnerT, tuple[int, float]]:
         used = self._used.get
-        return {name: (len(queued), used(name, 0.0)) for name, queued in places.items()}
+        return {name: (len(queued), used(name, 0.0)) for name, queued in slots.items()}
 
 
 def round_robin(elements: Iterable[_T], owner: Callable[[_T], str]) -> list[_T]:

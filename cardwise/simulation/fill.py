@@ -1,7 +1,7 @@
 """Fills an empty cluster by the protocol of FGD's artefact (Weng et al., USENIX ATC 2023), for comparable results.
 
 The pods arrive one after another, in an order shuffled by the seed. Pods drawn from the same list are added, or some
-are left out, until their requests sum up to `tune` times the cards. No pod ends; a refused pod does not arrive again.
+are left out, until their requests sum up to `demand` times the cards. No pod ends; a refused pod does not arrive again.
 """
 
 import time
@@ -11,7 +11,7 @@ from random import Random
 from typing import Final
 
 from cardwise.simulation.cluster import SimulatedCluster
-from cardwise.simulation.defaults import TUNE
+from cardwise.simulation.defaults import DEMAND
 from cardwise.simulation.fragments import SimulatedFragments
 from cardwise.simulation.refusals import RefusalCounter, RefusedPods
 from cardwise.simulation.workload import (
@@ -64,26 +64,26 @@ class FillResult:
         return next((point for point in reversed(self.points) if point.arrived <= arrived), None)
 
 
-def expected_arrivals(workload: SimulatedWorkload, tune: float | None = TUNE) -> int:
+def expected_arrivals(workload: SimulatedWorkload, demand: float | None = DEMAND) -> int:
     """The approximate number of pods that arrive in one run."""
-    demand = sum(workload.demand(pod.shape) for pod in workload.pods)
-    times = 1.0 if tune is None or not demand else tune * workload.capacity / demand
+    total_demand = sum(workload.demand(pod.shape) for pod in workload.pods)
+    times = 1.0 if demand is None or not total_demand else demand * workload.capacity / total_demand
     return round(times * len(workload.pods))
 
 
-def arrival_order(workload: SimulatedWorkload, seed: int, tune: float | None = TUNE) -> list[SimulatedPod]:
+def arrival_order(workload: SimulatedWorkload, seed: int, demand: float | None = DEMAND) -> list[SimulatedPod]:
     """The pods in order of arrival.
 
-    tune: requested cards as a multiple of all cards, reached by drawing further pods or leaving pods out; None: each
+    demand: requested cards as a multiple of all cards, reached by drawing further pods or leaving pods out; None: each
       pod of the workload arrives once.
     """
     random = Random(seed)
     pods = sorted_by_name(workload.pods)
     random.shuffle(pods)
     arriving = list(pods)
-    if tune is None:
+    if demand is None:
         return arriving
-    goal, requested = tune * workload.capacity, sum(workload.demand(pod.shape) for pod in arriving)
+    goal, requested = demand * workload.capacity, sum(workload.demand(pod.shape) for pod in arriving)
     while requested > goal:
         requested -= workload.demand(arriving.pop(random.randrange(len(arriving))).shape)
     has_demand = any(workload.demand(pod.shape) for pod in pods)
@@ -101,7 +101,7 @@ def simulate_fill(
     policy: str,
     seed: int,
     *,
-    tune: float | None = TUNE,
+    demand: float | None = DEMAND,
     learning: bool = True,
     fragments: bool = True,
     extra_shapes: Sequence[PodShape] = (),
@@ -111,7 +111,7 @@ def simulate_fill(
 ) -> FillResult:
     """Simulate one run of the protocol.
 
-    tune: requested cards as a multiple of all cards; None: each pod of the workload arrives once.
+    demand: requested cards as a multiple of all cards; None: each pod of the workload arrives once.
     learning: whether the policies learn the workload from arriving pods; otherwise they know it from the start, as FGD
       does in its artefact.
     fragments: whether to measure fragmentation; otherwise it is reported as 0.
@@ -120,7 +120,7 @@ def simulate_fill(
     max_scored_nodes: the maximum number of nodes that one decision scores; None for all.
     on_progress: called with the number of pods that arrived since the last call.
     """
-    arriving = arrival_order(workload, seed, tune)
+    arriving = arrival_order(workload, seed, demand)
     cluster = SimulatedCluster(shuffled_nodes(workload, seed), policy, max_scored_nodes=max_scored_nodes)
     if not learning:
         cluster.set_workload(pod.shape for pod in sorted_by_name(workload.pods))

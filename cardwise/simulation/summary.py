@@ -68,10 +68,10 @@ class ChurnSummary:
     refused: tuple[RefusedPods, ...]
 
 
-def reached_levels(workload: SimulatedWorkload, tune: float | None) -> list[int]:
+def reached_levels(workload: SimulatedWorkload, demand: float | None) -> list[int]:
     """The levels of `LEVELS` that a run reaches, and the level at its end, in percent of all cards requested."""
-    demand = sum(workload.demand(pod.shape) for pod in workload.pods)
-    end = round(100 * (tune if tune is not None else demand / workload.capacity if workload.capacity else 0))
+    total_demand = sum(workload.demand(pod.shape) for pod in workload.pods)
+    end = round(100 * (demand if demand is not None else total_demand / workload.capacity if workload.capacity else 0))
     return [*(level for level in LEVELS if level < end), end]
 
 

@@ -6,6 +6,6 @@ card's device nodes; later the grant's release.
 Read first: `prestart`, `grants` (the store on disk), `release`.
 
 A container's access: `access` (by CDI or by environment), `cdi` (the spec of a slot), `environment`, `mpswait` (waits
-for MPS), `waitplaces` (which starts may wait). Checks of grants: `hardware` (the cards of this machine), `adoption`
+for MPS), `waitslots` (which starts may wait). Checks of grants: `hardware` (the cards of this machine), `adoption`
 (containers that run without a grant).
 """

@@ -72,14 +72,14 @@ class MpsWait:
     ) -> Grant:
         """Wait for MPS; returns the grant with the daemons that its container gets. Raises MpsNotReady.
 
-        reserve_wait: reserves a place for a waiting start, as `WaitPlaces.reserve`.
+        reserve_wait: reserves a wait slot for a waiting start, as `WaitSlots.reserve`.
         is_active: returns whether the kubelet still waits for the response.
         """
         required_state = self._required_state(grant)
         readiness = self._check_readiness(grant, required_state)
         if readiness.problem:
-            with reserve_wait() as has_place:
-                readiness = self._wait_ready(grant, required_state, readiness, lambda: has_place() and is_active())
+            with reserve_wait() as has_slot:
+                readiness = self._wait_ready(grant, required_state, readiness, lambda: has_slot() and is_active())
         if readiness.problem:
             raise MpsNotReady(readiness.problem)
         return msgspec.structs.replace(grant, mps=readiness.folders)

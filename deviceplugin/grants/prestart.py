@@ -42,7 +42,7 @@ from deviceplugin.grants.grants import (
 )
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.mpswait import MpsNotReady, MpsWait
-from deviceplugin.grants.waitplaces import WaitPlaces
+from deviceplugin.grants.waitslots import WaitSlots
 from deviceplugin.sources.containers import ADOPTION_SECONDS, LIVE_SECONDS, RuntimeUnavailable, Sandbox
 from deviceplugin.sources.kubelet import (
     CheckpointContainer,
@@ -246,7 +246,7 @@ class PreStart:
         self._adopt = adopt
         self._on_granted = on_granted
         self._clock = clock
-        self._wait_places = WaitPlaces(clock)
+        self._wait_slots = WaitSlots(clock)
 
     def __call__(self, slots: Sequence[str], is_active: IsActive) -> Grant:
         """Add the grant of the container that has these slots, and write its CDI spec. Raises StartRefused.
@@ -381,8 +381,8 @@ class PreStart:
         if seconds < ADOPTION_SECONDS:
             problem = "no time is left in this call"
         else:
-            with self._reserve_wait(grant) as has_place:
-                if has_place():
+            with self._reserve_wait(grant) as has_slot:
+                if has_slot():
                     problem = self._adopt(seconds)
         if problem:
             raise StartRefused(
@@ -394,9 +394,9 @@ class PreStart:
         outcome = self._try_add(grant, totals, is_active)
         last_try = min(self._clock.now() + _CONFLICT_SECONDS, deadline - LIVE_SECONDS)
         if not isinstance(outcome, AddedGrant) and self._clock.now() <= last_try:
-            with self._reserve_wait(grant) as has_place:
-                if has_place():
-                    outcome = self._wait_until_free(outcome, grant, totals, last_try, is_active, has_place=has_place)
+            with self._reserve_wait(grant) as has_slot:
+                if has_slot():
+                    outcome = self._wait_until_free(outcome, grant, totals, last_try, is_active, has_slot=has_slot)
         if not isinstance(outcome, AddedGrant):
             raise StartRefused(str(outcome))
         return outcome
@@ -407,9 +407,9 @@ class PreStart:
         return self._grants.add(grant, totals)
 
     def _reserve_wait(self, grant: Grant) -> contextlib.AbstractContextManager[Callable[[], bool]]:
-        """Reserve a place for a start that waits, as `WaitPlaces.reserve`."""
+        """Reserve a wait slot for a start that waits, as `WaitSlots.reserve`."""
         uuids = [share.uuid for share in grant.shares] + [device.uuid for device in grant.devices]
-        return self._wait_places.reserve(grant.namespace, tuple(sorted(uuids)))
+        return self._wait_slots.reserve(grant.namespace, tuple(sorted(uuids)))
 
     def _wait_until_free(
         self,
@@ -419,12 +419,12 @@ class PreStart:
         last_try: float,
         is_active: IsActive,
         *,
-        has_place: Callable[[], bool],
+        has_slot: Callable[[], bool],
     ) -> AddedGrant | GrantConflict:
         """Wait until the card or device is free. Usually its holder has ended, and only its grant must be released.
 
         last_try: the time after which the runtime is not called again.
-        has_place: returns whether the start still has its place (`WaitPlaces`); without the place, the wait ends.
+        has_slot: returns whether the start still has its wait slot (`WaitSlots`); without it, the wait ends.
         """
         while True:
             if isinstance(conflict, FormerBinding):
@@ -432,7 +432,7 @@ class PreStart:
             else:
                 self._release({holder.pod_uid for holder in conflict.holders})  # takes seconds if the runtime is slow
             outcome = self._try_add(grant, totals, is_active)
-            if isinstance(outcome, AddedGrant) or self._clock.now() >= last_try or not has_place():
+            if isinstance(outcome, AddedGrant) or self._clock.now() >= last_try or not has_slot():
                 return outcome
             conflict = outcome
             self._clock.sleep(_CONFLICT_PAUSE)

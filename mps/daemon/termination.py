@@ -48,10 +48,13 @@ class TerminatingPods:
         due_pods, remaining_seconds = self._update_force_deleted(pods, living_pods), []
         node_clock_seconds = node_time.timestamp()
         api_clock_seconds = None if api_time is None else api_time.timestamp()
-        terminating_pods = self._terminating_pods_with_seconds(
+        terminating_pods = self._seconds_until_detach_at_deletion(
             pods, living_pods, api_clock_seconds, node_clock_seconds, monotonic
         )
-        for pod, remaining in (*terminating_pods, *self._expiring_pods_with_seconds(living_pods, node_clock_seconds)):
+        for pod, remaining in (
+            *terminating_pods,
+            *self._seconds_until_detach_at_deadline(living_pods, node_clock_seconds),
+        ):
             if remaining <= 0:
                 due_pods.append(pod)
             else:
@@ -62,7 +65,7 @@ class TerminatingPods:
         """Forget a force-deleted pod that has no clients any more."""
         self._vanished.pop(uid, None)
 
-    def _terminating_pods_with_seconds(
+    def _seconds_until_detach_at_deletion(
         self,
         pods: Sequence[PodView],
         living_pods: Sequence[PodView],
@@ -107,7 +110,7 @@ class TerminatingPods:
                 return min(pod.grace, ends_at - now)
         return pod.grace if was_known else 0.0
 
-    def _expiring_pods_with_seconds(
+    def _seconds_until_detach_at_deadline(
         self, living_pods: Sequence[PodView], node_clock_seconds: float
     ) -> Iterator[tuple[PodView, float]]:
         """Pods with a deadline, each with the seconds until its clients must be detached.

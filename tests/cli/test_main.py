@@ -163,10 +163,12 @@ def test_a_missing_right_is_said_in_a_few_words():
         assert rights.describe_refusal(error).startswith(
             f"the right to list pods in {place} is missing; an administrator grants"
         )
-        assert rights.describe_missing(error).startswith(f"the right to list pods in {place} is missing (ClusterRole ")
-        assert len(rights.describe_missing(error)) < 120
+        assert rights.describe_missing_right(error).startswith(
+            f"the right to list pods in {place} is missing (ClusterRole "
+        )
+        assert len(rights.describe_missing_right(error)) < 120
     error = errors.Forbidden(403, "Forbidden", "somebody's webhook says no")
-    assert rights.describe_refusal(error) == rights.describe_missing(error) == "somebody's webhook says no", (
+    assert rights.describe_refusal(error) == rights.describe_missing_right(error) == "somebody's webhook says no", (
         "no role helps"
     )
 
@@ -189,7 +191,7 @@ def test_the_right_is_given_to_the_user_whom_it_was_denied_under_a_name_of_its_o
 def test_a_kubeconfig_without_credentials_is_no_reason_to_give_everybody_rights():
     denied = 'User "system:anonymous" cannot list resource "nodes" in API group "" at the cluster scope'
     error = errors.Forbidden(403, "Forbidden", denied)
-    for message in (rights.describe_refusal(error), rights.describe_missing(error)):
+    for message in (rights.describe_refusal(error), rights.describe_missing_right(error)):
         assert "your kubeconfig has no credentials; log in" in message
         assert "kubectl create" not in message
 

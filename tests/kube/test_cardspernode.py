@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from cardwise.kube import errors, paths
-from cardwise.kube.cardspernode import CardsPerNodeLimit
+from cardwise.kube.cardspernode import CardsPerNodeLimiter
 from cardwise.kube.survey import MAX_CARDS_PER_NODE
 from cardwise.kube.watch.reflector import Reflector, WakeHandler
 from cardwise.kube.watch.store import Store
@@ -24,7 +24,7 @@ class World:
 
     def __init__(self) -> None:
         self.store: Store[Card] = Store()
-        self.limited = CardsPerNodeLimit(self.project, WakeHandler())
+        self.limited = CardsPerNodeLimiter(self.project, WakeHandler())
 
     def project(self, content: bytes) -> tuple[str, Card]:
         key, _, node = content.decode().partition("@")
@@ -71,7 +71,7 @@ def test_failed_list_releases_its_places():
     def put_card(name, node="n1"):
         api.write_object(paths.extendedresources(), {"metadata": {"name": name}, "spec": {"nodeName": node}})
 
-    limited = CardsPerNodeLimit(project, WakeHandler())
+    limited = CardsPerNodeLimiter(project, WakeHandler())
     reflector = Reflector(
         api.client(clock=clock),
         paths.extendedresources(),

@@ -80,30 +80,30 @@ def test_the_example_of_the_docstring():
     assert order == ["A", *["B"] * 100, "A"]
 
 
-def test_the_example_of_lost_places():
+def test_the_example_of_lost_slots():
     theory, use, owners = theory_of("cardwise.kube.fairqueueing"), RecentUse[str](FakeClock()), 250
-    assert f"{owners} owners have one place each" in theory
+    assert f"{owners} owners have one slot each" in theory
     names = [f"owner {number}" for number in range(owners)]
     for name in names * 2:  # each owner was served and queued again
         use.add_use(name, 0.02)
     use.add_use("newcomer", 0.02)
-    assert f"queues only occasionally has used less time, so one of the {owners} loses its place" in theory
+    assert f"queues only occasionally has used less time, so one of the {owners} loses its slot" in theory
     assert set(use.larger_owners("newcomer", dict.fromkeys(names, range(1)))) == set(names)
 
 
-def places(**counts: int) -> dict[str, range]:
+def slots(**counts: int) -> dict[str, range]:
     return {owner: range(count) for owner, count in counts.items()}
 
 
-def test_owner_with_most_places_then_most_use_loses_a_place():
+def test_owner_with_most_slots_then_most_use_loses_a_slot():
     use = RecentUse[str](FakeClock())
     for owner, seconds in (("a", 1.0), ("b", 3.0), ("c", 2.0)):
         use.add_use(owner, seconds)
-    assert use.owners_by_size(places(a=1, b=1, c=1, d=2)) == ["d", "b", "c", "a"]
-    assert use.larger_owners("new", places(a=1, b=1, c=1)) == ["b", "c", "a"]
-    assert use.larger_owners("a", places(b=1, c=1)) == ["b", "c"]
-    assert use.larger_owners("new", places(new=1, b=1, d=3)) == ["d"], "with two places it would have more than b"
-    assert use.larger_owners("b", places(b=1, d=2)) == [], "it has used more than d"
+    assert use.owners_by_size(slots(a=1, b=1, c=1, d=2)) == ["d", "b", "c", "a"]
+    assert use.larger_owners("new", slots(a=1, b=1, c=1)) == ["b", "c", "a"]
+    assert use.larger_owners("a", slots(b=1, c=1)) == ["b", "c"]
+    assert use.larger_owners("new", slots(new=1, b=1, d=3)) == ["d"], "with two places it would have more than b"
+    assert use.larger_owners("b", slots(b=1, d=2)) == [], "it has used more than d"
 
 
 @pytest.mark.parametrize("halvings", [1, 63, 65, 900])
@@ -113,10 +113,10 @@ def test_used_time_halves_after_half_a_minute(halvings):
     use.add_use("early", 1.0)
     clock.advance(30.0)
     use.add_use("late", 0.51)
-    assert use.larger_owners("new", places(early=1, late=1)) == ["late", "early"]
+    assert use.larger_owners("new", slots(early=1, late=1)) == ["late", "early"]
     clock.advance(30.0 * halvings)
     use.add_use("now", 1.0)
-    assert use.owners_by_size(places(early=1, late=1, now=1)) == ["now", "late", "early"]
+    assert use.owners_by_size(slots(early=1, late=1, now=1)) == ["now", "late", "early"]
 
 
 def test_old_use_is_forgotten():
@@ -125,14 +125,14 @@ def test_old_use_is_forgotten():
     use.add_use("early", 1.0)
     clock.advance(30.0 * 5000)
     use.add_use("now", 1.0)
-    assert use.larger_owners("new", places(early=1, now=1)) == ["now"]
+    assert use.larger_owners("new", slots(early=1, now=1)) == ["now"]
 
 
 def test_owners_with_the_least_use_are_forgotten_first():
     use = RecentUse[str](FakeClock())
     for number in range(10_002):
         use.add_use(f"o{number}", 1.0 + number)
-    assert use.larger_owners("new", places(o0=1, o5500=1)) == ["o5500"]
+    assert use.larger_owners("new", slots(o0=1, o5500=1)) == ["o5500"]
     assert len(use._used) <= 10_001
 
 

@@ -104,9 +104,9 @@ def test_counting_what_fits_changes_nothing(nodes, policy, shapes, extra_shape):
 
 @settings(max_examples=examples(12, soak=200))
 @given(POLICY, st.integers(0, 1000), st.sampled_from([0.3, 1.0, 1.7]))
-def test_allocation_never_exceeds_requests_or_cards(tmp_path, policy, seed, tune):
+def test_allocation_never_exceeds_requests_or_cards(tmp_path, policy, seed, demand):
     tiny = traces.read_trace(worlds.write_trace(tmp_path), "tiny")
-    for point in simulate_fill(tiny, policy, seed, tune=tune).points:
+    for point in simulate_fill(tiny, policy, seed, demand=demand).points:
         assert point.allocated <= min(100.0, point.arrived + 0.51)
         assert -0.001 <= point.fragmented <= 100.001
 
@@ -134,7 +134,7 @@ def test_results_do_not_depend_on_string_hashes(tmp_path):
     code = (
         "import sys; from pathlib import Path; from cardwise.simulation import traces; "
         "from cardwise.simulation.fill import simulate_fill; w = traces.read_trace(Path(sys.argv[1]), 'tiny'); "
-        "print([simulate_fill(w, p, 1, tune=2.0).points for p in ('binpack', 'bestfit', 'priced')])"
+        "print([simulate_fill(w, p, 1, demand=2.0).points for p in ('binpack', 'bestfit', 'priced')])"
     )
     printed = [
         subprocess.run(

@@ -41,5 +41,5 @@ def test_baselines_are_not_selectable_policies():
 
 def test_baseline_fills_a_trace():
     pods = [worlds.shape(500)] * 12 + [worlds.shape(0)] * 4
-    full = simulate_fill(worlds.workload([worlds.node("a", *[1000] * 8)], pods), "bestfit", 1, tune=1.0)
+    full = simulate_fill(worlds.workload([worlds.node("a", *[1000] * 8)], pods), "bestfit", 1, demand=1.0)
     assert full.points[-1].allocated > 90

@@ -15,7 +15,7 @@ from webhook.cluster.cards import CardSizes
 from webhook.cluster.gpuquotas import QuotaUsage
 from webhook.cluster.limitranges import Bounds
 from webhook.cluster.namespaces import Defaults
-from webhook.cluster.offers import Offers
+from webhook.cluster.offers import NodeOffers
 from webhook.server import app, decisions
 from webhook.server import review as reviews
 from webhook.server.decisions import WebhookSettings
@@ -47,7 +47,7 @@ class Known:
     numbers: dict[str, tuple[str, int]] = field(default_factory=dict)
     scopes: frozenset[str] = frozenset()
     ranges: dict[str, Bounds] = field(default_factory=dict)
-    offered: Offers | None = None
+    offered: NodeOffers | None = None
     native: bool = True  # whether PodGroups of Kubernetes are served
     callers: list[str] = field(default_factory=list)  # the callers for which pods of Bindings were looked up
     compared: list[str] = field(default_factory=list)  # the reviewed classes whose cards were compared
@@ -76,7 +76,7 @@ class Known:
     def resource_class(self, name: str) -> ResourceClass | None:
         return self.known_classes.get(name)
 
-    def offers(self) -> Offers | None:
+    def offers(self) -> NodeOffers | None:
         return self.offered
 
     def quotas(self, namespace: str) -> Sequence[QuotaUsage]:

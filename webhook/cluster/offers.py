@@ -45,7 +45,7 @@ def project(raw: bytes) -> tuple[str, NodeOffer]:
     return node.metadata.name, NodeOffer(resources, node.metadata.labels if names.SHARE in gpu_resources else None)
 
 
-class Offers:
+class NodeOffers:
     """Handler of the reflector of nodes. Thread-safe."""
 
     def __init__(self) -> None:

@@ -91,10 +91,10 @@ class LookupLimit:
             return True
 
 
-class _LookupPlaces:
+class _LookupSlots:
     """Limits how many lookups wait for the API server at the same time. Thread-safe.
 
-    Each namespace has at most one place, so a namespace whose pods take long to list cannot occupy all places.
+    Each namespace has at most one lookup slot, so a namespace whose pods take long to list cannot occupy all of them.
     """
 
     def __init__(self, count: int) -> None:
@@ -103,7 +103,7 @@ class _LookupPlaces:
         self._owners = set[str]()
 
     def acquire(self, namespace: str) -> bool:
-        """Take a place for the namespace; the caller must release it. Returns False if no place is free."""
+        """Acquire a slot for the namespace; the caller must release it. Returns False if no slot is free."""
         with self._lock:
             if namespace in self._owners or len(self._owners) >= self._count:
                 return False
@@ -221,7 +221,7 @@ class GangNumbers:
         self._clock = clock
         self._log_limit = LineLimit(_log, clock)
         self._limit = LookupLimit(clock, per_owner=_MAX_LOOKUPS_PER_OWNER, total=_MAX_LOOKUPS)
-        self._lookup_places = _LookupPlaces(_MAX_CONCURRENT_LOOKUPS)
+        self._lookup_slots = _LookupSlots(_MAX_CONCURRENT_LOOKUPS)
         # The times until which lookups are skipped, by namespace, gang and number. Without a number, the gang's lookup
         # failed; without a gang, a lookup of the namespace timed out.
         self._skipped_until: dict[tuple[str, str, int | None], float] = {}
@@ -236,7 +236,7 @@ class GangNumbers:
             for skipped_key in (key, (namespace, gang, None), (namespace, "", None), _ALL_GANGS)
         ):
             return None
-        if not self._limit.begin_lookup(namespace) or not self._lookup_places.acquire(namespace):
+        if not self._limit.begin_lookup(namespace) or not self._lookup_slots.acquire(namespace):
             return None
         try:
             numbers = self._fetch_numbers(namespace, gang)
@@ -258,7 +258,7 @@ class GangNumbers:
             )
             return None
         finally:
-            self._lookup_places.release(namespace)
+            self._lookup_slots.release(namespace)
         conflict = next(((name, other) for name, other in numbers.items() if other != number), None)
         if conflict is None and numbers:
             self._skip(key, _SKIP_SECONDS)

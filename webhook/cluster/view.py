@@ -18,7 +18,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, MiB
 from cardwise.kube import errors, paths, survey, wire
-from cardwise.kube.cardspernode import CardsPerNodeLimit
+from cardwise.kube.cardspernode import CardsPerNodeLimiter
 from cardwise.kube.client import KubeClient
 from cardwise.kube.watch.reflector import CENTRAL_PACE, Project, Reflector, WakeHandler
 from cardwise.runtime.logs import LineLimit
@@ -27,7 +27,7 @@ from webhook.cluster.cards import CardFacts, CardSizes, CardSums
 from webhook.cluster.gpuquotas import QuotaUsage
 from webhook.cluster.limitranges import Bounds
 from webhook.cluster.namespaces import Defaults
-from webhook.cluster.offers import NodeOffer, Offers
+from webhook.cluster.offers import NodeOffer, NodeOffers
 from webhook.cluster.ondemand import FreshList, GangNumbers, LookupLimit, PodGroups
 
 LIMIT_RANGES: Final = paths.namespaced("/api/v1", "limitranges")
@@ -82,7 +82,7 @@ class ClusterView:
             pace=CENTRAL_PACE,
             clock=clock,
         )
-        limited_cards = CardsPerNodeLimit(_project_card, self._card_sums)
+        limited_cards = CardsPerNodeLimiter(_project_card, self._card_sums)
         self._card_reflector: Reflector[CardFacts] = Reflector(
             client,
             paths.extendedresources(),
@@ -116,7 +116,7 @@ class ClusterView:
             pace=CENTRAL_PACE,
             clock=clock,
         )
-        self._offers = Offers()
+        self._offers = NodeOffers()
         self._node_reflector: Reflector[NodeOffer] = Reflector(
             client, paths.nodes(), offers.project, self._offers, pace=CENTRAL_PACE, clock=clock
         )
@@ -189,7 +189,7 @@ class ClusterView:
     def quotas(self, namespace: str) -> Sequence[QuotaUsage]:
         return self._quota_usages.in_namespace(namespace)
 
-    def offers(self) -> Offers | None:
+    def offers(self) -> NodeOffers | None:
         return self._offers if self._node_reflector.synced.is_set() else None
 
     def bounds(self, namespace: str) -> Bounds:

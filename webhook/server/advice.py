@@ -15,7 +15,7 @@ from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.quantity import Unit
 from webhook.cluster import namespaces
 from webhook.cluster.gpuquotas import QuotaUsage
-from webhook.cluster.offers import Offers
+from webhook.cluster.offers import NodeOffers
 from webhook.pods.mutate import DEFAULT_SCHEDULER
 from webhook.templates import containers, records
 from webhook.templates.spellings import counted_resource, is_zero
@@ -29,7 +29,7 @@ _RANGES: Final = ("max", "min", "default", "defaultRequest")  # of a LimitRange
 _UPPER_RANGES: Final = ("max", "default", "defaultRequest")  # the ranges that set or limit the size of a share
 
 
-def warn_foreign_resources(pod: Json, offers: Offers, classes: Iterable[str]) -> tuple[str, ...]:
+def warn_foreign_resources(pod: Json, offers: NodeOffers, classes: Iterable[str]) -> tuple[str, ...]:
     """Warnings about GPU resources of other domains that no node offers: misspelled, or of another GPU sharer."""
     offered_names = offers.resources()
     known_names = (*sorted(offered_names), *classes)
@@ -100,7 +100,7 @@ def warn_namespace(manifest: Json) -> tuple[str, ...]:
 def warn_resource_quota(
     manifest: Json,
     quota_usages: Iterable[QuotaUsage],
-    offers: Offers | None,
+    offers: NodeOffers | None,
     known_classes: Mapping[str, object],
     min_share: int = 0,
 ) -> tuple[str, ...]:
@@ -140,7 +140,7 @@ def warn_resource_quota(
 
 
 def warn_limit_range(
-    manifest: Json, offers: Offers | None, known_classes: Mapping[str, object], min_share: int = 0
+    manifest: Json, offers: NodeOffers | None, known_classes: Mapping[str, object], min_share: int = 0
 ) -> tuple[str, ...]:
     """Warnings about a LimitRange: resources that no container can have, and limits below any useful share.
 
@@ -195,7 +195,7 @@ class _Comparisons:
 
 def _uncounted_keys(
     amounts: Json,
-    offers: Offers | None,
+    offers: NodeOffers | None,
     known_classes: Mapping[str, object],
     comparisons: _Comparisons,
     quota_key: Callable[[str], str] = lambda suggested_name: f"requests.{suggested_name}",
@@ -234,12 +234,12 @@ def _suggest_class_resource(name: str, class_names: Iterable[str]) -> str:
 
 
 def warn_placement(
-    pod: Json, schedulers: Collection[str], offers: Offers | None, admitting: Collection[str] | None
+    pod: Json, schedulers: Collection[str], offers: NodeOffers | None, admitting: Collection[str] | None
 ) -> tuple[str, ...]:
     """Warnings about a pod that requests cards: its scheduler, its gates, its nodes.
 
     schedulers: the schedulers that call the extender.
-    admitting: as `Offers.admitting_nodes`.
+    admitting: as `NodeOffers.admitting_nodes`.
     """
     spec = pod.get("spec") or {}
     warnings = []
@@ -267,7 +267,7 @@ def warn_placement(
     return tuple(warnings)
 
 
-def _hint_node_label(selector: Mapping[str, str], unmatched: Collection[str], offers: Offers) -> str:
+def _hint_node_label(selector: Mapping[str, str], unmatched: Collection[str], offers: NodeOffers) -> str:
     """A hint about the label that was probably meant by a node selector's entry which no node with GPUs has; "" if
     unknown.
     """

@@ -20,7 +20,7 @@ from webhook.cluster.cards import CardSizes
 from webhook.cluster.gpuquotas import QuotaUsage
 from webhook.cluster.limitranges import Bounds
 from webhook.cluster.namespaces import Defaults
-from webhook.cluster.offers import Offers
+from webhook.cluster.offers import NodeOffers
 from webhook.pods import (
     agent,
     classes,
@@ -73,7 +73,7 @@ class Lookups(Protocol):
     def resource_class(self, name: str) -> ResourceClass | None:
         """The class; None if it does not exist. Reads an unknown class from the API server. Raises KubeError."""
 
-    def offers(self) -> Offers | None:
+    def offers(self) -> NodeOffers | None:
         """The offers of the nodes; None if they are not listed yet."""
 
     def quotas(self, namespace: str) -> Sequence[QuotaUsage]:

@@ -94,8 +94,8 @@ def read_classes(client: KubeClient) -> tuple[ClassSummary, ...]:
     return tuple(sorted(summaries, key=lambda summary: summary.name))
 
 
-def read_visible(client: KubeClient, missing: errors.Forbidden, only_nodes: Collection[str] = ()) -> VisibleCluster:
-    """Read the view. Raises `missing` if neither types nor pods may be read, and `KubeError`.
+def read_visible(client: KubeClient, denied: errors.Forbidden, only_nodes: Collection[str] = ()) -> VisibleCluster:
+    """Read the view. Raises `denied` if neither types nor pods may be read, and `KubeError`.
 
     only_nodes: include only pods on these nodes; empty for all.
     """
@@ -107,7 +107,7 @@ def read_visible(client: KubeClient, missing: errors.Forbidden, only_nodes: Coll
         own_ledger = survey.read_own_ledger(client, client.namespace)
     except errors.Forbidden:
         if summaries is None:
-            raise missing from None
+            raise denied from None
         return VisibleCluster(client.namespace, summaries, None)
     shares = (
         PodShare(holding.namespace, holding.name, holding.node, card_share.index, card_share.mem)

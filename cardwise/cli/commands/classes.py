@@ -67,13 +67,13 @@ def _unknown_class_error(name: str, class_names: Iterable[str]) -> click.ClickEx
     return click.ClickException(f"there is no ResourceClass {name!r}; available: {available}")
 
 
-def _print_summaries(client: KubeClient, name: str | None, output: str, missing: errors.Forbidden) -> None:
+def _print_summaries(client: KubeClient, name: str | None, output: str, denied: errors.Forbidden) -> None:
     """Print the classes from their statuses, for users without the right to read cards. Raises `KubeError`."""
     all_summaries = list(visible.read_classes(client))
     if name is not None and name not in {summary.name for summary in all_summaries}:
         raise _unknown_class_error(name, [summary.name for summary in all_summaries])
     summaries = [summary for summary in all_summaries if name in (None, summary.name)]
-    reason = rights.describe_missing(missing)
+    reason = rights.describe_missing_right(denied)
     console.print_text(f"note: as last written by the extender, without the users of each class: {reason}", err=True)
     if output in ("json", "yaml"):
         printing.print_object({"classes": [classtable.summary_as_json(summary) for summary in summaries]}, output)

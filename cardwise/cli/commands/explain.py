@@ -20,7 +20,7 @@ from cardwise.cli.cluster import (
 )
 from cardwise.cli.cluster.podgroups import GangView
 from cardwise.cli.explanation import blockers, missingpods, objects, remedies, sentences
-from cardwise.cli.explanation.blockers import PodSurroundings
+from cardwise.cli.explanation.blockers import PodContext
 from cardwise.cli.render import printing
 from cardwise.core.api import names, policies, request
 from cardwise.core.placement import totals
@@ -144,7 +144,8 @@ def explain_workload(
 
 def explain_pod(client: KubeClient, pod: Json, namespace: str, cardwise_namespace: str) -> tuple[str, Json]:
     """Explain a pod. Returns the text and its JSON. Raises KubeError."""
-    if (pod.get("status") or {}).get("phase") in names.FINISHED_PHASES:  # an ended pod needs no surroundings
+    # For a finished pod, nothing else has to be read.
+    if (pod.get("status") or {}).get("phase") in names.FINISHED_PHASES:
         text = sentences.explain_pod(pod, None)
         return text, objects.as_json(pod, None, "", text)
     gang = podgroups.gang_of_pod(client, pod)
@@ -155,7 +156,7 @@ def explain_pod(client: KubeClient, pod: Json, namespace: str, cardwise_namespac
         cluster_survey = survey.take_survey(client, addresses=False, own_namespace=namespace, limits=settings.limits)
     except errors.Forbidden as error:
         console.print_text(
-            f"note: only part of the reason is visible to you: {rights.describe_missing(error)}", err=True
+            f"note: only part of the reason is visible to you: {rights.describe_missing_right(error)}", err=True
         )
     if cluster_survey is not None and cluster_survey.partial:
         console.print_text(f"note: {cluster_survey.partial}", err=True)
@@ -178,11 +179,9 @@ def explain_pod(client: KubeClient, pod: Json, namespace: str, cardwise_namespac
         for note in filter(None, (unread_nodes, engine.note)):
             console.print_text(f"note: {note}", err=True)
     bare_uids = frozenset(str(pod["metadata"].get("uid")) for pod in pods if workloads.is_bare(pod))
-    surroundings = replace(
-        _read_surroundings(client, pod, cluster_survey, gang, cardwise_namespace), bare_uids=bare_uids
-    )
+    context = replace(_read_context(client, pod, cluster_survey, gang, cardwise_namespace), bare_uids=bare_uids)
     gang_lines = blockers.explain_gang(gang) if gang is not None else ()
-    text = sentences.explain_pod(pod, cluster_survey, gang_lines, settings, engine, surroundings=surroundings)
+    text = sentences.explain_pod(pod, cluster_survey, gang_lines, settings, engine, context=context)
     return text, objects.as_json(pod, cluster_survey, published.policy_of_pod(pod, settings), text)
 
 
@@ -202,9 +201,9 @@ def _mark_terminating(cluster_survey: Survey, pods: Sequence[Json]) -> None:
             cluster_survey.ledger.set_holding(replace(holding, phase_name=remedies.ENDING))
 
 
-def _read_surroundings(
+def _read_context(
     client: KubeClient, pod: Json, cluster_survey: Survey | None, gang: GangView | None, cardwise_namespace: str
-) -> PodSurroundings:
+) -> PodContext:
     """Read the facts about a pod besides cards; for a placed pod only the facts about its node."""
     webhook = installation.read_webhook(client, cardwise_namespace) if _lacks_rewrite(pod) else None
     if name := pod["spec"].get("nodeName"):
@@ -217,9 +216,9 @@ def _read_surroundings(
             nodes = []
         except errors.Forbidden:
             nodes = None
-        return PodSurroundings(nodes, webhook=webhook, warning=warning)
+        return PodContext(nodes, webhook=webhook, warning=warning)
     if webhook is not None:
-        return PodSurroundings(webhook=webhook)  # the pod is never placed, on any node
+        return PodContext(webhook=webhook)  # the pod is never placed, on any node
     try:
         nodes = list(client.list_objects(paths.nodes()))
     except errors.Forbidden:
@@ -237,7 +236,7 @@ def _read_surroundings(
         reachable_nodes = {member["metadata"]["name"]: eligible.eligible_nodes(member, nodes) for member in members}
     replicas = workloads.other_replicas(client, pod)
     deployments = schedulers.read_deployments(client, cardwise_namespace)
-    return PodSurroundings(
+    return PodContext(
         nodes,
         former_replicas=replicas.from_former_template,
         hopeless_pods=replicas.of_same_controller | bound,

@@ -21,7 +21,7 @@ def quota(namespace: str | None, all_namespaces: bool, output: str) -> None:
     try:
         cluster_survey = survey.take_survey(client, namespace=scope, addresses=False)
     except errors.Forbidden as error:
-        reason = rights.describe_missing(error)
+        reason = rights.describe_missing_right(error)
         views = totals.entries_by_status(client.list_objects(paths.gpuquotas(scope)))
         console.print_text(f"note: as last written by the extender, without the pods: {reason}", err=True)
     else:

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from cardwise.cli import options
 from cardwise.core.api.policies import POLICIES
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.simulation.defaults import FIRST_SEED, LIFETIMES, LOAD, TUNE
+from cardwise.simulation.defaults import DEMAND, FIRST_SEED, LIFETIMES, LOAD
 
 _HELP: Final = """Replay a trace of pods, or the cluster's own pods, under each placement policy.
 
@@ -93,7 +93,7 @@ def _remove_duplicates(_ctx: click.Context, _param: click.Parameter, arguments: 
     show_default=True,
     help="Seed of the first run; each further run uses the next number.",
 )
-@click.option("--tune", type=_Positive(), help=f"Total amount to request, as a multiple of all GPUs. [{TUNE}]")
+@click.option("--demand", type=_Positive(), help=f"Total amount to request, as a multiple of all GPUs. [{DEMAND}]")
 @click.option(
     "--known",
     "show_workload",
@@ -132,7 +132,7 @@ def simulate(*, trace: Path | None, from_cluster: bool, **settings: Any) -> None
         raise click.UsageError(
             "--pod needs a simulation that ends with a full cluster, and --churn never fills it: remove one of them"
         )
-    ignored_options = ("tune",) if settings["is_churn"] else ("load", "lifetimes")
+    ignored_options = ("demand",) if settings["is_churn"] else ("load", "lifetimes")
     for name in ignored_options:
         if click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE:
             advice = "do not give it with --churn" if settings["is_churn"] else "it has an effect only with --churn"

@@ -35,7 +35,7 @@ _SELECTOR_MESSAGE: Final = "didn't match Pod's node affinity/selector"  # a mess
 
 
 @dataclass(frozen=True, slots=True)
-class PodSurroundings:
+class PodContext:
     """Facts about a pod besides cards.
 
     nodes: decoded Nodes; None if they may not be read.
@@ -96,19 +96,19 @@ class PodSurroundings:
         )
 
 
-def explain_node_state(pod: Json, surroundings: PodSurroundings) -> list[str]:
+def explain_node_state(pod: Json, context: PodContext) -> list[str]:
     """Explain in one line a fault of a placed pod's node; empty without a fault, or if the node may not be read."""
     name = pod["spec"]["nodeName"]
-    if surroundings.nodes is None:
+    if context.nodes is None:
         return []
-    if surroundings.is_node_gone(name):
+    if context.is_node_gone(name):
         replacement_note = workloads.describe_replacement(pod)
         if workloads.controller_of(pod).get("kind") in ("DaemonSet", "Node"):
             replacement_note = "no controller replaces it"
         return [
             f"Node {name} is gone from the cluster: Kubernetes deletes its pods within minutes; {replacement_note}."
         ]
-    node = next((node for node in surroundings.nodes if node["metadata"]["name"] == name), None)
+    node = next((node for node in context.nodes if node["metadata"]["name"] == name), None)
     state = nodestates.unschedulable_reason(node) if node is not None else ""
     if not state:
         return []
@@ -116,9 +116,9 @@ def explain_node_state(pod: Json, surroundings: PodSurroundings) -> list[str]:
     return [f"Node {name} is {state}{outdated_note}."]
 
 
-def explain_not_rewritten(pod: Json, surroundings: PodSurroundings) -> str:
+def explain_not_rewritten(pod: Json, context: PodContext) -> str:
     """Explain in one or two sentences why the webhook has not rewritten the pod, and name the remedy."""
-    metadata, webhook = pod["metadata"], surroundings.webhook
+    metadata, webhook = pod["metadata"], context.webhook
     namespace = metadata["namespace"]
     recreation = workloads.describe_recreation(pod)
     if webhook is None:
@@ -166,18 +166,16 @@ def daemonset_node(pod: Json) -> str:
     return node_names.pop() if len(node_names) == 1 and workloads.controller_of(pod).get("kind") == "DaemonSet" else ""
 
 
-def explain_daemonset_node(name: str, surroundings: PodSurroundings, *, has_devices: bool) -> list[str]:
+def explain_daemonset_node(name: str, context: PodContext, *, has_devices: bool) -> list[str]:
     """Explain the state of the node for which a DaemonSet created a pod.
 
     has_devices: whether the node has cards or devices.
     """
     lines = [f"It is for node {name} only: its DaemonSet creates one pod for each node that its template allows."]
-    if surroundings.is_node_gone(name):
+    if context.is_node_gone(name):
         return [*lines, f"Node {name} is gone from the cluster: the DaemonSet's controller deletes the pod."]
     states = (
-        nodestates.unschedulable_reason(listed)
-        for listed in surroundings.nodes or ()
-        if listed["metadata"]["name"] == name
+        nodestates.unschedulable_reason(listed) for listed in context.nodes or () if listed["metadata"]["name"] == name
     )
     if nodestates.NOT_READY in (state := next(states, "")):
         lines.append(f"Node {name} is {state}: the pod starts once it is ready.")
@@ -189,22 +187,22 @@ def explain_daemonset_node(name: str, surroundings: PodSurroundings, *, has_devi
     return lines
 
 
-def explain_installation(pod: Json, surroundings: PodSurroundings) -> list[str]:
+def explain_installation(pod: Json, context: PodContext) -> list[str]:
     """Explain known faults of the installation that keep all pods from cards, or delete them."""
     lines = []
-    if surroundings.leaderless_seconds == math.inf:
+    if context.leaderless_seconds == math.inf:
         lines.append(
             "No Cardwise extender has ever been leader here, so no pod gets a GPU: Cardwise is not installed, does "
             "not start, or is in another namespace (--cardwise-namespace). Ask your administrator to run `cardwise "
             "doctor`."
         )
-    elif surroundings.leaderless_seconds is not None:
+    elif context.leaderless_seconds is not None:
         lines.append(
-            f"No Cardwise extender has been leader for {surroundings.leaderless_seconds:.0f} s, so no pod gets a GPU: "
+            f"No Cardwise extender has been leader for {context.leaderless_seconds:.0f} s, so no pod gets a GPU: "
             "ask your administrator to run `cardwise doctor`."
         )
-    if surroundings.directly_bound:
-        pod_names = wording.enumerate_first(surroundings.directly_bound, _MAX_LISTED, "pod")
+    if context.directly_bound:
+        pod_names = wording.enumerate_first(context.directly_bound, _MAX_LISTED, "pod")
         calls_extender = any(refusal.text in scheduler_message(pod) for refusal in Refusal)
         cause = (
             "The scheduler of this pod does call the extender."
@@ -219,9 +217,9 @@ def explain_installation(pod: Json, surroundings: PodSurroundings) -> list[str]:
     return lines
 
 
-def explain_scheduler(pod: Json, surroundings: PodSurroundings) -> list[str]:
+def explain_scheduler(pod: Json, context: PodContext) -> list[str]:
     """Explain why no scheduler that calls Cardwise handles the pod; empty if such a scheduler handles it."""
-    schedulers = surroundings.schedulers
+    schedulers = context.schedulers
     spec, metadata = pod.get("spec") or {}, pod["metadata"]
     lines = []
     for name in (gate.get("name") or "" for gate in spec.get("schedulingGates") or ()):
@@ -237,7 +235,7 @@ def explain_scheduler(pod: Json, surroundings: PodSurroundings) -> list[str]:
                 "person that set it."
             )
     scheduler = spec.get("schedulerName") or _DEFAULT_SCHEDULER
-    if scheduler in surroundings.stopped_schedulers:
+    if scheduler in context.stopped_schedulers:
         lines.append(
             f"Its scheduler {quote_unless_name(scheduler)} is not running: the Deployment "
             f"{names.SCHEDULER} of Cardwise has no ready pod. Ask your administrator to run `cardwise doctor`."
@@ -301,12 +299,12 @@ def explain_gang(view: GangView) -> list[str]:
     return lines
 
 
-def explain_avoided_nodes(pod: Json, card_nodes: Sequence[str], surroundings: PodSurroundings) -> list[str]:
+def explain_avoided_nodes(pod: Json, card_nodes: Sequence[str], context: PodContext) -> list[str]:
     """Name the nodes with cards that the pod cannot use, and explain which of these nodes take no pods.
 
     Empty if the pod can use all nodes with cards.
     """
-    admitting_nodes = surroundings.admitting_nodes(pod)
+    admitting_nodes = context.admitting_nodes(pod)
     if admitting_nodes is None:
         selector = _describe_selector(pod)
         if not selector or _SELECTOR_MESSAGE not in scheduler_message(pod):
@@ -314,12 +312,12 @@ def explain_avoided_nodes(pod: Json, card_nodes: Sequence[str], surroundings: Po
         excluding_fields = f"its nodeSelector ({selector}), or its node affinity"
         return [f"It excludes nodes by {excluding_fields}; ask an administrator which labels the nodes have."]
     avoided_nodes = [name for name in card_nodes if name not in admitting_nodes]
-    gone_nodes = [name for name in avoided_nodes if surroundings.is_node_gone(name)]
+    gone_nodes = [name for name in avoided_nodes if context.is_node_gone(name)]
     lines = [f"Node {name} is gone from the cluster; its GPUs stay listed for some minutes." for name in gone_nodes]
     avoided_nodes = [name for name in avoided_nodes if name not in gone_nodes]
     if not avoided_nodes:
         return lines
-    states = unschedulable_states(pod, avoided_nodes, surroundings)
+    states = unschedulable_states(pod, avoided_nodes, context)
     lines += [
         f"Node {node} takes no new pods: it is {state}."
         if len(node_names) == 1
@@ -328,7 +326,7 @@ def explain_avoided_nodes(pod: Json, card_nodes: Sequence[str], surroundings: Po
         for node in node_names[:1]
     ]
     excluded_nodes = [
-        name for name in avoided_nodes if not states.get(name) or not _admits_without_state(pod, name, surroundings)
+        name for name in avoided_nodes if not states.get(name) or not _admits_without_state(pod, name, context)
     ]
     if excluded_nodes:
         excluded_text = (
@@ -336,30 +334,30 @@ def explain_avoided_nodes(pod: Json, card_nodes: Sequence[str], surroundings: Po
             if len(excluded_nodes) == len(card_nodes)
             else wording.enumerate_first(excluded_nodes, _MAX_LISTED, "node")
         )
-        lines.append(f"It excludes {excluded_text} by {avoidance_reasons(pod, excluded_nodes, surroundings)}.")
+        lines.append(f"It excludes {excluded_text} by {avoidance_reasons(pod, excluded_nodes, context)}.")
     return lines
 
 
-def unschedulable_states(pod: Json, avoided_nodes: Collection[str], surroundings: PodSurroundings) -> dict[str, str]:
+def unschedulable_states(pod: Json, avoided_nodes: Collection[str], context: PodContext) -> dict[str, str]:
     """Return the state of each node in `avoided_nodes` where a taint of Kubernetes' own keeps the pod away."""
     tolerations = (pod.get("spec") or {}).get("tolerations") or ()
     states = {}
-    for node in surroundings.nodes or ():
+    for node in context.nodes or ():
         keys = [taint.partition(":")[0].partition("=")[0] for taint in eligible.untolerated_taints(node, tolerations)]
         if node["metadata"]["name"] in avoided_nodes and any(map(nodestates.state_of_taint, keys)):
             states[node["metadata"]["name"]] = nodestates.unschedulable_reason(node)
     return states
 
 
-def find_blocking_states(pod: Json, avoided_nodes: Collection[str], surroundings: PodSurroundings) -> dict[str, str]:
+def find_blocking_states(pod: Json, avoided_nodes: Collection[str], context: PodContext) -> dict[str, str]:
     """Return the state of each node in `avoided_nodes` that the pod could use if the node had another state."""
-    states = unschedulable_states(pod, avoided_nodes, surroundings)
-    return {name: state for name, state in states.items() if _admits_without_state(pod, name, surroundings)}
+    states = unschedulable_states(pod, avoided_nodes, context)
+    return {name: state for name, state in states.items() if _admits_without_state(pod, name, context)}
 
 
-def _admits_without_state(pod: Json, name: str, surroundings: PodSurroundings) -> bool:
+def _admits_without_state(pod: Json, name: str, context: PodContext) -> bool:
     """Whether the pod could use the node if the node's state allowed it."""
-    node = next(node for node in surroundings.nodes or () if node["metadata"]["name"] == name)
+    node = next(node for node in context.nodes or () if node["metadata"]["name"] == name)
     spec = node.get("spec") or {}
     taints = [taint for taint in spec.get("taints") or () if not nodestates.state_of_taint(taint["key"])]
     return eligible.is_node_eligible(node | {"spec": spec | {"taints": taints}}, pod)
@@ -372,11 +370,11 @@ def _group_by_state(states: Mapping[str, str]) -> dict[str, list[str]]:
     return nodes_by_state
 
 
-def avoidance_reasons(pod: Json, avoided_nodes: Collection[str], surroundings: PodSurroundings) -> str:
+def avoidance_reasons(pod: Json, avoided_nodes: Collection[str], context: PodContext) -> str:
     """Name the fields of the pod that exclude some of these nodes."""
     spec = pod.get("spec") or {}
     all_tolerations = [{"operator": "Exists"}]
-    nodes = [node for node in surroundings.nodes or () if node["metadata"]["name"] in avoided_nodes]
+    nodes = [node for node in context.nodes or () if node["metadata"]["name"] in avoided_nodes]
     spec_by_reason = {
         f"its nodeSelector ({_describe_selector(pod)})": {
             "nodeSelector": spec.get("nodeSelector"),
@@ -432,9 +430,9 @@ def explain_other_reasons(pod: Json, message: str, foreign_lines: Sequence[str])
     return ""
 
 
-def explain_foreign_resources(pod: Json, surroundings: PodSurroundings, classes: Sequence[str]) -> list[str]:
+def explain_foreign_resources(pod: Json, context: PodContext, classes: Sequence[str]) -> list[str]:
     """Explain the GPU resources that the pod requests and that are not Cardwise's."""
-    offered_names = surroundings.offered_resources()
+    offered_names = context.offered_resources()
     lines = []
     for name in dict.fromkeys(_requested_names(pod)):
         if not lookalikes.is_like_gpu(name) or name in names.REQUESTED or name.startswith(names.CLASS_PREFIX):

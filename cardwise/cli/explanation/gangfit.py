@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from cardwise.cli.explanation.blockers import PodSurroundings
+from cardwise.cli.explanation.blockers import PodContext
 from cardwise.core.api import quotas
 from cardwise.core.api.quotas import NOTHING
 from cardwise.core.api.request import PodRequest
@@ -24,7 +24,7 @@ def find_obstacles(
     *,
     nodes: Sequence[str],
     policy: str,
-    surroundings: PodSurroundings,
+    context: PodContext,
 ) -> list[str]:
     """Explain why the pod's gang could never start, even on empty cards.
 
@@ -32,22 +32,22 @@ def find_obstacles(
 
     nodes: the nodes with cards that the pod may use.
     """
-    if not surroundings.pending_members or surroundings.is_planned:
+    if not context.pending_members or context.is_planned:
         return []
     namespace = pod["metadata"]["namespace"]
-    members = {pod["metadata"]["name"]: pod_request, **surroundings.pending_members}
-    needed = surroundings.missing_members or len(members)
+    members = {pod["metadata"]["name"]: pod_request, **context.pending_members}
+    needed = context.missing_members or len(members)
     lines = _find_exceeded_quotas(namespace, members, survey) if needed >= len(members) else []
     names = list(members)[:_MAX_MEMBERS]
     all_nodes = [node.name for node in survey.ledger.nodes()]
     nodes_by_member = [
-        nodes if i == 0 else [node for node in all_nodes if node in surroundings.reachable_nodes.get(name, all_nodes)]
+        nodes if i == 0 else [node for node in all_nodes if node in context.reachable_nodes.get(name, all_nodes)]
         for i, name in enumerate(names)
     ]
     bound_uids = {
         holding.uid
         for holding in survey.ledger.holdings()
-        if holding.namespace == namespace and holding.name in surroundings.bound_members
+        if holding.namespace == namespace and holding.name in context.bound_members
     }
     requests = [members[name] for name in names]
     fitting_count, first_misfit = explanation.place_on_empty(

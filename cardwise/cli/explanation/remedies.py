@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from cardwise.cli.cluster import nodestates
 from cardwise.cli.explanation import blockers
-from cardwise.cli.explanation.blockers import PodSurroundings
+from cardwise.cli.explanation.blockers import PodContext
 from cardwise.core.api import names, quotas
 from cardwise.core.api.mps import MODE, Mode
 from cardwise.core.api.quotas import Headroom
@@ -35,7 +35,7 @@ def suggest_remedies(
     policy: str,
     *,
     avoided_nodes: Sequence[str],
-    surroundings: PodSurroundings,
+    context: PodContext,
 ) -> list[str]:
     """Return one line for each remedy that suffices alone, the cheapest first; empty if the pod fits already.
 
@@ -48,14 +48,12 @@ def suggest_remedies(
     suggestions = [
         *_suggest_smaller_request(pod_request, survey.ledger, views, policy, headroom),
         *_suggest_other_nodes(
-            pod, explanation.explain(survey.ledger, avoided_nodes, pod_request, policy, headroom), surroundings
+            pod, explanation.explain(survey.ledger, avoided_nodes, pod_request, policy, headroom), context
         ),
         *_suggest_without_mps(pod_request, survey.ledger, views, policy, headroom),
         *_suggest_unusable_cards(pod_request, views),
-        *_suggest_recreate_strategy(namespace, views, surroundings),
-        *_suggest_deletions(
-            pod_request, survey.ledger, views, policy, headroom, namespace=namespace, surroundings=surroundings
-        ),
+        *_suggest_recreate_strategy(namespace, views, context),
+        *_suggest_deletions(pod_request, survey.ledger, views, policy, headroom, namespace=namespace, context=context),
         *_suggest_quotas(pod_request, namespace, survey),
         *_suggest_split(pod_request, survey.ledger, views),
         *_suggest_several_pods(views),
@@ -87,9 +85,7 @@ def _suggest_smaller_request(
         )
 
 
-def _suggest_recreate_strategy(
-    namespace: str, views: Sequence[NodeView], surroundings: PodSurroundings
-) -> Iterator[str]:
+def _suggest_recreate_strategy(namespace: str, views: Sequence[NodeView], context: PodContext) -> Iterator[str]:
     """Suggest the strategy Recreate if the old pod of a rolling update holds the card until the new pod runs."""
     holders = (
         holding for view in views for card in view.cards for holding in card.holders if holding.phase_name != ENDING
@@ -97,7 +93,7 @@ def _suggest_recreate_strategy(
     former_pods = dict.fromkeys(
         holding.name
         for holding in holders
-        if holding.namespace == namespace and holding.name in surroundings.former_replicas
+        if holding.namespace == namespace and holding.name in context.former_replicas
     )
     if former_pods:
         yield (
@@ -115,15 +111,15 @@ def _suggest_deletions(
     headroom: Sequence[Headroom],
     *,
     namespace: str,
-    surroundings: PodSurroundings,
+    context: PodContext,
 ) -> Iterator[str]:
     sibling_uids = {
         holding.uid
         for holding in ledger.holdings()
-        if holding.namespace == namespace and holding.name in surroundings.hopeless_pods
+        if holding.namespace == namespace and holding.name in context.hopeless_pods
     }
-    if surroundings.pending_members:
-        gang_requests = [pod_request, *surroundings.pending_members.values()][:_MAX_MEMBERS]
+    if context.pending_members:
+        gang_requests = [pod_request, *context.pending_members.values()][:_MAX_MEMBERS]
         blocking_pods = explanation.pods_in_the_way(
             ledger, [view.name for view in views], gang_requests, policy, headroom, excluded_uids=sibling_uids
         )
@@ -131,8 +127,8 @@ def _suggest_deletions(
             holder_names = wording.enumerate_first(
                 [describe_holder(holding) for holding in blocking_pods], _MAX_LISTED, "pod"
             )
-            bare_warning = _warn_bare_pods(blocking_pods, surroundings)
-            pods = len(surroundings.pending_members) + 1
+            bare_warning = _warn_bare_pods(blocking_pods, context)
+            pods = len(context.pending_members) + 1
             yield f"these ended, for all {pods} waiting pods of its gang: {holder_names}{bare_warning}"
         return
     cheapest_node = explanation.find_cheapest_node(
@@ -141,8 +137,7 @@ def _suggest_deletions(
     if cheapest_node is None:
         return
     if cheapest_node.holders and all(
-        holding.namespace == namespace and holding.name in surroundings.former_replicas
-        for holding in cheapest_node.holders
+        holding.namespace == namespace and holding.name in context.former_replicas for holding in cheapest_node.holders
     ):
         return  # another line explains the old pod and its remedy
     place = _name_cards(cheapest_node.node, cheapest_node.cards)
@@ -153,12 +148,12 @@ def _suggest_deletions(
     holder_names = wording.enumerate_first(
         [describe_holder(holding) for holding in cheapest_node.holders], _MAX_LISTED, "pod"
     )
-    yield f"these ended ({place}{shortage}): {holder_names}{_warn_bare_pods(cheapest_node.holders, surroundings)}"
+    yield f"these ended ({place}{shortage}): {holder_names}{_warn_bare_pods(cheapest_node.holders, context)}"
 
 
-def _warn_bare_pods(holders: Sequence[Holding], surroundings: PodSurroundings) -> str:
+def _warn_bare_pods(holders: Sequence[Holding], context: PodContext) -> str:
     """Name the pods that no controller recreates, as the end of a sentence; "" for none."""
-    bare_names = [f"{holding.namespace}/{holding.name}" for holding in holders if holding.uid in surroundings.bare_uids]
+    bare_names = [f"{holding.namespace}/{holding.name}" for holding in holders if holding.uid in context.bare_uids]
     if not bare_names:
         return ""
     return (
@@ -185,18 +180,18 @@ def _suggest_without_mps(
         yield f"it had {MODE}: {Mode.PREFERRED} and so did not require MPS: that fits now, on {fitting_nodes[0]}"
 
 
-def _suggest_other_nodes(pod: Json, avoided_views: Sequence[NodeView], surroundings: PodSurroundings) -> Iterator[str]:
+def _suggest_other_nodes(pod: Json, avoided_views: Sequence[NodeView], context: PodContext) -> Iterator[str]:
     """Suggest nodes that have free cards for the pod but are excluded by the pod's own fields."""
     fitting_nodes = [view.name for view in avoided_views if view.refusal is None]
-    blocking_states = blockers.find_blocking_states(pod, fitting_nodes, surroundings)
+    blocking_states = blockers.find_blocking_states(pod, fitting_nodes, context)
     for name, state in list(blocking_states.items())[:_MAX_LISTED]:
         yield f"node {name} were not {state} ({nodestates.suggest_remedy(state, name)}): its request fits there"
     # A node whose state also keeps the pod away is not a remedy: another selector would not suffice.
     fitting_nodes = [
-        name for name in fitting_nodes if name not in blockers.unschedulable_states(pod, fitting_nodes, surroundings)
+        name for name in fitting_nodes if name not in blockers.unschedulable_states(pod, fitting_nodes, context)
     ]
     if fitting_nodes:
-        causes = blockers.avoidance_reasons(pod, fitting_nodes, surroundings)
+        causes = blockers.avoidance_reasons(pod, fitting_nodes, context)
         yield (
             f"it did not exclude {wording.enumerate_first(fitting_nodes, _MAX_LISTED, 'node')} by {causes}: its "
             "request fits there"

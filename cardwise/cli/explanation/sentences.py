@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cardwise.cli.cluster import nodestates, published, snapshots, workloads
 from cardwise.cli.cluster.published import PublishedPolicy
 from cardwise.cli.explanation import blockers, gangfit, remedies
-from cardwise.cli.explanation.blockers import PodSurroundings
+from cardwise.cli.explanation.blockers import PodContext
 from cardwise.core.api import assignment, names, policies, request
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.preemption import explanation
@@ -41,7 +41,7 @@ def explain_pod(
     settings: PublishedPolicy | None = None,
     engine: "SurveyedEngine | None" = None,
     *,
-    surroundings: PodSurroundings = PodSurroundings(),
+    context: PodContext = PodContext(),
 ) -> str:
     """Return the whole explanation of one pod (decoded JSON) in the surveyed cluster.
 
@@ -65,38 +65,38 @@ def explain_pod(
     except request.NotRewritten as error:
         never_note = f"{subject} can never be placed: {error.field}: {error.problem}."
         return join_lines(
-            [f"{never_note} {blockers.explain_not_rewritten(pod, surroundings)}", *_explain_deletion(pod, surroundings)]
+            [f"{never_note} {blockers.explain_not_rewritten(pod, context)}", *_explain_deletion(pod, context)]
         )
     except InvalidRequest as error:
         # The webhook validated the running pod at its creation, but annotations may have been changed since then.
         return (
-            _explain_placed(subject, pod, node, survey, surroundings)
+            _explain_placed(subject, pod, node, survey, context)
             if node
             else f"{subject} can never be placed: {error}\n"
         )
     gang_text = join_lines(gang_lines)
     if pod_request is None and gang_lines:
         place_note = f"is on node {node}" if node else "is placed together with its gang"
-        other_member = next(iter(surroundings.pending_members), "")
+        other_member = next(iter(context.pending_members), "")
         retry_command = command("cardwise explain pod {pod}", pod=other_member)
         next_step = f"To explain members that request GPUs: {retry_command}\n" if other_member else ""
         return f"{subject} requests no GPU and no device of Cardwise, and {place_note}.\n{gang_text}{next_step}"
     if pod_request is None:
         resource_names = f"{', '.join(names.REQUESTED)}, or {names.CLASS_PREFIX} and the name of a class"
         classes = survey.classes if survey is not None else {}
-        foreign_text = join_lines(blockers.explain_foreign_resources(pod, surroundings, list(classes)))
+        foreign_text = join_lines(blockers.explain_foreign_resources(pod, context, list(classes)))
         return f"{subject} requests no GPU and no device of Cardwise ({resource_names}).\n{foreign_text}"
     request_text = f"{subject} requests {_describe_request(pod_request, pod)}.\n{gang_text}"
     if node:
-        return request_text + _explain_placed("It", pod, node, survey, surroundings)
+        return request_text + _explain_placed("It", pod, node, survey, context)
     if pod["metadata"].get("deletionTimestamp"):
-        return request_text + join_lines(_explain_deletion(pod, surroundings))
+        return request_text + join_lines(_explain_deletion(pod, context))
     return request_text + _explain_waiting(
-        pod, pod_request, survey, settings or PublishedPolicy(), engine, surroundings=surroundings
+        pod, pod_request, survey, settings or PublishedPolicy(), engine, context=context
     )
 
 
-def _explain_deletion(pod: Json, surroundings: PodSurroundings) -> list[str]:
+def _explain_deletion(pod: Json, context: PodContext) -> list[str]:
     """Explain that the pod is being deleted, and what the deletion waits for; empty if it is not being deleted."""
     metadata, node = pod["metadata"], (pod.get("spec") or {}).get("nodeName")
     if not metadata.get("deletionTimestamp"):
@@ -106,7 +106,7 @@ def _explain_deletion(pod: Json, surroundings: PodSurroundings) -> list[str]:
         return [f"It is being deleted (since {deleted_since}) and is no longer scheduled{finalizer_note}."]
     free_note = f": {holdings} is free once its containers have ended" if (holdings := _describe_holdings(pod)) else ""
     lines = [f"It is being deleted (since {deleted_since}){finalizer_note}{free_note}."]
-    if any(nodestates.NOT_READY in sentence for sentence in blockers.explain_node_state(pod, surroundings)):
+    if any(nodestates.NOT_READY in sentence for sentence in blockers.explain_node_state(pod, context)):
         lines.append(
             f"Node {node} does not report that its containers have ended: the pod stays until the node is ready again "
             "or is deleted."
@@ -179,7 +179,7 @@ def _container_names(pod: Json) -> dict[str, str]:
     return {container.key: container.spec.get("name", container.key) for container in request.containers(pod)}
 
 
-def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, surroundings: PodSurroundings) -> str:
+def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, context: PodContext) -> str:
     annotations = annotations_of(pod)
     try:
         pod_assignment = assignment.decode(annotations)
@@ -188,9 +188,9 @@ def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, s
     if pod_assignment is None:
         return join_lines(
             [
-                _explain_unassigned(subject, pod, surroundings),
-                *_explain_deletion(pod, surroundings),
-                *blockers.explain_node_state(pod, surroundings),
+                _explain_unassigned(subject, pod, context),
+                *_explain_deletion(pod, context),
+                *blockers.explain_node_state(pod, context),
             ]
         )
     lines = [f"{subject} is on node {node}:"]
@@ -225,23 +225,23 @@ def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, s
             )
             grant_note = "Its containers have ended." if has_ended else "It runs."
         lines.append("The node has given it the share." if annotations.get(names.ASSIGNED) == "true" else grant_note)
-    if surroundings.warning is not None:
+    if context.warning is not None:
         message, reason = (
-            wording.sanitize_message(surroundings.warning.message),
-            quote_unless_name(surroundings.warning.reason),
+            wording.sanitize_message(context.warning.message),
+            quote_unless_name(context.warning.reason),
         )
-        lines.append(f"  its last warning ({reason}, {surroundings.warning.last_timestamp}): {message}")
+        lines.append(f"  its last warning ({reason}, {context.warning.last_timestamp}): {message}")
     return join_lines(
         [
             *lines,
             *_explain_containers(pod),
-            *_explain_deletion(pod, surroundings),
-            *blockers.explain_node_state(pod, surroundings),
+            *_explain_deletion(pod, context),
+            *blockers.explain_node_state(pod, context),
         ]
     )
 
 
-def _explain_unassigned(subject: str, pod: Json, surroundings: PodSurroundings) -> str:
+def _explain_unassigned(subject: str, pod: Json, context: PodContext) -> str:
     """Explain why a bound pod has no card, and name the remedy."""
     intro = f"{subject} is on node {pod['spec']['nodeName']}"
     if names.MIRROR in annotations_of(pod):
@@ -251,7 +251,7 @@ def _explain_unassigned(subject: str, pod: Json, surroundings: PodSurroundings) 
         request.parse_mutated(pod)
     except request.NotRewritten:
         reason = "the webhook has not rewritten it"
-        return f"{intro} without a GPU of Cardwise: {reason}. {blockers.explain_not_rewritten(pod, surroundings)}"
+        return f"{intro} without a GPU of Cardwise: {reason}. {blockers.explain_not_rewritten(pod, context)}"
     except InvalidRequest:
         pass  # an annotation has been changed since the pod's creation
     return (
@@ -412,20 +412,18 @@ def _explain_waiting(
     settings: PublishedPolicy,
     engine: "SurveyedEngine | None",
     *,
-    surroundings: PodSurroundings,
+    context: PodContext,
 ) -> str:
     message = workloads.scheduler_message(pod)
     lines = [f"kube-scheduler says: {wording.sanitize_message(message)}"] if message else []
-    lines += blockers.explain_installation(pod, surroundings)
-    scheduler_lines = blockers.explain_scheduler(pod, surroundings)
+    lines += blockers.explain_installation(pod, context)
+    scheduler_lines = blockers.explain_scheduler(pod, context)
     lines += scheduler_lines
-    foreign_lines = blockers.explain_foreign_resources(
-        pod, surroundings, list(survey.classes) if survey is not None else []
-    )
+    foreign_lines = blockers.explain_foreign_resources(pod, context, list(survey.classes) if survey is not None else [])
     lines += foreign_lines
     if survey is None:
-        lines += blockers.explain_avoided_nodes(pod, (), surroundings)
-        lines += blockers.explain_quota_status(pod_request, surroundings.quotas)
+        lines += blockers.explain_avoided_nodes(pod, (), context)
+        lines += blockers.explain_quota_status(pod_request, context.quotas)
         return join_lines(lines or ["kube-scheduler has not reported on it yet."])
     namespace, policy = pod["metadata"]["namespace"], published.policy_of_pod(pod, settings)
     headroom = [entry_headroom for _, entry_headroom in survey.quota_headroom(namespace)]
@@ -434,16 +432,16 @@ def _explain_waiting(
         lines.append("No node has a GPU or a device of Cardwise: run `cardwise doctor` for the cause.")
     if only_node := blockers.daemonset_node(pod):
         has_devices = any(node.name == only_node and (node.cards or node.devices) for node in survey.ledger.nodes())
-        lines += blockers.explain_daemonset_node(only_node, surroundings, has_devices=has_devices)
-        card_nodes = [name for name in card_nodes if name == only_node and not surroundings.is_node_gone(name)]
-    lines += blockers.explain_avoided_nodes(pod, card_nodes, surroundings)
-    admitting_nodes = surroundings.admitting_nodes(pod)
+        lines += blockers.explain_daemonset_node(only_node, context, has_devices=has_devices)
+        card_nodes = [name for name in card_nodes if name == only_node and not context.is_node_gone(name)]
+    lines += blockers.explain_avoided_nodes(pod, card_nodes, context)
+    admitting_nodes = context.admitting_nodes(pod)
     nodes = [name for name in card_nodes if admitting_nodes is None or name in admitting_nodes]
     score_by_node = (
         engine.rank_nodes(pod_request, snapshots.load_of(pod), policy, nodes, headroom) if engine is not None else None
     )
     views = explanation.explain(survey.ledger, nodes, pod_request, policy, headroom, ranked=score_by_node)
-    lines += gangfit.find_obstacles(pod, pod_request, survey, nodes=nodes, policy=policy, surroundings=surroundings)
+    lines += gangfit.find_obstacles(pod, pod_request, survey, nodes=nodes, policy=policy, context=context)
     lines += blockers.explain_classes(pod_request, survey)
     lines += blockers.explain_quotas(pod_request, namespace, survey)
     best_nodes = [view.name for view in views if view.refusal is None and view.has_free_load]
@@ -476,9 +474,9 @@ def _explain_waiting(
             lines += _describe_shortage(view.devices)
         elif view.refusal is not Refusal.NO_SUCH_TYPE:  # without a card of the type, the node's cards need no lines
             lines += [_describe_card(card, status_by_uuid.get(card.uuid, _NO_STATUS)) for card in view.cards]
-    avoided_nodes = [name for name in card_nodes if name not in nodes and not surroundings.is_node_gone(name)]
+    avoided_nodes = [name for name in card_nodes if name not in nodes and not context.is_node_gone(name)]
     lines += remedies.suggest_remedies(
-        pod, pod_request, survey, views, policy, avoided_nodes=avoided_nodes, surroundings=surroundings
+        pod, pod_request, survey, views, policy, avoided_nodes=avoided_nodes, context=context
     )
     return join_lines(lines)
 

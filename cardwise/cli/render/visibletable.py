@@ -9,14 +9,15 @@ from cardwise.cli.render import classtable, printing, tables
 from cardwise.kube import errors
 
 
-def print_visible(view: VisibleCluster, missing: errors.Forbidden, output: str) -> None:
+def print_visible(view: VisibleCluster, denied: errors.Forbidden, output: str) -> None:
     """Print the view of a user who may not read cards, and name the missing right.
 
     view: the parts of the cluster that the user may read.
-    missing: the error that names the missing right.
+    denied: the error that names the missing right.
     """
     console.print_text(
-        f"note: showing the types, and the GPUs of your own pods only: {rights.describe_missing(missing)}", err=True
+        f"note: showing the types, and the GPUs of your own pods only: {rights.describe_missing_right(denied)}",
+        err=True,
     )
     if output in ("json", "yaml"):
         visible = {

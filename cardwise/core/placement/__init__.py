@@ -8,7 +8,7 @@ Input: cards and devices of nodes, the holdings of pods, a `PodRequest`. Output:
     ledger       the holdings of pods, and snapshots of it
     holding      the cards and devices that one pod holds
     nodestate    the free amounts of one node's cards
-    locations    which nodes report a card or device, by UUID
+    nodesbyuuid  which nodes report a card or device, by UUID
     cardindex    open cards by free memory, so that not every node is checked
     memoryindex  nodes by memory: refuses thousands of nodes without checking each
     kinds        one small integer for cards with the same classes, model and priority

@@ -35,8 +35,8 @@ from cardwise.core.placement.cardindex import KIND, USED, CardIndex, Entry
 from cardwise.core.placement.devices import Device, sort_devices
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.kinds import UNKNOWN, CardKind, CardKinds
-from cardwise.core.placement.locations import Locations
 from cardwise.core.placement.memoryindex import MemoryIndex
+from cardwise.core.placement.nodesbyuuid import NodesByUuid
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.values.quantity import MiB
 
@@ -67,7 +67,7 @@ class Ledger:
         self._nodes: dict[str, NodeState] = {}
         self._holdings: Map[str, Holding] = Map()
         self._usage: dict[str, Mapping[int, Charge]] = {}  # by namespace and kind; mappings are replaced, never changed
-        self._cards, self._devices = Locations(), Locations()
+        self._cards, self._devices = NodesByUuid(), NodesByUuid()
         self._generation = 0  # counts changes of nodes; each node records the count at its last change
         self._shared_until = -1  # nodes of this and earlier generations may be shared with a snapshot
 
@@ -326,13 +326,13 @@ class Ledger:
         return state
 
     def _recounted(
-        self, state: NodeState, located: Locations, before: Iterable[str], now: Iterable[str]
+        self, state: NodeState, nodes_by_uuid: NodesByUuid, before: Iterable[str], now: Iterable[str]
     ) -> list[Holding]:
         """The holdings whose counts may change when the node's UUIDs change from `before` to `now`."""
         uids = dict.fromkeys((*state.holdings, *state.foreign))
         for uuid in set(now).difference(before):
-            uids |= dict.fromkeys(located.holders_elsewhere(uuid))
-            for name in located.nodes(uuid):  # another node also reports this UUID
+            uids |= dict.fromkeys(nodes_by_uuid.holders_elsewhere(uuid))
+            for name in nodes_by_uuid.nodes(uuid):  # another node also reports this UUID
                 uids |= dict.fromkeys((*self._nodes[name].holdings, *self._nodes[name].foreign))
         return [self._holdings[uid] for uid in uids]
 
@@ -420,13 +420,13 @@ class Ledger:
             if homes != own.own_name:
                 self._count_elsewhere(self._devices, own, holding.uid, device.uuid, sign)
 
-    def _count_elsewhere(self, located: Locations, own: NodeState, uid: str, uuid: str, sign: int) -> None:
+    def _count_elsewhere(self, nodes_by_uuid: NodesByUuid, own: NodeState, uid: str, uuid: str, sign: int) -> None:
         """Count a card or device that the pod's node `own` does not report, or that other nodes report as well."""
         if not uuid:
             return
-        homes = located.nodes(uuid)
+        homes = nodes_by_uuid.nodes(uuid)
         if own.name not in homes:
-            located.hold_elsewhere(uuid, uid, sign)
+            nodes_by_uuid.hold_elsewhere(uuid, uid, sign)
         for name in homes:
             if name != own.name:
                 self._own(name).count_foreign(uid, sign)

@@ -53,7 +53,7 @@ class NodeState:
 
     def __init__(self, name: str, *, kept_back: MiB, max_clients: int | None, core: int = FULL_CORE) -> None:
         self.name = name
-        self.own_name = (name,)  # equal to `Locations.nodes(uuid)` if only this node reports the UUID
+        self.own_name = (name,)  # equal to `NodesByUuid.nodes(uuid)` if only this node reports the UUID
         self.kept_back = kept_back
         self.core = core  # percent of the SMs of each card that may be reserved
         self.max_clients = max_clients

@@ -2,7 +2,7 @@
 
 One thread accepts connections, performs TLS handshakes and reads, without ever waiting for a client. A client that is
 silent or slow in the handshake, in a call or in reading a response costs only a socket and some memory, until its time
-limit or until other clients need its place (`Limits`). Clients with a certificate keep their place.
+limit or until other clients need its slot (`Limits`). Clients with a certificate keep their slot.
 
 When a client closes its connection while its call waits for a thread, the call is dropped. The call is also dropped if
 the client only closes its sending side. HTTP/1.1 allows this, but Cardwise's clients do not do it (Go's transport
@@ -120,7 +120,7 @@ class Limits:
     busy: maximum number of waiting and running calls of an address without a certificate. A flow is an owner of calls:
         a namespace in the calls of an API server. If there are more calls, the flow with the most calls loses its last
         call; of flows with equally many calls, the flow that has recently used the most time. So each of N flows may
-        have an Nth of the calls, regardless of the other flows. If there are more flows than places, the flows that
+        have an Nth of the calls, regardless of the other flows. If there are more flows than slots, the flows that
         have used the least time may wait.
     source: maximum number of connections of one address without a certificate; further connections are refused.
     body: maximum number of bytes of the body of a call.
@@ -818,7 +818,7 @@ class HttpServer:
             connection.unsent, connection.close_after = (
                 memoryview(b""),
                 True,
-            )  # otherwise the client would wait in vain, and would keep its place
+            )  # otherwise the client would wait in vain, and would keep its slot
             raise
         finally:
             self._return_connection(connection)
@@ -854,10 +854,10 @@ class HttpServer:
         """Whether another call of the flow arrives on the connection while this thread may stay with it.
 
         A call of another owner, or for other threads, is returned to the server's thread, because the call may have to
-        wait for a place.
+        wait for a slot.
         """
         threads, owner = flow
-        # Do not stay while a call waits: a staying thread occupies a place of its owner and address.
+        # Do not stay while a call waits: a staying thread occupies a slot of its owner and address.
         if threads.is_busy(connection.address, owner):
             return False
         if connection.reader.calls:

@@ -58,7 +58,7 @@ def test_the_tables(trace):
 
 
 def test_every_policy_where_none_is_named(trace):
-    output = run(trace, "--seeds", "1", "--tune", "0.5", "--processes", "1").output
+    output = run(trace, "--seeds", "1", "--demand", "0.5", "--processes", "1").output
     for policy in ("binpack", "priced", "spread"):
         (allocated, refused) = cells(output, policy)
         assert float(allocated[3]) > 45, "AT 50%"
@@ -114,7 +114,7 @@ def test_plots_without_the_library_are_told_before_anything_runs(trace, tmp_path
 
 
 def test_what_more_fits_after_a_trace(trace):
-    of = ("--policy", "binpack", "--seeds", "1", "--tune", "0.2", "--processes", "1")
+    of = ("--policy", "binpack", "--seeds", "1", "--demand", "0.2", "--processes", "1")
     output = run(trace, *of, "--pod", "gpu=8,cpu=1", "--pod", "gpu-mem=100", "--add-nodes", "2x8xG2:1000,cpu=64").output
     eight, small = cells(output.partition("More pods")[2], "binpack")
     assert [int(count) for count in eight[2:]] == [int(eight[2]), int(eight[2]) + 2]
@@ -122,7 +122,7 @@ def test_what_more_fits_after_a_trace(trace):
 
 
 def test_nodes_that_are_added_to_a_trace(trace):
-    of = ("--policy", "binpack", "--seeds", "1", "--tune", "1.0", "--processes", "1", "-o", "json")
+    of = ("--policy", "binpack", "--seeds", "1", "--demand", "1.0", "--processes", "1", "-o", "json")
     alone = json.loads(run(trace, *of).output)["runs"][0]
     enlarged = json.loads(run(trace, *of, "--add-nodes", "2x8xG2:1000").output)["runs"][0]
     assert sum(row["arrived"] for row in enlarged["refused"]) > sum(row["arrived"] for row in alone["refused"])
@@ -309,7 +309,7 @@ def test_mistakes_are_told_with_a_remedy(monkeypatch, args, message):
     [
         (("--load", "2"), "--load changes nothing: it has an effect only with --churn"),
         (("--lifetimes", "3"), "--lifetimes changes nothing: it has an effect only with --churn"),
-        (("--churn", "--tune", "2"), "--tune changes nothing: do not give it with --churn"),
+        (("--churn", "--demand", "2"), "--demand changes nothing: do not give it with --churn"),
     ],
 )
 def test_an_option_that_would_change_nothing_is_refused(monkeypatch, args, message):
@@ -370,7 +370,7 @@ def test_the_pods_of_a_list(monkeypatch, tmp_path):
     assert [row[0] for row in cells(output, "binpack")] == ["pod/a", "pod/b"]
 
 
-@pytest.mark.parametrize("option", ["--tune", "--load", "--lifetimes"])
+@pytest.mark.parametrize("option", ["--demand", "--load", "--lifetimes"])
 @pytest.mark.parametrize("number", ["nan", "inf", "0"])
 def test_numbers_that_are_none(trace, option, number):
     refused = run(trace, "--churn", option, number)
@@ -379,7 +379,7 @@ def test_numbers_that_are_none(trace, option, number):
 
 
 def test_what_is_named_twice_counts_once(trace):
-    of = ("--tune", "0.2", "--seeds", "2", "--processes", "1", "-o", "json")
+    of = ("--demand", "0.2", "--seeds", "2", "--processes", "1", "-o", "json")
     once = run(trace, *of, "--policy", "binpack", "--pods", "default").output
     twice = run(trace, *of, *("--policy", "binpack", "--pods", "default") * 2).output
     assert len(json.loads(once)["runs"]) == 2

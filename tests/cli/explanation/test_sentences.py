@@ -4,7 +4,7 @@ from cardwise.cli.cluster import published
 from cardwise.cli.cluster.engine import SurveyedEngine
 from cardwise.cli.cluster.published import PublishedPolicy
 from cardwise.cli.explanation import sentences
-from cardwise.cli.explanation.blockers import PodSurroundings
+from cardwise.cli.explanation.blockers import PodContext
 from cardwise.core.api import assignment, names, quotas, request
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.request import Load
@@ -339,8 +339,8 @@ def test_what_no_card_can_hold_is_told_the_most_that_one_can():
 # What keeps a pod from its cards before cards matter, and what is cheaper than to end somebody.
 
 
-def surroundings(*nodes: dict[str, object], **fields: object) -> PodSurroundings:
-    return PodSurroundings(nodes or ({"metadata": {"name": "n1"}},), **fields)
+def context(*nodes: dict[str, object], **fields: object) -> PodContext:
+    return PodContext(nodes or ({"metadata": {"name": "n1"}},), **fields)
 
 
 def labelled(name: str, **labels: str) -> dict[str, object]:
@@ -350,12 +350,12 @@ def labelled(name: str, **labels: str) -> dict[str, object]:
 FREE = {"n1": [16276], "n2": [16276]}
 
 
-def heard(spec: dict[str, object], beside: PodSurroundings | None = None, refusal: str = "") -> str:
+def heard(spec: dict[str, object], beside: PodContext | None = None, refusal: str = "") -> str:
     pod = waiting_for(4000)
     pod["spec"] |= spec
     pod["status"] = {"conditions": [{"type": "PodScheduled", "message": refusal}]} if refusal else {}
     seen = Survey(ledger=ledger_with_free(**FREE))
-    return sentences.explain_pod(pod, seen, surroundings=beside or surroundings(labelled("n1"), labelled("n2")))
+    return sentences.explain_pod(pod, seen, context=beside or context(labelled("n1"), labelled("n2")))
 
 
 def test_of_a_pod_that_nobody_places_cards_are_not_called_free():
@@ -377,14 +377,14 @@ def test_of_a_pod_that_nobody_places_cards_are_not_called_free():
 
 def test_a_scheduler_of_the_chart_places_pods_only_while_it_is_there():
     mine = {"schedulerName": names.SCHEDULER}
-    gone = heard(mine, surroundings(schedulers=frozenset()), refusal=Refusal.NO_MEMORY.text)
+    gone = heard(mine, context(schedulers=frozenset()), refusal=Refusal.NO_MEMORY.text)
     assert "Its scheduler cardwise-scheduler no longer exists" in gone
     assert "that fit are free" not in gone
-    renamed = heard(mine, surroundings(schedulers=frozenset({"gpus"})))
+    renamed = heard(mine, context(schedulers=frozenset({"gpus"})))
     assert "no longer exists, so nothing places the pod:" in renamed
-    assert "Its scheduler" not in heard({"schedulerName": "gpus"}, surroundings(schedulers=frozenset({"gpus"})))
+    assert "Its scheduler" not in heard({"schedulerName": "gpus"}, context(schedulers=frozenset({"gpus"})))
     for known in (None, frozenset({names.SCHEDULER})):  # None: it may not be read
-        assert "Its scheduler" not in heard(mine, surroundings(schedulers=known))
+        assert "Its scheduler" not in heard(mine, context(schedulers=known))
 
 
 def test_what_else_kube_scheduler_says_is_what_it_waits_for():
@@ -400,9 +400,7 @@ def test_what_else_kube_scheduler_says_is_what_it_waits_for():
     assert "; no Cardwise extender answers kube-scheduler: ask your administrator to run `cardwise doctor`.\n" in text
     limits = {"aliyun.com/gpu-mem": "4000", "aliyun.com/gpu-cores": "20", "cardwise.dev/share": "1"}
     misspelt = waiting("team-b", "p", limits)
-    text = sentences.explain_pod(
-        misspelt, Survey(ledger=ledger_with_free(**FREE)), surroundings=surroundings(labelled("n1"))
-    )
+    text = sentences.explain_pod(misspelt, Survey(ledger=ledger_with_free(**FREE)), context=context(labelled("n1")))
     assert "did you mean aliyun.com/gpu-core.percentage?\n" in text
     assert "; the lines above say what it waits for.\n" in text
     assert "did you mean aliyun.com/gpu-core.percentage?\n" in sentences.explain_pod(misspelt, None)
@@ -414,7 +412,7 @@ def test_a_scheduler_that_has_told_our_reasons_asks_us():
 
 
 def test_nodes_that_the_pod_keeps_away_from_are_no_place_for_it():
-    zones = surroundings(labelled("n1", zone="a"), labelled("n2", zone="b"))
+    zones = context(labelled("n1", zone="a"), labelled("n2", zone="b"))
     some = heard({"nodeSelector": {"zone": "b"}}, zones)
     assert "It excludes n1 by its nodeSelector (zone=b)" in some
     assert "free on n2 (best first" in some
@@ -422,8 +420,8 @@ def test_nodes_that_the_pod_keeps_away_from_are_no_place_for_it():
     assert "It excludes every node with GPUs by its nodeSelector (zone=c)" in none
     assert "that fit are free" not in none
     tainted = labelled("n1") | {"spec": {"taints": [{"key": "mine", "effect": "NoSchedule"}]}}
-    assert "taints that it does not tolerate (mine:NoSchedule)" in heard({}, surroundings(tainted, labelled("n2")))
-    assert "keeps away" not in heard({"nodeSelector": {"zone": "c"}}, PodSurroundings()), "nodes may not be read"
+    assert "taints that it does not tolerate (mine:NoSchedule)" in heard({}, context(tainted, labelled("n2")))
+    assert "keeps away" not in heard({"nodeSelector": {"zone": "c"}}, PodContext()), "nodes may not be read"
 
 
 NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
@@ -433,7 +431,7 @@ UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedul
 def test_a_node_that_takes_no_pods_is_blamed_and_not_the_pod():
     dead = labelled("n1") | {"spec": {"taints": [NOT_READY, NOT_READY | {"effect": "NoExecute"}]}}
     cordoned = labelled("n2") | {"spec": {"taints": [UNSCHEDULABLE], "unschedulable": True}}
-    text = heard({}, surroundings(dead, cordoned))
+    text = heard({}, context(dead, cordoned))
     assert "Node n1 takes no new pods: it is NotReady.\n" in text
     assert "Node n2 takes no new pods: it is cordoned.\n" in text
     assert "  - node n1 were not NotReady (`kubectl describe node n1` says why): its request fits" in text
@@ -441,7 +439,7 @@ def test_a_node_that_takes_no_pods_is_blamed_and_not_the_pod():
     for blame in ("keeps away", "keep away", "tolerate"):
         assert blame not in text
     tainted = labelled("n1") | {"spec": {"taints": [NOT_READY, {"key": "mine", "effect": "NoSchedule"}]}}
-    text = heard({}, surroundings(tainted, labelled("n2")))
+    text = heard({}, context(tainted, labelled("n2")))
     assert "It excludes n1 by taints that it does not tolerate (mine:NoSchedule).\n" in text
     assert "Node n1 takes no new pods: it is NotReady.\n" in text
 
@@ -453,14 +451,14 @@ def test_a_placed_pod_hears_that_its_node_is_not_ready():
     there["status"] = {"phase": "Running"}
     seen = Survey(ledger=ledger_with_free(n1=[4069]))
     silent = labelled("n1") | {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
-    text = sentences.explain_pod(there, seen, surroundings=surroundings(silent))
+    text = sentences.explain_pod(there, seen, context=context(silent))
     assert "Node n1 is NotReady (its kubelet does not report): the pod's reported state may be outdated.\n" in text
-    assert "Node n1 is" not in sentences.explain_pod(there, seen, surroundings=surroundings(labelled("n1")))
+    assert "Node n1 is" not in sentences.explain_pod(there, seen, context=context(labelled("n1")))
 
 
 def test_a_name_of_nobody_is_told_with_what_was_meant():
     limits = {"amd.com/gpu": "1", "aliyun.com/gpu-memory": "8", "nvidia.com/mig-1g.5gb": "1", "nvidia.com/gpu": "0"}
-    text = sentences.explain_pod(waiting("team-b", "p", limits), Survey(), surroundings=surroundings(labelled("n1")))
+    text = sentences.explain_pod(waiting("team-b", "p", limits), Survey(), context=context(labelled("n1")))
     assert "It requests aliyun.com/gpu-memory, which no node offers; did you mean aliyun.com/gpu-mem?\n" in text
     assert "It requests amd.com/gpu, which no node offers. Cardwise shares NVIDIA GPUs only.\n" in text
     assert "It requests nvidia.com/mig-1g.5gb, which belongs to another device plugin, not to Cardwise.\n" in text
@@ -473,9 +471,7 @@ def test_the_former_replica_of_its_own_deployment_is_named_with_the_strategy():
     seen = Survey(ledger=ledger_with_free(n1=[100]))
     seen.ledger.release("n1-0")
     seen.ledger.set_holding(Holding("old", "team-b", "web-1-x", "n1", Assignment({"0": shares(16000, 0)})))
-    text = sentences.explain_pod(
-        waiting_for(4000), seen, surroundings=surroundings(former_replicas=frozenset({"web-1-x"}))
-    )
+    text = sentences.explain_pod(waiting_for(4000), seen, context=context(former_replicas=frozenset({"web-1-x"})))
     assert "  - its own previous replica ended (web-1-x): write strategy.type: Recreate in the Deployment, or" in text
     assert "these ended" not in text, "no other pod has to"
 
@@ -484,9 +480,7 @@ def test_for_a_gang_all_that_must_end_are_named():
     seen = Survey(ledger=ledger_with_free(n1=[100], n2=[200], n3=[300]))
     partners = {name: pod_request for name in "ab" if (pod_request := request.parse(waiting_for(16000)))}
     nodes = [labelled(name) for name in ("n1", "n2", "n3")]
-    text = sentences.explain_pod(
-        waiting_for(16000), seen, surroundings=PodSurroundings(nodes, pending_members=partners)
-    )
+    text = sentences.explain_pod(waiting_for(16000), seen, context=PodContext(nodes, pending_members=partners))
     victims = "default/n1-0 (16176 MiB), default/n2-0 (16076 MiB), default/n3-0 (15976 MiB)"
     assert "  - these ended, for all 3 waiting pods of its gang: " in text
     assert all(victim in text.rpartition("gang: ")[2] for victim in victims.split(", "))
@@ -503,7 +497,7 @@ def of_gang(mem: int, partners: dict[str, int], *, seen: Survey | None = None, *
     text = sentences.explain_pod(
         waiting_for(mem),
         seen,
-        surroundings=surroundings(labelled("n1"), labelled("n2"), pending_members=asking, **fields),
+        context=context(labelled("n1"), labelled("n2"), pending_members=asking, **fields),
     )
     assert seen.ledger.holdings() == held, "as it was"
     return text
@@ -549,16 +543,16 @@ def test_nobody_is_told_to_end_what_would_come_again_and_wait():
     seen.ledger.set_holding(Holding("own", "team-b", "serve-x", "n2", Assignment({"0": shares(16076, 0, node="n2")})))
     nodes = [labelled(name) for name in ("n1", "n2")]
     alone = sentences.explain_pod(
-        waiting_for(4000), seen, surroundings=PodSurroundings(nodes, hopeless_pods=frozenset({"serve-x"}))
+        waiting_for(4000), seen, context=PodContext(nodes, hopeless_pods=frozenset({"serve-x"}))
     )
     assert alone.endswith("  - these ended (GPU 0 of n1, 3900 MiB short): default/n1-0 (16176 MiB)\n")
     partners = {"serve-y": pod_request} if (pod_request := request.parse(waiting_for(4000))) else {}
-    ganged = PodSurroundings(nodes, hopeless_pods=frozenset({"serve-x"}), pending_members=partners)
-    text = sentences.explain_pod(waiting_for(4000), seen, surroundings=ganged)
+    ganged = PodContext(nodes, hopeless_pods=frozenset({"serve-x"}), pending_members=partners)
+    text = sentences.explain_pod(waiting_for(4000), seen, context=ganged)
     assert text.endswith("  - these ended, for all 2 waiting pods of its gang: default/n1-0 (16176 MiB)\n")
-    assert "these ended" in sentences.explain_pod(waiting_for(4000), seen, surroundings=PodSurroundings(nodes[1:]))
-    only = PodSurroundings(nodes[1:], hopeless_pods=frozenset({"serve-x"}))
-    assert "these ended" not in sentences.explain_pod(waiting_for(4000), seen, surroundings=only)
+    assert "these ended" in sentences.explain_pod(waiting_for(4000), seen, context=PodContext(nodes[1:]))
+    only = PodContext(nodes[1:], hopeless_pods=frozenset({"serve-x"}))
+    assert "these ended" not in sentences.explain_pod(waiting_for(4000), seen, context=only)
 
 
 def test_of_a_gangs_pod_without_cards_the_pods_with_some_say_more():
@@ -567,21 +561,21 @@ def test_of_a_gangs_pod_without_cards_the_pods_with_some_say_more():
         pod("tf-ps-0", containers=[{"name": "x"}]),
         Survey(),
         ["Its gang waits."],
-        surroundings=PodSurroundings(None, pending_members=partners),
+        context=PodContext(None, pending_members=partners),
     )
     assert text.endswith("Its gang waits.\nTo explain members that request GPUs: cardwise explain pod tf-worker-0\n")
 
 
 def test_who_keeps_away_from_the_only_cards_that_are_free_hears_what_does_it():
-    zones = surroundings(labelled("n1", zone="a"), labelled("n2", zone="b"))
+    zones = context(labelled("n1", zone="a"), labelled("n2", zone="b"))
     seen = Survey(ledger=ledger_with_free(n1=[100], n2=[16276]))
     picky = waiting_for(4000)
     picky["spec"] |= {"nodeSelector": {"zone": "a"}}
-    text = sentences.explain_pod(picky, seen, surroundings=zones)
+    text = sentences.explain_pod(picky, seen, context=zones)
     assert "It excludes n2 by its nodeSelector (zone=a).\n" in text
     assert "  - it did not exclude n2 by its nodeSelector (zone=a): its request fits there\n" in text
     tainted = labelled("n2") | {"spec": {"taints": [{"key": "mine", "value": "x", "effect": "NoSchedule"}]}}
-    text = sentences.explain_pod(waiting_for(4000), seen, surroundings=surroundings(labelled("n1"), tainted))
+    text = sentences.explain_pod(waiting_for(4000), seen, context=context(labelled("n1"), tainted))
     assert "It excludes n2 by taints that it does not tolerate (mine=x:NoSchedule).\n" in text
     picky["status"] = {"conditions": [{"type": "PodScheduled", "message": MISMATCH}]}
     blind = sentences.explain_pod(picky, None)

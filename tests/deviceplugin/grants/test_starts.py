@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import names
 from cardwise.core.api.assignment import Assignment, CardShare
-from deviceplugin.grants import waitplaces
+from deviceplugin.grants import waitslots
 from tests.deviceplugin.conftest import P100, PODS, PODS_HERE, card_uuid, refusal, refused
 from tests.theory import theory_of
 
@@ -82,7 +82,7 @@ def test_no_container_of_a_pod_starts_while_a_card_of_another_is_not_here(rig):
 
 
 def test_who_may_not_even_wait_for_the_card_is_told_who_holds_it(idle_rig, monkeypatch):
-    monkeypatch.setattr(waitplaces, "PLACES", 0)
+    monkeypatch.setattr(waitslots, "WAIT_SLOTS", 0)
     rig = idle_rig.start()
     rig.run(rig.bind("first", [(0, P100)]))
     message = refusal(lambda: rig.run(rig.bind("second", [(0, 1)])))[1]
@@ -90,7 +90,7 @@ def test_who_may_not_even_wait_for_the_card_is_told_who_holds_it(idle_rig, monke
 
 
 def test_who_has_waited_in_vain_leaves_the_place_to_the_next(idle_rig, monkeypatch):
-    monkeypatch.setattr(waitplaces, "PLACES", 1)
+    monkeypatch.setattr(waitslots, "WAIT_SLOTS", 1)
     rig = idle_rig.start()
     first = rig.bind("first", [(0, P100)])
     rig.run(first)

@@ -9,7 +9,7 @@ from cardwise.core.api import mps
 from cardwise.core.api.mps import Mode, MpsState
 from cardwise.core.values.quantity import MiB
 from deviceplugin.grants.mpswait import MAX_WAIT_SECONDS
-from deviceplugin.grants.waitplaces import PLACES
+from deviceplugin.grants.waitslots import WAIT_SLOTS
 from tests.deviceplugin.conftest import P100, card_uuid, refused
 from tests.deviceplugin.mps.worlds import HALF, LIMIT_ENV, OURS, bound, pipes, refusal_message, start
 
@@ -82,24 +82,24 @@ def test_starts_of_a_namespace_on_a_card_leave_a_place_for_other_namespaces_and_
     rig = world.rig.start()
     for mps_card in world.cards:
         mps_card.says(state=MpsState.STARTING)
-    slots = [rig.kubelet.admit(bound(rig, f"tenant-{number}", [(0, 64)]), "c0") for number in range(PLACES)]
+    slots = [rig.kubelet.admit(bound(rig, f"tenant-{number}", [(0, 64)]), "c0") for number in range(WAIT_SLOTS)]
     other_slot = rig.kubelet.admit(bound(rig, "other", [(card, HALF)], namespace=namespace), "c0")
     rig.see()
-    with ThreadPoolExecutor(PLACES + 1) as threads:
+    with ThreadPoolExecutor(WAIT_SLOTS + 1) as threads:
         starts = []
         for slot in slots:
             starts.append(threads.submit(refused, lambda slot=slot: rig.kubelet.pre_start(slot)))
             rig.clock.until_waiting(len(starts))
         other_start = threads.submit(refused, lambda: rig.kubelet.pre_start(other_slot))
-        rig.clock.until_waiting(PLACES + 1)
+        rig.clock.until_waiting(WAIT_SLOTS + 1)
         rig.clock.step()
         assert "is Starting" in starts[0].result(PATIENCE), "the start that has waited longest lost its place"
-        rig.clock.until_waiting(PLACES)
+        rig.clock.until_waiting(WAIT_SLOTS)
         world.cards[card].says(state=MpsState.READY)
         rig.clock.step()
         assert other_start.result(PATIENCE) == ""
         rig.clock.advance(MAX_WAIT_SECONDS)
-        assert [bool(start.result(PATIENCE)) for start in starts[1:]] == [card == 1] * (PLACES - 1)
+        assert [bool(start.result(PATIENCE)) for start in starts[1:]] == [card == 1] * (WAIT_SLOTS - 1)
 
 
 def test_a_restart_waits_like_a_start(world):

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from cardwise.core.api import names
-from webhook.cluster.offers import NodeOffer, Offers, project
+from webhook.cluster.offers import NodeOffer, NodeOffers, project
 
 
 def node(name: str, labels: dict[str, str] | None = None, **capacity: str) -> bytes:
@@ -16,8 +16,8 @@ def with_cards(**labels: str) -> NodeOffer:
     return NodeOffer(frozenset({names.SHARE, names.GPU_MEM}), labels)
 
 
-def offers(**nodes: NodeOffer) -> Offers:
-    node_offers = Offers()
+def offers(**nodes: NodeOffer) -> NodeOffers:
+    node_offers = NodeOffers()
     for name, offer in nodes.items():
         node_offers.on_change(name, None, offer)
     return node_offers
@@ -68,7 +68,7 @@ def test_nodes_that_match_selector_and_affinity() -> None:
 
 
 def test_resources_per_node_are_limited() -> None:
-    node_offers = Offers()
+    node_offers = NodeOffers()
     invented = {f"invented.example/gpu-{number}": "1" for number in range(5000)} | {names.SHARE: "1"}
     labels = {f"invented-{number}": "x" for number in range(5000)}
     name, offer = project(node("n1", labels, **invented))

@@ -13,7 +13,7 @@ from tests.webhook.reviews import Known, on_advise, on_mutate, on_validate, patc
 from tests.working import work
 from webhook.cluster import gpuquotas
 from webhook.cluster.cards import CardSizes
-from webhook.cluster.offers import NodeOffer, Offers
+from webhook.cluster.offers import NodeOffer, NodeOffers
 from webhook.server.decisions import WebhookSettings
 
 CARDS = CardSizes(MiB(build.P100), 2)
@@ -27,7 +27,7 @@ TOO_LITTLE = "8 means 8 MiB, less than most programs need to start on a GPU (256
 LIMITS = "spec.containers[0].resources.limits"
 
 
-def known(there: Offers | None = None) -> Known:
+def known(there: NodeOffers | None = None) -> Known:
     return Known(known_cards=CARDS, known_classes=CLASSES, offered=there or offers(**THERE))
 
 

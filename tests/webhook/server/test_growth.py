@@ -12,7 +12,7 @@ from tests import build
 from tests.webhook.reviews import Known, body, patched, resource_class, resource_classes
 from tests.webhook.reviews import review as request
 from tests.working import work
-from webhook.cluster.offers import NodeOffer, Offers
+from webhook.cluster.offers import NodeOffer, NodeOffers
 from webhook.server import decisions, review
 from webhook.server.decisions import WebhookSettings
 from webhook.templates import templates
@@ -23,7 +23,7 @@ SMALL = 10  # doubled three times, it is still within all size limits
 
 
 def known() -> Known:
-    offers = Offers()
+    offers = NodeOffers()
     labels = {"zone": "a"}
     offers.on_change("n1", None, NodeOffer(frozenset({names.SHARE, names.GPU_MEM}), labels))
     return Known(known_classes=CLASSES, offered=offers)
@@ -257,7 +257,7 @@ def test_only_paths_of_templates_are_built(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_cost_of_a_node_offer_is_independent_of_others() -> None:
-    offers = Offers()
+    offers = NodeOffers()
     offer = NodeOffer(frozenset({names.SHARE, names.GPU_MEM}))
     offers.on_change("n1", None, offer)
 

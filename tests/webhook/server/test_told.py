@@ -19,7 +19,7 @@ from tests.fakes.clock import FakeClock
 from tests.webhook.pods.test_mutate_properties import CLASSES, PODS
 from tests.webhook.reviews import Known, body, mutate_object_twice, paths_of
 from webhook.cluster.namespaces import Defaults
-from webhook.cluster.offers import NodeOffer, Offers
+from webhook.cluster.offers import NodeOffer, NodeOffers
 from webhook.server import app as shell
 from webhook.server.decisions import WebhookSettings
 
@@ -28,7 +28,7 @@ MAX_WARNINGS = 16
 
 
 def known() -> Known:
-    offers = Offers()
+    offers = NodeOffers()
     offers.on_change("n1", None, NodeOffer(frozenset({names.SHARE}), {"zone": "a"}))
     defaults = {"default": Defaults("1Gi", "spread")}
     return Known(namespaces=defaults, known_classes=CLASSES, offered=offers, scopes=frozenset({"card"}))

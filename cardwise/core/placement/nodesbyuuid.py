@@ -8,18 +8,18 @@ _NOWHERE: tuple[str, ...] = ()
 _NO_SHARES: Map[str, int] = Map()
 
 
-class Locations:
+class NodesByUuid:
     """The nodes of all cards, or of all devices other than GPUs, by UUID. Not thread-safe."""
 
     def __init__(self) -> None:
         self._nodes: Map[str, tuple[str, ...]] = Map()
         self._elsewhere: Map[str, Map[str, int]] = Map()  # by UUID, then by pod: how many shares
 
-    def copy(self) -> "Locations":
+    def copy(self) -> "NodesByUuid":
         """An independent copy: later changes of one do not affect the other. Takes the same time for any number of
         UUIDs.
         """
-        duplicate = Locations()
+        duplicate = NodesByUuid()
         duplicate._nodes, duplicate._elsewhere = self._nodes, self._elsewhere  # these maps are immutable
         return duplicate
 
