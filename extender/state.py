@@ -30,7 +30,7 @@ from extender.cache.inventory import Report
 from extender.cache.nodesearch import NodeSearch
 from extender.cache.nominated import NominatedPods
 from extender.cache.nominations import LOWEST
-from extender.cache.placing import PlacementRequest, Placing
+from extender.cache.placing import LeaderChanged, PlacementRequest, Placing
 from extender.cache.quotas import FullEntry
 from extender.cache.reservations import PLANS, Assumed, KnownBinding, Phase, Timeouts
 from extender.cache.scoredpolicies import ScoredPolicies
@@ -279,11 +279,13 @@ class State:
 
         created: the pod's creationTimestamp.
 
-        Returns the KnownBinding instead if the pod is or may be bound already. Raises SearchUnfinished.
+        Returns the KnownBinding instead if the pod is or may be bound already. Raises SearchUnfinished, LeaderChanged.
         """
-        uid = placement_request.pod.uid
+        uid, leader_changes = placement_request.pod.uid, self._cache.leader_changes
         placement_request = self._node_search.search(placement_request)
         with self._lock:
+            if leader_changes != self._cache.leader_changes:
+                raise LeaderChanged
             known_binding = self._reservations.known_binding(uid)
             if known_binding is not None:
                 return known_binding
@@ -412,8 +414,11 @@ class State:
             return self._reservations.pending_bindings()
 
     def forget_plans(self) -> None:
-        """End all plans without a posted Binding, because the leader changes."""
+        """End all plans without a posted Binding, because the leader changes. Searches that have begun will
+        reserve nothing.
+        """
         with self._lock:
+            self._cache.leader_changes += 1
             self.gangs.reset()
             self._queue.forget_preemptions()
             self._reservations.drop_plans()

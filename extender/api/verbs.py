@@ -15,7 +15,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
 from cardwise.core.values.refusals import Refusal
 from extender.cache import nodesearch
-from extender.cache.placing import Call, PlacementRequest, SearchUnfinished
+from extender.cache.placing import Call, LeaderChanged, PlacementRequest, SearchUnfinished
 from extender.cache.quotas import FullEntry
 from extender.cache.reservations import PHASE_NAMES, KnownBinding, Phase
 from extender.gangs.gangtypes import MemberPlace, PlacedAlone, PlannedNode
@@ -41,6 +41,7 @@ UNFINISHED = (
     "not all nodes were tried, since the pod has several separate GPU requests and the time for such searches is "
     "limited; no node that was tried takes the pod now. The pod is tried again, and the search goes on with other nodes"
 )
+LEADER_CHANGED = "the leader has changed during the search for a node; the pod is tried again"
 UNDECIDED = "the outcome of an earlier bind of this pod is not known yet; the pod is tried again"
 
 
@@ -107,6 +108,8 @@ def filter_nodes(
         # After an error kube-scheduler tries the pod again when its back-off ends. After a refusal it would wait for a
         # change in the cluster, and would evict other pods although a node that was not searched may take the pod.
         return FilterResult(error=UNFINISHED)
+    except LeaderChanged:
+        return FilterResult(error=LEADER_CHANGED)
     if isinstance(placement, KnownBinding) and placement.node not in offered:
         return _undecided_result(offered, grouped=pod.grouped)
     if isinstance(placement, Unplaceable):

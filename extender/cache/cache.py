@@ -39,6 +39,10 @@ class Cache(ClusterView):
             places_ahead=self._places_ahead,
         )
 
+    def has_leader_changed(self, snapshot: ClusterView) -> bool:
+        """Whether the leader has changed since the snapshot was taken. Then nothing may be reserved for its search."""
+        return self.leader_changes != snapshot.leader_changes
+
     def mark_refused(self, uid: str, since: int | None = None) -> None:
         """Record that no card fits the pod, so that the pod is requeued when capacity is freed: kube-scheduler may not
         notice that.

@@ -55,6 +55,7 @@ class ClusterView:
     nominated pods and for a gang.
 
     places_ahead: returns the places that are reserved ahead.
+    leader_changes: how often all plans were forgotten, because the leader changed.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class ClusterView:
         nominations: Nominations,
         gang_cards: GangCards,
         places_ahead: Callable[[], Sequence[PlaceAhead]],
+        leader_changes: int = 0,
     ) -> None:
         self.ledger = ledger
         self.loads = loads
@@ -75,6 +77,7 @@ class ClusterView:
         self.nominations = nominations
         self.gang_cards = gang_cards
         self.places_ahead = places_ahead
+        self.leader_changes = leader_changes
         self.moment = _Moment(ledger.generation, loads.generation, dict(nominations.by_pod()))
 
     def snapshot(self) -> "ClusterView":
@@ -88,6 +91,7 @@ class ClusterView:
             nominations=self.nominations.snapshot(loads),
             gang_cards=self.gang_cards.snapshot(ledger),
             places_ahead=lambda: places_ahead,
+            leader_changes=self.leader_changes,
         )
 
     def headroom(self, namespace: str) -> list[Headroom]:

@@ -74,6 +74,10 @@ class SearchUnfinished(Exception):
     """
 
 
+class LeaderChanged(Exception):
+    """The Lease was lost during the search, so another extender may use the cards."""
+
+
 class Call(NamedTuple):
     """The call of kube-scheduler for which nodes are searched.
 

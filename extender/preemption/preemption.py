@@ -357,7 +357,7 @@ class Preemption:
                     break
                 case _Commit.CONFLICT if search.is_over():
                     break
-            snapshot = self._take_gang_snapshot(search)
+            snapshot = self._take_gang_snapshot(search, snapshot)
             if snapshot is not None:
                 victims_by_node = self._find_again(search, snapshot, victims_by_node, victims_by_node)
         return None
@@ -378,6 +378,8 @@ class Preemption:
         for _ in range(_MAX_CHECKS):
             with self._lock:
                 self._cache.sync_cards()
+                if self._cache.has_leader_changed(snapshot.cluster):
+                    return _Commit.REFUSED
                 if self._gang_preemption.has_members_changed(snapshot, claimant):
                     return _Commit.CONFLICT
                 nodes = self._gang_preemption.nodes_to_check(checked, gang_victims)
@@ -430,12 +432,12 @@ class Preemption:
             searched_again[node] = search.find_victims(nominated, node)
         return {node: victims for node, victims in {**victims_by_node, **searched_again}.items() if victims is not None}
 
-    def _take_gang_snapshot(self, search: GangSearch) -> GangSnapshot | None:
-        """A snapshot for the search; None if the pod's gang gets no victims now."""
+    def _take_gang_snapshot(self, search: GangSearch, former: GangSnapshot) -> GangSnapshot | None:
+        """A later snapshot for the search; None if the pod's gang gets no victims now."""
         self._find_unknown_cards({*search.scheduler_victims, *search.own_eviction_nodes})
         with self._lock:
             self._cache.sync_cards()
-            if self._is_gang_answered(search):
+            if self._cache.has_leader_changed(former.cluster) or self._is_gang_answered(search):
                 return None
             return self._gang_preemption.take_snapshot(search.claimant.uid, self._cache.snapshot())
 
@@ -581,6 +583,8 @@ class Preemption:
         than `TURN_SECONDS` seconds of CPU, no pod is evicted now.
         """
         claimant, changes = pending.claimant, Changes(self._cache, snapshot, pending.claimant)
+        if self._cache.has_leader_changed(snapshot):
+            return []
         if self._needs_no_victims(claimant.uid) or any(not victims.uids for victims in candidates.values()):
             return []  # the pod only has to wait
         until, current = self._clock.cpu() + TURN_SECONDS, dict[str, Victims]()
@@ -617,6 +621,8 @@ class Preemption:
         On nodes that have changed since, the victims are searched again, for `TURN_SECONDS` of CPU time. Further
         changed nodes are left out, and kube-scheduler chooses among the others.
         """
+        if self._cache.has_leader_changed(snapshot):
+            return {}
         claimant = call.claimant
         nomination_then = snapshot.moment.nominations.get(claimant.uid)
         if self._nominations.get(claimant.uid) is not nomination_then and self._is_answered(

@@ -100,6 +100,10 @@ def test_a_pod_whose_nodes_were_not_all_searched_gets_an_error_and_is_not_refuse
     args = FilterArgs(pod=raw, node_names=nodes)
     late = Call(FakeClock().now() - 1)
     assert verbs.filter_nodes(state, preferences, args, call=late) == FilterResult(error=verbs.UNFINISHED)
+    changing = Call(is_abandoned=lambda: bool(state.forget_plans()))
+    if preferences is ONE:
+        changed = FilterResult(error=verbs.LEADER_CHANGED)
+        assert verbs.filter_nodes(state, preferences, args, call=changing) == changed
     assert not state.refusal_counts()
     refused = verbs.filter_nodes(state, preferences, args)
     assert not refused.error

@@ -10,7 +10,7 @@ from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache import nodesearch, pacing, placing
 from extender.cache.nodesearch import SMALL_SEARCH_NODES
-from extender.cache.placing import Call, PlacementRequest, SearchUnfinished
+from extender.cache.placing import Call, LeaderChanged, PlacementRequest, SearchUnfinished
 from extender.queue import searchpauses
 from extender.records.podref import PodRef
 from tests.build import P100, asking, container, pod
@@ -92,6 +92,17 @@ def test_cards_that_others_took_during_the_search_are_not_used(clock):
     assert placement.node == "n001"
     with state.view() as ledger:
         assert ledger.violations() == []
+
+
+def test_nothing_is_reserved_if_the_leader_changes_during_the_search(clock):
+    state = cluster(clock, dict.fromkeys(NODES, (P100, 8000)))
+    clock.others = [lambda: None] * 5 + [state.forget_plans]
+    placement_request = make_request()
+    with pytest.raises(LeaderChanged):
+        state.plan_pod(placement_request)
+    with state.view() as ledger:
+        assert ledger.holding(placement_request.pod.uid) is None
+    assert isinstance(state.plan_pod(make_request()), Placement), "a later call of the next epoch"
 
 
 def test_where_all_that_was_found_is_taken_it_comes_again_at_once(clock):

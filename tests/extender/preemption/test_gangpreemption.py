@@ -452,6 +452,48 @@ def test_what_happens_on_other_nodes_is_no_reason_to_search_again():
     assert steps.count("plan") == 4, "whether to wait, and with 1, 3 and 7 members with victims"
 
 
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("step", range(1, 6))
+def test_nothing_is_reserved_for_a_gang_if_the_leader_changes_during_the_search(step, repeats):
+    """Also if the next epoch has begun, and the members wait as before. `repeats`: the search must be repeated."""
+    world = Full(n1=[LOW], n2=[LOW], n3=[LOW])
+    gang(world, 2)
+
+    def change() -> None:
+        if repeats:
+            world.runs("late", 0, "n1", HIGH)
+        world.state.forget_plans()
+        for name in ("g0", "g1"):
+            world.filter(name)
+
+    steps = world.meanwhile(step, change)
+    assert world.asks("g0") == {} or len(steps) < step
+    if len(steps) >= step:
+        assert {world.state._cache.nominations.get(f"uid-g{i}") for i in range(2)} == {None}
+
+
+def test_nothing_is_reserved_for_a_gang_if_the_leader_changes_before_the_search_is_repeated(monkeypatch):
+    world = Full(n1=[LOW], n2=[LOW], n3=[LOW])
+    gang(world, 2)
+    steps = world.meanwhile(2, lambda: world.runs("late", 0, "n1", HIGH))
+    preemption = world.state.preemption
+    find_unknown_cards, calls = preemption._find_unknown_cards, []
+
+    def change_leader(nodes: object) -> None:
+        calls.append(len(steps))
+        if len(calls) == 2:
+            world.state.forget_plans()
+            for name in ("g0", "g1"):
+                world.filter(name)
+        find_unknown_cards(nodes)
+
+    monkeypatch.setattr(preemption, "_find_unknown_cards", change_leader)
+    assert world.asks("g0") == {}
+    assert len(calls) == 2
+    assert calls[1] == len(steps), "no search after the change"
+    assert {world.state._cache.nominations.get(f"uid-g{i}") for i in range(2)} == {None}
+
+
 @pytest.mark.parametrize("step", range(1, 5))
 def test_no_pod_is_evicted_if_enough_becomes_free_during_the_search(step):
     """On a node that the search does not use, because a pod without GPUs has its cpu."""

@@ -298,6 +298,22 @@ def test_a_gang_gets_no_victims_that_the_eviction_api_has_refused_during_the_sea
     assert len(searches) >= number
 
 
+@pytest.mark.parametrize("number", range(1, 5))
+def test_no_pod_is_evicted_for_a_gang_if_the_leader_changes_during_the_search(number):
+    """Also if the next epoch has begun, and the members wait as before."""
+    world = Gangs(n1=(1000, 1000), n2=(1000, 1000))
+    world.gang(2, whole_gpu=1)
+
+    def change(_) -> None:
+        world.state.forget_plans()
+        world.run(1)
+
+    searches = change_at_search(world.state, number, change)
+    assert world.evicts() == []
+    assert len(searches) >= number
+    assert {world.state._cache.nominations.get(f"uid-g{i}") for i in range(2)} == {None}
+
+
 @pytest.mark.parametrize("end", [Gangs.delete, Gangs.terminate])
 @pytest.mark.parametrize("step", range(1, 8))
 @pytest.mark.parametrize("max_wait_checks", [0, 3])

@@ -109,6 +109,36 @@ def test_a_pod_for_which_kube_scheduler_preempts_during_the_search_gets_no_victi
     assert world.own_evictions(pod, "n1") == {}
 
 
+def reserves_nothing(world: World, uid: str) -> bool:
+    return world.state._cache.nominations.get(uid) is None
+
+
+def test_nothing_is_reserved_for_kube_scheduler_if_the_leader_changes_during_the_search():
+    world = Searched("n1", "n2")
+    for node in ("n1", "n2"):
+        for card in (0, 1):
+            world.runs(f"{node}-{card}", P100, card, node=node)
+    world.happens(world.state.forget_plans, after=1)
+    assert world.preempt(world.wants("p"), n1=["n1-0"], n2=["n2-0"]) == {}
+    assert reserves_nothing(world, "uid-p")
+
+
+def test_no_pod_is_evicted_if_the_leader_changes_during_the_search():
+    """Also if kube-scheduler has called filter again since."""
+    world = Searched("n1")
+    for card in (0, 1):
+        world.runs(f"n1-{card}", HALF, card)
+    pod = world.show_pod(world.wants("p"))
+
+    def change() -> None:
+        world.state.forget_plans()
+        assert world.filter(pod, "n1") == []
+
+    world.happens(change, after=1)
+    assert world.own_evictions(pod, "n1") == {}
+    assert reserves_nothing(world, "uid-p")
+
+
 def test_a_pod_that_is_deleted_during_the_search_gets_no_victims():
     world = Searched("n1")
     for card in (0, 1):
