@@ -41,11 +41,17 @@ from cardwise.runtime.tls.cabundle import CaBundle
 from cardwise.runtime.tls.expiry import Expiry
 from webhook import metrics
 from webhook.cluster.view import ClusterView
-from webhook.pods import agent, gangs, tolerations
-from webhook.pods.agent import AgentSettings
-from webhook.pods.validate import MIN_SHARE_MIB, OversizePolicy
+from webhook.pods import nodes
+from webhook.pods.context import (
+    AGENT_USER,
+    DEFAULT_SCHEDULER,
+    AgentChoice,
+    AgentSettings,
+    OversizePolicy,
+    WebhookSettings,
+)
+from webhook.pods.validate import MIN_SHARE_MIB
 from webhook.server.app import BINDINGS, MAX_BODY, create_app, namespace_of
-from webhook.server.decisions import WebhookSettings
 from webhook.templates.spellings import NvidiaGpu
 
 _log = structlog.get_logger(__name__)
@@ -64,9 +70,7 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
         if isinstance(value, tuple):
             return value
         try:
-            return tuple(
-                tolerations.toleration_of_taint(taint.strip()) for taint in str(value).split(",") if taint.strip()
-            )
+            return tuple(nodes.toleration_of_taint(taint.strip()) for taint in str(value).split(",") if taint.strip())
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -130,7 +134,7 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
 @option(
     "--gang-schedulers",
     type=COMMA_LIST,
-    default=gangs.DEFAULT_SCHEDULER,
+    default=DEFAULT_SCHEDULER,
     help="Schedulers that call the extender. Gangs of their pods are gated and bound together. Pods of other "
     "schedulers (Volcano, coscheduling) are never members of Cardwise gangs. The chart's webhook.gangSchedulers "
     "decides which "
@@ -184,7 +188,7 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
 @option(
     "--share-agent-user",
     type=click.IntRange(min=0),
-    default=agent.USER,
+    default=AGENT_USER,
     help="UID that the share agent runs as. 0: set no UID, for clusters that assign each namespace a range "
     "(OpenShift).",
 )
@@ -207,7 +211,7 @@ def main(
     mps_mode: str,
     min_mps: str,
     sm_percent: str,
-    share_agent: agent.AgentChoice,
+    share_agent: AgentChoice,
     share_agent_image: str,
     share_agent_user: int,
 ) -> None:

@@ -13,6 +13,7 @@ from cardwise.core.api import classes, names, quotas, request
 from cardwise.core.gangs import gangs
 from cardwise.core.values.refusals import Refusal
 from webhook.pods import gangs as webhook_gangs
+from webhook.pods.context import DEFAULT_SCHEDULER
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "docs", ROOT / "docs" / "reference", ROOT / "docs" / "integrations")
@@ -115,9 +116,7 @@ def test_the_gangs_of_the_examples_can_start_and_their_authors_hear_the_truth(pa
             needed[manifest["metadata"]["name"]] = manifest["spec"]["minMember"]
         if "template" not in manifest.get("spec", {}):
             continue
-        warnings = webhook_gangs.check_workload(
-            manifest, None, f"{manifest['kind'].lower()}s", {webhook_gangs.DEFAULT_SCHEDULER}
-        )
+        warnings = webhook_gangs.check_workload(manifest, None, f"{manifest['kind'].lower()}s", {DEFAULT_SCHEDULER})
         assert all(re.search("; fine if (other workloads create the remaining|a PodGroup)", text) for text in warnings)
         member = gangs.membership(manifest["spec"]["template"])
         assert needed.setdefault(member.name, member.minimum) in (member.minimum, None) or member.minimum is None

@@ -16,8 +16,8 @@ from tests.helm.rendering import CHART, GIVEN
 from tests.webhook.cluster.test_offers import offers, with_cards
 from tests.webhook.reviews import Known, body, resource_class, resource_classes
 from webhook.cluster.cards import CardSizes
+from webhook.pods.context import WebhookSettings
 from webhook.server import decisions, review
-from webhook.server.decisions import WebhookSettings
 
 FOLDER = Path(__file__).parents[2] / "docs" / "integrations"
 PAGES = sorted(FOLDER.glob("*.md"))

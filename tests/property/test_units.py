@@ -17,8 +17,7 @@ from cardwise.core.values.quantity import MAX_MIB, Percent, Unit
 from extender.records.pod import Pod
 from tests.examples import examples
 from tests.webhook.reviews import Known, on_mutate
-from webhook.pods.agent import AgentSettings
-from webhook.server.decisions import WebhookSettings
+from webhook.pods.context import AgentSettings, WebhookSettings
 
 # As the API server prints them, and what they are in MiB where bare numbers count MiB, and GiB.
 AMOUNTS = {

@@ -16,9 +16,9 @@ from webhook.cluster.gpuquotas import QuotaUsage
 from webhook.cluster.limitranges import Bounds
 from webhook.cluster.namespaces import Defaults
 from webhook.cluster.offers import NodeOffers
+from webhook.pods.context import WebhookSettings
 from webhook.server import app, decisions
 from webhook.server import review as reviews
-from webhook.server.decisions import WebhookSettings
 from webhook.server.review import Decision, Review
 
 

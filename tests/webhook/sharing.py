@@ -5,8 +5,7 @@ from copy import deepcopy
 from cardwise.core.api import names, shareagent
 from cardwise.core.values.decoded import Json
 from tests.webhook.reviews import Known, on_mutate, on_validate, patched
-from webhook.pods.agent import AgentSettings
-from webhook.server.decisions import WebhookSettings
+from webhook.pods.context import AgentSettings, WebhookSettings
 from webhook.server.review import Decision
 
 IMAGE = "registry.example/cardwise:1"

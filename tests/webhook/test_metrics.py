@@ -14,8 +14,8 @@ from cardwise.core.api import names
 from tests import build
 from tests.webhook.reviews import Known, body
 from webhook import metrics
+from webhook.pods.context import WebhookSettings
 from webhook.server import app as shell
-from webhook.server.decisions import WebhookSettings
 
 LIMITS = "spec.containers[3].resources.limits"
 

@@ -1,13 +1,13 @@
-"""Rules for pods: the changes that the webhook makes to pods, and its reasons to refuse a pod.
+"""The modules of the rules for pods. Read `webhook.rules` first: all rules in order, each with its reason.
 
-Input: a pod as its user wrote it. Output: the same pod with amounts, environment, agent, gates and labels, or
+Input: the pod under review (`pod`) and what else a rule knows (`context`). Output: the changed pod, warnings, or
 `InvalidRequest` with field and remedy.
 
-Read first: `mutate` (shares), `validate` (pods that can never run), `classes` and `devices` (types), then `agent`,
-`gangs`.
-
-The meaning of a pod's request: `units` (bare numbers), `defaults` (of its namespace), `mpsmode`, `reapplied` (a
-manifest that is applied again). Additions to a pod: `environment`, `frameworks` (the hook of Python frameworks),
-`agent` (the sidecar), `agentresources` (the sidecar's cpu and memory), `tolerations` (of taints of nodes with cards).
-Errors about changes by a later webhook: `order`.
+What the pod says: `splits` (split shares), `membership` and `podgroups` (its gang), `units` (bare numbers), `classes`
+and `devices` (types), `placement` (its node), `defaults` (of its namespace).
+What it gets: `mpsmode`, `frameworks` (the hook of Python frameworks), `agent` (the sidecar) with `agentresources` (the
+sidecar's cpu and memory), `annotations`, `resources` with `environment`, `nodes` (tolerations, RuntimeClass),
+`scheduler`, `gangs` (label and gate).
+`validate`: pods that can never run. `order`: errors about changes by a later webhook. `reapplied`: a manifest that is
+applied again.
 """

@@ -52,9 +52,10 @@ def agent_resources(
     return resources
 
 
-def misfit_reason(spec: Json, agent: Json, init: Sequence[Json], bounds: Bounds) -> str:
+def misfit_reason(app_containers: Sequence[Json], agent: Json, init: Sequence[Json], bounds: Bounds) -> str:
     """Why a LimitRange would refuse the pod with the agent; "" if none does.
 
+    app_containers: the pod's containers.
     init: the pod's init containers, including the agent.
     """
     for name, maximum in bounds.maximum.items():
@@ -62,7 +63,7 @@ def misfit_reason(spec: Json, agent: Json, init: Sequence[Json], bounds: Bounds)
             return f"a LimitRange allows a container {maximum.text} of {name} at most"
     for name, maximum in bounds.pod_maximum.items():
         for kind in _KINDS:
-            if _read_amount(agent, kind, name) and _sum_amounts(spec, init, kind, name) > maximum.number:
+            if _read_amount(agent, kind, name) and _sum_amounts(app_containers, init, kind, name) > maximum.number:
                 return f"a LimitRange allows a pod {maximum.text} of {name} at most"
     return ""
 
@@ -85,7 +86,7 @@ def _read_amount(container: Json, kind: str, name: str) -> Fraction | None:
         return None  # Kubernetes refuses the pod
 
 
-def _sum_amounts(spec: Json, init: Sequence[Json], kind: str, name: str) -> Fraction:
+def _sum_amounts(app_containers: Sequence[Json], init: Sequence[Json], kind: str, name: str) -> Fraction:
     """The pod's amount as LimitRanges count it: the larger of the sum of all containers and sidecars, and the maximum
     of each init container plus the sidecars before it.
     """
@@ -98,7 +99,7 @@ def _sum_amounts(spec: Json, init: Sequence[Json], kind: str, name: str) -> Frac
         else:
             largest = max(largest, sidecars + amount)
     running_total = sum(
-        (_read_amount(spec_container, kind, name) or Fraction(0) for spec_container in spec.get("containers") or ()),
+        (_read_amount(container, kind, name) or Fraction(0) for container in app_containers),
         sidecars,
     )
     return max(running_total, largest)

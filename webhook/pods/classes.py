@@ -10,57 +10,65 @@ from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.request import Container
 from cardwise.core.values import quantity, wording
-from cardwise.core.values.decoded import Json, annotations_of
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
 from webhook.pods import devices
+from webhook.pods.context import Context
+from webhook.pods.pod import PodUnderReview
 from webhook.templates import containers
-from webhook.templates.spellings import Lookup, NameTranslator, rename_keys
+from webhook.templates.spellings import Lookup, rename_keys
 
 # With one of these resources, the class only selects the type of card.
 _AMOUNTS = (names.GPU_MEM, names.GPU_COUNT, names.WHOLE_GPU)
 _NVIDIA = "nvidia.com/"
 
 
-def rewrite_classes(pod: Json, translator: NameTranslator) -> Json:
-    """The pod with stored names of classes, the amounts of their shares, and the annotation of device classes.
+def mutate(pod: PodUnderReview, context: Context) -> None:
+    """Write stored names of classes, the amounts of their shares, and the annotation of device classes.
 
     Raises InvalidRequest, KubeError.
     """
-    spec = dict(pod.get("spec") or {})
-    for container in request.containers(pod):
+    translator = context.translator
+    for i, container in enumerate(pod.containers):
         resources = dict(container.spec.get("resources") or {})
         for kind, amounts in containers.amount_lists(resources):
             field = f"{container.path}.resources.{kind}"
             resources[kind] = rename_keys(amounts, field, translator.translate_container_name)[0]
-        containers.put_resources(spec, container, resources)
-    annotated_class = _annotate_class(pod)
-    requested = {name for container in request.containers({"spec": spec}) for name in _requested_names(container)}
+        pod.put_resources(i, resources)
+    annotated_class = _annotated_class(pod)
     if annotated_class:
+        requested = {name for container in pod.containers for name in _requested_names(container)}
         devices.refuse_other_classes(annotated_class, requested, translator.lookup)
         _refuse_nvidia_alone(annotated_class, requested)
-    if annotated_class and spec.get("containers") and not requested:
-        first = next(c for c in request.containers({"spec": spec}) if c.key == "0")
-        resources = dict(first.spec.get("resources") or {})
-        resources["limits"] = (resources.get("limits") or {}) | {names.CLASS_PREFIX + annotated_class: "1"}
-        containers.put_resources(spec, first, resources)
-    for container in request.containers({"spec": spec}):
+        if not requested:
+            _request_annotated_class(pod, annotated_class)
+    for i, container in enumerate(pod.containers):
         resources = dict(container.spec.get("resources") or {})
         added = _class_limits(container, resources, translator.lookup)
         if added:
             resources["limits"] = resources["limits"] | added
-            containers.put_resources(spec, container, resources)
-    return devices.annotate_classes(pod | {"spec": spec} if spec != pod.get("spec") else pod, translator.lookup)
+            pod.put_resources(i, resources)
+    devices.annotate_classes(pod, translator.lookup)
 
 
-def _annotate_class(pod: Json) -> str:
+def _annotated_class(pod: PodUnderReview) -> str:
     """The class in the pod's annotation, for containers without a class; "" without the annotation. Raises
     InvalidRequest.
     """
-    name = str(annotations_of(pod).get(names.CLASS) or "")
+    name = str(pod.annotations.get(names.CLASS) or "")
     if name:
         classes.check_name(name, f"metadata.annotations[{names.CLASS}]")
     return name
+
+
+def _request_annotated_class(pod: PodUnderReview, annotated: str) -> None:
+    """Request one card of the annotated class in the first container."""
+    first = next((i for i, container in enumerate(pod.containers) if container.key == "0"), None)
+    if first is not None:
+        resources = dict(pod.containers[first].spec.get("resources") or {})
+        resources["limits"] = (resources.get("limits") or {}) | {names.CLASS_PREFIX + annotated: "1"}
+        pod.put_resources(first, resources)
 
 
 def _refuse_nvidia_alone(annotated: str, requested: set[str]) -> None:

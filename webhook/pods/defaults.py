@@ -7,10 +7,23 @@ a pod is created, so the author of the pod gets the error about a bad value, wit
 
 from cardwise.core.api import names, policies
 from cardwise.core.values import quantity
-from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.cluster.namespaces import DISABLED, Defaults
-from webhook.pods import frameworks, mpsmode
+from webhook.pods import frameworks, mpsmode, units
+from webhook.pods.context import Context
+from webhook.pods.pod import PodUnderReview
+
+
+def mutate(pod: PodUnderReview, context: Context) -> None:
+    """Take the namespace's defaults, and its share if the pod requests nothing. Raises InvalidRequest."""
+    if context.defaults is None or not takes_defaults(pod):
+        return
+    check(context.defaults, context.namespace)
+    pod.defaults = context.defaults
+    if context.gives_default_share and context.defaults.gpu_mem and pod.gang is None and pod.read_request() is None:
+        _add_share(pod, context.defaults.gpu_mem)
+        units.mutate(pod, context)
+        pod.forget_request()
 
 
 def check(defaults: Defaults, namespace: str) -> None:
@@ -33,28 +46,20 @@ def check(defaults: Defaults, namespace: str) -> None:
         mpsmode.check_percent(defaults.sm_percent, f"{field}[{names.SM_PERCENT}]")
 
 
-def takes_defaults(pod: Json) -> bool:
+def takes_defaults(pod: PodUnderReview) -> bool:
     """Whether the pod takes defaults: it has not opted out, the scheduler places it (the pod of `kubectl debug node/…`
     names its node), and no container requests devices of NVIDIA's plugin.
     """
-    annotations = annotations_of(pod)
-    if annotations.get(names.DEFAULTS_OPT_OUT) == DISABLED:
+    if pod.annotations.get(names.DEFAULTS_OPT_OUT) == DISABLED or pod.spec.get("nodeName"):
         return False
-    spec = pod.get("spec") or {}
-    if spec.get("nodeName"):
-        return False
-    containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
-    limits = ((container.get("resources") or {}).get("limits") or {} for container in containers)
+    limits = ((container.spec.get("resources") or {}).get("limits") or {} for container in pod.containers)
     return not any(name.startswith("nvidia.com/") for amounts in limits for name in amounts)
 
 
-def apply_defaults(pod: Json, defaults: Defaults) -> Json:
-    """The pod with the default share in its first container."""
-    spec = pod.get("spec") or {}
-    containers = spec.get("containers") or []
-    if not defaults.gpu_mem or not containers or not takes_defaults(pod):
-        return pod
-    first, *others = containers
-    resources = dict(first.get("resources") or {})
-    resources["limits"] = {**(resources.get("limits") or {}), names.GPU_MEM: defaults.gpu_mem.strip()}
-    return pod | {"spec": spec | {"containers": [first | {"resources": resources}, *others]}}
+def _add_share(pod: PodUnderReview, gpu_mem: str) -> None:
+    """Request the share in the first container."""
+    for i, container in enumerate(pod.containers):
+        if container.key == "0":
+            resources = dict(container.spec.get("resources") or {})
+            resources["limits"] = {**(resources.get("limits") or {}), names.GPU_MEM: gpu_mem.strip()}
+            pod.put_resources(i, resources)

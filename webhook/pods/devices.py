@@ -6,17 +6,31 @@ again, to replace a value that the user wrote or that was copied from another po
 """
 
 from cardwise.core.api import names, request
-from cardwise.core.values.decoded import Json, annotations_of, with_annotations
+from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
+from webhook.pods.context import Context
+from webhook.pods.pod import PodUnderReview
 from webhook.templates import containers
 from webhook.templates.spellings import Lookup
 
 
-def device_classes(pod: Json, lookup: Lookup) -> list[str]:
+def mutate(pod: PodUnderReview, context: Context) -> None:  # noqa: ARG001 - a rule
+    """Warn the author if their annotation was replaced or removed; `classes` writes it, before the request is read."""
+    old_text, new_text = (
+        annotations_of(pod.manifest).get(names.DEVICE_CLASSES),
+        pod.annotations.get(names.DEVICE_CLASSES),
+    )
+    if old_text in (None, new_text):
+        return
+    change = "removed" if new_text is None else f"replaced by {new_text}"
+    pod.warnings.append(f"metadata.annotations[{names.DEVICE_CLASSES}]: {change}; only Cardwise may write this")
+
+
+def _device_classes(pod: PodUnderReview, lookup: Lookup) -> list[str]:
     """The device classes that the containers request. Raises KubeError."""
     class_names = {
         names.class_of(name)
-        for container in request.containers(pod)
+        for container in pod.containers
         for _, amounts in containers.amount_lists(container.spec.get("resources") or {})
         for name in amounts
     }
@@ -29,28 +43,22 @@ def is_device_class(name: str, lookup: Lookup) -> bool:
     return resource_class is not None and resource_class.other
 
 
-def annotate_classes(pod: Json, lookup: Lookup) -> Json:
-    """The pod with the right annotation; the caller's object if nothing changes. Raises KubeError."""
-    before = annotations_of(pod)
+def annotate_classes(pod: PodUnderReview, lookup: Lookup) -> bool:
+    """Write the right annotation. Returns whether the pod had another one. Raises KubeError."""
+    before = pod.annotations
     after = {key: text for key, text in before.items() if key != names.DEVICE_CLASSES}
-    class_names_of_containers = device_classes(pod, lookup)
-    if class_names_of_containers:
-        after[names.DEVICE_CLASSES] = request.write_device_classes(class_names_of_containers)
-    return with_annotations(pod, after) if after != before else pod
-
-
-def warn_replaced(before: Json, after: Json) -> tuple[str, ...]:
-    """The warning for the author if their annotation was replaced or removed."""
-    old_text, new_text = (annotations_of(pod).get(names.DEVICE_CLASSES) for pod in (before, after))
-    if old_text in (None, new_text):
-        return ()
-    change = "removed" if new_text is None else f"replaced by {new_text}"
-    return (f"metadata.annotations[{names.DEVICE_CLASSES}]: {change}; only Cardwise may write this",)
+    class_names = _device_classes(pod, lookup)
+    if class_names:
+        after[names.DEVICE_CLASSES] = request.write_device_classes(class_names)
+    if after == before:
+        return False
+    pod.annotations = after
+    return True
 
 
 def check_annotation(pod: Json, lookup: Lookup) -> None:
     """Check that the annotation is as `annotate_classes` writes it. Raises InvalidRequest, KubeError."""
-    if annotate_classes(pod, lookup) is not pod:
+    if annotate_classes(PodUnderReview(pod), lookup):
         raise InvalidRequest(
             f"metadata.annotations[{names.DEVICE_CLASSES}]",
             "does not match the device classes that the containers request: another webhook has changed it, or a "

@@ -8,10 +8,11 @@ from typing import Final
 
 from cardwise import share
 from cardwise.core.api import names, shareagent
-from cardwise.core.api.request import PodRequest
-from cardwise.core.values.decoded import Json, annotations_of, with_annotations
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
+from webhook.pods.context import Context
+from webhook.pods.pod import PodUnderReview
 
 ON, OFF = "on", "off"
 FIELD: Final = f"metadata.annotations[{names.FRAMEWORKS}]"
@@ -43,21 +44,20 @@ def check(text: str, field: str = FIELD) -> str:
     return ",".join(dict.fromkeys(framework_names))
 
 
-def annotate_hook(pod: Json, default: str) -> Json:
-    """The pod with the default of its namespace, if the pod has no annotation for the hook."""
-    annotations = annotations_of(pod)
-    if not default or names.FRAMEWORKS in annotations:
-        return pod
-    return with_annotations(pod, annotations | {names.FRAMEWORKS: default})
+def mutate(pod: PodUnderReview, context: Context) -> None:  # noqa: ARG001 - a rule
+    """Annotate the default of the namespace, if a pod that requests cards has no annotation for the hook."""
+    annotations = pod.annotations
+    if pod.cards and pod.defaults.frameworks and names.FRAMEWORKS not in annotations:
+        pod.annotations = annotations | {names.FRAMEWORKS: pod.defaults.frameworks}
 
 
-def read_hook(pod: Json, pod_request: PodRequest) -> str:
+def read_hook(pod: PodUnderReview) -> str:
     """The frameworks that the pod's hook handles, as `check` returns them; "" if all its cards are whole, since those
     need no hook. Raises InvalidRequest.
     """
-    text = annotations_of(pod).get(names.FRAMEWORKS)
+    text = pod.annotations.get(names.FRAMEWORKS)
     hook = check(text) if text is not None else ""
-    return hook if any(not container.whole for container in pod_request.containers) else ""
+    return hook if any(not card.whole for card in pod.cards.values()) else ""
 
 
 def environment(entries: list[Json], hook: str, path: str) -> tuple[list[Json], tuple[str, ...]]:

@@ -1,42 +1,24 @@
-"""Admission of pods of gangs: the gate and the label of each member, and errors for groups that can never be complete.
+"""Pods of gangs: the gate and the label of each member, and errors for groups that can never be complete."""
 
-A gang is read from the pod itself, so that a member is gated before the scheduler sees it. Pods of schedulers that do
-not call the extender belong to no gang of Cardwise, because other projects (Volcano, coscheduling) use the same
-annotations.
-"""
-
-import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-from cardwise.core.api import names
+from cardwise.core.api import names, request
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs import gangs
-from cardwise.core.gangs.gangs import ForeignPodGroup, Membership
-from cardwise.core.values import objectnames
+from cardwise.core.gangs.gangs import Membership
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.wording import quote_text
-from webhook.pods import mutate
+from webhook.pods import membership, resources
+from webhook.pods.context import Context
 from webhook.pods.order import changed_later_error
+from webhook.pods.pod import PodUnderReview
 from webhook.templates import templates
 
-Warnings = tuple[str, ...]
-
-DEFAULT_SCHEDULER: Final = mutate.DEFAULT_SCHEDULER
 _ORDERED_READY: Final = "OrderedReady"
 _LABEL: Final = f"metadata.labels[{names.GANG}]"
 _GATE: Final = f"spec.schedulingGates[{names.GANG}]"
-_SCHEDULING_GROUP: Final = "spec.schedulingGroup"
-_GANG_NAME: Final = re.compile(
-    r"[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?"
-)  # the names of PodGroups that are also valid label values
 _GROUP_KEYS: Final = (names.GROUP_NAME, names.GROUP_NUM)
-_NOT_SERVED: Final = (
-    f"{_SCHEDULING_GROUP}: the pod is not a member of a Cardwise gang, because this cluster does not serve PodGroups "
-    "of "
-    f"{ForeignPodGroup.KUBERNETES}/v1beta1 (Kubernetes 1.37, feature gate GenericWorkload)"
-)
 # The fields with the number of pods that a workload creates at a time. Kubernetes' default is one.
 _SIZE_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "deployments": ("spec", "replicas"),
@@ -48,76 +30,38 @@ _SIZE_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def gang_of(pod: Json, schedulers: Collection[str]) -> Membership | None:
-    """The gang that a pod or a template names by annotation or label, whatever it requests. Raises InvalidRequest.
-
-    schedulers: the schedulers that call the extender.
-    """
-    gang = _read_membership(pod, schedulers)
-    return gang if gang is not None and gang.foreign is not ForeignPodGroup.KUBERNETES else None
-
-
-def podgroup_gang_of(
-    pod: Json, schedulers: Collection[str], serves_podgroups: Callable[[], bool]
-) -> tuple[Membership | None, Warnings]:
-    """The gang of a pod that requests cards and names a PodGroup of Kubernetes; with warnings.
-
-    serves_podgroups: returns whether the API server serves PodGroups.
-
-    Raises InvalidRequest, KubeError.
-    """
-    gang = _read_membership(pod, schedulers)
-    if gang is None or gang.foreign is not ForeignPodGroup.KUBERNETES:
-        return None, ()
-    if not serves_podgroups():
-        return None, (_NOT_SERVED,)
-    if not _GANG_NAME.fullmatch(gang.name):
-        fault = "is too long for" if objectnames.is_subdomain(gang.name) else "cannot be"
-        problem = f"{quote_text(gang.name)} {fault} the name of a gang"
-        raise InvalidRequest(
-            f"{_SCHEDULING_GROUP}.podGroupName", problem, "give the PodGroup a name of 63 characters at most"
-        )
-    return gang, ()
-
-
-def _read_membership(pod: Json, schedulers: Collection[str]) -> Membership | None:
-    scheduler = (pod.get("spec") or {}).get("schedulerName") or DEFAULT_SCHEDULER
-    return gangs.membership(pod) if scheduler in schedulers else None
-
-
-def join_gang(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]]:
-    """The pod with gate and label if it is in a gang, and without them if not; with warnings. Raises InvalidRequest."""
-    metadata, spec = dict(pod.get("metadata") or {}), dict(pod.get("spec") or {})
-    labels, gates = metadata.get("labels") or {}, spec.get("schedulingGates") or []
-    is_gated = gangs.is_gated(pod)
-    if gang is None:
-        warnings = []
-        if names.GANG in labels:
-            metadata["labels"] = {key: label_value for key, label_value in labels.items() if key != names.GANG}
-            warnings.append(f"{_LABEL}: removed, because the pod is not a member of a gang")
+def mutate(pod: PodUnderReview, context: Context) -> None:
+    """Give the pod gate and label if it is in a gang, and remove them if not. Raises InvalidRequest."""
+    gates = pod.spec.get("schedulingGates") or []
+    is_gated = any(gate.get("name") == names.GANG for gate in gates)
+    if pod.gang is None:
+        if pod.request is not None and membership.names_podgroup(pod, context.settings.gang_schedulers):
+            pod.warnings.append(membership.NOT_SERVED)
+        if names.GANG in pod.labels:
+            pod.labels = {key: text for key, text in pod.labels.items() if key != names.GANG}
+            pod.warnings.append(f"{_LABEL}: removed, because the pod is not a member of a gang")
         if is_gated:
-            spec["schedulingGates"] = [gate for gate in gates if gate.get("name") != names.GANG]
-            warnings.append(f"{_GATE}: removed, because the pod is not a member of a gang")
-        return _replace_parts(pod, metadata, spec) if warnings else pod, tuple(warnings)
-    warnings = []
-    if spec.get("nodeName"):
+            pod.spec["schedulingGates"] = [gate for gate in gates if gate.get("name") != names.GANG]
+            pod.warnings.append(f"{_GATE}: removed, because the pod is not a member of a gang")
+        return
+    if pod.spec.get("nodeName"):
         remedy = "use spec.nodeSelector or spec.affinity.nodeAffinity instead"
         raise InvalidRequest("spec.nodeName", "the scheduler must place a pod of a gang", remedy)
-    if labels.get(names.GANG) != gang.name:
-        metadata["labels"] = labels | {names.GANG: gang.name}
-        if names.GANG in labels:
-            warnings.append(f"{_LABEL}: replaced by {gang.name}, the gang that the pod's annotation or label names")
+    name = pod.gang.name
+    if pod.labels.get(names.GANG) != name:
+        if names.GANG in pod.labels:
+            pod.warnings.append(f"{_LABEL}: replaced by {name}, the gang that the pod's annotation or label names")
+        pod.labels = pod.labels | {names.GANG: name}
     if not is_gated:
-        spec["schedulingGates"] = [*gates, {"name": names.GANG}]
-    return _replace_parts(pod, metadata, spec), tuple(warnings)
+        pod.spec["schedulingGates"] = [*gates, {"name": names.GANG}]
 
 
 def check(pod: Json, gang: Membership | None, pod_request: PodRequest | None) -> tuple[str, ...]:
-    """Check that the pod is as `join_gang` and `mutate` leave it. Returns warnings. Raises InvalidRequest."""
+    """Check that the pod is as the rules leave it. Returns warnings. Raises InvalidRequest."""
     label = labels_of(pod).get(names.GANG)
     if label != (gang.name if gang else None) or gangs.is_gated(pod) != (gang is not None):
         raise changed_later_error(_LABEL, "the label and the scheduling gate do not match the gang that the pod names")
-    if gang is not None and pod_request is None and not mutate.is_marked(pod):
+    if gang is not None and pod_request is None and not resources.is_marked(request.containers(pod)):
         problem = f"{names.PLACE_MARKER} and {names.BIND_MARKER} are missing"
         raise changed_later_error("spec.containers[0].resources.limits", problem)
     if gang is None:
@@ -171,7 +115,7 @@ def check_workload(manifest: Json, old: Json | None, resource: str, schedulers: 
 def _check_template(manifest: Json, resource: str, schedulers: Collection[str]) -> tuple[str, ...]:
     path, template = templates.template_of(manifest, resource)
     try:
-        gang = gang_of(template, schedulers)
+        gang = membership.named_gang(PodUnderReview(template), schedulers)
     except InvalidRequest as error:
         raise InvalidRequest(f"{path}.{error.field}", error.problem, error.remedy) from error
     if gang is None:
@@ -257,7 +201,3 @@ def _warn_missing_number(pod: Json, gang: Membership) -> tuple[str, ...]:
 
 def _metadata_field(metadata: Json, key: str) -> str:
     return f"metadata.{'annotations' if key in (metadata.get('annotations') or {}) else 'labels'}[{key}]"
-
-
-def _replace_parts(pod: Json, metadata: Json, spec: Json) -> Json:
-    return pod | {"metadata": metadata, "spec": spec}

@@ -4,15 +4,17 @@ The webhook writes the mode into an annotation of the pod. Extender, device plug
 there. A policy forbids later changes of the annotation, because the mode of the card was set for this pod.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from cardwise.core.api import mps, names
 from cardwise.core.api.mps import DaemonScope, Mode, SmPercent
 from cardwise.core.api.request import PodRequest
-from cardwise.core.values.decoded import Json, annotations_of, with_annotations
+from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
+from webhook.pods.context import Context
+from webhook.pods.pod import PodUnderReview
 
 Scopes = Callable[[], frozenset[str]]
 """The scopes of the MPS managers of the cluster; empty if there is none."""
@@ -31,9 +33,9 @@ def check(text: str, field: str = FIELD) -> Mode:
         ) from None
 
 
-def mode_of(pod: Json) -> Mode:
-    """The MPS mode of a pod that has passed `annotate_mode`. Raises InvalidRequest."""
-    text = annotations_of(pod).get(names.MPS)
+def mode_of(annotations: Mapping[str, str]) -> Mode:
+    """The MPS mode of a pod that has passed `mutate`, from its annotations. Raises InvalidRequest."""
+    text = annotations.get(names.MPS)
     return Mode.OFF if text is None else check(text)
 
 
@@ -58,38 +60,35 @@ def min_mode(pod_request: PodRequest, setting: Mode, namespace: str) -> Mode:
 
 def check_min_mode(pod: Json, bound: Mode) -> None:
     """Refuse a pod with a weaker mode than the administrators allow. Raises InvalidRequest."""
-    if (mode := mode_of(pod)).isolation < bound.isolation:
+    if (mode := mode_of(annotations_of(pod))).isolation < bound.isolation:
         problem = f"{mode} is less than the {bound} that the administrators require of pods that share GPUs here"
         raise InvalidRequest(FIELD, problem, f"write {bound}, or remove the annotation")
 
 
-def annotate_mode(
-    pod: Json,
-    pod_request: PodRequest,
-    default: Mode,
-    scopes: Scopes,
-    *,
-    percent: SmPercent = SmPercent.CORE,
-    bound: Mode = Mode.OFF,
-) -> Json:
-    """The pod with its mode and the source of its percentage of the SMs; the caller's object if it has both.
-
-    bound: the weakest default.
+def mutate(pod: PodUnderReview, context: Context) -> None:
+    """Annotate the mode of a pod that requests cards, and the source of its percentage of the SMs.
 
     Raises InvalidRequest.
     """
-    annotations = annotations_of(pod)
+    if not pod.cards or pod.request is None:
+        return
+    settings, annotations = context.settings, pod.annotations
+    percent = SmPercent(pod.defaults.sm_percent or settings.sm_percent)
+    bound = min_mode(pod.request, settings.min_mps, context.defaults.min_mps if context.defaults is not None else "")
+    default = Mode(pod.defaults.mps or settings.mps)
     added: dict[str, str] = {}
     if names.MPS in annotations:
         mode = check(annotations[names.MPS])
     else:
-        mode = max(_applicable_mode(pod_request, default, scopes), bound, key=lambda mode: mode.isolation)
+        applicable_mode = _applicable_mode(pod.request, default, context.cluster.mps_scopes)
+        mode = max(applicable_mode, bound, key=lambda mode: mode.isolation)
         added[names.MPS] = str(mode)
     if names.SM_PERCENT in annotations:
         check_percent(annotations[names.SM_PERCENT])
     elif percent is SmPercent.MEMORY and mode.uses_mps:
         added[names.SM_PERCENT] = str(percent)
-    return with_annotations(pod, annotations | added) if added else pod
+    if added:
+        pod.annotations = annotations | added
 
 
 def _applicable_mode(pod_request: PodRequest, default: Mode, scopes: Scopes) -> Mode:
@@ -101,7 +100,7 @@ def _applicable_mode(pod_request: PodRequest, default: Mode, scopes: Scopes) -> 
 
 def check_mode(pod: Json, pod_request: PodRequest, scopes: Scopes) -> tuple[str, ...]:
     """Refuse a pod whose mode no existing node can provide. Returns warnings. Raises InvalidRequest."""
-    mode = mode_of(pod)
+    mode = mode_of(annotations_of(pod))
     if mode is Mode.OFF:
         return ()
     known_scopes = scopes()

@@ -7,15 +7,15 @@ template made from a pod); and numbers that Kubernetes took from a LimitRange, w
 """
 
 import re
-from collections.abc import Callable
 from typing import Final
 
-from cardwise.core.api import names, request
+from cardwise.core.api import names
 from cardwise.core.api.request import Container
 from cardwise.core.values import quantity
-from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
+from webhook.pods.context import Context
+from webhook.pods.pod import PodUnderReview
 from webhook.templates import containers
 
 _PREFIX: Final = "LimitRanger plugin set: "
@@ -23,17 +23,16 @@ _PREFIX: Final = "LimitRanger plugin set: "
 _LIMIT_RANGE_ENTRY: Final = re.compile(r"(.+) (request|limit) for (init )?container (\S+)")
 
 
-def add_units(pod: Json, unit: Unit, largest_node: Callable[[], int] = lambda: 0) -> Json:
-    """The pod with units; the caller's object if nothing changes. Raises InvalidRequest.
+def mutate(pod: PodUnderReview, context: Context) -> None:
+    """Add the unit to each bare number. Raises InvalidRequest.
 
-    largest_node: returns the largest sum of MiB of one node's cards; 0 if unknown. A number above it was meant in MiB,
-    and is refused.
+    A number above the largest sum of MiB of one node's cards was meant in MiB, and is refused.
     """
+    unit = context.settings.unit
     if unit is Unit.MIB:
-        return pod
-    from_limit_range = _entries_of_limit_range(annotations_of(pod).get(names.LIMIT_RANGER, ""))
-    spec = dict(pod.get("spec") or {})
-    for container in request.containers(pod):
+        return
+    from_limit_range = _entries_of_limit_range(pod.annotations.get(names.LIMIT_RANGER, ""))
+    for i, container in enumerate(pod.containers):
         resources = dict(container.spec.get("resources") or {})
         if str((resources.get("limits") or {}).get(names.SHARE)) == "1":
             continue
@@ -46,9 +45,8 @@ def add_units(pod: Json, unit: Unit, largest_node: Callable[[], int] = lambda: 0
                 text = amounts[names.GPU_MEM]
                 resources[kind] = amounts | {names.GPU_MEM: add_unit(text, unit, field)}
                 if resources[kind][names.GPU_MEM] != str(text):
-                    _refuse_beyond_node(text, unit, largest_node(), field)
-        containers.put_resources(spec, container, resources)
-    return pod if spec == pod.get("spec") else pod | {"spec": spec}
+                    _refuse_beyond_node(text, unit, _largest_node_mib(context), field)
+        pod.put_resources(i, resources)
 
 
 def add_unit(text: str | int, unit: Unit, field: str) -> str:
@@ -57,6 +55,12 @@ def add_unit(text: str | int, unit: Unit, field: str) -> str:
         return quantity.with_unit(text, unit)
     except InvalidQuantity as error:
         raise InvalidRequest(field, error.problem, error.remedy) from error
+
+
+def _largest_node_mib(context: Context) -> int:
+    """The largest sum of MiB of one node's cards; 0 if unknown, or if larger requests may wait for a node."""
+    cards = context.cluster.cards()
+    return cards.largest * cards.max_cards if context.settings.oversize == "refuse" else 0
 
 
 def _refuse_beyond_node(text: str | int, unit: Unit, largest_node: int, field: str) -> None:

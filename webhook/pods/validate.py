@@ -5,7 +5,7 @@ ValidatingAdmissionPolicies of the chart, so that they hold even while the webho
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 from cardwise.core.api import classes, lookalikes, names, request
 from cardwise.core.api.classes import ResourceClass
@@ -17,10 +17,9 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from webhook.cluster.cards import CardSizes
 from webhook.pods import devices
-from webhook.pods.mutate import INTERNAL_RESOURCES
+from webhook.pods.context import OversizePolicy
 from webhook.pods.order import added_later_error
-
-OversizePolicy = Literal["refuse", "wait"]
+from webhook.pods.resources import INTERNAL_RESOURCES
 
 _SCHEDULER_PLACES = "the scheduler must place a pod that requests a GPU share"
 _KNOWN_RESOURCES = (*names.REQUESTED, *INTERNAL_RESOURCES)

@@ -20,9 +20,8 @@ from cardwise.core.values.decoded import Json, annotations_of, with_annotations
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
 from webhook.pods import units
-from webhook.pods.mutate import format_count
 from webhook.templates import records
-from webhook.templates.spellings import NameTranslator, counted_resource, warn_unknown_classes
+from webhook.templates.spellings import NameTranslator, counted_resource, format_count, warn_unknown_classes
 
 _QUOTA_KEYS = (names.GPU_MEM, f"requests.{names.GPU_MEM}", f"limits.{names.GPU_MEM}")
 _MARKERS = (names.PLACE_MARKER, names.BIND_MARKER)

@@ -16,7 +16,7 @@ from cardwise.core.values.quantity import Unit
 from webhook.cluster import namespaces
 from webhook.cluster.gpuquotas import QuotaUsage
 from webhook.cluster.offers import NodeOffers
-from webhook.pods.mutate import DEFAULT_SCHEDULER
+from webhook.pods.context import DEFAULT_SCHEDULER
 from webhook.templates import containers, records
 from webhook.templates.spellings import counted_resource, is_zero
 

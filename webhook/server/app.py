@@ -25,8 +25,9 @@ from cardwise.core.values.quantity import Unit
 from cardwise.kube.errors import KubeError
 from cardwise.runtime.logs import LineLimit
 from webhook import metrics
+from webhook.pods.context import Lookups, WebhookSettings
 from webhook.server import decisions, review
-from webhook.server.decisions import Decide, Lookups, WebhookSettings
+from webhook.server.decisions import Decide
 from webhook.server.review import Decision, Review
 from webhook.templates import templates
 

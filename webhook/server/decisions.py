@@ -3,133 +3,29 @@
 The Flask layer (`app`) only decodes, calls one of these functions and encodes.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from cardwise.core.api import names, request
-from cardwise.core.api.classes import ResourceClass
-from cardwise.core.api.mps import Mode, SmPercent
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.quantity import MiB, Unit
+from cardwise.core.values.quantity import MiB
+from webhook import rules
 from webhook.cluster import namespaces
-from webhook.cluster.cards import CardSizes
 from webhook.cluster.gpuquotas import QuotaUsage
-from webhook.cluster.limitranges import Bounds
-from webhook.cluster.namespaces import Defaults
-from webhook.cluster.offers import NodeOffers
-from webhook.pods import (
-    agent,
-    classes,
-    defaults,
-    devices,
-    environment,
-    frameworks,
-    gangs,
-    mpsmode,
-    mutate,
-    reapplied,
-    units,
-    validate,
-)
-from webhook.pods.agent import AgentSettings
-from webhook.pods.validate import OversizePolicy
+from webhook.pods import agent, defaults, environment, gangs, membership, mpsmode, reapplied, validate
+from webhook.pods.context import Context, Lookups, WebhookSettings
+from webhook.pods.pod import PodUnderReview
 from webhook.quotas import gpuquotas, quotas, resourceclasses
 from webhook.server import advice, patches, sizes
 from webhook.server.review import CREATE, Decision, Review, is_pod_shaped
 from webhook.templates import templates
-from webhook.templates.spellings import NameTranslator, NvidiaGpu
 
 _IN_POD: Final = ("spec.", "metadata.")  # the prefixes of messages that name a field of the pod
 _MAX_WARNINGS: Final = 8
 _MIN_WEIGHT: Final = 8
-
-
-class Lookups(Protocol):
-    """The webhook's knowledge of the cluster, for the decisions."""
-
-    def defaults(self, namespace: str) -> Defaults | None:
-        """The defaults of a namespace that opted in; None for others, and for namespaces that are not known yet."""
-
-    def fresh_defaults(self, namespace: str) -> Defaults | None:
-        """The defaults of a namespace that opted in, None for others; reads an unknown namespace from the API server.
-        Raises KubeError.
-        """
-
-    def cards(self, resource_class: ResourceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
-        """The sizes of the cards or devices of the class, or of all cards; `nodes`: of these nodes only."""
-
-    def reviewed_class_cards(self, resource_class: ResourceClass) -> CardSizes | None:
-        """As `cards`, for the class in a review, which any client may send; None if comparing its cards takes too
-        long.
-        """
-
-    def classes(self) -> Mapping[str, ResourceClass]:
-        """The known ResourceClasses, by name."""
-
-    def resource_class(self, name: str) -> ResourceClass | None:
-        """The class; None if it does not exist. Reads an unknown class from the API server. Raises KubeError."""
-
-    def offers(self) -> NodeOffers | None:
-        """The offers of the nodes; None if they are not listed yet."""
-
-    def quotas(self, namespace: str) -> Sequence[QuotaUsage]:
-        """The GPUQuotas of the namespace."""
-
-    def conflicting_member(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
-        """The name of an existing pod of the gang that names another size, and that size; None if no such pod is
-        known.
-        """
-
-    def bounds(self, namespace: str) -> Bounds:
-        """The bounds of the namespace's LimitRanges."""
-
-    def mps_scopes(self) -> frozenset[str]:
-        """The scopes of all MPS daemons; empty without an MPS manager."""
-
-    def serves_podgroups(self) -> bool:
-        """Whether the cluster serves Kubernetes' PodGroups. Raises KubeError."""
-
-    def pod(self, namespace: str, name: str, caller: str) -> Json | None:
-        """The pod, from the API server; None if it cannot be read.
-
-        caller: the address of the client; "" if it is certainly an API server.
-        """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebhookSettings:
-    """The webhook's settings.
-
-    runtime_class: the RuntimeClass for pods that request GPUs and name none; "" for none.
-    gang_schedulers: the schedulers that call the extender.
-    mps, sm_percent: the defaults for pods with a share, if neither the pod nor its namespace sets a value.
-    min_mps: the weakest MPS mode that a pod which shares cards may have, in any namespace.
-    scheduler: the scheduler for pods that request GPUs and name none.
-    tolerated: tolerations for pods with cards.
-    min_share: MiB; smaller shares get a warning.
-    callers_known: whether only the API server can call. If so, answers may show the names and the use of other objects
-        in the namespace.
-    unit: the unit of bare gpu-mem numbers, by the path, which the API server chooses.
-    """
-
-    runtime_class: str = ""
-    oversize: OversizePolicy = "refuse"
-    nvidia_gpu: NvidiaGpu = "leave"
-    exempt_namespaces: frozenset[str] = frozenset()
-    gang_schedulers: frozenset[str] = frozenset({gangs.DEFAULT_SCHEDULER})
-    mps: Mode = Mode.PREFERRED
-    min_mps: Mode = Mode.OFF
-    sm_percent: SmPercent = SmPercent.CORE
-    share_agent: AgentSettings = field(default_factory=AgentSettings)
-    scheduler: str = ""
-    tolerated: tuple[Json, ...] = ()
-    min_share: int = 0
-    callers_known: bool = True
-    unit: Unit = Unit.MIB
 
 
 Decide = Callable[[Review, Lookups, WebhookSettings], Decision]
@@ -143,7 +39,10 @@ def decide_mutate(review: Review, view: Lookups, settings: WebhookSettings) -> D
     """
     match review.resource:
         case "pods" if _must_rewrite_pod(review, settings):
-            return _mutate_pod(review, view, view.defaults(review.namespace), settings, apply=False)
+            context = Context(
+                namespace=review.namespace, cluster=view, settings=settings, defaults=view.defaults(review.namespace)
+            )
+            return _mutate_pod(PodUnderReview(review.object), context)
         case "pods" if review.old is not None and review.namespace not in settings.exempt_namespaces:
             return _refuse_invalid(lambda: _reapply_pod(review, settings))
         case "resourcequotas":
@@ -162,9 +61,17 @@ def decide_defaults(review: Review, view: Lookups, settings: WebhookSettings) ->
     if review.resource != "pods" or not _must_rewrite_pod(review, settings):
         return Decision()
     namespace_defaults = view.fresh_defaults(review.namespace)
-    if namespace_defaults is None or not namespace_defaults.gpu_mem or not defaults.takes_defaults(review.object):
+    pod = PodUnderReview(review.object)
+    if namespace_defaults is None or not namespace_defaults.gpu_mem or not defaults.takes_defaults(pod):
         return Decision()  # this path does not change the pod, so it has no error to report
-    return _mutate_pod(review, view, namespace_defaults, settings, apply=True)
+    context = Context(
+        namespace=review.namespace,
+        cluster=view,
+        settings=settings,
+        defaults=namespace_defaults,
+        gives_default_share=True,
+    )
+    return _mutate_pod(pod, context)
 
 
 def decide_validate(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
@@ -239,11 +146,15 @@ def _warn_template(template: Json, namespace: str, view: Lookups, settings: Webh
     """The warnings about the pods of the template. Users get these warnings for the workload, because they do not see
     warnings about pods that a controller creates.
     """
-    pod = {"metadata": template.get("metadata") or {}, "spec": template.get("spec") or {}}
+    manifest = {"metadata": template.get("metadata") or {}, "spec": template.get("spec") or {}}
+    context = Context(
+        namespace=namespace, cluster=view, settings=settings, defaults=view.defaults(namespace), is_template=True
+    )
     try:
-        sizes.check_template(pod)
-        pod, warnings = _rewrite_pod(pod, namespace, view, view.defaults(namespace), settings)
-        return warnings + _check_pod(pod, namespace, view, settings)
+        sizes.check_template(manifest)
+        pod = PodUnderReview(manifest)
+        rules.mutate(pod, context)
+        return tuple(pod.warnings) + _check_pod(pod.to_json(), namespace, view, settings)
     except InvalidRequest as error:
         return (f"{error}; its pods will be refused",)
 
@@ -256,87 +167,17 @@ def _must_rewrite_pod(review: Review, settings: WebhookSettings) -> bool:
     return review.operation == CREATE and review.namespace not in settings.exempt_namespaces and not mirror
 
 
-def _name_translator(view: Lookups, settings: WebhookSettings) -> NameTranslator:
-    return NameTranslator(view.resource_class, take_nvidia=settings.nvidia_gpu == "take")
+def _context(review: Review, view: Lookups, settings: WebhookSettings) -> Context:
+    return Context(namespace=review.namespace, cluster=view, settings=settings)
 
 
-def _mutate_pod(
-    review: Review, view: Lookups, namespace_defaults: Defaults | None, settings: WebhookSettings, *, apply: bool
-) -> Decision:
+def _mutate_pod(pod: PodUnderReview, context: Context) -> Decision:
     def decide() -> Decision:
-        sizes.check_template(review.object)
-        after, warnings = _rewrite_pod(review.object, review.namespace, view, namespace_defaults, settings, apply=apply)
-        return _make_patch(review.object, after, warnings)
+        sizes.check_template(pod.manifest)
+        rules.mutate(pod, context)
+        return _make_patch(pod.manifest, pod.to_json(), tuple(pod.warnings))
 
     return _refuse_invalid(decide)
-
-
-def _rewrite_pod(
-    manifest: Json,
-    namespace: str,
-    view: Lookups,
-    namespace_defaults: Defaults | None,
-    settings: WebhookSettings,
-    *,
-    apply: bool = False,
-) -> tuple[Json, tuple[str, ...]]:
-    """The rewritten pod, and warnings. Raises InvalidRequest, KubeError."""
-    mutate.check_counts(manifest)
-    gang = gangs.gang_of(manifest, settings.gang_schedulers)
-
-    def largest_node_mib() -> int:
-        cards = view.cards()
-        return cards.largest * cards.max_cards if settings.oversize == "refuse" else 0
-
-    pod = units.add_units(manifest, settings.unit, largest_node_mib)
-    pod, pod_defaults = classes.rewrite_classes(pod, _name_translator(view, settings)), Defaults()
-    # The placement is removed before the defaults are applied, because a placed pod gets no defaults.
-    pod, placement_warnings = mutate.remove_placement(pod, gang)
-    if namespace_defaults is not None and defaults.takes_defaults(pod):
-        defaults.check(namespace_defaults, namespace)
-        pod_defaults = namespace_defaults
-        if apply and gang is None and request.parse(pod) is None:
-            pod = units.add_units(defaults.apply_defaults(pod, namespace_defaults), settings.unit, largest_node_mib)
-    device_warnings = devices.warn_replaced(manifest, pod)
-    pod_request = request.parse(pod)
-    podgroup_warnings: tuple[str, ...] = ()
-    if gang is None and pod_request is not None:
-        pod_with_scheduler = mutate.assign_scheduler(pod, settings.scheduler)
-        gang = gangs.gang_of(pod_with_scheduler, settings.gang_schedulers)
-        if gang is None:
-            gang, podgroup_warnings = gangs.podgroup_gang_of(
-                pod_with_scheduler, settings.gang_schedulers, view.serves_podgroups
-            )
-    if pod_request is not None and pod_request.containers:
-        sm_percent = SmPercent(pod_defaults.sm_percent or settings.sm_percent)
-        min_mode = mpsmode.min_mode(
-            pod_request, settings.min_mps, namespace_defaults.min_mps if namespace_defaults is not None else ""
-        )
-        default = Mode(pod_defaults.mps or settings.mps)
-        pod = mpsmode.annotate_mode(pod, pod_request, default, view.mps_scopes, percent=sm_percent, bound=min_mode)
-        pod = frameworks.annotate_hook(pod, pod_defaults.frameworks)
-    injection = agent.inject_agent(
-        pod, pod_request, settings.share_agent, lambda: view.bounds(namespace), view.mps_scopes
-    )
-    mutation = mutate.mutate(
-        injection.pod,
-        runtime_class=settings.runtime_class,
-        policy=pod_defaults.policy,
-        in_gang=gang is not None,
-        agent=injection.key,
-        scheduler=settings.scheduler,
-        tolerated=settings.tolerated,
-    )
-    pod_in_gang, gang_warnings = gangs.join_gang(mutation.pod, gang)
-    return (
-        pod_in_gang,
-        placement_warnings
-        + device_warnings
-        + injection.warnings
-        + mutation.warnings
-        + podgroup_warnings
-        + gang_warnings,
-    )
 
 
 def _reapply_pod(review: Review, settings: WebhookSettings) -> Decision:
@@ -348,7 +189,7 @@ def _reapply_pod(review: Review, settings: WebhookSettings) -> Decision:
 def _mutate_workload(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     path, template = templates.template_of(review.object, review.resource)
     sizes.check_template(template, f"{path}.", update=review.is_update)
-    translator = _name_translator(view, settings)
+    translator = _context(review, view, settings).translator
     workload = templates.rewrite_workload(
         review.object, review.old, review.resource, translator, update=review.is_update
     )
@@ -363,7 +204,11 @@ def _mutate_class(review: Review) -> Decision:
 def _mutate_quota(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     sizes.check_object(review.object)
     quota, warnings = quotas.rewrite_resource_quota(
-        review.object, review.old, _name_translator(view, settings), update=review.is_update, unit=settings.unit
+        review.object,
+        review.old,
+        _context(review, view, settings).translator,
+        update=review.is_update,
+        unit=settings.unit,
     )
     return _make_patch(review.object, quota, tuple(warnings))
 
@@ -377,7 +222,7 @@ def _mutate_limit_range(review: Review, settings: WebhookSettings) -> Decision:
 def _validate_pod(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     sizes.check_template(review.object)
     warnings = _check_pod(review.object, review.namespace, view, settings)
-    gang = gangs.gang_of(review.object, settings.gang_schedulers)
+    gang = membership.named_gang(PodUnderReview(review.object), settings.gang_schedulers)
     if gang is not None:
         gangs.check_number(
             review.object, gang, review.namespace, view.conflicting_member, detailed=settings.callers_known
@@ -388,9 +233,10 @@ def _validate_pod(review: Review, view: Lookups, settings: WebhookSettings) -> D
 def _check_pod(pod: Json, namespace: str, view: Lookups, settings: WebhookSettings) -> tuple[str, ...]:
     """Warnings about a rewritten pod. Raises InvalidRequest, KubeError."""
     pod_request, warnings = validate.check_pod(pod, view, settings.oversize)
-    gang = gangs.gang_of(pod, settings.gang_schedulers)
+    under_review = PodUnderReview(pod)
+    gang = membership.named_gang(under_review, settings.gang_schedulers)
     if gang is None and pod_request is not None:
-        gang, _ = gangs.podgroup_gang_of(pod, settings.gang_schedulers, view.serves_podgroups)
+        gang = membership.gang_of_requester(under_review, Context(namespace=namespace, cluster=view, settings=settings))
     warnings += gangs.check(pod, gang, pod_request)
     offers = view.offers()
     if offers is not None:
@@ -432,7 +278,7 @@ def _check_container_settings(
     """Warnings about a pod with a request: its environment, its agent and its MPS mode."""
     namespace_defaults = view.defaults(namespace)
     cards = {container.key: container for container in pod_request.containers}
-    mps = bool(cards) and mpsmode.mode_of(pod).uses_mps
+    mps = bool(cards) and mpsmode.mode_of(annotations_of(pod)).uses_mps
     for container in request.containers(pod):
         environment.check_environment(
             container.spec.get("env") or [], cards.get(container.key), container.path, mps=mps

@@ -6,7 +6,7 @@ name of a class before Kubernetes validates it. Other bare names are left to Kub
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 from cardwise.core.api import classes, names
 from cardwise.core.api.classes import ResourceClass
@@ -20,6 +20,7 @@ Lookup = Callable[[str], ResourceClass | None]
 """Returns the class of this name, None if there is none. May call the API server, so it may raise KubeError."""
 
 _IN_QUOTA = "requests."  # the prefix by which a ResourceQuota counts resources with a domain
+_DECIMAL_SUFFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
 _LIMITS = "limits."  # limits always equal requests, so this prefix means the same
 # Resources of Cardwise that a ResourceQuota may count, by their names in pods.
 _COUNTED = (names.GPU_MEM, names.GPU_CORE, names.WHOLE_GPU, names.SHARE)
@@ -120,3 +121,12 @@ def is_equal(amount: object, other: object) -> bool:
         return quantity.parse(str(amount))[0] == quantity.parse(str(other))[0]
     except InvalidQuantity:
         return amount == other
+
+
+def format_count(text: object, number: int) -> str:
+    """The number in digits, or in the API server's spelling if `text` has it: 8k for 8000."""
+    suffix, shortened = 0, number
+    while shortened and shortened % 1000 == 0 and suffix < len(_DECIMAL_SUFFIXES) - 1:
+        suffix, shortened = suffix + 1, shortened // 1000
+    stored = f"{shortened}{_DECIMAL_SUFFIXES[suffix]}"
+    return stored if text == stored else str(number)

@@ -26,8 +26,7 @@ from tests.webhook.sharing import (
     refused,
     sidecar,
 )
-from webhook.pods.agent import AgentSettings
-from webhook.server.decisions import WebhookSettings
+from webhook.pods.context import AgentSettings, WebhookSettings
 
 NEVER = WebhookSettings(share_agent=AgentSettings(image=IMAGE, choice="never"))
 

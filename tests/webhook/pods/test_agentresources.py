@@ -21,7 +21,7 @@ from tests.webhook.sharing import (
     with_resources,
 )
 from webhook.cluster import limitranges
-from webhook.server.decisions import WebhookSettings
+from webhook.pods.context import WebhookSettings
 
 
 def known(*limits: Json) -> Known:

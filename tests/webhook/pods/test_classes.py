@@ -23,7 +23,7 @@ from tests.webhook.reviews import (
 )
 from webhook.cluster.cards import CardSizes
 from webhook.cluster.namespaces import Defaults
-from webhook.server.decisions import WebhookSettings
+from webhook.pods.context import WebhookSettings
 
 K80, P100 = "nvidia.tesla.k80", "nvidia.tesla.p100"
 K80_KEY, P100_KEY, HALF_KEY = (names.CLASS_PREFIX + name for name in (K80, P100, "k80-half"))

@@ -23,8 +23,8 @@ from tests.webhook.reviews import (
 from webhook.cluster.cards import CardSizes
 from webhook.cluster.gpuquotas import parse as standing
 from webhook.cluster.namespaces import Defaults
+from webhook.pods.context import WebhookSettings
 from webhook.server import review
-from webhook.server.decisions import WebhookSettings
 
 K80, RDMA, FPGA, HALF = "nvidia.tesla.k80", "rdma", "net.fpga", "half"
 K80_KEY, RDMA_KEY, FPGA_KEY, HALF_KEY = (names.CLASS_PREFIX + name for name in (K80, RDMA, FPGA, HALF))

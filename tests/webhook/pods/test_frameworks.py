@@ -12,8 +12,7 @@ from tests import build
 from tests.webhook.reviews import Known
 from tests.webhook.sharing import IMAGE, admitted, agent, agents, decision_on, env, judged, refused
 from webhook.cluster.namespaces import Defaults
-from webhook.pods.agent import AgentSettings
-from webhook.server.decisions import WebhookSettings
+from webhook.pods.context import AgentSettings, WebhookSettings
 
 HOOK = {"name": "cardwise-share", "mountPath": "/run/cardwise/python", "subPath": "python", "readOnly": True}
 FIELD = "metadata.annotations[cardwise.dev/frameworks]"

@@ -26,8 +26,8 @@ from tests.webhook.reviews import (
     resource_classes,
 )
 from webhook.cluster.namespaces import Defaults
-from webhook.pods import mutate
-from webhook.server.decisions import WebhookSettings
+from webhook.pods import resources
+from webhook.pods.context import WebhookSettings
 from webhook.server.review import Decision
 
 GROUP = {names.GROUP_NAME: "slurp", names.GROUP_NUM: "3"}
@@ -286,7 +286,9 @@ def test_pod_is_only_in_the_gang_that_it_names(
     assert core.gang_of(member) == membership
     assert core.is_gated(member) == (membership is not None)
     marked = membership is not None and request.parse(member) is None
-    assert mutate.is_marked(member) == marked, "filter and bind see it by what it requests, or by the markers"
+    assert resources.is_marked(request.containers(member)) == marked, (
+        "filter and bind see it by what it requests, or by the markers"
+    )
     assert {"name": "mine"} in member["spec"]["schedulingGates"] or {"name": "mine"} not in gates
 
 

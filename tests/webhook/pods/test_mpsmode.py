@@ -13,8 +13,8 @@ from tests import build
 from tests.webhook.reviews import Known, on_validate, patched
 from tests.webhook.sharing import SETTINGS, admitted, decision_on, env, judged, refused, sidecar
 from webhook.cluster.namespaces import Defaults
+from webhook.pods.context import WebhookSettings
 from webhook.pods.mpsmode import FIELD
-from webhook.server.decisions import WebhookSettings
 from webhook.server.review import Decision
 
 PLAIN = WebhookSettings()  # without agents

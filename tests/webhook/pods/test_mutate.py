@@ -8,7 +8,8 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from tests import build
 from tests.webhook.reviews import Known, mutate_object, on_mutate, on_validate, resource_class, resource_classes
-from webhook.pods.mutate import format_count, mutate, remove_placement
+from tests.webhook.rewriting import mutate, without_placement
+from webhook.templates.spellings import format_count
 
 ASSIGNED = encode(Assignment({"0": build.shares(8138, 1)}), assume_time_ns=1)
 
@@ -98,16 +99,17 @@ def test_a_copy_of_a_placed_pod_loses_its_node() -> None:
     pod = build.pod(gpu_mem=8138, annotations=ASSIGNED)
     pod["metadata"]["resourceVersion"] = "7"
     pod["spec"]["nodeName"] = "n1"
-    after, warnings = remove_placement(pod, None)
-    assert "nodeName" not in after["spec"]
-    assert "resourceVersion" not in after["metadata"]
-    assert len(warnings) == 1
+    after = without_placement(pod)
+    assert "nodeName" not in after.pod["spec"]
+    assert "resourceVersion" not in after.pod["metadata"]
+    assert len(after.warnings) == 1
 
 
 def test_a_node_name_of_the_user_stays_to_be_refused() -> None:
     pod = build.pod(gpu_mem=8138)
     pod["spec"]["nodeName"] = "n1"
-    assert remove_placement(pod, None) == (pod, ())
+    after = without_placement(pod)
+    assert (after.pod, after.warnings) == (pod, ())
 
 
 def test_gpu_pods_without_a_scheduler_get_the_configured_one() -> None:

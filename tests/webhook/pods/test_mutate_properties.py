@@ -13,13 +13,10 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
 from tests import build
 from tests.webhook.reviews import Known, on_mutate, patched, resource_class, resource_classes
+from tests.webhook.rewriting import mutate, with_classes
 from webhook.cluster.namespaces import Defaults
-from webhook.pods import classes
-from webhook.pods.agent import AgentSettings
-from webhook.pods.mutate import mutate
-from webhook.pods.tolerations import toleration_of_taint
-from webhook.server.decisions import WebhookSettings
-from webhook.templates.spellings import NameTranslator
+from webhook.pods.context import AgentSettings, WebhookSettings
+from webhook.pods.nodes import toleration_of_taint
 
 _AMOUNTS = {
     names.GPU_MEM: st.sampled_from(["8138", "8Gi", "0.5Gi", "8000", "8k", "1e3", "6", "1024Mi", "0", "x"]),
@@ -43,7 +40,6 @@ CLASSES = resource_classes(
     resource_class("half", share={"memoryMiB": 4000, "corePercent": 30}),
     *(resource_class(kind, selector={"matchLabels": {"kind": kind}}) for kind in ("rdma", "fpga")),
 )
-VOCABULARY = NameTranslator(CLASSES.get, take_nvidia=True)
 
 
 def _strategy_of(*resources: str) -> st.SearchStrategy[Json]:
@@ -150,21 +146,25 @@ def requests_by_name(pod: Json) -> dict[str, ContainerRequest]:
     return {c.name: replace(c, key="") for c in pod_request.containers} if pod_request else {}
 
 
+def stored_names(pod: Json) -> Json:
+    return with_classes(pod, Known(known_classes=CLASSES), nvidia_gpu="take")
+
+
 def rewritten(pod: Json, policy: str = "") -> Json:
-    return mutate(classes.rewrite_classes(pod, VOCABULARY), policy=policy).pod
+    return mutate(stored_names(pod), policy=policy).pod
 
 
 @given(PODS, POLICIES)
 def test_mutation_is_a_fixed_point_and_keeps_the_request(pod: Json, policy: str) -> None:
     before = deepcopy(pod)
     try:
-        name_containers = classes.rewrite_classes(pod, VOCABULARY)
-        pod_request = request.parse(name_containers)
+        named = stored_names(pod)
+        pod_request = request.parse(named)
     except InvalidRequest:
         assume(False)
-    after = mutate(name_containers, policy=policy, runtime_class="nvidia").pod
+    after = mutate(named, policy=policy, runtime_class="nvidia").pod
     assert pod == before, "the input was changed"
-    assert classes.rewrite_classes(after, VOCABULARY) is after
+    assert stored_names(after) == after
     again = mutate(after, policy=policy, runtime_class="nvidia")
     assert (again.pod, again.warnings) == (after, ())
     seen = request.parse(after)

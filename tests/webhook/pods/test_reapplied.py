@@ -8,7 +8,7 @@ from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import Unit
 from tests.webhook.reviews import Known, mutate_object, on_mutate, resource_class, resource_classes
-from webhook.server.decisions import WebhookSettings
+from webhook.pods.context import WebhookSettings
 
 K80 = "nvidia.tesla.k80"
 KNOWN = Known(known_classes=resource_classes(resource_class(K80), resource_class("half", share={"memoryMiB": "4Gi"})))

@@ -9,11 +9,13 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB, Unit
 from tests import build
 from tests.webhook.reviews import Known, mutate_object, on_advise, on_defaults, on_validate, patched
+from tests.webhook.rewriting import context
 from tests.webhook.sharing import SETTINGS, admitted, decision_on
 from webhook.cluster.cards import CardSizes
 from webhook.cluster.namespaces import Defaults
 from webhook.pods import units
-from webhook.server.decisions import WebhookSettings
+from webhook.pods.context import WebhookSettings
+from webhook.pods.pod import PodUnderReview
 
 GIB = WebhookSettings(unit=Unit.GIB, share_agent=SETTINGS.share_agent)
 CARDS = Known(known_cards=CardSizes(largest=MiB(16276), max_cards=2, smallest=MiB(16276)))
@@ -67,7 +69,9 @@ def test_amounts_from_a_limit_range_are_mib() -> None:
     after, _ = admitted(pod, settings=GIB)
     assert [limits(after, i)[names.GPU_MEM] for i in (0, 1)] == ["2048", "2048"]
     init = text.replace("container main", "init container main")
-    assert "2048Gi" in str(units.add_units(pod | {"metadata": {"annotations": {names.LIMIT_RANGER: init}}}, Unit.GIB))
+    of_an_init_container = PodUnderReview(pod | {"metadata": {"annotations": {names.LIMIT_RANGER: init}}})
+    units.mutate(of_an_init_container, context(unit=Unit.GIB))
+    assert "2048Gi" in str(of_an_init_container.to_json())
 
 
 def test_the_default_of_a_namespace_counts_the_unit_of_the_namespace() -> None:

@@ -10,10 +10,10 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.webhook.reviews import Known, on_defaults, on_mutate, on_validate, resource_class, resource_classes
+from tests.webhook.rewriting import mutate
 from webhook.cluster.cards import CardSizes
 from webhook.pods import validate
-from webhook.pods.mutate import mutate
-from webhook.server.decisions import WebhookSettings
+from webhook.pods.context import WebhookSettings
 from webhook.server.review import Decision
 
 CARDS = CardSizes(MiB(build.P100), 2)

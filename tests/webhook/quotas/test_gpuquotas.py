@@ -9,13 +9,13 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests.webhook.pods.test_classes import K80, P100, pod
 from tests.webhook.reviews import Known, on_validate, resource_class, resource_classes
+from tests.webhook.rewriting import mutate
 from tests.working import work
 from webhook.cluster.cards import CardSizes
 from webhook.cluster.gpuquotas import parse
-from webhook.pods.mutate import mutate
+from webhook.pods.context import WebhookSettings
 from webhook.quotas import gpuquotas
 from webhook.server import review
-from webhook.server.decisions import WebhookSettings
 
 CLASSES = resource_classes(resource_class(K80), resource_class(P100, model="Tesla P100"))
 

@@ -14,7 +14,7 @@ from tests.working import work
 from webhook.cluster import gpuquotas
 from webhook.cluster.cards import CardSizes
 from webhook.cluster.offers import NodeOffer, NodeOffers
-from webhook.server.decisions import WebhookSettings
+from webhook.pods.context import WebhookSettings
 
 CARDS = CardSizes(MiB(build.P100), 2)
 CLASSES = resource_classes(resource_class("nvidia.tesla.k80"))

@@ -20,10 +20,10 @@ from tests.examples import examples
 from tests.webhook.reviews import Known, body, paths_of, resource_class, resource_classes, review
 from tests.working import work
 from webhook.cluster.namespaces import Defaults
+from webhook.pods.context import WebhookSettings
 from webhook.server import app as shell
 from webhook.server import review as codec
 from webhook.server import sizes
-from webhook.server.decisions import WebhookSettings
 
 PATHS = sorted(shell.PATHS)
 OTHERS = ("nodes", "pytorchjobs")  # kinds that the webhook does not know

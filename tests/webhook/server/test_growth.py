@@ -13,8 +13,8 @@ from tests.webhook.reviews import Known, body, patched, resource_class, resource
 from tests.webhook.reviews import review as request
 from tests.working import work
 from webhook.cluster.offers import NodeOffer, NodeOffers
+from webhook.pods.context import WebhookSettings
 from webhook.server import decisions, review
-from webhook.server.decisions import WebhookSettings
 from webhook.templates import templates
 
 SETTINGS = WebhookSettings(nvidia_gpu="take")

@@ -15,8 +15,8 @@ from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 from tests.webhook.reviews import paths_of, review
 from webhook.cluster.view import ClusterView
+from webhook.pods.context import WebhookSettings
 from webhook.server import app as shell
-from webhook.server.decisions import WebhookSettings
 
 ATTACKS = (
     "?watch=true&x=",

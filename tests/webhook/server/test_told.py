@@ -20,8 +20,8 @@ from tests.webhook.pods.test_mutate_properties import CLASSES, PODS
 from tests.webhook.reviews import Known, body, mutate_object_twice, paths_of
 from webhook.cluster.namespaces import Defaults
 from webhook.cluster.offers import NodeOffer, NodeOffers
+from webhook.pods.context import WebhookSettings
 from webhook.server import app as shell
-from webhook.server.decisions import WebhookSettings
 
 KIB = 1024
 MAX_WARNINGS = 16

@@ -16,7 +16,7 @@ from tests.webhook.reviews import (
     resource_class,
     resource_classes,
 )
-from webhook.server.decisions import WebhookSettings
+from webhook.pods.context import WebhookSettings
 
 K80, P100 = "nvidia.tesla.k80", "nvidia.tesla.p100"
 K80_KEY, P100_KEY = names.CLASS_PREFIX + K80, names.CLASS_PREFIX + P100

@@ -1,4 +1,4 @@
-"""Tolerations for the taints of nodes with cards, added to pods that request cards.
+"""What nodes with cards require of a pod: tolerations of their taints, and the RuntimeClass of NVIDIA's runtime.
 
 Nodes with cards often have a taint that keeps other pods away. Kubernetes' ExtendedResourceToleration adds tolerations
 for taints whose key is a requested resource. It does not help here, because these taints have NVIDIA's resource names.
@@ -10,8 +10,21 @@ from typing import Final
 
 from cardwise.core.values.decoded import Json
 from cardwise.kube.pods.nodeconstraints import Taint, Toleration
+from webhook.pods.context import Context
+from webhook.pods.pod import PodUnderReview
 
 _TAINT: Final = re.compile(r"(?P<key>[^=:\s]+)(=(?P<value>[^=:\s]*))?:(?P<effect>NoSchedule|NoExecute)")
+
+
+def mutate(pod: PodUnderReview, context: Context) -> None:
+    """Add tolerations and the RuntimeClass of the settings to a pod that requests cards."""
+    if not pod.cards:
+        return
+    tolerations = add_tolerations(pod.spec.get("tolerations") or [], context.settings.tolerated)
+    if tolerations is not None:
+        pod.spec["tolerations"] = tolerations
+    if context.settings.runtime_class and not pod.spec.get("runtimeClassName"):
+        pod.spec["runtimeClassName"] = context.settings.runtime_class
 
 
 def toleration_of_taint(text: str) -> Json:
@@ -24,21 +37,23 @@ def toleration_of_taint(text: str) -> Json:
     return {"key": key, **matching, "effect": effect}
 
 
-def add_tolerations(spec: Json, added: Iterable[Json]) -> Json:
-    """The pod's spec with the `added` tolerations that it does not have yet."""
-    own_tolerations = spec.get("tolerations") or []
+def add_tolerations(own_tolerations: list[Json], added: Iterable[Json]) -> list[Json] | None:
+    """The tolerations of a pod and those of `added` that it does not have yet; None if it has all."""
     missing = [
         toleration for toleration in added if not any(_covers(existing, toleration) for existing in own_tolerations)
     ]
-    return spec | {"tolerations": [*own_tolerations, *missing]} if missing else spec
+    return [*own_tolerations, *missing] if missing else None
 
 
 def keep_added_tolerations(spec: Json, stored: Json, added: Iterable[Json]) -> Json:
-    """The spec of an update, with the tolerations that `add_tolerations` added at creation, because Kubernetes forbids
+    """The spec of an update, with the tolerations that `mutate` added at creation, because Kubernetes forbids
     removing tolerations.
     """
     stored_tolerations = stored.get("tolerations") or ()
-    return add_tolerations(spec, [toleration for toleration in added if toleration in stored_tolerations])
+    tolerations = add_tolerations(
+        spec.get("tolerations") or [], [toleration for toleration in added if toleration in stored_tolerations]
+    )
+    return spec if tolerations is None else spec | {"tolerations": tolerations}
 
 
 def _covers(existing: Json, added: Json) -> bool:

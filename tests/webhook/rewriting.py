@@ -1,0 +1,52 @@
+"""Pods that go through some of the webhook's rules."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cardwise.core.api import request
+from cardwise.core.gangs.gangs import Membership
+from cardwise.core.values.decoded import Json
+from tests.webhook.reviews import Known
+from webhook.cluster.namespaces import Defaults
+from webhook.pods import annotations, classes, nodes, placement, resources, scheduler
+from webhook.pods.context import Context, WebhookSettings
+from webhook.pods.pod import PodUnderReview
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    pod: Json
+    warnings: tuple[str, ...]
+
+
+def context(known: Known | None = None, **settings: Any) -> Context:
+    return Context(namespace="default", cluster=known or Known(), settings=WebhookSettings(**settings))
+
+
+def mutate(pod: Json, *, policy: str = "", in_gang: bool = False, **settings: Any) -> Rewritten:
+    """The pod with resources, environment, scheduler and annotations. `policy`: the policy of its namespace."""
+    under_review = PodUnderReview(pod)
+    under_review.read_request()
+    under_review.gang = Membership(name="g") if in_gang else None
+    under_review.defaults = Defaults(policy=policy)
+    for rule in (annotations, resources, nodes, scheduler):
+        rule.mutate(under_review, context(**settings))
+    return Rewritten(under_review.to_json(), tuple(under_review.warnings))
+
+
+def with_classes(pod: Json, known: Known, **settings: Any) -> Json:
+    """The pod with the stored names of classes."""
+    under_review = PodUnderReview(pod)
+    classes.mutate(under_review, context(known, **settings))
+    return under_review.to_json()
+
+
+def without_placement(pod: Json) -> Rewritten:
+    under_review = PodUnderReview(pod)
+    placement.mutate(under_review, context())
+    return Rewritten(under_review.to_json(), tuple(under_review.warnings))
+
+
+def reviewed(pod: Json) -> PodUnderReview:
+    """A pod as /validate gets it."""
+    return PodUnderReview(pod, request.parse_mutated)
