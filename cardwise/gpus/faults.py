@@ -155,7 +155,7 @@ def _load(path: Path) -> dict[str, PersistentFault]:
         with contextlib.suppress(OSError):
             copy.write_bytes(text)
         _log.error(
-            "failed to read for all GPUs whether they need a reset: the file is damaged or of another version of "
+            "failed to read which GPUs need a reset: the file is damaged or of another version of "
             "Cardwise; look at the copy, and reset these GPUs",
             path=str(path),
             copy=str(copy),

@@ -20,7 +20,7 @@ class XidEffect(Enum):
 
 # Xids with the action RESTART_APP or IGNORE in the catalogue: errors of applications, and reports about repairs and
 # about the driver. For 109 the catalogue has a reset, but NVIDIA's own device plugin treats it as an application error;
-# if 109 is more than that, the driver requests a recovery action.
+# if an error 109 is more serious, the driver requests a recovery action.
 _HARMLESS: Final = frozenset(
     (
         *(8, 11, 13, 14, 25, 31, 32, *range(37, 42), 43, 44, 45, 60, 63, *range(66, 73), 75, 76, 77, 80),

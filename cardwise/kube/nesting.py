@@ -53,8 +53,8 @@ def tolerate_depth(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
 
 
 def read_bounded(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
-    """Return a decoder like `decode`, which decodes whole objects, that works for all objects of the API server: values
-    that are too deep are decoded as null.
+    """Return a decoder of whole objects that, unlike `decode`, works for all objects of the API server: values that are
+    too deep are decoded as null.
     """
 
     def bounded_read(raw: bytes) -> T:

@@ -1,4 +1,4 @@
-"""Writes the files that are mounted into containers into a folder of the node.
+"""Writes the files that containers mount, into a folder of the node.
 
 The hook is at the root of the folder, since PYTHONPATH has this folder. A subfolder is a `cardwise` package that
 contains only the reader, so that `python -m cardwise.share` runs in any image. The share agent calls this module; the

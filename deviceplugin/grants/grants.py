@@ -135,7 +135,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def is_agent(self) -> bool:
-        """Whether the grant is of the share agent, which has no share itself and receives those of its pod."""
+        """Whether the grant is that of the share agent, which has no share of its own and receives the pod's shares."""
         return self.container == shareagent.CONTAINER and not (self.shares or self.devices)
 
     @property

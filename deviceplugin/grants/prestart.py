@@ -4,10 +4,15 @@ This module chooses nothing: the kubelet's records name the container that has t
 extender wrote at bind name its cards. An error appears in the pod's events and the kubelet retries (it calls
 PreStartContainer at every start), so every refusal names the problem and the remedy.
 
-Theory of operation, for one call: identify the container by its slots (`identify_container`); read its assignment from
-the pod or, if the API server is away, from the container's previous grant; check hardware and health; wait for MPS;
-make sure that each running container has a grant (once, after the plugin's start); add the grant, waiting up to 5 s for
-shares of pods that have just ended; write the CDI spec.
+Theory of operation. One call takes these steps:
+
+1. Identify the container by its slots (`identify_container`).
+2. Read its assignment from the pod; if the API server is away, from the container's previous grant.
+3. Check hardware and health.
+4. Wait for MPS.
+5. Only after the plugin's start: make sure that each running container has a grant.
+6. Add the grant, waiting up to 5 s for shares of pods that have just ended.
+7. Write the CDI spec.
 
 Example: a card of 16276 MiB has grants of 8138 and 4096 MiB. A container with 4096 MiB is refused: 12234 + 4096 exceed
 16276. Its wait asks the runtime about the two holders; if the pod with 4096 MiB has ended, its grant is dropped and the

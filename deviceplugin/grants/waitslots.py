@@ -1,4 +1,4 @@
-"""Wait slots: the right of a start to wait. 16 on a node, shared fairly by namespaces and, within a namespace, by
+"""Wait slots: without one, a start may not wait. A node has 16, shared fairly by namespaces and, within a namespace, by
 cards.
 
 Theory of operation. A start waits in a thread of the gRPC server. The number of slots is limited, since other threads
@@ -7,7 +7,7 @@ larger owner (`RecentUse`). This is the namespace with the most slots; if that i
 card of this namespace with the most slots. Of this owner's starts, the start that has waited longest loses its slot:
 it is refused, and the kubelet tries it again. If no owner is larger, the new start does not wait.
 
-Example: namespace A has all 16 wait slots, by starts on a card whose MPS daemon it ends again and again. A start of
+Example: namespace A has all 16 wait slots, for starts on a card whose MPS daemon it ends again and again. A start of
 namespace B on another card takes one of them. The next start of A on its card does not wait: A has 15 slots, and no
 owner has more. Starts of B, C and D may go on to take slots until each of the four has 4.
 """

@@ -10,7 +10,7 @@ from typing import Final
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 
 HEALTHY = "Healthy"  # deviceplugin/v1beta1/constants.go
-# The most containers with a share that the node runs at a time: more than 16 GPUs with 30 pods each.
+# Maximum number of containers with a share that run on the node at a time: more than 16 GPUs with 30 pods each.
 COUNT: Final = 512
 
 

@@ -138,7 +138,8 @@ class Kubelet:
 
     def _read_holders(self) -> Holders:
         listing = self._list_pod_resources()
-        # Read after the List call: the kubelet writes the checkpoint before a container may start, so all are in it.
+        # Read after the List call: the kubelet writes the checkpoint before a container may start, so all containers
+        # are in it.
         return Holders(pod_resources=parse_pod_resources(listing), checkpoint=self.checkpoint())
 
     def _list_pod_resources(self) -> wire.ListPodResourcesResponse:

@@ -12,7 +12,7 @@ and the reservations of each pod.
     capacity        applies each change of a row to the ledger and the nodes' totals, and requeues pods when capacity
                     is freed
     clusterview     the data that planners read, live or as a snapshot; the changes since a snapshot
-    cache           creates the parts above; checks a plan again at bind
+    cache           creates the components above; checks a plan again at bind
     placing         asks the placement engine for one pod; `nodesearch`: the same for pods with several card requests,
                     on a snapshot
     scoredpolicies  the engine of the scored policies, made when it is first needed

@@ -115,7 +115,9 @@ class NodeSearch:
         return placement_request._replace(searched=searched_nodes)
 
     def _remember(self, key: _Key, refusals: _RememberedRefusals) -> None:
-        """Remember the search. If the table is full, forget the oldest search of the namespace with the most."""
+        """Remember the search. If the table is full, forget the oldest search of the namespace with the most
+        searches.
+        """
         self._remembered.pop(key, None)
         if len(self._remembered) >= _REMEMBERED:
             counts = Counter(namespace for namespace, _ in self._remembered)

@@ -69,7 +69,7 @@ class Nomination:
     claimant: the pod for which pods are evicted, as kube-scheduler sent it.
     since: when preempt was answered, or the watch showed the node.
     until: when the nomination expires.
-    places: the place on each node; several nodes until it is known which of them kube-scheduler has chosen.
+    places: what is reserved on each node; several nodes until it is known which of them kube-scheduler has chosen.
     named_node: the node in the pod's status.
     own_eviction: the extender itself evicts, and kube-scheduler does not know of the evictions.
     from_status: the node is known only from the pod's status: another extender has answered the preemption.
@@ -284,8 +284,8 @@ class Nominations:
     def reserved_places(
         self, excluded: Collection[str], priority: int
     ) -> Iterator[tuple[WaitingPod, str, NominatedPlace]]:
-        """The places of nominated pods of the same or a higher priority, except the pods `excluded`: pods of this
-        priority must not use these places.
+        """What is reserved for nominated pods of the same or a higher priority, except the pods `excluded`: pods of
+        this priority must not use it.
 
         kube-scheduler counts nominated pods of equal priority, too.
         """

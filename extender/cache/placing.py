@@ -93,8 +93,8 @@ class PlacementRequest(NamedTuple):
     """A pod's request and the nodes to choose from.
 
     load: the pod's cpu and memory; None if no policy needs them.
-    rank: the pod's place in the order, which decides whether the pod must not use the gang reservation. None: the pod
-        may use it.
+    rank: the pod's position in the order, which decides whether the pod must not use the gang reservation. None: the
+        pod may use it.
     searched: the result of a search without the lock; None if no such search was needed.
     call: the call of kube-scheduler that asks for this placement.
     """

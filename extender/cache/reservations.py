@@ -595,8 +595,9 @@ class Reservations:
 
         node, assignment: the pod's binding. If the pod got the nominated cards, no capacity is freed.
 
-        kube-scheduler sees why a nomination ends on another node, but may have tried pods again before the nomination
-        ended here. It sees neither that other cards of a node become free nor that a nomination by the extender ends.
+        kube-scheduler sees the change on another node that ends a nomination, but it may have tried pods again before
+        the nomination ended here. It sees neither that other cards of a node become free nor that a nomination by the
+        extender ends.
         """
         nomination = self.nominations.remove(uid)
         if nomination is None:

@@ -105,7 +105,7 @@ class QueuedPod:
     considered: whether filter was called for the pod, or its nomination was tried.
     last_tried: when filter was last called for the pod.
     request: the pod's request and resourceVersion at the last filter call, stored until its bind.
-    rank: the pod's place in the order at the last filter call.
+    rank: the pod's position in the order at the last filter call.
     last_refused: when filter last had no node for the pod.
     reason: the most frequent refusal of the nodes at that time.
     backoff: the seconds by which the last refused bind delayed the pod, if it is in a PodGroup of Kubernetes.
@@ -317,7 +317,7 @@ class SchedulingQueue:
         return uid in self._unschedulable
 
     def rank(self, uid: str) -> Rank | None:
-        """The pod's place in the order at the last filter call; None if filter was not called for the pod."""
+        """The pod's position in the order at the last filter call; None if filter was not called for the pod."""
         row = self._pods.get(uid)
         return row.rank if row is not None else None
 
@@ -541,7 +541,7 @@ class SchedulingQueue:
         key, is_full, now = pending.key, len(self._preempting) >= _MAX_PREEMPTING, self._clock.now()
         for equal in [candidate for candidate in self._preempting.values() if candidate.key == key]:
             if is_full:
-                self.stop_awaiting_preemption(equal.claimant.uid)  # makes place for pods that are not recorded yet
+                self.stop_awaiting_preemption(equal.claimant.uid)  # frees rows for pods that are not recorded yet
             else:
                 equal.not_before = now + _SEARCH_SECONDS
 
@@ -554,7 +554,7 @@ class SchedulingQueue:
     # Private helpers.
 
     def _displace_preemption(self, share: _Share) -> bool:
-        """Remove a pod from the full table, to make place for a pod of this share. Returns False if no pod may be
+        """Remove a pod from the full table, to free a row for a pod of this share. Returns False if no pod may be
         removed for this share.
 
         The removed pod has the lowest priority in the table. Within this priority its namespace has the most pods; of

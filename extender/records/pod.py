@@ -59,7 +59,7 @@ class WaitingPod:
     version: the resourceVersion, as last seen.
     nominated_node: the node where kube-scheduler preempts for the pod; "" for none.
     created: the creationTimestamp.
-    rank: the pod's place in the order, as a gang of one.
+    rank: the pod's position in the order, as a gang of one.
     wants_one_node: whether the pod's annotation says that the extender chooses the node.
     """
 
@@ -246,7 +246,7 @@ class Pod:
 
     @cached_property
     def rank(self) -> Rank:
-        """The pod's place in the order of gangs: a single pod is a gang of one."""
+        """The pod's position in the order of gangs: a single pod is a gang of one."""
         single_member = Member(
             uid=self.uid,
             name=self.ref.name,

@@ -271,8 +271,8 @@ def _place(
 def _has_ended(decoded: _Pod, *, finished: bool) -> bool:
     """Whether the pod's containers have ended for good, as the kubelet reports.
 
-    A terminated container does not prove this, since it may be restarted. Nor do missing statuses: the kubelet may be
-    starting the first container at this moment.
+    A terminated container does not prove this, since it may be restarted. Missing statuses do not prove it either: the
+    kubelet may be starting the first container at this moment.
     """
     containers = [*(decoded.status.container_statuses or ()), *(decoded.status.init_container_statuses or ())]
     if finished:

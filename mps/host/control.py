@@ -165,10 +165,10 @@ class Control:
         return self._send("get_default_active_thread_percentage")
 
     def set_percentage(self, percent: int) -> None:
-        """Set the default percentage of SMs. Raises CommandRefused if another value is read back."""
+        """Set the default percentage of SMs. Raises CommandRefused if MPS then reports another value."""
         self._send(f"set_default_active_thread_percentage {percent}")
         if (answer := self.percentage()) != f"{percent:.1f}":
-            raise CommandRefused(f"the default of {percent} % was set, and {quote_text(answer)} is read back")
+            raise CommandRefused(f"set the default of {percent} %, but MPS reports {quote_text(answer)}")
 
     def ceiling(self, ordinal: int) -> MiB | None:
         """The memory limit of clients of the next server on a device, None without a limit.
@@ -182,16 +182,18 @@ class Control:
         return parse_limit(self._send(f"get_device_pinned_mem_limit {server} {ordinal}"))
 
     def set_ceiling(self, ordinal: int, mib: MiB) -> None:
-        """Set the memory limit for the next server. Raises CommandRefused if another value is read back."""
+        """Set the memory limit for the next server. Raises CommandRefused if MPS then reports another value."""
         self._send(f"set_default_device_pinned_mem_limit {ordinal} {mib}M")
         if (answer := self.ceiling(ordinal)) != mib:
-            raise CommandRefused(f"a ceiling of {mib} MiB on device {ordinal} was set, and {answer} is read back")
+            raise CommandRefused(f"set a ceiling of {mib} MiB on device {ordinal}, but MPS reports {answer}")
 
     def set_server_ceiling(self, server: int, ordinal: int, mib: MiB) -> None:
-        """Set the limit of future clients of a running server. Raises CommandRefused if another value is read back."""
+        """Set the limit of future clients of a running server. Raises CommandRefused if MPS then reports another
+        value.
+        """
         self._send(f"set_device_pinned_mem_limit {server} {ordinal} {mib}M")
         if (answer := self.server_ceiling(server, ordinal)) != mib:
-            raise CommandRefused(f"a ceiling of {mib} MiB in server {server} was set, and {answer} is read back")
+            raise CommandRefused(f"set a ceiling of {mib} MiB in server {server}, but MPS reports {answer}")
 
     def quit(self, seconds: int, timeout: float) -> None:
         """End the daemon, by force after `seconds`. Only the end of its process shows success."""

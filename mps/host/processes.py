@@ -22,7 +22,7 @@ CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
 FOREGROUND = "-f"
 _PROGRAM_ARGUMENTS = 3  # the first arguments that are read: they name the program even if an interpreter runs it
-# The maximum number of bytes that are read of a command line or environment. Each check reads both of every process,
+# The maximum number of bytes that are read of a command line or environment. Each check reads both for every process,
 # and tenants can start many processes with megabytes of them; those of daemons and servers have some hundred bytes.
 _MAX_BYTES = 65_536
 _REAP_SECONDS = 3.0

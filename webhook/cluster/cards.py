@@ -33,7 +33,7 @@ class CardSizes:
 
     All fields are 0 while no card is known. For devices, only the number is set.
 
-    by_count: for each number of cards from 1 on, the most MiB that a node has on each of so many cards; empty if only
+    by_count: for each number n of cards from 1 on, the maximum MiB that a node has on each of n cards; empty if only
         the largest card is known.
     """
 

@@ -57,7 +57,8 @@ class Event:
 
 
 def parse_event(manifest: Json) -> Event | None:
-    """Parse an Event; None if its object's name is invalid or in another namespace, or if it has no time.
+    """Parse an Event; None if the Event's object has an invalid name or is in another namespace, or if the Event has no
+    time.
 
     Events about cluster-scoped objects, such as nodes, are in the namespace `default`.
     """

@@ -370,7 +370,7 @@ def format_outcome(outcome: DefragOutcome) -> str:
     lines.append("Each pod is deleted and recreated: its data in memory and on its local disk is lost.")
     if move_plan.cordons:
         lines.append(
-            "Before a pod is moved, its GPUs are cordoned until all pods have moved: otherwise it could return to "
+            "The GPUs of a moved pod are cordoned until the last pod has moved: otherwise the pod could return to "
             "them, or more pods would have to be moved. --no-cordon skips this."
         )
     return "\n".join(lines) + "\n"

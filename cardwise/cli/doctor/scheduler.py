@@ -106,7 +106,7 @@ def _suggest_stop(facts: Facts, pod_count: int) -> str:
     if not _calls_extender(facts):
         return (
             f"unless {pods} {were} bound by hand, check whether kube-scheduler calls the extender: cardwise doctor "
-            "without --no-probe tests that with a pod"
+            "without --no-probe tests this with a pod"
         )
     return (
         f"kube-scheduler is set to call the extender, so {pods} named a node (spec.nodeName) or another scheduler "

@@ -207,8 +207,8 @@ def explain_installation(pod: Json, context: PodContext) -> list[str]:
         cause = (
             "The scheduler of this pod does call the extender."
             if calls_extender
-            else "If nobody did so by hand (spec.nodeName, a Binding), kube-scheduler does not call the extender: ask "
-            "your administrator to run `cardwise doctor`."
+            else "Unless this was done by hand (spec.nodeName, a Binding), kube-scheduler does not call the extender: "
+            "ask your administrator to run `cardwise doctor`."
         )
         lines.append(
             "Something other than Cardwise's extender has bound pods of this namespace within the last hour "

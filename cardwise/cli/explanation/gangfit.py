@@ -70,7 +70,7 @@ def find_obstacles(
         lines.append(
             "Its gang would not fit as a whole even if every GPU were empty: placed one after another, "
             f"{fitting_count} of its "
-            f"{len(names)} waiting members fit, and {needed} have to; {name} does not fit ({reasons})."
+            f"{len(names)} waiting members fit, but {needed} must; {name} does not fit ({reasons})."
         )
     return lines
 

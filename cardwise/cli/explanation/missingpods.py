@@ -16,9 +16,9 @@ _MAX_LISTED: Final = 5
 _KUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"  # the label of workloads that Kueue must admit
 _JOB_CONTROLLER: Final = "kubernetes.io/job-controller"  # the value of `managedBy` for Kubernetes' own controller
 _BOUND_BY_OTHERS: Final = (
-    "something other than Cardwise's extender had bound {them}. If nobody did so by hand (spec.nodeName, a Binding), "
-    "kube-scheduler may not call the extender: ask your administrator to run `cardwise doctor`, which tests that with "
-    "a pod"
+    "something other than Cardwise's extender had bound {them}. Unless this was done by hand (spec.nodeName, a "
+    "Binding), kube-scheduler may not call the extender: ask your administrator to run `cardwise doctor`, which tests "
+    "this with a pod"
 )
 
 

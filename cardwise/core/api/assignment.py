@@ -96,8 +96,8 @@ class Assignment:
 
         Example: 4096 MiB on card A and 8192 on B exceed 8192 on A and 4096 on B by 4096 MiB on B.
 
-        For each card, the excess has as many shares as this assignment has more than `other`; at least one if MiB or
-        percent exceed. The first of these shares has all additional MiB and percent.
+        For each card, the excess has the shares that this assignment has in addition to those of `other`, and at least
+        one if MiB or percent exceed. The first of these shares has all additional MiB and percent.
         """
         own_amounts, other_amounts = _shares_by_card(self), _shares_by_card(other)
         excess = {

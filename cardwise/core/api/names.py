@@ -79,8 +79,7 @@ LEADER_EPOCH: Final = "cardwise.dev/leader-epoch"
 # On a released Lease: its UID and the time of its release. Present only if no request that the former holder sent
 # under it is still in flight.
 FENCED: Final = "cardwise.dev/fenced"
-# On workloads and ResourceQuotas, written by the webhook: the resource names that the webhook wrote in place of names
-# without a domain.
+# On workloads and ResourceQuotas, written by the webhook: the full resource names that replaced names without a domain.
 REWRITTEN: Final = "cardwise.dev/rewritten"
 # On ResourceQuotas and LimitRanges, written by the webhook if numbers without a unit mean GiB: the amounts that the
 # webhook has converted to MiB, separated by commas.

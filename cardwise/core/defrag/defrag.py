@@ -3,8 +3,8 @@
 The placement engine chooses where each moved pod goes, so moves are simulated with the engine (`moving`). There are two
 searches: in the first, any pod may take the cards that pods leave; in the second, these cards are cordoned until all
 pods have moved. The plan with fewer moves is taken. In small cases all plans are tried. Otherwise a greedy search
-clears node after node, each time the node with the fewest pods in the way (`preemption`); `MovePlan.min_moves` is then
-a lower bound.
+clears node after node, each time the node on which the fewest pods must move (`preemption`); `MovePlan.min_moves` is
+then a lower bound.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -31,7 +31,7 @@ class MovePlan:
         was found.
     min_moves: a lower bound: no plan has fewer moves.
     is_exhaustive: whether all plans were tried. If so and no plan was found, none exists.
-    cordons: whether the cards of a pod must be cordoned before the pod moves, until all pods have moved.
+    cordons: whether the cards of each moved pod are cordoned from before its move until all pods have moved.
     """
 
     moves: tuple[Move, ...]

@@ -383,8 +383,8 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
         # The common cases of a full cluster; `MemoryIndex` decides the same for thousands of nodes at once.
         if node.largest < card_request.mem:
             return Refusal.CARD_TOO_SMALL
-        # Faster if all cards are open: one packed array is read in place of a list of integers, which for thousands of
-        # nodes do not fit into the CPU cache.
+        # A fast path for nodes whose cards are all open: it reads one packed array. The lists of integers of thousands
+        # of nodes do not fit into the CPU cache.
         codes = node.codes
         most_free = codes[-1] >> POSITION if codes and len(codes) == len(node.free) else max(node.free)
         if most_free < card_request.mem:
@@ -425,7 +425,7 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
 
 
 def _withheld(node: NodeState, card_request: CardRequest, kind_set: Sequence[int]) -> Refusal:
-    """Why too few of these cards accept new shares: `CORDONED` if enough would after an uncordon, else `UNHEALTHY`."""
+    """Why too few of these cards accept new shares: `CORDONED` if uncordoning would suffice, else `UNHEALTHY`."""
     healthy = sum(node.cards[i].healthy for i in kind_set)
     return Refusal.UNHEALTHY if healthy < card_request.cards else Refusal.CORDONED
 

@@ -169,9 +169,9 @@ class Ledger:
         return self._usage.get(namespace, {})
 
     def kind(self, node: str, share: CardShare) -> int:
-        """The kind by which quotas count a share of a pod on this node: the kind of the share's card as this node has
-        reported the card, even if it no longer does. Reports of other nodes do not count, because a compromised node
-        could change the charges of other nodes' pods.
+        """The kind by which quotas count a share of a pod on this node: the last kind that this node reported for the
+        share's card, even if the node no longer has the card. Reports of other nodes do not count, because a
+        compromised node could change the charges of other nodes' pods.
 
         `UNKNOWN`, which every entry of a quota counts, if the node has not reported the card while a pod held it.
         """

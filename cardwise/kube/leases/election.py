@@ -11,7 +11,7 @@ Theory of operation: why two processes never hold the Lease at once, even if mes
   holder counts its own setting, not the duration in the Lease. So it is enough to wait for `MAX_DURATION` after the
   last change, even if a user has written a duration of one hour into the Lease.
 - A write replaces exactly the version that was read (the API server compares resourceVersion).
-- The process that creates the Lease first waits for a whole duration: the Lease may have been deleted while another
+- A process that creates the Lease holds it only after a whole duration: the Lease may have been deleted while another
   process held it and has not noticed.
 - A released Lease is acquired at once only if the release is the last event: a restored backup brings back the release
   of an earlier holder while another process is the leader. A release contains its time. A candidate treats it as the

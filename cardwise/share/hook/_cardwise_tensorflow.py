@@ -45,7 +45,7 @@ def _keep_growth_error(context_class: "Any") -> None:
     """Make set_memory_growth raise RuntimeError if the program calls it too late.
 
     TensorFlow's guide recommends to catch RuntimeError. Without this function TensorFlow would raise ValueError because
-    of the logical device configuration, which the hook has created and not the program.
+    of the logical device configuration, which the hook, not the program, has created.
     """
     original = context_class.set_memory_growth
 

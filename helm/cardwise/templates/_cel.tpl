@@ -30,8 +30,7 @@ amounts.size() > 262144
 {{- end }}
 
 {{/*
-Whether the condition `holds`, which is about the text `amounts` of cardwise.cel.amounts, is true for the pod spec
-`spec`.
+Whether the pod spec `spec` meets the condition `holds`, which is about the text `amounts` of cardwise.cel.amounts.
 */}}
 {{- define "cardwise.cel.amountsAre" -}}
 [{{ include "cardwise.cel.amounts" .spec }}].exists(amounts, {{ .holds }})

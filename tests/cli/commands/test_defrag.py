@@ -300,7 +300,7 @@ def test_where_cards_must_be_cordoned_meanwhile_it_says_so(monkeypatch):
     assert shown.exit_code == 0, shown.output
     assert "1 pod would move:\n" in shown.stdout
     assert (
-        "Before a pod is moved, its GPUs are cordoned until all pods have moved: otherwise it could return to them, "
+        "The GPUs of a moved pod are cordoned until the last pod has moved: otherwise the pod could return to them, "
         "or more pods would have to be moved. --no-cordon skips this.\n"
     ) in shown.stdout
     document = json.loads(run(monkeypatch, spreading(*three()), "--free-gpus", "1", "-o", "json").stdout)

@@ -271,7 +271,7 @@ def test_of_a_pod_that_is_gone_the_last_events_are_told(monkeypatch, api):
             "  2026-11-28T05:00:03Z SuccessfulDelete: ReplicaSet web-1: Deleted pod: web-1-z",
         ]
         assert advice.startswith(
-            "It got no GPU, because something other than Cardwise's extender had bound it. If nobody did so by hand"
+            "It got no GPU, because something other than Cardwise's extender had bound it. Unless this was done by hand"
         )
         assert owner == "The current state of its ReplicaSet: cardwise explain -n team-a replicaset/web-1"
     programs = json.loads(run(monkeypatch, api, "explain", "web-1-z", "-n", "team-a", "-o", "json").stdout)

@@ -454,7 +454,7 @@ def deletion(name: str, minutes: float) -> Event:
     [
         ("kube-scheduler --kubeconfig=/x", False, "--reset-then-reuse-values --set scheduler.mode=kubeadm"),
         ("kube-scheduler --config=/x", False, "whether kube-scheduler calls the extender: cardwise doctor without"),
-        ("", False, "check whether kube-scheduler calls the extender: cardwise doctor without --no-probe tests that"),
+        ("", False, "check whether kube-scheduler calls the extender: cardwise doctor without --no-probe tests this"),
         ("", True, "kube-scheduler is set to call the extender, so the pods named a node"),
     ],
 )  # fmt: skip

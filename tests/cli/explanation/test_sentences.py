@@ -508,7 +508,7 @@ def test_a_gang_that_could_never_start_hears_which_member_finds_no_place():
     assert never in of_gang(4000, {"a": 16000, "b": 99999})
     crowded = (
         "Its gang would not fit as a whole even if every GPU were empty: placed one after another, 2 of its 3 waiting "
-        "members fit, and 3 have to; b does not fit (n1, n2: "
+        "members fit, but 3 must; b does not fit (n1, n2: "
     )
     assert crowded in of_gang(16000, {"a": 16000, "b": 16000})
     assert "Its gang" not in of_gang(16000, {"a": 16000}), "what runs now may end"
@@ -523,7 +523,7 @@ def test_what_bound_members_of_a_gang_hold_is_not_free_to_the_others():
     seen = Survey(ledger=ledger_with_free(n1=[16276], n2=[200]))
     seen.ledger.set_holding(Holding("first", "team-b", "first", "n1", Assignment({"0": shares(16000, 0)})))
     assert "Its gang" not in of_gang(16000, {"a": 16000}, seen=seen)
-    assert "1 of its 2 waiting members fit, and 2 have to; a does not fit" in of_gang(
+    assert "1 of its 2 waiting members fit, but 2 must; a does not fit" in of_gang(
         16000, {"a": 16000}, seen=seen, bound_members=frozenset({"first"})
     )
 

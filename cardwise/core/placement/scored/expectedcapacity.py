@@ -2,8 +2,8 @@
 
 Theory of operation. A request for several whole cards needs cards of one node that are empty at the same time. If pods
 arrive and end all the time, this is rare, unless no new pod is placed on the emptiest nodes. So a node also has a value
-for such a request if it cannot take the request yet: the value of an empty node times 0.6 for each share in the way.
-0.6 is the chance that a share ends before new shares come. The shares in the way are those on the cards with the fewest
+for such a request if it cannot take the request yet: the value of an empty node times 0.6 for each blocking share.
+0.6 is the chance that a share ends before new shares come. The blocking shares are those on the cards with the fewest
 shares.
 
 Example: a request for 4 cards has a weight of 1. It counts 30 on an empty node of 4 cards, 18 on a node with one share,
@@ -20,7 +20,7 @@ from cardwise.core.placement.scored.nodetable import Floats, Ints
 from cardwise.core.placement.scored.shapes import Shape
 
 _END_CHANCE: Final = 0.6  # the chance that a share ends before new shares come
-_MAX_SHARES: Final = 64  # with this many shares in the way, the chance that all of them end counts as 0
+_MAX_SHARES: Final = 64  # with this many blocking shares, the chance that all of them end counts as 0
 _FACTOR: Final = 30.0  # the value of an empty node for a request, per weight of the request
 
 
@@ -53,7 +53,7 @@ class ExpectedCapacity:
         for kinds, weights_by_count in self._weights_by_kinds:
             counts = clients if kinds is None else np.where(np.isin(kind, list(kinds)), clients, _MAX_SHARES)
             max_cards = min(len(weights_by_count) - 1, counts.shape[1])
-            # The shares in the way of a number of cards are the shares on the cards with the fewest shares.
+            # The shares that block a number of cards are the shares on the cards with the fewest shares.
             in_way = np.sort(counts, axis=1)[:, :max_cards].cumsum(axis=1)
             totals += self._chance[np.minimum(in_way, _MAX_SHARES)] @ weights_by_count[1 : max_cards + 1]
         return totals

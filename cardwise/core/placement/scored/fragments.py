@@ -7,7 +7,7 @@ requests without cards all free memory is a fragment. The node's main memory doe
 
 Example: whole cards and halves are equally frequent, and a node has cards with 1000 and 300 free of 1000 MiB. Only the
 300 MiB are a fragment, to both requests. A share of 300 MiB on the first card leaves 700 and 300 MiB. No whole card is
-free then, so the fragments are 1000 MiB to the one request and 300 MiB to the other, 650 MiB in the mean.
+free then, so the fragments are 1000 MiB to the one request and 300 MiB to the other, on average 650 MiB.
 """
 
 from collections.abc import Sequence

@@ -35,7 +35,7 @@ from cardwise.core.placement.scored.shapes import Shape
 _CAPACITY: Final = 0.16  # cards; lost capacities are rounded to multiples of this
 _REST: Final = 0.02  # cards; lost values of remainders and lost expected capacities are rounded to multiples of this
 # Pods that end per arriving pod. From the high rate on, scores consider that pods end; below the low rate they do not;
-# between the two rates, the last of these applies.
+# between the two rates, this stays as it was.
 _HIGH_DEPARTURE_RATE: Final = 0.4
 _LOW_DEPARTURE_RATE: Final = 0.2
 _SCARCEST: Final = 30.0  # the maximum factor of the weight of requests that fit in few places
@@ -159,7 +159,9 @@ class Pricing:
         return _rounded(lost * size / self._typical_card_mib, _REST)
 
     def _price_remainders(self, free: Floats, size: Floats) -> Floats:
-        """The value of remainders, by the prices for cards of this size; without such prices, by their MiB."""
+        """The value of remainders: computed from the prices for cards of this size, or from their MiB if there are no
+        such prices.
+        """
         priced = free / np.maximum(size, 1.0)
         for mem, prices in self._prices.items():
             of_size = size == mem

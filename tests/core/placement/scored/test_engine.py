@@ -75,7 +75,7 @@ def test_fragments_are_those_of_the_example():
     assert "A share of 300 MiB on the first card leaves 700 and 300 MiB." in theory
     to_whole, to_half = (fragments(fragmentation((request_size, 1)), after) for request_size in (WHOLE, HALF))
     assert f"the fragments are {to_whole:g} MiB to the one request and {to_half:g} MiB to the other" in theory
-    assert f"{fragments(measure, after):g} MiB in the mean" in theory
+    assert f"on average {fragments(measure, after):g} MiB" in theory
 
 
 def test_free_cards_count_in_cards_whatever_their_size():

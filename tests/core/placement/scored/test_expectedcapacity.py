@@ -104,7 +104,7 @@ def test_the_example_of_the_docstring():
     empty, one_share, two, three, four = map(node_value, range(5))
     assert f"It counts {empty:g} on an empty node of {cards} cards, {one_share:g} on a node with one share" in theory
     assert f", and {three:g} on a node with three" in theory
-    assert f"the value of an empty node times {one_share / empty:g} for each share in the way" in theory
+    assert f"the value of an empty node times {one_share / empty:g} for each blocking share" in theory
     first, second = one_share - two, three - four
     assert f"costs {one_share:g} - {two:g} = {first:g}, one on the second {three:g} - {four:g} = {second:g}" in theory
     assert first > second, "so the pod goes to the second node"
