@@ -169,11 +169,7 @@ def picture(view: ClusterView) -> object:
         [(nominations.nominated_node(uid), nominations.victims_on("n1", uid)) for uid in PODS],
         nominations.all_victims(),
         [view.headroom(namespace) for namespace in NAMESPACES],
-        [
-            (view.budgets.covering_keys(namespace, {"app": app}), view.budgets.change_count(namespace))
-            for namespace in NAMESPACES
-            for app in ("web", "db")
-        ],
+        [view.budgets.covering_keys(namespace, {"app": app}) for namespace in NAMESPACES for app in ("web", "db")],
         view.budgets.allowed_disruptions(["a/x", "a/y", "b/x"]),
         [
             view.gang_cards.holdings_on(node, rank, namespace, uid)

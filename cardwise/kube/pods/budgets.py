@@ -88,7 +88,6 @@ class Budgets:
     """
 
     def __init__(self) -> None:
-        self._changes: dict[str, int] = {}  # the number of changes, by namespace
         # By namespace and key. The inner mappings are replaced, never changed: snapshots share them.
         self._budgets: dict[str, Mapping[str, Budget]] = {}
         self._covering: dict[str, _Covering] = {}  # by namespace, built at the first lookup
@@ -96,8 +95,7 @@ class Budgets:
     def snapshot(self) -> "Budgets":
         """An independent copy: later changes of one do not affect the other."""
         duplicate = Budgets()
-        duplicate._changes, duplicate._budgets = self._changes.copy(), self._budgets.copy()
-        duplicate._covering = self._covering.copy()
+        duplicate._budgets, duplicate._covering = self._budgets.copy(), self._covering.copy()
         return duplicate
 
     def set_budget(self, key: str, budget: Budget) -> None:
@@ -105,7 +103,6 @@ class Budgets:
         former = namespace_budgets.get(key)
         if former == budget:
             return
-        self._changes[budget.namespace] = self.change_count(budget.namespace) + 1
         self._budgets[budget.namespace] = {**namespace_budgets, key: budget}
         if former is None or former.conditions != budget.conditions:
             self._covering.pop(budget.namespace, None)
@@ -115,7 +112,6 @@ class Budgets:
         namespace_budgets = self._budgets.get(namespace, {})
         if key not in namespace_budgets:
             return
-        self._changes[namespace] = self.change_count(namespace) + 1
         self._covering.pop(namespace, None)
         remaining = {other_key: budget for other_key, budget in namespace_budgets.items() if other_key != key}
         if remaining:
@@ -123,13 +119,15 @@ class Budgets:
         else:
             del self._budgets[namespace]
 
-    def change_count(self, namespace: str) -> int:
-        """The number of changes of the namespace's budgets."""
-        return self._changes.get(namespace, 0)
-
     def namespaces_changed_since(self, earlier: "Budgets") -> set[str]:
         """The namespaces whose budgets have changed since the snapshot `earlier`."""
-        return {namespace for namespace, count in self._changes.items() if count != earlier.change_count(namespace)}
+        budgets, earlier_budgets = self._budgets, earlier._budgets  # noqa: SLF001 - of the same class
+        # Each change makes a new inner mapping. The snapshot keeps the former mapping, so no other has its identity.
+        return {
+            namespace
+            for namespace in budgets.keys() | earlier_budgets.keys()
+            if budgets.get(namespace) is not earlier_budgets.get(namespace)
+        }
 
     def covering_keys(self, namespace: str, labels: Mapping[str, str]) -> tuple[str, ...]:
         """The keys of the budgets that cover a pod with these labels."""

@@ -1,6 +1,7 @@
 """The disruption budgets that cover a pod, and the limits of their cost."""
 
 import json
+import pickle
 
 from cardwise.kube.pods import budgets
 from cardwise.kube.pods.budgets import Budgets
@@ -80,16 +81,37 @@ def test_pod_with_too_many_budgets_is_fully_protected():
     assert len(known_budgets.covering_keys("team", {"app": "a"})) == budgets.MAX_BUDGETS_PER_POD
 
 
-def test_changes_are_counted_by_namespace():
-    known_budgets = known(budget("app", {"matchLabels": {"app": "a"}}))
-    before = known_budgets.change_count("team")
+def test_a_snapshot_tells_which_namespaces_have_changed_since():
+    known_budgets = known(budget("app", {"matchLabels": {"app": "a"}}), budget("app", {}, namespace="gone"))
+    snapshot = known_budgets.snapshot()
     known_budgets.set_budget(*budget("app", {"matchLabels": {"app": "a"}}))
     known_budgets.set_budget(*budget("app", {}, namespace="other"))
     known_budgets.remove_budget("team/unknown")
-    assert known_budgets.change_count("team") == before, "nothing of this namespace"
+    assert known_budgets.namespaces_changed_since(snapshot) == {"other"}, "nothing of team"
     known_budgets.set_budget(*budget("app", {"matchLabels": {"app": "a"}}, 3))
-    assert known_budgets.change_count("team") > before
+    assert known_budgets.namespaces_changed_since(snapshot) == {"other", "team"}
     assert known_budgets.allowed_disruptions(["team/app"]) == {"team/app": 3}
+    known_budgets.remove_budget("gone/app")
+    assert known_budgets.namespaces_changed_since(snapshot) == {"other", "team", "gone"}
+    assert known_budgets.namespaces_changed_since(known_budgets.snapshot()) == set()
+
+
+def test_a_budget_that_was_removed_and_has_come_back_counts_as_changed():
+    known_budgets = known(budget("app", {}))
+    snapshot = known_budgets.snapshot()
+    known_budgets.remove_budget("team/app")
+    known_budgets.set_budget(*budget("app", {}))
+    assert known_budgets.namespaces_changed_since(snapshot) == {"team"}
+
+
+def test_namespaces_that_are_gone_take_no_memory():
+    known_budgets = known(budget("app", {}))
+    before = len(pickle.dumps(known_budgets))
+    for i in range(100):
+        known_budgets.set_budget(*budget("app", {}, namespace=f"run-{i}"))
+        known_budgets.covering_keys(f"run-{i}", {})
+        known_budgets.remove_budget(f"run-{i}/app")
+    assert len(pickle.dumps(known_budgets)) == before
 
 
 def test_many_small_budgets_exceed_the_limit_too():
