@@ -522,7 +522,7 @@ class Preemption:
         ):
             return []
         first, *other_members = gang_victims.member_victims
-        return [
+        evictions = [
             self._make_eviction(first.claimant, first.node, first.victims, gang_victims.reservations),
             *(
                 self._make_eviction(member_victims.claimant, member_victims.node, member_victims.victims)
@@ -530,14 +530,21 @@ class Preemption:
                 if member_victims.victims.uids
             ),
         ]
+        return self._reserve_evictions(evictions)
 
     def _make_eviction(
         self, claimant: WaitingPod, node: str, victims: Victims, member_reservations: tuple[MemberReservation, ...] = ()
     ) -> Eviction:
         place = NominatedPlace(victims.assignment, victims.uids, member_reservations)
-        self._nominations.set_own_place(claimant, node, place, self._clock.now())
         pods_by_uid = {placed.uid: placed for _, placed in self._loads.pods_on(node)}
         return Eviction(claimant, node, tuple(pods_by_uid[uid].ref for uid in victims.uids), place)
+
+    def _reserve_evictions(self, evictions: list[Eviction]) -> list[Eviction]:
+        """Reserve the places of these evictions, which are all made before, so that an error leaves none behind."""
+        now = self._clock.now()
+        for eviction in evictions:
+            self._nominations.set_own_place(eviction.claimant, eviction.node, eviction.place, now)
+        return evictions
 
     def _is_over_quota(self, pod: Pod) -> bool:
         """Whether the quotas of the pod's namespace leave it no card, whichever pods are evicted."""
@@ -596,7 +603,7 @@ class Preemption:
             if victims is None and not self._is_outdated(changes, node, candidates[node]):
                 victims = candidates[node]
             if victims is not None:
-                return [self._make_eviction(claimant, node, victims)]
+                return self._reserve_evictions([self._make_eviction(claimant, node, victims)])
             if self._clock.cpu() > until:
                 return []
             victims = self._nominated.find_unprotected_victims(claimant, pending.policy, node, refused=self._refused)

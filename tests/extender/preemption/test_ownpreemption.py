@@ -298,6 +298,25 @@ def test_a_gang_gets_no_victims_that_the_eviction_api_has_refused_during_the_sea
     assert len(searches) >= number
 
 
+def test_an_error_while_the_evictions_of_a_gang_are_made_leaves_nothing_reserved(monkeypatch):
+    world = Gangs(n1=(1000, 1000), n2=(1000, 1000))
+    world.gang(2, whole_gpu=1)
+    eviction_class, evictions = preemption.Eviction, []
+
+    def make_eviction(*fields: object) -> preemption.Eviction:
+        evictions.append(eviction_class(*fields))
+        if len(evictions) == 2:
+            raise KeyError
+        return evictions[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preemption, "Eviction", make_eviction)
+        with pytest.raises(KeyError):
+            world.evicts()
+    assert {world.state._cache.nominations.get(f"uid-g{i}") for i in range(2)} == {None}
+    assert len(world.evicts(20.0)) == 2
+
+
 @pytest.mark.parametrize("number", range(1, 5))
 def test_no_pod_is_evicted_for_a_gang_if_the_leader_changes_during_the_search(number):
     """Also if the next epoch has begun, and the members wait as before."""
