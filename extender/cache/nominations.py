@@ -86,7 +86,7 @@ class Nomination:
     unoffered_since: float = math.inf
 
     def reserves_as(self, other: "Nomination") -> bool:
-        """Whether the same is reserved for the pod. Times do not count: they change each second."""
+        """Whether both nominations reserve the same cards. Times are not compared: they change each second."""
         return self.places is other.places or self.places == other.places
 
 
@@ -320,7 +320,7 @@ class Nominations:
         }
 
     def set_assignment(self, uid: str, node: str, assignment: Assignment) -> None:
-        """Set the cards of the pod's place on the node, which were unknown."""
+        """Set the cards that are reserved for the pod on the node, which were unknown."""
         nomination = self._by_pod.get(uid)
         if nomination is not None and node in nomination.places:
             place = replace(nomination.places[node], assignment=assignment)

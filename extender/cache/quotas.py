@@ -36,7 +36,7 @@ class Quotas:
         return duplicate
 
     def set_quota(self, key: str, quota: GPUQuota) -> bool:
-        """Set the quota. Returns whether it differs from before."""
+        """Set the quota. Returns whether the quota has changed."""
         of_namespace = self._by_namespace.get(quota.namespace, {})
         if of_namespace.get(key) == quota:
             return False
@@ -44,7 +44,7 @@ class Quotas:
         return True
 
     def remove_quota(self, key: str) -> bool:
-        """Remove the quota. Returns whether it was there."""
+        """Remove the quota. Returns whether the quota existed."""
         namespace, _, _ = key.partition("/")
         of_namespace = self._by_namespace.get(namespace, {})
         if key not in of_namespace:

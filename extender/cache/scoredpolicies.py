@@ -49,7 +49,7 @@ class ScoredPolicies:
         *,
         headroom: Sequence[Headroom],
     ) -> Placement | None:
-        """A node and cards by a scored policy; None if `binpack` has to decide."""
+        """A node and cards, chosen by a scored policy; None if `binpack` has to decide."""
         engine = self._engine_for(uid, request, load, policy)
         return engine.place(request, load, policy, nodes, headroom) if engine is not None else None
 

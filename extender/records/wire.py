@@ -242,7 +242,7 @@ def decode_filter_args(body: bytes) -> FilterArgs:
         if args.pod is None or args.candidate_names() is None:
             args = _decode_filter(_normalize_keys(body, FilterArgs))
         if args.pod is None:
-            raise Malformed("arg or pod is nil")  # the text that gpushare returns, as the text below
+            raise Malformed("arg or pod is nil")  # gpushare's text, as the text below
         if args.candidate_names() is None:
             raise Malformed("cannot get node names")
         _check_pod(args.pod)

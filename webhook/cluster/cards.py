@@ -43,7 +43,7 @@ class CardSizes:
     by_count: tuple[MiB, ...] = ()
 
     def largest_for(self, count: int) -> MiB:
-        """The most MiB that a node has on each of `count` cards. `count` must be at most `max_cards`."""
+        """The largest amount, in MiB, that a node has on each of `count` cards. `count` must be at most `max_cards`."""
         return self.by_count[count - 1] if self.by_count else self.largest
 
 

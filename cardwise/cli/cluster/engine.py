@@ -51,5 +51,5 @@ class SurveyedEngine(Engine):
     def rank_nodes(
         self, request: PodRequest, load: Load, policy: str, nodes: Collection[str], headroom: Sequence[Headroom]
     ) -> dict[str, int] | None:
-        """The scores of the nodes that the pod fits on; None if the policy has no scores, as `binpack`."""
+        """The scores of the nodes that the pod fits on; None if the policy has no scores, such as `binpack`."""
         return self.scores(request, load, policy, nodes, headroom) if policies.find_policy(policy).is_scored else None

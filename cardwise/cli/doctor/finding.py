@@ -14,7 +14,7 @@ class Severity(StrEnum):
     """The severity of a finding.
 
     note: the check had no result, or the text is only information.
-    warning: something works in part.
+    warning: something works only partly.
     problem: something does not work.
     """
 

@@ -30,7 +30,7 @@ class MovePlan:
     fit_counts: how many of the goal's pods fit now, and after each move. If the last number is below the goal, no plan
         was found.
     min_moves: a lower bound: no plan has fewer moves.
-    is_exhaustive: whether all plans were tried. If so and no plan was found, none exists.
+    is_exhaustive: whether all plans were tried. If they were and no plan was found, no plan exists.
     cordons: whether the cards of each moved pod are cordoned from before its move until all pods have moved.
     """
 
