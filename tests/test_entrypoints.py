@@ -18,14 +18,16 @@ WITH_HELP = (
     "tests.property.replay",
     "tests.words",
 )
-# They take no options: they begin at once to download, to start a cluster, or to change files.
+# They take no options of their own: they begin at once to download, to start a cluster, or to change files.
 IMPORTED = (
     "bench.apiserver",
     "bench.connections",
     "docs.pictures.draw",
     "docs.pictures.record",
     "release.agentroot",
+    "tests.cluster.devicesplugin",
     "tests.cluster.simnodes",
+    "tests.integration.rotatingwebhook",
     "tests.mps.fetch",
     "tests.realcard.tenant",
 )

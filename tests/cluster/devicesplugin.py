@@ -5,6 +5,7 @@ from pathlib import Path
 
 from deviceplugin import __main__ as command
 
-folder = Path(sys.argv.pop(1))
-command.SYSFS, command.DEV = folder / "sys", folder / "dev"
-command.main()
+if __name__ == "__main__":
+    folder = Path(sys.argv.pop(1))
+    command.SYSFS, command.DEV = folder / "sys", folder / "dev"
+    command.main()

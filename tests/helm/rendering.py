@@ -29,7 +29,6 @@ OTHER = (  # nothing is as by default
     "extender.nominate=always",
     "extender.policy=spread",
     "extender.service.clusterIP=10.0.0.7",
-    "extender.serviceAccount.name=other",
     "deviceplugin.restrictToNode=false",
     "mps.audit=evict",
     "nodes.gpus=GPU-1\\,GPU-2",

@@ -72,9 +72,9 @@ def test_a_pod_grows_no_larger_by_updates_than_the_webhook_creates_it(render: Re
     assert f"spec.tolerations: too many for a pod that requests GPUs; write at most {sizes.MAX_ENTRIES}" in policy
 
 
-def test_renamed_accounts_are_known_everywhere(render: Render) -> None:
+def test_another_namespace_is_known_everywhere(render: Render) -> None:
     objects = render(*OTHER)
-    assert "system:serviceaccount:gpu:other" in text(
+    assert "system:serviceaccount:gpu:cardwise-extender" in text(
         get_object(objects, "ValidatingAdmissionPolicy", "bindings.cardwise.dev")
     )
     assert f"system:serviceaccount:{names.NAMESPACE}" not in text(objects)

@@ -314,8 +314,6 @@ WRONG = {  # values, and what Helm says of them
     "webhook.gangSchedulers={Not A Name}": "/webhook/gangSchedulers/0",
     "policies.infrastructure.serviceAccounts={dcgm}": "/policies/infrastructure/serviceAccounts/0",
     "policies.annotationWriters={a'b}": "/policies/annotationWriters/0",
-    "extender.serviceAccount.name=Bad_Name": "/extender/serviceAccount/name",
-    "webhook.serviceAccount.name=a..b": "/webhook/serviceAccount/name",
     "scheduler.name=a.-b": "/scheduler/name",
     "extender.service.clusterIP=:::::": "/extender/service/clusterIP",
     "nodes.stateDir=/var/lib/../cardwise": "/nodes/stateDir",
@@ -373,7 +371,6 @@ def _leaves(part_of_manifest: object) -> Iterator[object]:
 def test_names_that_yaml_takes_for_a_number_are_strings(helm: str) -> None:
     parts = ("webhook", "extender", "deviceplugin", "mps")
     named = [
-        *(f"{part}.serviceAccount.name" for part in parts),
         *(f"{part}.priorityClassName" for part in (*parts, "scheduler")),
         *("webhook.runtimeClass", "nodes.runtimeClass"),
         *("namespace.name", "scheduler.name", "tests.namespace", "image.repository", "image.tag"),
@@ -454,10 +451,6 @@ def test_what_has_no_default_is_refused_with_what_to_write(helm: str) -> None:
         ),
         (["mps.enabled=true", "deviceplugin.mps=off"], "deviceplugin.mps: off means that no node has an MPS manager"),
         (["tests.namespace=kube-system"], "tests.namespace: the webhook does not see pods of kube-system"),
-        (
-            ["mps.serviceAccount.name=cardwise-extender"],
-            "mps.serviceAccount.name: cardwise-extender is also the ServiceAccount of extender",
-        ),
         (["webhook.metricsPort=8443"], "webhook.metricsPort: is the same as webhook.port"),
     ],
 )

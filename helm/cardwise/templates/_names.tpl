@@ -52,7 +52,7 @@ The namespaces of a value and Cardwise's own, as a JSON list: Cardwise's pods mu
 
 {{/* The users whose Bindings the webhook does not check, as a JSON list. */}}
 {{- define "cardwise.binders" -}}
-{{- $found := prepend .Values.bindings.allowedUsers (include "cardwise.user" (dict "root" . "name" .Values.extender.serviceAccount.name)) -}}
+{{- $found := prepend .Values.bindings.allowedUsers (include "cardwise.user" (dict "root" . "name" "cardwise-extender")) -}}
 {{- if eq .Values.scheduler.mode "own" }}{{ $found = append $found (include "cardwise.user" (dict "root" . "name" "cardwise-scheduler")) }}{{ end -}}
 {{ $found | uniq | toJson }}
 {{- end }}

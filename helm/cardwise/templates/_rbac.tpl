@@ -4,7 +4,7 @@
 apiVersion: v1
 kind: ServiceAccount
 metadata:
-  name: {{ .account | quote }}
+  name: cardwise-{{ .component }}
   namespace: {{ include "cardwise.namespace" .root | quote }}
   labels: {{- include "cardwise.labels" . | nindent 4 }}
   {{- with .annotations }}
@@ -51,7 +51,7 @@ roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: {{ $kind }}
   name: {{ .role }}
-subjects: {{- include "cardwise.subject" (dict "root" .root "name" .account) | nindent 2 }}
+subjects: {{- include "cardwise.subject" (dict "root" .root "name" (printf "cardwise-%s" .component)) | nindent 2 }}
 {{- end }}
 
 {{/*
