@@ -15,8 +15,9 @@ from cardwise.clock import BOOT, Clock
 from cardwise.core.api import mps, names
 from cardwise.core.api.mps import Status
 from cardwise.core.values import wording
-from cardwise.kube import errors, paths, wire
+from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
+from cardwise.kube.objects.meta import ObjectMeta
 from cardwise.kube.watch.reflector import Reflector, WakeHandler
 from cardwise.runtime.loops import Loop
 from mps import metrics
@@ -38,7 +39,7 @@ class _Spec(msgspec.Struct):
 
 
 class _Resource(msgspec.Struct):
-    metadata: wire.ObjectMeta
+    metadata: ObjectMeta
     spec: _Spec
     status: _Status = msgspec.field(default_factory=_Status)
 

@@ -6,11 +6,12 @@ Input: credentials. Output: objects as structs, changes, the leader, Events for 
                  connections with a deadline for the response
     paths        URL paths, selectors; `errors`: exceptions of calls; `backoff`: pauses between attempts
     recovery     ends the pauses of all loops when a call succeeds after an outage
-    wire         objects as structs; `nesting`: JSON that is nested too deep for msgspec
+    objects      one record for each kind of object
+    wire         lists and watch events; `nesting`: JSON that is nested too deep for msgspec
     watch        reflectors: lists kept up to date; `watching`: one watch request
     cardspernode    limits the cards that are kept per node
     leases       leader election
     events       a recorder of Events; `fairqueueing`: the order of writes
     pods         pods: their load, eligible nodes and eviction
-    survey       reads the whole cluster once; `mpsread`: MPS of cards and pods
+    survey       reads the whole cluster once
 """

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from cardwise.kube.survey import MAX_CARDS_PER_NODE
+from cardwise.kube.objects.extendedresources import MAX_CARDS_PER_NODE
 from cardwise.kube.watch.reflector import Handler, Project
 
 _log = structlog.get_logger(__name__)

@@ -4,36 +4,39 @@ The command line and the demo use this. The extender keeps the same data up to d
 cards and devices with the functions of this module.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from sys import intern
 from typing import TypeVar
 
 import msgspec
 
 from cardwise.core.api import assignment, classes, names, quotas, request
 from cardwise.core.api.cardlimits import CardLimits
-from cardwise.core.api.cards import FULL_CORE, Card
+from cardwise.core.api.cards import Card
 from cardwise.core.api.classes import Classifier, ResourceClass
 from cardwise.core.api.mpsprofile import UNKNOWN, UNKNOWN_SETTINGS
 from cardwise.core.api.quotas import GPUQuota, Headroom
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.holding import REPORTED, Holding
 from cardwise.core.placement.ledger import Ledger
-from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.quantity import MAX_MIB, MiB, Percent
-from cardwise.kube import errors, mpsread, paths, wire
+from cardwise.core.values.quantity import MiB, Percent
+from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
+from cardwise.kube.objects import extendedresources
+from cardwise.kube.objects.extendedresources import (
+    ContainerShare,
+    ExtendedResource,
+    ExtendedResourceSpec,
+    ExtendedResourceStatus,
+)
+from cardwise.kube.objects.meta import ObjectMeta
+from cardwise.kube.objects.nodes import Node
+from cardwise.kube.objects.pods import PodStatusHead, RunAs, mps_client_of_pod
 
 _T = TypeVar("_T")
 
-MAX_CARDS_PER_NODE = 256  # cards and devices of a node that count; a compromised node may report more
-MAX_REPORTED_PER_CARD = 512  # reported shares of a card that count; far more than pods that fit on a node
-_UID = re.compile(names.POD_UID)
-_NO_CLASSES: frozenset[str] = frozenset()  # one shared object for tens of thousands of cards
 _NO_LIMITS = CardLimits()
 OTHERS = "other namespaces"  # the namespace that is shown for pods that the user may not read
 
@@ -53,7 +56,7 @@ class Survey:
 
     ledger: Ledger = field(default_factory=Ledger)
     addresses: dict[str, str] = field(default_factory=dict)
-    resources: list[wire.ExtendedResource] = field(default_factory=list)
+    resources: list[ExtendedResource] = field(default_factory=list)
     classes: dict[str, ResourceClass] = field(default_factory=dict)
     quotas: list[GPUQuota] = field(default_factory=list)
     waiting: list[tuple[str, str, request.PodRequest]] = field(default_factory=list)
@@ -72,7 +75,7 @@ class Survey:
         return {
             classes.name_of_model(resource.spec.model)
             for resource in self.resources
-            if resource.spec.model and not is_other_device(resource)
+            if resource.spec.model and not extendedresources.is_other_device(resource)
         }
 
     def quota_headroom(self, namespace: str) -> list[tuple[GPUQuota, Headroom]]:
@@ -104,21 +107,21 @@ class _Container(msgspec.Struct, rename="camel"):
     name: str = ""
     resources: _Resources = msgspec.field(default_factory=_Resources)
     restart_policy: str = ""
-    security_context: wire.RunAs | None = None
+    security_context: RunAs | None = None
 
 
 class _PodSpec(msgspec.Struct, rename="camel"):
     node_name: str = ""
     containers: list[_Container] = []
     init_containers: list[_Container] = []
-    security_context: wire.RunAs | None = None
+    security_context: RunAs | None = None
     host_users: bool | None = None
 
 
 class _Pod(msgspec.Struct):
-    metadata: wire.ObjectMeta
+    metadata: ObjectMeta
     spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
-    status: wire.PodStatusHead = msgspec.field(default_factory=wire.PodStatusHead)
+    status: PodStatusHead = msgspec.field(default_factory=PodStatusHead)
 
 
 class _Allocated(msgspec.Struct, rename="camel"):
@@ -128,13 +131,13 @@ class _Allocated(msgspec.Struct, rename="camel"):
     whole: bool = False
 
 
-class _Status(wire.ExtendedResourceStatus, rename="camel"):
+class _Status(ExtendedResourceStatus, rename="camel"):
     """The status of an ExtendedResource, with the fields that the extender writes."""
 
     allocated: _Allocated = msgspec.field(default_factory=_Allocated)
 
 
-class _Resource(wire.ExtendedResource):
+class _Resource(ExtendedResource):
     status: _Status = msgspec.field(default_factory=_Status)
 
 
@@ -144,7 +147,7 @@ class _Amounts(msgspec.Struct):
 
 
 class _ResourceQuota(msgspec.Struct):
-    metadata: wire.ObjectMeta
+    metadata: ObjectMeta
     spec: _Amounts = msgspec.field(default_factory=_Amounts)
     status: _Amounts = msgspec.field(default_factory=_Amounts)
 
@@ -186,10 +189,10 @@ def take_survey(
     cards: dict[str, list[Card]] = {}
     devices: dict[str, list[Device]] = {}
     for resource in survey.resources:
-        if is_other_device(resource):
-            devices.setdefault(resource.spec.node, []).append(device_of(resource, classifier))
+        if extendedresources.is_other_device(resource):
+            devices.setdefault(resource.spec.node, []).append(extendedresources.device_of(resource, classifier))
         else:
-            cards.setdefault(resource.spec.node, []).append(card_of(resource, classifier))
+            cards.setdefault(resource.spec.node, []).append(extendedresources.card_of(resource, classifier))
     for name, cards_of_node in cards.items():
         survey.ledger.set_cards(name, cards_of_node)
     for name, devices_of_node in devices.items():
@@ -216,7 +219,7 @@ def _list_addresses(client: KubeClient, *, own_namespace: str) -> dict[str, str]
     """The addresses of nodes. If the user may not read nodes: none with `own_namespace`, else raises `Forbidden`."""
     addresses = {}
     try:
-        for node in client.list_as(paths.nodes(), wire.ListOf[wire.Node]):
+        for node in client.list_as(paths.nodes(), wire.ListOf[Node]):
             internal = [a.address for a in node.status.addresses or () if a.type == "InternalIP"]
             addresses[node.metadata.name] = internal[0] if internal else "unknown"
     except errors.Forbidden:
@@ -255,81 +258,6 @@ def list_native_quotas(client: KubeClient, namespace: str) -> list[NativeQuota]:
     return native
 
 
-def is_other_device(resource: wire.ExtendedResource) -> bool:
-    """Whether the ExtendedResource is a device other than a GPU."""
-    return resource.spec.kind != classes.KIND
-
-
-def labels_of(resource: wire.ExtendedResource) -> dict[str, str]:
-    """The labels for selectors, from the spec and from the labels of the object."""
-    spec = resource.spec
-    return classes.labels(
-        node=spec.node,
-        index=spec.index,
-        uuid=spec.uuid,
-        model=spec.model,
-        memory=MiB(spec.memory_mib),
-        properties=spec.properties,
-        own=resource.metadata.labels,
-        kind=spec.kind,
-    )
-
-
-def card_of(resource: wire.ExtendedResource, classifier: Classifier | None = None) -> Card:
-    """The card of an ExtendedResource. Without a classifier, the card has no classes."""
-    spec = resource.spec
-    card_classes = _NO_CLASSES
-    if classifier is not None:
-        card_classes = classifier.classes_of(labels_of(resource))
-    return Card(
-        index=spec.index,
-        uuid=intern(spec.uuid),
-        mem=quantity.size(max(0, min(spec.memory_mib, MAX_MIB))),  # the schema of older versions has no maximum
-        model=intern(spec.model),
-        healthy=resource.status.health == "Healthy",
-        cordoned=spec.unschedulable,
-        classes=card_classes,
-        priority=classifier.priority_of(card_classes) if classifier is not None else 0,
-        mps=mpsread.mps_of_card(resource.status.mps),
-    )
-
-
-def device_of(resource: wire.ExtendedResource, classifier: Classifier | None = None) -> Device:
-    """The device of an ExtendedResource that is not a GPU."""
-    spec = resource.spec
-    return Device(
-        uuid=intern(spec.uuid),
-        kind=intern(spec.kind),
-        index=spec.index,
-        model=intern(spec.model),
-        healthy=resource.status.health == "Healthy",
-        cordoned=spec.unschedulable,
-        classes=classifier.classes_of(labels_of(resource)) if classifier is not None else _NO_CLASSES,
-    )
-
-
-def is_whole_card(share: wire.ContainerShare, mem: int) -> bool:
-    """Whether the share is a whole card of `mem` MiB. Older versions did not record this; for their shares the amounts
-    decide.
-    """
-    return share.whole or (not share.container and share.core_percent >= FULL_CORE and share.memory_mib >= mem)
-
-
-def is_uid(uid: str) -> bool:
-    """Whether the text is valid as the UID of a pod. Keys of the ledger that are not UIDs of pods contain a "/"."""
-    return _UID.fullmatch(uid) is not None
-
-
-def plausible_shares(resource: wire.ExtendedResource) -> Iterator[wire.ContainerShare]:
-    """The shares that the node reports for its card, up to the card's memory; see `extender/cache/reservations.py`."""
-    remaining_mib = resource.spec.memory_mib
-    for share in (resource.status.reported or ())[:MAX_REPORTED_PER_CARD]:
-        if share.memory_mib >= 0 and 0 <= share.core_percent <= FULL_CORE and is_uid(share.pod_uid):
-            counted_mib = min(share.memory_mib, remaining_mib)
-            remaining_mib -= counted_mib
-            yield share if counted_mib == share.memory_mib else msgspec.structs.replace(share, memory_mib=counted_mib)
-
-
 def _list_known_kind(client: KubeClient, path: str) -> Iterator[Json]:
     """Yield the objects of a list; none if the cluster does not know the kind."""
     try:
@@ -365,7 +293,7 @@ def _add_pod(survey: Survey, pod: _Pod) -> None:
         if pod.spec.node_name:
             assigned = assignment.decode(meta.annotations)
             if assigned is not None:
-                mps_client = mpsread.mps_client_of_pod(meta.annotations, pod.spec, assigned.containers)
+                mps_client = mps_client_of_pod(meta.annotations, pod.spec, assigned.containers)
                 holding = Holding(
                     meta.uid, meta.namespace, meta.name, pod.spec.node_name, assigned, mps_client=mps_client
                 )
@@ -386,15 +314,15 @@ def _add_reported_shares(survey: Survey) -> None:
     """
     shares: dict[tuple[str, str], list[assignment.CardShare]] = {}
     devices: dict[tuple[str, str], list[assignment.DeviceShare]] = {}
-    pods: dict[tuple[str, str], wire.ContainerShare] = {}
+    pods: dict[tuple[str, str], ContainerShare] = {}
     terminating_pods: set[tuple[str, str]] = set()
     for resource in survey.resources:
         spec = resource.spec
         terminating_pods |= {(share.pod_uid, spec.node) for share in resource.status.terminating or ()}
-        for reported_share in plausible_shares(resource):
+        for reported_share in extendedresources.plausible_shares(resource):
             key = reported_share.pod_uid, spec.node
             pods[key] = reported_share
-            if is_other_device(resource):
+            if extendedresources.is_other_device(resource):
                 # The class of the request is unknown, and nothing depends on it.
                 devices.setdefault(key, []).append(assignment.DeviceShare("", spec.uuid))
             else:
@@ -443,7 +371,7 @@ def _add_unknown_holders(survey: Survey, resources: Iterable[_Resource]) -> None
         held_uuids |= {device.uuid for device in holding.assignment.device_shares()}
     for resource in resources:
         spec, allocated = resource.spec, resource.status.allocated
-        if is_other_device(resource):
+        if extendedresources.is_other_device(resource):
             free = not allocated.shares or spec.uuid in held_uuids
             assigned = assignment.Assignment({}, {} if free else {"pod": (assignment.DeviceShare("", spec.uuid),)})
         else:
@@ -456,7 +384,7 @@ def _add_unknown_holders(survey: Survey, resources: Iterable[_Resource]) -> None
 
 
 def _remaining_shares(
-    spec: wire.ExtendedResourceSpec, allocated: _Allocated, known_shares: Sequence[assignment.CardShare]
+    spec: ExtendedResourceSpec, allocated: _Allocated, known_shares: Sequence[assignment.CardShare]
 ) -> dict[str, tuple[assignment.CardShare, ...]]:
     """The allocated shares that no known pod explains. The first share has all their MiB and percent."""
     mem = max(0, allocated.memory_mib - sum(share.mem for share in known_shares))
@@ -468,12 +396,12 @@ def _remaining_shares(
     return {"pod": (first_share, *[empty_share] * (shares - 1))} if shares else {}
 
 
-def _reported_share(share: wire.ContainerShare, spec: wire.ExtendedResourceSpec) -> assignment.CardShare:
+def _reported_share(share: ContainerShare, spec: ExtendedResourceSpec) -> assignment.CardShare:
     return assignment.CardShare(
         spec.index,
         spec.uuid,
         MiB(share.memory_mib),
         Percent(share.core_percent),
         MiB(spec.memory_mib),
-        is_whole_card(share, spec.memory_mib),
+        extendedresources.is_whole_card(share, spec.memory_mib),
     )

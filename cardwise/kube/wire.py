@@ -1,7 +1,6 @@
-"""Kubernetes objects as msgspec structs, with only the fields that Cardwise reads; decoding skips all other fields.
+"""What the API server sends around objects: lists, watch events and identities; and objects without unread fields.
 
-The structs follow the API; the types of the domain are in `cardwise.core`. This module has the structs that several
-components use; for pods, the components have structs of their own.
+The objects themselves are decoded in `cardwise.kube.objects`.
 """
 
 from enum import StrEnum
@@ -10,7 +9,6 @@ from typing import Final, Generic, TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from cardwise.core.api import classes
 from cardwise.kube.nesting import tolerate_depth
 
 _T = TypeVar("_T")
@@ -25,21 +23,6 @@ def prepare_types(*types: type) -> None:
     """
     for decoded_type in types:
         msgspec.json.Decoder(decoded_type)
-
-
-class ObjectMeta(Struct, rename="camel", frozen=True):
-    """The metadata of an object. Times are RFC 3339 strings as sent.
-
-    There is no resourceVersion, so that objects with equal content are equal: if a write changes none of these fields,
-    a reflector sees no change.
-    """
-
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-    deletion_timestamp: str | None = None
 
 
 class EventType(StrEnum):
@@ -179,153 +162,3 @@ class ObjectHead(Struct):
     """An object of any kind, with its identity only."""
 
     metadata: Identity
-
-
-class ExistingObject(Struct):
-    """An object whose fields are not read; only its presence matters."""
-
-
-class ContainerState(Struct):
-    """The state of a container: at most one field is set. If no field is set, the container is waiting."""
-
-    running: ExistingObject | None = None
-    terminated: ExistingObject | None = None
-
-
-class RunAs(Struct, rename="camel"):
-    """The user in the securityContext of a pod or a container."""
-
-    run_as_user: int | None = None
-
-
-class PodStatusHead(Struct, rename="camel"):
-    phase: str = ""
-
-
-class NodeAddress(Struct):
-    type: str = ""
-    address: str = ""
-
-
-class NodeStatus(Struct):
-    """The status of a node. Quantities are text as sent; `cardwise.core.values.quantity` parses them."""
-
-    capacity: dict[str, str] = {}
-    allocatable: dict[str, str] = {}
-    addresses: list[NodeAddress] | None = None
-
-
-class Node(Struct):
-    metadata: ObjectMeta
-    status: NodeStatus = field(default_factory=NodeStatus)
-
-
-class Namespace(Struct):
-    metadata: ObjectMeta
-
-
-class Cordon(Struct, frozen=True, omit_defaults=True):
-    """Why, by which user and when (RFC 3339) a card or device was cordoned; for users."""
-
-    reason: str = ""
-    user: str = ""
-    time: str = ""
-
-
-class ExtendedResourceSpec(Struct, rename="camel"):
-    """A card or other device, as its device plugin describes it (docs/design/0001 and 0004).
-
-    index: the number of the card or device on the node; each kind has its own numbers.
-    memory_mib: total MiB; 0 for devices other than GPUs.
-    unschedulable, cordon: set by users, to cordon the card or device.
-    """
-
-    node: str
-    index: int
-    uuid: str
-    kind: str = classes.KIND
-    model: str = ""
-    memory_mib: int = field(default=0, name="memoryMiB")
-    properties: dict[str, str] = {}
-    unschedulable: bool = False
-    cordon: Cordon = field(default_factory=Cordon)
-
-
-class OwnerReference(Struct, rename="camel", frozen=True):
-    """The owner. Deleting it deletes this object."""
-
-    api_version: str = ""
-    kind: str = ""
-    name: str = ""
-    uid: str = ""
-
-
-class OwnedMeta(ObjectMeta, frozen=True):
-    """Metadata with owner references. ObjectMeta does not have them, since pods have owners that no component reads."""
-
-    owner_references: list[OwnerReference] = []
-
-
-class ContainerShare(Struct, rename="camel"):
-    """A container's share of a card, or its device (with 0 MiB). The pod's object is deleted, but its containers may
-    still run.
-
-    container: the container's key; "" if an older version of the device plugin granted the share. Such a version did
-        not record `whole`.
-    whole: whether the share is a whole card.
-    """
-
-    pod_uid: str = field(name="podUID")
-    namespace: str = ""
-    name: str = ""
-    memory_mib: int = field(default=0, name="memoryMiB")
-    core_percent: int = 0
-    container: str = ""
-    whole: bool = False
-
-    def to_json(self) -> dict[str, object]:
-        """The share as in the JSON of an ExtendedResource's status."""
-        return {
-            "podUID": self.pod_uid,
-            "namespace": self.namespace,
-            "name": self.name,
-            "memoryMiB": self.memory_mib,
-            "corePercent": self.core_percent,
-            **({"container": self.container} if self.container else {}),
-            **({"whole": True} if self.whole else {}),
-        }
-
-
-class MpsStatus(Struct, rename="camel"):
-    """The state of a card's MPS, as its node's MPS manager reports it (docs/design/0005-mps.md)."""
-
-    mode: str = ""
-    state: str = ""
-    reason: str = ""
-    multi_user: bool = False
-    max_clients: int = 0
-
-
-class ExtendedResourceStatus(Struct, rename="camel"):
-    """The status of an ExtendedResource.
-
-    health: Healthy or Unhealthy; "" before the first report.
-    reason: why the card or device is unhealthy.
-    gpu_access: how containers get the card: cdi or env.
-    mps: None if the node has no MPS manager.
-    reported: the shares of deleted pods, as the device plugin reports them.
-    terminating: the shares of deleted pods that the extender still counts.
-    """
-
-    health: str = ""
-    reason: str = ""
-    gpu_access: str = ""
-    mps: MpsStatus | None = None
-    reported: list[ContainerShare] | None = None
-    terminating: list[ContainerShare] | None = None
-
-
-class ExtendedResource(Struct):
-    metadata: OwnedMeta
-    spec: ExtendedResourceSpec
-    status: ExtendedResourceStatus = field(default_factory=ExtendedResourceStatus)

@@ -31,7 +31,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment as codec
 from cardwise.core.api.assignment import Assignment
 from cardwise.kube import errors
-from cardwise.kube.wire import ContainerShare
+from cardwise.kube.objects.extendedresources import ContainerShare
 from deviceplugin.grants.access import Delivery
 from deviceplugin.grants.grants import Grant, GrantStore, merge_by_pod
 from deviceplugin.sources.containers import Containers, RuntimeUnavailable

@@ -15,7 +15,8 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard, Health
-from cardwise.kube.wire import ContainerShare, ExtendedResource, OwnerReference
+from cardwise.kube.objects.extendedresources import ContainerShare, ExtendedResource
+from cardwise.kube.objects.meta import OwnerReference
 from deviceplugin.sources.pods import NodePod
 
 CAPACITIES = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, names.WHOLE_GPU, names.PLACE_MARKER)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from cardwise.kube.wire import Cordon, ExtendedResource
+from cardwise.kube.objects.extendedresources import Cordon, ExtendedResource
 from cardwise.runtime.replacing import replace_file
 
 _log = structlog.get_logger(__name__)

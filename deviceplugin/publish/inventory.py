@@ -23,8 +23,8 @@ from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
+from cardwise.kube.objects.extendedresources import ContainerShare, ExtendedResource
 from cardwise.kube.watch.reflector import Reflector, WakeHandler
-from cardwise.kube.wire import ContainerShare, ExtendedResource
 from cardwise.runtime.loops import Loop
 from deviceplugin.grants.access import Access
 from deviceplugin.publish import cards as objects

@@ -18,8 +18,8 @@ from cardwise.core.values.decoded import annotations_of, labels_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
+from cardwise.kube.objects.nodes import Node
 from cardwise.kube.watch.reflector import Reflector
-from cardwise.kube.wire import Node
 from deviceplugin.publish import cards as objects
 from deviceplugin.publish.writes import WriteLimiter
 

@@ -12,7 +12,7 @@ from cardwise.clock import BOOT, SYSTEM, Clock
 from cardwise.core.api.mps import CLOSED_BY_FORMER_MANAGER, MANAGER_GONE, Mode, MpsState
 from cardwise.core.values.decoded import Json
 from cardwise.gpus import mpsfiles
-from cardwise.kube.wire import ExtendedResource, MpsStatus
+from cardwise.kube.objects.extendedresources import ExtendedResource, MpsStatus
 
 GRACE_SECONDS = 20.0  # time without a manager before its status is cleared; enough for the manager's restart or update
 

@@ -16,7 +16,7 @@ from cardwise.core.api.names import extended_resource_name
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.holding import REPORTED, Holding
 from cardwise.core.values.quantity import MiB, Percent
-from cardwise.kube.survey import MAX_CARDS_PER_NODE
+from cardwise.kube.objects.extendedresources import MAX_CARDS_PER_NODE
 from extender.cache.membership import NO_CLASSES, CardClasses, ClassMembership
 from extender.records.objects import CardRecord, ShareRecord
 

@@ -619,7 +619,7 @@ def unknown_holder_key(report: Report) -> str:
     """The key in the ledger for a share that a node reports for an unknown pod.
 
     The key equals no UID of a pod or of a report, because it has a "/": reports with such UIDs are ignored
-    (`survey.is_uid`).
+    (`extendedresources.is_uid`).
     """
     return f"{report.node}/{report.uid}"
 

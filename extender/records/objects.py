@@ -19,13 +19,20 @@ from cardwise.core.api.quotas import GPUQuota
 from cardwise.core.placement.devices import Device
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.kube import survey, wire
+from cardwise.kube import wire
+from cardwise.kube.objects import extendedresources
+from cardwise.kube.objects.extendedresources import (
+    ContainerShare,
+    ExtendedResource,
+    ExtendedResourceSpec,
+    ExtendedResourceStatus,
+)
 from cardwise.kube.wire import prepare_types
 from extender.records import shared
 
 _PASSED_OVER = (
     f"status.reported has ignored entries: an invalid podUID, a number out of range, or more than "
-    f"{survey.MAX_REPORTED_PER_CARD} entries"
+    f"{extendedresources.MAX_REPORTED_PER_CARD} entries"
 )
 _ENV_ACCESS = "env"  # a value of status.gpuAccess
 
@@ -49,7 +56,7 @@ class ShareRecord(NamedTuple):
     def to_json(self) -> Json:
         """The share as JSON of the status."""
         pod = self.uid, self.namespace, self.name
-        return wire.ContainerShare(*pod, self.mem, self.core, self.container, self.whole).to_json()
+        return ContainerShare(*pod, self.mem, self.core, self.container, self.whole).to_json()
 
 
 class CardStatus(NamedTuple):
@@ -127,7 +134,7 @@ class _Allocated(Struct, rename="camel"):
     pods: int = -1
 
 
-class _Status(wire.ExtendedResourceStatus, rename="camel"):
+class _Status(ExtendedResourceStatus, rename="camel"):
     """The status, with the fields that the extender writes."""
 
     allocated: _Allocated | None = None
@@ -135,13 +142,13 @@ class _Status(wire.ExtendedResourceStatus, rename="camel"):
     classes: list[str] | None = None
 
 
-class _Card(wire.ExtendedResource):
+class _Card(ExtendedResource):
     status: _Status = msgspec.field(default_factory=_Status)
 
 
 _decode_card = msgspec.json.Decoder(_Card).decode
 _decode_object = msgspec.json.Decoder(Json).decode
-prepare_types(wire.ContainerShare)
+prepare_types(ContainerShare)
 
 
 def decode_card(raw: bytes) -> tuple[str, CardRecord] | None:
@@ -151,10 +158,12 @@ def decode_card(raw: bytes) -> tuple[str, CardRecord] | None:
     except msgspec.ValidationError:
         decoded, complete = _decode_card(_drop_malformed_shares(raw)), False
     spec, status = decoded.spec, decoded.status
-    reported = _share_records(survey.plausible_shares(decoded), spec)
+    reported = _share_records(extendedresources.plausible_shares(decoded), spec)
     return decoded.metadata.name, CardRecord(
         intern(spec.node),
-        survey.device_of(decoded) if survey.is_other_device(decoded) else survey.card_of(decoded),
+        extendedresources.device_of(decoded)
+        if extendedresources.is_other_device(decoded)
+        else extendedresources.card_of(decoded),
         reported,
         _selector_labels(decoded),
         _card_status(status, spec),
@@ -204,7 +213,7 @@ def decode_quota(raw: bytes) -> tuple[str, QuotaRecord] | None:
     )
 
 
-def _share_records(shares: Iterable[wire.ContainerShare], spec: wire.ExtendedResourceSpec) -> tuple[ShareRecord, ...]:
+def _share_records(shares: Iterable[ContainerShare], spec: ExtendedResourceSpec) -> tuple[ShareRecord, ...]:
     return tuple(
         ShareRecord(
             share.pod_uid,
@@ -212,11 +221,11 @@ def _share_records(shares: Iterable[wire.ContainerShare], spec: wire.ExtendedRes
             share.name,
             share.memory_mib,
             share.core_percent,
-            survey.is_whole_card(share, spec.memory_mib),
+            extendedresources.is_whole_card(share, spec.memory_mib),
             share.container,
         )
         for share in shares
-        if survey.is_uid(share.pod_uid)
+        if extendedresources.is_uid(share.pod_uid)
     )
 
 
@@ -233,13 +242,13 @@ def _drop_malformed_shares(raw: bytes) -> bytes:
 
 def _is_share(entry: object) -> bool:
     try:
-        msgspec.convert(entry, wire.ContainerShare)
+        msgspec.convert(entry, ContainerShare)
     except msgspec.ValidationError:
         return False
     return True
 
 
-def _card_status(status: _Status, spec: wire.ExtendedResourceSpec) -> CardStatus:
+def _card_status(status: _Status, spec: ExtendedResourceSpec) -> CardStatus:
     allocated = status.allocated or _Allocated()
     return CardStatus(
         allocated.memory_mib,
@@ -254,7 +263,7 @@ def _card_status(status: _Status, spec: wire.ExtendedResourceSpec) -> CardStatus
     )
 
 
-def _selector_labels(resource: wire.ExtendedResource) -> Mapping[str, str]:
+def _selector_labels(resource: ExtendedResource) -> Mapping[str, str]:
     own_labels = {key: label_value for key, label_value in resource.metadata.labels.items() if key != names.NODE_LABEL}
     all_labels = {
         key.lower(): label_value

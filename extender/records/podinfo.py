@@ -17,7 +17,8 @@ from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.request import Load
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.kube import mpsread, wire
+from cardwise.kube import wire
+from cardwise.kube.objects.pods import ContainerState, PodStatusHead, RunAs, mps_client_of_pod
 from cardwise.kube.pods import loads, resizes
 from extender.records import shared
 from extender.records.nodeinfo import PlacedPod
@@ -92,7 +93,7 @@ class _Meta(Struct, rename="camel"):
 
 
 class _Container(Struct):
-    state: wire.ContainerState = msgspec.field(default_factory=wire.ContainerState)
+    state: ContainerState = msgspec.field(default_factory=ContainerState)
 
 
 class _Status(Struct, rename="camel"):
@@ -103,7 +104,7 @@ class _Status(Struct, rename="camel"):
 
 
 class _Running(loads.ContainerLoad, rename="camel"):
-    security_context: wire.RunAs | None = None
+    security_context: RunAs | None = None
 
 
 class _Group(Struct, rename="camel"):
@@ -121,7 +122,7 @@ class _PodSpec(_Grouped, rename="camel"):
 
     containers: Sequence[_Running] | None = None
     init_containers: Sequence[_Running] | None = None
-    security_context: wire.RunAs | None = None
+    security_context: RunAs | None = None
     host_users: bool | None = None
 
 
@@ -144,7 +145,7 @@ class _OtherPod(Struct):
 
     metadata: _OtherMeta
     spec: _Grouped = msgspec.field(default_factory=_Grouped)
-    status: wire.PodStatusHead = msgspec.field(default_factory=wire.PodStatusHead)
+    status: PodStatusHead = msgspec.field(default_factory=PodStatusHead)
 
 
 _decode_pod = msgspec.json.Decoder(_Pod).decode
@@ -185,7 +186,7 @@ def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
         problem=problem,
         gang=gang,
         member=member,
-        mps_client=mpsread.mps_client_of_pod(meta.annotations or {}, decoded.spec, assigned.containers)
+        mps_client=mps_client_of_pod(meta.annotations or {}, decoded.spec, assigned.containers)
         if assigned is not None
         else COMMON,
         bound_directly=bool(bound_directly),

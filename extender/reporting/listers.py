@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from cardwise.core.api import classes
 from cardwise.core.placement.devices import Device
-from cardwise.kube.survey import MAX_CARDS_PER_NODE
+from cardwise.kube.objects.extendedresources import MAX_CARDS_PER_NODE
 from extender.gangs.podgroups import GroupRecord
 from extender.records.objects import CardRecord, ClassRecord, QuotaRecord
 

@@ -14,8 +14,9 @@ from cardwise.core.api.mps import Mode
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.gpus.protocol import GpuCard
-from cardwise.kube import wire
 from cardwise.kube.client import KubeClient
+from cardwise.kube.objects.meta import ObjectMeta
+from cardwise.kube.objects.pods import PodStatusHead
 from cardwise.kube.watch.nodepods import NodePods
 from cardwise.kube.watch.reflector import WakeHandler
 
@@ -65,7 +66,7 @@ class PodView:
         return f"{self.namespace}/{self.name}"
 
 
-class _Meta(wire.ObjectMeta, frozen=True, rename="camel"):
+class _Meta(ObjectMeta, frozen=True, rename="camel"):
     deletion_grace_period_seconds: int | None = None
 
 
@@ -85,7 +86,7 @@ class _ContainerStatus(msgspec.Struct):
     container_id: str = msgspec.field(default="", name="containerID")
 
 
-class _Status(wire.PodStatusHead, rename="camel"):
+class _Status(PodStatusHead, rename="camel"):
     start_time: str | None = None
     container_statuses: list[_ContainerStatus] = msgspec.field(default_factory=list)
     init_container_statuses: list[_ContainerStatus] = msgspec.field(default_factory=list)

@@ -21,8 +21,12 @@ import msgspec
 from cardwise.core.api import classes, names
 from cardwise.core.api.classes import Classifier, ResourceClass
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.kube import errors, paths, survey, wire
+from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
+from cardwise.kube.objects import extendedresources
+from cardwise.kube.objects.extendedresources import ExtendedResource
+from cardwise.kube.objects.meta import ObjectMeta
+from cardwise.kube.objects.pods import PodStatusHead
 from tests.cluster.cards import TestCard, card_uuid
 
 LABEL = "cardwise.dev/simulated"
@@ -94,7 +98,7 @@ def _create_card(client: KubeClient, node: str, node_uid: str, index: int, card:
 
 
 class _Named(msgspec.Struct):
-    metadata: wire.ObjectMeta
+    metadata: ObjectMeta
 
 
 class _Container(msgspec.Struct):
@@ -108,9 +112,9 @@ class _Spec(msgspec.Struct, rename="camel"):
 
 
 class _Pod(msgspec.Struct):
-    metadata: wire.ObjectMeta
+    metadata: ObjectMeta
     spec: _Spec
-    status: wire.PodStatusHead
+    status: PodStatusHead
 
 
 def _class_of(raw: bytes) -> ResourceClass | None:
@@ -270,10 +274,10 @@ class Keeper:
             msgspec.json.decode(raw, type=_Named).metadata.name: Counter() for raw in nodes
         }
         for raw in self._items(paths.extendedresources()):
-            resource = msgspec.json.decode(raw, type=wire.ExtendedResource)
+            resource = msgspec.json.decode(raw, type=ExtendedResource)
             spec = resource.spec
             if spec.node in wanted:
-                selecting = classifier.select_classes(survey.labels_of(resource))
+                selecting = classifier.select_classes(extendedresources.labels_of(resource))
                 wanted[spec.node].update(
                     {selected.name: classes.max_shares(spec.memory_mib, selected) for selected in selecting}
                 )

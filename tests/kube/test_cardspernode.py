@@ -7,7 +7,7 @@ import pytest
 
 from cardwise.kube import errors, paths
 from cardwise.kube.cardspernode import CardsPerNodeLimiter
-from cardwise.kube.survey import MAX_CARDS_PER_NODE
+from cardwise.kube.objects.extendedresources import MAX_CARDS_PER_NODE
 from cardwise.kube.watch.reflector import Reflector, WakeHandler
 from cardwise.kube.watch.store import Store
 from tests.fakes.apiserver import ApiServer, Fault

@@ -7,7 +7,9 @@ import pytest
 
 from cardwise.core.api.classes import Classifier, parse
 from cardwise.core.api.quotas import QuotaEntry
-from cardwise.kube import errors, survey, wire
+from cardwise.kube import errors, survey
+from cardwise.kube.objects import extendedresources
+from cardwise.kube.objects.extendedresources import ExtendedResource
 from tests.cli.worlds import (
     K80,
     K80_CLASS,
@@ -48,7 +50,7 @@ def test_selectors_match_user_labels_and_properties():
         ]
     )
     raw = json.dumps(card("n1", 0, labels={"rack": "r1"}, properties={"clock": "1480"})).encode()
-    parsed = survey.card_of(msgspec.json.decode(raw, type=wire.ExtendedResource), classifier)
+    parsed = extendedresources.card_of(msgspec.json.decode(raw, type=ExtendedResource), classifier)
     assert parsed.classes == {"rack", "fast", K80_CLASS}
 
 
@@ -58,7 +60,7 @@ def _at_least(key: str, bound: str) -> dict[str, object]:
 
 def test_card_without_a_classifier_has_no_class():
     raw = json.dumps(card("n1", 0)).encode()
-    parsed = survey.card_of(msgspec.json.decode(raw, type=wire.ExtendedResource))
+    parsed = extendedresources.card_of(msgspec.json.decode(raw, type=ExtendedResource))
     assert (parsed.classes, parsed.priority, parsed.mem) == (frozenset(), 0, K80)
 
 

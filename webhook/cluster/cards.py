@@ -12,7 +12,7 @@ from typing import Final
 
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.quantity import MiB
-from cardwise.kube.survey import MAX_CARDS_PER_NODE
+from cardwise.kube.objects.extendedresources import MAX_CARDS_PER_NODE
 
 _MAX_CLASSES: Final = 1024  # maximum number of classes whose sums are cached
 # Maximum number of cached combinations of labels of a class, since nodes may write new labels at will.

@@ -11,7 +11,7 @@ import msgspec
 
 from cardwise.core.api import lookalikes, names
 from cardwise.core.values.decoded import Json
-from cardwise.kube import wire
+from cardwise.kube.objects.nodes import Node
 from cardwise.kube.pods import eligible, nodeconstraints
 from cardwise.kube.pods.nodeconstraints import NodeLabels
 
@@ -24,7 +24,7 @@ _MAX_LABELS: Final = 256
 _MAX_CONDITIONS: Final = 16
 _ANY_TAINT: Final = [{"operator": "Exists"}]  # taints are ignored: they come and go, such as those of autoscalers
 
-_decode_node = msgspec.json.Decoder(wire.Node).decode
+_decode_node = msgspec.json.Decoder(Node).decode
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,12 @@ from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, MiB
-from cardwise.kube import errors, paths, survey, wire
+from cardwise.kube import errors, paths, wire
 from cardwise.kube.cardspernode import CardsPerNodeLimiter
 from cardwise.kube.client import KubeClient
+from cardwise.kube.objects import extendedresources
+from cardwise.kube.objects.extendedresources import ExtendedResource
+from cardwise.kube.objects.namespaces import Namespace
 from cardwise.kube.watch.reflector import CENTRAL_PACE, Project, Reflector, WakeHandler
 from cardwise.runtime.logs import LineLimit
 from webhook.cluster import gpuquotas, limitranges, namespaces, offers
@@ -52,8 +55,8 @@ _log = structlog.get_logger("webhook.view")
 
 
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
-_decode_namespace = msgspec.json.Decoder(wire.Namespace).decode
-_decode_card = msgspec.json.Decoder(wire.ExtendedResource).decode
+_decode_namespace = msgspec.json.Decoder(Namespace).decode
+_decode_card = msgspec.json.Decoder(ExtendedResource).decode
 
 
 class ClusterView:
@@ -285,6 +288,10 @@ def _project_card(raw: bytes) -> tuple[str, CardFacts]:
     card = _decode_card(raw)
     mps = card.status.mps.mode if card.status.mps is not None else ""
     facts = CardFacts(
-        card.spec.node, MiB(card.spec.memory_mib), survey.labels_of(card), survey.is_other_device(card), mps
+        card.spec.node,
+        MiB(card.spec.memory_mib),
+        extendedresources.labels_of(card),
+        extendedresources.is_other_device(card),
+        mps,
     )
     return card.metadata.name, facts

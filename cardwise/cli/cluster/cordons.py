@@ -20,7 +20,7 @@ from cardwise.core.values.shellcommand import command
 from cardwise.core.values.timestamps import format_timestamp, parse_timestamp
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.wire import Cordon, ExtendedResource
+from cardwise.kube.objects.extendedresources import Cordon, ExtendedResource
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -16,8 +16,8 @@ from cardwise.core.placement.holding import Holding
 from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
+from cardwise.kube.objects.extendedresources import Cordon, ExtendedResource
 from cardwise.kube.pods import eviction
-from cardwise.kube.wire import Cordon, ExtendedResource
 
 _POLL_SECONDS: Final = 1.0  # pause between two reads of the pods, and after a cordon until the extender observes it
 _EVICTION_RETRY_SECONDS: Final = (

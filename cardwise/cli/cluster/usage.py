@@ -17,6 +17,9 @@ from cardwise.core.api import assignment, classes, names
 from cardwise.core.api.assignment import CardShare
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
+from cardwise.kube.objects.extendedresources import ContainerShare
+from cardwise.kube.objects.meta import ObjectMeta
+from cardwise.kube.objects.pods import PodStatusHead
 
 _FROM_CACHE = {"resourceVersion": "0"}  # the query that reads from the API server's cache, which spares etcd
 _MAX_PARALLEL_REQUESTS = 8  # maximum number of requests at the same time
@@ -126,7 +129,7 @@ class _Status(msgspec.Struct, gc=False):
     health: str = ""
     reason: str = ""
     mps: _Mps | None = None
-    reported: list[wire.ContainerShare] | None = None
+    reported: list[ContainerShare] | None = None
     allocated: _Allocated = msgspec.field(default_factory=_Allocated)
 
 
@@ -150,9 +153,9 @@ class _Spec(msgspec.Struct, rename="camel"):
 
 
 class _Pod(msgspec.Struct):
-    metadata: wire.ObjectMeta
+    metadata: ObjectMeta
     spec: _Spec = msgspec.field(default_factory=_Spec)
-    status: wire.PodStatusHead = msgspec.field(default_factory=wire.PodStatusHead)
+    status: PodStatusHead = msgspec.field(default_factory=PodStatusHead)
 
 
 def read_cards(client: KubeClient, nodes: Collection[str] = ()) -> list[CardUsage]:

@@ -5,7 +5,7 @@ import click
 from cardwise.cli import console, options
 from cardwise.cli.cluster import cordons
 from cardwise.core.values import wording
-from cardwise.kube.wire import ExtendedResource
+from cardwise.kube.objects.extendedresources import ExtendedResource
 
 
 @click.command()

@@ -31,8 +31,8 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
 from cardwise.kube import paths, survey
 from cardwise.kube.client import KubeClient
+from cardwise.kube.objects.extendedresources import ExtendedResource
 from cardwise.kube.pods import budgets
-from cardwise.kube.wire import ExtendedResource
 from cardwise.simulation.workload import PodShape
 
 _FIT: Final = "--fit"

@@ -14,8 +14,10 @@ from cardwise.core.api import assignment, names
 from cardwise.core.values import wording
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
+from cardwise.kube.objects.extendedresources import ExtendedResource
+from cardwise.kube.objects.meta import ObjectMeta
+from cardwise.kube.objects.pods import PodStatusHead
 from cardwise.kube.pods import eviction
-from cardwise.kube.wire import ExtendedResource
 
 _POLL_SECONDS = 2.0  # pause between two reads of the card
 _EVICTION_RETRY_SECONDS = 5.0  # pause between two requests to evict a pod that a disruption budget protects
@@ -27,13 +29,13 @@ class _Owner(msgspec.Struct):
     controller: bool = False
 
 
-class _Meta(wire.ObjectMeta, rename="camel", frozen=True):
+class _Meta(ObjectMeta, rename="camel", frozen=True):
     owner_references: tuple[_Owner, ...] = ()
 
 
 class _Pod(msgspec.Struct):
     metadata: _Meta
-    status: wire.PodStatusHead = msgspec.field(default_factory=wire.PodStatusHead)
+    status: PodStatusHead = msgspec.field(default_factory=PodStatusHead)
 
     @property
     def name(self) -> str:

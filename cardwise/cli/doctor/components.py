@@ -18,10 +18,10 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.shellcommand import command
 from cardwise.core.values.wording import quote_unless_name
 from cardwise.kube.leases.election import MAX_DURATION
+from cardwise.kube.objects.extendedresources import ExtendedResource
 from cardwise.kube.pods import nodeconstraints
 from cardwise.kube.pods.budgets import parse_conditions
 from cardwise.kube.pods.nodeconstraints import NodeLabels
-from cardwise.kube.wire import ExtendedResource
 
 _EXTENDER: Final = "cardwise-extender"
 _PLUGIN: Final = "cardwise-deviceplugin"

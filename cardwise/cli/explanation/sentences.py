@@ -19,7 +19,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.refusals import Refusal
 from cardwise.core.values.shellcommand import command
 from cardwise.core.values.wording import quote_unless_name
-from cardwise.kube import wire
+from cardwise.kube.objects.extendedresources import ExtendedResourceStatus, MpsStatus
 from cardwise.kube.survey import Survey
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _UNAVAILABLE_TEXT = {"type": ", not in the class", "quota": ", closed by quota",
 _DEVICE_REFUSALS = (Refusal.NO_SUCH_DEVICE, Refusal.NO_DEVICE)
 _MAX_LISTED_NODES = 10  # maximum number of fitting nodes named in one line
 _MAX_MODEL_BYTES = 80  # maximum length of a model's name
-_NO_STATUS = wire.ExtendedResourceStatus()
+_NO_STATUS = ExtendedResourceStatus()
 
 
 def explain_pod(
@@ -490,7 +490,7 @@ def _describe_order(policy: str, score_by_node: Mapping[str, int] | None, settin
     return f"{policy} orders them as {policies.FALLBACK} would"
 
 
-def _describe_card(card: explanation.CardView, status: wire.ExtendedResourceStatus) -> str:
+def _describe_card(card: explanation.CardView, status: ExtendedResourceStatus) -> str:
     reason = f" ({wording.sanitize_message(status.reason)})" if status.reason else ""
     health_note = f", unhealthy{reason}" * (not card.healthy) + ", cordoned" * card.cordoned
     shortage = f", {card.missing_mib} MiB short" if card.missing_mib else ""
@@ -509,7 +509,7 @@ def _describe_card(card: explanation.CardView, status: wire.ExtendedResourceStat
     )
 
 
-def _describe_mps(status: wire.MpsStatus | None) -> str:
+def _describe_mps(status: MpsStatus | None) -> str:
     """Describe the card's MPS state, which the MPS manager reports."""
     if status is None:
         return " (the node has no manager)"

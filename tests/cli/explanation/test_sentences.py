@@ -12,7 +12,8 @@ from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.scored.shapes import RequestSize
 from cardwise.core.placement.scored.workload import Workload
 from cardwise.core.values.refusals import Refusal
-from cardwise.kube import survey, wire
+from cardwise.kube import survey
+from cardwise.kube.objects.extendedresources import ExtendedResource
 from cardwise.kube.survey import Survey
 from tests.build import asking, cards, container, holding, ledger_with_free, pod, resource, shares
 from tests.cli.worlds import K80_CLASS, card, gpu_quota, lists, placed, resource_class, waiting
@@ -122,7 +123,7 @@ def test_what_runs_is_explained_although_its_policy_was_changed_to_nonsense():
     assert "pod default/p is on node n1" in sentences.explain_pod(placed, Survey(ledger=ledger_with_free(n1=[4069])))
     gone = sentences.explain_pod(placed, Survey(ledger=ledger_with_free(n1=[])))
     assert "this GPU is not on the node any more" in gone
-    on_n2 = msgspec.convert(resource(0) | {"spec": resource(0)["spec"] | {"node": "n2"}}, wire.ExtendedResource)
+    on_n2 = msgspec.convert(resource(0) | {"spec": resource(0)["spec"] | {"node": "n2"}}, ExtendedResource)
     moved = sentences.explain_pod(placed, Survey(ledger=ledger_with_free(n1=[]), resources=[on_n2]))
     assert "; this GPU is on node n2 now" in moved
 

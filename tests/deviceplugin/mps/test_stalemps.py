@@ -7,7 +7,14 @@ import pytest
 from cardwise.core.api import mps
 from cardwise.core.api.mps import DaemonScope, Mode, MpsState
 from cardwise.gpus import mpsfiles
-from cardwise.kube import mpsread, wire
+from cardwise.kube.objects import extendedresources
+from cardwise.kube.objects.extendedresources import (
+    ExtendedResource,
+    ExtendedResourceSpec,
+    ExtendedResourceStatus,
+    MpsStatus,
+)
+from cardwise.kube.objects.meta import OwnedMeta
 from deviceplugin.publish import stalemps
 from deviceplugin.publish.stalemps import StaleMpsStatus
 from tests.deviceplugin.conftest import RESOURCES, card_uuid
@@ -25,12 +32,12 @@ class Seen:
 
     def patch_after(self, seconds, state="Ready", *, index=0, reason=""):
         self.clock.advance(seconds)
-        mps_status = wire.MpsStatus("card", state, reason, multi_user=False, max_clients=48) if state else None
+        mps_status = MpsStatus("card", state, reason, multi_user=False, max_clients=48) if state else None
         uuid = card_uuid(index)
-        resource = wire.ExtendedResource(
-            wire.OwnedMeta(name=uuid.lower()),
-            wire.ExtendedResourceSpec(node="n1", index=index, uuid=uuid),
-            wire.ExtendedResourceStatus(mps=mps_status),
+        resource = ExtendedResource(
+            OwnedMeta(name=uuid.lower()),
+            ExtendedResourceSpec(node="n1", index=index, uuid=uuid),
+            ExtendedResourceStatus(mps=mps_status),
         )
         return self.stale_status.correct_status(resource).get("mps", "stays")
 
@@ -142,8 +149,8 @@ def test_a_killed_managers_cards_take_no_pods_any_more(world):
         "reason": "the node's MPS manager is gone or hangs",
         "lastTransitionTime": "",
     }
-    parse_settings = mpsread.mps_of_card(
-        wire.MpsStatus(mps_status["mode"], mps_status["state"], "", mps_status["multiUser"], mps_status["maxClients"])
+    parse_settings = extendedresources.mps_of_card(
+        MpsStatus(mps_status["mode"], mps_status["state"], "", mps_status["multiUser"], mps_status["maxClients"])
     )
     assert parse_settings is not None, "it has a manager"
     assert not parse_settings.ready

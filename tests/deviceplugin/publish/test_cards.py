@@ -8,7 +8,7 @@ from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard, Health
-from cardwise.kube.wire import ExtendedResource
+from cardwise.kube.objects.extendedresources import ExtendedResource
 from deviceplugin.grants.release import reported_shares
 from deviceplugin.publish import cards
 from deviceplugin.publish.node import LAST_LABEL_ANNOTATION, label_change

@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.api import quotas
 from cardwise.core.placement.ledger import Ledger
-from cardwise.kube import survey
+from cardwise.kube.objects import extendedresources
 from extender.cache import inventory, reservations
 from extender.cache.reservations import Reservations
 from extender.reporting import statuses
@@ -230,9 +230,9 @@ def test_an_entry_that_cannot_be_read_is_passed_over_alone(world):
 
 
 def test_of_one_card_so_many_entries_are_believed(world):
-    shares = [reported_share(f"uid-{i}", 1) for i in range(survey.MAX_REPORTED_PER_CARD + 1)]
+    shares = [reported_share(f"uid-{i}", 1) for i in range(extendedresources.MAX_REPORTED_PER_CARD + 1)]
     says(world, "n2", *shares)
-    assert free(world, "n2") == [P100 - survey.MAX_REPORTED_PER_CARD]
+    assert free(world, "n2") == [P100 - extendedresources.MAX_REPORTED_PER_CARD]
     assert as_card(resource(0, reported=shares))[1].problem
     says(world, "n2")
     assert free(world, "n2") == [P100]

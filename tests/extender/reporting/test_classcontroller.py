@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cardwise.core.api import classes, names
-from cardwise.kube.survey import MAX_CARDS_PER_NODE
+from cardwise.kube.objects.extendedresources import MAX_CARDS_PER_NODE
 from extender.records import objects
 from extender.reporting.classcontroller import (
     MAX_CLASSES_WITHOUT_CARDS,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cardwise.core.api import classes
 from cardwise.core.api.selectors import Expression
 from cardwise.core.values.quantity import MiB
-from cardwise.kube.survey import MAX_CARDS_PER_NODE
+from cardwise.kube.objects.extendedresources import MAX_CARDS_PER_NODE
 from webhook.cluster import cards as module
 from webhook.cluster.cards import CardFacts, CardSizes, CardSums
 

@@ -1,18 +1,33 @@
-"""Decodes the MPS fields of cards and pods for placement (`cardwise.core.api.mpsprofile`).
-
-The survey and the extender use the same functions.
-"""
+"""Pods: the users and states of their containers, and how they use MPS."""
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
 from typing import Protocol
 
-from cardwise.core.api import mps, mpsprofile
-from cardwise.core.api.mps import DaemonScope, MpsState
-from cardwise.core.api.mpsprofile import CardMps, MpsClient
-from cardwise.kube.wire import MpsStatus, RunAs
+from msgspec import Struct
 
-_TAKING = (MpsState.READY, MpsState.OFF)
+from cardwise.core.api import mps, mpsprofile
+from cardwise.core.api.mpsprofile import MpsClient
+
+
+class ExistingObject(Struct):
+    """An object whose fields are not read; only its presence matters."""
+
+
+class ContainerState(Struct):
+    """The state of a container: at most one field is set. If no field is set, the container is waiting."""
+
+    running: ExistingObject | None = None
+    terminated: ExistingObject | None = None
+
+
+class RunAs(Struct, rename="camel"):
+    """The user in the securityContext of a pod or a container."""
+
+    run_as_user: int | None = None
+
+
+class PodStatusHead(Struct, rename="camel"):
+    phase: str = ""
 
 
 class _ContainerUser(Protocol):
@@ -31,21 +46,6 @@ class RunAsSpec(_ContainerUser, Protocol):
 
     @property
     def host_users(self) -> bool | None: ...
-
-
-def mps_of_card(status: MpsStatus | None) -> CardMps | None:
-    """The MPS of a card; None if its node has no MPS manager. A card in an unknown MPS state takes no pods."""
-    if status is None:
-        return None
-    return _interned_mps(
-        status.state in _TAKING, status.mode == DaemonScope.NODE, status.multi_user, max(0, status.max_clients)
-    )
-
-
-@lru_cache(maxsize=1024)
-def _interned_mps(ready: bool, serves_several: bool, multi_user: bool, max_clients: int) -> CardMps:
-    """The MPS of a card, as one shared object for equal cards."""
-    return CardMps(ready, serves_several, multi_user, max_clients)
 
 
 def mps_client_of_pod(annotations: Mapping[str, str], spec: RunAsSpec, keys: Collection[str]) -> MpsClient:
