@@ -10,8 +10,8 @@ from cardwise.core.api import assignment
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB, Percent
+from cardwise.kube.objects.extendedresources import ExtenderStatus
 from extender.records import nodeinfo, objects, podinfo
-from extender.records.objects import CardStatus
 from extender.records.podinfo import PodRecord
 from extender.reporting import statuses
 from extender.state import State
@@ -174,14 +174,15 @@ class SyntheticCluster:
         for raw in self.pods:
             state.set_pod(pod_record(raw))
         with state.view() as ledger:
-            cards_by_node: dict[str, Mapping[str, CardStatus]] = {}
+            cards_by_node: dict[str, Mapping[str, ExtenderStatus]] = {}
             for raw in self.cards:
                 card = json.loads(raw)
                 node = card["spec"]["node"]
                 if node not in cards_by_node:
                     cards_by_node[node] = statuses.count_node(ledger, node).cards
-                allocated = statuses.card_status(cards_by_node[node][card["metadata"]["name"]])
-                yield json.dumps(card | {"status": card["status"] | allocated}).encode()
+                patch = statuses.card_status(cards_by_node[node][card["metadata"]["name"]])
+                written = {key: entry for key, entry in patch.items() if entry is not None}
+                yield json.dumps(card | {"status": card["status"] | written}).encode()
 
 
 def class_name(i: int) -> str:

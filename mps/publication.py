@@ -5,8 +5,8 @@ and may recreate the ExtendedResource without that status.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 import structlog
@@ -17,7 +17,8 @@ from cardwise.core.api.mps import Status
 from cardwise.core.values import wording
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from cardwise.kube.objects.meta import ObjectMeta
+from cardwise.kube.objects import extendedresources
+from cardwise.kube.objects.extendedresources import MpsStatus
 from cardwise.kube.watch.reflector import Reflector, WakeHandler
 from cardwise.runtime.loops import Loop
 from mps import metrics
@@ -30,41 +31,33 @@ _STALE_RETRY_SECONDS = 1.0
 _STOP_SECONDS = 5.0
 
 
-class _Status(msgspec.Struct):
-    mps: dict[str, Any] | None = None
+@dataclass(frozen=True, slots=True)
+class _PublishedStatus:
+    """The MPS status of a card, as the watch shows it; None if it has none yet."""
+
+    mps: MpsStatus | None
 
 
-class _Spec(msgspec.Struct):
-    node: str
-
-
-class _Resource(msgspec.Struct):
-    metadata: ObjectMeta
-    spec: _Spec
-    status: _Status = msgspec.field(default_factory=_Status)
-
-
-_decode = msgspec.json.Decoder(_Resource).decode
-
-
-def _project_own(node: str) -> Callable[[bytes], tuple[str, dict[str, Any]] | None]:
+def _project_own(node: str) -> Callable[[bytes], tuple[str, _PublishedStatus] | None]:
     """Keep the MPS statuses of this node's cards.
 
     The watch selects objects by label, but an object of another node can have the same label.
     """
 
-    def project(content: bytes) -> tuple[str, dict[str, Any]] | None:
-        resource = _decode(content)
-        return (resource.metadata.name, resource.status.mps or {}) if resource.spec.node == node else None
+    def project(content: bytes) -> tuple[str, _PublishedStatus] | None:
+        resource = extendedresources.decode(content)
+        return (resource.metadata.name, _PublishedStatus(resource.status.mps)) if resource.spec.node == node else None
 
     return project
 
 
-def card_status(status: Status, uuid: str) -> dict[str, Any]:
+def card_status(status: Status, uuid: str) -> MpsStatus:
     """The desired `status.mps` of a card. Pure."""
     fields = mps.status_fields(status, uuid)
     transition_time = datetime.fromtimestamp(status.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return fields | {"reason": wording.sanitize_message(fields["reason"]), "lastTransitionTime": transition_time}
+    return MpsStatus(
+        **fields | {"reason": wording.sanitize_message(fields["reason"])}, last_transition_time=transition_time
+    )
 
 
 class Publication:
@@ -90,7 +83,7 @@ class Publication:
             every=_INTERVAL_SECONDS,
             clock=clock,
         )
-        self._reflector: Reflector[dict[str, Any]] = Reflector(
+        self._reflector: Reflector[_PublishedStatus] = Reflector(
             client,
             paths.extendedresources(),
             _project_own(node),
@@ -131,16 +124,17 @@ class Publication:
         first_error: errors.KubeError | None = None
         for uuid, status in self._statuses().items():
             name = names.extended_resource_name(uuid)
-            patch = card_status(status, uuid)
+            desired = card_status(status, uuid)
             # The watch triggers another pass when the missing object is created.
-            if name not in published_statuses or published_statuses[name] == patch:
+            if name not in published_statuses or published_statuses[name].mps == desired:
                 continue
             # The device plugin sets a stale status to Down; publishing the stale status would undo that.
             if mps.is_stale(status, self._clock.now()):
                 self._loop.run_within(_STALE_RETRY_SECONDS)
                 continue
             try:
-                self._client.patch(paths.extendedresources(name, "status"), {"status": {"mps": patch}}, "merge")
+                patch = {"status": {"mps": msgspec.to_builtins(desired)}}
+                self._client.patch(paths.extendedresources(name, "status"), patch, "merge")
             except errors.NotFound:
                 continue
             except errors.KubeError as error:
@@ -148,6 +142,6 @@ class Publication:
                     raise
                 first_error = first_error or error  # raised after the other cards are published
                 continue
-            _log.info("published the MPS status of a GPU", card=uuid, state=patch["state"], ceiling=patch["ceilingMiB"])
+            _log.info("published the MPS status of a GPU", card=uuid, state=desired.state, ceiling=desired.ceiling_mib)
         if first_error is not None:
             raise first_error

@@ -115,7 +115,7 @@ def resource(
             "name": names.extended_resource_name(uuid), "labels": {names.NODE_LABEL: node} | (labels or {})
         },
         "spec": spec,
-        "status": {"health": health, "reported": reported or [], "terminating": terminating},
+        "status": {"health": health, "reported": reported or [], "terminating": terminating or []},
     }  # fmt: skip
 
 

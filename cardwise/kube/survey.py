@@ -4,7 +4,7 @@ The command line and the demo use this. The extender keeps the same data up to d
 cards and devices with the functions of this module.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -25,12 +25,7 @@ from cardwise.core.values.quantity import MiB, Percent
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.objects import extendedresources
-from cardwise.kube.objects.extendedresources import (
-    ContainerShare,
-    ExtendedResource,
-    ExtendedResourceSpec,
-    ExtendedResourceStatus,
-)
+from cardwise.kube.objects.extendedresources import Allocated, ContainerShare, ExtendedResource, ExtendedResourceSpec
 from cardwise.kube.objects.meta import ObjectMeta
 from cardwise.kube.objects.nodes import Node
 from cardwise.kube.objects.pods import PodStatusHead, RunAs, mps_client_of_pod
@@ -38,6 +33,7 @@ from cardwise.kube.objects.pods import PodStatusHead, RunAs, mps_client_of_pod
 _T = TypeVar("_T")
 
 _NO_LIMITS = CardLimits()
+_NOTHING_ALLOCATED = Allocated()
 OTHERS = "other namespaces"  # the namespace that is shown for pods that the user may not read
 
 
@@ -124,23 +120,6 @@ class _Pod(msgspec.Struct):
     status: PodStatusHead = msgspec.field(default_factory=PodStatusHead)
 
 
-class _Allocated(msgspec.Struct, rename="camel"):
-    memory_mib: int = msgspec.field(default=0, name="memoryMiB")
-    core_percent: int = 0
-    shares: int = 0
-    whole: bool = False
-
-
-class _Status(ExtendedResourceStatus, rename="camel"):
-    """The status of an ExtendedResource, with the fields that the extender writes."""
-
-    allocated: _Allocated = msgspec.field(default_factory=_Allocated)
-
-
-class _Resource(ExtendedResource):
-    status: _Status = msgspec.field(default_factory=_Status)
-
-
 class _Amounts(msgspec.Struct):
     hard: dict[str, str] = {}
     used: dict[str, str] = {}
@@ -175,8 +154,7 @@ def take_survey(
     survey = Survey(Ledger(kept_back=limits.kept_back, max_clients=limits.max_clients, core=limits.core))
     if addresses:
         survey.addresses = _list_addresses(client, own_namespace=own_namespace)
-    resources = list(client.list_as(paths.extendedresources(), wire.ListOf[_Resource]))
-    survey.resources += resources
+    survey.resources = list(client.list_as(paths.extendedresources(), wire.ListOf[ExtendedResource]))
     # An older installation has only ExtendedResources: its cluster does not know ResourceClasses and GPUQuotas.
     resource_classes = _parse_objects(
         survey, "ResourceClass", _list_known_kind(client, paths.resourceclasses()), classes.parse
@@ -211,7 +189,7 @@ def take_survey(
         _add_pod(survey, pod)
     _add_reported_shares(survey)
     if survey.partial or with_unknown_holders:
-        _add_unknown_holders(survey, resources)
+        _add_unknown_holders(survey)
     return survey
 
 
@@ -318,9 +296,9 @@ def _add_reported_shares(survey: Survey) -> None:
     terminating_pods: set[tuple[str, str]] = set()
     for resource in survey.resources:
         spec = resource.spec
-        terminating_pods |= {(share.pod_uid, spec.node) for share in resource.status.terminating or ()}
-        for reported_share in extendedresources.plausible_shares(resource):
-            key = reported_share.pod_uid, spec.node
+        terminating_pods |= {(share.uid, spec.node) for share in extendedresources.terminating_shares(resource)}
+        for reported_share in extendedresources.reported_shares(resource):
+            key = reported_share.uid, spec.node
             pods[key] = reported_share
             if extendedresources.is_other_device(resource):
                 # The class of the request is unknown, and nothing depends on it.
@@ -356,7 +334,7 @@ def _add_reported_shares(survey: Survey) -> None:
         )
 
 
-def _add_unknown_holders(survey: Survey, resources: Iterable[_Resource]) -> None:
+def _add_unknown_holders(survey: Survey) -> None:
     """Add a holding of an unknown pod for each card or device with an allocation that no known pod explains."""
     known_shares: dict[str, list[assignment.CardShare]] = {}
     held_uuids: set[str] = set()
@@ -369,8 +347,8 @@ def _add_unknown_holders(survey: Survey, resources: Iterable[_Resource]) -> None
             elif share.uuid:
                 known_shares.setdefault(share.uuid, []).append(share)  # even if another node has the card now
         held_uuids |= {device.uuid for device in holding.assignment.device_shares()}
-    for resource in resources:
-        spec, allocated = resource.spec, resource.status.allocated
+    for resource in survey.resources:
+        spec, allocated = resource.spec, resource.status.allocated or _NOTHING_ALLOCATED
         if extendedresources.is_other_device(resource):
             free = not allocated.shares or spec.uuid in held_uuids
             assigned = assignment.Assignment({}, {} if free else {"pod": (assignment.DeviceShare("", spec.uuid),)})
@@ -384,13 +362,13 @@ def _add_unknown_holders(survey: Survey, resources: Iterable[_Resource]) -> None
 
 
 def _remaining_shares(
-    spec: ExtendedResourceSpec, allocated: _Allocated, known_shares: Sequence[assignment.CardShare]
+    spec: ExtendedResourceSpec, allocated: Allocated, known_shares: Sequence[assignment.CardShare]
 ) -> dict[str, tuple[assignment.CardShare, ...]]:
     """The allocated shares that no known pod explains. The first share has all their MiB and percent."""
-    mem = max(0, allocated.memory_mib - sum(share.mem for share in known_shares))
-    core = max(0, allocated.core_percent - sum(share.core for share in known_shares))
-    shares = max(int(mem > 0), allocated.shares - len(known_shares))
-    total, is_whole = MiB(spec.memory_mib), allocated.whole and not known_shares
+    mem = max(0, (allocated.memory_mib or 0) - sum(share.mem for share in known_shares))
+    core = max(0, (allocated.core_percent or 0) - sum(share.core for share in known_shares))
+    shares = max(int(mem > 0), (allocated.shares or 0) - len(known_shares))
+    total, is_whole = MiB(spec.memory_mib), bool(allocated.whole) and not known_shares
     first_share = assignment.CardShare(spec.index, spec.uuid, MiB(mem), Percent(core), total, is_whole)
     empty_share = assignment.CardShare(spec.index, spec.uuid, MiB(0), Percent(0), total)
     return {"pod": (first_share, *[empty_share] * (shares - 1))} if shares else {}
@@ -400,8 +378,8 @@ def _reported_share(share: ContainerShare, spec: ExtendedResourceSpec) -> assign
     return assignment.CardShare(
         spec.index,
         spec.uuid,
-        MiB(share.memory_mib),
-        Percent(share.core_percent),
+        MiB(share.mem),
+        Percent(share.core),
         MiB(spec.memory_mib),
-        extendedresources.is_whole_card(share, spec.memory_mib),
+        share.whole,
     )

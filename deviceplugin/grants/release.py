@@ -50,10 +50,11 @@ def reported_shares(grants: Iterable[Grant]) -> dict[str, list[ContainerShare]]:
     """
     reported: dict[str, list[ContainerShare]] = defaultdict(list)
     for pod in sorted(merge_by_pod(grants), key=lambda grant: grant.pod_uid):
-        holder = ContainerShare(pod_uid=pod.pod_uid, namespace=pod.namespace, name=pod.name)
+        holder = ContainerShare(uid=pod.pod_uid, namespace=pod.namespace, name=pod.name)
         for share, key in zip(pod.pod_shares, chain(pod.pod_keys, repeat("")), strict=False):
-            amounts = {"memory_mib": share.mem, "core_percent": share.core, "whole": share.whole}
-            reported[share.uuid].append(msgspec.structs.replace(holder, container=key, **amounts))
+            reported[share.uuid].append(
+                msgspec.structs.replace(holder, container=key, mem=share.mem, core=share.core, whole=share.whole)
+            )
         for device, key in zip(pod.pod_devices, pod.pod_device_keys, strict=True):
             reported[device.uuid].append(msgspec.structs.replace(holder, container=key, whole=True))
     return dict(reported)

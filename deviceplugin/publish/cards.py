@@ -16,7 +16,6 @@ from cardwise.core.values.quantity import MiB
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard, Health
 from cardwise.kube.objects.extendedresources import ContainerShare, ExtendedResource
-from cardwise.kube.objects.meta import OwnerReference
 from deviceplugin.sources.pods import NodePod
 
 CAPACITIES = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, names.WHOLE_GPU, names.PLACE_MARKER)
@@ -167,8 +166,9 @@ def extended_resource(node: str, node_uid: str, spec: Json) -> Json:
 
 def is_owned(resource: ExtendedResource, node: str, node_uid: str) -> bool:
     """Whether this Node owns the ExtendedResource. A Node that was deleted and registered again has another UID."""
-    owner = OwnerReference(api_version="v1", kind="Node", name=node, uid=node_uid)
-    return owner in resource.metadata.owner_references
+    node_owner = "v1", "Node", node, node_uid
+    owners = resource.metadata.owner_references
+    return any((owner.api_version, owner.kind, owner.name, owner.uid) == node_owner for owner in owners)
 
 
 def build_status(health: Health, access: str, reported: Sequence[ContainerShare]) -> Json:

@@ -23,6 +23,7 @@ from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
+from cardwise.kube.objects import extendedresources
 from cardwise.kube.objects.extendedresources import ContainerShare, ExtendedResource
 from cardwise.kube.watch.reflector import Reflector, WakeHandler
 from cardwise.runtime.loops import Loop
@@ -44,8 +45,6 @@ _RETRY_SECONDS = 0.1
 # calls it again.
 _ACTIVATE_DELAY = 0.3
 
-_decode_resource = msgspec.json.Decoder(ExtendedResource).decode
-
 
 def _project_own(node: str) -> Callable[[bytes], tuple[str, ExtendedResource] | None]:
     """Keep the ExtendedResources of this node's cards and devices.
@@ -54,7 +53,7 @@ def _project_own(node: str) -> Callable[[bytes], tuple[str, ExtendedResource] | 
     """
 
     def project(content: bytes) -> tuple[str, ExtendedResource] | None:
-        resource = _decode_resource(content)
+        resource = extendedresources.decode(content)
         return (resource.metadata.name, resource) if resource.spec.node == node else None
 
     return project

@@ -16,9 +16,9 @@ from cardwise.core.api.names import extended_resource_name
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.holding import REPORTED, Holding
 from cardwise.core.values.quantity import MiB, Percent
-from cardwise.kube.objects.extendedresources import MAX_CARDS_PER_NODE
+from cardwise.kube.objects.extendedresources import MAX_CARDS_PER_NODE, ContainerShare
 from extender.cache.membership import NO_CLASSES, CardClasses, ClassMembership
-from extender.records.objects import CardRecord, ShareRecord
+from extender.records.objects import CardRecord
 
 # Limits of what one node may report: far above what nodes have, so that a hostile node cannot stop the extender.
 MAX_REPORTED_SHARES = 4096  # shares of all its cards
@@ -237,14 +237,14 @@ class _ShareReports:
     """The reported shares, by pod. The time to replace a report depends only on the length of this report."""
 
     def __init__(self) -> None:
-        self.by_uid: dict[str, dict[str, dict[str, Sequence[ShareRecord]]]] = {}  # by pod UID, node and card name
+        self.by_uid: dict[str, dict[str, dict[str, Sequence[ContainerShare]]]] = {}  # by pod UID, node and card name
 
-    def shares_of(self, uid: str, node: str) -> Mapping[str, Sequence[ShareRecord]]:
+    def shares_of(self, uid: str, node: str) -> Mapping[str, Sequence[ContainerShare]]:
         """The reported shares of a pod on a node, by the names of the cards."""
         return self.by_uid.get(uid, {}).get(node, {})
 
     def replace_report(
-        self, name: str, node: str, shares_before: Iterable[ShareRecord], shares_now: Iterable[ShareRecord]
+        self, name: str, node: str, shares_before: Iterable[ContainerShare], shares_now: Iterable[ContainerShare]
     ) -> tuple[Collection[Report], Collection[Report]]:
         """Replace the shares that the card reports. Returns the new or changed shares, and the removed shares."""
         former, current = _group_by_uid(shares_before), _group_by_uid(shares_now)
@@ -262,8 +262,8 @@ class _ShareReports:
         return {Report(uid, node) for uid in changed}, {Report(uid, node) for uid in withdrawn}
 
 
-def _group_by_uid(shares: Iterable[ShareRecord]) -> dict[str, list[ShareRecord]]:
-    by_uid: dict[str, list[ShareRecord]] = {}
+def _group_by_uid(shares: Iterable[ContainerShare]) -> dict[str, list[ContainerShare]]:
+    by_uid: dict[str, list[ContainerShare]] = {}
     for share in shares:
         by_uid.setdefault(share.uid, []).append(share)
     return by_uid

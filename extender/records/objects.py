@@ -4,13 +4,12 @@ A record has two parts: the fields for decisions, for the state; and the object'
 with the wanted status. Both parts come from the same watch, so each object is decoded once, and the parts never differ.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from sys import intern
 from typing import NamedTuple
 
 import msgspec
-from msgspec import Struct
 
 from cardwise.core.api import classes, names, quotas
 from cardwise.core.api.cards import Card
@@ -21,13 +20,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import wire
 from cardwise.kube.objects import extendedresources
-from cardwise.kube.objects.extendedresources import (
-    ContainerShare,
-    ExtendedResource,
-    ExtendedResourceSpec,
-    ExtendedResourceStatus,
-)
-from cardwise.kube.wire import prepare_types
+from cardwise.kube.objects.extendedresources import ContainerShare, ExtendedResource, ExtenderStatus
 from extender.records import shared
 
 _PASSED_OVER = (
@@ -35,44 +28,6 @@ _PASSED_OVER = (
     f"{extendedresources.MAX_REPORTED_PER_CARD} entries"
 )
 _ENV_ACCESS = "env"  # a value of status.gpuAccess
-
-
-class ShareRecord(NamedTuple):
-    """A container's share of one card or device, if the pod object is gone: as reported by the node, or as assigned.
-
-    mem, core: the memory in MiB, and the percent of the SMs.
-    whole: the share is the whole card.
-    container: the key of the container.
-    """
-
-    uid: str
-    namespace: str
-    name: str
-    mem: int
-    core: int
-    whole: bool = False
-    container: str = ""
-
-    def to_json(self) -> Json:
-        """The share as JSON of the status."""
-        pod = self.uid, self.namespace, self.name
-        return ContainerShare(*pod, self.mem, self.core, self.container, self.whole).to_json()
-
-
-class CardStatus(NamedTuple):
-    """The extender's part of an ExtendedResource's status, in MiB and percent. -1: the status does not have the field.
-
-    terminating: the shares of pods whose object is gone, for the next leader.
-    """
-
-    memory: int = -1
-    core: int = -1
-    shares: int = -1
-    whole: bool = False
-    pods: int = -1
-    free: int = -1
-    classes: tuple[str, ...] = ()
-    terminating: tuple[ShareRecord, ...] = ()
 
 
 class CardRecord(NamedTuple):
@@ -87,9 +42,9 @@ class CardRecord(NamedTuple):
 
     node: str
     card: Card | Device
-    reported_shares: tuple[ShareRecord, ...] = ()
+    reported_shares: tuple[ContainerShare, ...] = ()
     labels: Mapping[str, str] = {}
-    status: CardStatus = CardStatus()
+    status: ExtenderStatus = ExtenderStatus()
     problem: str = ""
     env_access: bool = False
 
@@ -126,48 +81,28 @@ class QuotaRecord:
     status: Json = field(default_factory=dict)
 
 
-class _Allocated(Struct, rename="camel"):
-    memory_mib: int = msgspec.field(default=-1, name="memoryMiB")
-    core_percent: int = -1
-    shares: int = -1
-    whole: bool | None = None
-    pods: int = -1
-
-
-class _Status(ExtendedResourceStatus, rename="camel"):
-    """The status, with the fields that the extender writes."""
-
-    allocated: _Allocated | None = None
-    free_mib: int = msgspec.field(default=-1, name="freeMiB")
-    classes: list[str] | None = None
-
-
-class _Card(ExtendedResource):
-    status: _Status = msgspec.field(default_factory=_Status)
-
-
-_decode_card = msgspec.json.Decoder(_Card).decode
 _decode_object = msgspec.json.Decoder(Json).decode
-prepare_types(ContainerShare)
 
 
 def decode_card(raw: bytes) -> tuple[str, CardRecord] | None:
     """Decode an ExtendedResource: its key and its record."""
-    try:
-        decoded, complete = _decode_card(raw), True
-    except msgspec.ValidationError:
-        decoded, complete = _decode_card(_drop_malformed_shares(raw)), False
-    spec, status = decoded.spec, decoded.status
-    reported = _share_records(extendedresources.plausible_shares(decoded), spec)
-    return decoded.metadata.name, CardRecord(
-        intern(spec.node),
-        extendedresources.device_of(decoded)
-        if extendedresources.is_other_device(decoded)
-        else extendedresources.card_of(decoded),
+    resource = extendedresources.decode(raw)
+    status = resource.status
+    reported = tuple(extendedresources.reported_shares(resource))
+    return resource.metadata.name, CardRecord(
+        intern(resource.spec.node),
+        extendedresources.device_of(resource)
+        if extendedresources.is_other_device(resource)
+        else extendedresources.card_of(resource),
         reported,
-        _selector_labels(decoded),
-        _card_status(status, spec),
-        "" if complete and len(reported) == len(status.reported or ()) else _PASSED_OVER,
+        _selector_labels(resource),
+        ExtenderStatus(
+            status.allocated,
+            status.free_mib,
+            shared.share_texts(status.classes),
+            tuple(extendedresources.terminating_shares(resource)),
+        ),
+        "" if len(reported) == len(status.reported or ()) else _PASSED_OVER,
         status.gpu_access == _ENV_ACCESS,
     )
 
@@ -210,56 +145,6 @@ def decode_quota(raw: bytes) -> tuple[str, QuotaRecord] | None:
         problem=problem,
         generation=metadata.get("generation", 0),
         status=manifest.get("status") or {},
-    )
-
-
-def _share_records(shares: Iterable[ContainerShare], spec: ExtendedResourceSpec) -> tuple[ShareRecord, ...]:
-    return tuple(
-        ShareRecord(
-            share.pod_uid,
-            share.namespace,
-            share.name,
-            share.memory_mib,
-            share.core_percent,
-            extendedresources.is_whole_card(share, spec.memory_mib),
-            share.container,
-        )
-        for share in shares
-        if extendedresources.is_uid(share.pod_uid)
-    )
-
-
-def _drop_malformed_shares(raw: bytes) -> bytes:
-    """The ExtendedResource without malformed shares. The schema forbids such shares, but a single one must not make
-    the whole card unreadable.
-    """
-    manifest = _decode_object(wire.trim_object(raw))
-    status = manifest.get("status") or {}
-    for key in ("reported", "terminating"):
-        status[key] = [entry for entry in status.get(key) or () if _is_share(entry)]
-    return msgspec.json.encode(manifest)
-
-
-def _is_share(entry: object) -> bool:
-    try:
-        msgspec.convert(entry, ContainerShare)
-    except msgspec.ValidationError:
-        return False
-    return True
-
-
-def _card_status(status: _Status, spec: ExtendedResourceSpec) -> CardStatus:
-    allocated = status.allocated or _Allocated()
-    return CardStatus(
-        allocated.memory_mib,
-        allocated.core_percent,
-        allocated.shares,
-        bool(allocated.whole),
-        # A status without `whole` is incomplete, so it must be written again.
-        allocated.pods if allocated.whole is not None else -1,
-        status.free_mib,
-        shared.share_texts(status.classes or ()),
-        _share_records(status.terminating or (), spec),
     )
 
 

@@ -13,16 +13,19 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import msgspec
+
 from cardwise.core.api import names, quotas
 from cardwise.core.api.quotas import Charge, QuotaEntry
 from cardwise.core.placement.holding import REPORTED, Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
+from cardwise.kube.objects.extendedresources import Allocated, ContainerShare, ExtenderStatus
 from extender.cache.reservations import PHASE_NAMES, Phase
-from extender.records.objects import CardStatus, ClassRecord, QuotaRecord, ShareRecord
+from extender.records.objects import ClassRecord, QuotaRecord
 
-NOTHING_ALLOCATED = CardStatus(memory=0, core=0, shares=0, whole=False, pods=0, free=0)
+NOTHING_ALLOCATED = ExtenderStatus(Allocated(0, 0, 0, whole=False, pods=0), 0, (), ())
 
 _MAX_CLASSES = 1024  # maximum number of classes in a card's status, by the schema
 _DELETED_POD_PHASES = (PHASE_NAMES[Phase.TERMINATING], REPORTED)  # the phases of shares whose pods are deleted
@@ -66,7 +69,7 @@ class NodeCount:
     wrong: the cards on which the ledger is inconsistent.
     """
 
-    cards: Mapping[str, CardStatus] = field(default_factory=dict)
+    cards: Mapping[str, ExtenderStatus] = field(default_factory=dict)
     sums: Mapping[frozenset[str], CardSums] = field(default_factory=dict)
     wrong: Collection[tuple[str, Disagreement]] = ()
 
@@ -77,7 +80,7 @@ def count_node(ledger: Ledger, node: str) -> NodeCount:
     if state is None:
         return NodeCount()
     allocations = _allocations(ledger, node, {card.index: card.uuid for card in state.cards})
-    cards: dict[str, CardStatus] = {}
+    cards: dict[str, ExtenderStatus] = {}
     sums: dict[frozenset[str], CardSums] = {}
     wrong: list[tuple[str, Disagreement]] = []
     for i, card in enumerate(state.cards):
@@ -112,10 +115,11 @@ class _Allocation:
     shares: int = 0
     whole: bool = False
     pods: int = 0
-    terminating: tuple[ShareRecord, ...] = ()
+    terminating: tuple[ContainerShare, ...] = ()
 
-    def make_status(self, free: int, classes: tuple[str, ...]) -> CardStatus:
-        return CardStatus(self.memory, self.core, self.shares, self.whole, self.pods, free, classes, self.terminating)
+    def make_status(self, free: int, classes: tuple[str, ...]) -> ExtenderStatus:
+        allocated = Allocated(self.memory, self.core, self.shares, self.whole, self.pods)
+        return ExtenderStatus(allocated, free, classes, self.terminating)
 
 
 def _allocations(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, _Allocation]:
@@ -149,16 +153,16 @@ def _allocations(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[
     return allocations
 
 
-def _terminating_shares(holding: Holding, uuid_of: Mapping[int, str]) -> Iterator[tuple[str, ShareRecord]]:
+def _terminating_shares(holding: Holding, uuid_of: Mapping[int, str]) -> Iterator[tuple[str, ContainerShare]]:
     """The shares of a deleted pod: one for each container, with the UUID of its card or device."""
     pod = holding.uid, holding.namespace, holding.name
     for key, shares in holding.assignment.containers.items():
         for share in shares:
             if uuid := share.resolve_uuid(uuid_of):
-                yield uuid, ShareRecord(*pod, share.mem, share.core, share.whole, key)
+                yield uuid, ContainerShare(*pod, share.mem, share.core, share.whole, key)
     for key, devices in holding.assignment.devices.items():
         for device in devices:
-            yield device.uuid, ShareRecord(*pod, 0, 0, True, key)
+            yield device.uuid, ContainerShare(*pod, 0, 0, True, key)
 
 
 @lru_cache(maxsize=4096)
@@ -207,20 +211,10 @@ class ClassSums:
         return self._cards.get(name, CardSums()), self._nodes.get(name, 0)
 
 
-def card_status(status: CardStatus) -> Json:
+def card_status(status: ExtenderStatus) -> Json:
     """The extender's part of an ExtendedResource's status as JSON."""
-    return {
-        "allocated": {
-            "memoryMiB": status.memory,
-            "corePercent": status.core,
-            "shares": status.shares,
-            "whole": status.whole,
-            "pods": status.pods,
-        },
-        "freeMiB": status.free,
-        "classes": list(status.classes),
-        "terminating": [record.to_json() for record in status.terminating] or None,
-    }
+    written: Json = msgspec.to_builtins(status)
+    return written | {"terminating": [share.to_json() for share in status.terminating] or None}
 
 
 def class_status(record: ClassRecord, cards: CardSums, nodes: int) -> Json:

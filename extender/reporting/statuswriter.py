@@ -22,6 +22,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
+from cardwise.kube.objects.extendedresources import ExtenderStatus
 from extender.cache.pacing import Pace
 from extender.records.objects import QuotaRecord
 from extender.reporting import statuses
@@ -147,8 +148,9 @@ class StatusWriter:
             if card is None or card.status == allocation:
                 continue
             self._schedule.enqueue(Key(CARD, f"{node}/{name}"), now)
-            if card.status.memory not in (allocation.memory, -1):  # -1: the status has never been written
-                wrong[name, Disagreement.STATUS] = card.status.memory
+            written_mib, counted_mib = _allocated_mib(card.status), _allocated_mib(allocation)
+            if written_mib is not None and written_mib != counted_mib:
+                wrong[name, Disagreement.STATUS] = written_mib
         self.ledger_check.set_differences(node, wrong, now)
 
     def _nodes_to_audit(self, now: float) -> list[str]:
@@ -303,3 +305,8 @@ class StatusWriter:
             new_status,
             statuses.make_patch(new_status, current, self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")),
         )
+
+
+def _allocated_mib(status: ExtenderStatus) -> int | None:
+    """The allocated MiB in a card's status; None if they were never written."""
+    return status.allocated.memory_mib if status.allocated is not None else None

@@ -66,10 +66,6 @@ class PodView:
         return f"{self.namespace}/{self.name}"
 
 
-class _Meta(ObjectMeta, frozen=True, rename="camel"):
-    deletion_grace_period_seconds: int | None = None
-
-
 class _Container(msgspec.Struct):
     name: str
 
@@ -93,7 +89,7 @@ class _Status(PodStatusHead, rename="camel"):
 
 
 class _Pod(msgspec.Struct):
-    metadata: _Meta
+    metadata: ObjectMeta
     spec: _Spec = msgspec.field(default_factory=_Spec)
     status: _Status = msgspec.field(default_factory=_Status)
 

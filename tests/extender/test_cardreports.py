@@ -2,8 +2,8 @@
 
 import pytest
 
+from cardwise.kube.objects.extendedresources import ContainerShare
 from extender.cardreports import CardReports
-from extender.records.objects import ShareRecord
 from tests.build import P100, resource
 from tests.extender.worlds import as_card
 from tests.fakes.clock import FakeClock
@@ -47,7 +47,7 @@ class World:
         """`generation`: of the pods that hold the shares."""
         key, bare = as_card(resource(index, node=node, **fields))
         new = bare._replace(
-            reported_shares=tuple(ShareRecord(f"{generation}-{i}", "x", "y", 1, 0) for i in range(shares))
+            reported_shares=tuple(ContainerShare(f"{generation}-{i}", "x", "y", 1, 0) for i in range(shares))
         )
         old, self.known[key] = self.known.get(key), new
         self.reports.on_change(key, old, new)
@@ -98,7 +98,7 @@ def test_the_example_of_the_docstring(world):
 
     before = len(world.heard.calls)
     former, *_ = (card for card in world.heard.cards.values() if card.node == "evil")
-    renewed = former._replace(reported_shares=tuple(ShareRecord(f"n{i}", "x", "y", 1, 0) for i in range(shares)))
+    renewed = former._replace(reported_shares=tuple(ContainerShare(f"n{i}", "x", "y", 1, 0) for i in range(shares)))
     cost = world.reports._change_cost(former, renewed)
     assert f"each costs {cost:,}: 1, and 1 for each share that is new or gone" in theory
     for generation in range(1, reports + 1):

@@ -159,10 +159,10 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     api.write_object(QUOTAS, quota | {"status": {"used": []}})
     all_told(clock)
     name = card["metadata"]["name"]
-    assert listers.cards.objects[name].status.memory == 7
+    assert listers.cards.objects[name].status.allocated.memory_mib == 7
     assert listers.classes.objects["p100"].status == {"devices": 1}
     assert listers.quotas.objects["default/team"].status == {"used": []}
-    assert (listers.cards.objects[name].status.free, listers.cards.objects[name].status.classes) == (9, ("p100",))
+    assert (listers.cards.objects[name].status.free_mib, listers.cards.objects[name].status.classes) == (9, ("p100",))
     assert state.take_changed_nodes() == set()
     assert state.next_requeue_node() is None
     api.write_object(QUOTAS, gpu_quota({"shares": 2}))

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from cardwise.core.api import assignment, names, request
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
+from cardwise.kube.objects.extendedresources import Allocated
 from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Assumed, Phase
 from extender.records.podref import PodRef
@@ -168,8 +169,8 @@ def test_statuses_of_devices_say_who_is_there_and_what_class_they_are_in(world):
     with world.view() as ledger:
         count = statuses.count_node(ledger, "n1")
     first, second = count.cards["rdma-n1-0"], count.cards["rdma-n1-1"]
-    assert (first.shares, first.pods, first.whole, first.classes) == (1, 1, True, ("rdma",))
-    assert (second.shares, second.pods, second.whole) == (0, 0, False)
+    assert (first.allocated, first.classes) == (Allocated(0, 0, shares=1, whole=True, pods=1), ("rdma",))
+    assert second.allocated == Allocated(0, 0, shares=0, whole=False, pods=0)
     assert count.sums[frozenset({"rdma"})].cards == 2
 
 

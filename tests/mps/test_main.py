@@ -128,7 +128,7 @@ def test_help_lists_every_setting_with_its_variable():
 def published(api):
     """What the cluster has been told of the card's state."""
     name = uuid_of(0).lower()
-    spec = {"uuid": uuid_of(0), "node": NODE}
+    spec = {"uuid": uuid_of(0), "index": 0, "node": NODE}
     card = {"metadata": {"name": name, "labels": {"cardwise.dev/node": NODE}}, "spec": spec}
     api.write_object("/apis/cardwise.dev/v1alpha1/extendedresources", card | {"status": {}})
     return lambda: api.get(paths.extendedresources(name))["status"].get("mps", {}).get("state", "")

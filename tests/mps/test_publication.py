@@ -35,7 +35,8 @@ class Cluster:
     def add(self, index: int, node: str = NODE, **status: object) -> None:
         metadata = {"name": uuid_of(index).lower(), "labels": {"cardwise.dev/node": NODE}}
         self.api.write_object(
-            RESOURCES, {"metadata": metadata, "spec": {"uuid": uuid_of(index), "node": node}, "status": status}
+            RESOURCES,
+            {"metadata": metadata, "spec": {"uuid": uuid_of(index), "index": index, "node": node}, "status": status},
         )
 
     def set_status(self, index: int = 0, *, age: float = 0.0, state: MpsState = MpsState.READY) -> None:

@@ -238,7 +238,10 @@ class Node:
 
     def published_status(self, index: int = 0) -> dict[str, Any]:
         """What the cluster is to be told of the card."""
-        return publications.card_status(self.manager.statuses()[uuid_of(index)], uuid_of(index))
+        status: dict[str, Any] = msgspec.to_builtins(
+            publications.card_status(self.manager.statuses()[uuid_of(index)], uuid_of(index))
+        )
+        return status
 
     def mode(self, index: int = 0) -> str:
         return str(SimulatedGpus(self.cards_file).compute_mode(uuid_of(index)))

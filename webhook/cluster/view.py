@@ -21,7 +21,6 @@ from cardwise.kube import errors, paths, wire
 from cardwise.kube.cardspernode import CardsPerNodeLimiter
 from cardwise.kube.client import KubeClient
 from cardwise.kube.objects import extendedresources
-from cardwise.kube.objects.extendedresources import ExtendedResource
 from cardwise.kube.objects.namespaces import Namespace
 from cardwise.kube.watch.reflector import CENTRAL_PACE, Project, Reflector, WakeHandler
 from cardwise.runtime.logs import LineLimit
@@ -56,7 +55,6 @@ _log = structlog.get_logger("webhook.view")
 
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_namespace = msgspec.json.Decoder(Namespace).decode
-_decode_card = msgspec.json.Decoder(ExtendedResource).decode
 
 
 class ClusterView:
@@ -285,7 +283,7 @@ def _project_namespace(raw: bytes) -> tuple[str, Defaults]:
 
 
 def _project_card(raw: bytes) -> tuple[str, CardFacts]:
-    card = _decode_card(raw)
+    card = extendedresources.decode(raw)
     mps = card.status.mps.mode if card.status.mps is not None else ""
     facts = CardFacts(
         card.spec.node,

@@ -17,7 +17,7 @@ from cardwise.core.api import assignment, classes, names
 from cardwise.core.api.assignment import CardShare
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.objects.extendedresources import ContainerShare
+from cardwise.kube.objects.extendedresources import Allocated, ExtendedResource
 from cardwise.kube.objects.meta import ObjectMeta
 from cardwise.kube.objects.pods import PodStatusHead
 
@@ -28,6 +28,7 @@ _PROXY_SECONDS = 2.0  # maximum time of a request to a manager: a hanging manage
 _METRIC, _METRICS_PORT = "cardwise_mps_used_bytes", 9400
 _MANAGERS = "app.kubernetes.io/name=cardwise,app.kubernetes.io/component=mps"
 _BYTES = 1024 * 1024
+_NOTHING_ALLOCATED = Allocated()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,41 +114,6 @@ def sum_granted_mib(cards: Iterable[CardUsage]) -> int:
     return sum(card.granted or 0 for card in cards)
 
 
-# Decoded for up to 40,000 cards: only the fields that are shown, and without tracking by the garbage collector.
-class _Allocated(msgspec.Struct, rename="camel", gc=False):
-    memory_mib: int | None = msgspec.field(default=None, name="memoryMiB")
-    core_percent: int | None = None
-    pods: int | None = None
-    whole: bool = False
-
-
-class _Mps(msgspec.Struct, gc=False):
-    state: str = ""
-
-
-class _Status(msgspec.Struct, gc=False):
-    health: str = ""
-    reason: str = ""
-    mps: _Mps | None = None
-    reported: list[ContainerShare] | None = None
-    allocated: _Allocated = msgspec.field(default_factory=_Allocated)
-
-
-class _CardSpec(msgspec.Struct, gc=False):
-    node: str
-    index: int
-    uuid: str
-    kind: str = classes.KIND
-    model: str = ""
-    memory_mib: int = msgspec.field(default=0, name="memoryMiB")
-    unschedulable: bool = False
-
-
-class _Resource(msgspec.Struct, gc=False):
-    spec: _CardSpec
-    status: _Status = msgspec.field(default_factory=_Status)
-
-
 class _Spec(msgspec.Struct, rename="camel"):
     node_name: str = ""
 
@@ -163,7 +129,7 @@ def read_cards(client: KubeClient, nodes: Collection[str] = ()) -> list[CardUsag
     query = dict(_FROM_CACHE)
     if nodes:
         query |= paths.label_in_query(names.NODE_LABEL, sorted(nodes))
-    resources = client.list_as(paths.extendedresources(), wire.ListOf[_Resource], query, 0)
+    resources = client.list_as(paths.extendedresources(), wire.ListOf[ExtendedResource], query, 0)
     # The query is by label, but the card of another node can have the same label.
     return [
         _card_usage(resource)
@@ -172,10 +138,11 @@ def read_cards(client: KubeClient, nodes: Collection[str] = ()) -> list[CardUsag
     ]
 
 
-def _card_usage(resource: _Resource) -> CardUsage:
-    spec, status, allocated = resource.spec, resource.status, resource.status.allocated
+def _card_usage(resource: ExtendedResource) -> CardUsage:
+    spec, status = resource.spec, resource.status
+    allocated = status.allocated or _NOTHING_ALLOCATED
     terminating = tuple([
-        Holder(namespace=share.namespace, name=share.name, granted=share.memory_mib, terminating=True)
+        Holder(namespace=share.namespace, name=share.name, granted=share.mem, terminating=True)
         for share in status.reported or ()
     ])  # fmt: skip
     return CardUsage(
@@ -187,7 +154,7 @@ def _card_usage(resource: _Resource) -> CardUsage:
         granted=allocated.memory_mib,
         core=allocated.core_percent,
         pods=allocated.pods,
-        whole=allocated.whole,
+        whole=bool(allocated.whole),
         healthy=status.health == "Healthy",
         reason=status.reason,
         cordoned=spec.unschedulable,

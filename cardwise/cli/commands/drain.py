@@ -24,17 +24,8 @@ _EVICTION_RETRY_SECONDS = 5.0  # pause between two requests to evict a pod that 
 _MAX_LISTED = 5  # maximum number of pods named in one line
 
 
-class _Owner(msgspec.Struct):
-    kind: str = ""
-    controller: bool = False
-
-
-class _Meta(ObjectMeta, rename="camel", frozen=True):
-    owner_references: tuple[_Owner, ...] = ()
-
-
 class _Pod(msgspec.Struct):
-    metadata: _Meta
+    metadata: ObjectMeta
     status: PodStatusHead = msgspec.field(default_factory=PodStatusHead)
 
     @property
@@ -232,7 +223,7 @@ class Drain:
         except errors.NotFound:
             return []
         shares = msgspec.convert(resource, ExtendedResource).status.reported or ()
-        return sorted({f"{share.namespace}/{share.name}" for share in shares if share.pod_uid not in present_uids})
+        return sorted({f"{share.namespace}/{share.name}" for share in shares if share.uid not in present_uids})
 
     def _describe_timeout(self, remaining: Sequence[_Pod], terminating: Sequence[str]) -> str:
         remaining_names = [f"{pod.name} ({self._describe_state(pod)})" for pod in remaining]

@@ -329,12 +329,12 @@ def decode(text: str) -> Status:
 
 
 def status_fields(status: Status, uuid: str) -> dict[str, Any]:
-    """The fields of ExtendedResource.status.mps of a card, without `lastTransitionTime`."""
+    """The fields of an ExtendedResource's MPS status (`MpsStatus` in `cardwise/kube/objects`), without its time."""
     return {
         "mode": str(status.scope),
         "state": str(status.state),
         "reason": status.reason,
-        "multiUser": status.multi_user,
-        "ceilingMiB": int(status.ceilings.get(uuid, 0)),
-        "maxClients": status.max_clients,
+        "multi_user": status.multi_user,
+        "ceiling_mib": int(status.ceilings.get(uuid, 0)),
+        "max_clients": status.max_clients,
     }

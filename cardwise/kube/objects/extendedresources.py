@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from sys import intern
+from typing import Final
 
 import msgspec
 from msgspec import Struct, field
@@ -15,8 +16,10 @@ from cardwise.core.api.mps import DaemonScope, MpsState
 from cardwise.core.api.mpsprofile import CardMps
 from cardwise.core.placement.devices import Device
 from cardwise.core.values import quantity
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MAX_MIB, MiB
-from cardwise.kube.objects.meta import OwnedMeta
+from cardwise.kube.objects.meta import ObjectMeta
+from cardwise.kube.wire import prepare_types, trim_object
 
 MAX_CARDS_PER_NODE = 256  # cards and devices of a node that count; a compromised node may report more
 MAX_REPORTED_PER_CARD = 512  # reported shares of a card that count; far more than pods that fit on a node
@@ -25,7 +28,7 @@ _NO_CLASSES: frozenset[str] = frozenset()  # one shared object for tens of thous
 _TAKING = (MpsState.READY, MpsState.OFF)
 
 
-class Cordon(Struct, frozen=True, omit_defaults=True):
+class Cordon(Struct, frozen=True, gc=False, omit_defaults=True):
     """Why, by which user and when (RFC 3339) a card or device was cordoned; for users."""
 
     reason: str = ""
@@ -33,7 +36,7 @@ class Cordon(Struct, frozen=True, omit_defaults=True):
     time: str = ""
 
 
-class ExtendedResourceSpec(Struct, rename="camel"):
+class ExtendedResourceSpec(Struct, rename="camel", frozen=True, gc=False):
     """A card or other device, as its device plugin describes it (docs/design/0001 and 0004).
 
     index: the number of the card or device on the node; each kind has its own numbers.
@@ -49,72 +52,142 @@ class ExtendedResourceSpec(Struct, rename="camel"):
     memory_mib: int = field(default=0, name="memoryMiB")
     properties: dict[str, str] = {}
     unschedulable: bool = False
-    cordon: Cordon = field(default_factory=Cordon)
+    cordon: Cordon = Cordon()
 
 
-class ContainerShare(Struct, rename="camel"):
+class ContainerShare(Struct, rename="camel", frozen=True, gc=False):
     """A container's share of a card, or its device (with 0 MiB). The pod's object is deleted, but its containers may
     still run.
 
+    uid: the pod's UID.
+    mem, core: the memory in MiB, and the percent of the SMs.
     container: the container's key; "" if an older version of the device plugin granted the share. Such a version did
         not record `whole`.
     whole: whether the share is a whole card.
     """
 
-    pod_uid: str = field(name="podUID")
+    uid: str = field(name="podUID")
     namespace: str = ""
     name: str = ""
-    memory_mib: int = field(default=0, name="memoryMiB")
-    core_percent: int = 0
-    container: str = ""
+    mem: int = field(default=0, name="memoryMiB")
+    core: int = field(default=0, name="corePercent")
     whole: bool = False
+    container: str = ""
 
     def to_json(self) -> dict[str, object]:
         """The share as in the JSON of an ExtendedResource's status."""
         return {
-            "podUID": self.pod_uid,
+            "podUID": self.uid,
             "namespace": self.namespace,
             "name": self.name,
-            "memoryMiB": self.memory_mib,
-            "corePercent": self.core_percent,
+            "memoryMiB": self.mem,
+            "corePercent": self.core,
             **({"container": self.container} if self.container else {}),
             **({"whole": True} if self.whole else {}),
         }
 
 
-class MpsStatus(Struct, rename="camel"):
-    """The state of a card's MPS, as its node's MPS manager reports it (docs/design/0005-mps.md)."""
+class MpsStatus(Struct, rename="camel", frozen=True, gc=False):
+    """The state of a card's MPS, as its node's MPS manager reports it (docs/design/0005-mps.md).
+
+    mode: whether the daemon serves this card or all cards of the node.
+    ceiling_mib: the most MiB that one process can get.
+    last_transition_time: RFC 3339.
+    """
 
     mode: str = ""
     state: str = ""
     reason: str = ""
     multi_user: bool = False
+    ceiling_mib: int = field(default=0, name="ceilingMiB")
     max_clients: int = 0
+    last_transition_time: str = ""
 
 
-class ExtendedResourceStatus(Struct, rename="camel"):
-    """The status of an ExtendedResource.
+class Allocated(Struct, rename="camel", frozen=True, gc=False):
+    """The amounts that the extender counts on a card or device. None: the extender has not written the field yet.
+
+    memory_mib, core_percent: the sums over all shares.
+    shares, pods: the numbers of containers with a share, and of their pods.
+    whole: whether one container has the whole card or device.
+    """
+
+    memory_mib: int | None = field(default=None, name="memoryMiB")
+    core_percent: int | None = None
+    shares: int | None = None
+    whole: bool | None = None
+    pods: int | None = None
+
+
+class ExtenderStatus(Struct, rename="camel", frozen=True, gc=False):
+    """The fields of the status that the extender writes.
+
+    free_mib: the MiB that a new container could get.
+    classes: the names of the ResourceClasses that select the card or device, sorted.
+    terminating: the shares of deleted pods that the extender still counts, for the next leader.
+    """
+
+    allocated: Allocated | None = None
+    free_mib: int | None = field(default=None, name="freeMiB")
+    classes: tuple[str, ...] = ()
+    terminating: tuple[ContainerShare, ...] = ()
+
+
+class ExtendedResourceStatus(ExtenderStatus, rename="camel", frozen=True, gc=False):
+    """The whole status: also the fields that the device plugin and the MPS manager write.
 
     health: Healthy or Unhealthy; "" before the first report.
     reason: why the card or device is unhealthy.
     gpu_access: how containers get the card: cdi or env.
+    reported: the shares of deleted pods, as the device plugin reports them; None before the first report.
     mps: None if the node has no MPS manager.
-    reported: the shares of deleted pods, as the device plugin reports them.
-    terminating: the shares of deleted pods that the extender still counts.
     """
 
     health: str = ""
     reason: str = ""
     gpu_access: str = ""
+    reported: tuple[ContainerShare, ...] | None = None
     mps: MpsStatus | None = None
-    reported: list[ContainerShare] | None = None
-    terminating: list[ContainerShare] | None = None
 
 
-class ExtendedResource(Struct):
-    metadata: OwnedMeta
+class ExtendedResource(Struct, frozen=True, gc=False):
+    """A card of a node, or another device."""
+
+    metadata: ObjectMeta
     spec: ExtendedResourceSpec
-    status: ExtendedResourceStatus = field(default_factory=ExtendedResourceStatus)
+    status: ExtendedResourceStatus = ExtendedResourceStatus()
+
+
+_decode = msgspec.json.Decoder(ExtendedResource).decode
+_decode_json = msgspec.json.Decoder(Json).decode
+_MALFORMED_SHARE: Final = {"podUID": ""}
+prepare_types(ContainerShare)
+
+
+def decode(raw: bytes) -> ExtendedResource:
+    """Decode an ExtendedResource. A malformed share gets the UID "", which is no pod's: the schema forbids such shares,
+    but a single one must not make the whole card unreadable. Raises msgspec.DecodeError.
+    """
+    try:
+        return _decode(raw)
+    except msgspec.ValidationError:
+        return _decode(_replace_malformed_shares(raw))
+
+
+def _replace_malformed_shares(raw: bytes) -> bytes:
+    manifest = _decode_json(trim_object(raw))
+    status = {key: entry for key, entry in (manifest.get("status") or {}).items() if entry is not None}
+    for key in ("reported", "terminating"):
+        status[key] = [entry if _is_share(entry) else _MALFORMED_SHARE for entry in status.get(key) or ()]
+    return msgspec.json.encode(manifest | {"status": status})
+
+
+def _is_share(entry: object) -> bool:
+    try:
+        msgspec.convert(entry, ContainerShare)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def is_other_device(resource: ExtendedResource) -> bool:
@@ -185,23 +258,35 @@ def _interned_mps(ready: bool, serves_several: bool, multi_user: bool, max_clien
     return CardMps(ready, serves_several, multi_user, max_clients)
 
 
-def is_whole_card(share: ContainerShare, mem: int) -> bool:
-    """Whether the share is a whole card of `mem` MiB. Older versions did not record this; for their shares the amounts
-    decide.
-    """
-    return share.whole or (not share.container and share.core_percent >= FULL_CORE and share.memory_mib >= mem)
-
-
 def is_uid(uid: str) -> bool:
     """Whether the text is valid as the UID of a pod. Keys of the ledger that are not UIDs of pods contain a "/"."""
     return _UID.fullmatch(uid) is not None
 
 
-def plausible_shares(resource: ExtendedResource) -> Iterator[ContainerShare]:
-    """The shares that the node reports for its card, up to the card's memory; see `extender/cache/reservations.py`."""
+def reported_shares(resource: ExtendedResource) -> Iterator[ContainerShare]:
+    """The plausible shares that the node reports for its card, up to the card's memory; see
+    `extender/cache/reservations.py`.
+    """
     remaining_mib = resource.spec.memory_mib
     for share in (resource.status.reported or ())[:MAX_REPORTED_PER_CARD]:
-        if share.memory_mib >= 0 and 0 <= share.core_percent <= FULL_CORE and is_uid(share.pod_uid):
-            counted_mib = min(share.memory_mib, remaining_mib)
+        if share.mem >= 0 and 0 <= share.core <= FULL_CORE and is_uid(share.uid):
+            counted_mib = min(share.mem, remaining_mib)
             remaining_mib -= counted_mib
-            yield share if counted_mib == share.memory_mib else msgspec.structs.replace(share, memory_mib=counted_mib)
+            yield _counted_share(share, counted_mib, resource.spec)
+
+
+def terminating_shares(resource: ExtendedResource) -> Iterator[ContainerShare]:
+    """The shares of deleted pods that the extender still counted when it last wrote the status."""
+    for share in resource.status.terminating:
+        if is_uid(share.uid):
+            yield _counted_share(share, share.mem, resource.spec)
+
+
+def _counted_share(share: ContainerShare, mem: int, spec: ExtendedResourceSpec) -> ContainerShare:
+    """The share with `mem` MiB, and with `whole`. Older versions did not record `whole`; for their shares the amounts
+    decide.
+    """
+    whole = share.whole or (not share.container and share.core >= FULL_CORE and mem >= spec.memory_mib)
+    if (mem, whole) == (share.mem, share.whole):
+        return share
+    return msgspec.structs.replace(share, mem=mem, whole=whole)

@@ -3,11 +3,23 @@
 from msgspec import Struct
 
 
-class ObjectMeta(Struct, rename="camel", frozen=True):
+class OwnerReference(Struct, rename="camel", frozen=True, gc=False):
+    """An owner. Deleting it deletes this object. `controller`: it also recreates this object if it is deleted."""
+
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool = False
+
+
+class ObjectMeta(Struct, rename="camel", frozen=True, gc=False):
     """The metadata of an object. Times are RFC 3339 strings as sent.
 
     There is no resourceVersion, so that objects with equal content are equal: if a write changes none of these fields,
     a reflector sees no change.
+
+    deletion_grace_period_seconds: set while the object is being deleted, as `deletion_timestamp`.
     """
 
     name: str = ""
@@ -15,19 +27,6 @@ class ObjectMeta(Struct, rename="camel", frozen=True):
     uid: str = ""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
+    owner_references: tuple[OwnerReference, ...] = ()
     deletion_timestamp: str | None = None
-
-
-class OwnerReference(Struct, rename="camel", frozen=True):
-    """The owner. Deleting it deletes this object."""
-
-    api_version: str = ""
-    kind: str = ""
-    name: str = ""
-    uid: str = ""
-
-
-class OwnedMeta(ObjectMeta, frozen=True):
-    """Metadata with owner references. ObjectMeta does not have them, since pods have owners that no part reads."""
-
-    owner_references: list[OwnerReference] = []
+    deletion_grace_period_seconds: int | None = None

@@ -40,7 +40,7 @@ def test_of_a_pod_whose_grants_differ_a_card_counts_with_the_larger_amount(tmp_p
     early = grant("u1", before, other, granted_ns=1)
     late = grant("u1", now, container="side", granted_ns=2)
     for grants in ([late, early], [early, late]):
-        mib = {uuid: sum(share.memory_mib for share in of) for uuid, of in reported_shares(grants).items()}
+        mib = {uuid: sum(share.mem for share in of) for uuid, of in reported_shares(grants).items()}
         assert mib == {"GPU-0": 300, "GPU-1": 50}
     store = GrantStore(tmp_path / "grants")
     for entry in (early, late):

@@ -14,7 +14,7 @@ from cardwise.kube.objects.extendedresources import (
     ExtendedResourceStatus,
     MpsStatus,
 )
-from cardwise.kube.objects.meta import OwnedMeta
+from cardwise.kube.objects.meta import ObjectMeta
 from deviceplugin.publish import stalemps
 from deviceplugin.publish.stalemps import StaleMpsStatus
 from tests.deviceplugin.conftest import RESOURCES, card_uuid
@@ -35,7 +35,7 @@ class Seen:
         mps_status = MpsStatus("card", state, reason, multi_user=False, max_clients=48) if state else None
         uuid = card_uuid(index)
         resource = ExtendedResource(
-            OwnedMeta(name=uuid.lower()),
+            ObjectMeta(name=uuid.lower()),
             ExtendedResourceSpec(node="n1", index=index, uuid=uuid),
             ExtendedResourceStatus(mps=mps_status),
         )

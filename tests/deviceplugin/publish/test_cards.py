@@ -115,7 +115,7 @@ def test_held_shares_are_told_container_by_container():
     of = {"pod_shares": pod, "pod_keys": ("0", "0", "1")}
     # The third container never was granted: its pod holds the share all the same.
     held = reported_shares([grant("u1", *pod[:2], **of), grant("u0", pod[2])])
-    status = {card: [(h.pod_uid, h.memory_mib, h.core_percent, h.container) for h in of] for card, of in held.items()}
+    status = {card: [(h.uid, h.mem, h.core, h.container) for h in of] for card, of in held.items()}
     assert status == {
         "GPU-0": [("u0", 50, 5, ""), ("u1", 100, 10, "0"), ("u1", 50, 5, "1")],
         "GPU-1": [("u1", 100, 10, "0")],

@@ -1,5 +1,6 @@
 """Reports of nodes about deleted pods: accepted for pods that were bound to the node, and for its own cards."""
 
+import msgspec
 import pytest
 
 from cardwise.core.api import quotas
@@ -204,7 +205,10 @@ def test_no_node_spells_what_another_one_holds(world):
     assert free(world, "n2") == before
     # Nor where it is believed what it writes.
     world.set_card(
-        name, card._replace(reported_shares=tuple(share._replace(uid="n2/stranger") for share in card.reported_shares))
+        name,
+        card._replace(
+            reported_shares=tuple(msgspec.structs.replace(share, uid="n2/stranger") for share in card.reported_shares)
+        ),
     )
     assert free(world, "n2") == before
     world.set_card(name, card._replace(reported_shares=()))
