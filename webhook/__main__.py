@@ -50,7 +50,7 @@ from webhook.pods.context import (
     OversizePolicy,
     WebhookSettings,
 )
-from webhook.pods.validate import MIN_SHARE_MIB
+from webhook.pods.units import MIN_SHARE_MIB
 from webhook.server.app import BINDINGS, MAX_BODY, create_app, namespace_of
 from webhook.templates.spellings import NvidiaGpu
 

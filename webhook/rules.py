@@ -1,15 +1,19 @@
 """The rules of the webhook: all that can happen to a pod, in order.
 
-A rule is a module of `webhook.pods` with one or both of these functions, and nothing else that this page calls:
+A rule is a module of `webhook.pods` with one or both of these functions:
 
     mutate(pod, context)    changes the pod at its creation
-    validate(pod, context)  refuses the stored form of the pod, or warns its author
+    validate(pod, context)  refuses the pod as it will be stored, or warns its author
 
 `pod` is the `PodUnderReview`, `context` what a rule knows besides it. A rule that has nothing to do returns. The first
-refusal counts. Warnings are shown in the order in which the rules give them.
+refusal counts, and warnings are shown in the order of the rules. A rule may rely on the rules above it only.
 
-`mutate` of all rules together is a fixed point: a pod that they have changed stays as it is, because the API server
-calls the webhook again after other webhooks.
+MUTATE as a whole is a fixed point: a pod that it has changed stays as it is, because the API server calls the webhook
+again after other webhooks.
+
+Templates of workloads go through MUTATE and VALIDATE as their pods will; nothing of it is stored. What the webhook
+changes in the stored template, in ResourceQuotas and LimitRanges are names (as `classes`, by `templates.spellings`) and
+bare numbers (as `units`, by `units.add_unit`).
 """
 
 from typing import Final, Protocol
@@ -17,52 +21,106 @@ from typing import Final, Protocol
 from webhook.pods import (
     agent,
     annotations,
+    capacity,
     classes,
     defaults,
     devices,
+    environment,
+    foreign,
     frameworks,
     gangs,
+    gpuquotas,
+    members,
     membership,
     mpsmode,
     nodes,
     placement,
     podgroups,
     resources,
-    scheduler,  # of pods that name none
+    scheduler,
     splits,
     units,
+    unreadkeys,
 )
 from webhook.pods.context import Context
 from webhook.pods.pod import PodUnderReview
 
 
-class _Mutates(Protocol):
+class Mutates(Protocol):
+    """A rule that changes pods."""
+
     def mutate(self, pod: PodUnderReview, context: Context) -> None: ...
 
 
-MUTATE: Final[tuple[_Mutates, ...]] = (
-    # What the pod says, and what it asks for.
-    splits,  # first: nothing may be read of a pod that has lost the number of cards of a share
-    membership,  # the gang that it names, before defaults: a member gets no default share
-    units,  # 2 becomes 2Gi, before amounts are compared
-    classes,  # k80 becomes cardwise.dev/k80, units of a class become MiB: now the request can be read
-    placement,  # before defaults: a pod with a node gets none, a copy of a placed pod does
-    defaults,  # the namespace's share, if nothing is requested; after this the request does not change any more
-    devices,  # the author's annotation of device classes was replaced
-    podgroups,  # reads the request; before everything that depends on it or on the gang
-    # What it gets.
-    mpsmode,  # before the agent and the environment, which depend on the mode
-    frameworks,  # before the agent, which provides the hook's files
-    agent,  # changes the keys of init containers, so before everything that is written by key
-    annotations,  # the numbers of cards by container; placement annotations of copies are removed
-    resources,  # amounts, slots, markers and environment of each container
+class Validates(Protocol):
+    """A rule that refuses pods, or warns their authors."""
+
+    def validate(self, pod: PodUnderReview, context: Context) -> None: ...
+
+
+MUTATE: Final[tuple[Mutates, ...]] = (
+    # What the pod says.
+    splits,  # first: a share that has lost the number of its cards must not be read as a share of one card
+    membership,  # the gang that it names; before defaults, which members do not get
+    units,  # 2 becomes 2Gi; before all that compares amounts
+    classes,  # k80 becomes cardwise.dev/k80, units of a class become MiB; before the request is read
+    placement,  # before defaults: a pod with a node takes none, but the copy of a placed pod does
+    defaults,  # the namespace's share, if nothing is requested
+    devices,  # a warning about the annotation that `classes` replaced
+    podgroups,  # reads the request, which does not change any more, and with it the gang
+    # What the pod gets.
+    mpsmode,  # before the agent and the variables, which depend on the mode
+    frameworks,  # before the agent, which brings the hook's files
+    agent,  # moves init containers, so before all that is written by a container's key
+    annotations,  # removes what only Cardwise writes, so after all that reads what the author wrote
+    resources,  # amounts, slots, markers and variables of each container
     nodes,  # tolerations and RuntimeClass
     scheduler,  # of pods that name none
-    gangs,  # label and gate, last: a gang's pod with a node is refused only if nothing else is wrong
+    gangs,  # label and gate
 )
+
+VALIDATE: Final[tuple[Validates, ...]] = (
+    # Whether the pod can run.
+    classes,  # do its classes exist? before the request is read: its author learns the cause, not an effect
+    devices,  # is the annotation right with which the request is read?
+    resources,  # reads the request; was the pod rewritten?
+    placement,  # does it name its node?
+    capacity,  # would it fit on an empty node?
+    gangs,  # finds the gang; are label and gate there?
+    foreign,  # warnings about resources that no node offers
+    scheduler,  # warnings about a scheduler that does not call Cardwise, and about gates
+    nodes,  # warnings about nodes that it selects; the sizes of these only if nothing else was said
+    units,  # warnings about shares that are too small
+    gpuquotas,  # may its namespace have this?
+    # Whether another webhook has changed what MUTATE wrote.
+    environment,
+    agent,
+    mpsmode,  # also: does a node provide the mode?
+    # Last, because they matter least, or ask the API server.
+    unreadkeys,  # warnings about annotations and labels that no program reads
+    members,  # do existing pods of the gang name the same number?
+)
+
+# Pods that request nothing of Cardwise, but have names that look like it: warnings only.
+ADVISE: Final[tuple[Validates, ...]] = (foreign, unreadkeys)
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:
     """Change the pod by all rules. Raises InvalidRequest, KubeError."""
     for rule in MUTATE:
         rule.mutate(pod, context)
+
+
+def validate(pod: PodUnderReview, context: Context) -> None:
+    """Check the pod by all rules. Raises InvalidRequest, KubeError.
+
+    pod: made with `request.parse_mutated`.
+    """
+    for rule in VALIDATE:
+        rule.validate(pod, context)
+
+
+def advise(pod: PodUnderReview, context: Context) -> None:
+    """Warn about the names in a pod that requests nothing of Cardwise."""
+    for rule in ADVISE:
+        rule.validate(pod, context)

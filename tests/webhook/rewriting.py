@@ -8,7 +8,7 @@ from cardwise.core.gangs.gangs import Membership
 from cardwise.core.values.decoded import Json
 from tests.webhook.reviews import Known
 from webhook.cluster.namespaces import Defaults
-from webhook.pods import annotations, classes, nodes, placement, resources, scheduler
+from webhook.pods import annotations, capacity, classes, devices, nodes, placement, resources, scheduler
 from webhook.pods.context import Context, WebhookSettings
 from webhook.pods.pod import PodUnderReview
 
@@ -47,6 +47,9 @@ def without_placement(pod: Json) -> Rewritten:
     return Rewritten(under_review.to_json(), tuple(under_review.warnings))
 
 
-def reviewed(pod: Json) -> PodUnderReview:
-    """A pod as /validate gets it."""
-    return PodUnderReview(pod, request.parse_mutated)
+def check_pod(pod: Json, known: Known, **settings: Any) -> tuple[str, ...]:
+    """The warnings about a rewritten pod: is it rewritten, does it fit? Raises InvalidRequest."""
+    under_review = PodUnderReview(pod, request.parse_mutated)
+    for rule in (classes, devices, resources, placement, capacity):
+        rule.validate(under_review, context(known, **settings))
+    return tuple(under_review.warnings)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cardwise.core.api import quotas
-from cardwise.core.api.quotas import Charge, GPUQuota
+from cardwise.core.api.quotas import NOTHING, Charge, GPUQuota, QuotaEntry
 from cardwise.core.values.decoded import Json
 
 
@@ -14,6 +14,10 @@ class QuotaUsage:
 
     quota: GPUQuota
     used: Mapping[tuple[str, str], Charge]
+
+    def used_by(self, entry: QuotaEntry) -> Charge:
+        """The amounts in use of an entry."""
+        return self.used.get((entry.resource_class, entry.model), NOTHING)
 
 
 def parse(manifest: Json) -> QuotaUsage:

@@ -8,6 +8,7 @@ and `devices` (types), `placement` (its node), `defaults` (of its namespace).
 What it gets: `mpsmode`, `frameworks` (the hook of Python frameworks), `agent` (the sidecar) with `agentresources` (the
 sidecar's cpu and memory), `annotations`, `resources` with `environment`, `nodes` (tolerations, RuntimeClass),
 `scheduler`, `gangs` (label and gate).
-`validate`: pods that can never run. `order`: errors about changes by a later webhook. `reapplied`: a manifest that is
-applied again.
+Checks only: `capacity` (would it fit?) with `oversize` (may it wait?), `foreign` (resources that no node offers),
+`gpuquotas`, `unreadkeys` (annotations that no program reads), `members` (of its gang).
+No rules: `order` (errors about changes by a later webhook), `reapplied` (a manifest that is applied again).
 """

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Final, get_args
 
 from cardwise import share
-from cardwise.core.api import names, request, shareagent
+from cardwise.core.api import names, shareagent
 from cardwise.core.api.mps import Mode
-from cardwise.core.api.request import Container, PodRequest
+from cardwise.core.api.request import Container
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
@@ -96,14 +96,13 @@ def _inject_agent(pod: PodUnderReview, settings: AgentSettings, hook: str, bound
     _set_mounts(pod, {new_keys.get(key, key): whole for key, whole in sharing.items()}, hook)
 
 
-def check_agent(pod: Json, pod_request: PodRequest) -> None:
-    """Check that agent, volume and mounts are as `inject_agent` leaves them. Raises InvalidRequest."""
-    if not pod_request.containers:
+def validate(pod: PodUnderReview, context: Context) -> None:
+    """Check that agent, volume and mounts are as `mutate` leaves them. Raises InvalidRequest."""
+    if not pod.cards:
         return
-    _refuse_reserved_mounts(PodUnderReview(pod))
-    spec = pod.get("spec") or {}
-    agent = next((c for c in request.containers(pod) if _is_own_agent(c)), None)
-    for container in request.containers(pod):
+    _refuse_reserved_mounts(pod)
+    agent = next((c for c in pod.containers if _is_own_agent(c)), None)
+    for container in pod.containers:
         limits = (container.spec.get("resources") or {}).get("limits") or {}
         has_reserved_name = container.spec.get("name") == shareagent.CONTAINER
         if (
@@ -115,18 +114,17 @@ def check_agent(pod: Json, pod_request: PodRequest) -> None:
     if agent is None:
         return
     volume: Json = next(
-        (volume_entry for volume_entry in spec.get("volumes") or () if volume_entry.get("name") == shareagent.VOLUME),
+        (entry for entry in pod.spec.get("volumes") or () if entry.get("name") == shareagent.VOLUME),
         {},
     )
     if "emptyDir" not in volume:
         raise _changed_error(f"spec.volumes[{shareagent.VOLUME}]")
-    sharing_keys = {container.key for container in pod_request.containers}
-    for container in request.containers(pod):
+    for container in pod.containers:
         mounts = [m for m in container.spec.get("volumeMounts") or () if m.get("name") == shareagent.VOLUME]
         expected_mounts = (
-            [_AGENT_MOUNT] if container.key == agent.key else _agent_mounts(container.key, sharing_keys, hook=False)
+            [_AGENT_MOUNT] if container.key == agent.key else _agent_mounts(container.key, pod.cards, hook=False)
         )
-        if [m for m in mounts if m != frameworks.MOUNT or container.key not in sharing_keys] != expected_mounts:
+        if [m for m in mounts if m != frameworks.MOUNT or container.key not in pod.cards] != expected_mounts:
             raise _changed_error(f"{container.path}.volumeMounts[{shareagent.VOLUME}]")
 
 

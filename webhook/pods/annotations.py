@@ -14,7 +14,7 @@ from webhook.pods.pod import PodUnderReview
 _MAX_SUGGESTIONS: Final = 8  # unknown annotations for which a suggestion is computed
 
 
-def mutate(pod: PodUnderReview, context: Context) -> None:  # noqa: ARG001 - a rule
+def mutate(pod: PodUnderReview, context: Context) -> None:
     """Remove placement annotations, and write the numbers of cards of split shares and the placement policy."""
     before = pod.annotations
     counts = request.write_counts(pod.cards.values())

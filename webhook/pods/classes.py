@@ -5,7 +5,7 @@ Pure except for the lookup, and a fixed point. Runs before requests are read: af
 it requests, so that no reader of a pod needs the ResourceClasses.
 """
 
-from cardwise.core.api import classes, names, request
+from cardwise.core.api import classes, lookalikes, names, request
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.request import Container
@@ -14,7 +14,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
 from webhook.pods import devices
-from webhook.pods.context import Context
+from webhook.pods.context import Context, Lookups
 from webhook.pods.pod import PodUnderReview
 from webhook.templates import containers
 from webhook.templates.spellings import Lookup, rename_keys
@@ -22,6 +22,8 @@ from webhook.templates.spellings import Lookup, rename_keys
 # With one of these resources, the class only selects the type of card.
 _AMOUNTS = (names.GPU_MEM, names.GPU_COUNT, names.WHOLE_GPU)
 _NVIDIA = "nvidia.com/"
+_KNOWN_RESOURCES = (*names.REQUESTED, *names.OWN_RESOURCES)
+_MAX_SHOWN_CLASSES = 10  # classes that a refusal names
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:
@@ -50,6 +52,24 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
             resources["limits"] = resources["limits"] | added
             pod.put_resources(i, resources)
     devices.annotate_classes(pod, translator.lookup)
+
+
+def validate(pod: PodUnderReview, context: Context) -> None:
+    """Refuse names of Cardwise's resources that are no ResourceClass. Raises InvalidRequest, KubeError."""
+    annotated_class = pod.annotations.get(names.CLASS)
+    for container in pod.containers:
+        resources = container.spec.get("resources") or {}
+        for kind in ("limits", "requests"):
+            for name in resources.get(kind) or ():
+                if not name.startswith(names.CLASS_PREFIX) or name in _KNOWN_RESOURCES:
+                    continue
+                class_name = names.class_of(name)
+                field = f"{container.path}.resources.{kind}[{name}]"
+                _check_class(
+                    class_name,
+                    f"metadata.annotations[{names.CLASS}]" if class_name == annotated_class else field,
+                    context.cluster,
+                )
 
 
 def _annotated_class(pod: PodUnderReview) -> str:
@@ -146,3 +166,25 @@ def _class_core(name: str, count: int, percent: int, field: str) -> int:
             f"request at most {FULL_CORE // percent}",
         )
     return count * percent
+
+
+def _check_class(name: str, field: str, cluster: Lookups) -> None:
+    classes.check_name(name, field)
+    if cluster.resource_class(name) is not None:
+        return
+    known_classes = cluster.classes()
+    suggested_name = lookalikes.suggest_resource(names.CLASS_PREFIX + name, known_classes)
+    if suggested_name in names.REQUESTED:
+        raise InvalidRequest(field, f"there is no ResourceClass {name}", f"did you mean {suggested_name}?")
+    similar_names = lookalikes.select_alike(name, sorted(known_classes), _MAX_SHOWN_CLASSES)
+    others_phrase = (
+        f" or one of {len(known_classes) - len(similar_names)} more" if len(known_classes) > len(similar_names) else ""
+    )
+    any_card = f"{names.GPU_MEM} (such as 8Gi) or {names.WHOLE_GPU} (whole GPUs) for any GPU"
+    raise InvalidRequest(
+        field,
+        f"there is no ResourceClass {name}",
+        f"write {', '.join(similar_names)}{others_phrase} (kubectl get resourceclass), or request {any_card}"
+        if similar_names
+        else f"there are none yet (kubectl get resourceclass); request {any_card}",
+    )

@@ -14,7 +14,7 @@ from webhook.templates import containers
 from webhook.templates.spellings import Lookup
 
 
-def mutate(pod: PodUnderReview, context: Context) -> None:  # noqa: ARG001 - a rule
+def mutate(pod: PodUnderReview, context: Context) -> None:
     """Warn the author if their annotation was replaced or removed; `classes` writes it, before the request is read."""
     old_text, new_text = (
         annotations_of(pod.manifest).get(names.DEVICE_CLASSES),
@@ -24,6 +24,17 @@ def mutate(pod: PodUnderReview, context: Context) -> None:  # noqa: ARG001 - a r
         return
     change = "removed" if new_text is None else f"replaced by {new_text}"
     pod.warnings.append(f"metadata.annotations[{names.DEVICE_CLASSES}]: {change}; only Cardwise may write this")
+
+
+def validate(pod: PodUnderReview, context: Context) -> None:
+    """Check that the annotation is as `annotate_classes` writes it. Raises InvalidRequest, KubeError."""
+    if _right_annotations(pod, context.cluster.resource_class) != pod.annotations:
+        raise InvalidRequest(
+            f"metadata.annotations[{names.DEVICE_CLASSES}]",
+            "does not match the device classes that the containers request: another webhook has changed it, or a "
+            "class was created or changed a moment ago",
+            "create the pod again; if that does not help, keep that webhook from changing the annotation",
+        )
 
 
 def _device_classes(pod: PodUnderReview, lookup: Lookup) -> list[str]:
@@ -43,28 +54,18 @@ def is_device_class(name: str, lookup: Lookup) -> bool:
     return resource_class is not None and resource_class.other
 
 
-def annotate_classes(pod: PodUnderReview, lookup: Lookup) -> bool:
-    """Write the right annotation. Returns whether the pod had another one. Raises KubeError."""
-    before = pod.annotations
-    after = {key: text for key, text in before.items() if key != names.DEVICE_CLASSES}
-    class_names = _device_classes(pod, lookup)
-    if class_names:
-        after[names.DEVICE_CLASSES] = request.write_device_classes(class_names)
-    if after == before:
-        return False
-    pod.annotations = after
-    return True
+def annotate_classes(pod: PodUnderReview, lookup: Lookup) -> None:
+    """Write the right annotation. Raises KubeError."""
+    annotations = _right_annotations(pod, lookup)
+    if annotations != pod.annotations:
+        pod.annotations = annotations
 
 
-def check_annotation(pod: Json, lookup: Lookup) -> None:
-    """Check that the annotation is as `annotate_classes` writes it. Raises InvalidRequest, KubeError."""
-    if annotate_classes(PodUnderReview(pod), lookup):
-        raise InvalidRequest(
-            f"metadata.annotations[{names.DEVICE_CLASSES}]",
-            "does not match the device classes that the containers request: another webhook has changed it, or a "
-            "class was created or changed a moment ago",
-            "create the pod again; if that does not help, keep that webhook from changing the annotation",
-        )
+def _right_annotations(pod: PodUnderReview, lookup: Lookup) -> Json:
+    annotations = {key: text for key, text in pod.annotations.items() if key != names.DEVICE_CLASSES}
+    if class_names := _device_classes(pod, lookup):
+        annotations[names.DEVICE_CLASSES] = request.write_device_classes(class_names)
+    return annotations
 
 
 def refuse_other_classes(annotated: str, requested: set[str], lookup: Lookup) -> None:

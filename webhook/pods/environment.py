@@ -10,7 +10,10 @@ from cardwise.core.api import mps as mps_values
 from cardwise.core.api import names
 from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values.decoded import Json
+from webhook.pods import mpsmode
+from webhook.pods.context import Context
 from webhook.pods.order import changed_later_error
+from webhook.pods.pod import PodUnderReview
 
 # If the user sets one of these variables for JAX, it stays. With envFrom the webhook cannot see whether the user has
 # set one, so the webhook sets none.
@@ -72,7 +75,16 @@ def _mps_entries(card_request: ContainerRequest) -> list[Json]:
     return [{"name": name, "value": text} for name, text in variables.items() if name != mps_values.PIPE_ENV]
 
 
-def check_environment(entries: list[Json], card_request: ContainerRequest | None, path: str, *, mps: bool) -> None:
+def validate(pod: PodUnderReview, context: Context) -> None:
+    """Check that each container has the variables that `resources` wrote. Raises InvalidRequest."""
+    if pod.request is None:
+        return
+    mps = bool(pod.cards) and mpsmode.mode_of(pod.annotations).uses_mps
+    for container in pod.containers:
+        _check_environment(container.spec.get("env") or [], pod.cards.get(container.key), container.path, mps=mps)
+
+
+def _check_environment(entries: list[Json], card_request: ContainerRequest | None, path: str, *, mps: bool) -> None:
     """Check that the container has each entry of Cardwise once, as `merge_entries` writes it. Raises InvalidRequest."""
     own_by_name = {entry["name"]: [entry] for entry in own_entries(card_request, mps=mps)}
     entries_by_name: dict[str, list[Json]] = {name: [] for name in own_by_name}

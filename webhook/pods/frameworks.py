@@ -44,7 +44,7 @@ def check(text: str, field: str = FIELD) -> str:
     return ",".join(dict.fromkeys(framework_names))
 
 
-def mutate(pod: PodUnderReview, context: Context) -> None:  # noqa: ARG001 - a rule
+def mutate(pod: PodUnderReview, context: Context) -> None:
     """Annotate the default of the namespace, if a pod that requests cards has no annotation for the hook."""
     annotations = pod.annotations
     if pod.cards and pod.defaults.frameworks and names.FRAMEWORKS not in annotations:

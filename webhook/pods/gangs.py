@@ -1,10 +1,9 @@
 """Pods of gangs: the gate and the label of each member, and errors for groups that can never be complete."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from cardwise.core.api import names, request
-from cardwise.core.api.request import PodRequest
+from cardwise.core.api import names
 from cardwise.core.gangs import gangs
 from cardwise.core.gangs.gangs import Membership
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
@@ -35,7 +34,7 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
     gates = pod.spec.get("schedulingGates") or []
     is_gated = any(gate.get("name") == names.GANG for gate in gates)
     if pod.gang is None:
-        if pod.request is not None and membership.names_podgroup(pod, context.settings.gang_schedulers):
+        if pod.names_unserved_podgroup:
             pod.warnings.append(membership.NOT_SERVED)
         if names.GANG in pod.labels:
             pod.labels = {key: text for key, text in pod.labels.items() if key != names.GANG}
@@ -56,44 +55,23 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
         pod.spec["schedulingGates"] = [*gates, {"name": names.GANG}]
 
 
-def check(pod: Json, gang: Membership | None, pod_request: PodRequest | None) -> tuple[str, ...]:
-    """Check that the pod is as the rules leave it. Returns warnings. Raises InvalidRequest."""
-    label = labels_of(pod).get(names.GANG)
-    if label != (gang.name if gang else None) or gangs.is_gated(pod) != (gang is not None):
+def validate(pod: PodUnderReview, context: Context) -> None:
+    """Find the gang, and check that label, gate and markers are as the rules wrote them. Raises InvalidRequest,
+    KubeError.
+    """
+    pod.gang = membership.named_gang(pod, context.settings.gang_schedulers)
+    if pod.gang is None and pod.request is not None:
+        pod.gang = membership.gang_of_requester(pod, context)
+    name = pod.gang.name if pod.gang is not None else None
+    if pod.labels.get(names.GANG) != name or gangs.is_gated(pod.manifest) != (pod.gang is not None):
         raise changed_later_error(_LABEL, "the label and the scheduling gate do not match the gang that the pod names")
-    if gang is not None and pod_request is None and not resources.is_marked(request.containers(pod)):
+    if pod.gang is None:
+        return
+    if pod.request is None and not resources.is_marked(pod.containers):
         problem = f"{names.PLACE_MARKER} and {names.BIND_MARKER} are missing"
         raise changed_later_error("spec.containers[0].resources.limits", problem)
-    if gang is None:
-        return ()
-    gangs.queue_priority(annotations_of(pod))
-    return (*_warn_differences(pod), *_warn_missing_number(pod, gang))
-
-
-def check_number(
-    pod: Json,
-    gang: Membership,
-    namespace: str,
-    conflicting_member: Callable[[str, str, int], tuple[str, int] | None],
-    *,
-    detailed: bool,
-) -> None:
-    """Refuse a pod if existing members of its gang name another size. Raises InvalidRequest.
-
-    conflicting_member: as in `decisions.Lookups`.
-    detailed: whether the caller may learn the member's name.
-    """
-    if gang.minimum is None:
-        return
-    conflict = conflicting_member(namespace, gang.name, gang.minimum)
-    if conflict is not None:
-        name, number = conflict
-        raise InvalidRequest(
-            _metadata_field(pod.get("metadata") or {}, names.GROUP_NUM),
-            f"{gang.minimum} differs from the number of {f'pod {name}' if detailed else 'another pod'} of the same gang"
-            + (f", {number}" if detailed else ""),
-            f"write {number if detailed else 'that number'}, or another {names.GROUP_NAME}",
-        )
+    gangs.queue_priority(pod.annotations)
+    pod.warnings += (*_warn_differences(pod.manifest), *_warn_missing_number(pod.manifest, pod.gang))
 
 
 def check_workload(manifest: Json, old: Json | None, resource: str, schedulers: Collection[str]) -> tuple[str, ...]:

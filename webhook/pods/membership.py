@@ -63,9 +63,12 @@ def gang_of_requester(pod: PodUnderReview, context: Context, scheduler: str = ""
     return gang
 
 
-def names_podgroup(pod: PodUnderReview, schedulers: Collection[str]) -> bool:
-    """Whether the pod names a PodGroup of Kubernetes, and its scheduler calls the extender. Raises InvalidRequest."""
-    gang = _read_membership(pod, schedulers, "")
+def names_podgroup(pod: PodUnderReview, context: Context, scheduler: str) -> bool:
+    """Whether the pod names a PodGroup of Kubernetes, and its scheduler calls the extender. Raises InvalidRequest.
+
+    scheduler: as in `gang_of_requester`.
+    """
+    gang = _read_membership(pod, context.settings.gang_schedulers, scheduler)
     return gang is not None and gang.foreign is ForeignPodGroup.KUBERNETES
 
 

@@ -4,16 +4,16 @@ The webhook writes the mode into an annotation of the pod. Extender, device plug
 there. A policy forbids later changes of the annotation, because the mode of the card was set for this pod.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from cardwise.core.api import mps, names
 from cardwise.core.api.mps import DaemonScope, Mode, SmPercent
 from cardwise.core.api.request import PodRequest
-from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
 from webhook.pods.context import Context
+from webhook.pods.oversize import collect_warnings
 from webhook.pods.pod import PodUnderReview
 
 Scopes = Callable[[], frozenset[str]]
@@ -58,13 +58,6 @@ def min_mode(pod_request: PodRequest, setting: Mode, namespace: str) -> Mode:
     return max(setting, check(namespace or Mode.OFF, names.MIN_MPS), key=lambda mode: mode.isolation)
 
 
-def check_min_mode(pod: Json, bound: Mode) -> None:
-    """Refuse a pod with a weaker mode than the administrators allow. Raises InvalidRequest."""
-    if (mode := mode_of(annotations_of(pod))).isolation < bound.isolation:
-        problem = f"{mode} is less than the {bound} that the administrators require of pods that share GPUs here"
-        raise InvalidRequest(FIELD, problem, f"write {bound}, or remove the annotation")
-
-
 def mutate(pod: PodUnderReview, context: Context) -> None:
     """Annotate the mode of a pod that requests cards, and the source of its percentage of the SMs.
 
@@ -98,17 +91,34 @@ def _applicable_mode(pod_request: PodRequest, default: Mode, scopes: Scopes) -> 
     return default
 
 
-def check_mode(pod: Json, pod_request: PodRequest, scopes: Scopes) -> tuple[str, ...]:
-    """Refuse a pod whose mode no existing node can provide. Returns warnings. Raises InvalidRequest."""
-    mode = mode_of(annotations_of(pod))
+def validate(pod: PodUnderReview, context: Context) -> None:
+    """Refuse a weaker mode than the administrators allow, and a mode that no existing node can provide. Raises
+    InvalidRequest.
+    """
+    if not pod.cards or (pod_request := pod.request) is None:
+        return
+    mode = mode_of(pod.annotations)
+    min_mps = context.defaults.min_mps if context.defaults is not None else ""
+    bound = min_mode(pod_request, context.settings.min_mps, min_mps)
+    if mode.isolation < bound.isolation:
+        problem = f"{mode} is less than the {bound} that the administrators require of pods that share GPUs here"
+        raise InvalidRequest(FIELD, problem, f"write {bound}, or remove the annotation")
+    pod.warnings += collect_warnings(
+        context.settings.oversize,
+        lambda: _check_daemons(mode, pod_request, context.cluster.mps_scopes()),
+        "a daemon serves several GPUs",
+    )
+
+
+def _check_daemons(mode: Mode, pod_request: PodRequest, scopes: Collection[str]) -> tuple[str, ...]:
+    """Warnings about the mode, by the scopes of the MPS daemons. Raises InvalidRequest."""
     if mode is Mode.OFF:
         return ()
-    known_scopes = scopes()
-    if not known_scopes:
+    if not scopes:
         waiting_note = f"{FIELD}: no node has an MPS manager now; the pod waits until a node has one"
         return (waiting_note, *_warn_small_limits(pod_request)) if mode is Mode.REQUIRED else ()
     container_name = _multi_card_container(pod_request)
-    if not container_name or DaemonScope.NODE in known_scopes:
+    if not container_name or DaemonScope.NODE in scopes:
         return _warn_small_limits(pod_request)
     problem = f"container {container_name} has several GPUs, and on every node each MPS daemon serves a single GPU"
     if mode is Mode.REQUIRED:

@@ -1,18 +1,24 @@
-"""What nodes with cards require of a pod: tolerations of their taints, and the RuntimeClass of NVIDIA's runtime.
+"""What nodes with cards require of a pod: tolerations of their taints, and the RuntimeClass of NVIDIA's runtime; and
+what the pod requires of them.
 
 Nodes with cards often have a taint that keeps other pods away. Kubernetes' ExtendedResourceToleration adds tolerations
 for taints whose key is a requested resource. It does not help here, because these taints have NVIDIA's resource names.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 from typing import Final
 
+from cardwise.core.api import lookalikes
 from cardwise.core.values.decoded import Json
 from cardwise.kube.pods.nodeconstraints import Taint, Toleration
+from webhook.cluster.offers import NodeOffers
+from webhook.pods import capacity
 from webhook.pods.context import Context
 from webhook.pods.pod import PodUnderReview
 
+_MAX_SHOWN_KEYS: Final = 4  # the most keys of a node selector in a warning
 _TAINT: Final = re.compile(r"(?P<key>[^=:\s]+)(=(?P<value>[^=:\s]*))?:(?P<effect>NoSchedule|NoExecute)")
 
 
@@ -25,6 +31,29 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
         pod.spec["tolerations"] = tolerations
     if context.settings.runtime_class and not pod.spec.get("runtimeClassName"):
         pod.spec["runtimeClassName"] = context.settings.runtime_class
+
+
+def validate(pod: PodUnderReview, context: Context) -> None:
+    """Warn about a node selector or affinity that matches no node with GPUs, or only nodes on which the pod does not
+    fit.
+
+    Raises KubeError.
+    """
+    offers = context.cluster.offers()
+    if pod.request is None or offers is None:
+        return
+    selector, admitting = pod.spec.get("nodeSelector") or {}, offers.admitting_nodes(pod.manifest)
+    if unmatched := offers.unmatched_entries(selector):
+        shown_labels = ", ".join(unmatched[:_MAX_SHOWN_KEYS])
+        pod.warnings.append(
+            f"spec.nodeSelector: no node with GPUs has {shown_labels} now; the pod waits until one does"
+            f"{_hint_node_label(selector, unmatched, offers)}"
+        )
+    elif admitting is not None and not admitting:
+        field = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
+        pod.warnings.append(f"{field}: no node with GPUs matches it now; the pod waits until one does")
+    if not pod.warnings:
+        pod.warnings += capacity.check_nodes(pod.request, context.cluster, admitting)
 
 
 def toleration_of_taint(text: str) -> Json:
@@ -59,3 +88,18 @@ def keep_added_tolerations(spec: Json, stored: Json, added: Iterable[Json]) -> J
 def _covers(existing: Json, added: Json) -> bool:
     matches_any = existing.get("operator") == "Exists" or added["operator"] == "Equal"
     return matches_any and Toleration.from_json(existing).tolerates(Taint.from_json(added))
+
+
+def _hint_node_label(selector: Mapping[str, str], unmatched: Collection[str], offers: NodeOffers) -> str:
+    """A hint about the label that was probably meant by a node selector's entry which no node with GPUs has; "" if
+    unknown.
+    """
+    label_values = offers.label_values()
+    for key, label_value in islice(selector.items(), _MAX_SHOWN_KEYS):
+        if f"{key}={label_value}" not in unmatched or label_value in label_values.get(key, ()):
+            continue
+        if suggested_name := lookalikes.suggest_node_label(key, label_value, label_values):
+            return f"; did you mean {suggested_name}?"
+        if key not in label_values and (label := lookalikes.suggest_card_label(key) or key) in lookalikes.CARD_LABELS:
+            return f"; nodes have no label {label}: to choose a GPU by its {label}, request a ResourceClass"
+    return ""

@@ -3,13 +3,15 @@
 from typing import Final
 
 from cardwise.core.api import names
+from cardwise.core.values.invalid import InvalidRequest
 from webhook.pods.context import Context
 from webhook.pods.pod import PodUnderReview
 
+_SCHEDULER_PLACES: Final = "the scheduler must place a pod that requests a GPU share"
 _COPY_ANNOTATIONS: Final = (names.ASSIGNMENT, names.IDX, names.GPUSHARE_ALLOCATION)
 
 
-def mutate(pod: PodUnderReview, context: Context) -> None:  # noqa: ARG001 - a rule
+def mutate(pod: PodUnderReview, context: Context) -> None:
     """Remove the placement of a copy of a placed pod, with a warning.
 
     A node name that the extender did not write is refused later. Raises InvalidRequest.
@@ -25,3 +27,10 @@ def mutate(pod: PodUnderReview, context: Context) -> None:  # noqa: ARG001 - a r
     pod.warnings.append(
         "spec.nodeName: removed, because the pod is a copy of a placed pod; the scheduler places it again"
     )
+
+
+def validate(pod: PodUnderReview, context: Context) -> None:
+    """Refuse a pod that requests cards or devices and names its node. Raises InvalidRequest."""
+    if pod.request is not None and pod.spec.get("nodeName"):
+        remedy = "use spec.nodeSelector or spec.affinity.nodeAffinity instead"
+        raise InvalidRequest("spec.nodeName", _SCHEDULER_PLACES, remedy)

@@ -25,6 +25,7 @@ class PodUnderReview:
     request: the request of cards and devices, after a rule has called `read_request`; None without a request.
     cards: the request of each container that requests cards, by its key; empty until `read_request`.
     gang: the gang of the pod; None until a rule has found it, and if there is none.
+    names_unserved_podgroup: whether the pod names a PodGroup of Kubernetes that the cluster does not serve.
     defaults: the namespace's defaults that the pod takes.
     agent: the key of the share agent's container; "" without an agent.
     warnings: the warnings for the author.
@@ -42,6 +43,7 @@ class PodUnderReview:
         "labels",
         "manifest",
         "metadata",
+        "names_unserved_podgroup",
         "request",
         "spec",
         "warnings",
@@ -58,6 +60,7 @@ class PodUnderReview:
         self.request: PodRequest | None = None
         self.cards: Mapping[str, ContainerRequest] = {}
         self.gang: Membership | None = None
+        self.names_unserved_podgroup = False
         self.defaults = _NO_DEFAULTS
         self.agent = ""
         self.warnings: list[str] = []
@@ -135,3 +138,8 @@ def _with_keys(pod_request: PodRequest, init_keys: Mapping[str, str]) -> PodRequ
         if device.key in init_keys or not device.key.startswith(_INIT_PREFIX)
     )
     return replace(pod_request, containers=containers, devices=devices) if containers or devices else None
+
+
+def container_path(key: str) -> str:
+    """The field of the container with this key."""
+    return f"spec.initContainers[{key.removeprefix('init-')}]" if key.startswith("init-") else f"spec.containers[{key}]"

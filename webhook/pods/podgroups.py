@@ -8,4 +8,6 @@ from webhook.pods.pod import PodUnderReview
 def mutate(pod: PodUnderReview, context: Context) -> None:
     """Read the request, and find the gang of a pod that requests cards or devices. Raises InvalidRequest, KubeError."""
     if pod.read_request() is not None and pod.gang is None:
-        pod.gang = membership.gang_of_requester(pod, context, context.settings.scheduler)
+        scheduler = context.settings.scheduler
+        pod.gang = membership.gang_of_requester(pod, context, scheduler)
+        pod.names_unserved_podgroup = pod.gang is None and membership.names_podgroup(pod, context, scheduler)

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from cardwise.core.api import names
+from cardwise.core.api import names, request
 from cardwise.core.api.request import Container, ContainerRequest, PodRequest
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
 from webhook.pods import environment, mpsmode
 from webhook.pods.context import Context
+from webhook.pods.order import added_later_error
 from webhook.pods.pod import PodUnderReview
 from webhook.templates.containers import amount_lists
 from webhook.templates.spellings import format_count
@@ -33,7 +34,7 @@ class _ContainerPart:
     markers: tuple[str, ...] = ()
 
 
-def mutate(pod: PodUnderReview, context: Context) -> None:  # noqa: ARG001 - a rule
+def mutate(pod: PodUnderReview, context: Context) -> None:
     """Write amounts in MiB, slots, markers and variables of Cardwise, and remove those that users must not write."""
     parts = _split_request(pod.request, in_gang=pod.gang is not None)
     if pod.agent:
@@ -45,6 +46,23 @@ def mutate(pod: PodUnderReview, context: Context) -> None:  # noqa: ARG001 - a r
         )
         if changed != container.spec:
             pod.replace_container(i, changed)
+
+
+def validate(pod: PodUnderReview, context: Context) -> None:
+    """Read the request, and refuse a pod that the webhook has not rewritten. Raises InvalidRequest."""
+    try:
+        pod_request = pod.read_request()
+    except request.NotRewritten as error:
+        raise added_later_error(error.field) from error
+    if pod_request is not None:
+        return
+    if pod.annotations.get(names.CLASS):
+        raise added_later_error(f"metadata.annotations[{names.CLASS}]")
+    allowed_markers = _MARKERS if pod.labels.get(names.GANG) else ()
+    for container in pod.containers:
+        for name in (container.spec.get("resources") or {}).get("limits") or ():
+            if name in INTERNAL_RESOURCES and name not in allowed_markers:
+                raise added_later_error(f"{container.path}.resources.limits[{name}]")
 
 
 def is_marked(containers: Iterable[Container]) -> bool:

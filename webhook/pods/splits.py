@@ -7,7 +7,7 @@ from webhook.pods.order import count_removed
 from webhook.pods.pod import PodUnderReview
 
 
-def mutate(pod: PodUnderReview, context: Context) -> None:  # noqa: ARG001 - a rule
+def mutate(pod: PodUnderReview, context: Context) -> None:
     """Refuse the pod instead of making its split share a share of one card. Raises InvalidRequest."""
     counts = request.read_counts(pod.annotations)
     if counts and counts.keys() <= {container.spec.get("name") for container in pod.containers}:

@@ -15,9 +15,11 @@ from cardwise.core.values import quantity
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
 from webhook.pods.context import Context
-from webhook.pods.pod import PodUnderReview
+from webhook.pods.pod import PodUnderReview, container_path
 from webhook.templates import containers
 
+# In MiB. A CUDA context alone takes about this much; a smaller share often lacks its unit (8 for 8Gi).
+MIN_SHARE_MIB: Final = 256
 _PREFIX: Final = "LimitRanger plugin set: "
 # kubernetes plugin/pkg/admission/limitranger/admission.go: "cpu, example.com/x limit for init container main".
 _LIMIT_RANGE_ENTRY: Final = re.compile(r"(.+) (request|limit) for (init )?container (\S+)")
@@ -47,6 +49,29 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
                 if resources[kind][names.GPU_MEM] != str(text):
                     _refuse_beyond_node(text, unit, _largest_node_mib(context), field)
         pod.put_resources(i, resources)
+
+
+def validate(pod: PodUnderReview, context: Context) -> None:
+    """Warn about shares below the minimum of the settings, too small for most programs: often the unit is missing.
+
+    Raises KubeError.
+    """
+    min_mib, cluster = context.settings.min_share, context.cluster
+    for key, card in pod.cards.items():
+        resource_class = cluster.resource_class(card.resource_class) if card.resource_class else None
+        is_class_share = (
+            resource_class is not None
+            and resource_class.share is not None
+            and not card.mem % resource_class.share.memory
+        )
+        if (
+            card.whole or card.mem_per_card >= min_mib or is_class_share
+        ):  # a class's author chose the size of its unit on purpose
+            continue
+        fits = card.mem_per_card * Unit.GIB.mib <= cluster.cards(resource_class).largest
+        advice = f"did you mean {card.mem}Gi?" if fits else f"write at least {min_mib * card.cards}Mi"
+        problem = f"{card.mem} means {card.mem} MiB, less than most programs need to start on a GPU ({min_mib} MiB)"
+        pod.warnings.append(f"{container_path(key)}.resources.limits[{names.GPU_MEM}]: {problem}; {advice}")
 
 
 def add_unit(text: str | int, unit: Unit, field: str) -> str:

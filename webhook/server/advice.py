@@ -1,10 +1,10 @@
-"""Warnings at creation about objects that Kubernetes accepts but that have no effect: pods that stay pending, unread
-annotations, quotas that count nothing.
+"""Warnings about objects other than pods that Kubernetes accepts but that have no effect, such as quotas that count
+nothing.
 
 Never a refusal: a node, a scheduler or a class may be created later.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from itertools import islice
 from typing import Final
@@ -16,59 +16,14 @@ from cardwise.core.values.quantity import Unit
 from webhook.cluster import namespaces
 from webhook.cluster.gpuquotas import QuotaUsage
 from webhook.cluster.offers import NodeOffers
-from webhook.pods.context import DEFAULT_SCHEDULER
+from webhook.pods import unreadkeys
 from webhook.templates import containers, records
 from webhook.templates.spellings import counted_resource, is_zero
 
 QUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of workloads that Kueue manages
 _MAX_WARNINGS: Final = 8  # the most warnings about names that no node offers
-_MAX_SHOWN_KEYS: Final = 4  # the most keys of a node selector in a warning
-# The most unknown keys of an object that get a suggestion, since each is compared with all keys that Cardwise reads.
-_MAX_COMPARED: Final = 16
 _RANGES: Final = ("max", "min", "default", "defaultRequest")  # of a LimitRange
 _UPPER_RANGES: Final = ("max", "default", "defaultRequest")  # the ranges that set or limit the size of a share
-
-
-def warn_foreign_resources(pod: Json, offers: NodeOffers, classes: Iterable[str]) -> tuple[str, ...]:
-    """Warnings about GPU resources of other domains that no node offers: misspelled, or of another GPU sharer."""
-    offered_names = offers.resources()
-    known_names = (*sorted(offered_names), *classes)
-    warnings: dict[str, str] = {}
-    for container in request.containers(pod):
-        for kind, amounts in containers.amount_lists(container.spec.get("resources") or {}):
-            for name, amount in amounts.items():
-                if name in warnings or name in offered_names or _is_known(name) or is_zero(amount):
-                    continue
-                if len(warnings) >= _MAX_WARNINGS:  # each suggestion compares the name with all known names
-                    return tuple(warnings.values())
-                suggested_name = lookalikes.suggest_resource(name, known_names)
-                remedy = f"did you mean {suggested_name}?" if suggested_name else "the pod waits until a node does"
-                if lookalikes.is_of_other_vendor(name):
-                    remedy = f"{remedy}; Cardwise shares NVIDIA GPUs only"
-                warnings[name] = f"{container.path}.resources.{kind}[{name}]: no node offers it; {remedy}"
-    return tuple(warnings.values())
-
-
-def warn_unread_keys(pod: Json, schedulers: Collection[str]) -> tuple[str, ...]:
-    """Warnings about a pod's annotations and labels that no program reads: misspelled, or of another GPU sharer or gang
-    scheduler.
-
-    The gang keys of a pod with another scheduler may be meant for that scheduler.
-
-    schedulers: the schedulers that call the extender.
-    """
-    scheduler = (pod.get("spec") or {}).get("schedulerName") or DEFAULT_SCHEDULER
-    if schedulers and scheduler not in schedulers:
-        return ()
-    warnings = []
-    for part, metadata in (("annotations", annotations_of(pod)), ("labels", labels_of(pod))):
-        for key in _keys_to_compare(metadata):
-            field = f"metadata.{part}[{key}]"
-            if suggested_name := lookalikes.suggest_pod_key(key, metadata[key]):
-                warnings.append(f"{field}: Cardwise does not read it; did you mean {suggested_name}?")
-            elif part == "labels" and key in names.USER_ANNOTATIONS:
-                warnings.append(f"{field}: Cardwise reads it as an annotation only")
-    return tuple(warnings[:_MAX_WARNINGS])
 
 
 def warn_namespace(manifest: Json) -> tuple[str, ...]:
@@ -76,7 +31,7 @@ def warn_namespace(manifest: Json) -> tuple[str, ...]:
     annotations, labels = annotations_of(manifest), labels_of(manifest)
     warnings: list[str] = []
     for part, metadata in (("annotations", annotations), ("labels", labels)):
-        for key in _keys_to_compare(metadata):
+        for key in unreadkeys.keys_to_compare(metadata):
             field = f"metadata.{part}[{key}]"
             if suggested_name := lookalikes.suggest_namespace_key(key, label=part == "labels"):
                 warnings.append(f"{field}: Cardwise does not read it; did you mean {suggested_name}?")
@@ -177,10 +132,6 @@ def _warn_small_amount(field: str, amount: str | int, min_share: int) -> list[st
     return [f"{field}: {problem}; did you mean {mib}Gi?"]
 
 
-def _keys_to_compare(metadata: Json) -> list[str]:
-    return list(islice(filter(lookalikes.is_like_own, sorted(metadata)), _MAX_COMPARED))
-
-
 class _Comparisons:
     """The number of names of one object that may still be compared with all known names."""
 
@@ -233,55 +184,6 @@ def _suggest_class_resource(name: str, class_names: Iterable[str]) -> str:
     return lookalikes.suggest_resource(names.CLASS_PREFIX + name)
 
 
-def warn_placement(
-    pod: Json, schedulers: Collection[str], offers: NodeOffers | None, admitting: Collection[str] | None
-) -> tuple[str, ...]:
-    """Warnings about a pod that requests cards: its scheduler, its gates, its nodes.
-
-    schedulers: the schedulers that call the extender.
-    admitting: as `NodeOffers.admitting_nodes`.
-    """
-    spec = pod.get("spec") or {}
-    warnings = []
-    scheduler = spec.get("schedulerName") or DEFAULT_SCHEDULER
-    if schedulers and scheduler not in schedulers:
-        own_scheduler = DEFAULT_SCHEDULER if DEFAULT_SCHEDULER in schedulers else min(schedulers)
-        warnings.append(
-            f"spec.schedulerName: {scheduler} does not call Cardwise, so the pod waits and never gets a GPU; remove "
-            f"the field, or write {own_scheduler}"
-        )
-    warnings += [
-        f"spec.schedulingGates[{gate['name']}]: the pod waits until this gate is removed{_gate_remover(gate['name'])}"
-        for gate in spec.get("schedulingGates") or ()
-        if gate.get("name") not in (None, "", names.GANG)
-    ]
-    if offers is not None and (unmatched := offers.unmatched_entries(spec.get("nodeSelector") or {})):
-        shown_labels = ", ".join(unmatched[:_MAX_SHOWN_KEYS])
-        warnings.append(
-            f"spec.nodeSelector: no node with GPUs has {shown_labels} now; the pod waits until one does"
-            f"{_hint_node_label(spec['nodeSelector'], unmatched, offers)}"
-        )
-    elif admitting is not None and not admitting:
-        field = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
-        warnings.append(f"{field}: no node with GPUs matches it now; the pod waits until one does")
-    return tuple(warnings)
-
-
-def _hint_node_label(selector: Mapping[str, str], unmatched: Collection[str], offers: NodeOffers) -> str:
-    """A hint about the label that was probably meant by a node selector's entry which no node with GPUs has; "" if
-    unknown.
-    """
-    label_values = offers.label_values()
-    for key, label_value in islice(selector.items(), _MAX_SHOWN_KEYS):
-        if f"{key}={label_value}" not in unmatched or label_value in label_values.get(key, ()):
-            continue
-        if suggested_name := lookalikes.suggest_node_label(key, label_value, label_values):
-            return f"; did you mean {suggested_name}?"
-        if key not in label_values and (label := lookalikes.suggest_card_label(key) or key) in lookalikes.CARD_LABELS:
-            return f"; nodes have no label {label}: to choose a GPU by its {label}, request a ResourceClass"
-    return ""
-
-
 def warn_kueue_amounts(template: Json, unit: Unit) -> tuple[str, ...]:
     """Warnings about a template whose workload is queued by Kueue. Kueue adds up the written numbers and knows no
     units, so it counts correctly only bare numbers of one `unit`.
@@ -301,12 +203,3 @@ def warn_kueue_amounts(template: Json, unit: Unit) -> tuple[str, ...]:
                 remedy = f"{in_unit}, which is the same in {unit}" if is_whole_number else f"whole {unit}"
                 warnings.append(f"{field}: Kueue counts {number} of {amount}; write {remedy}")
     return tuple(warnings)
-
-
-def _gate_remover(gate: str) -> str:
-    return ", by Kueue" if gate.startswith("kueue.x-k8s.io/") else ""
-
-
-def _is_known(name: str) -> bool:
-    """Whether a resource name has a meaning even if no node offers it."""
-    return not lookalikes.is_like_gpu(name) or name in names.REQUESTED or name.startswith(names.CLASS_PREFIX)

@@ -3,19 +3,15 @@
 The Flask layer (`app`) only decodes, calls one of these functions and encodes.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Final
 
 from cardwise.core.api import names, request
-from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.quantity import MiB
 from webhook import rules
 from webhook.cluster import namespaces
-from webhook.cluster.gpuquotas import QuotaUsage
-from webhook.pods import agent, defaults, environment, gangs, membership, mpsmode, reapplied, validate
+from webhook.pods import defaults, gangs, reapplied
 from webhook.pods.context import Context, Lookups, WebhookSettings
 from webhook.pods.pod import PodUnderReview
 from webhook.quotas import gpuquotas, quotas, resourceclasses
@@ -39,10 +35,7 @@ def decide_mutate(review: Review, view: Lookups, settings: WebhookSettings) -> D
     """
     match review.resource:
         case "pods" if _must_rewrite_pod(review, settings):
-            context = Context(
-                namespace=review.namespace, cluster=view, settings=settings, defaults=view.defaults(review.namespace)
-            )
-            return _mutate_pod(PodUnderReview(review.object), context)
+            return _mutate_pod(PodUnderReview(review.object), _context(review, view, settings))
         case "pods" if review.old is not None and review.namespace not in settings.exempt_namespaces:
             return _refuse_invalid(lambda: _reapply_pod(review, settings))
         case "resourcequotas":
@@ -78,7 +71,7 @@ def decide_validate(review: Review, view: Lookups, settings: WebhookSettings) ->
     """POST /validate: checks pods, Bindings, namespaces, classes, quotas and workloads. Raises KubeError."""
     match review.resource:
         case "pods" if _must_rewrite_pod(review, settings):
-            return _refuse_invalid(lambda: _validate_pod(review, view, settings))
+            return _refuse_invalid(lambda: _validate_pod(review, _context(review, view, settings)))
         case "pods/binding" | "bindings":
             return _refuse_invalid(lambda: _validate_binding(review, view, settings))
         case "namespaces":
@@ -102,8 +95,9 @@ def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> D
     offers = view.offers()
     match review.resource:
         case "pods":
-            warnings = advice.warn_foreign_resources(review.object, offers, view.classes()) if offers else ()
-            return Decision(warnings=warnings + advice.warn_unread_keys(review.object, settings.gang_schedulers))
+            pod = PodUnderReview(review.object)
+            rules.advise(pod, _context(review, view, settings))
+            return Decision(warnings=tuple(pod.warnings))
         case "resourcequotas":
             quota_usages = view.quotas(review.namespace)
             return Decision(
@@ -115,6 +109,7 @@ def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> D
             return Decision(warnings=advice.warn_limit_range(review.object, offers, view.classes(), settings.min_share))
     if templates.is_controlled(review.object):
         return Decision()  # the author of the owner has got the warnings
+    context = _context(review, view, settings, is_template=True)
     unique_texts: dict[str, None] = {}
     is_queued = advice.QUEUE in labels_of(review.object)
     weight = 0
@@ -124,7 +119,7 @@ def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> D
         if weight and weight + _template_weight(template) > sizes.MAX_CONTAINERS:
             break  # checking all templates must take no longer than checking the largest pod
         weight += _template_weight(template)
-        texts = _warn_template(template, review.namespace, view, settings)
+        texts = _warn_template(template, context)
         if is_queued:
             texts += advice.warn_kueue_amounts(template, settings.unit)
         unique_texts |= {
@@ -142,21 +137,20 @@ def _template_weight(template: Json) -> int:
     return max(_MIN_WEIGHT, sum(1 for _ in request.containers(template)))
 
 
-def _warn_template(template: Json, namespace: str, view: Lookups, settings: WebhookSettings) -> tuple[str, ...]:
+def _warn_template(template: Json, context: Context) -> list[str]:
     """The warnings about the pods of the template. Users get these warnings for the workload, because they do not see
     warnings about pods that a controller creates.
     """
     manifest = {"metadata": template.get("metadata") or {}, "spec": template.get("spec") or {}}
-    context = Context(
-        namespace=namespace, cluster=view, settings=settings, defaults=view.defaults(namespace), is_template=True
-    )
     try:
         sizes.check_template(manifest)
         pod = PodUnderReview(manifest)
         rules.mutate(pod, context)
-        return tuple(pod.warnings) + _check_pod(pod.to_json(), namespace, view, settings)
+        stored_pod = PodUnderReview(pod.to_json(), request.parse_mutated)
+        rules.validate(stored_pod, context)
+        return pod.warnings + stored_pod.warnings
     except InvalidRequest as error:
-        return (f"{error}; its pods will be refused",)
+        return [f"{error}; its pods will be refused"]
 
 
 def _must_rewrite_pod(review: Review, settings: WebhookSettings) -> bool:
@@ -167,8 +161,14 @@ def _must_rewrite_pod(review: Review, settings: WebhookSettings) -> bool:
     return review.operation == CREATE and review.namespace not in settings.exempt_namespaces and not mirror
 
 
-def _context(review: Review, view: Lookups, settings: WebhookSettings) -> Context:
-    return Context(namespace=review.namespace, cluster=view, settings=settings)
+def _context(review: Review, view: Lookups, settings: WebhookSettings, *, is_template: bool = False) -> Context:
+    return Context(
+        namespace=review.namespace,
+        cluster=view,
+        settings=settings,
+        defaults=view.defaults(review.namespace),
+        is_template=is_template,
+    )
 
 
 def _mutate_pod(pod: PodUnderReview, context: Context) -> Decision:
@@ -219,78 +219,11 @@ def _mutate_limit_range(review: Review, settings: WebhookSettings) -> Decision:
     return _make_patch(review.object, limits, tuple(warnings))
 
 
-def _validate_pod(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
+def _validate_pod(review: Review, context: Context) -> Decision:
     sizes.check_template(review.object)
-    warnings = _check_pod(review.object, review.namespace, view, settings)
-    gang = membership.named_gang(PodUnderReview(review.object), settings.gang_schedulers)
-    if gang is not None:
-        gangs.check_number(
-            review.object, gang, review.namespace, view.conflicting_member, detailed=settings.callers_known
-        )
-    return Decision(warnings=warnings)
-
-
-def _check_pod(pod: Json, namespace: str, view: Lookups, settings: WebhookSettings) -> tuple[str, ...]:
-    """Warnings about a rewritten pod. Raises InvalidRequest, KubeError."""
-    pod_request, warnings = validate.check_pod(pod, view, settings.oversize)
-    under_review = PodUnderReview(pod)
-    gang = membership.named_gang(under_review, settings.gang_schedulers)
-    if gang is None and pod_request is not None:
-        gang = membership.gang_of_requester(under_review, Context(namespace=namespace, cluster=view, settings=settings))
-    warnings += gangs.check(pod, gang, pod_request)
-    offers = view.offers()
-    if offers is not None:
-        warnings += advice.warn_foreign_resources(pod, offers, view.classes())
-    key_warnings = advice.warn_unread_keys(pod, settings.gang_schedulers)
-    if pod_request is None:
-        return warnings + key_warnings
-    admitting = offers.admitting_nodes(pod) if offers is not None else None
-    warnings += advice.warn_placement(pod, settings.gang_schedulers, offers, admitting)
-    if not warnings:
-        warnings += validate.check_nodes(pod_request, view, admitting)
-    warnings += validate.warn_small_shares(pod_request, view, settings.min_share)
-    warnings += _check_quotas(pod_request, view.quotas(namespace), view, settings)
-    return warnings + _check_container_settings(pod, namespace, pod_request, view, settings) + key_warnings
-
-
-def _check_quotas(
-    pod_request: PodRequest, quota_usages: Sequence[QuotaUsage], view: Lookups, settings: WebhookSettings
-) -> tuple[str, ...]:
-    """Warnings about a pod that requests cards, by its namespace's GPUQuotas."""
-
-    def smallest(container: ContainerRequest) -> MiB:
-        resource_class = view.resource_class(container.resource_class) if container.resource_class else None
-        return max(view.cards(resource_class).smallest, MiB(1))
-
-    def check_smallest() -> tuple[str, ...]:
-        gpuquotas.check_pod(pod_request, quota_usages, smallest, detailed=settings.callers_known)
-        return ()
-
-    gpuquotas.check_pod(pod_request, quota_usages, detailed=settings.callers_known)
-    return validate.collect_warnings(
-        settings.oversize, check_smallest, "a node with a smaller GPU joins or the quota is raised"
-    )
-
-
-def _check_container_settings(
-    pod: Json, namespace: str, pod_request: PodRequest, view: Lookups, settings: WebhookSettings
-) -> tuple[str, ...]:
-    """Warnings about a pod with a request: its environment, its agent and its MPS mode."""
-    namespace_defaults = view.defaults(namespace)
-    cards = {container.key: container for container in pod_request.containers}
-    mps = bool(cards) and mpsmode.mode_of(annotations_of(pod)).uses_mps
-    for container in request.containers(pod):
-        environment.check_environment(
-            container.spec.get("env") or [], cards.get(container.key), container.path, mps=mps
-        )
-    agent.check_agent(pod, pod_request)
-    if not cards:
-        return ()
-    mpsmode.check_min_mode(
-        pod, mpsmode.min_mode(pod_request, settings.min_mps, namespace_defaults.min_mps if namespace_defaults else "")
-    )
-    check_daemons = partial(mpsmode.check_mode, pod, pod_request, view.mps_scopes)
-    return validate.collect_warnings(settings.oversize, check_daemons, "a daemon serves several GPUs")
+    pod = PodUnderReview(review.object, request.parse_mutated)
+    rules.validate(pod, context)
+    return Decision(warnings=tuple(pod.warnings))
 
 
 def _validate_workload(review: Review, settings: WebhookSettings) -> Decision:
@@ -305,8 +238,22 @@ def _validate_binding(review: Review, view: Lookups, settings: WebhookSettings) 
     name = review.name or ((review.object.get("metadata") or {}).get("name") or "")
     pod = view.pod(review.namespace, name, "" if settings.callers_known else review.caller)
     if pod is not None:
-        validate.check_binding(pod)
+        _check_binding(pod)
     return Decision()
+
+
+def _check_binding(manifest: Json) -> None:
+    """Check a pod that a program other than the extender binds. Raises InvalidRequest."""
+    try:
+        has_request = request.parse(manifest) is not None
+    except InvalidRequest:
+        has_request = True
+    if has_request:
+        raise InvalidRequest(
+            "target",
+            "only the Cardwise extender may bind pods that request a share of a GPU",
+            "let a kube-scheduler that calls the Cardwise extender place the pod",
+        )
 
 
 def _validate_class(review: Review, view: Lookups) -> Decision:

@@ -10,10 +10,9 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.webhook.reviews import Known, on_defaults, on_mutate, on_validate, resource_class, resource_classes
-from tests.webhook.rewriting import mutate
+from tests.webhook.rewriting import check_pod, mutate
 from webhook.cluster.cards import CardSizes
-from webhook.pods import validate
-from webhook.pods.context import WebhookSettings
+from webhook.pods.context import OversizePolicy, WebhookSettings
 from webhook.server.review import Decision
 
 CARDS = CardSizes(MiB(build.P100), 2)
@@ -21,10 +20,8 @@ KNOWN = Known(known_cards=CARDS)
 FIELD = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
 
 
-def warnings(
-    pod: dict[str, Any], known: Known = KNOWN, oversize: validate.OversizePolicy = "refuse"
-) -> tuple[str, ...]:
-    return validate.check_pod(pod, known, oversize)[1]
+def warnings(pod: dict[str, Any], known: Known = KNOWN, oversize: OversizePolicy = "refuse") -> tuple[str, ...]:
+    return check_pod(pod, known, oversize=oversize)
 
 
 def mutate_object(*args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -105,7 +102,7 @@ def mutate_object(*args: Any, **kwargs: Any) -> dict[str, Any]:
 )
 def test_requests_beyond_any_node_are_refused_or_wait(pod: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        validate.check_pod(pod, KNOWN, "refuse")
+        check_pod(pod, KNOWN)
     assert says in str(refused.value)
     assert "waits" in warnings(pod, KNOWN, "wait")[0]
     assert warnings(pod, Known()) == (), "no GPU is known: it may wait for one"
@@ -117,9 +114,9 @@ def test_split_share_is_compared_with_cards_of_one_node() -> None:
     with pytest.raises(
         InvalidRequest, match=r"15000 MiB on each of 2 GPUs is more .* \(11441\); request at most 22882Mi$"
     ):
-        validate.check_pod(mutate_object(gpu_mem=30000, gpu_count=2), known, "refuse")
+        check_pod(mutate_object(gpu_mem=30000, gpu_count=2), known)
     with pytest.raises(InvalidRequest, match=r"request at most 23034Mi$"):
-        validate.check_pod(mutate_object(gpu_mem=24000), known, "refuse")
+        check_pod(mutate_object(gpu_mem=24000), known)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +138,7 @@ def test_what_fits_an_empty_node_is_allowed(pod: dict[str, Any]) -> None:
 
 def test_a_pod_that_was_not_rewritten_is_refused() -> None:
     with pytest.raises(InvalidRequest) as refused:
-        validate.check_pod(build.pod(gpu_mem=1), KNOWN, "refuse")
+        check_pod(build.pod(gpu_mem=1), KNOWN)
     assert "a mutating webhook that runs after Cardwise's has added it" in refused.value.problem
     assert "sorts before cardwise" in refused.value.remedy
 
@@ -161,7 +158,7 @@ def test_a_node_name_is_refused() -> None:
     pod = mutate_object(gpu_mem=1)
     pod["spec"]["nodeName"] = "n1"
     with pytest.raises(InvalidRequest, match=r"^spec\.nodeName: .*nodeAffinity"):
-        validate.check_pod(pod, KNOWN, "refuse")
+        check_pod(pod, KNOWN)
 
 
 def test_unknown_resources_of_our_domain_are_refused() -> None:
@@ -170,7 +167,7 @@ def test_unknown_resources_of_our_domain_are_refused() -> None:
     with pytest.raises(
         InvalidRequest, match=r"limits\[cardwise\.dev/gpus\]: there is no ResourceClass gpus; there are no"
     ):
-        validate.check_pod(pod, KNOWN, "refuse")
+        check_pod(pod, KNOWN)
 
 
 @pytest.mark.parametrize(("resource", "sub", "name"), [("pods", "binding", "ours"), ("bindings", "", "")])

@@ -15,8 +15,8 @@ from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.examples import examples
 from tests.webhook.reviews import Known, mutate_object, on_mutate, resource_class, resource_classes
+from tests.webhook.rewriting import check_pod
 from webhook.cluster.cards import CardSizes
-from webhook.pods import validate
 
 CLASSES = resource_classes(*(resource_class(name) for name in "ab"))
 cards = st.tuples(st.sampled_from([60, 100]), st.sampled_from([frozenset(), frozenset("a"), frozenset("ab")]))
@@ -65,7 +65,7 @@ def test_pod_that_fits_an_empty_node_is_never_refused(
     assert pod_request is not None
     fits = isinstance(placement.place(ledger, [n.name for n in ledger.nodes()], pod_request, "binpack"), Placement)
     try:
-        validate.check_pod(asking, known, "refuse")
+        check_pod(asking, known)
         allowed = True
     except InvalidRequest:
         allowed = False

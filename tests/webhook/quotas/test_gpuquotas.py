@@ -14,7 +14,7 @@ from tests.working import work
 from webhook.cluster.cards import CardSizes
 from webhook.cluster.gpuquotas import parse
 from webhook.pods.context import WebhookSettings
-from webhook.quotas import gpuquotas
+from webhook.pods.gpuquotas import check_request
 from webhook.server import review
 
 CLASSES = resource_classes(resource_class(K80), resource_class(P100, model="Tesla P100"))
@@ -223,5 +223,5 @@ def test_only_quotas_of_the_namespace_are_read() -> None:
     pod_request = request.parse_mutated(mutate(class_request(mem=8)).pod)
     assert pod_request is not None
     with work() as checking:
-        gpuquotas.check_pod(pod_request, standings)
+        check_request(pod_request, standings)
     assert checking.steps < reading.steps / 2
