@@ -113,7 +113,7 @@ def _requested_charge(ledger: Ledger, entry: QuotaEntry, request: PodRequest) ->
     kinds = ledger.kinds
     charges = []
     for container in request.containers:
-        if kinds.allowed(container.resource_class, (entry,)) == kinds.allowed(container.resource_class):
+        if not kinds.is_class_counted(container.resource_class, entry):
             continue  # this request gets no card that the entry counts
         smallest = max(0, kinds.smallest(container.resource_class, entry) - ledger.kept_back) if container.whole else 0
         charges.append(quotas.min_charge_of_share(container.cards, container.mem, smallest))

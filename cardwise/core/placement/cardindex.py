@@ -11,6 +11,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Final
 
 from cardwise.core.placement.mpstaints import BITS
@@ -23,6 +24,9 @@ KIND: Final = BITS + 1  # the number of bits below the kind in a group
 Entry = tuple[int, str, int, int]
 
 _RESORT_NODES = 2000  # changed nodes above which sorting all cards again is faster than moving these nodes' cards
+# Groups above which sorting all their cards is faster than merging their lists. Only compromised nodes have so many
+# kinds of cards.
+_MAX_MERGED = 1024
 _NEW = 64  # new nodes above which sorting the lists again is faster than inserting each card
 
 
@@ -64,21 +68,26 @@ class CardIndex:
 
         Cards with a taint that is not tolerated are left out.
         """
-        walks = [_upwards(entries, mem, nodes) for entries in self._chosen(kinds, untolerated)]
+        walks = [_upwards(entries, mem, nodes) for entries in self._chosen_lists(kinds, untolerated)]
         return walks[0] if len(walks) == 1 else heapq.merge(*walks)
 
     def largest(
         self, mem: int, nodes: Collection[str], kinds: Collection[int] | None = None, untolerated: int = 0
     ) -> Iterator[Entry]:
         """As `smallest`, but the emptiest first."""
-        walks = [_downwards(entries, mem, nodes) for entries in self._chosen(kinds, untolerated)]
+        walks = [_downwards(entries, mem, nodes) for entries in self._chosen_lists(kinds, untolerated)]
         return walks[0] if len(walks) == 1 else heapq.merge(*walks, key=_emptiest_first)
 
     def count(self, untolerated: int) -> Mapping[str, int]:
         """By node, how many open cards have none of these taints. Nodes without such a card are left out."""
         return Counter(entry[1] for entries in self._chosen(None, untolerated) for entry in entries)
 
-    def _chosen(self, kinds: Collection[int] | None, untolerated: int) -> Iterable[list[Entry]]:
+    def _chosen_lists(self, kinds: Collection[int] | None, untolerated: int) -> Iterable[list[Entry]]:
+        """The sorted lists of the groups, as one list if there are many groups."""
+        groups = self._chosen(kinds, untolerated)
+        return groups if len(groups) <= _MAX_MERGED else [sorted(chain.from_iterable(groups))]
+
+    def _chosen(self, kinds: Collection[int] | None, untolerated: int) -> Collection[list[Entry]]:
         if kinds is None and not untolerated:
             return self._entries.values()
         return [

@@ -190,7 +190,7 @@ def _min_charge(card_request: CardRequest, kinds: CardKinds, entry: quotas.Quota
     """A lower bound of the charge to the entry, if the card request takes at least one card that the entry covers: the
     charge for one card, or for all cards if only cards that the entry covers are allowed.
     """
-    cards = card_request.cards if kinds.allowed(card_request.resource_class, (entry,)) == frozenset() else 1
+    cards = card_request.cards if kinds.is_class_covered(card_request.resource_class, entry) else 1
     return card_request.charge(cards, 1)
 
 
@@ -199,7 +199,7 @@ def min_charge_of_share(request: PodRequest, kinds: CardKinds, entry: quotas.Quo
     return quotas.total(
         _min_charge(card_request, kinds, entry)
         for card_request in card_requests(request)
-        if kinds.allowed(card_request.resource_class, (entry,)) == frozenset()
+        if kinds.is_class_covered(card_request.resource_class, entry)
     )
 
 
@@ -212,13 +212,13 @@ def headroom_after(
     headroom: Sequence[KindHeadroom], node: NodeState, i: int, card_request: CardRequest
 ) -> list[KindHeadroom] | None:
     """The headroom after the card request has taken this card; None if a quota does not allow it."""
-    charge = _charge(node, i, card_request)
-    new_headroom = []
-    for entry_headroom, kinds in headroom:
-        is_covered = node.kinds[i] in kinds
-        if is_covered and not entry_headroom.has_room_for(charge):
-            return None
-        new_headroom.append(KindHeadroom(entry_headroom.subtract(charge) if is_covered else entry_headroom, kinds))
+    charge, kind = _charge(node, i, card_request), node.kinds[i]
+    new_headroom = list(headroom)
+    for position, (entry_headroom, kinds) in enumerate(headroom):
+        if kind in kinds:
+            if not entry_headroom.has_room_for(charge):
+                return None
+            new_headroom[position] = KindHeadroom(entry_headroom.subtract(charge), kinds)
     return new_headroom
 
 

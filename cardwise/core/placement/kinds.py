@@ -15,6 +15,10 @@ from cardwise.core.values.quantity import MiB
 UNKNOWN: Final = -1  # in place of the kind of a card that no node has reported
 
 _MAX_CACHED = 1024  # cached entries of each cache; a full cache is emptied
+# The maximum number of kinds in all entries of a cache together. Compromised nodes may report a kind for each card.
+_MAX_CACHED_KINDS = 1 << 20
+
+_NO_KINDS: Final[frozenset[int]] = frozenset()
 
 # A level of preference: its rank, where 0 is tried before 1, and its kinds of cards; None for all kinds.
 KindLevel = tuple[int, frozenset[int] | None]
@@ -42,7 +46,7 @@ class CardKinds:
         self.changes = 0  # a counter of possible changes of kinds
         self._allowed: dict[tuple[str, tuple[QuotaEntry, ...]], frozenset[int] | None] = {}
         self._levels: dict[tuple[str, tuple[QuotaEntry, ...]], tuple[KindLevel, ...]] = {}
-        self._covered_kinds: dict[QuotaEntry, frozenset[int]] = {}
+        self._by_property: dict[tuple[str, str], frozenset[int]] = {}  # see `_find_kinds`
 
     def copy(self) -> "CardKinds":
         """An independent copy: later changes of one do not affect the other."""
@@ -53,6 +57,8 @@ class CardKinds:
             self._cards.copy(),
         )
         duplicate._smallest, duplicate._next, duplicate.changes = self._smallest.copy(), self._next, self.changes
+        duplicate._allowed, duplicate._levels = self._allowed.copy(), self._levels.copy()
+        duplicate._by_property = self._by_property
         return duplicate
 
     def add_card(self, card: Card | CardKind) -> int:
@@ -87,15 +93,8 @@ class CardKinds:
 
     def smallest(self, resource_class: str, entry: QuotaEntry) -> MiB:
         """A lower bound of the MiB of cards of the class ("": any) that the entry covers; 0 if there are none."""
-        of_class = self.allowed(resource_class)
-        return min(
-            (
-                mib
-                for number, mib in self._smallest.items()
-                if (of_class is None or number in of_class) and self.is_covered(number, entry)
-            ),
-            default=MiB(0),
-        )
+        covered = self._find_kinds(resource_class) & self.covered_kinds(entry)
+        return min((self._smallest[number] for number in covered if number in self._smallest), default=MiB(0))
 
     def is_covered(self, number: int, entry: QuotaEntry) -> bool:
         """Whether the entry of a quota counts cards of this kind. Every entry counts unknown cards, to be safe."""
@@ -106,14 +105,15 @@ class CardKinds:
 
     def covered_kinds(self, entry: QuotaEntry) -> frozenset[int]:
         """The kinds of cards that the entry of a quota counts."""
-        kinds = self._covered_kinds.get(entry)
-        if kinds is None:
-            if len(self._covered_kinds) >= _MAX_CACHED:
-                self._covered_kinds.clear()
-            kinds = self._covered_kinds[entry] = frozenset(
-                number for number in self._kinds if self.is_covered(number, entry)
-            )
-        return kinds
+        return self._find_kinds(entry.resource_class, entry.model)
+
+    def is_class_covered(self, resource_class: str, entry: QuotaEntry) -> bool:
+        """Whether the entry of a quota counts all cards of the class ("": all cards). False if there is no card."""
+        return bool(self._kinds) and self._find_kinds(resource_class) <= self.covered_kinds(entry)
+
+    def is_class_counted(self, resource_class: str, entry: QuotaEntry) -> bool:
+        """Whether the entry of a quota counts any card of the class ("": any card)."""
+        return not self._find_kinds(resource_class).isdisjoint(self.covered_kinds(entry))
 
     def allowed(self, resource_class: str, full_entries: Collection[QuotaEntry] = ()) -> frozenset[int] | None:
         """The kinds of the class ("" for any) that no full quota entry covers; None for all kinds."""
@@ -121,14 +121,9 @@ class CardKinds:
             return None
         key = resource_class, tuple(full_entries)
         if key not in self._allowed:
-            kinds = frozenset(
-                number
-                for number, kind in self._kinds.items()
-                if (not resource_class or resource_class in kind.classes)
-                and not any(entry.covers(kind.classes, kind.model) for entry in full_entries)
-            )
-            if len(self._allowed) >= _MAX_CACHED:
-                self._forget()
+            kinds = self._find_kinds(resource_class).difference(*map(self.covered_kinds, full_entries))
+            if len(self._allowed) >= self._max_cached():
+                self._allowed.clear()
             self._allowed[key] = kinds if len(kinds) < len(self._kinds) else None
         return self._allowed[key]
 
@@ -141,8 +136,8 @@ class CardKinds:
         key = resource_class, tuple(full_entries)
         if key not in self._levels:
             allowed = self.allowed(resource_class, full_entries)
-            if len(self._levels) >= _MAX_CACHED:
-                self._forget()
+            if len(self._levels) >= self._max_cached():
+                self._levels.clear()
             levels = ((0, allowed),) if resource_class else self._ranked(allowed)
             self._levels[key] = ANY_CARD if levels == ANY_CARD else levels
         return self._levels[key]
@@ -156,8 +151,23 @@ class CardKinds:
         ranked = enumerate(frozenset(by_priority[priority]) for priority in sorted(by_priority))
         return tuple((rank, of_rank if allowed is None else of_rank & allowed) for rank, of_rank in ranked)
 
+    def _find_kinds(self, resource_class: str, model: str = "") -> frozenset[int]:
+        """The kinds of this class; without a class the kinds of this model; without both all kinds."""
+        if not self._by_property:
+            kinds_by_property: dict[tuple[str, str], set[int]] = {}
+            for number, kind in self._kinds.items():
+                for name in kind.classes:
+                    kinds_by_property.setdefault((name, ""), set()).add(number)
+                kinds_by_property.setdefault(("", kind.model), set()).add(number)
+            self._by_property = {key: frozenset(numbers) for key, numbers in kinds_by_property.items()}
+            self._by_property["", ""] = frozenset(self._kinds)
+        return self._by_property.get((resource_class, "" if resource_class else model), _NO_KINDS)
+
+    def _max_cached(self) -> int:
+        return min(_MAX_CACHED, 1 + _MAX_CACHED_KINDS // (1 + len(self._kinds)))
+
     def _forget(self) -> None:
         self.changes += 1
         self._allowed.clear()
         self._levels.clear()
-        self._covered_kinds.clear()
+        self._by_property = {}

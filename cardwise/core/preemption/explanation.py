@@ -408,7 +408,7 @@ def find_exceeding_charge(
     """
     bound, loose = NOTHING, []
     for card_request in card_requests:
-        if ledger.kinds.allowed(card_request.resource_class, (headroom.entry,)) == frozenset():
+        if ledger.kinds.is_class_covered(card_request.resource_class, headroom.entry):
             bound = bound.add(_min_charge(card_request, card_request.cards, headroom.entry, ledger))
         else:  # at least one of its cards would count in the entry; its other cards need not
             loose.append(_min_charge(card_request, 1, headroom.entry, ledger))

@@ -1,12 +1,14 @@
 """The index of all cards gives the same placements as a search node by node."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cardwise.core.api import policies, request
-from cardwise.core.placement import placement
+from cardwise.core.placement import cardindex, placement
+from cardwise.core.placement.cardindex import CardIndex
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable, place_on
 from cardwise.core.values.refusals import Refusal
@@ -139,3 +141,17 @@ def test_a_new_index_is_made_a_part_at_a_time():
     pod_request = request.parse(pod(gpu_mem=150))
     assert placement.place(ledger, names, pod_request, "binpack").node == "n050"
     assert placement.place(ledger, names, pod_request, "spread").node == "n299"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(NODES), st.integers(0, 3), st.integers(0, 9)), max_size=20),
+    st.sets(st.sampled_from(NODES)),
+    st.integers(0, 3),
+)
+def test_the_cards_of_many_groups_come_in_the_same_order(entries, nodes, mem):
+    index = CardIndex()
+    entries = {(name, position): entry for entry in entries for _, name, position, _ in [entry]}.values()
+    index.refresh((node, sorted(entry for entry in entries if entry[1] == node)) for node in NODES)
+    merged = [list(walk(mem, nodes)) for walk in (index.smallest, index.largest)]
+    with patch.object(cardindex, "_MAX_MERGED", 0):
+        assert [list(walk(mem, nodes)) for walk in (index.smallest, index.largest)] == merged
