@@ -79,7 +79,7 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0
 )
 @click.option(
     "--policy",
-    type=click.Choice(sorted(policies.POLICIES)),
+    type=click.Choice(policies.CARD_POLICIES),
     default=policies.DEFAULT,
     help=f"Placement policy of pods without the annotation {names.POLICY}.",
 )

@@ -17,7 +17,7 @@ from cardwise.cli.cluster.snapshots import Snapshot
 from cardwise.cli.render import plotting, replays
 from cardwise.core.api import names
 from cardwise.core.api.cards import Card
-from cardwise.core.api.policies import POLICIES
+from cardwise.core.api.policies import CARD_POLICIES
 from cardwise.core.placement.scored.workload import InvalidWorkload
 from cardwise.core.values.quantity import Unit
 from cardwise.kube.client import KubeClient
@@ -163,7 +163,7 @@ class _Outcome:
 
 
 def _plan_runs(world: _SimulatedWorld, settings: SimulationOptions) -> list[SimulationRun]:
-    policies = settings.policy or sorted(POLICIES)
+    policies = settings.policy or CARD_POLICIES
     seeds = range(settings.seed, settings.seed + settings.seeds)
     return [
         SimulationRun(i, policy, seed) for i in range(len(world.workloads)) for policy in policies for seed in seeds
@@ -241,7 +241,7 @@ def _count_fits(live: Snapshot, world: _SimulatedWorld, settings: SimulationOpti
     """Count how many more pods of each shape fit into the present cluster. The outcome has no plots."""
     counts_by_policy = []
     shapes = [shape for _, shape in world.extra_shapes]
-    for policy in settings.policy or sorted(POLICIES):
+    for policy in settings.policy or CARD_POLICIES:
         cluster = SimulatedCluster(live.nodes, policy)
         for holding in live.holdings:
             cluster.add_assigned_pod(holding)

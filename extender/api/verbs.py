@@ -94,7 +94,7 @@ def filter_nodes(
     if uid and not state.may_place(uid, request.priority):
         return _refusal_result(dict.fromkeys(offered, Refusal.NOT_ITS_TURN))
     created = pod.created or YOUNGEST
-    policy = request.policy or preferences.policy
+    policy = policies.card_policy(request.policy, preferences.policy)
     placement_request = PlacementRequest(
         pod.ref, request, offered, policy, _load_if_scored(state, pod, policy), pod.rank, call=call
     )
@@ -147,7 +147,7 @@ def prioritize(state: State, preferences: AnswerSettings, args: FilterArgs, call
         request = None  # filter has returned the error; kube-scheduler ignores errors here
     if request is None:
         return [HostPriority(name, 0) for name in candidates]
-    policy = request.policy or preferences.policy
+    policy = policies.card_policy(request.policy, preferences.policy)
     scored = state.score_nodes(
         PlacementRequest(pod.ref, request, candidates, policy, _load_if_scored(state, pod, policy), pod.rank, call=call)
     )
@@ -183,7 +183,7 @@ def preempt(state: State, preferences: AnswerSettings, args: PreemptArgs) -> Pre
                 if state.preemption.are_pods_on(node, scheduler_victims[node])
             }
         )
-    policy = (request.policy if request is not None else None) or preferences.policy
+    policy = policies.card_policy(request.policy if request is not None else None, preferences.policy)
     answers = state.preemption.answer_preempt(pod.waiting(), policy, scheduler_victims, member=waits)
     return PreemptResult(
         {
@@ -232,7 +232,7 @@ def _filter_member(
         case Refusal() as refusal:
             if pod.request is not None:
                 nodes = candidates if refusal is Refusal.GANG_WAITS else ()
-                state.preemption.on_refused(pod, pod.request.policy or preferences.policy, nodes)
+                state.preemption.on_refused(pod, policies.card_policy(pod.request.policy, preferences.policy), nodes)
             return _refusal_result(dict.fromkeys(candidates, refusal))
         case _:
             assert_never(place)

@@ -12,7 +12,7 @@ from typing import Any, assert_never
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core.api import assignment, names
+from cardwise.core.api import assignment, names, policies
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.request import PodRequest
 from cardwise.core.values.invalid import InvalidRequest
@@ -184,7 +184,7 @@ class Binder:
             taken_request = queue.take_request(args.pod_uid)
         request, version = taken_request or self._read_request(args)
         pod = PodRef(args.pod_uid, args.pod_namespace, args.pod_name)
-        policy = (request.policy if request is not None else None) or self._policy
+        policy = policies.card_policy(request.policy if request is not None else None, self._policy)
         # A member of a gang may have waited for minutes since the call arrived.
         if outdated := self._outdated_watches():
             raise BindFailed("not_ready", f"not ready: {outdated[0]}")

@@ -7,7 +7,7 @@ lock of `State`. A snapshot shares data with the original: maps with an entry fo
 values of all other maps are replaced, never changed.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -182,6 +182,11 @@ class NodeLoads:
         """The load of the pod on its node."""
         placed_pod = self._pods.get(key)
         return placed_pod.load if placed_pod is not None else Load(0, 0, 0)
+
+    def labels(self, node: str) -> Mapping[str, str]:
+        """The labels of the node; empty if there is no such node."""
+        record = self._nodes.get(node)
+        return record.node_labels.labels if record is not None else {}
 
     def names(self) -> Collection[str]:
         """The nodes that take pods now."""

@@ -31,7 +31,7 @@ from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
 from extender.cache.pacing import Pace
-from extender.cache.placing import PlacementRequest, Placing, PodSnapshot, SearchedNodes
+from extender.cache.placing import PlacementRequest, Placing, PodSnapshot, SearchedNodes, join_scores
 from extender.cache.statelock import StateLock
 from extender.queue.searchpauses import SearchPauses
 
@@ -98,6 +98,11 @@ class NodeSearch:
         scores, refusals = score_nodes(
             snapshot, placement_request, pace, remembered_refusals.refusals, start, max_nodes=max_nodes
         )
+        if snapshot.ranks:
+            scores_by_rank: dict[int, dict[str, int]] = {}
+            for name, score in scores.items():
+                scores_by_rank.setdefault(snapshot.ranks[name], {})[name] = score
+            scores = join_scores([scores for _, scores in sorted(scores_by_rank.items())])
         unsearched = len(set(placement_request.nodes)) - len(scores) - len(refusals)
         best = sorted(scores, key=lambda name: (-scores[name], name))[:SMALL_SEARCH_NODES]
         overtakable = sorted(snapshot.nominated_ahead & refusals.keys())[:SMALL_SEARCH_NODES]
@@ -168,6 +173,8 @@ def score_nodes(
     unknown = [name for name in (*islice(names, start, None), *islice(names, start)) if name not in refusals]
     if own_plan is not None:
         unknown.sort(key=lambda name: name != own_plan.node)  # its own node is tried first
+    if snapshot.ranks:
+        unknown.sort(key=snapshot.ranks.__getitem__)  # the time may be over before all nodes are searched
     for name in unknown[:max_nodes]:
         if pace.pause():
             break

@@ -98,7 +98,8 @@ class NominatedPods:
                 continue  # the ledger has the pod's holding already
             assignment = place.assignment
             if assignment is None:
-                victims = self.place_after_termination(claimant, claimant.request.policy or self._policy, node)
+                policy = policies.card_policy(claimant.request.policy, self._policy)
+                victims = self.place_after_termination(claimant, policy, node)
                 assignment = victims.assignment if victims is not None else None
                 if assignment is None:
                     continue

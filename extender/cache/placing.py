@@ -4,11 +4,12 @@ for other pods.
 Runs under the state's lock.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
+from cardwise.core.api import policies
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import Rank
@@ -37,6 +38,7 @@ class PodSnapshot(NamedTuple):
     headroom: the remaining quotas of the pod's namespace; the pod's own holding does not count.
     nominated_ahead: nodes with cards that are reserved for pods before kube-scheduler calls filter for them. This pod
         may use these cards if it comes earlier in the queue.
+    ranks: by node, the rank under the pod's policy (`Policy.rank_nodes`); empty if the policy ranks no nodes.
     """
 
     ledger: Ledger
@@ -44,6 +46,7 @@ class PodSnapshot(NamedTuple):
     gang_reserved: Mapping[str, Sequence[Holding]]
     headroom: Sequence[Headroom]
     nominated_ahead: AbstractSet[str]
+    ranks: Mapping[str, int] = {}
 
 
 class SearchedNodes(NamedTuple):
@@ -92,6 +95,7 @@ class Call(NamedTuple):
 class PlacementRequest(NamedTuple):
     """A pod's request and the nodes to choose from.
 
+    policy: the policy that chooses the cards, and among nodes of equal rank (`policies.card_policy`).
     load: the pod's cpu and memory; None if no policy needs them.
     rank: the pod's position in the order, which decides whether the pod must not use the gang reservation. None: the
         pod may use it.
@@ -132,6 +136,16 @@ class Placing:
         """The best node; nothing is reserved yet."""
         if placement_request.searched is not None:
             return self._place_on_searched(placement_request, placement_request.searched)
+        refusals: dict[str, Refusal] = {}
+        for nodes in self._nodes_by_rank(placement_request):
+            placement = self._place_in_rank(placement_request._replace(nodes=nodes))
+            if isinstance(placement, Placement):
+                return placement
+            refusals |= placement.refusals
+        return Unplaceable(refusals=refusals)
+
+    def _place_in_rank(self, placement_request: PlacementRequest) -> Placement | Unplaceable:
+        """The best of nodes of equal rank."""
         reserved = self._gang_reserved_nodes(placement_request)
         if not reserved:
             return self._place_unreserved(placement_request)
@@ -219,6 +233,25 @@ class Placing:
         )
         return set(reserved).intersection(placement_request.nodes) if reserved else set()
 
+    def _ranks(self, placement_request: PlacementRequest) -> dict[str, int]:
+        """The rank of each node under the pod's policy; empty if the policy ranks no nodes."""
+        request = placement_request.request
+        policy = policies.find_policy(request.policy) if request.policy is not None else None
+        if policy is None or policy.rank_nodes is None:
+            return {}
+        rank = policy.rank_nodes(policy.label, _Facts(self._cache, request.peers, placement_request.pod.uid))
+        return {node: rank(node) for node in placement_request.nodes}
+
+    def _nodes_by_rank(self, placement_request: PlacementRequest) -> Iterable[Collection[str]]:
+        """The nodes, those of the lowest rank first; all together if the pod's policy ranks no nodes."""
+        ranks = self._ranks(placement_request)
+        if not ranks:
+            return (placement_request.nodes,)
+        nodes_by_rank: dict[int, list[str]] = {}
+        for node, rank in ranks.items():
+            nodes_by_rank.setdefault(rank, []).append(node)
+        return [nodes for _, nodes in sorted(nodes_by_rank.items())]
+
     def take_snapshot(self, placement_request: PlacementRequest) -> PodSnapshot:
         """Take the snapshot of cards, reservations and quotas for a search."""
         self._cache.sync_cards()
@@ -239,6 +272,7 @@ class Placing:
             },
             headroom=self._cache.headroom_excluding(namespace, uid),
             nominated_ahead={row.node for row in self._cache.reservations.rows_in_phases(Phase.NOMINATED)},
+            ranks=self._ranks(placement_request),
         )
 
     def _make_scorer(self, placement_request: PlacementRequest, effort: SearchEffort | None = None) -> Scorer:
@@ -292,6 +326,16 @@ class Placing:
                 else ({chosen_placement.node: chosen_placement.score}, {})
             )
         self._cache.sync_cards()
+        scores_by_rank: list[dict[str, int]] = []
+        refusals: dict[str, Refusal] = {}
+        for nodes in self._nodes_by_rank(placement_request):
+            scores, refusals_in_rank = self._score_in_rank(placement_request._replace(nodes=nodes))
+            scores_by_rank.append(scores)
+            refusals |= refusals_in_rank
+        return join_scores(scores_by_rank), refusals
+
+    def _score_in_rank(self, placement_request: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
+        """As `score_nodes`, for nodes of equal rank."""
         reserved = self._gang_reserved_nodes(placement_request)
         if not reserved:
             return self._score_unreserved(placement_request)
@@ -333,6 +377,7 @@ class Placing:
             chosen_placement.assignment,
             phase,
             mps_client=placement_request.request.mps_client,
+            peers=placement_request.request.peers,
         )
 
     def reserve_nominated(self, pod: WaitingPod, chosen_placement: Placement) -> None:
@@ -345,6 +390,7 @@ class Placing:
             mps_client=pod.request.mps_client,
             load=pod.load,
             nominee=pod,
+            peers=pod.request.peers,
         )
 
     def _place_on_searched(
@@ -352,10 +398,42 @@ class Placing:
     ) -> Placement | Unplaceable:
         """The first of the best nodes that still fits the pod: the cluster may have changed since the search."""
         effort, refusals = SearchEffort(_STEPS), dict(searched.refusals)
+        ranks = self._ranks(placement_request._replace(nodes=searched.best))
+        best = sorted(searched.best, key=ranks.__getitem__) if ranks else searched.best
         with self._node_scorer(placement_request, effort) as scorer:
-            for name in searched.best:
+            for name in best:
                 chosen_placement = scorer.place_on(self._ledger.node(name), effort)
                 if not isinstance(chosen_placement, Refusal):
                     return chosen_placement
                 refusals[name] = chosen_placement
         return Unplaceable(refusals=refusals)
+
+
+class _Facts(policies.NodeFacts):
+    """The labels of nodes, and the peers of one pod by the table of reservations."""
+
+    def __init__(self, cache: Cache, peers: str, uid: str) -> None:
+        self._cache = cache
+        self._peers = peers
+        self._uid = uid
+
+    def labels(self, node: str) -> Mapping[str, str]:
+        return self._cache.loads.labels(node)
+
+    def peers_by_node(self) -> Mapping[str, int]:
+        return self._cache.reservations.peers_by_node(self._peers, self._uid)
+
+
+def join_scores(scores_by_rank: Sequence[dict[str, int]]) -> dict[str, int]:
+    """The scores of all nodes; nodes of a lower rank have higher scores than all nodes of the next rank.
+
+    scores_by_rank: the scores of the nodes of each rank, the lowest rank first.
+    """
+    nonempty = [scores for scores in scores_by_rank if scores]
+    if len(nonempty) < 2:
+        return nonempty[0] if nonempty else {}
+    joined: dict[str, int] = {}
+    for scores in reversed(nonempty):
+        shift = max(joined.values()) + 1 - min(scores.values()) if joined else 0
+        joined |= {node: score + shift for node, score in scores.items()}
+    return joined

@@ -132,6 +132,7 @@ class Reservation:
     failed_lookups: the number of failed look-ups so far.
     next_lookup: the earliest time of the next look-up.
     nominee: the pod, if it was nominated before kube-scheduler called filter.
+    peers: the key of the pods with which the policy compares the pod (`PodRequest.peers`); "" for none.
     """
 
     pod: PodRef
@@ -146,6 +147,7 @@ class Reservation:
     failed_lookups: int = 0
     next_lookup: float = -math.inf
     nominee: WaitingPod | None = None
+    peers: str = ""
 
     @property
     def assignment(self) -> Assignment | None:
@@ -217,6 +219,7 @@ class Reservations:
         self._rows: dict[str, Reservation] = {}
         self._by_phase: dict[Phase, dict[str, Reservation]] = {phase: {} for phase in Phase}  # the rows by phase
         self._by_gang: dict[str, dict[str, Reservation]] = {}  # the rows by gang
+        self._by_peers: dict[str, dict[str, Reservation]] = {}  # the rows with `peers`, by this key
 
     # Queries.
 
@@ -234,6 +237,12 @@ class Reservations:
     def gang_plan(self, gang: str) -> Mapping[str, Reservation]:
         """The plan of the gang: its rows, by pod."""
         return self._by_gang.get(gang, {})
+
+    def peers_by_node(self, peers: str, excluded_uid: str) -> Counter[str]:
+        """How many pods with this key (`PodRequest.peers`) each node has, without the pod `excluded_uid`. A pod that is
+        being deleted does not count.
+        """
+        return Counter(row.node for uid, row in self._by_peers.get(peers, {}).items() if uid != excluded_uid)
 
     def holding(self, uid: str) -> Holding | None:
         """The cards and devices that count for the pod, also after the pod was deleted."""
@@ -323,20 +332,30 @@ class Reservations:
         load: Load | None = None,
         nominee: WaitingPod | None = None,
         gang: str = "",
+        peers: str = "",
     ) -> None:
         """Set the pod's plan, in place of an earlier plan. If the node is the same, the earlier `load` still counts."""
         row_before = self._rows.get(pod.uid)
         if load is None and row_before is not None and row_before.node == node:
             load = row_before.load
         holding = _make_holding(pod, node, assignment, mps_client)
-        self._set_row(Reservation(pod, node, phase, self._clock.now(), holding, load, nominee=nominee, gang=gang))
+        self._set_row(
+            Reservation(pod, node, phase, self._clock.now(), holding, load, nominee=nominee, gang=gang, peers=peers)
+        )
 
     def promote_nomination(self, uid: str) -> None:
         """Change the pod's row from NOMINATED to RESERVED: kube-scheduler has called filter for the pod."""
         self._set_phase(self._rows[uid], Phase.RESERVED)
 
     def assume(
-        self, pod: PodRef, node: str, assignment: Assignment | None, *, mps_client: MpsClient, epoch: int
+        self,
+        pod: PodRef,
+        node: str,
+        assignment: Assignment | None,
+        *,
+        mps_client: MpsClient,
+        epoch: int,
+        peers: str = "",
     ) -> None:
         """Reserve the cards for a Binding that a thread will post now. `epoch`: the current leader epoch."""
         row_before = self._rows.get(pod.uid)
@@ -344,7 +363,9 @@ class Reservations:
             (row_before.load, row_before.gang) if row_before is not None and row_before.node == node else (None, "")
         )
         holding = _make_holding(pod, node, assignment, mps_client)
-        self._set_row(Reservation(pod, node, Phase.BINDING, self._clock.now(), holding, load, epoch=epoch, gang=gang))
+        self._set_row(
+            Reservation(pod, node, Phase.BINDING, self._clock.now(), holding, load, epoch=epoch, gang=gang, peers=peers)
+        )
 
     def release_plan(self, uid: str) -> None:
         """End the plan of the pod. A posted row stays, but no longer belongs to its gang's plan."""
@@ -388,8 +409,12 @@ class Reservations:
                 self._drop_row(row_before)
             return
         holding = Holding(pod.uid, pod.namespace, pod.name, pod.node, pod.assignment, mps_client=pod.mps_client)
-        if row_before is None or row_before.phase is not Phase.BOUND or row_before.holding != holding:
-            self._set_row(Reservation(pod.ref, pod.node, Phase.BOUND, self._clock.now(), holding))
+        if (
+            row_before is None
+            or row_before.phase is not Phase.BOUND
+            or (row_before.holding, row_before.peers) != (holding, pod.peers)
+        ):
+            self._set_row(Reservation(pod.ref, pod.node, Phase.BOUND, self._clock.now(), holding, peers=pod.peers))
 
     def mark_unbound(self, uid: str) -> None:
         """Record that the watch shows the pod without a node. If the pod was bound or deleted before, etcd was restored
@@ -551,9 +576,12 @@ class Reservations:
         _check_transition(row.pod, row_before.phase if row_before is not None else None, row.phase)
         if row_before is not None:
             self._remove_from_gang(row_before)
+            self._remove_from_peers(row_before)
             del self._by_phase[row_before.phase][row.pod.uid]
         if row.gang:
             self._by_gang.setdefault(row.gang, {})[row.pod.uid] = row
+        if row.peers:
+            self._by_peers.setdefault(row.peers, {})[row.pod.uid] = row
         if row.holding is not None and row.holding.phase_name != PHASE_NAMES[row.phase]:
             row.holding = replace(row.holding, phase_name=PHASE_NAMES[row.phase])
         self._rows[row.pod.uid] = self._by_phase[row.phase][row.pod.uid] = row
@@ -572,6 +600,7 @@ class Reservations:
         if self._rows.get(row.pod.uid) is row:
             _check_transition(row.pod, row.phase, None)
             self._remove_from_gang(row)
+            self._remove_from_peers(row)
             del self._rows[row.pod.uid], self._by_phase[row.phase][row.pod.uid]
             self._sync_capacity(row.pod.uid, seen_by_scheduler=seen_by_scheduler)
 
@@ -613,6 +642,13 @@ class Reservations:
             if not plan:
                 del self._by_gang[row.gang]
             row.gang = ""
+
+    def _remove_from_peers(self, row: Reservation) -> None:
+        if row.peers:
+            rows = self._by_peers[row.peers]
+            del rows[row.pod.uid]
+            if not rows:
+                del self._by_peers[row.peers]
 
 
 def unknown_holder_key(report: Report) -> str:

@@ -209,6 +209,7 @@ class GangPlaces:
                 mps_client=member.request.mps_client if member.request is not None else COMMON,
                 load=member.load,
                 gang=gang.key,
+                peers=member.request.peers if member.request is not None else "",
             )
         return True
 

@@ -323,7 +323,7 @@ class Nominator:
 
     def _choose_node(self, pod: WaitingPod) -> Placement | None:
         """The best node that also has the cpu, memory and slots for the pod."""
-        policy = pod.request.policy or self._settings.policy
+        policy = policies.card_policy(pod.request.policy, self._settings.policy)
         nodes = self._feasible_nodes.feasible_nodes(pod.constraints)
         full_nodes = set[str]()
         for attempt in range(_CANDIDATES + 1):

@@ -77,12 +77,18 @@ class _Container(Struct, rename="camel"):
     security_context: _Security | None = None
 
 
-class _PodMeta(Struct):
+class _Owner(Struct):
+    uid: str | None = None
+    controller: bool | None = None
+
+
+class _PodMeta(Struct, rename="camel"):
     name: str | None = None
     namespace: str | None = None
     uid: str | None = None
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
+    owner_references: list[_Owner] | None = None
 
 
 class _SchedulingGroup(Struct, rename="camel"):

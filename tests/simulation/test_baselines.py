@@ -1,6 +1,6 @@
 """The best-fit baseline follows the formula of FGD's authors."""
 
-from cardwise.core.api.policies import POLICIES
+from cardwise.core.api.policies import CARD_POLICIES
 from cardwise.simulation.baselines import BASELINES
 from cardwise.simulation.cluster import SimulatedCluster
 from cardwise.simulation.fill import simulate_fill
@@ -36,7 +36,7 @@ def test_best_fit_places_pods_with_several_cards_or_none():
 
 
 def test_baselines_are_not_selectable_policies():
-    assert set(BASELINES) - set(POLICIES) == {"bestfit"}
+    assert set(BASELINES) - set(CARD_POLICIES) == {"bestfit"}
 
 
 def test_baseline_fills_a_trace():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cardwise.core.api.policies import POLICIES
+from cardwise.core.api.policies import CARD_POLICIES
 from cardwise.simulation import traces
 from cardwise.simulation.fill import arrival_order, expected_arrivals, simulate_fill
 from tests.simulation import worlds
@@ -46,7 +46,7 @@ def test_pods_without_cards_fill_nothing():
     assert [(row.size, row.arrived, row.refused) for row in filled.refused] == [("no GPU", 3, 0)]
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", CARD_POLICIES)
 def test_what_fits_exactly_is_placed_under_every_policy(policy):
     world = worlds.workload([worlds.node("a", 1000, 1000)], [worlds.shape(500)] * 4)
     filled = simulate_fill(world, policy, 1, demand=None)

@@ -55,12 +55,14 @@ def read_published(client: KubeClient, namespace: str = names.NAMESPACE) -> Publ
     note = ""
     if not policy:
         note = f"the {configmap} names no policy"
-    elif not policies.is_valid(policy):
+    elif policy not in policies.CARD_POLICIES:
         note = f"the {configmap} names an unknown policy ({wording.quote_text(policy)})"
     return PublishedPolicy(policies.DEFAULT if note else policy, workload, note, CardLimits.read(data))
 
 
 def policy_of_pod(pod: Json, published: PublishedPolicy) -> str:
-    """The placement policy of the pod: its own annotation, which its namespace may set, else the extender's policy."""
+    """The policy that chooses the cards of the pod: that of its annotation, which its namespace may set, else the
+    extender's policy.
+    """
     pod_policy = annotations_of(pod).get(names.POLICY, "")
-    return pod_policy if policies.is_valid(pod_policy) else published.policy
+    return policies.card_policy(pod_policy if policies.is_valid(pod_policy) else None, published.policy)

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from cardwise.cli import options
-from cardwise.core.api.policies import POLICIES
+from cardwise.core.api.policies import CARD_POLICIES
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.simulation.defaults import DEMAND, FIRST_SEED, LIFETIMES, LOAD
 
@@ -77,7 +77,7 @@ def _remove_duplicates(_ctx: click.Context, _param: click.Parameter, arguments: 
     "--policy",
     multiple=True,
     callback=_remove_duplicates,
-    type=click.Choice(sorted(POLICIES)),
+    type=click.Choice(CARD_POLICIES),
     help="Policy to simulate. Default: all of them.",
 )
 @click.option(

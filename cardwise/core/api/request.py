@@ -88,6 +88,7 @@ class PodRequest:
     priority: the pod's priority.
     mps: the pod's MPS mode.
     user: the user as which the containers with cards run (`mpsprofile`).
+    peers: the key of the pods with which the policy compares it (`policies.peer_key`), or "".
     """
 
     containers: tuple[ContainerRequest, ...]
@@ -96,6 +97,7 @@ class PodRequest:
     priority: int = 0
     mps: Mode = Mode.PREFERRED
     user: int = mpsprofile.IMAGE
+    peers: str = ""
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
@@ -247,6 +249,20 @@ def parse(pod: Json) -> PodRequest | None:
         priority=priority,
         mps=mps.mode(annotations),
         user=_common_user(pod, {container_request.key for container_request in container_requests}),
+        peers=_peer_key(pod, policy),
+    )
+
+
+def _peer_key(pod: Json, policy: str | None) -> str:
+    if policy is None:
+        return ""
+    metadata = pod.get("metadata") or {}
+    controllers = (owner.get("uid") for owner in metadata.get("ownerReferences") or () if owner.get("controller"))
+    return policies.peer_key(
+        policy,
+        namespace=metadata.get("namespace") or "",
+        gang=(metadata.get("labels") or {}).get(names.GANG) or "",
+        controller=next(controllers, "") or "",
     )
 
 

@@ -412,7 +412,9 @@ class _Inputs:
         return len(scoring.finish(self.ledger, kind.scorer, self.draft, kind.work))
 
     def scorer(self, request: PodRequest, headroom: Sequence[Headroom]) -> Scorer:
-        return Scorer(self.ledger.kinds, request, request.policy or self.terms.policy, headroom, self.effort)
+        return Scorer(
+            self.ledger.kinds, request, policies.card_policy(request.policy, self.terms.policy), headroom, self.effort
+        )
 
     def harm(self, node: str) -> int:
         """The score of a node for a pod that needs no card: -1 for a node with cards, so that it comes last."""
@@ -458,7 +460,10 @@ class _Inputs:
     def _begin_scoring(self, member: Member, request: PodRequest, count: int) -> _Scoring:
         """Choose the nodes to score for `count` members that are equal to this one."""
         offers, vacant = self.terms.offers.get(member.shape), self._vacant(member)
-        policy, work = policies.find_policy(request.policy or self.terms.policy), self._work(request)
+        policy, work = (
+            policies.find_policy(policies.card_policy(request.policy, self.terms.policy)),
+            self._work(request),
+        )
         spreads = policy.prefers_empty_nodes
         if work > 1:
             nodes = self._nodes_with_capacity(offers, member.load) if vacant is None else vacant

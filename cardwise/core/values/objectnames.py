@@ -36,6 +36,14 @@ def is_label_value(text: str) -> bool:
     return len(text) <= MAX_LABEL_LENGTH and _LABEL_VALUE.fullmatch(text) is not None
 
 
+def is_label_key(text: str) -> bool:
+    """Whether a label may have this key: a name of at most 63 characters, after a DNS subdomain and `/` if the key has
+    a prefix.
+    """
+    prefix, separator, name = text.rpartition("/")
+    return bool(name) and is_label_value(name) and (is_subdomain(prefix) if separator else True)
+
+
 def path_segment_problem(text: str) -> str:
     """Why the text cannot be the name of an object, because it cannot be a segment of a URL path; "" if it can. These
     are the rules of the API server's `IsValidPathSegmentName`, and in addition the text must not be empty.

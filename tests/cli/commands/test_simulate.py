@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from cardwise.cli import main
-from cardwise.core.api.policies import POLICIES
+from cardwise.core.api.policies import CARD_POLICIES
 from tests.cli import worlds as clusters
 from tests.cli.worlds import K80, P100, Cluster, card, device, lists, placed, resource_class, waiting
 from tests.simulation import worlds
@@ -221,7 +221,7 @@ def test_what_the_extender_has_learned_is_what_its_policies_know(monkeypatch):
     metadata = {"namespace": "cardwise-system", "name": "cardwise-workload"}
     saved = {"metadata": metadata, "data": {"workload.json": json.dumps({"version": 1, "requests": asks})}}
     completed = live(monkeypatch, lists(configmaps=[saved]), "--pod", "gpu-mem=4000")
-    assert {row[2] for policy in POLICIES for row in cells(completed.output, policy)} == {"5"}
+    assert {row[2] for policy in CARD_POLICIES for row in cells(completed.output, policy)} == {"5"}
     for spoilt in ("{}", '{"version":1,"requests":[[1,4000,0,"",0,0,NaN]]}', "[" * 200_000):
         saved["data"]["workload.json"] = spoilt
         without_learning = live(monkeypatch, lists(configmaps=[saved]), "--pod", "gpu-mem=4000", "--policy", "priced")
@@ -232,7 +232,7 @@ def test_what_the_extender_has_learned_is_what_its_policies_know(monkeypatch):
 def test_a_cluster_without_pods(monkeypatch):
     completed = live(monkeypatch, lists(pods=[]), "--pod", "gpu-mem=8000")
     # The sick card takes none: 16276 MiB hold two, each K80 one.
-    assert {row[2] for policy in POLICIES for row in cells(completed.output, policy)} == {"4"}
+    assert {row[2] for policy in CARD_POLICIES for row in cells(completed.output, policy)} == {"4"}
     completed = live(monkeypatch, lists(pods=[]))
     assert completed.exit_code == 1
     assert "no pod of the cluster uses or waits for GPUs: use --pod to see what would fit" in completed.stderr

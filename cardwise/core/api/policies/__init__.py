@@ -1,33 +1,56 @@
 """Placement policies: the table of all policies, and the look-up by the name that users write.
 
-Input: the free memory of cards. Output: the card to take, with a score; and how the engines treat the policy.
+Input: the free memory of cards, the labels of nodes and the pods on them. Output: the card to take, and the order of
+the nodes.
 
     policy     the interface of a policy. Read this first
     binpack    the fullest card
     spread     the emptiest card
     priced     the card that costs later pods the least; scored by `cardwise.core.placement.scored`
+    spreadby   the domain of a node label with the fewest pods of the same gang or controller
 
-How to add one: a file with a `Policy`, and a row in `POLICIES`.
+How to add one: docs/howto/add-a-policy.md.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from cardwise.core.api.policies.binpack import BINPACK
-from cardwise.core.api.policies.policy import CardOrder, Pick, PickCard, Policy
+from cardwise.core.api.policies.policy import CardOrder, NodeFacts, Pick, PickCard, Policy
 from cardwise.core.api.policies.priced import PRICED
 from cardwise.core.api.policies.spread import SPREAD
+from cardwise.core.api.policies.spreadby import SPREAD_BY
+from cardwise.core.values import objectnames
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
 
-__all__ = ["DEFAULT", "FALLBACK", "POLICIES", "CardOrder", "Pick", "PickCard", "Policy", "find_policy", "is_valid"]
+__all__ = [
+    "CARD_POLICIES",
+    "DEFAULT",
+    "FALLBACK",
+    "POLICIES",
+    "CardOrder",
+    "NodeFacts",
+    "Pick",
+    "PickCard",
+    "Policy",
+    "card_policy",
+    "find_policy",
+    "is_valid",
+    "peer_key",
+]
 
 # The table: one row for each policy.
-POLICIES: Final[Mapping[str, Policy]] = {policy.name: policy for policy in (BINPACK, PRICED, SPREAD)}
+POLICIES: Final[Mapping[str, Policy]] = {policy.name: policy for policy in (BINPACK, PRICED, SPREAD, SPREAD_BY)}
 
 DEFAULT: Final = PRICED.name
 # Decides in place of a scored policy while that has no scores.
 FALLBACK: Final = BINPACK.name
+# The policies that choose cards: one of them is the policy of the extender.
+CARD_POLICIES: Final = tuple(sorted(name for name, policy in POLICIES.items() if policy.rank_nodes is None))
+_EXAMPLE_LABEL: Final = "topology.kubernetes.io/zone"
 
 
 def is_valid(text: str) -> bool:
@@ -44,7 +67,40 @@ def find_policy(text: str, field: str = "policy") -> Policy:
     field.
     """
     policy = POLICIES.get(text)
-    if policy is None:
+    return policy if policy is not None and not policy.takes_label else _with_label(text, field)
+
+
+def card_policy(policy: str | None, default: str) -> str:
+    """The policy that chooses the cards of a pod, and among nodes of equal rank.
+
+    policy: the policy that the pod names; None if it names none.
+    default: the policy of the extender, one of `CARD_POLICIES`.
+    """
+    return default if policy is None or find_policy(policy).rank_nodes is not None else policy
+
+
+def peer_key(policy: str | None, *, namespace: str, gang: str, controller: str) -> str:
+    """A key that is equal for the peers of a pod (`NodeFacts.peers_by_node`); "" if the pod's policy ranks no nodes, or
+    if the pod has no peers.
+
+    gang: the name of the pod's gang, or "".
+    controller: the UID of the pod's controller, or "".
+    """
+    if policy is None or not (gang or controller) or not is_valid(policy) or find_policy(policy).rank_nodes is None:
+        return ""
+    return f"{namespace}/{f'gang {gang}' if gang else controller}/{policy}"
+
+
+@lru_cache(maxsize=256)
+def _with_label(text: str, field: str) -> Policy:
+    """The policy of a text with the key of a label. Raises InvalidRequest."""
+    name, separator, label = text.partition("=")
+    policy = POLICIES.get(name)
+    if policy is None or (separator and not policy.takes_label):
+        spellings = [f"{name}=LABEL" if POLICIES[name].takes_label else name for name in sorted(POLICIES)]
         problem = f"{quote_text(text)} is not a placement policy"
-        raise InvalidRequest(field, problem, f"write one of: {', '.join(sorted(POLICIES))}")
-    return policy
+        raise InvalidRequest(field, problem, f"write one of: {', '.join(spellings)}")
+    if not objectnames.is_label_key(label):
+        problem = f"{quote_text(label)} is not the key of a label" if label else f"{quote_text(text)} names no label"
+        raise InvalidRequest(field, problem, f"write the key of a node label, as in {name}={_EXAMPLE_LABEL}")
+    return replace(policy, label=label)

@@ -10,9 +10,10 @@ card:
     EMPTIEST = Policy(name="emptiest", pick_card=pick_card, card_order=CardOrder.EMPTIEST_FIRST)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Protocol
 
 Pick = tuple[int, int]  # the score of taking a card, and its position in the node's lists
 # Picks one of a node's usable cards, and scores the pick; None if no card fits. The scores of one policy are comparable
@@ -20,6 +21,24 @@ Pick = tuple[int, int]  # the score of taking a card, and its position in the no
 # ascending order, the fullest card first; and the lowest code of a card with the requested free memory. Codes are plain
 # integers, because a filter call picks cards of thousands of nodes.
 PickCard = Callable[[Sequence[int], int], Pick | None]
+
+
+class NodeFacts(Protocol):
+    """What a policy sees of the nodes when it ranks them for a pod."""
+
+    def labels(self, node: str) -> Mapping[str, str]:
+        """The labels of the node; empty if there is no such node."""
+
+    def peers_by_node(self) -> Mapping[str, int]:
+        """How many peers of the pod hold or will get cards of each node. Nodes without peers may be left out.
+
+        The peers are the other members of the pod's gang; without a gang, the other pods of its controller in its
+        namespace that name the same policy.
+        """
+
+
+# Makes the function that returns the rank of a node for a pod. Arguments: `Policy.label`, and the facts.
+RankNodes = Callable[[str, NodeFacts], Callable[[str], int]]
 
 
 class CardOrder(Enum):
@@ -40,6 +59,11 @@ class Policy:
         planner of gangs scores only the nodes that the policy probably prefers.
     is_scored: whether `scored.engine` chooses the node and the card, by scores of all nodes for the workload. Where it
         has no scores, `pick_card` decides.
+    rank_nodes: ranks the nodes for a pod by their labels and by the pods on them. The pod gets a node of the lowest
+        rank that has a node for it. Among the nodes of this rank, and for the cards, the policy of the extender
+        decides (`--policy`). None: the policy does not rank nodes.
+    takes_label: whether users write the key of a node label after the name, as in `spread-by=KEY`.
+    label: this key.
     """
 
     name: str
@@ -47,3 +71,6 @@ class Policy:
     card_order: CardOrder = CardOrder.FULLEST_FIRST
     prefers_empty_nodes: bool = False
     is_scored: bool = False
+    rank_nodes: RankNodes | None = None
+    takes_label: bool = False
+    label: str = ""

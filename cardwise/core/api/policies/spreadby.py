@@ -1,0 +1,35 @@
+"""`spread-by=KEY`: the peers of a pod are spread over the domains of a node label, such as zones or racks.
+
+A domain is the set of the nodes with the same value of the label KEY. The rank of a node is the number of the pod's
+peers in its domain: the domains with the fewest peers come first. Example: zone a has two peers, b and c have one each.
+The nodes of b and c come first, and the extender's policy chooses among all of them. If none of them has capacity, the
+nodes of a follow. Nodes without the label come last. So no pod stays pending because of this policy, as with
+`whenUnsatisfiable: ScheduleAnyway` of Kubernetes.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from cardwise.core.api.policies import binpack
+from cardwise.core.api.policies.policy import NodeFacts, Policy
+
+_NO_DOMAIN: Final = 1 << 62  # the rank of nodes without the label: more than the peers of any pod
+
+
+def rank_nodes(label: str, facts: NodeFacts) -> Callable[[str], int]:
+    """The function that returns the rank of a node."""
+    peers_by_domain = Counter[str]()
+    for node, peers in facts.peers_by_node().items():
+        domain = facts.labels(node).get(label)
+        if domain is not None:
+            peers_by_domain[domain] += peers
+
+    def rank(node: str) -> int:
+        domain = facts.labels(node).get(label)
+        return _NO_DOMAIN if domain is None else peers_by_domain[domain]
+
+    return rank
+
+
+SPREAD_BY: Final = Policy(name="spread-by", pick_card=binpack.pick_card, rank_nodes=rank_nodes, takes_label=True)
