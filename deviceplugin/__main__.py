@@ -36,7 +36,7 @@ from cardwise.runtime.settings import (
 from deviceplugin.grants.access import Access
 from deviceplugin.process import COMPONENT, NodeAgent, NodeAgentSettings
 from deviceplugin.publish import metrics
-from deviceplugin.sources.containers import Containers
+from deviceplugin.sources.containers import RuntimeContainers
 from deviceplugin.sources.kubelet import Kubelet
 
 _log = structlog.get_logger(__name__)
@@ -210,7 +210,7 @@ def main(
             gpus=gpu_source,
             devices=devices,
             kubelet=Kubelet(kubelet_dir),
-            containers=Containers(cri_socket),
+            containers=RuntimeContainers(cri_socket),
             events=EventRecorder(client, COMPONENT, instance=node_name),
         )
         config = configz.describe_options(click.get_current_context())

@@ -33,7 +33,7 @@ from deviceplugin.publish.handover import GpushareHandover
 from deviceplugin.publish.inventory import NodePublisher
 from deviceplugin.publish.marking import Marker
 from deviceplugin.publish.stalemps import StaleMpsStatus
-from deviceplugin.sources.containers import Containers, RuntimeUnavailable
+from deviceplugin.sources.containers import RuntimeContainers, RuntimeUnavailable
 from deviceplugin.sources.kubelet import Kubelet, KubeletUnavailable, SharedCall
 from deviceplugin.sources.pods import Pods
 
@@ -79,7 +79,7 @@ class NodeAgent:
         gpus: Gpus,
         devices: Devices,
         kubelet: Kubelet,
-        containers: Containers,
+        containers: RuntimeContainers,
         events: EventRecorder,
         clock: Clock = SYSTEM,
         mps_clock: Clock = BOOT,

@@ -26,7 +26,7 @@ from cardwise.runtime.http.httpcalls import WsgiApp
 from cardwise.runtime.settings import ObjectName
 from cardwise.runtime.tls import tls
 from cardwise.runtime.tls.expiry import Expiry
-from extender.api.app import Parts, create_app, watch_lines
+from extender.api.app import AppComponents, create_app, watch_lines
 from extender.api.metrics import GaugeReaders, Metrics
 from extender.api.verbs import AnswerSettings
 from extender.binding.binder import Binder
@@ -211,7 +211,7 @@ class Extender:
             metrics.observe_gang_wait,
         )
         self._state.nominator.on_outcome = metrics.count_nomination
-        parts = Parts(
+        components = AppComponents(
             state=self._state,
             binder=self._binder,
             metrics=metrics,
@@ -223,7 +223,7 @@ class Extender:
             notice=self._pod_events.record_quota_wait,
             inspect_unit=self._inspect_unit,
         )
-        return create_app(parts)
+        return create_app(components)
 
     def start(self) -> None:
         self._informers.start()

@@ -26,7 +26,7 @@ from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
 from extender.cache.clusterview import ClusterView
-from extender.cache.inventory import Report
+from extender.cache.inventory import ShareReport
 from extender.cache.nodesearch import NodeSearch
 from extender.cache.nominated import NominatedPods
 from extender.cache.nominations import LOWEST
@@ -212,7 +212,7 @@ class State:
             is_first_report = not self._inventory.has_card(name)
             update = self._inventory.set_card(name, card)
             recorded = (
-                {Report(record.uid, card.node) for record in card.status.terminating} if is_first_report else set()
+                {ShareReport(record.uid, card.node) for record in card.status.terminating} if is_first_report else set()
             )
             for report in recorded:
                 self._reservations.restore_terminating(report)

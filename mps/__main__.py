@@ -39,7 +39,7 @@ from mps.daemon import directories, units
 from mps.daemon.machine import PROBE_TIMEOUT_SECONDS, DaemonPace
 from mps.host import cgroups
 from mps.host.processes import CONTROL
-from mps.manager import Manager, ManagerLock, ManagerSettings, RootLocked
+from mps.manager import ManagerLock, ManagerSettings, MpsManager, RootLocked
 
 _log = structlog.get_logger(__name__)
 
@@ -197,11 +197,11 @@ def main(
     except (InvalidRequest, GpusUnavailable, KubeConfigError, OSError) as error:
         _log.error("cannot start", error=str(error))
         sys.exit(1)
-    managers: list[Manager] = []
+    managers: list[MpsManager] = []
     interpreter.tune_interpreter()
     health_server.start()
     if _acquire_lock(lock, stop_event):
-        manager = Manager(settings, client, selected_gpus, all_gpus)
+        manager = MpsManager(settings, client, selected_gpus, all_gpus)
         manager.start()
         managers.append(manager)
         _log.info("started", node=node_name, cards=len(selected_gpus.cards()), scope=scope, root=str(root))
@@ -243,7 +243,7 @@ def _serve(lock: ManagerLock, stop_event: threading.Event, clock: Clock = BOOT) 
             sys.exit(1)
 
 
-def _list_ready_problems(managers: list[Manager]) -> list[str]:
+def _list_ready_problems(managers: list[MpsManager]) -> list[str]:
     return (
         [problem for manager in managers for problem in manager.problems()]
         if managers
@@ -251,7 +251,7 @@ def _list_ready_problems(managers: list[Manager]) -> list[str]:
     )
 
 
-def _list_stuck_problems(managers: list[Manager]) -> list[str]:
+def _list_stuck_problems(managers: list[MpsManager]) -> list[str]:
     return [problem for manager in managers for problem in manager.stuck_reasons()]
 
 

@@ -32,7 +32,7 @@ from mps.host import drivers
 from mps.host.control import CommandRefused, ControlError
 from mps.host.pods import CardDemand, PodView, compute_demands, required_ceilings, uuids_by_index, watch_pods
 from mps.host.processes import LOCAL, Host
-from mps.publication import Publication
+from mps.publication import MpsStatusPublisher
 
 _log = structlog.get_logger(__name__)
 
@@ -96,7 +96,7 @@ class ManagerLock:
         os.close(self._descriptor)
 
 
-class Manager:
+class MpsManager:
     """The MPS manager of one node. The lock must be held from before `start_timeout` until after `stop`."""
 
     def __init__(
@@ -143,7 +143,7 @@ class Manager:
             clock=clock,
         )
         self.pods = watch_pods(client, settings.node, self._loop.wake, clock)
-        self._publication = Publication(client, settings.node, self.statuses, clock)
+        self._publication = MpsStatusPublisher(client, settings.node, self.statuses, clock)
         self._audit = None
         if settings.audit is not None:
             self._audit = Audit(

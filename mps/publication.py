@@ -60,7 +60,7 @@ def card_status(status: Status, uuid: str) -> MpsStatus:
     )
 
 
-class Publication:
+class MpsStatusPublisher:
     """Publishes the MPS status of each card. Call `wake` after a change.
 
     statuses: returns the statuses by UUID.

@@ -498,7 +498,7 @@ def _without_managed_fields(body: bytes) -> dict[str, Any]:
 
 
 def _decode_object(body: bytes, prepare: Callable[[bytes], bytes] = bytes) -> dict[str, Any]:
-    """Decode the object in `prepare(body)`. Raises Unreachable if the body is no JSON object."""
+    """Decode the object in `prepare(body)`. Raises Unreachable if the body is not a JSON object."""
     try:
         decoded = _decode(prepare(body))
     except msgspec.DecodeError as error:

@@ -18,7 +18,7 @@ from cardwise.gpus.protocol import GpuCard
 from deviceplugin.grants import cdi
 from deviceplugin.grants.grants import Grant, GrantStore
 from deviceplugin.grants.hardware import Hardware
-from deviceplugin.sources.containers import Containers, RuntimeFacts, RuntimeUnavailable, serves_cdi
+from deviceplugin.sources.containers import RuntimeContainers, RuntimeFacts, RuntimeUnavailable, serves_cdi
 
 _log = structlog.get_logger(__name__)
 
@@ -51,7 +51,7 @@ def choose_access(runtime_info: RuntimeFacts) -> tuple[Access, str]:
     return Access.CDI, f"{runtime} supports CDI"
 
 
-def choose_access_of_runtime(containers: Containers, cdi_dir: Path) -> Access | None:
+def choose_access_of_runtime(containers: RuntimeContainers, cdi_dir: Path) -> Access | None:
     """Choose the access by the runtime's settings; None if the runtime does not answer. Logs the reason."""
     try:
         runtime_info = containers.facts()

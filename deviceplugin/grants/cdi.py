@@ -163,7 +163,7 @@ prepare_types(_NvidiaSpec)
 def _parse_spec(content: str) -> dict[str, Any] | None:
     """Parse a CDI spec; returns None if its kind is not NVIDIA's.
 
-    Raises one of `_READ_ERRORS` if the content is no CDI spec, or cannot be encoded as JSON.
+    Raises one of `_READ_ERRORS` if the content is not a CDI spec, or cannot be encoded as JSON.
     """
     spec = yaml.safe_load(content)  # JSON is YAML
     if isinstance(spec, dict) and spec.get("kind") != _NVIDIA_KIND:

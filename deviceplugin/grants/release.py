@@ -34,7 +34,7 @@ from cardwise.kube import errors
 from cardwise.kube.objects.extendedresources import ContainerShare
 from deviceplugin.grants.access import Delivery
 from deviceplugin.grants.grants import Grant, GrantStore, merge_by_pod
-from deviceplugin.sources.containers import Containers, RuntimeUnavailable
+from deviceplugin.sources.containers import RuntimeContainers, RuntimeUnavailable
 from deviceplugin.sources.pods import NodePod, Pods
 
 _log = structlog.get_logger(__name__)
@@ -83,7 +83,7 @@ class Releaser:
         self,
         *,
         pods: Pods,
-        containers: Containers,
+        containers: RuntimeContainers,
         grants: GrantStore,
         delivery: Delivery,
         on_change: Callable[[], None],

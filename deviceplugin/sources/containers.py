@@ -56,7 +56,7 @@ class Sandbox:
     ready: bool
 
 
-class Containers:
+class RuntimeContainers:
     """A client of the container runtime at one CRI socket. Thread-safe."""
 
     def __init__(self, socket: Path) -> None:

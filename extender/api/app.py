@@ -47,7 +47,7 @@ _FAILED = "the extender failed on this call; see its log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class AppComponents:
     """The components of the extender that the HTTP paths call.
 
     unsynced_lists: returns the lists that are not complete yet, one line for each; no call is served before all are
@@ -71,29 +71,29 @@ class Parts:
     inspect_unit: Unit = Unit.MIB
 
 
-def create_app(parts: Parts) -> Flask:
+def create_app(components: AppComponents) -> Flask:
     """Make the WSGI application."""
     app = Flask("cardwise-extender", static_folder=None)
     prefix = names.EXTENDER_PREFIX
     app.wsgi_app = _PostHandler(  # type: ignore[method-assign]
         app.wsgi_app,
-        parts.metrics,
+        components.metrics,
         {
-            f"{prefix}/filter": ("filter", lambda environ: _serve_filter(parts, environ)),
-            f"{prefix}/prioritize": ("prioritize", lambda environ: _serve_prioritize(parts, environ)),
-            f"{prefix}/preempt": ("preempt", lambda environ: _serve_preempt(parts, environ)),
-            f"{prefix}/bind": ("bind", lambda environ: BindResult(error=_serve_bind(parts, environ))),
+            f"{prefix}/filter": ("filter", lambda environ: _serve_filter(components, environ)),
+            f"{prefix}/prioritize": ("prioritize", lambda environ: _serve_prioritize(components, environ)),
+            f"{prefix}/preempt": ("preempt", lambda environ: _serve_preempt(components, environ)),
+            f"{prefix}/bind": ("bind", lambda environ: BindResult(error=_serve_bind(components, environ))),
         },
     )
 
     @app.get(f"{prefix}/inspect")
     @app.get(f"{prefix}/inspect/<node>")
     def inspect(node: str | None = None) -> Response:
-        if _is_busy(parts):
+        if _is_busy(components):
             return Response(f"{_BUSY}\n", status=503, mimetype="text/plain")
-        with parts.metrics.measure_call("inspect"):
+        with components.metrics.measure_call("inspect"):
             return Response(
-                wire.encode(verbs.inspect(parts.state, node, parts.inspect_unit)), mimetype="application/json"
+                wire.encode(verbs.inspect(components.state, node, components.inspect_unit)), mimetype="application/json"
             )
 
     @app.get("/version")
@@ -106,10 +106,10 @@ def create_app(parts: Parts) -> Flask:
 
     @app.get("/readyz")
     def readyz() -> Response:
-        unsynced_lists = parts.unsynced_lists()
+        unsynced_lists = components.unsynced_lists()
         lines = unsynced_lists or ["ok"]
         if "verbose" in request.args:
-            lines = [*lines, parts.leadership.summary(), *watch_lines(parts.disconnected_seconds())]
+            lines = [*lines, components.leadership.summary(), *watch_lines(components.disconnected_seconds())]
         text = "".join(f"{line}\n" for line in lines)
         return Response(text, status=503 if unsynced_lists else 200, mimetype="text/plain")
 
@@ -168,17 +168,17 @@ def _read_body(environ: Environ) -> bytes:
     return body
 
 
-def _is_busy(parts: Parts) -> bool:
+def _is_busy(components: AppComponents) -> bool:
     """Whether a thread has held the state's lock for so long that a call should not wait for the lock."""
-    return parts.state.lock_held_seconds() > statelock.REFUSE_SECONDS
+    return components.state.lock_held_seconds() > statelock.REFUSE_SECONDS
 
 
-def _unavailable_reason(parts: Parts, environ: Environ) -> str:
+def _unavailable_reason(components: AppComponents, environ: Environ) -> str:
     """Why this extender cannot serve the call now; "" if it can."""
-    unsynced_lists = parts.unsynced_lists()
-    if _is_busy(parts) and not environ.get(httpcalls.SLOW):
+    unsynced_lists = components.unsynced_lists()
+    if _is_busy(components) and not environ.get(httpcalls.SLOW):
         return _BUSY
-    denial = parts.leadership.denial()
+    denial = components.leadership.denial()
     if denial is not None and denial.served_elsewhere:
         # Close the connection: kube-scheduler reaches another extender only by a new connection.
         environ.get(httpcalls.CLOSE, bool)()
@@ -187,7 +187,7 @@ def _unavailable_reason(parts: Parts, environ: Environ) -> str:
         return f"not ready: {unsynced_lists[0]}"
     if denial is not None:
         return denial.text
-    outdated = parts.outdated_watches()
+    outdated = components.outdated_watches()
     return f"not ready: {outdated[0]}" if outdated else ""
 
 
@@ -215,15 +215,17 @@ def _call_of(environ: Environ) -> Call:
     return Call(environ.get(httpcalls.ARRIVED), lambda: httpcalls.is_abandoned(environ))
 
 
-def _serve_filter(parts: Parts, environ: Environ) -> FilterResult:
-    unavailable = _unavailable_reason(parts, environ)
+def _serve_filter(components: AppComponents, environ: Environ) -> FilterResult:
+    unavailable = _unavailable_reason(components, environ)
     if unavailable:
         return FilterResult(error=unavailable)
-    parts.binder.throttle.delay_filter()
+    components.binder.throttle.delay_filter()
     try:
         args = _read_filter_args(environ)
         uid = _bind_log_context(args)
-        answer = verbs.filter_nodes(parts.state, parts.preferences, args, parts.notice, _call_of(environ))
+        answer = verbs.filter_nodes(
+            components.state, components.preferences, args, components.notice, _call_of(environ)
+        )
     except Malformed as error:
         return FilterResult(error=str(error))
     except TakesLong:
@@ -234,20 +236,20 @@ def _serve_filter(parts: Parts, environ: Environ) -> FilterResult:
     reasons = answer.failed_nodes or answer.failed_and_unresolvable_nodes
     if reasons:
         reason = most_frequent(reasons)
-        parts.metrics.count_refusal(reason)
-        with parts.state.queue() as queue:
+        components.metrics.count_refusal(reason)
+        with components.state.queue() as queue:
             queue.set_refusal_reason(uid, reason)
     return answer
 
 
-def _serve_prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]:
+def _serve_prioritize(components: AppComponents, environ: Environ) -> list[wire.HostPriority]:
     """The scores; none if the call cannot be served. Raises Malformed."""
-    if _unavailable_reason(parts, environ):
+    if _unavailable_reason(components, environ):
         return []
     try:
         args = _read_filter_args(environ)
         _bind_log_context(args)
-        return verbs.prioritize(parts.state, parts.preferences, args, _call_of(environ))
+        return verbs.prioritize(components.state, components.preferences, args, _call_of(environ))
     except Malformed as error:
         _log.info("failed to parse a prioritize call", error=str(error))
         raise
@@ -258,16 +260,16 @@ def _serve_prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]
     return []  # the response has no field for errors; without these scores kube-scheduler uses only its own
 
 
-def _serve_preempt(parts: Parts, environ: Environ) -> wire.PreemptResult:
+def _serve_preempt(components: AppComponents, environ: Environ) -> wire.PreemptResult:
     """The victims by node. Raises _Unavailable."""
-    unavailable = _unavailable_reason(parts, environ)
+    unavailable = _unavailable_reason(components, environ)
     if unavailable:
         raise _Unavailable(unavailable)
     try:
         args = wire.decode_preempt_args(_read_body(environ))
         httpcalls.move_long_call(environ, args.parsed_pod.ref.namespace)
         _bind_log_context(args)
-        return verbs.preempt(parts.state, parts.preferences, args)
+        return verbs.preempt(components.state, components.preferences, args)
     except (Malformed, InvalidRequest) as error:
         raise _Unavailable(str(error)) from error
     except TakesLong:
@@ -277,11 +279,11 @@ def _serve_preempt(parts: Parts, environ: Environ) -> wire.PreemptResult:
         raise _Unavailable(_FAILED) from error
 
 
-def _serve_bind(parts: Parts, environ: Environ) -> str:
+def _serve_bind(components: AppComponents, environ: Environ) -> str:
     """The error for kube-scheduler, or ""."""
-    unavailable = _unavailable_reason(parts, environ)
+    unavailable = _unavailable_reason(components, environ)
     if unavailable:
-        parts.metrics.count_bind("not_ready")
+        components.metrics.count_bind("not_ready")
         return unavailable
     outcome, text = "failed", _FAILED
     try:
@@ -289,16 +291,16 @@ def _serve_bind(parts: Parts, environ: Environ) -> str:
         structlog.contextvars.bind_contextvars(pod=f"{args.pod_namespace}/{args.pod_name}", uid=args.pod_uid)
         connection, slow = environ.get(httpcalls.SOCKET), environ.get(httpcalls.SLOW, True)
         outcome, text = (
-            parts.binder.bind(args, arrived=environ.get(httpcalls.ARRIVED), connection=connection, may_wait=slow),
+            components.binder.bind(args, arrived=environ.get(httpcalls.ARRIVED), connection=connection, may_wait=slow),
             "",
         )
     except Malformed as error:
         outcome, text = "malformed", str(error)
     except BindFailed as error:
         outcome, text = error.outcome, str(error)
-        with parts.state.queue() as queue:
+        with components.state.queue() as queue:
             queue.on_bind_failed(args.pod_uid)
     except Exception:  # noqa: BLE001 - as in filter
         _log.exception("bind failed")
-    parts.metrics.count_bind(outcome)
+    components.metrics.count_bind(outcome)
     return text

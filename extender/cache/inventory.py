@@ -24,7 +24,7 @@ from extender.records.objects import CardRecord
 MAX_REPORTED_SHARES = 4096  # shares of all its cards
 
 
-class Report(NamedTuple):
+class ShareReport(NamedTuple):
     """A report: containers of the pod still use cards of the node, although the pod object is gone."""
 
     uid: str
@@ -39,8 +39,8 @@ class CardUpdate(NamedTuple):
     problem: the ignored part of the report, with the reason; None if the whole report is used.
     """
 
-    reported: Collection[Report]
-    withdrawn: Collection[Report]
+    reported: Collection[ShareReport]
+    withdrawn: Collection[ShareReport]
     problem: str | None
 
 
@@ -71,7 +71,7 @@ class Inventory:
     def set_card(self, name: str, card: CardRecord) -> CardUpdate:
         """Update the card from its record. Returns what has changed."""
         card_before = self._cards.get(name)
-        former: Collection[Report] = ()
+        former: Collection[ShareReport] = ()
         if card_before is not None and card_before.node != card.node:
             # The former node no longer reports this card, but the containers there may still run.
             former, card_before = self.remove_card(name), None
@@ -99,10 +99,10 @@ class Inventory:
         terminating_before = card_before.status.terminating if card_before is not None else ()
         self._recorded.replace_report(name, card.node, terminating_before, card.status.terminating)
         # If the card was replaced, or has another size, all its shares are counted again.
-        updated = reported if same else {Report(share.uid, card.node) for share in card.reported_shares}
+        updated = reported if same else {ShareReport(share.uid, card.node) for share in card.reported_shares}
         return CardUpdate({*former, *updated}, withdrawn, problem)
 
-    def remove_card(self, name: str) -> Collection[Report]:
+    def remove_card(self, name: str) -> Collection[ShareReport]:
         """Remove the card. Returns what it had reported."""
         card = self._cards.get(name)
         if card is None:
@@ -245,7 +245,7 @@ class _ShareReports:
 
     def replace_report(
         self, name: str, node: str, shares_before: Iterable[ContainerShare], shares_now: Iterable[ContainerShare]
-    ) -> tuple[Collection[Report], Collection[Report]]:
+    ) -> tuple[Collection[ShareReport], Collection[ShareReport]]:
         """Replace the shares that the card reports. Returns the new or changed shares, and the removed shares."""
         former, current = _group_by_uid(shares_before), _group_by_uid(shares_now)
         changed = {uid: entries for uid, entries in current.items() if former.get(uid) != entries}
@@ -259,7 +259,7 @@ class _ShareReports:
                 del nodes[node]
             if not nodes:
                 del self.by_uid[uid]
-        return {Report(uid, node) for uid in changed}, {Report(uid, node) for uid in withdrawn}
+        return {ShareReport(uid, node) for uid in changed}, {ShareReport(uid, node) for uid in withdrawn}
 
 
 def _group_by_uid(shares: Iterable[ContainerShare]) -> dict[str, list[ContainerShare]]:

@@ -51,7 +51,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.placement.holding import REPORTED, Holding
 from cardwise.kube.watch.reflector import WatchPace
 from extender.cache.capacity import RESERVED, Capacity
-from extender.cache.inventory import Inventory, Report
+from extender.cache.inventory import Inventory, ShareReport
 from extender.cache.nominations import Nominations
 from extender.records.nodeinfo import PlacedPod
 from extender.records.pod import WaitingPod
@@ -255,7 +255,7 @@ class Reservations:
             return row.holding if row.phase is Phase.TERMINATING else None
         return row.holding
 
-    def unknown_holding(self, report: Report) -> Holding | None:
+    def unknown_holding(self, report: ShareReport) -> Holding | None:
         """The holding that a node's report adds to the node's cards; None if the report adds nothing.
 
         Leaves out the pod's known shares of these cards, under this or another name of the node. The rest belongs to a
@@ -314,7 +314,7 @@ class Reservations:
             if row is None or row.holding is None:
                 unknown_holders += len(nodes)
             else:
-                keys = (unknown_holder_key(Report(uid, node)) for node in nodes)
+                keys = (unknown_holder_key(ShareReport(uid, node)) for node in nodes)
                 unknown_holders += sum(self._capacity.ledger.holding(key) is not None for key in keys)
         counts[REPORTED] += unknown_holders
         return counts
@@ -444,7 +444,7 @@ class Reservations:
         elif row.phase not in (Phase.TERMINATING, Phase.ORPHANED):
             self._mark_terminating(row)
 
-    def mark_unreported(self, report: Report) -> None:
+    def mark_unreported(self, report: ShareReport) -> None:
         """Record that a card no longer reports the pod. Once no card of the node reports the pod, its containers are
         gone, and its row ends.
         """
@@ -454,7 +454,7 @@ class Reservations:
         if row.node == report.node and not self._reports.is_reported(*report):
             self._drop_row(row)
 
-    def restore_terminating(self, report: Report) -> None:
+    def restore_terminating(self, report: ShareReport) -> None:
         """Restore the shares of a deleted pod, which a former leader has recorded. This extender never saw the pod."""
         row = self._rows.get(report.uid)
         recorded = self._reports.recorded_holding(*report)
@@ -462,7 +462,7 @@ class Reservations:
             ref = PodRef(recorded.uid, recorded.namespace, recorded.name)
             self._mark_terminating(Reservation(ref, recorded.node, Phase.TERMINATING, self._clock.now(), recorded))
 
-    def sync_reports(self, reports: Collection[Report]) -> None:
+    def sync_reports(self, reports: Collection[ShareReport]) -> None:
         """Update the ledger for the pods of these reports. A UID that only a node reports never counts as a pod."""
         for report in reports:
             is_known = report.uid in self._rows
@@ -614,7 +614,7 @@ class Reservations:
         self._capacity.set_planned_pod(
             uid, PlacedPod(row.node, row.load) if row is not None and row.load is not None else None
         )
-        for report in (Report(uid, node) for node in self._reports.reported_nodes().get(uid, ())):
+        for report in (ShareReport(uid, node) for node in self._reports.reported_nodes().get(uid, ())):
             self._capacity.set_holding(
                 unknown_holder_key(report), self.unknown_holding(report), seen_by_scheduler=seen_by_scheduler
             )
@@ -651,7 +651,7 @@ class Reservations:
                 del self._by_peers[row.peers]
 
 
-def unknown_holder_key(report: Report) -> str:
+def unknown_holder_key(report: ShareReport) -> str:
     """The key in the ledger for a share that a node reports for an unknown pod.
 
     The key equals no UID of a pod or of a report, because it has a "/": reports with such UIDs are ignored

@@ -19,7 +19,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder
 from cardwise.kube.pods.eviction import evict
-from cardwise.runtime.http.threads import Threads
+from cardwise.runtime.http.threads import CallThreads
 from extender.records.podref import PodRef
 from extender.reporting.podgroupwriter import rollback_event
 from extender.state import State
@@ -68,7 +68,7 @@ class GangController:
         self._lock = threading.Lock()  # guards `_writing`
         self._foreign: dict[tuple[ForeignPodGroup, str], float] = {}  # by PodGroup, when it is read again
         self._read_at: dict[str, float] = {}  # by namespace, when one of its PodGroups was last read
-        self._threads: Threads | None = None
+        self._threads: CallThreads | None = None
         self._stopping = False
 
     def step(self) -> None:
@@ -113,7 +113,7 @@ class GangController:
             with self._lock:
                 self._writing[pod.uid] = flow
             if self._threads is None:  # created after the fork, in the serving process
-                self._threads = Threads("gangs", _AT_ONCE, self._clock)
+                self._threads = CallThreads("gangs", _AT_ONCE, self._clock)
             self._threads.submit(partial(self._run_write, pod, write), *flow)
 
     def _run_write(self, pod: PodRef, write: Callable[[], None]) -> None:

@@ -24,7 +24,7 @@ from cardwise.kube.client import KubeClient
 from deviceplugin.grants.access import Access
 from deviceplugin.plugin import slots
 from deviceplugin.process import NodeAgent, NodeAgentSettings
-from deviceplugin.sources.containers import Containers
+from deviceplugin.sources.containers import RuntimeContainers
 from deviceplugin.sources.kubelet import Kubelet
 from tests.deviceplugin.fakenode import FakeKubelet, FakeRuntime, Plugin, SeenKubelet, SeenRuntime
 from tests.fakes.apiserver import ApiServer, Request
@@ -92,7 +92,7 @@ class Rig:
         scratch.write_text(yaml.safe_dump({"cards": self.cards}))
         scratch.rename(self.cards_file)
 
-    def make(self, kubelet: Kubelet, containers: Containers) -> NodeAgent:
+    def make(self, kubelet: Kubelet, containers: RuntimeContainers) -> NodeAgent:
         settings = NodeAgentSettings(
             node=NODE,
             kubelet_dir=self.kubelet.folder,

@@ -19,7 +19,7 @@ from deviceplugin.api import cri_v1_pb2 as cri
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as plugin
 from deviceplugin.api import podresources_v1_pb2 as resources
 from deviceplugin.plugin.server import SERVICE, PluginServer
-from deviceplugin.sources.containers import Containers, RuntimeUnavailable
+from deviceplugin.sources.containers import RuntimeContainers, RuntimeUnavailable
 from deviceplugin.sources.kubelet import Kubelet
 from tests.fakes import grpcs
 
@@ -189,7 +189,7 @@ class FakeRuntime:
         return answer
 
 
-class SeenRuntime(Containers):
+class SeenRuntime(RuntimeContainers):
     """The containers of a fake runtime, asked without a socket."""
 
     def __init__(self, runtime: FakeRuntime) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from deviceplugin.sources.containers import Containers
+from deviceplugin.sources.containers import RuntimeContainers
 from deviceplugin.sources.kubelet import Kubelet
 from tests.deviceplugin.conftest import Rig
 from tests.deviceplugin.fakenode import PATIENCE, ServedKubelet, ServedRuntime
@@ -26,7 +26,7 @@ class ServedRig(Rig):
         self.runtime = ServedRuntime(folder / "cri.sock")
 
     def start(self) -> "ServedRig":
-        agent = self.make(Kubelet(self.kubelet.folder, self.clock), Containers(self.folder / "cri.sock"))
+        agent = self.make(Kubelet(self.kubelet.folder, self.clock), RuntimeContainers(self.folder / "cri.sock"))
         before = len(self.kubelet.registered)
         agent.start()
         self.until_registered(before + 1)

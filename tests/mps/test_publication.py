@@ -7,7 +7,7 @@ import pytest
 
 from cardwise.core.api.mps import DaemonScope, MpsState, Status
 from cardwise.kube import paths
-from mps.publication import Publication
+from mps.publication import MpsStatusPublisher
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 from tests.mps.worlds import NODE, uuid_of
@@ -29,7 +29,7 @@ class Cluster:
         self.api = ApiServer(self.clock)
         self.statuses: dict[str, Status] = {}
         client = self.api.client(clock=self.clock)
-        self.publication = Publication(client, NODE, lambda: dict(self.statuses), self.clock)
+        self.publication = MpsStatusPublisher(client, NODE, lambda: dict(self.statuses), self.clock)
         self.add(0)
 
     def add(self, index: int, node: str = NODE, **status: object) -> None:

@@ -26,7 +26,7 @@ from mps.daemon.daemon import Daemon
 from mps.daemon.machine import DaemonPace
 from mps.host.cgroups import CgroupMembership
 from mps.host.pods import PodView, parse_pod
-from mps.manager import Manager, ManagerLock, ManagerSettings
+from mps.manager import ManagerLock, ManagerSettings, MpsManager
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 from tests.fakes.events import Events
@@ -142,11 +142,11 @@ class Node:
             exclusive=True,
             stop_daemons="idle",
         )
-        self.manager: Manager | None = None
+        self.manager: MpsManager | None = None
         # The daemons' threads are this one.
         monkeypatch.setattr(Daemon, "start", Daemon.take_over)
         monkeypatch.setattr(managers, "watch_pods", lambda *_: self.pods)
-        monkeypatch.setattr(managers, "Publication", lambda *_: Publication())
+        monkeypatch.setattr(managers, "MpsStatusPublisher", lambda *_: Publication())
         monkeypatch.setattr(audit, "EventRecorder", lambda *_, **__: self.events)
 
     def write_cards(self) -> None:
@@ -167,7 +167,7 @@ class Node:
         self.lock.acquire()
         client = self.api.client(clock=self.clock)
         client.fetch_server_time()  # as the list of pods tells it
-        self.manager = Manager(self.settings, client, served, self.gpus, host=self.host, clock=self.clock)
+        self.manager = MpsManager(self.settings, client, served, self.gpus, host=self.host, clock=self.clock)
         self.manager.inherit_daemons()
         self.step_all()
         return self

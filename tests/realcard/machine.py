@@ -28,7 +28,7 @@ from cardwise.gpus.selection import CardSelection, SelectedGpus
 from cardwise.kube import paths
 from mps.daemon.machine import DaemonPace
 from mps.host.processes import CONTROL, LOCAL
-from mps.manager import Manager, ManagerLock, ManagerSettings
+from mps.manager import ManagerLock, ManagerSettings, MpsManager
 from tests.fakes.apiserver import ApiServer
 from tests.mps.worlds import NODE
 
@@ -126,7 +126,7 @@ class Machine:
             paths.extendedresources(),
             {"metadata": metadata, "spec": {"node": NODE, "uuid": self.card.uuid}, "status": {}},
         )
-        self.manager: Manager | None = None
+        self.manager: MpsManager | None = None
         self.tenants: list[Tenant] = []
         self._before = gpus.compute_mode(self.card.uuid)
 
@@ -147,7 +147,7 @@ class Machine:
         self._lock = ManagerLock(self.root)
         self._lock.acquire()
         chosen = _Lasting(self.gpus, CardSelection((self.card.uuid.lower(),)))
-        self.manager = Manager(replace(settings, **changes), self._client, chosen, self.gpus)
+        self.manager = MpsManager(replace(settings, **changes), self._client, chosen, self.gpus)
         self.manager.start()
         self.wait_ready()
         return self

@@ -1,7 +1,7 @@
 """The HTTP layer: POST /mutate, /mutate/defaults, /validate, /validate/bindings and /advise; GET /healthz.
 
-A path with the suffix /gib is for namespaces where bare gpu-mem numbers count GiB. The API server chooses the path by
-the namespace's label (namespaceSelector), so the meaning of a number does not depend on a cache.
+A path with the suffix /gib is for namespaces where gpu-mem numbers without a unit mean GiB. The API server chooses the
+path by the namespace's label (namespaceSelector), so the meaning of a number does not depend on a cache.
 
 This module only decodes, calls the decision, encodes and counts. A body that is not an AdmissionReview, or one of a
 resource that does not belong to the path (`RESOURCES`), gets status 400 with the reason. An unexpected error gets 500
@@ -60,7 +60,7 @@ RESOURCES: Final[Mapping[str, frozenset[str]]] = {
 }
 _KNOWN: Final = frozenset[str]().union(*RESOURCES.values())
 
-# The unit of bare numbers, by the suffix of the path.
+# The unit of gpu-mem numbers without a unit, by the suffix of the path.
 UNITS: Final[Mapping[str, Unit]] = {"": Unit.MIB, "/gib": Unit.GIB}
 
 _NAMESPACE: Final = re.compile(rb'"namespace":\s*"([a-z0-9.-]{1,253})"')

@@ -1,6 +1,6 @@
 """The codec of AdmissionReview v1: bytes to a `Review`, a `Decision` to bytes.
 
-Later code may rely on types and names: this module rejects, as `InvalidReview`, bytes that are no AdmissionReview,
+Later code may rely on types and names: this module rejects, as `InvalidReview`, bytes that are not an AdmissionReview,
 objects whose fields do not have the types of their kind, and impossible names. Only the API server should call the
 webhook, but every client that reaches the port can do so.
 """

@@ -14,19 +14,20 @@ from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.templates import containers
 
-MAX_BYTES: Final = 512 * 1024  # the most bytes of an object as JSON; its annotations alone may have 256 KiB
-# The most entries of an object, counted by commas and brackets. msgspec decodes JSON in one call, during which no other
-# thread runs; 290,000 keys took a quarter of a second. Real pods have some hundred entries.
+MAX_BYTES: Final = 512 * 1024  # maximum number of bytes of an object as JSON; its annotations alone may have 256 KiB
+# Maximum number of entries of an object, counted by commas and brackets. msgspec decodes JSON in one call, during which
+# no other thread runs; 290,000 keys took a quarter of a second. Real pods have some hundred entries.
 MAX_PARTS: Final = 30_000
 MAX_CONTAINERS: Final = 128
-MAX_RESOURCE_NAMES: Final = 64  # the most different resource names
-MAX_ANNOTATIONS: Final = 512  # the most annotations of a pod, since Cardwise's annotations are removed one by one
-# The most bytes of keys and values of annotations. The API server refuses every change of a pod with more than 256 KiB,
-# but not its Binding: such a pod could be bound, but could not be changed afterwards. The other 128 KiB are for
-# Cardwise's annotations.
+MAX_RESOURCE_NAMES: Final = 64  # maximum number of different resource names
+# Maximum number of annotations of a pod, since Cardwise's annotations are removed one by one.
+MAX_ANNOTATIONS: Final = 512
+# Maximum number of bytes of keys and values of annotations. The API server refuses every change of a pod with more than
+# 256 KiB, but not its Binding: such a pod could be bound, but could not be changed afterwards. The other 128 KiB are
+# for Cardwise's annotations.
 MAX_ANNOTATION_BYTES: Final = 128 * 1024
-# The most entries in a pod's metadata: the API server takes seconds to change a pod with thousands of entries. The
-# chart's annotations policy has the same limit at UPDATE.
+# Maximum number of entries in a pod's metadata: the API server takes seconds to change a pod with thousands of entries.
+# The chart's annotations policy has the same limit at UPDATE.
 MAX_METADATA_ENTRIES: Final = 512
 _METADATA_FIELDS: Final = ("labels", "finalizers", "ownerReferences")
 MAX_ENTRIES: Final = 512  # entries of a list or map of the pod: schedulingGates, volumes, nodeSelector, …

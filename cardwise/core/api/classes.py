@@ -152,8 +152,8 @@ def labels(
     own: Mapping[str, str],
     kind: str = KIND,
 ) -> dict[str, str]:
-    """The labels that selectors see on a card or on another device; keys in lower case. A device that is no GPU has no
-    label for memory.
+    """The labels that selectors see on a card or on another device; keys in lower case. A device that is not a GPU has
+    no label for memory.
 
     own: the labels of the card's ExtendedResource. `names.NODE_LABEL` is left out, because `node` has the same value.
     """

@@ -19,7 +19,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.runtime.http import configz
 from cardwise.runtime.http.httpcalls import Environ
 from cardwise.runtime.http.httpserver import HttpServer, Limits, Listener, PhaseLimits
-from cardwise.runtime.http.threads import Threads
+from cardwise.runtime.http.threads import CallThreads
 from cardwise.runtime.settings import HostPort
 from cardwise.supervision import supervised_thread
 
@@ -76,7 +76,7 @@ class HealthServer:
         self.port = int(listening.getsockname()[1])
         # Probes have their own threads, so that scrapes do not delay them. One address may use two of the three
         # threads, so a kubelet's slow readiness check does not delay its liveness check.
-        probe_threads, metric_threads = Threads("probes", 3), Threads("metrics", 1)
+        probe_threads, metric_threads = CallThreads("probes", 3), CallThreads("metrics", 1)
         listener = Listener(
             listening, lambda environ: probe_threads if environ["PATH_INFO"] in self._checks else metric_threads
         )

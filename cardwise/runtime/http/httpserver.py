@@ -35,7 +35,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.kube.fairqueueing import FairQueueing, RecentUse
 from cardwise.runtime.http import httpcalls
 from cardwise.runtime.http.httpcalls import BadHttpCall, Environ, Reader, WsgiApp
-from cardwise.runtime.http.threads import QueuedCall, Threads
+from cardwise.runtime.http.threads import CallThreads, QueuedCall
 from cardwise.runtime.http.tlsconnection import TlsConnection
 
 _log = structlog.get_logger("cardwise.runtime.httpserver")
@@ -143,8 +143,8 @@ class Limits:
     held: int = 64 << 20
 
 
-Route = Callable[[Environ], Threads]
-Flow = tuple[Threads, str]
+Route = Callable[[Environ], CallThreads]
+Flow = tuple[CallThreads, str]
 """The calls of one address for the same threads and the same owner (`Listener.call_owner`)."""
 
 
@@ -206,7 +206,7 @@ class _Connection:
         self.client: _Client | None = client  # None: the client has a certificate
         self.listener = listener
         self.reader = reader
-        self.threads: Threads | None = None  # the threads that answer its call
+        self.threads: CallThreads | None = None  # the threads that answer its call
         self.queued_call: QueuedCall | None = None  # its call in the queue of `threads`
         self.flow: Flow | None = None  # the flow of its call, while it is BUSY
         self.arrived = 0.0  # the time when the present call began to arrive
@@ -867,7 +867,7 @@ class HttpServer:
             return False
         return connection.next_flow == flow
 
-    def _stay_for_next_call(self, connection: _Connection, threads: Threads) -> bool:
+    def _stay_for_next_call(self, connection: _Connection, threads: CallThreads) -> bool:
         if not self._alive or not threads.staying.acquire(blocking=False):
             return False
         try:

@@ -26,7 +26,7 @@ from cardwise.runtime import interpreter
 from cardwise.runtime.http import httpcalls
 from cardwise.runtime.http.httpcalls import Environ, WsgiApp
 from cardwise.runtime.http.httpserver import HttpServer, Limits, Listener
-from cardwise.runtime.http.threads import Threads
+from cardwise.runtime.http.threads import CallThreads
 from cardwise.runtime.settings import HostPort
 
 _log = structlog.get_logger("cardwise.runtime.serving")
@@ -214,16 +214,16 @@ class _Worker(Worker):  # type: ignore[misc]
 
     def run(self) -> None:
         server = self.server
-        fast, slow = Threads("fast", server.threads), Threads("slow", server.slow_threads)
-        prompt, long = Threads("prompt", _PROMPT_THREADS), Threads("long", server.long_threads)
+        fast, slow = CallThreads("fast", server.threads), CallThreads("slow", server.slow_threads)
+        prompt, long = CallThreads("prompt", _PROMPT_THREADS), CallThreads("long", server.long_threads)
         has_long = server.long_threads > 0
 
-        def route(environ: Environ) -> Threads:
+        def route(environ: Environ) -> CallThreads:
             if environ.get(httpcalls.LONG_OWNER) is not None:
                 return long
             return prompt if environ["PATH_INFO"] in server.prompt else fast
 
-        def route_slow(environ: Environ) -> Threads:
+        def route_slow(environ: Environ) -> CallThreads:
             return slow if environ.get(httpcalls.LONG_OWNER) is None else long
 
         listeners = [

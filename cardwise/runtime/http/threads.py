@@ -101,7 +101,7 @@ class _Address:
             self.fair_order.enqueue(call.owner)
 
 
-class Threads:
+class CallThreads:
     """Threads that answer calls, started as needed. They are daemon threads: a hanging one does not prevent the exit.
 
     With more calls than threads, all client addresses get the same time, and within an address all owners of its calls.

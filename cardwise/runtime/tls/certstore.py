@@ -22,7 +22,7 @@ from cardwise.runtime.tls import filesets
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredFiles:
     """The stored files. `version` is opaque; "" if nothing is stored yet."""
 
     files: Mapping[str, bytes]
@@ -32,7 +32,7 @@ class Stored:
 class CertStore(Protocol):
     """A store. `load` and `save` raise OSError or KubeError if the store is not available."""
 
-    def load(self) -> Stored: ...
+    def load(self) -> StoredFiles: ...
 
     def save(self, files: Mapping[str, bytes], version: str) -> bool:
         """Replace all files. Returns False, without a change, if the store is no longer at `version`."""
@@ -47,9 +47,9 @@ class DirStore:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def load(self) -> Stored:
+    def load(self) -> StoredFiles:
         files = filesets.read_files(self._path)
-        return Stored(files, _digest(files))
+        return StoredFiles(files, _digest(files))
 
     def save(self, files: Mapping[str, bytes], version: str) -> bool:
         self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -78,18 +78,18 @@ class SecretStore:
         self._name = name
         self._labels = dict(labels or {"app.kubernetes.io/managed-by": "cardwise"})
 
-    def load(self) -> Stored:
+    def load(self) -> StoredFiles:
         try:
             secret = self._client.get(paths.secrets(self._namespace, self._name))
         except errors.NotFound:
-            return Stored({}, "")
+            return StoredFiles({}, "")
         files = {}
         for name, encoded in (secret.get("data") or {}).items():
             try:
                 files[name] = base64.b64decode(encoded)
             except (binascii.Error, TypeError, ValueError):
                 continue  # a damaged entry: rotation recreates the file
-        return Stored(files, str(secret["metadata"]["resourceVersion"]))
+        return StoredFiles(files, str(secret["metadata"]["resourceVersion"]))
 
     def save(self, files: Mapping[str, bytes], version: str) -> bool:
         data = {name: base64.b64encode(content).decode() for name, content in files.items()}

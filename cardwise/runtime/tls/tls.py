@@ -20,7 +20,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors
 from cardwise.runtime.loops import Loop
 from cardwise.runtime.tls import filesets, rotation
-from cardwise.runtime.tls.certstore import CertStore, DirStore, SecretStore, Stored
+from cardwise.runtime.tls.certstore import CertStore, DirStore, SecretStore, StoredFiles
 from cardwise.runtime.tls.rotation import CertificateNeeds, Lifetimes
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
     "Lifetimes",
     "Rotator",
     "SecretStore",
-    "Stored",
+    "StoredFiles",
     "UnusableCertificates",
     "server_hosts",
 ]

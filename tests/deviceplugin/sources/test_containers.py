@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from deviceplugin.api import cri_v1_pb2 as wire
-from deviceplugin.sources.containers import CONTAINER_NAME_LABEL, UID_LABEL, Containers
+from deviceplugin.sources.containers import CONTAINER_NAME_LABEL, UID_LABEL, RuntimeContainers
 
 
-class Runtime(Containers):
+class Runtime(RuntimeContainers):
     """Answers with one sandbox and one container of pod u1, in these states."""
 
     def __init__(self, sandbox: int, container: int) -> None:

@@ -16,7 +16,7 @@ from cardwise.kube import paths
 from cardwise.runtime.http import httpcalls
 from extender.__main__ import main
 from extender.api import verbs
-from extender.api.app import Parts, create_app
+from extender.api.app import AppComponents, create_app
 from extender.api.metrics import GaugeReaders, Metrics
 from extender.api.verbs import AnswerSettings
 from extender.binding.binder import Binder
@@ -35,7 +35,7 @@ def parts(missing=(), leadership=None, clock=None, outdated=list, disconnected=d
     api = ApiServer(clock)
     api.write_object(paths.pods(), POD)
     state = with_cards(make_state(clock), n1=2)
-    return Parts(
+    return AppComponents(
         state=state,
         binder=Binder(api.client(), state, policy="binpack", seconds=5, clock=clock),
         metrics=Metrics(CollectorRegistry(), clock),

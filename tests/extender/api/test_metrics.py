@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
 from extender.api import verbs
-from extender.api.app import Parts, create_app
+from extender.api.app import AppComponents, create_app
 from extender.api.metrics import GaugeReaders, Metrics, most_frequent
 from extender.api.verbs import AnswerSettings
 from extender.binding.binder import Binder
@@ -31,14 +31,14 @@ class Serving:
         self.leads = True
         self.state = with_cards(make_state(clock), n1=1)
         binder = Binder(api.client(), self.state, policy="binpack", seconds=5, clock=clock)
-        parts = Parts(
+        components = AppComponents(
             state=self.state,
             binder=binder,
             metrics=Metrics(self.registry),
             preferences=AnswerSettings(policy="binpack", one_best_node=True),
             unsynced_lists=list,
         )
-        self.client = create_app(parts).test_client()
+        self.client = create_app(components).test_client()
         levels = GaugeReaders(
             reservations=self.state.reservation_counts,
             gangs=self.state.gangs.phase_counts,

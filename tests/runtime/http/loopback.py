@@ -12,7 +12,7 @@ from pathlib import Path
 from cardwise.runtime.http import httpcalls
 from cardwise.runtime.http.httpcalls import Environ
 from cardwise.runtime.http.httpserver import HttpServer, Limits, Listener
-from cardwise.runtime.http.threads import Threads
+from cardwise.runtime.http.threads import CallThreads
 from tests.fakes.clock import FakeClock
 
 PATIENCE = 60.0  # seconds after which a broken test fails
@@ -37,10 +37,10 @@ class Serving:
         self.lines: list[socket.socket] = []
         listening = socket.create_server(("127.0.0.1", 0))
         self.port = listening.getsockname()[1]
-        self.pool = pool = Threads("fast", threads)
-        self.long_pool = long_pool = Threads("long", 2)
+        self.pool = pool = CallThreads("fast", threads)
+        self.long_pool = long_pool = CallThreads("long", 2)
 
-        def route(environ: Environ) -> Threads:
+        def route(environ: Environ) -> CallThreads:
             return pool if environ[httpcalls.LONG_OWNER] is None else long_pool
 
         self.server = HttpServer(

@@ -17,7 +17,7 @@ from cardwise.kube.fairqueueing import FairQueueing
 from cardwise.runtime.http import httpserver
 from cardwise.runtime.http.httpserver import ConnectionPhase, PhaseLimits
 from cardwise.runtime.http.serving import server_context
-from cardwise.runtime.http.threads import Threads
+from cardwise.runtime.http.threads import CallThreads
 from tests.runtime.http.attacking import BODY, HEAD, HELLO
 from tests.runtime.http.loopback import BIG, PATIENCE, Contexts, Serving, answer, client, send_get, until, until_refused
 
@@ -654,7 +654,7 @@ def test_owners_of_one_client_take_turns(serve):
 
 
 def test_threads_are_busy_if_a_new_call_would_wait():
-    pool, begun, go_on, done = Threads("x", 1), threading.Event(), threading.Event(), threading.Event()
+    pool, begun, go_on, done = CallThreads("x", 1), threading.Event(), threading.Event(), threading.Event()
     assert not pool.is_busy(), "one can be started"
     pool.submit(lambda: (begun.set(), go_on.wait(PATIENCE)))
     assert begun.wait(PATIENCE)
@@ -825,7 +825,7 @@ def test_endless_new_connections_do_not_delay_the_stop(serve):
 
 
 def test_as_many_threads_as_allowed_work_at_once():
-    threads, at_once = Threads("some", 8), threading.Barrier(8)
+    threads, at_once = CallThreads("some", 8), threading.Barrier(8)
     done = threading.Semaphore(0)
     for _ in range(16):
         threads.submit(lambda: (at_once.wait(PATIENCE), done.release()))

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from cardwise.runtime.http import serving
-from cardwise.runtime.http.threads import Threads
+from cardwise.runtime.http.threads import CallThreads
 from tests.fakes.clock import FakeClock
 from tests.runtime.http.loopback import PATIENCE, until
 
@@ -15,7 +15,7 @@ class Pool:
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.threads = Threads("x", 1, self.clock)
+        self.threads = CallThreads("x", 1, self.clock)
         self.order: list[str] = []
         self.begin = threading.Event()
         self.threads.submit(lambda: self.begin.wait(PATIENCE), "first")
@@ -53,7 +53,7 @@ def test_api_server_gets_its_share_among_n_flooding_addresses(strangers):
 
 def test_work_that_raises_does_not_end_its_thread():
     clock, answered = FakeClock(), threading.Event()
-    pool = Threads("x", 1, clock)
+    pool = CallThreads("x", 1, clock)
 
     def fail() -> None:
         raise RuntimeError("failed")
@@ -94,7 +94,7 @@ def test_namespaces_of_an_address_get_the_same_time():
 def test_running_call_is_charged_already():
     """Otherwise an address would get all threads before its first call ends."""
     clock, go_on, running = FakeClock(), threading.Event(), []
-    threads = Threads("x", 3, clock)
+    threads = CallThreads("x", 3, clock)
 
     def run(name: str) -> None:
         running.append(name)
@@ -119,7 +119,7 @@ class Blocking:
     """A pool whose calls of `block` run until `release`."""
 
     def __init__(self, max_threads: int) -> None:
-        self.threads = Threads("x", max_threads)
+        self.threads = CallThreads("x", max_threads)
         self.begun: list[str] = []
         self.release = threading.Event()
 
@@ -229,7 +229,7 @@ def test_cancelled_calls_do_not_block_an_address(blocking):
 
 
 def test_waiting_call_can_be_cancelled_and_running_call_cannot():
-    threads, begun, go_on, ran = Threads("x", 1), threading.Event(), threading.Event(), []
+    threads, begun, go_on, ran = CallThreads("x", 1), threading.Event(), threading.Event(), []
     first = threads.submit(lambda: (begun.set(), go_on.wait(PATIENCE)), "a")
     works = [threads.submit(lambda i=i: ran.append(i), "ab"[i % 2], "xyz"[i % 3]) for i in range(12)]
     assert begun.wait(PATIENCE)
