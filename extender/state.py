@@ -1,9 +1,10 @@
 """The root of the components that share one lock: cache, queue, gangs and preemption. Start reading here.
 
 No code here does I/O or waits for anything but the lock. Most methods take the lock once. `warm_caches` takes it
-several times, in short turns. `plan_pod`, `score_fitting_nodes` and `score_nodes` take it twice for pods with several
-card requests: for a snapshot, and for the decision. Callers use `gangs`, `preemption`, `nominator` and `policies`
-directly; their methods take the lock themselves. `cache.reservations` has the table of which pod has which cards.
+several times, for a short time each. `plan_pod`, `score_fitting_nodes` and `score_nodes` take it twice for pods with
+several card requests: for a snapshot, and for the decision. Callers use `gangs`, `preemption`, `nominator` and
+`policies` directly; their methods take the lock themselves. `cache.reservations` has the table of which pod has which
+cards.
 """
 
 import math
@@ -30,12 +31,12 @@ from extender.cache.inventory import ShareReport
 from extender.cache.nodesearch import NodeSearch
 from extender.cache.nominated import NominatedPods
 from extender.cache.nominations import LOWEST
+from extender.cache.pacing import pause, slices
 from extender.cache.placing import LeaderChanged, PlacementRequest, Placing
 from extender.cache.quotas import FullEntry
 from extender.cache.reservations import PLANS, Assumed, KnownBinding, Phase, Timeouts
 from extender.cache.scoredpolicies import ScoredPolicies
 from extender.cache.statelock import StateLock
-from extender.cache.yielding import give_way, slices
 from extender.gangs import gangtypes
 from extender.gangs.gangplaces import GangPlaces
 from extender.gangs.gangs import Gangs
@@ -49,8 +50,8 @@ from extender.records.pod import WaitingPod
 from extender.records.podinfo import PodRecord, WaitingRecord
 from extender.records.podref import PodRef
 
-_WARMED: Final = 250  # nodes whose cards are indexed in one turn of `warm_caches`
-_RESOLVED: Final = 8  # nodes for which reserved cards are searched in one turn of `warm_caches`
+_WARMED: Final = 250  # nodes whose cards are indexed in one hold of the lock
+_RESOLVED: Final = 8  # nodes for which reserved cards are searched in one hold of the lock
 _SCORED_SECONDS: Final = 1.0
 _NO_SCORES: Final[tuple[str, float, dict[str, int]]] = "", -math.inf, {}
 
@@ -95,7 +96,7 @@ class State:
             clock=clock,
         )
         places = GangPlaces(
-            cache=cache, nominated=nominated, nominator=self.nominator, policy=settings.policy, clock=clock
+            self._lock, cache=cache, nominated=nominated, nominator=self.nominator, policy=settings.policy, clock=clock
         )
         self.gangs = Gangs(self._lock, cache=cache, places=places, settings=settings, clock=clock)
         self.preemption = Preemption(
@@ -148,7 +149,7 @@ class State:
             with self.view() as ledger:
                 if not ledger.index_some(_WARMED):
                     return
-            give_way(self._clock)
+            pause(self._clock)
 
     def lock_held_seconds(self) -> float:
         """For how many seconds a thread has held the lock; 0 while it is free (`statelock`). Never waits."""

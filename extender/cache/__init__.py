@@ -20,6 +20,7 @@ and the reservations of each pod.
     membership      which ResourceClasses each card is in
     nodeload        cpu, memory and number of pods of each node
     quotas          GPUQuotas by namespace, and their remaining amounts
-    statelock       the lock, which measures how long it is held; `yielding`: long work under it in short slices;
-                    `pacing`: pauses for long work without it
+    statelock       the lock, which measures how long it is held; `pacing`: how long work may last under the lock,
+                    and pauses for work without it
+    commit          the check of a plan that was made on a snapshot, before its places are reserved
 """

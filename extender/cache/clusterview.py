@@ -7,11 +7,13 @@ lock of `State`.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.gangs import gangplan
+from cardwise.core.gangs.gangs import Rank
 from cardwise.core.placement import placement
 from cardwise.core.placement.devices import is_valid_grant
 from cardwise.core.placement.holding import Holding
@@ -24,6 +26,9 @@ from extender.cache.nodeload import NodeLoads
 from extender.cache.nominations import LOWEST, Nomination, Nominations
 from extender.cache.quotas import Quotas
 from extender.records.pod import WaitingPod
+from extender.records.podref import PodRef
+
+_NO_LOAD: Final = Load(0, 0, 0)
 
 
 class PlaceAhead(NamedTuple):
@@ -36,6 +41,19 @@ class PlaceAhead(NamedTuple):
     node: str
     assignment: Assignment | None
     load: Load | None
+
+
+class PodPlace(NamedTuple):
+    """A pod, and the place that a planner has found for it.
+
+    request, assignment: None if the pod requests no cards and devices.
+    """
+
+    pod: PodRef
+    request: PodRequest | None
+    load: Load
+    node: str
+    assignment: Assignment | None
 
 
 class _Moment(NamedTuple):
@@ -112,8 +130,46 @@ class ClusterView:
     def is_plan_valid(self, holding: Holding, request: PodRequest) -> bool:
         """Whether the plan can still be bound.
 
-        Its cards must exist, accept shares, have the capacity and the requested class, and their MPS must admit the
-        pod; its devices must exist and be free; and no quota may be exceeded.
+        Its cards and devices must be valid (`_are_cards_valid`), and no quota may be exceeded.
+        """
+        if not self._are_cards_valid(holding, request):
+            return False
+        if not self.limits.has_quota(holding.namespace):
+            return True
+        with self.exclude_pod(holding.uid):
+            headroom = self.headroom(holding.namespace)
+            planned = Placement(node=holding.node, assignment=holding.assignment, score=0)
+            return not placement.exceeded_entries(self.ledger, planned, headroom)
+
+    def has_cards_for(self, places: Sequence[PodPlace]) -> bool:
+        """Whether all these pods fit on the cards and devices of their places, in addition to all pods that count now.
+        Quotas do not matter.
+        """
+        holdings = {
+            # Without a namespace, so that no quota counts the holding.
+            place.pod.uid: Holding(
+                place.pod.uid, "", place.pod.name, place.node, place.assignment, mps_client=place.request.mps_client
+            )
+            for place in places
+            if place.assignment is not None and place.request is not None
+        }
+        with self.ledger.what_if(added=holdings.values()):
+            return all(
+                self._are_cards_valid(holdings[place.pod.uid], place.request)
+                for place in places
+                if place.pod.uid in holdings and place.request is not None
+            )
+
+    def has_load_for(self, places: Sequence[PodPlace]) -> bool:
+        """Whether all these pods fit on their nodes by cpu, memory and slots, in addition to all that count now."""
+        loads: dict[str, Load] = {}
+        for place in places:
+            loads[place.node] = loads.get(place.node, _NO_LOAD).add(place.load)
+        return all(gangplan.has_capacity(self.loads.free_load(node), _NO_LOAD, load) for node, load in loads.items())
+
+    def _are_cards_valid(self, holding: Holding, request: PodRequest) -> bool:
+        """Whether the counted holding's cards exist, accept shares, have the capacity and the requested class, and
+        their MPS admits the pod; and its devices exist and are free.
         """
         state = self.ledger.node(holding.node)
         if state is None or self.ledger.holding(holding.uid) != holding:
@@ -127,27 +183,32 @@ class ClusterView:
                 position = state.position(share)
                 if position is None or not state.cards[position].accepts_shares or state.free[position] < 0:
                     return False
+                if state.clients[position] > state.max_card_clients[position]:
+                    return False
+                if share.core and state.free_core[position] < 0:
+                    return False
                 if requested_classes.get(key) and requested_classes[key] not in state.cards[position].classes:
                     return False
                 if not state.mps.admits(
                     position, untolerated_by(request.mps, several_cards=len(shares) > 1), mps_client.user
                 ):
                     return False
-        if not self.limits.has_quota(holding.namespace):
-            return True
-        with self.exclude_pod(holding.uid):
-            headroom = self.headroom(holding.namespace)
-            planned = Placement(node=holding.node, assignment=holding.assignment, score=0)
-            return not placement.exceeded_entries(self.ledger, planned, headroom)
+        return True
 
 
-class Changes:
-    """The changes since a snapshot was taken, for a planner of one pod. Valid while the lock is held."""
+class NodeChanges:
+    """The nodes that have changed since a snapshot was taken, for a planner of a pod or gang. Valid while the lock is
+    held.
 
-    def __init__(self, current_view: ClusterView, snapshot: ClusterView, pod: WaitingPod) -> None:
+    rank, namespace, uid: of the pod; or rank and namespace of the gang.
+    """
+
+    def __init__(
+        self, current_view: ClusterView, snapshot: ClusterView, rank: Rank, namespace: str, uid: str = ""
+    ) -> None:
         self._current_view = current_view
         self._snapshot = snapshot
-        self._pod = pod
+        self._pod = rank, namespace, uid
         self._nominated_nodes = current_view.nominations.nodes_changed_since(snapshot.moment.nominations)
         # The reservation of a nominated pod does not count while the pod holds cards, on any node.
         self._nominated_nodes |= {
@@ -155,8 +216,29 @@ class Changes:
             for claimant, node, _ in current_view.nominations.reserved_places((), LOWEST)
             if (current_view.ledger.holding(claimant.uid) is None) != (snapshot.ledger.holding(claimant.uid) is None)
         }
-        self._namespaces = current_view.budgets.namespaces_changed_since(snapshot.budgets)
+
+    def has_node_changed(self, node: str) -> bool:
+        """Whether something has changed on the node: the cards with their classes and holdings, the pods, cpu and
+        memory, and the reservations for nominated pods and for a gang.
+        """
+        state = self._current_view.ledger.node(node)
+        return (
+            state is None
+            or state.generation > self._snapshot.moment.ledger
+            or self._current_view.loads.changed_at(node) > self._snapshot.moment.loads
+            or node in self._nominated_nodes
+            or self._current_view.gang_cards.holdings_on(node, *self._pod)
+            != self._snapshot.gang_cards.holdings_on(node, *self._pod)
+        )
+
+
+class Changes(NodeChanges):
+    """The changes since a snapshot was taken, for a search for victims. Valid while the lock is held."""
+
+    def __init__(self, current_view: ClusterView, snapshot: ClusterView, pod: WaitingPod) -> None:
         namespace, uid = pod.ref.namespace, pod.ref.uid
+        super().__init__(current_view, snapshot, pod.rank, namespace, uid)
+        self._namespaces = current_view.budgets.namespaces_changed_since(snapshot.budgets)
         self._everywhere = current_view.headroom_excluding(namespace, uid) != snapshot.headroom_excluding(
             namespace, uid
         )
@@ -164,21 +246,12 @@ class Changes:
     def may_concern(self, node: str) -> bool:
         """Whether a search for victims on this node may now have a different result than in the snapshot.
 
-        The result depends on the remaining quotas of the pod's namespace, and on these data of the node: the cards with
-        their classes and holdings, the pods with their PodDisruptionBudgets, cpu and memory, and the reservations for
-        nominated pods and for a gang.
+        The result depends on the remaining quotas of the pod's namespace, and on what `has_node_changed` compares.
         """
         return self._everywhere or self.has_node_changed(node)
 
     def has_node_changed(self, node: str) -> bool:
-        """As `may_concern`, without regard to quotas."""
-        state, rank, namespace = self._current_view.ledger.node(node), self._pod.rank, self._pod.ref.namespace
-        return (
-            state is None
-            or state.generation > self._snapshot.moment.ledger
-            or self._current_view.loads.changed_at(node) > self._snapshot.moment.loads
-            or node in self._nominated_nodes
-            or self._current_view.gang_cards.holdings_on(node, rank, namespace, self._pod.ref.uid)
-            != self._snapshot.gang_cards.holdings_on(node, rank, namespace, self._pod.ref.uid)
-            or any(placed_pod.namespace in self._namespaces for _, placed_pod in self._current_view.loads.pods_on(node))
+        """As in `NodeChanges`; the PodDisruptionBudgets of the node's pods count, too."""
+        return super().has_node_changed(node) or any(
+            placed_pod.namespace in self._namespaces for _, placed_pod in self._current_view.loads.pods_on(node)
         )

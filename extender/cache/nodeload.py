@@ -81,6 +81,14 @@ class NodeLoads:
         """
         return self._changed_at.get(node, self.generation)
 
+    def nodes_changed_since(self, generation: int) -> list[str]:
+        """The nodes whose last change came after this generation; not those that were removed."""
+        return [name for name, changed_at in self._changed_at.items() if changed_at > generation]
+
+    def known_nodes(self) -> Collection[str]:
+        """All nodes. Do not keep the view."""
+        return self._nodes.keys()
+
     def set_node(self, name: str, record: NodeRecord, now: float) -> None:
         """Update the node."""
         record_before = self._nodes.get(name)

@@ -1,16 +1,28 @@
-"""Pauses for planners, and readers of many nodes, that compute without the lock.
+"""How long work may last: pauses and limits for planners that compute without the lock, and for work in short holds of
+the lock.
 
 Python runs one thread at a time. A thread that computes without a pause delays each call of kube-scheduler by some
 milliseconds. So planners sleep now and then (docs/design/0032-snapshots.md has the measurements).
 """
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar
 
 from cardwise.clock import Clock
+from extender.queue.searchpauses import PAUSE_FACTOR
 
+LOCKED_SECONDS: Final = 0.004  # seconds of CPU after which work under the lock starts no further step
+
+_T = TypeVar("_T")
 _WORK_SECONDS: Final = 0.004  # seconds of CPU between two pauses
+# Without a pause, a thread that releases the lock and takes it again at once usually gets it before a waiting thread,
+# which takes 50 us to wake.
 _PAUSE_SECONDS: Final = 0.002
+_MAX_PAUSE: Final = 0.5  # the most seconds that `pause_seconds` returns
+
+
+class PlanningStopped(Exception):
+    """The time of a planner is over, before it had a result."""
 
 
 class Pace:
@@ -31,7 +43,45 @@ class Pace:
         Returns whether the planner should end.
         """
         if not self._over and self._clock.cpu() - self._slice_start >= _WORK_SECONDS:
-            self._clock.sleep(_PAUSE_SECONDS)
+            pause(self._clock)
             self._over = self._is_over()
             self._slice_start = self._clock.cpu()
         return self._over
+
+
+def stop_when(is_over: Callable[[], bool]) -> Callable[[], None]:
+    """A pace for planners that raises `PlanningStopped` when `is_over` returns True."""
+
+    def check() -> None:
+        if is_over():
+            raise PlanningStopped
+
+    return check
+
+
+def limit_work(clock: Clock, seconds: float) -> Callable[[], None]:
+    """A pace for planners for whose result somebody waits: never sleeps, and raises `PlanningStopped` after this many
+    seconds of the thread's CPU.
+    """
+    until = clock.cpu() + seconds
+    return stop_when(lambda: clock.cpu() >= until)
+
+
+def pause(clock: Clock) -> None:
+    """Sleep for a moment. Call it between two holds of the lock, so that a call that waits for the lock gets it."""
+    clock.sleep(_PAUSE_SECONDS)
+
+
+def pause_seconds(cost: float) -> float:
+    """The seconds to pause after work in vain that took `cost` seconds, so that such work takes a tenth of the time."""
+    return min(_MAX_PAUSE, PAUSE_FACTOR * cost)
+
+
+def slices(sequence: Sequence[_T], size: int, clock: Clock) -> Iterator[Sequence[_T]]:
+    """The elements in slices of `size`, with a pause between two slices. The caller must release the lock before it
+    takes the next slice.
+    """
+    for start in range(0, len(sequence), size):
+        if start:
+            pause(clock)
+        yield sequence[start : start + size]

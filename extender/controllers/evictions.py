@@ -14,7 +14,7 @@ from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder
 from cardwise.kube.pods.eviction import evict
-from extender.cache.yielding import pause_seconds
+from extender.cache.pacing import pause_seconds
 from extender.preemption.preemption import Eviction, Preemption
 from extender.records.podref import PodRef
 

@@ -14,7 +14,7 @@ from cardwise.core.api import names, policies
 from cardwise.core.api.cardlimits import CardLimits
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from extender.cache.yielding import give_way
+from extender.cache.pacing import pause
 from extender.state import State
 
 _log = structlog.get_logger(__name__)
@@ -82,7 +82,7 @@ class WorkloadController:
         for _ in range(_SLICES):
             if not scored.precompute_scores(_SLICE):
                 break
-            give_way(self._clock)
+            pause(self._clock)
         learned = self._learn_workload()
         if leads and self._restored and (learned or self._clock.now() >= self._save_at):
             self._save_requests(scored.dump_workload())

@@ -4,9 +4,9 @@ Input: members, the nodes that kube-scheduler offers in filter calls, waiting bi
 and permits for waiting binds. `cardwise.core.gangs` computes the phase of a gang, and the nodes that fit it.
 
     gangs        decisions about members at filter and bind, and after timeouts. Read this first
-    gangplaces   plans: offered nodes, failed attempts, the rows that reserve cards; `gangplanner`: computes a plan, in
-                 the cluster as it is or in a snapshot
-    reservation  cards that are reserved for a gang that has waited long; `cardsearch` chooses them
+    gangplaces   plans: offered nodes, failed attempts, the rows that reserve cards; `gangplanner`: computes a plan in
+                 a snapshot
+    reservation  cards that are reserved for a gang that has waited long; `cardsearch` chooses them in a snapshot
     gangqueue    the order in which pending gangs are planned
     bindthreads  which gangs may wait in bind if threads are too few
     gangtypes    types: settings, `Permit` (the outcome that binds wait for), the writes that are due

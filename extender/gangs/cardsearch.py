@@ -6,30 +6,26 @@ order, the cards with the least memory in use first, until the gang fits. So the
 not need. Cards that the gang can never use are left out: too small, of another class, unhealthy, cordoned, or on nodes
 that kube-scheduler does not offer.
 
-In a big cluster the search takes many turns, since filter waits for the state's lock. The cluster may change between
-the turns. So the result is good enough for a reservation, but must not be used as a plan. Not thread-safe.
+The search runs on a snapshot, without the lock. The cluster may change meanwhile. So the result is good enough for a
+reservation, but must not be used as a plan.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from heapq import merge
-from typing import Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, NamedTuple
 
-from cardwise.clock import Clock
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.capacity import Capacities, MemberShape, ShapeCapacity, shapes
-from cardwise.core.gangs.gangplan import Draft, Planned, Terms, TurnOver, Unplanned
+from cardwise.core.gangs.gangplan import Pace, Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member
-from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.placement import fitting
 from cardwise.core.placement.nodestate import NodeState
-from extender.cache.cache import Cache
+from extender.cache.clusterview import ClusterView
 from extender.cache.nodeload import NodeLoads
-from extender.cache.yielding import TURN_SECONDS
 
 # While the copy has too few cards, their number grows by a factor of 1 + 1/_SLOWLY; after a failed plan it doubles.
 _SLOWLY: Final = 8
-_INDEXED: Final = 64  # nodes that are indexed between two checks of the time
+_READ: Final = 64  # nodes that are read between two calls of the pace
 
 # An entry of the search: how often its cards were given up, the MiB in use on them, their node, and their positions
 # there. The copy gets the smallest entries first.
@@ -41,35 +37,55 @@ def no_place_text(member: Member) -> str:
     return f"no node has capacity for {member.name} beside the other members"
 
 
-class CardSearch:
-    """The search for the cards of one gang: for the members that are missing when the search begins.
+class GangWithOffers(NamedTuple):
+    """A gang for which cards are searched, as it was when the snapshot was taken.
 
+    members: the members that are missing.
+    uids: the UIDs of all members.
     offers: the nodes that kube-scheduler has offered, by shape.
     given_up: how often each card was given up, because nothing was freed on the card for long.
     """
 
-    def __init__(
-        self,
-        gang: Gang,
-        offers: Mapping[str, Collection[str]],
-        given_up: Mapping[str, int],
-        cache: Cache,
-        clock: Clock,
-    ) -> None:
-        self.key = gang.key
-        self.changes = gang.changes
-        self.wanted: Sequence[Member] = gang.members_to_plan()
+    namespace: str
+    members: Sequence[Member]
+    uids: Collection[str]
+    offers: Mapping[str, Collection[str]]
+    given_up: Mapping[str, int]
+
+
+class CardsFound(NamedTuple):
+    """The result of a search. `problem`: why the gang could not run even if all pods that hold its cards ended; ""
+    if it could.
+    """
+
+    outcome: Planned | Unplanned
+    problem: str
+
+
+def search_cards(snapshot: ClusterView, gang: GangWithOffers, policy: str, pace: Pace) -> CardsFound:
+    """The plan of the gang on the cards on which least memory must be freed.
+
+    policy: the placement policy of pods that name none.
+    pace: called in all loops.
+    """
+    search = _CardSearch(snapshot, gang, pace)
+    outcome = search.find_plan(policy)
+    return CardsFound(outcome, search.problem_text(outcome) if isinstance(outcome, Unplanned) else "")
+
+
+class _CardSearch:
+    """The copy of the cluster with some of its cards, in which one gang is planned."""
+
+    def __init__(self, snapshot: ClusterView, gang: GangWithOffers, pace: Pace) -> None:
         self._gang = gang
-        self._offers = offers
-        self._given_up = dict(given_up)
-        self._cache = cache
-        self._ledger = cache.ledger
-        self._clock = clock
-        self._copy = cache.ledger.empty_copy()
-        self._free = _Freed(cache.loads)
+        self._snapshot = snapshot
+        self._ledger = snapshot.ledger
+        self._pace = pace
+        self._copy = snapshot.ledger.empty_copy()
+        self._free = _Freed(snapshot.loads)
         self._capacities = Capacities(self._copy, self._free)
-        allowed = cache.ledger.kinds.allowed
-        shaped = {member.shape: member.request for member in self.wanted if member.request is not None}
+        allowed = snapshot.ledger.kinds.allowed
+        shaped = {member.shape: member.request for member in gang.members if member.request is not None}
         self._shapes = list(shaped)
         self._card_requests = [
             (card_request, allowed(card_request.resource_class))
@@ -78,14 +94,7 @@ class CardSearch:
         ]
         # A member with a device needs cards and devices of the same node. So a node is added with all its cards.
         self._by_node = any(request.devices for request in shaped.values())
-        self._unread = sorted(cache.ledger.nodes_by_name(), reverse=True)
-        self._read: list[list[_Entry]] = []  # the entries that were read, in parts that are sorted
-        self._entries: Iterator[_Entry] | None = None  # the entries that the copy does not have yet, in order
-        self._exhausted = False
         self._added: dict[str, set[int]] = {}  # positions of the cards that the copy has, by node
-        self._count = 0  # the number of entries that were added to the copy
-        self._due = 1  # the number of entries to add before the gang is planned
-        self._draft: Draft | None = None  # the draft of a plan that takes several turns
         self._closed = False  # whether suitable cards or nodes are cordoned or unhealthy
         self._by_quota = False  # whether quotas may be the reason why the last plan failed
 
@@ -99,63 +108,41 @@ class CardSearch:
             condition = "even if all other pods end"
         return f"the gang cannot run {condition}: {no_place_text(planned.member)}"
 
-    @property
-    def is_half_planned(self) -> bool:
-        """Whether the last turn has ended before its plan was complete."""
-        return self._draft is not None
-
-    def continue_search(self, policy: str) -> Planned | Unplanned | None:
-        """Do one turn of the search.
-
-        Returns the plan, or the member that has no place even on all cards. None: the next call continues.
-        """
-        until = self._clock.cpu() + TURN_SECONDS
-        if not self._read_some(until):
-            return None
+    def find_plan(self, policy: str) -> Planned | Unplanned:
+        """The plan, or the member that has no place even on all cards."""
+        entries, count, due = self._read_entries(), 0, 1
         while True:
-            if self._draft is None:
-                if not self._add_due(until):
-                    return None
-                short, known = self._find_lacking_member(until)
-                if not known:
-                    return None
-                if short is not None and self._exhausted:
-                    return Unplanned(member=short)
-                if short is not None:
-                    self._due = max(1, self._count // _SLOWLY)
-                    continue
-                if not self._update_index(until):
-                    return None
+            for entry in entries[count : count + due]:
+                self._pace()
+                self._add_entry(entry)
+            is_complete, count = count + due > len(entries), min(count + due, len(entries))
+            short = self._find_lacking_member()
+            if short is not None and is_complete:
+                return Unplanned(member=short)
+            if short is not None:
+                due = max(1, count // _SLOWLY)
+                continue
             planned = self._plan(policy)
-            if planned is None or isinstance(planned, Planned) or self._exhausted:
+            if isinstance(planned, Planned) or is_complete:
                 return planned
-            self._due = max(1, self._count)
-            if self._clock.cpu() >= until:
-                return None
+            due = max(1, count)
 
-    def _read_some(self, until: float) -> bool:
-        """Read the cards of the cluster until the turn is over. Returns whether all cards are read."""
-        part: list[_Entry] = []
-        while self._unread:
-            state = self._ledger.node(self._unread.pop())
-            if state is not None and self._is_offered(state.name):
-                part += self._entries_of(state)
-            if self._clock.cpu() >= until - TURN_SECONDS / 4:  # the remaining time is for sorting
-                break
-        if part:
-            self._read.append(sorted(part))
-        if self._unread:
-            return False
-        if self._entries is None:
-            self._entries = merge(*self._read)
-            self._read = []
-        return True
+    def _read_entries(self) -> list[_Entry]:
+        """The useful cards of the cluster, in order."""
+        entries: list[_Entry] = []
+        for i, name in enumerate(sorted(self._ledger.nodes_by_name())):
+            if i % _READ == 0:
+                self._pace()
+            state = self._ledger.node(name)
+            if state is not None and self._is_offered(name):
+                entries += self._entries_of(state)
+        return sorted(entries)
 
     def _is_offered(self, node: str) -> bool:
         """Whether kube-scheduler offers the node for a member, and the node takes pods."""
-        if not any(node in self._offers.get(shape, (node,)) for shape in self._shapes):
+        if not any(node in self._gang.offers.get(shape, (node,)) for shape in self._shapes):
             return False
-        is_open = self._cache.loads.is_open(node)
+        is_open = self._snapshot.loads.is_open(node)
         self._closed |= not is_open
         return is_open
 
@@ -168,7 +155,7 @@ class CardSearch:
         return [(self._given_up_count(state, i), state.used[i], state.name, (i,)) for i in useful]
 
     def _given_up_count(self, state: NodeState, i: int) -> int:
-        return self._given_up.get(state.cards[i].uuid, 0) if state.used[i] else 0
+        return self._gang.given_up.get(state.cards[i].uuid, 0) if state.used[i] else 0
 
     def _is_useful(self, state: NodeState, i: int) -> bool:
         """Whether a member could have the card, or a part of it, if the card were empty."""
@@ -180,20 +167,6 @@ class CardSearch:
         )
         self._closed |= would_do and not card.accepts_shares
         return would_do and card.accepts_shares
-
-    def _add_due(self, until: float) -> bool:
-        """Add the next `_due` entries to the copy. Returns whether all these were added, or no entries are left."""
-        while self._due and self._entries is not None:
-            entry = next(self._entries, None)
-            if entry is None:
-                self._exhausted = True
-                return True
-            self._add_entry(entry)
-            self._due -= 1
-            self._count += 1
-            if self._clock.cpu() >= until:
-                break
-        return not self._due
 
     def _add_entry(self, entry: _Entry) -> None:
         _, _, name, positions = entry
@@ -209,60 +182,37 @@ class CardSearch:
             self._copy.set_devices(name, state.devices)
         self._copy.set_cards(name, cards)
         for holding in self._ledger.holdings(name):
-            if holding.uid in self._gang.members:
+            if holding.uid in self._gang.uids:
                 self._copy.set_holding(holding)
             elif holding.node == name and (
                 self._by_node or any(share.uuid in uuids for share in holding.assignment.shares())
             ):
                 self._free.give_back(name, holding.uid)
 
-    def _find_lacking_member(self, until: float) -> tuple[Member | None, bool]:
-        """A member for whose shape the copy has too little capacity, None if there is none; and whether the capacity of
-        the whole copy was counted.
-        """
-        for shape, members in shapes(self.wanted).items():
-            capacity, known = self._capacities.count_pods(shape)
-            while not known and self._clock.cpu() < until:
-                capacity, known = self._capacities.count_pods(shape)
-            if not known:
-                return None, False
-            if capacity < len(members):
-                return members[-1], True
-        return None, True
+    def _find_lacking_member(self) -> Member | None:
+        """A member for whose shape the copy has too little capacity; None if there is none."""
+        for shape, members in shapes(self._gang.members).items():
+            if self._capacities.count_pods(shape, self._pace) < len(members):
+                return members[-1]
+        return None
 
-    def _update_index(self, until: float) -> bool:
-        """Update the copy's index of cards for the plan. Returns whether all nodes are indexed."""
-        while self._copy.index_some(_INDEXED):
-            if self._clock.cpu() >= until:
-                return False
-        return True
-
-    def _plan(self, policy: str) -> Planned | Unplanned | None:
-        """A plan on the cards of the copy; None: the next turn continues it."""
-        draft, self._draft = self._draft or Draft(self._clock.cpu, TURN_SECONDS), None
-        draft.begin()
-        headroom = self._cache.headroom(self._gang.namespace)
+    def _plan(self, policy: str) -> Planned | Unplanned:
+        """A plan on the cards of the copy."""
+        headroom = self._snapshot.headroom(self._gang.namespace)
         self._by_quota = bool(headroom)
-        terms = Terms(
-            policy=policy,
-            headroom=headroom,
-            offers=self._offers,
-            vacant=self._vacant,
-            draft=draft,
-        )
-        try:
-            return gangplan.plan(self._copy, self._free, self.wanted, terms)
-        except TurnOver:
-            self._draft = draft
-            return None
+        terms = Terms(policy=policy, headroom=headroom, offers=self._gang.offers, vacant=self._vacant)
+        return gangplan.plan(self._copy, self._free, self._gang.members, terms, self._pace)
 
-    def _vacant(self, request: PodRequest, load: Load) -> ShapeCapacity | None:
+    def _vacant(self, request: PodRequest, load: Load) -> ShapeCapacity:
         shape = MemberShape(request, load)
-        return self._capacities.nodes(shape) if self._capacities.count_pods(shape)[1] else None
+        self._capacities.count_pods(shape)
+        return self._capacities.nodes(shape)
 
 
 class _Freed:
     """The free cpu and memory of nodes, if some of their pods were gone."""
+
+    generation = 0
 
     def __init__(self, loads: NodeLoads) -> None:
         self._loads = loads
@@ -282,5 +232,9 @@ class _Freed:
     def names(self) -> Collection[str]:
         return self._loads.names()
 
-    def watch(self) -> set[str]:
-        return set()  # a node changes only when the copy gets more of its cards, and is counted again then
+    def known_nodes(self) -> Collection[str]:
+        return self._loads.known_nodes()
+
+    def nodes_changed_since(self, generation: int) -> Collection[str]:
+        del generation  # a node changes only when the copy gets more of its cards, and is counted again then
+        return ()

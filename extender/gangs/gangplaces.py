@@ -1,25 +1,34 @@
 """Places for members of gangs: the nodes that kube-scheduler has offered, failed attempts, and the plans that reserve
 cards.
 
-`gangs` decides when a gang is planned. A plan is one reservation in the phase WAITING for each member. Not thread-safe:
-the state locks.
+`gangs` decides when a gang is planned. A plan is one reservation in the phase WAITING for each member.
+
+A gang is planned without the lock, on a snapshot. Then the plan is committed: under the lock, `Commit` checks that
+everything still holds on which the plan rests, and the places of all members are reserved. On a conflict the gang is
+planned again on a new snapshot, and after `_MAX_TRIES` conflicts once with the lock held, for `_LOCKED_SECONDS` at
+most.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from sys import intern
 from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
 from cardwise.core.api.mpsprofile import COMMON
-from cardwise.core.gangs.gangplan import Draft, Planned, TurnOver, Unplanned
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.gangs.gangplan import Pace, Planned, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang, GangPlan
-from extender.cache import yielding
 from extender.cache.cache import Cache
+from extender.cache.clusterview import ClusterView, PodPlace
+from extender.cache.commit import Commit, PodPlan
 from extender.cache.nominated import NominatedPods
+from extender.cache.pacing import PlanningStopped, limit_work, pause_seconds
 from extender.cache.reservations import Phase, Reservations
-from extender.cache.yielding import TURN_SECONDS
+from extender.cache.statelock import StateLock
 from extender.gangs.cardsearch import no_place_text
 from extender.gangs.gangplanner import GangPlanner, PlannedGang
 from extender.gangs.reservation import GangReservation
@@ -28,17 +37,90 @@ from extender.records.podref import PodRef
 
 _MOST_OFFERS: Final = 32  # the most recent offers; a new offer that equals one of them shares its memory
 
+_MAX_TRIES: Final = 3  # plans on snapshots, before a gang is planned with the lock held
+_LOCKED_SECONDS: Final = 0.02  # seconds of CPU of a plan with the lock held
+
 CHEAP = 0.002  # seconds: a plan that fails faster than this may be tried again at once
 
 
+class _Outcome(Enum):
+    """What became of a plan: it is reserved; there is none; or something has changed that it rests on."""
+
+    DONE = auto()
+    REFUSED = auto()
+    CONFLICT = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """Which members of a gang are to be planned. The callables are called under the lock.
+
+    choose_members: returns the members to plan now; none if the gang must not be planned.
+    on_reserved: called when the places of these members are reserved.
+    """
+
+    gang: Gang
+    choose_members: Callable[[], Sequence[Member]]
+    on_reserved: Callable[[], None]
+
+
+class _LaterNomination(NamedTuple):
+    """The reservation of a nominated pod that comes later in the queue than a gang."""
+
+    uid: str
+    node: str
+    namespace: str
+
+
+class _SnapshotPlanner(NamedTuple):
+    """A snapshot and its planner.
+
+    freed: how many times capacity was freed before the snapshot; None if the snapshot must not be used again.
+    """
+
+    snapshot: ClusterView
+    planner: GangPlanner
+    freed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """The input of one plan.
+
+    former: the planner of an earlier plan; None if there is none.
+    freed: how many times capacity was freed before the snapshot.
+    inputs, record: of the gang when the snapshot was taken.
+    later: the reservations that the gang may overtake.
+    closed_nodes: nodes that were closed since an earlier snapshot of the same plan.
+    """
+
+    gang: PlannedGang
+    members: Sequence[Member]
+    snapshot: ClusterView
+    former: _SnapshotPlanner | None
+    freed: int
+    inputs: "_PlanInputs"
+    record: "_GangRecord"
+    later: Sequence[_LaterNomination]
+    closed_nodes: frozenset[str]
+
+
+class _PlanWithOvertaken(NamedTuple):
+    """The result of a planner. `overtaken`: UIDs of nominated pods whose reservations the plan uses."""
+
+    outcome: Planned | Unplanned
+    overtaken: frozenset[str] = frozenset()
+
+
 class GangPlaces:
-    """The offers and plans of all gangs.
+    """The offers and plans of all gangs. Except for the plans, the caller holds the lock.
 
     policy: the placement policy of pods that name none.
     """
 
     def __init__(
         self,
+        lock: StateLock,
         *,
         cache: Cache,
         nominated: NominatedPods,
@@ -46,16 +128,18 @@ class GangPlaces:
         policy: str,
         clock: Clock,
     ) -> None:
+        self._lock = lock
         self._cache = cache
         self._ledger, self._loads = cache.ledger, cache.loads
         self._reservations = cache.reservations
-        self._reservation = GangReservation(cache, clock)
+        self._reservation = GangReservation(lock, cache, clock)
+        self._nominated = nominated
         self._nominator = nominator
         self._policy = policy
         self._clock = clock
         self._known: dict[str, _GangRecord] = {}  # by gang
         self._recent_offers: dict[frozenset[str], frozenset[str]] = {}  # the latest at the end
-        self.planner = GangPlanner(cache, nominated, policy=policy, clock=clock)
+        self._spare: _SnapshotPlanner | None = None  # the planner of the last plan, if no thread uses it
 
     # Offers of nodes.
 
@@ -97,126 +181,215 @@ class GangPlaces:
         self._known.clear()
         self._reservation.reset()
 
-    def update_reservation(self, due: Sequence[Gang], now: float) -> bool:
-        """Choose the gang for which cards are reserved. Returns whether formerly reserved cards are released.
+    # The gang reservation. Called without the lock.
 
-        due: the gangs that have waited too long.
-        """
-        return self._reservation.update(due, self._policy, now)
+    def update_reservation(self, find_due: Callable[[], Sequence[Gang]], pace: Pace, until: float) -> None:
+        """Choose the gang for which cards are reserved, and the cards; see `GangReservation.update`."""
+        self._reservation.update(find_due, self._policy, pace, until)
 
-    @property
-    def half_reserved(self) -> bool:
-        """Whether the next call of `update_reservation` continues a plan."""
-        return self._reservation.is_half_planned
-
-    # Plans.
+    # Plans. Called without the lock, except for the methods with other notes.
 
     def plan_of(self, key: str) -> GangPlan:
-        """A live view of the gang's plan. `key`: "namespace/name" of the gang."""
+        """A live view of the gang's plan. `key`: "namespace/name" of the gang. The caller holds the lock."""
         return _Rows(self._reservations, key)
 
     def may_fit(self, gang: Gang, now: float) -> bool:
-        """Whether to plan the gang: not shortly after a failed plan, and not if nothing has changed since."""
+        """Whether to plan the gang: not shortly after a failed plan, and not if nothing has changed since. The caller
+        holds the lock.
+        """
         record = self._known_of(gang)
         return now >= record.not_before and record.tried != self._plan_inputs(gang, now)
 
-    def try_plan(self, gang: Gang, now: float) -> bool | None:
-        """Plan all missing members, if they may fit.
+    def try_plan(self, request: PlanRequest, pace: Pace) -> bool:
+        """Plan the members and reserve their places, if they may fit. Returns whether they have places now.
 
-        Returns whether all have places; None: the turn is over, and the next call continues the plan.
+        pace: called in all loops of the planner; see `gangplan.plan`.
         """
-        if not self.may_fit(gang, now):
-            return False
-        began, members = self._clock.cpu(), gang.missing_in_plan()
-        record, state = self._known.setdefault(gang.key, _GangRecord()), self._plan_inputs(gang, now)
-        inputs_seen: _PlanInputs | None = state
-        short, complete = self.planner.find_unplaceable(members)
-        if not complete:
+        gang, began = request.gang, self._clock.cpu()
+        with self._lock:
+            if not self.may_fit(gang, self._clock.now()):
+                return False
+        outcome, task = self._place(request, pace)
+        if outcome is _Outcome.REFUSED and task is not None:
+            with self._lock:
+                self._record_failure(gang, task, self._clock.cpu() - began)
+        return outcome is _Outcome.DONE
+
+    def move_members(self, request: PlanRequest, pace: Pace) -> bool:
+        """Give members of the plan other places, all or none. Returns whether they have them now."""
+        return self._place(request, pace)[0] is _Outcome.DONE
+
+    def _place(self, request: PlanRequest, pace: Pace) -> tuple[_Outcome, _Task | None]:
+        """Find places for the members, and reserve them in place of their former places in the plan.
+
+        If a member has no place, nothing changes. Returns also the last task; None if no members are to be planned.
+        """
+        closed_nodes = frozenset[str]()
+        for _ in range(_MAX_TRIES):
+            with self._lock:
+                task = self._begin(request, closed_nodes)
+                if task is None:
+                    return _Outcome.REFUSED, None
+                if self._is_binding_known(request.gang, task.members):
+                    self._spare = task.former
+                    return _Outcome.REFUSED, task
+            gang_plan = self._find_plan(task, pace)
+            with self._lock:
+                outcome = self._commit(request, task, gang_plan)
+                closed_nodes |= self._closed_nodes(task, gang_plan)
+            if outcome is not _Outcome.CONFLICT:
+                return outcome, task
+        with self._lock:
+            task = self._begin(request, closed_nodes)
+            if task is None:
+                return _Outcome.REFUSED, None
+            try:
+                gang_plan = self._find_plan(task, limit_work(self._clock, _LOCKED_SECONDS))
+            except PlanningStopped:
+                request.gang.reason = "the cluster changes faster than the gang is planned; it is tried again"
+                return _Outcome.REFUSED, None
+            return self._commit(request, task, gang_plan), task
+
+    def _begin(self, request: PlanRequest, closed_nodes: frozenset[str]) -> _Task | None:
+        """Take the snapshot for a plan; None if no members are to be planned. The caller holds the lock."""
+        self._cache.sync_cards()
+        gang, members, now = request.gang, request.choose_members(), self._clock.now()
+        if not members:
             return None
-        if short is not None:
-            gang.reason = self._reservation.impossible_reason(gang) or no_place_text(short)
-        else:
-            draft = record.take_draft(members, state, Draft(self._clock.cpu, TURN_SECONDS))
-            placed = self.place_members(gang, members, now, draft)
-            if placed is None:
-                record.draft = draft
-                return None
-            if placed:
-                record.tried = None
-                return True
-            # The plan may not contain changes that happened after its first turn.
-            inputs_seen = record.drafted if not draft.moved else None
-        cost = self._clock.cpu() - began
-        if cost > CHEAP:
-            record.not_before = now + yielding.pause_seconds(cost)
-        if (
-            inputs_seen is None
-            or record.tried is None
-            or record.tried._replace(members=inputs_seen.members) != inputs_seen
-        ):
-            gang.mark_refused(now)  # not if only members have changed: adding members must bring no reservation sooner
-        record.tried = inputs_seen
-        return False
-
-    def move_members(self, gang: Gang, uids: Iterable[str], now: float) -> bool:
-        """Give these members of the plan other places, if that takes no longer than a turn. Returns whether they have
-        them now.
-        """
-        return bool(
-            self.place_members(gang, [gang.members[uid] for uid in uids], now, Draft(self._clock.cpu, TURN_SECONDS))
+        record, inputs = self._known.setdefault(gang.key, _GangRecord()), self._plan_inputs(gang, now)
+        former, self._spare = self._spare, None
+        freed = self._freed_count()
+        is_current = (
+            former is not None
+            and former.freed == freed
+            and former.snapshot.leader_changes == self._cache.leader_changes
+            and former.snapshot.moment.nominations == self._cache.nominations.by_pod()
         )
+        snapshot = former.snapshot if former is not None and is_current else self._cache.snapshot()
+        _, _, created, _ = gang.rank()
+        later = [
+            _LaterNomination(row.pod.uid, row.node, row.pod.namespace)
+            for row in self._nominator.later_nominations(gang.priority, created)
+        ]
+        planned_gang = self.planned_gang(gang, now)
+        return _Task(planned_gang, members, snapshot, former, freed, inputs, record, later, closed_nodes)
 
-    def place_members(self, gang: Gang, members: Sequence[Member], now: float, draft: Draft) -> bool | None:
-        """Place all these members and reserve their cards. Replaces their former places in the gang's plan.
+    def _find_plan(self, task: _Task, pace: Pace) -> _PlanWithOvertaken:
+        """Find places on the snapshot of the task."""
+        if task.former is not None and task.former.snapshot is task.snapshot:
+            planner = task.former.planner
+        else:
+            nominated = self._nominated.on_snapshot(task.snapshot)
+            planner = (
+                task.former.planner.move_to(task.snapshot, nominated)
+                if task.former is not None
+                else self.make_planner(task.snapshot, nominated)
+            )
+        freed: int | None = None
+        try:
+            gang_plan = _find_places(planner, task, pace)
+            if isinstance(gang_plan.outcome, Unplanned):
+                freed = task.freed
+        finally:
+            self._spare = _SnapshotPlanner(task.snapshot, planner, freed)
+        return gang_plan
 
-        If a member has no place, nothing changes. Returns whether all have places; None: the turn is over, and the next
-        call continues the draft.
-        """
-        uids = [member.uid for member in members]
+    # Everything below runs under the lock.
+
+    def _is_binding_known(self, gang: Gang, members: Iterable[Member]) -> bool:
         for member in members:
             if self._reservations.known_binding(member.uid) is not None:
                 gang.reason = f"an earlier Binding of {member.name} may still succeed; it is looked up first"
-                return False
-        _, _, created, _ = gang.rank()
-        planned_gang = self.planned_gang(gang, now)
-        holders = [uid for uid in uids if self._ledger.holding(uid) is not None]
-        try:
-            with self._ledger.what_if(released=holders), self._loads.what_if(unplanned=uids):
-                outcome = self.planner.plan_beside_reserved(planned_gang, members, draft)
-                later = (
-                    self._nominator.later_nominations(gang.priority, created) if isinstance(outcome, Unplanned) else ()
-                )
-                if later:
-                    with self._nominator.exclude_nominations(later):
-                        planned_without = self.planner.plan_beside_reserved(planned_gang, members, draft)
-                    if isinstance(planned_without, Planned):
-                        self._nominator.release_overtaken(later, set(planned_without.nodes.values()), gang.namespace)
-                        outcome = self.planner.plan_beside_reserved(planned_gang, members, draft)
-        except TurnOver:
-            return None
+                return True
+        return False
+
+    def _commit(self, request: PlanRequest, task: _Task, gang_plan: _PlanWithOvertaken) -> _Outcome:
+        """Reserve the places, if everything still holds on which they rest."""
+        gang, outcome = request.gang, gang_plan.outcome
         if isinstance(outcome, Unplanned):
             gang.reason = self._reservation.impossible_reason(gang) or no_place_text(outcome.member)
-            return False
-        gang.mark_planned(uids, now)
-        for uid in uids:
-            self._reservations.release_plan(uid)
-        for member in members:
-            self._reservations.set_plan(
-                PodRef(member.uid, gang.namespace, member.name),
+            return _Outcome.REFUSED
+        self._cache.sync_cards()
+        _, _, created, _ = task.gang.rank
+        overtaken = [
+            row.pod.uid
+            for row in self._nominator.later_nominations(task.gang.priority, created)
+            if row.pod.uid in gang_plan.overtaken
+        ]
+        uids = [member.uid for member in task.members]
+        places = [
+            PodPlace(
+                PodRef(member.uid, task.gang.namespace, member.name),
+                member.request,
+                member.load,
                 outcome.nodes[member.uid],
                 outcome.assignments.get(member.uid),
-                Phase.WAITING,
-                mps_client=member.request.mps_client if member.request is not None else COMMON,
-                load=member.load,
-                gang=gang.key,
-                peers=member.request.peers if member.request is not None else "",
             )
-        return True
+            for member in task.members
+        ]
+
+        def is_wanted() -> bool:
+            return _needs(request.choose_members()) == _needs(task.members) and not self._is_binding_known(
+                gang, task.members
+            )
+
+        plan = PodPlan(
+            task.snapshot,
+            task.gang.namespace,
+            places,
+            is_wanted,
+            replaced=[*uids, *overtaken],
+            own_uids=task.gang.uids,
+            rank=task.gang.rank,
+            priority=task.gang.priority,
+        )
+        if Commit(self._cache, self._nominated, plan).conflict():
+            return _Outcome.CONFLICT
+        self._nominator.release_overtaken(overtaken)
+        gang.mark_planned(uids, self._clock.now())
+        for uid in uids:
+            self._reservations.release_plan(uid)
+        for place in places:
+            self._reservations.set_plan(
+                place.pod,
+                place.node,
+                place.assignment,
+                Phase.WAITING,
+                mps_client=place.request.mps_client if place.request is not None else COMMON,
+                load=place.load,
+                gang=gang.key,
+                peers=place.request.peers if place.request is not None else "",
+            )
+        task.record.tried = None
+        request.on_reserved()
+        return _Outcome.DONE
+
+    def _closed_nodes(self, task: _Task, gang_plan: _PlanWithOvertaken) -> set[str]:
+        """The nodes of the plan that were open in the snapshot, and are not any more."""
+        if isinstance(gang_plan.outcome, Unplanned):
+            return set()
+        nodes = set(gang_plan.outcome.nodes.values())
+        return {node for node in nodes if task.snapshot.loads.is_open(node) and not self._loads.is_open(node)}
+
+    def _record_failure(self, gang: Gang, task: _Task, cost: float) -> None:
+        """Record that the gang was planned in vain. `cost`: seconds of CPU."""
+        record, inputs, now = task.record, task.inputs, self._clock.now()
+        if self._known.get(gang.key) is not record:
+            return  # the gang is gone, or runs
+        if cost > CHEAP:
+            record.not_before = now + pause_seconds(cost)
+        if record.tried is None or record.tried._replace(members=inputs.members) != inputs:
+            gang.mark_refused(now)  # not if only members have changed: adding members must bring no reservation sooner
+        record.tried = inputs
 
     def planned_gang(self, gang: Gang, now: float) -> PlannedGang:
         """The data of the gang that a plan needs."""
-        offers, avoided = self._known_of(gang).offers, gang.avoided_pairs(now)
-        return PlannedGang(gang.namespace, gang.rank(), gang.priority, gang.members.keys(), offers, avoided)
+        offers, avoided = dict(self._known_of(gang).offers), frozenset(gang.avoided_pairs(now))
+        return PlannedGang(gang.namespace, gang.rank(), gang.priority, frozenset(gang.members), offers, avoided)
+
+    def make_planner(self, snapshot: ClusterView, nominated: NominatedPods) -> GangPlanner:
+        """A planner on the snapshot of a caller without the lock."""
+        return GangPlanner(snapshot, nominated, policy=self._policy)
 
     def invalid_part(self, gang: Gang) -> str | None:
         """A text for people about the first part of the plan that is no longer valid; None if the plan is valid."""
@@ -233,8 +406,11 @@ class GangPlaces:
         return self._known.get(gang.key, _NOTHING)
 
     def _plan_inputs(self, gang: Gang, now: float) -> "_PlanInputs":
-        freed = self._cache.capacity.freed_count + self._loads.freed_count
-        return _PlanInputs(freed, gang.changes, self._known_of(gang).changes, tuple(gang.avoided_pairs(now)))
+        offers, avoided = self._known_of(gang).changes, tuple(gang.avoided_pairs(now))
+        return _PlanInputs(self._freed_count(), gang.changes, offers, avoided)
+
+    def _freed_count(self) -> int:
+        return self._cache.capacity.freed_count + self._loads.freed_count
 
 
 class _PlanInputs(NamedTuple):
@@ -258,32 +434,54 @@ class _GangRecord:
     offers: the nodes that kube-scheduler has offered, by shape.
     changes: how many times the offers have changed.
     tried: the inputs of the last failed plan; until `not_before` the gang is not planned again.
-    draft: an unfinished plan for `members`, which takes several turns.
-    drafted: the inputs when the draft was begun.
     """
 
     offers: dict[str, frozenset[str]] = field(default_factory=dict)
     changes: int = 0
     tried: _PlanInputs | None = None
     not_before: float = float("-inf")
-    draft: Draft | None = None
-    members: Sequence[Member] = ()
-    drafted: _PlanInputs | None = None
-
-    def take_draft(self, members: Sequence[Member], state: _PlanInputs, new: Draft) -> Draft:
-        """Continue the unfinished plan for these members (a `Draft`), or begin with `new`.
-
-        The draft is removed from the record; the caller stores it again after a successful turn. So an exception leaves
-        no half-changed draft.
-        """
-        draft, self.draft = self.draft, None
-        if draft is None or self.members != members:
-            draft, self.members, self.drafted = new, members, state
-        draft.begin()
-        return draft
 
 
 _NOTHING: Final = _GangRecord()
+
+
+def _needs(members: Iterable[Member]) -> list[tuple[str, str, PodRequest | None, Load]]:
+    """What a plan of these members rests on."""
+    return [(member.uid, member.shape, member.request, member.load) for member in members]
+
+
+def _find_places(planner: GangPlanner, task: _Task, pace: Pace) -> _PlanWithOvertaken:
+    """Places for the members, if necessary with cards that are reserved for nominated pods later in the queue."""
+    gang, members, ledger, loads = task.gang, task.members, task.snapshot.ledger, task.snapshot.loads
+
+    def plan() -> Planned | Unplanned:
+        return planner.plan(gang, members, pace, without=task.closed_nodes)
+
+    @contextmanager
+    def exclude(uids: Sequence[str]) -> Iterator[None]:
+        held = [uid for uid in uids if ledger.holding(uid) is not None]
+        with ledger.what_if(released=held), loads.what_if(unplanned=uids):
+            yield
+
+    with exclude([member.uid for member in members]):
+        short = planner.find_unplaceable(members, pace)
+        if short is not None:
+            return _PlanWithOvertaken(Unplanned(member=short))
+        outcome = plan()
+        if isinstance(outcome, Planned) or not task.later:
+            return _PlanWithOvertaken(outcome)
+        with exclude([nomination.uid for nomination in task.later]):
+            outcome_without = plan()
+        if isinstance(outcome_without, Unplanned):
+            return _PlanWithOvertaken(outcome)
+        nodes, has_quota = set(outcome_without.nodes.values()), task.snapshot.limits.has_quota(gang.namespace)
+        overtaken = [
+            nomination.uid
+            for nomination in task.later
+            if nomination.node in nodes or (has_quota and nomination.namespace == gang.namespace)
+        ]
+        with exclude(overtaken):
+            return _PlanWithOvertaken(plan(), frozenset(overtaken))
 
 
 class _Rows(GangPlan):

@@ -53,7 +53,7 @@ class GangQueue:
         return GangCursor(self._round_robin())
 
     def gangs_before(self, gang: Gang) -> "GangCursor":
-        """The gangs that come before this gang. No gang may change during the iteration."""
+        """The gangs that come before this gang. As `gangs_in_order` if gangs change during the iteration."""
         return GangCursor(self._round_robin(self._places[gang.key]))
 
     def _round_robin(self, until: _Place | None = None) -> Iterator[Gang]:
@@ -73,7 +73,7 @@ class GangQueue:
 
 
 class GangCursor:
-    """An iterator over gangs that can be continued in another turn."""
+    """An iterator over gangs that can be continued later."""
 
     def __init__(self, gangs: Iterator[Gang]) -> None:
         self._remaining = gangs

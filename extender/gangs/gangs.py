@@ -1,24 +1,26 @@
 """The gangs of the cluster: what filter and bind decide about members, and what happens to gangs with time.
 
-Part of the state, and uses its lock. Long work is done in short turns, and other threads get the lock between them.
-`cardwise.core.gangs.gangstate` has the phase of one gang; `gangplaces` makes the plans. No code here waits: a bind
-waits on a `Permit`.
+Part of the state, and uses its lock in short critical sections; gangs are planned without the lock (`gangplaces`).
+`cardwise.core.gangs.gangstate` has the phase of one gang. No code here waits: a bind waits on a `Permit`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from cardwise.clock import Clock
+from cardwise.core.gangs.gangplan import Pace as PlanPace
 from cardwise.core.gangs.gangs import ForeignPodGroup, GangPhase, Member, PodGroupSpec
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
+from extender.cache.pacing import LOCKED_SECONDS, Pace, PlanningStopped, limit_work, pause, pause_seconds, stop_when
 from extender.cache.statelock import StateLock
-from extender.cache.yielding import TURN_SECONDS, give_way, pause_seconds
 from extender.gangs.bindthreads import BindThreads
-from extender.gangs.gangplaces import CHEAP, GangPlaces
+from extender.gangs.gangplaces import CHEAP, GangPlaces, PlanRequest
 from extender.gangs.gangqueue import GangCursor, GangQueue
 from extender.gangs.gangtypes import (
     BindNow,
@@ -34,7 +36,10 @@ from extender.gangs.gangtypes import (
 from extender.gangs.gangviews import GangView, make_view, pod_ref
 from extender.queue.searchpauses import PAUSE_FACTOR
 
-_ROUND_SECONDS: Final = 1.0  # the most seconds of planning in one step; the next step continues
+_STEP_SECONDS: Final = 1.0  # the seconds after which a step begins no further plan; the next step continues
+# The most seconds of CPU for plans in one filter call. kube-scheduler waits for the call, and the controller plans the
+# rest.
+_CALL_SECONDS: Final = 0.02
 # Seconds within which two filter calls for a pod belong to the same attempt; kube-scheduler's back-off is no shorter.
 _TRY_SECONDS: Final = 1.0
 _RECOVER_SECONDS: Final = 3.0  # the most seconds of planning before a leader epoch begins; the rest follows later
@@ -67,9 +72,7 @@ class Gangs:
         self._cardless_gangs: dict[str, str] = {}  # by pod without cards, the key of its gang
         self._permits: dict[str, Permit] = {}
         self._gang_queue = GangQueue()
-        self._round = GangCursor(iter(()))  # the gangs that `_plan_some` has not tried yet
-        self._partly_bound = GangCursor(iter(()))  # the gangs that `_recover_some` has not tried yet
-        self._unoffered: list[Gang] = []  # gangs of this pass for which kube-scheduler has not called filter yet
+        self._pass: Iterator[Gang] | None = None  # the gangs that are still to be planned in this pass
         self._pass_cost = 0.0
         self._next_pass = float("-inf")
         self._next_in_call = float("-inf")  # the earliest time at which a filter call plans again
@@ -169,13 +172,21 @@ class Gangs:
                 return Refusal.GANG_INCOMPLETE  # the watch has not shown the pod yet
             if gang.ran:
                 return PlacedAlone()
-            place = self._filter_member(gang, uid, nodes, now, first=self._is_first_call(uid, nodes, named_node, now))
-            if isinstance(place, Refusal):
-                self._queue.mark_refused(uid, awaits_plan=gang.priority if self._awaits_plan(gang, uid) else None)
-            else:
-                self._queue.mark_placed(uid)
-                gang.mark_permitted(uid, now)
-            return place
+            first = self._is_first_call(uid, nodes, named_node, now)
+            self._record_call(gang, uid, nodes, first=first)
+            refusal = gang.refusal(now) if not gang.plan and not gang.forward else None
+            if refusal is not None:
+                return self._answer_member(gang, uid, refusal)
+            needs_plan = (not gang.plan and not gang.forward) or (
+                gang.forward and gang.members[uid] in gang.missing_in_plan()
+            )
+        if needs_plan:
+            self._plan_in_call(gang)
+        with self._lock:
+            place = self._planned_place(gang, uid, nodes, first=first)
+            if place is None:
+                gang.avoid_node(uid, gang.plan[uid], self._clock.now())
+        return place if place is not None else self._move_in_call(gang, uid, nodes)
 
     def request_permit(self, uid: str, node: str) -> PermitAnswer:
         """Handle a bind call. For a member of a gang that is not bound yet, returns the permit to wait for."""
@@ -250,10 +261,17 @@ class Gangs:
             now, wall = self._clock.now(), self._clock.wall().timestamp()
             for gang in self._gangs.values():
                 gang.adopt(now, wall)
-            self._partly_bound = self._gang_queue.gangs_in_order()
+            gangs = self._gang_queue.gangs_in_order()
         until = self._clock.now() + _RECOVER_SECONDS
-        while self._recover_some() and self._clock.now() < until:
-            give_way(self._clock)
+        pace = self._make_pace(lambda: self._clock.now() >= until)
+
+        def choose_members(gang: Gang) -> Sequence[Member]:
+            return gang.missing_in_plan() if gang.forward and self._gangs.get(gang.key) is gang else ()
+
+        with suppress(PlanningStopped):
+            for gang in self._select(gangs, choose_members, pace):
+                request = PlanRequest(gang=gang, choose_members=partial(choose_members, gang), on_reserved=lambda: None)
+                self._places.try_plan(request, pace)
 
     def cancel_permits(self, reason: str) -> None:
         """Cancel all permits; from now on no bind may wait."""
@@ -270,11 +288,15 @@ class Gangs:
         """Do the timed work of the gangs; only the leader calls this. Returns the writes that are due."""
         work, due = DueWork([], []), list[Gang]()
         self._visit_gangs(lambda gang: self._advance_gang(gang, work, due))
-        until = self._clock.now() + _ROUND_SECONDS
-        while self._reserve_some(due) and self._clock.now() < until:
-            give_way(self._clock)
-        while self._plan_some() and self._clock.now() < until:
-            give_way(self._clock)
+        until, pace = self._clock.now() + _STEP_SECONDS, self._make_pace()
+
+        def find_due() -> list[Gang]:
+            now = self._clock.now()
+            return [gang for gang in due if gang.is_reservation_due(now)]
+
+        with suppress(PlanningStopped):
+            self._places.update_reservation(find_due, pace, until)
+            self._plan_waiting(pace, until)
         return work
 
     def must_evict(self, uid: str) -> bool:
@@ -318,16 +340,16 @@ class Gangs:
         self._visit_gangs(lambda gang: groups.extend((kind, gang.key) for kind in gang.foreign))
         return groups
 
-    # Turns of long work.
+    # Work without the lock, which takes the lock for short critical sections.
 
     def _visit_gangs(self, visit: Callable[[Gang], None]) -> None:
-        """Call `visit` for each gang, under the lock, in turns."""
+        """Call `visit` for each gang, under the lock. The lock is free from time to time."""
         with self._lock:
             keys = list(reversed(self._gangs))
         while keys:
             with self._lock:
                 self._cache.sync_cards()
-                until = self._clock.cpu() + TURN_SECONDS
+                until = self._clock.cpu() + LOCKED_SECONDS
                 while keys:
                     gang = self._gangs.get(keys.pop())
                     if gang is not None:
@@ -335,43 +357,178 @@ class Gangs:
                     if self._clock.cpu() >= until:
                         break
             if keys:
-                give_way(self._clock)
+                pause(self._clock)
 
-    def _recover_some(self) -> bool:
-        """Do one turn of `recover`. Returns whether gangs are left for the next turn."""
-        with self._lock:
-            self._cache.sync_cards()
-            until, now = self._clock.cpu() + TURN_SECONDS, self._clock.now()
-            while (gang := self._partly_bound.gang) is not None and self._clock.cpu() < until:
-                in_part = gang.forward and self._gangs.get(gang.key) is gang and gang.missing_in_plan()
-                if in_part and self._places.try_plan(gang, now) is None:
-                    return True
-                self._partly_bound.advance()
-            return gang is not None
+    def _select(self, gangs: GangCursor, is_selected: Callable[[Gang], object], pace: PlanPace) -> Iterator[Gang]:
+        """The gangs for which `is_selected` returns something true. It is called under the lock; the lock is free
+        whenever a gang is returned.
+        """
+        while True:
+            selected: Gang | None = None
+            with self._lock:
+                until = self._clock.cpu() + LOCKED_SECONDS
+                while selected is None and (gang := gangs.gang) is not None and self._clock.cpu() < until:
+                    gangs.advance()
+                    if is_selected(gang):
+                        selected = gang
+                is_last = gangs.gang is None
+            if selected is not None:
+                yield selected
+            elif is_last:
+                return
+            pace()
 
-    def _reserve_some(self, due: Iterable[Gang]) -> bool:
-        """Do one turn of choosing the gang for which cards are reserved. Returns whether a plan needs another turn."""
-        with self._lock:
-            self._cache.sync_cards()
+    def _gangs_to_plan(self, gangs: GangCursor, pace: PlanPace, last: Gang | None = None) -> Iterator[Gang]:
+        """Those of the gangs that may fit now, in order, and then the gang `last`. The caller plans each of them before
+        it asks for the next. Gangs for which nothing has changed since their last failed plan are left out.
+
+        If kube-scheduler has not called filter for a gang, it is unknown which nodes the gang may use. Such a gang
+        comes only immediately before the next gang that may be planned. So it keeps its place in the order.
+        """
+        unoffered: list[Gang] = []
+
+        def may_be_planned(gang: Gang) -> bool:
             now = self._clock.now()
-            if self._places.update_reservation([gang for gang in due if gang.is_reservation_due(now)], now):
-                self._cache.capacity.mark_released()
-            return self._places.half_reserved
+            if gang.forward:
+                return self._is_ready(gang, now) and bool(gang.missing_in_plan())
+            if not self._wants_plan(gang, now):
+                return False
+            if not self._places.has_offers(gang):
+                unoffered.append(gang)
+                return False
+            return self._places.may_fit(gang, now)
 
-    def _plan_some(self) -> bool:
-        """Do one turn of planning the gangs in the queue. Returns whether gangs are left in this pass."""
-        with self._lock:
-            self._cache.sync_cards()
-            began, now = self._clock.cpu(), self._clock.now()
-            if self._round.gang is None:
-                if now < self._next_pass:
-                    return False  # nothing was planned, so the pause does not start again
-                self._round, self._unoffered, self._pass_cost = self._gang_queue.gangs_in_order(), [], 0.0
-            self._plan_in_order(self._round, self._unoffered, now, began + TURN_SECONDS)
+        def take_unoffered() -> list[Gang]:
+            with self._lock:
+                now = self._clock.now()
+                # Meanwhile a gang may have gone, lost a member, or got a plan.
+                gangs_in_order = [gang for gang in unoffered if self._wants_plan(gang, now)]
+            unoffered.clear()
+            return gangs_in_order
+
+        for gang in self._select(gangs, may_be_planned, pace):
+            if not gang.forward:
+                yield from take_unoffered()
+            yield gang
+        if last is not None:
+            with self._lock:
+                may_fit = self._places.may_fit(last, self._clock.now())
+            if may_fit:
+                yield from take_unoffered()
+                yield last
+
+    def _plan_waiting(self, pace: PlanPace, until: float) -> None:
+        """Plan the gangs in the queue. The next call continues the pass.
+
+        until: when no further plan begins, in seconds of the clock.
+        """
+        while self._clock.now() < until:
+            if self._pass is None:
+                if self._clock.now() < self._next_pass:
+                    return
+                with self._lock:
+                    self._cache.sync_cards()
+                    gangs = self._gang_queue.gangs_in_order()
+                self._pass, self._pass_cost = self._gangs_to_plan(gangs, pace), 0.0
+            began = self._clock.cpu()
+            gang = next(self._pass, None)
+            if gang is not None:
+                self._plan_gang(gang, pace)
             self._pass_cost += self._clock.cpu() - began
-            if self._round.gang is None and self._pass_cost > CHEAP:
-                self._next_pass = now + pause_seconds(self._pass_cost)
-            return self._round.gang is not None
+            if gang is None:
+                self._pass = None
+                if self._pass_cost > CHEAP:
+                    self._next_pass = self._clock.now() + pause_seconds(self._pass_cost)
+                return
+
+    def _plan_in_call(self, gang: Gang) -> None:
+        """Plan the gang in a filter call, after the gangs that come before it.
+
+        kube-scheduler is serial: during the call all other pods wait, also pods that request no GPU, and there is a
+        call for each member. So a call plans only if the gang may fit, and only for `_CALL_SECONDS`. After a call that
+        has planned in vain, no call plans for ten times the time that this took. Meanwhile `_plan_waiting` plans in the
+        background, and requeues the members once there is a plan.
+        """
+        with self._lock:
+            now = self._clock.now()
+            if self._gangs.get(gang.key) is not gang or gang.ran:
+                return
+            if now < self._next_in_call or not self._places.may_fit(gang, now):
+                gang.reason = gang.reason or "gangs are being planned"
+                return
+            gangs = GangCursor(iter(())) if gang.forward else self._gang_queue.gangs_before(gang)
+        began, is_planned, pace = self._clock.cpu(), False, limit_work(self._clock, _CALL_SECONDS)
+        gang_to_plan: Gang | None = None
+        try:
+            for gang_to_plan in self._gangs_to_plan(gangs, pace, last=gang):
+                pace()
+                is_planned = self._plan_gang(gang_to_plan, pace)
+        except PlanningStopped:
+            is_planned = False
+            gang.reason = (
+                "gangs are being planned" if gang_to_plan is gang else "gangs that come before it are being planned"
+            )
+        with self._lock:
+            cost = self._clock.cpu() - began
+            if not (is_planned and gang_to_plan is gang) and cost > CHEAP:
+                self._next_in_call = now + PAUSE_FACTOR * cost
+
+    def _move_in_call(self, gang: Gang, uid: str, nodes: Collection[str]) -> MemberPlace:
+        """Plan the member on another node in a filter call: kube-scheduler does not offer its planned node."""
+        pace = limit_work(self._clock, _CALL_SECONDS)
+        self._move_members(gang, lambda: [uid], pace)
+        with self._lock:
+            place = self._planned_place(gang, uid, nodes)
+            if place is None and gang.forward:
+                gang.unplan(uid)
+                place = self._answer_member(gang, uid, Refusal.GANG_WAITS)
+        if place is not None:
+            return place
+
+        def unpermitted_uids() -> list[str]:
+            # Other members that have passed filter are not moved: kube-scheduler may be about to call bind for them.
+            uids = [member_uid for member_uid in gang.plan if member_uid == uid or member_uid not in gang.passed]
+            return uids if len(uids) > 1 else []
+
+        is_moved = self._move_members(gang, unpermitted_uids, pace)
+        with self._lock:
+            if is_moved:
+                self._requeue_members(gang)
+            place = self._planned_place(gang, uid, nodes)
+            if place is None:
+                node, name = gang.plan[uid], gang.members[uid].name
+                self._end_plan(gang, f"kube-scheduler did not offer node {node} for {name}")
+                place = self._answer_member(gang, uid, Refusal.GANG_WAITS)
+            return place
+
+    def _move_members(self, gang: Gang, choose_uids: Callable[[], Sequence[str]], pace: PlanPace) -> bool:
+        """Give members of the plan other places, if that takes no longer than a call may. Returns whether they have
+        them now.
+        """
+
+        def choose_members() -> list[Member]:
+            if self._gangs.get(gang.key) is not gang or gang.ran:
+                return []
+            return [gang.members[uid] for uid in choose_uids() if uid in gang.plan]
+
+        request = PlanRequest(gang=gang, choose_members=choose_members, on_reserved=lambda: None)
+        try:
+            return self._places.move_members(request, pace)
+        except PlanningStopped:
+            return False
+
+    def _plan_gang(self, gang: Gang, pace: PlanPace) -> bool:
+        """Plan the gang if it may fit now, and requeue its refused members. Returns whether it has a plan now."""
+        request = PlanRequest(
+            gang=gang,
+            choose_members=partial(self._members_to_plan, gang),
+            on_reserved=partial(self._on_planned, gang),
+        )
+        return self._places.try_plan(request, pace)
+
+    def _make_pace(self, is_over: Callable[[], bool] = lambda: False) -> PlanPace:
+        """The pace of a plan in the background."""
+        return stop_when(Pace(self._clock, lambda: self._stopped is not None or is_over()).pause)
 
     # Everything below runs under the lock.
 
@@ -406,31 +563,45 @@ class Gangs:
         self._first_call = uid, now
         return True
 
-    def _filter_member(
-        self, gang: Gang, uid: str, nodes: Collection[str], now: float, *, first: bool
-    ) -> PlannedNode | Refusal:
+    def _record_call(self, gang: Gang, uid: str, nodes: Collection[str], *, first: bool) -> None:
+        """Record that kube-scheduler calls filter for the member."""
         member = gang.members[uid]
         gang.mark_requested(uid)
         if not first and list(nodes) != [self._reservations.nominations.nominated_node(uid)]:
             self._places.add_offer(gang, member.shape, nodes)
         if uid in gang.arrived and not gang.forward:
             self._end_plan(gang, f"kube-scheduler scheduled {member.name} again while it waited in bind")
-        if not gang.plan and not gang.forward:
-            refusal = gang.refusal(now)
-            if refusal is not None:
-                return refusal
-            if not self._plan_in_call(gang, now):
-                return Refusal.GANG_WAITS
-        if gang.forward and self._may_plan_in_call(gang, now) and member in gang.missing_in_plan():
-            began = self._clock.cpu()
-            self._pause_planning_in_calls(began, now, planned=self._plan_gang(gang, now))
+
+    def _planned_place(
+        self, gang: Gang, uid: str, nodes: Collection[str], *, first: bool = False
+    ) -> MemberPlace | None:
+        """The answer to filter for the member; None if kube-scheduler does not offer the member's planned node."""
+        if self.gang_of(uid) is not gang:
+            self._queue.mark_refused(uid)
+            return Refusal.GANG_INCOMPLETE  # the pod was deleted since the call began
+        if gang.ran:
+            return PlacedAlone()
         node = gang.plan.get(uid)
         if node is None:
-            waits = gang.forward and member in gang.members_to_plan()
-            return Refusal.GANG_WAITS if waits else Refusal.GANG_FOLLOWS
+            waits = not gang.plan if not gang.forward else gang.members[uid] in gang.members_to_plan()
+            return self._answer_member(gang, uid, Refusal.GANG_WAITS if waits else Refusal.GANG_FOLLOWS)
         if node in nodes:
-            return PlannedNode(node)
-        return Refusal.GANG_WAITS if first else self._replan_member(gang, uid, node, now)
+            return self._answer_member(gang, uid, PlannedNode(node))
+        if first:
+            return self._answer_member(gang, uid, Refusal.GANG_WAITS)
+        if self._reservations.known_binding(uid) is not None:
+            # The member may be bound to its planned node already.
+            return self._answer_member(gang, uid, Refusal.GANG_BACKS_OFF)
+        return None
+
+    def _answer_member(self, gang: Gang, uid: str, place: PlannedNode | Refusal) -> MemberPlace:
+        """Record the answer to filter for the member. Returns the answer."""
+        if isinstance(place, Refusal):
+            self._queue.mark_refused(uid, awaits_plan=gang.priority if self._awaits_plan(gang, uid) else None)
+        else:
+            self._queue.mark_placed(uid)
+            gang.mark_permitted(uid, self._clock.now())
+        return place
 
     def _awaits_plan(self, gang: Gang, uid: str) -> bool:
         """Whether the planner will requeue this refused member once the gang fits, so no other event must requeue it.
@@ -441,97 +612,6 @@ class Gangs:
         nominated = self._reservations.nominations.nominated_node(uid)
         return uid not in gang.plan and not nominated and self._places.has_offers(gang)
 
-    def _replan_member(self, gang: Gang, uid: str, node: str, now: float) -> PlannedNode | Refusal:
-        """Plan the member again: kube-scheduler does not offer its planned node."""
-        if self._reservations.known_binding(uid) is not None:
-            return Refusal.GANG_BACKS_OFF  # the member may be bound to its planned node already
-        gang.avoid_node(uid, node, now)
-        if self._places.move_members(gang, [uid], now):
-            return PlannedNode(gang.plan[uid])
-        if gang.forward:
-            gang.unplan(uid)
-            return Refusal.GANG_WAITS
-        # Other members that have passed filter are not moved: kube-scheduler may be about to call bind for them.
-        moving = [member_uid for member_uid in gang.plan if member_uid == uid or member_uid not in gang.passed]
-        if len(moving) > 1 and self._places.move_members(gang, moving, now):
-            self._requeue_members(gang)
-            return PlannedNode(gang.plan[uid])
-        self._end_plan(gang, f"kube-scheduler did not offer node {node} for {gang.members[uid].name}")
-        return Refusal.GANG_WAITS
-
-    def _plan_in_call(self, gang: Gang, now: float) -> bool:
-        """Plan the gang in a filter call, after the gangs that come before it. Returns whether the gang has a plan.
-
-        kube-scheduler is serial: during the call all other pods wait, also pods that request no GPU, and there is a
-        call for each member. So a call plans only if the gang may fit. After a call that has planned in vain, no call
-        plans for ten times the time that this took. Meanwhile `_plan_some` plans in the background, and requeues the
-        members once there is a plan.
-        """
-        if not self._may_plan_in_call(gang, now):
-            gang.reason = gang.reason or "gangs are being planned"
-            return False
-        began, planned = self._clock.cpu(), False
-        if self._plan_gangs_before(gang, now):
-            planned = bool(self._plan_gang(gang, now))
-        else:
-            gang.reason = "gangs that come before it are being planned"
-        self._pause_planning_in_calls(began, now, planned=planned)
-        return planned
-
-    def _may_plan_in_call(self, gang: Gang, now: float) -> bool:
-        return now >= self._next_in_call and self._places.may_fit(gang, now)
-
-    def _pause_planning_in_calls(self, began: float, now: float, *, planned: bool | None) -> None:
-        """Pause planning in filter calls if this call has planned in vain.
-
-        began: the start of planning, in CPU seconds of the thread.
-        """
-        cost = self._clock.cpu() - began
-        if not planned and cost > CHEAP:
-            self._next_in_call = now + PAUSE_FACTOR * cost
-
-    def _plan_gangs_before(self, gang: Gang, now: float) -> bool:
-        """Plan the gangs that come before this one in the queue, as far as the turn's time allows.
-
-        Returns whether all were tried. If not, `_plan_some` tries the others later, and then this gang.
-        """
-        unoffered, until = list[Gang](), self._clock.cpu() + TURN_SECONDS
-        if not self._plan_in_order(self._gang_queue.gangs_before(gang), unoffered, now, until):
-            return False
-        return not self._places.may_fit(gang, now) or self._plan_unoffered(unoffered, now, until)
-
-    def _plan_in_order(self, gangs: GangCursor, unoffered: list[Gang], now: float, until: float) -> bool:
-        """Plan waiting gangs in order. Gangs for which nothing has changed since their last failed plan are skipped.
-
-        gangs, unoffered: both have the remaining gangs afterwards.
-        until: the end of the turn, in CPU seconds of this thread.
-
-        Returns whether all gangs were tried.
-
-        If kube-scheduler has not called filter for a gang, it is unknown which nodes the gang may use. Such a gang is
-        put into `unoffered`, and is planned only immediately before the next gang that is planned. So it keeps its
-        place in the order.
-        """
-        while gangs.gang is not None:
-            if self._clock.cpu() >= until or not self._plan_if_useful(gangs.gang, unoffered, now, until):
-                return False
-            gangs.advance()
-        return True
-
-    def _plan_if_useful(self, gang: Gang, unoffered: list[Gang], now: float, until: float) -> bool:
-        """Plan this gang if it may fit. Returns whether the gang is done in this pass."""
-        if gang.forward:
-            in_part = self._is_ready(gang, now) and gang.missing_in_plan()
-            return not in_part or self._plan_gang(gang, now) is not None
-        if not self._wants_plan(gang, now):
-            return True
-        if not self._places.has_offers(gang):
-            unoffered.append(gang)
-            return True
-        if not self._places.may_fit(gang, now):
-            return True
-        return self._plan_unoffered(unoffered, now, until) and self._plan_gang(gang, now) is not None
-
     def _is_ready(self, gang: Gang, now: float) -> bool:
         """Whether the gang exists, and may be planned now."""
         return self._gangs.get(gang.key) is gang and gang.refusal(now) is None
@@ -540,35 +620,31 @@ class Gangs:
         """Whether the gang may be planned now, has no plan and does not run."""
         return self._is_ready(gang, now) and not (gang.ran or gang.forward or gang.plan or gang.closed)
 
-    def _plan_unoffered(self, unoffered: list[Gang], now: float, until: float) -> bool:
-        """Plan the unoffered gangs. Returns whether all of them are done."""
-        while unoffered:
-            # Since an earlier turn the gang may have gone, lost a member, or got a plan.
-            if self._wants_plan(unoffered[0], now) and self._plan_gang(unoffered[0], now) is None:
-                return False
-            del unoffered[0]
-            if self._clock.cpu() >= until:
-                return False
-        return True
-
-    def _plan_gang(self, gang: Gang, now: float) -> bool | None:
-        """Plan the gang if it may fit now, and requeue its refused members. Returns as `GangPlaces.try_plan`."""
-        if not gang.forward and not self._queue.may_place(gang.priority):
+    def _members_to_plan(self, gang: Gang) -> Sequence[Member]:
+        """The members to plan now; none if the gang must not be planned."""
+        now = self._clock.now()
+        if self._gangs.get(gang.key) is not gang or gang.ran:
+            return ()
+        if gang.forward:
+            return gang.missing_in_plan()
+        if gang.plan or gang.refusal(now) is not None:
+            return ()
+        if not self._queue.may_place(gang.priority):
             gang.reason = "pods of higher priority come first: no extender served their last attempt"
-            return False
+            return ()
+        refusal = self._bind_threads.refusal_reason(gang, self._occupied_threads(), now)
+        if refusal is not None:
+            gang.reason = refusal
+            return ()
+        return gang.missing_in_plan()
+
+    def _on_planned(self, gang: Gang) -> None:
+        """Record that places are reserved for the missing members, and requeue the refused ones."""
         if not gang.forward:
-            refusal = self._bind_threads.refusal_reason(gang, self._occupied_threads(), now)
-            if refusal is not None:
-                gang.reason = refusal
-                return False
-        planned = self._places.try_plan(gang, now)
-        if not planned:
-            return planned
-        if not gang.forward:
+            now = self._clock.now()
             self._permits[gang.key] = Permit(gang.key, now)
             self._bind_threads.mark_admitted(gang, now)
         self._requeue_members(gang)
-        return True
 
     def _requeue_members(self, gang: Gang) -> None:
         """Requeue the members that were refused before the gang had a plan."""

@@ -1,7 +1,7 @@
 """The gang reservation: cards that are reserved for a gang that has waited long, so that later pods cannot use them.
 
 Theory of operation. A big gang needs many cards at the same time, and a stream of small pods takes each card as soon as
-the card is free. So once a gang has been refused for long (`Gang.is_reservation_due`), `CardSearch` chooses cards for
+the card is free. So once a gang has been refused for long (`Gang.is_reservation_due`), `search_cards` chooses cards for
 its members, first the cards with the least memory in use. The part of these cards that the members need is *reserved*:
 it counts as in use for all pods that come after the gang.
 
@@ -24,25 +24,28 @@ same time. So users gain nothing by deleting a gang and creating it again.
 
 The search is repeated every `_SEARCH_AGAIN` seconds, and the reservation moves to cards with less memory in use by
 then. A card on which nothing is freed for `_STUCK_SECONDS` comes after all other cards. That time doubles with each
-such move, so that the gang also waits long enough for cards whose pods run for minutes. Not thread-safe: the state
-locks.
+such move, so that the gang also waits long enough for cards whose pods run for minutes.
+
+A search runs on a snapshot, without the lock. Its result is used only if the leader epoch is still the same.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.mpsprofile import COMMON
-from cardwise.core.api.request import Load, PodRequest
-from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.gangplan import Planned, Unplanned
+from cardwise.core.gangs.gangplan import Pace, Planned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from extender.cache.cache import Cache
-from extender.gangs.cardsearch import CardSearch
+from extender.cache.clusterview import ClusterView, PodPlace
+from extender.cache.statelock import StateLock
+from extender.gangs.cardsearch import GangWithOffers, search_cards
+from extender.records.podref import PodRef
 
 _SEARCH_AGAIN: Final = 30.0  # seconds between two searches for the same gang
 _STUCK_SECONDS: Final = 60.0  # seconds in which nothing is freed on a card, after which other cards come first
@@ -50,15 +53,18 @@ _MOST_DOUBLED: Final = 6  # the most times that `_STUCK_SECONDS` doubles
 _MOST_GANGS: Final = 32  # the most gangs of a namespace, per priority, for which cards are searched
 _MOST_NAMESPACES: Final = 1024  # the most namespaces for which the end of their last reservation is remembered
 _NEVER: Final = float("-inf")
-_NO_LOAD: Final = Load(0, 0, 0)
 
 PHASE_NAME: Final = "gang reservation"  # `Holding.phase_name` of the reserved holdings
 
 
 class GangReservation:
-    """Reserves cards for at most one gang: the first in order of those that have waited too long and could fit."""
+    """Reserves cards for at most one gang: the first in order of those that have waited too long and could fit.
 
-    def __init__(self, cache: Cache, clock: Clock) -> None:
+    Except for `update`, the caller holds the lock.
+    """
+
+    def __init__(self, lock: StateLock, cache: Cache, clock: Clock) -> None:
+        self._lock = lock
         self._cache = cache
         self._cards = cache.gang_cards
         self._clock = clock
@@ -71,7 +77,6 @@ class GangReservation:
         self._paused_until: dict[str, float] = {}  # by namespace, until when it gets no reservation
         self._used: dict[str, _Used] = {}  # by namespace
         self._ended_at: dict[str, float] = {}  # by namespace, when its time was last over; the latest at the end
-        self._search: CardSearch | None = None  # the unfinished search, which the next update continues
 
     def add_offer(self, key: str, shape: str, nodes: frozenset[str]) -> None:
         """Record that kube-scheduler offers these nodes for members of the shape.
@@ -95,17 +100,77 @@ class GangReservation:
         """Forget all results of searches, because the leader changes."""
         self._selections.clear()
         self._stalls.clear()
-        self._search = None
         self._end_reservation()
         self._cards.reserve(None)
 
-    def update(self, due: Sequence[Gang], policy: str, now: float) -> bool:
-        """Choose the gang and its cards. Returns whether formerly reserved cards are released.
+    def update(self, find_due: Callable[[], Sequence[Gang]], policy: str, pace: Pace, until: float) -> None:
+        """Choose the gang and its cards. Called without the lock.
 
-        due: the gangs that have waited too long.
+        find_due: returns the gangs that have waited too long; called under the lock.
         policy: the placement policy of pods that name none.
-        now: seconds of the clock.
+        until: when no further search begins, in seconds of the clock.
         """
+        while True:
+            with self._lock:
+                self._cache.sync_cards()
+                due, now = find_due(), self._clock.now()
+                self._end_used_up(now)
+                gang = self._next_to_search(due, now) if now < until else None
+                if gang is None:
+                    if self._reserve(due):
+                        self._cache.capacity.mark_released()
+                    return
+                snapshot, changes = self._cache.snapshot(), gang.changes
+                gang_now = GangWithOffers(
+                    gang.namespace,
+                    gang.members_to_plan(),
+                    uids=frozenset(gang.members),
+                    offers=dict(self._offers.get(gang.key, {})),
+                    given_up=dict(self._begin_wait(gang, now).moves),
+                )
+            cards_found = search_cards(snapshot, gang_now, policy, pace)
+            holdings = dict[str, Holding]()
+            if isinstance(cards_found.outcome, Planned):
+                holdings = _worth_reserving(snapshot, gang.namespace, gang_now.members, cards_found.outcome)
+            with self._lock:
+                if self._cache.leader_changes != snapshot.leader_changes:
+                    return
+                self._cache.sync_cards()
+                if any(due_gang is gang for due_gang in find_due()):
+                    self._set_selection(gang, _Selection(self._clock.now(), changes, holdings, cards_found.problem))
+
+    def _next_to_search(self, due: Sequence[Gang], now: float) -> Gang | None:
+        """The gang for which cards are to be searched next; None if the gang for the reservation is known.
+
+        It is searched again every `_SEARCH_AGAIN` seconds for the first gang that could have the reservation, and for
+        all gangs before it, since one of them might fit by then.
+        """
+        for gang in self._gangs_in_order(due):
+            selection = self._selections.get(gang.key)
+            if selection is None or now - selection.at >= _SEARCH_AGAIN:
+                return gang
+            if self._valid_holdings(gang, selection.holdings):
+                return None
+        return None
+
+    def _begin_wait(self, gang: Gang, now: float) -> "_Stalls":
+        """Record what the reserved cards still lack, before other cards are searched for the gang."""
+        waits = self._stalls.setdefault(gang.key, _Stalls())
+        if self._gang is gang and gang.key in self._selections:
+            holdings = self._selections[gang.key].holdings
+            waits.record_shortage(_missing_by_card(self._cache.ledger, holdings.values()), now)
+        return waits
+
+    def _set_selection(self, gang: Gang, selection: "_Selection") -> None:
+        self._selections[gang.key] = selection
+        if selection.problem:
+            gang.reason = selection.problem
+        else:
+            missing = _missing_by_card(self._cache.ledger, selection.holdings.values())
+            self._stalls.setdefault(gang.key, _Stalls()).record_shortage(missing, selection.at)
+
+    def _end_used_up(self, now: float) -> None:
+        """End the reservation if its namespace has used up its time."""
         self._now = now
         self._paused_until = {namespace: until for namespace, until in self._paused_until.items() if until > now}
         self._used = {namespace: used for namespace, used in self._used.items() if used.until > now}
@@ -118,7 +183,11 @@ class GangReservation:
             self._ended_at[namespace] = now
             if len(self._ended_at) > _MOST_NAMESPACES:
                 del self._ended_at[next(iter(self._ended_at))]
-        first, holdings = self._choose_gang(due, policy, now)
+
+    def _reserve(self, due: Sequence[Gang]) -> bool:
+        """Reserve the selected cards for the first gang. Returns whether formerly reserved cards are released."""
+        now = self._now
+        first, holdings = self._choose_gang(due)
         if first is None:
             self._end_reservation()
         elif self._gang is not first:
@@ -135,11 +204,6 @@ class GangReservation:
         selection = self._selections.get(gang.key)
         return selection.problem if selection is not None and selection.changes == gang.changes else None
 
-    @property
-    def is_half_planned(self) -> bool:
-        """Whether the last update has ended before the plan of a big gang was complete."""
-        return self._search is not None and self._search.is_half_planned
-
     def _end_reservation(self) -> None:
         if self._gang is not None:
             # The used time counts for the namespace's next gang, until the namespace had no reservation for as long as
@@ -149,27 +213,14 @@ class GangReservation:
             )
         self._gang = None
 
-    def _choose_gang(self, due: Sequence[Gang], policy: str, now: float) -> tuple[Gang | None, Sequence[Holding]]:
-        """The first gang for which cards are to be reserved, and the holdings.
-
-        A call searches cards for one gang; the next call continues this search. Until the search ends, the former
-        result for this gang counts, and if there is none, a later gang may be chosen. If the next call does not
-        continue the search, the search is dropped, since the cluster changes.
-        """
-        searching, first, reserved = False, None, list[Holding]()
+    def _choose_gang(self, due: Sequence[Gang]) -> tuple[Gang | None, Sequence[Holding]]:
+        """The first gang for which cards are to be reserved, and the holdings."""
         for gang in self._gangs_in_order(due):
             selection = self._selections.get(gang.key)
-            if not searching and (selection is None or now - selection.at >= _SEARCH_AGAIN):
-                newest = self._search_for(gang, policy, now)
-                searching = newest is None
-                selection = newest or selection
             reserved = self._valid_holdings(gang, selection.holdings) if selection is not None else []
             if reserved:
-                first = gang
-                break
-        if not searching:
-            self._search = None
-        return first, reserved
+                return gang, reserved
+        return None, []
 
     def _gangs_in_order(self, due: Sequence[Gang]) -> Iterator[Gang]:
         """The gangs in order, without gangs of paused namespaces: by priority, then in turns by namespace.
@@ -207,96 +258,61 @@ class GangReservation:
         )
         return reserved if fits else []
 
-    def _search_for(self, gang: Gang, policy: str, now: float) -> "_Selection | None":
-        """The cards that would suffice if the pods on them ended; None: the next call continues the search."""
-        if self._search is None or self._search.key != gang.key:
-            waits = self._stalls.setdefault(gang.key, _Stalls())
-            if self._gang is gang and gang.key in self._selections:
-                waits.record_shortage(self._missing_by_card(self._selections[gang.key].holdings.values()), now)
-            self._search = CardSearch(gang, self._offers.get(gang.key, {}), waits.moves, self._cache, self._clock)
-        search = self._search
-        planned = search.continue_search(policy)
-        if planned is None:
-            return None
-        if isinstance(planned, Unplanned):
-            problem = search.problem_text(planned)
-            selection = _Selection(now, search.changes, {}, problem)
-            gang.reason = problem
-        else:
-            holdings = self._worth_reserving(search.wanted, planned)
-            selection = _Selection(now, search.changes, holdings, None)
-            self._stalls.setdefault(gang.key, _Stalls()).record_shortage(self._missing_by_card(holdings.values()), now)
-        self._selections[gang.key] = selection
-        return selection
 
-    def _worth_reserving(self, members: Sequence[Member], planned: Planned) -> dict[str, Holding]:
-        """The holdings of the plan, by member, without nodes where only cpu or memory is short."""
-        members_by_node: dict[str, list[Member]] = {}
-        for member in members:
-            members_by_node.setdefault(planned.nodes[member.uid], []).append(member)
-        worth: dict[str, Holding] = {}
-        for node, node_members in members_by_node.items():
-            with_cards = [member for member in node_members if member.uid in planned.assignments]
-            holdings = {
+def _worth_reserving(
+    snapshot: ClusterView, namespace: str, members: Sequence[Member], planned: Planned
+) -> dict[str, Holding]:
+    """The holdings of the plan, by member, without nodes where only cpu or memory is short."""
+    places_by_node: dict[str, list[PodPlace]] = {}
+    for member in members:
+        node, assignment = planned.nodes[member.uid], planned.assignments.get(member.uid)
+        place = PodPlace(PodRef(member.uid, namespace, member.name), member.request, member.load, node, assignment)
+        places_by_node.setdefault(node, []).append(place)
+    worth: dict[str, Holding] = {}
+    for node, places in places_by_node.items():
+        has_load = snapshot.loads.is_open(node) and snapshot.has_load_for(places)
+        if has_load or not snapshot.has_cards_for(places):
+            worth |= {
                 # Without a namespace, so that no quota counts the holding before the member is bound.
-                member.uid: Holding(
-                    f"{member.uid}@{node}",
+                place.pod.uid: Holding(
+                    f"{place.pod.uid}@{node}",
                     "",
-                    member.name,
+                    place.pod.name,
                     node,
-                    planned.assignments[member.uid],
+                    place.assignment,
                     PHASE_NAME,
-                    member.request.mps_client if member.request is not None else COMMON,
+                    place.request.mps_client if place.request is not None else COMMON,
                 )
-                for member in with_cards
+                for place in places
+                if place.assignment is not None
             }
-            requests = [member.request for member in with_cards if member.request is not None]
-            if self._has_load_for(node, node_members) or not self._has_cards_for(list(holdings.values()), requests):
-                worth |= holdings
-        return worth
+    return worth
 
-    def _has_load_for(self, node: str, members: Sequence[Member]) -> bool:
-        """Whether the node has the cpu, memory and slots for these members now."""
-        total = _NO_LOAD
-        for member in members:
-            total = total.add(member.load)
-        return self._cache.loads.is_open(node) and gangplan.has_capacity(
-            self._cache.loads.free_load(node), _NO_LOAD, total
-        )
 
-    def _has_cards_for(self, holdings: Sequence[Holding], requests: Sequence[PodRequest]) -> bool:
-        """Whether the cards and devices of the holdings are free now. `holdings`: all of the same node."""
-        with self._cache.ledger.what_if(added=holdings):
-            return all(map(self._cache.is_plan_valid, holdings, requests)) and not any(
-                self._missing_by_card(holdings, counted=True).values()
+def _missing_by_card(ledger: Ledger, holdings: Iterable[Holding]) -> dict[str, int]:
+    """By card, the amount that must be freed before the holdings fit: the sum of MiB, clients and percent of SMs.
+
+    The sum decreases with each pod that ends.
+    """
+    short: dict[str, int] = {}
+    for node, shares in _by_node(holdings).items():
+        state = ledger.node(node)
+        if state is None:
+            continue
+        requested: dict[int, list[CardShare]] = {}
+        for share in shares:
+            position = state.position(share)
+            if position is not None:
+                requested.setdefault(position, []).append(share)
+        for i, card_shares in requested.items():
+            mem, core = sum(share.mem for share in card_shares), sum(share.core for share in card_shares)
+            after = (
+                state.free[i] - mem,
+                state.max_card_clients[i] - state.clients[i] - len(card_shares),
+                state.free_core[i] - core if core else 0,
             )
-
-    def _missing_by_card(self, holdings: Iterable[Holding], *, counted: bool = False) -> dict[str, int]:
-        """By card, the amount that must be freed before the holdings fit: the sum of MiB, clients and percent of SMs.
-
-        The sum decreases with each pod that ends.
-
-        counted: whether the ledger has the holdings already.
-        """
-        short: dict[str, int] = {}
-        for node, shares in _by_node(holdings).items():
-            state = self._cache.ledger.node(node)
-            if state is None:
-                continue
-            requested: dict[int, list[CardShare]] = {}
-            for share in shares:
-                position = state.position(share)
-                if position is not None:
-                    requested.setdefault(position, []).append(share)
-            for i, card_shares in requested.items():
-                mem, core = sum(share.mem for share in card_shares), sum(share.core for share in card_shares)
-                after = (
-                    state.free[i] - (0 if counted else mem),
-                    state.max_card_clients[i] - state.clients[i] - (0 if counted else len(card_shares)),
-                    (state.free_core[i] - (0 if counted else core)) if core else 0,
-                )
-                short[state.cards[i].uuid] = sum(max(0, -margin) for margin in after)
-        return short
+            short[state.cards[i].uuid] = sum(max(0, -margin) for margin in after)
+    return short
 
 
 def _by_node(holdings: Iterable[Holding]) -> dict[str, list[CardShare]]:

@@ -20,8 +20,8 @@ from cardwise.core.placement import fitting
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube.pods.nodeconstraints import NodeLabels
-from extender.cache import yielding
 from extender.cache.cache import Cache
+from extender.cache.pacing import pause_seconds
 from extender.cache.placing import PlacementRequest, Placing
 from extender.cache.reservations import Phase, Reservation
 from extender.cache.statelock import StateLock
@@ -187,10 +187,10 @@ class Nominator:
             else ()
         )
         if later:
-            with self.exclude_nominations(later):
+            with self._exclude_nominations(later):
                 other_placement = self._placing.place(placement_request)
             if isinstance(other_placement, Placement):
-                self.release_overtaken(later, (other_placement.node,), placement_request.pod.namespace)
+                self._release_overtaken_on(later, (other_placement.node,), placement_request.pod.namespace)
                 return self._placing.place(placement_request)
         return placement
 
@@ -201,10 +201,10 @@ class Nominator:
         scores, refusals = self._placing.score_nodes(placement_request)
         later = self.later_nominations(placement_request.request.priority, created) if not scores else ()
         if later:
-            with self.exclude_nominations(later):
+            with self._exclude_nominations(later):
                 other_scores, _ = self._placing.score_nodes(placement_request)
             if other_scores:
-                self.release_overtaken(later, other_scores, placement_request.pod.namespace)
+                self._release_overtaken_on(later, other_scores, placement_request.pod.namespace)
                 return self._placing.score_nodes(placement_request)
         return scores, refusals
 
@@ -218,21 +218,25 @@ class Nominator:
         return [row for row in nominated if row.nominee is not None and sort_key(row.nominee) > (-priority, created)]
 
     @contextmanager
-    def exclude_nominations(self, later: Sequence[Reservation]) -> Iterator[None]:
+    def _exclude_nominations(self, later: Sequence[Reservation]) -> Iterator[None]:
         """Context manager: inside, these reservations do not count."""
         uids = [row.pod.uid for row in later]
         with self._cache.ledger.what_if(released=uids), self._cache.loads.what_if(unplanned=uids):
             yield
 
-    def release_overtaken(self, later: Sequence[Reservation], nodes: Collection[str], namespace: str) -> None:
-        """Release those of the reservations that are on these nodes: a pod that comes earlier in the queue needs them.
+    def release_overtaken(self, uids: Iterable[str]) -> None:
+        """Release the reservations of these nominated pods: a pod that comes earlier in the queue needs them."""
+        self._release_nominations(uids, NominationOutcome.OVERTAKEN)
 
-        namespace: the namespace of this pod. If it has quotas, its own reservations are released on all nodes.
+    def _release_overtaken_on(self, later: Sequence[Reservation], nodes: Collection[str], namespace: str) -> None:
+        """Release those of the reservations that are on these nodes.
+
+        namespace: the namespace of the pod that needs them. If it has quotas, its own reservations are released on all
+            nodes.
         """
         has_quota = bool(self._cache.headroom(namespace))
-        self._release_nominations(
-            [row.pod.uid for row in later if row.node in nodes or (has_quota and row.pod.namespace == namespace)],
-            NominationOutcome.OVERTAKEN,
+        self.release_overtaken(
+            row.pod.uid for row in later if row.node in nodes or (has_quota and row.pod.namespace == namespace)
         )
 
     # Timeouts. The caller holds the lock.
@@ -264,7 +268,7 @@ class Nominator:
             nominee = self._nominate(pod)
             seconds = self._clock.cpu() - began
             if nominee is None or seconds > _EXPENSIVE_SECONDS:
-                self._not_before = self._clock.now() + yielding.pause_seconds(seconds)
+                self._not_before = self._clock.now() + pause_seconds(seconds)
             return True, nominee
 
     def take_stale_nominees(self) -> list[Nominee]:

@@ -25,12 +25,12 @@ from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import placement
-from cardwise.core.placement.holding import Holding
 from cardwise.core.preemption.preemption import Victims
 from extender.cache.cache import Cache
-from extender.cache.clusterview import Changes, ClusterView
+from extender.cache.clusterview import Changes, ClusterView, PodPlace
 from extender.cache.nominated import NominatedPods
 from extender.cache.nominations import MemberReservation, NominatedPlace
+from extender.cache.pacing import PlanningStopped, stop_when
 from extender.gangs.gangplaces import GangPlaces
 from extender.gangs.gangplanner import GangPlanner, PlannedGang
 from extender.gangs.gangs import Gangs
@@ -178,7 +178,7 @@ class GangPreemption:
     def take_snapshot(self, uid: str, cluster: ClusterView) -> GangSnapshot | None:
         """The pod's gang, if the pod is a member without a place and the gang can be planned; else None.
 
-        cluster: a snapshot that was taken in this turn at the lock.
+        cluster: a snapshot that was taken in this hold of the lock.
 
         Cards that are reserved for the pod itself do not count as a placement: they may have become too few, since the
         caller has found that it is not enough to wait for them.
@@ -186,14 +186,9 @@ class GangPreemption:
         gang, unplaced = self._gangs.gang_of(uid), self._unplaced_members(uid, including=uid)
         if gang is None or all(member.uid != uid for member in unplaced):
             return None
-        planned_gang = self._places.planned_gang(gang, self._clock.now())
         return GangSnapshot(
             cluster,
-            planned_gang._replace(
-                uids=frozenset(planned_gang.uids),
-                offers=dict(planned_gang.offers),
-                avoided=frozenset(planned_gang.avoided),
-            ),
+            self._places.planned_gang(gang, self._clock.now()),
             members=dict(gang.members),
             missing=gang.missing_in_plan(),
             unplaced=unplaced,
@@ -281,7 +276,10 @@ class GangVictimSearch:
 
     def must_only_wait(self) -> bool:
         """Whether the whole gang has places without further evictions."""
-        self._planner.count_capacities(self._snapshot.unplaced, self._search.is_over)
+        try:
+            self._planner.count_capacities(self._snapshot.unplaced, stop_when(self._search.is_over))
+        except PlanningStopped:
+            return False
         return self._find_places(self._snapshot.unplaced, self._nodes_without_evictions()) is not None
 
     def find_victims(self) -> GangVictims | None:
@@ -337,31 +335,22 @@ class GangVictimSearch:
     def _are_places_free(self, places: Sequence[_MemberPlace], excluded: Collection[str]) -> bool:
         """Whether all these members fit on their nodes once all victims are gone."""
         nodes = {place.node for place in places}
-        holdings = {
-            place.claimant.uid: Holding(
-                place.claimant.uid, "", place.claimant.ref.name, place.node, place.assignment,
-                mps_client=place.claimant.request.mps_client,
+        pod_places = [
+            PodPlace(
+                place.claimant.ref,
+                place.claimant.request,
+                place.claimant.load,
+                node=place.node,
+                assignment=place.assignment,
             )
             for place in places
-            if place.assignment is not None
-        }  # fmt: skip
-        coming = [PlacedPod(place.node, place.claimant.load) for place in places]
+        ]
         gang, gang_cards = self._snapshot.gang, self._snapshot.cluster.gang_cards
         with (
             self._after_evictions(excluded, nodes),
             gang_cards.count_reserved(nodes.intersection(gang_cards.reserved_nodes(gang.rank, gang.namespace))),
-            self._ledger.what_if(added=holdings.values()),
-            self._loads.what_if(added=coming),
         ):
-            return all(map(self._has_free_load, nodes)) and all(
-                self._snapshot.cluster.is_plan_valid(holdings[place.claimant.uid], place.claimant.request)
-                for place in places
-                if place.claimant.uid in holdings
-            )
-
-    def _has_free_load(self, node: str) -> bool:
-        free_load = self._loads.free_load(node)
-        return free_load is not None and min(free_load) >= 0
+            return self._snapshot.cluster.has_load_for(pod_places) and self._snapshot.cluster.has_cards_for(pod_places)
 
     def _place_others(self) -> list[_MemberPlace] | None:
         """Places without evictions for all members that are not put yet; None if they have none, or if all places

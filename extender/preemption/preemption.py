@@ -26,10 +26,9 @@ from extender.cache.cache import Cache
 from extender.cache.clusterview import Changes, ClusterView
 from extender.cache.nominated import NominatedPods
 from extender.cache.nominations import LOWEST, MemberReservation, NominatedPlace
-from extender.cache.pacing import Pace
+from extender.cache.pacing import LOCKED_SECONDS, Pace, pause, slices
 from extender.cache.reservations import Phase
 from extender.cache.statelock import StateLock
-from extender.cache.yielding import TURN_SECONDS, give_way, slices
 from extender.gangs.gangplaces import GangPlaces
 from extender.gangs.gangs import Gangs
 from extender.preemption.gangpreemption import (
@@ -56,7 +55,7 @@ _MAX_SEARCHES: Final = 8  # of one call for a gang, where something changes agai
 _MAX_CHECKED_NODES: Final = 16
 _MAX_CHECKED_MEMBERS: Final = 8
 _MAX_CHECKS: Final = 8  # of one result of a search, since something may change again during a check
-_FOUND_NODES: Final = 8  # nodes whose unknown cards are found in one turn at the lock
+_FOUND_NODES: Final = 8  # nodes whose unknown cards are found in one hold of the lock
 _MAX_WAIT_CHECKS: Final = 3  # whether a gang only has to wait, before its victims are taken
 _SEARCHING: Final = 0.02  # seconds of CPU, after which no further pod is searched for in one step
 _MOST_NODES: Final = 256  # that are searched for one pod; kube-scheduler tries a tenth of all, and 100 at least
@@ -268,7 +267,7 @@ class Preemption:
                 self._queue.on_searched(pending, self._clock.cpu() - since, in_vain=not evictions)
             if evictions:
                 return evictions
-            give_way(self._clock)
+            pause(self._clock)
         return []
 
     def is_eviction_needed(self, eviction: Eviction, victim: str) -> bool:
@@ -445,7 +444,7 @@ class Preemption:
         self, search: GangSearch, snapshot: GangSnapshot, victims_by_node: Mapping[str, Victims]
     ) -> GangVictimSearch:
         nominated = self._nominated.on_snapshot(snapshot.cluster)
-        planner = self._places.planner.on_snapshot(snapshot.cluster, nominated)
+        planner = self._places.make_planner(snapshot.cluster, nominated)
         return GangVictimSearch(
             search, snapshot, victims_by_node, nominated=nominated, planner=planner, clock=self._clock
         )
@@ -587,14 +586,14 @@ class Preemption:
         candidates: the victims on the snapshot, by node.
 
         Where something has changed since, the victims are searched again before they are chosen. If that takes more
-        than `TURN_SECONDS` seconds of CPU, no pod is evicted now.
+        than `LOCKED_SECONDS` seconds of CPU, no pod is evicted now.
         """
         claimant, changes = pending.claimant, Changes(self._cache, snapshot, pending.claimant)
         if self._cache.has_leader_changed(snapshot):
             return []
         if self._needs_no_victims(claimant.uid) or any(not victims.uids for victims in candidates.values()):
             return []  # the pod only has to wait
-        until, current = self._clock.cpu() + TURN_SECONDS, dict[str, Victims]()
+        until, current = self._clock.cpu() + LOCKED_SECONDS, dict[str, Victims]()
         queue = [(victims.harm, node) for node, victims in candidates.items()]
         heapq.heapify(queue)
         while queue and self._queue.awaits_preemption_on(claimant.uid, (queue[0][1],)):
@@ -625,7 +624,7 @@ class Preemption:
 
         answers: the victims on the snapshot, by node.
 
-        On nodes that have changed since, the victims are searched again, for `TURN_SECONDS` of CPU time. Further
+        On nodes that have changed since, the victims are searched again, for `LOCKED_SECONDS` of CPU time. Further
         changed nodes are left out, and kube-scheduler chooses among the others.
         """
         if self._cache.has_leader_changed(snapshot):
@@ -636,7 +635,7 @@ class Preemption:
             claimant, call.policy, call.scheduler_victims
         ):
             return {}
-        changes, until = Changes(self._cache, snapshot, claimant), self._clock.cpu() + TURN_SECONDS
+        changes, until = Changes(self._cache, snapshot, claimant), self._clock.cpu() + LOCKED_SECONDS
         for node in filter(changes.may_concern, list(answers)):
             del answers[node]
             victims = call.find_victims(self._nominated, node) if self._clock.cpu() < until else None

@@ -1,11 +1,14 @@
 """The upper bound of pods that fit: never below the number of a plan, and independent of the order of changes."""
 
+from contextlib import suppress
+from unittest.mock import patch
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.api import request
 from cardwise.core.api.request import Load
-from cardwise.core.gangs import gangplan
+from cardwise.core.gangs import capacity, gangplan
 from cardwise.core.gangs.capacity import Capacities, MemberShape, ShapeCapacity, count_at_least_as_demanding, shapes
 from cardwise.core.gangs.gangplan import Planned, Terms
 from cardwise.core.gangs.gangs import Member
@@ -71,11 +74,25 @@ class World:
             self.loads.remove_pod(f"u{number}")
 
 
-def most_fitting(capacities, shape, looks=100):
-    while True:
-        total, complete = capacities.count_pods(shape, looks)
-        if complete:
-            return total, dict(capacities.nodes(shape).counts)
+class _Stopped(Exception):
+    pass
+
+
+def most_fitting(capacities, shape):
+    return capacities.count_pods(shape), dict(capacities.nodes(shape).counts)
+
+
+def count_some(capacities, shape, times):
+    """Count until the pace has been called so often."""
+    remaining = [None] * times
+
+    def pace():
+        if not remaining:
+            raise _Stopped
+        remaining.pop()
+
+    with suppress(_Stopped), patch.object(capacity, "_COUNTED", 1):
+        capacities.count_pods(shape, pace)
 
 
 @settings(max_examples=examples(60, soak=3000), deadline=None)
@@ -85,10 +102,34 @@ def test_what_changed_is_all_that_is_looked_at_and_the_answer_is_as_if_everythin
     kept = Capacities(world.ledger, world.loads)
     for step in steps:
         if step[0] == "ask":
-            kept.count_pods(MemberShape(request_of(step[1]), Load(cpu, 1, 1)), step[2])
+            count_some(kept, MemberShape(request_of(step[1]), Load(cpu, 1, 1)), step[2])
         world.do(*step)
     shape = MemberShape(request_of(shape_name), Load(cpu, 1, 1))
-    assert most_fitting(kept, shape, 2) == most_fitting(Capacities(world.ledger, world.loads), shape)
+    assert most_fitting(kept, shape) == most_fitting(Capacities(world.ledger, world.loads), shape)
+
+
+@settings(max_examples=examples(100, soak=3000), deadline=None)
+@given(steps=steps, changes_of_snapshots=st.lists(steps, max_size=4), shape_name=asks, cpu=st.integers(0, 2))
+def test_counts_that_move_from_snapshot_to_snapshot_are_as_if_everything_were_counted(
+    steps, changes_of_snapshots, shape_name, cpu
+):
+    """Planners change their snapshots, and the cluster changes meanwhile."""
+    world, shape = World(), MemberShape(request_of(shape_name), Load(cpu, 1, 1))
+    kept = Capacities(world.ledger.snapshot(), world.loads.snapshot())
+    for i, changes in enumerate(changes_of_snapshots):
+        snapshot = World()
+        snapshot.ledger, snapshot.loads = world.ledger.snapshot(), world.loads.snapshot()
+        kept.move_to(snapshot.ledger, snapshot.loads)
+        for step in changes:
+            if step[0] == "ask":
+                count_some(kept, shape, step[2])
+            else:
+                snapshot.do(*step)
+        for step in steps[i::4]:
+            world.do(*step)
+    last = world.ledger.snapshot(), world.loads.snapshot()
+    kept.move_to(*last)
+    assert most_fitting(kept, shape) == most_fitting(Capacities(*last), shape)
 
 
 @settings(max_examples=examples(60, soak=3000), deadline=None)

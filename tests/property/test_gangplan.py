@@ -1,16 +1,17 @@
 """The planner of gangs against all plans: what it plans is right, and it leaves no trace."""
 
-from itertools import count, product
+from contextlib import suppress
+from itertools import product
 from unittest.mock import patch
 
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.api import request
 from cardwise.core.api.quotas import QuotaEntry, headroom
 from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.gangplan import Draft, Planned, Terms, TurnOver
+from cardwise.core.gangs.gangplan import Planned, Terms
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import placement
 from cardwise.core.placement.holding import Holding
@@ -180,21 +181,8 @@ def test_a_plan_never_exceeds_a_quota(shapes_of, shares):
         assert ledger.used("d", entry).shares == shares_wanted <= shares
 
 
-def in_turns(ledger, there, members, between, **terms):
-    """The plan in turns of one step each. `between`: changes the ledger and the terms after each turn."""
-    ticks = count()
-    draft = Draft(lambda: next(ticks), 0)
-    turns = count()
-    while True:
-        before = picture(ledger)
-        draft.begin()
-        try:
-            return gangplan.plan(ledger, there, members, Terms(policy="binpack", draft=draft, **terms))
-        except TurnOver:
-            assert picture(ledger) == before
-        turn = next(turns)
-        assert turn < 150, "a turn adds nothing"
-        between(turn, terms)
+class _Stopped(Exception):
+    pass
 
 
 @settings(max_examples=examples(60, soak=1000), deadline=None)
@@ -203,63 +191,40 @@ def in_turns(ledger, there, members, between, **terms):
     shapes_of=st.lists(shapes, min_size=1, max_size=6),
     busy=st.lists(st.integers(0, 2), max_size=3),
     avoided=st.sets(st.tuples(shapes, st.sampled_from(["n0", "n1", "n2"])), max_size=3),
+    steps=st.integers(0, 12),
 )
-def test_a_plan_of_many_turns_is_that_of_one_turn_where_nothing_changes(nodes, shapes_of, busy, avoided):
+def test_a_plan_that_its_pace_ends_leaves_no_trace_and_one_with_pauses_is_the_same(
+    nodes, shapes_of, busy, avoided, steps
+):
     ledger, there, members = made_ledger(nodes, busy), Nodes(nodes), made_members(shapes_of)
-    in_one = gangplan.plan(ledger, there, members, Terms(policy="binpack", avoided=avoided))
-    with patch.object(gangplan, "_MAX_SETBACKS", 1000):
-        assert in_turns(ledger, there, members, lambda *_: None, avoided=avoided) == in_one
+    before, remaining = picture(ledger), [None] * steps
+
+    def pace():
+        if not remaining:
+            raise _Stopped
+        remaining.pop()
+
+    terms, pauses = Terms(policy="binpack", avoided=avoided), []
+    in_one = gangplan.plan(ledger, there, members, terms)
+    with suppress(_Stopped):
+        assert gangplan.plan(ledger, there, members, terms, pace) == in_one
+    assert picture(ledger) == before
+    with patch.object(gangplan, "_STEP_WORK", 1):
+        assert gangplan.plan(ledger, there, members, terms, lambda: pauses.append(0)) == in_one
+    assert pauses
 
 
-@settings(max_examples=examples(100, soak=2000), deadline=None)
+@settings(max_examples=examples(60, soak=1000), deadline=None)
 @given(
     nodes=small_nodes,
     shapes_of=st.lists(shapes, min_size=1, max_size=6),
-    changes=st.lists(st.sampled_from(["n0", "n1", "n2", "cpu", "avoid", "cards", "quota", ""]), max_size=12),
-    shares=st.integers(3, 9),
+    busy=st.lists(st.integers(0, 2), max_size=3),
+    later=st.lists(st.integers(0, 2), max_size=3),
 )
-@example(nodes=[(1, 1, 1)], shapes_of=["whole"], changes=["cpu"], shares=3)
-def test_a_plan_of_many_turns_is_right_when_the_last_is_over(nodes, shapes_of, changes, shares):
-    """Between two turns others take cards, cpu and quota, cards go, and nodes are forbidden."""
-    lefts = [list(loads) for loads in nodes]
-    ledger, members, entry = made_ledger(nodes), made_members(shapes_of), QuotaEntry(shares=shares)
-
-    def free_loads():
-        return [headroom(entry, ledger.used("d", entry))]
-
-    class Changing(Nodes):
-        def free_load(self, node):
-            return Nodes(lefts).free_load(node)
-
-    def change(turn, terms):
-        busy_node = changes[turn] if turn < len(changes) else ""
-        if busy_node in ledger.nodes_by_name():
-            keep_busy(ledger, f"late{turn}", busy_node, namespace="d")
-        elif busy_node == "cpu":
-            lefts[turn % len(lefts)][1] = 0
-        elif busy_node == "avoid":
-            terms["avoided"] = {(members[0].shape, f"n{turn % len(lefts)}")}
-        elif busy_node == "cards":
-            ledger.set_cards("n0", cards(CARD, node="n0"))
-        terms["headroom"] = free_loads()
-
-    terms = {}
-
-    def between(turn, settings):
-        change(turn, settings)
-        terms.update(settings)
-
-    with patch.object(gangplan, "_MAX_SETBACKS", 1000):
-        planned = in_turns(ledger, Changing(nodes), members, between, headroom=free_loads())
-    if not isinstance(planned, Planned):
-        return
-    used = ledger.used("d", entry).shares
-    hold(ledger, planned)
-    assert ledger.violations() == []
-    now = ledger.used("d", entry).shares
-    assert now <= shares or now == used
-    for i, (_, cpu, pods) in enumerate(lefts):
-        here = [m for m in members if planned.nodes[m.uid] == f"n{i}"]
-        assert sum(m.load.cpu for m in here) <= cpu or not here
-        assert len(here) <= pods
-        assert not any((m.shape, f"n{i}") in terms.get("avoided", ()) for m in here)
+def test_a_plan_on_a_snapshot_is_that_of_the_cluster_then_whatever_comes_later(nodes, shapes_of, busy, later):
+    ledger, there, members = made_ledger(nodes, busy), Nodes(nodes), made_members(shapes_of)
+    terms = Terms(policy="binpack")
+    planned, snapshot = gangplan.plan(ledger, there, members, terms), ledger.snapshot()
+    for i, node in enumerate(later):
+        keep_busy(ledger, f"later{i}", f"n{node % len(nodes)}", namespace="other")
+    assert gangplan.plan(snapshot, there, members, terms) == planned

@@ -2,11 +2,12 @@
 
 The bound counts the memory, the kinds and the number of free cards, and the free cpu and memory of nodes. It ignores
 kube-scheduler's constraints, quotas, MPS and devices, since these can only lower the number. So if the bound is too
-small for a gang, the gang cannot be placed. When nodes change, only these nodes are counted again.
+small for a gang, the gang cannot be placed. When nodes change, only these nodes are counted again, also between two
+snapshots (`move_to`).
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
@@ -19,10 +20,7 @@ from cardwise.core.placement.fitting import CardRequest
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 
-MAX_COUNTED_NODES: Final = 100  # nodes that one call of `count_pods` counts by default
-# Card requests of a pod up to which a call counts `max_nodes` nodes; for a pod with more, proportionally fewer nodes.
-_MAX_REQUESTS_AT_FULL_COUNT: Final = 8
-_MIN_FRACTION: Final = 5  # a call counts at least `max_nodes` / _MIN_FRACTION nodes, so that the count ends soon
+_COUNTED: Final = 64  # nodes that are counted between two calls of the pace
 _MAX_SHAPES: Final = 256  # shapes whose counts are cached; for another shape all nodes are counted from the start
 _MAX_CHANGES: Final = 20_000  # node changes that are kept; with more, all shapes are counted from the start
 _UNLIMITED: Final = 1 << 30  # pods; more than fit on any node
@@ -79,16 +77,24 @@ def _takes_no_less(
     )
 
 
-class WatchedNodes(Protocol):
+Pace = Callable[[], object]
+
+
+class LoadsByNode(Protocol):
     """The free amounts of nodes besides cards."""
+
+    @property
+    def generation(self) -> int:
+        """How many changes of nodes were counted."""
 
     def free_load(self, node: str) -> Load | None:
         """The free amounts for further pods; None if the node does not exist."""
 
-    def watch(self) -> set[str]:
-        """A set to which the nodes are added whose `free_load` changes; initially it has all nodes. The caller empties
-        the set after reading it.
-        """
+    def nodes_changed_since(self, generation: int) -> Collection[str]:
+        """The existing nodes whose last change came after this generation."""
+
+    def known_nodes(self) -> Collection[str]:
+        """All existing nodes."""
 
 
 class ShapeCapacity:
@@ -134,6 +140,13 @@ class ShapeCapacity:
         return vacant
 
 
+class _Generations(NamedTuple):
+    """Generations of the ledger and of the loads."""
+
+    ledger: int
+    loads: int
+
+
 class _ShapeCount:
     """The counts of one shape.
 
@@ -159,56 +172,80 @@ class _ShapeCount:
 class Capacities:
     """The capacities of shapes. Not thread-safe."""
 
-    def __init__(self, ledger: Ledger, nodes: WatchedNodes) -> None:
-        self._ledger = ledger
-        self._nodes = nodes
-        self._watched = ledger.watch(), nodes.watch()
+    def __init__(self, ledger: Ledger, loads: LoadsByNode) -> None:
         self._counts_by_shape: dict[MemberShape, _ShapeCount] = {}  # the most recently used last
         self._changes: list[str] = []
         self._forgotten_changes = 0  # the number of changes that were removed from `_changes`
+        self._set_cluster(ledger, loads)
 
-    def count_pods(self, shape: MemberShape, max_nodes: int = MAX_COUNTED_NODES) -> tuple[int, bool]:
-        """An upper bound of the pods of the shape that fit on all nodes, and whether all nodes are counted. If not, the
-        number is only that of the nodes counted so far; the next call counts more.
-
-        max_nodes: how many nodes the call counts; fewer for a pod with many card requests.
+    def move_to(self, ledger: Ledger, loads: LoadsByNode) -> None:
+        """Count in this newer snapshot from now on. The nodes that changed between the two, or in the former snapshot
+        after it was taken, are counted again.
         """
-        shape_count = self._updated_shape_count(shape)
-        shape_count.uncounted_nodes |= dict.fromkeys(
-            islice(self._changes, shape_count.seen_changes - self._forgotten_changes, None)
-        )
-        shape_count.seen_changes = self._forgotten_changes + len(self._changes)
-        count_on = _card_counter(shape_count.card_requests, self._ledger)
-        share = _MAX_REQUESTS_AT_FULL_COUNT / max(_MAX_REQUESTS_AT_FULL_COUNT, len(shape_count.card_requests))
-        for node in list(
-            islice(shape_count.uncounted_nodes, max(1, max_nodes // _MIN_FRACTION, int(max_nodes * share)))
-        ):
-            del shape_count.uncounted_nodes[node]
-            shape_count.set_count(node, self._count_on(node, shape, count_on))
-        # Stored last, so that after an exception the shape is counted from the start.
-        self._counts_by_shape[shape] = shape_count
+        start, former = self._start, (self._ledger, self._loads)
+        if self._ledger.kinds.changes != self._start_kinds:
+            self._counts_by_shape.clear()  # the kinds of the former snapshot may differ from those of this one
+        self._note_changes()
+        for changed_ledger, changed_loads in (former, (ledger, loads)):
+            self._changes.extend(changed_ledger.nodes_changed_since(start.ledger))
+            self._changes.extend(changed_loads.nodes_changed_since(start.loads))
+        self._changes.extend(self._names - ledger.nodes_by_name().keys())
+        self._changes.extend(self._load_names.difference(loads.known_nodes()))
+        self._set_cluster(ledger, loads)
+
+    def count_pods(self, shape: MemberShape, pace: Pace = lambda: None) -> int:
+        """An upper bound of the pods of the shape that fit on all nodes.
+
+        pace: called before every `_COUNTED` nodes. If it raises, the next call continues the count.
+        """
+        shape_count = self._counts_by_shape[shape] = self._updated_shape_count(shape)
         if len(self._counts_by_shape) > _MAX_SHAPES:
             del self._counts_by_shape[next(iter(self._counts_by_shape))]
-        return shape_count.total, not shape_count.uncounted_nodes
+        count_on = _card_counter(shape_count.card_requests, self._ledger)
+        at_once = max(1, _COUNTED // max(1, len(shape_count.card_requests)))
+        while shape_count.uncounted_nodes:
+            pace()
+            for node in list(islice(shape_count.uncounted_nodes, at_once)):
+                shape_count.set_count(node, self._count_on(node, shape, count_on))
+                del shape_count.uncounted_nodes[node]
+        return shape_count.total
 
     def nodes(self, shape: MemberShape) -> ShapeCapacity:
         """The nodes that `count_pods` has counted for this shape. The caller must not keep the object."""
         shape_count = self._counts_by_shape.get(shape)
         return shape_count.vacant if shape_count is not None else ShapeCapacity()
 
+    def _set_cluster(self, ledger: Ledger, loads: LoadsByNode) -> None:
+        self._ledger = ledger
+        self._loads = loads
+        self._start = self._seen = _Generations(ledger.generation, loads.generation)
+        self._start_kinds = ledger.kinds.changes
+        self._names, self._load_names = set(ledger.nodes_by_name()), set(loads.known_nodes())
+
+    def _note_changes(self) -> None:
+        """Add the nodes that have changed since the last call to `_changes`."""
+        current = _Generations(self._ledger.generation, self._loads.generation)
+        if current == self._seen:
+            return
+        names, load_names = set(self._ledger.nodes_by_name()), set(self._loads.known_nodes())
+        self._changes.extend(self._ledger.nodes_changed_since(self._seen.ledger))
+        self._changes.extend(self._loads.nodes_changed_since(self._seen.loads))
+        self._changes.extend((self._names - names) | (self._load_names - load_names))
+        self._seen, self._names, self._load_names = current, names, load_names
+
     def _updated_shape_count(self, shape: MemberShape) -> _ShapeCount:
-        for watched in self._watched:
-            self._changes.extend(watched)
-            watched.clear()
+        self._note_changes()
         if len(self._changes) > _MAX_CHANGES:
             self._forgotten_changes += len(self._changes)
             self._changes.clear()
         shape_count = self._counts_by_shape.pop(shape, None)
-        kinds = self._ledger.kinds.changes
+        kinds, change_count = self._ledger.kinds.changes, self._forgotten_changes + len(self._changes)
         if shape_count is None or shape_count.seen_changes < self._forgotten_changes or shape_count.kinds != kinds:
-            shape_count = _ShapeCount(
-                shape, self._ledger.nodes_by_name(), self._forgotten_changes + len(self._changes), kinds
-            )
+            return _ShapeCount(shape, self._ledger.nodes_by_name(), change_count, kinds)
+        shape_count.uncounted_nodes |= dict.fromkeys(
+            islice(self._changes, shape_count.seen_changes - self._forgotten_changes, None)
+        )
+        shape_count.seen_changes = change_count
         return shape_count
 
     def _count_on(self, node: str, shape: MemberShape, count_by_cards: "_CardCounter") -> int:
@@ -218,7 +255,7 @@ class Capacities:
         count = count_by_cards(state)
         if not count:
             return 0
-        free, load = self._nodes.free_load(node), shape.load
+        free, load = self._loads.free_load(node), shape.load
         if free is None:
             return 0
         if load.cpu:

@@ -3,17 +3,16 @@
 The placement engine chooses cards. The plan is made on copies of the nodes that it uses, so the ledger does not change;
 `Nodes` has the free CPU, memory and pods of a node. The search is limited: members are placed in one order, each on the
 best node at that point, and in a second order if the first leaves a member without a node. Each plan is valid, but the
-search may miss a plan that exists. A plan may take several turns, see `Draft`.
+search may miss a plan that exists.
 
 Effort is counted in card requests: scoring a node for a pod with 8 card requests is a work of 8. Equal members form one
 kind, and a node is scored once for each kind. A kind of pods with several card requests is scored on twice as many
 nodes as it has members, or on more if `_MAX_WORK` allows more. Other kinds are scored on the nodes that the policy
 prefers, and on all nodes of the cluster only if the preferred nodes are too few. Example: 8 equal members with 128 card
-requests each are scored on 16 nodes, which is a work of 2,048 in 32 steps. The scores are kept between turns.
+requests each are scored on 16 nodes, which is a work of 2,048 in 32 steps.
 """
 
 import heapq
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,10 +38,11 @@ _MAX_SCORED_NODES: Final = 500  # nodes that are scored for members of one kind
 _MAX_SEARCHED_NODES: Final = 128  # nodes that are searched for all kinds with several card requests together
 _MAX_WORK: Final = 1024  # the work of these searches, in card requests
 _MIN_SEARCHED_NODES: Final = 2  # nodes that are searched for each such member, even if that exceeds these limits
-_STEP_WORK: Final = 64  # card requests; the work between two reads of the clock
+_STEP_WORK: Final = 64  # card requests; the work between two calls of the pace
 _STEPS: Final = 1024  # the effort of the searches of one plan, see `SearchEffort`
 _UNUSABLE: Final = -(1 << 62)  # lower than any score
-_MAX_SETBACKS: Final = 50  # the most setbacks before an attempt fails; `_Attempt` defines a setback
+
+Pace = Callable[[], object]
 
 
 class Nodes(Protocol):
@@ -77,125 +77,6 @@ class Unplanned:
     member: Member
 
 
-class TurnOver(Exception):
-    """Raised when the plan takes longer than one turn: call `plan` again with the same draft."""
-
-
-class Draft:
-    """An unfinished plan: the results of earlier turns, and the end of the current turn.
-
-    A turn is a slice of the thread's CPU time; between two turns, other calls can take the state's lock. A draft
-    reserves no cards, so nodes may change between two turns. Each turn first checks the nodes that the plan uses, and
-    places the members of changed nodes again. So the plan is valid at the end of its last turn. Scores of earlier turns
-    only decide the order of nodes: cards are chosen by the current state of a node.
-
-    cpu: returns the thread's CPU time in seconds.
-    seconds: the CPU time of a turn.
-    moved: whether members were placed again. If so and no plan was found, a plan in one turn might have succeeded.
-    """
-
-    def __init__(self, cpu: Callable[[], float], seconds: float) -> None:
-        self.moved = False
-        self._cpu = cpu
-        self._seconds = seconds
-        self._plans: list[_UnfinishedPlan] = []  # in the order in which each turn continues them
-        self._next = 0
-        self._work = 0  # work since the clock was read
-        self._turn_end: float | None = None  # CPU time at which this turn ends; None before its first step
-
-    def begin(self) -> None:
-        """Begin a turn."""
-        self._next = 0
-        self._work = 0
-        self._turn_end = None
-
-    def continue_plan(self, members: Sequence[Member]) -> "_UnfinishedPlan":
-        """Return the unfinished plan of the earlier turns if it is for the same members, else a new one."""
-        position = self._next
-        self._next += 1
-        if position == len(self._plans):
-            self._plans.append(_UnfinishedPlan(tuple(members)))
-        elif self._plans[position].members != tuple(members):
-            self.moved = True
-            self._plans[position] = _UnfinishedPlan(tuple(members))
-        return self._plans[position]
-
-    def step(self) -> None:
-        """Call before each step that takes time. Raises TurnOver, but never before the first step of a turn."""
-        if self._turn_end is None:
-            self._turn_end = self._cpu() + self._seconds
-        elif self._cpu() >= self._turn_end:
-            raise TurnOver
-
-    def count_work(self, work: int) -> None:
-        """Call after work whose outcome is stored in the draft. Raises TurnOver.
-
-        work: the number of card requests, summed over the searched nodes.
-        """
-        self._work += work
-        if self._work >= _STEP_WORK:
-            self._work = 0
-            self.step()
-
-
-class _Scoring:
-    """The scores of nodes for one kind of members, computed in several turns if necessary.
-
-    nodes: the candidates, in the order in which they are scored.
-    preferred, enough: after `preferred` candidates the scoring ends if at least `enough` of them fit.
-    """
-
-    def __init__(self, nodes: Sequence[str], preferred: int, enough: int) -> None:
-        self.scores: dict[str, int] = {}
-        self._nodes = nodes
-        self._preferred = preferred
-        self._enough = enough
-        self._scored_count = 0
-
-    def finish(self, ledger: Ledger, scorer: Scorer, draft: Draft, work: int) -> Mapping[str, int]:
-        """The scores of the candidates that fit, in the order of their names. Raises TurnOver; the next call continues.
-
-        work: the work of scoring one node, in card requests.
-        """
-        at_once = max(1, _STEP_WORK // work)
-        while self._scored_count < len(self._nodes):
-            if self._scored_count == self._preferred and len(self.scores) >= self._enough:
-                break
-            end = self._preferred if self._scored_count < self._preferred else len(self._nodes)
-            nodes = self._nodes[self._scored_count : min(end, self._scored_count + at_once)]
-            self.scores.update(scorer.score_all(ledger, nodes)[0])
-            self._scored_count += len(nodes)
-            draft.count_work(len(nodes) * work)
-        if self._nodes:
-            self.scores, self._nodes = dict(sorted(self.scores.items())), ()
-        return self.scores
-
-
-@dataclass(slots=True, eq=False)
-class _UnfinishedPlan:
-    """One plan of a draft.
-
-    within_quotas: whether `first_beyond_quotas` has passed all members.
-    scorings: by kind of members, the scores of nodes.
-    option_scorings: by kind of members, scores that are only counted, for the second order of members.
-    works: by request, the work of searching one node.
-    counts: for the first and for the second order of members: by kind, the number of nodes that could take a member.
-    effort: the remaining effort of the searches.
-    attempts: the attempts that were begun, one for each order.
-    failed: the outcome if no plan was found; else None.
-    """
-
-    members: tuple[Member, ...]
-    within_quotas: bool = False
-    scorings: dict[str, _Scoring] = field(default_factory=dict)
-    option_scorings: dict[str, _Scoring] = field(default_factory=dict)
-    works: dict[PodRequest, int] = field(default_factory=dict)
-    counts: tuple[dict[str, int], dict[str, int]] = field(default_factory=lambda: ({}, {}))
-    effort: SearchEffort = field(default_factory=lambda: SearchEffort(_STEPS, reasons=False))
-    attempts: list["_Attempt"] = field(default_factory=list)
-    failed: Unplanned | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """The limits of a plan, and how it chooses.
@@ -206,7 +87,6 @@ class Terms:
     avoided: pairs of shape and node that must not be combined.
     closed: returns whether a node is forbidden for a member; the same for all members with an equal request.
     vacant: returns the nodes that could take a pod with this request and load; None if unknown.
-    draft: the unfinished plan; None to make the plan in one turn.
     """
 
     policy: str
@@ -214,53 +94,31 @@ class Terms:
     offers: Mapping[str, Collection[str]] = field(default_factory=dict)
     avoided: Collection[tuple[str, str]] = ()
     closed: Callable[[Member, str], bool] | None = None
-    vacant: Callable[[PodRequest, Load], ShapeCapacity | None] | None = None
-    draft: Draft | None = None
+    vacant: Callable[[PodRequest, Load], ShapeCapacity] | None = None
 
 
-def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) -> Planned | Unplanned:
+def plan(
+    ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms, pace: Pace = lambda: None
+) -> Planned | Unplanned:
     """Plan nodes and cards for all of these members, or for none.
 
     members: the members without a node. The cards of members that already have one are in the ledger.
-
-    Raises TurnOver, only if `terms` has a draft.
+    pace: called before each step that takes time. It may sleep, or raise an exception to end the plan.
     """
-    draft = terms.draft or Draft(lambda: 0.0, math.inf)
-    unfinished_plan = draft.continue_plan(members)
-    if unfinished_plan.failed is None:
-        inputs = _Inputs(ledger, nodes, members, terms, draft=draft, unfinished_plan=unfinished_plan)
-        planned = _plan(inputs, members, unfinished_plan)
-        if isinstance(planned, Planned):
-            return planned
-        unfinished_plan.failed = planned
-    return unfinished_plan.failed
-
-
-def _plan(inputs: "_Inputs", members: Sequence[Member], unfinished_plan: _UnfinishedPlan) -> Planned | Unplanned:
-    if not unfinished_plan.within_quotas:
-        first_excess = first_beyond_quotas(inputs.ledger, members, inputs.terms.headroom)
-        if first_excess is not None:
-            return Unplanned(member=first_excess)
-        unfinished_plan.within_quotas = True
-    attempts, counts = unfinished_plan.attempts, unfinished_plan.counts
-    if not attempts:
-        sizes = _sizes(members)
-        node_counts = inputs.node_counts(members, counts[0], lambda kind: len(kind.candidates))
-        first_order = sorted(members, key=lambda m: (sizes[m.request], node_counts[m.uid], -m.load.cpu))
-        attempts.append(_Attempt(inputs, first_order))
-    planned = attempts[0].place(inputs)
+    first_excess = first_beyond_quotas(ledger, members, terms.headroom)
+    if first_excess is not None:
+        return Unplanned(member=first_excess)
+    inputs, sizes = _Inputs(ledger, nodes, members, terms, pace), _sizes(members)
+    node_counts = inputs.node_counts(members, lambda kind: len(kind.candidates))
+    first_order = sorted(members, key=lambda m: (sizes[m.request], node_counts[m.uid], -m.load.cpu))
+    planned = _Attempt(inputs).place(first_order)
     if isinstance(planned, Planned):
         return planned
-    if len(attempts) == 1:
-        sizes = _sizes(members)
-        node_counts = inputs.node_counts(members, counts[1], inputs.options)
-        second_order = sorted(
-            members, key=lambda m: (node_counts[m.uid], -m.load.cpu, -m.load.memory, sizes[m.request])
-        )
-        if [m.uid for m in second_order] == [m.uid for m in attempts[0].order]:
-            return planned
-        attempts.append(_Attempt(inputs, second_order))
-    second_plan = attempts[1].place(inputs)
+    node_counts = inputs.node_counts(members, inputs.options)
+    second_order = sorted(members, key=lambda m: (node_counts[m.uid], -m.load.cpu, -m.load.memory, sizes[m.request]))
+    if [m.uid for m in second_order] == [m.uid for m in first_order]:
+        return planned
+    second_plan = _Attempt(inputs).place(second_order)
     return second_plan if isinstance(second_plan, Planned) else planned
 
 
@@ -326,24 +184,16 @@ class _Kind(NamedTuple):
 
 
 class _Inputs:
-    """The input of all attempts in one turn: the members by kind, and the nodes without the plan."""
+    """The input of both attempts: the members by kind, and the nodes without the plan."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        nodes: Nodes,
-        members: Sequence[Member],
-        terms: Terms,
-        *,
-        draft: Draft,
-        unfinished_plan: _UnfinishedPlan,
-    ) -> None:
+    def __init__(self, ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms, pace: Pace) -> None:
         self.ledger = ledger
         self.terms = terms
-        self.draft = draft
-        self.effort = unfinished_plan.effort
-        self._unfinished_plan = unfinished_plan
+        self.pace = pace
+        self.effort = SearchEffort(_STEPS, reasons=False)
         self._nodes = nodes
+        self._steps_work = 0  # the work since the last call of the pace
+        self._works: dict[PodRequest, int] = {}  # by request, the work to search one node
         self._free_loads: dict[str, Load | None] = {}
         # Keys contain the `id` of the offers. It stays unique, because the terms keep the offers alive.
         self._nodes_by_load: dict[tuple[int, Load], list[str]] = {}
@@ -357,7 +207,7 @@ class _Inputs:
             offers, shape = id(terms.offers.get(member.shape)), member.shape if member.shape in avoiding else ""
             kind_key = member.request, member.load, offers, shape
             self._representatives[member.uid] = first_by_key.setdefault(kind_key, member).uid
-        self._has_same_capacity = Counter(self._representatives.values())
+        self._equal_counts = Counter(self._representatives.values())
         self._costly_kinds = sum(self._work(m.request) > 1 for m in first_by_key.values() if m.request is not None)
 
     def representative(self, member: Member) -> str:
@@ -372,19 +222,24 @@ class _Inputs:
             kind = self._kinds[representative] = self._find_kind(member, representative)
         return kind
 
-    def node_counts(
-        self, members: Iterable[Member], counts: dict[str, int], nodes: Callable[["_Kind"], int]
-    ) -> dict[str, int]:
-        """By UID of a member, the number of nodes for the member's kind. Raises TurnOver; the next turn continues.
+    def count_work(self, work: int) -> None:
+        """Call after each search. `work`: the number of card requests, summed over the searched nodes."""
+        self._steps_work += work
+        if self._steps_work >= _STEP_WORK:
+            self._steps_work = 0
+            self.pace()
 
-        counts: by kind, the numbers of earlier turns; new numbers are added.
-        nodes: returns the number for a kind.
+    def node_counts(self, members: Iterable[Member], count_nodes: Callable[["_Kind"], int]) -> dict[str, int]:
+        """By UID of a member, the number of nodes for the member's kind.
+
+        count_nodes: returns the number for a kind.
         """
+        counts: dict[str, int] = {}
         for member in members:
             representative = self._representatives[member.uid]
             if representative not in counts:
-                self.draft.step()
-                counts[representative] = nodes(self.kind(member))
+                self.pace()
+                counts[representative] = count_nodes(self.kind(member))
         return {uid: counts[representative] for uid, representative in self._representatives.items()}
 
     def allowed(self, member: Member, node: str) -> bool:
@@ -402,14 +257,10 @@ class _Inputs:
             return load
 
     def options(self, kind: _Kind) -> int:
-        """The number of nodes that could take a member of this kind before anything is planned. Raises TurnOver."""
+        """The number of nodes that could take a member of this kind before anything is planned."""
         if kind.scores is not None or kind.scorer is None:
             return len(kind.candidates)
-        representative = self._representatives[kind.member.uid]
-        scoring = self._unfinished_plan.option_scorings.get(representative)
-        if scoring is None:
-            scoring = self._unfinished_plan.option_scorings[representative] = _Scoring(sorted(kind.candidates), 0, 1)
-        return len(scoring.finish(self.ledger, kind.scorer, self.draft, kind.work))
+        return len(self._score_all(kind.scorer, sorted(kind.candidates), kind.work))
 
     def scorer(self, request: PodRequest, headroom: Sequence[Headroom]) -> Scorer:
         return Scorer(
@@ -423,16 +274,12 @@ class _Inputs:
 
     def _work(self, request: PodRequest) -> int:
         """The work to search one node: the number of card requests, at least 1."""
-        works = self._unfinished_plan.works
-        if request not in works:
-            works[request] = max(1, len(fitting.card_requests(request)))
-        return works[request]
+        if request not in self._works:
+            self._works[request] = max(1, len(fitting.card_requests(request)))
+        return self._works[request]
 
     def _find_kind(self, member: Member, representative: str) -> _Kind:
-        """Compute the kind of the member. Raises TurnOver; the next turn continues.
-
-        representative: the UID of the first equal member.
-        """
+        """Compute the kind of the member. `representative`: the UID of the first equal member."""
         terms, request = self.terms, member.request
         offers = terms.offers.get(member.shape)
         if request is None:
@@ -449,16 +296,11 @@ class _Inputs:
             vacant = self._vacant(member)
             vacant_nodes = self._nodes_with_capacity(offers, member.load) if vacant is None else vacant.counts
             return _Kind(member, scorer, set(self._allowed_nodes(member, vacant_nodes)), None, work)
-        scoring = self._unfinished_plan.scorings.get(representative)
-        if scoring is None:
-            scoring = self._unfinished_plan.scorings[representative] = self._begin_scoring(
-                member, request, self._has_same_capacity[representative]
-            )
-        scores = scoring.finish(self.ledger, scorer, self.draft, work)
+        scores = self._score(member, request, scorer, self._equal_counts[representative])
         return _Kind(member, scorer, scores.keys(), scores, work)
 
-    def _begin_scoring(self, member: Member, request: PodRequest, count: int) -> _Scoring:
-        """Choose the nodes to score for `count` members that are equal to this one."""
+    def _score(self, member: Member, request: PodRequest, scorer: Scorer, count: int) -> dict[str, int]:
+        """The scores of nodes for `count` members that are equal to this one, in the order of the nodes' names."""
         offers, vacant = self.terms.offers.get(member.shape), self._vacant(member)
         policy, work = (
             policies.find_policy(policies.card_policy(request.policy, self.terms.policy)),
@@ -471,20 +313,33 @@ class _Inputs:
                 min(_MAX_SEARCHED_NODES, _MAX_WORK // work) // self._costly_kinds, _MIN_SEARCHED_NODES * count
             )
             emptiest, fullest = self._allowed_nodes(member, nodes), self._allowed_nodes(member, reversed(nodes))
-            return _Scoring(_select_from_both_ends(emptiest, fullest, searches, spreads=spreads), 0, 1)
+            return self._score_all(scorer, _select_from_both_ends(emptiest, fullest, searches, spreads=spreads), work)
         if vacant is None:
-            return _Scoring(list(self._allowed_nodes(member, self._nodes_with_capacity(offers, member.load))), 0, 1)
+            nodes = list(self._allowed_nodes(member, self._nodes_with_capacity(offers, member.load)))
+            return self._score_all(scorer, nodes, work)
         # Of thousands of nodes, only those that the policy probably prefers are scored, unless too few of them fit.
         preferred = sorted(
             islice(self._allowed_nodes(member, vacant if spreads else reversed(vacant)), _MAX_SCORED_NODES)
         )
+        scores = self._score_all(scorer, preferred, work)
+        if len(scores) >= count:
+            return scores
         preferred_set = set(preferred)
         other_nodes = [
             node
             for node in self._allowed_nodes(member, self._sorted_nodes(offers))
             if node in vacant.counts and node not in preferred_set
         ]
-        return _Scoring(preferred + other_nodes, len(preferred), count)
+        return dict(sorted({**scores, **self._score_all(scorer, other_nodes, work)}.items()))
+
+    def _score_all(self, scorer: Scorer, nodes: Sequence[str], work: int) -> dict[str, int]:
+        """The scores of the nodes that fit, in the order of their names. `work`: the work of scoring one node."""
+        scores, at_once = dict[str, int](), max(1, _STEP_WORK // work)
+        for start in range(0, len(nodes), at_once):
+            some_nodes = nodes[start : start + at_once]
+            scores |= scorer.score_all(self.ledger, some_nodes)[0]
+            self.count_work(len(some_nodes) * work)
+        return dict(sorted(scores.items()))
 
     def _allowed_nodes(self, member: Member, nodes: Iterable[str]) -> Iterator[str]:
         """The nodes that are offered for the member and not forbidden."""
@@ -534,29 +389,23 @@ class _Queue:
     The few nodes that the plan uses are scored again.
     """
 
-    def __init__(self, used: "_Used") -> None:
+    def __init__(self, inputs: _Inputs, kind: _Kind, used: "_Used") -> None:
+        self.kind = kind
+        self._inputs = inputs
         self._used = used
         self._changed: dict[str, int | None] = {}  # the current score; None if the node cannot be used
         self._heap: list[tuple[int, str]] = []
         self._seen_count = 0  # how many entries of `_Used.touched` were read
-        self._nodes_to_rescore: dict[str, None] = {}  # nodes of these entries that must be scored again
-
-    def begin(self, inputs: _Inputs, kind: _Kind) -> None:
-        """Begin a turn. Call this first in each turn."""
-        self.inputs = inputs
-        self.kind = kind
         self._unchanged_nodes = self._sorted_nodes()
         self._next = next(self._unchanged_nodes, None)
 
     def best(self) -> str | None:
-        """The best node now; None if there is none. Raises TurnOver; the next turn continues."""
-        touched = self._used.touched
-        self._nodes_to_rescore |= dict.fromkeys(touched[self._seen_count :])
-        self._seen_count = len(touched)
-        while self._nodes_to_rescore:
-            node, _ = self._nodes_to_rescore.popitem()
+        """The best node now; None if there is none."""
+        touched_nodes = dict.fromkeys(self._used.touched[self._seen_count :])
+        self._seen_count = len(self._used.touched)
+        for node in touched_nodes:
             self._rescore_node(node)
-            self.inputs.draft.count_work(self.kind.work)
+            self._inputs.count_work(self.kind.work)
         while self._next is not None and self._next in self._changed:
             self._next = next(self._unchanged_nodes, None)
         while self._heap and self._changed[self._heap[0][1]] != -self._heap[0][0]:
@@ -568,9 +417,9 @@ class _Queue:
         return self._next if (-first, self._next) < self._heap[0] else self._heap[0][1]
 
     def drop(self, node: str) -> None:
-        """Remove the node, because the member does not fit there despite the node's score. Raises TurnOver."""
+        """Remove the node, because the member does not fit there despite the node's score."""
         self._changed[node] = None
-        self.inputs.draft.count_work(self.kind.work)
+        self._inputs.count_work(self.kind.work)
 
     def _sorted_nodes(self) -> Iterator[str]:
         """The nodes that the plan does not use, the best first."""
@@ -579,18 +428,13 @@ class _Queue:
             yield from sorted(scores, key=scores.__getitem__, reverse=True)
         elif scorer is not None:
             # The ledger's index of all cards finds the best of thousands of nodes without checking each.
-            unchanged_nodes = (
-                [node for node in candidates if node not in self._changed] if self._changed else candidates
-            )
-            for state in scorer.ranked_nodes(
-                self.inputs.ledger, unchanged_nodes if unchanged_nodes is candidates else set(unchanged_nodes)
-            ):
+            for state in scorer.ranked_nodes(self._inputs.ledger, candidates):
                 yield state.name
 
     def _rescore_node(self, node: str) -> None:
         self._changed[node] = None
         member = self.kind.member
-        if not self.inputs.allowed(member, node) or not self._used.takes(node, member.load):
+        if not self._inputs.allowed(member, node) or not self._used.takes(node, member.load):
             return
         score = self._score(node)
         if score != _UNUSABLE:
@@ -600,7 +444,7 @@ class _Queue:
     def _score(self, node: str) -> int:
         scorer = self.kind.scorer
         if scorer is None:
-            return self.inputs.harm(node)
+            return self._inputs.harm(node)
         score = scorer.score(self._used.state(node))
         return _UNUSABLE if isinstance(score, Refusal) else score
 
@@ -614,7 +458,6 @@ class _Used:
         self.touched: list[str] = []  # the nodes that changed, in this order; a node may occur several times
         self._inputs = inputs
         self._states: dict[str, NodeState] = {}
-        self._states_before: dict[str, NodeState] = {}  # the states without the plan
         self._loads: dict[str, Load] = {}
 
     def state(self, node: str) -> NodeState | None:
@@ -634,102 +477,42 @@ class _Used:
             state_before = self._inputs.ledger.node(node)
             if state_before is None:
                 raise AssertionError(node)  # the node was just searched for cards
-            self._states_before[node] = state_before.copy()
             state = self._states[node] = state_before.copy()
         state.add(assignment, member.request.mps_client if member.request is not None else COMMON, 1)
 
-    def resume(self, inputs: _Inputs, without: Collection[str]) -> set[str]:
-        """Begin another turn. Drops the nodes `without`, and nodes that have changed, with the members planned there.
-        Returns the dropped nodes.
-        """
-        self._inputs = inputs
-        dropped_nodes = {
-            node
-            for node, load in self._loads.items()
-            if node in without
-            or not has_capacity(inputs.free_load(node), _NO_LOAD, load)
-            or (
-                node in self._states_before
-                and not _has_same_capacity(self._states_before[node], inputs.ledger.node(node))
-            )
-        }
-        for node in dropped_nodes:
-            del self._loads[node]
-            self._states.pop(node, None)
-            self._states_before.pop(node, None)
-        self.touched.extend(dropped_nodes)  # to be scored again
-        return dropped_nodes
-
-
-def _has_same_capacity(state_before: NodeState, state_now: NodeState | None) -> bool:
-    """Whether the node has the same free cards and devices in both states."""
-    if state_now is None or state_before.generation == state_now.generation:
-        return state_now is not None
-    return (
-        state_before.free == state_now.free
-        and state_before.clients == state_now.clients
-        and state_before.free_core == state_now.free_core
-        and state_before.cards == state_now.cards
-        and state_before.mps.taints == state_now.mps.taints
-        and state_before.mps.users == state_now.mps.users
-        and state_before.devices == state_now.devices
-        and state_before.device_holds == state_now.device_holds
-    )
-
 
 class _Attempt:
-    """An attempt to place the members in one order. Each turn calls `place`, which continues the attempt.
+    """An attempt to place the members in one order."""
 
-    A setback: at the beginning of a turn, members have lost their nodes, and no more members are placed than at the
-    beginning of an earlier turn. After more than `_MAX_SETBACKS` setbacks the attempt fails, because the cluster
-    changes faster than the plan grows.
-    """
-
-    def __init__(self, inputs: _Inputs, order: Sequence[Member]) -> None:
-        self.order = order
-        self._failed: Unplanned | None = None
+    def __init__(self, inputs: _Inputs) -> None:
+        self._inputs = inputs
         self._nodes: dict[str, str] = {}
         self._assignments: dict[str, Assignment] = {}
-        self._charges: dict[str, dict[int, Charge]] = {}  # by member and kind of cards; computed only if quotas exist
-        self._charged: dict[int, Charge] = {}  # the totals of these charges
-        self._most_placed = 0  # the maximum number of placed members at the beginning of a turn
-        self._setbacks = 0
         self._used = _Used(inputs)
-        self._queues: dict[str, _Queue] = {}
 
-    def place(self, inputs: _Inputs) -> Planned | Unplanned:
-        """Place all members, or return the first one without a node. Raises TurnOver."""
-        if self._failed is not None:
-            return self._failed
-        self._resume(inputs)
-        headroom = self._headroom(inputs)
-        started_kinds: set[str] = set()
-        for member in self.order:
-            if member.uid in self._nodes:
-                continue
-            inputs.draft.step()
-            representative, kind = inputs.representative(member), inputs.kind(member)
-            queue = self._queues.get(representative) or _Queue(self._used)
-            if representative not in started_kinds:
-                started_kinds.add(representative)
-                self._queues[representative] = queue
-                queue.begin(inputs, kind)
-            if self._setbacks > _MAX_SETBACKS or not self._place(queue, member, headroom):
-                self._failed = Unplanned(member=member)
-                return self._failed
+    def place(self, order: Sequence[Member]) -> Planned | Unplanned:
+        """Place all members in this order, or return the first one without a node."""
+        inputs, headroom, queues = self._inputs, self._inputs.terms.headroom, dict[str, _Queue]()
+        for member in order:
+            inputs.pace()
+            representative = inputs.representative(member)
+            if representative not in queues:
+                queues[representative] = _Queue(inputs, inputs.kind(member), self._used)
+            if not self._place(queues[representative], member, headroom):
+                return Unplanned(member=member)
             if headroom:
-                headroom = _subtract_charges(headroom, inputs.ledger, self._charge(member.uid))
+                headroom = _subtract_charges(headroom, inputs.ledger, self._charges(member))
         return Planned(nodes=self._nodes, assignments=self._assignments)
 
     def _place(self, queue: _Queue, member: Member, headroom: Sequence[Headroom]) -> bool:
-        inputs, scorer, used = queue.inputs, queue.kind.scorer, self._used
+        inputs, scorer, used = self._inputs, queue.kind.scorer, self._used
         if headroom and scorer is not None and member.request is not None:
             scorer = inputs.scorer(member.request, headroom)  # quotas leave less with every member
             if scorer.is_exhausted_by_quotas():
                 return False
         while (node := queue.best()) is not None:
-            if not inputs.allowed(member, node) or not used.takes(node, member.load):
-                queue.drop(node)  # it was allowed and had capacity in an earlier turn
+            if not used.takes(node, member.load):
+                queue.drop(node)  # what `Terms.vacant` returns is an upper bound
                 continue
             if scorer is None:
                 self._add_member(member, node, None)
@@ -747,55 +530,15 @@ class _Attempt:
             self._assignments[member.uid] = assignment
         self._used.add_member(node, member, assignment)
 
-    def _resume(self, inputs: _Inputs) -> None:
-        """Begin another turn. Members whose nodes have changed or are now forbidden will be placed again. If the plan
-        now exceeds a quota, all members will be placed again.
-        """
-        placed_members = [(member, self._nodes[member.uid]) for member in self.order if member.uid in self._nodes]
-        dropped_nodes = self._used.resume(
-            inputs, {node for member, node in placed_members if not inputs.allowed(member, node)}
-        )
-        for member, node in placed_members:
-            if node in dropped_nodes:
-                del self._nodes[member.uid]
-                self._assignments.pop(member.uid, None)
-                self._uncharge(member.uid)
-        if any(
-            min(entry_headroom.shares or 0, entry_headroom.memory or 0, entry_headroom.cards or 0) < 0
-            for entry_headroom in self._headroom(inputs)
-        ):
-            self._nodes, self._assignments, self._charges, self._charged = {}, {}, {}, {}
-            self._used, self._queues = _Used(inputs), {}
-        if len(self._nodes) < len(placed_members):
-            inputs.draft.moved = True
-            self._setbacks += len(self._nodes) <= self._most_placed
-        self._most_placed = max(self._most_placed, len(self._nodes))
-
-    def _headroom(self, inputs: _Inputs) -> Sequence[Headroom]:
-        """The amounts that quotas leave after the planned members."""
-        if not inputs.terms.headroom:
-            return ()
-        for uid in self._assignments.keys() - self._charges.keys():
-            self._charge(uid)
-        return _subtract_charges(inputs.terms.headroom, inputs.ledger, self._charged)
-
-    def _charge(self, uid: str) -> Mapping[int, Charge]:
-        """Count the charge of the member's cards to quotas. Returns the charge, by kind of cards."""
-        charges = self._charges[uid] = {}
-        assignment = self._assignments.get(uid)
-        state = self._used.state(self._nodes[uid]) if assignment is not None else None
+    def _charges(self, member: Member) -> Mapping[int, Charge]:
+        """The charge of the member's cards to quotas, by kind of cards."""
+        charges: dict[int, Charge] = {}
+        assignment, state = self._assignments.get(member.uid), self._used.state(self._nodes[member.uid])
         if assignment is not None and state is not None:
             for share in assignment.shares():
                 kind = state.kind(share)
                 charges[kind] = charges.get(kind, NOTHING).add(quotas.charge(share))
-        for kind, charge in charges.items():
-            self._charged[kind] = self._charged.get(kind, NOTHING).add(charge)
         return charges
-
-    def _uncharge(self, uid: str) -> None:
-        """Remove the charge of a member that has lost its cards."""
-        for kind, charge in self._charges.pop(uid, {}).items():
-            self._charged[kind] = self._charged[kind].subtract(charge)
 
 
 def _subtract_charges(headroom: Sequence[Headroom], ledger: Ledger, charges: Mapping[int, Charge]) -> list[Headroom]:

@@ -41,7 +41,7 @@ class Roster:
 
     def share_request(self, member: Member) -> Member:
         """The member, with the request object that all members with equal requests share. The planner compares the
-        requests of hundreds of members in each turn, and comparing an object with itself is fast.
+        requests of hundreds of members for each plan, and comparing an object with itself is fast.
         """
         request = member.request
         if request is None:

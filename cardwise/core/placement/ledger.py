@@ -94,6 +94,10 @@ class Ledger:
         """The count of changes of nodes; `NodeState.generation` is the count at the node's last change."""
         return self._generation
 
+    def nodes_changed_since(self, generation: int) -> list[str]:
+        """The nodes whose last change came after this generation; not those that were removed."""
+        return [name for name, state in self._nodes.items() if state.generation > generation]
+
     def empty_copy(self) -> "Ledger":
         """An empty ledger with the same settings."""
         return Ledger(kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)

@@ -1,31 +1,31 @@
-"""The number of nodes that one call counts, whatever has changed since the last call."""
+"""How often the pace of a count is called, and that a count which its pace ends is continued."""
 
 import pytest
 
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
-from cardwise.core.gangs.capacity import MAX_COUNTED_NODES, Capacities, MemberShape
+from cardwise.core.gangs import capacity
+from cardwise.core.gangs.capacity import Capacities, MemberShape
 from cardwise.core.values.quantity import MiB
+from extender.cache.nodeload import NodeLoads
+from extender.records.nodeinfo import NodeRecord
 from tests.build import P100
 from tests.core.placement.test_placement_limits import ledger_with_free
 
-NODES = 3 * MAX_COUNTED_NODES
+NODES = [f"n{i:03}" for i in range(300)]
 
 
-class Nodes:
-    """Nodes with free cpu and memory.
-
-    counted: the nodes whose free load was read."""
+class Loads(NodeLoads):
+    """counted: the nodes whose free load was read."""
 
     def __init__(self):
+        super().__init__()
         self.counted = []
-        self.changed = set()
+        for name in NODES:
+            self.set_node(name, NodeRecord(Load(64_000, 1 << 40, 100)), 0.0)
 
     def free_load(self, node):
         self.counted.append(node)
-        return Load(64_000, 1 << 40, 100)
-
-    def watch(self):
-        return self.changed
+        return super().free_load(node)
 
 
 def shape_of(card_requests):
@@ -34,29 +34,26 @@ def shape_of(card_requests):
     return MemberShape(PodRequest(containers=tuple(containers)), Load(1, 1, 1))
 
 
-def count_all(capacities, nodes, shape):
-    """The nodes that each call counts, until all are counted."""
-    calls, known = [], False
-    while not known:
-        nodes.counted.clear()
-        _, known = capacities.count_pods(shape)
-        calls.append(list(nodes.counted))
-    return calls
+@pytest.mark.parametrize("card_requests", [1, 8, 200])
+def test_few_nodes_are_counted_between_two_calls_of_the_pace(card_requests):
+    loads, calls = Loads(), []
+    Capacities(ledger_with_free(**{name: [P100, P100] for name in NODES}), loads).count_pods(
+        shape_of(card_requests), lambda: calls.append(len(loads.counted))
+    )
+    parts = [later - earlier for earlier, later in zip(calls, [*calls[1:], len(NODES)], strict=True)]
+    assert max(parts) == max(1, capacity._COUNTED // card_requests)
+    assert loads.counted == NODES, "each once"
 
 
-@pytest.mark.parametrize(
-    ("card_requests", "most_nodes"),
-    [(1, MAX_COUNTED_NODES), (8, MAX_COUNTED_NODES), (16, MAX_COUNTED_NODES // 2), (200, MAX_COUNTED_NODES // 5)],
-)
-def test_a_call_counts_few_nodes_also_where_thousands_have_changed(card_requests, most_nodes):
-    names = [f"n{i:03}" for i in range(NODES)]
-    nodes = Nodes()
-    capacities = Capacities(ledger_with_free(**{name: [P100, P100] for name in names}), nodes)
-    shape, other = shape_of(card_requests), shape_of(2)
-    first = count_all(capacities, nodes, shape)
-    for _ in range(5):
-        nodes.changed.update(names)
-        capacities.count_pods(other)
-    for calls in (first, count_all(capacities, nodes, shape)):
-        assert [len(counted) for counted in calls] == [most_nodes] * (NODES // most_nodes)
-        assert sorted(node for counted in calls for node in counted) == names, "each once"
+def test_a_count_that_its_pace_ends_is_continued():
+    loads = Loads()
+    capacities, shape = Capacities(ledger_with_free(**{name: [P100, P100] for name in NODES}), loads), shape_of(1)
+
+    def pace():
+        if len(loads.counted) >= 100:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        capacities.count_pods(shape, pace)
+    assert capacities.count_pods(shape) > 0
+    assert loads.counted == NODES, "each once"

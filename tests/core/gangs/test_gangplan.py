@@ -1,6 +1,6 @@
-"""Which nodes a plan tries first in a large cluster, and how much it does in a turn."""
+"""Which nodes a plan tries first in a large cluster, and how much it does between two calls of its pace."""
 
-from itertools import count
+from itertools import pairwise
 
 import pytest
 
@@ -9,10 +9,9 @@ from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.capacity import ShapeCapacity
-from cardwise.core.gangs.gangplan import Draft, Planned, Terms, TurnOver, Unplanned
+from cardwise.core.gangs.gangplan import Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import placement, searching
-from cardwise.core.placement.holding import Holding
 from cardwise.core.values.quantity import MiB
 from tests.build import P100, container, pod
 from tests.core.placement.placing import K80, V100, typed_ledger
@@ -164,23 +163,17 @@ def searches(monkeypatch):
     return searched
 
 
-def plan_in_turns(ledger, members, searches, between=lambda: None, nodes=None, **terms):
-    """Make a plan in turns that end at the first read of the clock. Returns the plan, the searches of each turn, and
-    the draft.
-    """
-    ticks = count()
-    draft, turns, nodes = Draft(lambda: next(ticks), 0), [], nodes or Many(ledger.nodes_by_name())
-    while True:
-        before = len(searches)
-        draft.begin()
-        try:
-            planned = gangplan.plan(ledger, nodes, members, Terms(draft=draft, **terms))
-        except TurnOver:
-            turns.append(len(searches) - before)
-            assert len(turns) < 2000, "a turn adds nothing"
-            between()
-            continue
-        return planned, [*turns, len(searches) - before], draft
+def plan_with_pace(ledger, members, searches, nodes=None, **terms):
+    """Make a plan. Returns the plan, and the number of searches between the calls of its pace."""
+    calls = [0]
+    planned = gangplan.plan(
+        ledger,
+        nodes or Many(ledger.nodes_by_name()),
+        members,
+        Terms(**terms),
+        lambda: calls.append(len(searches)),
+    )
+    return planned, [later - earlier for earlier, later in pairwise([*calls, len(searches)])]
 
 
 MANY_NODES = {f"n{i:03}": [K80, K80] for i in range(150)}
@@ -197,29 +190,29 @@ def small_steps(monkeypatch):
     monkeypatch.setattr(gangplan, "_STEP_WORK", 24)
 
 
-def expect_short(turns, card_requests):
-    assert max(turns) <= max(1, 24 // card_requests) + 2, "a step, and the member that is placed"
+def expect_short(parts, card_requests):
+    assert max(parts) <= max(1, 24 // card_requests) + 2, "a step, and the member that is placed"
 
 
 @pytest.mark.parametrize("card_requests", [2, 8, 40])
 @pytest.mark.parametrize("gang", GANGS)
-def test_a_turn_searches_nodes_for_no_more_card_requests_than_a_step_has(gang, card_requests, searches, small_steps):
-    """The clock is read after each step, so that the lock becomes free in time for other calls."""
+def test_the_pace_is_called_at_least_once_in_a_step(gang, card_requests, searches, small_steps):
+    """Without pauses the thread would delay each call of kube-scheduler."""
     members = members_of(*GANGS[gang](card_requests))
-    planned, turns, _ = plan_in_turns(typed_ledger(**MANY_NODES), members, searches, policy="spread")
+    planned, parts = plan_with_pace(typed_ledger(**MANY_NODES), members, searches, policy="spread")
     assert isinstance(planned, Planned)
-    expect_short(turns, card_requests)
+    expect_short(parts, card_requests)
 
 
 @pytest.mark.parametrize("card_requests", [2, 8, 40])
-def test_nor_does_it_where_a_quota_leaves_too_little_on_all_nodes(card_requests, searches, small_steps):
+def test_so_it_is_where_a_quota_leaves_too_little_on_all_nodes(card_requests, searches, small_steps):
     ledger = typed_ledger(**MANY_NODES, v100=[V100])
     entry = QuotaEntry(resource_class="k80", shares=4 * 2 * card_requests + 1)
     headroom = [quotas.headroom(entry, ledger.used("default", entry))]
     members = members_of(*[of_card_requests(card_requests)] * 8)
-    planned, turns, _ = plan_in_turns(ledger, members, searches, policy="spread", headroom=headroom)
+    planned, parts = plan_with_pace(ledger, members, searches, policy="spread", headroom=headroom)
     assert isinstance(planned, Unplanned)
-    expect_short(turns, card_requests)
+    expect_short(parts, card_requests)
 
 
 def test_a_second_order_scores_a_limited_number_of_nodes(monkeypatch, searches, small_steps):
@@ -233,22 +226,18 @@ def test_a_second_order_scores_a_limited_number_of_nodes(monkeypatch, searches, 
     monkeypatch.setattr(placement.Scorer, "score_all", recorded)
     ledger = ledger_with_free(**{f"n{i:03}": [100, 100] for i in range(150)})
     members = members_of(request.parse(pod(gpu_mem=P100)), request.parse(pod(gpu_mem=P100 - 1)))
-    planned, turns, _ = plan_in_turns(ledger, members, searches, policy="binpack")
+    planned, _ = plan_with_pace(ledger, members, searches, policy="binpack")
     assert isinstance(planned, Unplanned)
     assert sum(counted) == 2 * 150
     assert max(counted) <= 24
-    assert len(turns) >= 2 * 150 / 24
 
 
-def test_members_that_are_alike_have_their_nodes_scored_once_in_all_turns(searches):
+def test_members_that_are_alike_have_their_nodes_scored_once(searches):
     ledger = ledger_with_free(**{f"n{i:03}": [P100, P100] for i in range(100)})
     offers = frozenset(ledger.nodes_by_name())
     members = members_of(*[of_card_requests(8)] * 40, shape="s")
-    planned, turns, _ = plan_in_turns(
-        ledger, members, searches, policy="binpack", offers={member.shape: offers for member in members}
-    )
-    assert isinstance(planned, Planned)
-    assert len(turns) > 10
+    terms = Terms(policy="binpack", offers={member.shape: offers for member in members})
+    assert isinstance(gangplan.plan(ledger, Many(ledger.nodes_by_name()), members, terms), Planned)
     assert len(searches) <= 80 + 3 * len(members), "twice as many nodes as members, and those that members get again"
 
 
@@ -261,48 +250,15 @@ def test_the_more_card_requests_a_pod_has_the_fewer_nodes_are_scored(card_reques
     assert len(searches) <= limit + 2 * len(members)
 
 
-@pytest.mark.parametrize("short", ["cards", "cpu"])
-def test_a_node_that_is_full_since_it_was_scored_gets_no_member(short, searches):
-    ledger, full = ledger_with_free(**{f"n{i}": [P100, P100] for i in range(9)}), []
+def test_a_node_for_which_too_much_is_counted_gets_no_member():
+    """The count of `Terms.vacant` is an upper bound."""
+    ledger = ledger_with_free(n0=[P100, P100], n1=[P100, P100])
 
-    class Filling(Many):
+    class Full(Many):
         def free_load(self, node):
-            return Load(0, 0, 0) if node in full else super().free_load(node)
+            return Load(0, 0, 0) if node == "n0" else super().free_load(node)
 
-    def fill():
-        if len(searches) == 6:  # all candidates
-            if short == "cards":
-                ledger.set_cards("n0", [])
-            else:
-                full.append("n0")
-
-    planned, _, _ = plan_in_turns(
-        ledger, members_of(of_card_requests(40)), searches, fill, Filling(ledger.nodes_by_name()), policy="binpack"
-    )
-    assert searches[0] == "n0"
+    terms = Terms(policy="binpack", vacant=lambda *_: ShapeCapacity({"n0": 1, "n1": 1}))
+    planned = gangplan.plan(ledger, Full(ledger.nodes_by_name()), members_of(of_card_requests(40)), terms)
     assert isinstance(planned, Planned)
     assert planned.nodes == {"u0": "n1"}
-
-
-def test_a_plan_whose_nodes_change_faster_than_it_grows_fails_with_turns_of_equal_length(monkeypatch, searches):
-    """The gang is planned again later."""
-    ledger = ledger_with_free(**{f"n{i:03}": [P100, P100] for i in range(200)})
-
-    used, add_member = [], gangplan._Attempt._add_member
-
-    def recorded(attempt, member, node, assignment):
-        used.append(node)
-        add_member(attempt, member, node, assignment)
-
-    def change():
-        for node in used[-1:]:
-            placed = placement.place_on(ledger.kinds, ledger.node(node), request.parse(pod(gpu_mem=1)), "spread")
-            ledger.set_holding(Holding(f"s{len(used)}", "default", "s", node, placed.assignment))
-
-    monkeypatch.setattr(gangplan._Attempt, "_add_member", recorded)
-    planned, turns, draft = plan_in_turns(
-        ledger, members_of(*[of_card_requests(8)] * 40), searches, change, policy="binpack"
-    )
-    assert isinstance(planned, Unplanned)
-    assert draft.moved
-    assert max(turns) <= gangplan._STEP_WORK // 8 + 2

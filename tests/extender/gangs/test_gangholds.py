@@ -5,7 +5,7 @@ import pytest
 from cardwise.core.api import names, request
 from cardwise.core.values.refusals import Refusal
 from extender.cache.reservations import Phase
-from extender.gangs import cardsearch
+from extender.gangs import reservation
 from extender.records.podref import PodRef
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
 from tests.extender.worlds import as_card, resource
@@ -157,16 +157,24 @@ def test_it_is_held_once_only_where_kube_scheduler_does_not_bring_its_pods(full)
     assert full.phase("a") == "Running"
 
 
-def test_whether_a_gang_could_ever_fit_is_found_out_a_part_at_a_time(monkeypatch):
-    """Filter waits for the lock meanwhile; by then nothing is kept for the gang."""
-    monkeypatch.setattr(cardsearch, "TURN_SECONDS", -1.0)
+def test_filter_does_not_wait_while_cards_are_searched_for_a_gang(monkeypatch):
+    """By then nothing is reserved for the gang."""
     world = World({f"n{i}": 1 for i in range(8)}, reserve=0.0)
     world.create(single("x", gpu_mem=P100))
     world.run(1)
     world.create(*(member(f"a{i}", "a", 8, created=i, gpu_mem=P100) for i in range(8)))
-    world.run(2)
-    world.create(single("y", created=20, gpu_mem=P100))
-    assert world.schedule("y") == "", "not known yet"
+    search_cards, refusals = reservation.search_cards, []
+
+    def search_during_filter(*args):
+        cards_found = search_cards(*args)
+        world.create(single("y", created=20, gpu_mem=P100))
+        refusals.append(world.schedule("y"))
+        return cards_found
+
+    with monkeypatch.context() as first_search:
+        first_search.setattr(reservation, "search_cards", search_during_filter)
+        world.run(2)
+    assert refusals == [""], "not known yet"
     world.settle()
     world.run(20)
     world.create(single("z", created=30, gpu_mem=P100))

@@ -2,10 +2,8 @@
 
 import pytest
 
-from cardwise.core.placement.cardindex import CardIndex
 from cardwise.core.values.refusals import Refusal
-from extender.gangs import cardsearch
-from extender.gangs.cardsearch import CardSearch
+from extender.gangs import reservation
 from extender.records.pod import Pod
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
 from tests.extender.worlds import as_card, as_quota, resource
@@ -189,71 +187,82 @@ def test_cores_count_in_what_it_could_have():
     assert {"g0", "g1"} <= set(world.bound())
 
 
-def half_looked(monkeypatch) -> World:
-    """A look at the gang `g`, which only n1 could take, is under way and has seen the cards of n1."""
-    monkeypatch.setattr(cardsearch, "TURN_SECONDS", -1.0)  # a node each turn
+@pytest.fixture
+def during_search(monkeypatch):
+    """Return a function: a change that comes once, during the next search for cards, after which it is sick, too: a
+    card that was well when the search began.
+    """
+    search_cards = reservation.search_cards
+
+    def set_change(world, change=lambda: None):
+        changes = [change]
+
+        def search_then_change(*args):
+            assert not world.state._lock._lock.locked(), "filter waits"
+            cards_found = search_cards(*args)
+            if changes:
+                changes.pop()()
+                world.state.set_card(*as_card(resource(1, node="n1", health="Unhealthy")))
+            return cards_found
+
+        monkeypatch.setattr(reservation, "search_cards", search_then_change)
+
+    return set_change
+
+
+def only_n1() -> World:
+    """The gang `g` waits, and only n1 could take it."""
     world = World({"n1": NodeSpec(2, labels={"name": "n1"}), "n2": 1, "n3": 1})
     world.create(single("x", gpu_mem=P100, selector={"name": "n1"}))
     world.run(1)
     world.create(member("g", "g", 1, created=1, whole_gpu=2))
     world.run(3)
     world.clock.advance(61)
-    world.run(1)
     return world
 
 
-def test_a_look_at_a_gang_that_waits_no_more_is_not_gone_on_with_when_one_of_its_name_waits_later(monkeypatch):
-    """What the look had copied is as the cluster was then: a card was well that is sick now."""
-    world = half_looked(monkeypatch)
-    world.delete("g")
+def test_a_search_for_a_gang_that_waits_no_more_is_not_used_when_one_of_its_name_waits_later(during_search):
+    world = only_n1()
+
+    def recreate():
+        world.delete("g")
+        world.create(member("g", "g", 1, created=90, whole_gpu=2))
+
+    during_search(world, recreate)
     world.run(1)
-    world.state.set_card(*as_card(resource(1, node="n1", health="Unhealthy")))
-    world.create(member("g", "g", 1, created=90, whole_gpu=2))
+    assert holder(world) == ""
     world.run(3)
     world.clock.advance(61)
     world.run(5)
     assert "cannot run while suitable GPUs or nodes are cordoned or unhealthy" in world.reason("g")
 
 
-def test_a_look_of_an_earlier_epoch_is_not_gone_on_with(monkeypatch):
-    world = half_looked(monkeypatch)
-    world.state.forget_plans()
-    world.state.set_card(*as_card(resource(1, node="n1", health="Unhealthy")))
+def test_a_search_of_an_earlier_epoch_is_not_used(during_search):
+    world = only_n1()
+    during_search(world, world.state.forget_plans)
+    world.run(1)
+    assert holder(world) == ""
     world.run(5)
     assert "cannot run while suitable GPUs or nodes are cordoned or unhealthy" in world.reason("g")
 
 
-def test_the_search_indexes_the_cards_of_a_few_nodes_at_a_time_before_it_plans(monkeypatch):
-    """Thousands of nodes at once would hold the lock for too long."""
-    monkeypatch.setattr(cardsearch, "TURN_SECONDS", -1.0)  # one step each turn
-    monkeypatch.setattr(cardsearch, "_INDEXED", 2)
-    changed_nodes, turns = [], []
-    refresh, continue_search = CardIndex.refresh, CardSearch.continue_search
-
-    def recorded(index, changes):
-        names = dict(changes)
-        if index is not world.state._cache.ledger._index:
-            changed_nodes.append(len(names))
-        refresh(index, names.items())
-
-    def counted(search, policy):
-        before = len(changed_nodes)
-        planned = continue_search(search, policy)
-        turns.append(changed_nodes[before:])
-        return planned
-
-    monkeypatch.setattr(CardIndex, "refresh", recorded)
-    monkeypatch.setattr(CardSearch, "continue_search", counted)
-    world = World({f"n{i}": 1 for i in range(7)})
-    world.create(*(single(f"s{i}", gpu_mem=P100) for i in range(7)))
+def test_a_step_begins_no_search_after_a_second(monkeypatch):
+    """Filter does not wait for it, but gates, permits and plans do."""
+    world = World({f"n{i}": NodeSpec(2, labels={"name": f"n{i}"}) for i in range(1, 5)}, refusals=1)
+    for i in range(12):
+        world.create(member(f"e{i}", f"e{i}", 1, created=1, whole_gpu=3))
     world.run(2)
-    world.create(*(member(f"g{i}", "g", 7, created=1, gpu_mem=P100) for i in range(7)))
-    world.run(3)
+    search_cards, searches = reservation.search_cards, []
+
+    def slow(*args):
+        searches.append(1)
+        world.clock.advance(0.4)
+        return search_cards(*args)
+
+    monkeypatch.setattr(reservation, "search_cards", slow)
     world.clock.advance(61)
-    world.run(40)
-    assert sum(changed_nodes) >= 7
-    assert max(map(sum, turns)) <= 2
-    assert holder(world) == "default"
+    world.keep()
+    assert len(searches) == 3
 
 
 def test_what_a_gang_that_could_not_run_was_told_is_not_said_of_it_as_it_is_now():
@@ -546,15 +555,22 @@ def test_namespaces_take_turns_whatever_places_in_the_queue_they_give_themselves
 
 
 def test_many_gangs_of_one_namespace_that_could_never_run_delay_those_of_another_by_one_search_only(monkeypatch):
-    monkeypatch.setattr(cardsearch, "TURN_SECONDS", -1.0)
     world = World({f"n{i}": NodeSpec(2, labels={"name": f"n{i}"}) for i in range(1, 5)}, refusals=1)
     world.create(single("x", selector={"name": "n1"}, gpu_mem=P100))
     world.run(1)
+    searches, search_cards = [], reservation.search_cards
+
+    def recorded(snapshot, gang, *args):
+        searches.append(gang.namespace)
+        return search_cards(snapshot, gang, *args)
+
+    monkeypatch.setattr(reservation, "search_cards", recorded)
     for i in range(12):
         world.create(member(f"e{i}", f"e{i}", 1, namespace="team-a", created=1, whole_gpu=3))
     world.create(member("b", "b", 1, namespace="team-b", created=10, selector={"name": "n1"}, whole_gpu=2))
     world.run(15)
     assert holder(world) == "team-b"
+    assert searches.index("team-b") == 1
 
 
 def test_preemption_leaves_a_gang_its_reservation():

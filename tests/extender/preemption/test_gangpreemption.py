@@ -141,21 +141,21 @@ class Full(World):
             callback(len(steps))
 
         on_victim_search(self.state, lambda _: step("node"))
-        planner = self.state.preemption._places.planner
-        on_snapshot = planner.on_snapshot
+        places = self.state.preemption._places
+        make_planner = places.make_planner
 
         def observed(*args: Any) -> GangPlanner:
-            on_this_snapshot = on_snapshot(*args)
-            simulate_plan = on_this_snapshot.simulate_plan
+            planner = make_planner(*args)
+            simulate_plan = planner.simulate_plan
 
             def simulate(*args: Any, **kwargs: Any) -> Any:
                 step("plan")
                 return simulate_plan(*args, **kwargs)
 
-            on_this_snapshot.simulate_plan = simulate
-            return on_this_snapshot
+            planner.simulate_plan = simulate
+            return planner
 
-        planner.on_snapshot = observed
+        places.make_planner = observed
         return steps
 
     def meanwhile(self, number: int, change: Callable[[], None]) -> list[str]:

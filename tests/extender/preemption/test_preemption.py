@@ -17,7 +17,7 @@ from extender.api.app import create_app
 from extender.api.verbs import AnswerSettings
 from extender.cache import placing
 from extender.cache.nominated import MAX_RESERVED_NODES
-from extender.cache.yielding import TURN_SECONDS
+from extender.cache.pacing import LOCKED_SECONDS
 from extender.controllers.evictions import Evictions
 from extender.leadership.leadership import Denial
 from extender.records import podinfo, wire
@@ -964,7 +964,7 @@ class Yielding(Scene):
         self.world.clock.sleep = sleeps
 
         def costs(_) -> None:
-            self.world.clock.worked += TURN_SECONDS / 8
+            self.world.clock.worked += LOCKED_SECONDS / 8
 
         on_victim_search(self.world.state, costs)
 

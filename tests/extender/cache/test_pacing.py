@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from extender.cache.yielding import slices
+from extender.cache.pacing import slices
 from tests.fakes.clock import FakeClock
 
 

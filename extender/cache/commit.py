@@ -1,0 +1,129 @@
+"""The check of a plan that was made on a snapshot, before its places are reserved (docs/design/0032-snapshots.md).
+
+A planner works without the lock, and the cluster changes meanwhile. `CHECKS` lists everything that a plan rests on.
+Under the lock each entry is checked in the cluster as it is now. If all hold, the caller reserves all places at once.
+If one does not, the caller reserves nothing, and plans again on a new snapshot.
+
+Only nodes that have changed since the snapshot are checked. Example: a gang of 100 is planned on 100 nodes. Meanwhile a
+pod without GPUs has come to n7. The checks count cards, cpu and memory on n7, the plan still fits there, and the gang
+is reserved. If the pod had taken the cpu that a member needs, the plan would be in conflict.
+
+The plans that are checked here read no labels of nodes. (A policy that does, such as `spread-by`, ranks nodes for
+single pods, and `Placing` ranks them again when it reserves.) kube-scheduler checks labels itself before it binds a
+pod. Not thread-safe: the caller holds the lock of `State`.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
+from typing import Final, NamedTuple
+
+from cardwise.core.gangs.gangs import Rank
+from cardwise.core.placement import placement
+from extender.cache.clusterview import ClusterView, NodeChanges, PodPlace
+from extender.cache.nominated import NominatedPods
+
+
+class PodPlan(NamedTuple):
+    """Places for pods of one namespace that are to be reserved together.
+
+    snapshot: the cluster on which the places were found.
+    is_wanted: returns whether just these pods still need places: they are pending, and no Binding may bind one of them.
+    replaced: UIDs of pods whose reservations the plan replaces: the pods themselves, and overtaken nominated pods.
+    own_uids: UIDs of pods whose reserved cards the plan may use.
+    rank, priority: the place of the pods in the order, which decides which reservations of other pods they respect.
+    """
+
+    snapshot: ClusterView
+    namespace: str
+    places: Sequence[PodPlace]
+    is_wanted: Callable[[], bool]
+    replaced: Collection[str]
+    own_uids: Collection[str]
+    rank: Rank
+    priority: int
+
+
+class Commit:
+    """The comparison of a plan with the cluster as it is now. Create and use it while the lock is held."""
+
+    def __init__(self, cluster: ClusterView, nominated: NominatedPods, plan: PodPlan) -> None:
+        self._cluster = cluster
+        self._nominated = nominated
+        self._plan = plan
+
+    def conflict(self) -> str:
+        """The name of the first check that fails; "" if the places may be reserved."""
+        ledger, loads, replaced = self._cluster.ledger, self._cluster.loads, self._plan.replaced
+        _ = self._changed_places  # computed before the what-if changes nodes
+        holders = [uid for uid in replaced if ledger.holding(uid) is not None]
+        with ledger.what_if(released=holders), loads.what_if(unplanned=replaced):
+            return next((name for name, check in CHECKS.items() if not check(self)), "")
+
+    @cached_property
+    def _changed_places(self) -> list[PodPlace]:
+        """The places on nodes that have changed since the snapshot."""
+        plan = self._plan
+        changes = NodeChanges(self._cluster, plan.snapshot, plan.rank, plan.namespace)
+        nodes = {place.node for place in plan.places}
+        changed_nodes = set(filter(changes.has_node_changed, nodes))
+        return [place for place in plan.places if place.node in changed_nodes]
+
+    @property
+    def _changed_nodes(self) -> set[str]:
+        return {place.node for place in self._changed_places}
+
+    def is_epoch_same(self) -> bool:
+        """Whether no other extender may have placed pods since the snapshot."""
+        return self._cluster.leader_changes == self._plan.snapshot.leader_changes
+
+    def are_pods_wanted(self) -> bool:
+        """Whether just these pods still need places."""
+        return self._plan.is_wanted()
+
+    def do_nodes_take_pods(self) -> bool:
+        """Whether the nodes exist, and none was closed (cordoned, or without slots) since the snapshot."""
+        loads, loads_then = self._cluster.loads, self._plan.snapshot.loads
+        return all(
+            loads.free_load(node) is not None and (loads.is_open(node) or not loads_then.is_open(node))
+            for node in self._changed_nodes
+        )
+
+    def have_nodes_load(self) -> bool:
+        """Whether cpu, memory and slots of the nodes suffice."""
+        return self._cluster.has_load_for(self._changed_places)
+
+    def have_cards_room(self) -> bool:
+        """Whether the cards exist, are healthy and not cordoned, of the class, open by MPS, and have the amounts."""
+        return self._cluster.has_cards_for(self._changed_places)
+
+    def is_within_quotas(self) -> bool:
+        """Whether the quotas of the namespace leave enough for all pods."""
+        headroom = self._cluster.headroom(self._plan.namespace)
+        assignments = [(place.node, place.assignment) for place in self._plan.places if place.assignment is not None]
+        return not headroom or not placement.exceeded_together(self._cluster.ledger, assignments, headroom)
+
+    def is_nominated_room_left(self) -> bool:
+        """Whether the places leave the cards that are reserved for nominated pods."""
+        plan = self._plan
+        nodes = self._nominated.reserved_nodes(plan.own_uids, plan.priority) & self._changed_nodes
+        with self._nominated.count_reserved(plan.own_uids, plan.priority, nodes):
+            return self._cluster.has_cards_for([place for place in self._changed_places if place.node in nodes])
+
+    def is_gang_room_left(self) -> bool:
+        """Whether the places leave the cards that are reserved for a gang that comes first."""
+        plan, gang_cards = self._plan, self._cluster.gang_cards
+        nodes = self._changed_nodes.intersection(gang_cards.reserved_nodes(plan.rank, plan.namespace))
+        with gang_cards.count_reserved(nodes):
+            return self._cluster.has_cards_for([place for place in self._changed_places if place.node in nodes])
+
+
+CHECKS: Final[dict[str, Callable[[Commit], bool]]] = {
+    "leader epoch": Commit.is_epoch_same,
+    "pods": Commit.are_pods_wanted,
+    "nodes": Commit.do_nodes_take_pods,
+    "cpu, memory, slots": Commit.have_nodes_load,
+    "cards": Commit.have_cards_room,
+    "quotas": Commit.is_within_quotas,
+    "nominated pods": Commit.is_nominated_room_left,
+    "gang reservation": Commit.is_gang_room_left,
+}

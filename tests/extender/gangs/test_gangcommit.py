@@ -1,0 +1,284 @@
+"""Gangs are planned on a snapshot, without the lock: what changes between a plan and its commit, and that a gang is
+planned in the end, whatever comes and goes.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from cardwise.core.api import names
+from cardwise.core.api.request import Load
+from cardwise.core.gangs.gangplan import Planned
+from extender.cache import commit
+from extender.cache.reservations import Phase
+from extender.gangs.gangplanner import GangPlanner
+from extender.records.nodeinfo import NodeRecord, PlacedPod
+from tests.extender.gangworlds import NodeSpec, World, member, reserve, single
+from tests.extender.worlds import P100, as_card, as_pod, as_quota, bound, resource
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def meanwhile(monkeypatch):
+    """Return a function: a change of the cluster that comes after each plan, before its commit, so many times.
+
+    plans: the nodes of each plan.
+    """
+    plans: list[dict[str, str]] = []
+    plan = GangPlanner.plan
+
+    def set_change(change: Callable[[], object], times: int = 1) -> list[dict[str, str]]:
+        def plan_then_change(planner, *args, **kwargs):
+            planned = plan(planner, *args, **kwargs)
+            plans.append(dict(planned.nodes) if isinstance(planned, Planned) else {})
+            if len(plans) <= times:
+                change()
+            return planned
+
+        monkeypatch.setattr(GangPlanner, "plan", plan_then_change)
+        return plans
+
+    return set_change
+
+
+def set_node(world: World, **changes: bool) -> None:
+    world.state.set_node("n1", NodeRecord(Load(4000, 512 * GIB, 500), **changes))
+
+
+class Two(World):
+    """Two nodes with a card each. A gang of one is planned on n1, as the first by name."""
+
+    def __init__(self, **options):
+        super().__init__({"n1": NodeSpec(1, cpu=4), "n2": NodeSpec(1, cpu=4)}, **options)
+        self.state.set_quota(*as_quota({"memoryMiB": 100 * P100}))
+        self.create(member("a", "a", 1, gated=False, annotations={names.MPS: "required"}, gpu_mem=P100 // 2))
+        for node in self.nodes:
+            self.report_card(node)
+
+    def report_card(self, node: str, *, users: bool = True, **status):
+        """The card as its node reports it now."""
+        card = resource(0, node=node, **status)
+        card["status"]["mps"] = {"mode": "card", "state": "Ready", "multiUser": users, "ceilingMiB": 1 << 20}
+        card["status"]["mps"] |= {"maxClients": 48, "reason": "", "lastTransitionTime": "2026-11-21T10:00:00Z"}
+        self.state.set_card(*as_card(card))
+
+    def hold_card(self, node: str, namespace: str = "other") -> None:
+        self.state.set_pod(as_pod(bound("holder", P100, 0, node=node, namespace=namespace)))
+
+    def take_cpu(self, node: str) -> None:
+        self.state.set_other_pod("big", PlacedPod(node, Load(3500, 0, 1)))
+
+    def nominate(self, node: str) -> None:
+        """A pod of high priority has been nominated to the node."""
+        self.create(single("other", priority=10, gpu_mem=P100))
+        refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        self.pods["other"]["status"] |= {"nominatedNodeName": node, "conditions": [refused]}
+        self.show_pod(self.pods["other"])
+
+
+# By the entry of `commit.CHECKS` that finds it, changes of the node n1. Each leaves n2 as it was.
+CHANGES_OF_N1 = {
+    "nodes": {
+        "the node is cordoned": lambda world: set_node(world, schedulable=False),
+        "the node has no slots": lambda world: set_node(world, offers_shares=False),
+        "the node is deleted": lambda world: world.state.remove_node("n1"),
+    },
+    "cpu, memory, slots": {
+        "a pod without GPUs takes the cpu": lambda world: world.take_cpu("n1"),
+        "the node becomes smaller": lambda world: world.state.set_node("n1", NodeRecord(Load(10, 512 * GIB, 500))),
+        "the node has no room for another pod": lambda world: world.state.set_node(
+            "n1", NodeRecord(Load(4000, 512 * GIB, 0))
+        ),
+    },
+    "cards": {
+        "a pod takes the card": lambda world: world.hold_card("n1"),
+        "the card becomes unhealthy": lambda world: world.report_card("n1", health="Unhealthy"),
+        "the card is cordoned": lambda world: world.report_card("n1", cordoned=True),
+        "the card becomes smaller": lambda world: world.report_card("n1", mem=100),
+        "MPS ends": lambda world: world.state.set_card(*as_card(resource(0, node="n1"))),
+        "the card goes": lambda world: world.state.remove_card(resource(0, node="n1")["metadata"]["name"]),
+    },
+    "nominated pods": {"a pod is nominated": lambda world: world.nominate("n1")},
+    "gang reservation": {"the card is reserved for a gang": lambda world: reserve(world.state, "n1", P100)},
+}
+CASES = [(check, change) for check, changes in CHANGES_OF_N1.items() for change in changes]
+
+
+@pytest.mark.parametrize(("check", "change"), CASES)
+def test_a_gang_gets_no_place_that_has_become_impossible_since_it_was_planned(check, change, meanwhile):
+    world = Two()
+    plans = meanwhile(lambda: CHANGES_OF_N1[check][change](world))
+    assert world.filter("a")[0] == ["n2"]
+    assert plans == [{"uid-a": "n1"}, {"uid-a": "n2"}]
+    with world.state.view() as ledger:
+        assert ledger.holding("uid-a").node == "n2"
+        assert ledger.violations() == []
+
+
+# "the node is deleted" is found by "cpu, memory, slots" as well.
+@pytest.mark.parametrize(("check", "change"), [case for case in CASES if case[1] != "the node is deleted"])
+def test_each_check_is_needed(check, change, meanwhile, monkeypatch):
+    """Without the check the gang gets the place that has become impossible."""
+    world = Two()
+    meanwhile(lambda: CHANGES_OF_N1[check][change](world))
+    monkeypatch.delitem(commit.CHECKS, check)
+    assert world.filter("a")[0] == ["n1"]
+
+
+def delete_member(world: World) -> None:
+    world.delete("b1")
+
+
+def add_older_member(world: World) -> None:
+    world.create(member("b9", "b", 2, gated=False, gpu_mem=P100 // 4))
+
+
+def change_request(world: World) -> None:
+    world.create(member("b1", "b", 2, created=6, gated=False, gpu_mem=P100 // 4))
+
+
+def use_quota(world: World) -> None:
+    world.state.set_quota(*as_quota({"memoryMiB": 100}))
+
+
+def end_epoch(world: World) -> None:
+    world.state.forget_plans()
+
+
+def bind_member(world: World) -> None:
+    """A former Binding of b1 may still bind it."""
+    world.state._reservations.set_plan(as_pod(world.pods["b1"]).ref, "n2", None, Phase.RESERVED, load=Load(1, 1, 1))
+    world.state._reservations.assume(as_pod(world.pods["b1"]).ref, "n2", None, mps_client=None, epoch=1)
+
+
+CHANGES_OF_GANG = {
+    "pods": [delete_member, add_older_member, change_request, bind_member],
+    "quotas": [use_quota],
+    "leader epoch": [end_epoch],
+}
+GANG_CASES = [(check, change) for check, changes in CHANGES_OF_GANG.items() for change in changes]
+
+
+def gang_of_two() -> World:
+    world = World({"n1": 1, "n2": 1})
+    world.create(*(member(f"b{i}", "b", 2, created=5 + i, gated=False, gpu_mem=P100 // 2) for i in range(2)))
+    return world
+
+
+def planned_uids(world: World) -> set[str]:
+    return set(world.state.gangs.gang_of("uid-b0").plan)
+
+
+@pytest.mark.parametrize(("check", "change"), GANG_CASES)
+def test_a_plan_that_is_not_wanted_any_more_reserves_nothing(check, change, meanwhile, monkeypatch):
+    """The plan of before is not reserved, not even for one member, and the gang is planned as it is now."""
+    world, reserved = gang_of_two(), []
+    plans = meanwhile(lambda: change(world))
+    set_plan = type(world.state._reservations).set_plan
+
+    def recorded(reservations, pod, node, *args, **kwargs):
+        if kwargs.get("gang"):
+            reserved.append((len(plans), pod.uid))
+        set_plan(reservations, pod, node, *args, **kwargs)
+
+    monkeypatch.setattr(type(world.state._reservations), "set_plan", recorded)
+    world.filter("b0")
+    assert all(count > 1 for count, _ in reserved), "only a plan after the change is reserved"
+    assert planned_uids(world) == {uid for _, uid in reserved}
+    assert len(planned_uids(world)) in (0, 2)
+
+
+@pytest.mark.parametrize(("check", "change"), GANG_CASES)
+def test_each_check_of_the_gang_is_needed(check, change, meanwhile, monkeypatch):
+    world, at = gang_of_two(), []
+    plans = meanwhile(lambda: change(world))
+    monkeypatch.delitem(commit.CHECKS, check)
+    set_plan = type(world.state._reservations).set_plan
+
+    def recorded(reservations, pod, node, *args, **kwargs):
+        if kwargs.get("gang"):
+            at.append(len(plans))
+        set_plan(reservations, pod, node, *args, **kwargs)
+
+    monkeypatch.setattr(type(world.state._reservations), "set_plan", recorded)
+    try:
+        world.filter("b0")
+    except (AssertionError, KeyError):
+        return  # a transition that is not allowed
+    assert 1 in at, "the first plan is reserved"
+
+
+def test_all_checks_are_in_these_tests():
+    assert commit.CHECKS.keys() == {check for check, _ in (*CASES, *GANG_CASES)}
+
+
+def test_what_does_not_matter_is_no_conflict(meanwhile):
+    world = Two()
+
+    def change():
+        world.state.set_other_pod("small", PlacedPod("n1", Load(100, 0, 1)))
+        world.state.set_pod(as_pod(bound("small-share", P100 // 4, 0, node="n1", namespace="other")))
+        world.hold_card("n2")
+
+    plans = meanwhile(change)
+    assert world.filter("a")[0] == ["n1"]
+    assert len(plans) == 1
+
+
+# In the end each gang is planned.
+
+
+def test_unrelated_pods_that_come_and_go_for_ever_do_not_keep_a_gang_of_100_from_being_planned(meanwhile):
+    world = World({f"n{i:03}": 1 for i in range(100)}, max_waiting=1000)
+    world.create(*(member(f"g{i:02}", "g", 100, created=i, gpu_mem=P100 // 2 - 2000) for i in range(100)))
+    world.keep()
+
+    def come_and_go():
+        for i, node in enumerate(world.nodes):
+            world.state.set_other_pod(f"other{i}", PlacedPod(node, Load(100 * (len(plans) % 2), 0, 1)))
+            world.state.set_pod(as_pod(bound(f"share{i}", 100 + len(plans), 0, node=node, namespace="other")))
+
+    plans = meanwhile(come_and_go, times=1000)
+    world.filter("g00")
+    world.keep()
+    assert world.phase("g") == "Reserved"
+    assert len(plans) == 1
+
+
+def test_pods_that_take_a_place_of_each_plan_do_not_keep_a_gang_of_100_from_being_planned(meanwhile):
+    """After three conflicts it is planned with the lock held."""
+    world = World({f"n{i:03}": 1 for i in range(110)}, max_waiting=1000)
+    world.create(*(member(f"g{i:02}", "g", 100, created=i, gpu_mem=P100) for i in range(100)))
+    world.keep()
+
+    def occupy_place():
+        if not world.state._lock._lock.locked():
+            occupied_nodes.append(next(node for node in sorted(plans[-1].values()) if node not in occupied_nodes))
+            world.state.set_pod(as_pod(bound(f"p{len(plans)}", P100, 0, node=occupied_nodes[-1], namespace="other")))
+
+    occupied_nodes: list[str] = []
+    plans = meanwhile(occupy_place, times=1000)
+    world.filter("g00")
+    assert world.phase("g") == "Reserved"
+    assert len(plans) == 4
+    with world.state.view() as ledger:
+        assert ledger.violations() == []
+
+
+def test_a_gang_for_which_the_lock_would_be_held_for_long_waits(meanwhile, monkeypatch):
+    world = Two()
+    find_unplaceable = GangPlanner.find_unplaceable
+
+    def slow(planner, members, pace=lambda: None):
+        if world.state._lock._lock.locked():
+            world.clock.worked += 1
+            pace()
+        return find_unplaceable(planner, members, pace)
+
+    monkeypatch.setattr(GangPlanner, "find_unplaceable", slow)
+
+    plans = meanwhile(lambda: world.hold_card(plans[-1]["uid-a"]), times=3)
+    assert world.filter("a")[0] == []
+    assert world.phase("a") == "Waiting"
+    assert "changes faster" in world.reason("a")
