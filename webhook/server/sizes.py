@@ -3,12 +3,16 @@
 The API server accepts objects of 3 MiB and waits five seconds for the webhook. A pod of 30,000 containers would occupy
 one of the webhook's few threads for longer than that. Real objects are far smaller. So objects above these limits are
 refused before they are processed, and objects that are slow to decode are refused before they are decoded.
+
+The limits are for what users write. The API server calls the webhook again with the pod that the webhook has rewritten.
+Such a pod has an internal resource (`names.SHARE` or a marker), and may have as much more as the webhook adds at most.
+Users who write this resource gain no more than that.
 """
 
 from collections import Counter
 from typing import Final
 
-from cardwise.core.api import request
+from cardwise.core.api import names, request
 from cardwise.core.api.request import Container
 from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
@@ -32,16 +36,26 @@ MAX_METADATA_ENTRIES: Final = 512
 _METADATA_FIELDS: Final = ("labels", "finalizers", "ownerReferences")
 MAX_ENTRIES: Final = 512  # entries of a list or map of the pod: schedulingGates, volumes, nodeSelector, …
 MAX_CONTAINER_ENTRIES: Final = 2048  # entries of a list in all containers together: env, envFrom, volumeMounts, …
+# What the webhook adds to a pod at most.
+_ADDED_BYTES: Final = 256 * 1024
+_ADDED_PARTS: Final = 10_000
+_ADDED_CONTAINERS: Final = 1  # the share agent
+_ADDED_RESOURCE_NAMES: Final = 8
+_ADDED_ANNOTATION_BYTES: Final = 16 * 1024
+_ADDED_ENTRIES: Final = 32  # entries of a list or map of the pod, and of a list of each container
+_INTERNAL_RESOURCES: Final = (names.SHARE, names.PLACE_MARKER, names.BIND_MARKER)
+_INTERNAL_KEYS: Final = tuple(f'"{name}"'.encode() for name in _INTERNAL_RESOURCES)
 MAX_SPEC_ENTRIES: Final = 1024  # entries of each field of other objects: a ResourceQuota's hard, a LimitRange's limits
 
 
 def check_text(text: bytes) -> None:
     """Check the JSON of an object before it is decoded. Raises InvalidRequest."""
-    if len(text) > MAX_BYTES:
+    is_rewritten = any(key in text for key in _INTERNAL_KEYS)
+    if len(text) > MAX_BYTES + is_rewritten * _ADDED_BYTES:
         problem = f"the object has {len(text) >> 10} KiB, too much to check for GPU requests"
         raise InvalidRequest("metadata", problem, f"reduce it below {MAX_BYTES >> 10} KiB")
     parts = sum(map(text.count, (b",", b"{", b"[")))
-    if parts > MAX_PARTS:
+    if parts > MAX_PARTS + is_rewritten * _ADDED_PARTS:
         problem = f"the object has too many entries ({parts}) to check for GPU requests"
         raise InvalidRequest(
             "metadata", problem, f"write at most {MAX_PARTS} entries in all its lists and maps together"
@@ -49,28 +63,35 @@ def check_text(text: bytes) -> None:
 
 
 def check_template(template: Json, path: str = "", *, update: bool = False) -> None:
-    """Check a pod template. `path`: its path in the object, with a dot at the end. Raises InvalidRequest."""
-    annotations = annotations_of(template)
-    _check_count(f"{path}metadata.annotations", len(annotations), MAX_ANNOTATIONS)
-    written = sum(len(text.encode()) for pair in annotations.items() for text in pair if isinstance(text, str))
-    if written > MAX_ANNOTATION_BYTES:
-        problem = f"the annotations have {written >> 10} KiB, which is too much for a pod that requests GPUs"
-        raise InvalidRequest(f"{path}metadata.annotations", problem, f"write at most {MAX_ANNOTATION_BYTES >> 10} KiB")
+    """Check a pod template. `path`: its path in the object, with a dot at the end. Raises InvalidRequest.
+
+    update: the object exists already. Then placement annotations, which the extender has written, do not count.
+    """
     pod_containers = list(request.containers(template))
-    if len(pod_containers) > MAX_CONTAINERS:
-        problem = f"{len(pod_containers)} containers are too many for a pod that requests GPUs"
-        raise InvalidRequest(f"{path}spec.containers", problem, f"write at most {MAX_CONTAINERS}")
     resources = [container.spec.get("resources") or {} for container in pod_containers]
     resource_names = {
         name for requirements in resources for _, amounts in containers.amount_lists(requirements) for name in amounts
     }
-    if len(resource_names) > MAX_RESOURCE_NAMES:
+    is_rewritten = not resource_names.isdisjoint(_INTERNAL_RESOURCES)
+    added_entries = is_rewritten * _ADDED_ENTRIES
+    annotations = annotations_of(template)
+    if update:
+        annotations = {key: text for key, text in annotations.items() if not names.is_placement_annotation(key)}
+    _check_count(f"{path}metadata.annotations", len(annotations), MAX_ANNOTATIONS, added_entries)
+    written = sum(len(text.encode()) for pair in annotations.items() for text in pair if isinstance(text, str))
+    if written > MAX_ANNOTATION_BYTES + is_rewritten * _ADDED_ANNOTATION_BYTES:
+        problem = f"the annotations have {written >> 10} KiB, which is too much for a pod that requests GPUs"
+        raise InvalidRequest(f"{path}metadata.annotations", problem, f"write at most {MAX_ANNOTATION_BYTES >> 10} KiB")
+    if len(pod_containers) > MAX_CONTAINERS + is_rewritten * _ADDED_CONTAINERS:
+        problem = f"{len(pod_containers)} containers are too many for a pod that requests GPUs"
+        raise InvalidRequest(f"{path}spec.containers", problem, f"write at most {MAX_CONTAINERS}")
+    if len(resource_names) > MAX_RESOURCE_NAMES + is_rewritten * _ADDED_RESOURCE_NAMES:
         problem = f"the containers name {len(resource_names)} different resources, which is too many for a pod"
         raise InvalidRequest(
             f"{path}spec.containers", problem, f"name at most {MAX_RESOURCE_NAMES} in limits and requests"
         )
     if not update:  # an object that was created before this limit must stay changeable
-        _check_lists(template, pod_containers, path)
+        _check_lists(template, pod_containers, path, added_entries)
 
 
 def check_object(manifest: Json) -> None:
@@ -81,21 +102,24 @@ def check_object(manifest: Json) -> None:
             raise InvalidRequest(f"spec.{field}", problem, f"write at most {MAX_SPEC_ENTRIES}")
 
 
-def _check_lists(template: Json, pod_containers: list[Container], path: str) -> None:
-    """Check the lists of all fields: a newer Kubernetes may have more of them."""
+def _check_lists(template: Json, pod_containers: list[Container], path: str, added: int) -> None:
+    """Check the lists of all fields: a newer Kubernetes may have more of them.
+
+    added: entries that the webhook may have added to each list of the pod and of each container.
+    """
     for field in _METADATA_FIELDS:
         entries = (template.get("metadata") or {}).get(field) or ()
-        _check_count(f"{path}metadata.{field}", len(entries), MAX_METADATA_ENTRIES)
+        _check_count(f"{path}metadata.{field}", len(entries), MAX_METADATA_ENTRIES, added)
     for field, content in (template.get("spec") or {}).items():
         if isinstance(content, list | dict):
-            _check_count(f"{path}spec.{field}", len(content), MAX_ENTRIES)
+            _check_count(f"{path}spec.{field}", len(content), MAX_ENTRIES, added)
     total_by_field: Counter[str] = Counter()
     for container in pod_containers:
         for field, content in container.spec.items():
             if not isinstance(content, list):
                 continue
             total_by_field[field] += len(content)
-            if total_by_field[field] > MAX_CONTAINER_ENTRIES:
+            if total_by_field[field] > MAX_CONTAINER_ENTRIES + added * len(pod_containers):
                 problem = (
                     f"more than {MAX_CONTAINER_ENTRIES} in all containers are too many for a pod that requests GPUs"
                 )
@@ -105,6 +129,6 @@ def _check_lists(template: Json, pod_containers: list[Container], path: str) -> 
                 raise InvalidRequest(f"{path}{container.path}.{field}", problem, remedy)
 
 
-def _check_count(field: str, count: int, maximum: int) -> None:
-    if count > maximum:
+def _check_count(field: str, count: int, maximum: int, added: int) -> None:
+    if count > maximum + added:
         raise InvalidRequest(field, f"{count} are too many for a pod that requests GPUs", f"write at most {maximum}")

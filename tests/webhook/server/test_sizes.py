@@ -8,11 +8,21 @@ from typing import Any
 import pytest
 
 from cardwise.core.api import names, request
+from cardwise.core.api.mps import Mode
 from cardwise.core.values.decoded import Json
 from cardwise.kube import wire
 from tests.build import container, pod
-from tests.webhook.reviews import Known, on_defaults, on_mutate, on_validate
+from tests.webhook.reviews import (
+    Known,
+    on_defaults,
+    on_mutate,
+    on_validate,
+    refusal,
+    resource_class,
+    resource_classes,
+)
 from webhook.cluster.namespaces import Defaults
+from webhook.pods.context import AgentSettings, WebhookSettings
 from webhook.server import sizes
 from webhook.server.review import Decision, UndecodableReview
 
@@ -119,6 +129,68 @@ def test_a_pod_has_limits(shape: Callable[[int], Json], limit: int, says: str, d
     assert message.startswith(says.format(limit + 1))
     assert str(limit >> 10 if shape in (of_bytes, of_annotation_bytes) else limit) in message.partition("; ")[2]
     assert "too m" not in refusal_message(decide, shape(limit))
+
+
+ADDS_ALL = WebhookSettings(
+    runtime_class="nvidia",
+    mps=Mode.REQUIRED,
+    share_agent=AgentSettings(choice="always", image="agent"),
+    scheduler="gpu-scheduler",
+    gang_schedulers=frozenset({"gpu-scheduler", "default-scheduler"}),
+    tolerated=tuple({"key": f"taint-{i}", "operator": "Exists"} for i in range(16)),
+)
+
+
+def in_all_containers(field: str, count: int) -> Json:
+    """As `in_containers`, in as many containers as a pod may have."""
+    manifest = of_containers(sizes.MAX_CONTAINERS)
+    for i in range(count):
+        entries = manifest["spec"]["containers"][i % sizes.MAX_CONTAINERS].setdefault(field, [])
+        entries.append({"name": f"N{i}", "mountPath": f"/m{i}"})
+    return manifest
+
+
+LARGEST: list[tuple[Callable[[int], Json], int]] = [
+    *((shape, limit) for shape, limit, _ in (mark for mark in SHAPES.args[1])),
+    (partial(in_all_containers, "env"), sizes.MAX_CONTAINER_ENTRIES),
+    (partial(in_all_containers, "volumeMounts"), sizes.MAX_CONTAINER_ENTRIES),
+    (partial(in_spec, "volumes"), sizes.MAX_ENTRIES),
+]
+
+
+@pytest.mark.parametrize(("shape", "limit"), LARGEST)
+@pytest.mark.parametrize("is_member", [False, True])
+def test_what_the_webhook_adds_does_not_count(shape: Callable[[int], Json], limit: int, is_member: bool) -> None:
+    """The API server calls the webhook again with the pod that it has rewritten, and then to validate it."""
+    manifest = shape(limit - 200 * is_member if shape is of_bytes else limit)
+    if is_member:
+        group = {names.GROUP_NAME: "g", names.GROUP_NUM: "1"}
+        manifest["metadata"]["annotations"] = group | manifest["metadata"].get("annotations", {})
+        for key in [key for key in manifest["metadata"]["annotations"] if key.startswith("a")][-len(group) :]:
+            del manifest["metadata"]["annotations"][key]
+    known = Known(
+        namespaces={"default": Defaults(frameworks="on", policy="spread", mps="required")},
+        scopes=frozenset({"all"}),
+        known_classes=resource_classes(resource_class("no")),
+    )
+    message = refusal(manifest, known, ADDS_ALL)
+    assert "too m" not in message
+
+
+def test_a_rewritten_pod_has_limits_too() -> None:
+    for shape, limit in LARGEST:
+        manifest = shape(4 * limit)
+        for spec in manifest["spec"]["containers"]:
+            spec["resources"]["limits"][names.SHARE] = "1"
+        assert "too m" in refusal_message(on_mutate, manifest), shape
+
+
+def test_what_the_extender_has_added_does_not_keep_a_pod_from_updates() -> None:
+    written = {f"{names.GROUP}/devices.{i}": "x" * 300 for i in range(600)}
+    manifest = pod("big", gpu_mem=8, annotations=written)
+    assert "too m" not in on_mutate(manifest, "pods", Known(), operation="UPDATE", old=manifest).message
+    manifest = of_annotations(sizes.MAX_ANNOTATIONS + 100)
+    assert "too many" in on_mutate(manifest, "pods", Known(), operation="UPDATE", old=manifest).message
 
 
 @pytest.mark.parametrize("decide", [on_mutate, on_defaults, on_validate])
