@@ -17,6 +17,7 @@ import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 from cardwise.clock import Clock
@@ -350,6 +351,8 @@ class GangVictimSearch:
             self._after_evictions(excluded, nodes),
             gang_cards.count_reserved(nodes.intersection(gang_cards.reserved_nodes(gang.rank, gang.namespace))),
         ):
+            if any(map(self._loads.is_unavailable, nodes)):
+                return False
             return self._snapshot.cluster.has_load_for(pod_places) and self._snapshot.cluster.has_cards_for(pod_places)
 
     def _place_others(self) -> list[_MemberPlace] | None:
@@ -471,13 +474,23 @@ class GangVictimSearch:
         """
         shape = self._snapshot.members[self._search.claimant.uid].shape
         with self._after_evictions({member.uid for member in members}, nodes):
-            planned = self._planner.simulate_plan(self._snapshot.gang, members, shape=shape, more_nodes=nodes)
+            planned = self._planner.simulate_plan(self._gang_on_open_nodes, members, shape=shape, more_nodes=nodes)
         if planned is None:
             return None
         return [
             _MemberPlace(self._make_claimant(member), planned.nodes[member.uid], planned.assignments.get(member.uid))
             for member in members
         ]
+
+    @cached_property
+    def _gang_on_open_nodes(self) -> PlannedGang:
+        """The gang without the offers of nodes that take no pods since kube-scheduler has offered them."""
+        gang = self._snapshot.gang
+        offered = set[str]().union(*gang.offers.values())
+        closed = set(filter(self._loads.is_unavailable, offered))
+        if not closed:
+            return gang
+        return gang._replace(offers={shape: nodes - closed for shape, nodes in gang.offers.items()})
 
     @contextmanager
     def _after_evictions(self, excluded: Collection[str], nodes: Iterable[str]) -> Iterator[None]:

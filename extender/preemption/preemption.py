@@ -171,7 +171,10 @@ class Preemption:
         """
         until = self._clock.now() + _SECONDS
         self._await_chosen_nodes()
-        self._find_unknown_cards(scheduler_victims)
+        with self._lock:
+            # Nodes where the extender itself evicts for other members.
+            ours = set(self._queue.preemption_nodes(claimant.uid)) - scheduler_victims.keys() if member else set[str]()
+        self._find_unknown_cards({*scheduler_victims, *ours})
         with self._lock:
             self._cache.sync_cards()
             if self._is_answered(claimant, policy, scheduler_victims):
@@ -179,8 +182,6 @@ class Preemption:
             if member and self._gang_preemption.is_over_quota(claimant.uid):
                 return {}
             excluded = self._gang_preemption.unplaced_uids(claimant.uid)
-            # Nodes where the extender itself evicts for other members.
-            ours = set(self._queue.preemption_nodes(claimant.uid)) - scheduler_victims.keys() if member else set[str]()
             call = _PreemptCall(claimant, policy, scheduler_victims, ours, excluded, self._refused)
             snapshot = self._cache.snapshot()
             gang_snapshot = self._gang_preemption.take_snapshot(claimant.uid, snapshot) if member else None

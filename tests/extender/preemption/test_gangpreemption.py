@@ -17,7 +17,7 @@ from extender.gangs import gangplanner
 from extender.gangs.gangplanner import GangPlanner
 from extender.preemption import gangpreemption, preemption
 from extender.records import wire
-from extender.records.nodeinfo import PlacedPod
+from extender.records.nodeinfo import NodeRecord, PlacedPod
 from tests.examples import examples
 from tests.extender.gangworlds import NodeSpec, World, member, single
 from tests.extender.worlds import P100, as_card, as_quota, bound, looks_slowly, on_victim_search, resource
@@ -237,6 +237,32 @@ def test_the_cards_of_another_nominated_pod_are_not_found_out_in_a_try():
     world.only = ["n1"]
     assert world.filter("late")[0] == [], "the free card is kept"
     assert world.filter("other")[0] == ["n1"]
+
+
+def test_the_card_of_a_nominated_pod_is_found_out_also_where_the_extender_itself_evicts():
+    world = Full(n1=[LOW, LOW], n2=[LOW, LOW, None])
+    gang(world, 1, whole_gpu=2)
+    world.asks("g0", lambda: world.nominated_other("n2"))
+    assert world.state._queue.preemption_nodes("uid-g0") == ("n2",)
+    assert world.state._nominated.nodes_with_unknown_cards() == []
+
+
+def cordon(world: World, node: str) -> None:
+    world.state.set_node(node, NodeRecord(Load(64_000, 512 << 30, 500), schedulable=False))
+
+
+def test_no_pod_goes_for_a_gang_whose_other_place_is_on_a_node_that_was_cordoned_since():
+    world = Full(n1=[LOW], n2=[None])
+    gang(world, 2)
+    assert world.asks("g0", lambda: cordon(world, "n2")) == {}
+
+
+@pytest.mark.parametrize("step", range(1, 6))
+def test_no_pod_goes_if_the_place_of_another_member_is_cordoned_during_the_search(step):
+    world = Full(n1=[LOW], n2=[None])
+    gang(world, 2)
+    steps = world.meanwhile(step, lambda: cordon(world, "n2"))
+    assert world.asks("g0") == {} or len(steps) < step
 
 
 def test_nobody_goes_where_another_kind_of_member_lacks_a_place():
