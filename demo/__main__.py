@@ -15,7 +15,7 @@ import yaml
 
 from cardwise.cli.render import inspecttable
 from cardwise.core.api.policies import FALLBACK
-from cardwise.kube import survey
+from cardwise.kube import clusterstate
 from cardwise.kube.errors import KubeError
 from demo.scenes import FOUR_CARDS, SCENES, Scene, SceneFailed
 from tests.cluster import Cluster, ClusterSpec
@@ -109,7 +109,7 @@ def _live_table(cluster: Cluster) -> Iterator[None]:
 
 def _gpu_table(cluster: Cluster) -> str:
     """The summary of the GPUs, then each pod with its GPUs."""
-    snapshot = survey.take_survey(cluster.api)
+    snapshot = clusterstate.read_cluster_state(cluster.api)
     lines = [inspecttable.summary(snapshot.ledger, snapshot.addresses)]
     for node in snapshot.ledger.nodes():
         for holding in snapshot.ledger.holdings(node.name):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cardwise.core.api import assignment, names
-from cardwise.kube import survey
+from cardwise.kube import clusterstate
 from tests.cluster import Cluster, CommandFailed
 from tests.cluster.processes import PATIENCE, wait_for
 
@@ -212,17 +212,17 @@ def _fill(cluster: Cluster, node: str, mems: tuple[int, ...]) -> None:
 
 
 def _allocated_mib(cluster: Cluster, node: str) -> int:
-    state = survey.take_survey(cluster.api).ledger.node(node)
+    state = clusterstate.read_cluster_state(cluster.api).ledger.node(node)
     return sum(state.used) if state is not None else 0
 
 
 def _has_assigned(cluster: Cluster, *pods: str) -> bool:
-    ledger = survey.take_survey(cluster.api).ledger
+    ledger = clusterstate.read_cluster_state(cluster.api).ledger
     return any(holding.name in pods for node in ledger.nodes() for holding in ledger.holdings(node.name))
 
 
 def _wait_until_empty(cluster: Cluster) -> None:
     def is_empty() -> bool:
-        return len(survey.take_survey(cluster.api).ledger) == 0
+        return len(clusterstate.read_cluster_state(cluster.api).ledger) == 0
 
     _expect(wait_for(is_empty, PATIENCE), "cards are still assigned after the pods were deleted")

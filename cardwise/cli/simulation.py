@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from cardwise.cli import console
-from cardwise.cli.cluster import snapshots, whatif
-from cardwise.cli.cluster.snapshots import Snapshot
+from cardwise.cli.cluster import liveworkload, whatif
+from cardwise.cli.cluster.liveworkload import LiveWorkload
 from cardwise.cli.render import plotting, replays
 from cardwise.core.api import names
 from cardwise.core.api.cards import Card
@@ -61,14 +61,14 @@ class _SimulatedWorld:
     demand: the total amount to request, as a multiple of all GPUs; None: the pods of the workload.
     extra_shapes: pods of --pod, by name.
     added_nodes: nodes of --add-nodes, used only to count how many of the extra pods fit.
-    live: the snapshot of the cluster, None for a trace.
+    live: the cluster as a workload, None for a trace.
     """
 
     workloads: list[SimulatedWorkload]
     demand: float | None
     extra_shapes: list[tuple[str, PodShape]] = field(default_factory=list)
     added_nodes: list[SimulatedNode] = field(default_factory=list)
-    live: Snapshot | None = None
+    live: LiveWorkload | None = None
 
 
 def run_simulation(settings: SimulationOptions, source: Path | KubeClient) -> None:
@@ -102,13 +102,13 @@ def _read_trace(folder: Path, settings: SimulationOptions) -> _SimulatedWorld:
 
 
 def _read_cluster(client: KubeClient, settings: SimulationOptions) -> _SimulatedWorld:
-    live = snapshots.take_snapshot(client, settings.cardwise_namespace)
+    live = liveworkload.read_live_workload(client, settings.cardwise_namespace)
     for note in live.notes:
         console.print_text(f"note: {note}", err=True)
     if not live.nodes:
         raise click.ClickException("the cluster has no GPU that Cardwise shares: run `cardwise doctor` for the cause")
     world = _SimulatedWorld([live.workload()], settings.demand, live=live)
-    world = _add_simulated(world, settings, live.models(), snapshots.card_classifier(live))
+    world = _add_simulated(world, settings, live.models(), liveworkload.card_classifier(live))
     if not live.pods and not world.extra_shapes:
         raise click.ClickException("no pod of the cluster uses or waits for GPUs: use --pod to see what would fit")
     if not world.extra_shapes and not world.workloads[0].capacity:
@@ -237,7 +237,7 @@ def _simulate_churn(world: _SimulatedWorld, settings: SimulationOptions) -> _Out
     return _Outcome(replays.format_churns(workloads, summaries), rows, replays.as_json(workloads, plan, churns), plots)
 
 
-def _count_fits(live: Snapshot, world: _SimulatedWorld, settings: SimulationOptions) -> _Outcome:
+def _count_fits(live: LiveWorkload, world: _SimulatedWorld, settings: SimulationOptions) -> _Outcome:
     """Count how many more pods of each shape fit into the present cluster. The outcome has no plots."""
     counts_by_policy = []
     shapes = [shape for _, shape in world.extra_shapes]
@@ -262,7 +262,7 @@ def _count_fits(live: Snapshot, world: _SimulatedWorld, settings: SimulationOpti
     return _Outcome(replays.format_fitting_counts(fits), rows, runs, lambda _: {})
 
 
-def _set_workload(cluster: SimulatedCluster, live: Snapshot, shapes: Sequence[PodShape]) -> None:
+def _set_workload(cluster: SimulatedCluster, live: LiveWorkload, shapes: Sequence[PodShape]) -> None:
     """Set the expected workload: the one that the extender has learned, else the present pods, else `shapes`."""
     if live.learned_workload:
         try:

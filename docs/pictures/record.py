@@ -18,7 +18,7 @@ from rich.text import Text
 
 from cardwise.cli.render import livescreen
 from cardwise.core.api import names
-from cardwise.kube import paths, survey
+from cardwise.kube import clusterstate, paths
 from tests.cluster import Cluster, ClusterSpec
 
 WIDTH = 156
@@ -52,7 +52,7 @@ def create_pods(cluster: Cluster) -> None:
 
 
 def _has_card(cluster: Cluster, name: str) -> bool:
-    return any(holding.name == name for holding in survey.take_survey(cluster.api).ledger.holdings())
+    return any(holding.name == name for holding in clusterstate.read_cluster_state(cluster.api).ledger.holdings())
 
 
 def picture(screen: str, command: str) -> str:

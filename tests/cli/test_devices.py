@@ -7,8 +7,8 @@ import pytest
 from cardwise.cli.explanation import sentences
 from cardwise.cli.render import inspecttable
 from cardwise.core.placement import totals
-from cardwise.kube import survey
-from cardwise.kube.survey import Survey
+from cardwise.kube import clusterstate
+from cardwise.kube.clusterstate import ClusterState
 from tests.cli.worlds import (
     FAST_CLASS,
     RDMA_CLASS,
@@ -23,12 +23,12 @@ from tests.cli.worlds import (
 )
 
 
-def device_survey(**objects_by_kind: list[dict[str, object]]) -> Survey:
-    return survey.take_survey(lists_with_devices(**objects_by_kind).kube)
+def device_cluster(**objects_by_kind: list[dict[str, object]]) -> ClusterState:
+    return clusterstate.read_cluster_state(lists_with_devices(**objects_by_kind).kube)
 
 
 def asking(limits: dict[str, str], devices: str = "rdma", **objects_by_kind: list[dict[str, object]]) -> str:
-    return sentences.explain_pod(waiting("team-a", "p", limits, devices=devices), device_survey(**objects_by_kind))
+    return sentences.explain_pod(waiting("team-a", "p", limits, devices=devices), device_cluster(**objects_by_kind))
 
 
 def test_classes_are_counted_apart_from_those_of_cards(monkeypatch):
@@ -110,7 +110,7 @@ def test_details_have_a_table_of_devices_below_that_of_cards(monkeypatch):
         "rdma-n2-0  rdma  MT4119  rdma     - (unhealthy)\n"
         in run(monkeypatch, lists_with_devices(), "inspect", "-d", "n2").output
     )
-    without = inspecttable.details(survey.take_survey(lists(pods=seen_pods()).kube).ledger, {})
+    without = inspecttable.details(clusterstate.read_cluster_state(lists(pods=seen_pods()).kube).ledger, {})
     assert "DEVICE" not in without
 
 
@@ -124,7 +124,7 @@ def test_inspect_for_programs(monkeypatch):
 
 def test_a_class_without_a_kind_selects_no_device():
     loose = resource_class("loose", selector={"matchExpressions": [{"key": "uuid", "operator": "Exists"}]})
-    there = device_survey(resourceclasses=[loose])
+    there = device_cluster(resourceclasses=[loose])
     (view,) = totals.classes_of_cards(there.ledger, there.classes)
     assert (view.amounts["devices"], totals.classes_of_devices(there.ledger, there.classes)) == (4, [])
 
@@ -178,13 +178,13 @@ def test_a_placed_pod_hears_its_devices_and_what_is_wrong_with_them():
     pod = with_devices(placed("team-a", "p", "n2", 0, 5), ("rdma", "rdma-n2-0"), ("rdma", "rdma-n2-9"))
     pod["spec"]["containers"][0]["resources"] = {"limits": {"cardwise.dev/rdma": "2", "cardwise.dev/share": "1"}}
     pod["metadata"]["annotations"]["cardwise.dev/device-classes"] = "rdma"
-    text = sentences.explain_pod(pod, device_survey())
+    text = sentences.explain_pod(pod, device_cluster())
     assert "  container main: device rdma-n2-0 of class rdma; this device is unhealthy\n" in text
     assert "  container main: device rdma-n2-9 of class rdma; this device is not on the node any more\n" in text
     assert "granted" not in text, "nobody says so of devices"
     mixed = next(listed for listed in seen_pods() if listed["metadata"]["name"] == "both")
     mixed["spec"]["containers"][0]["resources"] = {"limits": {"aliyun.com/gpu-mem": "100", "cardwise.dev/share": "1"}}
-    text = sentences.explain_pod(mixed, device_survey())
+    text = sentences.explain_pod(mixed, device_cluster())
     assert "container main: 100 of 16276 MiB (0.0061) of GPU 1 GPU-n1-1" in text
     assert "container main: device rdma-n1-0 of class rdma\nThe node has not given it the share yet" in text
 

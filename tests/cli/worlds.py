@@ -1,4 +1,4 @@
-"""A surveyed cluster of several types, for the screens, and the API server that it is read from."""
+"""A cluster of several types, for the screens, and the API server that it is read from."""
 
 import json
 import math

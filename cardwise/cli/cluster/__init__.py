@@ -1,8 +1,8 @@
-"""Reads the cluster for the commands, beyond `cardwise.kube.survey`, and writes moves and cordons.
+"""Reads the cluster for the commands, beyond `cardwise.kube.clusterstate`, and writes moves and cordons.
 
 Input: a client. Output: nodes and pods to simulate, pods that may be moved, users of GPUs, cordons.
 
-    snapshots     the cluster as a workload to simulate
+    liveworkload  the cluster as a workload to simulate
     nodestates    why a whole node takes no new pods
     engine        where the extender would place a pod
     whatif        pods and nodes that do not exist yet

@@ -1,4 +1,4 @@
-"""The extender's placement engine over a surveyed cluster, for commands that predict where it would place a pod.
+"""The extender's placement engine for a cluster as it was read, for commands that predict where it would place a pod.
 
 Imports numpy, so import this module only when it is needed.
 """
@@ -14,8 +14,8 @@ from cardwise.core.placement.scored.workload import InvalidWorkload, learn_workl
 from cardwise.simulation.workload import UNLIMITED_LOAD
 
 
-class SurveyedEngine(Engine):
-    """The engine over a survey.
+class ClusterEngine(Engine):
+    """The engine for the nodes and cards of a `ClusterState`.
 
     free_loads: the free cpu and memory of nodes; other nodes have no limit.
     workload: the learned workload, as the extender saved it.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from cardwise.cli.cluster import published, snapshots, workloads
+from cardwise.cli.cluster import liveworkload, published, workloads
 from cardwise.cli.cluster.published import PublishedPolicy
 from cardwise.core.api import names, request
 from cardwise.core.defrag.moving import MovablePod
@@ -79,7 +79,7 @@ def find_movable_pods(facts: ClusterFacts, ledger: Ledger, is_candidate: Callabl
             MovablePod(
                 uid=holding.uid,
                 request=pod_request,
-                load=snapshots.load_of(pod),
+                load=liveworkload.load_of(pod),
                 policy=published.policy_of_pod(pod, facts.published),
                 nodes=allowed_nodes(pod, facts.nodes, ledger),
                 priority=int(pod["spec"].get("priority") or 0),

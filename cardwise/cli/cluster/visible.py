@@ -11,7 +11,7 @@ from cardwise.core.api import classes
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.kube import errors, paths, survey
+from cardwise.kube import clusterstate, errors, paths
 from cardwise.kube.client import KubeClient
 
 # Fields of a ResourceClass's status, by the heads of their columns.
@@ -104,7 +104,7 @@ def read_visible(client: KubeClient, denied: errors.Forbidden, only_nodes: Colle
     except errors.Forbidden:
         summaries = None
     try:
-        own_ledger = survey.read_own_ledger(client, client.namespace)
+        own_ledger = clusterstate.read_own_ledger(client, client.namespace)
     except errors.Forbidden:
         if summaries is None:
             raise denied from None

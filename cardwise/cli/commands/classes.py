@@ -8,7 +8,7 @@ from cardwise.cli import console, options, rights
 from cardwise.cli.cluster import visible
 from cardwise.cli.render import classtable, printing
 from cardwise.core.placement import totals
-from cardwise.kube import errors, survey
+from cardwise.kube import clusterstate, errors
 from cardwise.kube.client import KubeClient
 
 
@@ -23,15 +23,15 @@ def classes(output: str, name: str | None) -> None:
     """
     client = options.load_client()
     try:
-        cluster_survey = survey.take_survey(client, addresses=False, own_namespace=client.namespace)
+        cluster_state = clusterstate.read_cluster_state(client, addresses=False, own_namespace=client.namespace)
     except errors.Forbidden as error:
         _print_summaries(client, name, output, error)
         return
-    printing.print_survey_warnings(cluster_survey)
-    if name is not None and name not in cluster_survey.classes:
-        raise _unknown_class_error(name, cluster_survey.classes)
-    card_classes = totals.classes_of_cards(cluster_survey.ledger, cluster_survey.classes, name)
-    device_classes = totals.classes_of_devices(cluster_survey.ledger, cluster_survey.classes, name)
+    printing.print_cluster_warnings(cluster_state)
+    if name is not None and name not in cluster_state.classes:
+        raise _unknown_class_error(name, cluster_state.classes)
+    card_classes = totals.classes_of_cards(cluster_state.ledger, cluster_state.classes, name)
+    device_classes = totals.classes_of_devices(cluster_state.ledger, cluster_state.classes, name)
     if output in ("json", "yaml"):
         printing.print_object(
             {
@@ -40,7 +40,7 @@ def classes(output: str, name: str | None) -> None:
             },
             output,
         )
-    elif not cluster_survey.classes:
+    elif not cluster_state.classes:
         console.print_text(
             "there is no ResourceClass yet; Cardwise creates one for the first GPU of each model", err=True
         )

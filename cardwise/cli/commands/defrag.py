@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from cardwise.cli import console, options, signals
-from cardwise.cli.cluster import cordons, evicting, movables, published, snapshots, whatif, workloads
+from cardwise.cli.cluster import cordons, evicting, liveworkload, movables, published, whatif, workloads
 from cardwise.cli.options import DURATION
 from cardwise.cli.render import printing, tables
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
@@ -29,7 +29,7 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
-from cardwise.kube import paths, survey
+from cardwise.kube import clusterstate, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.objects.extendedresources import ExtendedResource
 from cardwise.kube.pods import budgets
@@ -157,10 +157,12 @@ def defrag(
     client = options.load_client()
     clock = options.current_clock()
     settings = published.read_published(client, cardwise_namespace)
-    cluster_survey = survey.take_survey(client, addresses=False, with_unknown_holders=True, limits=settings.limits)
+    cluster_state = clusterstate.read_cluster_state(
+        client, addresses=False, with_unknown_holders=True, limits=settings.limits
+    )
     try:
         defrag_request = _parse_request(
-            cluster_survey,
+            cluster_state,
             free_gpus,
             fit,
             resource_class,
@@ -173,7 +175,7 @@ def defrag(
         raise click.ClickException(str(error)) from error
     if settings.note:
         console.print_text(f"note: assuming that the extender's policy is {settings.policy}: {settings.note}", err=True)
-    abandoned = _ignore_cordons_of_defrag(cluster_survey)
+    abandoned = _ignore_cordons_of_defrag(cluster_state)
     for card in abandoned:
         next_step = "--evict uncordons it or takes it over" if dry_run else "it will be uncordoned or taken over"
         author = cordons.describe_author(card)
@@ -182,7 +184,7 @@ def defrag(
             f"{next_step}",
             err=True,
         )
-    outcome = _search_plan(client, cluster_survey, defrag_request, settings, client.server_time())
+    outcome = _search_plan(client, cluster_state, defrag_request, settings, client.server_time())
     if output == "table":
         console.print_lines(format_outcome(outcome))
     else:
@@ -199,8 +201,8 @@ def defrag(
         if settings.known_limits is None:
             console.print_text(_UNKNOWN_LIMITS, err=True)
         _execute_plan(move_run, outcome)
-        new_survey = survey.take_survey(client, addresses=False, limits=settings.limits)
-        fits_after = _search_plan(client, new_survey, defrag_request, settings, client.server_time()).plan.fit_counts[0]
+        new_state = clusterstate.read_cluster_state(client, addresses=False, limits=settings.limits)
+        fits_after = _search_plan(client, new_state, defrag_request, settings, client.server_time()).plan.fit_counts[0]
         if fits_after < defrag_request.count:
             raise click.ClickException(
                 f"all pods have moved, but {_describe_fits(fits_after, defrag_request)}: other pods have been placed "
@@ -210,7 +212,7 @@ def defrag(
 
 
 def _parse_request(
-    cluster_survey: survey.Survey,
+    cluster_state: clusterstate.ClusterState,
     cards: int | None,
     fit: str | None,
     resource_class: str,
@@ -221,7 +223,7 @@ def _parse_request(
     cordon: bool,
 ) -> DefragRequest:
     """Parse the options that name the pods or cards that must fit. Raises InvalidRequest."""
-    class_names = {name for node in cluster_survey.ledger.nodes() for card in node.cards for name in card.classes}
+    class_names = {name for node in cluster_state.ledger.nodes() for card in node.cards for name in card.classes}
     if cards is not None:
         container = ContainerRequest(key="0", name="main", cards=1, resource_class=resource_class)
         shape = PodShape(PodRequest(containers=(container,)), Load(0, 0, 0))
@@ -229,7 +231,7 @@ def _parse_request(
         spec: Json = {}
         text, count = f"free whole GPU{' of class ' * bool(resource_class)}{resource_class}", cards
     else:
-        count, pod = _parse_fit_option(cluster_survey, fit or "", resource_class, unit)
+        count, pod = _parse_fit_option(cluster_state, fit or "", resource_class, unit)
         text, shape, spec = f"pod {pod.name}", pod.shape, pod.spec
         whatif.check_classes(text, shape, class_names, _FIT)
     if shape.request is None:
@@ -247,14 +249,14 @@ def _parse_request(
     )
 
 
-def _ignore_cordons_of_defrag(cluster_survey: survey.Survey) -> list[ExtendedResource]:
+def _ignore_cordons_of_defrag(cluster_state: clusterstate.ClusterState) -> list[ExtendedResource]:
     """Treat cards that an earlier defrag has cordoned as not cordoned, and return them."""
-    abandoned = [card for card in cluster_survey.resources if cordons.is_cordoned_by_defrag(card)]
+    abandoned = [card for card in cluster_state.resources if cordons.is_cordoned_by_defrag(card)]
     uuids = {card.spec.uuid for card in abandoned}
     for name in {card.spec.node for card in abandoned}:
-        if (node := cluster_survey.ledger.node(name)) is not None:
+        if (node := cluster_state.ledger.node(name)) is not None:
             cards = [replace(card, cordoned=card.cordoned and card.uuid not in uuids) for card in node.cards]
-            cluster_survey.ledger.set_cards(name, cards)
+            cluster_state.ledger.set_cards(name, cards)
     return abandoned
 
 
@@ -268,7 +270,7 @@ def _execute_plan(move_run: evicting.MoveRun, outcome: DefragOutcome) -> None:
 
 
 def _parse_fit_option(
-    cluster_survey: survey.Survey, fit: str, resource_class: str, unit: Unit
+    cluster_state: clusterstate.ClusterState, fit: str, resource_class: str, unit: Unit
 ) -> tuple[int, whatif.NamedPod]:
     """Return the wanted number of pods, and one such pod. Raises InvalidRequest."""
     count_match = _SHAPE_AND_COUNT.fullmatch(fit)
@@ -280,7 +282,7 @@ def _parse_fit_option(
     if resource_class and "=" not in shape_text:
         raise InvalidRequest(f"{_FIT} {fit}", "a file names its class itself", "leave --class out")
     with_class = f"{shape_text},class={resource_class}" if resource_class else shape_text
-    pods = whatif.parse_pods(with_class, cluster_survey.classes, _FIT, unit=unit)
+    pods = whatif.parse_pods(with_class, cluster_state.classes, _FIT, unit=unit)
     if len(pods) > 1:
         pod_names = ", ".join(pod.name for pod in pods)
         raise InvalidRequest(f"{_FIT} {fit}", f"has several pods ({pod_names})", "write each into its own file")
@@ -289,13 +291,13 @@ def _parse_fit_option(
 
 def _search_plan(
     client: KubeClient,
-    cluster_survey: survey.Survey,
+    cluster_state: clusterstate.ClusterState,
     defrag_request: DefragRequest,
     settings: published.PublishedPolicy,
     now: datetime,
 ) -> DefragOutcome:
-    """Read what the survey does not contain, and search for a plan. Raises `KubeError`."""
-    from cardwise.cli.cluster.engine import SurveyedEngine  # noqa: PLC0415 - see above
+    """Read what `ClusterState` does not contain, and search for a plan. Raises `KubeError`."""
+    from cardwise.cli.cluster.engine import ClusterEngine  # noqa: PLC0415 - see above
 
     nodes, pods = list(client.list_objects(paths.nodes())), list(client.list_objects(paths.pods()))
     listed_jobs = client.list_objects(paths.jobs()) if movables.has_job_pods(pods) else ()
@@ -305,8 +307,8 @@ def _search_plan(
         record = budgets.decode_budget(msgspec.json.encode(budget))
         if record is not None:
             limits.set_budget(*record)
-    ledger = cluster_survey.ledger
-    engine = SurveyedEngine(ledger, snapshots.free_loads(nodes, pods), settings.workload)
+    ledger = cluster_state.ledger
+    engine = ClusterEngine(ledger, liveworkload.free_loads(nodes, pods), settings.workload)
     if engine.note:
         console.print_text(f"note: {engine.note}", err=True)
 
@@ -316,7 +318,7 @@ def _search_plan(
     facts = movables.ClusterFacts(pods, nodes, jobs, limits, settings, now)
     movable = movables.find_movable_pods(facts, ledger, is_in_namespace)
     world = WhatIfCluster(
-        ledger, engine, lambda namespace: [headroom for _, headroom in cluster_survey.quota_headroom(namespace)]
+        ledger, engine, lambda namespace: [headroom for _, headroom in cluster_state.quota_headroom(namespace)]
     )
     tolerations = [*(defrag_request.spec.get("tolerations") or ()), *movables.common_tolerations(facts, ledger)]
     allowed = movables.allowed_nodes({"spec": {**defrag_request.spec, "tolerations": tolerations}}, nodes, ledger)

@@ -10,12 +10,12 @@ import click
 from cardwise.cli import console, options, rights
 from cardwise.cli.cluster import (
     installation,
+    liveworkload,
     nodestates,
     podevents,
     podgroups,
     published,
     schedulers,
-    snapshots,
     workloads,
 )
 from cardwise.cli.cluster.podgroups import GangView
@@ -27,10 +27,10 @@ from cardwise.core.placement import totals
 from cardwise.core.placement.totals import EntryView
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.kube import errors, paths, survey
+from cardwise.kube import clusterstate, errors, paths
 from cardwise.kube.client import KubeClient
+from cardwise.kube.clusterstate import ClusterState
 from cardwise.kube.pods import eligible
-from cardwise.kube.survey import Survey
 
 # States of pods, the most urgent first: a pod of a workload in the first of these states is explained.
 _STATES_BY_URGENCY: Final = ("waiting", "starting", "running", "ending", "ended")
@@ -151,38 +151,40 @@ def explain_pod(client: KubeClient, pod: Json, namespace: str, cardwise_namespac
     gang = podgroups.gang_of_pod(client, pod)
     settings = published.read_published(client, cardwise_namespace)
     is_pending = not pod["spec"].get("nodeName")
-    cluster_survey = None
+    cluster_state = None
     try:
-        cluster_survey = survey.take_survey(client, addresses=False, own_namespace=namespace, limits=settings.limits)
+        cluster_state = clusterstate.read_cluster_state(
+            client, addresses=False, own_namespace=namespace, limits=settings.limits
+        )
     except errors.Forbidden as error:
         console.print_text(
             f"note: only part of the reason is visible to you: {rights.describe_missing_right(error)}", err=True
         )
-    if cluster_survey is not None and cluster_survey.partial:
-        console.print_text(f"note: {cluster_survey.partial}", err=True)
-    if settings.note and cluster_survey is not None and is_pending:  # the policy matters only until a pod is placed
+    if cluster_state is not None and cluster_state.partial:
+        console.print_text(f"note: {cluster_state.partial}", err=True)
+    if settings.note and cluster_state is not None and is_pending:  # the policy matters only until a pod is placed
         console.print_text(f"note: assuming that the extender's policy is {settings.policy}: {settings.note}", err=True)
     pods: Sequence[Json] = ()
-    if cluster_survey is not None:
+    if cluster_state is not None:
         pods = _list_visible_pods(client, namespace)
-        _mark_terminating(cluster_survey, pods)
+        _mark_terminating(cluster_state, pods)
     engine = None
     if (
-        cluster_survey is not None
+        cluster_state is not None
         and is_pending
         and policies.find_policy(published.policy_of_pod(pod, settings)).is_scored
     ):
-        from cardwise.cli.cluster.engine import SurveyedEngine  # noqa: PLC0415 - loads numpy
+        from cardwise.cli.cluster.engine import ClusterEngine  # noqa: PLC0415 - loads numpy
 
-        free_loads, unread_nodes = snapshots.read_free_loads(client)
-        engine = SurveyedEngine(cluster_survey.ledger, free_loads, settings.workload)
+        free_loads, unread_nodes = liveworkload.read_free_loads(client)
+        engine = ClusterEngine(cluster_state.ledger, free_loads, settings.workload)
         for note in filter(None, (unread_nodes, engine.note)):
             console.print_text(f"note: {note}", err=True)
     bare_uids = frozenset(str(pod["metadata"].get("uid")) for pod in pods if workloads.is_bare(pod))
-    context = replace(_read_context(client, pod, cluster_survey, gang, cardwise_namespace), bare_uids=bare_uids)
+    context = replace(_read_context(client, pod, cluster_state, gang, cardwise_namespace), bare_uids=bare_uids)
     gang_lines = blockers.explain_gang(gang) if gang is not None else ()
-    text = sentences.explain_pod(pod, cluster_survey, gang_lines, settings, engine, context=context)
-    return text, objects.as_json(pod, cluster_survey, published.policy_of_pod(pod, settings), text)
+    text = sentences.explain_pod(pod, cluster_state, gang_lines, settings, engine, context=context)
+    return text, objects.as_json(pod, cluster_state, published.policy_of_pod(pod, settings), text)
 
 
 def _list_visible_pods(client: KubeClient, namespace: str) -> Sequence[Json]:
@@ -193,16 +195,16 @@ def _list_visible_pods(client: KubeClient, namespace: str) -> Sequence[Json]:
         return list(client.list_objects(paths.pods(namespace)))
 
 
-def _mark_terminating(cluster_survey: Survey, pods: Sequence[Json]) -> None:
+def _mark_terminating(cluster_state: ClusterState, pods: Sequence[Json]) -> None:
     """Mark the shares of pods that are already being deleted, so that no remedy names these pods as pods to delete."""
     terminating_uids = {pod["metadata"].get("uid") for pod in pods if pod["metadata"].get("deletionTimestamp")}
-    for holding in cluster_survey.ledger.holdings():
+    for holding in cluster_state.ledger.holdings():
         if holding.uid in terminating_uids and not holding.phase_name:
-            cluster_survey.ledger.set_holding(replace(holding, phase_name=remedies.ENDING))
+            cluster_state.ledger.set_holding(replace(holding, phase_name=remedies.ENDING))
 
 
 def _read_context(
-    client: KubeClient, pod: Json, cluster_survey: Survey | None, gang: GangView | None, cardwise_namespace: str
+    client: KubeClient, pod: Json, cluster_state: ClusterState | None, gang: GangView | None, cardwise_namespace: str
 ) -> PodContext:
     """Read the facts about a pod besides cards; for a placed pod only the facts about its node."""
     webhook = installation.read_webhook(client, cardwise_namespace) if _lacks_rewrite(pod) else None
@@ -227,7 +229,7 @@ def _read_context(
     metadata = pod["metadata"]
     partners = {
         name: pod_request
-        for namespace, name, pod_request in (cluster_survey.waiting if cluster_survey is not None else ())
+        for namespace, name, pod_request in (cluster_state.waiting if cluster_state is not None else ())
         if namespace == metadata["namespace"] and name in pending_members and name != metadata["name"]
     }
     reachable_nodes = {}
@@ -251,7 +253,7 @@ def _read_context(
         directly_bound=tuple(
             dict.fromkeys(event.name for event in podevents.direct_bind_events(client, metadata["namespace"]))
         ),
-        quotas=_read_quota_usage(client, metadata["namespace"]) if cluster_survey is None else (),
+        quotas=_read_quota_usage(client, metadata["namespace"]) if cluster_state is None else (),
     )
 
 

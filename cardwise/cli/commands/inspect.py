@@ -17,11 +17,11 @@ def inspect(details: bool, output: str, node: str | None) -> None:
     """List GPUs and the MiB that pods hold on them, in the tables of `kubectl inspect gpushare`."""
     from cardwise.cli.cluster import nodestates  # noqa: PLC0415 - see above
     from cardwise.cli.render import inspecttable, printing  # noqa: PLC0415 - see above
-    from cardwise.kube import errors, survey  # noqa: PLC0415 - see above
+    from cardwise.kube import clusterstate, errors  # noqa: PLC0415 - see above
 
     client = options.load_client()
     try:
-        cluster_survey = survey.take_survey(client, own_namespace=client.namespace)
+        cluster_state = clusterstate.read_cluster_state(client, own_namespace=client.namespace)
     except errors.Forbidden as error:
         # Imported only if the user may not read cards, so that other users do not wait for the import.
         from cardwise.cli.cluster import visible  # noqa: PLC0415 - see above
@@ -30,7 +30,7 @@ def inspect(details: bool, output: str, node: str | None) -> None:
         visibletable.print_visible(visible.read_visible(client, error, [node] if node else []), error, output)
         return
     nodes = (inspecttable.nodes_with_devices if details or output != "table" else inspecttable.nodes_with_cards)(
-        cluster_survey.ledger
+        cluster_state.ledger
     )
     if node is not None and node not in {state.name for state in nodes}:
         available = ", ".join(state.name for state in nodes) or "none"
@@ -42,14 +42,14 @@ def inspect(details: bool, output: str, node: str | None) -> None:
         console.print_text(f"note: {note}", err=True)
     if output != "table":
         printing.print_object(
-            inspecttable.as_json(cluster_survey.ledger, cluster_survey.addresses, reasons, node), output
+            inspecttable.as_json(cluster_state.ledger, cluster_state.addresses, reasons, node), output
         )
         return
     format_nodes = inspecttable.details if details else inspecttable.summary
-    console.print_lines(format_nodes(cluster_survey.ledger, cluster_survey.addresses, node))
+    console.print_lines(format_nodes(cluster_state.ledger, cluster_state.addresses, node))
     if details:
         from cardwise.cli.cluster import podgroups  # noqa: PLC0415 - needed for the details only
         from cardwise.cli.render import gangtable  # noqa: PLC0415 - the same
 
         console.print_lines(gangtable.reservations_table(podgroups.reserving_gangs(client), node))
-    printing.print_survey_warnings(cluster_survey)
+    printing.print_cluster_warnings(cluster_state)

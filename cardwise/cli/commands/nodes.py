@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import click
 
 from cardwise.cli import console, options
-from cardwise.cli.cluster import cordons, nodestates, published, snapshots, visible
+from cardwise.cli.cluster import cordons, liveworkload, nodestates, published, visible
 from cardwise.cli.render import inspecttable, printing, tables, visibletable
 from cardwise.core.api import names
 from cardwise.core.api.cards import POSITION
 from cardwise.core.api.request import Load
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.decoded import Json
-from cardwise.kube import errors, paths, survey
+from cardwise.kube import clusterstate, errors, paths
 from cardwise.kube.client import KubeClient
-from cardwise.kube.survey import Survey
+from cardwise.kube.clusterstate import ClusterState
 from cardwise.simulation.workload import UNLIMITED_LOAD
 
 if TYPE_CHECKING:
@@ -87,26 +87,26 @@ def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
     """
     client = options.load_client()
     try:
-        cluster_survey = survey.take_survey(client, addresses=False, own_namespace=client.namespace)
+        cluster_state = clusterstate.read_cluster_state(client, addresses=False, own_namespace=client.namespace)
     except errors.Forbidden as error:
         visibletable.print_visible(visible.read_visible(client, error, node), error, output)
         return
-    available = [state.name for state in inspecttable.nodes_with_cards(cluster_survey.ledger)]
+    available = [state.name for state in inspecttable.nodes_with_cards(cluster_state.ledger)]
     missing = [name for name in node if name not in available]
     if missing:
         available_text = ", ".join(available) or "none"
         raise click.ClickException(
             f"node {missing[0]!r} has no GPU that Cardwise shares; nodes that have: {available_text}"
         )
-    summary = summarize_cluster(client, cluster_survey, cardwise_namespace)
-    for card in cordons.abandoned_defrag_cordons(cluster_survey.resources, client.server_time()):
+    summary = summarize_cluster(client, cluster_state, cardwise_namespace)
+    for card in cordons.abandoned_defrag_cordons(cluster_state.resources, client.server_time()):
         summary.notes.append(
             f"{cordons.describe_card(card)} was cordoned{cordons.describe_author(card)} by a defrag; if that is no "
             f"longer running, uncordon it: {cordons.uncordon_command(card)}"
         )
     for note in summary.notes:
         console.print_text(f"note: {note}", err=True)
-    printing.print_survey_warnings(cluster_survey)
+    printing.print_cluster_warnings(cluster_state)
     if output in ("json", "yaml"):
         printing.print_object(as_json(summary, node), output)
     else:
@@ -114,28 +114,28 @@ def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
 
 
 def summarize_cluster(
-    client: KubeClient, cluster_survey: Survey, cardwise_namespace: str = names.NAMESPACE
+    client: KubeClient, cluster_state: ClusterState, cardwise_namespace: str = names.NAMESPACE
 ) -> ClusterSummary:
-    """Read what the survey does not contain, and summarize. Raises `KubeError`."""
+    """Read what `ClusterState` does not contain, and summarize. Raises `KubeError`."""
     from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
 
     free_loads, reasons, loads_note = _read_free_loads(client)
-    request_weights, typical, requests_note = _read_requests(client, cluster_survey, cardwise_namespace)
-    fragments = fragmentation.Fragments(fragmentation.typical_pods(request_weights, cluster_survey.ledger.kinds))
-    cordoned = {state.name: _cordoned_cards(state) for state in cluster_survey.ledger.nodes()}
+    request_weights, typical, requests_note = _read_requests(client, cluster_state, cardwise_namespace)
+    fragments = fragmentation.Fragments(fragmentation.typical_pods(request_weights, cluster_state.ledger.kinds))
+    cordoned = {state.name: _cordoned_cards(state) for state in cluster_state.ledger.nodes()}
     for name in reasons:  # the node's free memory cannot be used, so it counts neither as free nor as fragmented
-        if (node := cluster_survey.ledger.node(name)) is not None:
-            cluster_survey.ledger.set_cards(name, [replace(card, cordoned=True) for card in node.cards])
-    states = inspecttable.nodes_with_cards(cluster_survey.ledger)
+        if (node := cluster_state.ledger.node(name)) is not None:
+            cluster_state.ledger.set_cards(name, [replace(card, cordoned=True) for card in node.cards])
+    states = inspecttable.nodes_with_cards(cluster_state.ledger)
     for state in states:
         fragments.set_node(state.name, state, free_loads.get(state.name, UNLIMITED_LOAD))
     mps: dict[str, set[str]] = {}
-    for resource in cluster_survey.resources:
+    for resource in cluster_state.resources:
         if resource.status.mps is not None:
             mps.setdefault(resource.spec.node, set()).add(resource.status.mps.state)
     summaries = [
         replace(
-            _summarize_node(cluster_survey, state, mps.get(state.name, ()), fragments.memory_of_node(state.name)),
+            _summarize_node(cluster_state, state, mps.get(state.name, ()), fragments.memory_of_node(state.name)),
             cordoned=cordoned[state.name],
             unschedulable_reason=reasons.get(state.name, ""),
         )
@@ -146,7 +146,7 @@ def summarize_cluster(
         {node.name: node.unschedulable_reason for node in summaries if node.unschedulable_reason}
     )
     notes += filter(None, (loads_note, requests_note))
-    return ClusterSummary(summaries, cluster, fragments.memory_by_class(cluster_survey.ledger.kinds), typical, notes)
+    return ClusterSummary(summaries, cluster, fragments.memory_by_class(cluster_state.ledger.kinds), typical, notes)
 
 
 def _read_free_loads(client: KubeClient) -> tuple[Mapping[str, Load], Mapping[str, str], str]:
@@ -156,9 +156,9 @@ def _read_free_loads(client: KubeClient) -> tuple[Mapping[str, Load], Mapping[st
     """
     try:
         nodes = list(client.list_objects(paths.nodes()))
-        free_loads = snapshots.free_loads(nodes, client.list_objects(paths.pods()))
+        free_loads = liveworkload.free_loads(nodes, client.list_objects(paths.pods()))
     except errors.Forbidden as error:
-        return {}, {}, snapshots.describe_unlimited(error)
+        return {}, {}, liveworkload.describe_unlimited(error)
     return free_loads, nodestates.unschedulable_reasons(nodes), ""
 
 
@@ -167,7 +167,7 @@ def _cordoned_cards(state: NodeState) -> tuple[str, ...]:
 
 
 def _read_requests(
-    client: KubeClient, cluster_survey: Survey, cardwise_namespace: str
+    client: KubeClient, cluster_state: ClusterState, cardwise_namespace: str
 ) -> "tuple[Mapping[RequestSize, float], str, str]":
     """Return the requests of typical pods, with their weights.
 
@@ -189,7 +189,7 @@ def _read_requests(
         if asks:
             return asks, "learned", ""
     held_requests = fragmentation.count_requests(
-        holding for holding in cluster_survey.ledger.holdings() if holding.namespace != survey.OTHERS
+        holding for holding in cluster_state.ledger.holdings() if holding.namespace != clusterstate.OTHERS
     )
     if held_requests:
         return (
@@ -200,7 +200,9 @@ def _read_requests(
     return {}, "", f"fragmentation cannot be measured, because no pod that uses GPUs is known: {reason}"
 
 
-def _summarize_node(cluster_survey: Survey, state: NodeState, mps: Collection[str], memory: "Memory") -> NodeSummary:
+def _summarize_node(
+    cluster_state: ClusterState, state: NodeState, mps: Collection[str], memory: "Memory"
+) -> NodeSummary:
     ascending = state.codes_fullest_first()
     return NodeSummary(
         name=state.name,
@@ -210,7 +212,7 @@ def _summarize_node(cluster_survey: Survey, state: NodeState, mps: Collection[st
         cordoned=_cordoned_cards(state),
         empty=sum(state.is_empty(i) for i in range(len(state.cards))),
         largest=max(0, ascending[-1] >> POSITION) if ascending else 0,
-        pods=sum(bool(holding.assignment.containers) for holding in cluster_survey.ledger.holdings(state.name)),
+        pods=sum(bool(holding.assignment.containers) for holding in cluster_state.ledger.holdings(state.name)),
         mps=tuple(sorted(mps)),
         memory=memory,
         usable=sum(card.healthy and not card.cordoned for card in state.cards),

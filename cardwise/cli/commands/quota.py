@@ -5,7 +5,7 @@ import click
 from cardwise.cli import console, options, rights
 from cardwise.cli.render import printing, quotatable
 from cardwise.core.placement import totals
-from cardwise.kube import errors, paths, survey
+from cardwise.kube import clusterstate, errors, paths
 
 
 @click.command()
@@ -17,16 +17,16 @@ def quota(namespace: str | None, all_namespaces: bool, output: str) -> None:
     """Show GPUQuotas, and ResourceQuotas on GPU resources, with their use; -o wide names the pods."""
     client = options.load_client()
     scope = "" if all_namespaces else namespace or client.namespace
-    native = survey.list_native_quotas(client, scope)
+    native = clusterstate.list_native_quotas(client, scope)
     try:
-        cluster_survey = survey.take_survey(client, namespace=scope, addresses=False)
+        cluster_state = clusterstate.read_cluster_state(client, namespace=scope, addresses=False)
     except errors.Forbidden as error:
         reason = rights.describe_missing_right(error)
         views = totals.entries_by_status(client.list_objects(paths.gpuquotas(scope)))
         console.print_text(f"note: as last written by the extender, without the pods: {reason}", err=True)
     else:
-        printing.print_survey_warnings(cluster_survey)
-        views = totals.quota_entries(cluster_survey.ledger, cluster_survey.quotas, cluster_survey.missing_class, scope)
+        printing.print_cluster_warnings(cluster_state)
+        views = totals.quota_entries(cluster_state.ledger, cluster_state.quotas, cluster_state.missing_class, scope)
     if scope and not views and not native:
         options.check_namespace(client, scope)
     if output in ("json", "yaml"):

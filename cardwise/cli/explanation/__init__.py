@@ -1,6 +1,6 @@
 """The text of `cardwise explain`: sentences about the findings of `core.preemption.explanation`.
 
-Input: a pod, a survey, the engine. Output: lines for people, objects for programs.
+Input: a pod, the state of the cluster, the engine. Output: lines for people, objects for programs.
 
     sentences    why a pod is pending, or why it runs on its node and card (read this module first)
     blockers     causes that block a pod before any card is checked: scheduler, gates, gang, nodes, classes, quotas

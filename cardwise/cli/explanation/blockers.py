@@ -24,8 +24,8 @@ from cardwise.core.values.refusals import Refusal
 from cardwise.core.values.shellcommand import command
 from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.core.values.wording import quote_unless_name
+from cardwise.kube.clusterstate import ClusterState
 from cardwise.kube.pods import eligible, nodeconstraints
-from cardwise.kube.survey import Survey
 
 _DEFAULT_SCHEDULER: Final = "default-scheduler"  # the schedulerName of kube-scheduler, which should call Cardwise
 _KUEUE_GATE_PREFIX: Final = "kueue.x-k8s.io/"
@@ -458,30 +458,35 @@ def _requested_names(pod: Json) -> list[str]:
     ]
 
 
-def explain_classes(pod_request: PodRequest, survey: Survey) -> list[str]:
+def explain_classes(pod_request: PodRequest, cluster_state: ClusterState) -> list[str]:
     """Return a line for each class that the pod names, about the cards or devices of the class."""
     card_classes = dict.fromkeys(
         container.resource_class for container in pod_request.containers if container.resource_class
     )
     device_classes = dict.fromkeys(device.resource_class for device in pod_request.devices)
-    return [_explain_unknown_class(name, survey) or _explain_card_class(name, survey) for name in card_classes] + [
-        _explain_unknown_class(name, survey) or _explain_device_class(name, survey) for name in device_classes
+    return [
+        _explain_unknown_class(name, cluster_state) or _explain_card_class(name, cluster_state) for name in card_classes
+    ] + [
+        _explain_unknown_class(name, cluster_state) or _explain_device_class(name, cluster_state)
+        for name in device_classes
     ]
 
 
-def _explain_unknown_class(name: str, survey: Survey) -> str:
+def _explain_unknown_class(name: str, cluster_state: ClusterState) -> str:
     """Explain why the class cannot be described; "" if it can be described."""
-    if not survey.missing_class(name):
+    if not cluster_state.missing_class(name):
         return ""
-    available = ", ".join(sorted(survey.classes)) or "none"
-    problem = next((text for text in survey.problems if text.startswith(f"ResourceClass {name}: ")), None)
+    available = ", ".join(sorted(cluster_state.classes)) or "none"
+    problem = next((text for text in cluster_state.problems if text.startswith(f"ResourceClass {name}: ")), None)
     return problem or f"There is no ResourceClass {name}; available: {available}."
 
 
-def _explain_card_class(name: str, survey: Survey) -> str:
-    cards_by_node = {node.name: [card for card in node.cards if name in card.classes] for node in survey.ledger.nodes()}
+def _explain_card_class(name: str, cluster_state: ClusterState) -> str:
+    cards_by_node = {
+        node.name: [card for card in node.cards if name in card.classes] for node in cluster_state.ledger.nodes()
+    }
     cards = [card for node_cards in cards_by_node.values() for card in node_cards]
-    if not cards and survey.classes[name].untouched:
+    if not cards and cluster_state.classes[name].untouched:
         return f"The cluster has no GPU of class {name} now: the pod waits until a node brings one."
     if not cards:
         return f"No GPU matches class {name}: see its selector with `{_show_class_command(name)}`."
@@ -492,10 +497,10 @@ def _explain_card_class(name: str, survey: Survey) -> str:
     )
 
 
-def _explain_device_class(name: str, survey: Survey) -> str:
+def _explain_device_class(name: str, cluster_state: ClusterState) -> str:
     """Describe the devices of the class, and name nodes where some are free."""
     devices_by_node = {
-        node: [device for device in node.devices if name in device.classes] for node in survey.ledger.nodes()
+        node: [device for device in node.devices if name in device.classes] for node in cluster_state.ledger.nodes()
     }
     devices = [device for node_devices in devices_by_node.values() for device in node_devices]
     if not devices:
@@ -548,16 +553,16 @@ def explain_quota_status(pod_request: PodRequest, views: Sequence[EntryView]) ->
     return lines
 
 
-def explain_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> list[str]:
+def explain_quotas(pod_request: PodRequest, namespace: str, cluster_state: ClusterState) -> list[str]:
     """Explain the entries of GPUQuotas that keep the pod from cards, with their hard, used and requested amounts."""
     lines = []
     card_requests = fitting.card_requests(pod_request)
-    for quota, headroom in survey.quota_headroom(namespace):
-        excess = explanation.find_exceeding_charge(card_requests, headroom, survey.ledger)
+    for quota, headroom in cluster_state.quota_headroom(namespace):
+        excess = explanation.find_exceeding_charge(card_requests, headroom, cluster_state.ledger)
         if excess is None:
             continue
         charge, closes_all_cards = excess
-        used = survey.ledger.used(namespace, headroom.entry)
+        used = cluster_state.ledger.used(namespace, headroom.entry)
         exceeded_text = ", ".join(
             f"{limit.used} of {limit.hard} {limit.unit} used, {limit.requested} requested"
             for limit in quotas.exceeded_limits(headroom.entry, used, charge)

@@ -11,7 +11,7 @@ from cardwise.core.placement import fitting
 from cardwise.core.preemption import explanation
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
-from cardwise.kube.survey import Survey
+from cardwise.kube.clusterstate import ClusterState
 
 _MAX_MEMBERS: Final = 32  # maximum number of a gang's pods that are tried: more would take seconds on a big cluster
 _MAX_LISTED_NODES: Final = 3  # maximum number of nodes with the same refusal that one line names
@@ -20,7 +20,7 @@ _MAX_LISTED_NODES: Final = 3  # maximum number of nodes with the same refusal th
 def find_obstacles(
     pod: Json,
     pod_request: PodRequest,
-    survey: Survey,
+    cluster_state: ClusterState,
     *,
     nodes: Sequence[str],
     policy: str,
@@ -37,21 +37,21 @@ def find_obstacles(
     namespace = pod["metadata"]["namespace"]
     members = {pod["metadata"]["name"]: pod_request, **context.pending_members}
     needed = context.missing_members or len(members)
-    lines = _find_exceeded_quotas(namespace, members, survey) if needed >= len(members) else []
+    lines = _find_exceeded_quotas(namespace, members, cluster_state) if needed >= len(members) else []
     names = list(members)[:_MAX_MEMBERS]
-    all_nodes = [node.name for node in survey.ledger.nodes()]
+    all_nodes = [node.name for node in cluster_state.ledger.nodes()]
     nodes_by_member = [
         nodes if i == 0 else [node for node in all_nodes if node in context.reachable_nodes.get(name, all_nodes)]
         for i, name in enumerate(names)
     ]
     bound_uids = {
         holding.uid
-        for holding in survey.ledger.holdings()
+        for holding in cluster_state.ledger.holdings()
         if holding.namespace == namespace and holding.name in context.bound_members
     }
     requests = [members[name] for name in names]
     fitting_count, first_misfit = explanation.place_on_empty(
-        survey.ledger, requests, nodes_by_member, policy, excluded_uids=bound_uids
+        cluster_state.ledger, requests, nodes_by_member, policy, excluded_uids=bound_uids
     )
     if first_misfit is None or fitting_count >= min(needed, len(names)):
         return lines
@@ -75,7 +75,7 @@ def find_obstacles(
     return lines
 
 
-def _find_exceeded_quotas(namespace: str, members: dict[str, PodRequest], survey: Survey) -> list[str]:
+def _find_exceeded_quotas(namespace: str, members: dict[str, PodRequest], cluster_state: ClusterState) -> list[str]:
     """Return the entries of GPUQuotas whose hard amounts the members exceed together.
 
     Each entry counts only the requests of its own class. The MiB of whole cards are unknown.
@@ -84,7 +84,7 @@ def _find_exceeded_quotas(namespace: str, members: dict[str, PodRequest], survey
     card_requests = [
         card_request for pod_request in members.values() for card_request in fitting.card_requests(pod_request)
     ]
-    for quota, headroom in survey.quota_headroom(namespace):
+    for quota, headroom in cluster_state.quota_headroom(namespace):
         entry = headroom.entry
         covers_all = not (entry.resource_class or entry.model)
         covered_requests = [

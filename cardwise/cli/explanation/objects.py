@@ -6,10 +6,10 @@ from cardwise.core.preemption import explanation
 from cardwise.core.preemption.explanation import CardView, NodeView
 from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.kube.survey import Survey
+from cardwise.kube.clusterstate import ClusterState
 
 
-def as_json(pod: Json, survey: Survey | None, policy: str, text: str) -> Json:
+def as_json(pod: Json, cluster_state: ClusterState | None, policy: str, text: str) -> Json:
     """Return the JSON of an explanation.
 
     For a pending pod, the JSON has the nodes, if cards may be read; for a placed pod, the pod's cards.
@@ -24,7 +24,7 @@ def as_json(pod: Json, survey: Survey | None, policy: str, text: str) -> Json:
         "phase": status.get("phase"),
         "node": spec.get("nodeName"),
         "gpus": _shares_as_json(pod) if spec.get("nodeName") else [],
-        "nodes": _nodes_as_json(pod, survey, policy) if is_pending and survey is not None else [],
+        "nodes": _nodes_as_json(pod, cluster_state, policy) if is_pending and cluster_state is not None else [],
         "text": text.splitlines(),
     }
 
@@ -48,15 +48,15 @@ def _shares_as_json(pod: Json) -> list[Json]:
     ]
 
 
-def _nodes_as_json(pod: Json, survey: Survey, policy: str) -> list[Json]:
+def _nodes_as_json(pod: Json, cluster_state: ClusterState, policy: str) -> list[Json]:
     try:
         pod_request = request.parse_mutated(pod)
     except InvalidRequest:
         return []  # the text reports the error
     if pod_request is None:
         return []
-    headroom = [entry_headroom for _, entry_headroom in survey.quota_headroom(pod["metadata"]["namespace"])]
-    ledger, only_node = survey.ledger, blockers.daemonset_node(pod)
+    headroom = [entry_headroom for _, entry_headroom in cluster_state.quota_headroom(pod["metadata"]["namespace"])]
+    ledger, only_node = cluster_state.ledger, blockers.daemonset_node(pod)
     node_names = [node.name for node in ledger.nodes() if only_node in ("", node.name)]
     views = explanation.explain(ledger, node_names, pod_request, policy, headroom)
     return [_node_as_json(view) for view in views]

@@ -19,7 +19,7 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.refusals import Refusal
 from cardwise.core.values.shellcommand import command
-from cardwise.kube.survey import Survey
+from cardwise.kube.clusterstate import ClusterState
 
 ENDING = "ending"  # the phase name of a pod that is deleted and whose containers may still run
 _MAX_LISTED = 5  # maximum number of pods or cards named in one line
@@ -30,7 +30,7 @@ _MAX_MEMBERS = 16  # maximum number of a gang's pods for which free cards are se
 def suggest_remedies(
     pod: Json,
     pod_request: PodRequest,
-    survey: Survey,
+    cluster_state: ClusterState,
     views: Sequence[NodeView],
     policy: str,
     *,
@@ -44,18 +44,20 @@ def suggest_remedies(
     if any(view.refusal is None for view in views):
         return []
     namespace = pod["metadata"]["namespace"]
-    headroom = [entry_headroom for _, entry_headroom in survey.quota_headroom(namespace)]
+    headroom = [entry_headroom for _, entry_headroom in cluster_state.quota_headroom(namespace)]
     suggestions = [
-        *_suggest_smaller_request(pod_request, survey.ledger, views, policy, headroom),
+        *_suggest_smaller_request(pod_request, cluster_state.ledger, views, policy, headroom),
         *_suggest_other_nodes(
-            pod, explanation.explain(survey.ledger, avoided_nodes, pod_request, policy, headroom), context
+            pod, explanation.explain(cluster_state.ledger, avoided_nodes, pod_request, policy, headroom), context
         ),
-        *_suggest_without_mps(pod_request, survey.ledger, views, policy, headroom),
+        *_suggest_without_mps(pod_request, cluster_state.ledger, views, policy, headroom),
         *_suggest_unusable_cards(pod_request, views),
         *_suggest_recreate_strategy(namespace, views, context),
-        *_suggest_deletions(pod_request, survey.ledger, views, policy, headroom, namespace=namespace, context=context),
-        *_suggest_quotas(pod_request, namespace, survey),
-        *_suggest_split(pod_request, survey.ledger, views),
+        *_suggest_deletions(
+            pod_request, cluster_state.ledger, views, policy, headroom, namespace=namespace, context=context
+        ),
+        *_suggest_quotas(pod_request, namespace, cluster_state),
+        *_suggest_split(pod_request, cluster_state.ledger, views),
         *_suggest_several_pods(views),
     ]
     return ["It would run if one of these were true:", *(f"  - {line}" for line in suggestions)] if suggestions else []
@@ -223,15 +225,15 @@ def _would_fit(pod_request: PodRequest, card: CardView) -> bool:
     return not card.holders if card_requests[0].whole else card.free >= card_requests[0].mem
 
 
-def _suggest_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> Iterator[str]:
+def _suggest_quotas(pod_request: PodRequest, namespace: str, cluster_state: ClusterState) -> Iterator[str]:
     """Suggest raising each entry of a GPUQuota that the pod exceeds, and name the pods that use most of it."""
     card_requests = fitting.card_requests(pod_request)
-    for quota, headroom in survey.quota_headroom(namespace):
-        if explanation.find_exceeding_charge(card_requests, headroom, survey.ledger) is None:
+    for quota, headroom in cluster_state.quota_headroom(namespace):
+        if explanation.find_exceeding_charge(card_requests, headroom, cluster_state.ledger) is None:
             continue
         charges = [
-            (holding, totals.charge(survey.ledger, holding, headroom.entry).memory)
-            for holding in survey.ledger.holdings()
+            (holding, totals.charge(cluster_state.ledger, holding, headroom.entry).memory)
+            for holding in cluster_state.ledger.holdings()
         ]
         own_holdings = [(holding, mem) for holding, mem in charges if holding.namespace == namespace and mem]
         largest = sorted(own_holdings, key=lambda holding: (-holding[1], holding[0].name))

@@ -6,7 +6,7 @@ The explanation uses the extender's engine, with the placement policy that appli
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cardwise.cli.cluster import nodestates, published, snapshots, workloads
+from cardwise.cli.cluster import liveworkload, nodestates, published, workloads
 from cardwise.cli.cluster.published import PublishedPolicy
 from cardwise.cli.explanation import blockers, gangfit, remedies
 from cardwise.cli.explanation.blockers import PodContext
@@ -19,11 +19,11 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.refusals import Refusal
 from cardwise.core.values.shellcommand import command
 from cardwise.core.values.wording import quote_unless_name
+from cardwise.kube.clusterstate import ClusterState
 from cardwise.kube.objects.extendedresources import ExtendedResourceStatus, MpsStatus
-from cardwise.kube.survey import Survey
 
 if TYPE_CHECKING:
-    from cardwise.cli.cluster.engine import SurveyedEngine
+    from cardwise.cli.cluster.engine import ClusterEngine
 
 _STARTING_REASONS = ("ContainerCreating", "PodInitializing")
 _ADMISSION_ERROR = "UnexpectedAdmissionError"  # the kubelet's reason if a device plugin has refused an allocation
@@ -36,16 +36,16 @@ _NO_STATUS = ExtendedResourceStatus()
 
 def explain_pod(
     pod: Json,
-    survey: Survey | None,
+    cluster_state: ClusterState | None,
     gang_lines: Sequence[str] = (),
     settings: PublishedPolicy | None = None,
-    engine: "SurveyedEngine | None" = None,
+    engine: "ClusterEngine | None" = None,
     *,
     context: PodContext = PodContext(),
 ) -> str:
-    """Return the whole explanation of one pod (decoded JSON) in the surveyed cluster.
+    """Return the whole explanation of one pod (decoded JSON) in the cluster as it was read.
 
-    survey: None if cards may not be read; then only the pod itself is explained.
+    cluster_state: None if cards may not be read; then only the pod itself is explained.
     gang_lines: the sentences about its gang.
     settings: the extender's published settings.
     """
@@ -70,7 +70,7 @@ def explain_pod(
     except InvalidRequest as error:
         # The webhook validated the running pod at its creation, but annotations may have been changed since then.
         return (
-            _explain_placed(subject, pod, node, survey, context)
+            _explain_placed(subject, pod, node, cluster_state, context)
             if node
             else f"{subject} can never be placed: {error}\n"
         )
@@ -83,16 +83,16 @@ def explain_pod(
         return f"{subject} requests no GPU and no device of Cardwise, and {place_note}.\n{gang_text}{next_step}"
     if pod_request is None:
         resource_names = f"{', '.join(names.REQUESTED)}, or {names.CLASS_PREFIX} and the name of a class"
-        classes = survey.classes if survey is not None else {}
+        classes = cluster_state.classes if cluster_state is not None else {}
         foreign_text = join_lines(blockers.explain_foreign_resources(pod, context, list(classes)))
         return f"{subject} requests no GPU and no device of Cardwise ({resource_names}).\n{foreign_text}"
     request_text = f"{subject} requests {_describe_request(pod_request, pod)}.\n{gang_text}"
     if node:
-        return request_text + _explain_placed("It", pod, node, survey, context)
+        return request_text + _explain_placed("It", pod, node, cluster_state, context)
     if pod["metadata"].get("deletionTimestamp"):
         return request_text + join_lines(_explain_deletion(pod, context))
     return request_text + _explain_waiting(
-        pod, pod_request, survey, settings or PublishedPolicy(), engine, context=context
+        pod, pod_request, cluster_state, settings or PublishedPolicy(), engine, context=context
     )
 
 
@@ -179,7 +179,7 @@ def _container_names(pod: Json) -> dict[str, str]:
     return {container.key: container.spec.get("name", container.key) for container in request.containers(pod)}
 
 
-def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, context: PodContext) -> str:
+def _explain_placed(subject: str, pod: Json, node: str, cluster_state: ClusterState | None, context: PodContext) -> str:
     annotations = annotations_of(pod)
     try:
         pod_assignment = assignment.decode(annotations)
@@ -200,14 +200,15 @@ def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, c
             amount_text = f"{share.mem} of {share.total} MiB ({assignment.fraction(share.mem, share.total)})"
             details = (
                 ""
-                if survey is None
-                else _describe_neighbors(survey, node, share, pod) + _describe_card_state(survey, node, share)
+                if cluster_state is None
+                else _describe_neighbors(cluster_state, node, share, pod)
+                + _describe_card_state(cluster_state, node, share)
             )
             card = f"GPU {share.index} {quote_unless_name(share.uuid)}"
             lines.append(f"  container {_container_name(key, name_by_key)}: {amount_text} of {card}{details}")
     for key, devices in pod_assignment.devices.items():
         for device in devices:
-            state = "" if survey is None else _describe_device_state(survey, node, device)
+            state = "" if cluster_state is None else _describe_device_state(cluster_state, node, device)
             class_name = quote_unless_name(device.resource_class)
             description = f"device {quote_unless_name(device.uuid)} of class {class_name}"
             lines.append(f"  container {_container_name(key, name_by_key)}: {description}{state}")
@@ -352,10 +353,12 @@ def _explain_exits(pod: Json) -> list[str]:
     return lines
 
 
-def _describe_neighbors(survey: Survey, node: str, share: assignment.CardShare, pod: Json) -> str:
+def _describe_neighbors(cluster_state: ClusterState, node: str, share: assignment.CardShare, pod: Json) -> str:
     """Describe the other pods on the card."""
-    state = survey.ledger.node(node)
-    other_holdings = [holding for holding in survey.ledger.holdings(node) if holding.uid != pod["metadata"]["uid"]]
+    state = cluster_state.ledger.node(node)
+    other_holdings = [
+        holding for holding in cluster_state.ledger.holdings(node) if holding.uid != pod["metadata"]["uid"]
+    ]
     neighbors = [
         holding
         for holding in other_holdings
@@ -374,29 +377,34 @@ def _is_same_card(node: NodeState | None, share: assignment.CardShare, other: as
     return card_of(share) == card_of(other) if node is None or position is None else position == node.position(other)
 
 
-def _describe_card_state(survey: Survey, node: str, share: assignment.CardShare) -> str:
+def _describe_card_state(cluster_state: ClusterState, node: str, share: assignment.CardShare) -> str:
     """Describe a fault of the card; "" without a fault."""
-    state = survey.ledger.node(node)
+    state = cluster_state.ledger.node(node)
     position = state.position(share) if state is not None else None
     if state is None or position is None:
         present_node = next(
-            (resource.spec.node for resource in survey.resources if share.uuid and resource.spec.uuid == share.uuid), ""
+            (
+                resource.spec.node
+                for resource in cluster_state.resources
+                if share.uuid and resource.spec.uuid == share.uuid
+            ),
+            "",
         )
         return f"; this GPU is on node {present_node} now" if present_node else "; this GPU is not on the node any more"
     card = state.cards[position]
-    health_note = f"; this GPU is unhealthy{_describe_health_reason(survey, card.uuid)}" * (not card.healthy)
+    health_note = f"; this GPU is unhealthy{_describe_health_reason(cluster_state, card.uuid)}" * (not card.healthy)
     return health_note + "; this GPU is cordoned" * card.cordoned
 
 
-def _describe_health_reason(survey: Survey, uuid: str) -> str:
+def _describe_health_reason(cluster_state: ClusterState, uuid: str) -> str:
     """Return the reason why a GPU is unhealthy, in brackets; "" if unknown."""
-    reason = next((resource.status.reason for resource in survey.resources if resource.spec.uuid == uuid), "")
+    reason = next((resource.status.reason for resource in cluster_state.resources if resource.spec.uuid == uuid), "")
     return f" ({wording.sanitize_message(reason)})" if reason else ""
 
 
-def _describe_device_state(survey: Survey, node: str, share: assignment.DeviceShare) -> str:
+def _describe_device_state(cluster_state: ClusterState, node: str, share: assignment.DeviceShare) -> str:
     """Describe a fault of the device; "" without a fault."""
-    state = survey.ledger.node(node)
+    state = cluster_state.ledger.node(node)
     device = (
         next((listed for listed in state.devices if listed.uuid == share.uuid), None) if state is not None else None
     )
@@ -408,9 +416,9 @@ def _describe_device_state(survey: Survey, node: str, share: assignment.DeviceSh
 def _explain_waiting(
     pod: Json,
     pod_request: request.PodRequest,
-    survey: Survey | None,
+    cluster_state: ClusterState | None,
     settings: PublishedPolicy,
-    engine: "SurveyedEngine | None",
+    engine: "ClusterEngine | None",
     *,
     context: PodContext,
 ) -> str:
@@ -419,31 +427,37 @@ def _explain_waiting(
     lines += blockers.explain_installation(pod, context)
     scheduler_lines = blockers.explain_scheduler(pod, context)
     lines += scheduler_lines
-    foreign_lines = blockers.explain_foreign_resources(pod, context, list(survey.classes) if survey is not None else [])
+    foreign_lines = blockers.explain_foreign_resources(
+        pod, context, list(cluster_state.classes) if cluster_state is not None else []
+    )
     lines += foreign_lines
-    if survey is None:
+    if cluster_state is None:
         lines += blockers.explain_avoided_nodes(pod, (), context)
         lines += blockers.explain_quota_status(pod_request, context.quotas)
         return join_lines(lines or ["kube-scheduler has not reported on it yet."])
     namespace, policy = pod["metadata"]["namespace"], published.policy_of_pod(pod, settings)
-    headroom = [entry_headroom for _, entry_headroom in survey.quota_headroom(namespace)]
-    card_nodes = [node.name for node in survey.ledger.nodes()]
+    headroom = [entry_headroom for _, entry_headroom in cluster_state.quota_headroom(namespace)]
+    card_nodes = [node.name for node in cluster_state.ledger.nodes()]
     if not card_nodes:
         lines.append("No node has a GPU or a device of Cardwise: run `cardwise doctor` for the cause.")
     if only_node := blockers.daemonset_node(pod):
-        has_devices = any(node.name == only_node and (node.cards or node.devices) for node in survey.ledger.nodes())
+        has_devices = any(
+            node.name == only_node and (node.cards or node.devices) for node in cluster_state.ledger.nodes()
+        )
         lines += blockers.explain_daemonset_node(only_node, context, has_devices=has_devices)
         card_nodes = [name for name in card_nodes if name == only_node and not context.is_node_gone(name)]
     lines += blockers.explain_avoided_nodes(pod, card_nodes, context)
     admitting_nodes = context.admitting_nodes(pod)
     nodes = [name for name in card_nodes if admitting_nodes is None or name in admitting_nodes]
     score_by_node = (
-        engine.rank_nodes(pod_request, snapshots.load_of(pod), policy, nodes, headroom) if engine is not None else None
+        engine.rank_nodes(pod_request, liveworkload.load_of(pod), policy, nodes, headroom)
+        if engine is not None
+        else None
     )
-    views = explanation.explain(survey.ledger, nodes, pod_request, policy, headroom, ranked=score_by_node)
-    lines += gangfit.find_obstacles(pod, pod_request, survey, nodes=nodes, policy=policy, context=context)
-    lines += blockers.explain_classes(pod_request, survey)
-    lines += blockers.explain_quotas(pod_request, namespace, survey)
+    views = explanation.explain(cluster_state.ledger, nodes, pod_request, policy, headroom, ranked=score_by_node)
+    lines += gangfit.find_obstacles(pod, pod_request, cluster_state, nodes=nodes, policy=policy, context=context)
+    lines += blockers.explain_classes(pod_request, cluster_state)
+    lines += blockers.explain_quotas(pod_request, namespace, cluster_state)
     best_nodes = [view.name for view in views if view.refusal is None and view.has_free_load]
     nodes_without_load = [view.name for view in views if view.refusal is None and not view.has_free_load]
     if nodes_without_load:
@@ -465,7 +479,7 @@ def _explain_waiting(
             f"(best first, {_describe_order(policy, score_by_node, settings)}); "
             f"{blockers.explain_other_reasons(pod, message, foreign_lines) or fallback_advice}."
         )
-    status_by_uuid = {resource.spec.uuid: resource.status for resource in survey.resources}
+    status_by_uuid = {resource.spec.uuid: resource.status for resource in cluster_state.resources}
     for view in views:
         if view.refusal is None:
             continue
@@ -476,7 +490,7 @@ def _explain_waiting(
             lines += [_describe_card(card, status_by_uuid.get(card.uuid, _NO_STATUS)) for card in view.cards]
     avoided_nodes = [name for name in card_nodes if name not in nodes and not context.is_node_gone(name)]
     lines += remedies.suggest_remedies(
-        pod, pod_request, survey, views, policy, avoided_nodes=avoided_nodes, context=context
+        pod, pod_request, cluster_state, views, policy, avoided_nodes=avoided_nodes, context=context
     )
     return join_lines(lines)
 

@@ -7,7 +7,7 @@ import yaml
 
 from cardwise.cli import console
 from cardwise.core.values import wording
-from cardwise.kube.survey import Survey
+from cardwise.kube.clusterstate import ClusterState
 
 _MAX_LISTED: Final = 3  # maximum number of objects named in one warning
 
@@ -20,12 +20,12 @@ def print_object(data: dict[str, Any], output: str) -> None:
         console.print_data(yaml.safe_dump(data, sort_keys=False), nl=False)
 
 
-def print_survey_warnings(cluster_survey: Survey) -> None:
+def print_cluster_warnings(cluster_state: ClusterState) -> None:
     """Warn about lists that could not be read."""
-    if cluster_survey.partial:
-        console.print_text(f"note: {cluster_survey.partial}", err=True)
+    if cluster_state.partial:
+        console.print_text(f"note: {cluster_state.partial}", err=True)
     objects_by_problem: dict[str, list[str]] = {}
-    for problem in cluster_survey.problems:
+    for problem in cluster_state.problems:
         name, _, text = problem.partition(": ")
         objects_by_problem.setdefault(text, []).append(name)
     for text, objects in objects_by_problem.items():

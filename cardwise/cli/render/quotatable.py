@@ -10,7 +10,7 @@ from cardwise.cli.render import tables
 from cardwise.core.api import quotas
 from cardwise.core.placement.totals import EntryView
 from cardwise.core.values.decoded import Json
-from cardwise.kube.survey import NativeQuota
+from cardwise.kube.clusterstate import NativeQuota
 
 
 def table(views: Sequence[EntryView], native: Sequence[NativeQuota], *, wide: bool = False) -> str:

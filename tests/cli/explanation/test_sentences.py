@@ -1,7 +1,7 @@
 import msgspec
 
 from cardwise.cli.cluster import published
-from cardwise.cli.cluster.engine import SurveyedEngine
+from cardwise.cli.cluster.engine import ClusterEngine
 from cardwise.cli.cluster.published import PublishedPolicy
 from cardwise.cli.explanation import sentences
 from cardwise.cli.explanation.blockers import PodContext
@@ -12,15 +12,15 @@ from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.scored.shapes import RequestSize
 from cardwise.core.placement.scored.workload import Workload
 from cardwise.core.values.refusals import Refusal
-from cardwise.kube import survey
+from cardwise.kube import clusterstate
+from cardwise.kube.clusterstate import ClusterState
 from cardwise.kube.objects.extendedresources import ExtendedResource
-from cardwise.kube.survey import Survey
 from tests.build import asking, cards, container, holding, ledger_with_free, pod, resource, shares
 from tests.cli.worlds import K80_CLASS, card, gpu_quota, lists, placed, resource_class, waiting
 
 
 def test_a_waiting_pod_hears_which_card_is_short_by_how_much():
-    seen = Survey(ledger=ledger_with_free(n1=[4069, 16276], n2=[100]))
+    seen = ClusterState(ledger=ledger_with_free(n1=[4069, 16276], n2=[100]))
     seen.ledger.set_holding(holding("big", 16276, 1))
     text = sentences.explain_pod(asking("p", gpu_mem=8138), seen)
     assert "8138 MiB (container main)" in text
@@ -31,7 +31,7 @@ def test_a_waiting_pod_hears_which_card_is_short_by_how_much():
 def test_a_pod_whose_requests_fit_alone_only_hears_what_helps():
     whole, share = container("whole", whole_gpu=1, share=1), container("both", gpu_mem=8000, share=1)
     split = {names.GPU_COUNTS: "both=2"}
-    seen = Survey(ledger=ledger_with_free(n1=[16276, 16276]))
+    seen = ClusterState(ledger=ledger_with_free(n1=[16276, 16276]))
     text = sentences.explain_pod(pod("p", containers=[whole, share], annotations=split), seen)
     assert "  n1: The node's GPUs are too few or too small for all requests of the pod together\n" in text
     assert text.endswith(
@@ -44,7 +44,7 @@ def test_a_pod_whose_requests_fit_alone_only_hears_what_helps():
 
 
 def test_of_a_split_share_each_card_is_told_its_part():
-    seen = Survey(ledger=ledger_with_free(n1=[16276, 16276]))
+    seen = ClusterState(ledger=ledger_with_free(n1=[16276, 16276]))
     of_two = Assignment({"0": tuple(CardShare(i, f"GPU-n1-{i}", 4096, 0, 16276) for i in (0, 1))})
     seen.ledger.set_holding(Holding("split", "team", "split", "n1", of_two))
     text = sentences.explain_pod(asking("p", gpu_mem=16000), seen)
@@ -52,12 +52,12 @@ def test_of_a_split_share_each_card_is_told_its_part():
 
 
 def test_a_pod_that_would_fit_hears_where():
-    text = sentences.explain_pod(asking("p", gpu_mem=100), Survey(ledger=ledger_with_free(n1=[4069], n2=[16276])))
+    text = sentences.explain_pod(asking("p", gpu_mem=100), ClusterState(ledger=ledger_with_free(n1=[4069], n2=[16276])))
     assert "free on n1, n2 (best first, priced orders them as binpack would)" in text
 
 
 def test_a_placed_pod_hears_its_card_and_its_neighbours():
-    seen = Survey(ledger=ledger_with_free(n1=[4069]))
+    seen = ClusterState(ledger=ledger_with_free(n1=[4069]))
     annotations = assignment.encode(Assignment({"0": shares(4069, 0)}), assume_time_ns=1)
     there = pod("p", gpu_mem=4069, annotations=annotations, uid="u")
     there["spec"]["nodeName"] = "n1"
@@ -67,7 +67,7 @@ def test_a_placed_pod_hears_its_card_and_its_neighbours():
 
 
 def test_neighbours_are_told_by_the_uuid_of_the_card_as_its_index_may_have_changed():
-    seen = Survey(ledger=ledger_with_free(n1=[4069, 16000]))
+    seen = ClusterState(ledger=ledger_with_free(n1=[4069, 16000]))
     before = Assignment({"0": (CardShare(1, "GPU-n1-0", 4069, 0, 16276),)})
     seen.ledger.set_holding(Holding("old", "default", "old", "n1", before))
     there = pod("p", gpu_mem=4069, annotations=assignment.encode(before, assume_time_ns=1), uid="u")
@@ -87,7 +87,7 @@ def test_what_a_pod_that_has_gone_holds_is_said_so():
     api.change("extendedresources", "gpu-n1-0", status={"reported": [held]})
     (stored_pod,) = api.objects("pods")
     assert ", held by team-b/cr (1000 MiB, its pod is gone)\n" in sentences.explain_pod(
-        stored_pod, survey.take_survey(api.kube, addresses=False)
+        stored_pod, clusterstate.read_cluster_state(api.kube, addresses=False)
     )
 
 
@@ -96,22 +96,24 @@ def test_a_placed_pod_hears_its_containers_by_their_names():
     beside = container(gpu_mem=200) | {"name": "beside", "restartPolicy": "Always"}
     placed = pod("p", gpu_mem=100, init=[beside], annotations=annotations, uid="u")
     placed["spec"]["nodeName"] = "n1"
-    text = sentences.explain_pod(placed, Survey(ledger=ledger_with_free(n1=[4069])))
+    text = sentences.explain_pod(placed, ClusterState(ledger=ledger_with_free(n1=[4069])))
     assert "  container main: 100 of " in text
     assert "  container beside: 200 of " in text
 
 
 def test_pods_that_can_never_run_or_are_not_ours():
-    assert "can never be placed" in sentences.explain_pod(pod("p", gpu_mem=0), Survey())
-    assert "requests no GPU" in sentences.explain_pod(pod("p", containers=[{"name": "x"}]), Survey())
+    assert "can never be placed" in sentences.explain_pod(pod("p", gpu_mem=0), ClusterState())
+    assert "requests no GPU" in sentences.explain_pod(pod("p", containers=[{"name": "x"}]), ClusterState())
     bound = asking("p", gpu_mem=5)
     bound["spec"]["nodeName"] = "n1"
-    assert "not bound by the Cardwise extender" in sentences.explain_pod(bound, Survey())
+    assert "not bound by the Cardwise extender" in sentences.explain_pod(bound, ClusterState())
     bound = pod("p", gpu_mem=5)
     bound["spec"]["nodeName"] = "n1"
-    assert "is on node n1 without a GPU of Cardwise: the webhook has not" in sentences.explain_pod(bound, Survey())
-    assert "No node has a GPU" in sentences.explain_pod(asking("p", gpu_mem=5), Survey())
-    unseen = sentences.explain_pod(pod("p", gpu_mem=5), Survey())
+    assert "is on node n1 without a GPU of Cardwise: the webhook has not" in sentences.explain_pod(
+        bound, ClusterState()
+    )
+    assert "No node has a GPU" in sentences.explain_pod(asking("p", gpu_mem=5), ClusterState())
+    unseen = sentences.explain_pod(pod("p", gpu_mem=5), ClusterState())
     assert "can never be placed" in unseen
     assert "the pod was not rewritten by the Cardwise webhook" in unseen
 
@@ -120,18 +122,20 @@ def test_what_runs_is_explained_although_its_policy_was_changed_to_nonsense():
     annotations = assignment.encode(Assignment({"0": shares(4069, 0)}), assume_time_ns=1)
     placed = pod("p", gpu_mem=4069, annotations=annotations | {"cardwise.dev/policy": "garbage"}, uid="u")
     placed["spec"]["nodeName"] = "n1"
-    assert "pod default/p is on node n1" in sentences.explain_pod(placed, Survey(ledger=ledger_with_free(n1=[4069])))
-    gone = sentences.explain_pod(placed, Survey(ledger=ledger_with_free(n1=[])))
+    assert "pod default/p is on node n1" in sentences.explain_pod(
+        placed, ClusterState(ledger=ledger_with_free(n1=[4069]))
+    )
+    gone = sentences.explain_pod(placed, ClusterState(ledger=ledger_with_free(n1=[])))
     assert "this GPU is not on the node any more" in gone
     on_n2 = msgspec.convert(resource(0) | {"spec": resource(0)["spec"] | {"node": "n2"}}, ExtendedResource)
-    moved = sentences.explain_pod(placed, Survey(ledger=ledger_with_free(n1=[]), resources=[on_n2]))
+    moved = sentences.explain_pod(placed, ClusterState(ledger=ledger_with_free(n1=[]), resources=[on_n2]))
     assert "; this GPU is on node n2 now" in moved
 
 
 def test_what_has_failed_says_why():
     failed = pod("p", gpu_mem=4069)
     failed["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices"}
-    text = sentences.explain_pod(failed, Survey())
+    text = sentences.explain_pod(failed, ClusterState())
     assert text.startswith(
         "pod default/p has ended (Failed) and holds no GPU.\nIts status: UnexpectedAdmissionError: no healthy devices\n"
     )
@@ -142,7 +146,7 @@ def test_what_has_failed_says_why():
     assert "podFailurePolicy" in advice[1]
     ended = {"name": "main", "state": {"terminated": {"exitCode": 4, "reason": "Error"}}}
     failed["status"] = {"phase": "Failed", "containerStatuses": [ended]}
-    assert sentences.explain_pod(failed, Survey()).endswith("  container main ended with exit code 4 (Error)\n")
+    assert sentences.explain_pod(failed, ClusterState()).endswith("  container main ended with exit code 4 (Error)\n")
 
 
 def typed(limits: dict[str, str], namespace: str = "team-a") -> dict[str, object]:
@@ -152,7 +156,7 @@ def typed(limits: dict[str, str], namespace: str = "team-a") -> dict[str, object
 def test_a_typed_pod_hears_which_cards_are_of_its_class():
     api = lists(gpuquotas=[])
     text = sentences.explain_pod(
-        typed({f"cardwise.dev/{K80_CLASS}": "2", "cardwise.dev/gpu": "2"}), survey.take_survey(api.kube)
+        typed({f"cardwise.dev/{K80_CLASS}": "2", "cardwise.dev/gpu": "2"}), clusterstate.read_cluster_state(api.kube)
     )
     assert f"requests 2 whole GPUs of class {K80_CLASS} (container main)" in text
     assert f"Of class {K80_CLASS}: 3 GPUs on n1 (1), n2 (2), 1 of them unhealthy." in text
@@ -162,7 +166,7 @@ def test_a_typed_pod_hears_which_cards_are_of_its_class():
 
 def test_nodes_without_the_type_are_one_line():
     text = sentences.explain_pod(
-        typed({"cardwise.dev/big": "1", "aliyun.com/gpu-mem": "16000"}), survey.take_survey(lists().kube)
+        typed({"cardwise.dev/big": "1", "aliyun.com/gpu-mem": "16000"}), clusterstate.read_cluster_state(lists().kube)
     )
     assert "  n2: The node has no GPU of the requested type\n" in text
     assert "Tesla K80: 0 of" not in text
@@ -172,15 +176,15 @@ def test_nodes_without_the_type_are_one_line():
 def test_a_class_that_is_not_there_is_named_with_those_that_are_and_a_broken_one_with_its_mistake():
     limits = {"cardwise.dev/k80": "1", "cardwise.dev/gpu": "1"}
     assert "There is no ResourceClass k80; available: big, nvidia.tesla.k80." in sentences.explain_pod(
-        typed(limits), survey.take_survey(lists().kube)
+        typed(limits), clusterstate.read_cluster_state(lists().kube)
     )
     broken = lists(resourceclasses=[resource_class("k80", selector={})])
     assert "ResourceClass k80: spec.selector: an empty selector" in sentences.explain_pod(
-        typed(limits), survey.take_survey(broken.kube)
+        typed(limits), clusterstate.read_cluster_state(broken.kube)
     )
     empty = lists(resourceclasses=[resource_class("k80", selector={"matchLabels": {"model": "none"}})])
     assert "No GPU matches class k80: see its selector" in sentences.explain_pod(
-        typed(limits), survey.take_survey(empty.kube)
+        typed(limits), clusterstate.read_cluster_state(empty.kube)
     )
 
 
@@ -188,20 +192,23 @@ def test_a_type_whose_cards_are_all_gone_says_that_the_pod_waits_for_a_node():
     model = {"matchLabels": {"model": "NVIDIA L4"}}
     scaled_to_zero = lists(resourceclasses=[resource_class("nvidia.l4", auto=True, selector=model)])
     text = sentences.explain_pod(
-        typed({"cardwise.dev/nvidia.l4": "1", "cardwise.dev/gpu": "1"}), survey.take_survey(scaled_to_zero.kube)
+        typed({"cardwise.dev/nvidia.l4": "1", "cardwise.dev/gpu": "1"}),
+        clusterstate.read_cluster_state(scaled_to_zero.kube),
     )
     assert "The cluster has no GPU of class nvidia.l4 now: the pod waits until a node brings one." in text
 
 
 def test_quotas_in_the_way_say_hard_used_and_asked():
     limits = {f"cardwise.dev/{K80_CLASS}": "1", "cardwise.dev/gpu": "1"}
-    text = sentences.explain_pod(typed(limits), survey.take_survey(lists().kube))
+    text = sentences.explain_pod(typed(limits), clusterstate.read_cluster_state(lists().kube))
     assert (
         f"GPUQuota team does not allow this on {K80_CLASS}: 2 of 2 shares used, 1 requested, "
         "1 of 1 whole GPUs used, 1 requested.\n" in text
     )
     assert "The namespace's GPUQuota leaves no capacity" not in text.partition("n1:")[0]
-    assert "GPUQuota" not in sentences.explain_pod(typed(limits, "team-b"), survey.take_survey(lists().kube))
+    assert "GPUQuota" not in sentences.explain_pod(
+        typed(limits, "team-b"), clusterstate.read_cluster_state(lists().kube)
+    )
 
 
 def test_who_waits_for_mps_is_told_how_each_card_is_and_who_holds_it():
@@ -211,26 +218,26 @@ def test_who_waits_for_mps_is_told_how_each_card_is_and_who_holds_it():
     alone["status"]["mps"] = {"mode": "card", "state": "Ready", "multiUser": False}
     holder = placed("team-b", "train", "n1", 1, 1000)
     holder["spec"]["securityContext"] = {"runAsUser": 1000}
-    survey_ = survey.take_survey(lists(extendedresources=[down, alone], pods=[holder]).kube)
+    cluster_state = clusterstate.read_cluster_state(lists(extendedresources=[down, alone], pods=[holder]).kube)
     pod = typed({"aliyun.com/gpu-mem": "100"})
     pod["spec"]["containers"][0]["securityContext"] = {"runAsUser": 0}
-    text = sentences.explain_pod(pod, survey_)
+    text = sentences.explain_pod(pod, cluster_state)
     assert "n1: MPS on the suitable GPUs serves one Unix user at a time, and pods of another user run there" in text
     assert "GPU 0 Tesla K80: 11441 of 11441 MiB free, closed by MPS (Down: it does not start)\n" in text
     assert "10441 of 11441 MiB free, closed by MPS (Ready, one user at a time), held by team-b/train (1000 MiB)" in text
     pod["metadata"]["annotations"] = {names.MPS: "off"}
-    assert "used by pods with another MPS mode" in sentences.explain_pod(pod, survey_)
+    assert "used by pods with another MPS mode" in sentences.explain_pod(pod, cluster_state)
 
 
 def test_a_pod_that_names_no_type_is_steered_and_told_so():
-    text = sentences.explain_pod(typed({"aliyun.com/gpu-mem": "100"}), survey.take_survey(lists().kube))
+    text = sentences.explain_pod(typed({"aliyun.com/gpu-mem": "100"}), clusterstate.read_cluster_state(lists().kube))
     assert (
         f"GPUQuota team does not allow this on {K80_CLASS}: 2 of 2 shares used, 1 requested; GPUs that it does not "
         "limit are still available." in text
     )
     assert "GPUs that fit are free on n1" in text
     everything = lists(gpuquotas=[gpu_quota("team-a", {"memoryMiB": 13500})])
-    text = sentences.explain_pod(typed({"aliyun.com/gpu-mem": "100"}), survey.take_survey(everything.kube))
+    text = sentences.explain_pod(typed({"aliyun.com/gpu-mem": "100"}), clusterstate.read_cluster_state(everything.kube))
     assert "GPUQuota team does not allow this on all GPUs: 13441 of 13500 MiB used, 100 requested." in text
     assert "n1: The namespace's GPUQuota leaves no capacity on the suitable GPUs" in text
     assert "GPU 0 Tesla K80: 8441 of 11441 MiB free, closed by quota" in text
@@ -245,12 +252,12 @@ def waiting_for(mem: int, **annotations: str) -> dict[str, object]:
     return pod
 
 
-def engine(seen: Survey, loads: dict[str, Load], *mems: int) -> SurveyedEngine:
+def engine(seen: ClusterState, loads: dict[str, Load], *mems: int) -> ClusterEngine:
     """One that has learned that shares of these sizes come."""
     workload = Workload()
     for mem in mems:
         workload.count_arrival(RequestSize(1, mem, 0, "", 0, 0))
-    return SurveyedEngine(seen.ledger, loads, workload.dump())
+    return ClusterEngine(seen.ledger, loads, workload.dump())
 
 
 def test_the_policy_is_the_pods_own_else_the_extenders():
@@ -258,7 +265,7 @@ def test_the_policy_is_the_pods_own_else_the_extenders():
     assert published.policy_of_pod(waiting_for(1), published_policy) == "spread"
     assert published.policy_of_pod(waiting_for(1, **{names.POLICY: "priced"}), published_policy) == "priced"
     assert published.policy_of_pod(waiting_for(1, **{names.POLICY: "nonsense"}), published_policy) == "spread"
-    seen = Survey(ledger=ledger_with_free(n1=[4069], n2=[16276]))
+    seen = ClusterState(ledger=ledger_with_free(n1=[4069], n2=[16276]))
     assert "free on n2, n1 (best first, spread)" in sentences.explain_pod(
         waiting_for(100), seen, settings=published_policy
     )
@@ -272,7 +279,7 @@ def test_the_policy_is_the_pods_own_else_the_extenders():
 
 
 def test_a_policy_that_compares_all_nodes_is_asked_as_the_extender_asks_it():
-    seen = Survey(ledger=ledger_with_free(n1=[8138], n2=[8638], n3=[16276]))
+    seen = ClusterState(ledger=ledger_with_free(n1=[8138], n2=[8638], n3=[16276]))
     pod = waiting_for(500, **{names.POLICY: "priced"})
     # Binpack takes the fullest card, n1; but shares of 8138 come, and on n2 one still fits then.
     text = sentences.explain_pod(pod, seen, engine=engine(seen, {}, 8138))
@@ -283,16 +290,16 @@ def test_a_policy_that_compares_all_nodes_is_asked_as_the_extender_asks_it():
 
 
 def test_with_a_spoilt_workload_it_is_as_if_nothing_was_learned_and_says_so():
-    seen = Survey(ledger=ledger_with_free(n1=[8000], n2=[8500]))
+    seen = ClusterState(ledger=ledger_with_free(n1=[8000], n2=[8500]))
     pod = waiting_for(500, **{names.POLICY: "priced"})
-    spoilt = SurveyedEngine(seen.ledger, {}, '{"version":1,"requests":[[1,8000,0,"",0,0,NaN]]}')
+    spoilt = ClusterEngine(seen.ledger, {}, '{"version":1,"requests":[[1,8000,0,"",0,0,NaN]]}')
     assert "cannot be read ([1, 8000, 0, '', 0, 0] cannot have come nan times)" in spoilt.note
     text = sentences.explain_pod(pod, seen, engine=spoilt)
     assert "free on n1, n2 (best first, priced orders them as binpack would)" in text
 
 
 def test_a_node_with_the_card_and_without_the_cpu_is_told():
-    seen = Survey(ledger=ledger_with_free(n1=[8000], n2=[8500]))
+    seen = ClusterState(ledger=ledger_with_free(n1=[8000], n2=[8500]))
     pod = waiting_for(500, **{names.POLICY: "priced"})
     pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "2"}
     text = sentences.explain_pod(pod, seen, engine=engine(seen, {"n2": Load(1000, 1 << 40, 10)}, 8000))
@@ -301,7 +308,7 @@ def test_a_node_with_the_card_and_without_the_cpu_is_told():
 
 
 def test_who_could_be_asked_are_the_fewest_of_one_card():
-    seen = Survey(ledger=ledger_with_free(n1=[4069, 1000], n2=[16276 - 12000]))
+    seen = ClusterState(ledger=ledger_with_free(n1=[4069, 1000], n2=[16276 - 12000]))
     seen.ledger.set_holding(holding("small", 4276, 0, node="n2"))
     text = sentences.explain_pod(waiting_for(8138), seen)
     assert text.endswith(
@@ -315,7 +322,7 @@ def test_who_could_be_asked_are_the_fewest_of_one_card():
 def test_cards_that_are_sick_or_cordoned_are_told_with_the_remedy():
     sick, cordoned = card("n1", 0, health="Unhealthy"), card("n1", 1)
     cordoned["spec"]["unschedulable"] = True
-    seen = survey.take_survey(lists(extendedresources=[sick, cordoned], pods=[], gpuquotas=[]).kube)
+    seen = clusterstate.read_cluster_state(lists(extendedresources=[sick, cordoned], pods=[], gpuquotas=[]).kube)
     text = sentences.explain_pod(waiting_for(4000), seen)
     assert "  - GPU 0 of n1 became healthy: it has 11441 MiB free\n" in text
     assert "  - GPU 1 of n1 were uncordoned (`cardwise uncordon n1/1`)\n" in text
@@ -323,7 +330,7 @@ def test_cards_that_are_sick_or_cordoned_are_told_with_the_remedy():
 
 def test_a_quota_names_who_holds_most_of_it():
     everything = lists(gpuquotas=[gpu_quota("team-a", {"memoryMiB": 13500})])
-    text = sentences.explain_pod(typed({"aliyun.com/gpu-mem": "100"}), survey.take_survey(everything.kube))
+    text = sentences.explain_pod(typed({"aliyun.com/gpu-mem": "100"}), clusterstate.read_cluster_state(everything.kube))
     assert (
         "  - GPUQuota team left capacity on all GPUs; it is held by team-a/train (11441 MiB), team-a/notebook (2000 "
         "MiB)\n" in text
@@ -331,9 +338,11 @@ def test_a_quota_names_who_holds_most_of_it():
 
 
 def test_what_no_card_can_hold_is_told_the_most_that_one_can():
-    text = sentences.explain_pod(waiting_for(20_000), Survey(ledger=ledger_with_free(n1=[16276])))
+    text = sentences.explain_pod(waiting_for(20_000), ClusterState(ledger=ledger_with_free(n1=[16276])))
     assert "  - it requested at most 16276 MiB of a GPU, the size of the largest GPU that it may use; more" in text
-    split = sentences.explain_pod(pod("p", gpu_mem=24_000, gpu_count=2), Survey(ledger=ledger_with_free(n1=[16276])))
+    split = sentences.explain_pod(
+        pod("p", gpu_mem=24_000, gpu_count=2), ClusterState(ledger=ledger_with_free(n1=[16276]))
+    )
     assert "the biggest" not in split, "it requests less than that"
 
 
@@ -355,7 +364,7 @@ def heard(spec: dict[str, object], beside: PodContext | None = None, refusal: st
     pod = waiting_for(4000)
     pod["spec"] |= spec
     pod["status"] = {"conditions": [{"type": "PodScheduled", "message": refusal}]} if refusal else {}
-    seen = Survey(ledger=ledger_with_free(**FREE))
+    seen = ClusterState(ledger=ledger_with_free(**FREE))
     return sentences.explain_pod(pod, seen, context=beside or context(labelled("n1"), labelled("n2")))
 
 
@@ -401,7 +410,9 @@ def test_what_else_kube_scheduler_says_is_what_it_waits_for():
     assert "; no Cardwise extender answers kube-scheduler: ask your administrator to run `cardwise doctor`.\n" in text
     limits = {"aliyun.com/gpu-mem": "4000", "aliyun.com/gpu-cores": "20", "cardwise.dev/share": "1"}
     misspelt = waiting("team-b", "p", limits)
-    text = sentences.explain_pod(misspelt, Survey(ledger=ledger_with_free(**FREE)), context=context(labelled("n1")))
+    text = sentences.explain_pod(
+        misspelt, ClusterState(ledger=ledger_with_free(**FREE)), context=context(labelled("n1"))
+    )
     assert "did you mean aliyun.com/gpu-core.percentage?\n" in text
     assert "; the lines above say what it waits for.\n" in text
     assert "did you mean aliyun.com/gpu-core.percentage?\n" in sentences.explain_pod(misspelt, None)
@@ -450,7 +461,7 @@ def test_a_placed_pod_hears_that_its_node_is_not_ready():
     there = pod("p", gpu_mem=4069, annotations=annotations, uid="u")
     there["spec"]["nodeName"] = "n1"
     there["status"] = {"phase": "Running"}
-    seen = Survey(ledger=ledger_with_free(n1=[4069]))
+    seen = ClusterState(ledger=ledger_with_free(n1=[4069]))
     silent = labelled("n1") | {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
     text = sentences.explain_pod(there, seen, context=context(silent))
     assert "Node n1 is NotReady (its kubelet does not report): the pod's reported state may be outdated.\n" in text
@@ -459,7 +470,7 @@ def test_a_placed_pod_hears_that_its_node_is_not_ready():
 
 def test_a_name_of_nobody_is_told_with_what_was_meant():
     limits = {"amd.com/gpu": "1", "aliyun.com/gpu-memory": "8", "nvidia.com/mig-1g.5gb": "1", "nvidia.com/gpu": "0"}
-    text = sentences.explain_pod(waiting("team-b", "p", limits), Survey(), context=context(labelled("n1")))
+    text = sentences.explain_pod(waiting("team-b", "p", limits), ClusterState(), context=context(labelled("n1")))
     assert "It requests aliyun.com/gpu-memory, which no node offers; did you mean aliyun.com/gpu-mem?\n" in text
     assert "It requests amd.com/gpu, which no node offers. Cardwise shares NVIDIA GPUs only.\n" in text
     assert "It requests nvidia.com/mig-1g.5gb, which belongs to another device plugin, not to Cardwise.\n" in text
@@ -469,7 +480,7 @@ def test_a_name_of_nobody_is_told_with_what_was_meant():
 
 
 def test_the_former_replica_of_its_own_deployment_is_named_with_the_strategy():
-    seen = Survey(ledger=ledger_with_free(n1=[100]))
+    seen = ClusterState(ledger=ledger_with_free(n1=[100]))
     seen.ledger.release("n1-0")
     seen.ledger.set_holding(Holding("old", "team-b", "web-1-x", "n1", Assignment({"0": shares(16000, 0)})))
     text = sentences.explain_pod(waiting_for(4000), seen, context=context(former_replicas=frozenset({"web-1-x"})))
@@ -478,7 +489,7 @@ def test_the_former_replica_of_its_own_deployment_is_named_with_the_strategy():
 
 
 def test_for_a_gang_all_that_must_end_are_named():
-    seen = Survey(ledger=ledger_with_free(n1=[100], n2=[200], n3=[300]))
+    seen = ClusterState(ledger=ledger_with_free(n1=[100], n2=[200], n3=[300]))
     partners = {name: pod_request for name in "ab" if (pod_request := request.parse(waiting_for(16000)))}
     nodes = [labelled(name) for name in ("n1", "n2", "n3")]
     text = sentences.explain_pod(waiting_for(16000), seen, context=PodContext(nodes, pending_members=partners))
@@ -488,9 +499,9 @@ def test_for_a_gang_all_that_must_end_are_named():
     assert len(seen.ledger) == 3, "as it was"
 
 
-def of_gang(mem: int, partners: dict[str, int], *, seen: Survey | None = None, **fields: object) -> str:
+def of_gang(mem: int, partners: dict[str, int], *, seen: ClusterState | None = None, **fields: object) -> str:
     """What a pod of so many MiB hears whose gang has these waiting members besides, on n1 and n2 of one card each."""
-    seen = seen or Survey(ledger=ledger_with_free(n1=[100], n2=[200]))
+    seen = seen or ClusterState(ledger=ledger_with_free(n1=[100], n2=[200]))
     asking = {
         name: pod_request for name, amount in partners.items() if (pod_request := request.parse(waiting_for(amount)))
     }
@@ -521,7 +532,7 @@ def test_a_gang_that_could_never_start_hears_which_member_finds_no_place():
 
 
 def test_what_bound_members_of_a_gang_hold_is_not_free_to_the_others():
-    seen = Survey(ledger=ledger_with_free(n1=[16276], n2=[200]))
+    seen = ClusterState(ledger=ledger_with_free(n1=[16276], n2=[200]))
     seen.ledger.set_holding(Holding("first", "team-b", "first", "n1", Assignment({"0": shares(16000, 0)})))
     assert "Its gang" not in of_gang(16000, {"a": 16000}, seen=seen)
     assert "1 of its 2 waiting members fit, but 2 must; a does not fit" in of_gang(
@@ -530,7 +541,7 @@ def test_what_bound_members_of_a_gang_hold_is_not_free_to_the_others():
 
 
 def test_a_gang_larger_than_its_quota_hears_of_it():
-    seen = Survey(ledger=ledger_with_free(n1=[100], n2=[200]))
+    seen = ClusterState(ledger=ledger_with_free(n1=[100], n2=[200]))
     seen.quotas = [quotas.parse(gpu_quota("team-b", {"memoryMiB": 30000}))]
     together = "Its gang cannot start: its 2 waiting members request 32000 MiB of all GPUs together, and GPUQuota team"
     assert f"{together} allows 30000.\n" in of_gang(16000, {"a": 16000}, seen=seen)
@@ -539,7 +550,7 @@ def test_a_gang_larger_than_its_quota_hears_of_it():
 
 def test_nobody_is_told_to_end_what_would_come_again_and_wait():
     """A running pod of the same gang or ReplicaSet."""
-    seen = Survey(ledger=ledger_with_free(n1=[100], n2=[200]))
+    seen = ClusterState(ledger=ledger_with_free(n1=[100], n2=[200]))
     seen.ledger.release("n2-0")
     seen.ledger.set_holding(Holding("own", "team-b", "serve-x", "n2", Assignment({"0": shares(16076, 0, node="n2")})))
     nodes = [labelled(name) for name in ("n1", "n2")]
@@ -560,7 +571,7 @@ def test_of_a_gangs_pod_without_cards_the_pods_with_some_say_more():
     partners = {"tf-worker-0": pod_request} if (pod_request := request.parse(waiting_for(4000))) else {}
     text = sentences.explain_pod(
         pod("tf-ps-0", containers=[{"name": "x"}]),
-        Survey(),
+        ClusterState(),
         ["Its gang waits."],
         context=PodContext(None, pending_members=partners),
     )
@@ -569,7 +580,7 @@ def test_of_a_gangs_pod_without_cards_the_pods_with_some_say_more():
 
 def test_who_keeps_away_from_the_only_cards_that_are_free_hears_what_does_it():
     zones = context(labelled("n1", zone="a"), labelled("n2", zone="b"))
-    seen = Survey(ledger=ledger_with_free(n1=[100], n2=[16276]))
+    seen = ClusterState(ledger=ledger_with_free(n1=[100], n2=[16276]))
     picky = waiting_for(4000)
     picky["spec"] |= {"nodeSelector": {"zone": "a"}}
     text = sentences.explain_pod(picky, seen, context=zones)
@@ -590,10 +601,10 @@ MISMATCH = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/
 
 
 def test_who_requires_mps_where_there_is_none_hears_that_it_might_only_prefer_it():
-    seen = Survey(ledger=ledger_with_free(n1=[16276]))
+    seen = ClusterState(ledger=ledger_with_free(n1=[16276]))
     text = sentences.explain_pod(waiting_for(4000, **{"cardwise.dev/mps": "required"}), seen)
     assert "  - it had cardwise.dev/mps: preferred and so did not require MPS: that fits now, on n1\n" in text
-    full = Survey(ledger=ledger_with_free(n1=[100]))
+    full = ClusterState(ledger=ledger_with_free(n1=[100]))
     text = sentences.explain_pod(waiting_for(4000, **{"cardwise.dev/mps": "required"}), full)
     assert "cardwise.dev/mps" not in text
 
@@ -610,7 +621,7 @@ def test_a_container_that_does_not_start_says_why():
     }
     holds_up = {"name": "agent", "started": False, "state": {"running": {"startedAt": "2026-11-26T05:00:00Z"}}}
     there["status"] = {"containerStatuses": [pulls, crash], "initContainerStatuses": [holds_up]}
-    text = sentences.explain_pod(there, Survey(ledger=ledger_with_free(n1=[4069])))
+    text = sentences.explain_pod(there, ClusterState(ledger=ledger_with_free(n1=[4069])))
     assert "The node has given it the share.\n  container agent is running but not ready; see" in text
     assert "  container main does not run: ImagePullBackOff: no such image\n" in text
     assert "  container side does not run: CrashLoopBackOff; it ended with exit code 1 (Error)\n" in text
@@ -628,7 +639,7 @@ def with_init(
         "initContainerStatuses": [{"name": "fetch", "state": init}],
         "containerStatuses": [{"name": "main", "state": main}],
     }
-    return sentences.explain_pod(there, Survey(ledger=ledger_with_free(n1=[4069])))
+    return sentences.explain_pod(there, ClusterState(ledger=ledger_with_free(n1=[4069])))
 
 
 def test_an_init_container_is_what_the_pod_waits_for():
@@ -667,11 +678,11 @@ def test_what_runs_on_a_simulated_node_runs():
     there = pod("p", gpu_mem=4069, annotations=annotations, uid="u")
     there["spec"]["nodeName"] = "n1"
     there["status"] = {"phase": "Running"}
-    assert "\nIt runs.\n" in sentences.explain_pod(there, Survey(ledger=ledger_with_free(n1=[4069])))
+    assert "\nIt runs.\n" in sentences.explain_pod(there, ClusterState(ledger=ledger_with_free(n1=[4069])))
 
 
 def test_a_sick_card_says_why():
     sick = card("n1", 0, health="Unhealthy")
     sick["status"]["reason"] = "Xid 79"
-    seen = survey.take_survey(lists(extendedresources=[sick], pods=[], gpuquotas=[]).kube)
+    seen = clusterstate.read_cluster_state(lists(extendedresources=[sick], pods=[], gpuquotas=[]).kube)
     assert "11441 of 11441 MiB free, unhealthy (Xid 79)" in sentences.explain_pod(waiting_for(4000), seen)

@@ -8,14 +8,14 @@ import yaml
 from cardwise.cli.render import classtable
 from cardwise.core.placement import totals
 from cardwise.core.placement.totals import CardClassView
-from cardwise.kube import survey
+from cardwise.kube import clusterstate
 from tests.cli.worlds import K80_CLASS, Cluster, lists, resource_class
 
 K80_SELECTOR = {"matchLabels": {"model": "Tesla K80"}}
 
 
 def views(api: Cluster, only: str | None = None) -> list[CardClassView]:
-    seen = survey.take_survey(api.kube)
+    seen = clusterstate.read_cluster_state(api.kube)
     return totals.classes_of_cards(seen.ledger, seen.classes, only)
 
 

@@ -7,7 +7,7 @@ import yaml
 from cardwise.cli.render import quotatable
 from cardwise.core.placement import totals
 from cardwise.core.placement.totals import EntryView
-from cardwise.kube import survey
+from cardwise.kube import clusterstate
 from tests.cli.worlds import K80_CLASS, Cluster, gpu_quota, lists, native_quota
 
 NATIVE = native_quota(
@@ -19,12 +19,12 @@ OTHERS = gpu_quota("team-b", {"model": "Tesla P100", "memoryMiB": 5000}, name="b
 
 
 def entries(api: Cluster, namespace: str = "") -> list[EntryView]:
-    seen = survey.take_survey(api.kube, namespace=namespace, addresses=False)
+    seen = clusterstate.read_cluster_state(api.kube, namespace=namespace, addresses=False)
     return totals.quota_entries(seen.ledger, seen.quotas, seen.missing_class, namespace)
 
 
 def table(api: Cluster, namespace: str = "", *, wide: bool = False) -> str:
-    return quotatable.table(entries(api, namespace), survey.list_native_quotas(api.kube, namespace), wide=wide)
+    return quotatable.table(entries(api, namespace), clusterstate.list_native_quotas(api.kube, namespace), wide=wide)
 
 
 def test_both_layers_of_one_namespace():
@@ -79,7 +79,7 @@ def test_what_only_a_node_says_of_a_pod_is_in_no_quota():
 
 def test_for_programs():
     api = lists(resourcequotas=[NATIVE])
-    shown = quotatable.as_json(entries(api, "team-a"), survey.list_native_quotas(api.kube, "team-a"))
+    shown = quotatable.as_json(entries(api, "team-a"), clusterstate.list_native_quotas(api.kube, "team-a"))
     assert yaml.safe_load(yaml.safe_dump(shown)) == json.loads(json.dumps(shown))
     first, second = shown["gpuQuotas"]
     assert (first["class"], first["hard"]) == (K80_CLASS, {"shares": 2, "gpus": 1})

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cardwise.cli.cluster.engine import SurveyedEngine
+from cardwise.cli.cluster.engine import ClusterEngine
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.quotas import QuotaEntry
@@ -291,7 +291,7 @@ def test_priced_does_not_return_pods_to_cards_that_are_cordoned(goal, moved):
     workload = Workload()
     for mem in (4000, 8138):
         workload.count_arrival(RequestSize(1, mem, 0, "", 0, 0), 50)
-    engine = SurveyedEngine(ledger, {}, workload.dump())
+    engine = ClusterEngine(ledger, {}, workload.dump())
     wanted_goal = DefragGoal(request=WHOLE, load=NO_LOAD, count=goal, policy="priced")
     assert (
         plan(WhatIfCluster(ledger, engine, lambda _: ()), wanted_goal, pods, cordon=False, effort=100).fit_counts[-1]

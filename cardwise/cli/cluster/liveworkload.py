@@ -14,14 +14,14 @@ from cardwise.core.api.request import Load
 from cardwise.core.placement.holding import Holding
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.kube import errors, paths, survey
+from cardwise.kube import clusterstate, errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import loads
 from cardwise.simulation.workload import UNLIMITED_LOAD, PodShape, SimulatedNode, SimulatedPod, SimulatedWorkload
 
 
 @dataclass(slots=True)
-class Snapshot:
+class LiveWorkload:
     """The cluster as a workload.
 
     nodes: the nodes with their present free cpu and memory.
@@ -30,7 +30,7 @@ class Snapshot:
     holdings: the cards and devices that pods hold.
     pending_count: the number of pending pods.
     learned_workload: the workload that the extender has saved, "" if the extender has saved no workload.
-    notes: inexact parts of the snapshot, with the reasons.
+    notes: inexact parts of the workload, with the reasons.
     """
 
     nodes: list[SimulatedNode] = field(default_factory=list)
@@ -51,42 +51,44 @@ class Snapshot:
         return list(dict.fromkeys(card.model for node in self.nodes for card in node.cards))
 
 
-def take_snapshot(client: KubeClient, cardwise_namespace: str = names.NAMESPACE) -> Snapshot:
+def read_live_workload(client: KubeClient, cardwise_namespace: str = names.NAMESPACE) -> LiveWorkload:
     """Read the cluster. Raises `KubeError`."""
-    cluster_survey = survey.take_survey(client, addresses=False, own_namespace=client.namespace)
-    snapshot = Snapshot(
-        holdings=cluster_survey.ledger.holdings(), classes=cluster_survey.classes, notes=list(cluster_survey.problems)
+    cluster_state = clusterstate.read_cluster_state(client, addresses=False, own_namespace=client.namespace)
+    live_workload = LiveWorkload(
+        holdings=cluster_state.ledger.holdings(), classes=cluster_state.classes, notes=list(cluster_state.problems)
     )
-    if cluster_survey.partial:
-        snapshot.notes.append(cluster_survey.partial)
+    if cluster_state.partial:
+        live_workload.notes.append(cluster_state.partial)
     try:
         nodes = list(client.list_objects(paths.nodes()))
         pods = [pod for pod in client.list_objects(paths.pods()) if not _is_finished(pod)]
     except errors.Forbidden as error:
-        snapshot.notes.append(describe_unlimited(error))
-        snapshot.pods += [
+        live_workload.notes.append(describe_unlimited(error))
+        live_workload.pods += [
             SimulatedPod(f"{namespace}/{name}", PodShape(pod_request, Load()))
-            for namespace, name, pod_request in cluster_survey.waiting
+            for namespace, name, pod_request in cluster_state.waiting
         ]
-        snapshot.pending_count = len(snapshot.pods)
-        current_loads = empty_loads = {node.name: UNLIMITED_LOAD for node in cluster_survey.ledger.nodes()}
+        live_workload.pending_count = len(live_workload.pods)
+        current_loads = empty_loads = {node.name: UNLIMITED_LOAD for node in cluster_state.ledger.nodes()}
     else:
         current_loads, empty_loads = (
             free_loads(nodes, pods),
-            free_loads(nodes, [pod for pod in pods if not _add_pod_to_snapshot(snapshot, pod)]),
+            free_loads(nodes, [pod for pod in pods if not _add_pod(live_workload, pod)]),
         )
-    snapshot.learned_workload = published.read_published(client, cardwise_namespace).workload
-    for node in cluster_survey.ledger.nodes():
+    live_workload.learned_workload = published.read_published(client, cardwise_namespace).workload
+    for node in cluster_state.ledger.nodes():
         if node.cards or node.devices:
             cards, devices = tuple(node.cards), tuple(node.devices)
-            snapshot.nodes.append(SimulatedNode(node.name, cards, current_loads.get(node.name, _NO_LOAD), devices))
-            snapshot.empty_nodes.append(SimulatedNode(node.name, cards, empty_loads.get(node.name, _NO_LOAD), devices))
-    return snapshot
+            live_workload.nodes.append(SimulatedNode(node.name, cards, current_loads.get(node.name, _NO_LOAD), devices))
+            live_workload.empty_nodes.append(
+                SimulatedNode(node.name, cards, empty_loads.get(node.name, _NO_LOAD), devices)
+            )
+    return live_workload
 
 
-def card_classifier(snapshot: Snapshot) -> Callable[[Card, str], Card]:
+def card_classifier(live_workload: LiveWorkload) -> Callable[[Card, str], Card]:
     """A function that sets the classes of a card that does not exist yet, by the name of its future node."""
-    classifier = Classifier(snapshot.classes.values())
+    classifier = Classifier(live_workload.classes.values())
 
     def classify_card(card: Card, node: str) -> Card:
         labels = classes.labels(
@@ -136,18 +138,18 @@ def _is_finished(pod: Json) -> bool:
     return (pod.get("status") or {}).get("phase") in names.FINISHED_PHASES
 
 
-def _add_pod_to_snapshot(snapshot: Snapshot, pod: Json) -> bool:
-    """Add the pod to the snapshot if it uses cards or waits for them. Returns whether it was added."""
+def _add_pod(live_workload: LiveWorkload, pod: Json) -> bool:
+    """Add the pod to the workload if it uses cards or waits for them. Returns whether it was added."""
     metadata = pod["metadata"]
     try:
         pod_request = request.parse(pod)
-    except InvalidRequest:  # the survey has a warning about this pod
+    except InvalidRequest:  # `ClusterState.problems` has a warning about this pod
         pod_request = None
     if pod_request is None:
         return False
     shape = PodShape(pod_request, load_of(pod))
-    snapshot.pods.append(SimulatedPod(f"{metadata['namespace']}/{metadata['name']}", shape))
-    snapshot.pending_count += not (pod.get("spec") or {}).get("nodeName")
+    live_workload.pods.append(SimulatedPod(f"{metadata['namespace']}/{metadata['name']}", shape))
+    live_workload.pending_count += not (pod.get("spec") or {}).get("nodeName")
     return True
 
 

@@ -38,7 +38,7 @@ OTHERS = "other namespaces"  # the namespace that is shown for pods that the use
 
 
 @dataclass(slots=True)
-class Survey:
+class ClusterState:
     """The state of the cluster.
 
     ledger: the nodes with cards or devices, and the holdings of pods.
@@ -131,7 +131,7 @@ class _ResourceQuota(msgspec.Struct):
     status: _Amounts = msgspec.field(default_factory=_Amounts)
 
 
-def take_survey(
+def read_cluster_state(
     client: KubeClient,
     *,
     namespace: str = "",
@@ -139,7 +139,7 @@ def take_survey(
     own_namespace: str = "",
     with_unknown_holders: bool = False,
     limits: CardLimits = _NO_LIMITS,
-) -> Survey:
+) -> ClusterState:
     """Read ExtendedResources, ResourceClasses, GPUQuotas, pods, and nodes for their addresses. Raises `KubeError`.
 
     namespace: read only the pods and quotas of this namespace, which needs fewer permissions; "" for all. With a
@@ -151,46 +151,46 @@ def take_survey(
         a deleted pod until the node reports.
     limits: the extender's limits per card.
     """
-    survey = Survey(Ledger(kept_back=limits.kept_back, max_clients=limits.max_clients, core=limits.core))
+    cluster_state = ClusterState(Ledger(kept_back=limits.kept_back, max_clients=limits.max_clients, core=limits.core))
     if addresses:
-        survey.addresses = _list_addresses(client, own_namespace=own_namespace)
-    survey.resources = list(client.list_as(paths.extendedresources(), wire.ListOf[ExtendedResource]))
+        cluster_state.addresses = _list_addresses(client, own_namespace=own_namespace)
+    cluster_state.resources = list(client.list_as(paths.extendedresources(), wire.ListOf[ExtendedResource]))
     # An older installation has only ExtendedResources: its cluster does not know ResourceClasses and GPUQuotas.
     resource_classes = _parse_objects(
-        survey, "ResourceClass", _list_known_kind(client, paths.resourceclasses()), classes.parse
+        cluster_state, "ResourceClass", _list_known_kind(client, paths.resourceclasses()), classes.parse
     )
-    survey.classes = {resource_class.name: resource_class for resource_class in resource_classes}
-    survey.quotas = list(
-        _parse_objects(survey, "GPUQuota", _list_known_kind(client, paths.gpuquotas(namespace)), quotas.parse)
+    cluster_state.classes = {resource_class.name: resource_class for resource_class in resource_classes}
+    cluster_state.quotas = list(
+        _parse_objects(cluster_state, "GPUQuota", _list_known_kind(client, paths.gpuquotas(namespace)), quotas.parse)
     )
-    classifier = Classifier(survey.classes.values())
+    classifier = Classifier(cluster_state.classes.values())
     cards: dict[str, list[Card]] = {}
     devices: dict[str, list[Device]] = {}
-    for resource in survey.resources:
+    for resource in cluster_state.resources:
         if extendedresources.is_other_device(resource):
             devices.setdefault(resource.spec.node, []).append(extendedresources.device_of(resource, classifier))
         else:
             cards.setdefault(resource.spec.node, []).append(extendedresources.card_of(resource, classifier))
     for name, cards_of_node in cards.items():
-        survey.ledger.set_cards(name, cards_of_node)
+        cluster_state.ledger.set_cards(name, cards_of_node)
     for name, devices_of_node in devices.items():
-        survey.ledger.set_devices(name, devices_of_node)
+        cluster_state.ledger.set_devices(name, devices_of_node)
     try:
         pods = list(client.list_as(paths.pods(namespace), wire.ListOf[_Pod]))
     except errors.Forbidden:
         if not own_namespace:
             raise
-        survey.partial = (
+        cluster_state.partial = (
             "you may not read the pods of all namespaces: the shares of other namespaces are those of the GPUs' "
             "statuses, some seconds old and without names"
         )
         pods = _list_permitted_pods(client, own_namespace)
     for pod in pods:
-        _add_pod(survey, pod)
-    _add_reported_shares(survey)
-    if survey.partial or with_unknown_holders:
-        _add_unknown_holders(survey)
-    return survey
+        _add_pod(cluster_state, pod)
+    _add_reported_shares(cluster_state)
+    if cluster_state.partial or with_unknown_holders:
+        _add_unknown_holders(cluster_state)
+    return cluster_state
 
 
 def _list_addresses(client: KubeClient, *, own_namespace: str) -> dict[str, str]:
@@ -218,10 +218,10 @@ def read_own_ledger(client: KubeClient, namespace: str) -> Ledger:
     """A ledger with the holdings of the namespace's pods and without cards, for users who may not read cards. Raises
     `KubeError`.
     """
-    survey = Survey()
+    cluster_state = ClusterState()
     for pod in client.list_as(paths.pods(namespace), wire.ListOf[_Pod]):
-        _add_pod(survey, pod)
-    return survey.ledger
+        _add_pod(cluster_state, pod)
+    return cluster_state.ledger
 
 
 def list_native_quotas(client: KubeClient, namespace: str) -> list[NativeQuota]:
@@ -244,15 +244,19 @@ def _list_known_kind(client: KubeClient, path: str) -> Iterator[Json]:
         return
 
 
-def _parse_objects(survey: Survey, kind: str, objects: Iterator[Json], parse: Callable[[Json], _T]) -> Iterator[_T]:
-    """Parse objects. Invalid objects are added to `survey.problems` and otherwise ignored, as in the extender."""
+def _parse_objects(
+    cluster_state: ClusterState, kind: str, objects: Iterator[Json], parse: Callable[[Json], _T]
+) -> Iterator[_T]:
+    """Parse objects. Invalid objects are added to `cluster_state.problems` and otherwise ignored, as in the
+    extender.
+    """
     for manifest in objects:
         try:
             yield parse(manifest)
         except InvalidRequest as error:
             meta = manifest.get("metadata") or {}
             name = "/".join(filter(None, (meta.get("namespace"), meta.get("name"))))
-            survey.problems.append(f"{kind} {name}: {error}")
+            cluster_state.problems.append(f"{kind} {name}: {error}")
 
 
 def _is_own_resource(key: str) -> bool:
@@ -260,7 +264,7 @@ def _is_own_resource(key: str) -> bool:
     return resource in names.REQUESTED or resource.startswith(names.CLASS_PREFIX)
 
 
-def _add_pod(survey: Survey, pod: _Pod) -> None:
+def _add_pod(cluster_state: ClusterState, pod: _Pod) -> None:
     meta = pod.metadata
     if pod.status.phase in names.FINISHED_PHASES:
         return
@@ -275,17 +279,17 @@ def _add_pod(survey: Survey, pod: _Pod) -> None:
                 holding = Holding(
                     meta.uid, meta.namespace, meta.name, pod.spec.node_name, assigned, mps_client=mps_client
                 )
-                survey.ledger.set_holding(holding)
+                cluster_state.ledger.set_holding(holding)
             return
         pod_request = request.parse_mutated(msgspec.to_builtins(pod))
     except (assignment.InvalidAssignment, InvalidRequest) as error:
-        survey.problems.append(f"{pod_name}: {error}")
+        cluster_state.problems.append(f"{pod_name}: {error}")
         return
     if pod_request is not None:
-        survey.waiting.append((meta.namespace, meta.name, pod_request))
+        cluster_state.waiting.append((meta.namespace, meta.name, pod_request))
 
 
-def _add_reported_shares(survey: Survey) -> None:
+def _add_reported_shares(cluster_state: ClusterState) -> None:
     """Add the shares that nodes report for deleted pods: one holding for each pod and node.
 
     As in the extender, quotas count such a pod only if the card's status lists the pod as terminating.
@@ -294,7 +298,7 @@ def _add_reported_shares(survey: Survey) -> None:
     devices: dict[tuple[str, str], list[assignment.DeviceShare]] = {}
     pods: dict[tuple[str, str], ContainerShare] = {}
     terminating_pods: set[tuple[str, str]] = set()
-    for resource in survey.resources:
+    for resource in cluster_state.resources:
         spec = resource.spec
         terminating_pods |= {(share.uid, spec.node) for share in extendedresources.terminating_shares(resource)}
         for reported_share in extendedresources.reported_shares(resource):
@@ -307,7 +311,7 @@ def _add_reported_shares(survey: Survey) -> None:
                 shares.setdefault(key, []).append(_reported_share(reported_share, spec))
     for key, reported_share in pods.items():
         uid, node = key
-        existing = survey.ledger.holding(uid)
+        existing = cluster_state.ledger.holding(uid)
         if existing is not None and existing.node == node and existing.assignment.is_legacy:
             continue  # gpushare's annotations have no UUIDs, so the cards cannot be compared
         reported = assignment.Assignment(
@@ -320,7 +324,7 @@ def _add_reported_shares(survey: Survey) -> None:
             continue
         is_terminating = key in terminating_pods and existing is None
         name = uid if is_terminating else f"{node}/{uid}"
-        survey.ledger.set_holding(
+        cluster_state.ledger.set_holding(
             Holding(
                 name,
                 reported_share.namespace,
@@ -334,12 +338,12 @@ def _add_reported_shares(survey: Survey) -> None:
         )
 
 
-def _add_unknown_holders(survey: Survey) -> None:
+def _add_unknown_holders(cluster_state: ClusterState) -> None:
     """Add a holding of an unknown pod for each card or device with an allocation that no known pod explains."""
     known_shares: dict[str, list[assignment.CardShare]] = {}
     held_uuids: set[str] = set()
-    for holding in survey.ledger.holdings():
-        node = survey.ledger.node(holding.node)
+    for holding in cluster_state.ledger.holdings():
+        node = cluster_state.ledger.node(holding.node)
         for share in holding.assignment.shares():
             position = node.position(share) if node is not None and not share.uuid else None
             if node is not None and position is not None:
@@ -347,7 +351,7 @@ def _add_unknown_holders(survey: Survey) -> None:
             elif share.uuid:
                 known_shares.setdefault(share.uuid, []).append(share)  # even if another node has the card now
         held_uuids |= {device.uuid for device in holding.assignment.device_shares()}
-    for resource in survey.resources:
+    for resource in cluster_state.resources:
         spec, allocated = resource.spec, resource.status.allocated or _NOTHING_ALLOCATED
         if extendedresources.is_other_device(resource):
             free = not allocated.shares or spec.uuid in held_uuids
@@ -358,7 +362,7 @@ def _add_unknown_holders(survey: Survey) -> None:
             unknown_holder = Holding(
                 f"others-{spec.uuid}", OTHERS, "pods", spec.node, assigned, mps_client=UNKNOWN_SETTINGS
             )
-            survey.ledger.set_holding(unknown_holder)
+            cluster_state.ledger.set_holding(unknown_holder)
 
 
 def _remaining_shares(

@@ -1,4 +1,4 @@
-"""The survey of a cluster: cards with classes, quotas with headroom, and unreadable objects."""
+"""The state of a cluster: cards with classes, quotas with headroom, and unreadable objects."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 
 from cardwise.core.api.classes import Classifier, parse
 from cardwise.core.api.quotas import QuotaEntry
-from cardwise.kube import errors, survey
+from cardwise.kube import clusterstate, errors
 from cardwise.kube.objects import extendedresources
 from cardwise.kube.objects.extendedresources import ExtendedResource
 from tests.cli.worlds import (
@@ -35,7 +35,7 @@ def test_a_card_knows_its_classes_and_their_highest_priority():
             resource_class("other", selector={"matchLabels": {"model": "Tesla P100"}}, priority=9),
         ]
     )
-    node = survey.take_survey(api.kube).ledger.node("n1")
+    node = clusterstate.read_cluster_state(api.kube).ledger.node("n1")
     assert [(sorted(card.classes), card.priority) for card in node.cards] == [
         (["high", "low", K80_CLASS], 7),
         (["nvidia.tesla.p100", "other"], 9),
@@ -65,8 +65,8 @@ def test_card_without_a_classifier_has_no_class():
 
 
 def test_devices_are_held_and_classified_like_cards():
-    ledger = survey.take_survey(lists_with_devices().kube).ledger
-    plain = survey.take_survey(lists(pods=lists_with_devices().objects("pods")).kube).ledger
+    ledger = clusterstate.read_cluster_state(lists_with_devices().kube).ledger
+    plain = clusterstate.read_cluster_state(lists(pods=lists_with_devices().objects("pods")).kube).ledger
     first, third = ledger.node("n1"), ledger.node("n3")
     assert [card.uuid for card in first.cards] == [card.uuid for card in plain.node("n1").cards]
     assert (first.free, third.cards, plain.node("n3")) == (plain.node("n1").free, [], None)
@@ -85,14 +85,14 @@ def test_deleted_pod_is_one_holding_of_card_and_device():
     on_card = card("n1", 0)
     on_card["status"]["reported"] = held
     api = lists(extendedresources=[on_card, device("n1", 0, reported=[held[0] | {"memoryMiB": 0}])], pods=[])
-    (gone,) = survey.take_survey(api.kube).ledger.holdings()
+    (gone,) = clusterstate.read_cluster_state(api.kube).ledger.holdings()
     assert (gone.assignment.mem, [share.uuid for share in gone.assignment.device_shares()]) == (64, ["rdma-n1-0"])
 
 
 def test_holding_under_a_former_node_name_counts_once():
     moved = card("n1", 0)
     moved["spec"]["node"] = "n9"
-    before = survey.take_survey(lists().kube).ledger
+    before = clusterstate.read_cluster_state(lists().kube).ledger
     held = sum(before.node("n1").used[:1])
     assert held
     moved["status"]["reported"] = [
@@ -105,7 +105,7 @@ def test_holding_under_a_former_node_name_counts_once():
         for manifest in lists().objects("extendedresources")
         if manifest["spec"]["uuid"] != moved["spec"]["uuid"]
     ]
-    ledger = survey.take_survey(lists(extendedresources=[*others, moved]).kube).ledger
+    ledger = clusterstate.read_cluster_state(lists(extendedresources=[*others, moved]).kube).ledger
     assert ledger.node("n9").used == [held]
 
 
@@ -115,13 +115,15 @@ def test_larger_amount_of_two_bindings_counts(reported, counts):
     on_card, pod = card("n1", 0), placed("team-a", "p", "n1", 0, 2000)
     uid, namespace, name = (pod["metadata"][key] for key in ("uid", "namespace", "name"))
     on_card["status"]["reported"] = [{"podUID": uid, "namespace": namespace, "name": name, "memoryMiB": reported}]
-    ledger = survey.take_survey(lists(extendedresources=[on_card], pods=[pod]).kube).ledger
+    ledger = clusterstate.read_cluster_state(lists(extendedresources=[on_card], pods=[pod]).kube).ledger
     assert ledger.node("n1").used == [counts]
 
 
 def test_pending_pod_requests_devices_by_the_annotation():
     limits = {"cardwise.dev/rdma": "2", "cardwise.dev/share": "1", "cardwise.dev/place": "1"}
-    ((_, _, pod_request),) = survey.take_survey(lists(pods=[waiting("a", "p", limits, devices="rdma")]).kube).waiting
+    ((_, _, pod_request),) = clusterstate.read_cluster_state(
+        lists(pods=[waiting("a", "p", limits, devices="rdma")]).kube
+    ).waiting
     assert (pod_request.containers, [(device.resource_class, device.count) for device in pod_request.devices]) == (
         (),
         [("rdma", 2)],
@@ -131,7 +133,7 @@ def test_pending_pod_requests_devices_by_the_annotation():
 def test_a_cluster_without_the_newer_kinds_has_no_classes_and_no_quotas():
     api = lists()
     api.lack("resourceclasses", "gpuquotas")
-    seen = survey.take_survey(api.kube)
+    seen = clusterstate.read_cluster_state(api.kube)
     assert (seen.classes, seen.quotas, seen.problems) == ({}, [], [])
     assert sum(len(node.cards) for node in seen.ledger.nodes()) == 4
 
@@ -140,7 +142,7 @@ def test_missing_extendedresources_crd_is_an_error():
     api = lists()
     api.lack("extendedresources")
     with pytest.raises(errors.NotFound):
-        survey.take_survey(api.kube)
+        clusterstate.read_cluster_state(api.kube)
 
 
 def test_unparsable_objects_are_problems_and_do_not_count():
@@ -151,7 +153,7 @@ def test_unparsable_objects_are_problems_and_do_not_count():
             gpu_quota("team-a", {"class": "k80", "shares": 2}, name="ok"),
         ],
     )
-    seen = survey.take_survey(api.kube)
+    seen = clusterstate.read_cluster_state(api.kube)
     assert list(seen.classes) == ["k80"]
     assert [quota.name for quota in seen.quotas] == ["ok"]
     assert [problem.partition(": ")[0] for problem in seen.problems] == ["ResourceClass bad", "GPUQuota team-a/team"]
@@ -159,28 +161,30 @@ def test_unparsable_objects_are_problems_and_do_not_count():
 
 
 def test_headroom_of_each_quota_entry():
-    (first, second) = [remaining for _, remaining in survey.take_survey(lists().kube).quota_headroom("team-a")]
+    (first, second) = [
+        remaining for _, remaining in clusterstate.read_cluster_state(lists().kube).quota_headroom("team-a")
+    ]
     assert first.entry == QuotaEntry(resource_class=K80_CLASS, shares=2, cards=1)
     assert (first.shares, first.memory, first.cards) == (0, None, 0)
     assert second.memory == 32768 - K80 - 2000
-    assert survey.take_survey(lists().kube).quota_headroom("team-b") == []
+    assert clusterstate.read_cluster_state(lists().kube).quota_headroom("team-b") == []
 
 
 def test_one_namespace_is_read_without_the_others_and_without_nodes():
     api = lists()
     api.forbid("nodes")
-    seen = survey.take_survey(api.kube, namespace="team-b", addresses=False)
+    seen = clusterstate.read_cluster_state(api.kube, namespace="team-b", addresses=False)
     assert {holding.namespace for holding in seen.ledger.holdings()} == {"team-b"}
     assert seen.quotas == []
     with pytest.raises(errors.Forbidden, match='cannot list resource "nodes"'):
-        survey.take_survey(api.kube)
+        clusterstate.read_cluster_state(api.kube)
 
 
 def test_a_pod_that_claims_devices_is_read_too():
     """`resources.claims` is a list, beside the maps of limits and requests."""
     pod = placed("team-a", "dra", "n1", 0, 100)
     pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "x"}], "limits": {"cpu": "1"}}
-    assert len(survey.take_survey(lists(pods=[pod]).kube).ledger) == 1
+    assert len(clusterstate.read_cluster_state(lists(pods=[pod]).kube).ledger) == 1
 
 
 def test_native_quotas_only_show_own_resources():
@@ -188,7 +192,7 @@ def test_native_quotas_only_show_own_resources():
         native_quota("a", {"pods": "3"}, {}, name="plain"),
         native_quota("a", {"requests.aliyun.com/gpu-mem": "5", "cpu": "2"}, {"requests.aliyun.com/gpu-mem": "1"}),
     ]
-    (quota,) = survey.list_native_quotas(lists(resourcequotas=quotas).kube, "a")
+    (quota,) = clusterstate.list_native_quotas(lists(resourcequotas=quotas).kube, "a")
     assert (quota.name, quota.hard, quota.used) == (
         "gpus",
         {"requests.aliyun.com/gpu-mem": "5"},
