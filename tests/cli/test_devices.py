@@ -186,7 +186,8 @@ def test_a_placed_pod_hears_its_devices_and_what_is_wrong_with_them():
     mixed["spec"]["containers"][0]["resources"] = {"limits": {"aliyun.com/gpu-mem": "100", "cardwise.dev/share": "1"}}
     text = sentences.explain_pod(mixed, device_cluster())
     assert "container main: 100 of 16276 MiB (0.0061) of GPU 1 GPU-n1-1" in text
-    assert "container main: device rdma-n1-0 of class rdma\nThe node has not given it the share yet" in text
+    assert "container main: device rdma-n1-0 of class rdma\n" in text
+    assert "\nThe node has not given it the share yet" in text
 
 
 @pytest.mark.parametrize("command", [["classes", "--help"], ["inspect", "--help"]])

@@ -181,7 +181,9 @@ def explain_pod(client: KubeClient, pod: Json, namespace: str, cardwise_namespac
         for note in filter(None, (unread_nodes, engine.note)):
             console.print_text(f"note: {note}", err=True)
     bare_uids = frozenset(str(pod["metadata"].get("uid")) for pod in pods if workloads.is_bare(pod))
-    context = replace(_read_context(client, pod, cluster_state, gang, cardwise_namespace), bare_uids=bare_uids)
+    context = replace(
+        _read_context(client, pod, cluster_state, gang, cardwise_namespace), bare_uids=bare_uids, pods=pods
+    )
     gang_lines = blockers.explain_gang(gang) if gang is not None else ()
     text = sentences.explain_pod(pod, cluster_state, gang_lines, settings, engine, context=context)
     return text, objects.as_json(pod, cluster_state, published.policy_of_pod(pod, settings), text)

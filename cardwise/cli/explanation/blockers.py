@@ -56,6 +56,7 @@ class PodContext:
     directly_bound: pods of the namespace that the extender deleted recently because another scheduler had bound them.
     quotas: the GPUQuotas of the namespace from their statuses, for users without the right to read cards.
     warning: the newest warning event about a bound pod whose containers have not started.
+    pods: decoded pods that the user may see, to count those of the pod's gang or controller.
     """
 
     nodes: Sequence[Json] | None = None
@@ -74,6 +75,7 @@ class PodContext:
     directly_bound: tuple[str, ...] = ()
     quotas: Sequence[EntryView] = ()
     warning: Event | None = None
+    pods: Sequence[Json] = ()
 
     def is_node_gone(self, node: str) -> bool:
         """Whether no Node with this name exists."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cardwise.cli.cluster import liveworkload, nodestates, published, workloads
 from cardwise.cli.cluster.published import PublishedPolicy
-from cardwise.cli.explanation import blockers, gangfit, remedies
+from cardwise.cli.explanation import blockers, gangfit, policylines, remedies
 from cardwise.cli.explanation.blockers import PodContext
 from cardwise.core.api import assignment, names, policies, request
 from cardwise.core.placement.nodestate import NodeState, card_of
@@ -86,12 +86,13 @@ def explain_pod(
         classes = cluster_state.classes if cluster_state is not None else {}
         foreign_text = join_lines(blockers.explain_foreign_resources(pod, context, list(classes)))
         return f"{subject} requests no GPU and no device of Cardwise ({resource_names}).\n{foreign_text}"
+    policy_line = policylines.explain_policy(pod, pod_request, settings or PublishedPolicy())
     request_text = f"{subject} requests {_describe_request(pod_request, pod)}.\n{gang_text}"
     if node:
-        return request_text + _explain_placed("It", pod, node, cluster_state, context)
+        return request_text + _explain_placed("It", pod, node, cluster_state, context, policy_line=policy_line)
     if pod["metadata"].get("deletionTimestamp"):
         return request_text + join_lines(_explain_deletion(pod, context))
-    return request_text + _explain_waiting(
+    return f"{request_text}{policy_line}\n" + _explain_waiting(
         pod, pod_request, cluster_state, settings or PublishedPolicy(), engine, context=context
     )
 
@@ -179,7 +180,15 @@ def _container_names(pod: Json) -> dict[str, str]:
     return {container.key: container.spec.get("name", container.key) for container in request.containers(pod)}
 
 
-def _explain_placed(subject: str, pod: Json, node: str, cluster_state: ClusterState | None, context: PodContext) -> str:
+def _explain_placed(
+    subject: str,
+    pod: Json,
+    node: str,
+    cluster_state: ClusterState | None,
+    context: PodContext,
+    *,
+    policy_line: str = "",
+) -> str:
     annotations = annotations_of(pod)
     try:
         pod_assignment = assignment.decode(annotations)
@@ -212,6 +221,7 @@ def _explain_placed(subject: str, pod: Json, node: str, cluster_state: ClusterSt
             class_name = quote_unless_name(device.resource_class)
             description = f"device {quote_unless_name(device.uuid)} of class {class_name}"
             lines.append(f"  container {_container_name(key, name_by_key)}: {description}{state}")
+    lines += [policy_line] if policy_line else []
     if pod_assignment.containers:
         # A pod without cards may still hold devices that no annotation names.
         is_running = (pod.get("status") or {}).get(
@@ -455,6 +465,11 @@ def _explain_waiting(
         else None
     )
     views = explanation.explain(cluster_state.ledger, nodes, pod_request, policy, headroom, ranked=score_by_node)
+    facts = policylines.NodeFacts(pod, pod_request, context.nodes or (), context.pods)
+    ranks = policylines.rank_nodes(pod_request, facts, nodes) if context.nodes is not None else {}
+    if ranks:
+        views.sort(key=lambda view: (view.score is None, not view.has_free_load, ranks[view.name]))
+        lines += policylines.explain_domains(pod_request, facts, nodes)
     lines += gangfit.find_obstacles(pod, pod_request, cluster_state, nodes=nodes, policy=policy, context=context)
     lines += blockers.explain_classes(pod_request, cluster_state)
     lines += blockers.explain_quotas(pod_request, namespace, cluster_state)
@@ -476,7 +491,8 @@ def _explain_waiting(
         fitting_nodes = wording.enumerate_first(best_nodes, _MAX_LISTED_NODES, "node")
         lines.append(
             f"{noun[0].upper()}{noun[1:]} that fit are free on {fitting_nodes} "
-            f"(best first, {_describe_order(policy, score_by_node, settings)}); "
+            f"(best first, {f'{pod_request.policy}, then ' if ranks else ''}"
+            f"{_describe_order(policy, score_by_node, settings)}); "
             f"{blockers.explain_other_reasons(pod, message, foreign_lines) or fallback_advice}."
         )
     status_by_uuid = {resource.spec.uuid: resource.status for resource in cluster_state.resources}

@@ -249,11 +249,12 @@ def parse(pod: Json) -> PodRequest | None:
         priority=priority,
         mps=mps.mode(annotations),
         user=_common_user(pod, {container_request.key for container_request in container_requests}),
-        peers=_peer_key(pod, policy),
+        peers=peer_key(pod, policy),
     )
 
 
-def _peer_key(pod: Json, policy: str | None) -> str:
+def peer_key(pod: Json, policy: str | None) -> str:
+    """`PodRequest.peers` of a pod with this policy."""
     if policy is None:
         return ""
     metadata = pod.get("metadata") or {}
