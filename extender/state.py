@@ -30,8 +30,7 @@ from extender.cache.clusterview import ClusterView
 from extender.cache.inventory import ShareReport
 from extender.cache.nodesearch import NodeSearch
 from extender.cache.nominated import NominatedPods
-from extender.cache.nominations import LOWEST
-from extender.cache.pacing import pause, slices
+from extender.cache.pacing import Pace, pause
 from extender.cache.placing import LeaderChanged, PlacementRequest, Placing
 from extender.cache.quotas import FullEntry
 from extender.cache.reservations import PLANS, Assumed, KnownBinding, Phase, Timeouts
@@ -51,7 +50,6 @@ from extender.records.podinfo import PodRecord, WaitingRecord
 from extender.records.podref import PodRef
 
 _WARMED: Final = 250  # nodes whose cards are indexed in one hold of the lock
-_RESOLVED: Final = 8  # nodes for which reserved cards are searched in one hold of the lock
 _SCORED_SECONDS: Final = 1.0
 _NO_SCORES: Final[tuple[str, float, dict[str, int]]] = "", -math.inf, {}
 
@@ -140,11 +138,7 @@ class State:
         In a big cluster the index of all cards takes 0.4 s, and the search for the cards of 500 nominated pods takes
         another 0.4 s.
         """
-        with self.view():
-            unresolved_nodes = self._nominated.nodes_with_unknown_cards()
-        for nodes in slices(unresolved_nodes, _RESOLVED, self._clock):
-            with self.view():
-                self._nominated.reservations_on(nodes, (), LOWEST)
+        self.preemption.find_unknown_cards(None, Pace(self._clock).pause)
         while True:
             with self.view() as ledger:
                 if not ledger.index_some(_WARMED):

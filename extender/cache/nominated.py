@@ -7,8 +7,9 @@ gone. Not thread-safe: the caller holds the lock of `State`.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import reduce
 from typing import Final, NamedTuple
 
@@ -20,7 +21,7 @@ from cardwise.core.preemption import preemption
 from cardwise.core.preemption.preemption import FullNode, Preemptor, Resident, Victims
 from cardwise.kube.pods.budgets import Budgets
 from extender.cache.clusterview import ClusterView
-from extender.cache.nominations import LOWEST, NOMINATED
+from extender.cache.nominations import LOWEST, NOMINATED, NominatedPlace
 from extender.cache.reservations import PHASE_NAMES, Phase
 from extender.records.pod import WaitingPod
 
@@ -39,6 +40,15 @@ class NominatedReservation(NamedTuple):
     holding: Holding
     load: Load
     victims: tuple[str, ...]
+
+
+class SearchedPlace(NamedTuple):
+    """A place of a nominated pod whose cards were searched: as it was before, and with the result."""
+
+    uid: str
+    node: str
+    unknown: NominatedPlace
+    searched: NominatedPlace
 
 
 class NominatedPods:
@@ -67,6 +77,22 @@ class NominatedPods:
         """
         places = self._nominations.reserved_places((), LOWEST)
         return list(dict.fromkeys(node for _, node, place in places if place.assignment is None))
+
+    def search_unknown_cards(self, nodes: Collection[str], is_over: Callable[[], bool]) -> list[SearchedPlace]:
+        """Search the unknown cards on these nodes. Returns the places that were searched, also those without a result.
+
+        is_over: called before each search. Returns whether to stop.
+        """
+        searched = []
+        for claimant, node, place in self._nominations.reserved_places((), LOWEST):
+            if place.assignment is not None or node not in nodes:
+                continue
+            if self._cluster.ledger.holding(claimant.uid) is not None:
+                continue  # nothing is reserved while the pod holds cards
+            if is_over():
+                break
+            searched.append(SearchedPlace(claimant.uid, node, place, self._search_cards(claimant, node, place)))
+        return searched
 
     @contextmanager
     def count_reserved(
@@ -98,12 +124,11 @@ class NominatedPods:
                 continue  # the ledger has the pod's holding already
             assignment = place.assignment
             if assignment is None:
-                policy = policies.card_policy(claimant.request.policy, self._policy)
-                victims = self.place_after_termination(claimant, policy, node)
-                assignment = victims.assignment if victims is not None else None
+                searched = self._search_cards(claimant, node, place)
+                self._nominations.set_searched_place(claimant.uid, node, place, searched)
+                assignment = searched.assignment
                 if assignment is None:
                     continue
-                self._nominations.set_assignment(claimant.uid, node, assignment)
             # Without a namespace, so that no quota counts the reservation before the pod is bound.
             mps_client = claimant.request.mps_client
             holding = Holding(f"{claimant.uid}@{node}", "", claimant.ref.name, node, assignment, NOMINATED, mps_client)
@@ -172,6 +197,22 @@ class NominatedPods:
         counts = Counter(key for pod in pods for key in self._budgets.covering_keys(pod.namespace, pod.labels))
         allowed = self._budgets.allowed_disruptions(counts)
         return sum(max(0, count - allowed[key]) for key, count in counts.items())
+
+    def _search_cards(self, claimant: WaitingPod, node: str, place: NominatedPlace) -> NominatedPlace:
+        """The place with the cards that the pod gets there; without cards if it fits no cards."""
+        state = self._cluster.ledger.node(node)
+        reads = (
+            state.generation if state is not None else None,
+            self._cluster.loads.changed_at(node),
+            self._nominations.victims_on(node, claimant.uid),
+            self._cluster.headroom_excluding(claimant.ref.namespace, claimant.uid),
+        )
+        if place.searched_on == reads:
+            return place
+        policy = policies.card_policy(claimant.request.policy, self._policy)
+        victims = self.place_after_termination(claimant, policy, node)
+        assignment = victims.assignment if victims is not None else None
+        return replace(place, assignment=assignment, searched_on=reads)
 
     def _make_preemptor(self, claimant: WaitingPod, policy: str, priority: int) -> Preemptor:
         """The input of the victim search: the pod, for which pods below `priority` may be evicted."""

@@ -55,11 +55,14 @@ class NominatedPlace:
     victims: the UIDs of the pods that are evicted for the nominated pod.
     member_reservations: the cards that stay reserved for other members of the pod's gang meanwhile. Without them the
         gang might not fit in the end, and the evictions would be in vain.
+    searched_on: what the last search for the cards read, while they are not known. As long as this is the same, another
+        search would find no cards either.
     """
 
     assignment: Assignment | None = None
     victims: tuple[str, ...] = ()
     member_reservations: tuple[MemberReservation, ...] = ()
+    searched_on: tuple[object, ...] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -319,12 +322,14 @@ class Nominations:
             for victim in place.victims
         }
 
-    def set_assignment(self, uid: str, node: str, assignment: Assignment) -> None:
-        """Set the cards that are reserved for the pod on the node, which were unknown."""
+    def set_searched_place(self, uid: str, node: str, unknown: NominatedPlace, searched: NominatedPlace) -> None:
+        """Record the result of a search for the cards of the pod's place on the node.
+
+        unknown: the place before the search; if the pod has another one by now, the result is ignored.
+        """
         nomination = self._by_pod.get(uid)
-        if nomination is not None and node in nomination.places:
-            place = replace(nomination.places[node], assignment=assignment)
-            self._by_pod[uid] = replace(nomination, places={**nomination.places, node: place})
+        if nomination is not None and nomination.places.get(node) == unknown:
+            self._by_pod[uid] = replace(nomination, places={**nomination.places, node: searched})
 
     # What-if changes.
 

@@ -5,15 +5,14 @@ Python runs one thread at a time. A thread that computes without a pause delays 
 milliseconds. So planners sleep now and then (docs/design/0032-snapshots.md has the measurements).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable
+from typing import Final
 
 from cardwise.clock import Clock
 from extender.queue.searchpauses import PAUSE_FACTOR
 
 LOCKED_SECONDS: Final = 0.004  # seconds of CPU after which work under the lock starts no further step
 
-_T = TypeVar("_T")
 _WORK_SECONDS: Final = 0.004  # seconds of CPU between two pauses
 # Without a pause, a thread that releases the lock and takes it again at once usually gets it before a waiting thread,
 # which takes 50 us to wake.
@@ -75,13 +74,3 @@ def pause(clock: Clock) -> None:
 def pause_seconds(cost: float) -> float:
     """The seconds to pause after work in vain that took `cost` seconds, so that such work takes a tenth of the time."""
     return min(_MAX_PAUSE, PAUSE_FACTOR * cost)
-
-
-def slices(sequence: Sequence[_T], size: int, clock: Clock) -> Iterator[Sequence[_T]]:
-    """The elements in slices of `size`, with a pause between two slices. The caller must release the lock before it
-    takes the next slice.
-    """
-    for start in range(0, len(sequence), size):
-        if start:
-            pause(clock)
-        yield sequence[start : start + size]

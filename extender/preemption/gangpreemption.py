@@ -348,7 +348,7 @@ class GangVictimSearch:
         ]
         gang, gang_cards = self._snapshot.gang, self._snapshot.cluster.gang_cards
         with (
-            self._after_evictions(excluded, nodes),
+            self._after_evictions(excluded, nodes, only=nodes),
             gang_cards.count_reserved(nodes.intersection(gang_cards.reserved_nodes(gang.rank, gang.namespace))),
         ):
             if any(map(self._loads.is_unavailable, nodes)):
@@ -493,10 +493,18 @@ class GangVictimSearch:
         return gang._replace(offers={shape: nodes - closed for shape, nodes in gang.offers.items()})
 
     @contextmanager
-    def _after_evictions(self, excluded: Collection[str], nodes: Iterable[str]) -> Iterator[None]:
-        """Context manager: inside, all victims are gone, and the pods that they are evicted for are placed."""
+    def _after_evictions(
+        self, excluded: Collection[str], nodes: Iterable[str], *, only: Collection[str] | None = None
+    ) -> Iterator[None]:
+        """Context manager: inside, all victims are gone, and the pods that they are evicted for are placed.
+
+        nodes: where terminating pods are gone, too.
+        only: the nodes that the caller reads; the others may stay as they are. None: all nodes. Takes 0.1 ms for each
+            nominated pod there.
+        """
         priority = self._search.claimant.request.priority
-        leaving = self._nominations.all_victims()
+        victims = self._nominations.all_victims()
+        leaving = {uid: node for uid, node in victims.items() if only is None or node in only}
         leaving_keys: list[str] = []
         for node in {*nodes, *leaving.values()}:
             for key, placed in self._loads.pods_on(node):
@@ -506,10 +514,10 @@ class GangVictimSearch:
         coming = [
             PlacedPod(node, claimant.load)
             for claimant, node, _ in self._nominations.reserved_places(excluded, priority)
-            if self._loads.get(claimant.uid) is None
+            if (only is None or node in only) and self._loads.get(claimant.uid) is None
         ]
         with (
-            self._nominated.count_reserved(excluded, priority),
+            self._nominated.count_reserved(excluded, priority, only),
             self._ledger.what_if(released=leaving),
             self._loads.what_if(removed=leaving_keys, added=coming),
         ):

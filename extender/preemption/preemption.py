@@ -13,7 +13,7 @@ preempts: filter records the pod in the scheduling queue, `next_evictions` finds
 import heapq
 import math
 import random
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from sys import intern
@@ -25,8 +25,8 @@ from cardwise.kube.pods.budgets import Budget
 from extender.cache.cache import Cache
 from extender.cache.clusterview import Changes, ClusterView
 from extender.cache.nominated import NominatedPods
-from extender.cache.nominations import LOWEST, MemberReservation, NominatedPlace
-from extender.cache.pacing import LOCKED_SECONDS, Pace, pause, slices
+from extender.cache.nominations import MemberReservation, NominatedPlace
+from extender.cache.pacing import LOCKED_SECONDS, Pace, pause
 from extender.cache.reservations import Phase
 from extender.cache.statelock import StateLock
 from extender.gangs.gangplaces import GangPlaces
@@ -55,7 +55,6 @@ _MAX_SEARCHES: Final = 8  # of one call for a gang, where something changes agai
 _MAX_CHECKED_NODES: Final = 16
 _MAX_CHECKED_MEMBERS: Final = 8
 _MAX_CHECKS: Final = 8  # of one result of a search, since something may change again during a check
-_FOUND_NODES: Final = 8  # nodes whose unknown cards are found in one hold of the lock
 _MAX_WAIT_CHECKS: Final = 3  # whether a gang only has to wait, before its victims are taken
 _SEARCHING: Final = 0.02  # seconds of CPU, after which no further pod is searched for in one step
 _MOST_NODES: Final = 256  # that are searched for one pod; kube-scheduler tries a tenth of all, and 100 at least
@@ -158,6 +157,30 @@ class Preemption:
         with self._lock:
             self._cache.budgets.remove_budget(key)
 
+    def find_unknown_cards(self, nodes: Collection[str] | None, is_over: Callable[[], bool]) -> None:
+        """Find the cards of nominated pods for which another extender has answered the preemption.
+
+        nodes: where the pods are nominated; None: all nodes.
+        is_over: returns whether the search must end.
+
+        The search runs on a snapshot, since it takes 1 ms for a pod on a node of 100 pods. A search for victims comes
+        afterwards, on another snapshot: two searches could find different cards. So what is found is kept, and also
+        that nothing was found, until the node changes.
+        """
+        with self._lock:
+            self._cache.sync_cards()
+            unknown_nodes = set(self._nominated.nodes_with_unknown_cards())
+            if nodes is not None:
+                unknown_nodes.intersection_update(nodes)
+            if not unknown_nodes:
+                return
+            snapshot = self._cache.snapshot()
+        searched_places = self._nominated.on_snapshot(snapshot).search_unknown_cards(unknown_nodes, is_over)
+        with self._lock:
+            if not self._cache.has_leader_changed(snapshot):
+                for place in searched_places:
+                    self._nominations.set_searched_place(*place)
+
     # Calls of kube-scheduler.
 
     def answer_preempt(
@@ -170,11 +193,12 @@ class Preemption:
         member: the pod may be in a gang that does not run.
         """
         until = self._clock.now() + _SECONDS
+        search_until = until - _PLANNING if member else until
         self._await_chosen_nodes()
         with self._lock:
             # Nodes where the extender itself evicts for other members.
             ours = set(self._queue.preemption_nodes(claimant.uid)) - scheduler_victims.keys() if member else set[str]()
-        self._find_unknown_cards({*scheduler_victims, *ours})
+        self.find_unknown_cards({*scheduler_victims, *ours}, lambda: self._clock.now() > search_until)
         with self._lock:
             self._cache.sync_cards()
             if self._is_answered(claimant, policy, scheduler_victims):
@@ -186,7 +210,6 @@ class Preemption:
             snapshot = self._cache.snapshot()
             gang_snapshot = self._gang_preemption.take_snapshot(claimant.uid, snapshot) if member else None
         nominated, answers = self._nominated.on_snapshot(snapshot), dict[str, Victims]()
-        search_until = until - _PLANNING if member else until
         for node in (*sorted(scheduler_victims), *sorted(ours)):
             if self._clock.now() > search_until:
                 break
@@ -408,19 +431,6 @@ class Preemption:
             latest, checks = later, checks + 1
         return _Commit.CONFLICT
 
-    def _find_unknown_cards(self, nodes: Collection[str]) -> None:
-        """Find the cards of pods on these nodes for which another extender has answered the preemption.
-
-        They are found before a snapshot is taken, and kept: two searches could find different cards.
-        """
-        with self._lock:
-            self._cache.sync_cards()
-            unknown_nodes = [node for node in self._nominated.nodes_with_unknown_cards() if node in nodes]
-        for some_nodes in slices(unknown_nodes, _FOUND_NODES, self._clock):
-            with self._lock:
-                self._cache.sync_cards()
-                self._nominated.reservations_on(some_nodes, (), LOWEST)
-
     def _find_again(
         self, search: GangSearch, snapshot: GangSnapshot, victims_by_node: Mapping[str, Victims], nodes: Iterable[str]
     ) -> dict[str, Victims]:
@@ -434,7 +444,7 @@ class Preemption:
 
     def _take_gang_snapshot(self, search: GangSearch, former: GangSnapshot) -> GangSnapshot | None:
         """A later snapshot for the search; None if the pod's gang gets no victims now."""
-        self._find_unknown_cards({*search.scheduler_victims, *search.own_eviction_nodes})
+        self.find_unknown_cards({*search.scheduler_victims, *search.own_eviction_nodes}, search.is_over)
         with self._lock:
             self._cache.sync_cards()
             if self._cache.has_leader_changed(former.cluster) or self._is_gang_answered(search):
@@ -458,14 +468,14 @@ class Preemption:
 
         The nodes where the pod may only have to wait come first.
         """
-        self._find_unknown_cards(pending.nodes)
+        pace = Pace(self._clock, lambda: self._clock.now() > until)
+        self.find_unknown_cards(set(pending.nodes), pace.pause)
         with self._lock:
             self._cache.sync_cards()
             freeing_nodes, refused = self._nodes_freeing_cards(set(pending.nodes)), self._refused
             snapshot = self._cache.snapshot()
             gang = self._gang_preemption.take_snapshot(pending.claimant.uid, snapshot) if pending.gang else None
-        nominated, pace = self._nominated.on_snapshot(snapshot), Pace(self._clock, lambda: self._clock.now() > until)
-        other_nodes = set(pending.nodes) - freeing_nodes
+        nominated, other_nodes = self._nominated.on_snapshot(snapshot), set(pending.nodes) - freeing_nodes
         candidates, enough = dict[str, Victims](), _ENOUGH * max(1, len(excluded))
         for node in (*freeing_nodes, *_sample_nodes(other_nodes, len(other_nodes))):
             victims = nominated.find_unprotected_victims(

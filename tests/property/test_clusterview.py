@@ -120,10 +120,11 @@ CHANGES = {
         st.tuples(st.just("nominations.end_expired"), st.sampled_from(TIMES)),
         st.tuples(st.just("nominations.reset_to_statuses")),
         st.tuples(
-            st.just("nominations.set_assignment"),
+            st.just("nominations.set_searched_place"),
             st.sampled_from(PODS),
             st.sampled_from(NODES),
-            st.just(PLACES["cards"].assignment),
+            st.just(PLACES["unknown"]),
+            st.just(PLACES["cards"]),
         ),
         st.tuples(st.just("loads.set_pod"), st.sampled_from(PODS), placed_pods),
         st.tuples(st.just("loads.remove_pod"), st.sampled_from(PODS)),

@@ -503,17 +503,17 @@ def test_nothing_is_reserved_for_a_gang_if_the_leader_changes_before_the_search_
     gang(world, 2)
     steps = world.meanwhile(2, lambda: world.runs("late", 0, "n1", HIGH))
     preemption = world.state.preemption
-    find_unknown_cards, calls = preemption._find_unknown_cards, []
+    find_unknown_cards, calls = preemption.find_unknown_cards, []
 
-    def change_leader(nodes: object) -> None:
+    def change_leader(*args: Any) -> None:
         calls.append(len(steps))
         if len(calls) == 2:
             world.state.forget_plans()
             for name in ("g0", "g1"):
                 world.filter(name)
-        find_unknown_cards(nodes)
+        find_unknown_cards(*args)
 
-    monkeypatch.setattr(preemption, "_find_unknown_cards", change_leader)
+    monkeypatch.setattr(preemption, "find_unknown_cards", change_leader)
     assert world.asks("g0") == {}
     assert len(calls) == 2
     assert calls[1] == len(steps), "no search after the change"
