@@ -137,7 +137,7 @@ def mutated_then_validated(client: FlaskClient, pod: Json) -> Json:
 @pytest.mark.parametrize(
     ("annotations", "begins", "ends"),
     [
-        ({names.POLICY: "x" * 120_000}, "is not a placement policy", "spread"),
+        ({names.POLICY: "x" * 120_000}, "is not a placement policy", "spread-by=LABEL"),
         ({names.GROUP_NAME: "X" * 120_000, names.GROUP_NUM: "2"}, "is not a valid gang name", "63 of them"),
         ({names.MPS: "x" * 120_000}, "is not a mode of MPS", "required"),
     ],
