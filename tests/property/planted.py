@@ -1,5 +1,6 @@
-"""Planted faults that the black box must find: extenders whose input or output is changed. The module does not depend
-on their internals.
+"""Planted faults that the black box must find: extenders whose input or output is changed. They do not depend on the
+internals of an extender. The faults of the commit do: each leaves out one check of `extender.cache.commit`, and the
+judge of `gangcommit` must find it.
 
 `python -m tests.property.planted` draws histories until each fault was found, and prints after how many. With `--keep`,
 the history that shows a fault is shrunk and saved as a file.
@@ -25,11 +26,12 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.http.httpcalls import WsgiApp
+from extender.cache import commit
 from extender.process import ExtenderSettings
 from tests.fakes.apidoors import InMemoryClient
 from tests.fakes.apiobjects import encoded, merged, status
 from tests.fakes.apiserver import Answer, Request
-from tests.property import replay
+from tests.property import gangcommit, replay
 from tests.property.blackbox import Build, History, Whole, today
 
 HISTORIES = Path(".hypothesis/planted")
@@ -309,6 +311,12 @@ def main() -> int:
             small = replay.shrunk(history, fault.build())
             replay.write(HISTORIES / f"{name.replace(' ', '-')}.jsonl", small)
             print(f"  {replay.broken(small, fault.build())}")
+    for check in commit.CHECKS:
+        name = f"the commit of a gang does not check: {check}"
+        if not args.faults or any(word in name for word in args.faults):
+            number = gangcommit.search(check, 20 * args.examples, args.seed)
+            missed += not number
+            print(f"{name}: {f'after {number}' if number else 'not found'}", flush=True)
     return 1 if missed else 0
 
 
