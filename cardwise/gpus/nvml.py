@@ -424,9 +424,8 @@ def _read_card(index: int, handle: Any, driver: str) -> GpuCard:
             properties[name] = str(question())
 
     # Selectors of ResourceClasses use these properties: driver, clock (the highest SM clock in MHz), architecture and
-    # computeCapability. `clockMHz` is the older name of `clock`.
-    for name in ("clock", "clockMHz"):
-        add_property(name, lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM))
+    # computeCapability.
+    add_property("clock", lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM))
     add_property("memoryClockMHz", lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM))
     add_property("architecture", lambda: _ARCHITECTURES.get(pynvml.nvmlDeviceGetArchitecture(handle), "unknown"))
     add_property("computeCapability", lambda: ".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(handle))))

@@ -155,13 +155,12 @@ def read_cluster_state(
     if addresses:
         cluster_state.addresses = _list_addresses(client, own_namespace=own_namespace)
     cluster_state.resources = list(client.list_as(paths.extendedresources(), wire.ListOf[ExtendedResource]))
-    # An older installation has only ExtendedResources: its cluster does not know ResourceClasses and GPUQuotas.
     resource_classes = _parse_objects(
-        cluster_state, "ResourceClass", _list_known_kind(client, paths.resourceclasses()), classes.parse
+        cluster_state, "ResourceClass", client.list_objects(paths.resourceclasses()), classes.parse
     )
     cluster_state.classes = {resource_class.name: resource_class for resource_class in resource_classes}
     cluster_state.quotas = list(
-        _parse_objects(cluster_state, "GPUQuota", _list_known_kind(client, paths.gpuquotas(namespace)), quotas.parse)
+        _parse_objects(cluster_state, "GPUQuota", client.list_objects(paths.gpuquotas(namespace)), quotas.parse)
     )
     classifier = Classifier(cluster_state.classes.values())
     cards: dict[str, list[Card]] = {}
@@ -236,14 +235,6 @@ def list_native_quotas(client: KubeClient, namespace: str) -> list[NativeQuota]:
     return native
 
 
-def _list_known_kind(client: KubeClient, path: str) -> Iterator[Json]:
-    """Yield the objects of a list; none if the cluster does not know the kind."""
-    try:
-        yield from client.list_objects(path)
-    except errors.NotFound:
-        return
-
-
 def _parse_objects(
     cluster_state: ClusterState, kind: str, objects: Iterator[Json], parse: Callable[[Json], _T]
 ) -> Iterator[_T]:
@@ -312,7 +303,7 @@ def _add_reported_shares(cluster_state: ClusterState) -> None:
     for key, reported_share in pods.items():
         uid, node = key
         existing = cluster_state.ledger.holding(uid)
-        if existing is not None and existing.node == node and existing.assignment.is_legacy:
+        if existing is not None and existing.node == node and existing.assignment.is_gpushare:
             continue  # gpushare's annotations have no UUIDs, so the cards cannot be compared
         reported = assignment.Assignment(
             {"reported": tuple(shares[key])} if key in shares else {},

@@ -67,7 +67,7 @@ def build_checkpoint_grants(
     for sandbox in sandboxes:
         with contextlib.suppress(codec.InvalidAssignment):
             assignment = codec.decode(sandbox.annotations)
-            if assignment is not None and not assignment.is_legacy:
+            if assignment is not None and not assignment.is_gpushare:
                 assignments_by_uid.setdefault(sandbox.pod_uid, []).append(assignment)
     slots_by_container: dict[tuple[str, str], list[str]] = {}
     for slot, holders in containers_by_slot.items():
@@ -115,7 +115,7 @@ def build_sandbox_grants(
             _log.warning("a running pod has an assignment that cannot be read", **fields)
             unknown_holders.add(sandbox.pod_uid)
             continue
-        if assignment is not None and not assignment.is_legacy:
+        if assignment is not None and not assignment.is_gpushare:
             grant = Grant.for_pod(sandbox.pod_uid, sandbox.namespace, sandbox.name, container, assignment)
             grants[sandbox.pod_uid] = grants.get(sandbox.pod_uid, grant).extend_by_assignment(assignment)
     return list(grants.values()), unknown_holders

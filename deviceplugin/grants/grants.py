@@ -22,13 +22,12 @@ import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import structlog
-from msgspec import Struct, field
+from msgspec import Struct
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import shareagent
@@ -48,8 +47,6 @@ _PROBE_BYTES = 4096  # size of the test file: one block, which a full disk canno
 _MAX_NAME_BYTES = 200  # bytes kept of a moved file's name; with the appended time, the new name has at most 255 bytes
 _MAX_NUMBER = 2**63 - 1  # the maximum of each number in a grant
 _VERSION = 1
-_VERSION_WITH_DEVICES = 2  # the version of a grant with devices, which older plugins, knowing only cards, must not read
-_READABLE_VERSIONS = (_VERSION, _VERSION_WITH_DEVICES)
 
 
 class UnsafeName(ValueError):
@@ -59,7 +56,7 @@ class UnsafeName(ValueError):
 class GrantedDevice(Struct, frozen=True, rename="camel"):
     """A device other than a GPU, as in the assignment."""
 
-    resource_class: str = field(name="deviceClass")  # the name in grants on disk
+    resource_class: str
     uuid: str
 
     @classmethod
@@ -80,7 +77,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     shares, devices: the shares and devices of the container.
     pod_shares, pod_devices: the shares and devices of all containers of the pod, which holds them from its first grant
         on.
-    pod_keys: the container key of each of the `pod_shares`; empty in a grant of an older version.
+    pod_keys: the container key of each of the `pod_shares`.
     pod_device_keys: the container key of each of the `pod_devices`.
     mps_mode, sm_percent: the pod's MPS annotations.
     mps: the folders of the MPS daemons that the container gets; empty without MPS.
@@ -96,7 +93,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     slots: tuple[str, ...] = ()
     shares: tuple[CardShare, ...] = ()
     pod_shares: tuple[CardShare, ...]
-    pod_keys: tuple[str, ...] = ()
+    pod_keys: tuple[str, ...]
     devices: tuple[GrantedDevice, ...] = ()
     pod_devices: tuple[GrantedDevice, ...] = ()
     pod_device_keys: tuple[str, ...] = ()
@@ -144,13 +141,8 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         return bool(self.shares or self.devices) or self.is_agent
 
     @property
-    def has_container_keys(self) -> bool:
-        """Whether the grant names the container of each of the pod's shares. A grant of an older version does not."""
-        return len(self.pod_keys) == len(self.pod_shares) and all(self.pod_keys)
-
-    @property
     def keys(self) -> set[str]:
-        """The container keys with shares or devices, as far as the grant names them."""
+        """The container keys with shares or devices."""
         return {*self.pod_keys, *self.pod_device_keys}
 
     def sorted_amounts(self, *, by_container: bool = False) -> tuple[object, ...]:
@@ -158,19 +150,16 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
 
         by_container: add the container keys.
         """
-        card_keys = self.pod_keys if by_container else ()
-        device_keys = self.pod_device_keys if by_container else ()
-        cards = zip(self.pod_shares, chain(card_keys, repeat("")), strict=False)
-        devices = zip(self.pod_devices, chain(device_keys, repeat("")), strict=False)
+        cards = zip(self.pod_shares, self.pod_keys, strict=True)
+        devices = zip(self.pod_devices, self.pod_device_keys, strict=True)
         return (
-            tuple(sorted((share.uuid, share.mem, share.core, key) for share, key in cards)),
-            tuple(sorted((device.uuid, key) for device, key in devices)),
+            tuple(sorted((share.uuid, share.mem, share.core, key if by_container else "") for share, key in cards)),
+            tuple(sorted((device.uuid, key if by_container else "") for device, key in devices)),
         )
 
     def has_same_binding(self, other: "Grant") -> bool:
         """Whether the pod was bound with the same cards and devices for both grants."""
-        by_container = bool(self.pod_keys) == bool(other.pod_keys)  # a grant of an older version has no keys
-        return self.sorted_amounts(by_container=by_container) == other.sorted_amounts(by_container=by_container)
+        return self.sorted_amounts(by_container=True) == other.sorted_amounts(by_container=True)
 
     def uuids(self) -> set[str]:
         """The UUIDs of the pod's cards and devices."""
@@ -178,7 +167,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
 
     def restrict_to_cards(self, uuids: Collection[str]) -> "Grant":
         """A copy of the grant with only those cards and devices of the pod whose UUID is in `uuids`."""
-        cards = list(zip(self.pod_shares, chain(self.pod_keys, repeat("")), strict=False))
+        cards = list(zip(self.pod_shares, self.pod_keys, strict=True))
         devices = list(zip(self.pod_devices, self.pod_device_keys, strict=True))
         return msgspec.structs.replace(
             self,
@@ -194,25 +183,24 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         if excess is None:
             return self
         excess_grant = Grant.for_pod(self.pod_uid, self.namespace, self.name, self.container, excess)
-        keys = self.pod_keys or ("",) * len(self.pod_shares)
         return msgspec.structs.replace(
             self,
             pod_shares=self.pod_shares + excess_grant.pod_shares,
-            pod_keys=keys + excess_grant.pod_keys,
+            pod_keys=self.pod_keys + excess_grant.pod_keys,
             pod_devices=self.pod_devices + excess_grant.pod_devices,
             pod_device_keys=self.pod_device_keys + excess_grant.pod_device_keys,
         )
 
     def assignment(self) -> Assignment:
-        """The assignment of the whole pod, cards only; empty in a grant of an older version."""
+        """The assignment of the whole pod, cards only."""
         return Assignment(_group_by_key(self.pod_keys, self.pod_shares))
 
     @property
     def pod_assignment(self) -> Assignment:
-        """The assignment of the whole pod, cards and devices. In a grant of an older version all keys are ""."""
+        """The assignment of the whole pod, cards and devices."""
         devices = (DeviceShare(device.resource_class, device.uuid) for device in self.pod_devices)
         return Assignment(
-            _group_by_key(self.pod_keys or ("",) * len(self.pod_shares), self.pod_shares),
+            _group_by_key(self.pod_keys, self.pod_shares),
             _group_by_key(self.pod_device_keys, devices),
         )
 
@@ -221,9 +209,9 @@ prepare_types(_Format, Grant)
 
 
 def _group_by_key(keys: Iterable[str], shares: Iterable[_T]) -> dict[str, tuple[_T, ...]]:
-    """Group shares by container key. There may be fewer keys than shares."""
+    """Group shares by container key."""
     shares_by_key: dict[str, tuple[_T, ...]] = {}
-    for key, share in zip(keys, shares, strict=False):
+    for key, share in zip(keys, shares, strict=True):
         shares_by_key[key] = (*shares_by_key.get(key, ()), share)
     return shares_by_key
 
@@ -504,13 +492,12 @@ class GrantStore:
         self, grant: Grant, check: Callable[[], GrantConflict | None], granted_ns: Callable[[], int]
     ) -> AddedGrant | GrantConflict:
         _check_names(grant)
-        version = _VERSION_WITH_DEVICES if grant.pod_devices else _VERSION
         key = (grant.pod_uid, grant.container)
         with self._lock:
             conflict = check()
             if conflict is not None:
                 return conflict
-            grant = msgspec.structs.replace(grant, version=version, granted_ns=granted_ns())
+            grant = msgspec.structs.replace(grant, granted_ns=granted_ns())
             self._epoch += 1
             added = AddedGrant(grant, self._grants.get(key))
             self._grants[key], self._epochs[key] = grant, self._epoch
@@ -590,11 +577,10 @@ class GrantStore:
 def _read_grant(path: Path) -> Grant:
     text = path.read_bytes()
     version = msgspec.json.decode(text, type=_Format).version  # read first: other versions may have other fields
-    if version not in _READABLE_VERSIONS:
-        readable = " and ".join(map(str, _READABLE_VERSIONS))
+    if version != _VERSION:
         raise ValueError(
             f"another version of the device plugin wrote it: it has version {quote_text(version)}, "
-            f"this one reads versions {readable}; a running container gets a new grant"
+            f"this one reads {_VERSION}; a running container gets a new grant"
         )
     grant = msgspec.json.decode(text, type=Grant)
     if (grant.pod_uid, grant.container + _SUFFIX) != (path.parent.name, path.name):
@@ -612,7 +598,7 @@ def _check_amounts(grant: Grant) -> None:
     """Check the numbers and lengths of a grant that was read from disk. Raises ValueError."""
     if len(grant.pod_device_keys) != len(grant.pod_devices):
         raise ValueError(f"podDeviceKeys has {len(grant.pod_device_keys)} keys for {len(grant.pod_devices)} podDevices")
-    if len(grant.pod_keys) not in (0, len(grant.pod_shares)):
+    if len(grant.pod_keys) != len(grant.pod_shares):
         raise ValueError(f"podKeys has {len(grant.pod_keys)} keys for {len(grant.pod_shares)} podShares")
     named_numbers = [("grantedNs", grant.granted_ns)]
     for share in (*grant.shares, *grant.pod_shares):

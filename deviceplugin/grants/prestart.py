@@ -118,7 +118,7 @@ def build_grant(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
         assignment = codec.decode(pod.annotations)
     except codec.InvalidAssignment as error:
         raise StartRefused(f"{pod_text}: {error}; create the pod again, so that it is placed again") from error
-    if assignment is None or assignment.is_legacy:
+    if assignment is None or assignment.is_gpushare:
         raise StartRefused(
             f"{pod_text} was not placed by the Cardwise extender: it has no GPUs or devices in its annotations. "
             "Create it without nodeName and let kube-scheduler, configured with the extender, bind it"

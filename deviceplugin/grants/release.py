@@ -22,7 +22,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, repeat
 
 import msgspec
 import structlog
@@ -51,7 +50,7 @@ def reported_shares(grants: Iterable[Grant]) -> dict[str, list[ContainerShare]]:
     reported: dict[str, list[ContainerShare]] = defaultdict(list)
     for pod in sorted(merge_by_pod(grants), key=lambda grant: grant.pod_uid):
         holder = ContainerShare(uid=pod.pod_uid, namespace=pod.namespace, name=pod.name)
-        for share, key in zip(pod.pod_shares, chain(pod.pod_keys, repeat("")), strict=False):
+        for share, key in zip(pod.pod_shares, pod.pod_keys, strict=True):
             reported[share.uuid].append(
                 msgspec.structs.replace(holder, container=key, mem=share.mem, core=share.core, whole=share.whole)
             )
@@ -268,13 +267,13 @@ class Releaser:
         return set() if pod is None or pod.finished else find_former_cards(pod, self._grants.grants_of_pod(uid))
 
     def _may_have_share(self, uid: str, container: str) -> bool:
-        """Whether the container has a share by its pod's grants. True also if the grants do not name the containers."""
+        """Whether the container has a share by its pod's grants."""
         grants = self._grants.grants_of_pod(uid)
         if any(grant.container == container and grant.has_container_shares for grant in grants):
             return True
         pod = self._pods.find_pod(uid)
         key = None if pod is None else pod.keys.get(container)
-        return key is None or any(key in grant.keys or not grant.has_container_keys for grant in grants)
+        return key is None or any(key in grant.keys for grant in grants)
 
     def _unmark_ended(self, uids: Iterable[str]) -> None:
         """Treat these pods as not ended, since they are bound here (again), so that their shares are not reported."""

@@ -262,7 +262,7 @@ class Reservations:
         former binding of the pod, whose containers still run (etcd was restored from a backup).
         """
         known_holding = self.holding(report.uid)
-        if known_holding is not None and known_holding.node == report.node and known_holding.assignment.is_legacy:
+        if known_holding is not None and known_holding.node == report.node and known_holding.assignment.is_gpushare:
             return None  # the known assignment has no UUIDs to compare with
         reported = self._reports.reported_holding(*report)
         if reported is None:

@@ -208,7 +208,7 @@ class Audit:
 def pod_grant(pod: PodView, uuid_by_index: dict[int, str]) -> PodGrant:
     """The shares of a pod, in the form that `findings.find_violations` needs. Pure."""
     # For pods that gpushare placed, the containers of the shares are unknown.
-    has_containers = not pod.assignment.is_legacy
+    has_containers = not pod.assignment.is_gpushare
     shares: dict[tuple[str, str], MiB] = {}
     for key, container_shares in pod.assignment.containers.items():
         for share in container_shares:

@@ -40,8 +40,7 @@ def test_an_unknown_class_is_named_with_the_known_ones_and_a_broken_one_with_its
 
 
 def test_a_cluster_without_classes_and_quotas_says_so(monkeypatch):
-    api = lists()
-    api.lack("resourceclasses", "gpuquotas")
+    api = lists(resourceclasses=[], gpuquotas=[])
     assert "there is no ResourceClass yet" in run(monkeypatch, api, "classes").stderr
     completed = run(monkeypatch, api, "quota", "-n", "team-a")
     assert completed.exit_code == 0

@@ -17,7 +17,8 @@ def grant(uid: str = "u1", *shares: CardShare, **changes: object) -> Grant:
         "shares": shares,
         "pod_shares": shares,
     }
-    return Grant(**fields | changes)
+    fields |= changes
+    return Grant(**{"pod_keys": ("0",) * len(fields["pod_shares"])} | fields)
 
 
 def pod_view(**changes: object) -> NodePod:

@@ -175,7 +175,6 @@ def test_after_a_restart_each_container_that_the_former_extender_has_noted_count
     [
         ({"container": "0", "whole": True}, 1),
         ({"container": "0"}, 0),  # a share of all MiB and all cores
-        ({}, 1),  # of an older device plugin, which said nothing
     ],
 )
 def test_after_a_restart_a_whole_card_is_one_where_it_was_asked_for_as_such(clock, fields, cards):

@@ -382,7 +382,6 @@ def test_the_properties_that_selectors_name(make_gpus):
         assert card.properties == {
             "driver": "575.1",
             "clock": "1328",
-            "clockMHz": "1328",
             "memoryClockMHz": "1328",
             "architecture": "Pascal",
             "computeCapability": "6.0",

@@ -8,7 +8,7 @@ from cardwise.gpus.protocol import CardError, ComputeMode, GpuProcess, GpusUnava
 from cardwise.gpus.simulated import InvalidCards, SimulatedGpus
 from tests.fakes.clock import FakeClock
 
-ONE = "cards: [{index: 0, uuid: GPU-0, memoryMiB: 16276, properties: {clockMHz: 1328}}]\n"
+ONE = "cards: [{index: 0, uuid: GPU-0, memoryMiB: 16276, properties: {clock: 1328}}]\n"
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def replace(path, text):
 def test_defaults(file):
     (card,) = SimulatedGpus(file).cards()
     assert (card.index, card.uuid, card.memory, card.devices) == (0, "GPU-0", 16276, ())
-    assert card.properties == {"clockMHz": "1328"}
+    assert card.properties == {"clock": "1328"}
 
 
 def test_health_changes_end_the_wait(file):

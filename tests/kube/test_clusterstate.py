@@ -130,14 +130,6 @@ def test_pending_pod_requests_devices_by_the_annotation():
     )
 
 
-def test_a_cluster_without_the_newer_kinds_has_no_classes_and_no_quotas():
-    api = lists()
-    api.lack("resourceclasses", "gpuquotas")
-    seen = clusterstate.read_cluster_state(api.kube)
-    assert (seen.classes, seen.quotas, seen.problems) == ({}, [], [])
-    assert sum(len(node.cards) for node in seen.ledger.nodes()) == 4
-
-
 def test_missing_extendedresources_crd_is_an_error():
     api = lists()
     api.lack("extendedresources")

@@ -82,7 +82,9 @@ def container(machine, folder: Path, *, through: bool) -> Container:
     card = machine.card
     share = CardShare(card.index, card.uuid, MiB(SHARE), Percent(0), card.memory)
     about = {"pod_uid": "uid", "namespace": "default", "name": "pod", "container": "main"}
-    grant = Grant(**about, shares=(share,), pod_shares=(share,), mps=(str(machine.home),) if through else ())
+    grant = Grant(
+        **about, shares=(share,), pod_shares=(share,), pod_keys=("0",), mps=(str(machine.home),) if through else ()
+    )
     folder.mkdir()
     new_container = Container(folder, PYTHON)
     new_container.path = [new_container.mount]

@@ -51,7 +51,7 @@ _ALL_GANGS: Final = ("", "", None)  # the key of `_skipped_until` that stands fo
 _decode_list = tolerate_depth(msgspec.json.Decoder(wire.List).decode)
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
-_log = structlog.get_logger("webhook.gangnumbers")  # the name of this logger in former versions
+_log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
 

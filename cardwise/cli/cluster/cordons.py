@@ -65,7 +65,7 @@ def cordon_card(client: KubeClient, card: ExtendedResource, reason: str, *, dry_
 
     A cordon by a defrag is always replaced: that defrag, or the next one, would remove it.
 
-    Raises `ClickException` and `KubeError`.
+    Raises `KubeError`.
     """
 
     def may_replace(current: ExtendedResource) -> bool:
@@ -113,17 +113,10 @@ def write_cordon(
 ) -> bool:
     """Cordon the card if `may_replace` returns True for the card's current state. Returns whether it did.
 
-    Raises `ClickException` and `KubeError`.
+    Raises `KubeError`.
     """
     spec = {"unschedulable": True, "cordon": msgspec.structs.asdict(cordon)}
-    written_resource = _write_spec(client, card, spec, may_replace, {"dryRun": "All"} if dry_run else None)
-    if written_resource is not None and not written_resource["spec"].get("unschedulable"):
-        # The API server silently drops fields that an older CRD does not have.
-        raise click.ClickException(
-            "the cluster's CRD of ExtendedResources has no field for a cordon yet: upgrade the chart together with "
-            "its CRDs"
-        )
-    return written_resource is not None
+    return _write_spec(client, card, spec, may_replace, {"dryRun": "All"} if dry_run else None) is not None
 
 
 def remove(client: KubeClient, card: ExtendedResource, cordon: Cordon) -> bool:
@@ -186,7 +179,7 @@ def describe_card(card: ExtendedResource) -> str:
 
 
 def find_card(client: KubeClient, text: str) -> ExtendedResource:
-    """Find the card or device that an argument names. Raises `ClickException` and `KubeError`."""
+    """Find the card or device that an argument names. Raises `KubeError`."""
     node, separator, index = text.rpartition("/")
     if separator:
         return _find_card_by_index(client, node, index)

@@ -99,10 +99,7 @@ def _gang_name(pod: Json) -> str:
 
 
 def _list_groups(client: KubeClient, namespace: str) -> Iterator[Json]:
-    try:
-        yield from client.list_objects(paths.podgroups(namespace))
-    except errors.NotFound:
-        return  # an older installation has no PodGroups
+    return client.list_objects(paths.podgroups(namespace))
 
 
 def _namespaced_name(manifest: Json) -> tuple[str, str]:

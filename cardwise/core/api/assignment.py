@@ -13,13 +13,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cardwise.core.api import names
-from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.values import quantity
 from cardwise.core.values.quantity import MAX_MIB, MiB, Percent
 from cardwise.core.values.wording import quote_text
 
 _VERSION = 1
-_LEGACY_KEY = "pod"  # gpushare's annotations describe the pod, not its containers
+_GPUSHARE_KEY = "pod"  # gpushare's annotations describe the pod, not its containers
 _MAX_NUMBER = 2**31 - 1  # the maximum of a card's index and of a percentage
 _GIB = 1024  # MiB. gpushare's default unit is GiB. A card has at least 1024 MiB, so a smaller size is in GiB.
 
@@ -71,9 +70,9 @@ class Assignment:
     devices: Mapping[str, tuple[DeviceShare, ...]] = field(default_factory=lambda: _NO_DEVICES)
 
     @property
-    def is_legacy(self) -> bool:
+    def is_gpushare(self) -> bool:
         """Whether gpushare wrote the annotations."""
-        return _LEGACY_KEY in self.containers
+        return _GPUSHARE_KEY in self.containers
 
     def shares(self) -> list[CardShare]:
         """All shares, container by container."""
@@ -212,17 +211,9 @@ def encode(assignment: Assignment, *, assume_time_ns: int, env_access: bool = Fa
 
 
 def _encode_share(share: CardShare) -> list[int | str]:
-    """A share as a list of five or six elements. The sixth element says whether the card is whole. It is left out if
-    `_is_whole` derives the same from the first five.
-    """
+    """A share as a list of five elements. A whole card has a sixth one, 1."""
     fields: list[int | str] = [share.index, share.uuid, share.mem, share.core, share.total]
-    is_flag_needed = share.whole or _is_whole(share.mem, share.core, share.total)
-    return [*fields, int(share.whole)] if is_flag_needed else fields
-
-
-def _is_whole(mem: int, core: int, total: int) -> bool:
-    """Whether a share of five elements is a whole card. Only older versions wrote whole cards in this form."""
-    return core >= FULL_CORE and mem >= total
+    return [*fields, 1] if share.whole else fields
 
 
 def _encode_framework(assignment: Assignment) -> str:
@@ -293,8 +284,8 @@ def _decode_share(index: int, uuid: str, mem: int, core: int, total: int, *whole
         raise InvalidAssignment(f"a share of {(index, mem, core, total)} is impossible")
     if whole_flag and whole_flag not in ((0,), (1,)):
         raise InvalidAssignment(f"a share that ends in {whole_flag} is unknown")
-    whole = bool(whole_flag[0]) if whole_flag else _is_whole(mem, core, total)
-    return CardShare(index, _get_text(uuid), quantity.size(mem), Percent(core), quantity.size(total), whole)
+    is_whole = whole_flag == (1,)
+    return CardShare(index, _get_text(uuid), quantity.size(mem), Percent(core), quantity.size(total), is_whole)
 
 
 def _decode_devices(encoded: Mapping[str, list[list[str]]]) -> dict[str, tuple[DeviceShare, ...]]:
@@ -316,7 +307,7 @@ def _decode_gpushare(annotations: Mapping[str, str]) -> Assignment:
     if index < 0 or mem <= 0:
         raise InvalidAssignment(f"{names.IDX}={index}, {names.POD_MEM}={mem}: no GPU was found by gpushare")
     share = CardShare(index, "", MiB(mem * unit), Percent(0), MiB(max(total, mem) * unit))
-    return Assignment({_LEGACY_KEY: (share,)})
+    return Assignment({_GPUSHARE_KEY: (share,)})
 
 
 def _gpushare_unit(annotations: Mapping[str, str]) -> int:
@@ -341,4 +332,4 @@ def _decode_framework(annotations: Mapping[str, str]) -> Assignment:
     )
     if not shares:
         raise InvalidAssignment(f"{names.GPUSHARE_ALLOCATION} names no GPU")
-    return Assignment({_LEGACY_KEY: shares})
+    return Assignment({_GPUSHARE_KEY: shares})

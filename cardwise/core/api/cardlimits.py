@@ -35,7 +35,7 @@ class CardLimits:
 
     @classmethod
     def read(cls, data: Mapping[str, str]) -> Self | None:
-        """The limits in the ConfigMap's entries; None if an entry is invalid, or missing (an older extender)."""
+        """The limits in the ConfigMap's entries; None if an entry is invalid or missing."""
         kept_back = _parse_number(data.get(_HEADROOM_KEY), 0, MAX_MIB)
         clients = _parse_number(data.get(_CLIENTS_KEY), 0, _MAX_CLIENTS)
         core = _parse_number(data.get(_CORE_KEY), FULL_CORE, 10 * FULL_CORE)

@@ -17,7 +17,7 @@ from cardwise.core.api.mpsprofile import CardMps
 from cardwise.core.placement.devices import Device
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
-from cardwise.core.values.quantity import MAX_MIB, MiB
+from cardwise.core.values.quantity import MiB
 from cardwise.kube.objects.meta import ObjectMeta
 from cardwise.kube.wire import prepare_types, trim_object
 
@@ -61,8 +61,7 @@ class ContainerShare(Struct, rename="camel", frozen=True, gc=False):
 
     uid: the pod's UID.
     mem, core: the memory in MiB, and the percent of the SMs.
-    container: the container's key; "" if an older version of the device plugin granted the share. Such a version did
-        not record `whole`.
+    container: the container's key.
     whole: whether the share is a whole card.
     """
 
@@ -219,7 +218,7 @@ def card_of(resource: ExtendedResource, classifier: Classifier | None = None) ->
     return Card(
         index=spec.index,
         uuid=intern(spec.uuid),
-        mem=quantity.size(max(0, min(spec.memory_mib, MAX_MIB))),  # the schema of older versions has no maximum
+        mem=quantity.size(spec.memory_mib),
         model=intern(spec.model),
         healthy=resource.status.health == "Healthy",
         cordoned=spec.unschedulable,
@@ -272,21 +271,9 @@ def reported_shares(resource: ExtendedResource) -> Iterator[ContainerShare]:
         if share.mem >= 0 and 0 <= share.core <= FULL_CORE and is_uid(share.uid):
             counted_mib = min(share.mem, remaining_mib)
             remaining_mib -= counted_mib
-            yield _counted_share(share, counted_mib, resource.spec)
+            yield share if counted_mib == share.mem else msgspec.structs.replace(share, mem=counted_mib)
 
 
 def terminating_shares(resource: ExtendedResource) -> Iterator[ContainerShare]:
     """The shares of deleted pods that the extender still counted when it last wrote the status."""
-    for share in resource.status.terminating:
-        if is_uid(share.uid):
-            yield _counted_share(share, share.mem, resource.spec)
-
-
-def _counted_share(share: ContainerShare, mem: int, spec: ExtendedResourceSpec) -> ContainerShare:
-    """The share with `mem` MiB, and with `whole`. Older versions did not record `whole`; for their shares the amounts
-    decide.
-    """
-    whole = share.whole or (not share.container and share.core >= FULL_CORE and mem >= spec.memory_mib)
-    if (mem, whole) == (share.mem, share.whole):
-        return share
-    return msgspec.structs.replace(share, mem=mem, whole=whole)
+    return (share for share in resource.status.terminating if is_uid(share.uid))

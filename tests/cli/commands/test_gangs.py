@@ -86,7 +86,6 @@ def test_pods_that_a_podgroup_of_kubernetes_keeps_together_in_name_only_are_no_g
 def test_where_nobody_has_told_anything_the_pods_and_the_podgroup_are_shown():
     assert rows(world([group("new")]))[1][:6] == ["team-a", "new", "Unknown", "0/3", "0", "0"]
     alone = world([], member("slurp", "a"))
-    alone.lack("podgroups")
     (view,) = podgroups.list_gangs(alone.kube)  # type: ignore[arg-type]
     assert (view.phase, view.minimum, view.members) == ("Unknown", 3, ("a",))
     unnumbered = member("slurp", "a")

@@ -56,11 +56,10 @@ def test_share_of_all_memory_is_not_read_as_a_whole_card():
 
 
 @pytest.mark.parametrize(
-    ("five", "whole"),
-    [("10000,100,10000", True), ("9999,100,10000", False), ("10000,99,10000", False), ("10000,0,10000", False)],
+    ("fields", "whole"), [("10000,100,10000", False), ("9000,0,10000,0", False), ("9,0,10,1", True)]
 )
-def test_old_annotations_with_all_memory_are_read_as_whole_cards(five, whole):
-    read = assignment.decode({names.ASSIGNMENT: f'{{"v":1,"containers":{{"0":[[0,"g",{five}]]}}}}'})
+def test_a_sixth_element_says_that_a_card_is_whole(fields, whole):
+    read = assignment.decode({names.ASSIGNMENT: f'{{"v":1,"containers":{{"0":[[0,"g",{fields}]]}}}}'})
     assert [share.whole for share in read.shares()] == [whole]
 
 
@@ -72,7 +71,7 @@ def test_fractions_round_down():
 
 def test_gpushare_annotations_are_decoded():
     read = assignment.decode({names.IDX: "1", names.POD_MEM: "4069", names.DEV_MEM: "16276"})
-    assert read.is_legacy
+    assert read.is_gpushare
     assert [(s.index, s.mem) for s in read.shares()] == [(1, 4069)]
 
 

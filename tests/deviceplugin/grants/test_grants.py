@@ -12,7 +12,7 @@ from deviceplugin.grants.prestart import StartRefused, build_grant, check_cards,
 from deviceplugin.sources.kubelet import CheckpointContainer, Holders, PodResourcesContainer
 from deviceplugin.sources.pods import parse_pod
 from tests import build
-from tests.deviceplugin.records import grant, pod_view
+from tests.deviceplugin.records import pod_view
 from tests.theory import theory_of
 
 A, B = PodResourcesContainer("default", "a", "main"), PodResourcesContainer("default", "b", "main")
@@ -86,11 +86,6 @@ def test_the_grant_knows_whose_each_share_of_the_pod_is():
         ("0", 100),
         ("1", 50),
     ]
-
-
-def test_a_grant_of_an_older_version_does_not_say_whose_its_shares_are():
-    assert grant().pod_keys == ()
-    assert grant().assignment().containers == {}
 
 
 def test_a_card_smaller_than_its_shares_is_refused():

@@ -155,6 +155,7 @@ DEVICES = (GrantedDevice("rdma", "RDMA-0"),)
         ({"pod_devices": DEVICES}, "podDeviceKeys has 0 keys for 1 podDevices"),
         ({"pod_devices": DEVICES, "pod_device_keys": ("0", "1")}, "podDeviceKeys has 2 keys for 1 podDevices"),
         ({"pod_keys": ("0", "1")}, "podKeys has 2 keys for 1 podShares"),
+        ({"pod_keys": ()}, "podKeys has 0 keys for 1 podShares"),
         ({"granted_ns": 2**63}, "grantedNs is 9223372036854775808, not a number from 0 to"),
         ({"pod_shares": (CardShare(1, "GPU-1", -1, 0, P100),)}, "mem is -1, not a number from 0 to"),
     ],
@@ -163,7 +164,7 @@ def test_a_grant_that_nobody_has_written_so_is_unreadable(tmp_path, changes, pro
     """It was read, and each pass over the grants failed on it: no share was freed any more."""
     folder = tmp_path / "grants" / "u1"
     folder.mkdir(parents=True)
-    written = grant(**{"pod_keys": ("0",)} | changes)
+    written = grant(**changes)
     (folder / "main.json").write_bytes(msgspec.json.encode(written))
     store = GrantStore(tmp_path / "grants")
     assert store.list_grants() == []

@@ -117,7 +117,7 @@ def test_held_shares_are_told_container_by_container():
     held = reported_shares([grant("u1", *pod[:2], **of), grant("u0", pod[2])])
     status = {card: [(h.uid, h.mem, h.core, h.container) for h in of] for card, of in held.items()}
     assert status == {
-        "GPU-0": [("u0", 50, 5, ""), ("u1", 100, 10, "0"), ("u1", 50, 5, "1")],
+        "GPU-0": [("u0", 50, 5, "0"), ("u1", 100, 10, "0"), ("u1", 50, 5, "1")],
         "GPU-1": [("u1", 100, 10, "0")],
     }
 

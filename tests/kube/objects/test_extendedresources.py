@@ -65,12 +65,10 @@ def test_a_status_that_cannot_be_read_otherwise_is_an_error():
         decode({"health": 7})
 
 
-def test_a_share_without_whole_is_whole_if_it_has_the_whole_card():
-    old = {"podUID": "uid-a", "memoryMiB": 99_999_999, "corePercent": 100}
-    (share,) = extendedresources.reported_shares(decode({"reported": [old]}))
-    assert (share.whole, share.mem) == (True, resource(0)["spec"]["memoryMiB"])
-    (share,) = extendedresources.terminating_shares(decode({"terminating": [old | {"container": "0"}]}))
-    assert not share.whole
+def test_a_reported_share_has_no_more_than_its_card():
+    reported = {"podUID": "uid-a", "memoryMiB": 99_999_999, "corePercent": 100}
+    (share,) = extendedresources.reported_shares(decode({"reported": [reported]}))
+    assert (share.whole, share.mem) == (False, resource(0)["spec"]["memoryMiB"])
 
 
 def test_records_of_equal_objects_are_equal():
