@@ -33,7 +33,7 @@ def resource_classes(*objects: Json) -> dict[str, ResourceClass]:
 
 @dataclass
 class Known:
-    """A `decisions.Lookups` of plain values."""
+    """A `context.Lookups` of plain values."""
 
     namespaces: dict[str, Defaults] = field(default_factory=dict)
     known_cards: CardSizes = field(default_factory=CardSizes)

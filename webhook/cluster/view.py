@@ -58,7 +58,7 @@ _decode_namespace = msgspec.json.Decoder(Namespace).decode
 
 
 class ClusterView:
-    """Implements `decisions.Lookups`. Thread-safe."""
+    """Implements `pods.context.Lookups`. Thread-safe."""
 
     def __init__(self, client: KubeClient, clock: Clock = SYSTEM, *, kept_back: MiB = MiB(0)) -> None:
         self._client = client
