@@ -1,15 +1,17 @@
-"""Reject names that say nothing, and names that were given up: `python -m tests.words [--count]`.
+"""Reject names that say nothing, names that were given up, and phrases: `python -m tests.words [--count]`.
 
 Reads words.toml beside this file. Prints each rejected name with its place, and ends with 1 if there is any. Names that
 were given up are looked for in all text files, in documents and templates as well as in code.
-`--count` prints how many names each folder has.
+Phrases are looked for in the docstrings and comments of the product. `--count` prints how many names each folder has.
 """
 
 import argparse
 import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from typing import NamedTuple
 
 _ROOT = Path(__file__).resolve().parents[2]
 _MAY_NAME_FORMER = {"tests/words/words.toml"}
+_PRODUCT = ("cardwise", "extender", "webhook", "deviceplugin", "mps")
 
 
 class Rejected(NamedTuple):
@@ -56,6 +59,40 @@ def former_names(path: str, text: str, former: list[str]) -> Iterator[Rejected]:
             yield Rejected(path, number, "former name", match[0])
 
 
+def prose_in(source: str) -> Iterator[tuple[int, str]]:
+    """The docstrings and comments of a module: the line, and the text with single spaces. Comments on lines of their
+    own that follow each other are one text.
+    """
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text), lineno=line)):
+                yield line, " ".join(text.split())
+    block: list[str] = []
+    last = first = -1
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        line = token.start[0]
+        is_alone = token.line.lstrip().startswith("#")
+        if block and not (is_alone and line == last + 1):
+            yield first, " ".join(block)
+            block = []
+        if not block:
+            first = line
+        block.append(token.string.lstrip("#: "))
+        last = line if is_alone else -1
+    if block:
+        yield first, " ".join(block)
+
+
+def rejected_phrases(path: str, source: str, phrases: list[str]) -> Iterator[Rejected]:
+    """The phrases in the docstrings and comments of one module that the list rejects."""
+    pattern = re.compile("|".join(phrases))
+    for line, text in prose_in(source):
+        for match in pattern.finditer(text):
+            yield Rejected(path, line, "phrase", match[0])
+
+
 def _former_in_all_files(former: list[str]) -> Iterator[Rejected]:
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=_ROOT, check=True, capture_output=True, text=True)
     for path in filter(None, tracked.stdout.split("\0")):
@@ -89,7 +126,10 @@ def main() -> int:
         if options.paths and not any(_is_below(path, folder.rstrip("/")) for folder in options.paths):
             continue
         allowed = {name for folder, names in config["allowed"].items() if _is_below(path, folder) for name in names}
-        rejected += rejected_names(path, (_ROOT / path).read_text(), config, allowed)
+        source = (_ROOT / path).read_text()
+        rejected += rejected_names(path, source, config, allowed)
+        if any(_is_below(path, folder) for folder in _PRODUCT):
+            rejected += rejected_phrases(path, source, config["phrases"])
     if options.count:
         folders = Counter("/".join(Path(name.path).parts[:2]) for name in rejected)
         for folder, count in folders.most_common():

@@ -4,7 +4,9 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-from tests.words.__main__ import former_names, rejected_names
+import pytest
+
+from tests.words.__main__ import former_names, rejected_names, rejected_phrases
 
 _WORDS = {"variables": ["one"], "functions": ["look"]}
 _CONFIG = tomllib.loads((Path(__file__).parent / "words.toml").read_text())
@@ -57,3 +59,25 @@ def test_a_name_that_was_given_up_is_found_as_a_whole_word_in_any_text() -> None
 def test_no_new_name_is_among_those_that_were_given_up() -> None:
     assert len(set(_CONFIG["former"])) == len(_CONFIG["former"])
     assert not set(_CONFIG["former"]) & {*_CONFIG["variables"], *_CONFIG["functions"]}
+
+
+def test_a_phrase_is_found_in_docstrings_and_comments_and_across_their_lines() -> None:
+    source = '"""Counts\nanew. """\nx = "anew"  # not in strings\n# It is\n# no card.\ny = 1  # fine\n'
+    rejected = [
+        (phrase.line, phrase.name) for phrase in rejected_phrases("a.py", source, [r"\banew\b", r"\bis no \w+"])
+    ]
+    assert rejected == [(1, "anew"), (4, "is no card")]
+
+
+@pytest.mark.parametrize(
+    "sentence", ["There is no card.", "The card is no longer there.", "the one with the most pods"]
+)
+def test_right_sentences_are_not_rejected(sentence: str) -> None:
+    assert not [*rejected_phrases("a.py", f"# {sentence}\n", _CONFIG["phrases"])]
+
+
+@pytest.mark.parametrize(
+    "sentence", ["Counts anew.", "The text is no number.", "the most bytes of a body", "all parts"]
+)
+def test_sentences_that_need_two_readings_are_rejected(sentence: str) -> None:
+    assert [*rejected_phrases("a.py", f"# {sentence}\n", _CONFIG["phrases"])]
