@@ -11,9 +11,9 @@ refusal counts, and warnings are shown in the order of the rules. A rule may rel
 MUTATE as a whole is a fixed point: a pod that it has changed stays as it is, because the API server calls the webhook
 again after other webhooks.
 
-Templates of workloads go through MUTATE and VALIDATE as their pods will; nothing of it is stored. What the webhook
+Templates of workloads go through MUTATE and VALIDATE as their pods will; the outcome is not stored. What the webhook
 changes in the stored template, in ResourceQuotas and LimitRanges are names (as `classes`, by `templates.spellings`) and
-bare numbers (as `units`, by `units.add_unit`).
+numbers without a unit (as `units`, by `units.add_unit`).
 """
 
 from typing import Final, Protocol
@@ -61,8 +61,8 @@ class Validates(Protocol):
 MUTATE: Final[tuple[Mutates, ...]] = (
     # What the pod says.
     splits,  # first: a share that has lost the number of its cards must not be read as a share of one card
-    membership,  # the gang that it names; before defaults, which members do not get
-    units,  # 2 becomes 2Gi; before all that compares amounts
+    membership,  # the gang that the pod names; before `defaults`, which members do not get
+    units,  # 2 becomes 2Gi; before all rules that compare amounts
     classes,  # k80 becomes cardwise.dev/k80, units of a class become MiB; before the request is read
     placement,  # before defaults: a pod with a node takes none, but the copy of a placed pod does
     defaults,  # the namespace's share, if nothing is requested
@@ -71,34 +71,35 @@ MUTATE: Final[tuple[Mutates, ...]] = (
     # What the pod gets.
     mpsmode,  # before the agent and the variables, which depend on the mode
     frameworks,  # before the agent, which brings the hook's files
-    agent,  # moves init containers, so before all that is written by a container's key
-    annotations,  # removes what only Cardwise writes, so after all that reads what the author wrote
+    agent,  # moves init containers, so before all rules that write by a container's key
+    annotations,  # removes what only Cardwise may write, so after all rules that read what the author wrote
     resources,  # amounts, slots, markers and variables of each container
     nodes,  # tolerations and RuntimeClass
-    scheduler,  # of pods that name none
+    scheduler,  # the scheduler of pods that name none
     gangs,  # label and gate
 )
 
 VALIDATE: Final[tuple[Validates, ...]] = (
     # Whether the pod can run.
-    classes,  # do its classes exist? before the request is read: its author learns the cause, not an effect
-    devices,  # is the annotation right with which the request is read?
-    resources,  # reads the request; was the pod rewritten?
-    placement,  # does it name its node?
-    capacity,  # would it fit on an empty node?
-    gangs,  # finds the gang; are label and gate there?
+    # Whether its classes exist. Before the request is read, so that the author sees the cause and not an effect.
+    classes,
+    devices,  # whether the annotation by which the request is read is correct
+    resources,  # reads the request; whether the pod was rewritten
+    placement,  # whether the pod names its node
+    capacity,  # whether the pod would fit on an empty node
+    gangs,  # finds the gang; whether label and gate are present
     foreign,  # warnings about resources that no node offers
     scheduler,  # warnings about a scheduler that does not call Cardwise, and about gates
-    nodes,  # warnings about nodes that it selects; the sizes of these only if nothing else was said
+    nodes,  # warnings about the selected nodes; about their sizes only if there is no other warning
     units,  # warnings about shares that are too small
-    gpuquotas,  # may its namespace have this?
+    gpuquotas,  # whether the namespace may have this
     # Whether another webhook has changed what MUTATE wrote.
     environment,
     agent,
-    mpsmode,  # also: does a node provide the mode?
+    mpsmode,  # also whether a node provides the mode
     # Last, because they matter least, or ask the API server.
     unreadkeys,  # warnings about annotations and labels that no program reads
-    members,  # do existing pods of the gang name the same number?
+    members,  # whether existing pods of the gang name the same number
 )
 
 # Pods that request nothing of Cardwise, but have names that look like it: warnings only.

@@ -17,7 +17,7 @@ _WORK_SECONDS: Final = 0.004  # seconds of CPU between two pauses
 # Without a pause, a thread that releases the lock and takes it again at once usually gets it before a waiting thread,
 # which takes 50 us to wake.
 _PAUSE_SECONDS: Final = 0.002
-_MAX_PAUSE: Final = 0.5  # the most seconds that `pause_seconds` returns
+_MAX_PAUSE: Final = 0.5  # maximum seconds that `pause_seconds` returns
 
 
 class PlanningStopped(Exception):
@@ -59,7 +59,7 @@ def stop_when(is_over: Callable[[], bool]) -> Callable[[], None]:
 
 
 def limit_work(clock: Clock, seconds: float) -> Callable[[], None]:
-    """A pace for planners for whose result somebody waits: never sleeps, and raises `PlanningStopped` after this many
+    """A pace for a planner whose result a call awaits: it never sleeps, and raises `PlanningStopped` after this many
     seconds of the thread's CPU.
     """
     until = clock.cpu() + seconds
@@ -72,5 +72,7 @@ def pause(clock: Clock) -> None:
 
 
 def pause_seconds(cost: float) -> float:
-    """The seconds to pause after work in vain that took `cost` seconds, so that such work takes a tenth of the time."""
+    """The seconds to pause after unsuccessful work that took `cost` seconds: such work then takes a tenth of the
+    time.
+    """
     return min(_MAX_PAUSE, PAUSE_FACTOR * cost)

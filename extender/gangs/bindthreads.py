@@ -1,9 +1,9 @@
 """Limits how many bind threads gangs may occupy, fairly among namespaces.
 
 Each member of a gang, except the last, waits in a thread of the extender. One tenant could occupy all threads with
-gangs whose last member never comes. So a namespace that recently got threads must let other namespaces go first. And
-while another namespace is short of threads, a gang waits no longer than `GangPatience.permit`, even if its PodGroup
-sets a longer time.
+gangs whose last member never comes. So a namespace that recently got threads must let other namespaces go first. While
+another namespace is short of threads, a gang waits no longer than `GangPatience.permit`, even if its PodGroup sets a
+longer time.
 """
 
 from typing import Final
@@ -11,11 +11,11 @@ from typing import Final
 from cardwise.core.gangs.gangstate import Gang
 
 _WAIT_SECONDS: Final = 5.0  # seconds for which a refused gang counts as short of threads: longer than until its retry
-_MOST_NAMESPACES: Final = 1000  # the most namespaces whose last admission is remembered
+_MOST_NAMESPACES: Final = 1000  # maximum number of namespaces whose last admission is remembered
 
 
-class BindThreads:
-    """Admits gangs to bind threads. Not thread-safe: the state locks.
+class BindThreadAdmission:
+    """Admits gangs to bind threads. Not thread-safe: the caller holds the lock of `State`.
 
     max_threads: the number of threads in which members may wait.
     """

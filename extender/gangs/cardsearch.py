@@ -109,7 +109,7 @@ class _CardSearch:
         return f"the gang cannot run {condition}: {no_place_text(planned.member)}"
 
     def find_plan(self, policy: str) -> Planned | Unplanned:
-        """The plan, or the member that has no place even on all cards."""
+        """The plan, or the member that does not fit even on all cards."""
         entries, count, due = self._read_entries(), 0, 1
         while True:
             for entry in entries[count : count + due]:

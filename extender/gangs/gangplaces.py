@@ -1,10 +1,10 @@
-"""Places for members of gangs: the nodes that kube-scheduler has offered, failed attempts, and the plans that reserve
-cards.
+"""Nodes and cards for members of gangs: the nodes that kube-scheduler has offered, failed attempts, and the plans that
+reserve cards.
 
 `gangs` decides when a gang is planned. A plan is one reservation in the phase WAITING for each member.
 
 A gang is planned without the lock, on a snapshot. Then the plan is committed: under the lock, `Commit` checks that
-everything still holds on which the plan rests, and the places of all members are reserved. On a conflict the gang is
+everything on which the plan depends is still true, and the cards of all members are reserved. On a conflict the gang is
 planned again on a new snapshot, and after `_MAX_TRIES` conflicts once with the lock held, for `_LOCKED_SECONDS` at
 most.
 """
@@ -44,7 +44,7 @@ CHEAP = 0.002  # seconds: a plan that fails faster than this may be tried again 
 
 
 class _Outcome(Enum):
-    """What became of a plan: it is reserved; there is none; or something has changed that it rests on."""
+    """The outcome of a plan: it is reserved; there is none; or something on which it depends has changed."""
 
     DONE = auto()
     REFUSED = auto()
@@ -56,7 +56,7 @@ class PlanRequest:
     """Which members of a gang are to be planned. The callables are called under the lock.
 
     choose_members: returns the members to plan now; none if the gang must not be planned.
-    on_reserved: called when the places of these members are reserved.
+    on_reserved: called when nodes and cards of these members are reserved.
     """
 
     gang: Gang
@@ -177,7 +177,7 @@ class GangPlaces:
         self._reservation.remove_gang(key)
 
     def reset(self) -> None:
-        """Forget the offers, drafts and searches of an earlier leader epoch."""
+        """Forget the offers and searches of an earlier leader epoch."""
         self._known.clear()
         self._reservation.reset()
 
@@ -201,7 +201,8 @@ class GangPlaces:
         return now >= record.not_before and record.tried != self._plan_inputs(gang, now)
 
     def try_plan(self, request: PlanRequest, pace: Pace) -> bool:
-        """Plan the members and reserve their places, if they may fit. Returns whether they have places now.
+        """Plan the members and reserve their nodes and cards, if they may fit. Returns whether the plan is reserved
+        now.
 
         pace: called in all loops of the planner; see `gangplan.plan`.
         """
@@ -216,13 +217,13 @@ class GangPlaces:
         return outcome is _Outcome.DONE
 
     def move_members(self, request: PlanRequest, pace: Pace) -> bool:
-        """Give members of the plan other places, all or none. Returns whether they have them now."""
+        """Move members of the plan to other nodes or cards, all or none. Returns whether the members were moved."""
         return self._place(request, pace)[0] is _Outcome.DONE
 
     def _place(self, request: PlanRequest, pace: Pace) -> tuple[_Outcome, _Task | None]:
-        """Find places for the members, and reserve them in place of their former places in the plan.
+        """Plan the members, and replace what the plan reserves for them.
 
-        If a member has no place, nothing changes. Returns also the last task; None if no members are to be planned.
+        If a member does not fit, nothing changes. Returns also the last task; None if no members are to be planned.
         """
         closed_nodes = frozenset[str]()
         for _ in range(_MAX_TRIES):
@@ -275,7 +276,7 @@ class GangPlaces:
         return _Task(planned_gang, members, snapshot, former, freed, inputs, record, later, closed_nodes)
 
     def _find_plan(self, task: _Task, pace: Pace) -> _PlanWithOvertaken:
-        """Find places on the snapshot of the task."""
+        """Plan the members on the snapshot of the task."""
         if task.former is not None and task.former.snapshot is task.snapshot:
             planner = task.former.planner
         else:
@@ -304,7 +305,7 @@ class GangPlaces:
         return False
 
     def _commit(self, request: PlanRequest, task: _Task, gang_plan: _PlanWithOvertaken) -> _Outcome:
-        """Reserve the places, if everything still holds on which they rest."""
+        """Reserve the plan, if everything on which it depends is still true."""
         gang, outcome = request.gang, gang_plan.outcome
         if isinstance(outcome, Unplanned):
             gang.reason = self._reservation.impossible_reason(gang) or no_place_text(outcome.member)
@@ -372,7 +373,7 @@ class GangPlaces:
         return {node for node in nodes if task.snapshot.loads.is_open(node) and not self._loads.is_open(node)}
 
     def _record_failure(self, gang: Gang, task: _Task, cost: float) -> None:
-        """Record that the gang was planned in vain. `cost`: seconds of CPU."""
+        """Record that the plan of the gang failed. `cost`: seconds of CPU."""
         record, inputs, now = task.record, task.inputs, self._clock.now()
         if self._known.get(gang.key) is not record:
             return  # the gang is gone, or runs
@@ -446,12 +447,12 @@ _NOTHING: Final = _GangRecord()
 
 
 def _needs(members: Iterable[Member]) -> list[tuple[str, str, PodRequest | None, Load]]:
-    """What a plan of these members rests on."""
+    """What a plan of these members depends on."""
     return [(member.uid, member.shape, member.request, member.load) for member in members]
 
 
 def _find_places(planner: GangPlanner, task: _Task, pace: Pace) -> _PlanWithOvertaken:
-    """Places for the members, if necessary with cards that are reserved for nominated pods later in the queue."""
+    """A plan for the members, if necessary with cards that are reserved for nominated pods later in the queue."""
     gang, members, ledger, loads = task.gang, task.members, task.snapshot.ledger, task.snapshot.loads
 
     def plan() -> Planned | Unplanned:

@@ -27,7 +27,7 @@ from extender.cache.nominated import MAX_RESERVED_NODES, NominatedPods
 class PlannedGang(NamedTuple):
     """The data of a gang that a plan needs.
 
-    rank: the gang's place in the order of gangs and pods.
+    rank: the gang's position in the order of gangs and pods.
     priority: the highest priority of the members.
     uids: the UIDs of all members, planned or not.
     offers: the nodes that kube-scheduler has offered, by shape of members.
@@ -66,7 +66,7 @@ class GangPlanner:
         return GangPlanner(snapshot, nominated, policy=self._policy, capacities=self._capacities)
 
     def find_unplaceable(self, members: Iterable[Member], pace: Pace = lambda: None) -> Member | None:
-        """A member that has no place in any plan; None if there is none."""
+        """A member that fits in no plan; None if there is none."""
         members_by_shape = shapes(members)
         for shape, needed in count_at_least_as_demanding(members_by_shape).items():
             fitting_count = self._capacities.count_pods(shape, pace)
@@ -182,7 +182,9 @@ class GangPlanner:
         )
 
     def _count_on_nominated_places(self, shape: MemberShape) -> int:
-        """The most further members that could fit if there were no reservations for pods before filter is called."""
+        """The maximum number of further members that could fit if there were no reservations for pods before filter is
+        called.
+        """
         least = min(
             (card_request.mem for card_request in fitting.card_requests(shape.request) if not card_request.whole),
             default=0,

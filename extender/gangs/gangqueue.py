@@ -2,7 +2,7 @@
 
 Gangs that are bound in part come first, then the gang with the smallest rank. But one tenant can have thousands of
 gangs, and other tenants would wait until all these are tried. So after `AT_A_TIME` gangs of one namespace the gangs of
-other namespaces follow. Not thread-safe: the state locks.
+other namespaces follow. Not thread-safe: the caller holds the lock of `State`.
 """
 
 from bisect import bisect_left, insort
@@ -27,7 +27,7 @@ class GangQueue:
         self._places: dict[str, _Place] = {}  # by gang
 
     def update_gang(self, gang: Gang) -> None:
-        """Update the gang's place in the order. A running gang has no place."""
+        """Update the gang's position in the order. A running gang is not in it."""
         key, before = gang.key, self._places.get(gang.key)
         now = None if gang.ran else (not gang.forward, gang.rank(), gang)
         if now == before:

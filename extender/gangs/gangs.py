@@ -19,7 +19,7 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
 from extender.cache.pacing import LOCKED_SECONDS, Pace, PlanningStopped, limit_work, pause, pause_seconds, stop_when
 from extender.cache.statelock import StateLock
-from extender.gangs.bindthreads import BindThreads
+from extender.gangs.bindthreads import BindThreadAdmission
 from extender.gangs.gangplaces import CHEAP, GangPlaces, PlanRequest
 from extender.gangs.gangqueue import GangCursor, GangQueue
 from extender.gangs.gangtypes import (
@@ -37,12 +37,13 @@ from extender.gangs.gangviews import GangView, make_view, pod_ref
 from extender.queue.searchpauses import PAUSE_FACTOR
 
 _STEP_SECONDS: Final = 1.0  # the seconds after which a step begins no further plan; the next step continues
-# The most seconds of CPU for plans in one filter call. kube-scheduler waits for the call, and the controller plans the
+# Maximum CPU seconds for plans in one filter call. kube-scheduler waits for the call, and the controller plans the
 # rest.
 _CALL_SECONDS: Final = 0.02
-# Seconds within which two filter calls for a pod belong to the same attempt; kube-scheduler's back-off is no shorter.
+# Seconds within which two filter calls for a pod belong to the same attempt; kube-scheduler's back-off is at least as
+# long.
 _TRY_SECONDS: Final = 1.0
-_RECOVER_SECONDS: Final = 3.0  # the most seconds of planning before a leader epoch begins; the rest follows later
+_RECOVER_SECONDS: Final = 3.0  # maximum seconds of planning before a leader epoch begins; the rest follows later
 
 
 class Gangs:
@@ -77,7 +78,7 @@ class Gangs:
         self._next_pass = float("-inf")
         self._next_in_call = float("-inf")  # the earliest time at which a filter call plans again
         self._first_call = "", float("-inf")  # the last call that offered only the nominated node: its pod and time
-        self._bind_threads = BindThreads(settings.max_waiting)
+        self._bind_admission = BindThreadAdmission(settings.max_waiting)
         self._places = places
         self._stopped: str | None = None
 
@@ -241,7 +242,7 @@ class Gangs:
             gang.mark_posted(uid, self._clock.now())
 
     def mark_unposted(self, uid: str) -> None:
-        """Record that certainly no Binding has bound the member, or that the member has lost its place in the plan."""
+        """Record that certainly no Binding has bound the member, or that the member was removed from the plan."""
         gang = self.gang_of(uid)
         if gang is not None:
             self._reset_if_abandoned(gang, self._clock.now())
@@ -383,7 +384,7 @@ class Gangs:
         it asks for the next. Gangs for which nothing has changed since their last failed plan are left out.
 
         If kube-scheduler has not called filter for a gang, it is unknown which nodes the gang may use. Such a gang
-        comes only immediately before the next gang that may be planned. So it keeps its place in the order.
+        comes only immediately before the next gang that may be planned. So it keeps its position in the order.
         """
         unoffered: list[Gang] = []
 
@@ -445,8 +446,8 @@ class Gangs:
         """Plan the gang in a filter call, after the gangs that come before it.
 
         kube-scheduler is serial: during the call all other pods wait, also pods that request no GPU, and there is a
-        call for each member. So a call plans only if the gang may fit, and only for `_CALL_SECONDS`. After a call that
-        has planned in vain, no call plans for ten times the time that this took. Meanwhile `_plan_waiting` plans in the
+        call for each member. So a call plans only if the gang may fit, and only for `_CALL_SECONDS`. After a call whose
+        plan failed, no call plans for ten times as long as this plan took. Meanwhile `_plan_waiting` plans in the
         background, and requeues the members once there is a plan.
         """
         with self._lock:
@@ -502,8 +503,8 @@ class Gangs:
             return place
 
     def _move_members(self, gang: Gang, choose_uids: Callable[[], Sequence[str]], pace: PlanPace) -> bool:
-        """Give members of the plan other places, if that takes no longer than a call may. Returns whether they have
-        them now.
+        """Move members of the plan to other nodes or cards, if that takes no longer than a call may. Returns whether
+        they have them now.
         """
 
         def choose_members() -> list[Member]:
@@ -540,7 +541,7 @@ class Gangs:
         """
         now = self._clock.now()
         expiry = gang.expiry_reason(
-            now, others_short=bool(gang.plan) and self._bind_threads.are_others_short(gang.namespace, now)
+            now, others_short=bool(gang.plan) and self._bind_admission.are_others_short(gang.namespace, now)
         )
         if expiry:
             self._end_plan(gang, expiry)
@@ -606,7 +607,7 @@ class Gangs:
     def _awaits_plan(self, gang: Gang, uid: str) -> bool:
         """Whether the planner will requeue this refused member once the gang fits, so no other event must requeue it.
 
-        The planner will not do so if the member has a place in the plan, if kube-scheduler may have offered only a
+        The planner will not do so if the member is in the plan, if kube-scheduler may have offered only a
         nominated node, or if kube-scheduler has offered no nodes for the gang yet.
         """
         nominated = self._reservations.nominations.nominated_node(uid)
@@ -632,18 +633,18 @@ class Gangs:
         if not self._queue.may_place(gang.priority):
             gang.reason = "pods of higher priority come first: no extender served their last attempt"
             return ()
-        refusal = self._bind_threads.refusal_reason(gang, self._occupied_threads(), now)
+        refusal = self._bind_admission.refusal_reason(gang, self._occupied_threads(), now)
         if refusal is not None:
             gang.reason = refusal
             return ()
         return gang.missing_in_plan()
 
     def _on_planned(self, gang: Gang) -> None:
-        """Record that places are reserved for the missing members, and requeue the refused ones."""
+        """Record that nodes and cards are reserved for the missing members, and requeue the refused ones."""
         if not gang.forward:
             now = self._clock.now()
             self._permits[gang.key] = Permit(gang.key, now)
-            self._bind_threads.mark_admitted(gang, now)
+            self._bind_admission.mark_admitted(gang, now)
         self._requeue_members(gang)
 
     def _requeue_members(self, gang: Gang) -> None:

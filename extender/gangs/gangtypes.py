@@ -19,7 +19,7 @@ class GangSettings:
     """Settings of gangs.
 
     policy: the placement policy of pods without a policy annotation.
-    max_waiting: the most binds that may wait at the same time.
+    max_waiting: maximum number of binds that may wait at the same time.
     """
 
     patience: GangPatience = field(default_factory=GangPatience)

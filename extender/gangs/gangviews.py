@@ -8,7 +8,7 @@ from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.placement.ledger import Ledger
 from extender.records.podref import PodRef
 
-_MAX_NOTIFIED: Final = 20  # the most members of a gang that get an event, since a gang may have 500 members
+_MAX_NOTIFIED: Final = 20  # maximum number of members of a gang that get an event, since a gang may have 500 members
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.kube import wire
 from extender.gangs.gangviews import GangView
 
-_NAMED = 20  # the most members that a status names
+_NAMED = 20  # maximum number of members that a status names
 _decode = msgspec.json.Decoder(Json).decode
 
 

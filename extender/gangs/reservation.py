@@ -2,8 +2,8 @@
 
 Theory of operation. A big gang needs many cards at the same time, and a stream of small pods takes each card as soon as
 the card is free. So once a gang has been refused for long (`Gang.is_reservation_due`), `search_cards` chooses cards for
-its members, first the cards with the least memory in use. The part of these cards that the members need is *reserved*:
-it counts as in use for all pods that come after the gang.
+its members, first the cards with the least memory in use. What the members need of these cards is *reserved*: it counts
+  as in use for all pods that come after the gang.
 
 Example: two members of 40 GiB each wait for two cards of 64 GiB that are in use with 50 and 60 GiB. On each 40 GiB are
 reserved: no later pod gets anything there. When a pod of 40 GiB on the first card ends, 54 GiB are free: 40 for the
@@ -49,9 +49,9 @@ from extender.records.podref import PodRef
 
 _SEARCH_AGAIN: Final = 30.0  # seconds between two searches for the same gang
 _STUCK_SECONDS: Final = 60.0  # seconds in which nothing is freed on a card, after which other cards come first
-_MOST_DOUBLED: Final = 6  # the most times that `_STUCK_SECONDS` doubles
-_MOST_GANGS: Final = 32  # the most gangs of a namespace, per priority, for which cards are searched
-_MOST_NAMESPACES: Final = 1024  # the most namespaces for which the end of their last reservation is remembered
+_MOST_DOUBLED: Final = 6  # maximum number of times that `_STUCK_SECONDS` doubles
+_MOST_GANGS: Final = 32  # maximum number of gangs of a namespace, per priority, for which cards are searched
+_MOST_NAMESPACES: Final = 1024  # maximum number of namespaces for which the end of their last reservation is remembered
 _NEVER: Final = float("-inf")
 
 PHASE_NAME: Final = "gang reservation"  # `Holding.phase_name` of the reserved holdings
@@ -357,7 +357,7 @@ class _Stalls:
         self._seen = {card: (short, now) for card, (short, _) in self._seen.items()}
 
     def record_shortage(self, short: Mapping[str, int], now: float) -> None:
-        """Record the missing amounts, and give up cards on which nothing was freed for long.
+        """Record the missing amounts, and no longer use cards on which nothing was freed for long.
 
         short: by reserved card, the amount that must be freed before the gang fits there.
         """

@@ -1,15 +1,15 @@
-"""Preemption for gangs: a member gets victims only if then all missing members of its gang have a place.
+"""Preemption for gangs: a member gets victims only if all missing members of its gang then fit.
 
 kube-scheduler preempts for one pod after the other, and knows no gangs. So each answer considers the whole gang: what
 is free or becomes free, for which members victims terminate already, and which pods would have to be evicted for the
-other members. The answer has only the victims for the requested pod. The places of the other members are reserved until
-kube-scheduler asks for them.
+other members. The answer has only the victims for the requested pod. What the other members get is reserved until
+kube-scheduler calls for them.
 
 The search runs on a snapshot, without the lock. `GangPreemption` takes the snapshot, and checks afterwards under the
-lock whether what the search has found still holds (docs/design/0032-snapshots.md).
+lock whether the result of the search is still valid (docs/design/0032-snapshots.md).
 
 Example: a gang of 5 members, a GPU each; 1 GPU is free, and pods of lower priority have 2 on n1 and 2 on n2. One member
-with victims is not enough, since then only 2 members have a place. So the search puts 1, then 3, then 7 members where
+with victims is not enough, since then only 2 members fit. So the search puts 1, then 3, then 7 members where
 pods are evicted: with 4 of them, on n1, n1, n2 and n2, the fifth has the free GPU, and the gang is complete.
 """
 
@@ -39,7 +39,7 @@ from extender.records.nodeinfo import PlacedPod
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
-_MAX_CARD_REQUESTS: Final = 512  # of all members without a place: a plan for more takes longer than a call may
+_MAX_CARD_REQUESTS: Final = 512  # of all unplaced members: a plan for more takes longer than a call may
 _Harm = tuple[int, bool, int, int]  # see `Victims.harm`
 
 
@@ -66,10 +66,10 @@ class _MemberPlace:
 
 @dataclass(frozen=True, slots=True)
 class GangVictims:
-    """Places for all members without a place.
+    """Nodes and cards for all members that had none.
 
     member_victims: the members for which pods are evicted; the requested pod comes first.
-    search_order: the same members, in the order in which the search has put them.
+    search_order: the same members, in the order in which the search has chosen their victims.
     places: the other members.
     """
 
@@ -79,7 +79,7 @@ class GangVictims:
 
     @property
     def reservations(self) -> tuple[MemberReservation, ...]:
-        """The cards that are reserved meanwhile for all members except for the requested pod."""
+        """The cards that stay reserved for all members except the requested pod until the victims are gone."""
         assignments = [
             *((placed.claimant, placed.node, placed.victims.assignment) for placed in self.member_victims[1:]),
             *((place.claimant, place.node, place.assignment) for place in self.places),
@@ -96,7 +96,7 @@ class GangVictims:
         return {*(placed.node for placed in self.member_victims), *(place.node for place in self.places)}
 
     def count_members_with_victims(self, nodes: Collection[str]) -> int:
-        """The number of members on these nodes that the search has put where pods are evicted."""
+        """The number of members on these nodes for which pods are evicted."""
         return sum(placed.node in nodes for placed in self.member_victims)
 
     @property
@@ -112,10 +112,11 @@ class GangSearch:
     scheduler_victims: kube-scheduler's own victims, by node.
     own_eviction_nodes: nodes where the extender itself evicts. There no PodDisruptionBudget is exceeded, and the pods
         `refused` stay (`NominatedPods.find_victims`).
-    for_scheduler: kube-scheduler has asked for the pod, so it must be put on none of the nodes `own_eviction_nodes`.
+    for_scheduler: kube-scheduler has called preempt for the pod, so the pod must not be placed on `own_eviction_nodes`.
     is_over: returns whether the search must end.
     find_victims: finds the victims for the pod alone on one node of a snapshot.
-    commit: called under the lock with victims that hold at that moment. Returns whether it has taken them.
+    commit: called under the lock with victims that are valid at that moment. Returns whether the victims were
+      committed.
     """
 
     claimant: WaitingPod
@@ -173,16 +174,16 @@ class GangPreemption:
         return gangplan.first_beyond_quotas(self._cache.ledger, gang.missing_in_plan(), headroom) is not None
 
     def unplaced_uids(self, uid: str) -> list[str]:
-        """The UIDs of all members of the pod's gang without a place and without terminating victims."""
+        """The UIDs of all members of the pod's gang that are not placed and have no terminating victims."""
         return [member.uid for member in self._unplaced_members(uid)]
 
     def take_snapshot(self, uid: str, cluster: ClusterView) -> GangSnapshot | None:
-        """The pod's gang, if the pod is a member without a place and the gang can be planned; else None.
+        """The pod's gang, if the pod is an unplaced member and the gang can be planned; else None.
 
-        cluster: a snapshot that was taken in this hold of the lock.
+        cluster: a snapshot that was taken since the caller took the lock.
 
-        Cards that are reserved for the pod itself do not count as a placement: they may have become too few, since the
-        caller has found that it is not enough to wait for them.
+        Cards that are reserved for the pod itself do not count as a placement: the caller has found that waiting for
+          them is not enough.
         """
         gang, unplaced = self._gangs.gang_of(uid), self._unplaced_members(uid, including=uid)
         if gang is None or all(member.uid != uid for member in unplaced):
@@ -201,11 +202,11 @@ class GangPreemption:
         return self._freed_count() != snapshot.freed
 
     def changed_nodes(self, snapshot: GangSnapshot, claimant: WaitingPod, nodes: Iterable[str]) -> list[str]:
-        """Those of the nodes where the victims for the pod may be others now than in the snapshot."""
+        """Those of the nodes on which the victims for the pod may have changed since the snapshot."""
         return list(filter(Changes(self._cache, snapshot.cluster, claimant).may_concern, nodes))
 
     def has_members_changed(self, snapshot: GangSnapshot, claimant: WaitingPod) -> bool:
-        """Whether other members than in the snapshot lack a place now, or something else is reserved for the pod."""
+        """Whether the unplaced members, or what is reserved for the pod, have changed since the snapshot."""
         nomination_then = snapshot.cluster.moment.nominations.get(claimant.uid)
         nomination = self._nominations.get(claimant.uid)
         if nomination is None or nomination_then is None:
@@ -238,7 +239,7 @@ class GangPreemption:
 
 
 class GangVictimSearch:
-    """Searches victims for a gang on a snapshot, which it changes: what it chooses is reserved there.
+    """Searches victims for a gang on a snapshot. It changes the snapshot: it reserves there what it chooses.
 
     nominated: the nominated pods on the snapshot.
     planner: plans gangs on the snapshot.
@@ -264,19 +265,19 @@ class GangVictimSearch:
         self._clock = clock
         self._victims_by_node = dict(victims_by_node)
         shape, uid = snapshot.members[search.claimant.uid].shape, search.claimant.uid
-        # The members of the pod's shape that have no place yet.
+        # The members of the pod's shape that are not placed yet.
         self._same_shape = [
             self._make_claimant(member) for member in snapshot.unplaced if member.shape == shape and member.uid != uid
         ]
         self._queue = [(victims.harm, node) for node, victims in victims_by_node.items()]  # the least harm first
         heapq.heapify(self._queue)
-        self._nominations.remove(search.claimant.uid)  # what is reserved for it already does not count
+        self._nominations.remove(search.claimant.uid)  # what is reserved for the pod already does not count
         self._claimant_victims: _MemberVictims | None = None
         self._member_victims: list[_MemberVictims] = []
         self._next_victims: dict[str, Victims] = {}  # the victims for one more member, by node
 
     def must_only_wait(self) -> bool:
-        """Whether the whole gang has places without further evictions."""
+        """Whether the whole gang fits without further evictions."""
         try:
             self._planner.count_capacities(self._snapshot.unplaced, stop_when(self._search.is_over))
         except PlanningStopped:
@@ -300,10 +301,10 @@ class GangVictimSearch:
             count = 2 * count + 1  # a plan costs more than a search on a node
 
     def still_holds(self, gang_victims: GangVictims, changed_nodes: Collection[str]) -> bool:
-        """Whether what another search has found holds on this snapshot, too. Reserves it in the snapshot.
+        """Whether the result of another search is valid on this snapshot, too. Reserves it in the snapshot.
 
-        changed_nodes: where the snapshots may differ. There the victims are searched again, and must be the same pods;
-            and the places of the other members are checked.
+        changed_nodes: where the snapshots may differ. On these nodes the victims are searched again, and must be the
+          same pods; and the nodes and cards of the other members are checked.
         """
         without_place = {member.uid for member in self._snapshot.unplaced}
         for placed in gang_victims.search_order:
@@ -319,7 +320,7 @@ class GangVictimSearch:
         return not places or self._are_places_free(places, without_place)
 
     def _are_victims_same(self, placed: _MemberVictims, excluded: Collection[str]) -> bool:
-        """Whether the member still needs just these victims, and all of them still run."""
+        """Whether the member still needs exactly these victims, and all of them still run."""
         running_uids = {pod.uid for _, pod in self._loads.pods_on(placed.node) if not pod.terminating}
         if not running_uids.issuperset(placed.victims.uids):
             return False
@@ -370,8 +371,8 @@ class GangVictimSearch:
         return GangVictims((first, *others), tuple(self._member_victims), tuple(places))
 
     def _exceeds_quota(self, places: Iterable[_MemberPlace]) -> bool:
-        """Whether the chosen victims' places, `places`, and what is reserved for other members would exceed the quotas
-        of the gang's namespace.
+        """Whether what the members get from the chosen victims, `places`, and what is reserved for other members
+        together exceed the quotas of the gang's namespace.
 
         Quotas do not count what is reserved for nominated pods (`NominatedPods.reservations_on`).
         """
@@ -390,7 +391,7 @@ class GangVictimSearch:
         return bool(placement.exceeded_together(self._ledger, known_assignments, headroom))
 
     def _choose_victims(self, count: int) -> None:
-        """Put members where the least harmful victims are, until `count` are put or no node is left."""
+        """Place members where the least harmful victims are, until `count` are placed or no node is left."""
         without_place = {member.uid for member in self._snapshot.unplaced}
         without_place -= {placed.claimant.uid for placed in self._member_victims}
         used_nodes = {placed.node for placed in self._member_victims}
@@ -443,8 +444,8 @@ class GangVictimSearch:
         search = self._search
         refused = search.refused if node in search.own_eviction_nodes else None
         if first and claimant is not search.claimant:
-            # Victims for another member are chosen when kube-scheduler tries it. Whether these suffice is cheap to find
-            # out.
+            # Victims for another member are chosen when kube-scheduler tries it. It is cheap to find out whether these
+            # suffice.
             known_victims = self._victims_by_node.get(node)
             more_victims = known_victims and self._nominated.find_victims(
                 claimant, search.policy, node, excluded=excluded, removed=known_victims.uids, refused=refused

@@ -42,22 +42,24 @@ from extender.queue.schedulingqueue import PendingPreemption
 from extender.records.pod import Pod, WaitingPod
 from extender.records.podref import PodRef
 
-_SECONDS: Final = 0.5  # of searching nodes for one call; kube-scheduler waits 1 s
-_PLANNING: Final = 0.2  # of these, for the plans of a gang
+_SECONDS: Final = 0.5  # seconds for the search of one call; kube-scheduler waits 1 s
+_PLANNING: Final = 0.2  # the part of `_SECONDS` for the plans of a gang
 _CHOICE_SECONDS: Final = (
-    0.25  # of these, to wait until the nodes that kube-scheduler chose of earlier answers are known
+    0.25  # of `_SECONDS`, for the wait until it is known which nodes kube-scheduler chose from earlier answers
 )
-_CHECK_SECONDS: Final = 0.005  # seconds between two checks of that
-_OWN_SECONDS: Final = 5.0  # of searching where kube-scheduler does not wait for the answer
-_OWN_PLANNING: Final = 2.0  # of these, for the plans of a gang
-_MAX_SEARCHES: Final = 8  # of one call for a gang, where something changes again and again
-# Nodes, and members with victims, that are checked under the lock; more are checked before.
+_CHECK_SECONDS: Final = 0.005  # seconds between two checks of these choices
+_OWN_SECONDS: Final = 5.0  # seconds for a search for which kube-scheduler does not wait
+_OWN_PLANNING: Final = 2.0  # the part of `_OWN_SECONDS` for the plans of a gang
+_MAX_SEARCHES: Final = 8  # searches in one call for a gang, if the cluster changes again and again
+# Maximum numbers of nodes, and of members with victims, that are checked under the lock; if there are more, they are
+# checked before.
 _MAX_CHECKED_NODES: Final = 16
 _MAX_CHECKED_MEMBERS: Final = 8
-_MAX_CHECKS: Final = 8  # of one result of a search, since something may change again during a check
-_MAX_WAIT_CHECKS: Final = 3  # whether a gang only has to wait, before its victims are taken
+_MAX_CHECKS: Final = 8  # maximum number of checks of one search result: the cluster may change during a check
+_MAX_WAIT_CHECKS: Final = 3  # checks of whether a gang only has to wait, before its victims are evicted
 _SEARCHING: Final = 0.02  # seconds of CPU, after which no further pod is searched for in one step
-_MOST_NODES: Final = 256  # that are searched for one pod; kube-scheduler tries a tenth of all, and 100 at least
+# Nodes that are searched for one pod; kube-scheduler tries a tenth of all nodes, and at least 100.
+_MAX_NODES: Final = 256
 _ENOUGH: Final = 32  # nodes with victims to choose from, for a pod or for each member of a gang
 
 
@@ -99,8 +101,8 @@ class _PreemptCall(NamedTuple):
 
 
 class _Commit(Enum):
-    """What became of a gang's victims: they are taken; they are not needed now; or something has changed that they rest
-    on.
+    """The outcome for a gang's victims: they are committed; they are not needed now; or something on which they depend
+    has changed.
     """
 
     DONE = auto()
@@ -264,10 +266,11 @@ class Preemption:
             if not lower:
                 self._queue.stop_awaiting_preemption(pod.uid)
                 return
-            if len(offered) > _MOST_NODES:
-                # Others each time, so that each node has its turn; and those where the pod may only have to wait.
-                freeing_nodes = _sample_nodes(self._nodes_freeing_cards(offered), _MOST_NODES // 2)
-                offered = {*freeing_nodes, *_sample_nodes(lower, _MOST_NODES - len(freeing_nodes))}
+            if len(offered) > _MAX_NODES:
+                # Other nodes each time, so that every node is searched in the end; and the nodes where the pod may only
+                # have to wait.
+                freeing_nodes = _sample_nodes(self._nodes_freeing_cards(offered), _MAX_NODES // 2)
+                offered = {*freeing_nodes, *_sample_nodes(lower, _MAX_NODES - len(freeing_nodes))}
             names = map(intern, offered)  # a thousand pods may wait
             self._queue.await_preemption(pod.waiting(), policy, names, gang=pod.gang)
 
@@ -307,8 +310,8 @@ class Preemption:
         """Release what is reserved for the pod: these victims could not be evicted.
 
         refused: UIDs of the victims.
-        seconds: for how long they are not chosen again. Otherwise the same would be tried again and again, and other
-            pods would be evicted in vain.
+        seconds: for how long they are not chosen again. Otherwise the same victims would be tried again and again, and
+          other pods would be evicted without effect.
         """
         with self._lock:
             self._refused = self._refused | dict.fromkeys(refused, self._clock.now() + seconds)
@@ -392,10 +395,10 @@ class Preemption:
         victims_by_node: Mapping[str, Victims],
         gang_victims: GangVictims,
     ) -> _Commit:
-        """Commit the victims, if they still hold, and if it is not enough now to wait.
+        """Commit the victims, if they are still valid, and if waiting is not enough now.
 
-        It may be enough if capacity was freed, or if something has changed on the nodes where the pod itself could get
-        victims. Whether it is, is checked on a later snapshot, at most `_MAX_WAIT_CHECKS` times.
+        Waiting may be enough if capacity was freed, or if something has changed on the nodes where the pod itself could
+        get victims. This is checked on a later snapshot, at most `_MAX_WAIT_CHECKS` times.
         """
         claimant, latest, checked, checks = search.claimant, snapshot, snapshot, 0
         for _ in range(_MAX_CHECKS):
@@ -434,7 +437,7 @@ class Preemption:
     def _find_again(
         self, search: GangSearch, snapshot: GangSnapshot, victims_by_node: Mapping[str, Victims], nodes: Iterable[str]
     ) -> dict[str, Victims]:
-        """The victims by node, on these nodes searched again on the snapshot, until the search is over."""
+        """The victims by node; on these nodes they are searched again on the snapshot, until the search is over."""
         nominated, searched_again = self._nominated.on_snapshot(snapshot.cluster), dict[str, Victims | None]()
         for node in nodes:
             if search.is_over():
@@ -464,7 +467,7 @@ class Preemption:
         """The victims on each node where an eviction helps, until there are enough to choose from.
 
         until: when to stop, in seconds of the clock.
-        excluded: the members of the pod's gang without a place.
+        excluded: the unplaced members of the pod's gang.
 
         The nodes where the pod may only have to wait come first.
         """
@@ -490,9 +493,9 @@ class Preemption:
     def _await_chosen_nodes(self) -> None:
         """Wait until it is known which nodes kube-scheduler has chosen of the last answers, but not for long.
 
-        kube-scheduler writes that before it asks for another pod, but our watch may be late. Until then the cards on
-        all nodes of those answers are reserved; these may be all nodes, and no event would requeue a pod that gets
-        none.
+        kube-scheduler writes its choice before it calls for another pod, but our watch may be late. Until then the
+        cards on all nodes of those answers are reserved; these may be all nodes, and no event would requeue a pod that
+        gets none.
         """
         until = self._clock.now() + _CHOICE_SECONDS
         while self._clock.now() < until:
@@ -515,7 +518,7 @@ class Preemption:
         return self._needs_no_victims(search.claimant.uid)
 
     def _commit_gang_answer(self, gang_victims: GangVictims) -> bool:
-        """Reserve the places of an answer to kube-scheduler."""
+        """Reserve what an answer to kube-scheduler promises."""
         first = gang_victims.member_victims[0]
         place = NominatedPlace(first.victims.assignment, first.victims.uids, gang_victims.reservations)
         self._nominations.set_places(first.claimant, {first.node: place}, self._clock.now())
@@ -550,19 +553,21 @@ class Preemption:
         return Eviction(claimant, node, tuple(pods_by_uid[uid].ref for uid in victims.uids), place)
 
     def _reserve_evictions(self, evictions: list[Eviction]) -> list[Eviction]:
-        """Reserve the places of these evictions, which are all made before, so that an error leaves none behind."""
+        """Reserve what these evictions free. All of them are created before, so that an error leaves no reservation
+        behind.
+        """
         now = self._clock.now()
         for eviction in evictions:
             self._nominations.set_own_place(eviction.claimant, eviction.node, eviction.place, now)
         return evictions
 
     def _is_over_quota(self, pod: Pod) -> bool:
-        """Whether the quotas of the pod's namespace leave it no card, whichever pods are evicted."""
+        """Whether the quotas of the pod's namespace leave no card for the pod, whichever pods are evicted."""
         namespace, request = pod.ref.namespace, pod.request
         return request is not None and self._cache.limits.is_exceeded_by(self._cache.ledger, namespace, request)
 
     def _needs_no_victims(self, uid: str) -> bool:
-        """Whether victims are evicted for the pod already, or it holds something."""
+        """Whether victims are evicted for the pod already, or the pod holds cards."""
         return self._nominations.get(uid) is not None or self._cache.ledger.holding(uid) is not None
 
     def _is_answered(self, claimant: WaitingPod, policy: str, offered: Collection[str]) -> bool:
@@ -572,9 +577,9 @@ class Preemption:
         )
 
     def _must_only_wait(self, claimant: WaitingPod, policy: str, offered: Collection[str]) -> bool:
-        """Whether victims terminate for the pod already, and that is enough.
+        """Whether victims terminate for the pod already, and are enough.
 
-        Then it is requeued when that may have changed although none of them has ended.
+        Then the pod is requeued when they may no longer be enough although none of them has ended.
         """
         nomination, uid = self._nominations.get(claimant.uid), claimant.uid
         for node in nomination.places if nomination is not None and nomination.named_node else ():
@@ -631,7 +636,7 @@ class Preemption:
     def _commit_answers(
         self, call: _PreemptCall, snapshot: ClusterView, answers: dict[str, Victims]
     ) -> dict[str, Victims]:
-        """The answers that hold in the cluster as it is now; reserves the freed cards.
+        """The answers that are valid in the cluster as it is now; reserves the freed cards.
 
         answers: the victims on the snapshot, by node.
 
@@ -653,8 +658,8 @@ class Preemption:
             if victims is not None:
                 answers[node] = victims
         if any(not victims.uids for victims in answers.values()):
-            # On some node it only has to wait for pods that terminate already, so no others are evicted: the answer has
-            # these.
+            # On some node the pod only has to wait for pods that terminate already. No other pods are evicted: the
+            # answer has these pods.
             answers = {
                 node: Victims(uids=terminating, assignment=victims.assignment)
                 for node, victims in answers.items()

@@ -58,7 +58,7 @@ def test_each_path_takes_what_the_api_server_sends_there(render: Render, sets: t
     assert resources_by_path(render(*sets, "webhook.workloadKinds=null")) == app.RESOURCES
     kinds = resources_by_path(render(*sets))["/advise"] - app.RESOURCES["/advise"]
     assert len(kinds) > 10
-    assert all(app.takes_reviews_of("/advise", kind) for kind in kinds)
+    assert all(app.accepts_resource("/advise", kind) for kind in kinds)
 
 
 def writes(*resources: str) -> set[str]:

@@ -3,12 +3,12 @@
 Input: the pod under review (`pod`) and what else a rule knows (`context`). Output: the changed pod, warnings, or
 `InvalidRequest` with field and remedy.
 
-What the pod says: `splits` (split shares), `membership` and `podgroups` (its gang), `units` (bare numbers), `classes`
-and `devices` (types), `placement` (its node), `defaults` (of its namespace).
-What it gets: `mpsmode`, `frameworks` (the hook of Python frameworks), `agent` (the sidecar) with `agentresources` (the
-sidecar's cpu and memory), `annotations`, `resources` with `environment`, `nodes` (tolerations, RuntimeClass),
+What the pod requests: `splits` (split shares), `membership` and `podgroups` (its gang), `units` (numbers without a
+unit), `classes` and `devices` (types), `placement` (its node), `defaults` (of its namespace).
+What the pod gets: `mpsmode`, `frameworks` (the hook of Python frameworks), `agent` (the sidecar) with `agentresources`
+(the sidecar's cpu and memory), `annotations`, `resources` with `environment`, `nodes` (tolerations, RuntimeClass),
 `scheduler`, `gangs` (label and gate).
-Checks only: `capacity` (would it fit?) with `oversize` (may it wait?), `foreign` (resources that no node offers),
-`gpuquotas`, `unreadkeys` (annotations that no program reads), `members` (of its gang).
+Checks only: `capacity` (whether the pod could ever fit) with `oversize` (whether it may wait), `foreign` (resources
+that no node offers), `gpuquotas`, `unreadkeys` (annotations that no program reads), `members` (of its gang).
 No rules: `order` (errors about changes by a later webhook), `reapplied` (a manifest that is applied again).
 """

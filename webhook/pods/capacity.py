@@ -62,12 +62,12 @@ def _check_cards(pod_request: PodRequest, cluster: Lookups, nodes: Collection[st
             warnings.append(
                 f"{field}: no GPU of the class is in the cluster now; the pod waits until a node brings one"
             )
-        _check_fits(PodRequest(containers=tuple(containers)), cards, resource_class)
+        _refuse_oversized_requests(PodRequest(containers=tuple(containers)), cards, resource_class)
     if len(by_class) > 1:
         cards = cluster.cards(None, nodes)
-        _check_count(pod_request, cards, "")
+        _refuse_too_many_cards(pod_request, cards, "")
         if not warnings:  # a class without cards may later get larger cards than the present ones
-            _check_together(pod_request, cards, "")
+            _refuse_requests_that_exceed_cards_together(pod_request, cards, "")
     return warnings
 
 
@@ -97,7 +97,7 @@ def _check_devices(pod_request: PodRequest, cluster: Lookups, nodes: Collection[
     return warnings
 
 
-def _check_fits(requested: PodRequest, cards: CardSizes, resource_class: ResourceClass | None) -> None:
+def _refuse_oversized_requests(requested: PodRequest, cards: CardSizes, resource_class: ResourceClass | None) -> None:
     """Check that the requests of one class fit its cards. Raises InvalidRequest.
 
     requested: the pod's requests of the class.
@@ -133,8 +133,8 @@ def _check_fits(requested: PodRequest, cards: CardSizes, resource_class: Resourc
             f"has ({cards.largest})",
             remedy,
         )
-    _check_count(requested, cards, class_phrase)
-    _check_together(requested, cards, class_phrase)
+    _refuse_too_many_cards(requested, cards, class_phrase)
+    _refuse_requests_that_exceed_cards_together(requested, cards, class_phrase)
 
 
 def _suggest_smaller(
@@ -153,7 +153,9 @@ def _suggest_smaller(
 
 
 def _describe_mib(amount: MiB) -> str:
-    """The amount in MiB, and in GiB if it may have been written so: bare numbers count GiB in some namespaces."""
+    """The amount in MiB, and also in GiB if the user may have written GiB: in some namespaces, numbers without a unit
+    mean GiB.
+    """
     is_whole_gib = amount >= _GIB and amount % _GIB == 0
     return f"{amount} MiB" + (f" ({amount // _GIB} GiB)" if is_whole_gib else "")
 
@@ -163,7 +165,7 @@ def _unit_hint(container: ContainerRequest) -> str:
     return "; a number without Mi or Gi, such as 8M, means MiB, not bytes" if container.mem % 1000**2 == 0 else ""
 
 
-def _check_count(pod_request: PodRequest, cards: CardSizes, class_phrase: str) -> None:
+def _refuse_too_many_cards(pod_request: PodRequest, cards: CardSizes, class_phrase: str) -> None:
     if not cards.max_cards:
         return
     whole_requests = [c for c in pod_request.containers if c.whole]
@@ -181,9 +183,9 @@ def _check_count(pod_request: PodRequest, cards: CardSizes, class_phrase: str) -
             )
 
 
-def _check_together(pod_request: PodRequest, cards: CardSizes, class_phrase: str) -> None:
+def _refuse_requests_that_exceed_cards_together(pod_request: PodRequest, cards: CardSizes, class_phrase: str) -> None:
     """Check that the pod's requests fit together, even if each fits alone: counts the cards that they cannot share.
-    Raises InvalidRequest as `_check_fits` does.
+    Raises InvalidRequest as `_refuse_oversized_requests` does.
     """
     if not cards.largest or len(pod_request.containers) < 2:
         return

@@ -55,7 +55,7 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
 
 
 def validate(pod: PodUnderReview, context: Context) -> None:
-    """Refuse names of Cardwise's resources that are no ResourceClass. Raises InvalidRequest, KubeError."""
+    """Refuse names with Cardwise's domain that are not a ResourceClass. Raises InvalidRequest, KubeError."""
     annotated_class = pod.annotations.get(names.CLASS)
     for container in pod.containers:
         resources = container.spec.get("resources") or {}
@@ -82,19 +82,19 @@ def _annotated_class(pod: PodUnderReview) -> str:
     return name
 
 
-def _request_annotated_class(pod: PodUnderReview, annotated: str) -> None:
+def _request_annotated_class(pod: PodUnderReview, class_name: str) -> None:
     """Request one card of the annotated class in the first container."""
     first = next((i for i, container in enumerate(pod.containers) if container.key == "0"), None)
     if first is not None:
         resources = dict(pod.containers[first].spec.get("resources") or {})
-        resources["limits"] = (resources.get("limits") or {}) | {names.CLASS_PREFIX + annotated: "1"}
+        resources["limits"] = (resources.get("limits") or {}) | {names.CLASS_PREFIX + class_name: "1"}
         pod.put_resources(first, resources)
 
 
-def _refuse_nvidia_alone(annotated: str, requested: set[str]) -> None:
+def _refuse_nvidia_alone(class_name: str, requested: set[str]) -> None:
     """Refuse a class in the pod's annotation if the containers request devices of NVIDIA's device plugin only.
 
-    The pod would get no GPU of the class. annotated: the class. requested: the names that its containers request.
+    The pod would get no GPU of the class. class_name: the class. requested: the names that its containers request.
 
     Raises InvalidRequest.
     """
@@ -103,7 +103,7 @@ def _refuse_nvidia_alone(annotated: str, requested: set[str]) -> None:
         raise InvalidRequest(
             f"metadata.annotations[{names.CLASS}]",
             f"no container requests a GPU of Cardwise, and {name} belongs to NVIDIA's device plugin",
-            f"write {names.GPU_COUNT} in its place for whole GPUs of {annotated}, or remove the annotation",
+            f"write {names.GPU_COUNT} in its place for whole GPUs of {class_name}, or remove the annotation",
         )
 
 

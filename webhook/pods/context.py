@@ -100,7 +100,7 @@ class WebhookSettings:
     min_share: MiB; smaller shares get a warning.
     callers_known: whether only the API server can call. If so, answers may show the names and the use of other objects
         in the namespace.
-    unit: the unit of bare gpu-mem numbers, by the path, which the API server chooses.
+    unit: the unit of gpu-mem numbers without a unit, by the path, which the API server chooses.
     """
 
     runtime_class: str = ""

@@ -68,19 +68,19 @@ def _right_annotations(pod: PodUnderReview, lookup: Lookup) -> Json:
     return annotations
 
 
-def refuse_other_classes(annotated: str, requested: set[str], lookup: Lookup) -> None:
+def refuse_other_classes(class_name: str, requested: set[str], lookup: Lookup) -> None:
     """Refuse a device class in the pod's annotation if containers request other classes: such an annotation has no
     meaning for cards.
 
-    annotated: the class of the pod's annotation.
+    class_name: the class of the pod's annotation.
     requested: the names that its containers request.
 
     Raises InvalidRequest, KubeError.
     """
-    other_names = requested - {names.CLASS_PREFIX + annotated}
-    if other_names and is_device_class(annotated, lookup):
+    other_names = requested - {names.CLASS_PREFIX + class_name}
+    if other_names and is_device_class(class_name, lookup):
         raise InvalidRequest(
             f"metadata.annotations[{names.CLASS}]",
-            f"{annotated} is a class of devices other than GPUs, and a container requests {min(other_names)}",
-            f"write {annotated}: 1 in the limits of the container that needs the device, and remove the annotation",
+            f"{class_name} is a class of devices other than GPUs, and a container requests {min(other_names)}",
+            f"write {class_name}: 1 in the limits of the container that needs the device, and remove the annotation",
         )

@@ -18,7 +18,7 @@ from webhook.pods import capacity
 from webhook.pods.context import Context
 from webhook.pods.pod import PodUnderReview
 
-_MAX_SHOWN_KEYS: Final = 4  # the most keys of a node selector in a warning
+_MAX_SHOWN_KEYS: Final = 4  # maximum number of keys of a node selector in a warning
 _TAINT: Final = re.compile(r"(?P<key>[^=:\s]+)(=(?P<value>[^=:\s]*))?:(?P<effect>NoSchedule|NoExecute)")
 
 

@@ -22,7 +22,7 @@ _MARKERS: Final = (names.PLACE_MARKER, names.BIND_MARKER)
 
 @dataclass(frozen=True, slots=True)
 class _ContainerPart:
-    """The part of one container in the pod's request.
+    """The request of one container of the pod.
 
     markers: resources with which kube-scheduler calls the extender for a pod that requests no cards. Their amount is 0,
         because kube-scheduler checks only the name. With a larger amount kube-scheduler would not try the pod again

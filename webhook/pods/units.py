@@ -1,9 +1,10 @@
-"""Adds the namespace's unit to bare gpu-mem numbers in a pod: `2` becomes `2Gi`.
+"""Adds the namespace's unit to gpu-mem numbers without a unit: `2` becomes `2Gi`.
 
 Runs before the request is read; later code does not need the unit. The stored number is in MiB, so scheduler, kubelet,
-quotas and all parts of Cardwise read the same number. Two kinds of bare numbers are in MiB already and stay: numbers in
-a container with a share slot, which the webhook has rewritten before (in a second call, a copy of a running pod, or a
-template made from a pod); and numbers that Kubernetes took from a LimitRange, whose amounts are stored in MiB.
+quotas and all components of Cardwise read the same number. Two kinds of numbers without a unit are in MiB already and
+stay: numbers in a container with a share slot, which the webhook has rewritten before (in a second call, a copy of a
+running pod, or a template made from a pod); and numbers that Kubernetes took from a LimitRange, whose amounts are
+stored in MiB.
 """
 
 import re
@@ -26,7 +27,7 @@ _LIMIT_RANGE_ENTRY: Final = re.compile(r"(.+) (request|limit) for (init )?contai
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:
-    """Add the unit to each bare number. Raises InvalidRequest.
+    """Add the unit to each number without a unit. Raises InvalidRequest.
 
     A number above the largest sum of MiB of one node's cards was meant in MiB, and is refused.
     """
@@ -89,7 +90,7 @@ def _largest_node_mib(context: Context) -> int:
 
 
 def _refuse_beyond_node(text: str | int, unit: Unit, largest_node: int, field: str) -> None:
-    """Refuse a bare number that, with the unit, is more than any node has. Raises InvalidRequest.
+    """Refuse a number that, with the unit, is more than any node has. Raises InvalidRequest.
 
     largest_node: MiB; 0 if unknown.
     """

@@ -9,7 +9,8 @@ from webhook.pods.context import DEFAULT_SCHEDULER, Context
 from webhook.pods.pod import PodUnderReview
 
 _MAX_WARNINGS: Final = 8
-# The most unknown keys of an object that get a suggestion, since each is compared with all keys that Cardwise reads.
+# Maximum number of unknown keys of an object that get a suggestion, since each is compared with all keys that Cardwise
+# reads.
 _MAX_COMPARED: Final = 16
 
 

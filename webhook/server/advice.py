@@ -21,7 +21,7 @@ from webhook.templates import containers, records
 from webhook.templates.spellings import counted_resource, is_zero
 
 QUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of workloads that Kueue manages
-_MAX_WARNINGS: Final = 8  # the most warnings about names that no node offers
+_MAX_WARNINGS: Final = 8  # maximum number of warnings about names that no node offers
 _RANGES: Final = ("max", "min", "default", "defaultRequest")  # of a LimitRange
 _UPPER_RANGES: Final = ("max", "default", "defaultRequest")  # the ranges that set or limit the size of a share
 
@@ -201,5 +201,5 @@ def warn_kueue_amounts(template: Json, unit: Unit) -> tuple[str, ...]:
                 field = f"{container.path}.resources.{kind}[{names.GPU_MEM}]"
                 is_whole_number = in_unit.denominator == 1
                 remedy = f"{in_unit}, which is the same in {unit}" if is_whole_number else f"whole {unit}"
-                warnings.append(f"{field}: Kueue counts {number} of {amount}; write {remedy}")
+                warnings.append(f"{field}: Kueue ignores units and would count {amount} as {number}; write {remedy}")
     return tuple(warnings)

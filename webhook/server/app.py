@@ -82,7 +82,7 @@ def namespace_of(environ: Mapping[str, Any]) -> str:
     return match[1].decode() if match is not None else ""
 
 
-def takes_reviews_of(path: str, resource: str) -> bool:
+def accepts_resource(path: str, resource: str) -> bool:
     """Whether the API server sends reviews of the resource (with its subresource) to the path."""
     return resource in RESOURCES[path] or (path == _ADVICE and resource not in _KNOWN)
 
@@ -102,7 +102,7 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
         if media_type != "application/json":
             raise review.InvalidReview(f"Content-Type must be application/json, but is {media_type or 'nothing'}")
         try:
-            received = review.decode(request.get_data(cache=False), partial(takes_reviews_of, path))
+            received = review.decode(request.get_data(cache=False), partial(accepts_resource, path))
         except review.UndecodableReview as error:
             # The user would see an HTTP error only as "the server rejected our request for an unknown reason".
             namespace, uid = "", error.uid

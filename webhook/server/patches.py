@@ -34,7 +34,7 @@ def _compare(before: Any, after: Any, path: str) -> list[Json]:
 
 
 def _without_lists(before: Any, after: Any, path: str, operations: list[Json]) -> tuple[Any, Any]:
-    """Both values without the parts that are equal, and without lists, whose operations are added to `operations`."""
+    """Both values without what is equal in both, and without lists, whose operations are added to `operations`."""
     if before is after:
         return None, None
     if isinstance(before, dict) and isinstance(after, dict):

@@ -341,10 +341,11 @@ class Decision:
     warnings: tuple[str, ...] = ()
 
 
-def decode(body: bytes, takes_reviews_of: Callable[[str], bool] = lambda _: True) -> Review:
+def decode(body: bytes, accepts_resource: Callable[[str], bool] = lambda _: True) -> Review:
     """Decode a request body. Raises InvalidReview, and UndecodableReview.
 
-    takes_reviews_of: whether a resource belongs to the path. The objects of other resources are not decoded.
+    accepts_resource: returns whether reviews of a resource belong to the path. The objects of other resources are not
+      decoded.
     """
     try:
         envelope = _decode_envelope(body)
@@ -359,7 +360,7 @@ def decode(body: bytes, takes_reviews_of: Callable[[str], bool] = lambda _: True
     request = envelope.request
     resource = request.resource.resource
     subject = f"{resource}/{request.sub_resource}" if request.sub_resource else resource
-    if not takes_reviews_of(subject):
+    if not accepts_resource(subject):
         raise InvalidReview(
             f"the resource {quote_text(subject)} is not reviewed at this path; send it where the chart's webhook "
             "configurations do"
@@ -375,7 +376,7 @@ def decode(body: bytes, takes_reviews_of: Callable[[str], bool] = lambda _: True
         # A user must be able to shrink an object that became too large while the webhook was down.
         with contextlib.suppress(InvalidRequest):
             old = _decode_manifest(request, "oldObject", request.old_object, managed_fields=managed_fields)
-    _check_names(request, manifest)
+    _refuse_impossible_names(request, manifest)
     return Review(
         uid=request.uid,
         resource=subject,
@@ -417,7 +418,7 @@ def _decode_manifest(request: _Request, field: str, raw: msgspec.Raw, *, managed
         raise UndecodableReview(request.uid, problem) from error
 
 
-def _check_names(request: _Request, manifest: Json) -> None:
+def _refuse_impossible_names(request: _Request, manifest: Json) -> None:
     """Check the names of a review. Raises UndecodableReview for a name that objects of the kind cannot have.
 
     "" is valid, because an object that is being created may have only a `generateName`. Kinds with other rules for

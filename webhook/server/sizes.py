@@ -5,8 +5,8 @@ one of the webhook's few threads for longer than that. Real objects are far smal
 refused before they are processed, and objects that are slow to decode are refused before they are decoded.
 
 The limits are for what users write. The API server calls the webhook again with the pod that the webhook has rewritten.
-Such a pod has an internal resource (`names.SHARE` or a marker), and may have as much more as the webhook adds at most.
-Users who write this resource gain no more than that.
+Such a pod has an internal resource (`names.SHARE` or a marker), and its limits are higher by what the webhook adds at
+most. Users who write this resource themselves gain only these higher limits.
 """
 
 from collections import Counter
@@ -77,7 +77,7 @@ def check_template(template: Json, path: str = "", *, update: bool = False) -> N
     annotations = annotations_of(template)
     if update:
         annotations = {key: text for key, text in annotations.items() if not names.is_placement_annotation(key)}
-    _check_count(f"{path}metadata.annotations", len(annotations), MAX_ANNOTATIONS, added_entries)
+    _refuse_too_many_entries(f"{path}metadata.annotations", len(annotations), MAX_ANNOTATIONS, added_entries)
     written = sum(len(text.encode()) for pair in annotations.items() for text in pair if isinstance(text, str))
     if written > MAX_ANNOTATION_BYTES + is_rewritten * _ADDED_ANNOTATION_BYTES:
         problem = f"the annotations have {written >> 10} KiB, which is too much for a pod that requests GPUs"
@@ -109,10 +109,10 @@ def _check_lists(template: Json, pod_containers: list[Container], path: str, add
     """
     for field in _METADATA_FIELDS:
         entries = (template.get("metadata") or {}).get(field) or ()
-        _check_count(f"{path}metadata.{field}", len(entries), MAX_METADATA_ENTRIES, added)
+        _refuse_too_many_entries(f"{path}metadata.{field}", len(entries), MAX_METADATA_ENTRIES, added)
     for field, content in (template.get("spec") or {}).items():
         if isinstance(content, list | dict):
-            _check_count(f"{path}spec.{field}", len(content), MAX_ENTRIES, added)
+            _refuse_too_many_entries(f"{path}spec.{field}", len(content), MAX_ENTRIES, added)
     total_by_field: Counter[str] = Counter()
     for container in pod_containers:
         for field, content in container.spec.items():
@@ -129,6 +129,6 @@ def _check_lists(template: Json, pod_containers: list[Container], path: str, add
                 raise InvalidRequest(f"{path}{container.path}.{field}", problem, remedy)
 
 
-def _check_count(field: str, count: int, maximum: int, added: int) -> None:
+def _refuse_too_many_entries(field: str, count: int, maximum: int, added: int) -> None:
     if count > maximum + added:
         raise InvalidRequest(field, f"{count} are too many for a pod that requests GPUs", f"write at most {maximum}")

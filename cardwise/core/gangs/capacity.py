@@ -63,8 +63,8 @@ def count_at_least_as_demanding(members_by_shape: Mapping[MemberShape, list[Memb
 def _takes_no_less(
     load: Load, card_requests: Sequence[CardRequest], other_load: Load, other_requests: Sequence[CardRequest]
 ) -> bool:
-    """Whether a pod with `other_load` and `other_requests` always fits where a pod with `load` and `card_requests`
-    fits. False also if this is not certain.
+    """Whether a pod with `other_load` and `other_requests` fits on every node on which a pod with `load` and
+    `card_requests` fits. False also if this is not certain.
     """
     if len(card_requests) != 1 or len(other_requests) != 1:
         return False

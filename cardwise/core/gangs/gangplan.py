@@ -2,8 +2,8 @@
 
 The placement engine chooses cards. The plan is made on copies of the nodes that it uses, so the ledger does not change;
 `Nodes` has the free CPU, memory and pods of a node. The search is limited: members are placed in one order, each on the
-best node at that point, and in a second order if the first leaves a member without a node. Each plan is valid, but the
-search may miss a plan that exists.
+best node at that point, and then in a second order if the first order leaves a member without a node. Each plan is
+valid, but the search may miss a plan that exists.
 
 Effort is counted in card requests: scoring a node for a pod with 8 card requests is a work of 8. Equal members form one
 kind, and a node is scored once for each kind. A kind of pods with several card requests is scored on twice as many

@@ -31,6 +31,8 @@ _FIRST_BACKOFF, _MAX_BACKOFF = 1.0, 60.0  # seconds
 _REFUSAL_INTERVAL = 1.0  # seconds in which several refusals count as one
 _MAX_NAMED_MEMBERS = 5  # members that a message names
 
+PlanEnd = str  # why a transition ended the plan of its gang; "" if it did not
+
 
 class GangPlan(Mapping[str, str]):
     """By UID, the planned node of each planned member: a view that changes with the table of reservations. A member
@@ -115,7 +117,7 @@ class Gang:
 
     # Members.
 
-    def set_member(self, member: Member, now: float) -> str:
+    def set_member(self, member: Member, now: float) -> PlanEnd:
         """Record that a member was added or changed. Call this before the member's reservation changes."""
         member_before = self.members.get(member.uid)
         if member_before == member:
@@ -129,10 +131,10 @@ class Gang:
             return self._remove_member(member, now)
         if member.node and (member_before is None or not member_before.node):
             self._progress = now
-            return self._handle_lost_place(member, f"{member.name} was bound by another scheduler", now)
-        return self._update_phase(now)
+            return self._handle_lost_reservation(member, f"{member.name} was bound by another scheduler", now)
+        return self._update_progress(now)
 
-    def remove_member(self, uid: str, now: float) -> str:
+    def remove_member(self, uid: str, now: float) -> PlanEnd:
         """Record that a member was deleted. Call this before the member's reservation changes."""
         member = self.members.pop(uid, None)
         if member is None:
@@ -143,14 +145,14 @@ class Gang:
             self._start_over(now)
         return self._remove_member(member, now)
 
-    def set_group(self, group: PodGroupSpec, now: float) -> str:
+    def set_group(self, group: PodGroupSpec, now: float) -> PlanEnd:
         """Record that the PodGroup was added, changed or deleted."""
         if group == self.group:
             return ""
         group_before, self.group = self.group, group
         self._has_changed()
         if group_before.minimum == group.minimum or not self.plan or self.forward:
-            return self._update_phase(now)
+            return self._update_progress(now)
         return self.cancel_plan("the minimum of the gang has changed", now)
 
     @property
@@ -261,7 +263,7 @@ class Gang:
     def members_to_plan(self) -> list[Member]:
         """The members that a plan needs: as many as are missing to the minimum, the oldest first.
 
-        Members whose reservation has expired come last, so others are planned in their place if there are enough.
+        Members whose reservation has expired come last, so other members are planned instead if there are enough.
         """
         free, missing_count = self._roster.free, max(0, self.minimum - len(self.bound))
         if not self._unpermitted_uids:
@@ -340,7 +342,7 @@ class Gang:
         self.since = self._progress = now
 
     def mark_posted(self, uid: str, now: float) -> None:
-        """Record that the member's Binding was posted: the time until a rollback begins anew."""
+        """Record that the member's Binding was posted: the time until a rollback starts again."""
         if uid in self.plan:
             self._progress = now
 
@@ -358,7 +360,7 @@ class Gang:
         missing = wording.enumerate_first(self.missing_names(), _MAX_NAMED_MEMBERS)
         return f"{missing} did not reach bind within {seconds:.0f} s"
 
-    def cancel_plan(self, reason: str, now: float) -> str:
+    def cancel_plan(self, reason: str, now: float) -> PlanEnd:
         """Cancel the plan of a gang that is not `forward`: release all its reservations. No Binding was posted."""
         if not self.plan or self.forward:
             return ""
@@ -390,7 +392,7 @@ class Gang:
         if self.forward and self.group.partly_bound_since is not None:
             self._progress = now - min(max(0.0, wall - self.group.partly_bound_since), 0.75 * self.patience.rollback)
 
-    def roll_back(self, now: float) -> str:
+    def roll_back(self, now: float) -> PlanEnd:
         """Begin to evict the bound members (`evicting`), and cancel the plan of the other members.
 
         A PodDisruptionBudget may prevent evictions for ever. So until the first member is evicted, the other members
@@ -409,20 +411,20 @@ class Gang:
         """
         return self.forward and not self.bound and (not self.committed or len(self.plan) < self.minimum)
 
-    def reset(self, now: float) -> str:
+    def reset(self, now: float) -> PlanEnd:
         """Reset an abandoned gang: it waits again until all members can be bound. No Binding may be in progress."""
         self._clear()
         self.forward = self.committed = False
         self.since = now
         return "nothing of the gang is bound any more"
 
-    def reset_to_cluster(self, now: float) -> str:
+    def reset_to_cluster(self, now: float) -> PlanEnd:
         """Keep only the state that the API server shows, because another extender is the leader now."""
         self._clear()
         self.evicting.clear()
         self.forward = self.committed = False
         self._progress = self.since = now
-        self._update_phase(now)
+        self._update_progress(now)
         return "this extender does not hold the lease"
 
     # Derived state.
@@ -447,7 +449,7 @@ class Gang:
         self.changes += 1
         self._needed = self._rank = None
 
-    def _update_phase(self, now: float) -> str:
+    def _update_progress(self, now: float) -> PlanEnd:
         """Update whether the gang runs or is bound in part. Call this when its members or its PodGroup have changed."""
         if self.group.basic:
             return "" if self.ran else self._mark_running(now)
@@ -473,7 +475,7 @@ class Gang:
             self.since = now
         return ""
 
-    def _mark_running(self, now: float) -> str:
+    def _mark_running(self, now: float) -> PlanEnd:
         end_reason = "the gang runs" if self.plan else ""
         self._clear()
         self.ran = True
@@ -484,32 +486,32 @@ class Gang:
         self.since = now
         return end_reason
 
-    def _remove_member(self, member: Member, now: float) -> str:
+    def _remove_member(self, member: Member, now: float) -> PlanEnd:
         """Remove a member that no longer counts."""
         if member.uid in self.evicting and self.forward:
             self._clear()
             self.forward = False
             self.evicting = {bound_member.uid for bound_member in self.bound}
-            self._update_phase(now)
+            self._update_progress(now)
             return "the gang is rolled back"
-        end_reason = self._handle_lost_place(
+        end_reason = self._handle_lost_reservation(
             member, f"{member.name} was deleted", now, is_whole=member.uid in self.plan
         )
         if end_reason:
             self._start_over(now)
         return end_reason
 
-    def _handle_lost_place(self, member: Member, reason: str, now: float, *, is_whole: bool = True) -> str:
-        """Handle a member that no longer needs its planned place.
+    def _handle_lost_reservation(self, member: Member, reason: str, now: float, *, is_whole: bool = True) -> PlanEnd:
+        """Handle a member that no longer needs its planned node and cards.
 
         is_whole: whether this ends the plan of a gang that is not `forward`.
         """
         if is_whole and self.plan and not self.forward:
             end_reason = self.cancel_plan(reason, now)
-            self._update_phase(now)
+            self._update_progress(now)
             return end_reason
         self.unplan(member.uid)
-        return self._update_phase(now)
+        return self._update_progress(now)
 
     def unplan(self, uid: str) -> None:
         """Remove the member from the plan."""

@@ -90,7 +90,7 @@ class MpsStatus(Struct, rename="camel", frozen=True, gc=False):
     """The state of a card's MPS, as its node's MPS manager reports it (docs/design/0005-mps.md).
 
     mode: whether the daemon serves this card or all cards of the node.
-    ceiling_mib: the most MiB that one process can get.
+    ceiling_mib: maximum MiB that one process can get.
     last_transition_time: RFC 3339.
     """
 
@@ -164,8 +164,8 @@ prepare_types(ContainerShare)
 
 
 def decode(raw: bytes) -> ExtendedResource:
-    """Decode an ExtendedResource. A malformed share gets the UID "", which is no pod's: the schema forbids such shares,
-    but a single one must not make the whole card unreadable. Raises msgspec.DecodeError.
+    """Decode an ExtendedResource. A malformed share gets the UID "", which is not a pod's: the schema forbids such
+    shares, but a single one must not make the whole card unreadable. Raises msgspec.DecodeError.
     """
     try:
         return _decode(raw)

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from cardwise.cli.cluster import snapshots
+from cardwise.cli.cluster import liveworkload
 from cardwise.core.api import names, request
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.placement.scored.shapes import RequestSize
@@ -82,7 +82,7 @@ def compared(
         stored = space.cluster.api.create(paths.pods(space.name), pod)  # as the webhook made it
         name, uid = stored["metadata"]["name"], stored["metadata"]["uid"]
         if (
-            simulated.place_pod(uid, SimulatedPod(name, PodShape(request.parse(stored), snapshots.load_of(stored))))
+            simulated.place_pod(uid, SimulatedPod(name, PodShape(request.parse(stored), liveworkload.load_of(stored))))
             is None
         ):
             space.cluster.api.delete(paths.pods(space.name, name), {"gracePeriodSeconds": 0})
@@ -101,7 +101,7 @@ def compared(
 
 
 def test_binpack_places_pods_as_it_is_simulated(space: Space):
-    simulated = SimulatedCluster(snapshots.take_snapshot(space.cluster.api).nodes, "binpack")
+    simulated = SimulatedCluster(liveworkload.read_live_workload(space.cluster.api).nodes, "binpack")
     simulated_places, done = compared(space, simulated, arrivals(MANY, "binpack"))
     assert done == simulated_places
     assert len(simulated_places) == MANY
@@ -137,7 +137,7 @@ def _learned(space: Space) -> str:
 
 
 def test_scored_policies_place_pods_as_is_simulated(space: Space, learned: str):
-    simulated = SimulatedCluster(snapshots.take_snapshot(space.cluster.api).nodes, "priced")
+    simulated = SimulatedCluster(liveworkload.read_live_workload(space.cluster.api).nodes, "priced")
     simulated.load_workload(learned)
     simulated_places, done = compared(space, simulated, arrivals(FEW, "priced"))
     assert done == simulated_places

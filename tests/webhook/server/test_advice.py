@@ -207,7 +207,7 @@ def test_kueue_workload_needs_plain_mib_numbers() -> None:
         queued = workload(resource, **{"aliyun.com__gpu_mem": "8Gi"})
         queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "cards"}
         (warning,) = advice_warnings(queued, resource)
-        says = "Kueue counts 8589934592 of 8Gi; write 8192, which is the same in MiB"
+        says = "Kueue ignores units and would count 8Gi as 8589934592; write 8192, which is the same in MiB"
         assert warning == f"{PATHS[resource]}.{LIMITS}[aliyun.com/gpu-mem]: {says}"
     for amount in ("8192", "8k"):
         queued = workload("jobsets", **{"aliyun.com__gpu_mem": amount})
@@ -218,8 +218,8 @@ def test_kueue_workload_needs_plain_mib_numbers() -> None:
 def test_kueue_workload_needs_plain_gib_numbers_in_gib_namespaces() -> None:
     for amount, says in (
         ("8", None),
-        ("8Gi", "Kueue counts 8589934592 of 8Gi; write 8, which is the same in GiB"),
-        ("1500Mi", "Kueue counts 1572864000 of 1500Mi; write whole GiB"),
+        ("8Gi", "Kueue ignores units and would count 8Gi as 8589934592; write 8, which is the same in GiB"),
+        ("1500Mi", "Kueue ignores units and would count 1500Mi as 1572864000; write whole GiB"),
     ):
         queued = workload("jobsets", **{"aliyun.com__gpu_mem": amount})
         queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "cards"}
