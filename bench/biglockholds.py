@@ -21,7 +21,7 @@ from extender.api import verbs
 from extender.api.verbs import AnswerSettings
 from extender.cache.placing import PlacementRequest
 from extender.gangs.gangtypes import PlannedNode
-from extender.records import nodeinfo, objects, podinfo, wire
+from extender.records import cards, nodeinfo, podinfo, wire
 from extender.records.podref import PodRef
 from extender.state import State
 
@@ -138,7 +138,7 @@ def _preempt_on_full_node(state: State, _all_nodes: list[str], run: int) -> None
     rng = random.Random(run)
     node, free = node_name(FIRST_FULL_NODE + run), [P100] * CARDS
     for i in range(CARDS):
-        state.set_card(*not_none(objects.decode_card(json.dumps(card(FIRST_FULL_NODE + run, i, 1)).encode())))
+        state.set_card(*not_none(cards.decode_card(json.dumps(card(FIRST_FULL_NODE + run, i, 1)).encode())))
     kinds = rng.choice([1, 3, 20, 60])
     for i in range(2 * kinds):
         manifest: Json = {"metadata": {"namespace": "default", "name": f"budget-{i}"}}

@@ -28,7 +28,7 @@ from extender.api.verbs import AnswerSettings
 from extender.cache.placing import PlacementRequest
 from extender.cache.statelock import StateLock
 from extender.gangs import gangtypes
-from extender.records import nodeinfo, objects, podinfo, wire
+from extender.records import cards, nodeinfo, podinfo, wire
 from extender.records.podref import PodRef
 from extender.state import State
 
@@ -46,7 +46,7 @@ def build_state(scale: Scale) -> tuple[State, list[podinfo.PodRecord]]:
     for raw in cluster.nodes:
         state.set_node(*not_none(nodeinfo.decode_node(raw)))
     for raw in cluster.cards:
-        state.set_card(*not_none(objects.decode_card(raw)))
+        state.set_card(*not_none(cards.decode_card(raw)))
     bound = [pod_record(raw) for raw in cluster.pods]
     for record in bound:
         state.set_pod(record)

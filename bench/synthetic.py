@@ -10,8 +10,9 @@ from cardwise.core.api import assignment
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB, Percent
+from cardwise.kube.objects import resourceclasses
 from cardwise.kube.objects.extendedresources import ExtenderStatus
-from extender.records import nodeinfo, objects, podinfo
+from extender.records import cards, nodeinfo, podinfo
 from extender.records.podinfo import PodRecord
 from extender.reporting import statuses
 from extender.state import State
@@ -167,10 +168,9 @@ class SyntheticCluster:
         for raw in self.nodes:
             state.set_node(*not_none(nodeinfo.decode_node(raw)))
         for raw in self.classes:
-            _, record = not_none(objects.decode_class(raw))
-            state.set_class(not_none(record.resource_class))
+            state.set_class(not_none(resourceclasses.decode(raw).resource_class))
         for raw in self.cards:
-            state.set_card(*not_none(objects.decode_card(raw)))
+            state.set_card(*not_none(cards.decode_card(raw)))
         for raw in self.pods:
             state.set_pod(pod_record(raw))
         with state.view() as ledger:

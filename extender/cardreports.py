@@ -25,7 +25,7 @@ import structlog
 
 from cardwise.clock import Clock
 from cardwise.kube.watch.reflector import Handler
-from extender.records.objects import CardRecord
+from extender.records.cards import CardRecord
 
 _log = structlog.get_logger(__name__)
 

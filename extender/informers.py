@@ -15,14 +15,17 @@ from cardwise.kube import paths
 from cardwise.kube.cardspernode import CardsPerNodeLimiter
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
+from cardwise.kube.objects import gpuquotas, resourceclasses
+from cardwise.kube.objects.gpuquotas import QuotaRecord
+from cardwise.kube.objects.resourceclasses import ClassRecord
 from cardwise.kube.pods import budgets
 from cardwise.kube.watch.reflector import CENTRAL_PACE, Reflector
 from extender.cardreports import CardReports
 from extender.gangs import podgroups
 from extender.gangs.podgroups import GroupRecord
-from extender.records import nodeinfo, objects, podinfo
+from extender.records import nodeinfo, podinfo
+from extender.records.cards import CardRecord, decode_card
 from extender.records.nodeinfo import PlacedPod
-from extender.records.objects import CardRecord, ClassRecord, QuotaRecord
 from extender.records.podinfo import PodRecord
 from extender.reporting.listers import CardLister, ClassLister, Lister, Listers
 from extender.state import State
@@ -69,7 +72,7 @@ class Informers:
         groups = Reflector(
             client, paths.podgroups(), podgroups.decode_group, _group_feed(state, listers.groups), **pace
         )
-        quotas = Reflector(client, paths.gpuquotas(), objects.decode_quota, _quota_feed(state, listers.quotas), **pace)
+        quotas = Reflector(client, paths.gpuquotas(), project_quota, _quota_feed(state, listers.quotas), **pace)
         pods = Reflector(
             client,
             paths.pods(),
@@ -86,11 +89,9 @@ class Informers:
             identity_of=_by_key,
             **pace,
         )
-        classes = Reflector(
-            client, paths.resourceclasses(), objects.decode_class, _class_feed(state, listers.classes), **pace
-        )
+        classes = Reflector(client, paths.resourceclasses(), project_class, _class_feed(state, listers.classes), **pace)
         self._reports = CardReports(_card_feed(state, listers.cards), clock)
-        card_handler = CardsPerNodeLimiter(objects.decode_card, self._reports)
+        card_handler = CardsPerNodeLimiter(decode_card, self._reports)
         cards = Reflector(
             client,
             paths.extendedresources(),
@@ -296,7 +297,7 @@ def _class_feed(state: State, lister: ClassLister) -> _Feed[ClassRecord]:
             state.remove_class(key)
         else:
             state.set_class(new.resource_class)
-        return new.problem or None
+        return new.problem
 
     return _Feed(set_class, state.remove_class, lister, "ignored an invalid ResourceClass: it selects no GPU")
 
@@ -307,7 +308,7 @@ def _quota_feed(state: State, lister: Lister[QuotaRecord]) -> _Feed[QuotaRecord]
             state.remove_quota(key)
         else:
             state.set_quota(key, new.quota)
-        return new.problem or None
+        return new.problem
 
     return _Feed(set_quota, state.remove_quota, lister, "ignored an invalid GPUQuota: it limits nothing")
 
@@ -316,3 +317,15 @@ def _group_feed(state: State, lister: Lister[GroupRecord]) -> _Feed[GroupRecord]
     return _Feed(
         lambda key, new: state.gangs.set_group(key, new.group), lambda key: state.gangs.set_group(key, None), lister
     )
+
+
+def project_class(raw: bytes) -> tuple[str, ClassRecord]:
+    """The name of a ResourceClass, and its record."""
+    record = resourceclasses.decode(raw)
+    return record.name, record
+
+
+def project_quota(raw: bytes) -> tuple[str, QuotaRecord]:
+    """The key "namespace/name" of a GPUQuota, and its record."""
+    record = gpuquotas.decode(raw)
+    return record.key, record

@@ -43,8 +43,8 @@ from extender.nomination import nominator
 from extender.nomination.nominator import Nominator
 from extender.preemption.preemption import Preemption
 from extender.queue.schedulingqueue import SchedulingQueue
+from extender.records.cards import CardRecord
 from extender.records.nodeinfo import NodeRecord, PlacedPod
-from extender.records.objects import CardRecord
 from extender.records.pod import WaitingPod
 from extender.records.podinfo import PodRecord, WaitingRecord
 from extender.records.podref import PodRef

@@ -4,9 +4,8 @@ The command line and the demo use this. The extender keeps the same data up to d
 cards and devices with the functions of this module.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import msgspec
 
@@ -19,18 +18,16 @@ from cardwise.core.api.quotas import GPUQuota, Headroom
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.holding import REPORTED, Holding
 from cardwise.core.placement.ledger import Ledger
-from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.objects import extendedresources
+from cardwise.kube.objects import extendedresources, gpuquotas, resourceclasses
 from cardwise.kube.objects.extendedresources import Allocated, ContainerShare, ExtendedResource, ExtendedResourceSpec
 from cardwise.kube.objects.meta import ObjectMeta
 from cardwise.kube.objects.nodes import Node
 from cardwise.kube.objects.pods import PodStatusHead, RunAs, mps_client_of_pod
-
-_T = TypeVar("_T")
+from cardwise.kube.objects.unreadable import Unreadable
 
 _NO_LIMITS = CardLimits()
 _NOTHING_ALLOCATED = Allocated()
@@ -155,13 +152,19 @@ def read_cluster_state(
     if addresses:
         cluster_state.addresses = _list_addresses(client, own_namespace=own_namespace)
     cluster_state.resources = list(client.list_as(paths.extendedresources(), wire.ListOf[ExtendedResource]))
-    resource_classes = _parse_objects(
-        cluster_state, "ResourceClass", client.list_objects(paths.resourceclasses()), classes.parse
-    )
-    cluster_state.classes = {resource_class.name: resource_class for resource_class in resource_classes}
-    cluster_state.quotas = list(
-        _parse_objects(cluster_state, "GPUQuota", client.list_objects(paths.gpuquotas(namespace)), quotas.parse)
-    )
+    # Invalid objects are only named, as in the extender.
+    for manifest in client.list_objects(paths.resourceclasses()):
+        class_record = resourceclasses.record_of(manifest)
+        if isinstance(class_record.parsed, Unreadable):
+            cluster_state.problems.append(f"ResourceClass {class_record.name}: {class_record.parsed.problem}")
+        else:
+            cluster_state.classes[class_record.name] = class_record.parsed
+    for manifest in client.list_objects(paths.gpuquotas(namespace)):
+        quota_record = gpuquotas.record_of(manifest)
+        if isinstance(quota_record.parsed, Unreadable):
+            cluster_state.problems.append(f"GPUQuota {quota_record.key}: {quota_record.parsed.problem}")
+        else:
+            cluster_state.quotas.append(quota_record.parsed)
     classifier = Classifier(cluster_state.classes.values())
     cards: dict[str, list[Card]] = {}
     devices: dict[str, list[Device]] = {}
@@ -233,21 +236,6 @@ def list_native_quotas(client: KubeClient, namespace: str) -> list[NativeQuota]:
             meta = quota.metadata
             native.append(NativeQuota(namespace=meta.namespace, name=meta.name, hard=hard, used=used))
     return native
-
-
-def _parse_objects(
-    cluster_state: ClusterState, kind: str, objects: Iterator[Json], parse: Callable[[Json], _T]
-) -> Iterator[_T]:
-    """Parse objects. Invalid objects are added to `cluster_state.problems` and otherwise ignored, as in the
-    extender.
-    """
-    for manifest in objects:
-        try:
-            yield parse(manifest)
-        except InvalidRequest as error:
-            meta = manifest.get("metadata") or {}
-            name = "/".join(filter(None, (meta.get("namespace"), meta.get("name"))))
-            cluster_state.problems.append(f"{kind} {name}: {error}")
 
 
 def _is_own_resource(key: str) -> bool:

@@ -4,34 +4,23 @@ The device plugin works without them: a cluster without this CRD has cards, and 
 """
 
 from collections.abc import Callable
-from typing import Any
 
-import msgspec
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core.api import classes
 from cardwise.core.api.classes import Classifier, ResourceClass
-from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
+from cardwise.kube.objects import resourceclasses
+from cardwise.kube.objects.unreadable import Unreadable
 from cardwise.kube.watch.reflector import Reflector
 
 _log = structlog.get_logger(__name__)
 
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
 
-ClassOrProblem = ResourceClass | str
-"""A ResourceClass, or why it is invalid."""
-
-
-def _project(content: bytes) -> tuple[str, ClassOrProblem]:
-    resource_class = _decode(content)
-    name = resource_class["metadata"]["name"]
-    try:
-        return name, classes.parse(resource_class)
-    except InvalidRequest as error:
-        return name, str(error)
+def _project(content: bytes) -> tuple[str, ResourceClass | Unreadable]:
+    record = resourceclasses.decode(content)
+    return record.name, record.parsed
 
 
 class Classes:
@@ -43,7 +32,7 @@ class Classes:
     def __init__(self, client: KubeClient, on_change: Callable[[], None], clock: Clock = SYSTEM) -> None:
         self._on_change = on_change
         self._warned_missing = False
-        self._reflector: Reflector[ClassOrProblem] = Reflector(
+        self._reflector: Reflector[ResourceClass | Unreadable] = Reflector(
             client, paths.resourceclasses(), _project, self, name="resourceclasses", clock=clock
         )
 
@@ -67,13 +56,13 @@ class Classes:
             entry for entry in self._reflector.store.snapshot().values() if isinstance(entry, ResourceClass)
         )
 
-    def on_change(self, key: str, old: ClassOrProblem | None, new: ClassOrProblem) -> None:  # noqa: ARG002
+    def on_change(self, key: str, old: ResourceClass | Unreadable | None, new: ResourceClass | Unreadable) -> None:  # noqa: ARG002
         # Called for changes only, so each problem is logged once.
-        if isinstance(new, str):
-            _log.warning("ignored an invalid ResourceClass", name=key, problem=new)
+        if isinstance(new, Unreadable):
+            _log.warning("ignored an invalid ResourceClass", name=key, problem=new.problem)
         self._on_change()
 
-    def on_delete(self, key: str, old: ClassOrProblem) -> None:  # noqa: ARG002
+    def on_delete(self, key: str, old: ResourceClass | Unreadable) -> None:  # noqa: ARG002
         self._on_change()
 
     def on_synced(self) -> None:

@@ -18,7 +18,7 @@ from cardwise.core.placement.holding import REPORTED, Holding
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.kube.objects.extendedresources import MAX_CARDS_PER_NODE, ContainerShare
 from extender.cache.membership import NO_CLASSES, CardClasses, ClassMembership
-from extender.records.objects import CardRecord
+from extender.records.cards import CardRecord
 
 # Limits of what one node may report: far above what nodes have, so that a hostile node cannot stop the extender.
 MAX_REPORTED_SHARES = 4096  # shares of all its cards

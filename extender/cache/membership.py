@@ -13,7 +13,7 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.classes import Classifier, ResourceClass
 from cardwise.core.placement.devices import Device
 from cardwise.core.values.quantity import MiB
-from extender.records.objects import CardRecord
+from extender.records.cards import CardRecord
 
 # Maximum number of entries of a table: nodes write labels and models, and may change them at any time. A full table is
 # emptied, and then its cards are computed once more. A cluster has tens of models, and fewer combinations of classes.

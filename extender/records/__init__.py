@@ -7,7 +7,7 @@ Input: JSON of the API server and of kube-scheduler. Output: the fields that dec
     podref         namespace, name and UID of a pod
     nodeinfo       the resources that a node has for pods
     feasiblenodes  for `nomination`: an index of the nodes that are feasible for a pod by labels and taints
-    objects        cards (ExtendedResource), ResourceClasses, GPUQuotas
+    cards          cards (ExtendedResource)
     shared         one shared object for all equal labels
     wire           kube-scheduler's calls and the responses (ExtenderArgs, ExtenderFilterResult and so on)
 """

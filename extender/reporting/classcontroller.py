@@ -22,7 +22,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.wording import quote_text
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from extender.records.objects import ClassRecord
+from cardwise.kube.objects.resourceclasses import ClassRecord
 from extender.reporting.listers import Listers
 
 _log = structlog.get_logger(__name__)

@@ -11,8 +11,10 @@ from typing import Generic, TypeVar
 from cardwise.core.api import classes
 from cardwise.core.placement.devices import Device
 from cardwise.kube.objects.extendedresources import MAX_CARDS_PER_NODE
+from cardwise.kube.objects.gpuquotas import QuotaRecord
+from cardwise.kube.objects.resourceclasses import ClassRecord
 from extender.gangs.podgroups import GroupRecord
-from extender.records.objects import CardRecord, ClassRecord, QuotaRecord
+from extender.records.cards import CardRecord
 
 T = TypeVar("T")
 

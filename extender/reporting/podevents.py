@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names, quotas
 from cardwise.kube.events import ObjectRef, Recorder
+from cardwise.kube.objects.gpuquotas import QuotaRecord
 from extender.cache.quotas import FullEntry
-from extender.records.objects import QuotaRecord
 from extender.records.podref import PodRef
 from extender.reporting import statuses
 from extender.reporting.listers import Listers

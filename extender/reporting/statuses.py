@@ -22,8 +22,9 @@ from cardwise.core.placement.ledger import Ledger
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.kube.objects.extendedresources import Allocated, ContainerShare, ExtenderStatus
+from cardwise.kube.objects.gpuquotas import QuotaRecord
+from cardwise.kube.objects.resourceclasses import ClassRecord
 from extender.cache.reservations import PHASE_NAMES, Phase
-from extender.records.objects import ClassRecord, QuotaRecord
 
 NOTHING_ALLOCATED = ExtenderStatus(Allocated(0, 0, 0, whole=False, pods=0), 0, (), ())
 
@@ -313,8 +314,8 @@ def make_patch(new_status: Json, current: Json, now: str) -> Json:
     return dict.fromkeys(current) | new_status | {"conditions": conditions}
 
 
-def _valid_condition(problem: str, generation: int) -> Json:
-    if problem:
+def _valid_condition(problem: str | None, generation: int) -> Json:
+    if problem is not None:
         return _make_condition("Valid", "False", "Unreadable", problem, generation)
     return _make_condition("Valid", "True", "Readable", "the spec is valid", generation)
 
@@ -336,7 +337,7 @@ def _classes_condition(record: QuotaRecord, classes: Mapping[str, ClassRecord], 
         if classes[name].problem:
             text = f"{field_name}: ResourceClass {name} is invalid and selects no GPU: {classes[name].problem}"
             return _make_condition("Valid", "False", "UnreadableClass", text, record.generation)
-    return _valid_condition("", record.generation)
+    return _valid_condition(None, record.generation)
 
 
 def _make_condition(kind: str, status: str, reason: str, message: str, generation: int) -> Json:

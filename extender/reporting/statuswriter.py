@@ -23,8 +23,8 @@ from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from cardwise.kube.objects.extendedresources import ExtenderStatus
+from cardwise.kube.objects.gpuquotas import QuotaRecord
 from extender.cache.pacing import Pace
-from extender.records.objects import QuotaRecord
 from extender.reporting import statuses
 from extender.reporting.ledgercheck import LedgerCheck
 from extender.reporting.listers import Listers
@@ -102,7 +102,7 @@ class StatusWriter:
         self._changed_at = float("-inf")
         self._usage: dict[str, Mapping[int, Charge]] = {}  # by namespace with a quota
         self._usage_at = float("-inf")
-        self._problems: dict[str, str] = {}  # by class, why it could not be read in the last step
+        self._problems: dict[str, str | None] = {}  # by class, why it could not be read in the last step
         self._automatic: set[str] = set()  # the automatic classes of the last step
         self._backoff = Backoff(initial=0.5, cap=30.0)
         self._paused_until = float("-inf")

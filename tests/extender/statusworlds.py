@@ -12,9 +12,10 @@ from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
+from extender import informers
 from extender.cache.cache import Cache
 from extender.cache.reservations import Timeouts
-from extender.records import objects
+from extender.records import cards
 from extender.reporting.listers import Listers
 from extender.reporting.statuswriter import StatusWriter
 from tests.fakes.apiserver import ApiServer, Fault, Request
@@ -55,9 +56,9 @@ class Watched(ApiServer):
     def __init__(self, seen: Listers, clock: Clock, *faults: Fault) -> None:
         super().__init__(clock)
         self._followed = [
-            (self.follow(CARDS), objects.decode_card, seen.cards),
-            (self.follow(CLASSES), objects.decode_class, seen.classes),
-            (self.follow(QUOTAS), objects.decode_quota, seen.quotas),
+            (self.follow(CARDS), cards.decode_card, seen.cards),
+            (self.follow(CLASSES), informers.project_class, seen.classes),
+            (self.follow(QUOTAS), informers.project_quota, seen.quotas),
         ]
         for fault in faults:
             self.fault(fault)

@@ -8,11 +8,11 @@ from cardwise.core.api import names, request
 from cardwise.core.api.quotas import Charge
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
+from extender import informers
 from extender.cache.inventory import Inventory
 from extender.cache.membership import ClassMembership
 from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Assumed, KnownBinding, Phase
-from extender.records import objects
 from extender.records.podref import PodRef
 from extender.reporting.classcontroller import automatic_class
 from tests.extender.worlds import (
@@ -413,13 +413,13 @@ def test_a_new_leader_requeues_by_node_without_a_refusal(world, clock):
 
 
 def test_classes_and_quotas_are_read_and_unreadable_ones_say_why():
-    key, record = objects.decode_class(json.dumps(resource_class("k80", model="Tesla K80")).encode())
-    assert (key, record.resource_class, record.problem) == ("k80", K80, "")
+    key, record = informers.project_class(json.dumps(resource_class("k80", model="Tesla K80")).encode())
+    assert (key, record.resource_class, record.problem) == ("k80", K80, None)
     broken = resource_class("k80") | {"spec": {"selector": {}}}
-    assert "empty selector" in objects.decode_class(json.dumps(broken).encode())[1].problem
-    key, record = objects.decode_quota(json.dumps(gpu_quota({"shares": 1})).encode())
+    assert "empty selector" in informers.project_class(json.dumps(broken).encode())[1].problem
+    key, record = informers.project_quota(json.dumps(gpu_quota({"shares": 1})).encode())
     assert (key, record.quota) == as_quota({"shares": 1})
-    key, record = objects.decode_quota(json.dumps(gpu_quota({"shares": -1})).encode())
+    key, record = informers.project_quota(json.dumps(gpu_quota({"shares": -1})).encode())
     assert (key, record.quota) == ("default/team", None)
     assert "spec.hard[0].shares" in record.problem
 

@@ -14,7 +14,7 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache.nominated import NominatedPods
 from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Assumed, KnownBinding, Timeouts
-from extender.records import objects, podinfo
+from extender.records import cards, podinfo
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 from extender.state import State
@@ -71,8 +71,8 @@ def as_pod(manifest: dict) -> podinfo.PodRecord:
     return record[1]
 
 
-def as_card(manifest: dict) -> tuple[str, objects.CardRecord]:
-    record = objects.decode_card(json.dumps(manifest).encode())
+def as_card(manifest: dict) -> tuple[str, cards.CardRecord]:
+    record = cards.decode_card(json.dumps(manifest).encode())
     assert record is not None
     return record
 

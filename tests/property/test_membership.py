@@ -8,7 +8,7 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.classes import Classifier
 from cardwise.core.placement.devices import Device
 from extender.cache.membership import NO_CLASSES, ClassMembership
-from extender.records.objects import CardRecord
+from extender.records.cards import CardRecord
 from extender.reporting.classcontroller import automatic_class
 from tests.examples import examples
 

@@ -5,14 +5,14 @@ not have is read from the API server.
 """
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core.api import classes, names
+from cardwise.core.api import names
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
@@ -20,11 +20,12 @@ from cardwise.core.values.quantity import InvalidQuantity, MiB
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.cardspernode import CardsPerNodeLimiter
 from cardwise.kube.client import KubeClient
-from cardwise.kube.objects import extendedresources
+from cardwise.kube.objects import extendedresources, gpuquotas, resourceclasses
 from cardwise.kube.objects.namespaces import Namespace
-from cardwise.kube.watch.reflector import CENTRAL_PACE, Project, Reflector, WakeHandler
+from cardwise.kube.objects.unreadable import Unreadable
+from cardwise.kube.watch.reflector import CENTRAL_PACE, Reflector, WakeHandler
 from cardwise.runtime.logs import LineLimit
-from webhook.cluster import gpuquotas, limitranges, namespaces, offers
+from webhook.cluster import limitranges, namespaces, offers
 from webhook.cluster.cards import CardFacts, CardSizes, CardSums
 from webhook.cluster.gpuquotas import QuotaUsage
 from webhook.cluster.limitranges import Bounds
@@ -96,7 +97,7 @@ class ClusterView:
         self._class_reflector: Reflector[ResourceClass] = Reflector(
             client,
             paths.resourceclasses(),
-            self._make_projection("ResourceClass", classes.parse),
+            self._project_class,
             WakeHandler(),
             pace=CENTRAL_PACE,
             clock=clock,
@@ -104,7 +105,7 @@ class ClusterView:
         self._quota_reflector: Reflector[QuotaUsage] = Reflector(
             client,
             paths.gpuquotas(),
-            self._make_projection("GPUQuota", gpuquotas.parse),
+            self._project_quota,
             self._quota_usages,
             pace=CENTRAL_PACE,
             clock=clock,
@@ -112,7 +113,7 @@ class ClusterView:
         self._limit_range_reflector: Reflector[Bounds] = Reflector(
             client,
             LIMIT_RANGES,
-            self._make_projection("LimitRange", limitranges.parse),
+            self._project_limit_range,
             self._bounds,
             pace=CENTRAL_PACE,
             clock=clock,
@@ -182,10 +183,7 @@ class ClusterView:
             return cached_class
         # The class may have been created a moment ago.
         manifest = self._fresh_classes.get(name)
-        try:
-            return classes.parse(manifest) if manifest is not None else None
-        except InvalidRequest:
-            return None
+        return resourceclasses.record_of(manifest).resource_class if manifest is not None else None
 
     def quotas(self, namespace: str) -> Sequence[QuotaUsage]:
         return self._quota_usages.in_namespace(namespace)
@@ -229,25 +227,34 @@ class ClusterView:
             )
             return None
 
-    def _make_projection(self, kind: str, parse: Callable[[Json], T]) -> Project[T]:
-        """A function that parses objects of a kind, and drops those that cannot be read."""
+    def _project_class(self, raw: bytes) -> tuple[str, ResourceClass] | None:
+        record = resourceclasses.decode(raw)
+        if isinstance(record.parsed, Unreadable):
+            self._log_unreadable(f"ResourceClass {record.name}", record.parsed.problem)
+            return None
+        return record.name, record.parsed
 
-        def project(raw: bytes) -> tuple[str, T] | None:
-            manifest = _decode_object(wire.trim_object(raw))
-            key = "/".join(filter(None, (manifest["metadata"].get("namespace"), manifest["metadata"]["name"])))
-            try:
-                return key, parse(manifest)
-            except (InvalidRequest, InvalidQuantity) as error:
-                self._log_unreadable(f"{kind} {key}", error)
-                return None
+    def _project_quota(self, raw: bytes) -> tuple[str, QuotaUsage] | None:
+        record = gpuquotas.decode(raw)
+        if isinstance(record.parsed, Unreadable):
+            self._log_unreadable(f"GPUQuota {record.key}", record.parsed.problem)
+            return None
+        return record.key, QuotaUsage(record.parsed, record.used)
 
-        return project
+    def _project_limit_range(self, raw: bytes) -> tuple[str, Bounds] | None:
+        manifest = _decode_object(wire.trim_object(raw))
+        key = f"{manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
+        try:
+            return key, limitranges.parse(manifest)
+        except (InvalidRequest, InvalidQuantity) as error:
+            self._log_unreadable(f"LimitRange {key}", str(error))
+            return None
 
-    def _log_unreadable(self, object_name: str, error: InvalidRequest | InvalidQuantity) -> None:
+    def _log_unreadable(self, object_name: str, problem: str) -> None:
         """Log once that an object cannot be read: its status may change often."""
-        if self._parse_errors.get(object_name) != str(error):
-            self._parse_errors[object_name] = str(error)
-            _log.warning("ignored an object that cannot be parsed", object=object_name, error=str(error))
+        if self._parse_errors.get(object_name) != problem:
+            self._parse_errors[object_name] = problem
+            _log.warning("ignored an object that cannot be parsed", object=object_name, error=problem)
 
 
 class _ByNamespace(Generic[T]):

@@ -7,12 +7,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from cardwise.core.api import classes
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.decoded import Json
-from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import clusterstate, errors, paths
 from cardwise.kube.client import KubeClient
+from cardwise.kube.objects import resourceclasses
 
 # Fields of a ResourceClass's status, by the heads of their columns.
 COLUMNS: Final = {
@@ -82,10 +81,10 @@ def _describe_share(resource_class: ResourceClass) -> str:
 def _summarize_manifest(manifest: Json) -> ClassSummary:
     status = manifest.get("status") or {}
     amounts = {key: status.get(key) for key in AMOUNTS}
-    try:
-        return summarize_class(classes.parse(manifest), amounts)
-    except InvalidRequest:
-        return ClassSummary(manifest["metadata"]["name"], "-", amounts)
+    record = resourceclasses.record_of(manifest)
+    if record.resource_class is None:
+        return ClassSummary(record.name, "-", amounts)
+    return summarize_class(record.resource_class, amounts)
 
 
 def read_classes(client: KubeClient) -> tuple[ClassSummary, ...]:

@@ -8,6 +8,7 @@ own.
 
     meta                 metadata of all objects
     extendedresources    cards and other devices, with their whole status
+    resourceclasses      ResourceClasses; `gpuquotas`: GPUQuotas; `unreadable`: in place of one that cannot be read
     nodes                nodes; `namespaces`: namespaces
     pods                 the users and states of containers, how a pod uses MPS
 """

@@ -8,7 +8,7 @@ import pytest
 
 from cardwise.core.api.classes import Classifier
 from extender.cache.membership import ClassMembership
-from extender.records import feasiblenodes, objects, podinfo, shared
+from extender.records import cards, feasiblenodes, podinfo, shared
 from extender.records.feasiblenodes import FeasibleNodes
 from tests.build import resource, resource_class
 from tests.extender.worlds import as_class
@@ -50,7 +50,7 @@ def test_labels_and_classes_that_a_card_had_take_no_memory():
     def read_card(number: int) -> None:
         card = resource(0, node="n", driverversion=f"{number:07d}" + "x" * MIB)
         card["status"] = {**card.get("status", {}), "classes": [f"{number:07d}" + "x" * MIB]}
-        objects.decode_card(json.dumps(card).encode())
+        cards.decode_card(json.dumps(card).encode())
 
     assert kept_mib(read_card, 20) < 5
 
@@ -71,9 +71,7 @@ def test_models_and_labels_that_a_card_had_take_no_memory(size):
 
     def change(number: int) -> None:
         text = f"{number:08d}" + "x" * (size - 8)
-        _, record = objects.decode_card(
-            json.dumps(resource(0, node="n", model=text[:240], driverversion=text)).encode()
-        )
+        _, record = cards.decode_card(json.dumps(resource(0, node="n", model=text[:240], driverversion=text)).encode())
         membership.classes_of(record)
         classifier.classes_of({"model": text[:240], "driverversion": text})
 

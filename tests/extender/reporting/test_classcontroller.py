@@ -6,8 +6,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from cardwise.core.api import classes, names
+from cardwise.kube.objects import resourceclasses
 from cardwise.kube.objects.extendedresources import MAX_CARDS_PER_NODE
-from extender.records import objects
 from extender.reporting.classcontroller import (
     MAX_CLASSES_WITHOUT_CARDS,
     ClassChanges,
@@ -24,7 +24,7 @@ K80, V100, A100 = "nvidia.tesla.k80", "nvidia.tesla.v100", "nvidia.a100"
 
 
 def class_record(resource_class):
-    return objects.decode_class(json.dumps(resource_class).encode())[1]
+    return resourceclasses.decode(json.dumps(resource_class).encode())
 
 
 def auto(model="Tesla K80", *spellings, created="", **changed):

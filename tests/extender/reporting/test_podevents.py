@@ -4,8 +4,9 @@ import pytest
 
 from cardwise.core.api.quotas import Charge, QuotaEntry
 from cardwise.kube.events import ObjectRef
+from cardwise.kube.objects.gpuquotas import QuotaRecord
+from cardwise.kube.objects.unreadable import Unreadable
 from extender.cache.quotas import FullEntry
-from extender.records.objects import QuotaRecord
 from extender.records.podref import PodRef
 from extender.reporting.listers import Listers
 from extender.reporting.podevents import PodEvents
@@ -116,7 +117,9 @@ def test_a_deleted_class_that_cards_are_in_by_their_model_is_not_missed(world):
 
 
 def test_a_quota_of_a_deleted_class_gets_an_event(world):
-    world.pod_events.record_missing_class(QuotaRecord(namespace="team", name="gpus", uid="u"), "there is none")
+    world.pod_events.record_missing_class(
+        QuotaRecord(namespace="team", name="gpus", uid="u", parsed=Unreadable("x")), "there is none"
+    )
     (event,) = world.events.all
     about = ObjectRef("cardwise.dev/v1alpha1", "GPUQuota", "gpus", "team", "u")
     assert event == (about, "ResourceClassNotFound", "there is none", "Warning")

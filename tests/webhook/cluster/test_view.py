@@ -15,7 +15,6 @@ from cardwise.kube import paths
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 from tests.webhook.reviews import resource_class
-from webhook.cluster import gpuquotas
 from webhook.cluster.cards import CardSizes
 from webhook.cluster.limitranges import Bounds
 from webhook.cluster.view import LIMIT_RANGES, ClusterView
@@ -152,11 +151,9 @@ def test_quotas_of_the_namespace_with_their_usage(world):
 def test_unparsable_objects_are_skipped_and_logged_once(world):
     broken = resource_class("broken", share={"memoryMiB": 0})
     with structlog.testing.capture_logs() as logs:
-        a_class = world.view._make_projection("ResourceClass", classes.parse)
-        assert a_class(json.dumps(broken).encode()) is None
-        assert a_class(json.dumps(broken).encode()) is None
-        a_quota = world.view._make_projection("GPUQuota", gpuquotas.parse)
-        assert a_quota(json.dumps(quota("a", "bad", [{"shares": -1}])).encode()) is None
+        assert world.view._project_class(json.dumps(broken).encode()) is None
+        assert world.view._project_class(json.dumps(broken).encode()) is None
+        assert world.view._project_quota(json.dumps(quota("a", "bad", [{"shares": -1}])).encode()) is None
     assert [(line["object"], line["log_level"]) for line in logs] == [
         ("ResourceClass broken", "warning"), ("GPUQuota a/bad", "warning"),
     ]  # fmt: skip

@@ -1,0 +1,68 @@
+"""GPUQuotas: the quota, or why it cannot be read, and its status."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from cardwise.core.api import quotas
+from cardwise.core.api.quotas import Charge, GPUQuota
+from cardwise.core.values.decoded import Json
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.kube.objects.unreadable import Unreadable
+from cardwise.kube.wire import trim_object
+
+_decode_json: Final = msgspec.json.Decoder(Json).decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaRecord:
+    """A GPUQuota. `used`: the amounts in use according to its status, by (class, model) of its entries."""
+
+    namespace: str
+    name: str
+    parsed: GPUQuota | Unreadable
+    uid: str = ""
+    generation: int = 0
+    status: Json = field(default_factory=dict)
+    used: Mapping[tuple[str, str], Charge] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The quota as "namespace/name"."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def quota(self) -> GPUQuota | None:
+        """The quota; None if it cannot be read."""
+        return None if isinstance(self.parsed, Unreadable) else self.parsed
+
+    @property
+    def problem(self) -> str | None:
+        """Why the quota cannot be read; None if it can."""
+        return self.parsed.problem if isinstance(self.parsed, Unreadable) else None
+
+
+def decode(raw: bytes) -> QuotaRecord:
+    """Decode a GPUQuota. Raises msgspec.DecodeError for what is no object of the API server."""
+    return record_of(_decode_json(trim_object(raw)))
+
+
+def record_of(manifest: Json) -> QuotaRecord:
+    """The record of a GPUQuota that is decoded already."""
+    metadata = manifest["metadata"]
+    parsed: GPUQuota | Unreadable
+    try:
+        parsed = quotas.parse(manifest)
+    except InvalidRequest as error:
+        parsed = Unreadable(str(error))
+    return QuotaRecord(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        parsed=parsed,
+        uid=metadata.get("uid", ""),
+        generation=metadata.get("generation", 0),
+        status=manifest.get("status") or {},
+        used=quotas.used_by_status(manifest),
+    )
