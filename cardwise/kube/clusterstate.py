@@ -5,6 +5,7 @@ cards and devices with the functions of this module.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -26,7 +27,7 @@ from cardwise.kube.objects import extendedresources, gpuquotas, resourceclasses
 from cardwise.kube.objects.extendedresources import Allocated, ContainerShare, ExtendedResource, ExtendedResourceSpec
 from cardwise.kube.objects.meta import ObjectMeta
 from cardwise.kube.objects.nodes import Node
-from cardwise.kube.objects.pods import PodStatusHead, RunAs, mps_client_of_pod
+from cardwise.kube.objects.pods import Pod, mps_client_of_pod
 from cardwise.kube.objects.unreadable import Unreadable
 
 _NO_LIMITS = CardLimits()
@@ -91,32 +92,6 @@ class NativeQuota:
     used: Mapping[str, str]
 
 
-class _Resources(msgspec.Struct):
-    limits: dict[str, str | int] = {}
-    requests: dict[str, str | int] = {}
-
-
-class _Container(msgspec.Struct, rename="camel"):
-    name: str = ""
-    resources: _Resources = msgspec.field(default_factory=_Resources)
-    restart_policy: str = ""
-    security_context: RunAs | None = None
-
-
-class _PodSpec(msgspec.Struct, rename="camel"):
-    node_name: str = ""
-    containers: list[_Container] = []
-    init_containers: list[_Container] = []
-    security_context: RunAs | None = None
-    host_users: bool | None = None
-
-
-class _Pod(msgspec.Struct):
-    metadata: ObjectMeta
-    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
-    status: PodStatusHead = msgspec.field(default_factory=PodStatusHead)
-
-
 class _Amounts(msgspec.Struct):
     hard: dict[str, str] = {}
     used: dict[str, str] = {}
@@ -178,7 +153,8 @@ def read_cluster_state(
     for name, devices_of_node in devices.items():
         cluster_state.ledger.set_devices(name, devices_of_node)
     try:
-        pods = list(client.list_as(paths.pods(namespace), wire.ListOf[_Pod]))
+        for pod in client.list_as(paths.pods(namespace), wire.ListOf[Pod]):
+            _add_pod(cluster_state, pod)
     except errors.Forbidden:
         if not own_namespace:
             raise
@@ -186,9 +162,7 @@ def read_cluster_state(
             "you may not read the pods of all namespaces: the shares of other namespaces are those of the GPUs' "
             "statuses, some seconds old and without names"
         )
-        pods = _list_permitted_pods(client, own_namespace)
-    for pod in pods:
-        _add_pod(cluster_state, pod)
+        _add_permitted_pods(cluster_state, client, own_namespace)
     _add_reported_shares(cluster_state)
     if cluster_state.partial or with_unknown_holders:
         _add_unknown_holders(cluster_state)
@@ -208,12 +182,11 @@ def _list_addresses(client: KubeClient, *, own_namespace: str) -> dict[str, str]
     return addresses
 
 
-def _list_permitted_pods(client: KubeClient, namespace: str) -> list[_Pod]:
-    """The pods of the namespace; none if the user may not read them."""
-    try:
-        return list(client.list_as(paths.pods(namespace), wire.ListOf[_Pod]))
-    except errors.Forbidden:
-        return []
+def _add_permitted_pods(cluster_state: ClusterState, client: KubeClient, namespace: str) -> None:
+    """Add the pods of the namespace; none if the user may not read them."""
+    with suppress(errors.Forbidden):
+        for pod in client.list_as(paths.pods(namespace), wire.ListOf[Pod]):
+            _add_pod(cluster_state, pod)
 
 
 def read_own_ledger(client: KubeClient, namespace: str) -> Ledger:
@@ -221,7 +194,7 @@ def read_own_ledger(client: KubeClient, namespace: str) -> Ledger:
     `KubeError`.
     """
     cluster_state = ClusterState()
-    for pod in client.list_as(paths.pods(namespace), wire.ListOf[_Pod]):
+    for pod in client.list_as(paths.pods(namespace), wire.ListOf[Pod]):
         _add_pod(cluster_state, pod)
     return cluster_state.ledger
 
@@ -243,14 +216,11 @@ def _is_own_resource(key: str) -> bool:
     return resource in names.REQUESTED or resource.startswith(names.CLASS_PREFIX)
 
 
-def _add_pod(cluster_state: ClusterState, pod: _Pod) -> None:
+def _add_pod(cluster_state: ClusterState, pod: Pod) -> None:
     meta = pod.metadata
-    if pod.status.phase in names.FINISHED_PHASES:
+    if pod.finished or pod.static:
         return
-    pod_name = f"{meta.namespace}/{meta.name}"
     try:
-        if names.MIRROR in meta.annotations:
-            return  # a static pod is not scheduled, so its annotations do not count
         if pod.spec.node_name:
             assigned = assignment.decode(meta.annotations)
             if assigned is not None:
@@ -260,9 +230,9 @@ def _add_pod(cluster_state: ClusterState, pod: _Pod) -> None:
                 )
                 cluster_state.ledger.set_holding(holding)
             return
-        pod_request = request.parse_mutated(msgspec.to_builtins(pod))
+        pod_request = request.parse_mutated(pod.to_json())
     except (assignment.InvalidAssignment, InvalidRequest) as error:
-        cluster_state.problems.append(f"{pod_name}: {error}")
+        cluster_state.problems.append(f"{pod.full_name}: {error}")
         return
     if pod_request is not None:
         cluster_state.waiting.append((meta.namespace, meta.name, pod_request))

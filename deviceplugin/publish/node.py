@@ -18,7 +18,7 @@ from cardwise.core.values.decoded import annotations_of, labels_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
-from cardwise.kube.objects.nodes import Node
+from cardwise.kube.objects import nodes
 from cardwise.kube.watch.reflector import Reflector
 from deviceplugin.publish import cards as objects
 from deviceplugin.publish.writes import WriteLimiter
@@ -28,8 +28,6 @@ _log = structlog.get_logger(__name__)
 # An annotation with the last value of the label `accelerator` that we wrote. If the label differs from it, another
 # program has set the label. The annotation survives a restart of this process.
 LAST_LABEL_ANNOTATION = f"{names.GROUP}/{names.ACCELERATOR}"
-
-_decode = msgspec.json.Decoder(Node).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +51,7 @@ class NodeFacts:
 
 
 def _project(content: bytes) -> tuple[str, NodeFacts]:
-    node = _decode(content)
+    node = nodes.decode(content)
     metadata, capacity = node.metadata, node.status.capacity
     own_capacity = {
         name: _expand_suffix(amount)
@@ -63,7 +61,7 @@ def _project(content: bytes) -> tuple[str, NodeFacts]:
     return metadata.name, NodeFacts(
         uid=metadata.uid,
         capacity=own_capacity,
-        share_allocatable=node.status.allocatable.get(names.SHARE, ""),
+        share_allocatable=(node.status.allocatable or {}).get(names.SHARE, ""),
         nvidia_gpus=quantity.count(capacity.get(names.NVIDIA_GPU, 0), minimum=0),
         label=metadata.labels.get(names.ACCELERATOR),
         last_written_label=metadata.annotations.get(LAST_LABEL_ANNOTATION),

@@ -4,15 +4,15 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import msgspec
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core.api import mps, names, request
+from cardwise.core.api import mps, names
 from cardwise.core.values import quantity
-from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
+from cardwise.kube.objects import pods
+from cardwise.kube.objects.pods import Pod, Resources
 from cardwise.kube.watch.nodepods import NodePods
 
 _log = structlog.get_logger(__name__)
@@ -31,8 +31,6 @@ _READ_ANNOTATIONS = frozenset(
         mps.SM_PERCENT,
     )
 )
-
-_decode = msgspec.json.Decoder().decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,39 +60,38 @@ class NodePod:
         return self.phase in names.FINISHED_PHASES
 
 
-def parse_pod(pod: Json) -> NodePod:
-    """Parse a pod object of the API server."""
-    metadata, status = pod["metadata"], pod.get("status") or {}
-    annotations = annotations_of(pod)
+def project_pod(pod: Pod) -> NodePod:
+    """The fields of a pod that the device plugin uses. Ordinary init containers are left out: they have no share."""
+    meta = pod.metadata
     keys: dict[str, str] = {}
     requests: dict[str, int] = {}
-    for container in request.containers(pod):
-        if container.ordinary_init:
+    for key, container in pod.spec.containers_by_key():
+        if key.startswith("init-") and not container.is_sidecar:
             continue
-        keys[container.spec["name"]] = container.key
-        resources = container.spec.get("resources") or {}
-        for name, amount in (resources.get("requests") or resources.get("limits") or {}).items():
+        keys[container.name] = key
+        resources = container.resources or Resources()
+        for name, amount in (resources.requests or resources.limits or {}).items():
             if name in names.REQUESTED or names.class_of(name):
                 with contextlib.suppress(quantity.InvalidQuantity):
-                    requests[name] = requests.get(name, 0) + quantity.count(amount, minimum=0)
+                    requests[name] = requests.get(name, 0) + quantity.count(str(amount), minimum=0)
     return NodePod(
-        uid=metadata["uid"],
-        namespace=metadata["namespace"],
-        name=metadata["name"],
-        phase=status.get("phase") or "",
+        uid=meta.uid,
+        namespace=meta.namespace,
+        name=meta.name,
+        phase=pod.status.phase,
         annotations={
             key: text
-            for key, text in annotations.items()
+            for key, text in meta.annotations.items()
             if key in _READ_ANNOTATIONS or key.startswith(names.DEVICES_OF)
         },
         keys=keys,
         requests=requests,
-        node=pod["spec"].get("nodeName") or "",
+        node=pod.spec.node_name,
     )
 
 
 def _project(content: bytes) -> tuple[str, NodePod]:
-    pod = parse_pod(_decode(content))
+    pod = project_pod(pods.decode(content))
     return pod.uid, pod
 
 
@@ -146,7 +143,7 @@ class Pods(NodePods[NodePod]):
         Raises KubeError.
         """
         try:
-            pod = parse_pod(self._client.get(paths.pods(namespace, name), timeout=_GET_TIMEOUT))
+            pod = project_pod(pods.record_of(self._client.get(paths.pods(namespace, name), timeout=_GET_TIMEOUT)))
         except (errors.NotFound, errors.InvalidName):  # the name, from the runtime or a file, may be invalid for a pod
             return None
         return pod if pod.uid == uid else None

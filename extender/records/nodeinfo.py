@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from sys import intern
 from typing import NamedTuple
 
-import msgspec
 from msgspec import Struct
 
 from cardwise.core.api import names
 from cardwise.core.api.request import Load
+from cardwise.kube.objects import nodes
 from cardwise.kube.pods import loads
 from cardwise.kube.pods.nodeconstraints import HARD, NodeLabels, Taint
 from extender.records.podref import PodRef
@@ -58,48 +58,15 @@ class NodeRecord(NamedTuple):
     node_labels: NodeLabels = NodeLabels()
 
 
-class _NodeMeta(Struct):
-    name: str = ""
-    labels: dict[str, str] | None = None
-
-
-class _Taint(Struct):
-    key: str = ""
-    value: str = ""
-    effect: str = ""
-
-
-class _NodeSpec(Struct):
-    unschedulable: bool = False
-    taints: list[_Taint] | None = None
-
-
-class _Allocatable(loads.ResourceList):
-    share: str | int = msgspec.field(default="", name=names.SHARE)
-
-
-class _NodeStatus(Struct):
-    allocatable: _Allocatable | None = None
-
-
-class _Node(Struct):
-    metadata: _NodeMeta
-    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
-    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
-
-
-_decode_node = msgspec.json.Decoder(_Node).decode
-
-
 def decode_node(raw: bytes) -> tuple[str, NodeRecord] | None:
     """Decode a Node: its name and its record."""
-    decoded = _decode_node(raw)
-    resources = decoded.status.allocatable
-    labels = {intern(key): intern(label_value) for key, label_value in (decoded.metadata.labels or {}).items()}
+    node = nodes.decode(raw)
+    allocatable = node.status.allocatable
+    labels = {intern(key): intern(label_value) for key, label_value in node.metadata.labels.items()}
     taints = tuple(
-        Taint(taint.key, taint.value, taint.effect) for taint in decoded.spec.taints or () if taint.effect in HARD
+        Taint(taint.key, taint.label_value, taint.effect) for taint in node.spec.taints or () if taint.effect in HARD
     )
-    allocatable = loads.load_of_node(resources) if resources is not None else None
-    offers = resources is None or str(resources.share) != "0"
-    record = NodeRecord(allocatable, not decoded.spec.unschedulable, offers, NodeLabels(labels, taints))
-    return intern(decoded.metadata.name), record
+    load = loads.load_of_node(allocatable) if allocatable is not None else None
+    offers = allocatable is None or allocatable.get(names.SHARE) != "0"
+    record = NodeRecord(load, not node.spec.unschedulable, offers, NodeLabels(labels, taints))
+    return intern(node.metadata.name), record

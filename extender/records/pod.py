@@ -18,8 +18,8 @@ from cardwise.core.gangs import gangs
 from cardwise.core.gangs.gangs import Member, Rank
 from cardwise.core.values.decoded import Json, statuses_of
 from cardwise.core.values.invalid import InvalidRequest
+from cardwise.kube.objects import pods
 from cardwise.kube.pods import eligible, loads
-from cardwise.kube.wire import prepare_types
 from extender.records import feasiblenodes
 from extender.records.podref import PodRef
 
@@ -49,7 +49,6 @@ _SOFT = "preferredDuringSchedulingIgnoredDuringExecution"
 _BOUND_BY_US = (names.CLASS_PREFIX, "aliyun.com/gpu-")
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
-prepare_types(loads.PodSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +158,7 @@ class Pod:
     @cached_property
     def load(self) -> Load:
         """The cpu, memory and pod slots of its node that the pod uses."""
-        return loads.load_of_pod(msgspec.convert(self._spec, loads.PodSpec))
+        return loads.load_of_pod(pods.spec_of(self._spec))
 
     @cached_property
     def _requested_resources(self) -> frozenset[str]:

@@ -1,15 +1,13 @@
 """Compact records of the pods that the watch shows, with only the fields that the extender needs.
 
-The time of a watch event, and the memory for 60,000 pods, depend on these records. So for pods that request no
-resource of Cardwise only a few fields are decoded.
+The memory for 60,000 pods depends on these records: a pod of `cardwise.kube.objects` would take six times as much.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from sys import intern
 from typing import NamedTuple
 
 import msgspec
-from msgspec import Struct
 
 from cardwise.core.api import assignment, names, policies
 from cardwise.core.api.assignment import Assignment
@@ -18,11 +16,14 @@ from cardwise.core.api.request import Load
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import wire
-from cardwise.kube.objects.pods import ContainerState, PodStatusHead, RunAs, mps_client_of_pod
-from cardwise.kube.pods import loads, resizes
+from cardwise.kube.objects import pods
+from cardwise.kube.objects.meta import ObjectMeta
+from cardwise.kube.objects.pods import Pod, mps_client_of_pod
+from cardwise.kube.pods import resizes
 from extender.records import shared
 from extender.records.nodeinfo import PlacedPod
-from extender.records.pod import REFUSED, Pod, WaitingPod
+from extender.records.pod import REFUSED, WaitingPod
+from extender.records.pod import Pod as PodToPlace
 
 # The JSON of a pod that requests or holds cards contains one of these texts; "/" is never escaped in it.
 _SIGNS = (b"cardwise.dev/", b"ALIYUN_COM_GPU_MEM_", b"gpushare.allocation", b"aliyun.com/gpu-mem")
@@ -85,116 +86,43 @@ class WaitingRecord(PodRecord, frozen=True, gc=False):
     bindable: bool = False
 
 
-class _Owner(Struct):
-    uid: str = ""
-    controller: bool = False
-
-
-class _Meta(Struct, rename="camel"):
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-    owner_references: list[_Owner] | None = None
-    deletion_timestamp: str | None = None
-
-
-class _Container(Struct):
-    state: ContainerState = msgspec.field(default_factory=ContainerState)
-
-
-class _Status(Struct, rename="camel"):
-    phase: str = ""
-    nominated_node_name: str = ""
-    container_statuses: list[_Container] | None = None
-    init_container_statuses: list[_Container] | None = None
-
-
-class _Running(loads.ContainerLoad, rename="camel"):
-    security_context: RunAs | None = None
-
-
-class _Group(Struct, rename="camel"):
-    pod_group_name: str = ""
-
-
-class _Grouped(loads.PodSpec, rename="camel"):
-    """A pod's spec, with the PodGroup of Kubernetes that it names."""
-
-    scheduling_group: _Group | None = None
-
-
-class _PodSpec(_Grouped, rename="camel"):
-    """A pod's spec, with the user that it runs as."""
-
-    containers: Sequence[_Running] | None = None
-    init_containers: Sequence[_Running] | None = None
-    security_context: RunAs | None = None
-    host_users: bool | None = None
-
-
-class _Pod(Struct):
-    metadata: _Meta
-    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
-    status: _Status = msgspec.field(default_factory=_Status)
-
-
-class _OtherMeta(Struct, rename="camel"):
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    labels: dict[str, str] | None = None
-    deletion_timestamp: str | None = None
-
-
-class _OtherPod(Struct):
-    """A pod that requests no resource of Cardwise: only its cpu and memory on its node count."""
-
-    metadata: _OtherMeta
-    spec: _Grouped = msgspec.field(default_factory=_Grouped)
-    status: PodStatusHead = msgspec.field(default_factory=PodStatusHead)
-
-
-_decode_pod = msgspec.json.Decoder(_Pod).decode
-_decode_other = msgspec.json.Decoder(_OtherPod).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
 def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
-    """Decode a pod: its key and its record, with fewer fields for a pod that requests no resource of Cardwise. None if
+    """The key of a pod and its record, which has fewer fields for a pod that requests no resource of Cardwise. None if
     the pod does not count.
     """
+    pod = pods.decode(raw)
     if not any(sign in raw for sign in _SIGNS):
-        return _decode_other_pod(raw)
-    decoded = _decode_pod(raw)
-    meta, node = decoded.metadata, decoded.spec.node_name
-    if not node:
-        return meta.uid, _waiting(raw, decoded)
-    if names.MIRROR in (meta.annotations or {}):
-        return _decode_other_pod(raw, static=True)  # a static pod is not scheduled, so its assignment is not valid
-    gang = (meta.labels or {}).get(names.GANG) or ""
+        return _other_pod(pod)
+    meta = pod.metadata
+    if not pod.spec.node_name:
+        return meta.uid, _waiting(raw, pod)
+    if pod.static:
+        return _other_pod(pod)
+    gang = meta.labels.get(names.GANG) or ""
     member = _decode_whole_pod(raw).member() if gang else None
     assigned, problem = None, ""
     try:
-        assigned = assignment.decode(meta.annotations or {}, loads=_decode_any)
+        assigned = assignment.decode(meta.annotations, loads=_decode_any)
     except assignment.InvalidAssignment as error:
         problem = str(error)
-    finished = decoded.status.phase in names.FINISHED_PHASES
+    finished = pod.finished
     bound_directly = assigned is None and not problem and not finished and _SLOT in raw and _decode_whole_pod(raw).slots
     if assigned is None and not problem and member is None and not bound_directly:
-        return _decode_other_pod(raw)
+        return _other_pod(pod)
     return meta.uid, PodRecord(
-        *_place(raw, meta, decoded.spec, counts=not finished),
-        grouped=decoded.spec.scheduling_group is not None,
-        group="" if gang or finished else _group(meta, decoded.spec),
+        *_place(pod, counts=not finished),
+        grouped=pod.spec.scheduling_group is not None,
+        group="" if gang or finished else _group(pod),
         assignment=assigned,
         finished=finished,
-        ended=_has_ended(decoded, finished=finished),
+        ended=_has_ended(pod),
         problem=problem,
         gang=gang,
         member=member,
-        mps_client=mps_client_of_pod(meta.annotations or {}, decoded.spec, assigned.containers)
+        mps_client=mps_client_of_pod(meta.annotations, pod.spec, assigned.containers)
         if assigned is not None
         else COMMON,
         bound_directly=bool(bound_directly),
@@ -202,16 +130,16 @@ def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
     )
 
 
-def _peer_key(meta: _Meta, gang: str) -> str:
-    policy = (meta.annotations or {}).get(names.POLICY)
+def _peer_key(meta: ObjectMeta, gang: str) -> str:
+    policy = meta.annotations.get(names.POLICY)
     if policy is None or meta.deletion_timestamp is not None:
         return ""
-    controller = next((owner.uid for owner in meta.owner_references or () if owner.controller), "")
+    controller = meta.controller.uid if meta.controller is not None else ""
     return intern(policies.peer_key(policy, namespace=meta.namespace, gang=gang, controller=controller))
 
 
-def _decode_whole_pod(raw: bytes) -> Pod:
-    return Pod(_decode_any(wire.trim_object(raw)))
+def _decode_whole_pod(raw: bytes) -> PodToPlace:
+    return PodToPlace(_decode_any(wire.trim_object(raw)))
 
 
 def reflector_key(key: str, record: PlacedPod) -> str:
@@ -219,18 +147,18 @@ def reflector_key(key: str, record: PlacedPod) -> str:
     return f"{record.namespace}/{record.name}" if isinstance(record, PodRecord) else key
 
 
-def _waiting(raw: bytes, decoded: _Pod) -> PodRecord:
+def _waiting(raw: bytes, record: Pod) -> PodRecord:
     """The record of a pod without a node."""
-    pod, status = _decode_whole_pod(raw), decoded.status
+    pod = _decode_whole_pod(raw)
     member = pod.member() if pod.gang else None
-    if status.phase in names.FINISHED_PHASES:  # no kubelet will start the pod
+    if record.finished:  # no kubelet will start the pod
         return PodRecord(**pod.ref._asdict(), finished=True, ended=True, gang=pod.gang, member=member)
-    reason, nominated_node = pod.unscheduled, status.nominated_node_name
+    reason, nominated_node = pod.unscheduled, record.status.nominated_node_name
     is_unanswered, refused, is_nominated = reason == _UNANSWERED, reason == REFUSED, bool(pod.nominated_node)
     is_new = not (refused or is_unanswered or nominated_node)
     return WaitingRecord(
         **pod.ref._asdict(),
-        group="" if pod.gang else _group(decoded.metadata, decoded.spec),
+        group="" if pod.gang else _group(record),
         gang=pod.gang,
         member=member,
         classes=pod.classes,
@@ -243,57 +171,55 @@ def _waiting(raw: bytes, decoded: _Pod) -> PodRecord:
     )
 
 
-def _waiting_pod(pod: Pod) -> WaitingPod | None:
+def _waiting_pod(pod: PodToPlace) -> WaitingPod | None:
     try:
         return pod.waiting() if pod.request is not None else None
     except InvalidRequest:
         return None  # filter returns the error
 
 
-def _decode_other_pod(raw: bytes, *, static: bool = False) -> tuple[str, PlacedPod] | None:
+def _other_pod(pod: Pod) -> tuple[str, PlacedPod] | None:
     """Key and record of a pod that requests no resource of Cardwise. The key is "namespace/name", a text that the
     reflector stores in any case.
     """
-    decoded = _decode_other(raw)
-    meta, group = decoded.metadata, _group(decoded.metadata, decoded.spec)
-    if not (decoded.spec.node_name or group) or decoded.status.phase in names.FINISHED_PHASES:
+    group = _group(pod)
+    if not (pod.spec.node_name or group) or pod.finished:
         return None
-    grouped = decoded.spec.scheduling_group is not None
-    placed_pod = PlacedPod(*_place(raw, meta, decoded.spec), fixed=static, grouped=grouped, group=group)
-    return f"{meta.namespace}/{meta.name}", placed_pod
+    grouped = pod.spec.scheduling_group is not None
+    return pod.full_name, PlacedPod(*_place(pod), fixed=pod.static, grouped=grouped, group=group)
 
 
-def _group(meta: "_Meta | _OtherMeta", spec: _Grouped) -> str:
+def _group(pod: Pod) -> str:
     """The pod's PodGroup of Kubernetes, "namespace/name"; "" if the pod names none or is being deleted."""
-    if spec.scheduling_group is None or meta.deletion_timestamp is not None:
+    if pod.spec.scheduling_group is None or pod.terminating:
         return ""
-    return intern(f"{meta.namespace}/{spec.scheduling_group.pod_group_name}")
+    return intern(f"{pod.metadata.namespace}/{pod.spec.scheduling_group.pod_group_name}")
 
 
-def _place(
-    raw: bytes, meta: "_Meta | _OtherMeta", spec: _Grouped, *, counts: bool = True
-) -> tuple[str, Load, str, str, str, int, Mapping[str, str], bool]:
+def _place(pod: Pod, *, counts: bool = True) -> tuple[str, Load, str, str, str, int, Mapping[str, str], bool]:
     """The first fields of a `PlacedPod`. `counts`: whether the pod uses resources of its node."""
+    meta = pod.metadata
     return (
-        intern(spec.node_name),
-        resizes.load_of_resized_pod(raw, spec) if counts else _NO_LOAD,
+        intern(pod.spec.node_name),
+        resizes.load_of_pod(pod) if counts else _NO_LOAD,
         meta.uid,
         intern(meta.namespace),
         meta.name,
-        spec.priority or 0,
-        shared.share_labels(meta.labels or {}),
-        meta.deletion_timestamp is not None,
+        pod.spec.priority or 0,
+        shared.share_labels(meta.labels),
+        pod.terminating,
     )
 
 
-def _has_ended(decoded: _Pod, *, finished: bool) -> bool:
+def _has_ended(pod: Pod) -> bool:
     """Whether the pod's containers have ended for good, as the kubelet reports.
 
-    A terminated container does not prove this, since it may be restarted. Missing statuses do not prove it either: the
-    kubelet may be starting the first container at this moment.
+    A terminated container does not prove this, since it may be restarted. Nor do missing statuses: the kubelet may be
+    starting the first container at this moment.
     """
-    containers = [*(decoded.status.container_statuses or ()), *(decoded.status.init_container_statuses or ())]
-    if finished:
+    containers = pod.status.all_containers()
+    if pod.finished:
         return all(container.state.running is None for container in containers)
-    dying = decoded.metadata.deletion_timestamp is not None
-    return dying and bool(containers) and all(container.state.terminated is not None for container in containers)
+    return (
+        pod.terminating and bool(containers) and all(container.state.terminated is not None for container in containers)
+    )

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import structlog
 
 from cardwise.clock import Clock
@@ -15,8 +14,8 @@ from cardwise.core.values.quantity import MiB
 from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.gpus.protocol import GpuCard
 from cardwise.kube.client import KubeClient
-from cardwise.kube.objects.meta import ObjectMeta
-from cardwise.kube.objects.pods import PodStatusHead
+from cardwise.kube.objects import pods
+from cardwise.kube.objects.pods import Pod
 from cardwise.kube.watch.nodepods import NodePods
 from cardwise.kube.watch.reflector import WakeHandler
 
@@ -66,54 +65,22 @@ class PodView:
         return f"{self.namespace}/{self.name}"
 
 
-class _Container(msgspec.Struct):
-    name: str
-
-
-class _Spec(msgspec.Struct, rename="camel"):
-    containers: list[_Container] = []
-    init_containers: list[_Container] = []
-    active_deadline_seconds: int | None = None
-    termination_grace_period_seconds: int | None = None
-
-
-class _ContainerStatus(msgspec.Struct):
-    name: str
-    container_id: str = msgspec.field(default="", name="containerID")
-
-
-class _Status(PodStatusHead, rename="camel"):
-    start_time: str | None = None
-    container_statuses: list[_ContainerStatus] = msgspec.field(default_factory=list)
-    init_container_statuses: list[_ContainerStatus] = msgspec.field(default_factory=list)
-
-
-class _Pod(msgspec.Struct):
-    metadata: ObjectMeta
-    spec: _Spec = msgspec.field(default_factory=_Spec)
-    status: _Status = msgspec.field(default_factory=_Status)
-
-
-_decode = msgspec.json.Decoder(_Pod).decode
-
-
 def parse_pod(content: bytes) -> PodView:
     """Parse a pod's JSON. With an invalid assignment it has no shares, since the device plugin starts no such pod."""
-    pod = _decode(content)
+    pod = pods.decode(content)
     metadata, spec = pod.metadata, pod.spec
     started, max_seconds = _parse_time(pod.status.start_time), spec.active_deadline_seconds
     spec_grace = spec.termination_grace_period_seconds
     try:
         assignment = codec.decode(metadata.annotations)
     except codec.InvalidAssignment as error:
-        pod_name = f"{metadata.namespace}/{metadata.name}"
-        _log.warning("ignored an invalid assignment", pod=pod_name, uid=metadata.uid, error=str(error))
+        _log.warning("ignored an invalid assignment", pod=pod.full_name, uid=metadata.uid, error=str(error))
         assignment = None
     return PodView(
         uid=metadata.uid,
         namespace=metadata.namespace,
         name=metadata.name,
-        finished=pod.status.phase in names.FINISHED_PHASES,
+        finished=pod.finished,
         without_mps=metadata.annotations.get(mps.MODE) == Mode.OFF,
         assignment=assignment or _NO_ASSIGNMENT,
         ends_at=_parse_time(metadata.deletion_timestamp),
@@ -125,19 +92,14 @@ def parse_pod(content: bytes) -> PodView:
     )
 
 
-def _parse_containers(pod: _Pod) -> Iterator[ContainerView]:
-    """The containers of a pod, with the keys of `core/api/request.py`.
-
-    Ordinary init containers are included: they have no share, but may open a card.
-    """
+def _parse_containers(pod: Pod) -> Iterator[ContainerView]:
+    """The containers of a pod. Ordinary init containers are included: they have no share, but may open a card."""
     ids = {
         status.name: status.container_id.rpartition("/")[2]  # containerd://<id>
-        for status in [*pod.status.init_container_statuses, *pod.status.container_statuses]
+        for status in pod.status.all_containers()
     }
-    for index, container in enumerate(pod.spec.init_containers):
-        yield ContainerView(f"init-{index}", container.name, ids.get(container.name, ""))
-    for index, container in enumerate(pod.spec.containers):
-        yield ContainerView(str(index), container.name, ids.get(container.name, ""))
+    for key, container in pod.spec.containers_by_key():
+        yield ContainerView(key, container.name, ids.get(container.name, ""))
 
 
 def _parse_time(timestamp: str | None) -> float | None:

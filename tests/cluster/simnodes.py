@@ -26,7 +26,7 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.objects import extendedresources
 from cardwise.kube.objects.extendedresources import ExtendedResource
 from cardwise.kube.objects.meta import ObjectMeta
-from cardwise.kube.objects.pods import PodStatusHead
+from cardwise.kube.objects.pods import PodStatus
 from tests.cluster.cards import TestCard, card_uuid
 
 LABEL = "cardwise.dev/simulated"
@@ -114,7 +114,7 @@ class _Spec(msgspec.Struct, rename="camel"):
 class _Pod(msgspec.Struct):
     metadata: ObjectMeta
     spec: _Spec
-    status: PodStatusHead
+    status: PodStatus
 
 
 def _class_of(raw: bytes) -> ResourceClass | None:

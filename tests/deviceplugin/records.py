@@ -1,9 +1,15 @@
 """Grants and pods as values, for tests of decisions that need no node."""
 
 from cardwise.core.api.assignment import CardShare
+from cardwise.core.values.decoded import Json
+from cardwise.kube.objects import pods
 from deviceplugin.grants.grants import Grant
-from deviceplugin.sources.pods import NodePod, parse_pod
+from deviceplugin.sources.pods import NodePod, project_pod
 from tests import build
+
+
+def parse_pod(manifest: Json) -> NodePod:
+    return project_pod(pods.record_of(manifest))
 
 
 def grant(uid: str = "u1", *shares: CardShare, **changes: object) -> Grant:

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cardwise.core.api import quotas
 from cardwise.core.api.quotas import NOTHING, Charge, GPUQuota, QuotaEntry
+from cardwise.core.values.decoded import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +18,8 @@ class QuotaUsage:
     def used_by(self, entry: QuotaEntry) -> Charge:
         """The amounts in use of an entry."""
         return self.used.get((entry.resource_class, entry.model), NOTHING)
+
+
+def parse(manifest: Json) -> QuotaUsage:
+    """Parse a quota under review, with its status. Raises InvalidRequest."""
+    return QuotaUsage(quotas.parse(manifest), quotas.used_by_status(manifest))

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-import msgspec
-
 from cardwise.core.api import lookalikes, names
 from cardwise.core.values.decoded import Json
-from cardwise.kube.objects.nodes import Node
+from cardwise.kube.objects import nodes
 from cardwise.kube.pods import eligible, nodeconstraints
 from cardwise.kube.pods.nodeconstraints import NodeLabels
 
@@ -24,8 +22,6 @@ _MAX_LABELS: Final = 256
 _MAX_CONDITIONS: Final = 16
 _ANY_TAINT: Final = [{"operator": "Exists"}]  # taints are ignored: they come and go, such as those of autoscalers
 
-_decode_node = msgspec.json.Decoder(Node).decode
-
 
 @dataclass(frozen=True, slots=True)
 class NodeOffer:
@@ -37,7 +33,7 @@ class NodeOffer:
 
 def project(raw: bytes) -> tuple[str, NodeOffer]:
     """The name and offer of a Node. A resource with the amount 0 is left out: its device plugin has withdrawn it."""
-    node = _decode_node(raw)
+    node = nodes.decode(raw)
     gpu_resources = {
         name for name, amount in node.status.capacity.items() if lookalikes.is_like_gpu(name) and amount != "0"
     }

@@ -11,7 +11,6 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 import structlog
-from msgspec import Struct
 
 from cardwise.clock import Clock
 from cardwise.core.api import names
@@ -22,6 +21,8 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.nesting import read_bounded, tolerate_depth
+from cardwise.kube.objects.meta import ObjectMeta
+from cardwise.kube.objects.pods import Pod
 from cardwise.runtime.logs import LineLimit
 
 _LIST_SECONDS: Final = 2.0  # the timeout of a list
@@ -190,20 +191,7 @@ class FreshList:
         return {manifest["metadata"]["name"]: manifest for manifest in objects}
 
 
-class _Meta(Struct, rename="camel"):
-    """Only the fields that are needed: a tenant's `managedFields` would take many times their size."""
-
-    name: str
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-    deletion_timestamp: str | None = None
-
-
-class _Pod(Struct):
-    metadata: _Meta
-
-
-_decode = read_bounded(msgspec.json.Decoder(wire.ListOf[_Pod]).decode)
+_decode = read_bounded(msgspec.json.Decoder(wire.ListOf[Pod]).decode)
 
 
 class GangNumbers:
@@ -278,11 +266,11 @@ class GangNumbers:
             pods = _decode(body).items or ()
         except msgspec.DecodeError as error:
             raise errors.ServerError(0, "NotAList", f"GET {path}: {error}") from error
-        live_pods = (pod.metadata for pod in pods if not pod.metadata.deletion_timestamp)
+        live_pods = (pod.metadata for pod in pods if not pod.terminating)
         return {meta.name: number for meta in live_pods if (number := _read_number(meta)) is not None}
 
 
-def _read_number(meta: _Meta) -> int | None:
+def _read_number(meta: ObjectMeta) -> int | None:
     try:
         membership = gangs.membership({"metadata": {"labels": meta.labels, "annotations": meta.annotations}})
     except InvalidRequest:

@@ -21,7 +21,7 @@ from cardwise.kube import errors, paths, wire
 from cardwise.kube.cardspernode import CardsPerNodeLimiter
 from cardwise.kube.client import KubeClient
 from cardwise.kube.objects import extendedresources, gpuquotas, resourceclasses
-from cardwise.kube.objects.namespaces import Namespace
+from cardwise.kube.objects.namespaces import decode as decode_namespace
 from cardwise.kube.objects.unreadable import Unreadable
 from cardwise.kube.watch.reflector import CENTRAL_PACE, Reflector, WakeHandler
 from cardwise.runtime.logs import LineLimit
@@ -55,7 +55,6 @@ _log = structlog.get_logger("webhook.view")
 
 
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
-_decode_namespace = msgspec.json.Decoder(Namespace).decode
 
 
 class ClusterView:
@@ -285,7 +284,7 @@ class _ByNamespace(Generic[T]):
 
 
 def _project_namespace(raw: bytes) -> tuple[str, Defaults]:
-    metadata = _decode_namespace(raw).metadata
+    metadata = decode_namespace(raw).metadata
     return metadata.name, namespaces.read_defaults(metadata.annotations)
 
 

@@ -6,7 +6,7 @@ from cardwise.core.api import classes, lookalikes, names, quotas
 from cardwise.core.values import amounts, quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
-from webhook.cluster.gpuquotas import QuotaUsage
+from webhook.cluster.gpuquotas import parse
 from webhook.templates.spellings import Lookup
 
 _MAX_COMPARED = 2  # unknown class names of a quota that get a suggestion: each is compared with all classes
@@ -17,7 +17,7 @@ def check_quota(manifest: Json, lookup: Lookup, known_classes: Iterable[str] = (
 
     known_classes: names of classes, one of which may be suggested for a class that does not exist.
     """
-    quota_usage = QuotaUsage(quotas.parse(manifest), quotas.used_by_status(manifest))
+    quota_usage = parse(manifest)
     candidates = sorted(known_classes)
     compared = 0
     warnings = []

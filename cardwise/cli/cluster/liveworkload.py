@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from cardwise.cli.cluster import published
 from cardwise.core.api import classes, names, request
 from cardwise.core.api.cards import Card
@@ -16,6 +14,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import clusterstate, errors, paths
 from cardwise.kube.client import KubeClient
+from cardwise.kube.objects.pods import spec_of
 from cardwise.kube.pods import loads
 from cardwise.simulation.workload import UNLIMITED_LOAD, PodShape, SimulatedNode, SimulatedPod, SimulatedWorkload
 
@@ -108,7 +107,7 @@ def _allocatable_load(node: Json) -> Load:
     if (node.get("spec") or {}).get("unschedulable"):
         return _NO_LOAD
     allocatable = (node.get("status") or {}).get("allocatable")
-    return loads.load_of_node(msgspec.convert(allocatable, loads.ResourceList)) if allocatable else UNLIMITED_LOAD
+    return loads.load_of_node(allocatable) if allocatable else UNLIMITED_LOAD
 
 
 def free_loads(nodes: Iterable[Json], pods: Iterable[Json]) -> dict[str, Load]:
@@ -131,7 +130,7 @@ def read_free_loads(client: KubeClient) -> tuple[dict[str, Load], str]:
 
 def load_of(pod: Json) -> Load:
     """The cpu and memory that the pod requests."""
-    return loads.load_of_pod(msgspec.convert(pod.get("spec") or {}, loads.PodSpec))
+    return loads.load_of_pod(spec_of(pod.get("spec") or {}))
 
 
 def _is_finished(pod: Json) -> bool:

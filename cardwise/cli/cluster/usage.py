@@ -10,16 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import msgspec
-
 from cardwise.cli.cluster import nodestates
 from cardwise.core.api import assignment, classes, names
 from cardwise.core.api.assignment import CardShare
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.objects.extendedresources import Allocated, ExtendedResource
-from cardwise.kube.objects.meta import ObjectMeta
-from cardwise.kube.objects.pods import PodStatusHead
+from cardwise.kube.objects.pods import Pod
 
 _FROM_CACHE = {"resourceVersion": "0"}  # the query that reads from the API server's cache, which spares etcd
 _MAX_PARALLEL_REQUESTS = 8  # maximum number of requests at the same time
@@ -112,16 +109,6 @@ def group_by_node(cards: Iterable[CardUsage]) -> list[NodeUsage]:
 def sum_granted_mib(cards: Iterable[CardUsage]) -> int:
     """The granted MiB of all these cards, as far as they are known."""
     return sum(card.granted or 0 for card in cards)
-
-
-class _Spec(msgspec.Struct, rename="camel"):
-    node_name: str = ""
-
-
-class _Pod(msgspec.Struct):
-    metadata: ObjectMeta
-    spec: _Spec = msgspec.field(default_factory=_Spec)
-    status: PodStatusHead = msgspec.field(default_factory=PodStatusHead)
 
 
 def read_cards(client: KubeClient, nodes: Collection[str] = ()) -> list[CardUsage]:
@@ -235,27 +222,27 @@ def _nodes_to_query(nodes: Sequence[str]) -> Sequence[str]:
     return nodes if len(nodes) <= _MAX_SINGLE_REQUESTS else [""]
 
 
-def _list_pods(client: KubeClient, node: str) -> list[_Pod]:
+def _list_pods(client: KubeClient, node: str) -> list[Pod]:
     """List the pods of a node; "" for all nodes."""
     query = _FROM_CACHE | (paths.field_query("spec.nodeName", node) if node else {})
-    return list(client.list_as(paths.pods(), wire.ListOf[_Pod], query, 0))
+    return list(client.list_as(paths.pods(), wire.ListOf[Pod], query, 0))
 
 
 def _read_own_holders(client: KubeClient, nodes: Collection[str]) -> dict[str, list[Holder]] | None:
     """Read the holders in the user's namespace; None if the pods of this namespace may not be read either."""
     try:
-        pods = list(client.list_as(paths.pods(client.namespace), wire.ListOf[_Pod], _FROM_CACHE, 0))
+        pods = list(client.list_as(paths.pods(client.namespace), wire.ListOf[Pod], _FROM_CACHE, 0))
     except errors.Forbidden:
         return None
     return _group_holders(pod for pod in pods if pod.spec.node_name in nodes)
 
 
-def _group_holders(pods: Iterable[_Pod]) -> dict[str, list[Holder]]:
+def _group_holders(pods: Iterable[Pod]) -> dict[str, list[Holder]]:
     """Group pods by their card: by the card's UUID, or by its position for gpushare's pods, which name no UUID."""
     holders: dict[str, list[Holder]] = defaultdict(list)
     for pod in pods:
         meta = pod.metadata
-        if pod.status.phase in names.FINISHED_PHASES or names.MIRROR in meta.annotations:
+        if pod.finished or pod.static:
             continue
         try:
             pod_assignment = assignment.decode(meta.annotations)
@@ -306,7 +293,7 @@ def _measure_usage(
 def _list_manager_pods(client: KubeClient, cardwise_namespace: str) -> Mapping[str, str]:
     """List the names of the managers' pods, by node."""
     pods = client.list_as(
-        paths.pods(cardwise_namespace), wire.ListOf[_Pod], _FROM_CACHE | {"labelSelector": _MANAGERS}, 0
+        paths.pods(cardwise_namespace), wire.ListOf[Pod], _FROM_CACHE | {"labelSelector": _MANAGERS}, 0
     )
     return {pod.spec.node_name: pod.metadata.name for pod in pods if pod.status.phase == "Running"}
 

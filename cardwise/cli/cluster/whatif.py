@@ -17,6 +17,7 @@ from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
+from cardwise.kube.objects import pods
 from cardwise.kube.pods import loads, nodeconstraints
 from cardwise.simulation.workload import UNLIMITED_LOAD, PodShape, SimulatedNode
 
@@ -222,7 +223,7 @@ def _parse_load(spec: Json) -> Load:
     _get_mapping(spec, "securityContext", "spec.securityContext")
     try:
         msgspec.convert(spec, _NodeSpec)
-        return loads.load_of_pod(msgspec.convert(spec, loads.PodSpec))
+        return loads.load_of_pod(pods.spec_of(spec))
     except msgspec.ValidationError as error:
         raise InvalidRequest("spec", str(error), "write it as in a Kubernetes manifest") from error
 
@@ -358,7 +359,7 @@ def _parse_free_load(field: str, text: str) -> Load:
             raise InvalidRequest(field, f"{key!r} is unknown", f"write {' and '.join(_LOAD_KEYS)} after the GPUs")
         _check_amount(f"{field}: {key}", amount)
         amounts[key] = amount
-    parsed = loads.load_of_node(loads.ResourceList(**amounts))
+    parsed = loads.load_of_node(amounts)
     return Load(
         parsed.cpu if "cpu" in amounts else UNLIMITED_LOAD.cpu,
         parsed.memory if "memory" in amounts else UNLIMITED_LOAD.memory,

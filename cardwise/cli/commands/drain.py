@@ -10,32 +10,17 @@ from cardwise.cli import console, options
 from cardwise.cli.cluster import cordons
 from cardwise.cli.options import DURATION
 from cardwise.clock import Clock
-from cardwise.core.api import assignment, names
+from cardwise.core.api import assignment
 from cardwise.core.values import wording
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.objects.extendedresources import ExtendedResource
-from cardwise.kube.objects.meta import ObjectMeta
-from cardwise.kube.objects.pods import PodStatusHead
+from cardwise.kube.objects.pods import Pod
 from cardwise.kube.pods import eviction
 
 _POLL_SECONDS = 2.0  # pause between two reads of the card
 _EVICTION_RETRY_SECONDS = 5.0  # pause between two requests to evict a pod that a disruption budget protects
 _MAX_LISTED = 5  # maximum number of pods named in one line
-
-
-class _Pod(msgspec.Struct):
-    metadata: ObjectMeta
-    status: PodStatusHead = msgspec.field(default_factory=PodStatusHead)
-
-    @property
-    def name(self) -> str:
-        return f"{self.metadata.namespace}/{self.metadata.name}"
-
-    @property
-    def controller(self) -> str:
-        """The kind of the controller that would recreate the pod; "" for a bare pod."""
-        return next((owner.kind for owner in self.metadata.owner_references if owner.controller), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +95,8 @@ class Drain:
         cordons.cordon_card(self.client, self.card, reason, dry_run=True)
         for pod in self._select_evictable(pods):
             refusal = self._evict(pod, dry_run=True)
-            console.print_text(f"pod {pod.name} would be evicted" + (f", once it may be: {refusal}" if refusal else ""))
+            condition = f", once it may be: {refusal}" if refusal else ""
+            console.print_text(f"pod {pod.full_name} would be evicted{condition}")
         console.print_text(f"{cordons.describe_card(self.card)} would be drained; nothing was changed")
 
     def run(self, reason: str) -> None:
@@ -131,7 +117,7 @@ class Drain:
             self.clock.sleep(min(_POLL_SECONDS, max(0.0, deadline - self.clock.now())))
         console.print_text(f"{cordons.describe_card(self.card)} drained")
 
-    def _evict_due_pods(self) -> tuple[list[_Pod], list[str]]:
+    def _evict_due_pods(self) -> tuple[list[Pod], list[str]]:
         """Request the due evictions. Returns the remaining pods, and deleted pods whose containers still run."""
         pods = self._list_pods()
         self._check_bare_pods(pods)
@@ -141,26 +127,26 @@ class Drain:
             console.print_text(f"pod {self._evicted_names.pop(uid)} is gone")
         for pod in remaining:
             uid = pod.metadata.uid
-            if pod.metadata.deletion_timestamp is not None or uid in self._evicted_names:
+            if pod.terminating or uid in self._evicted_names:
                 continue
             if self.clock.now() - self._requested_at.get(uid, float("-inf")) >= _EVICTION_RETRY_SECONDS:
                 self._requested_at[uid] = self.clock.now()
                 self._request_eviction(pod)
         return remaining, self._list_terminating_pods(present_uids)
 
-    def _request_eviction(self, pod: _Pod) -> None:
+    def _request_eviction(self, pod: Pod) -> None:
         uid, refusal = pod.metadata.uid, self._evict(pod)
         if not refusal:
-            console.print_text(f"evicting pod {pod.name}")
-            self._evicted_names[uid] = pod.name
+            console.print_text(f"evicting pod {pod.full_name}")
+            self._evicted_names[uid] = pod.full_name
         elif self._refusals.get(uid) != refusal:
             console.print_text(
-                f"pod {pod.name} cannot be evicted yet: {refusal}; retrying every {_EVICTION_RETRY_SECONDS:g} s",
+                f"pod {pod.full_name} cannot be evicted yet: {refusal}; retrying every {_EVICTION_RETRY_SECONDS:g} s",
                 err=True,
             )
         self._refusals[uid] = refusal
 
-    def _evict(self, pod: _Pod, *, dry_run: bool = False) -> str:
+    def _evict(self, pod: Pod, *, dry_run: bool = False) -> str:
         """Evict a pod. Returns why it cannot be evicted yet, or "". Raises `KubeError` if a retry would not help."""
         grace_seconds = self.rules.grace_seconds if self.rules.grace_seconds >= 0 else None
         meta = pod.metadata
@@ -173,18 +159,18 @@ class Drain:
             return error.message or error.reason
         return ""
 
-    def _check_bare_pods(self, pods: Sequence[_Pod]) -> None:
+    def _check_bare_pods(self, pods: Sequence[Pod]) -> None:
         """Check that the user has given the options without which a pod may not be evicted, or may not be left.
 
         Raises `ClickException`.
         """
-        bare_names = [pod.name for pod in pods if not pod.controller and pod.metadata.deletion_timestamp is None]
+        bare_names = [pod.full_name for pod in pods if pod.metadata.controller is None and not pod.terminating]
         if bare_names and not self.rules.force:
             raise click.ClickException(
                 "pods without a controller would not be recreated: "
                 f"{wording.enumerate_first(bare_names, _MAX_LISTED)}; --force evicts them anyway"
             )
-        daemon_names = [pod.name for pod in pods if pod.controller == "DaemonSet"]
+        daemon_names = [pod.full_name for pod in pods if _is_of_daemonset(pod)]
         if daemon_names and not self.rules.ignore_daemonsets:
             raise click.ClickException(
                 f"pods of DaemonSets would be recreated at once: {wording.enumerate_first(daemon_names, _MAX_LISTED)}; "
@@ -192,21 +178,21 @@ class Drain:
                 "them on the GPU"
             )
 
-    def _select_evictable(self, pods: Sequence[_Pod]) -> list[_Pod]:
-        return [pod for pod in pods if pod.controller != "DaemonSet"]
+    def _select_evictable(self, pods: Sequence[Pod]) -> list[Pod]:
+        return [pod for pod in pods if not _is_of_daemonset(pod)]
 
-    def _list_pods(self) -> list[_Pod]:
+    def _list_pods(self) -> list[Pod]:
         """List the pods that hold the card or a share of it."""
         query = paths.field_query("spec.nodeName", self.card.spec.node)
-        return [pod for pod in self.client.list_as(paths.pods(), wire.ListOf[_Pod], query) if self._holds_card(pod)]
+        return [pod for pod in self.client.list_as(paths.pods(), wire.ListOf[Pod], query) if self._holds_card(pod)]
 
-    def _holds_card(self, pod: _Pod) -> bool:
-        if pod.status.phase in names.FINISHED_PHASES or names.MIRROR in pod.metadata.annotations:
+    def _holds_card(self, pod: Pod) -> bool:
+        if pod.finished or pod.static:
             return False
         try:
             pod_assignment = assignment.decode(pod.metadata.annotations)
         except assignment.InvalidAssignment as error:
-            console.print_text(f"warning: what pod {pod.name} holds is unknown: {error}", err=True)
+            console.print_text(f"warning: what pod {pod.full_name} holds is unknown: {error}", err=True)
             return False
         if pod_assignment is None:
             return False
@@ -225,8 +211,8 @@ class Drain:
         shares = msgspec.convert(resource, ExtendedResource).status.reported or ()
         return sorted({f"{share.namespace}/{share.name}" for share in shares if share.uid not in present_uids})
 
-    def _describe_timeout(self, remaining: Sequence[_Pod], terminating: Sequence[str]) -> str:
-        remaining_names = [f"{pod.name} ({self._describe_state(pod)})" for pod in remaining]
+    def _describe_timeout(self, remaining: Sequence[Pod], terminating: Sequence[str]) -> str:
+        remaining_names = [f"{pod.full_name} ({self._describe_state(pod)})" for pod in remaining]
         remaining_names += [f"{name} (its containers still run)" for name in terminating]
         summary = (
             wording.enumerate_first(remaining_names, _MAX_LISTED)
@@ -238,7 +224,11 @@ class Drain:
             "cordoned, and `cardwise drain` continues where it stopped"
         )
 
-    def _describe_state(self, pod: _Pod) -> str:
-        if pod.metadata.deletion_timestamp is not None or pod.metadata.uid in self._evicted_names:
+    def _describe_state(self, pod: Pod) -> str:
+        if pod.terminating or pod.metadata.uid in self._evicted_names:
             return "ending"
         return self._refusals.get(pod.metadata.uid) or "not evicted yet"
+
+
+def _is_of_daemonset(pod: Pod) -> bool:
+    return pod.metadata.controller is not None and pod.metadata.controller.kind == "DaemonSet"

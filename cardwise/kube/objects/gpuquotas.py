@@ -45,7 +45,7 @@ class QuotaRecord:
 
 
 def decode(raw: bytes) -> QuotaRecord:
-    """Decode a GPUQuota. Raises msgspec.DecodeError for what is no object of the API server."""
+    """Decode a GPUQuota. Raises msgspec.DecodeError if the JSON is invalid."""
     return record_of(_decode_json(trim_object(raw)))
 
 

@@ -30,3 +30,8 @@ class ObjectMeta(Struct, rename="camel", frozen=True, gc=False):
     owner_references: tuple[OwnerReference, ...] = ()
     deletion_timestamp: str | None = None
     deletion_grace_period_seconds: int | None = None
+
+    @property
+    def controller(self) -> OwnerReference | None:
+        """The owner that would recreate the object; None for a bare object."""
+        return next((owner for owner in self.owner_references if owner.controller), None)

@@ -1,23 +1,41 @@
 """Nodes."""
 
+from typing import Final
+
+import msgspec
 from msgspec import Struct, field
 
 from cardwise.kube.objects.meta import ObjectMeta
 
 
-class NodeAddress(Struct):
+class Taint(Struct, frozen=True, gc=False):
+    key: str = ""
+    label_value: str = field(default="", name="value")
+    effect: str = ""
+
+
+class NodeSpec(Struct, frozen=True, gc=False):
+    unschedulable: bool = False
+    taints: tuple[Taint, ...] | None = None
+
+
+class NodeAddress(Struct, frozen=True, gc=False):
     type: str = ""
     address: str = ""
 
 
-class NodeStatus(Struct):
+class NodeStatus(Struct, frozen=True, gc=False):
     """The status of a node. Quantities are text as sent; `cardwise.core.values.quantity` parses them."""
 
     capacity: dict[str, str] = {}
-    allocatable: dict[str, str] = {}
-    addresses: list[NodeAddress] | None = None
+    allocatable: dict[str, str] | None = None
+    addresses: tuple[NodeAddress, ...] | None = None
 
 
-class Node(Struct):
+class Node(Struct, frozen=True, gc=False):
     metadata: ObjectMeta
-    status: NodeStatus = field(default_factory=NodeStatus)
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+
+decode: Final = msgspec.json.Decoder(Node).decode

@@ -1,54 +1,171 @@
-"""Pods: the users and states of their containers, and how they use MPS."""
+"""Pods: their requests, their containers and the states of these, and how they use MPS."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, field
 
-from cardwise.core.api import mps, mpsprofile
+from cardwise.core.api import mps, mpsprofile, names
 from cardwise.core.api.mpsprofile import MpsClient
+from cardwise.core.values.decoded import Json
+from cardwise.kube.objects.meta import ObjectMeta
+from cardwise.kube.wire import prepare_types
+
+Amounts = dict[str, str | int | float]
+"""Amounts of resources by name, as sent; `cardwise.core.values.quantity` parses them."""
 
 
-class ExistingObject(Struct):
+class Resources(Struct, frozen=True, gc=False, omit_defaults=True):
+    limits: Amounts | None = None
+    requests: Amounts | None = None
+
+
+class RunAs(Struct, rename="camel", frozen=True, gc=False, omit_defaults=True):
+    """The user in the securityContext of a pod or a container."""
+
+    run_as_user: int | None = None
+
+
+class Container(Struct, rename="camel", frozen=True, gc=False, omit_defaults=True):
+    name: str = ""
+    resources: Resources | None = None
+    restart_policy: str = ""
+    security_context: RunAs | None = None
+
+    @property
+    def is_sidecar(self) -> bool:
+        """Whether this init container is a native sidecar, which runs beside the pod's containers."""
+        return self.restart_policy == "Always"
+
+
+class SchedulingGroup(Struct, rename="camel", frozen=True, gc=False, omit_defaults=True):
+    """The PodGroup of Kubernetes that a pod names."""
+
+    pod_group_name: str = ""
+
+
+class PodSpec(Struct, rename="camel", frozen=True, gc=False, omit_defaults=True):
+    """The spec of a pod.
+
+    node_name: the node that the pod is bound to; "" while it is pending.
+    resources: those of the pod as a whole.
+    host_users: False for a pod with a user namespace of its own.
+    """
+
+    node_name: str = ""
+    containers: tuple[Container, ...] | None = None
+    init_containers: tuple[Container, ...] | None = None
+    overhead: Amounts | None = None
+    resources: Resources | None = None
+    priority: int | None = None
+    security_context: RunAs | None = None
+    host_users: bool | None = None
+    scheduling_group: SchedulingGroup | None = None
+    active_deadline_seconds: int | None = None
+    termination_grace_period_seconds: int | None = None
+
+    def containers_by_key(self) -> Iterator[tuple[str, Container]]:
+        """All containers, init containers first, with the keys of `core/api/request.py`."""
+        for i, container in enumerate(self.init_containers or ()):
+            yield f"init-{i}", container
+        for i, container in enumerate(self.containers or ()):
+            yield str(i), container
+
+
+class ExistingObject(Struct, frozen=True, gc=False):
     """An object whose fields are not read; only its presence matters."""
 
 
-class ContainerState(Struct):
+class ContainerState(Struct, frozen=True, gc=False, omit_defaults=True):
     """The state of a container: at most one field is set. If no field is set, the container is waiting."""
 
     running: ExistingObject | None = None
     terminated: ExistingObject | None = None
 
 
-class RunAs(Struct, rename="camel"):
-    """The user in the securityContext of a pod or a container."""
+class ContainerStatus(Struct, rename="camel", frozen=True, gc=False, omit_defaults=True):
+    """The status of a container.
 
-    run_as_user: int | None = None
+    container_id: the ID in the container runtime, such as containerd://ID; "" until the container has started.
+    allocated_resources, resources: the allocated and the actual resources, as the kubelet reports them.
+    """
+
+    name: str = ""
+    container_id: str = field(default="", name="containerID")
+    state: ContainerState = ContainerState()
+    allocated_resources: Amounts | None = None
+    resources: Resources | None = None
 
 
-class PodStatusHead(Struct, rename="camel"):
+class PodCondition(Struct, frozen=True, gc=False, omit_defaults=True):
+    type: str = ""
+    reason: str = ""
+
+
+class PodStatus(Struct, rename="camel", frozen=True, gc=False, omit_defaults=True):
+    """The status of a pod. `allocated_resources`, `resources`: of the pod as a whole, as for containers."""
+
     phase: str = ""
+    nominated_node_name: str = ""
+    start_time: str | None = None
+    conditions: tuple[PodCondition, ...] | None = None
+    container_statuses: tuple[ContainerStatus, ...] | None = None
+    init_container_statuses: tuple[ContainerStatus, ...] | None = None
+    allocated_resources: Amounts | None = None
+    resources: Resources | None = None
+
+    def all_containers(self) -> tuple[ContainerStatus, ...]:
+        """The statuses of all containers, init containers first."""
+        return (*(self.init_container_statuses or ()), *(self.container_statuses or ()))
 
 
-class _ContainerUser(Protocol):
+class Pod(Struct, frozen=True, gc=False, omit_defaults=True):
+    metadata: ObjectMeta
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
     @property
-    def security_context(self) -> RunAs | None: ...
-
-
-class RunAsSpec(_ContainerUser, Protocol):
-    """The fields of a pod's spec that determine the users of its containers."""
+    def full_name(self) -> str:
+        """The pod as "namespace/name"."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
 
     @property
-    def containers(self) -> Sequence[_ContainerUser] | None: ...
+    def finished(self) -> bool:
+        """Whether the pod's phase is final."""
+        return self.status.phase in names.FINISHED_PHASES
 
     @property
-    def init_containers(self) -> Sequence[_ContainerUser] | None: ...
+    def terminating(self) -> bool:
+        """Whether the pod is being deleted."""
+        return self.metadata.deletion_timestamp is not None
 
     @property
-    def host_users(self) -> bool | None: ...
+    def static(self) -> bool:
+        """Whether this is the mirror pod of a static pod: it is not scheduled, so its annotations do not count."""
+        return names.MIRROR in self.metadata.annotations
+
+    def to_json(self) -> Json:
+        """The pod as decoded JSON, with the fields of this record only."""
+        manifest: Json = msgspec.to_builtins(self)
+        return manifest
 
 
-def mps_client_of_pod(annotations: Mapping[str, str], spec: RunAsSpec, keys: Collection[str]) -> MpsClient:
+decode: Final = msgspec.json.Decoder(Pod).decode
+prepare_types(Pod, PodSpec)
+
+
+def record_of(manifest: Json) -> Pod:
+    """The record of a pod that is decoded already. Raises msgspec.ValidationError."""
+    return msgspec.convert(manifest, Pod)
+
+
+def spec_of(spec: Json) -> PodSpec:
+    """The record of a pod's spec that is decoded already. Raises msgspec.ValidationError."""
+    return msgspec.convert(spec, PodSpec)
+
+
+def mps_client_of_pod(annotations: Mapping[str, str], spec: PodSpec, keys: Collection[str]) -> MpsClient:
     """The MPS client of a pod.
 
     keys: the keys of its containers with cards. If there are none (gpushare's pods), all containers count.
@@ -59,11 +176,10 @@ def mps_client_of_pod(annotations: Mapping[str, str], spec: RunAsSpec, keys: Col
     if spec.security_context is None and all(container.security_context is None for container in all_containers):
         # Most pods. This saves the look-up by key, which takes a sixth of the time to decode a pod.
         return mpsprofile.mps_client(mps.mode(annotations), mpsprofile.IMAGE)
-    by_key = {f"init-{i}": container for i, container in enumerate(spec.init_containers or ())}
-    by_key |= {str(i): container for i, container in enumerate(spec.containers or ())}
+    by_key = dict(spec.containers_by_key())
     holders = [by_key[key] for key in keys if key in by_key] or [*by_key.values()]
     return mpsprofile.mps_client(mps.mode(annotations), mpsprofile.user(_run_as_user(spec), map(_run_as_user, holders)))
 
 
-def _run_as_user(running: _ContainerUser) -> int | None:
+def _run_as_user(running: PodSpec | Container) -> int | None:
     return running.security_context.run_as_user if running.security_context is not None else None

@@ -44,7 +44,7 @@ class ClassRecord:
 
 
 def decode(raw: bytes) -> ClassRecord:
-    """Decode a ResourceClass. Raises msgspec.DecodeError for what is no object of the API server."""
+    """Decode a ResourceClass. Raises msgspec.DecodeError if the JSON is invalid."""
     return record_of(_decode_json(trim_object(raw)))
 
 

@@ -1,44 +1,15 @@
 """Loads: the CPU, memory and pod slots that pods use and nodes have. As in Kubernetes, requests count."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache
 from typing import Final
 
-from msgspec import Struct
-
 from cardwise.core.api.request import Load
 from cardwise.core.values import quantity
+from cardwise.kube.objects.pods import Container, PodSpec
 
 _SAME: Final = 65_536  # distinct loads that are cached
-
-
-class ResourceList(Struct):
-    """A list of resources, as in requests or in a node's capacity."""
-
-    cpu: str | int | float = 0
-    memory: str | int | float = 0
-    pods: str | int = 0
-
-
-class Resources(Struct):
-    requests: ResourceList | None = None
-
-
-class ContainerLoad(Struct, rename="camel"):
-    resources: Resources | None = None
-    restart_policy: str = ""
-
-
-class PodSpec(Struct, rename="camel"):
-    """The fields of a pod that determine its load."""
-
-    node_name: str = ""
-    containers: Sequence[ContainerLoad] | None = None
-    init_containers: Sequence[ContainerLoad] | None = None
-    overhead: ResourceList | None = None
-    resources: Resources | None = None
-    priority: int | None = None
 
 
 def load_of_pod(spec: PodSpec) -> Load:
@@ -48,7 +19,7 @@ def load_of_pod(spec: PodSpec) -> Load:
     cpu = memory = max_cpu = max_memory = 0
     for container in spec.init_containers or ():
         own_cpu, own_memory = _container_requests(container)
-        if container.restart_policy == "Always":
+        if container.is_sidecar:
             cpu, memory = cpu + own_cpu, memory + own_memory
             own_cpu = own_memory = 0
         max_cpu, max_memory = max(max_cpu, cpu + own_cpu), max(max_memory, memory + own_memory)
@@ -57,24 +28,27 @@ def load_of_pod(spec: PodSpec) -> Load:
         cpu, memory = cpu + own_cpu, memory + own_memory
     cpu, memory = max(cpu, max_cpu), max(memory, max_memory)
     if spec.resources is not None and spec.resources.requests is not None:  # the pod-level requests
-        pod_requests = spec.resources.requests
-        cpu, memory = _parse_cpu_milli(pod_requests.cpu) or cpu, _parse_bytes(pod_requests.memory) or memory
+        pod_cpu, pod_memory = _cpu_and_memory(spec.resources.requests)
+        cpu, memory = pod_cpu or cpu, pod_memory or memory
     if spec.overhead is not None:
-        cpu, memory = cpu + _parse_cpu_milli(spec.overhead.cpu), memory + _parse_bytes(spec.overhead.memory)
+        overhead_cpu, overhead_memory = _cpu_and_memory(spec.overhead)
+        cpu, memory = cpu + overhead_cpu, memory + overhead_memory
     return _load(cpu, memory)
 
 
-def load_of_node(allocatable: ResourceList) -> Load:
+def load_of_node(allocatable: Mapping[str, str | int | float]) -> Load:
     """The load that the node can take."""
-    return Load(
-        _parse_cpu_milli(allocatable.cpu), _parse_bytes(allocatable.memory), int(_parse_quantity(allocatable.pods))
-    )
+    return Load(*_cpu_and_memory(allocatable), int(_parse_quantity(allocatable.get("pods", 0))))
 
 
-def _container_requests(container: ContainerLoad) -> tuple[int, int]:
+def _container_requests(container: Container) -> tuple[int, int]:
     if container.resources is None or container.resources.requests is None:
         return 0, 0
-    return _parse_cpu_milli(container.resources.requests.cpu), _parse_bytes(container.resources.requests.memory)
+    return _cpu_and_memory(container.resources.requests)
+
+
+def _cpu_and_memory(amounts: Mapping[str, str | int | float]) -> tuple[int, int]:
+    return _parse_cpu_milli(amounts.get("cpu", 0)), _parse_bytes(amounts.get("memory", 0))
 
 
 @lru_cache(maxsize=_SAME)

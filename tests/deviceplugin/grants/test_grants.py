@@ -10,9 +10,8 @@ from cardwise.gpus.protocol import GpuCard
 from deviceplugin.grants.grants import AddedGrant, CardFull, Grant, GrantStore
 from deviceplugin.grants.prestart import StartRefused, build_grant, check_cards, identify_container
 from deviceplugin.sources.kubelet import CheckpointContainer, Holders, PodResourcesContainer
-from deviceplugin.sources.pods import parse_pod
 from tests import build
-from tests.deviceplugin.records import pod_view
+from tests.deviceplugin.records import parse_pod, pod_view
 from tests.theory import theory_of
 
 A, B = PodResourcesContainer("default", "a", "main"), PodResourcesContainer("default", "b", "main")

@@ -12,9 +12,8 @@ from cardwise.kube.objects.extendedresources import ExtendedResource
 from deviceplugin.grants.release import reported_shares
 from deviceplugin.publish import cards
 from deviceplugin.publish.node import LAST_LABEL_ANNOTATION, label_change
-from deviceplugin.sources.pods import parse_pod
 from tests import build
-from tests.deviceplugin.records import grant, pod_view
+from tests.deviceplugin.records import grant, parse_pod, pod_view
 
 
 def test_capacities_never_go_below_what_is_asked():

@@ -2,14 +2,13 @@
 
 import json
 
-import msgspec
 import pytest
 
 from cardwise.core.api import names
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.request import Load
+from cardwise.kube.objects.pods import spec_of
 from cardwise.kube.pods import loads
-from cardwise.kube.pods.loads import PodSpec
 from extender.cache.nodeload import STEADY_SECONDS, NodeLoads
 from extender.records import nodeinfo, podinfo
 from extender.records.nodeinfo import NodeRecord, PlacedPod
@@ -40,7 +39,7 @@ def asks(cpu=None, memory=None, **fields):
     ],
 )
 def test_what_a_pod_takes(spec, load):
-    assert loads.load_of_pod(msgspec.convert(spec, PodSpec)) == load
+    assert loads.load_of_pod(spec_of(spec)) == load
 
 
 CONTAINERS = [asks("1", "1Gi", name="a"), asks("2", "1Gi", name="b")]

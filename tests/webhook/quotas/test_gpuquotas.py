@@ -7,24 +7,17 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
-from cardwise.kube.objects.gpuquotas import record_of
 from tests.webhook.pods.test_classes import K80, P100, pod
 from tests.webhook.reviews import Known, on_validate, resource_class, resource_classes
 from tests.webhook.rewriting import mutate
 from tests.working import work
 from webhook.cluster.cards import CardSizes
-from webhook.cluster.gpuquotas import QuotaUsage
+from webhook.cluster.gpuquotas import parse
 from webhook.pods.context import WebhookSettings
 from webhook.pods.gpuquotas import check_request
 from webhook.server import review
 
 CLASSES = resource_classes(resource_class(K80), resource_class(P100, model="Tesla P100"))
-
-
-def parse(manifest: Json) -> QuotaUsage:
-    record = record_of(manifest)
-    assert record.quota is not None
-    return QuotaUsage(record.quota, record.used)
 
 
 def quota(*hard: Json, used: list[Json] | None = None, on_exceed: str = "Wait") -> Json:
