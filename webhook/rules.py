@@ -61,28 +61,28 @@ class Validates(Protocol):
 MUTATE: Final[tuple[Mutates, ...]] = (
     # What the pod says.
     splits,  # first: a share that has lost the number of its cards must not be read as a share of one card
-    membership,  # the gang that the pod names; before `defaults`, which members do not get
-    units,  # 2 becomes 2Gi; before all rules that compare amounts
+    membership,  # the gang that the pod names; before `placement` and `defaults`, which treat members differently
+    units,  # 2 becomes 2Gi; before all rules that read amounts
     classes,  # k80 becomes cardwise.dev/k80, units of a class become MiB; before the request is read
-    placement,  # before defaults: a pod with a node takes none, but the copy of a placed pod does
+    placement,  # before `defaults`: a pod with a node takes none, but the copy of a placed pod does
     defaults,  # the namespace's share, if nothing is requested
-    devices,  # a warning about the annotation that `classes` replaced
-    podgroups,  # reads the request, which does not change any more, and with it the gang
+    devices,  # a warning about the annotation that `classes` replaced; after the warning about the placement
+    podgroups,  # reads the request, which does not change after this, and with it the gang
     # What the pod gets.
     mpsmode,  # before the agent and the variables, which depend on the mode
     frameworks,  # before the agent, which brings the hook's files
     agent,  # moves init containers, so before all rules that write by a container's key
     annotations,  # removes what only Cardwise may write, so after all rules that read what the author wrote
     resources,  # amounts, slots, markers and variables of each container
+    # These need the request and the gang only.
     nodes,  # tolerations and RuntimeClass
     scheduler,  # the scheduler of pods that name none
-    gangs,  # label and gate
+    gangs,  # label and gate; last, so that a member with a node is refused only if nothing else is wrong
 )
 
 VALIDATE: Final[tuple[Validates, ...]] = (
-    # Whether the pod can run.
-    # Whether its classes exist. Before the request is read, so that the author sees the cause and not an effect.
-    classes,
+    # Whether the pod can run; the most useful refusal first.
+    classes,  # whether its classes exist; before the request is read, so that the refusal names the cause
     devices,  # whether the annotation by which the request is read is correct
     resources,  # reads the request; whether the pod was rewritten
     placement,  # whether the pod names its node
@@ -94,10 +94,10 @@ VALIDATE: Final[tuple[Validates, ...]] = (
     units,  # warnings about shares that are too small
     gpuquotas,  # whether the namespace may have this
     # Whether another webhook has changed what MUTATE wrote.
-    environment,
-    agent,
+    environment,  # the variables
+    agent,  # the share agent, its volume and mounts
     mpsmode,  # also whether a node provides the mode
-    # Last, because they matter least, or ask the API server.
+    # Last, because it matters least, and because it asks the API server.
     unreadkeys,  # warnings about annotations and labels that no program reads
     members,  # whether existing pods of the gang name the same number
 )
