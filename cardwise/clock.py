@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 
 class Clock(ABC):
-    """A source of time, and waits by this time. Thread-safe. All durations are in seconds."""
+    """A source of time, with waits that end by this time. Thread-safe. All durations are in seconds."""
 
     @abstractmethod
     def now(self) -> float:

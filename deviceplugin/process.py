@@ -331,8 +331,8 @@ class NodeAgent:
     def _adopt_running_containers(self, seconds: float | None = None) -> str:
         """Restore lost grants once after the start, and write marks that an earlier process did not write.
 
-        seconds: how long to wait if another thread does this already. If this thread does it and the runtime is slow,
-            it takes up to `ADOPTION_SECONDS`.
+        seconds: how long to wait if another thread is adding them already. If this thread adds them and the runtime is
+          slow, the call takes up to `ADOPTION_SECONDS`.
 
         Returns why running containers may have no grant yet, "" if each has a grant. Containers whose assignment cannot
         be read do not count.

@@ -161,7 +161,9 @@ class ClusterView:
             )
 
     def has_load_for(self, places: Sequence[PodPlace]) -> bool:
-        """Whether all these pods fit on their nodes by cpu, memory and slots, in addition to all that count now."""
+        """Whether all these pods fit on their nodes by cpu, memory and slots, in addition to all pods that count
+        now.
+        """
         loads: dict[str, Load] = {}
         for place in places:
             loads[place.node] = loads.get(place.node, _NO_LOAD).add(place.load)

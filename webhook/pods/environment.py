@@ -155,7 +155,9 @@ def _is_reserved(name: str) -> bool:
 
 
 def _is_own_entry(entry: Json) -> bool:
-    """Whether the entry reads an annotation of Cardwise; in copies of pods perhaps that of another container."""
+    """Whether the entry reads an annotation of Cardwise. In a copy of a pod, the annotation may be that of another
+    container.
+    """
     if entry["name"] in (names.CONTAINER_MEM, names.ENV_GPU_COUNT) and str(entry.get("value", "")).isdigit():
         return True
     reference = (entry.get("valueFrom") or {}).get("fieldRef") or {}

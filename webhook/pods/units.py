@@ -98,7 +98,7 @@ def _refuse_beyond_node(text: str | int, unit: Unit, largest_node: int, field: s
     if largest_node and number * unit.mib > largest_node:
         raise InvalidRequest(
             field,
-            f"{text} counts {unit} in this namespace ({names.GPU_MEM_UNIT}, or webhook.gpuMemUnit of the chart): "
+            f"{text} means {unit} in this namespace ({names.GPU_MEM_UNIT}, or webhook.gpuMemUnit of the chart): "
             f"{int(number * unit.mib)} MiB, more than all GPUs of any node have ({largest_node})",
             f"write {int(number)}Mi where MiB are meant",
         )

@@ -160,7 +160,7 @@ class Drain:
         return ""
 
     def _check_bare_pods(self, pods: Sequence[Pod]) -> None:
-        """Check that the user has given the options without which a pod may not be evicted, or may not be left.
+        """Check that the user has given the options that are needed to evict each pod, or to leave it on the card.
 
         Raises `ClickException`.
         """

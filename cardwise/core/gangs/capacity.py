@@ -179,8 +179,8 @@ class Capacities:
         self._set_cluster(ledger, loads)
 
     def move_to(self, ledger: Ledger, loads: LoadsByNode) -> None:
-        """Count in this newer snapshot from now on. The nodes that changed between the two, or in the former snapshot
-        after it was taken, are counted again.
+        """Use this newer snapshot for all counts from now on. The nodes that changed between the two, or in the former
+        snapshot after it was taken, are counted again.
         """
         start, former = self._start, (self._ledger, self._loads)
         if self._ledger.kinds.changes != self._start_kinds:

@@ -215,7 +215,7 @@ RESERVE_SECONDS: Final = 60.0
 # Refusals of a gang, at most one a second: a gang that was tried often, and lost free cards to others each time, does
 # not wait `RESERVE_SECONDS`.
 RESERVE_REFUSALS: Final = 20
-# Ten times `RESERVE_SECONDS`: a namespace can keep cards free for other namespaces' pods for half of the time at most.
+# Ten times `RESERVE_SECONDS`: a namespace can withhold cards from other namespaces for half of the time at most.
 RESERVE_LIMIT_SECONDS: Final = 600.0
 # The missing members of a gang that is bound in part bind within seconds if they fit. Eviction ends the work of the
 # bound members, so a short outage of the API server or of kube-scheduler must not lead to it.

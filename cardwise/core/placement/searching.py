@@ -44,7 +44,7 @@ class SearchEffort:
         self.reasons = reasons
 
     def limit_tries(self, free: int = 0) -> Callable[[], bool]:
-        """Limit one search on one node. Returns a function to call before each card that the search tries, which
+        """Limit one search on one node. Returns a function that the search calls before it tries a card. The function
         returns False once the search has taken `_STEPS` steps or the effort is spent.
 
         free: the number of tries, at the start, that do not count as steps.

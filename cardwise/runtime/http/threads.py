@@ -105,7 +105,7 @@ class CallThreads:
     """Threads that answer calls, started as needed. They are daemon threads: a hanging one does not prevent the exit.
 
     With more calls than threads, all client addresses get the same time, and within an address all owners of its calls.
-    An address uses at most all threads but one at a time, and an owner at most all threads but two, so that other
+    At any time, an address leaves at least one thread free, and an owner at least two, so that other
     addresses and owners do not wait for calls that take long. Calls without an address (from clients with a
     certificate) or without an owner have no such limit.
     """

@@ -140,7 +140,7 @@ markers by which kube-scheduler calls the extender for members of gangs do not c
 {{ include "cardwise.cel.amountsAre" (dict "spec" "object.spec" "holds" $asked) }}
 {{- end }}
 
-{{/* Whether the pod or template `of` names a gang, and a scheduler that calls the extender. */}}
+{{/* Whether the pod or template `of` names both a gang and a scheduler that calls the extender. */}}
 {{- define "cardwise.cel.namesGang" -}}
 {{- $of := .of -}}
 (has({{ $of }}.metadata) &&

@@ -98,7 +98,7 @@ def test_invalid_amount_error_names_the_field(text: str, message: str) -> None:
 def test_mib_numbers_read_as_gib_are_refused() -> None:
     """gpushare's samples/4.yaml says 16276, and MiB."""
     assert decision_on(build.pod(gpu_mem="16276"), CARDS, GIB).message == (
-        f"{FIELD}: 16276 counts GiB in this namespace (cardwise.dev/gpu-mem-unit, or webhook.gpuMemUnit of the chart): "
+        f"{FIELD}: 16276 means GiB in this namespace (cardwise.dev/gpu-mem-unit, or webhook.gpuMemUnit of the chart): "
         "16666624 MiB, more than all GPUs of any node have (32552); write 16276Mi where MiB are meant"
     )
     assert decision_on(build.pod(gpu_mem="16276"), Known(), GIB).allowed, "no GPU is known"
@@ -135,5 +135,5 @@ def test_template_warnings_use_the_namespaces_unit() -> None:
 
     assert advice_on("2", GIB) == ()
     assert "2 means 2 MiB" in advice_on("2", WebhookSettings(min_share=256))[0]
-    assert "8138 counts GiB in this namespace" in advice_on("8138", GIB)[0]
+    assert "8138 means GiB in this namespace" in advice_on("8138", GIB)[0]
     assert advice_on("8138", WebhookSettings()) == advice_on("8138Mi", GIB) == ()
