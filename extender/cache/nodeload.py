@@ -83,6 +83,8 @@ class NodeLoads:
 
     def nodes_changed_since(self, generation: int) -> list[str]:
         """The nodes whose last change came after this generation; not those that were removed."""
+        if generation == self.generation:
+            return []
         return [name for name, changed_at in self._changed_at.items() if changed_at > generation]
 
     def known_nodes(self) -> Collection[str]:

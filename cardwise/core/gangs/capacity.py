@@ -189,8 +189,8 @@ class Capacities:
         for changed_ledger, changed_loads in (former, (ledger, loads)):
             self._changes.extend(changed_ledger.nodes_changed_since(start.ledger))
             self._changes.extend(changed_loads.nodes_changed_since(start.loads))
-        self._changes.extend(self._names - ledger.nodes_by_name().keys())
-        self._changes.extend(self._load_names.difference(loads.known_nodes()))
+        self._changes.extend(self._names ^ ledger.nodes_by_name().keys())
+        self._changes.extend(self._load_names.symmetric_difference(loads.known_nodes()))
         self._set_cluster(ledger, loads)
 
     def count_pods(self, shape: MemberShape, pace: Pace = lambda: None) -> int:

@@ -96,6 +96,8 @@ class Ledger:
 
     def nodes_changed_since(self, generation: int) -> list[str]:
         """The nodes whose last change came after this generation; not those that were removed."""
+        if generation == self._generation:
+            return []
         return [name for name, state in self._nodes.items() if state.generation > generation]
 
     def empty_copy(self) -> "Ledger":
