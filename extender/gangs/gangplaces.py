@@ -263,7 +263,6 @@ class GangPlaces:
         is_current = (
             former is not None
             and former.freed == freed
-            and former.snapshot.leader_changes == self._cache.leader_changes
             and former.snapshot.moment.nominations == self._cache.nominations.by_pod()
         )
         snapshot = former.snapshot if former is not None and is_current else self._cache.snapshot()
@@ -375,8 +374,6 @@ class GangPlaces:
     def _record_failure(self, gang: Gang, task: _Task, cost: float) -> None:
         """Record that the plan of the gang failed. `cost`: seconds of CPU."""
         record, inputs, now = task.record, task.inputs, self._clock.now()
-        if self._known.get(gang.key) is not record:
-            return  # the gang is gone, or runs
         if cost > CHEAP:
             record.not_before = now + pause_seconds(cost)
         if record.tried is None or record.tried._replace(members=inputs.members) != inputs:

@@ -96,6 +96,17 @@ def test_nominated_members_get_the_nodes_that_are_named_for_them_and_the_others_
     assert world.phase("g") == "Binding"
 
 
+def test_a_member_gets_the_node_that_is_named_for_it_although_nothing_has_become_free_since_a_plan_in_vain():
+    world = World({"n1": 1, "n2": 1})
+    world.create(*(member(f"g{i}", "g", 2, created=i, gated=False, gpu_mem=P100) for i in range(2)))
+    world.offered = lambda _: ["n1"]
+    assert world.filter("g0")[0] == []
+    nominate(world, "g0", "n2")
+    world.offered = lambda _: ["n1", "n2"]
+    assert world.filter("g1")[0] == ["n1"]
+    assert world.filter("g0")[0] == ["n2"]
+
+
 def test_a_named_node_that_kube_scheduler_does_not_allow_any_more_is_not_planned():
     world = World({"n1": 1, "n2": 1})
     world.create(member("a", "a", 1, gated=False, gpu_mem=P100))
