@@ -19,6 +19,7 @@ and the reservations of each pod.
     inventory       what nodes report of cards and devices
     membership      which ResourceClasses each card is in
     nodeload        cpu, memory and number of pods of each node
+    nodefacts       what a placement policy sees of the nodes when it ranks them for a pod
     quotas          GPUQuotas by namespace, and their remaining amounts
     statelock       the lock, which measures how long it is held; `pacing`: how long work may last under the lock,
                     and pauses for work without it

@@ -20,6 +20,7 @@ from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
+from extender.cache.nodefacts import NodeFacts
 from extender.cache.nominated import MAX_RESERVED_NODES, NominatedPods
 from extender.cache.reservations import Phase
 from extender.cache.scoredpolicies import ScoredPolicies
@@ -239,7 +240,12 @@ class Placing:
         policy = policies.find_policy(request.policy) if request.policy is not None else None
         if policy is None or policy.rank_nodes is None:
             return {}
-        rank = policy.rank_nodes(policy.label, _Facts(self._cache, request.peers, placement_request.pod.uid))
+        rank = policy.rank_nodes(
+            policy.label,
+            NodeFacts(
+                self._cache.loads, self._cache.reservations.peer_nodes(request.peers), (placement_request.pod.uid,)
+            ),
+        )
         return {node: rank(node) for node in placement_request.nodes}
 
     def _nodes_by_rank(self, placement_request: PlacementRequest) -> Iterable[Collection[str]]:
@@ -407,21 +413,6 @@ class Placing:
                     return chosen_placement
                 refusals[name] = chosen_placement
         return Unplaceable(refusals=refusals)
-
-
-class _Facts(policies.NodeFacts):
-    """The labels of nodes, and the peers of one pod by the table of reservations."""
-
-    def __init__(self, cache: Cache, peers: str, uid: str) -> None:
-        self._cache = cache
-        self._peers = peers
-        self._uid = uid
-
-    def labels(self, node: str) -> Mapping[str, str]:
-        return self._cache.loads.labels(node)
-
-    def peers_by_node(self) -> Mapping[str, int]:
-        return self._cache.reservations.peers_by_node(self._peers, self._uid)
 
 
 def join_scores(scores_by_rank: Sequence[dict[str, int]]) -> dict[str, int]:

@@ -238,11 +238,9 @@ class Reservations:
         """The plan of the gang: its rows, by pod."""
         return self._by_gang.get(gang, {})
 
-    def peers_by_node(self, peers: str, excluded_uid: str) -> Counter[str]:
-        """How many pods with this key (`PodRequest.peers`) each node has, without the pod `excluded_uid`. A pod that is
-        being deleted does not count.
-        """
-        return Counter(row.node for uid, row in self._by_peers.get(peers, {}).items() if uid != excluded_uid)
+    def peer_nodes(self, peers: str) -> dict[str, str]:
+        """The node of each pod with this key (`PodRequest.peers`), by UID, without pods that are being deleted."""
+        return {uid: row.node for uid, row in self._by_peers.get(peers, {}).items()}
 
     def holding(self, uid: str) -> Holding | None:
         """The cards and devices that count for the pod, also after the pod was deleted."""

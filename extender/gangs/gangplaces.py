@@ -383,7 +383,11 @@ class GangPlaces:
     def planned_gang(self, gang: Gang, now: float) -> PlannedGang:
         """The data of the gang that a plan needs."""
         offers, avoided = dict(self._known_of(gang).offers), frozenset(gang.avoided_pairs(now))
-        return PlannedGang(gang.namespace, gang.rank(), gang.priority, frozenset(gang.members), offers, avoided)
+        keys = {member.request.peers for member in gang.members.values() if member.request is not None} - {""}
+        peer_nodes = {key: self._reservations.peer_nodes(key) for key in keys}
+        return PlannedGang(
+            gang.namespace, gang.rank(), gang.priority, frozenset(gang.members), offers, avoided, peer_nodes
+        )
 
     def make_planner(self, snapshot: ClusterView, nominated: NominatedPods) -> GangPlanner:
         """A planner on the snapshot of a caller without the lock."""

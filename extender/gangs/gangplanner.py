@@ -21,6 +21,7 @@ from cardwise.core.gangs.gangplan import Pace, Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member, Rank
 from cardwise.core.placement import fitting
 from extender.cache.clusterview import ClusterView
+from extender.cache.nodefacts import NodeFacts
 from extender.cache.nominated import MAX_RESERVED_NODES, NominatedPods
 
 
@@ -32,6 +33,7 @@ class PlannedGang(NamedTuple):
     uids: the UIDs of all members, planned or not.
     offers: the nodes that kube-scheduler has offered, by shape of members.
     avoided: pairs of a shape and a node that kube-scheduler recently did not offer for the shape.
+    peer_nodes: by `PodRequest.peers` of the members, the nodes of the peers (`Reservations.peer_nodes`).
     """
 
     namespace: str
@@ -40,6 +42,7 @@ class PlannedGang(NamedTuple):
     uids: Collection[str]
     offers: Mapping[str, frozenset[str]]
     avoided: Collection[tuple[str, str]]
+    peer_nodes: Mapping[str, Mapping[str, str]] = {}
 
 
 class GangPlanner:
@@ -92,7 +95,7 @@ class GangPlanner:
         last_nodes = {*reserved, *(nominated_nodes if len(nominated_nodes) > MAX_RESERVED_NODES else ())}
         if last_nodes:  # as `Placing.place` does
             with self._nominated.count_reserved(own_uids, priority, nominated_nodes - last_nodes):
-                terms = self._make_terms(gang, without, without_cards=last_nodes)
+                terms = self._make_terms(gang, members, without, without_cards=last_nodes)
                 outcome = self._plan(members, terms, pace)
             if isinstance(outcome, Planned):
                 return outcome
@@ -102,7 +105,7 @@ class GangPlanner:
             self._nominated.count_reserved(own_uids, priority, nominated_nodes),
             self._cluster.gang_cards.count_reserved(counted),
         ):
-            return self._plan(members, self._make_terms(gang, without, without_cards=left_out), pace)
+            return self._plan(members, self._make_terms(gang, members, without, without_cards=left_out), pace)
 
     def simulate_plan(
         self, gang: PlannedGang, members: Sequence[Member], *, shape: str, more_nodes: Iterable[str]
@@ -114,7 +117,7 @@ class GangPlanner:
         if self.find_unplaceable(members) is not None:
             return None
         counted, left_out = self._split_reserved(members, self._gang_reserved_nodes(gang))
-        terms = self._make_terms(gang, without_cards=left_out)
+        terms = self._make_terms(gang, members, without_cards=left_out)
         offers = {**terms.offers, shape: {*terms.offers.get(shape, ()), *more_nodes}}
         with self._cluster.gang_cards.count_reserved(counted):
             outcome = gangplan.plan(self._cluster.ledger, self._cluster.loads, members, replace(terms, offers=offers))
@@ -161,9 +164,14 @@ class GangPlanner:
         return {node for node in nodes if any(node in counts for counts in vacant)}
 
     def _make_terms(
-        self, gang: PlannedGang, without: Collection[str] = (), *, without_cards: Collection[str] = ()
+        self,
+        gang: PlannedGang,
+        members: Sequence[Member],
+        without: Collection[str] = (),
+        *,
+        without_cards: Collection[str] = (),
     ) -> Terms:
-        """The terms of a plan.
+        """The terms of a plan of these members.
 
         without: nodes on which no member may be placed.
         without_cards: nodes on which no member with cards may be placed.
@@ -172,6 +180,11 @@ class GangPlanner:
         def closed(member: Member, node: str) -> bool:
             return node in without or (node in without_cards and member.request is not None)
 
+        uids = {member.uid for member in members}
+
+        def facts(peers: str) -> NodeFacts:
+            return NodeFacts(self._cluster.loads, gang.peer_nodes.get(peers, {}), uids)
+
         return Terms(
             policy=self._policy,
             headroom=self._cluster.headroom(gang.namespace),
@@ -179,6 +192,7 @@ class GangPlanner:
             avoided=gang.avoided,
             closed=closed if without or without_cards else None,
             vacant=self._vacant,
+            facts=facts if gang.peer_nodes else None,
         )
 
     def _count_on_nominated_places(self, shape: MemberShape) -> int:

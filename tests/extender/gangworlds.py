@@ -16,6 +16,7 @@ from cardwise.core.gangs.gangstate import Gang, GangPlan
 from cardwise.core.placement.holding import Holding
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.refusals import Refusal
+from cardwise.kube.pods.nodeconstraints import NodeLabels
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings
 from extender.cache.reservations import KnownBinding, Phase, Timeouts
@@ -117,6 +118,10 @@ class NodeSpec:
     mem: int = P100
 
 
+def _node_record(spec: NodeSpec) -> NodeRecord:
+    return NodeRecord(Load(spec.cpu * 1000, 512 * GIB, 500), node_labels=NodeLabels(spec.labels))
+
+
 class World:
     def __init__(
         self,
@@ -156,7 +161,7 @@ class World:
         patience = Timeouts(reservation=30.0, terminating=0.0, confirmation=75.0)
         self.state = State(clock=self.clock, timeouts=patience, gang_settings=settings, core=self.core)
         for name, spec in self.nodes.items():
-            self.state.set_node(name, NodeRecord(Load(spec.cpu * 1000, 512 * GIB, 500)))
+            self.state.set_node(name, _node_record(spec))
             for i in range(spec.cards):
                 self.state.set_card(*as_card(resource(i, node=name, mem=spec.mem)))
         for group in self.groups.values():
@@ -168,7 +173,7 @@ class World:
 
     def add_node(self, name: str, spec: NodeSpec) -> None:
         self.nodes[name] = spec
-        self.state.set_node(name, NodeRecord(Load(spec.cpu * 1000, 512 * GIB, 500)))
+        self.state.set_node(name, _node_record(spec))
         for i in range(spec.cards):
             self.state.set_card(*as_card(resource(i, node=name, mem=spec.mem)))
 

@@ -44,9 +44,6 @@ def explain_policy(pod: Json, pod_request: PodRequest, settings: PublishedPolicy
     substitute = _describe_substitute(pod, pod_request, policy)
     if named is None or named == policy:
         return f"Its placement policy is {policy} ({source}{extender_note}){substitute}."
-    if labels_of(pod).get(names.GANG):
-        decider = policies.FALLBACK if policies.find_policy(policy).is_scored else policy
-        return f"Its placement policy is {named} ({source}), but {decider} decides: it is a member of a gang."
     return (
         f"Its placement policy is {named} ({source}). Among equal nodes, and for the GPUs, {policy} decides "
         f"(of the extender{extender_note}){substitute}."

@@ -8,7 +8,8 @@ valid, but the search may miss a plan that exists.
 Effort is counted in card requests: scoring a node for a pod with 8 card requests is a work of 8. Equal members form one
 kind, and a node is scored once for each kind. A kind of pods with several card requests is scored on twice as many
 nodes as it has members, or on more if `_MAX_WORK` allows more. Other kinds are scored on the nodes that the policy
-prefers, and on all nodes of the cluster only if the preferred nodes are too few. Example: 8 equal members with 128 card
+prefers, and on all nodes of the cluster only if the preferred nodes are too few; if the policy ranks nodes
+(`Policy.rank_nodes`), on all nodes. Example: 8 equal members with 128 card
 requests each are scored on 16 nodes, which is a work of 2,048 in 32 steps.
 """
 
@@ -22,6 +23,7 @@ from typing import Final, NamedTuple, Protocol
 from cardwise.core.api import policies, quotas
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import COMMON
+from cardwise.core.api.policies import NodeFacts, Policy
 from cardwise.core.api.quotas import NOTHING, Charge, Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.capacity import ShapeCapacity
@@ -87,6 +89,8 @@ class Terms:
     avoided: pairs of shape and node that must not be combined.
     closed: returns whether a node is forbidden for a member; the same for all members with an equal request.
     vacant: returns the nodes that could take a pod with this request and load; None if unknown.
+    facts: returns the facts by which a policy ranks the nodes for members with these `PodRequest.peers`. The members to
+        be planned do not count as peers. None: no node is ranked.
     """
 
     policy: str
@@ -95,6 +99,7 @@ class Terms:
     avoided: Collection[tuple[str, str]] = ()
     closed: Callable[[Member, str], bool] | None = None
     vacant: Callable[[PodRequest, Load], ShapeCapacity] | None = None
+    facts: Callable[[str], NodeFacts] | None = None
 
 
 def plan(
@@ -267,6 +272,13 @@ class _Inputs:
             self.ledger.kinds, request, policies.card_policy(request.policy, self.terms.policy), headroom, self.effort
         )
 
+    def ranking_policy(self, request: PodRequest | None) -> Policy | None:
+        """The policy that ranks the nodes for members with this request; None if there is none."""
+        if request is None or request.policy is None or self.terms.facts is None:
+            return None
+        policy = policies.find_policy(request.policy)
+        return policy if policy.rank_nodes is not None else None
+
     def harm(self, node: str) -> int:
         """The score of a node for a pod that needs no card: -1 for a node with cards, so that it comes last."""
         state = self.ledger.node(node)
@@ -292,6 +304,7 @@ class _Inputs:
             and scorer.indexed
             and not terms.headroom
             and not any(c.resource_class for c in request.containers)
+            and self.ranking_policy(request) is None
         ):
             vacant = self._vacant(member)
             vacant_nodes = self._nodes_with_capacity(offers, member.load) if vacant is None else vacant.counts
@@ -317,6 +330,8 @@ class _Inputs:
         if vacant is None:
             nodes = list(self._allowed_nodes(member, self._nodes_with_capacity(offers, member.load)))
             return self._score_all(scorer, nodes, work)
+        if self.ranking_policy(request) is not None:
+            return self._score_all(scorer, sorted(self._allowed_nodes(member, vacant.counts)), work)
         # Of thousands of nodes, only those that the policy probably prefers are scored, unless too few of them fit.
         preferred = sorted(
             islice(self._allowed_nodes(member, vacant if spreads else reversed(vacant)), _MAX_SCORED_NODES)
@@ -449,6 +464,64 @@ class _Queue:
         return _UNUSABLE if isinstance(score, Refusal) else score
 
 
+class _RankedQueue:
+    """The nodes for one kind of members whose policy ranks nodes: the best node of the lowest rank.
+
+    Each planned member may change the ranks of many nodes, so all of them are compared for each member.
+
+    policy: the policy that ranks the nodes.
+    """
+
+    def __init__(self, inputs: _Inputs, kind: _Kind, used: "_Used", policy: Policy) -> None:
+        self.kind = kind
+        self._inputs = inputs
+        self._used = used
+        self._policy = policy
+        self._scores = dict(kind.scores or {})  # the current scores of the nodes that can be used
+        self._seen_count = 0  # how many entries of `_Used.touched` were read
+
+    def best(self) -> str | None:
+        """The best node now; None if there is none."""
+        touched_nodes = dict.fromkeys(self._used.touched[self._seen_count :])
+        self._seen_count = len(self._used.touched)
+        for node in touched_nodes:
+            self._rescore_node(node)
+        request, scores, facts = self.kind.member.request, self._scores, self._inputs.terms.facts
+        if not scores or request is None or facts is None or self._policy.rank_nodes is None:
+            return None
+        self._inputs.count_work(_STEP_WORK)
+        rank = self._policy.rank_nodes(self._policy.label, _FactsWithPlan(facts(request.peers), self._used, request))
+        return min(scores, key=lambda node: (rank(node), -scores[node], node))
+
+    def drop(self, node: str) -> None:
+        """Remove the node, because the member does not fit there despite the node's score."""
+        self._scores.pop(node, None)
+
+    def _rescore_node(self, node: str) -> None:
+        self._scores.pop(node, None)
+        member, scorer = self.kind.member, self.kind.scorer
+        if scorer is None or not self._inputs.allowed(member, node) or not self._used.takes(node, member.load):
+            return
+        score = scorer.score(self._used.state(node))
+        self._inputs.count_work(self.kind.work)
+        if not isinstance(score, Refusal):
+            self._scores[node] = score
+
+
+class _FactsWithPlan(NodeFacts):
+    """Facts in which the planned members count as peers."""
+
+    def __init__(self, facts: NodeFacts, used: "_Used", request: PodRequest) -> None:
+        self._facts = facts
+        self._planned_peers = used.peers_by_node(request.peers)
+
+    def labels(self, node: str) -> Mapping[str, str]:
+        return self._facts.labels(node)
+
+    def peers_by_node(self) -> Mapping[str, int]:
+        return Counter(self._facts.peers_by_node()) + self._planned_peers
+
+
 class _Used:
     """Copies of the nodes that a plan uses, with the planned members placed on them. All other nodes are in the ledger
     unchanged.
@@ -459,6 +532,11 @@ class _Used:
         self._inputs = inputs
         self._states: dict[str, NodeState] = {}
         self._loads: dict[str, Load] = {}
+        self._peers: dict[str, Counter[str]] = {}  # by `PodRequest.peers`, the planned members by node
+
+    def peers_by_node(self, peers: str) -> Counter[str]:
+        """How many planned members with this key each node has."""
+        return self._peers.get(peers, Counter())
 
     def state(self, node: str) -> NodeState | None:
         return self._states.get(node) or self._inputs.ledger.node(node)
@@ -470,6 +548,8 @@ class _Used:
     def add_member(self, node: str, member: Member, assignment: Assignment | None) -> None:
         self.touched.append(node)
         self._loads[node] = self._loads.get(node, _NO_LOAD).add(member.load)
+        if member.request is not None and member.request.peers:
+            self._peers.setdefault(member.request.peers, Counter())[node] += 1
         if assignment is None:
             return
         state = self._states.get(node)
@@ -492,19 +572,26 @@ class _Attempt:
 
     def place(self, order: Sequence[Member]) -> Planned | Unplanned:
         """Place all members in this order, or return the first one without a node."""
-        inputs, headroom, queues = self._inputs, self._inputs.terms.headroom, dict[str, _Queue]()
+        inputs, headroom, queues = self._inputs, self._inputs.terms.headroom, dict[str, _Queue | _RankedQueue]()
         for member in order:
             inputs.pace()
             representative = inputs.representative(member)
             if representative not in queues:
-                queues[representative] = _Queue(inputs, inputs.kind(member), self._used)
+                queues[representative] = self._make_queue(member)
             if not self._place(queues[representative], member, headroom):
                 return Unplanned(member=member)
             if headroom:
                 headroom = _subtract_charges(headroom, inputs.ledger, self._charges(member))
         return Planned(nodes=self._nodes, assignments=self._assignments)
 
-    def _place(self, queue: _Queue, member: Member, headroom: Sequence[Headroom]) -> bool:
+    def _make_queue(self, member: Member) -> _Queue | _RankedQueue:
+        inputs, kind = self._inputs, self._inputs.kind(member)
+        policy = inputs.ranking_policy(member.request)
+        return (
+            _RankedQueue(inputs, kind, self._used, policy) if policy is not None else _Queue(inputs, kind, self._used)
+        )
+
+    def _place(self, queue: _Queue | _RankedQueue, member: Member, headroom: Sequence[Headroom]) -> bool:
         inputs, scorer, used = self._inputs, queue.kind.scorer, self._used
         if headroom and scorer is not None and member.request is not None:
             scorer = inputs.scorer(member.request, headroom)  # quotas leave less with every member

@@ -37,6 +37,7 @@ def policy_line(pod, settings=PublishedPolicy("priced")):
 
 OF_THE_POD = f"Its placement policy is {SPREAD_BY} (its annotation, or its namespace's)"
 BINPACK = "binpack decides in place of priced, since"
+SHARED_LINE = f"{OF_THE_POD}. Among equal nodes, and for the GPUs, priced decides"
 SEVERAL = asking("p") | {"spec": {"containers": [container("a", gpu_mem=1), container("b", whole_gpu=1)]}}
 
 
@@ -45,8 +46,11 @@ SEVERAL = asking("p") | {"spec": {"containers": [container("a", gpu_mem=1), cont
     [
         (replica(policy=""), "Its placement policy is priced (of the extender)."),
         (replica(policy="spread"), "Its placement policy is spread (its annotation, or its namespace's)."),
-        (replica(), f"{OF_THE_POD}. Among equal nodes, and for the GPUs, priced decides (of the extender)."),
-        (replica(gang="g"), f"{OF_THE_POD}, but binpack decides: it is a member of a gang."),
+        (replica(), f"{SHARED_LINE} (of the extender)."),
+        (
+            replica(gang="g"),
+            f"{SHARED_LINE} (of the extender); {BINPACK} it is a member of a gang.",
+        ),
         (
             SEVERAL,
             f"Its placement policy is priced (of the extender); {BINPACK} it has several separate GPU requests.",

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from cardwise.core.api import quotas, request
+from cardwise.core.api import policies, quotas, request
 from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.gangs import gangplan
@@ -262,3 +262,49 @@ def test_a_node_for_which_too_much_is_counted_gets_no_member():
     planned = gangplan.plan(ledger, Full(ledger.nodes_by_name()), members_of(of_card_requests(40)), terms)
     assert isinstance(planned, Planned)
     assert planned.nodes == {"u0": "n1"}
+
+
+# Members whose policy ranks nodes.
+
+
+class Facts(policies.NodeFacts):
+    def __init__(self, labels, peers):
+        self._labels, self._peers = labels, peers
+
+    def labels(self, node):
+        return {"rack": self._labels[node]}
+
+    def peers_by_node(self):
+        return self._peers
+
+
+def plan_in_racks(racks, peers, count, **terms):
+    """The nodes of members of 1000 MiB that are spread over racks."""
+    manifest = pod(annotations={"cardwise.dev/policy": "spread-by=rack"}, containers=[container("a", gpu_mem=1000)])
+    manifest["metadata"]["ownerReferences"] = [{"uid": "rs", "controller": True}]
+    pod_request = request.parse(manifest)
+    members = [Member(uid=f"u{i}", name=f"p{i}", request=pod_request, load=Load(1, 1, 1)) for i in range(count)]
+    keys = []
+
+    def facts(key):
+        keys.append(key)
+        return Facts(racks, peers)
+
+    planned = gangplan.plan(ledger_with_free(**NODES), Nodes(), members, Terms(policy="binpack", facts=facts, **terms))
+    assert isinstance(planned, Planned)
+    assert set(keys) == {pod_request.peers}
+    return sorted(planned.nodes.values())
+
+
+def test_bound_peers_and_planned_members_count_together():
+    racks = {"n1": "a", "n2": "b"}
+    assert plan_in_racks(racks, {}, 2) == ["n1", "n2"]
+    assert plan_in_racks(racks, {"n1": 2}, 2) == ["n2", "n2"]
+    assert plan_in_racks(racks, {"n1": 2}, 4) == ["n1", "n2", "n2", "n2"]
+
+
+def test_ranked_nodes_that_do_not_take_a_member_are_left_out(monkeypatch):
+    free_load = Nodes.free_load
+    monkeypatch.setattr(Nodes, "free_load", lambda self, node: free_load(self, node) if node == "n1" else None)
+    capacity = ShapeCapacity({"n1": 8, "n2": 8})  # an upper bound: n2 has no cpu
+    assert plan_in_racks({"n1": "a", "n2": "b"}, {"n1": 1}, 2, vacant=lambda *_: capacity) == ["n1", "n1"]

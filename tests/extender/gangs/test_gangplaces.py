@@ -1,10 +1,16 @@
 """Where gangs are planned: what is kept for others, who holds what already, and when a plan is worth another try."""
 
+from collections import Counter
+
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.gangs.gangplan import Planned
 from extender.gangs import gangplanner
 from extender.gangs.gangplaces import CHEAP
+from extender.gangs.gangplanner import PlannedGang
+from extender.records.pod import Pod
+from tests.build import container
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
 from tests.extender.worlds import as_card, resource
 
@@ -257,3 +263,97 @@ def test_equal_offers_of_several_gangs_are_one_object_though_others_come_between
     offers = [next(iter(shape.offers.values())) for shape in known.values()]
     assert len(offers) == 4
     assert len({id(offer) for offer in offers}) == 2
+
+
+# Members whose policy ranks nodes.
+
+
+def racks(cards: int = 4, **zones: int) -> dict[str, NodeSpec]:
+    """This many nodes in each rack; "n" is for nodes without the label."""
+    labels = {zone: {} if zone == "n" else {"rack": zone} for zone in zones}
+    return {f"{zone}{i}": NodeSpec(cards, labels=labels[zone]) for zone, count in zones.items() for i in range(count)}
+
+
+def spread_members(count: int, gang: str = "g", mem: int = P100, **fields: int) -> list[dict]:
+    annotations = {names.POLICY: "spread-by=rack"}
+    return [
+        member(f"{gang}{i}", gang, count, gpu_mem=mem, annotations=annotations, created=i, **fields)
+        for i in range(count)
+    ]
+
+
+def racks_of(world: World) -> Counter[str]:
+    """How many pods reached bind in each rack."""
+    return Counter(bind.node[0] for bind in world.binding)
+
+
+def schedule_all(world: World, *pods: dict) -> None:
+    world.create(*pods)
+    world.keep()
+    assert [world.schedule(pod["metadata"]["name"]) for pod in pods] == [""] * len(pods)
+
+
+@pytest.mark.parametrize("mem", [P100, 1000])
+def test_the_members_of_a_gang_are_spread_over_the_domains_of_the_label(mem):
+    world = World(racks(a=2, b=1, c=1, n=1))
+    schedule_all(world, *spread_members(6, mem=mem))
+    assert racks_of(world) == Counter(a=2, b=2, c=2)
+
+
+def test_members_of_another_gang_do_not_count():
+    world = World(racks(a=1, b=1))
+    schedule_all(world, *spread_members(1, "one", 1000))
+    schedule_all(world, *spread_members(1, "two", 1000))
+    assert racks_of(world) == Counter(a=2)
+
+
+def test_a_full_domain_gives_its_members_to_the_next_and_nodes_without_the_label_come_last():
+    world = World(racks(cards=1, a=1, b=3, n=2))
+    schedule_all(world, *spread_members(5))
+    assert racks_of(world) == Counter(a=1, b=3, n=1)
+
+
+def test_different_members_of_a_gang_are_spread_together():
+    world = World(racks(a=1, b=1, c=1))
+    big, small = spread_members(6)[:3], spread_members(6, mem=1000)[3:]
+    schedule_all(world, *big, *small)
+    assert racks_of(world) == Counter(a=2, b=2, c=2)
+
+
+def test_members_with_several_card_requests_are_spread():
+    world = World(racks(cards=4, a=1, b=1, c=1))
+    members = spread_members(3)
+    for pod in members:
+        whole = container("whole", whole_gpu=1, share=1)
+        whole["resources"]["requests"] = {"cpu": "1"}
+        pod["spec"]["containers"].append(whole)
+    schedule_all(world, *members)
+    assert racks_of(world) == Counter(a=1, b=1, c=1)
+
+
+def test_a_recreated_member_goes_to_the_domain_that_lacks_it():
+    world = World(racks(a=1, b=1, c=1))
+    members = spread_members(3, mem=1000)
+    schedule_all(world, *members)
+    world.settle()
+    nodes = world.bound()
+    lost = next(name for name, node in nodes.items() if node[0] == "b")
+    world.delete(lost)
+    again = spread_members(3, mem=1000)[int(lost[-1])]
+    again["metadata"]["uid"] = "uid-again"
+    world.create(again)
+    world.keep()
+    assert world.schedule(lost) == ""
+    assert racks_of(world) == Counter(b=1)
+
+
+def test_the_former_places_of_members_do_not_count_when_they_get_others():
+    world = World(racks(a=1, b=1))
+    members = [Pod(manifest).member() for manifest in spread_members(2, mem=1000)]
+    former_places = {key: {"uid-g0": "a0", "uid-g1": "a0"} for key in {m.request.peers for m in members if m.request}}
+    gang = PlannedGang("default", (0, 0, "", ""), 0, [m.uid for m in members], {}, (), former_places)
+    snapshot = world.state.snapshot()
+    planner = gangplanner.GangPlanner(snapshot, world.state._nominated.on_snapshot(snapshot), policy="binpack")
+    planned = planner.plan(gang, members, lambda: None)
+    assert isinstance(planned, Planned)
+    assert sorted(planned.nodes.values()) == ["a0", "b0"]

@@ -1,0 +1,26 @@
+"""What a placement policy sees of the nodes when it ranks them for a pod (`Policy.rank_nodes`)."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from cardwise.core.api import policies
+from extender.cache.nodeload import NodeLoads
+
+
+class NodeFacts(policies.NodeFacts):
+    """The labels of nodes, and the peers of a pod.
+
+    loads: has the labels.
+    peer_nodes: the node of each peer, by UID (`Reservations.peer_nodes`).
+    excluded: the UIDs of the pods that do not count: the pod itself, or the members of a gang that is planned.
+    """
+
+    def __init__(self, loads: NodeLoads, peer_nodes: Mapping[str, str], excluded: Collection[str]) -> None:
+        self._loads = loads
+        self._peers = Counter(node for uid, node in peer_nodes.items() if uid not in excluded)
+
+    def labels(self, node: str) -> Mapping[str, str]:
+        return self._loads.labels(node)
+
+    def peers_by_node(self) -> Mapping[str, int]:
+        return self._peers
