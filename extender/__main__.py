@@ -21,7 +21,6 @@ from cardwise.runtime.http.serving import Server, TlsFiles
 from cardwise.runtime.settings import (
     CONTEXT_SETTINGS,
     HOST_PORT,
-    OBJECT_NAME,
     CommonSettings,
     HostPort,
     check_distinct,
@@ -140,10 +139,9 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0
 )
 @click.option(
     "--pod",
-    type=OBJECT_NAME,
-    default=None,
-    help=f"The pod that this extender runs in. It has the label {names.LEADER} while this extender leads, so that a "
-    "Service finds it. Default: no pod is labelled.",
+    default="",
+    help="Name of the pod, in --namespace, that this extender runs in. It has the label "
+    f"{names.LEADER} while this extender leads, so that a Service finds it. Default: no pod is labelled.",
 )
 @click.option(
     "--no-lease",

@@ -23,7 +23,6 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder
 from cardwise.runtime.http.health import HealthServer, HealthSettings
 from cardwise.runtime.http.httpcalls import WsgiApp
-from cardwise.runtime.settings import ObjectName
 from cardwise.runtime.tls import tls
 from cardwise.runtime.tls.expiry import Expiry
 from extender.api.app import AppComponents, create_app, watch_lines
@@ -76,7 +75,7 @@ class ExtenderSettings:
     lease_duration: float
     no_lease: bool
     terminating_seconds: float = TERMINATING_SECONDS  # other than the default only in tests
-    pod: ObjectName | None = None  # the pod in which this process runs
+    pod: str = ""  # the name of the pod in which this process runs
     inspect_unit: str = Unit.MIB
 
 
@@ -125,9 +124,10 @@ class Extender:
                 clock=clock,
                 lease_clock=lease_clock,
             )
-        pod = settings.pod
         self._mark = (
-            LeaderMark(client, pod.namespace, pod.name, self._leadership.epoch, clock) if pod is not None else None
+            LeaderMark(client, settings.namespace, settings.pod, self._leadership.epoch, clock)
+            if settings.pod
+            else None
         )
         self._binder = Binder(
             client,

@@ -54,25 +54,6 @@ class HostPort:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectName:
-    """The name of an object in a namespace."""
-
-    namespace: str
-    name: str
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parse "namespace/name". Raises ValueError."""
-        namespace, _, name = text.strip().partition("/")
-        if not (namespace and name) or "/" in name:
-            raise ValueError(f"{text!r} is not NAMESPACE/NAME; write for example {names.NAMESPACE}/cardwise-tls")
-        return cls(namespace, name)
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-
 def parse_duration(text: str) -> float:
     """Parse "30s", "1.5m", "1h30m" or "250ms" into seconds; "0" needs no unit. Raises ValueError."""
     text = text.strip()
@@ -118,7 +99,6 @@ class DurationParam(click.ParamType[float]):
 
 
 HOST_PORT = ParsedParam(HostPort, HostPort.parse, "host:port")
-OBJECT_NAME = ParsedParam(ObjectName, ObjectName.parse, "namespace/name")
 DURATION = DurationParam()
 
 

@@ -8,7 +8,6 @@ from cardwise.runtime.settings import (
     HOST_PORT,
     CommonSettings,
     HostPort,
-    ObjectName,
     common_options,
     parse_duration,
 )
@@ -54,17 +53,6 @@ def test_addresses_round_trip(text, parsed):
 def test_bad_addresses_say_what_to_write(text):
     with pytest.raises(ValueError, match="8443"):
         HostPort.parse(text)
-
-
-def test_names_of_objects_round_trip():
-    assert ObjectName.parse("gpu/extender-tls") == ObjectName("gpu", "extender-tls")
-    assert str(ObjectName("gpu", "extender-tls")) == "gpu/extender-tls"
-
-
-@pytest.mark.parametrize("text", ["", "x", "/x", "x/", "a/b/c"])
-def test_bad_names_of_objects_say_what_to_write(text):
-    with pytest.raises(ValueError, match="NAMESPACE/NAME"):
-        ObjectName.parse(text)
 
 
 def test_defaults_environment_and_command_line(tmp_path):

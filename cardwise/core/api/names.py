@@ -146,10 +146,9 @@ EXTENDER_PREFIX: Final = "/gpushare-scheduler"
 # Identities and objects of the chart.
 NAMESPACE: Final = "cardwise-system"
 WEBHOOK_CONFIGURATION: Final = "cardwise"
-# Prefix of the name of the second mutating configuration: the API server calls webhooks in the order of these names, so
-# the second one runs after those of other projects.
-LATE: Final = "zz-"
-LATE_CONFIGURATION: Final = f"{LATE}{WEBHOOK_CONFIGURATION}"
+# The second mutating configuration: the API server calls webhooks in the order of these names, so the second one runs
+# after those of other projects.
+LATE_CONFIGURATION: Final = f"zz-{WEBHOOK_CONFIGURATION}"
 SCHEDULER: Final = "cardwise-scheduler"  # the Deployment of scheduler.mode=own, and the default of scheduler.name
 SCHEDULER_NAME: Final = "cardwise.dev/scheduler-name"  # annotation on this Deployment: scheduler.name
 # annotation of a kube-scheduler that scheduler.mode=kubeadm has changed
