@@ -92,7 +92,7 @@ VALIDATE: Final[tuple[Validates, ...]] = (
     scheduler,  # warnings about a scheduler that does not call Cardwise, and about gates
     nodes,  # warnings about the selected nodes; about their sizes only if there is no other warning
     units,  # warnings about shares that are too small
-    gpuquotas,  # whether the namespace may have this
+    gpuquotas,  # whether the GPUQuotas of the namespace allow the request
     # Whether another webhook has changed what MUTATE wrote.
     environment,  # the variables
     agent,  # the share agent, its volume and mounts

@@ -78,7 +78,7 @@ def label_change(desired: str, label: str | None, last_written_label: str | None
     """The metadata change that sets the label to `desired` ("": removes it), {} if no change is due. Pure.
 
     A label that differs from `last_written_label` was set by another program or a person. It stays, and the annotation
-    is removed, since they may later set the same value that we once wrote.
+    is removed, since the program or person may later set the same value that we once wrote.
     """
     is_foreign = label is not None and label != last_written_label
     new_label = label if is_foreign else desired or None

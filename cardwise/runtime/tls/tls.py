@@ -167,7 +167,7 @@ class Rotator(CertificateChecks):
 
     def _now(self) -> datetime:
         """The present time: by the API server's clock if the certificates are in a Secret, since the API server and
-        kube-scheduler verify them. By the wrong clock of its machine, a replica would replace a valid CA, or create
+        kube-scheduler verify them. If the clock of its machine is wrong, a replica would replace a valid CA, or create
         certificates that are not valid yet.
         """
         machine_time, store_time = self._clock.wall(), self._store.store_time()

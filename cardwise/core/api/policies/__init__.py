@@ -46,7 +46,7 @@ __all__ = [
 POLICIES: Final[Mapping[str, Policy]] = {policy.name: policy for policy in (BINPACK, PRICED, SPREAD, SPREAD_BY)}
 
 DEFAULT: Final = PRICED.name
-# Decides in place of a scored policy while that has no scores.
+# Decides instead of a scored policy while the scored policy has no scores.
 FALLBACK: Final = BINPACK.name
 # The policies that choose cards: one of them is the policy of the extender.
 CARD_POLICIES: Final = tuple(sorted(name for name, policy in POLICIES.items() if policy.rank_nodes is None))
