@@ -9,7 +9,7 @@ from extender.records.wire import Malformed, decode_filter_args
 from tests.extender.gangworlds import PREFERENCES, World, member
 
 FIELDS = [
-    *(("metadata", name) for name in ("name", "namespace", "uid", "labels", "annotations")),
+    *(("metadata", name) for name in ("name", "namespace", "uid", "labels", "annotations", "ownerReferences")),
     *(("spec", name) for name in ("priority", "schedulerName", "affinity", "topologySpreadConstraints")),
     *(("spec", name) for name in ("containers", "initContainers", "securityContext", "schedulingGroup")),
     ("status", "nominatedNodeName"),

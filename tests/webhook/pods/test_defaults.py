@@ -80,6 +80,10 @@ def test_other_namespaces_have_no_defaults() -> None:
             Defaults("1Gi", "best"),
             f"namespace team: metadata.annotations[{names.POLICY}]: 'best' is not a placement policy",
         ),
+        (
+            Defaults("1Gi", "spread-by=a b"),
+            f"namespace team: metadata.annotations[{names.POLICY}]: 'a b' is not the key of a label; write the key of",
+        ),
     ],
 )
 def test_invalid_defaults_error_names_the_namespace(defaults: Defaults, says: str) -> None:
