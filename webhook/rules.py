@@ -20,6 +20,7 @@ from typing import Final, Protocol
 
 from webhook.pods import (
     agent,
+    agentcopies,
     annotations,
     capacity,
     classes,
@@ -60,7 +61,8 @@ class Validates(Protocol):
 
 MUTATE: Final[tuple[Mutates, ...]] = (
     # What the pod says.
-    splits,  # first: a share that has lost the number of its cards must not be read as a share of one card
+    agentcopies,  # first: what a copied share agent requests is not part of the pod's request
+    splits,  # a share that has lost the number of its cards must not be read as a share of one card
     membership,  # the gang that the pod names; before `placement` and `defaults`, which treat members differently
     units,  # 2 becomes 2Gi; before all rules that read amounts
     classes,  # k80 becomes cardwise.dev/k80, units of a class become MiB; before the request is read

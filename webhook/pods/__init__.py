@@ -3,8 +3,9 @@
 Input: the pod under review (`pod`) and what else a rule knows (`context`). Output: the changed pod, warnings, or
 `InvalidRequest` with field and remedy.
 
-What the pod requests: `splits` (split shares), `membership` and `podgroups` (its gang), `units` (numbers without a
-unit), `classes` and `devices` (types), `placement` (its node), `defaults` (of its namespace).
+What the pod requests: `agentcopies` (a copied share agent), `splits` (split shares), `membership` and `podgroups` (its
+gang), `units` (numbers without a unit), `classes` and `devices` (types), `placement` (its node), `defaults` (of its
+namespace).
 What the pod gets: `mpsmode`, `frameworks` (the hook of Python frameworks), `agent` (the sidecar) with `agentresources`
 (the sidecar's cpu and memory), `annotations`, `resources` with `environment`, `nodes` (tolerations, RuntimeClass),
 `scheduler`, `gangs` (label and gate).

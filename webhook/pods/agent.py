@@ -101,13 +101,13 @@ def validate(pod: PodUnderReview, context: Context) -> None:
     if not pod.cards:
         return
     _refuse_reserved_mounts(pod)
-    agent = next((c for c in pod.containers if _is_own_agent(c)), None)
+    agent = next((c for c in pod.containers if is_own_agent(c)), None)
     for container in pod.containers:
         limits = (container.spec.get("resources") or {}).get("limits") or {}
         has_reserved_name = container.spec.get("name") == shareagent.CONTAINER
         if (
             has_reserved_name
-            and not _is_own_agent(container)
+            and not is_own_agent(container)
             and any(name.startswith(names.CLASS_PREFIX) for name in limits)
         ):
             raise _reserved_name_error(container.path)
@@ -143,7 +143,8 @@ def _warn_no_hook(pod: PodUnderReview, hook: str, reason: str) -> None:
         pod.warnings.append(f"{frameworks.FIELD}: the hook is not installed, because {reason}")
 
 
-def _is_own_agent(container: Container) -> bool:
+def is_own_agent(container: Container) -> bool:
+    """Whether Cardwise added the container as an agent, to this pod or to a pod that was copied."""
     spec = container.spec
     sidecar = container.key.startswith(_INIT_PREFIX) and not container.ordinary_init
     return sidecar and spec.get("name") == shareagent.CONTAINER and spec.get("command") == [_COMMAND]
@@ -151,7 +152,7 @@ def _is_own_agent(container: Container) -> bool:
 
 def _find_own_agents(pod: PodUnderReview) -> list[bool]:
     """For each init container, whether Cardwise added it as an agent, to this pod or to a pod that was copied."""
-    return [_is_own_agent(container) for container in pod.containers if container.key.startswith(_INIT_PREFIX)]
+    return [is_own_agent(container) for container in pod.containers if container.key.startswith(_INIT_PREFIX)]
 
 
 def _order_containers(is_agent: Sequence[bool], sharing_keys: Collection[str]) -> list[int | None]:
@@ -295,7 +296,7 @@ def _remove_agent(pod: PodUnderReview) -> None:
 def _refuse_reserved_names(pod: PodUnderReview) -> None:
     """Refuse containers and volumes of users with the agent's names. Raises InvalidRequest."""
     for container in pod.containers:
-        if container.spec.get("name") == shareagent.CONTAINER and not _is_own_agent(container):
+        if container.spec.get("name") == shareagent.CONTAINER and not is_own_agent(container):
             raise _reserved_name_error(container.path)
         for i, mount in enumerate(container.spec.get("volumeMounts") or ()):
             if mount.get("name") == shareagent.VOLUME and mount.get("mountPath") not in _AGENT_PATHS:
