@@ -26,8 +26,6 @@ from cardwise.kube.objects.gpuquotas import QuotaRecord
 from cardwise.kube.objects.resourceclasses import ClassRecord
 from extender.cache.reservations import PHASE_NAMES, Phase
 
-NOTHING_ALLOCATED = ExtenderStatus(Allocated(0, 0, 0, whole=False, pods=0), 0, (), ())
-
 _MAX_CLASSES = 1024  # maximum number of classes in a card's status, by the schema
 _DELETED_POD_PHASES = (PHASE_NAMES[Phase.TERMINATING], REPORTED)  # the phases of shares whose pods are deleted
 _MAX_SUMMARY_CHARACTERS = 32_768  # maximum number of characters of a summary, by the schema
@@ -121,6 +119,9 @@ class _Allocation:
     def make_status(self, free: int, classes: tuple[str, ...]) -> ExtenderStatus:
         allocated = Allocated(self.memory, self.core, self.shares, self.whole, self.pods)
         return ExtenderStatus(allocated, free, classes, self.terminating)
+
+
+NOTHING_ALLOCATED = _Allocation().make_status(0, ())
 
 
 def _allocations(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, _Allocation]:
