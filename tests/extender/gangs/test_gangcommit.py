@@ -14,7 +14,7 @@ from extender.cache.reservations import Phase
 from extender.gangs.gangplanner import GangPlanner
 from extender.records.nodeinfo import NodeRecord, PlacedPod
 from tests.extender.gangworlds import NodeSpec, World, member, reserve, single
-from tests.extender.worlds import P100, as_card, as_pod, as_quota, bound, resource
+from tests.extender.worlds import P100, as_card, as_class, as_pod, as_quota, bound, resource, resource_class
 
 GIB = 1 << 30
 
@@ -52,7 +52,10 @@ class Two(World):
     def __init__(self, **options):
         super().__init__({"n1": NodeSpec(1, cpu=4), "n2": NodeSpec(1, cpu=4)}, **options)
         self.state.set_quota(*as_quota({"memoryMiB": 100 * P100}))
-        self.create(member("a", "a", 1, gated=False, annotations={names.MPS: "required"}, gpu_mem=P100 // 2))
+        self.state.set_class(as_class(resource_class("good", model="P100")))
+        manifest = member("a", "a", 1, gated=False, annotations={names.MPS: "required"}, gpu_mem=P100 // 2)
+        manifest["spec"]["containers"][0]["resources"]["limits"][f"{names.CLASS_PREFIX}good"] = "1"
+        self.create(manifest)
         for node in self.nodes:
             self.report_card(node)
 
@@ -96,6 +99,7 @@ CHANGES_OF_N1 = {
         "the card becomes unhealthy": lambda world: world.report_card("n1", health="Unhealthy"),
         "the card is cordoned": lambda world: world.report_card("n1", cordoned=True),
         "the card becomes smaller": lambda world: world.report_card("n1", mem=100),
+        "the card leaves the class": lambda world: world.report_card("n1", model="other"),
         "MPS ends": lambda world: world.state.set_card(*as_card(resource(0, node="n1"))),
         "the card goes": lambda world: world.state.remove_card(resource(0, node="n1")["metadata"]["name"]),
     },
