@@ -8,15 +8,15 @@ Only nodes that have changed since the snapshot are checked. Example: a gang of 
 pod without GPUs has come to n7. The checks count cards, cpu and memory on n7, the plan still fits there, and the gang
 is reserved. If the pod had taken the cpu that a member needs, the plan would be in conflict.
 
-The plans that are checked here read no labels of nodes. (A policy that does, such as `spread-by`, ranks nodes for
-single pods, and `Placing` ranks them again when it reserves.) kube-scheduler checks labels itself before it binds a
-pod. Not thread-safe: the caller holds the lock of `State`.
+kube-scheduler checks affinity and the like itself before it binds a pod. Not thread-safe: the caller holds the lock of
+`State`.
 """
 
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple
 
+from cardwise.core.api import policies
 from cardwise.core.gangs.gangs import Rank
 from cardwise.core.placement import placement
 from extender.cache.clusterview import ClusterView, NodeChanges, PodPlace
@@ -96,6 +96,17 @@ class Commit:
         """Whether the cards exist, are healthy and not cordoned, of the class, open by MPS, and have the amounts."""
         return self._cluster.has_cards_for(self._changed_places)
 
+    def are_labels_same(self) -> bool:
+        """Whether the nodes have the labels by which the pods' policies have ranked them (`Policy.rank_nodes`)."""
+        loads, loads_then = self._cluster.loads, self._plan.snapshot.loads
+        return all(
+            loads.labels(place.node) == loads_then.labels(place.node)
+            for place in self._changed_places
+            if place.request is not None
+            and place.request.policy is not None
+            and policies.find_policy(place.request.policy).rank_nodes is not None
+        )
+
     def is_within_quotas(self) -> bool:
         """Whether the quotas of the namespace leave enough for all pods."""
         headroom = self._cluster.headroom(self._plan.namespace)
@@ -123,6 +134,7 @@ CHECKS: Final[dict[str, Callable[[Commit], bool]]] = {
     "nodes": Commit.do_nodes_take_pods,
     "cpu, memory, slots": Commit.have_nodes_load,
     "cards": Commit.have_cards_room,
+    "labels": Commit.are_labels_same,
     "quotas": Commit.is_within_quotas,
     "nominated pods": Commit.is_nominated_room_left,
     "gang reservation": Commit.is_gang_room_left,

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+from cardwise.core.api import names
 from cardwise.core.api.request import Load
+from cardwise.kube.pods.nodeconstraints import NodeLabels
 from extender.cache import commit
 from extender.cache.nominations import LOWEST
 from extender.gangs.gangplaces import GangPlaces, PlanRequest
@@ -24,7 +26,8 @@ CPU = 4
 
 
 def _set_node(world: World, node: str, cpu: int = CPU, **changes: bool) -> None:
-    world.state.set_node(node, NodeRecord(Load(cpu * 1000, 512 * GIB, 500), **changes))
+    labels = NodeLabels({"zone": node})
+    world.state.set_node(node, NodeRecord(Load(cpu * 1000, 512 * GIB, 500), node_labels=labels, **changes))
 
 
 def _hold_card(world: World, node: str, mem: int = P100, namespace: str = "other") -> None:
@@ -60,6 +63,7 @@ CHANGES: dict[str, Callable[[World, str], object]] = {
     "shrink the quota": lambda world, _: world.state.set_quota(*as_quota({"memoryMiB": P100})),
     "nominate a pod": _nominate,
     "reserve for a gang": lambda world, node: reserve(world.state, node, P100),
+    "remove the label": lambda world, node: world.state.set_node(node, NodeRecord(Load(CPU * 1000, 512 * GIB, 500))),
     "delete a member": _delete_member,
     "change the leader": lambda world, _: world.state.forget_plans(),
     "nothing": lambda world, _: None,
@@ -70,19 +74,23 @@ class Judged(World):
     """A cluster with a gang of two. `changes`: what happens after each plan, in order."""
 
     def __init__(self, changes: list[tuple[str, str]], mem: int) -> None:
-        super().__init__({node: NodeSpec(1, cpu=CPU) for node in NODES})
+        super().__init__({node: NodeSpec(1, cpu=CPU, labels={"zone": node}) for node in NODES})
         self.changes = list(changes)
         self.problems: list[str] = []
         self._epoch = -1
+        self._zones: dict[str, str] = {}  # the label of each node when the last plan was made
         self.state.set_quota(*as_quota({"memoryMiB": 3 * P100}))
-        self.create(*(member(f"g{i}", "g", 2, created=5 + i, gated=False, gpu_mem=mem) for i in range(2)))
+        by_zone = {names.POLICY: "spread-by=zone"}
+        self.create(
+            *(member(f"g{i}", "g", 2, created=5 + i, gated=False, annotations=by_zone, gpu_mem=mem) for i in range(2))
+        )
 
     def play(self) -> None:
         """Call filter for both members, and run the controller."""
         plan, place = GangPlanner.plan, GangPlaces._place
 
         def plan_then_change(planner: GangPlanner, *args: Any, **kwargs: Any) -> Any:
-            self._epoch = self.state._cache.leader_changes
+            self._epoch, self._zones = self.state._cache.leader_changes, self._read_zones()
             planned = plan(planner, *args, **kwargs)
             if self.changes and not self.state._lock._lock.locked():
                 change, node = self.changes.pop(0)
@@ -106,6 +114,10 @@ class Judged(World):
                     self.filter(name)
             self.keep()
 
+    def _read_zones(self) -> dict[str, str]:
+        loads = self.state._cache.loads
+        return {node: loads.labels(node).get("zone", "") for node in NODES}
+
     def find_problems(self) -> list[str]:
         """What is wrong with the places that are reserved now."""
         state = self.state
@@ -121,6 +133,8 @@ class Judged(World):
             free, holding = cache.loads.free_load(node), cache.ledger.holding(uid)
             if not cache.loads.is_open(node):
                 problems.append(f"{node} takes no pods")
+            if self._read_zones()[node] != self._zones[node]:
+                problems.append(f"{node} has lost the label by which it was chosen")
             if free is None or min(free) < 0:
                 problems.append(f"{node} lacks cpu")
             state_of_node = cache.ledger.node(node)

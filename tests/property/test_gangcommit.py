@@ -20,6 +20,7 @@ FAULTS = {
     "nodes": "cordon the node",
     "cpu, memory, slots": "take the cpu",
     "cards": "take the card",
+    "labels": "remove the label",
     "quotas": "shrink the quota",
     "nominated pods": "nominate a pod",
     "gang reservation": "reserve for a gang",

@@ -9,6 +9,7 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.api.request import Load
 from cardwise.core.gangs.gangplan import Planned
+from cardwise.kube.pods.nodeconstraints import NodeLabels
 from extender.cache import commit
 from extender.cache.reservations import Phase
 from extender.gangs.gangplanner import GangPlanner
@@ -42,18 +43,19 @@ def meanwhile(monkeypatch):
     return set_change
 
 
-def set_node(world: World, **changes: bool) -> None:
-    world.state.set_node("n1", NodeRecord(Load(4000, 512 * GIB, 500), **changes))
+def set_node(world: World, allocatable: Load = Load(4000, 512 * GIB, 500), **changes: bool) -> None:
+    world.state.set_node("n1", NodeRecord(allocatable, node_labels=NodeLabels({"zone": "n1"}), **changes))
 
 
 class Two(World):
     """Two nodes with a card each. A gang of one is planned on n1, as the first by name."""
 
     def __init__(self, **options):
-        super().__init__({"n1": NodeSpec(1, cpu=4), "n2": NodeSpec(1, cpu=4)}, **options)
+        super().__init__({node: NodeSpec(1, cpu=4, labels={"zone": node}) for node in ("n1", "n2")}, **options)
         self.state.set_quota(*as_quota({"memoryMiB": 100 * P100}))
         self.state.set_class(as_class(resource_class("good", model="P100")))
-        manifest = member("a", "a", 1, gated=False, annotations={names.MPS: "required"}, gpu_mem=P100 // 2)
+        annotations = {names.MPS: "required", names.POLICY: "spread-by=zone"}
+        manifest = member("a", "a", 1, gated=False, annotations=annotations, gpu_mem=P100 // 2)
         manifest["spec"]["containers"][0]["resources"]["limits"][f"{names.CLASS_PREFIX}good"] = "1"
         self.create(manifest)
         for node in self.nodes:
@@ -89,10 +91,8 @@ CHANGES_OF_N1 = {
     },
     "cpu, memory, slots": {
         "a pod without GPUs takes the cpu": lambda world: world.take_cpu("n1"),
-        "the node becomes smaller": lambda world: world.state.set_node("n1", NodeRecord(Load(10, 512 * GIB, 500))),
-        "the node has no room for another pod": lambda world: world.state.set_node(
-            "n1", NodeRecord(Load(4000, 512 * GIB, 0))
-        ),
+        "the node becomes smaller": lambda world: set_node(world, Load(10, 512 * GIB, 500)),
+        "the node has no room for another pod": lambda world: set_node(world, Load(4000, 512 * GIB, 0)),
     },
     "cards": {
         "a pod takes the card": lambda world: world.hold_card("n1"),
@@ -102,6 +102,9 @@ CHANGES_OF_N1 = {
         "the card leaves the class": lambda world: world.report_card("n1", model="other"),
         "MPS ends": lambda world: world.state.set_card(*as_card(resource(0, node="n1"))),
         "the card goes": lambda world: world.state.remove_card(resource(0, node="n1")["metadata"]["name"]),
+    },
+    "labels": {
+        "the label goes": lambda world: world.state.set_node("n1", NodeRecord(Load(4000, 512 * GIB, 500))),
     },
     "nominated pods": {"a pod is nominated": lambda world: world.nominate("n1")},
     "gang reservation": {"the card is reserved for a gang": lambda world: reserve(world.state, "n1", P100)},
