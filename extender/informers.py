@@ -283,7 +283,7 @@ class _Feed(Generic[_T]):
 
 def _card_feed(state: State, lister: CardLister) -> _Feed[CardRecord]:
     return _Feed(
-        lambda key, new: state.set_card(key, new) or new.problem or None,
+        lambda key, new: state.set_card(key, new) or new.problem,
         state.remove_card,
         lister,
         "ignored a part of a node's report",

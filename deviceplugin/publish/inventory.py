@@ -287,14 +287,14 @@ class NodePublisher:
             except errors.AlreadyExists:
                 # The object lacks our label: the card came from another node, or the label was removed.
                 other_node = self._find_other_owner(path)
-                if other_node and self._is_node_ready(other_node):
+                if other_node is not None and self._is_node_ready(other_node):
                     # Without the policy, two live nodes with the same UUID would overwrite each other's object.
                     self._report_card_of_other_node(desired["metadata"]["name"], other_node)
                     return False
                 try:
                     self._client.patch(path, {"metadata": desired["metadata"], "spec": spec}, "merge")
                 except errors.Forbidden:
-                    if other_node:
+                    if other_node is not None:
                         self._report_card_of_other_node(desired["metadata"]["name"], other_node)
                     raise
         else:
@@ -305,13 +305,13 @@ class NodePublisher:
             )
         return False
 
-    def _find_other_owner(self, path: str) -> str:
-        """The other node that an ExtendedResource belongs to, "" if it is this node's or has no owner."""
+    def _find_other_owner(self, path: str) -> str | None:
+        """The other node that an ExtendedResource belongs to; None if it is this node's or has no owner."""
         try:
-            node = str(self._client.get(path).get("spec", {}).get("node") or "")
+            node = self._client.get(path).get("spec", {}).get("node")
         except errors.NotFound:
-            return ""
-        return "" if node == self._node else node
+            return None
+        return str(node) if node and node != self._node else None
 
     def _is_node_ready(self, node: str) -> bool:
         try:

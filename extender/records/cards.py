@@ -28,7 +28,7 @@ class CardRecord(NamedTuple):
     labels: further labels for selectors, in addition to those that are computed from other fields. Keys in lower case.
     status: as the extender wrote it. Only `status.terminating` is read, and only when the card is seen for the first
       time.
-    problem: the ignored part of the report, with the reason.
+    problem: the ignored part of the report, with the reason; None if nothing is ignored.
     env_access: whether the node gives cards by environment variables only, without CDI.
     """
 
@@ -37,7 +37,7 @@ class CardRecord(NamedTuple):
     reported_shares: tuple[ContainerShare, ...] = ()
     labels: Mapping[str, str] = {}
     status: ExtenderStatus = ExtenderStatus()
-    problem: str = ""
+    problem: str | None = None
     env_access: bool = False
 
 
@@ -59,7 +59,7 @@ def decode_card(raw: bytes) -> tuple[str, CardRecord] | None:
             shared.share_texts(status.classes),
             tuple(extendedresources.terminating_shares(resource)),
         ),
-        "" if len(reported) == len(status.reported or ()) else _PASSED_OVER,
+        None if len(reported) == len(status.reported or ()) else _PASSED_OVER,
         status.gpu_access == _ENV_ACCESS,
     )
 

@@ -273,12 +273,12 @@ def _exceeded_amounts(entry: QuotaEntry, used: Charge) -> list[str]:
     ]
 
 
-def missing_class(status: Json, current: Json) -> str:
-    """The text about a missing class if only the wanted status of a quota has it, not the current status; else ""."""
+def missing_class(status: Json, current: Json) -> str | None:
+    """The text about a missing class if the wanted status of a quota has it and the current status has not."""
     if _valid_reason(current) == CLASS_NOT_FOUND:
-        return ""
+        return None
     return next(
-        (condition["message"] for condition in status["conditions"] if condition["reason"] == CLASS_NOT_FOUND), ""
+        (condition["message"] for condition in status["conditions"] if condition["reason"] == CLASS_NOT_FOUND), None
     )
 
 

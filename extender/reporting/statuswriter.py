@@ -293,7 +293,7 @@ class StatusWriter:
         )
         write = self._status_write(paths.gpuquotas(record.namespace, record.name, "status"), new_status, record.status)
         missing = statuses.missing_class(new_status, record.status)
-        if write is None or not missing:
+        if write is None or missing is None:
             return write
         return write._replace(on_written=lambda: self._no_class(record, missing))
 

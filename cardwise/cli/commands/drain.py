@@ -86,7 +86,7 @@ class Drain:
     clock: Clock
     _requested_at: dict[str, float] = field(default_factory=dict)  # when each pod's eviction was requested, by UID
     _evicted_names: dict[str, str] = field(default_factory=dict)  # names of the evicted pods, by UID
-    _refusals: dict[str, str] = field(default_factory=dict)  # why a pod's eviction was refused, by UID
+    _refusals: dict[str, str | None] = field(default_factory=dict)  # why a pod's eviction was refused, by UID
 
     def simulate_run(self, reason: str) -> None:
         """Print what `run` would do. Raises `ClickException` if `run` would raise it at once, and `KubeError`."""
@@ -95,7 +95,7 @@ class Drain:
         cordons.cordon_card(self.client, self.card, reason, dry_run=True)
         for pod in self._select_evictable(pods):
             refusal = self._evict(pod, dry_run=True)
-            condition = f", once it may be: {refusal}" if refusal else ""
+            condition = f", once it may be: {refusal}" if refusal is not None else ""
             console.print_text(f"pod {pod.full_name} would be evicted{condition}")
         console.print_text(f"{cordons.describe_card(self.card)} would be drained; nothing was changed")
 
@@ -136,7 +136,7 @@ class Drain:
 
     def _request_eviction(self, pod: Pod) -> None:
         uid, refusal = pod.metadata.uid, self._evict(pod)
-        if not refusal:
+        if refusal is None:
             console.print_text(f"evicting pod {pod.full_name}")
             self._evicted_names[uid] = pod.full_name
         elif self._refusals.get(uid) != refusal:
@@ -146,18 +146,21 @@ class Drain:
             )
         self._refusals[uid] = refusal
 
-    def _evict(self, pod: Pod, *, dry_run: bool = False) -> str:
-        """Evict a pod. Returns why it cannot be evicted yet, or "". Raises `KubeError` if a retry would not help."""
+    def _evict(self, pod: Pod, *, dry_run: bool = False) -> str | None:
+        """Evict a pod. Returns why it cannot be evicted yet; None if it is being evicted.
+
+        Raises `KubeError` if a retry would not help.
+        """
         grace_seconds = self.rules.grace_seconds if self.rules.grace_seconds >= 0 else None
         meta = pod.metadata
         try:
             eviction.evict(self.client, meta.namespace, meta.name, meta.uid, dry_run=dry_run, grace=grace_seconds)
         except errors.NotFound:
-            return ""
+            return None
         except (errors.TooManyRequests, errors.Conflict, errors.Unreachable) as error:
             # After a conflict, another pod may have this name; the next pass will read it.
             return error.message or error.reason
-        return ""
+        return None
 
     def _check_bare_pods(self, pods: Sequence[Pod]) -> None:
         """Check that the user has given the options that are needed to evict each pod, or to leave it on the card.

@@ -219,7 +219,7 @@ def test_no_node_spells_what_another_one_holds(world):
 def test_the_uids_of_pods_are_believed(world, uid):
     says(world, "n2", reported_share(uid, 5000))
     assert free(world, "n2") == [P100 - 5000]
-    assert as_card(resource(0, reported=[reported_share(uid, 5000)]))[1].problem == ""
+    assert as_card(resource(0, reported=[reported_share(uid, 5000)]))[1].problem is None
 
 
 def test_an_entry_that_cannot_be_read_is_passed_over_alone(world):
