@@ -7,6 +7,7 @@ import pytest
 from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.build import P100
+from tests.integration.gangpods import create_at_once, member
 from tests.integration.sharing import Space, deployment
 
 ZONE = "topology.kubernetes.io/zone"
@@ -39,6 +40,13 @@ def test_the_pods_of_a_deployment_are_spread_over_zones_also_as_it_grows_and_is_
     space.apply(deployment("web", 9, gpu_mem=P100 // 8, annotations=annotations))
     space.kubectl("rollout", "status", "deployment", "web", "--timeout=60s")
     space.wait(lambda: pods_by_zone(space, zones) == Counter(a=3, b=3, c=3), "the new pods are spread anew")
+
+
+def test_the_members_of_a_gang_are_spread_over_zones(space: Space):
+    zones = nodes_in_zones(space, per_zone=2)
+    annotations = {names.POLICY: f"spread-by={ZONE}"}
+    create_at_once(space, [member(f"g-{i}", "g", 6, gpu_mem=P100 // 16, annotations=annotations) for i in range(6)])
+    space.wait(lambda: pods_by_zone(space, zones) == Counter(a=2, b=2, c=2), "two members in each zone")
 
 
 def test_a_zone_without_capacity_is_left_out_and_no_pod_waits_for_it(space: Space):
