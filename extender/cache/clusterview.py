@@ -219,14 +219,17 @@ class NodeChanges:
             if (current_view.ledger.holding(claimant.uid) is None) != (snapshot.ledger.holding(claimant.uid) is None)
         }
 
+    def have_cards_changed(self, node: str) -> bool:
+        """Whether the node's cards, their classes or holdings have changed."""
+        state = self._current_view.ledger.node(node)
+        return state is None or state.generation > self._snapshot.moment.ledger
+
     def has_node_changed(self, node: str) -> bool:
         """Whether something has changed on the node: the cards with their classes and holdings, the pods, cpu and
         memory, and the reservations for nominated pods and for a gang.
         """
-        state = self._current_view.ledger.node(node)
         return (
-            state is None
-            or state.generation > self._snapshot.moment.ledger
+            self.have_cards_changed(node)
             or self._current_view.loads.changed_at(node) > self._snapshot.moment.loads
             or node in self._nominated_nodes
             or self._current_view.gang_cards.holdings_on(node, *self._pod)

@@ -129,6 +129,11 @@ class GangSearch:
     find_victims: Callable[[NominatedPods, str], Victims | None]
     commit: Callable[[GangVictims], bool]
 
+    @property
+    def nodes(self) -> set[str]:
+        """All nodes where pods may be evicted."""
+        return {*self.scheduler_victims, *self.own_eviction_nodes}
+
 
 @dataclass(frozen=True, slots=True)
 class GangSnapshot:
@@ -278,11 +283,20 @@ class GangVictimSearch:
 
     def must_only_wait(self) -> bool:
         """Whether the whole gang fits without further evictions."""
-        try:
-            self._planner.count_capacities(self._snapshot.unplaced, stop_when(self._search.is_over))
-        except PlanningStopped:
-            return False
-        return self._find_places(self._snapshot.unplaced, self._nodes_without_evictions()) is not None
+        return (
+            self._count_capacities()
+            and self._find_places(self._snapshot.unplaced, self._nodes_without_evictions()) is not None
+        )
+
+    def suffices_without_last(self, gang_victims: GangVictims) -> bool:
+        """Whether the gang is complete on this snapshot also if the last of the members with victims gets none.
+
+        These members have the same shape, so if not, then all these victims are needed.
+        """
+        *earlier, _ = (placed for placed in gang_victims.search_order if placed.victims.uids)
+        for placed in earlier:
+            self._reserve_victims(placed)
+        return self._count_capacities() and self._place_others() is not None
 
     def find_victims(self) -> GangVictims | None:
         """The victims; None if the gang only has to wait, would not be complete, or the search is over."""
@@ -307,17 +321,31 @@ class GangVictimSearch:
           same pods; and the nodes and cards of the other members are checked.
         """
         without_place = {member.uid for member in self._snapshot.unplaced}
+        for node in changed_nodes:
+            self._victims_by_node.pop(node, None)
         for placed in gang_victims.search_order:
             if placed.node in changed_nodes and not self._are_victims_same(placed, without_place):
                 return False
             without_place.discard(placed.claimant.uid)
-            place = NominatedPlace(placed.victims.assignment, placed.victims.uids)
-            self._nominations.set_places(placed.claimant, {placed.node: place}, self._clock.now())
-        self._member_victims = list(gang_victims.search_order)
+            self._reserve_victims(placed)
         if self._exceeds_quota(gang_victims.places):
             return False
         places = [place for place in gang_victims.places if place.node in changed_nodes]
         return not places or self._are_places_free(places, without_place)
+
+    def _count_capacities(self) -> bool:
+        """Count the capacities that a plan of all members reads. Returns False if the search is over before."""
+        try:
+            self._planner.count_capacities(self._snapshot.unplaced, stop_when(self._search.is_over))
+        except PlanningStopped:
+            return False
+        return True
+
+    def _reserve_victims(self, placed: _MemberVictims) -> None:
+        """Put the member on its node in the snapshot, where its victims count as gone from now on."""
+        self._member_victims.append(placed)
+        place = NominatedPlace(placed.victims.assignment, placed.victims.uids)
+        self._nominations.set_places(placed.claimant, {placed.node: place}, self._clock.now())
 
     def _are_victims_same(self, placed: _MemberVictims, excluded: Collection[str]) -> bool:
         """Whether the member still needs exactly these victims, and all of them still run."""
@@ -325,7 +353,6 @@ class GangVictimSearch:
         if not running_uids.issuperset(placed.victims.uids):
             return False
         is_first = all(other.node != placed.node for other in self._member_victims)
-        self._member_victims.append(placed)
         victims = self._find_victims_on(placed.node, placed.claimant, excluded, first=is_first)
         return (
             victims is not None
@@ -413,11 +440,9 @@ class GangVictimSearch:
                 placed = _MemberVictims(self._same_shape.pop(0), node, victims)
             else:
                 return
-            self._member_victims.append(placed)
             used_nodes.add(node)
             without_place.discard(placed.claimant.uid)
-            place = NominatedPlace(victims.assignment, victims.uids)
-            self._nominations.set_places(placed.claimant, {node: place}, self._clock.now())
+            self._reserve_victims(placed)
             heapq.heappush(self._queue, (harm, node))
 
     def _next_node(self, count: int) -> tuple[_Harm, str] | None:

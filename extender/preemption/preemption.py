@@ -56,7 +56,7 @@ _MAX_SEARCHES: Final = 8  # searches in one call for a gang, if the cluster chan
 _MAX_CHECKED_NODES: Final = 16
 _MAX_CHECKED_MEMBERS: Final = 8
 _MAX_CHECKS: Final = 8  # maximum number of checks of one search result: the cluster may change during a check
-_MAX_WAIT_CHECKS: Final = 3  # checks of whether a gang only has to wait, before its victims are evicted
+_MAX_FEWER_CHECKS: Final = 3  # checks of whether fewer victims are enough for a gang, before they are evicted
 _SEARCHING: Final = 0.02  # seconds of CPU, after which no further pod is searched for in one step
 # Nodes that are searched for one pod; kube-scheduler tries a tenth of all nodes, and at least 100.
 _MAX_NODES: Final = 256
@@ -351,7 +351,7 @@ class Preemption:
             pending.claimant,
             pending.policy,
             {},
-            own_eviction_nodes=set(candidates.victims),
+            own_eviction_nodes=set(pending.nodes),
             refused=refused,
             for_scheduler=False,
             is_over=Pace(self._clock, lambda: self._clock.now() > until).pause,
@@ -383,9 +383,11 @@ class Preemption:
                     break
                 case _Commit.CONFLICT if search.is_over():
                     break
-            snapshot = self._take_gang_snapshot(search, snapshot)
+            former, snapshot = snapshot, self._take_gang_snapshot(search, snapshot)
             if snapshot is not None:
-                victims_by_node = self._find_again(search, snapshot, victims_by_node, victims_by_node)
+                changes = Changes(snapshot.cluster, former.cluster, search.claimant)
+                changed_nodes = filter(changes.may_concern, search.nodes)
+                victims_by_node = self._find_again(search, snapshot, victims_by_node, changed_nodes)
         return None
 
     def _commit_gang(
@@ -395,10 +397,10 @@ class Preemption:
         victims_by_node: Mapping[str, Victims],
         gang_victims: GangVictims,
     ) -> _Commit:
-        """Commit the victims, if they are still valid, and if waiting is not enough now.
+        """Commit the victims, if they are still valid, and if fewer are not enough now.
 
-        Waiting may be enough if capacity was freed, or if something has changed on the nodes where the pod itself could
-        get victims. This is checked on a later snapshot, at most `_MAX_WAIT_CHECKS` times.
+        Fewer may be enough if capacity was freed, or if something has changed on the nodes where the pod's victims were
+        searched. This is checked on a later snapshot, at most `_MAX_FEWER_CHECKS` times.
         """
         claimant, latest, checked, checks = search.claimant, snapshot, snapshot, 0
         for _ in range(_MAX_CHECKS):
@@ -417,9 +419,9 @@ class Preemption:
                 if is_small:
                     if not self._make_gang_search(search, checked, victims_by_node).still_holds(gang_victims, nodes):
                         return _Commit.CONFLICT
-                    changed_nodes = self._gang_preemption.changed_nodes(latest, claimant, victims_by_node)
-                    may_wait = bool(changed_nodes) or self._gang_preemption.is_capacity_freed(latest)
-                    if not may_wait or checks == _MAX_WAIT_CHECKS or search.is_over():
+                    changed_nodes = self._gang_preemption.changed_nodes(latest, claimant, search.nodes)
+                    may_need_fewer = bool(changed_nodes) or self._gang_preemption.is_capacity_freed(latest)
+                    if not may_need_fewer or checks == _MAX_FEWER_CHECKS or search.is_over():
                         return _Commit.DONE if search.commit(gang_victims) else _Commit.REFUSED
                     later = self._gang_preemption.take_snapshot(claimant.uid, self._cache.snapshot())
             if not is_small:
@@ -429,8 +431,8 @@ class Preemption:
             if later is None:
                 return _Commit.REFUSED
             victims_by_node = self._find_again(search, later, victims_by_node, changed_nodes)
-            if self._make_gang_search(search, later, victims_by_node).must_only_wait():
-                return _Commit.REFUSED
+            if self._make_gang_search(search, later, victims_by_node).suffices_without_last(gang_victims):
+                return _Commit.CONFLICT
             latest, checks = later, checks + 1
         return _Commit.CONFLICT
 
@@ -447,7 +449,7 @@ class Preemption:
 
     def _take_gang_snapshot(self, search: GangSearch, former: GangSnapshot) -> GangSnapshot | None:
         """A later snapshot for the search; None if the pod's gang gets no victims now."""
-        self.find_unknown_cards({*search.scheduler_victims, *search.own_eviction_nodes}, search.is_over)
+        self.find_unknown_cards(search.nodes, search.is_over)
         with self._lock:
             self._cache.sync_cards()
             if self._cache.has_leader_changed(former.cluster) or self._is_gang_answered(search):
@@ -510,6 +512,15 @@ class Preemption:
         """The given nodes where cards become free without an eviction."""
         vanished = (row.node for row in self._cache.reservations.rows_in_phases(Phase.TERMINATING))
         return self._loads.nodes_with_terminating_pods(nodes) | nodes.intersection(vanished)
+
+    def _nodes_with_freed_cards(self, nodes: set[str], changes: Changes) -> list[str]:
+        """Those of the nodes where cards may have become free, or begun to become free, since the snapshot."""
+        freeing_nodes = self._nodes_freeing_cards(nodes)
+        return [
+            node
+            for node in nodes
+            if changes.have_cards_changed(node) or (node in freeing_nodes and changes.has_node_changed(node))
+        ]
 
     def _is_gang_answered(self, search: GangSearch) -> bool:
         """Whether pods are or may be evicted for the requested pod already."""
@@ -602,15 +613,22 @@ class Preemption:
         candidates: the victims on the snapshot, by node.
 
         Where something has changed since, the victims are searched again before they are chosen. If that takes more
-        than `LOCKED_SECONDS` seconds of CPU, no pod is evicted now.
+        than `LOCKED_SECONDS` seconds of CPU, no pod is evicted now. Nodes where no eviction helped come first, if cards
+        may have become free there: the pod may only have to wait. They are searched for half of the time.
         """
         claimant, changes = pending.claimant, Changes(self._cache, snapshot, pending.claimant)
         if self._cache.has_leader_changed(snapshot):
             return []
         if self._needs_no_victims(claimant.uid) or any(not victims.uids for victims in candidates.values()):
             return []  # the pod only has to wait
-        until, current = self._clock.cpu() + LOCKED_SECONDS, dict[str, Victims]()
+        began, current = self._clock.cpu(), dict[str, Victims]()
         queue = [(victims.harm, node) for node, victims in candidates.items()]
+        for node in self._nodes_with_freed_cards(set(pending.nodes) - candidates.keys(), changes):
+            if self._clock.cpu() > began + LOCKED_SECONDS / 2:
+                break
+            victims = self._nominated.find_unprotected_victims(claimant, pending.policy, node, refused=self._refused)
+            if victims is not None and not victims.uids:
+                return []
         heapq.heapify(queue)
         while queue and self._queue.awaits_preemption_on(claimant.uid, (queue[0][1],)):
             _, node = heapq.heappop(queue)
@@ -619,7 +637,7 @@ class Preemption:
                 victims = candidates[node]
             if victims is not None:
                 return self._reserve_evictions([self._make_eviction(claimant, node, victims)])
-            if self._clock.cpu() > until:
+            if self._clock.cpu() > began + LOCKED_SECONDS:
                 return []
             victims = self._nominated.find_unprotected_victims(claimant, pending.policy, node, refused=self._refused)
             if victims is not None and not victims.uids:
