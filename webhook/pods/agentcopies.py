@@ -4,16 +4,19 @@ The agent is written again later. If its former requests counted until then, the
 the first call of the webhook, and not in the second.
 """
 
-from cardwise.core.api import names
 from cardwise.core.values import wording
 from webhook.pods import agent
 from webhook.pods.context import Context
 from webhook.pods.pod import PodUnderReview
+from webhook.pods.resources import INTERNAL_RESOURCES
 from webhook.templates.containers import amount_lists
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:
-    """Remove the agent's requests of cards and devices, with a warning. Raises KubeError."""
+    """Remove the agent's requests of cards and devices, also those of other device plugins, with a warning.
+
+    Raises KubeError.
+    """
     for i, container in enumerate(pod.containers):
         if not agent.is_own_agent(container):
             continue
@@ -24,7 +27,7 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
             for name, amount in amounts.items()
         }
         removed_names = sorted(
-            name for name, stored in stored_names.items() if stored in names.REQUESTED or names.class_of(stored)
+            name for name, stored in stored_names.items() if "/" in stored and stored not in INTERNAL_RESOURCES
         )
         if removed_names:
             for kind, amounts in amount_lists(resources):

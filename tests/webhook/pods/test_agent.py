@@ -26,6 +26,7 @@ from tests.webhook.sharing import (
     refused,
     sidecar,
 )
+from webhook.cluster.namespaces import Defaults
 from webhook.pods.context import AgentSettings, WebhookSettings
 
 NEVER = WebhookSettings(share_agent=AgentSettings(image=IMAGE, choice="never"))
@@ -212,16 +213,19 @@ def test_copy_without_a_request_loses_the_agent() -> None:
 
 
 @pytest.mark.parametrize(
-    "amounts", [{names.GPU_MEM: "2"}, {names.GPU_COUNT: "2"}, {"k80": "1"}, {"rdma": "1"}], ids=str
+    "amounts",
+    [{names.GPU_MEM: "2"}, {names.GPU_COUNT: "2"}, {"k80": "1"}, {"rdma": "1"}, {"nvidia.com/mig-1g.5gb": "1"}],
+    ids=str,
 )
 def test_requests_of_a_forged_agent_do_not_count(amounts: Json) -> None:
     """They would count in the first call of the webhook, and be gone in the second."""
     selectors = {"k80": {"model": "Tesla K80"}, "rdma": {"kind": "rdma"}}
     classes = (resource_class(name, selector={"matchLabels": labels}) for name, labels in selectors.items())
-    known = Known(scopes=frozenset({"card"}), known_classes=resource_classes(*classes))
+    namespaces = {"default": Defaults(policy="spread")}  # not for pods that request devices of NVIDIA's plugin
+    known = Known(scopes=frozenset({"card"}), known_classes=resource_classes(*classes), namespaces=namespaces)
     forged = {"name": shareagent.CONTAINER, "command": ["cardwise-agent"], "resources": {"limits": amounts}}
     after, warnings = admitted(build.pod(gpu_mem=8138, init=[sidecar(forged)]), known)
-    assert after["spec"] == admitted(build.pod(gpu_mem=8138), known)[0]["spec"]
+    assert after == admitted(build.pod(gpu_mem=8138), known)[0]
     assert any(text.startswith("spec.initContainers[0].resources: removed ") for text in warnings)
     assert admitted(build.pod(init=[sidecar(forged)]), known)[0]["spec"] == build.pod()["spec"]
 
