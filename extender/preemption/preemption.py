@@ -145,6 +145,8 @@ class Preemption:
         self._places = places
         self._gang_preemption = GangPreemption(gangs, places, cache=cache, clock=clock)
         self._clock = clock
+        # The pod for which the extender searches victims now, and the nodes of its refusal before.
+        self._searched_uid, self._searched_nodes = "", tuple[str, ...]()
         self._refused: dict[str, float] = {}  # until when, by UID: pods that the Eviction API has refused
 
     # Objects of the API server.
@@ -266,7 +268,10 @@ class Preemption:
             if not lower:
                 self._queue.stop_awaiting_preemption(pod.uid)
                 return
-            if len(offered) > _MAX_NODES:
+            searched_nodes = offered.intersection(self._searched_nodes) if pod.uid == self._searched_uid else set[str]()
+            if len(offered) > _MAX_NODES and searched_nodes:
+                offered = searched_nodes  # the search that runs now may evict only on nodes of the last refusal
+            elif len(offered) > _MAX_NODES:
                 # Other nodes each time, so that every node is searched in the end; and the nodes where the pod may only
                 # have to wait.
                 freeing_nodes = _sample_nodes(self._nodes_freeing_cards(offered), _MAX_NODES // 2)
@@ -286,12 +291,17 @@ class Preemption:
                 now = self._clock.now()
                 pending = self._queue.next_preemption(self._needs_no_victims)
                 self._refused = {uid: until for uid, until in self._refused.items() if until > now}
-            if pending is None:
-                return []
-            since = self._clock.cpu()
-            evictions = self._search_for_gang(pending) if pending.gang else self._search_for_pod(pending)
-            with self._lock:
-                self._queue.on_searched(pending, self._clock.cpu() - since, in_vain=not evictions)
+                if pending is None:
+                    return []
+                self._searched_uid, self._searched_nodes = pending.claimant.uid, pending.nodes
+            since, evictions = self._clock.cpu(), list[Eviction]()
+            try:
+                evictions = self._search_for_gang(pending) if pending.gang else self._search_for_pod(pending)
+            finally:
+                with self._lock:
+                    self._searched_uid = ""
+                    # Also after an error: the search is paid for, and not repeated at once.
+                    self._queue.on_searched(pending, self._clock.cpu() - since, in_vain=not evictions)
             if evictions:
                 return evictions
             pause(self._clock)

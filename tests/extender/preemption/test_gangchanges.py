@@ -160,3 +160,45 @@ def test_if_cards_change_on_many_other_nodes_all_the_time_a_single_pod_gets_vict
     on_victim_search(world.state, search)
     assert world.own() == ["n1-0"]
     assert 0 < sum(locked) < 10
+
+
+@pytest.mark.parametrize("size", [0, 2])
+def test_a_pod_that_is_refused_again_during_the_search_gets_victims_all_the_same(size, monkeypatch):
+    """Each refusal draws other nodes, if kube-scheduler offers many."""
+    monkeypatch.setattr(preemption, "_MAX_NODES", 4)
+    world = due_world(size, **{f"n{i:02}": [LOW] for i in range(40)})
+
+    def refuse_again() -> None:
+        world.only = list(world.nodes)
+        assert [world.filter(f"g{i}" if size else "p")[0] for i in range(max(1, size))] == [[]] * max(1, size)
+        world.only = []
+
+    world.meanwhile(2, refuse_again)
+    assert len(world.own()) == max(1, size)
+
+
+def test_after_the_search_a_refusal_draws_other_nodes(monkeypatch):
+    monkeypatch.setattr(preemption, "_MAX_NODES", 4)
+    world = due_world(0, **{f"n{i:02}": [LOW] for i in range(40)})
+    assert len(world.own()) == 1
+    samples = set()
+    for _ in range(20):
+        world.only = list(world.nodes)
+        world.filter("p")
+        samples.add(world.state._queue.preemption_nodes("uid-p"))
+    assert len(samples) > 1
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_a_search_that_fails_is_charged(size, monkeypatch):
+    world = due_world(size, n1=[LOW])
+
+    def fail(_: object) -> None:
+        world.clock.worked += 1.0
+        raise RuntimeError("planted")
+
+    on_victim_search(world.state, fail)
+    with pytest.raises(RuntimeError, match="planted"):
+        world.own()
+    with world.state.queue() as queue:
+        assert queue._search_pauses.is_paused("default")
