@@ -243,7 +243,7 @@ class Changes(NodeChanges):
     def __init__(self, current_view: ClusterView, snapshot: ClusterView, pod: WaitingPod) -> None:
         namespace, uid = pod.ref.namespace, pod.ref.uid
         super().__init__(current_view, snapshot, pod.rank, namespace, uid)
-        self._namespaces = current_view.budgets.namespaces_changed_since(snapshot.budgets)
+        self._budgets = current_view.budgets.budgets_changed_since(snapshot.budgets)
         self._everywhere = current_view.headroom_excluding(namespace, uid) != snapshot.headroom_excluding(
             namespace, uid
         )
@@ -258,5 +258,7 @@ class Changes(NodeChanges):
     def has_node_changed(self, node: str) -> bool:
         """As in `NodeChanges`; the PodDisruptionBudgets of the node's pods count, too."""
         return super().has_node_changed(node) or any(
-            placed_pod.namespace in self._namespaces for _, placed_pod in self._current_view.loads.pods_on(node)
+            budget.covers(placed_pod.labels)
+            for _, placed_pod in (self._current_view.loads.pods_on(node) if self._budgets else ())
+            for budget in self._budgets.get(placed_pod.namespace, ())
         )

@@ -129,6 +129,23 @@ class Budgets:
             if budgets.get(namespace) is not earlier_budgets.get(namespace)
         }
 
+    def budgets_changed_since(self, earlier: "Budgets") -> dict[str, list[Budget]]:
+        """By namespace, the budgets that have changed since the snapshot `earlier`, as they were and as they are."""
+        changed_by_namespace = {}
+        for namespace in self.namespaces_changed_since(earlier):
+            before, now = earlier._budgets.get(namespace, {}), self._budgets.get(namespace, {})  # noqa: SLF001
+            changed = [
+                budget
+                for key in before.keys() | now.keys()
+                if before.get(key) != now.get(key)
+                for budget in (before.get(key), now.get(key))
+                if budget is not None
+            ]
+            if any(_count_conditions(budgets) > MAX_CONDITIONS_PER_NAMESPACE for budgets in (before, now)):
+                changed.append(Budget(namespace, 0, ()))  # the budget without a name covers all pods
+            changed_by_namespace[namespace] = changed
+        return changed_by_namespace
+
     def covering_keys(self, namespace: str, labels: Mapping[str, str]) -> tuple[str, ...]:
         """The keys of the budgets that cover a pod with these labels."""
         if namespace not in self._budgets:
@@ -144,6 +161,10 @@ class Budgets:
             budget = self._budgets.get(key.partition("/")[0], {}).get(key)
             allowances[key] = budget.allowed if budget is not None else 0
         return allowances
+
+
+def _count_conditions(budgets: Mapping[str, Budget]) -> int:
+    return sum(max(1, len(budget.conditions or ())) for budget in budgets.values())
 
 
 class _Covering:

@@ -7,6 +7,7 @@ import pytest
 from cardwise.core.api import assignment
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.request import Load
+from cardwise.kube.pods.budgets import Budget, LabelCondition
 from extender.preemption import preemption
 from extender.records.nodeinfo import NodeRecord, PlacedPod
 from tests.build import shares
@@ -202,3 +203,15 @@ def test_a_search_that_fails_is_charged(size, monkeypatch):
         world.own()
     with world.state.queue() as queue:
         assert queue._search_pauses.is_paused("default")
+
+
+def test_a_budget_that_covers_no_pod_of_the_gangs_nodes_is_no_reason_to_search_again():
+    """Also if it changes at each step, and is of the victims' namespace."""
+    world = Full(**{f"n{i:02}": [LOW] for i in range(20)})
+    gang(world, 20)
+    elsewhere = (LabelCondition("place", "In", frozenset(["elsewhere"])),)
+    steps = world.on_step(
+        lambda step: world.state.preemption.set_budget("default/b", Budget("default", step, elsewhere))
+    )
+    assert len(world.asks("g0")) == 1
+    assert steps.count("plan") < 10

@@ -3,6 +3,8 @@
 import json
 import pickle
 
+import pytest
+
 from cardwise.kube.pods import budgets
 from cardwise.kube.pods.budgets import Budgets
 
@@ -121,3 +123,18 @@ def test_many_small_budgets_exceed_the_limit_too():
     assert len(known_budgets.covering_keys("team", {"app": "b"})) == 1
     known_budgets.remove_budget("team/b0")
     assert known_budgets.covering_keys("team", {"app": "b"}) == ()
+
+
+@pytest.mark.parametrize(("conditions", "covers_all"), [(1, False), (budgets.MAX_CONDITIONS_PER_NAMESPACE, True)])
+def test_the_budgets_that_have_changed_as_they_were_and_as_they_are(conditions, covers_all):
+    """With too many conditions in the namespace, a change concerns all pods."""
+    known_budgets = budgets.Budgets()
+    condition = budgets.LabelCondition("app", "Exists")
+    former, new = (budgets.Budget("team", allowed, (condition,) * conditions) for allowed in (1, 2))
+    known_budgets.set_budget("team/same", budgets.Budget("team", 1, (condition,)))
+    known_budgets.set_budget("team/changed", former)
+    snapshot = known_budgets.snapshot()
+    known_budgets.set_budget("team/changed", new)
+    changed = known_budgets.budgets_changed_since(snapshot)["team"]
+    assert changed[:2] == [former, new]
+    assert any(budget.covers({}) for budget in changed) == covers_all
