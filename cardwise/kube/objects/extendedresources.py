@@ -17,7 +17,7 @@ from cardwise.core.api.mpsprofile import CardMps
 from cardwise.core.placement.devices import Device
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
-from cardwise.core.values.quantity import MiB
+from cardwise.core.values.quantity import MAX_MIB, MiB
 from cardwise.kube.objects.meta import ObjectMeta
 from cardwise.kube.wire import prepare_types, trim_object
 
@@ -218,7 +218,7 @@ def card_of(resource: ExtendedResource, classifier: Classifier | None = None) ->
     return Card(
         index=spec.index,
         uuid=intern(spec.uuid),
-        mem=quantity.size(spec.memory_mib),
+        mem=quantity.size(max(0, min(spec.memory_mib, MAX_MIB))),  # checked here, too: searches would fail on more
         model=intern(spec.model),
         healthy=resource.status.health == "Healthy",
         cordoned=spec.unschedulable,
