@@ -32,7 +32,7 @@ class BestFit:
         """An empty table: best fit keeps no state per node."""
         return np.zeros((len(nodes), 0))
 
-    def node_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:  # noqa: ARG002
+    def remaining_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:  # noqa: ARG002
         """Zero for every node: best fit does not estimate the pods that a node could still take."""
         return np.zeros(len(features))
 

@@ -176,7 +176,7 @@ class MpsWait:
         return Readiness(folders=tuple(map(str, folders)))
 
     def _find_daemon_folders(self, shares: Sequence[CardShare]) -> list[Path | None]:
-        """The folders of the daemons that serve these cards, each once; None for a card without daemon."""
+        """The folders of the daemons that serve these cards, each once; None for a card without a daemon."""
         return list(dict.fromkeys(mpsfiles.find_daemon_state(self._root, share.uuid)[0] for share in shares))
 
     def _unready_reason(self, shares: Sequence[CardShare], required_state: MpsState) -> str:

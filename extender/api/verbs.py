@@ -111,7 +111,7 @@ def filter_nodes(
     except LeaderChanged:
         return FilterResult(error=LEADER_CHANGED)
     if isinstance(placement, KnownBinding) and placement.node not in offered:
-        return _undecided_result(offered, grouped=pod.grouped)
+        return _unsettled_bind_result(offered, grouped=pod.grouped)
     if isinstance(placement, Unplaceable):
         nodes = (name for name, refusal in placement.refusals.items() if refusal.resolvable)
         state.preemption.on_refused(pod, policy, nodes)
@@ -228,7 +228,7 @@ def _filter_member(
         case PlannedNode(node) if node in candidates:
             return _fit_result(args, [node])
         case PlannedNode():
-            return _undecided_result(candidates, grouped=pod.grouped)
+            return _unsettled_bind_result(candidates, grouped=pod.grouped)
         case Refusal() as refusal:
             if pod.request is not None:
                 nodes = candidates if refusal is Refusal.GANG_WAITS else ()
@@ -257,7 +257,7 @@ def _refusal_result(refusals: Mapping[str, Refusal]) -> FilterResult:
     return FilterResult(node_names=[], failed_nodes=resolvable, failed_and_unresolvable_nodes=unresolvable)
 
 
-def _undecided_result(candidates: list[str], *, grouped: bool) -> FilterResult:
+def _unsettled_bind_result(candidates: list[str], *, grouped: bool) -> FilterResult:
     """The result while it is unknown whether an earlier bind call has bound the pod.
 
     grouped: the pod is a member of a PodGroup of Kubernetes. Then the result is a refusal, because after an error

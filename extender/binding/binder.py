@@ -362,9 +362,9 @@ def confirm_bindings(
         looked up by a later call.
 
     The leader releases a reservation only after it has fenced the pod; if fencing fails, the reservation stays. An
-    extender that does not lead releases nothing while it may lead again without another leader in between. Once another
-    extender has led, the next epoch reads all pods anyway. After a failed look-up the pod is looked up again later,
-    after the other pods.
+    extender that is not the leader releases nothing until another extender has led: it may become leader again, and
+    then needs these reservations. Once another extender has led, the next epoch reads all pods anyway. After a failed
+    look-up the pod is looked up again later, after the other pods.
     """
     until, epoch = clock.now() + _LOOK_UP_SECONDS, leadership.epoch()
     if epoch is None and leadership.is_uninterrupted():

@@ -126,7 +126,7 @@ class GangReservation:
                     gang.members_to_plan(),
                     uids=frozenset(gang.members),
                     offers=dict(self._offers.get(gang.key, {})),
-                    given_up=dict(self._begin_wait(gang, now).moves),
+                    given_up=dict(self._record_shortage(gang, now).moves),
                 )
             cards_found = search_cards(snapshot, gang_now, policy, pace)
             holdings = dict[str, Holding]()
@@ -153,7 +153,7 @@ class GangReservation:
                 return None
         return None
 
-    def _begin_wait(self, gang: Gang, now: float) -> "_Stalls":
+    def _record_shortage(self, gang: Gang, now: float) -> "_Stalls":
         """Record what the reserved cards still lack, before other cards are searched for the gang."""
         waits = self._stalls.setdefault(gang.key, _Stalls())
         if self._gang is gang and gang.key in self._selections:

@@ -50,7 +50,7 @@ class OrphanedServerSweeper:
         if now - orphaned_since < self._grace:
             clients = {pid for _, pid in self._unit.processes(self._use)} - {orphan.pid for orphan in orphans}
             if clients:
-                reason = f"a server without daemon still has {len(clients)} clients, which get some time to end"
+                reason = f"an orphaned MPS server still has {len(clients)} clients; waiting for them to exit"
                 return ActResult(Outcome.BUSY, reason)
         self._first_signal_at = first_signal_at = self._first_signal_at or now
         elapsed = now - first_signal_at
@@ -58,7 +58,7 @@ class OrphanedServerSweeper:
         for orphan in orphans:
             if signal_number is not self._logged_signal:
                 _log.warning(
-                    "ending a server without daemon", card=self._unit.name, pid=orphan.pid, by=signal_number.name
+                    "ending an orphaned MPS server", card=self._unit.name, pid=orphan.pid, by=signal_number.name
                 )
             orphan.signal(signal_number)
         self._logged_signal = signal_number

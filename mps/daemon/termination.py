@@ -53,7 +53,7 @@ class TerminatingPods:
         )
         for pod, remaining in (
             *terminating_pods,
-            *self._seconds_until_detach_at_deadline(living_pods, node_clock_seconds),
+            *self._seconds_until_detach_at_active_deadline(living_pods, node_clock_seconds),
         ):
             if remaining <= 0:
                 due_pods.append(pod)
@@ -110,7 +110,7 @@ class TerminatingPods:
                 return min(pod.grace, ends_at - now)
         return pod.grace if was_known else 0.0
 
-    def _seconds_until_detach_at_deadline(
+    def _seconds_until_detach_at_active_deadline(
         self, living_pods: Sequence[PodView], node_clock_seconds: float
     ) -> Iterator[tuple[PodView, float]]:
         """Pods with a deadline, each with the seconds until its clients must be detached.

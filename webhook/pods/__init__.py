@@ -11,5 +11,5 @@ What the pod gets: `mpsmode`, `frameworks` (the hook of Python frameworks), `age
 `scheduler`, `gangs` (label and gate).
 Checks only: `capacity` (whether the pod could ever fit) with `oversize` (whether it may wait), `foreign` (resources
 that no node offers), `gpuquotas`, `unreadkeys` (annotations that no program reads), `members` (of its gang).
-No rules: `order` (errors about changes by a later webhook), `reapplied` (a manifest that is applied again).
+Not rules: `order` (errors about changes by a later webhook), `reapplied` (a manifest that is applied again).
 """

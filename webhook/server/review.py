@@ -233,6 +233,8 @@ class _CronJob(Struct):
 
 
 class _PodTemplate(Struct):
+    """The API object PodTemplate, which is a template without a workload."""
+
     metadata: _ObjectMeta | None = None
     template: _Pod | None = None
 

@@ -151,10 +151,10 @@ def count_remaining_failures(job: Json | None) -> int | None:
     if (
         job is None
         or spec.get("backoffLimitPerIndex") is not None
-        or any(_rule_applies(rule, _FAILING_ACTIONS) for rule in rules)
+        or any(_failure_rule_matches_eviction(rule, _FAILING_ACTIONS) for rule in rules)
     ):
         return 0
-    if rules and _rule_applies(
+    if rules and _failure_rule_matches_eviction(
         rules[0], _IGNORING_ACTIONS
     ):  # only the first rule: an earlier rule may count the exit code as a failure
         return None
@@ -163,7 +163,7 @@ def count_remaining_failures(job: Json | None) -> int | None:
     return max(0, int(spec.get("backoffLimit", _DEFAULT_BACKOFF_LIMIT)) - failed)
 
 
-def _rule_applies(rule: Json, actions: Sequence[str]) -> bool:
+def _failure_rule_matches_eviction(rule: Json, actions: Sequence[str]) -> bool:
     """Whether a rule of a podFailurePolicy applies one of these actions to an evicted pod."""
     conditions = rule.get("onPodConditions") or ()
     return rule.get("action") in actions and any(

@@ -26,7 +26,7 @@ class NodeFacts(policies.NodeFacts):
         self._peers = Counter(
             other["spec"]["nodeName"]
             for other in pods
-            if pod_request.peers and _is_peer(other, pod["metadata"].get("uid"), pod_request)
+            if pod_request.peers and _is_running_peer(other, pod["metadata"].get("uid"), pod_request)
         )
 
     def labels(self, node: str) -> Mapping[str, str]:
@@ -39,14 +39,14 @@ class NodeFacts(policies.NodeFacts):
 def explain_policy(pod: Json, pod_request: PodRequest, settings: PublishedPolicy) -> str:
     """The sentence that names the policy of the pod, and the policy that decides in its place."""
     named, policy = pod_request.policy, published.policy_of_pod(pod, settings)
-    source = "its annotation, or its namespace's" if named else "of the extender"
-    extender_note = "; assumed, since it is unknown here" * bool(settings.note and policy == settings.policy)
+    source = "its annotation or its namespace's" if named else "the extender's setting"
+    extender_note = " (assumed, since it is unknown here)" * bool(settings.note and policy == settings.policy)
     substitute = _describe_substitute(pod, pod_request, policy)
     if named is None or named == policy:
-        return f"Its placement policy is {policy} ({source}{extender_note}){substitute}."
+        return f"Its placement policy is {policy}, from {source}{extender_note}{substitute}."
     return (
-        f"Its placement policy is {named} ({source}). Among equal nodes, and for the GPUs, {policy} decides "
-        f"(of the extender{extender_note}){substitute}."
+        f"Its placement policy is {named}, from {source}. Among equal nodes, and for the choice of GPUs, the "
+        f"extender's policy {policy} decides{extender_note}{substitute}."
     )
 
 
@@ -85,7 +85,7 @@ def explain_domains(pod_request: PodRequest, facts: NodeFacts, nodes: Collection
     return [f"Bound pods of its gang or controller by {policy.label}: {counts}{unlabeled_note}."]
 
 
-def _is_peer(other: Json, uid: str | None, pod_request: PodRequest) -> bool:
+def _is_running_peer(other: Json, uid: str | None, pod_request: PodRequest) -> bool:
     metadata, status = other["metadata"], other.get("status") or {}
     return (
         metadata.get("uid") != uid

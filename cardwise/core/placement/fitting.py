@@ -360,8 +360,8 @@ def admits(node: NodeState, i: int, card_request: CardRequest) -> bool:
     return node.mps.admits(i, card_request.untolerated, card_request.user)
 
 
-def asks_for_memory_alone(card_request: CardRequest) -> bool:
-    """Whether the refusal of a node on which no card has enough memory depends on memory alone."""
+def depends_on_memory_only(card_request: CardRequest) -> bool:
+    """Whether a node where no card has enough memory is always refused for that reason, whatever else is true of it."""
     return (
         card_request.cards == 1
         and not card_request.whole
@@ -379,7 +379,7 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
         allowed_codes = [i for i, kind in enumerate(node.kinds) if kind in typed]
         if not allowed_codes:
             return Refusal.NO_SUCH_TYPE
-    elif asks_for_memory_alone(card_request):
+    elif depends_on_memory_only(card_request):
         # The common cases of a full cluster; `MemoryIndex` decides the same for thousands of nodes at once.
         if node.largest < card_request.mem:
             return Refusal.CARD_TOO_SMALL

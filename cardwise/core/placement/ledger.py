@@ -277,7 +277,10 @@ class Ledger:
             for node in self.nodes()
             for uuid, capacity in sorted(node.overcommitted().items())
         ]
-        return [f"{name}: {uuid} is given beyond the {capacity} that it has" for name, uuid, capacity in overfull]
+        return [
+            f"{name}: {uuid} is overcommitted: more than its {capacity} is assigned"
+            for name, uuid, capacity in overfull
+        ]
 
     def _make_undo(self, uid: str, holding_before: Holding | None, former_kinds: FormerKinds) -> Undo:
         def undo() -> None:

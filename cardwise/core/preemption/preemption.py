@@ -205,7 +205,7 @@ class _VictimSearch:
             [*forced_residents, *(r for r in full_node.residents if r.is_leaving and r.uid not in self._forced_uids)]
         )
         self._forced_victims = [Victim(resident.uid, {}, resident.budgets) for resident in forced_residents]
-        self._plan = self._plan_on(self._node.state)
+        self._plan = self._make_search_plan(self._node.state)
 
     def find_victims(self) -> Victims | None:
         candidates = [
@@ -259,7 +259,7 @@ class _VictimSearch:
             shortfall |= _device_shortfall(node.state, request)
         return shortfall
 
-    def _plan_on(self, state: NodeState | None) -> fitting.SearchPlan | None:
+    def _make_search_plan(self, state: NodeState | None) -> fitting.SearchPlan | None:
         if self._newcomer.request is None or state is None:
             return None
         return fitting.make_search_plan(

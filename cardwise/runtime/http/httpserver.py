@@ -399,7 +399,7 @@ class HttpServer:
         self._run_fairly(self._read_order, ready, self._handle_ready, _READ_SECONDS)
         # Accept only now, because a new connection may get the descriptor of one that was closed above.
         for listener in listeners:
-            self._accept(listener)
+            self._accept_waiting(listener)
         if handshakes:
             self._run_handshakes()
         self._close_expired()
@@ -559,7 +559,7 @@ class HttpServer:
             self._used.add_use(connection.source, seconds)
             connection.client.used.add_use(connection.flow, seconds)
 
-    def _accept(self, listener: Listener) -> bool:
+    def _accept_waiting(self, listener: Listener) -> bool:
         """Accept waiting connections. Returns whether more may be waiting."""
         until = self._clock.now() + _ACCEPT_SECONDS
         for _ in range(_MAX_ACCEPTS):
@@ -676,7 +676,7 @@ class HttpServer:
         # Waiting connections are still served. Later connections are refused at once, so clients try another replica.
         accept_until = self._clock.now() + _STOP_ACCEPT_SECONDS
         for number, listener in self._listeners.items():
-            while self._accept(listener) and self._clock.now() < accept_until:
+            while self._accept_waiting(listener) and self._clock.now() < accept_until:
                 pass
             self._poller.unregister(number)
             listener.sock.close()

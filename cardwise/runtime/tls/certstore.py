@@ -37,7 +37,7 @@ class CertStore(Protocol):
     def save(self, files: Mapping[str, bytes], version: str) -> bool:
         """Replace all files. Returns False, without a change, if the store is no longer at `version`."""
 
-    def store_time(self) -> datetime | None:
+    def current_time(self) -> datetime | None:
         """The time by the store's clock; None if it is unknown."""
 
 
@@ -63,7 +63,7 @@ class DirStore:
             os.close(descriptor)  # and with it the lock
         return True
 
-    def store_time(self) -> datetime | None:
+    def current_time(self) -> datetime | None:
         return None  # this machine's clock
 
 
@@ -116,7 +116,7 @@ class SecretStore:
             "replace the Secret by one with the same data and without `immutable` (kubectl replace --force)"
         )
 
-    def store_time(self) -> datetime | None:
+    def current_time(self) -> datetime | None:
         with contextlib.suppress(errors.KubeError):
             return self._client.fetch_server_time()
         return None

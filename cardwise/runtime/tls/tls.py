@@ -170,7 +170,7 @@ class Rotator(CertificateChecks):
         kube-scheduler verify them. If the clock of its machine is wrong, a replica would replace a valid CA, or create
         certificates that are not valid yet.
         """
-        machine_time, store_time = self._clock.wall(), self._store.store_time()
+        machine_time, store_time = self._clock.wall(), self._store.current_time()
         if store_time is None:
             return machine_time
         ahead_seconds = (machine_time - store_time).total_seconds()

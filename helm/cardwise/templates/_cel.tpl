@@ -348,9 +348,9 @@ characters of each name suffice, because the cost of a search grows with each te
 {{- end }}
 
 {{/*
-Whether the env of the container `c` sets a variable that opens GPUs or changes limits. The webhook's own variables are
-allowed in containers with a share slot, which ephemeral containers never have: a fieldRef, and two limits in exactly
-the form that the webhook writes. The webhook itself checks that these limits are equal to the request. Only the node
+Whether the env of the container `c` sets a variable that opens GPUs or changes limits. In a container with a
+share slot (ephemeral containers have none), the webhook's own variables are allowed: a fieldRef, and two limits in
+exactly the form that the webhook writes. The webhook itself checks that these limits are equal to the request. Only the node
 sets limits of the driver, by CDI.
 */}}
 {{- define "cardwise.cel.setsOwnVariable" -}}

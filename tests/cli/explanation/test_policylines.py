@@ -35,25 +35,23 @@ def policy_line(pod, settings=PublishedPolicy("priced")):
     return policylines.explain_policy(pod, pod_request, settings)
 
 
-OF_THE_POD = f"Its placement policy is {SPREAD_BY} (its annotation, or its namespace's)"
+OF_THE_POD = f"Its placement policy is {SPREAD_BY}, from its annotation or its namespace's"
+OF_THE_EXTENDER = "Its placement policy is priced, from the extender's setting"
 BINPACK = "binpack decides in place of priced, since"
-SHARED_LINE = f"{OF_THE_POD}. Among equal nodes, and for the GPUs, priced decides"
+SHARED_LINE = f"{OF_THE_POD}. Among equal nodes, and for the choice of GPUs, the extender's policy priced decides"
 SEVERAL = asking("p") | {"spec": {"containers": [container("a", gpu_mem=1), container("b", whole_gpu=1)]}}
 
 
 @pytest.mark.parametrize(
     ("pod", "line"),
     [
-        (replica(policy=""), "Its placement policy is priced (of the extender)."),
-        (replica(policy="spread"), "Its placement policy is spread (its annotation, or its namespace's)."),
-        (replica(), f"{SHARED_LINE} (of the extender)."),
-        (
-            replica(gang="g"),
-            f"{SHARED_LINE} (of the extender); {BINPACK} it is a member of a gang.",
-        ),
+        (replica(policy=""), f"{OF_THE_EXTENDER}."),
+        (replica(policy="spread"), "Its placement policy is spread, from its annotation or its namespace's."),
+        (replica(), f"{SHARED_LINE}."),
+        (replica(gang="g"), f"{SHARED_LINE}; {BINPACK} it is a member of a gang."),
         (
             SEVERAL,
-            f"Its placement policy is priced (of the extender); {BINPACK} it has several separate GPU requests.",
+            f"{OF_THE_EXTENDER}; {BINPACK} it has several separate GPU requests.",
         ),
     ],
 )
@@ -63,10 +61,10 @@ def test_the_policy_that_decides_is_named_with_its_source_and_its_substitute(pod
 
 def test_a_policy_that_is_only_assumed_is_named_so():
     unread = PublishedPolicy(note="you may not read it")
-    assert policy_line(replica(policy=""), unread) == (
-        "Its placement policy is priced (of the extender; assumed, since it is unknown here)."
+    assert policy_line(replica(policy=""), unread) == (f"{OF_THE_EXTENDER} (assumed, since it is unknown here).")
+    assert policy_line(replica(policy="binpack"), unread).startswith(
+        "Its placement policy is binpack, from its annotation"
     )
-    assert policy_line(replica(policy="binpack"), unread).startswith("Its placement policy is binpack (its annotation")
 
 
 def test_the_domains_with_the_fewest_pods_of_the_controller_come_first():

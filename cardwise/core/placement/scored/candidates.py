@@ -15,11 +15,11 @@ class NodeFit(NamedTuple):
     """Where a shape fits, as arrays.
 
     usable_cards: by node and card, whether the card may serve one share of the shape.
-    fits: by node, whether it has capacity for the whole shape.
+    fitting_nodes: by node, whether it has capacity for the whole shape.
     """
 
     usable_cards: Bools
-    fits: Bools
+    fitting_nodes: Bools
 
 
 class Candidates(NamedTuple):
@@ -86,7 +86,7 @@ def chosen_cards(nodes: NodeArrays, shape: Shape, usable_cards: Bools) -> Bools:
 
 
 def cards_after(nodes: NodeArrays, shape: Shape, chosen: Bools) -> CardArrays:
-    """All cards of the lines after the shape has taken the chosen ones."""
+    """The cards of all nodes, each node as it is once the shape has taken the chosen cards there."""
     free, core = (
         (0.0, 0.0)
         if shape.request_size.whole

@@ -386,7 +386,7 @@ class Engine:
     ) -> Placement | None:
         """The choice of an unscored policy, or of `binpack` in place of a scored one, node by node."""
         lines = self._table.lines
-        fits = fit_shape(lines, Shape(RequestSize(0, 0, 0, "", load.cpu, load.memory))).fits
+        fits = fit_shape(lines, Shape(RequestSize(0, 0, 0, "", load.cpu, load.memory))).fitting_nodes
         nodes_with_load = _NodesWithFreeLoad(self._table, fits, nodes)
         if not card_requests and not scorer.devices:
             # The first node by name, the same rule as for equal nodes of pods with cards. Another rule would leave more

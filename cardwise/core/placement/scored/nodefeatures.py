@@ -31,7 +31,7 @@ class NodeFeatures:
         if len(unpriced):
             lines = self._table.lines
             features, cpu, memory = self._features[unpriced], lines.cpu[unpriced], lines.memory[unpriced]
-            self._node_values[unpriced] = self.scoring.node_values(features, cpu, memory)
+            self._node_values[unpriced] = self.scoring.remaining_values(features, cpu, memory)
             self._unpriced[unpriced] = False
         return NodeScores(self._features[slots], self._node_values[slots])
 

@@ -75,7 +75,7 @@ class Pricing:
         """By line and shape of the workload, how many pods of the shape fit on the cards, card by card."""
         return np.concatenate([self._cards.count_pods(part).sum(axis=1) for part in card_chunks(nodes)])
 
-    def node_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:
+    def remaining_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:
         """The value of each line: the capacity for the workload's requests, in cards."""
         values_by_node: Floats = self._capacities(features, cpu, memory) @ self._weights
         return values_by_node
@@ -111,7 +111,7 @@ class Pricing:
             chosen = chosen_cards(nodes, shape, usable_cards)
             features = self._cards.count_pods(cards_after(nodes, shape, chosen)).sum(axis=1)
         if request_size.whole or request_size.cards != 1 or self._pods_leave:
-            values_after = self.node_values(
+            values_after = self.remaining_values(
                 features, nodes.cpu[line] - request_size.cpu, nodes.memory[line] - request_size.memory
             )
             cost += _rounded(node_scores.values_by_node[line] - values_after, _CAPACITY)

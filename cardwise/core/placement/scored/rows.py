@@ -108,8 +108,8 @@ class ShapeScores:
     def _fitting(self, slots: Ints) -> Ints:
         lines = self._table.lines
         if 2 * len(slots) > len(lines):  # checking all lines is faster than copying most of them
-            return slots[fit_shape(lines, self.shape).fits[slots]]
-        return slots[fit_shape(lines, self.shape, slots).fits]
+            return slots[fit_shape(lines, self.shape).fitting_nodes[slots]]
+        return slots[fit_shape(lines, self.shape, slots).fitting_nodes]
 
     def _mark_scored(self, slots: Ints) -> None:
         """Record that these slots have a current score; no slot may occur twice."""

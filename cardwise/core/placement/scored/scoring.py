@@ -43,7 +43,7 @@ class Scoring(Protocol):
     def node_features(self, nodes: NodeArrays) -> Floats:
         """The features of each node's cards, cached until the node changes."""
 
-    def node_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:
+    def remaining_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:
         """The values of nodes with these features and these free amounts; valid until the next `update_prices`."""
 
     def measure_supply(self, nodes: NodeArrays, features: Floats) -> Floats:
