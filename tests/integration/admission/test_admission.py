@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cardwise.core.api import classes, names, policies
+from cardwise.core.api import classes, names
 from cardwise.core.api.assignment import Assignment, encode
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
@@ -194,7 +194,7 @@ FIELD = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
         pytest.param(build.pod(gpu_count=3), ["3 GPUs are more than any node has (2)"], id="more cards than a node"),
         pytest.param(
             build.pod(gpu_mem=1, annotations={names.POLICY: "best"}),
-            [names.POLICY, "binpack, priced, spread"],
+            [names.POLICY, "binpack, priced, spread, spread-by=LABEL"],
             id="policy",
         ),
     ],
@@ -219,7 +219,10 @@ def test_a_running_pod_takes_annotations_of_others_and_the_policies_that_there_a
     api.running("steady")
     api.ok("annotate", "pod", "steady", "mine=1", f"{names.POLICY}=spread")
     unknown = api.refused("annotate", "pod", "steady", "--overwrite", f"{names.POLICY}=random")
-    assert f"write {' or '.join(sorted(policies.POLICIES))}" in unknown
+    assert "write one of: binpack, priced, spread, spread-by=LABEL" in unknown
+    api.ok("annotate", "pod", "steady", "--overwrite", f"{names.POLICY}=spread-by=topology.kubernetes.io/zone")
+    for label in ("", "-zone", "a/b/c", "x" * 64, "a..b/zone"):
+        api.refused("annotate", "pod", "steady", "--overwrite", f"{names.POLICY}=spread-by={label}")
     api.ok("delete", "pod", "steady", "--force", "--grace-period=0")
 
 
