@@ -67,6 +67,7 @@ def _filter_members(state: State, members: list[Json], all_nodes: list[str]) -> 
         # Only sets the fake clock: a failed plan is tried again later.
         state._clock.sleep(RETRY_SECONDS)  # noqa: SLF001
         state.gangs.step()
+        state.gangs.plan_waiting()
     raise TypeError(f"{len(pending)} members have no node")
 
 

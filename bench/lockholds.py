@@ -174,6 +174,7 @@ def run(nodes: int, pods: int, gangs: int, rounds: int) -> list[Row]:
                 _preempt_for_gang(state, 10 * gangs + i // 20, all_nodes)
             if i % 5 == 0:
                 state.gangs.step()
+                state.gangs.plan_waiting()
                 state.expire_reservations()
             if i % 10 == 0:
                 state.gangs.views()

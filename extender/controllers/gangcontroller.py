@@ -72,7 +72,7 @@ class GangController:
         self._stopping = False
 
     def step(self) -> None:
-        """Read foreign PodGroups, then do the timed work of the gangs, and begin the writes that are due."""
+        """Read foreign PodGroups, do the timed work of the gangs and begin the writes that are due, and plan gangs."""
         if not self._active():
             return
         self._read_foreign_groups()
@@ -81,6 +81,7 @@ class GangController:
             "evict", [(pod, partial(self._evict, pod, cause)) for pod, cause in work.evict], _EVICT_SECONDS
         )
         self._submit_writes("free", [(pod, partial(self._remove_gate, pod)) for pod in work.ungate], _SHOWN_SECONDS)
+        self._state.gangs.plan_waiting()
 
     def stop(self) -> None:
         """Drop the writes that have not begun."""

@@ -39,6 +39,7 @@ _MOST_OFFERS: Final = 32  # the most recent offers; a new offer that equals one 
 
 _MAX_TRIES: Final = 3  # plans on snapshots, before a gang is planned with the lock held
 _LOCKED_SECONDS: Final = 0.02  # seconds of CPU of a plan with the lock held
+_ERROR_SECONDS: Final = 5.0  # seconds after an unexpected error, before the gang is planned again
 
 CHEAP = 0.002  # seconds: a plan that fails faster than this may be tried again at once
 
@@ -183,9 +184,9 @@ class GangPlaces:
 
     # The gang reservation. Called without the lock.
 
-    def update_reservation(self, find_due: Callable[[], Sequence[Gang]], pace: Pace, until: float) -> None:
+    def update_reservation(self, find_due: Callable[[], Sequence[Gang]], pace: Pace) -> None:
         """Choose the gang for which cards are reserved, and the cards; see `GangReservation.update`."""
-        self._reservation.update(find_due, self._policy, pace, until)
+        self._reservation.update(find_due, self._policy, pace)
 
     # Plans. Called without the lock, except for the methods with other notes.
 
@@ -215,6 +216,13 @@ class GangPlaces:
             with self._lock:
                 self._record_failure(gang, task, self._clock.cpu() - began)
         return outcome is _Outcome.DONE
+
+    def record_error(self, gang: Gang) -> None:
+        """Record that an unexpected error ended a plan of the gang: it is planned again after `_ERROR_SECONDS`."""
+        with self._lock:
+            gang.reason = "an unexpected error ended its plan; it is tried again"
+            if gang.key in self._known:
+                self._known[gang.key].not_before = self._clock.now() + _ERROR_SECONDS
 
     def move_members(self, request: PlanRequest, pace: Pace) -> bool:
         """Move members of the plan to other nodes or cards, all or none. Returns whether the members were moved."""

@@ -11,6 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import structlog
+
 from cardwise.clock import Clock
 from cardwise.core.gangs.gangplan import Pace as PlanPace
 from cardwise.core.gangs.gangs import ForeignPodGroup, GangPhase, Member, PodGroupSpec
@@ -35,6 +37,8 @@ from extender.gangs.gangtypes import (
 )
 from extender.gangs.gangviews import GangView, make_view, pod_ref
 from extender.queue.searchpauses import PAUSE_FACTOR
+
+_log = structlog.get_logger(__name__)
 
 _STEP_SECONDS: Final = 1.0  # the seconds after which a step begins no further plan; the next step continues
 # Maximum CPU seconds for plans in one filter call. kube-scheduler waits for the call, and the controller plans the
@@ -79,6 +83,7 @@ class Gangs:
         self._next_in_call = float("-inf")  # the earliest time at which a filter call plans again
         self._first_call = "", float("-inf")  # the last call that offered only the nominated node: its pod and time
         self._bind_admission = BindThreadAdmission(settings.max_waiting)
+        self._due_gangs: list[Gang] = []  # the gangs that had waited too long at the last step
         self._places = places
         self._stopped: str | None = None
 
@@ -272,7 +277,7 @@ class Gangs:
         with suppress(PlanningStopped):
             for gang in self._select(gangs, choose_members, pace):
                 request = PlanRequest(gang=gang, choose_members=partial(choose_members, gang), on_reserved=lambda: None)
-                self._places.try_plan(request, pace)
+                self._try_plan(request, pace)
 
     def cancel_permits(self, reason: str) -> None:
         """Cancel all permits; from now on no bind may wait."""
@@ -289,16 +294,23 @@ class Gangs:
         """Do the timed work of the gangs; only the leader calls this. Returns the writes that are due."""
         work, due = DueWork([], []), list[Gang]()
         self._visit_gangs(lambda gang: self._advance_gang(gang, work, due))
-        until, pace = self._clock.now() + _STEP_SECONDS, self._make_pace()
+        self._due_gangs = due
+        return work
+
+    def plan_waiting(self) -> None:
+        """Search cards for one gang that has waited too long, and plan the gangs in the queue. Call it after `step`.
+
+        A search may take long, so the plans have their own time after it.
+        """
+        pace = self._make_pace()
 
         def find_due() -> list[Gang]:
             now = self._clock.now()
-            return [gang for gang in due if gang.is_reservation_due(now)]
+            return [gang for gang in self._due_gangs if gang.is_reservation_due(now)]
 
         with suppress(PlanningStopped):
-            self._places.update_reservation(find_due, pace, until)
-            self._plan_waiting(pace, until)
-        return work
+            self._places.update_reservation(find_due, pace)
+            self._plan_queue(pace)
 
     def must_evict(self, uid: str) -> bool:
         """Whether the member must still be evicted."""
@@ -418,11 +430,9 @@ class Gangs:
                 yield from take_unoffered()
                 yield last
 
-    def _plan_waiting(self, pace: PlanPace, until: float) -> None:
-        """Plan the gangs in the queue. The next call continues the pass.
-
-        until: when no further plan begins, in seconds of the clock.
-        """
+    def _plan_queue(self, pace: PlanPace) -> None:
+        """Plan the gangs in the queue, for about `_STEP_SECONDS`. The next call continues the pass."""
+        until = self._clock.now() + _STEP_SECONDS
         while self._clock.now() < until:
             if self._pass is None:
                 if self._clock.now() < self._next_pass:
@@ -447,7 +457,7 @@ class Gangs:
 
         kube-scheduler is serial: during the call all other pods wait, also pods that request no GPU, and there is a
         call for each member. So a call plans only if the gang may fit, and only for `_CALL_SECONDS`. After a call whose
-        plan failed, no call plans for ten times as long as this plan took. Meanwhile `_plan_waiting` plans in the
+        plan failed, no call plans for ten times as long as this plan took. Meanwhile `plan_waiting` plans in the
         background, and requeues the members once there is a plan.
         """
         with self._lock:
@@ -463,7 +473,7 @@ class Gangs:
         try:
             for gang_to_plan in self._gangs_to_plan(gangs, pace, last=gang):
                 pace()
-                is_planned = self._plan_gang(gang_to_plan, pace)
+                is_planned = self._plan_gang(gang_to_plan, pace, may_raise=gang_to_plan is gang)
         except PlanningStopped:
             is_planned = False
             gang.reason = (
@@ -518,14 +528,28 @@ class Gangs:
         except PlanningStopped:
             return False
 
-    def _plan_gang(self, gang: Gang, pace: PlanPace) -> bool:
-        """Plan the gang if it may fit now, and requeue its refused members. Returns whether it has a plan now."""
+    def _plan_gang(self, gang: Gang, pace: PlanPace, *, may_raise: bool = False) -> bool:
+        """Plan the gang if it may fit now, and requeue its refused members. Returns whether it has a plan now.
+
+        may_raise: whether to raise unexpected errors, because the call is for this gang.
+        """
         request = PlanRequest(
             gang=gang,
             choose_members=partial(self._members_to_plan, gang),
             on_reserved=partial(self._on_planned, gang),
         )
-        return self._places.try_plan(request, pace)
+        return self._places.try_plan(request, pace) if may_raise else self._try_plan(request, pace)
+
+    def _try_plan(self, request: PlanRequest, pace: PlanPace) -> bool:
+        """As `GangPlaces.try_plan`, but an unexpected error is logged, and the gang is tried again later."""
+        try:
+            return self._places.try_plan(request, pace)
+        except PlanningStopped:
+            raise
+        except Exception:  # noqa: BLE001 - an unexpected gang must not stop the plans of other gangs
+            _log.exception("failed to plan a gang; trying again", gang=request.gang.key)
+            self._places.record_error(request.gang)
+            return False
 
     def _make_pace(self, is_over: Callable[[], bool] = lambda: False) -> PlanPace:
         """The pace of a plan in the background."""

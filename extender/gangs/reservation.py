@@ -26,11 +26,14 @@ The search is repeated every `_SEARCH_AGAIN` seconds, and the reservation moves 
 then. A card on which nothing is freed for `_STUCK_SECONDS` comes after all other cards. That time doubles with each
 such move, so that the gang also waits long enough for cards whose pods run for minutes.
 
-A search runs on a snapshot, without the lock. Its result is used only if the leader epoch is still the same.
+A search runs on a snapshot, without the lock. Its result is used only if the leader epoch is still the same. Each step
+of the controller runs at most one search, and then plans gangs: so gangs that never fit do not delay gangs that do.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
+
+import structlog
 
 from cardwise.clock import Clock
 from cardwise.core.api import quotas
@@ -43,9 +46,12 @@ from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
 from extender.cache.cache import Cache
 from extender.cache.clusterview import ClusterView, PodPlace
+from extender.cache.pacing import PlanningStopped
 from extender.cache.statelock import StateLock
 from extender.gangs.cardsearch import GangWithOffers, search_cards
 from extender.records.podref import PodRef
+
+_log = structlog.get_logger(__name__)
 
 _SEARCH_AGAIN: Final = 30.0  # seconds between two searches for the same gang
 _STUCK_SECONDS: Final = 60.0  # seconds in which nothing is freed on a card, after which other cards come first
@@ -103,55 +109,72 @@ class GangReservation:
         self._end_reservation()
         self._cards.reserve(None)
 
-    def update(self, find_due: Callable[[], Sequence[Gang]], policy: str, pace: Pace, until: float) -> None:
-        """Choose the gang and its cards. Called without the lock.
+    def update(self, find_due: Callable[[], Sequence[Gang]], policy: str, pace: Pace) -> None:
+        """Search cards for at most one gang, then choose the gang and its cards. Called without the lock.
 
         find_due: returns the gangs that have waited too long; called under the lock.
         policy: the placement policy of pods that name none.
-        until: when no further search begins, in seconds of the clock.
         """
-        while True:
+        with self._lock:
+            self._cache.sync_cards()
+            due, now = find_due(), self._clock.now()
+            self._end_used_up(now)
+            gang = self._next_to_search(due, now)
+            if gang is None:
+                self._reserve(due)
+                return
+        try:
+            self._search(gang, find_due, policy, pace)
+        except PlanningStopped:
+            raise
+        except Exception:  # noqa: BLE001 - an unexpected gang must not stop the searches and plans of other gangs
+            _log.exception("failed to search GPUs to reserve for a gang; trying again", gang=gang.key)
             with self._lock:
-                self._cache.sync_cards()
-                due, now = find_due(), self._clock.now()
-                self._end_used_up(now)
-                gang = self._next_to_search(due, now) if now < until else None
-                if gang is None:
-                    if self._reserve(due):
-                        self._cache.capacity.mark_released()
-                    return
-                snapshot, changes = self._cache.snapshot(), gang.changes
-                gang_now = GangWithOffers(
-                    gang.namespace,
-                    gang.members_to_plan(),
-                    uids=frozenset(gang.members),
-                    offers=dict(self._offers.get(gang.key, {})),
-                    given_up=dict(self._record_shortage(gang, now).moves),
-                )
-            cards_found = search_cards(snapshot, gang_now, policy, pace)
-            holdings = dict[str, Holding]()
-            if isinstance(cards_found.outcome, Planned):
-                holdings = _worth_reserving(snapshot, gang.namespace, gang_now.members, cards_found.outcome)
-            with self._lock:
-                if self._cache.leader_changes != snapshot.leader_changes:
-                    return
-                self._cache.sync_cards()
-                if any(due_gang is gang for due_gang in find_due()):
-                    self._set_selection(gang, _Selection(self._clock.now(), changes, holdings, cards_found.problem))
+                if _is_among(gang, find_due()):
+                    now = self._clock.now()
+                    before = self._selections.get(gang.key, _Selection(now, gang.changes, {}, None))
+                    self._selections[gang.key] = before._replace(at=now)
+        with self._lock:
+            self._end_used_up(self._clock.now())
+            self._reserve(find_due())
+
+    def _search(self, gang: Gang, find_due: Callable[[], Sequence[Gang]], policy: str, pace: Pace) -> None:
+        """Search cards for the gang, without the lock. Does nothing if the gang is not due any more."""
+        with self._lock:
+            self._cache.sync_cards()
+            snapshot, changes = self._cache.snapshot(), gang.changes
+            gang_now = GangWithOffers(
+                gang.namespace,
+                gang.members_to_plan(),
+                uids=frozenset(gang.members),
+                offers=dict(self._offers.get(gang.key, {})),
+                given_up=dict(self._record_shortage(gang, self._clock.now()).moves),
+            )
+        cards_found = search_cards(snapshot, gang_now, policy, pace)
+        holdings = dict[str, Holding]()
+        if isinstance(cards_found.outcome, Planned):
+            holdings = _worth_reserving(snapshot, gang.namespace, gang_now.members, cards_found.outcome)
+        with self._lock:
+            self._cache.sync_cards()
+            if _is_among(gang, find_due()) and self._cache.leader_changes == snapshot.leader_changes:
+                self._set_selection(gang, _Selection(self._clock.now(), changes, holdings, cards_found.problem))
 
     def _next_to_search(self, due: Sequence[Gang], now: float) -> Gang | None:
         """The gang for which cards are to be searched next; None if the gang for the reservation is known.
 
         It is searched again every `_SEARCH_AGAIN` seconds for the first gang that could have the reservation, and for
-        all gangs before it, since one of them might fit by then.
+        all gangs before it, since one of them might fit by then. The gangs without a search come first, then the gang
+        whose search is oldest: so each gang gets a search, also if searches for other gangs take all the time.
         """
+        gangs_to_search: list[tuple[float, Gang]] = []
         for gang in self._gangs_in_order(due):
             selection = self._selections.get(gang.key)
-            if selection is None or now - selection.at >= _SEARCH_AGAIN:
-                return gang
-            if self._valid_holdings(gang, selection.holdings):
-                return None
-        return None
+            searched_at = selection.at if selection is not None else _NEVER
+            if now - searched_at >= _SEARCH_AGAIN:
+                gangs_to_search.append((searched_at, gang))
+            if selection is not None and self._valid_holdings(gang, selection.holdings):
+                break
+        return min(gangs_to_search, key=lambda entry: entry[0])[1] if gangs_to_search else None
 
     def _record_shortage(self, gang: Gang, now: float) -> "_Stalls":
         """Record what the reserved cards still lack, before other cards are searched for the gang."""
@@ -184,8 +207,8 @@ class GangReservation:
             if len(self._ended_at) > _MOST_NAMESPACES:
                 del self._ended_at[next(iter(self._ended_at))]
 
-    def _reserve(self, due: Sequence[Gang]) -> bool:
-        """Reserve the selected cards for the first gang. Returns whether formerly reserved cards are released."""
+    def _reserve(self, due: Sequence[Gang]) -> None:
+        """Reserve the selected cards for the first gang."""
         now = self._now
         first, holdings = self._choose_gang(due)
         if first is None:
@@ -195,7 +218,8 @@ class GangReservation:
             before = self._used.get(first.namespace)
             self._gang, self._since = first, now - (before.seconds if before is not None else 0.0)
             self._stalls.setdefault(first.key, _Stalls()).begin_wait(now)
-        return self._cards.reserve(first, holdings)
+        if self._cards.reserve(first, holdings):
+            self._cache.capacity.mark_released()
 
     def impossible_reason(self, gang: Gang) -> str | None:
         """Why the gang could not run even if all pods with GPUs ended; None if it could. The result of a search from
@@ -257,6 +281,11 @@ class GangReservation:
             for headroom_left in headroom
         )
         return reserved if fits else []
+
+
+def _is_among(gang: Gang, gangs: Iterable[Gang]) -> bool:
+    """Whether this very gang is among them, and not a later gang of the same name."""
+    return any(other is gang for other in gangs)
 
 
 def _worth_reserving(

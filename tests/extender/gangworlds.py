@@ -185,6 +185,7 @@ class World:
     def keep(self) -> None:
         """Run a pass of the controller: gates, timeouts, evictions, and the statuses of PodGroups."""
         work = self.state.gangs.step()
+        self.state.gangs.plan_waiting()
         for pod in work.ungate:
             stored = self.pods.get(pod.name)
             if stored is not None and stored["spec"].pop("schedulingGates", None):

@@ -110,6 +110,20 @@ def test_gates_are_taken_away_once_and_again_where_that_does_not_show(scene):
     assert len(scene.api.requests) == 5
 
 
+def test_a_write_that_is_due_waits_for_no_plan(scene, monkeypatch):
+    """A search for cards to reserve may take long, and each write of the step was begun only afterwards."""
+    trio(scene)
+
+    def is_written():
+        until(lambda: gated(scene) == [], "that the gates are removed")
+        written.append(True)
+
+    written = []
+    monkeypatch.setattr(scene.world.state.gangs, "plan_waiting", is_written)
+    scene.step()
+    assert written
+
+
 def test_writes_that_are_slow_keep_neither_another_namespace_nor_the_next_step_waiting(scene):
     """This holds however long they take."""
     fat = (member(f"f{i}", gang="fat", minimum=40, namespace="fat", created=i) for i in range(40))

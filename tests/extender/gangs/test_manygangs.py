@@ -5,11 +5,13 @@ same.
 from itertools import pairwise
 
 import pytest
+from structlog.testing import capture_logs
 
 from cardwise.core.gangs import gangplan
 from extender.cache.pacing import LOCKED_SECONDS
 from extender.cache.statelock import StateLock
 from extender.gangs import gangplanner
+from extender.gangs.gangplaces import _ERROR_SECONDS
 from extender.gangs.gangplanner import GangPlanner
 from extender.gangs.gangs import _CALL_SECONDS, Gangs
 from tests.extender.gangworlds import World, member, single
@@ -330,6 +332,7 @@ def test_the_pause_after_a_costly_pass_ends_also_where_the_controller_comes_more
     monkeypatch.setattr(world.state.gangs, "_wants_plan", costly)
     for _ in range(100):
         world.state.gangs.step()
+        world.state.gangs.plan_waiting()
         world.clock.advance(0.1)
     pauses = [later - earlier for earlier, later in pairwise(rounds)]
     assert len(rounds) > 20
@@ -355,6 +358,7 @@ def test_calls_for_gangs_that_cannot_be_planned_plan_a_tenth_of_the_time_and_the
     done.clear()
     for _ in range(20):
         world.state.gangs.step()
+        world.state.gangs.plan_waiting()
         world.clock.advance(0.1)
     assert set(done) == {f"g{gang}" for gang in range(GANGS)}
 
@@ -368,7 +372,6 @@ def test_the_lock_is_free_from_time_to_time_while_all_gangs_are_visited(visit_al
     """One may have hundreds of members to ungate, to view, or to take out of its plan."""
     world = World({"n1": GANGS}, max_waiting=1000)
     world.create(*(member(f"g{i}", f"g{i}", 1, gated=False, gpu_mem=P100) for i in range(GANGS)))
-    world.state.gangs._plan_waiting = world.state.gangs._places.update_reservation = lambda *_: None
     visits, enter = [], StateLock.__enter__
 
     class Costly(dict):
@@ -399,3 +402,39 @@ def test_a_gang_that_ends_meanwhile_is_not_visited():
     world.clock.sleep = lambda _: world.pods.get("g2") and world.delete("g2")
     visit(record_visit)
     assert views == ["g0", "g1"]
+
+
+@pytest.mark.parametrize("caller", ["controller", "filter", "recover"])
+def test_a_gang_whose_plan_fails_unexpectedly_stops_no_other_gang(caller, monkeypatch):
+    world = World({"n1": 1, "n2": 1}, max_waiting=1000)
+    world.create(*(single(f"x{i}", priority=5, gpu_mem=P100) for i in range(2)))
+    world.run(1)
+    for gang in ("bad", "g"):
+        world.create(member(f"{gang}0", gang, 1, gated=False, gpu_mem=P100))
+        assert world.filter(f"{gang}0")[0] == []
+    find_unplaceable, tries = GangPlanner.find_unplaceable, []
+
+    def fail_for_bad(planner, members, *args):
+        if members[0].name == "bad0":
+            tries.append(world.clock.now())
+            raise RuntimeError("planted")
+        return find_unplaceable(planner, members, *args)
+
+    monkeypatch.setattr(GangPlanner, "find_unplaceable", fail_for_bad)
+    world.delete("x0", "x1")
+    with capture_logs() as logs:
+        if caller == "controller":
+            for _ in range(3):
+                world.keep()
+        elif caller == "filter":
+            assert world.filter("g0")[0]
+        else:
+            for gang in world.state.gangs._gangs.values():
+                gang.forward = True  # as if other members were bound
+            world.state.gangs.recover()
+        assert world.state.gangs.gang_of("uid-g0").plan
+    assert len(tries) == 1, "it is tried again later"
+    assert [(log["log_level"], log["gang"]) for log in logs] == [("error", "default/bad")]
+    world.clock.advance(_ERROR_SECONDS + 1)
+    world.keep()
+    assert len(tries) == (1 if caller == "recover" else 2), "without members that are bound it has ended"

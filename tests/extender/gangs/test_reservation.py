@@ -1,6 +1,7 @@
 """What is reserved for a gang that has waited long: what it can really have, no more than it asks, not for ever."""
 
 import pytest
+from structlog.testing import capture_logs
 
 from cardwise.core.values.refusals import Refusal
 from extender.gangs import reservation
@@ -246,23 +247,126 @@ def test_a_search_of_an_earlier_epoch_is_not_used(during_search):
     assert "cannot run while suitable GPUs or nodes are cordoned or unhealthy" in world.reason("g")
 
 
-def test_a_step_begins_no_search_after_a_second(monkeypatch):
-    """Filter does not wait for it, but gates, permits and plans do."""
-    world = World({f"n{i}": NodeSpec(2, labels={"name": f"n{i}"}) for i in range(1, 5)}, refusals=1)
-    for i in range(12):
-        world.create(member(f"e{i}", f"e{i}", 1, created=1, whole_gpu=3))
-    world.run(2)
-    search_cards, searches = reservation.search_cards, []
+@pytest.fixture
+def slow_searches(monkeypatch):
+    """Return a function: from now on each search takes so many seconds. It returns the names of the gangs' first
+    members, by search.
+    """
 
-    def slow(*args):
-        searches.append(1)
-        world.clock.advance(0.4)
-        return search_cards(*args)
+    def slow_down(world: World, seconds: float) -> list[str]:
+        searches, search_cards = [], reservation.search_cards
 
-    monkeypatch.setattr(reservation, "search_cards", slow)
+        def slow(snapshot, gang, *args):
+            searches.append(gang.members[0].name)
+            world.clock.advance(seconds)
+            return search_cards(snapshot, gang, *args)
+
+        monkeypatch.setattr(reservation, "search_cards", slow)
+        return searches
+
+    return slow_down
+
+
+def gangs_that_never_fit(world: World, count: int) -> None:
+    """Each asks for more cards than a node has, and waits long enough for a reservation."""
+    for i in range(count):
+        pods = [member(f"bad{i:02}-{j}", f"bad{i:02}", 9, namespace="bad", gated=False, gpu_mem=P100) for j in range(9)]
+        world.create(*pods)
+        world.filter(f"bad{i:02}-0")
     world.clock.advance(61)
+    for i in range(count):
+        world.filter(f"bad{i:02}-0")
+
+
+@pytest.mark.parametrize(("count", "seconds"), [(1, 40.0), (4, 11.0), (32, 1.0)])
+def test_a_gang_that_fits_is_planned_in_the_next_step_however_long_searches_take(count, seconds, slow_searches):
+    world = World({"n1": 1, "n2": 1}, max_waiting=1000, refusals=2)
+    world.create(*(single(f"x{i}", priority=5, gpu_mem=P100) for i in range(2)))
+    world.run(1)
+    gangs_that_never_fit(world, count)
+    world.create(*(member(f"g{i}", "g", 2, created=90, gated=False, gpu_mem=P100) for i in range(2)))
+    assert world.filter("g0")[0] == []
+    assert world.filter("g1")[0] == []
+    searches = slow_searches(world, seconds)
+    world.delete("x0", "x1")
     world.keep()
-    assert len(searches) == 3
+    assert world.phase("g") == "Reserved"
+    assert len(searches) == 1
+
+
+def test_each_gang_that_waits_long_gets_a_search_however_long_searches_take(slow_searches):
+    """Searches for those before it come due again before its own has begun."""
+    world = World({"n1": 1, "n2": 1}, max_waiting=1000, refusals=2)
+    gangs_that_never_fit(world, 5)
+    searches = slow_searches(world, 20.0)
+    for _ in range(10):
+        world.keep()
+    assert [name[:5] for name in searches] == [f"bad0{i}" for i in range(5)] * 2
+
+
+def test_a_search_that_fails_stops_no_other_gang(monkeypatch):
+    world = World({"n1": 1, "n2": 1}, max_waiting=1000, refusals=2)
+    world.create(*(single(f"x{i}", priority=5, gpu_mem=P100) for i in range(2)))
+    world.run(1)
+    gangs_that_never_fit(world, 2)
+    world.create(*(member(f"g{i}", "g", 2, created=90, gated=False, gpu_mem=P100) for i in range(2)))
+    world.filter("g0")
+    world.filter("g1")
+    searches, search_cards = [], reservation.search_cards
+
+    def fail_for_first(snapshot, gang, *args):
+        searches.append(gang.members[0].name)
+        if gang.members[0].name.startswith("bad00"):
+            raise RuntimeError("planted")
+        return search_cards(snapshot, gang, *args)
+
+    monkeypatch.setattr(reservation, "search_cards", fail_for_first)
+    world.delete("x0", "x1")
+    with capture_logs() as logs:
+        world.keep()
+        assert world.phase("g") == "Reserved"
+        for _ in range(5):
+            world.keep()
+    assert [name[:5] for name in searches] == ["bad00", "bad01"], "it is tried again later"
+    assert [(log["log_level"], log["gang"]) for log in logs] == [("error", "bad/bad00")]
+    world.clock.advance(31)
+    for _ in range(3):
+        world.keep()
+    assert sorted(name[:5] for name in searches[2:]) == ["bad00", "bad01"]
+
+
+def test_a_search_that_fails_for_a_gang_that_is_gone_delays_no_later_gang_of_its_name(monkeypatch):
+    world = World({"n1": 1, "n2": 1}, max_waiting=1000, refusals=1)
+    gangs_that_never_fit(world, 1)
+    searches, search_cards = [], reservation.search_cards
+
+    def fail(*args):
+        searches.append(1)
+        if len(searches) > 1:
+            return search_cards(*args)
+        world.delete(*(f"bad00-{j}" for j in range(9)))
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(reservation, "search_cards", fail)
+    world.keep()
+    world.create(*(member(f"new{j}", "bad00", 2, namespace="bad", gated=False, whole_gpu=2) for j in range(2)))
+    world.filter("new0")
+    for _ in range(2):
+        world.keep()
+    assert len(searches) == 2
+
+
+def test_no_cards_are_searched_for_gangs_after_the_one_that_has_the_reservation(slow_searches):
+    world = World({"n1": 2})
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    searches = slow_searches(world, 0.1)
+    waiting_long(world, *(member(f"g{i}", f"g{i}", 1, created=i, whole_gpu=2) for i in range(3)))
+    for _ in range(40):
+        world.clock.advance(1)
+        world.keep()
+    assert len(searches) > 1
+    assert set(searches) == {"g0"}
 
 
 def test_what_a_gang_that_could_not_run_was_told_is_not_said_of_it_as_it_is_now():
