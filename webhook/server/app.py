@@ -23,6 +23,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.values import wording
 from cardwise.core.values.quantity import Unit
 from cardwise.kube.errors import KubeError
+from cardwise.runtime.http import httpcalls
 from cardwise.runtime.logs import LineLimit
 from webhook import metrics
 from webhook.pods.context import Lookups, WebhookSettings
@@ -110,7 +111,7 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
         else:
             structlog.contextvars.bind_contextvars(**_log_context(received))
             namespace, uid = received.namespace, received.uid
-            received = replace(received, caller=request.environ["REMOTE_ADDR"])
+            received = replace(received, caller=httpcalls.client_network(request.environ["REMOTE_ADDR"]))
             decision = decide(received, view, by_unit[unit])
         body = review.encode(uid, decision)
         metrics.REVIEWS.labels(path, _outcome(decision)).inc()

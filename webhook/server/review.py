@@ -309,7 +309,7 @@ class Review:
 
     resource: the plural with its subresource, such as `pods/binding`.
     old: the stored object at an UPDATE of a kind that needs it; else None.
-    caller: the address of the client.
+    caller: the network of the client (`client_network`).
 
     Both objects lack the fields that `wire.trim_object` removes.
     """

@@ -6,6 +6,7 @@ Nothing here waits or does I/O, so a call may arrive in pieces of any size.
 
 import io
 import select
+import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -48,6 +49,7 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Estimated bytes of memory, including the overhead of Python objects: of a call's environ, and of each header line.
 _CALL_BYTES: Final = 4_096
 _LINE_BYTES: Final = 256
+_IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"  # the first bytes of an IPv4-mapped IPv6 address
 _MAX_CALLS: Final = 8  # maximum number of pipelined calls; Cardwise's clients send none
 
 
@@ -221,6 +223,20 @@ class Reader:
         self._body = bytearray()
         self._head = 0
         self._past_headers = False
+
+
+def client_network(address: str) -> str:
+    """The network by which a client counts in limits: an IPv4 address itself, the /64 network of an IPv6 address.
+
+    One IPv6 host may have all 2^64 addresses of its network. An IPv4-mapped address (`::ffff:10.1.2.3`), which a socket
+    for both families shows for IPv4 clients, counts as the IPv4 address.
+    """
+    if ":" not in address:
+        return address
+    packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
+    if packed.startswith(_IPV4_MAPPED):
+        return socket.inet_ntop(socket.AF_INET, packed[len(_IPV4_MAPPED) :])
+    return socket.inet_ntop(socket.AF_INET6, packed[:8] + bytes(8)) + "/64"
 
 
 def shared_environ(client: tuple[Any, ...], server: tuple[Any, ...], scheme: str) -> Environ:

@@ -2,7 +2,8 @@
 
 One thread accepts connections, performs TLS handshakes and reads, without ever waiting for a client. A client that is
 silent or slow in the handshake, in a call or in reading a response costs only a socket and some memory, until its time
-limit or until other clients need its slot (`Limits`). Clients with a certificate keep their slot.
+limit or until other clients need its slot (`Limits`). Clients with a certificate keep their slot. All limits of an
+address count an IPv6 client by its /64 network (`client_network`).
 
 When a client closes its connection while its call waits for a thread, the call is dropped. The call is also dropped if
 the client only closes its sending side. HTTP/1.1 allows this, but Cardwise's clients do not do it (Go's transport
@@ -579,7 +580,7 @@ class HttpServer:
         return True
 
     def _admit(self, sock: socket.socket, address: tuple[Any, ...], listener: Listener) -> None:
-        source = address[0]
+        source = httpcalls.client_network(address[0])
         client = self._clients.get(source) or _Client(self._clock)
         if len(client.connections) >= self._limits.source:
             _DROPPED.labels("source").inc()

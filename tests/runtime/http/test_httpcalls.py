@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cardwise.runtime.http import httpcalls
 from cardwise.runtime.http.httpcalls import (
     SOCKET,
     BadHttpCall,
@@ -37,6 +38,22 @@ def read(*pieces: bytes, max_body_bytes: int = 1000) -> list[HttpCall]:
 
 def body(call: HttpCall) -> bytes:
     return call.environ["wsgi.input"].read()
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::1", "2001:db8:1:3::/64"),
+        ("::1", "::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+    ],
+)
+def test_clients_count_by_ipv4_address_and_by_ipv6_network(address: str, network: str):
+    assert httpcalls.client_network(address) == network
 
 
 def test_call_of_the_go_client():

@@ -159,6 +159,24 @@ def test_limit_of_one_address_does_not_affect_others(serve):
     assert server.get(source="127.0.0.2") == b"ok"
 
 
+def test_ipv6_addresses_of_one_network_count_as_one_client(serve, monkeypatch):
+    """A host may have all addresses of its /64 network. Here the clients of loopback addresses seem to have others."""
+    addresses = {"127.0.0.2": "2001:db8::1", "127.0.0.3": "2001:db8::9:8:7:6", "127.0.0.4": "2001:db8:0:1::1"}
+    accept = socket.socket.accept
+
+    def accept_ipv6(listening: socket.socket):
+        sock, address = accept(listening)
+        return sock, (addresses[address[0]], address[1], 0, 0)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_ipv6)
+    server = serve(source=2)
+    lines = [server.connect("127.0.0.2"), server.connect("127.0.0.3")]
+    assert closed(server.connect("127.0.0.2"))
+    assert closed(server.connect("127.0.0.3"))
+    assert server.get(source="127.0.0.4") == b"ok"
+    assert all(still_open(line) for line in lines)
+
+
 def test_clients_with_a_certificate_are_not_limited(serve, certificates):
     server = serve(tls(certificates), source=1, idle=PhaseLimits(100.0, 1))
     lines = []

@@ -67,14 +67,19 @@ def test_path_decides_the_unit_of_bare_numbers(client: FlaskClient) -> None:
     assert post(client, "/advise/gib", b"{").status_code == 400
 
 
-@pytest.mark.parametrize(("callers_known", "caller"), [(True, ""), (False, "10.1.2.3")])
-def test_pods_of_bindings_are_looked_up_for_the_address_that_sent_the_review(callers_known: bool, caller: str) -> None:
+@pytest.mark.parametrize(
+    ("callers_known", "address", "caller"),
+    [(True, "10.1.2.3", ""), (False, "10.1.2.3", "10.1.2.3"), (False, "2001:db8::1", "2001:db8::/64")],
+)
+def test_pods_of_bindings_are_looked_up_for_the_network_that_sent_the_review(
+    callers_known: bool, address: str, caller: str
+) -> None:
     """With a client certificate the caller is an API server, which has no limit."""
     known = Known()
     client = shell.create_app(known, WebhookSettings(callers_known=callers_known)).test_client()
     sent = {"data": body({"metadata": {"name": "p"}}, "bindings"), "content_type": "application/json"}
     for header in ({}, {"X-Forwarded-For": "10.9.9.9"}):
-        answer = client.post(shell.BINDINGS, **sent, headers=header, environ_base={"REMOTE_ADDR": "10.1.2.3"})
+        answer = client.post(shell.BINDINGS, **sent, headers=header, environ_base={"REMOTE_ADDR": address})
         assert answer.get_json()["response"]["allowed"]
     assert known.callers == [caller] * 2
 
