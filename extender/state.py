@@ -395,10 +395,10 @@ class State:
             env_access = chosen_cards is not None and self._inventory.has_env_access(node, chosen_cards)
             return Assumed(assignment=chosen_cards, unconfirmed=unconfirmed, env_access=env_access)
 
-    def confirm(self, uid: str, phase: Phase | None) -> None:
+    def record_binding_outcome(self, uid: str, phase: Phase | None) -> None:
         """Record how the posting ended: ACCEPTED, UNCONFIRMED, or None if certainly no call has bound the pod."""
         with self._lock:
-            self._reservations.confirm(uid, phase)
+            self._reservations.record_binding_outcome(uid, phase)
             if phase is None:
                 self.gangs.mark_unposted(uid)
             else:

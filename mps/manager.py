@@ -30,7 +30,7 @@ from mps.daemon.termination import TerminatingPods
 from mps.daemon.units import DaemonUnit
 from mps.host import drivers
 from mps.host.control import CommandRefused, ControlError
-from mps.host.pods import CardDemand, PodView, compute_demands, required_ceilings, uuids_by_index, watch_pods
+from mps.host.pods import CardDemand, PodView, compute_demands, min_daemon_ceilings, uuids_by_index, watch_pods
 from mps.host.processes import LOCAL, Host
 from mps.publication import MpsStatusPublisher
 
@@ -339,7 +339,7 @@ class MpsManager:
         if not self.pods.synced:
             return
         demands_by_card = self._card_demands()
-        ceilings = required_ceilings(demands_by_card)
+        ceilings = min_daemon_ceilings(demands_by_card)
         for daemon in self.daemons():
             unit_demands = [demands_by_card.get(uuid, CardDemand()) for uuid in daemon.unit.uuids]
             demands_with_shares = [demand for demand in unit_demands if demand.shares]

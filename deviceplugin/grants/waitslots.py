@@ -37,7 +37,7 @@ class _WaitSlot:
 
 
 class WaitSlots:
-    """The wait slots of the starts. Thread-safe."""
+    """The limited slots in which starts of containers may wait for MPS. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -203,7 +203,7 @@ class Binder:
             phase = Phase.UNCONFIRMED if failed.unconfirmed else None
             raise
         finally:
-            self._state.confirm(args.pod_uid, phase)
+            self._state.record_binding_outcome(args.pod_uid, phase)
         return "bound"
 
     def _read_request(self, args: BindArgs) -> tuple[PodRequest | None, str]:

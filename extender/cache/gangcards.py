@@ -56,7 +56,7 @@ class GangCards:
         """A copy of the reservation, independent of the original. `ledger`: the ledger of the same snapshot."""
         duplicate = GangCards(ledger)
         duplicate._by_node = self._by_node
-        owner = self._owner()
+        owner = self._reserving_gang()
         duplicate._owner_then = owner._replace(uids=frozenset(owner.uids)) if owner is not None else None
         return duplicate
 
@@ -74,7 +74,7 @@ class GangCards:
 
     def reserved_nodes(self, rank: Rank, namespace: str, uid: str = "") -> Collection[str]:
         """The nodes with reserved cards that a pod or gang of this rank and namespace must not use."""
-        owner = self._owner()
+        owner = self._reserving_gang()
         if owner is None or uid in owner.uids or not comes_after(rank, namespace, owner.rank, owner.namespace):
             return ()
         return self._by_node.keys()
@@ -98,7 +98,7 @@ class GangCards:
         with self._ledger.what_if(added=holdings):
             yield
 
-    def _owner(self) -> _Owner | None:
+    def _reserving_gang(self) -> _Owner | None:
         """The gang with the reservation, while its members have no places; else None."""
         gang = self._gang
         if gang is None:

@@ -374,7 +374,7 @@ class Reservations:
         if row.phase in PLANS:
             self._drop_row(row)
 
-    def confirm(self, uid: str, phase: Phase | None) -> None:
+    def record_binding_outcome(self, uid: str, phase: Phase | None) -> None:
         """Record how the posting ended: ACCEPTED, UNCONFIRMED, or None if certainly no call has bound the pod.
 
         After None a pod in the plan of its gang is WAITING again.

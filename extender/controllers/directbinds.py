@@ -98,7 +98,7 @@ class DirectBindController:
             manifest = self._client.get(paths.pods(pod.namespace, pod.name), timeout=_TIMEOUT)
         except errors.NotFound:
             return
-        if manifest["metadata"]["uid"] != pod.uid or not _is_bound_directly(manifest, node):
+        if manifest["metadata"]["uid"] != pod.uid or not _is_unstarted_direct_bind(manifest, node):
             return
         preconditions = {"uid": pod.uid, "resourceVersion": manifest["metadata"]["resourceVersion"]}
         options = {"gracePeriodSeconds": _GRACE_SECONDS, "preconditions": preconditions}
@@ -114,7 +114,7 @@ class DirectBindController:
         self._events.record(pod.about, names.BOUND_WITHOUT_EXTENDER, text, "Warning")
 
 
-def _is_bound_directly(pod: dict[str, Any], node: str) -> bool:
+def _is_unstarted_direct_bind(pod: dict[str, Any], node: str) -> bool:
     """Whether the pod is on the node without cards, and no container that requests a GPU or device has ever started."""
     status = pod.get("status") or {}
     if pod["spec"].get("nodeName") != node or status.get("phase") in names.FINISHED_PHASES:

@@ -25,7 +25,7 @@ from extender.cache.nodeload import NodeLoads
 
 # While the copy has too few cards, their number grows by a factor of 1 + 1/_SLOWLY; after a failed plan it doubles.
 _SLOWLY: Final = 8
-_READ: Final = 64  # nodes that are read between two calls of the pace
+_READ: Final = 64  # nodes that are read between two calls of `pace`
 
 # An entry of the search: how often its cards were given up, the MiB in use on them, their node, and their positions
 # there. The copy gets the smallest entries first.

@@ -474,7 +474,7 @@ def _find_places(planner: GangPlanner, task: _Task, pace: Pace) -> _PlanWithOver
             yield
 
     with exclude([member.uid for member in members]):
-        short = planner.find_unplaceable(members, pace)
+        short = planner.find_member_without_capacity(members, pace)
         if short is not None:
             return _PlanWithOvertaken(Unplanned(member=short))
         outcome = plan()

@@ -68,7 +68,7 @@ class GangPlanner:
         self._capacities.move_to(snapshot.ledger, snapshot.loads)
         return GangPlanner(snapshot, nominated, policy=self._policy, capacities=self._capacities)
 
-    def find_unplaceable(self, members: Iterable[Member], pace: Pace = lambda: None) -> Member | None:
+    def find_member_without_capacity(self, members: Iterable[Member], pace: Pace = lambda: None) -> Member | None:
         """A member that fits in no plan; None if there is none."""
         members_by_shape = shapes(members)
         for shape, needed in count_at_least_as_demanding(members_by_shape).items():
@@ -114,7 +114,7 @@ class GangPlanner:
 
         Returns None if there is no such plan. Reserves nothing.
         """
-        if self.find_unplaceable(members) is not None:
+        if self.find_member_without_capacity(members) is not None:
             return None
         counted, left_out = self._split_reserved(members, self._gang_reserved_nodes(gang))
         terms = self._make_terms(gang, members, without_cards=left_out)

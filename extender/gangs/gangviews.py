@@ -32,7 +32,7 @@ class GangView:
     bound: int
     waiting_for: tuple[str, ...]
     reserved: tuple[tuple[str, int, int], ...]
-    numbered: bool  # whether annotations of the pods set the minimum
+    has_minimum_from_member: bool  # whether annotations of the pods set the minimum
     foreign: bool
 
 
@@ -54,7 +54,7 @@ def make_view(gang: Gang, ledger: Ledger) -> GangView:
         len(gang.bound),
         tuple(gang.missing_names()),
         tuple((node, *counts) for node, counts in sorted(reserved.items())),
-        gang.numbered,
+        gang.has_minimum_from_member,
         bool(gang.foreign),
     )
 

@@ -207,7 +207,7 @@ class SchedulingQueue:
 
     def bindable_pods(self) -> list[PodRef]:
         """The pods for which kube-scheduler may have called an extender's bind."""
-        return [pod.ref for pod in self._watched_pods() if pod.bindable]
+        return [pod.ref for pod in self._watched_pods() if pod.is_bound_by_extender]
 
     # The next pod to nominate.
 
@@ -492,7 +492,7 @@ class SchedulingQueue:
 
         is_helped: returns whether the pod with a UID no longer needs victims.
 
-        Namespaces share the search time fairly. Every other search is for a pod of any namespace, the searches between
+        Namespaces share the search time fairly. Every other search is for a pod of any namespace; the searches between
         are for a pod of the highest priority. After a long search its namespace pauses (`SearchPauses`). Within a
         namespace the pod of the highest priority comes first; of equal pods the pod that has been due for longest.
         """

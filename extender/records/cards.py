@@ -1,7 +1,7 @@
 """What the extender keeps of an ExtendedResource.
 
 A record has two sets of fields: for decisions, for the state; and the object's status, which `statuswriter` compares
-with the wanted status. Both come from the same watch, so each object is decoded once, and they never differ.
+with the desired status. Both come from the same watch, so each object is decoded once, and they never differ.
 """
 
 from collections.abc import Mapping

@@ -209,7 +209,7 @@ class Pod:
     # How kube-scheduler handles it.
 
     @property
-    def bindable(self) -> bool:
+    def is_bound_by_extender(self) -> bool:
         """Whether kube-scheduler may call an extender to bind the pod: the pod has no gate, and requests a resource of
         Cardwise or is in a gang.
         """

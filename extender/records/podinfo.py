@@ -75,7 +75,7 @@ class WaitingRecord(PodRecord, frozen=True, gc=False):
     status_node: the node in its status if no pods are preempted there; an extender may have written it.
     turned_away: set if the pod is pending because no extender served its call.
     refused: whether kube-scheduler has tried the pod and found no node.
-    bindable: see `Pod.bindable`.
+    is_bound_by_extender: see `Pod.is_bound_by_extender`.
     """
 
     classes: frozenset[str] = frozenset()
@@ -83,7 +83,7 @@ class WaitingRecord(PodRecord, frozen=True, gc=False):
     status_node: str = ""
     turned_away: TurnedAway | None = None
     refused: bool = False
-    bindable: bool = False
+    is_bound_by_extender: bool = False
 
 
 _decode_any = msgspec.json.Decoder().decode
@@ -165,9 +165,11 @@ def _waiting(raw: bytes, record: Pod) -> PodRecord:
         waiting_pod=_waiting_pod(pod) if is_nominated or (is_new and pod.predictable) else None,
         status_node="" if is_nominated else nominated_node,
         # kube-scheduler does not try a pod with a gate, even if the condition is in its status.
-        turned_away=TurnedAway(pod.priority, intern(pod.scheduler)) if is_unanswered and pod.bindable else None,
+        turned_away=TurnedAway(pod.priority, intern(pod.scheduler))
+        if is_unanswered and pod.is_bound_by_extender
+        else None,
         refused=refused or is_unanswered,
-        bindable=pod.bindable,
+        is_bound_by_extender=pod.is_bound_by_extender,
     )
 
 

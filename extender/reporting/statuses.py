@@ -1,4 +1,4 @@
-"""Computes the wanted statuses of ExtendedResources, ResourceClasses and GPUQuotas from the ledger.
+"""Computes the desired statuses of ExtendedResources, ResourceClasses and GPUQuotas from the ledger.
 
 Pure. The cards are counted node by node: so the state is locked only for a few nodes at a time, and after a bind only
 the pod's node is counted again. `statuswriter` writes the statuses that differ. The count also detects cards on which
@@ -274,7 +274,7 @@ def _exceeded_amounts(entry: QuotaEntry, used: Charge) -> list[str]:
 
 
 def missing_class(status: Json, current: Json) -> str | None:
-    """The text about a missing class if the wanted status of a quota has it and the current status has not."""
+    """The text about a missing class if the desired status of a quota has it and the current status has not."""
     if _valid_reason(current) == CLASS_NOT_FOUND:
         return None
     return next(

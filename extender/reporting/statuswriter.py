@@ -1,7 +1,7 @@
-"""Writes the statuses of Cardwise's objects that differ from the wanted statuses, which `statuses` computes from the
+"""Writes the statuses of Cardwise's objects that differ from the desired statuses, which `statuses` computes from the
 ledger.
 
-Level-triggered: at each write the wanted status of that moment is compared with the status that the watch shows. So
+Level-triggered: at each write the desired status of that moment is compared with the status that the watch shows. So
 lost writes, edits by other programs and missed changes are corrected, and only the newest status is written. The state
 is locked for a few nodes or namespaces at a time.
 
@@ -216,7 +216,7 @@ class StatusWriter:
         return _CALM if now - self._changed_at > _CALM_AFTER else _BUSY
 
     def _write_if_changed(self, key: Key) -> None:
-        """Write the status of one object if it differs from the wanted status."""
+        """Write the status of one object if it differs from the desired status."""
         write = {CARD: self._card_write, CLASS: self._class_write, QUOTA: self._quota_write}[key.kind](key.key)
         if write is None:
             self._schedule.mark_settled(key)

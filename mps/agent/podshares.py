@@ -35,7 +35,7 @@ class AgentSettings:
     waits: bool
     port: int
 
-    def required_ceilings(self) -> dict[str, MiB]:
+    def min_daemon_ceilings(self) -> dict[str, MiB]:
         """The largest limit of a container on each card, by UUID: the MPS daemon has to allow it."""
         ceilings: dict[str, MiB] = {}
         for share in (share for shares in self.shares.values() for share in shares):

@@ -79,7 +79,7 @@ class ActResult:
 OK: Final = ActResult(Outcome.OK)
 
 
-PROBE_TIMEOUT_SECONDS: Final = 3.0  # the default of the option
+PROBE_TIMEOUT_SECONDS: Final = 3.0  # the default of `--probe-timeout`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +90,10 @@ class DaemonPace:
     probe_timeout: float = PROBE_TIMEOUT_SECONDS
     start_timeout: float = 15.0  # maximum time until a new daemon answers and has its settings
     server_timeout: float = 30.0  # maximum time until the server of a new daemon is active
-    fault_grace: float = (
-        20.0  # after a fault, in which the card's clients can end by themselves before they are detached
-    )
-    drain_timeout: float = 20.0  # in which detached clients can end before their daemon is ended
-    quit_grace: float = 5.0  # in which the server can end by itself after `quit`
-    orphan_grace: float = 10.0  # after a daemon's death, in which clients of its server can end by themselves
+    fault_grace: float = 20.0  # time for the card's clients to exit after a fault, before they are detached
+    drain_timeout: float = 20.0  # time for detached clients to exit before their daemon is ended
+    quit_grace: float = 5.0  # time for the server to exit after `quit`
+    orphan_grace: float = 10.0  # time for clients of a server to exit after its daemon has died
     backoff: float = 1.0
     max_backoff: float = 60.0
     stable_after: float = 60.0  # time in READY after which failures are forgotten

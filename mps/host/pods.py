@@ -155,6 +155,6 @@ def _project(content: bytes) -> tuple[str, PodView]:
     return pod.uid, pod
 
 
-def required_ceilings(demands_by_card: Mapping[str, CardDemand]) -> dict[str, MiB]:
+def min_daemon_ceilings(demands_by_card: Mapping[str, CardDemand]) -> dict[str, MiB]:
     """The memory limit that the daemon of each card must allow its clients, by UUID. Pure."""
     return {uuid: mps.ceiling(demand.shares) for uuid, demand in demands_by_card.items()}

@@ -199,7 +199,7 @@ class World:
     def tell_groups(self) -> None:
         for view in self.state.gangs.views():
             key = f"{view.namespace}/{view.name}"
-            if key not in self.groups and view.minimum and view.numbered:
+            if key not in self.groups and view.minimum and view.has_minimum_from_member:
                 self.groups[key] = podgroups.automatic_group(view)
             if key in self.groups:
                 self.groups[key]["status"] = {"phase": str(view.phase)}
@@ -372,15 +372,15 @@ class World:
         written = assignment.encode(chosen, assume_time_ns=1) if chosen is not None else {}
         if lost:
             self.unheard[name] = bind.pod, bind.node, written
-            self.state.confirm(uid, Phase.UNCONFIRMED)
+            self.state.record_binding_outcome(uid, Phase.UNCONFIRMED)
             return True
         self.unheard.pop(name, None)  # one of the two lands, or the pod is another by now
         gone = self.pods.get(name) is not bind.pod or meta.get("deletionTimestamp") or bind.pod["spec"].get("nodeName")
         if gone or not land:
-            self.state.confirm(uid, None)
+            self.state.record_binding_outcome(uid, None)
             return False
         self._bind(self.pods[name], bind.node, written)
-        self.state.confirm(uid, Phase.ACCEPTED)
+        self.state.record_binding_outcome(uid, Phase.ACCEPTED)
         self.show_pod(self.pods[name])
         return True
 

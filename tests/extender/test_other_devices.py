@@ -100,7 +100,7 @@ def test_bind_writes_the_planned_device_and_another_pod_never_gets_it(world):
     plan(world, "a", wanting(rdma=1))
     begun = bind(world, "a", wanting(rdma=1))
     assert held_devices(begun) == ["rdma-n1-0"]
-    world.confirm("uid-a", Phase.ACCEPTED)
+    world.record_binding_outcome("uid-a", Phase.ACCEPTED)
     world.set_pod(bound(begun.assignment, "a", wanting(rdma=1)))
     assert held_devices(plan(world, "b", wanting(rdma=1))) == ["rdma-n1-1"]
     assert isinstance(plan(world, "c", wanting(rdma=1)), Unplaceable)
@@ -122,7 +122,7 @@ def test_a_planned_device_that_is_not_good_any_more_is_replaced_at_bind(world, c
 
 def test_a_device_is_free_when_its_containers_have_ended_and_not_when_deletion_starts(world):
     begun = bind(world, "a", wanting(rdma=2))
-    world.confirm("uid-a", Phase.ACCEPTED)
+    world.record_binding_outcome("uid-a", Phase.ACCEPTED)
     world.set_pod(bound(begun.assignment, "a", wanting(rdma=2)))
     dying = replace(bound(begun.assignment, "a", wanting(rdma=2), deleting=True), ended=False)
     world.set_pod(dying)

@@ -321,13 +321,13 @@ def test_bind_is_refused_when_no_card_of_the_node_has_room_any_more(world):
 
 def test_a_failed_bind_frees_the_cards(world):
     begin(world)
-    world.confirm("uid-p", None)
+    world.record_binding_outcome("uid-p", None)
     assert free(world) == [P100, P100]
 
 
 def test_a_bind_counts_until_the_watch_shows_the_pod_and_then_by_the_pod(world):
     chosen = begin(world)
-    world.confirm("uid-p", Phase.ACCEPTED)
+    world.record_binding_outcome("uid-p", Phase.ACCEPTED)
     assert mark(world, "uid-p") == "bound"
     world.set_pod(as_pod(asking("p", gpu_mem=8138)))  # an event from before the bind
     assert mark(world, "uid-p") == "bound"
@@ -343,7 +343,7 @@ def test_a_second_bind_while_one_is_posting_learns_so(world):
 
 def test_filter_answers_a_bound_pod_with_its_node(world):
     begin(world)
-    world.confirm("uid-p", Phase.ACCEPTED)
+    world.record_binding_outcome("uid-p", Phase.ACCEPTED)
     assert plan(world, nodes=["n1", "n2"]).node == "n1"
 
 
@@ -351,20 +351,20 @@ def test_a_pod_deleted_while_its_bind_was_posted_counts_as_a_ghost(world):
     begin(world)
     world.remove_pod(as_pod(asking("p", gpu_mem=8138)))
     assert free(world) == [P100 - 8138, P100]
-    world.confirm("uid-p", Phase.ACCEPTED)
+    world.record_binding_outcome("uid-p", Phase.ACCEPTED)
     assert mark(world, "uid-p") == "terminating"
 
 
 def test_a_pod_that_vanished_before_its_bind_was_seen_counts_as_a_ghost(world):
     begin(world)
-    world.confirm("uid-p", Phase.ACCEPTED)
+    world.record_binding_outcome("uid-p", Phase.ACCEPTED)
     world.remove_pod(as_pod(asking("p", gpu_mem=8138)))
     assert mark(world, "uid-p") == "terminating"
 
 
 def test_an_unsure_bind_keeps_its_cards_and_the_next_bind_writes_the_same(world):
     chosen = begin(world)
-    world.confirm("uid-p", Phase.UNCONFIRMED)
+    world.record_binding_outcome("uid-p", Phase.UNCONFIRMED)
     assert plan(world, nodes=["n1"]) == KnownBinding(node="n1", assignment=chosen, phase=Phase.UNCONFIRMED)
     world.set_card(*as_card(resource(0, health="Unhealthy")))
     assert begin(world) == chosen
@@ -376,7 +376,7 @@ def test_an_unsure_bind_keeps_its_cards_and_the_next_bind_writes_the_same(world)
 )
 def test_an_unconfirmed_bind_is_settled_by_a_later_lookup(world, clock, bound_, exists, then):
     begin(world)
-    world.confirm("uid-p", Phase.UNCONFIRMED)
+    world.record_binding_outcome("uid-p", Phase.UNCONFIRMED)
     assert world.expire_reservations() == []
     clock.advance(76)
     (holding,) = world.expire_reservations()
@@ -453,7 +453,7 @@ def test_a_late_proof_that_the_containers_have_ended_ends_the_ghost(world):
 def test_a_pod_that_may_have_run_keeps_its_share_when_an_old_filter_or_bind_call_comes(world):
     with_cards(world, n2=1)
     begin(world)
-    world.confirm("uid-p", Phase.UNCONFIRMED)
+    world.record_binding_outcome("uid-p", Phase.UNCONFIRMED)
     world.remove_pod(as_pod(asking("p", gpu_mem=8138)))
     assert mark(world, "uid-p") == "terminating"
     assert isinstance(plan(world, nodes=["n2"]), KnownBinding)
@@ -545,7 +545,7 @@ def test_a_refusal_of_long_ago_is_forgotten(world, clock):
 
 def test_a_cordoned_card_gets_nothing_new_and_keeps_what_it_has(world):
     chosen = begin(world)
-    world.confirm("uid-p", Phase.ACCEPTED)
+    world.record_binding_outcome("uid-p", Phase.ACCEPTED)
     busy = chosen.indices()[0]
     world.set_card(*as_card(resource(busy, cordoned=True)))
     assert free(world)[busy] == P100 - 8138, "what runs stays counted"
@@ -632,6 +632,6 @@ def test_a_pod_that_ends_without_a_node_holds_nothing(world):
 def test_one_that_ends_while_its_binding_may_land_is_not_looked_up(world, clock):
     plan(world)
     begin(world)
-    world.confirm("uid-p", Phase.UNCONFIRMED)
+    world.record_binding_outcome("uid-p", Phase.UNCONFIRMED)
     world.set_pod(as_pod(asking("p", gpu_mem=8138) | {"status": {"phase": "Failed"}}))
     assert free(world) == [P100, P100], "its containers never start"

@@ -195,7 +195,7 @@ def test_bind_is_refused_when_the_class_is_gone(world):
 
 def test_an_unsure_bind_keeps_its_card_whatever_became_of_class_and_quota(world):
     first = begin(world, "a", 8138, resource_class="k80")
-    world.confirm("uid-a", Phase.UNCONFIRMED)
+    world.record_binding_outcome("uid-a", Phase.UNCONFIRMED)
     world.remove_class("k80")
     world.set_quota(*as_quota({"shares": 0}))
     assert begin(world, "a", 8138, resource_class="k80") == Assumed(assignment=first.assignment, unconfirmed=True)
@@ -385,14 +385,14 @@ def test_plans_end_with_the_epoch_and_what_was_posted_stays(world):
     plan(world, "a", 8138)
     begin(world, "b", 100, epoch=1)
     begin(world, "c", 200, node="n2", epoch=1)
-    world.confirm("uid-c", Phase.UNCONFIRMED)
+    world.record_binding_outcome("uid-c", Phase.UNCONFIRMED)
     world.forget_plans()
     assert [mark(world, f"uid-{name}") for name in "abc"] == [None, "binding", "unconfirmed"]
 
 
 def test_what_is_unsure_since_an_earlier_epoch_is_not_posted_again_until_it_is_settled(world, clock):
     chosen = begin(world, "a", 8138, epoch=1).assignment
-    world.confirm("uid-a", Phase.UNCONFIRMED)
+    world.record_binding_outcome("uid-a", Phase.UNCONFIRMED)
     assert begin(world, "a", 8138, epoch=2) == KnownBinding(node="n1", assignment=chosen, phase=Phase.UNCONFIRMED)
     clock.advance(76)
     (holding,) = world.expire_reservations()

@@ -98,7 +98,7 @@ class RenamedNodes(RuleBasedStateMachine):
         assert isinstance(begun, Assumed)
         assert begun.assignment == placed.assignment
         if phase is not Phase.BINDING:
-            self.state.confirm(ref.uid, Phase.ACCEPTED)
+            self.state.record_binding_outcome(ref.uid, Phase.ACCEPTED)
         if phase is Phase.BOUND:
             self.state.set_pod(pod.as_bound())
 

@@ -51,9 +51,9 @@ class World:
         if outcome != "landed":
             self.flying.append(posted)
         if landed:
-            self.state.confirm(f"uid-{name}", Phase.ACCEPTED)
+            self.state.record_binding_outcome(f"uid-{name}", Phase.ACCEPTED)
         else:
-            self.state.confirm(f"uid-{name}", Phase.UNCONFIRMED if outcome == "lost" else None)
+            self.state.record_binding_outcome(f"uid-{name}", Phase.UNCONFIRMED if outcome == "lost" else None)
 
     def land(self, name: str) -> None:
         for posted in [flight for flight in self.flying if flight[0] == name]:

@@ -84,7 +84,7 @@ class World(Ahead):
         pod = Pod(self.pods[name])
         assumed = self.state.assume(pod.ref, pod.request, row.node, "binpack", epoch=0)
         if isinstance(assumed, Assumed) and outcome != "posting":
-            self.state.confirm(pod.uid, outcome)
+            self.state.record_binding_outcome(pod.uid, outcome)
 
     def show_bound(self, name: str) -> None:
         row = self.row(name)

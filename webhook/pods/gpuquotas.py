@@ -31,13 +31,13 @@ def validate(pod: PodUnderReview, context: Context) -> None:
         resource_class = cluster.resource_class(container.resource_class) if container.resource_class else None
         return max(cluster.cards(resource_class).smallest, MiB(1))
 
-    def check_smallest() -> tuple[str, ...]:
+    def check_with_smallest_cards() -> tuple[str, ...]:
         check_request(pod_request, quota_usages, smallest, detailed=detailed)
         return ()
 
     check_request(pod_request, quota_usages, detailed=detailed)
     pod.warnings += collect_warnings(
-        context.settings.oversize, check_smallest, "a node with a smaller GPU joins or the quota is raised"
+        context.settings.oversize, check_with_smallest_cards, "a node with a smaller GPU joins or the quota is raised"
     )
 
 

@@ -95,8 +95,10 @@ class Drain:
         cordons.cordon_card(self.client, self.card, reason, dry_run=True)
         for pod in self._select_evictable(pods):
             refusal = self._evict(pod, dry_run=True)
-            condition = f", once it may be: {refusal}" if refusal is not None else ""
-            console.print_text(f"pod {pod.full_name} would be evicted{condition}")
+            if refusal is None:
+                console.print_text(f"pod {pod.full_name} would be evicted")
+            else:
+                console.print_text(f"pod {pod.full_name} cannot be evicted yet, and would be tried again: {refusal}")
         console.print_text(f"{cordons.describe_card(self.card)} would be drained; nothing was changed")
 
     def run(self, reason: str) -> None:

@@ -33,7 +33,7 @@ def _shares_as_json(pod: Json) -> list[Json]:
     try:
         pod_assignment = assignment.decode(annotations_of(pod))
     except assignment.InvalidAssignment:
-        return []  # the text reports the error
+        return []  # the text output reports the error
     container_names = {share.key: share.spec.get("name") for share in request.containers(pod)}
     return [
         {
@@ -52,7 +52,7 @@ def _nodes_as_json(pod: Json, cluster_state: ClusterState, policy: str) -> list[
     try:
         pod_request = request.parse_mutated(pod)
     except InvalidRequest:
-        return []  # the text reports the error
+        return []  # the text output reports the error
     if pod_request is None:
         return []
     headroom = [entry_headroom for _, entry_headroom in cluster_state.quota_headroom(pod["metadata"]["namespace"])]

@@ -150,7 +150,7 @@ WEBHOOK_CONFIGURATION: Final = "cardwise"
 # after those of other projects.
 LATE_CONFIGURATION: Final = f"zz-{WEBHOOK_CONFIGURATION}"
 SCHEDULER: Final = "cardwise-scheduler"  # the Deployment of scheduler.mode=own, and the default of scheduler.name
-SCHEDULER_NAME: Final = "cardwise.dev/scheduler-name"  # annotation on this Deployment: scheduler.name
+SCHEDULER_NAME: Final = "cardwise.dev/scheduler-name"  # annotation on this Deployment; the value of scheduler.name
 # annotation of a kube-scheduler that scheduler.mode=kubeadm has changed
 FORMER_CONFIG: Final = "cardwise-former-config"
 PROBE_PRIORITY_CLASS: Final = "cardwise-probe"  # PriorityClass of pods that only test whether a card can be allocated

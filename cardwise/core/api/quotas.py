@@ -5,7 +5,7 @@ Only arithmetic: the amounts that pods hold are in the ledger, and the kinds of 
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from cardwise.core.api import names
 from cardwise.core.api.assignment import CardShare
@@ -197,7 +197,7 @@ def parse(manifest: Mapping[str, Any]) -> GPUQuota:
         entry = _parse_entry(fields, f"spec.hard[{i}]")
         selects = (entry.resource_class, entry.model)
         if selects in entries:
-            _refuse_duplicates(entry, f"spec.hard[{i}]", list(entries).index(selects))
+            _raise_duplicate_entry(entry, f"spec.hard[{i}]", list(entries).index(selects))
         entries[selects] = entry
     return GPUQuota(
         namespace=metadata.get("namespace") or "",
@@ -260,7 +260,7 @@ def _as_count(decoded: object) -> int:
     return decoded if isinstance(decoded, int) else 0
 
 
-def _refuse_duplicates(entry: QuotaEntry, field: str, first: int) -> None:
+def _raise_duplicate_entry(entry: QuotaEntry, field: str, first: int) -> NoReturn:
     subject = f"class {entry.resource_class}" if entry.resource_class else f"model {entry.model}"
     if not (entry.resource_class or entry.model):
         subject = "every GPU"

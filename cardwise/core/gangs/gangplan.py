@@ -37,10 +37,10 @@ from cardwise.core.values.refusals import Refusal
 
 _NO_LOAD: Final = Load(0, 0, 0)
 _MAX_SCORED_NODES: Final = 500  # nodes that are scored for members of one kind
-_MAX_SEARCHED_NODES: Final = 128  # nodes that are searched for all kinds with several card requests together
+_MAX_SEARCHED_NODES: Final = 128  # searched nodes, in total for all kinds with several card requests
 _MAX_WORK: Final = 1024  # the work of these searches, in card requests
 _MIN_SEARCHED_NODES: Final = 2  # nodes that are searched for each such member, even if that exceeds these limits
-_STEP_WORK: Final = 64  # card requests; the work between two calls of the pace
+_STEP_WORK: Final = 64  # card requests; the work between two calls of `pace`
 _STEPS: Final = 1024  # the effort of the searches of one plan, see `SearchEffort`
 _UNUSABLE: Final = -(1 << 62)  # lower than any score
 
@@ -224,7 +224,7 @@ class _Inputs:
         representative = self._representatives[member.uid]
         kind = self._kinds.get(representative)
         if kind is None:
-            kind = self._kinds[representative] = self._find_kind(member, representative)
+            kind = self._kinds[representative] = self._compute_kind(member, representative)
         return kind
 
     def count_work(self, work: int) -> None:
@@ -290,7 +290,7 @@ class _Inputs:
             self._works[request] = max(1, len(fitting.card_requests(request)))
         return self._works[request]
 
-    def _find_kind(self, member: Member, representative: str) -> _Kind:
+    def _compute_kind(self, member: Member, representative: str) -> _Kind:
         """Compute the kind of the member. `representative`: the UID of the first equal member."""
         terms, request = self.terms, member.request
         offers = terms.offers.get(member.shape)

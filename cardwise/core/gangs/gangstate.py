@@ -181,7 +181,7 @@ class Gang:
         return {kind for kind in self._roster.foreign if kind is not None}
 
     @property
-    def numbered(self) -> bool:
+    def has_minimum_from_member(self) -> bool:
         """Whether a member's own annotation or label sets the minimum."""
         return bool(self._roster.minimums)
 

@@ -340,7 +340,7 @@ class Ledger:
         """The holdings whose counts may change when the node's UUIDs change from `before` to `now`."""
         uids = dict.fromkeys((*state.holdings, *state.foreign))
         for uuid in set(now).difference(before):
-            uids |= dict.fromkeys(nodes_by_uuid.holders_elsewhere(uuid))
+            uids |= dict.fromkeys(nodes_by_uuid.pods_whose_node_lacks(uuid))
             for name in nodes_by_uuid.nodes(uuid):  # another node also reports this UUID
                 uids |= dict.fromkeys((*self._nodes[name].holdings, *self._nodes[name].foreign))
         return [self._holdings[uid] for uid in uids]

@@ -42,7 +42,7 @@ class NodesByUuid:
                 other_nodes = self._nodes.get(uuid)
                 self._set(uuid, tuple(sorted((*other_nodes, node))) if other_nodes else own_name)
 
-    def holders_elsewhere(self, uuid: str) -> Iterable[str]:
+    def pods_whose_node_lacks(self, uuid: str) -> Iterable[str]:
         """The UIDs of the pods that hold this card or device and whose own node does not report it."""
         return self._elsewhere.get(uuid, ())
 

@@ -135,7 +135,7 @@ def test_a_rehearsal_changes_nothing_and_tells_what_is_in_the_way(capsys):
     assert "unschedulable" not in spec(api, "gpu-n1-0")
     assert capsys.readouterr().out.splitlines() == [
         "pod team-a/a would be evicted",
-        "pod team-a/b would be evicted, once it may be: the disruption budget web needs 1 healthy pods",
+        "pod team-a/b cannot be evicted yet, and would be tried again: the disruption budget web needs 1 healthy pods",
         f"{TITLE} would be drained; nothing was changed",
     ]
 

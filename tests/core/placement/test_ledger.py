@@ -173,7 +173,7 @@ def test_a_full_card_is_no_violation_and_a_mib_more_is(ledger):
     assert ledger.violations() == []
     ledger.set_holding(holding("v", 2, 0))
     (violation,) = ledger.violations()
-    assert violation.endswith(f"is given beyond the {P100} that it has")
+    assert violation.endswith(f"is overcommitted: more than its {P100} is assigned")
 
 
 def test_what_no_quota_counts_fills_all_its_cards(ledger):
@@ -261,7 +261,7 @@ def test_a_device_with_two_holders_is_a_violation():
     ledger.set_holding(others.holding("u", 0, 1))
     assert ledger.violations() == []
     ledger.set_holding(others.holding("v", 1, 2))
-    assert ledger.violations() == ["n1: rdma-n1-1 is given beyond the 1 that it has"]
+    assert ledger.violations() == ["n1: rdma-n1-1 is overcommitted: more than its 1 is assigned"]
     ledger.release("u")
     assert ledger.violations() == []
 

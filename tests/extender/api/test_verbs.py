@@ -259,7 +259,7 @@ def test_a_pod_that_is_bound_already_is_answered_its_node_though_its_card_is_res
     pod = asking("p", gpu_mem=8138)
     assert call_filter(state, pod).node_names == ["n1"]
     state.assume(PodRef("uid-p", "default", "p"), request.parse(pod), "n1", "binpack", epoch=0)
-    state.confirm("uid-p", Phase.ACCEPTED)
+    state.record_binding_outcome("uid-p", Phase.ACCEPTED)
     reserve(state, "n1", P100)
     assert call_filter(state, pod).node_names == ["n1"]
     assert call_filter(state, asking("q", gpu_mem=100)).node_names == []

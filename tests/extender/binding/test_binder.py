@@ -296,7 +296,7 @@ def test_a_call_that_began_while_an_unheard_one_was_posting_holds_on_too():
     def other(_: Request) -> None:
         pod_request = request.parse(asking("p", gpu_mem=8138))
         world.state.assume(PodRef("uid-p", "default", "p"), pod_request, "n1", "binpack", epoch=0)
-        world.state.confirm("uid-p", Phase.UNCONFIRMED)
+        world.state.record_binding_outcome("uid-p", Phase.UNCONFIRMED)
 
     world.api.before_request(other, "get")
     world.fails("api_error")
@@ -336,7 +336,7 @@ def test_looking_up_many_in_an_outage_takes_one_step_no_longer_than_a_few_second
     pod_request = request.parse(asking("p", gpu_mem=100))
     for i in range(20):
         world.state.assume(PodRef(f"u{i}", "default", f"p{i}"), pod_request, "n1", "binpack", epoch=0)
-        world.state.confirm(f"u{i}", Phase.UNCONFIRMED)
+        world.state.record_binding_outcome(f"u{i}", Phase.UNCONFIRMED)
     world.clock.advance(76)
     world.api.before_request(lambda call: times_out(world, call), "get", times=math.inf)
     looks_up(world)
@@ -353,7 +353,7 @@ def test_one_that_cannot_be_changed_keeps_no_other_share():
         world.state.assume(
             PodRef(f"uid-{name}", "default", name), request.parse(asking(name, gpu_mem=100)), "n1", "binpack", epoch=0
         )
-        world.state.confirm(f"uid-{name}", Phase.UNCONFIRMED)
+        world.state.record_binding_outcome(f"uid-{name}", Phase.UNCONFIRMED)
     world.clock.advance(76)
     world.api.before_request(lambda call: times_out(world, call), "patch", "*/first/status", times=math.inf)
     for _ in range(3):
@@ -463,10 +463,10 @@ def test_a_lookup_that_began_before_a_newer_bind_settles_nothing():
     pod_request = request.parse(asking("p", gpu_mem=8138))
     for _ in range(2):
         world.state.assume(PodRef("uid-p", "default", "p"), pod_request, "n1", "binpack", epoch=0)
-        world.state.confirm("uid-p", Phase.UNCONFIRMED)
+        world.state.record_binding_outcome("uid-p", Phase.UNCONFIRMED)
         world.clock.advance(76)
     assert world.state.expire_reservations()
     world.state.assume(PodRef("uid-p", "default", "p"), pod_request, "n1", "binpack", epoch=0)
-    world.state.confirm("uid-p", Phase.UNCONFIRMED)
+    world.state.record_binding_outcome("uid-p", Phase.UNCONFIRMED)
     world.state.on_lookup("uid-p", bound=False, exists=True)
     assert mark(world.state, "uid-p") == "unconfirmed"

@@ -75,7 +75,7 @@ def into(table, phase):
     elif phase in POSTED:
         begun(table, shares)
         if phase is not Phase.BINDING:
-            table.confirm(POD.uid, phase)
+            table.record_binding_outcome(POD.uid, phase)
     elif phase is not None:
         table.mark_bound(assigned())
         if phase is not Phase.BOUND:
@@ -113,7 +113,7 @@ def test_the_word_of_the_api_server_comes_at_any_time(table, before):
     into(table, before)
     table.mark_bound(assigned())
     assert table.get(POD.uid).phase is Phase.BOUND
-    table.confirm(POD.uid, Phase.UNCONFIRMED)  # a thread that comes back late
+    table.record_binding_outcome(POD.uid, Phase.UNCONFIRMED)  # a thread that comes back late
     assert table.get(POD.uid).phase is Phase.BOUND
     assert table.pending_bindings() == set()
 
@@ -121,7 +121,7 @@ def test_the_word_of_the_api_server_comes_at_any_time(table, before):
 def test_what_was_posted_is_bound_once_the_watch_shows_the_same(table):
     seen = assigned()
     begun(table, seen.assignment, mps_client=seen.mps_client)
-    table.confirm(POD.uid, Phase.ACCEPTED)
+    table.record_binding_outcome(POD.uid, Phase.ACCEPTED)
     table.mark_bound(seen)
     assert (table.get(POD.uid).phase, table.get(POD.uid).holding.phase_name) == (Phase.BOUND, "")
 
@@ -190,7 +190,7 @@ def test_a_gang_counts_on_what_is_posted_until_the_pod_is_seen_bound(table, hear
     table.set_plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
     assert {uid: holding.node for uid, holding in table.gang_plan(GANG).items()} == {POD.uid: "n1"}
     begun(table, assigned().assignment)
-    table.confirm(POD.uid, heard)
+    table.record_binding_outcome(POD.uid, heard)
     assert [holding.phase for holding in table.gang_plan(GANG).values()] == [heard]
     table.mark_bound(assigned())
     assert table.gang_plan(GANG) == {}
@@ -199,7 +199,7 @@ def test_a_gang_counts_on_what_is_posted_until_the_pod_is_seen_bound(table, hear
 def test_what_surely_was_not_posted_waits_again_with_its_gang(table):
     table.set_plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
     begun(table, assigned().assignment)
-    table.confirm(POD.uid, None)
+    table.record_binding_outcome(POD.uid, None)
     assert [row.phase for row in table.gang_plan(GANG).values()] == [Phase.WAITING]
 
 
@@ -209,7 +209,7 @@ def test_what_is_posted_stands_though_its_gang_does_not_count_on_it_any_more(tab
     begun(table, assigned().assignment)
     table.release_plan(POD.uid)
     assert (table.gang_plan(GANG), table.get(POD.uid).phase) == ({}, Phase.BINDING)
-    table.confirm(POD.uid, heard)
+    table.record_binding_outcome(POD.uid, heard)
     assert [row.phase for row in table.rows_in_phases(*Phase)] == ([heard] if heard is not None else [])
     assert table.gang_plan(GANG) == {}
 
@@ -263,14 +263,14 @@ def test_a_pod_without_cards_that_vanishes_while_it_is_posted_leaves_nothing(clo
     world.set_pod(seen)
     begin_plain(world)
     world.remove_pod(seen)
-    world.confirm("uid-m", heard)
+    world.record_binding_outcome("uid-m", heard)
     assert world.pending_bindings() == set()
 
 
 def test_a_pod_without_cards_of_which_nobody_has_heard_is_looked_up(clock):
     world = with_cards(make_state(clock), n1=1)
     begin_plain(world)
-    world.confirm("uid-m", Phase.UNCONFIRMED)
+    world.record_binding_outcome("uid-m", Phase.UNCONFIRMED)
     assert world.pending_bindings() == {"uid-m"}
     clock.advance(76)
     assert world.expire_reservations() == [PodRef("uid-m", "default", "m")]
@@ -284,7 +284,7 @@ def test_a_member_that_another_scheduler_bound_elsewhere_holds_no_card_here(cloc
     whole = free(world)
     pod_request = request.parse(asking("p", gpu_mem=8138))
     world.assume(PodRef("uid-p", "default", "p"), pod_request, "n1", "binpack", epoch=0)
-    world.confirm("uid-p", Phase.UNCONFIRMED)
+    world.record_binding_outcome("uid-p", Phase.UNCONFIRMED)
     bound_pod = asking("p", gpu_mem=8138)
     bound_pod["metadata"].setdefault("labels", {})[names.GANG] = "g"
     bound_pod["spec"]["nodeName"] = "n2"
@@ -308,7 +308,7 @@ def test_what_an_earlier_epoch_may_have_posted_is_not_posted_again(clock, epoch,
     """Another extender may have given the cards away in between. In the same epoch the same cards are written again."""
     world = with_cards(make_state(clock), n1=1)
     first = begin(world, "p", 10, epoch=7)
-    world.confirm("uid-p", Phase.UNCONFIRMED)
+    world.record_binding_outcome("uid-p", Phase.UNCONFIRMED)
     again = begin(world, "p", 10, epoch=epoch)
     assert isinstance(again, then)
     assert again.assignment == first.assignment
@@ -454,7 +454,7 @@ def test_each_share_is_counted_once_in_the_metrics(clock):
     for name, heard in (("b", None), ("u", Phase.UNCONFIRMED), ("c", Phase.ACCEPTED)):
         begin(world, name, 10)
         if heard is not None:
-            world.confirm(f"uid-{name}", heard)
+            world.record_binding_outcome(f"uid-{name}", heard)
     reported = ("uid-a", "uid-still", "one", "two")
     world.set_card(*as_card(resource(0, reported=[reported_share(uid, 10) for uid in reported])))
     with world.view() as ledger:

@@ -275,15 +275,15 @@ def test_pods_that_take_a_place_of_each_plan_do_not_keep_a_gang_of_100_from_bein
 
 def test_a_gang_for_which_the_lock_would_be_held_for_long_waits(meanwhile, monkeypatch):
     world = Two()
-    find_unplaceable = GangPlanner.find_unplaceable
+    find_member_without_capacity = GangPlanner.find_member_without_capacity
 
     def slow(planner, members, pace=lambda: None):
         if world.state._lock._lock.locked():
             world.clock.worked += 1
             pace()
-        return find_unplaceable(planner, members, pace)
+        return find_member_without_capacity(planner, members, pace)
 
-    monkeypatch.setattr(GangPlanner, "find_unplaceable", slow)
+    monkeypatch.setattr(GangPlanner, "find_member_without_capacity", slow)
 
     plans = meanwhile(lambda: world.hold_card(plans[-1]["uid-a"]), times=3)
     assert world.filter("a")[0] == []

@@ -106,7 +106,7 @@ def test_a_member_that_may_be_bound_already_is_not_planned_anew_in_a_later_term(
     assert world.schedule("a0") == world.schedule("a1") == ""
     first = next(bind for bind in world.binding if bind.pod["metadata"]["name"] == "a0")
     world.state.assume(PodRef("uid-a0", "default", "a0"), request.parse(first.pod), first.node, "binpack", epoch=0)
-    world.state.confirm("uid-a0", Phase.UNCONFIRMED)
+    world.state.record_binding_outcome("uid-a0", Phase.UNCONFIRMED)
     world.binding.clear()
     world.assumed.clear()
     world.state.forget_plans()

@@ -120,7 +120,7 @@ def test_plans_that_take_long_keep_no_gate_closed(plans, monkeypatch):
         return plan(*args)
 
     monkeypatch.setattr(gangplan, "plan", slow)
-    monkeypatch.setattr(GangPlanner, "find_unplaceable", lambda *_: None)
+    monkeypatch.setattr(GangPlanner, "find_member_without_capacity", lambda *_: None)
     world.state._cache.capacity.mark_freed()
     world.clock.advance(10)
     done.clear()
@@ -347,7 +347,7 @@ def test_calls_for_gangs_that_cannot_be_planned_plan_a_tenth_of_the_time_and_the
     world.run(1)
     done.clear()
     plans_in_vain(monkeypatch, done, world)
-    monkeypatch.setattr(GangPlanner, "find_unplaceable", lambda *_: None)
+    monkeypatch.setattr(GangPlanner, "find_member_without_capacity", lambda *_: None)
     worked = world.clock.worked
     for call in range(1000):
         with world.state.view():

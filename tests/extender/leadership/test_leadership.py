@@ -603,7 +603,7 @@ def sends_in_vain(extender, name):
     pod_request = request.parse(extender.api.pods()[name])
     epoch = extender.leadership.epoch()
     extender.state.assume(PodRef(f"uid-{name}", "default", name), pod_request, "n1", "binpack", epoch=epoch)
-    extender.state.confirm(f"uid-{name}", Phase.UNCONFIRMED)
+    extender.state.record_binding_outcome(f"uid-{name}", Phase.UNCONFIRMED)
 
 
 def changed(pair):
@@ -711,7 +711,7 @@ def test_who_has_taken_over_so_and_takes_its_own_lease_again_changes_what_it_has
 
 def test_a_member_without_cards_of_which_nobody_has_heard_is_not_settled_until_it_is_seen_bound(pair):
     pair.a.state.assume(PodRef("uid-m", "default", "m"), None, "n1", "binpack", epoch=0)
-    pair.a.state.confirm("uid-m", Phase.UNCONFIRMED)
+    pair.a.state.record_binding_outcome("uid-m", Phase.UNCONFIRMED)
     assert not pair.a.leadership.is_settled()
     member = pod("m", uid="uid-m")
     member["metadata"]["labels"] = {names.GANG: "g"}

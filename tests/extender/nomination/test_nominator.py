@@ -208,7 +208,7 @@ def test_its_cpu_counts_there_until_the_watch_shows_it(heard):
     world.filter("a")
     begin(world.state, "a", 100)
     if heard is not Phase.BINDING:
-        world.state.confirm("uid-a", heard)
+        world.state.record_binding_outcome("uid-a", heard)
     world.create("b", 100, cpu="40")
     assert world.nominate_all() == {}
     world.create("c", 100, cpu="20")

@@ -304,7 +304,7 @@ class Scheduler:
         assert begun.assignment is not None
         written = assignment.encode(begun.assignment, assume_time_ns=1)
         self._world.edit(name, spec={"nodeName": node}, status={"nominatedNodeName": ""}, annotations=written)
-        self._world.state.confirm(uid, Phase.ACCEPTED)
+        self._world.state.record_binding_outcome(uid, Phase.ACCEPTED)
 
     # Its preemption.
 

@@ -53,7 +53,7 @@ def test_what_is_written_is_what_programs_read(tmp_path, shares, by):
 
 def test_a_card_must_allow_the_largest_share_of_the_pod_there():
     text = assignment(c0=[share(ONE, 1000)], c1=[share(ONE, 3000), share(TWO, 3000)], init_2=[share(TWO, 100)])
-    assert settings_of(**{shareagent.ASSIGNMENT_ENV: text}).required_ceilings() == {ONE: MiB(3000), TWO: MiB(3000)}
+    assert settings_of(**{shareagent.ASSIGNMENT_ENV: text}).min_daemon_ceilings() == {ONE: MiB(3000), TWO: MiB(3000)}
 
 
 @pytest.mark.parametrize(
