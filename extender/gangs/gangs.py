@@ -665,11 +665,11 @@ class Gangs:
 
     def _on_planned(self, gang: Gang) -> None:
         """Record that nodes and cards are reserved for the missing members, and requeue the refused ones."""
+        self._requeue_members(gang)
         if not gang.forward:
             now = self._clock.now()
-            self._permits[gang.key] = Permit(gang.key, now)
             self._bind_admission.mark_admitted(gang, now)
-        self._requeue_members(gang)
+            self._permits[gang.key] = Permit(gang.key, now)  # last: after an error there is no plan and no permit
 
     def _requeue_members(self, gang: Gang) -> None:
         """Requeue the members that were refused before the gang had a plan."""

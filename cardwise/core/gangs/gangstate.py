@@ -297,9 +297,12 @@ class Gang:
         """Avoid the node for a while, for this member and members with equal shape: kube-scheduler did not offer it."""
         self._avoided[self.members[uid].shape, node] = now + 2 * _delay(self._failures + 1)
 
-    def mark_planned(self, uids: Collection[str], now: float) -> None:
-        """Record that these members will be planned. Together with the plan's members they reach the minimum."""
-        if not self.plan and not self.forward:
+    def mark_planned(self, uids: Collection[str], now: float, *, is_new: bool) -> None:
+        """Record that these members are planned. Together with the plan's other members they reach the minimum.
+
+        is_new: whether the gang had no plan before.
+        """
+        if is_new:
             self.arrived.clear()
             self.since = self._progress = now
         self.passed.difference_update(uids)

@@ -2,17 +2,21 @@
 planned in the end, whatever comes and goes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 
 import pytest
 
 from cardwise.core.api import names
 from cardwise.core.api.request import Load
 from cardwise.core.gangs.gangplan import Planned
+from cardwise.core.placement.ledger import Ledger
 from cardwise.kube.pods.nodeconstraints import NodeLabels
 from extender.cache import commit
-from extender.cache.reservations import Phase
+from extender.cache.reservations import Phase, Reservations
+from extender.gangs.bindthreads import BindThreadAdmission
 from extender.gangs.gangplanner import GangPlanner
+from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.nodeinfo import NodeRecord, PlacedPod
 from tests.extender.gangworlds import NodeSpec, World, member, reserve, single
 from tests.extender.worlds import P100, as_card, as_class, as_pod, as_quota, bound, resource, resource_class
@@ -289,3 +293,95 @@ def test_a_gang_for_which_the_lock_would_be_held_for_long_waits(meanwhile, monke
     assert world.filter("a")[0] == []
     assert world.phase("a") == "Waiting"
     assert "changes faster" in world.reason("a")
+
+
+# An unexpected error while the plan is reserved.
+
+
+class Broken(Exception):
+    """An internal error."""
+
+
+FAILING = [
+    (Reservations, "set_plan"),
+    (Reservations, "release_plan"),
+    (Ledger, "set_holding"),
+    (SchedulingQueue, "requeue_all"),
+    (BindThreadAdmission, "mark_admitted"),
+]
+
+
+def fail_each_call(monkeypatch, owner, name, make_scene) -> Iterator[tuple[World, object]]:
+    """Worlds in which the call of the scene has raised: in the first call of the function, in the second, and so on."""
+    function = getattr(owner, name)
+    for failing in count(1):
+        world, call = make_scene()
+        calls: list[int] = []
+
+        def fail(*args, calls=calls, failing=failing, **kwargs):
+            calls.append(1)
+            if len(calls) == failing:
+                raise Broken
+            return function(*args, **kwargs)
+
+        before = state_of(world)
+        with monkeypatch.context() as patches:
+            patches.setattr(owner, name, fail)
+            try:
+                call()
+            except Broken:
+                pass
+            else:
+                assert failing > 1, "the scene never calls it"
+                return
+        yield world, before
+
+
+def state_of(world: World) -> object:
+    gang = world.state.gangs.gang_of("uid-b0")
+    with world.state.view() as ledger:
+        holdings = {holding.uid: holding for holding in ledger.holdings()}
+    return (
+        dict(gang.plan),
+        holdings,
+        set(world.state._loads._planned),
+        set(world.state.gangs._permits),
+        (gang.since, gang._refused_since, gang._refusals, set(gang.passed), set(gang.arrived)),
+    )
+
+
+def refused_gang_that_fits() -> tuple[World, Callable[[], object]]:
+    world = World({f"n{i}": 1 for i in range(3)})
+    world.create(*(single(f"x{i}", priority=5, gpu_mem=P100) for i in range(3)))
+    world.run(1)
+    world.create(*(member(f"b{i}", "b", 3, created=i, gated=False, gpu_mem=P100 // 2) for i in range(3)))
+    for i in range(3):
+        assert world.schedule(f"b{i}")
+    world.keep()
+    world.delete("x0", "x1", "x2")
+    return world, lambda: world.filter("b0")
+
+
+def gang_that_must_move() -> tuple[World, Callable[[], object]]:
+    world = World({f"n{i}": 1 for i in range(4)})
+    world.create(*(member(f"b{i}", "b", 3, created=i, gated=False, gpu_mem=P100) for i in range(3)))
+    nodes, _ = world.filter("b0")
+    world.nodes[nodes[0]].cpu = 0
+    return world, lambda: world.filter("b0")
+
+
+@pytest.mark.parametrize(("owner", "name"), FAILING, ids=[name for _, name in FAILING])
+def test_an_error_while_a_plan_is_reserved_leaves_no_part_of_it(owner, name, monkeypatch):
+    for world, before in fail_each_call(monkeypatch, owner, name, refused_gang_that_fits):
+        assert state_of(world) == before
+        assert world.unbound_shares() == 0
+        world.run(2)
+        assert {"b0", "b1", "b2"} <= world.bound().keys()
+
+
+@pytest.mark.parametrize("name", ["set_plan", "release_plan"])
+def test_an_error_while_members_are_moved_leaves_them_where_they_were(name, monkeypatch):
+    for world, before in fail_each_call(monkeypatch, Reservations, name, gang_that_must_move):
+        assert state_of(world)[:4] == before[:4]
+        world.run(2)
+        assert {"b0", "b1", "b2"} <= world.bound().keys()
