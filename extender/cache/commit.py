@@ -21,6 +21,7 @@ from cardwise.core.gangs.gangs import Rank
 from cardwise.core.placement import placement
 from extender.cache.clusterview import ClusterView, NodeChanges, PodPlace
 from extender.cache.nominated import NominatedPods
+from extender.cache.pacing import PlanningStopped
 
 
 class PodPlan(NamedTuple):
@@ -44,17 +45,32 @@ class PodPlan(NamedTuple):
 
 
 class Commit:
-    """The comparison of a plan with the cluster as it is now. Create and use it while the lock is held."""
+    """The comparison of a plan with the cluster as it is now. Create and use it while the lock is held.
 
-    def __init__(self, cluster: ClusterView, nominated: NominatedPods, plan: PodPlan) -> None:
+    pace: called before each search for the unknown cards of a nominated pod. If it raises `PlanningStopped`, the plan
+        is in conflict: the searches would hold the lock for too long. Their results are kept for the next plan.
+    """
+
+    def __init__(
+        self, cluster: ClusterView, nominated: NominatedPods, plan: PodPlan, pace: Callable[[], object] = lambda: None
+    ) -> None:
+        self._pace = pace
         self._cluster = cluster
         self._nominated = nominated
         self._plan = plan
 
     def conflict(self) -> str:
         """The name of the first check that fails; "" if the places may be reserved."""
-        ledger, loads, replaced = self._cluster.ledger, self._cluster.loads, self._plan.replaced
         _ = self._changed_places  # computed before the what-if changes nodes
+        try:
+            # Searches unknown cards before the what-if, since the results are kept.
+            self._nominated.reservations_on(self._nominated_nodes, self._plan.own_uids, self._plan.priority, self._pace)
+            return self._first_failed_check()
+        except PlanningStopped:
+            return "nominated pods"
+
+    def _first_failed_check(self) -> str:
+        ledger, loads, replaced = self._cluster.ledger, self._cluster.loads, self._plan.replaced
         holders = [uid for uid in replaced if ledger.holding(uid) is not None]
         with ledger.what_if(released=holders), loads.what_if(unplanned=replaced):
             return next((name for name, check in CHECKS.items() if not check(self)), "")
@@ -71,6 +87,11 @@ class Commit:
     @property
     def _changed_nodes(self) -> set[str]:
         return {place.node for place in self._changed_places}
+
+    @property
+    def _nominated_nodes(self) -> set[str]:
+        """The changed nodes where cards are reserved for nominated pods that come first."""
+        return self._nominated.reserved_nodes(self._plan.own_uids, self._plan.priority) & self._changed_nodes
 
     def is_epoch_same(self) -> bool:
         """Whether no other extender may have placed pods since the snapshot."""
@@ -115,9 +136,8 @@ class Commit:
 
     def is_nominated_room_left(self) -> bool:
         """Whether the places leave the cards that are reserved for nominated pods."""
-        plan = self._plan
-        nodes = self._nominated.reserved_nodes(plan.own_uids, plan.priority) & self._changed_nodes
-        with self._nominated.count_reserved(plan.own_uids, plan.priority, nodes):
+        plan, nodes = self._plan, self._nominated_nodes
+        with self._nominated.count_reserved(plan.own_uids, plan.priority, nodes, self._pace):
             return self._cluster.has_cards_for([place for place in self._changed_places if place.node in nodes])
 
     def is_gang_room_left(self) -> bool:

@@ -96,27 +96,38 @@ class NominatedPods:
 
     @contextmanager
     def count_reserved(
-        self, excluded: Collection[str], priority: int, nodes: Collection[str] | None = None
+        self,
+        excluded: Collection[str],
+        priority: int,
+        nodes: Collection[str] | None = None,
+        pace: Callable[[], object] = lambda: None,
     ) -> Iterator[None]:
         """Context manager: inside, the ledger also has the reserved cards that pods of this priority must not use,
         except those for the pods `excluded`.
 
         nodes: the nodes whose reserved cards are added; None: all nodes. Takes 0.05 ms for each nominated pod.
+        pace: see `reservations_on`.
         """
         if not len(self._nominations):
             yield
             return
         with self._cluster.ledger.what_if(
-            added=[nominated.holding for nominated in self.reservations_on(nodes, excluded, priority)]
+            added=[nominated.holding for nominated in self.reservations_on(nodes, excluded, priority, pace)]
         ):
             yield
 
     def reservations_on(
-        self, nodes: Collection[str] | None, excluded: Collection[str], priority: int
+        self,
+        nodes: Collection[str] | None,
+        excluded: Collection[str],
+        priority: int,
+        pace: Callable[[], object] = lambda: None,
     ) -> list[NominatedReservation]:
         """The reservations on these nodes that pods of this priority must not use, except those of `excluded`.
 
         nodes: the nodes; None: all nodes.
+        pace: called before each search for unknown cards, which takes 1 ms on a node of 100 pods. If it raises, the
+            results so far are kept.
         """
         reserved = []
         for claimant, node, place in list(self._nominations.reserved_places(excluded, priority)):
@@ -124,6 +135,7 @@ class NominatedPods:
                 continue  # the ledger has the pod's holding already
             assignment = place.assignment
             if assignment is None:
+                pace()
                 searched = self._search_cards(claimant, node, place)
                 self._nominations.set_searched_place(claimant.uid, node, place, searched)
                 assignment = searched.assignment

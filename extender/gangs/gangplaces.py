@@ -27,7 +27,7 @@ from extender.cache.cache import Cache
 from extender.cache.clusterview import ClusterView, PodPlace
 from extender.cache.commit import Commit, PodPlan
 from extender.cache.nominated import NominatedPods
-from extender.cache.pacing import PlanningStopped, limit_work, pause_seconds
+from extender.cache.pacing import LOCKED_SECONDS, PlanningStopped, limit_work, pause_seconds
 from extender.cache.reservations import Phase, Reservations
 from extender.cache.statelock import StateLock
 from extender.gangs.cardsearch import no_place_text
@@ -352,7 +352,8 @@ class GangPlaces:
             rank=task.gang.rank,
             priority=task.gang.priority,
         )
-        if Commit(self._cache, self._nominated, plan).conflict():
+        pace = limit_work(self._clock, LOCKED_SECONDS)
+        if Commit(self._cache, self._nominated, plan, pace).conflict():
             return _Outcome.CONFLICT
         self._nominator.release_overtaken(overtaken)
         with self._restore_on_error(uids):

@@ -94,7 +94,7 @@ class GangPlanner:
         nominated_nodes, reserved = self._nominated.reserved_nodes(own_uids, priority), self._gang_reserved_nodes(gang)
         last_nodes = {*reserved, *(nominated_nodes if len(nominated_nodes) > MAX_RESERVED_NODES else ())}
         if last_nodes:  # as `Placing.place` does
-            with self._nominated.count_reserved(own_uids, priority, nominated_nodes - last_nodes):
+            with self._nominated.count_reserved(own_uids, priority, nominated_nodes - last_nodes, pace):
                 terms = self._make_terms(gang, members, without, without_cards=last_nodes)
                 outcome = self._plan(members, terms, pace)
             if isinstance(outcome, Planned):
@@ -102,7 +102,7 @@ class GangPlanner:
             nominated_nodes = self._nodes_for_any(members, nominated_nodes)
         counted, left_out = self._split_reserved(members, reserved)
         with (
-            self._nominated.count_reserved(own_uids, priority, nominated_nodes),
+            self._nominated.count_reserved(own_uids, priority, nominated_nodes, pace),
             self._cluster.gang_cards.count_reserved(counted),
         ):
             return self._plan(members, self._make_terms(gang, members, without, without_cards=left_out), pace)

@@ -13,6 +13,8 @@ from cardwise.core.gangs.gangplan import Planned
 from cardwise.core.placement.ledger import Ledger
 from cardwise.kube.pods.nodeconstraints import NodeLabels
 from extender.cache import commit
+from extender.cache.commit import Commit
+from extender.cache.nominated import NominatedPods
 from extender.cache.reservations import Phase, Reservations
 from extender.gangs.bindthreads import BindThreadAdmission
 from extender.gangs.gangplanner import GangPlanner
@@ -293,6 +295,54 @@ def test_a_gang_for_which_the_lock_would_be_held_for_long_waits(meanwhile, monke
     assert world.filter("a")[0] == []
     assert world.phase("a") == "Waiting"
     assert "changes faster" in world.reason("a")
+
+
+def test_unknown_cards_of_nominated_pods_are_searched_for_a_few_ms_under_the_lock(meanwhile, monkeypatch):
+    """Another extender has answered their preemption, and pods without GPUs come to their nodes after each plan."""
+    nodes = [f"n{i:02}" for i in range(60)]
+    world = World(dict.fromkeys(nodes, 2), max_waiting=1000)
+    for node in nodes:
+        world.create(single(f"nominated-{node}", priority=10, gpu_mem=P100))
+        refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        world.pods[f"nominated-{node}"]["status"] |= {"nominatedNodeName": node, "conditions": [refused]}
+        world.show_pod(world.pods[f"nominated-{node}"])
+    gang = [member(f"g{i:02}", "g", 60, created=i, gated=False, gpu_mem=P100 // 2 + 1) for i in range(60)]
+    world.create(*gang)
+    lock, searches = world.state._lock._lock, list[bool]()
+    search, find_conflict = NominatedPods.place_after_termination, Commit.conflict
+    in_commits, in_plans = list[int](), list[int]()
+
+    def costly(*args, **kwargs):
+        world.clock.worked += 0.001
+        searches.append(lock.locked())
+        return search(*args, **kwargs)
+
+    def counted(function, counts):
+        def call(*args, **kwargs):
+            before = sum(searches)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                counts.append(sum(searches) - before)
+
+        return call
+
+    def change():
+        if not lock.locked():
+            for node in nodes:
+                world.state.set_other_pod(f"other-{node}", PlacedPod(node, Load(len(plans), 0, 1)))
+
+    monkeypatch.setattr(NominatedPods, "place_after_termination", costly)
+    monkeypatch.setattr(Commit, "conflict", counted(find_conflict, in_commits))
+    plans = meanwhile(change, times=1000)
+    monkeypatch.setattr(GangPlanner, "plan", counted(GangPlanner.plan, in_plans))
+    world.filter("g00")
+    for _ in range(6):
+        world.clock.advance(1)
+        world.keep()
+    assert max(in_commits) == 4
+    assert max(in_plans) == 20
+    assert world.phase("g") == "Reserved"
 
 
 # An unexpected error while the plan is reserved.
