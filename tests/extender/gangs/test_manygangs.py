@@ -412,15 +412,15 @@ def test_a_gang_whose_plan_fails_unexpectedly_stops_no_other_gang(caller, monkey
     for gang in ("bad", "g"):
         world.create(member(f"{gang}0", gang, 1, gated=False, gpu_mem=P100))
         assert world.filter(f"{gang}0")[0] == []
-    find_unplaceable, tries = GangPlanner.find_unplaceable, []
+    find_member_without_capacity, tries = GangPlanner.find_member_without_capacity, []
 
     def fail_for_bad(planner, members, *args):
         if members[0].name == "bad0":
             tries.append(world.clock.now())
             raise RuntimeError("planted")
-        return find_unplaceable(planner, members, *args)
+        return find_member_without_capacity(planner, members, *args)
 
-    monkeypatch.setattr(GangPlanner, "find_unplaceable", fail_for_bad)
+    monkeypatch.setattr(GangPlanner, "find_member_without_capacity", fail_for_bad)
     world.delete("x0", "x1")
     with capture_logs() as logs:
         if caller == "controller":
