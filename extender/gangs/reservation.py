@@ -101,13 +101,14 @@ class GangReservation:
         self._stalls.pop(key, None)
         if self._gang is not None and self._gang.key == key:
             self._end_reservation()
+            self._set_cards(None)
 
     def reset(self) -> None:
         """Forget all results of searches, because the leader changes."""
         self._selections.clear()
         self._stalls.clear()
         self._end_reservation()
-        self._cards.reserve(None)
+        self._set_cards(None)
 
     def update(self, find_due: Callable[[], Sequence[Gang]], policy: str, pace: Pace) -> None:
         """Search cards for at most one gang, then choose the gang and its cards. Called without the lock.
@@ -218,7 +219,10 @@ class GangReservation:
             before = self._used.get(first.namespace)
             self._gang, self._since = first, now - (before.seconds if before is not None else 0.0)
             self._stalls.setdefault(first.key, _Stalls()).begin_wait(now)
-        if self._cards.reserve(first, holdings):
+        self._set_cards(first, holdings)
+
+    def _set_cards(self, gang: Gang | None, holdings: Sequence[Holding] = ()) -> None:
+        if self._cards.reserve(gang, holdings):
             self._cache.capacity.mark_released()
 
     def impossible_reason(self, gang: Gang) -> str | None:

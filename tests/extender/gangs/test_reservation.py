@@ -147,6 +147,20 @@ def test_when_the_gang_for_which_nodes_are_kept_is_deleted_those_that_wait_for_t
     assert world.state.next_requeue_node() == "n1"
 
 
+def test_the_reservation_of_a_deleted_gang_ends_at_once():
+    world = World({"n1": 2})
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    waiting_long(world, *(member(f"g{i}", "g", 2, created=1 + i, gpu_mem=P100) for i in range(2)))
+    world.create(single("z", created=90, gpu_mem=P100))
+    assert world.schedule("z") == RESERVED
+    freed = world.state._cache.capacity.freed_count
+    world.delete("g0", "g1")
+    assert world.state._cache.gang_cards._by_node == {}
+    assert world.state._cache.capacity.freed_count > freed
+    assert world.schedule("z") == ""
+
+
 def test_it_reserves_no_more_cards_than_it_asks_for():
     """A member with one card on each of four nodes of four cards reserves four, not sixteen."""
     world = World({f"n{i}": NodeSpec(4, labels={"name": f"n{i}"}) for i in range(4)})
