@@ -28,7 +28,8 @@ class PodPlan(NamedTuple):
     """Places for pods of one namespace that are to be reserved together.
 
     snapshot: the cluster on which the places were found.
-    is_wanted: returns whether just these pods still need places: they are pending, and no Binding may bind one of them.
+    is_wanted: returns whether just these pods still need places, with this rank: they are pending, and no Binding may
+        bind one of them.
     replaced: UIDs of pods whose reservations the plan replaces: the pods themselves, and overtaken nominated pods.
     own_uids: UIDs of pods whose reserved cards the plan may use.
     rank, priority: the place of the pods in the order, which decides which reservations of other pods they respect.

@@ -338,8 +338,10 @@ class GangPlaces:
         ]
 
         def is_wanted() -> bool:
-            return _needs(request.choose_members()) == _needs(task.members) and not self._is_binding_known(
-                gang, task.members
+            return (
+                gang.rank() == task.gang.rank
+                and _needs(request.choose_members()) == _needs(task.members)
+                and not self._is_binding_known(gang, task.members)
             )
 
         plan = PodPlan(

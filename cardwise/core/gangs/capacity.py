@@ -191,6 +191,7 @@ class Capacities:
             self._changes.extend(changed_loads.nodes_changed_since(start.loads))
         self._changes.extend(self._names ^ ledger.nodes_by_name().keys())
         self._changes.extend(self._load_names.symmetric_difference(loads.known_nodes()))
+        self._limit_changes()
         self._set_cluster(ledger, loads)
 
     def count_pods(self, shape: MemberShape, pace: Pace = lambda: None) -> int:
@@ -233,11 +234,15 @@ class Capacities:
         self._changes.extend((self._names - names) | (self._load_names - load_names))
         self._seen, self._names, self._load_names = current, names, load_names
 
-    def _updated_shape_count(self, shape: MemberShape) -> _ShapeCount:
-        self._note_changes()
+    def _limit_changes(self) -> None:
+        """Forget all changes if there are too many."""
         if len(self._changes) > _MAX_CHANGES:
             self._forgotten_changes += len(self._changes)
             self._changes.clear()
+
+    def _updated_shape_count(self, shape: MemberShape) -> _ShapeCount:
+        self._note_changes()
+        self._limit_changes()
         shape_count = self._counts_by_shape.pop(shape, None)
         kinds, change_count = self._ledger.kinds.changes, self._forgotten_changes + len(self._changes)
         if shape_count is None or shape_count.seen_changes < self._forgotten_changes or shape_count.kinds != kinds:

@@ -57,3 +57,17 @@ def test_a_count_that_its_pace_ends_is_continued():
         capacities.count_pods(shape, pace)
     assert capacities.count_pods(shape) > 0
     assert loads.counted == NODES, "each once"
+
+
+def test_changes_are_limited_also_while_nothing_is_counted(monkeypatch):
+    """Gangs without cards count no nodes, and each of their plans moves to a newer snapshot."""
+    monkeypatch.setattr(capacity, "_MAX_CHANGES", 700)
+    ledger, loads = ledger_with_free(**{name: [P100, P100] for name in NODES}), Loads()
+    capacities, shape = Capacities(ledger.snapshot(), loads.snapshot()), shape_of(1)
+    before = capacities.count_pods(shape)
+    for i in range(5):
+        for name in NODES:
+            loads.set_node(name, NodeRecord(Load(1 if i == 4 else 60_000 + i, 1 << 40, 100)), 0.0)
+        capacities.move_to(ledger.snapshot(), loads.snapshot())
+        assert len(capacities._changes) <= 700
+    assert capacities.count_pods(shape) == len(NODES) < before

@@ -151,6 +151,13 @@ def change_request(world: World) -> None:
     world.create(member("b1", "b", 2, created=6, gated=False, gpu_mem=P100 // 4))
 
 
+def lower_place_in_queue(world: World) -> None:
+    """Cards that are reserved for another gang of the namespace may concern it from now on."""
+    for name in ("b0", "b1"):
+        world.pods[name]["metadata"]["annotations"]["cardwise.dev/queue-priority"] = "-5"
+        world.show_pod(world.pods[name])
+
+
 def use_quota(world: World) -> None:
     world.state.set_quota(*as_quota({"memoryMiB": 100}))
 
@@ -166,7 +173,7 @@ def bind_member(world: World) -> None:
 
 
 CHANGES_OF_GANG = {
-    "pods": [delete_member, add_older_member, change_request, bind_member],
+    "pods": [delete_member, add_older_member, change_request, bind_member, lower_place_in_queue],
     "quotas": [use_quota],
     "leader epoch": [end_epoch],
 }
