@@ -25,6 +25,7 @@ from extender.cache.gangcards import GangCards
 from extender.cache.nodeload import NodeLoads
 from extender.cache.nominations import LOWEST, Nomination, Nominations
 from extender.cache.quotas import Quotas
+from extender.records.nodeinfo import PlacedPod
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
@@ -244,6 +245,8 @@ class Changes(NodeChanges):
         namespace, uid = pod.ref.namespace, pod.ref.uid
         super().__init__(current_view, snapshot, pod.rank, namespace, uid)
         self._budgets = current_view.budgets.budgets_changed_since(snapshot.budgets)
+        # By namespace and the id of a pod's labels; pods with equal labels share them. The snapshot keeps them alive.
+        self._covered: dict[tuple[str, int], bool] = {}
         self._everywhere = current_view.headroom_excluding(namespace, uid) != snapshot.headroom_excluding(
             namespace, uid
         )
@@ -258,7 +261,15 @@ class Changes(NodeChanges):
     def has_node_changed(self, node: str) -> bool:
         """As in `NodeChanges`; the PodDisruptionBudgets of the node's pods count, too."""
         return super().has_node_changed(node) or any(
-            budget.covers(placed_pod.labels)
+            self._is_covered(placed_pod)
             for _, placed_pod in (self._current_view.loads.pods_on(node) if self._budgets else ())
-            for budget in self._budgets.get(placed_pod.namespace, ())
+            if placed_pod.namespace in self._budgets
         )
+
+    def _is_covered(self, placed_pod: PlacedPod) -> bool:
+        """Whether a changed budget covers or covered the pod."""
+        key = placed_pod.namespace, id(placed_pod.labels)
+        if key not in self._covered:
+            budgets = self._budgets[placed_pod.namespace]
+            self._covered[key] = any(budget.covers(placed_pod.labels) for budget in budgets)
+        return self._covered[key]

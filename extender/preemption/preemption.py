@@ -623,8 +623,8 @@ class Preemption:
         candidates: the victims on the snapshot, by node.
 
         Where something has changed since, the victims are searched again before they are chosen. If that takes more
-        than `LOCKED_SECONDS` seconds of CPU, no pod is evicted now. Nodes where no eviction helped come first, if cards
-        may have become free there: the pod may only have to wait. They are searched for half of the time.
+        than `LOCKED_SECONDS` seconds of CPU, no pod is evicted now. Nodes where cards may have become free come first:
+        the pod may only have to wait there. They are searched for half of the time.
         """
         claimant, changes = pending.claimant, Changes(self._cache, snapshot, pending.claimant)
         if self._cache.has_leader_changed(snapshot):
@@ -633,7 +633,7 @@ class Preemption:
             return []  # the pod only has to wait
         began, current = self._clock.cpu(), dict[str, Victims]()
         queue = [(victims.harm, node) for node, victims in candidates.items()]
-        for node in self._nodes_with_freed_cards(set(pending.nodes) - candidates.keys(), changes):
+        for node in self._nodes_with_freed_cards(set(pending.nodes), changes):
             if self._clock.cpu() > began + LOCKED_SECONDS / 2:
                 break
             victims = self._nominated.find_unprotected_victims(claimant, pending.policy, node, refused=self._refused)

@@ -372,6 +372,7 @@ def test_explain_for_who_may_read_no_card_says_what_the_pod_tells(monkeypatch):
     assert "the right to list extendedresources in the whole cluster is missing" in completed.stderr
     assert completed.stdout == (
         f"pod team-b/more requests 9000 MiB of class {K80_CLASS} (container main).\n"
+        "Its placement policy is priced, from the extender's setting (assumed, since it is unknown here).\n"
         "kube-scheduler has not reported on it yet.\n"
     )
     conditions = [{"type": "PodScheduled", "message": "0/2 nodes"}]

@@ -201,7 +201,7 @@ class RenamedNodes(RuleBasedStateMachine):
             for card in CARDS:
                 if self.node_of_card[card]:
                     counted = statuses.count_node(ledger, self.node_of_card[card])
-                    assert counted.cards[card.lower()].memory == self.used(card)
+                    assert counted.cards[card.lower()].allocated.memory_mib == self.used(card)
             for node in NODES:
                 missing = [uuid for uuid, _ in statuses.count_node(ledger, node).wrong]
                 assert not {card.lower() for card in CARDS if self.node_of_card[card]}.intersection(missing)

@@ -11,6 +11,8 @@ import msgspec
 
 from cardwise.kube import wire
 
+# Conditions of changed budgets, as they were and as they are. All pods on thousands of nodes are compared with them.
+_MAX_CHANGED_CONDITIONS: Final = 4
 MAX_CONDITIONS_PER_NAMESPACE: Final = 512  # conditions of all budgets of a namespace; checking takes 0.1 ms per pod
 MAX_BUDGETS_PER_POD: Final = 8  # budgets of a pod; the API server evicts no pod that is covered by more than one budget
 
@@ -130,21 +132,26 @@ class Budgets:
         }
 
     def budgets_changed_since(self, earlier: "Budgets") -> dict[str, list[Budget]]:
-        """By namespace, the budgets that have changed since the snapshot `earlier`, as they were and as they are."""
-        changed_by_namespace = {}
-        for namespace in self.namespaces_changed_since(earlier):
-            before, now = earlier._budgets.get(namespace, {}), self._budgets.get(namespace, {})  # noqa: SLF001
-            changed = [
-                budget
-                for key in before.keys() | now.keys()
-                if before.get(key) != now.get(key)
-                for budget in (before.get(key), now.get(key))
-                if budget is not None
-            ]
-            if any(_count_conditions(budgets) > MAX_CONDITIONS_PER_NAMESPACE for budgets in (before, now)):
-                changed.append(Budget(namespace, 0, ()))  # the budget without a name covers all pods
-            changed_by_namespace[namespace] = changed
-        return changed_by_namespace
+        """By namespace, the budgets that have changed since the snapshot `earlier`, as they were and as they are. Where
+        many have changed, one budget that covers all pods stands for them, because callers compare many pods with each.
+        """
+        return {
+            namespace: self._changed_budgets(earlier, namespace) for namespace in self.namespaces_changed_since(earlier)
+        }
+
+    def _changed_budgets(self, earlier: "Budgets", namespace: str) -> list[Budget]:
+        before, now = earlier._budgets.get(namespace, {}), self._budgets.get(namespace, {})  # noqa: SLF001
+        covering_all = [Budget(namespace, 0, ())]
+        if any(_exceed_conditions(budgets.values(), MAX_CONDITIONS_PER_NAMESPACE) for budgets in (before, now)):
+            return covering_all  # the budget without a name may have come or gone
+        changed = [
+            budget
+            for key in before.keys() | now.keys()
+            if before.get(key) != now.get(key)
+            for budget in (before.get(key), now.get(key))
+            if budget is not None
+        ]
+        return covering_all if _exceed_conditions(changed, _MAX_CHANGED_CONDITIONS) else changed
 
     def covering_keys(self, namespace: str, labels: Mapping[str, str]) -> tuple[str, ...]:
         """The keys of the budgets that cover a pod with these labels."""
@@ -163,8 +170,14 @@ class Budgets:
         return allowances
 
 
-def _count_conditions(budgets: Mapping[str, Budget]) -> int:
-    return sum(max(1, len(budget.conditions or ())) for budget in budgets.values())
+def _exceed_conditions(budgets: Iterable[Budget], limit: int) -> bool:
+    """Whether the budgets have more conditions than this. Reads no more budgets than needed."""
+    count = 0
+    for budget in budgets:
+        count += max(1, len(budget.conditions or ()))
+        if count > limit:
+            return True
+    return False
 
 
 class _Covering:

@@ -128,8 +128,17 @@ def test_no_more_pods_are_evicted_than_needed_if_a_card_becomes_free_on_a_node_o
 
 
 @pytest.mark.parametrize("end", [Full.delete, Full.terminate])
-def test_no_pod_is_evicted_for_a_single_pod_if_a_card_becomes_free_on_another_node(end):
-    victims_by_step = own_victims(0, {"n1": [LOW], "x": [HIGH]}, lambda world: end(world, "x-0"))
+@pytest.mark.parametrize(
+    "cards",
+    [
+        pytest.param({"n1": [LOW], "x": [HIGH]}, id="a node without victims"),
+        pytest.param({"n1": [LOW], "x": [LOW + 1]}, id="a node with a more important victim"),
+        pytest.param({"n1": [LOW], "x": [LOW]}, id="a node with an equal victim"),
+        pytest.param({"n1": [LOW], "x": [LOW + 1, LOW + 1]}, id="a node with several"),
+    ],
+)
+def test_no_pod_is_evicted_for_a_single_pod_if_a_card_becomes_free_on_another_node(cards, end):
+    victims_by_step = own_victims(0, cards, lambda world: end(world, "x-0"))
     assert len(victims_by_step) > 1
     assert victims_by_step == [[]] * len(victims_by_step)
 
