@@ -1,6 +1,6 @@
 """`spread-by=KEY`: pods of one controller are spread over the domains of a node label."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Self
 
 import pytest
@@ -10,6 +10,7 @@ from cardwise.core.values.decoded import Json
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings
 from extender.cache import nodesearch
+from extender.cache.nominated import NominatedPods
 from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Assumed
 from extender.nomination.nominator import NominationMode, NominationSettings
@@ -134,6 +135,48 @@ def test_a_pod_that_fits_nowhere_gets_the_reason_of_every_node():
     pod = world.make("big", P100 + 1)
     answer = verbs.filter_nodes(world.state, world.settings, FilterArgs(pod=pod, node_names=list(world.zones)))
     assert answer.failed_and_unresolvable_nodes.keys() == world.zones.keys()
+
+
+def make_ranks(fitting: Collection[int]) -> World:
+    """A cluster of 12 zones with 0 to 11 peers; all are full except `fitting`."""
+    world = World({f"n{i:02}": f"z{i:02}" for i in range(12)})
+    for i, node in enumerate(world.zones):
+        for k in range(i):
+            world.make(f"peer{i}-{k}", 100)
+            world.bind(f"peer{i}-{k}", node)
+        if i not in fitting:
+            world.make(f"full{i}", P100 // 2, owner="other", policy="binpack")
+            world.bind(f"full{i}", node)
+    return world
+
+
+@pytest.fixture
+def searched_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """For each search, the UID of the pod."""
+    uids: list[str] = []
+    count_reserved = NominatedPods.count_reserved
+
+    def count(self: NominatedPods, excluded: Collection[str], *arguments: Any) -> Any:
+        uids.extend(excluded)
+        return count_reserved(self, excluded, *arguments)
+
+    monkeypatch.setattr(NominatedPods, "count_reserved", count)
+    return uids
+
+
+def test_a_pod_that_fits_nowhere_is_not_searched_for_once_for_each_rank(searched_for):
+    world = make_ranks(fitting=())
+    pod = world.make("p", P100 // 2 + 1)
+    answer = verbs.filter_nodes(world.state, world.settings, FilterArgs(pod=pod, node_names=list(world.zones)))
+    assert answer.failed_nodes.keys() == world.zones.keys()
+    assert searched_for.count("uid-p") == 2
+
+
+@pytest.mark.parametrize("lowest", range(12))
+def test_the_lowest_of_many_ranks_with_a_node_that_fits_is_found_in_few_searches(searched_for, lowest):
+    world = make_ranks(fitting={lowest, *range(lowest + 2, 12, 3)})
+    assert world.place("p", P100 // 2 + 1) == f"n{lowest:02}"
+    assert searched_for.count("uid-p") <= 7
 
 
 def test_bound_pods_count_until_they_are_deleted():
