@@ -8,6 +8,10 @@ A namespace without such a search never waits because other namespaces pause.
 
 Example: the search for a pod of A takes 5 s, so A pauses 50 s. B searches meanwhile; its search takes 1 s, so B pauses
 20 s. With ten such namespaces a search of 1 s is followed by a pause of 100 s, and ten searches of 1 s take 100 s.
+
+All namespaces that pause share the tenth equally, so many namespaces leave little to each. Example: alone,
+A makes 720 searches of 0.5 s in an hour, 360 s in total. Beside 50 namespaces with searches of 0.05 s it makes 15, and
+each of the 51 namespaces uses about 7 s.
 """
 
 from typing import Final

@@ -21,6 +21,27 @@ def test_the_example_is_as_the_theory_of_operation_says():
     assert f"a search of 1 s is followed by a pause of {pause_after('last', 1.0):.0f} s" in theory
 
 
+def test_the_tenth_is_shared_equally_as_the_theory_of_operation_says():
+    def use_in_an_hour(seconds_by_namespace: dict[str, float]) -> dict[str, float]:
+        """Each namespace searches in each second in which it may. Returns the seconds of searches by namespace."""
+        clock, used = FakeClock(), dict.fromkeys(seconds_by_namespace, 0.0)
+        pauses = SearchPauses(clock)
+        for _ in range(3600):
+            for namespace, seconds in seconds_by_namespace.items():
+                if not pauses.is_paused(namespace):
+                    pauses.charge_search(namespace, seconds)
+                    used[namespace] += seconds
+            clock.advance(1.0)
+        return used
+
+    theory, others = theory_of("extender.queue.searchpauses"), {f"other-{i}": 0.05 for i in range(50)}
+    alone, beside = use_in_an_hour({"A": 0.5}), use_in_an_hour(others | {"A": 0.5})
+    assert max(beside.values()) - min(beside.values()) < 1
+    assert f"A makes {alone['A'] / 0.5:.0f} searches of 0.5 s in an hour, {alone['A']:.0f} s in total" in theory
+    assert f"Beside {len(others)} namespaces with searches of 0.05 s it makes {beside['A'] / 0.5:.0f}" in theory
+    assert f"each of the {len(beside)} namespaces uses about {beside['other-0']:.0f} s" in theory
+
+
 def test_the_pause_is_ten_times_as_long_as_the_search_and_of_its_namespace_only():
     clock = FakeClock()
     pauses = SearchPauses(clock)
