@@ -14,6 +14,9 @@ Theory of operation. One call takes these steps:
 6. Add the grant, waiting up to 5 s for shares of pods that have just ended.
 7. Write the CDI spec.
 
+If a step after step 6 fails, the grant stays: the kubelet tries again with the same slots, and until then no other pod
+may take the share. The grant is released when the pod has ended. Only an abandoned start removes it.
+
 Example: a card of 16276 MiB has grants of 8138 and 4096 MiB. A container with 4096 MiB is refused: 12234 + 4096 exceed
 16276. Its wait asks the runtime about the two holders; if the pod with 4096 MiB has ended, its grant is dropped and the
 container starts.

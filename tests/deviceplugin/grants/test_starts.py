@@ -10,6 +10,7 @@ from cardwise.core.api import assignment as codec
 from cardwise.core.api import names
 from cardwise.core.api.assignment import Assignment, CardShare
 from deviceplugin.grants import waitslots
+from deviceplugin.grants.mpswait import MpsNotReady
 from tests.deviceplugin.conftest import P100, PODS, PODS_HERE, card_uuid, refusal, refused
 from tests.theory import theory_of
 
@@ -155,6 +156,30 @@ def test_who_is_deleted_before_the_card_is_delivered_gives_it_back(rig, monkeypa
     assert "has abandoned" in refusal(lambda: rig.run(pod, "one", slot=slot))[1]
     assert rig.agent.grants.list_grants() == before
     assert rig.held_on_disk(0) == (2000 if again else 0)
+
+
+@pytest.mark.parametrize("error", [MpsNotReady("no daemon"), OSError("disk full")], ids=["MPS", "disk"])
+def test_a_start_that_fails_after_its_grant_was_added_keeps_it_for_the_next_try(rig, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    pod, prestart = rig.bind("a", [(0, P100)]), rig.agent._prestart
+    rig.see()
+    slot = rig.kubelet.admit(pod, "main")
+    rig.runtime.make_sandbox(pod)
+    with monkeypatch.context() as patch:
+        if isinstance(error, MpsNotReady):
+            patch.setattr(prestart._mps, "confirm_ready", fail)
+        else:
+            patch.setattr(prestart._delivery, "deliver_grant", fail)
+        assert str(error) in refusal(lambda: rig.kubelet.pre_start(slot))[1]
+    assert rig.held_on_disk(0) == P100
+    assert "still held by default/a" in refusal(lambda: rig.run(rig.bind("b", [(0, 1)])))[1]
+    rig.kubelet.pre_start(slot)
+    assert rig.spec(slot) is not None
+    rig.end(pod)
+    rig.settle()
+    assert rig.held_on_disk(0) == 0
 
 
 def test_a_card_that_others_hold_is_refused_by_name(rig):
