@@ -31,7 +31,7 @@ from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
 from extender.cache.pacing import Pace
-from extender.cache.placing import PlacementRequest, Placing, PodSnapshot, SearchedNodes, join_scores
+from extender.cache.placing import PlacementRequest, Placing, PodSnapshot, SearchedNodes, order_by_rank
 from extender.cache.statelock import StateLock
 from extender.queue.searchpauses import SearchPauses
 
@@ -98,11 +98,7 @@ class NodeSearch:
         scores, refusals = score_nodes(
             snapshot, placement_request, pace, remembered_refusals.refusals, start, max_nodes=max_nodes
         )
-        if snapshot.ranks:
-            scores_by_rank: dict[int, dict[str, int]] = {}
-            for name, score in scores.items():
-                scores_by_rank.setdefault(snapshot.ranks[name], {})[name] = score
-            scores = join_scores([scores for _, scores in sorted(scores_by_rank.items())])
+        scores = order_by_rank(scores, snapshot.ranks)
         unsearched = len(set(placement_request.nodes)) - len(scores) - len(refusals)
         best = sorted(scores, key=lambda name: (-scores[name], name))[:SMALL_SEARCH_NODES]
         overtakable = sorted(snapshot.nominated_ahead & refusals.keys())[:SMALL_SEARCH_NODES]

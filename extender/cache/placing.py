@@ -350,16 +350,11 @@ class Placing:
                 else ({chosen_placement.node: chosen_placement.score}, {})
             )
         self._cache.sync_cards()
-        scores_by_rank: list[dict[str, int]] = []
-        refusals: dict[str, Refusal] = {}
-        for nodes in self._nodes_by_rank(placement_request):
-            scores, refusals_in_rank = self._score_in_rank(placement_request._replace(nodes=nodes))
-            scores_by_rank.append(scores)
-            refusals |= refusals_in_rank
-        return join_scores(scores_by_rank), refusals
+        scores, refusals = self._score_unranked(placement_request)
+        return order_by_rank(scores, self._ranks(placement_request)), refusals
 
-    def _score_in_rank(self, placement_request: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
-        """As `score_nodes`, for nodes of equal rank."""
+    def _score_unranked(self, placement_request: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
+        """As `score_nodes`, as if all nodes had the same rank."""
         reserved = self._gang_reserved_nodes(placement_request)
         if not reserved:
             return self._score_unreserved(placement_request)
@@ -433,16 +428,20 @@ class Placing:
         return Unplaceable(refusals=refusals)
 
 
-def join_scores(scores_by_rank: Sequence[dict[str, int]]) -> dict[str, int]:
-    """The scores of all nodes; nodes of a lower rank have higher scores than all nodes of the next rank.
+def order_by_rank(scores: dict[str, int], ranks: Mapping[str, int]) -> dict[str, int]:
+    """The scores, changed such that nodes of a lower rank have higher scores than all nodes of the next rank.
 
-    scores_by_rank: the scores of the nodes of each rank, the lowest rank first.
+    ranks: the rank of each node; empty if the pod's policy ranks no nodes.
     """
-    nonempty = [scores for scores in scores_by_rank if scores]
-    if len(nonempty) < 2:
-        return nonempty[0] if nonempty else {}
-    joined: dict[str, int] = {}
-    for scores in reversed(nonempty):
-        shift = max(joined.values()) + 1 - min(scores.values()) if joined else 0
-        joined |= {node: score + shift for node, score in scores.items()}
-    return joined
+    scores_by_rank: dict[int, dict[str, int]] = {}
+    for node, score in scores.items() if ranks else ():
+        scores_by_rank.setdefault(ranks[node], {})[node] = score
+    if len(scores_by_rank) < 2:
+        return scores
+    ordered: dict[str, int] = {}
+    lowest = min(scores.values())  # the lowest score of the next rank
+    for _, scores_in_rank in sorted(scores_by_rank.items(), reverse=True):
+        shift = lowest - min(scores_in_rank.values())
+        ordered |= {node: score + shift for node, score in scores_in_rank.items()}
+        lowest = max(scores_in_rank.values()) + shift + 1
+    return ordered

@@ -137,9 +137,9 @@ def test_a_pod_that_fits_nowhere_gets_the_reason_of_every_node():
     assert answer.failed_and_unresolvable_nodes.keys() == world.zones.keys()
 
 
-def make_ranks(fitting: Collection[int]) -> World:
+def make_ranks(fitting: Collection[int], *, all_nodes: bool = False) -> World:
     """A cluster of 12 zones with 0 to 11 peers; all are full except `fitting`."""
-    world = World({f"n{i:02}": f"z{i:02}" for i in range(12)})
+    world = World({f"n{i:02}": f"z{i:02}" for i in range(12)}, all_nodes=all_nodes)
     for i, node in enumerate(world.zones):
         for k in range(i):
             world.make(f"peer{i}-{k}", 100)
@@ -177,6 +177,13 @@ def test_the_lowest_of_many_ranks_with_a_node_that_fits_is_found_in_few_searches
     world = make_ranks(fitting={lowest, *range(lowest + 2, 12, 3)})
     assert world.place("p", P100 // 2 + 1) == f"n{lowest:02}"
     assert searched_for.count("uid-p") <= 7
+
+
+def test_the_nodes_of_all_ranks_are_scored_in_one_search(searched_for):
+    world = make_ranks(fitting=(1, 4, 5, 11), all_nodes=True)
+    assert sorted(world.call(world.make("p", P100 // 2 + 1))) == ["n01", "n04", "n05", "n11"]
+    assert world.order("p") == ["n01", "n04", "n05", "n11"]
+    assert searched_for.count("uid-p") == 1
 
 
 def test_bound_pods_count_until_they_are_deleted():
