@@ -1,7 +1,15 @@
 """Searches one node for cards for all card requests of a pod.
 
-The policy's first choice for each card request is tried first (`fitting`). If a later card request then gets no card,
-the search backtracks: an earlier card request may have to leave its first choice to a later one.
+Theory of operation. The card requests are placed in order, the hardest first (`fitting.card_requests`). Each gets the
+policy's first choice of the cards that the earlier ones leave. If a card request then gets no cards, although each
+would fit alone, the search backtracks: depth first, it tries all choices of the earlier card requests, in the policy's
+order of preference. Each card that it tries is a step of `SearchEffort`, which limits the steps on one node and on all
+nodes. So a node may be refused although a choice exists.
+
+Example: with `binpack`, a pod requests 5 GiB of one card and 4 GiB of each of two cards. Card 0 has 9 GiB free, and
+card 1 has 8 GiB. The first choice for 5 GiB is the fuller card 1, which then has 3 GiB free: too little. The search
+backtracks: with the 5 GiB on card 0, the cards have 4 and 8 GiB free. The pod gets 9 GiB of card 0 and 4 GiB of card 1,
+after 2 steps.
 """
 
 from collections.abc import Callable, Sequence

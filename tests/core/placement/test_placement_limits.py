@@ -9,6 +9,7 @@ from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.mps import Mode
 from cardwise.core.api.mpsprofile import CardMps, mps_client
+from cardwise.core.api.policies import binpack
 from cardwise.core.placement import fitting, placement, searching
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
@@ -17,6 +18,7 @@ from cardwise.core.preemption import explanation
 from cardwise.core.values.refusals import Refusal
 from tests.build import P100, cards, container, holding, ledger_with_free, pod, shares
 from tests.core.placement.placing import of_class, place
+from tests.theory import theory_of
 
 
 def out_of_use(*mems, **state):
@@ -347,3 +349,34 @@ def test_the_effort_of_one_request_over_all_nodes_is_limited(monkeypatch):
     assert isinstance(answer, placement.Unplaceable)
     assert set(answer.refusals.values()) == {Refusal.TOGETHER}
     assert placement.place(ledger, ["n2"], several, "binpack").node == "n2"
+
+
+def test_the_example_of_the_docstring_of_the_search():
+    theory, gib, free, single, pair = theory_of("cardwise.core.placement.searching"), 1024, (9, 8), 5, 4
+    ledger = Ledger()
+    ledger.set_cards("n1", cards(*(size * gib for size in free)))
+
+    def search(*containers: dict) -> tuple[list[int], int]:
+        """The GiB of each card that the pod gets, and the steps of the search."""
+        effort, several = searching.SearchEffort(), request.parse(pod(containers=list(containers)))
+        plan = fitting.make_search_plan(fitting.card_requests(several), ledger.kinds, ())
+        choice = searching.fit_request(ledger.node("n1"), plan, binpack.pick_card, effort)
+        used = [0] * len(free)
+        for typed_request, positions in zip(plan.typed_requests, choice[1], strict=True):
+            for i in positions:
+                used[i] += typed_request.card_request.mem // gib
+        return used, searching._MAX_STEPS - effort.remaining
+
+    assert f"requests {single} GiB of one card and {pair} GiB of each of two cards" in theory
+    assert f"Card 0 has {free[0]} GiB free, and card 1 has {free[1]} GiB" in theory
+    of_single, of_pair = container("a", gpu_mem=single * gib), container("b", gpu_mem=2 * pair * gib, gpu_count=2)
+    first_choice, _ = search(of_single)
+    card = first_choice.index(single)
+    rest = free[card] - single
+    assert f"The first choice for {single} GiB is the fuller card {card}, which then has {rest} GiB free" in theory
+    assert rest < pair
+    used, steps = search(of_single, of_pair)
+    other = 1 - card
+    assert (other, used[other]) == (0, single + pair)
+    assert f"with the {single} GiB on card 0, the cards have {free[0] - single} and {free[1]} GiB free" in theory
+    assert f"gets {used[0]} GiB of card 0 and {used[1]} GiB of card 1, after {steps} steps" in theory, steps
