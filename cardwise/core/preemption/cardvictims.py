@@ -1,13 +1,19 @@
 """Victims by card: chooses the cards of a full node to clear for a request, and so the pods to evict.
 
-Each choice of cards is a set of needs, and `setcover` finds the cheapest set of pods that meets these needs.
-`preemption` decides which pods may be evicted and which amounts besides cards are missing. For a request of one card,
-one set is searched for each card. For several cards, a choice is skipped if it cannot be cheaper than the best set so
-far, or if it leaves a later card request too few cards.
+Theory of operation. First, `setcover` computes the minimum cost of clearing each card alone. Then choices of cards are
+tried depth first, the cheapest cards first. The cards of a choice are a set of needs, and `setcover` finds the cheapest
+set of pods that meets all of them. A choice is skipped if it cannot be cheaper than the best set so far, or if it
+leaves a later card request too few cards. `preemption` decides which pods may be evicted and which amounts besides
+cards are missing.
 
 Each card that is tried costs effort, because the number of choices is exponential in the number of requested cards.
 When the effort is spent, the search ends with the best set so far. If there is no set yet, the search continues for
 some extra effort. If it then still has none, no eviction on this node is proposed, although a set may exist.
+
+Example: a pod requests 8 GiB of each of 2 cards. Three full cards of 10 GiB hold pods of 5 and 5 GiB (card 0), of 10
+GiB (card 1), and of 9 and 1 GiB (card 2). To clear one card costs 2, 1 and 1. So cards 1 and 2 are tried first: {10, 9}
+at a cost of 2. Any choice with card 0 costs 3 or more and is skipped. If the budget of the 10 GiB pod allows no
+eviction, card 1 comes last, and the result is {9, 5, 5} at a cost of 3.
 """
 
 from collections.abc import Callable, Mapping, Sequence

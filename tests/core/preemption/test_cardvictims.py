@@ -7,11 +7,14 @@ import pytest
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
+from cardwise.core.placement import fitting
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Scorer
-from cardwise.core.preemption import preemption
+from cardwise.core.preemption import cardvictims, preemption
 from cardwise.core.preemption.preemption import FullNode, Preemptor, Resident, Victims
+from cardwise.core.preemption.setcover import CoverEffort, Victim
+from tests.theory import theory_of
 from tests.working import work
 
 MEM = 16276  # MiB of a card
@@ -127,3 +130,61 @@ def test_placements_that_are_tried_cost_effort(monkeypatch):
     *tried, last = placements
     assert len(tried) == 5
     assert last is None, "the last one has an effort of its own"
+
+
+def test_the_example_of_the_docstring(monkeypatch):
+    theory, gib, requested, size = theory_of("cardwise.core.preemption.cardvictims"), 1024, 8, 10
+    pods_by_card = ((5, 5), (10,), (9, 1))
+    ledger, candidates, sizes_by_name = Ledger(), list[list[Victim]](), dict[str, int]()
+    ledger.set_cards("n", [Card(index=i, uuid=f"GPU-{i}", mem=size * gib) for i in range(len(pods_by_card))])
+    for i, sizes in enumerate(pods_by_card):
+        candidates.append([])
+        for j, pod_size in enumerate(sizes):
+            share = CardShare(i, f"GPU-{i}", pod_size * gib, 0, size * gib)
+            holding = Holding(f"r{i}-{j}", "d", f"r{i}-{j}", "n", Assignment({"0": (share,)}))
+            ledger.set_holding(holding)
+            amounts = cardvictims.freed_amounts(ledger.node("n"), holding)
+            candidates[i].append(Victim(holding.uid, amounts, (f"budget-{holding.uid}",)))
+            sizes_by_name[holding.uid] = pod_size
+    evaluated, evaluate = list[set[int]](), cardvictims._CardChoice._evaluate
+
+    def record_evaluated(choice, uses):
+        evaluated.append(set(uses))
+        evaluate(choice, uses)
+
+    monkeypatch.setattr(cardvictims._CardChoice, "_evaluate", record_evaluated)
+
+    def cheapest(cards: int, victims: list[Victim], protected: str = "") -> tuple[int, str]:
+        """The cost and the pods of the result, if the budget of the protected pod allows no eviction."""
+        evaluated.clear()
+        plan = fitting.make_search_plan(
+            fitting.card_requests(pod_of((cards, requested * gib, ""))), ledger.kinds, headroom=()
+        )
+        budgets = {budget: int(budget != f"budget-{protected}") for victim in victims for budget in victim.budgets}
+        cover = cardvictims.find_cheapest_victims(
+            ledger.node("n"),
+            plan,
+            victims,
+            needs={},
+            allowed=budgets,
+            is_valid=lambda _cover: True,
+            effort=CoverEffort(),
+        )
+        assert cover is not None
+        sizes = sorted((sizes_by_name[victim.name] for victim in cover.victims), reverse=True)
+        return cover.cost, ", ".join(map(str, sizes))
+
+    assert f"a pod requests {requested} GiB of each of 2 cards. Three full cards of {size} GiB hold" in theory
+    (a, b), (c,), (d, e) = pods_by_card
+    assert f"pods of {a} and {b} GiB (card 0), of {c} GiB (card 1), and of {d} and {e} GiB (card 2)" in theory
+    of_card_0, of_card_1, of_card_2 = (cheapest(1, victims)[0] for victims in candidates)
+    assert f"To clear one card costs {of_card_0}, {of_card_1} and {of_card_2}." in theory
+    all_candidates = [victim for victims in candidates for victim in victims]
+    cost, pods = cheapest(2, all_candidates)
+    assert f"So cards 1 and 2 are tried first: {{{pods}}} at a cost of {cost}." in theory
+    assert evaluated == [{1, 2}], "the other choices are skipped"
+    assert f"Any choice with card 0 costs {of_card_0 + min(of_card_1, of_card_2)} or more and is skipped." in theory
+    cost, pods = cheapest(2, all_candidates, protected=candidates[1][0].name)
+    assert f"If the budget of the {c} GiB pod allows no eviction, card 1 comes last" in theory
+    assert f"and the result is {{{pods}}} at a cost of {cost}." in theory
+    assert evaluated == [{2, 0}]
