@@ -1,16 +1,21 @@
 """The planner of gangs: nodes and cards for all members of a gang at once, or for none.
 
-The placement engine chooses cards. The plan is made on copies of the nodes that it uses, so the ledger does not change;
-`Nodes` has the free CPU, memory and pods of a node. The search is limited: members are placed in one order, each on the
-best node at that point, and then in a second order if the first order leaves a member without a node. Each plan is
-valid, but the search may miss a plan that exists.
+Theory of operation. The plan is made on copies of the nodes that it uses, so the ledger does not change. The members
+are placed one after another, each on the best node at that point, and the placement engine chooses the cards. The
+members with the largest requests come first. If a member then gets no node, a second plan begins with the members that
+have the fewest possible nodes. Each plan is valid, but the search may miss a plan that exists.
+
+Example: with `binpack`, n1 has a card with 8 GiB free, and n2 one with 10 GiB. Member a requests 6 GiB. Member b
+requests 5 GiB, and kube-scheduler offers only n1 for b. In the first order, a comes first and gets n1, the fuller node.
+The remaining 2 GiB are too little for b. In the second order, b comes first, because 1 node is possible for b, and 2
+for a: b gets n1, and a gets n2.
 
 Effort is counted in card requests: scoring a node for a pod with 8 card requests is a work of 8. Equal members form one
 kind, and a node is scored once for each kind. A kind of pods with several card requests is scored on twice as many
 nodes as it has members, or on more if `_MAX_WORK` allows more. Other kinds are scored on the nodes that the policy
 prefers, and on all nodes of the cluster only if the preferred nodes are too few; if the policy ranks nodes
-(`Policy.rank_nodes`), on all nodes. Example: 8 equal members with 128 card
-requests each are scored on 16 nodes, which is a work of 2,048 in 32 steps.
+(`Policy.rank_nodes`), on all nodes. Example: 8 equal members with 128 card requests each are scored on 16 nodes, which
+is a work of 2,048 in 16 steps.
 """
 
 import heapq

@@ -16,6 +16,7 @@ from cardwise.core.values.quantity import MiB
 from tests.build import P100, container, pod
 from tests.core.placement.placing import K80, V100, typed_ledger
 from tests.core.placement.test_placement_limits import ledger_with_free
+from tests.theory import theory_of
 
 NODES = {"n1": [P100 // 2, 0], "n2": [P100, P100]}
 
@@ -308,3 +309,64 @@ def test_ranked_nodes_that_do_not_take_a_member_are_left_out(monkeypatch):
     monkeypatch.setattr(Nodes, "free_load", lambda self, node: free_load(self, node) if node == "n1" else None)
     capacity = ShapeCapacity({"n1": 8, "n2": 8})  # an upper bound: n2 has no cpu
     assert plan_in_racks({"n1": "a", "n2": "b"}, {"n1": 1}, 2, vacant=lambda *_: capacity) == ["n1", "n1"]
+
+
+def test_the_example_of_the_docstring(monkeypatch):
+    theory, gib = theory_of("cardwise.core.gangs.gangplan"), 1024
+    free, requested, attempts = {"n1": 8, "n2": 10}, {"a": 6, "b": 5}, []
+    place = gangplan._Attempt.place
+
+    def recorded(attempt, order):
+        outcome = place(attempt, order)
+        attempts.append(([member.name for member in order], dict(attempt._nodes), outcome))
+        return outcome
+
+    monkeypatch.setattr(gangplan._Attempt, "place", recorded)
+    ledger = ledger_with_free(**{node: [size * gib] for node, size in free.items()})
+    members = [
+        Member(uid=name, name=name, shape=name, request=request.parse(pod(gpu_mem=size * gib)), load=Load(1, 1, 1))
+        for name, size in requested.items()
+    ]
+    terms = Terms(policy="binpack", offers={"b": ["n1"]})
+    planned = gangplan.plan(ledger, Many(free), members, terms)
+
+    assert f"n1 has a card with {free['n1']} GiB free, and n2 one with {free['n2']} GiB" in theory
+    assert f"Member a requests {requested['a']} GiB. Member b requests {requested['b']} GiB" in theory
+    assert f"kube-scheduler offers only {terms.offers['b'][0]} for b" in theory
+    (first_order, first_nodes, first_outcome), (second_order, second_nodes, second_outcome) = attempts
+    assert (first_order, first_nodes) == (["a", "b"], {"a": "n1"})
+    assert isinstance(first_outcome, Unplanned)
+    assert "In the first order, a comes first and gets n1, the fuller node" in theory
+    assert f"The remaining {free['n1'] - requested['a']} GiB are too little for b" in theory
+    assert second_order == ["b", "a"]
+    possible_nodes = {
+        name: sum(size >= requested[name] for node, size in free.items() if node in terms.offers.get(name, free))
+        for name in requested
+    }
+    assert f"because {possible_nodes['b']} node is possible for b, and {possible_nodes['a']} for a" in theory
+    assert planned is second_outcome
+    assert f"for a: b gets {second_nodes['b']}, and a gets {second_nodes['a']}." in theory
+
+
+def test_the_example_of_the_docstring_for_the_effort(monkeypatch):
+    theory, size, card_requests = theory_of("cardwise.core.gangs.gangplan"), 8, 128
+    scored, score_all = [], placement.Scorer.score_all
+
+    def recorded(scorer, ledger, nodes):
+        scored.append(len(nodes))
+        return score_all(scorer, ledger, nodes)
+
+    monkeypatch.setattr(placement.Scorer, "score_all", recorded)
+    ledger = typed_ledger(**MANY_NODES)
+    gangplan.plan(
+        ledger,
+        Many(ledger.nodes_by_name()),
+        members_of(*[of_card_requests(card_requests)] * size),
+        Terms(policy="spread"),
+    )
+    nodes, steps = sum(scored), len(scored)
+    requests = 8
+    work = gangplan.count_card_requests(members_of(of_card_requests(requests)))
+    assert f"scoring a node for a pod with {requests} card requests is a work of {work}." in theory
+    assert f"{size} equal members with {card_requests} card requests each are scored on {nodes} nodes" in theory
+    assert f"which is a work of {nodes * card_requests:,} in {steps} steps" in theory
