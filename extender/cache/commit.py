@@ -1,12 +1,13 @@
 """The check of a plan that was made on a snapshot, before its places are reserved (docs/design/0032-snapshots.md).
 
-A planner works without the lock, and the cluster changes meanwhile. `CHECKS` lists everything that a plan rests on.
-Under the lock each entry is checked in the cluster as it is now. If all hold, the caller reserves all places at once.
-If one does not, the caller reserves nothing, and plans again on a new snapshot.
+Theory of operation. A planner works without the lock, and the cluster changes meanwhile. `CHECKS` lists everything that
+a plan rests on. Under the lock each entry is checked in the cluster as it is now, but only for nodes that have changed
+since the snapshot. If all checks succeed, the caller reserves all places at once. If one fails, the caller reserves
+nothing, and plans again on a new snapshot.
 
-Only nodes that have changed since the snapshot are checked. Example: a gang of 100 is planned on 100 nodes. Meanwhile a
-pod without GPUs has come to n7. The checks count cards, cpu and memory on n7, the plan still fits there, and the gang
-is reserved. If the pod had taken the cpu that a member needs, the plan would be in conflict.
+Example: n1 and n2 have 1 GPU and 4 cpu each, and a gang member that requests 1 cpu is planned on n1. Before the commit,
+a pod without GPUs takes 3.5 cpu of n1. So 0.5 cpu are free: the check `cpu, memory, slots` fails, and the second plan
+puts the member on n2. If the other pod takes only 3 cpu, 1 cpu is free: all checks succeed, and plan 1 is reserved.
 
 kube-scheduler checks affinity and the like itself before it binds a pod. Not thread-safe: the caller holds the lock of
 `State`.

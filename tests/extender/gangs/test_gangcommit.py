@@ -22,6 +22,7 @@ from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.nodeinfo import NodeRecord, PlacedPod
 from tests.extender.gangworlds import NodeSpec, World, member, reserve, single
 from tests.extender.worlds import P100, as_card, as_class, as_pod, as_quota, bound, resource, resource_class
+from tests.theory import theory_of
 
 GIB = 1 << 30
 
@@ -77,8 +78,8 @@ class Two(World):
     def hold_card(self, node: str, namespace: str = "other") -> None:
         self.state.set_pod(as_pod(bound("holder", P100, 0, node=node, namespace=namespace)))
 
-    def take_cpu(self, node: str) -> None:
-        self.state.set_other_pod("big", PlacedPod(node, Load(3500, 0, 1)))
+    def take_cpu(self, node: str, cpu: int = 3500) -> None:
+        self.state.set_other_pod("big", PlacedPod(node, Load(cpu, 0, 1)))
 
     def nominate(self, node: str) -> None:
         """A pod of high priority has been nominated to the node."""
@@ -244,6 +245,39 @@ def test_what_does_not_matter_is_no_conflict(meanwhile):
     plans = meanwhile(change)
     assert world.filter("a")[0] == ["n1"]
     assert len(plans) == 1
+
+
+def test_the_example_of_the_docstring(meanwhile, monkeypatch):
+    theory, conflicts, find_conflict = theory_of("extender.cache.commit"), [], Commit.conflict
+
+    def recorded(comparison):
+        conflicts.append(find_conflict(comparison))
+        return conflicts[-1]
+
+    monkeypatch.setattr(Commit, "conflict", recorded)
+    world = Two()
+    cards, node_cpu = {(spec.cards, spec.cpu) for spec in world.nodes.values()}.pop()
+    cpu = int(world.pods["a"]["spec"]["containers"][0]["resources"]["requests"]["cpu"])
+    other_cpu = 3.5
+    assert f"n1 and n2 have {cards} GPU and {node_cpu} cpu each" in theory
+    assert f"a gang member that requests {cpu} cpu is planned on n1" in theory
+    plans = meanwhile(lambda: world.take_cpu("n1", int(other_cpu * 1000)))
+    (chosen,) = world.filter("a")[0]
+    assert plans == [{"uid-a": "n1"}, {"uid-a": chosen}]
+    assert f"a pod without GPUs takes {other_cpu} cpu of n1. So {node_cpu - other_cpu} cpu are free" in theory
+    check, no_conflict = conflicts
+    assert f"the check `{check}` fails, and the second plan puts the member on {chosen}." in theory
+    assert no_conflict == ""
+
+
+def test_the_example_of_the_docstring_without_a_conflict(meanwhile):
+    theory, other_cpu = theory_of("extender.cache.commit"), 3
+    world = Two()
+    plans = meanwhile(lambda: world.take_cpu("n1", other_cpu * 1000))
+    assert world.filter("a")[0] == ["n1"]
+    rest = world.nodes["n1"].cpu - other_cpu
+    assert f"If the other pod takes only {other_cpu} cpu, {rest} cpu is free" in theory
+    assert f"all checks succeed, and plan {len(plans)} is reserved" in theory
 
 
 # In the end each gang is planned.
