@@ -1,16 +1,17 @@
 """Preemption for gangs: a member gets victims only if all missing members of its gang then fit.
 
-kube-scheduler preempts for one pod after the other, and knows no gangs. So each answer considers the whole gang: what
-is free or becomes free, for which members victims terminate already, and which pods would have to be evicted for the
-other members. The answer has only the victims for the requested pod. What the other members get is reserved until
-kube-scheduler calls for them.
+Theory of operation. kube-scheduler preempts for one pod after the other, and knows no gangs. So each answer considers
+the whole gang: what is free or becomes free, for which members victims terminate already, and which pods must be
+evicted for the other members. Members are put where the least harmful victims are, and after 1, 3, 7, … of them the
+rest of the gang is planned on what is free: a plan costs more than a search on a node. The answer has only the victims
+for the requested pod. What the other members get is reserved until kube-scheduler calls for them.
+
+Example: a gang of 5 members, a GPU each; 1 GPU is free on n3, and pods of lower priority have 2 on n1 and 2 on n2. With
+1 member on n1 in place of a victim, only 2 members fit, and with 3 such members only 4. The next step allows 7: all 4
+GPUs of n1 and n2 are cleared, the fifth member gets the free GPU, and the gang is complete after 4 plans.
 
 The search runs on a snapshot, without the lock. `GangPreemption` takes the snapshot, and checks afterwards under the
 lock whether the result of the search is still valid (docs/design/0032-snapshots.md).
-
-Example: a gang of 5 members, a GPU each; 1 GPU is free, and pods of lower priority have 2 on n1 and 2 on n2. One member
-with victims is not enough, since then only 2 members fit. So the search puts 1, then 3, then 7 members where
-pods are evicted: with 4 of them, on n1, n1, n2 and n2, the fifth has the free GPU, and the gang is complete.
 """
 
 import heapq

@@ -21,6 +21,7 @@ from extender.records.nodeinfo import NodeRecord, PlacedPod
 from tests.examples import examples
 from tests.extender.gangworlds import NodeSpec, World, member, single
 from tests.extender.worlds import P100, as_card, as_quota, bound, looks_slowly, on_victim_search, resource
+from tests.theory import theory_of
 
 LOW, HIGH = 0, 1000
 PREFERENCES = AnswerSettings(policy="binpack", one_best_node=True)
@@ -427,13 +428,41 @@ def goes(nodes, size, data):
     assert world.over_full() == []
 
 
-def test_the_gang_is_planned_for_twice_as_many_members_with_victims_each_time():
-    """As the example in the docstring of the module: first whether it only has to wait, then with 1, 3 and 7."""
-    world = Full(n1=[LOW, LOW], n2=[LOW, LOW], n3=[None])
-    gang(world, 5)
+def test_the_example_of_the_docstring(monkeypatch):
+    theory, size, free = theory_of("extender.preemption.gangpreemption"), 5, 1
+    world = Full(n1=[LOW, LOW], n2=[LOW, LOW], n3=[None] * free)
+    gang(world, size)
+    limits, nodes_by_step, outcomes = [], [], []
+    search_class = gangpreemption.GangVictimSearch
+    choose_victims, make_gang_victims = search_class._choose_victims, search_class._make_gang_victims
+
+    def record_step(search, count):
+        choose_victims(search, count)
+        limits.append(count)
+        nodes_by_step.append([placed.node for placed in search._member_victims])
+
+    def record_outcome(search, first, places):
+        outcomes.append(make_gang_victims(search, first, places))
+        return outcomes[-1]
+
+    monkeypatch.setattr(search_class, "_choose_victims", record_step)
+    monkeypatch.setattr(search_class, "_make_gang_victims", record_outcome)
     steps = world.meanwhile(0, lambda: None)
-    assert len(world.asks("g0")) == 1
-    assert steps.count("plan") == 4
+    victims = world.asks("g0")
+    assert list(map(len, victims.values())) == [1], "only the victims for the requested pod"
+    (gang_victims,) = outcomes
+
+    assert f"a gang of {size} members, a GPU each; {free} GPU is free on {gang_victims.places[0].node}" in theory
+    assert "pods of lower priority have 2 on n1 and 2 on n2" in theory
+    small, medium, large = map(len, nodes_by_step)
+    assert (
+        f"With {small} member on {nodes_by_step[0][0]} in place of a victim, only {small + free} members fit" in theory
+    )
+    assert f"with {medium} such members only {medium + free}. The next step allows {limits[-1]}:" in theory
+    assert f"after {limits[0]}, {limits[1]}, {limits[2]}, … of them the rest of the gang is planned" in theory
+    assert f"all {len(gang_victims.victim_uids)} GPUs of n1 and n2 are cleared" in theory
+    assert (large, sorted(nodes_by_step[-1]), len(gang_victims.places)) == (4, ["n1", "n1", "n2", "n2"], 1)
+    assert f"the gang is complete after {steps.count('plan')} plans" in theory
 
 
 @pytest.mark.parametrize(("size", "victims"), [(4, 1), (5, 0)])
