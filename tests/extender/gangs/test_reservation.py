@@ -4,10 +4,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from cardwise.core.values.refusals import Refusal
-from extender.gangs import reservation
+from extender.gangs import cardsearch, reservation
+from extender.gangs.cardsearch import GangWithOffers
 from extender.records.pod import Pod
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
-from tests.extender.worlds import as_card, as_quota, resource
+from tests.extender.worlds import as_card, as_pod, as_quota, bound, resource
 from tests.theory import theory_of
 
 RESERVED = Refusal.GANG_RESERVED.text
@@ -478,6 +479,49 @@ def test_the_example_of_the_docstring():
     world.run(3)
     assert {"g0", "g1"} <= set(world.bound())
     assert world.schedule("least") == ""
+
+
+def test_the_example_of_the_docstring_of_the_search(monkeypatch):
+    theory, gib, size, requested, in_use = theory_of("extender.gangs.cardsearch"), 1024, 64, 40, (10, 50, 30, 60)
+    world = World({"n1": NodeSpec(len(in_use), mem=size * gib)})
+    for i, used in enumerate(in_use):
+        world.state.set_pod(as_pod(bound(f"p{i}", used * gib, i)))
+    world.create(*(member(f"g{i}", "g", 2, created=1, gpu_mem=requested * gib) for i in range(2)))
+    members = list(world.state.gangs.gang_of("uid-g0").members.values())
+    with world.state.view():
+        snapshot = world.state._cache.snapshot()
+    cards = snapshot.ledger.node("n1").cards
+    copied, find_lacking_member = [], cardsearch._CardSearch._find_lacking_member
+
+    def recorded(search):
+        lacking = find_lacking_member(search)
+        capacity = sum(search._vacant(members[0].request, members[0].load).counts.values())
+        copied.append((sorted(search._added["n1"]), capacity))
+        return lacking
+
+    monkeypatch.setattr(cardsearch._CardSearch, "_find_lacking_member", recorded)
+
+    def search(*given_up: int) -> tuple[list[int], int]:
+        """The planned cards, and the GiB to be freed on them."""
+        copied.clear()
+        gang = GangWithOffers("default", members, frozenset(), {}, {cards[i].uuid: 1 for i in given_up})
+        planned = cardsearch.search_cards(snapshot, gang, "binpack", lambda: None).outcome
+        indices = sorted(share.index for assignment in planned.assignments.values() for share in assignment.shares())
+        return indices, sum(max(0, in_use[i] + requested - size) for i in indices)
+
+    assert f"two members request {requested} GiB each. A node has four cards of {size} GiB" in theory
+    assert f"with {in_use[0]}, {in_use[1]}, {in_use[2]} and {in_use[3]} GiB in use" in theory
+    (first, second), missing = search()
+    (cards_before, capacity), (cards_then, enough) = copied
+    assert cards_before == [0]
+    assert f"With card 0, the copy has capacity for {capacity} member." in theory
+    assert (cards_then, enough) == ([0, 2], len(members))
+    assert "With card 2, the next in order, it has capacity for both" in theory
+    assert f"on cards {first} and {second}: {missing} GiB must be freed on card {second}" in theory
+    (first, second), missing = search(2)
+    assert "If card 2 was given up, card 1 comes before it" in theory
+    assert f"on cards {first} and {second}: {missing} GiB must be freed." in theory
+    assert [on_copy for on_copy, _ in copied] == [[0], [0, 1]]
 
 
 def test_whole_cards_and_percent_of_sms_are_reserved_too():
