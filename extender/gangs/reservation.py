@@ -3,7 +3,7 @@
 Theory of operation. A big gang needs many cards at the same time, and a stream of small pods takes each card as soon as
 the card is free. So once a gang has been refused for long (`Gang.is_reservation_due`), `search_cards` chooses cards for
 its members, first the cards with the least memory in use. What the members need of these cards is *reserved*: it counts
-  as in use for all pods that come after the gang.
+as in use for all pods that come after the gang.
 
 Example: two members of 40 GiB each wait for two cards of 64 GiB that are in use with 50 and 60 GiB. On each 40 GiB are
 reserved: no later pod gets anything there. When a pod of 40 GiB on the first card ends, 54 GiB are free: 40 for the

@@ -33,13 +33,19 @@ def test_a_theory_of_operation_has_an_example_that_a_test_computes(module):
 
 def test_the_algorithms_that_are_not_obvious_have_one():
     assert {
-        "cardwise.core.preemption.setcover",
+        "cardwise.core.gangs.gangplan",
         "cardwise.core.placement.scored.fragments",
         "cardwise.core.placement.scored.pricing",
+        "cardwise.core.placement.searching",
+        "cardwise.core.preemption.cardvictims",
+        "cardwise.core.preemption.setcover",
         "cardwise.kube.fairqueueing",
         "cardwise.kube.leases.election",
         "deviceplugin.grants.grants",
+        "extender.cache.commit",
+        "extender.gangs.cardsearch",
         "extender.gangs.reservation",
         "extender.leadership.fence",
+        "extender.preemption.gangpreemption",
         "mps.daemon.ceilings",
     } <= set(MODULES)
