@@ -272,7 +272,7 @@ class MpsManager:
         self._last_pass_at = self._clock.now()
         self._reconcile_daemons()
         self._end_leftovers()
-        self._update_demands()
+        self._apply_demands_to_daemons()
         return min(_INTERVAL_SECONDS, self._detach_due_clients())
 
     def _watch_cards(self) -> None:
@@ -335,7 +335,7 @@ class MpsManager:
     def _process_owners(self) -> ProcessOwners:
         return ProcessOwners([*self._terminating_pods.force_deleted, *self.pods.list_pods()])
 
-    def _update_demands(self) -> None:
+    def _apply_demands_to_daemons(self) -> None:
         if not self.pods.synced:
             return
         demands_by_card = self._card_demands()

@@ -138,7 +138,7 @@ class MpsStatusPublisher:
             except errors.NotFound:
                 continue
             except errors.KubeError as error:
-                if errors.is_server_failure(error):
+                if errors.would_fail_other_writes(error):
                     raise
                 first_error = first_error or error  # raised after the other cards are published
                 continue

@@ -8,7 +8,7 @@ A rule is a module of `webhook.pods` with one or both of these functions:
 `pod` is the `PodUnderReview`, `context` what a rule knows besides it. A rule that has nothing to do returns. The first
 refusal counts, and warnings are shown in the order of the rules. A rule may rely on the rules above it only.
 
-MUTATE as a whole is a fixed point: a pod that it has changed stays as it is, because the API server calls the webhook
+MUTATE as a whole is idempotent: a pod that it has changed stays as it is, because the API server calls the webhook
 again after other webhooks.
 
 Templates of workloads go through MUTATE and VALIDATE as their pods will; the outcome is not stored. What the webhook

@@ -14,14 +14,14 @@ from cardwise.kube.watch.reflector import Handler, Project
 _log = structlog.get_logger(__name__)
 
 
-class NodeObject(Protocol):
+class CardOfNode(Protocol):
     """The part of an ExtendedResource that a reflector keeps."""
 
     @property
     def node(self) -> str: ...
 
 
-T = TypeVar("T", bound=NodeObject)
+T = TypeVar("T", bound=CardOfNode)
 
 
 class CardsPerNodeLimiter(Generic[T]):

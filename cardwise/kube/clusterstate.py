@@ -170,7 +170,9 @@ def read_cluster_state(
 
 
 def _list_addresses(client: KubeClient, *, own_namespace: str) -> dict[str, str]:
-    """The addresses of nodes. If the user may not read nodes: none with `own_namespace`, else raises `Forbidden`."""
+    """The addresses of nodes. If the user may not read nodes, returns {} when `own_namespace` is set, and raises
+    Forbidden otherwise.
+    """
     addresses = {}
     try:
         for node in client.list_as(paths.nodes(), wire.ListOf[Node]):

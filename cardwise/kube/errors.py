@@ -145,7 +145,7 @@ class _Status(msgspec.Struct, rename="camel"):
 _decode_status = msgspec.json.Decoder(_Status).decode
 
 
-def is_server_failure(error: KubeError) -> bool:
+def would_fail_other_writes(error: KubeError) -> bool:
     """Whether the API server or the network failed, so that a write to another object would fail as well.
 
     Do not use this for evictions, where 429 means that a disruption budget does not allow the eviction.

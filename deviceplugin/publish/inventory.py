@@ -254,7 +254,7 @@ class NodePublisher:
                 )
             except errors.KubeError as error:
                 # A refused object must not prevent the publication of other objects.
-                if errors.is_server_failure(error):
+                if errors.would_fail_other_writes(error):
                     raise
                 _log.error("the API server refused an ExtendedResource", uuid=spec["uuid"], error=str(error))
                 is_current = False
@@ -344,7 +344,7 @@ class NodePublisher:
                 self._reconcile_soon()
                 return False
             except errors.KubeError as error:
-                if errors.is_server_failure(error):
+                if errors.would_fail_other_writes(error):
                     raise
                 _log.error(
                     "the API server refused a status; is the CRD that of this release?", resource=name, error=str(error)
@@ -365,7 +365,7 @@ class NodePublisher:
         except (errors.NotFound, errors.Conflict):
             return
         except errors.KubeError as error:
-            if errors.is_server_failure(error):
+            if errors.would_fail_other_writes(error):
                 raise
             _log.error(
                 "the API server refused to delete an ExtendedResource",

@@ -143,19 +143,19 @@ class Placing:
             return lowest
         # There can be many ranks, and each search counts the reservations again. Whether a node fits does not depend on
         # the other nodes. So search many ranks at once, and halve their number until the lowest that fits is left.
-        others = self._place_in_ranks(placement_request, nodes_by_rank[1:])
+        others = self._place_across_ranks(placement_request, nodes_by_rank[1:])
         if isinstance(others, Unplaceable):
             return Unplaceable(refusals=lowest.refusals | others.refusals)
         first, end = 1, len(nodes_by_rank)
         while end - first > 1:
             middle = (first + end) // 2
-            if isinstance(self._place_in_ranks(placement_request, nodes_by_rank[first:middle]), Placement):
+            if isinstance(self._place_across_ranks(placement_request, nodes_by_rank[first:middle]), Placement):
                 end = middle
             else:
                 first = middle
         return self._place_in_rank(placement_request._replace(nodes=nodes_by_rank[first]))
 
-    def _place_in_ranks(
+    def _place_across_ranks(
         self, placement_request: PlacementRequest, nodes_by_rank: Sequence[Collection[str]]
     ) -> Placement | Unplaceable:
         """As `_place_in_rank`, for the nodes of several ranks together."""

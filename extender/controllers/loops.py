@@ -152,7 +152,7 @@ class Loops:
                 self._requeue_backoff.reset()
                 return
             retry_after = error.retry_after
-            if errors.is_server_failure(error) or self._clock.now() - began > _REQUEUE_SECONDS:
+            if errors.would_fail_other_writes(error) or self._clock.now() - began > _REQUEUE_SECONDS:
                 break
         self._requeue_not_before = self._clock.now() + self._requeue_backoff.next_delay(retry_after)
 

@@ -147,7 +147,7 @@ class NominationWriter:
         with self._lock:
             self._paused_until[pod.namespace] = self._clock.now() + _PAUSE
             # Timeouts do not count, since a tenant can make their pods so large that each write times out.
-            self._failed += errors.is_server_failure(error)
+            self._failed += errors.would_fail_other_writes(error)
             if self._failed >= _IN_A_ROW:
                 self._failed = 0
                 self._not_before = self._clock.now() + _PAUSE

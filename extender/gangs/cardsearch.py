@@ -242,5 +242,5 @@ class _Freed:
         return self._loads.known_nodes()
 
     def nodes_changed_since(self, generation: int) -> Collection[str]:
-        del generation  # a node changes only when the copy gets more of its cards, and is counted again then
+        del generation  # unused: a node changes only when its cards are added to the copy, which recounts the node
         return ()

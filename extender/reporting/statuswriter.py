@@ -241,7 +241,7 @@ class StatusWriter:
     def _retry_seconds(self, key: Key, error: errors.KubeError) -> float:
         """The seconds until the object is tried again. After an error of the API server itself, all writes pause."""
         now = self._clock.now()
-        if errors.is_server_failure(error):
+        if errors.would_fail_other_writes(error):
             pause = self._backoff.next_delay(error.retry_after)
             self._paused_until = now + pause
             return pause

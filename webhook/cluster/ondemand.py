@@ -231,7 +231,7 @@ class GangNumbers:
         except errors.KubeError as error:
             if isinstance(error, errors.TimedOut):
                 key_to_skip = namespace, "", None
-            elif errors.is_server_failure(error) and not isinstance(error, errors.TooLarge):
+            elif errors.would_fail_other_writes(error) and not isinstance(error, errors.TooLarge):
                 key_to_skip = _ALL_GANGS
             else:
                 key_to_skip = namespace, gang, None

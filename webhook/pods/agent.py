@@ -1,6 +1,6 @@
 """Adds the share agent to a pod that needs it, with its mounts and settings.
 
-The contract is docs/design/0007-share-agent.md. Pure, and a fixed point. Runs before the request is read for the last
+The contract is docs/design/0007-share-agent.md. Pure, and idempotent. Runs before the request is read for the last
 time: the agent is an init container, and its position changes the keys of containers with a share.
 """
 

@@ -13,7 +13,8 @@ from webhook.templates.containers import amount_lists
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:
-    """Remove the agent's requests of cards and devices, also those of other device plugins, with a warning.
+    """Remove the share agent's requests for cards and devices, including resources of other device plugins, and warn
+    the author.
 
     Raises KubeError.
     """

@@ -1,7 +1,7 @@
 """Rewrites pods that request a type of card: adds the domain to bare names, applies the class annotation, and converts
 units of a class to MiB.
 
-Pure except for the lookup, and a fixed point. Runs before requests are read: afterwards the container itself says what
+Pure except for the lookup, and idempotent. Runs before requests are read: afterwards the container itself says what
 it requests, so that no reader of a pod needs the ResourceClasses.
 """
 

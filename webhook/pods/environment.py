@@ -96,7 +96,7 @@ def _check_environment(entries: list[Json], card_request: ContainerRequest | Non
         raise changed_later_error(f"{path}.env", f"not as set by Cardwise: {', '.join(changed_names)}")
 
 
-def has_count(entries: list[Json]) -> bool:
+def is_gpu_count_intact(entries: list[Json]) -> bool:
     """Whether the entries of a container with a share have the number of its cards, or the share has only one card.
 
     A share of one card has no entry with the number. So if the entry is missing, Cardwise's other entries must be

@@ -15,5 +15,5 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
     for container in pod.containers:
         limits = (container.spec.get("resources") or {}).get("limits") or {}
         is_written = str(limits.get(names.SHARE)) == "1" and names.GPU_MEM in limits and names.GPU_COUNT not in limits
-        if is_written and not environment.has_count(container.spec.get("env") or []):
+        if is_written and not environment.is_gpu_count_intact(container.spec.get("env") or []):
             raise count_removed(f"{container.path}.env")

@@ -167,7 +167,7 @@ class UsageDetails:
     unschedulable_reasons: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def add_details(self, card: CardUsage) -> CardUsage:
+    def with_holders(self, card: CardUsage) -> CardUsage:
         """The card with its holders and their use."""
         terminating_holders = card.holders or ()
         if self.holders is None:

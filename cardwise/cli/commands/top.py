@@ -135,7 +135,7 @@ class TopView:
         if details is not None:
             reasons = details.unschedulable_reasons
             shown_nodes = [
-                NodeUsage(node.name, tuple(map(details.add_details, node.cards)), reasons.get(node.name, ""))
+                NodeUsage(node.name, tuple(map(details.with_holders, node.cards)), reasons.get(node.name, ""))
                 for node in shown_nodes
             ]
         self._screen = _Screen(

@@ -150,8 +150,7 @@ def check_control_plane(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
         text = f"kube-scheduler is a static pod on {finding.name_nodes(sorted(static_nodes))}, as kubeadm creates it"
         remedy = (
             f"scheduler.mode=kubeadm changes its manifest, scheduler.mode=own leaves it unchanged ({_MODES_DOC}); "
-            "for helm "
-            f"template also scheduler.controlPlaneNodes={len(kubeadm_nodes)}"
+            f"for helm template also set scheduler.controlPlaneNodes={len(kubeadm_nodes)}"
         )
         yield Finding("scheduler", Severity.OK, text, remedy, values=("scheduler.mode=kubeadm",))
         return

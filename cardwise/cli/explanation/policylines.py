@@ -60,8 +60,8 @@ def rank_nodes(pod_request: PodRequest, facts: NodeFacts, nodes: Collection[str]
 
 
 def explain_domains(pod_request: PodRequest, facts: NodeFacts, nodes: Collection[str]) -> list[str]:
-    """The pod's peers by the domain of the label that its policy names, those with the fewest first; empty if it names
-    none.
+    """The number of the pod's peers in each domain of its policy's label, the domain with the fewest peers first.
+    Returns an empty list if the policy has no label.
     """
     policy = policies.find_policy(pod_request.policy) if pod_request.policy is not None else None
     if policy is None or not policy.takes_label:

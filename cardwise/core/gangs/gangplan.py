@@ -409,13 +409,13 @@ class _Queue:
     The few nodes that the plan uses are scored again.
     """
 
-    def __init__(self, inputs: _Inputs, kind: _Kind, used: "_Used") -> None:
+    def __init__(self, inputs: _Inputs, kind: _Kind, used: "_PlannedNodes") -> None:
         self.kind = kind
         self._inputs = inputs
         self._used = used
         self._changed: dict[str, int | None] = {}  # the current score; None if the node cannot be used
         self._heap: list[tuple[int, str]] = []
-        self._seen_count = 0  # how many entries of `_Used.touched` were read
+        self._seen_count = 0  # how many entries of `_PlannedNodes.touched` were read
         self._unchanged_nodes = self._sorted_nodes()
         self._next = next(self._unchanged_nodes, None)
 
@@ -477,13 +477,13 @@ class _RankedQueue:
     policy: the policy that ranks the nodes.
     """
 
-    def __init__(self, inputs: _Inputs, kind: _Kind, used: "_Used", policy: Policy) -> None:
+    def __init__(self, inputs: _Inputs, kind: _Kind, used: "_PlannedNodes", policy: Policy) -> None:
         self.kind = kind
         self._inputs = inputs
         self._used = used
         self._policy = policy
         self._scores = dict(kind.scores or {})  # the current scores of the nodes that can be used
-        self._seen_count = 0  # how many entries of `_Used.touched` were read
+        self._seen_count = 0  # how many entries of `_PlannedNodes.touched` were read
 
     def best(self) -> str | None:
         """The best node now; None if there is none."""
@@ -516,7 +516,7 @@ class _RankedQueue:
 class _FactsWithPlan(NodeFacts):
     """Facts in which the planned members count as peers."""
 
-    def __init__(self, facts: NodeFacts, used: "_Used", request: PodRequest) -> None:
+    def __init__(self, facts: NodeFacts, used: "_PlannedNodes", request: PodRequest) -> None:
         self._facts = facts
         self._planned_peers = used.peers_by_node(request.peers)
 
@@ -527,7 +527,7 @@ class _FactsWithPlan(NodeFacts):
         return Counter(self._facts.peers_by_node()) + self._planned_peers
 
 
-class _Used:
+class _PlannedNodes:
     """Copies of the nodes that a plan uses, with the planned members placed on them. All other nodes are in the ledger
     unchanged.
     """
@@ -573,7 +573,7 @@ class _Attempt:
         self._inputs = inputs
         self._nodes: dict[str, str] = {}
         self._assignments: dict[str, Assignment] = {}
-        self._used = _Used(inputs)
+        self._used = _PlannedNodes(inputs)
 
     def place(self, order: Sequence[Member]) -> Planned | Unplanned:
         """Place all members in this order, or return the first one without a node."""

@@ -64,7 +64,8 @@ def _minimum(name: str, group: PodGroupSpec, roster: Roster) -> tuple[int, str]:
     if native and not group.basic:
         return (
             0,
-            problem or f"the PodGroup {name} of {ForeignPodGroup.KUBERNETES}/v1beta1 that its pods name is not there",
+            problem
+            or f"its pods name the PodGroup {name} ({ForeignPodGroup.KUBERNETES}/v1beta1), which does not exist",
         )
     if group.basic:
         return 1, problem

@@ -101,13 +101,13 @@ def classes_of_devices(
     """All classes of devices other than GPUs, ordered by name; or only the class with the name `only`."""
     by_device = [(node, device_holders(ledger, node)) for node in ledger.nodes() if node.devices]
     return [
-        _of_devices(classes[name], by_device)
+        _device_class_view(classes[name], by_device)
         for name in sorted(classes)
         if classes[name].other and only in (None, name)
     ]
 
 
-def _of_devices(
+def _device_class_view(
     resource_class: ResourceClass, nodes: Iterable[tuple[NodeState, Mapping[str, list[Holding]]]]
 ) -> DeviceClassView:
     of_class = [

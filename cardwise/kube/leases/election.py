@@ -85,7 +85,7 @@ class LeaseCall:
 
 
 @dataclass(frozen=True, slots=True)
-class LeasePeriod:
+class LeaseTenure:
     """The period for which this process holds the Lease, by the local clock. Immutable: other threads read it."""
 
     epoch: int = 0
@@ -136,7 +136,7 @@ class Election:
             )
         if duration > MAX_DURATION:
             raise ValueError(f"duration ({duration}) must be at most {MAX_DURATION:.0f}: others wait no longer for us")
-        self.period = LeasePeriod()
+        self.period = LeaseTenure()
         self.tenure = 0
         self.is_successor = False
         self._metadata = {"name": name, "namespace": namespace}
@@ -316,10 +316,10 @@ class Election:
         # The holder may have another duration than this process, and a user may have written any duration.
         return observed.since + max(self._duration, min(observed.record.seconds, MAX_DURATION))
 
-    def _acquired_period(self, call: LeaseCall, now: float) -> LeasePeriod:
+    def _acquired_period(self, call: LeaseCall, now: float) -> LeaseTenure:
         until, present = call.sent + self._valid, self.period
         if call.kind == "create":
-            return LeasePeriod(present.epoch + 1, now + self._duration, until)
+            return LeaseTenure(present.epoch + 1, now + self._duration, until)
         return replace(present, until=until, epoch=present.epoch if now < present.until else present.epoch + 1)
 
     def _make_spec(self, server_time: datetime, former: LeaseRecord | None) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def test_its_minimum_is_the_groups_and_nobody_starts_before(world):
     world.create(native("a0"), native("a1"), native("a2"))
     world.run(2)
     assert world.phase() == "Pending"
-    assert "PodGroup g of scheduling.k8s.io/v1beta1" in world.reason()
+    assert "PodGroup g (scheduling.k8s.io/v1beta1), which does not exist" in world.reason()
     assert world.state.gangs.foreign_groups() == [(NATIVE, "default/g")]
     world.state.gangs.set_foreign_group(NATIVE, "default/g", PodGroupSpec(minimum=3))
     world.run(3)

@@ -504,7 +504,7 @@ def test_pods_of_a_runtime_class_cost_no_square_of_their_variables(api: Api) -> 
         beside = _plain(runtimeClassName="nvidia", containers=[nvidia, build.container("c") | {"env": env}])
         refused = api.refused("create", "--dry-run=server", "-f", "-", stdin=beside)
         assert "spec.containers[c].env" in refused
-        assert "among at most 1024 variables" in refused
+        assert "keep env to at most 1024 variables" in refused
         beside = _plain(
             runtimeClassName="nvidia", containers=[nvidia, *(build.container(f"c{i}") for i in range(1100))]
         )
