@@ -13,6 +13,7 @@ from cardwise.kube import wire
 
 # Conditions of changed budgets, as they were and as they are. All pods on thousands of nodes are compared with them.
 _MAX_CHANGED_CONDITIONS: Final = 4
+_MAX_CHANGED_NAMESPACES: Final = 8  # namespaces whose budgets are compared; up to 0.3 ms each
 MAX_CONDITIONS_PER_NAMESPACE: Final = 512  # conditions of all budgets of a namespace; checking takes 0.1 ms per pod
 MAX_BUDGETS_PER_POD: Final = 8  # budgets of a pod; the API server evicts no pod that is covered by more than one budget
 
@@ -135,9 +136,10 @@ class Budgets:
         """By namespace, the budgets that have changed since the snapshot `earlier`, as they were and as they are. Where
         many have changed, one budget that covers all pods stands for them, because callers compare many pods with each.
         """
-        return {
-            namespace: self._changed_budgets(earlier, namespace) for namespace in self.namespaces_changed_since(earlier)
-        }
+        namespaces = self.namespaces_changed_since(earlier)
+        if len(namespaces) > _MAX_CHANGED_NAMESPACES:
+            return {namespace: [Budget(namespace, 0, ())] for namespace in namespaces}
+        return {namespace: self._changed_budgets(earlier, namespace) for namespace in namespaces}
 
     def _changed_budgets(self, earlier: "Budgets", namespace: str) -> list[Budget]:
         before, now = earlier._budgets.get(namespace, {}), self._budgets.get(namespace, {})  # noqa: SLF001

@@ -8,6 +8,7 @@ from cardwise.core.api import assignment
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.request import Load
 from cardwise.kube.pods.budgets import Budget, LabelCondition
+from extender.cache import clusterview
 from extender.preemption import preemption
 from extender.records.nodeinfo import NodeRecord, PlacedPod
 from tests.build import shares
@@ -224,3 +225,18 @@ def test_a_budget_that_covers_no_pod_of_the_gangs_nodes_is_no_reason_to_search_a
     )
     assert len(world.asks("g0")) == 1
     assert steps.count("plan") < 10
+
+
+def test_only_so_many_labels_are_compared_with_a_changed_budget(monkeypatch):
+    """Afterwards each pod of the budget's namespace counts as covered, and its node is searched again."""
+
+    def count_steps(max_labels: int) -> int:
+        monkeypatch.setattr(clusterview, "_MAX_COMPARED_LABELS", max_labels)
+        world = Full(**{f"n{i:02}": [LOW] for i in range(10)})
+        gang(world, 10)
+        elsewhere = Budget("default", 0, (LabelCondition("place", "In", frozenset(["elsewhere"])),))
+        steps = world.meanwhile(3, lambda: world.state.preemption.set_budget("default/b", elsewhere))
+        assert len(world.asks("g0")) == 1
+        return len(steps)
+
+    assert count_steps(max_labels=2000) < count_steps(max_labels=3)

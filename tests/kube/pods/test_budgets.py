@@ -146,3 +146,13 @@ def test_many_changed_budgets_count_as_a_change_for_all_pods():
         known_budgets.set_budget(f"team/{i}", budgets.Budget("team", 1, (budgets.LabelCondition("app", "Exists"),)))
     (changed,) = known_budgets.budgets_changed_since(snapshot)["team"]
     assert changed.covers({})
+
+
+def test_budgets_changed_in_many_namespaces_count_as_a_change_for_all_their_pods():
+    known_budgets, snapshot = budgets.Budgets(), budgets.Budgets()
+    for i in range(100):
+        condition = budgets.LabelCondition("app", "Exists")
+        known_budgets.set_budget(f"team-{i}/web", budgets.Budget(f"team-{i}", 1, (condition,)))
+    changed = known_budgets.budgets_changed_since(snapshot)
+    assert len(changed) == 100
+    assert all(budget.covers({}) for namespace_budgets in changed.values() for budget in namespace_budgets)
