@@ -12,7 +12,7 @@ import msgspec
 from cardwise.kube import wire
 
 # Conditions of changed budgets, as they were and as they are. All pods on thousands of nodes are compared with them.
-_MAX_CHANGED_CONDITIONS: Final = 4
+_MAX_CHANGED_CONDITIONS: Final = 8
 _MAX_CHANGED_NAMESPACES: Final = 8  # namespaces whose budgets are compared; up to 0.3 ms each
 MAX_CONDITIONS_PER_NAMESPACE: Final = 512  # conditions of all budgets of a namespace; checking takes 0.1 ms per pod
 MAX_BUDGETS_PER_POD: Final = 8  # budgets of a pod; the API server evicts no pod that is covered by more than one budget
@@ -133,7 +133,7 @@ class Budgets:
         }
 
     def budgets_changed_since(self, earlier: "Budgets") -> dict[str, list[Budget]]:
-        """By namespace, the budgets that have changed since the snapshot `earlier`, as they were and as they are. Where
+        """By namespace, budgets that cover each pod for which a budget has changed since the snapshot `earlier`. Where
         many have changed, one budget that covers all pods stands for them, because callers compare many pods with each.
         """
         namespaces = self.namespaces_changed_since(earlier)
@@ -146,14 +146,15 @@ class Budgets:
         covering_all = [Budget(namespace, 0, ())]
         if any(_exceed_conditions(budgets.values(), MAX_CONDITIONS_PER_NAMESPACE) for budgets in (before, now)):
             return covering_all  # the budget without a name may have come or gone
-        changed = [
-            budget
+        # One of equal conditions is enough: most often only the number of allowed disruptions has changed.
+        changed = {
+            budget.conditions: budget
             for key in before.keys() | now.keys()
             if before.get(key) != now.get(key)
             for budget in (before.get(key), now.get(key))
             if budget is not None
-        ]
-        return covering_all if _exceed_conditions(changed, _MAX_CHANGED_CONDITIONS) else changed
+        }.values()
+        return covering_all if _exceed_conditions(changed, _MAX_CHANGED_CONDITIONS) else [*changed]
 
     def covering_keys(self, namespace: str, labels: Mapping[str, str]) -> tuple[str, ...]:
         """The keys of the budgets that cover a pod with these labels."""

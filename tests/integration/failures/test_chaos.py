@@ -218,7 +218,10 @@ def settle(space: Space, keep: Callable[[], None]) -> float:
         keep()
         return _ready(space)
 
-    space.wait(ready, "every Deployment is ready")
+    try:
+        space.wait(ready, "every Deployment is ready")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{_replica_sets(space)}") from None
     print(f"ready after {time.monotonic() - began:.1f} s")
     quiet: list[str] = ["never asked"]
 
@@ -253,6 +256,16 @@ def opens_its_cards(space: Space) -> None:
 
 def _in(space: Space, manifest: Json) -> Json:
     return manifest | {"metadata": manifest["metadata"] | {"namespace": space.name}}
+
+
+def _replica_sets(space: Space) -> str:
+    """The status and the events of each ReplicaSet: what kube-controller-manager has done, and what it waits for."""
+    lines = []
+    for replica_set in space.kubectl_json("get", "replicasets")["items"]:
+        name = replica_set["metadata"]["name"]
+        lines.append(f"{name}: wants {replica_set['spec']['replicas']}, status {replica_set['status']}; ")
+        lines.append(space.reasons(name)[-600:])
+    return "\n".join(lines)
 
 
 def _ready(space: Space) -> bool:
