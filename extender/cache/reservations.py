@@ -38,7 +38,9 @@ lock of `State`.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
@@ -373,6 +375,23 @@ class Reservations:
         self._remove_from_gang(row)
         if row.phase in PLANS:
             self._drop_row(row)
+
+    @contextmanager
+    def restore_plans_on_error(self, uids: Sequence[str]) -> Iterator[None]:
+        """Context manager: after an unexpected error inside, the plans of these pods are as they were before.
+
+        With a part of its plan a gang would hold cards until the plan expires, and could never be bound.
+        """
+        # Copies, since rows change.
+        rows_before = [copy(row) for uid in uids if (row := self._rows.get(uid)) is not None]
+        try:
+            yield
+        except Exception:
+            for uid in uids:
+                self.release_plan(uid)
+            for row in rows_before:
+                self._set_row(row)
+            raise
 
     def record_binding_outcome(self, uid: str, phase: Phase | None) -> None:
         """Record how the posting ended: ACCEPTED, UNCONFIRMED, or None if certainly no call has bound the pod.

@@ -11,7 +11,6 @@ most.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from sys import intern
@@ -358,7 +357,7 @@ class GangPlaces:
         if Commit(self._cache, self._nominated, plan, pace).conflict():
             return _Outcome.CONFLICT
         self._nominator.release_overtaken(overtaken)
-        with self._restore_on_error(uids):
+        with self._reservations.restore_plans_on_error(uids):
             is_new = not gang.plan and not gang.forward
             self._reserve(gang, places)
             request.on_reserved()
@@ -381,33 +380,6 @@ class GangPlaces:
                 gang=gang.key,
                 peers=place.request.peers if place.request is not None else "",
             )
-
-    @contextmanager
-    def _restore_on_error(self, uids: Sequence[str]) -> Iterator[None]:
-        """Context manager: after an unexpected error inside, the plans of these pods are as they were before.
-
-        With a part of its plan a gang would hold cards until the plan expires, and could never be bound.
-        """
-        # Copies, since the table changes its rows.
-        rows_before = [copy(row) for uid in uids if (row := self._reservations.get(uid)) is not None]
-        try:
-            yield
-        except Exception:
-            for uid in uids:
-                self._reservations.release_plan(uid)
-            for row in rows_before:
-                self._reservations.set_plan(
-                    row.pod,
-                    row.node,
-                    row.assignment,
-                    row.phase,
-                    mps_client=row.holding.mps_client if row.holding is not None else COMMON,
-                    load=row.load,
-                    nominee=row.nominee,
-                    gang=row.gang,
-                    peers=row.peers,
-                )
-            raise
 
     def _closed_nodes(self, task: _Task, gang_plan: _PlanWithOvertaken) -> set[str]:
         """The nodes of the plan that were open in the snapshot, and are not any more."""
