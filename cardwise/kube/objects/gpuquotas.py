@@ -9,8 +9,7 @@ import msgspec
 from cardwise.core.api import quotas
 from cardwise.core.api.quotas import Charge, GPUQuota
 from cardwise.core.values.decoded import Json
-from cardwise.core.values.invalid import InvalidRequest
-from cardwise.kube.objects.unreadable import Unreadable
+from cardwise.kube.objects.unreadable import Unreadable, parse_or_unreadable
 from cardwise.kube.wire import trim_object
 
 _decode_json: Final = msgspec.json.Decoder(Json).decode
@@ -52,15 +51,10 @@ def decode(raw: bytes) -> QuotaRecord:
 def record_of(manifest: Json) -> QuotaRecord:
     """The record of a GPUQuota that is decoded already."""
     metadata = manifest["metadata"]
-    parsed: GPUQuota | Unreadable
-    try:
-        parsed = quotas.parse(manifest)
-    except InvalidRequest as error:
-        parsed = Unreadable(str(error))
     return QuotaRecord(
         namespace=metadata["namespace"],
         name=metadata["name"],
-        parsed=parsed,
+        parsed=parse_or_unreadable(quotas.parse, manifest),
         uid=metadata.get("uid", ""),
         generation=metadata.get("generation", 0),
         status=manifest.get("status") or {},

@@ -8,8 +8,7 @@ import msgspec
 from cardwise.core.api import classes
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.decoded import Json
-from cardwise.core.values.invalid import InvalidRequest
-from cardwise.kube.objects.unreadable import Unreadable
+from cardwise.kube.objects.unreadable import Unreadable, parse_or_unreadable
 from cardwise.kube.wire import trim_object
 
 _decode_json: Final = msgspec.json.Decoder(Json).decode
@@ -51,14 +50,9 @@ def decode(raw: bytes) -> ClassRecord:
 def record_of(manifest: Json) -> ClassRecord:
     """The record of a ResourceClass that is decoded already."""
     metadata = manifest["metadata"]
-    parsed: ResourceClass | Unreadable
-    try:
-        parsed = classes.parse(manifest)
-    except InvalidRequest as error:
-        parsed = Unreadable(str(error))
     return ClassRecord(
         name=metadata["name"],
-        parsed=parsed,
+        parsed=parse_or_unreadable(classes.parse, manifest),
         uid=metadata.get("uid", ""),
         version=metadata.get("resourceVersion", ""),
         created=metadata.get("creationTimestamp", ""),

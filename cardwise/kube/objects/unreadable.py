@@ -1,6 +1,13 @@
 """An object of Cardwise's kinds that the schema accepts, and that has no meaning nevertheless."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
+
+from cardwise.core.values.decoded import Json
+from cardwise.core.values.invalid import InvalidRequest
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -8,3 +15,14 @@ class Unreadable:
     """Takes the place of an object that cannot be read. `problem`: why, with the field and what to write instead."""
 
     problem: str
+
+
+def parse_or_unreadable(parse: Callable[[Json], T], manifest: Json) -> T | Unreadable:
+    """What `parse` returns for the object, or why the object cannot be read.
+
+    parse: raises InvalidRequest for an object without a meaning.
+    """
+    try:
+        return parse(manifest)
+    except InvalidRequest as error:
+        return Unreadable(str(error))
