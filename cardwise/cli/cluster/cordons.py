@@ -76,7 +76,7 @@ def cordon_card(client: KubeClient, card: ExtendedResource, reason: str, *, dry_
 
 def new_cordon(client: KubeClient, reason: str) -> Cordon:
     """A cordon by the user, with the present time."""
-    return Cordon(reason[:_MAX_REASON], _own_user_name(client), format_timestamp(client.server_time()))
+    return Cordon(reason[:_MAX_REASON], _own_user_name(client) or "", format_timestamp(client.server_time()))
 
 
 def new_defrag_cordon(client: KubeClient) -> Cordon:
@@ -221,10 +221,11 @@ def _has_prefix(name: str, prefix: str) -> bool:
     return bool(prefix) and (name.startswith(prefix) or name.partition("-")[2].startswith(prefix))
 
 
-def _own_user_name(client: KubeClient) -> str:
-    """The client's user name, from the API server; "" if unknown."""
+def _own_user_name(client: KubeClient) -> str | None:
+    """The client's user name, from the API server; None if unknown."""
     try:
         review = client.create(paths.selfsubjectreviews(), _SELF_REVIEW)
     except errors.KubeError:
-        return ""
-    return str(((review.get("status") or {}).get("userInfo") or {}).get("username", ""))[:_MAX_USER_NAME]
+        return None
+    user_name = ((review.get("status") or {}).get("userInfo") or {}).get("username")
+    return str(user_name)[:_MAX_USER_NAME] if user_name else None

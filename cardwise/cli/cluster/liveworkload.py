@@ -120,10 +120,10 @@ def free_loads(nodes: Iterable[Json], pods: Iterable[Json]) -> dict[str, Load]:
     return load_by_node
 
 
-def read_free_loads(client: KubeClient) -> tuple[dict[str, Load], str]:
+def read_free_loads(client: KubeClient) -> tuple[dict[str, Load], str | None]:
     """Read the free cpu, memory and pods of all nodes; {} with the reason if nodes or pods may not be read."""
     try:
-        return free_loads(client.list_objects(paths.nodes()), client.list_objects(paths.pods())), ""
+        return free_loads(client.list_objects(paths.nodes()), client.list_objects(paths.pods())), None
     except errors.Forbidden as error:
         return {}, describe_unlimited(error)
 

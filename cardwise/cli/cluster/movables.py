@@ -107,8 +107,8 @@ def _group_and_kind(owner: Json) -> tuple[str, str]:
     return owner.get("apiVersion", "").rpartition("/")[0], owner.get("kind", "")
 
 
-def _unmovable_reason(pod: Json, facts: ClusterFacts) -> str:
-    """Why the pod may not be moved, as the end of "3 pods ..."; "" if it may."""
+def _unmovable_reason(pod: Json, facts: ClusterFacts) -> str | None:
+    """Why the pod may not be moved, as the end of "3 pods ..."; None if it may."""
     metadata = pod["metadata"]
     annotations, labels = annotations_of(pod), labels_of(pod)
     owner = workloads.controller_of(pod)
@@ -137,7 +137,7 @@ def _unmovable_reason(pod: Json, facts: ClusterFacts) -> str:
     ):
         return "are protected by a PodDisruptionBudget"
     constraint = eligible.other_constraint(pod)
-    return f"are tied to their node by {constraint}" if constraint else ""
+    return f"are tied to their node by {constraint}" if constraint else None
 
 
 def count_remaining_failures(job: Json | None) -> int | None:

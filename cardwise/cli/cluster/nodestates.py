@@ -37,14 +37,15 @@ _STATE_BY_CONDITION: Final = {  # the state by the type of a node's condition
 }
 
 
-def state_of_taint(key: str) -> str:
-    """The node state for which Kubernetes sets a taint with this key; "" for taints of users and other programs."""
-    return _STATE_BY_TAINT.get(key, "")
+def state_of_taint(key: str) -> str | None:
+    """The node state for which Kubernetes sets a taint with this key; None for taints of users and other programs."""
+    return _STATE_BY_TAINT.get(key)
 
 
-def unschedulable_reason(node: Json) -> str:
-    """Why the node takes no new pods, by its conditions, taints and cordon; "" if it takes pods."""
-    spec, states = node.get("spec") or {}, []
+def unschedulable_reason(node: Json) -> str | None:
+    """Why the node takes no new pods, by its conditions, taints and cordon; None if it takes pods."""
+    spec = node.get("spec") or {}
+    states: list[str] = []
     for condition in (node.get("status") or {}).get("conditions") or ():
         condition_type, status = condition.get("type"), condition.get("status")
         if condition_type == "Ready" and status == "Unknown":
@@ -57,13 +58,13 @@ def unschedulable_reason(node: Json) -> str:
     states += [state for state in map(state_of_taint, taints) if state and not (state == NOT_READY and states)]
     if spec.get("unschedulable"):
         states.append(CORDONED)
-    return " and ".join(dict.fromkeys(states))
+    return " and ".join(dict.fromkeys(states)) or None
 
 
 def unschedulable_reasons(nodes: Iterable[Json]) -> dict[str, str]:
     """Why nodes take no new pods, by node name. Nodes that take new pods are left out."""
-    states = {node["metadata"]["name"]: unschedulable_reason(node) for node in nodes}
-    return {name: state for name, state in states.items() if state}
+    states = ((node["metadata"]["name"], unschedulable_reason(node)) for node in nodes)
+    return {name: state for name, state in states if state is not None}
 
 
 def read_unschedulable_reasons(client: KubeClient, names: Sequence[str]) -> dict[str, str]:

@@ -73,7 +73,8 @@ def parse_event(manifest: Json) -> Event | None:
     if (
         not _KIND.fullmatch(kind)
         or not objectnames.is_subdomain(name)
-        or parse_timestamp(last_timestamp := last_time(manifest)) is None
+        or (last_timestamp := last_time(manifest)) is None
+        or parse_timestamp(last_timestamp) is None
     ):
         return None
     return Event(
@@ -139,8 +140,8 @@ def _read_events(client: KubeClient, namespace: str, field: str, text: str) -> I
         return
 
 
-def last_time(event: Json) -> str:
-    """When the Event was last repeated, in Kubernetes' format; "" if unknown.
+def last_time(event: Json) -> str | None:
+    """When the Event was last repeated, in Kubernetes' format; None if unknown.
 
     Uses the API server's record of the last write, if there is one, since the clock of the Event's reporter may be
     wrong. Without this record, uses the reporter's time. The field with this time depends on the reporter's client, and
@@ -154,7 +155,7 @@ def last_time(event: Json) -> str:
         event.get("eventTime"),
         (event.get("metadata") or {}).get("creationTimestamp"),
     )
-    return max((str(time) for time in times if time), default="")
+    return max((str(time) for time in times if time), default=None)
 
 
 def refusal_cause(refusal: str) -> str:

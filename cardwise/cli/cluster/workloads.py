@@ -43,12 +43,23 @@ _POD_CREATOR_KINDS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class CreationRefusal:
+    """The API server refused a new pod.
+
+    message: the API server's message.
+    creator: kind and name, as arguments of kubectl, of the object whose pod was refused.
+    """
+
+    message: str
+    creator: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkloadState:
     """A workload and its pods.
 
     pod_creators: the ReplicaSets or Jobs that create its pods; else the workload itself.
-    refusal_message: the API server's message when it last refused a pod; "" without a refusal.
-    refused_creator: kind and name, as arguments of kubectl, of the object whose pod was refused.
+    refusal: the last refusal of a new pod; None without a refusal.
     directly_bound: names of its pods that the extender has deleted recently, since another scheduler had bound them.
     """
 
@@ -56,19 +67,18 @@ class WorkloadState:
     manifest: Json
     pod_creators: tuple[Json, ...] = ()
     pods: tuple[Json, ...] = ()
-    refusal_message: str = ""
-    refused_creator: str = ""
+    refusal: CreationRefusal | None = None
     directly_bound: tuple[str, ...] = ()
 
 
-def parse_kind(word: str) -> str:
-    """The kind of workload that a word such as `deploy` means; "" if it is unknown."""
+def parse_kind(word: str) -> str | None:
+    """The kind of workload that a word such as `deploy` means; None if it is unknown."""
     singular_or_plural = word.lower().partition(".")[0]
     for name in (singular_or_plural, singular_or_plural.removesuffix("s")):
         kind = _KIND_BY_ABBREVIATION.get(name, name)
         if kind in KINDS:
             return kind
-    return ""
+    return None
 
 
 def read_workload(client: KubeClient, kind: str, namespace: str, name: str) -> Json | None:
@@ -96,8 +106,8 @@ def read_state(client: KubeClient, kind: str, manifest: Json) -> WorkloadState:
         for name in deleted_names
         if name not in present_names and any(_has_name_of_creator(name, creator) for creator in creator_names)
     )
-    refusal_message, refused_creator = _last_refusal(client, namespace, kind, (manifest, *pod_creators))
-    return WorkloadState(kind, manifest, pod_creators, pods, refusal_message, refused_creator, directly_bound)
+    refusal = _last_refusal(client, namespace, kind, (manifest, *pod_creators))
+    return WorkloadState(kind, manifest, pod_creators, pods, refusal, directly_bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +142,11 @@ def other_replicas(client: KubeClient, pod: Json) -> Replicas:
     )
 
 
-def _deployment_name(pod: Json) -> str:
-    """The name of the pod's Deployment, from the name of its ReplicaSet; "" if the pod has no Deployment."""
+def _deployment_name(pod: Json) -> str | None:
+    """The name of the pod's Deployment, from the name of its ReplicaSet; None if the pod has no Deployment."""
     digest = labels_of(pod).get("pod-template-hash")
     owner = _recreating_controller(pod)[1:2]
-    return owner[0].removesuffix(f"-{digest}") if digest and owner and owner[0].endswith(f"-{digest}") else ""
+    return owner[0].removesuffix(f"-{digest}") if digest and owner and owner[0].endswith(f"-{digest}") else None
 
 
 def controller_of(manifest: Json) -> Json:
@@ -217,8 +227,8 @@ def _has_name_of_creator(pod: str, creator: str) -> bool:
     return pod.startswith(f"{creator}-") and _POD_NAME_SUFFIX.fullmatch(pod.removeprefix(f"{creator}-")) is not None
 
 
-def _last_refusal(client: KubeClient, namespace: str, kind: str, owners: Sequence[Json]) -> tuple[str, str]:
-    """Return the last refusal of a new pod, and the object whose pod was refused; empty strings without a refusal.
+def _last_refusal(client: KubeClient, namespace: str, kind: str, owners: Sequence[Json]) -> CreationRefusal | None:
+    """Return the last refusal of a new pod; None without a refusal.
 
     Events are kept for an hour; the condition ReplicaFailure of a ReplicaSet stays longer.
 
@@ -230,23 +240,24 @@ def _last_refusal(client: KubeClient, namespace: str, kind: str, owners: Sequenc
     names_by_uid = {owner["metadata"].get("uid"): owner["metadata"]["name"] for owner in owners}
     events = [event for event in podevents.refused_creations(client, namespace) if event.uid in kinds]
     if events:
-        return events[-1].message, f"{kinds[events[-1].uid]} {names_by_uid[events[-1].uid]}"
+        return CreationRefusal(events[-1].message, f"{kinds[events[-1].uid]} {names_by_uid[events[-1].uid]}")
     for owner in owners:
         for condition in (owner.get("status") or {}).get("conditions") or ():
             if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
                 creator = f"{kinds[owner['metadata'].get('uid')]} {owner['metadata']['name']}"
-                return str(condition.get("message") or ""), creator
-    return "", ""
+                message = str(condition.get("message") or "")
+                return CreationRefusal(message, creator) if message else None
+    return None
 
 
-def scheduler_message(pod: Json) -> str:
-    """Why kube-scheduler has not placed the pod; "" if it has not reported since the pod's gates were removed."""
+def scheduler_message(pod: Json) -> str | None:
+    """Why kube-scheduler has not placed the pod; None if it has not reported since the pod's gates were removed."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     condition: Json = next(
         (listed for listed in conditions if listed.get("type") == "PodScheduled" and listed.get("message")), {}
     )
     was_gated = condition.get("reason") == _GATED and not (pod.get("spec") or {}).get("schedulingGates")
-    return "" if was_gated else str(condition.get("message") or "")
+    return None if was_gated or not condition else str(condition["message"])
 
 
 def deletion_time(metadata: Json) -> str:
@@ -265,8 +276,8 @@ def _wrap_seconds(seconds: int) -> int:
     return round(nanoseconds / 10**9)
 
 
-def describe_finalizers(metadata: Json) -> str:
-    """Why a deleted object still exists, as the end of a sentence; "" without finalizers."""
+def finalizers_suffix(metadata: Json) -> str:
+    """Why a deleted object still exists, as the end of a sentence; empty without finalizers."""
     finalizers = metadata.get("finalizers") or ()
     finalizer_names = wording.enumerate_first([*map(quote_unless_name, finalizers)], _MAX_LISTED)
     return f", and exists as long as it has the finalizers {finalizer_names}" if finalizers else ""

@@ -80,13 +80,13 @@ class DefragRequest:
 class DefragOutcome:
     """A plan, with the pods that may be moved.
 
-    excluded_nodes: how many nodes the request cannot use, such as "1 of 4 nodes with cards"; "" if it can use all.
+    excluded_nodes: how many nodes the request cannot use, such as "1 of 4 nodes with cards"; None if it can use all.
     """
 
     request: DefragRequest
     plan: MovePlan
     movable: movables.MovablePods
-    excluded_nodes: str = ""
+    excluded_nodes: str | None = None
 
     def steps(self) -> Iterator[tuple[Move, MovablePod, Json, int]]:
         """Yield each move, its pod, the pod's controller, and how often the request fits after the move."""
@@ -333,10 +333,10 @@ def _search_plan(
     return DefragOutcome(defrag_request, move_plan, movable, _describe_excluded_nodes(ledger, allowed))
 
 
-def _describe_excluded_nodes(ledger: Ledger, allowed: frozenset[str] | None) -> str:
+def _describe_excluded_nodes(ledger: Ledger, allowed: frozenset[str] | None) -> str | None:
     card_nodes = [node.name for node in ledger.nodes()]
     excluded_count = sum(name not in allowed for name in card_nodes) if allowed is not None else 0
-    return f"{excluded_count} of {wording.pluralize(len(card_nodes), 'node')} with GPUs" if excluded_count else ""
+    return f"{excluded_count} of {wording.pluralize(len(card_nodes), 'node')} with GPUs" if excluded_count else None
 
 
 def format_outcome(outcome: DefragOutcome) -> str:
@@ -351,7 +351,7 @@ def format_outcome(outcome: DefragOutcome) -> str:
         return "\n".join(lines) + "\n"
     if not move_plan.moves:
         return f"{lines[0]} No pod has to be moved.\n"
-    lines.append(f"{wording.pluralize(len(move_plan.moves), 'pod')} would move{_describe_lower_bound(move_plan)}:")
+    lines.append(f"{wording.pluralize(len(move_plan.moves), 'pod')} would move{_lower_bound_suffix(move_plan)}:")
     rows = [["#", "POD", "FROM", "TO", "MIB", "PRIORITY", "AGE", "CONTROLLER", "FITS"]]
     for i, (move, pod, owner, fit_count) in enumerate(outcome.steps(), 1):
         row = [
@@ -378,7 +378,7 @@ def format_outcome(outcome: DefragOutcome) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _describe_lower_bound(move_plan: MovePlan) -> str:
+def _lower_bound_suffix(move_plan: MovePlan) -> str:
     return "" if move_plan.exact else f", possibly more than necessary (at least {move_plan.min_moves})"
 
 

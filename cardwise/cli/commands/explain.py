@@ -53,7 +53,7 @@ def explain(namespace: str | None, cardwise_namespace: str, output: str, target:
     client = options.load_client()
     namespace = namespace or client.namespace
     kind_and_manifest = find_target(client, kind, namespace, name)
-    if kind_and_manifest is None and kind in ("", workloads.POD):
+    if kind_and_manifest is None and kind in (None, workloads.POD):
         deletion_lines = missingpods.explain_gone_pod(namespace, name, podevents.events_of_pod(client, namespace, name))
         if deletion_lines:
             text = sentences.join_lines(deletion_lines)
@@ -79,10 +79,10 @@ def _print_explanation(text: str, data: Json, output: str) -> None:
         printing.print_object(data, output)
 
 
-def _parse_target(words: tuple[str, ...]) -> tuple[str, str]:
-    """Return kind and name of the target; the kind is "" if the user gave none."""
+def _parse_target(words: tuple[str, ...]) -> tuple[str | None, str]:
+    """Return kind and name of the target; the kind is None if the user gave none."""
     if len(words) == 1 and "/" not in words[0] and words[0]:
-        return "", words[0]
+        return None, words[0]
     word, slash, name = words[0].partition("/")
     if not slash and len(words) == 2:
         name = words[1]
@@ -94,7 +94,7 @@ def _parse_target(words: tuple[str, ...]) -> tuple[str, str]:
     return kind, name
 
 
-def find_target(client: KubeClient, kind: str, namespace: str, name: str) -> tuple[str, Json] | None:
+def find_target(client: KubeClient, kind: str | None, namespace: str, name: str) -> tuple[str, Json] | None:
     """Read the target; None if it does not exist.
 
     Raises KubeError. Raises Forbidden if the user may not read objects of this kind or, without a kind, may not read

@@ -51,5 +51,7 @@ def inspect(details: bool, output: str, node: str | None) -> None:
         from cardwise.cli.cluster import podgroups  # noqa: PLC0415 - needed for the details only
         from cardwise.cli.render import gangtable  # noqa: PLC0415 - the same
 
-        console.print_lines(gangtable.reservations_table(podgroups.reserving_gangs(client), node))
+        reservations = gangtable.reservations_table(podgroups.reserving_gangs(client), node)
+        if reservations is not None:
+            console.print_lines(reservations)
     printing.print_cluster_warnings(cluster_state)

@@ -59,14 +59,14 @@ class NodeSummary:
 class ClusterSummary:
     """All nodes, sorted by name.
 
-    fragmentation_basis: the pods for which fragmentation is measured: "learned" or "running"; "" if both are unknown.
+    fragmentation_basis: the pods for which fragmentation is measured: "learned" or "running"; None if both are unknown.
     notes: which numbers are inexact, and why.
     """
 
     nodes: list[NodeSummary]
     cluster: NodeSummary
     classes: "Mapping[str, Memory]"
-    fragmentation_basis: str
+    fragmentation_basis: str | None
     notes: list[str]
 
     def format_fragmented(self, memory: "Memory") -> str:
@@ -149,7 +149,7 @@ def summarize_cluster(
     return ClusterSummary(summaries, cluster, fragments.memory_by_class(cluster_state.ledger.kinds), typical, notes)
 
 
-def _read_free_loads(client: KubeClient) -> tuple[Mapping[str, Load], Mapping[str, str], str]:
+def _read_free_loads(client: KubeClient) -> tuple[Mapping[str, Load], Mapping[str, str], str | None]:
     """Read the nodes.
 
     Returns their free CPU, memory and the like, why a node takes no new pods, and a note on failed reads.
@@ -159,7 +159,7 @@ def _read_free_loads(client: KubeClient) -> tuple[Mapping[str, Load], Mapping[st
         free_loads = liveworkload.free_loads(nodes, client.list_objects(paths.pods()))
     except errors.Forbidden as error:
         return {}, {}, liveworkload.describe_unlimited(error)
-    return free_loads, nodestates.unschedulable_reasons(nodes), ""
+    return free_loads, nodestates.unschedulable_reasons(nodes), None
 
 
 def _cordoned_cards(state: NodeState) -> tuple[str, ...]:
@@ -168,7 +168,7 @@ def _cordoned_cards(state: NodeState) -> tuple[str, ...]:
 
 def _read_requests(
     client: KubeClient, cluster_state: ClusterState, cardwise_namespace: str
-) -> "tuple[Mapping[RequestSize, float], str, str]":
+) -> "tuple[Mapping[RequestSize, float], str | None, str | None]":
     """Return the requests of typical pods, with their weights.
 
     These are the requests that the extender has learned; if they are unknown, the requests of the pods that hold cards
@@ -187,7 +187,7 @@ def _read_requests(
             reason = f"the extender's saved data cannot be read ({error})"
         asks = fragmentation.only_card_requests(learned.counts)
         if asks:
-            return asks, "learned", ""
+            return asks, "learned", None
     held_requests = fragmentation.count_requests(
         holding for holding in cluster_state.ledger.holdings() if holding.namespace != clusterstate.OTHERS
     )
@@ -197,7 +197,7 @@ def _read_requests(
             "running",
             f"fragmentation is measured with the requests of the pods that hold GPUs now: {reason}",
         )
-    return {}, "", f"fragmentation cannot be measured, because no pod that uses GPUs is known: {reason}"
+    return {}, None, f"fragmentation cannot be measured, because no pod that uses GPUs is known: {reason}"
 
 
 def _summarize_node(
@@ -278,7 +278,7 @@ def as_json(summary: ClusterSummary, only: Collection[str] = ()) -> Json:
         "nodes": node_objects,
         "classes": of_classes,
         "cluster": cluster,
-        "typicalPods": summary.fragmentation_basis or None,
+        "typicalPods": summary.fragmentation_basis,
     }
 
 

@@ -225,7 +225,7 @@ def check_container_runtimes(cluster_facts: PreinstallFacts) -> Iterator[Finding
     for node in _list_labelled_nodes(cluster_facts):
         runtime = str(((node.get("status") or {}).get("nodeInfo") or {}).get("containerRuntimeVersion", ""))
         nodes_by_runtime.setdefault(runtime, []).append(node["metadata"]["name"])
-    sockets = {_cri_socket(runtime) for runtime in nodes_by_runtime} - {""}
+    sockets = {socket for socket in map(_cri_socket, nodes_by_runtime) if socket is not None}
     settings = tuple(f"nodes.criSocket={socket}" for socket in sockets) if len(sockets) == 1 else ()
     for runtime, nodes in nodes_by_runtime.items():
         name, _, version = runtime.partition("://")
@@ -245,11 +245,11 @@ def check_container_runtimes(cluster_facts: PreinstallFacts) -> Iterator[Finding
         yield Finding("runtime", Severity.PROBLEM, text, "select nodes of one kind with nodes.selector")
 
 
-def _cri_socket(runtime: str) -> str:
-    """Return `nodes.criSocket` for a runtime that a node reports; "" for the chart's default."""
+def _cri_socket(runtime: str) -> str | None:
+    """Return `nodes.criSocket` for a runtime that a node reports; None for the chart's default."""
     if runtime.startswith("cri-o://"):
         return _CRIO_SOCKET
-    return next((socket for word, socket in _SOCKET_BY_DISTRIBUTION.items() if word in runtime), "")
+    return next((socket for word, socket in _SOCKET_BY_DISTRIBUTION.items() if word in runtime), None)
 
 
 def check_runtime_classes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
@@ -442,7 +442,7 @@ def _pod_specs(cluster_facts: PreinstallFacts) -> Iterator[tuple[str, Json, Json
             yield "Pod", pod, pod.get("spec") or {}
 
 
-def _controller_kind(manifest: Json) -> str:
-    """Return the kind of the object's controller; "" without one."""
+def _controller_kind(manifest: Json) -> str | None:
+    """Return the kind of the object's controller; None without one."""
     owners = manifest["metadata"].get("ownerReferences") or ()
-    return next((str(owner.get("kind")) for owner in owners if owner.get("controller")), "")
+    return next((str(owner.get("kind")) for owner in owners if owner.get("controller")), None)

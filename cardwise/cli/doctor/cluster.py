@@ -50,9 +50,9 @@ def check_unschedulable_nodes(facts: Facts) -> Iterator[Finding]:
     card_nodes = sorted(name for name in facts.card_nodes() if name in states)
     nodes_by_state: dict[str, list[str]] = {}
     for name in card_nodes:
-        if states[name]:
-            nodes_by_state.setdefault(states[name], []).append(name)
-    has_schedulable_node = any(not states[name] for name in card_nodes)
+        if (state := states[name]) is not None:
+            nodes_by_state.setdefault(state, []).append(name)
+    has_schedulable_node = any(states[name] is None for name in card_nodes)
     for state, nodes in nodes_by_state.items():
         node_argument = nodes[0] if len(nodes) == 1 else "NODE"
         text = f"{finding.name_nodes(nodes)} take{'s' * (len(nodes) == 1)} no new pods: {state}"

@@ -379,7 +379,11 @@ def _find_conflicts(facts: Facts) -> Iterator[Finding]:
             "publish it"
         )
         state = nodestates.unschedulable_reason(nodes[other_node]) if other_node in nodes else "gone"
-        if "nodes" not in facts.unread_kinds and (state == "gone" or nodestates.NOT_READY in state):
+        if (
+            "nodes" not in facts.unread_kinds
+            and state is not None
+            and (state == "gone" or nodestates.NOT_READY in state)
+        ):
             delete = command("kubectl delete node {node}", node=other_node)
             remedy = f"node {other_node} is {state}; if {node} was previously called {other_node}: {delete}"
         else:

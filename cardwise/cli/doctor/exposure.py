@@ -63,10 +63,10 @@ def check_exposure(
         if card["spec"].get("memoryMiB")
     }
     nodes = [node for node in cluster_facts.nodes if node["metadata"]["name"] in access_by_node]
-    image = image or _probe_image(cluster_facts)
+    probe_image = image or _probe_image(cluster_facts)
     if not nodes:
         return
-    if not image:
+    if not probe_image:
         text = "not tested whether pods without a GPU request get one: no image for the test is known"
         yield Finding(
             CHECK, Severity.NOTE, text, "give an image with a shell, which the nodes can pull, with --probe-image"
@@ -79,7 +79,7 @@ def check_exposure(
             continue
         try:
             client.create(
-                paths.pods(namespace), _probe_pod(image, name, nodes_with_handler[0]), query={"dryRun": "All"}
+                paths.pods(namespace), _probe_pod(probe_image, name, nodes_with_handler[0]), query={"dryRun": "All"}
             )
         except errors.Unreachable:
             raise
@@ -89,7 +89,7 @@ def check_exposure(
         results_by_node: dict[str, _ProbeResult] = {}
         for first_index in range(0, len(nodes_with_handler), _MAX_PARALLEL_PODS):
             pods = {
-                node: _probe_pod(image, name, node)
+                node: _probe_pod(probe_image, name, node)
                 for node in nodes_with_handler[first_index : first_index + _MAX_PARALLEL_PODS]
             }
             try:
@@ -101,12 +101,12 @@ def check_exposure(
         yield from _report_probe_results(title, results_by_node, access_by_node, runtime_class_remedy)
 
 
-def _probe_image(cluster_facts: Facts) -> str:
-    """Return the image of the device plugin; "" if its DaemonSet is not in Cardwise's namespace."""
+def _probe_image(cluster_facts: Facts) -> str | None:
+    """Return the image of the device plugin; None if its DaemonSet is not in Cardwise's namespace."""
     for daemonset in cluster_facts.daemonsets:
         if daemonset["metadata"]["name"] == _DEVICE_PLUGIN:
             return str(daemonset["spec"]["template"]["spec"]["containers"][0]["image"])
-    return ""
+    return None
 
 
 def _has_handler(node: Json, handler: str) -> bool:

@@ -78,14 +78,16 @@ def check_resource_quotas(facts: Facts) -> Iterator[Finding]:
             yield Finding("quotas", Severity.WARNING, text, f"add {missing_key} to it, or create a GPUQuota")
 
 
-def _suggest_key(key: str, offered_names: set[str], classes: list[str]) -> str:
-    """Return the resource that a ResourceQuota's author probably meant by a key that counts nothing; "" if none."""
+def _suggest_key(key: str, offered_names: set[str], classes: list[str]) -> str | None:
+    """Return the resource that a ResourceQuota's author probably meant by a key that counts nothing; None if none."""
     name = key.removeprefix("requests.")
     is_own = name in (*names.REQUESTED, *names.OWN_RESOURCES) or names.class_of(name)
     if is_own or name in offered_names or not lookalikes.is_like_gpu(name):
-        return ""
+        return None
     suggested_name = lookalikes.suggest_resource(name, (*sorted(offered_names), *classes))
-    return suggested_name if not suggested_name or "/" in suggested_name else f"{names.CLASS_PREFIX}{suggested_name}"
+    if not suggested_name:
+        return None
+    return suggested_name if "/" in suggested_name else f"{names.CLASS_PREFIX}{suggested_name}"
 
 
 def _is_counted_by_gpuquota(gpu_quotas: Sequence[Json], namespace: str, missing_key: str) -> bool:

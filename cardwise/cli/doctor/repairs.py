@@ -93,7 +93,7 @@ def recreate_command(pods: Sequence[Json], *, delete_all: str = "", dropped_fiel
             for namespace, pod_names in _names_by_namespace(controlled_pods)
         ]
         deletion = (
-            delete_all if delete_all and not bare_pods else " && ".join(commands) + _describe_omitted(controlled_pods)
+            delete_all if delete_all and not bare_pods else " && ".join(commands) + _omitted_suffix(controlled_pods)
         )
         parts.append(f"delete those with a controller, which recreates them: {deletion}")
     if bare_pods:
@@ -104,7 +104,7 @@ def recreate_command(pods: Sequence[Json], *, delete_all: str = "", dropped_fiel
             workloads.recreate_command(namespace, pod_names, dropped_fields=dropped_fields)
             for namespace, pod_names in (single_pods if dropped_fields else _names_by_namespace(bare_pods))
         ]
-        save_commands = f"{' && '.join(commands)}{_describe_omitted(bare_pods)}"
+        save_commands = f"{' && '.join(commands)}{_omitted_suffix(bare_pods)}"
         parts.append(f"save and recreate those without a controller: {save_commands}")
     return "; ".join(parts)
 
@@ -117,7 +117,7 @@ def _names_by_namespace(pods: Sequence[Json]) -> list[tuple[str, list[str]]]:
     return [*names_by_namespace.items()]
 
 
-def _describe_omitted(pods: Sequence[Json]) -> str:
+def _omitted_suffix(pods: Sequence[Json]) -> str:
     return (
         f" (and so on: {wording.pluralize(len(pods) - _MAX_NAMED_PODS, 'more pod')})"
         if len(pods) > _MAX_NAMED_PODS

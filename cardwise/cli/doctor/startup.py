@@ -202,12 +202,12 @@ def _find_fault(facts: Facts, component: str, pod: Json) -> _Fault | None:
     return _Fault(component, "is running but not ready", "", "readyz")
 
 
-def _find_not_ready_state(facts: Facts, pod: Json) -> str:
-    """Return the state of the pod's node if its kubelet does not report or does not run pods; "" otherwise."""
+def _find_not_ready_state(facts: Facts, pod: Json) -> str | None:
+    """Return the state of the pod's node if its kubelet does not report or does not run pods; None otherwise."""
     name = (pod.get("spec") or {}).get("nodeName")
     node = next((node for node in facts.nodes if name and node["metadata"]["name"] == name), None)
-    state = nodestates.unschedulable_reason(node) if node is not None else ""
-    return state if nodestates.NOT_READY in state else ""
+    state = nodestates.unschedulable_reason(node) if node is not None else None
+    return state if state is not None and nodestates.NOT_READY in state else None
 
 
 def _find_job_fault(component: str, status: Json) -> _Fault:
@@ -243,9 +243,9 @@ def _has_just_crashed(facts: Facts, container: Json, end: Json) -> bool:
     return not container.get("ready") or int(container.get("restartCount", 0)) >= _MIN_RESTARTS
 
 
-def _last_error(end: Mapping[str, object]) -> str:
-    """Return a container's last error from its termination message, which is the end of its log."""
-    fallback = ""
+def _last_error(end: Mapping[str, object]) -> str | None:
+    """Return a container's last error from its termination message, which is the end of its log; None if empty."""
+    fallback: str | None = None
     for line in reversed(str(end.get("message") or "").splitlines()):
         if not line.strip():
             continue
@@ -258,8 +258,8 @@ def _last_error(end: Mapping[str, object]) -> str:
             if entry.get("level") in ("error", "critical"):
                 traceback = str(entry.get("exception", "")).strip().splitlines()
                 error = str(entry.get("error", "")) or (traceback[-1] if traceback else "")
-                return f"{event}: {error}" if error else event
-            fallback = fallback or event
+                return f"{event}: {error}" if error else event or None
+            fallback = fallback or event or None
         elif line.startswith("Error") or "[error" in line:
             return line.strip()
         else:
@@ -267,8 +267,8 @@ def _last_error(end: Mapping[str, object]) -> str:
     return fallback
 
 
-def _last_start_event(facts: Facts, pod: Json) -> str:
-    """Return the last event about a pod without a started container; "" if there is none."""
+def _last_start_event(facts: Facts, pod: Json) -> str | None:
+    """Return the last event about a pod without a started container; None if there is none."""
     name = pod["metadata"]["name"]
     events = [
         event
@@ -279,7 +279,7 @@ def _last_start_event(facts: Facts, pod: Json) -> str:
         and is_recent(facts, event, _EVENT_MAX_AGE)
     ]
     if not events:
-        return ""
+        return None
     last_event = max(events, key=lambda event: event.time)
     return (
         f"{wording.quote_unless_name(last_event.reason)}: "

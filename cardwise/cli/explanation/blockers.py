@@ -111,8 +111,8 @@ def explain_node_state(pod: Json, context: PodContext) -> list[str]:
             f"Node {name} is gone from the cluster: Kubernetes deletes its pods within minutes; {replacement_note}."
         ]
     node = next((node for node in context.nodes if node["metadata"]["name"] == name), None)
-    state = nodestates.unschedulable_reason(node) if node is not None else ""
-    if not state:
+    state = nodestates.unschedulable_reason(node) if node is not None else None
+    if state is None:
         return []
     outdated_note = ": the pod's reported state may be outdated" if nodestates.NOT_READY in state else ""
     return [f"Node {name} is {state}{outdated_note}."]
@@ -153,8 +153,8 @@ def explain_not_rewritten(pod: Json, context: PodContext) -> str:
     )
 
 
-def daemonset_node(pod: Json) -> str:
-    """Return the node for which a DaemonSet created the pod; "" for other pods."""
+def daemonset_node(pod: Json) -> str | None:
+    """Return the node for which a DaemonSet created the pod; None for other pods."""
     required_affinity = (((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}).get(
         nodeconstraints.REQUIRED
     ) or {}
@@ -165,7 +165,9 @@ def daemonset_node(pod: Json) -> str:
         if expression.get("key") == "metadata.name" and expression.get("operator") == "In"
     ]
     node_names = {str(name) for expression in fields for name in expression.get("values") or ()}
-    return node_names.pop() if len(node_names) == 1 and workloads.controller_of(pod).get("kind") == "DaemonSet" else ""
+    return (
+        node_names.pop() if len(node_names) == 1 and workloads.controller_of(pod).get("kind") == "DaemonSet" else None
+    )
 
 
 def explain_daemonset_node(name: str, context: PodContext, *, has_devices: bool) -> list[str]:
@@ -179,7 +181,7 @@ def explain_daemonset_node(name: str, context: PodContext, *, has_devices: bool)
     states = (
         nodestates.unschedulable_reason(listed) for listed in context.nodes or () if listed["metadata"]["name"] == name
     )
-    if nodestates.NOT_READY in (state := next(states, "")):
+    if nodestates.NOT_READY in (state := next(states, None) or ""):
         lines.append(f"Node {name} is {state}: the pod starts once it is ready.")
     if not has_devices:
         lines.append(
@@ -205,10 +207,9 @@ def explain_installation(pod: Json, context: PodContext) -> list[str]:
         )
     if context.directly_bound:
         pod_names = wording.enumerate_first(context.directly_bound, _MAX_LISTED, "pod")
-        calls_extender = any(refusal.text in scheduler_message(pod) for refusal in Refusal)
         cause = (
             "The scheduler of this pod does call the extender."
-            if calls_extender
+            if _scheduler_calls_extender(pod)
             else "Unless this was done by hand (spec.nodeName, a Binding), kube-scheduler does not call the extender: "
             "ask your administrator to run `cardwise doctor`."
         )
@@ -251,12 +252,18 @@ def explain_scheduler(pod: Json, context: PodContext) -> list[str]:
             f"Its scheduler {scheduler} no longer exists, so nothing places the pod: {recreation}. The new pod gets a "
             "scheduler that exists."
         )
-    elif not any(refusal.text in scheduler_message(pod) for refusal in Refusal):
+    elif not _scheduler_calls_extender(pod):
         lines.append(
             f"Its scheduler is {quote_unless_name(scheduler)}, and it is unknown whether that one calls "
             f"Cardwise: if not, the pod never gets a GPU. {_describe_default_scheduler(pod)}"
         )
     return lines
+
+
+def _scheduler_calls_extender(pod: Json) -> bool:
+    """Whether the pod's scheduler has reported a refusal by the extender."""
+    message = scheduler_message(pod)
+    return message is not None and any(refusal.text in message for refusal in Refusal)
 
 
 def _describe_default_scheduler(pod: Json) -> str:
@@ -309,7 +316,7 @@ def explain_avoided_nodes(pod: Json, card_nodes: Sequence[str], context: PodCont
     admitting_nodes = context.admitting_nodes(pod)
     if admitting_nodes is None:
         selector = _describe_selector(pod)
-        if not selector or _SELECTOR_MESSAGE not in scheduler_message(pod):
+        if not selector or _SELECTOR_MESSAGE not in (scheduler_message(pod) or ""):
             return []
         excluding_fields = f"its nodeSelector ({selector}), or its node affinity"
         return [f"It excludes nodes by {excluding_fields}; ask an administrator which labels the nodes have."]
@@ -347,7 +354,9 @@ def unschedulable_states(pod: Json, avoided_nodes: Collection[str], context: Pod
     for node in context.nodes or ():
         keys = [taint.partition(":")[0].partition("=")[0] for taint in eligible.untolerated_taints(node, tolerations)]
         if node["metadata"]["name"] in avoided_nodes and any(map(nodestates.state_of_taint, keys)):
-            states[node["metadata"]["name"]] = nodestates.unschedulable_reason(node)
+            state = nodestates.unschedulable_reason(node)
+            if state is not None:
+                states[node["metadata"]["name"]] = state
     return states
 
 
@@ -408,28 +417,26 @@ def _describe_selector(pod: Json) -> str:
     return wording.enumerate_first([quote_unless_name(f"{key}={text}") for key, text in labels], _MAX_LISTED)
 
 
-def explain_other_reasons(pod: Json, message: str, foreign_lines: Sequence[str]) -> str:
-    """Explain why a pod is pending although cards are free; "" if unknown.
+def explain_other_reasons(pod: Json, message: str | None, foreign_lines: Sequence[str]) -> str | None:
+    """Explain why a pod is pending although cards are free; None if unknown.
 
-    message: kube-scheduler's reason. A reason about cards may be outdated, since cards are free now.
+    message: kube-scheduler's reason, or None. A reason about cards may be outdated, since cards are free now.
     """
     gates = [gate.get("name") for gate in (pod.get("spec") or {}).get("schedulingGates") or ()]
     if names.GANG in gates:
         return "it waits for its gang"
     if foreign_lines:
         return "the lines above say what it waits for"
+    if message is None:
+        return None
     if f"Insufficient {names.SHARE}" in message:
         return f"their device plugins offer no {names.SHARE} now: ask your administrator to run `cardwise doctor`"
     if f"{names.EXTENDER_PREFIX}/" in message:
         return "no Cardwise extender answers kube-scheduler: ask your administrator to run `cardwise doctor`"
     own_messages = (*(refusal.text for refusal in Refusal), *(f"Insufficient {name}" for name in names.REQUESTED))
-    if (
-        message
-        and not any(text in message for text in own_messages)
-        and f"Insufficient {names.CLASS_PREFIX}" not in message
-    ):
-        return "kube-scheduler's message above says what it waits for"
-    return ""
+    if any(text in message for text in own_messages) or f"Insufficient {names.CLASS_PREFIX}" in message:
+        return None
+    return "kube-scheduler's message above says what it waits for"
 
 
 def explain_foreign_resources(pod: Json, context: PodContext, classes: Sequence[str]) -> list[str]:
@@ -474,10 +481,10 @@ def explain_classes(pod_request: PodRequest, cluster_state: ClusterState) -> lis
     ]
 
 
-def _explain_unknown_class(name: str, cluster_state: ClusterState) -> str:
-    """Explain why the class cannot be described; "" if it can be described."""
+def _explain_unknown_class(name: str, cluster_state: ClusterState) -> str | None:
+    """Explain why the class cannot be described; None if it can be described."""
     if not cluster_state.missing_class(name):
-        return ""
+        return None
     available = ", ".join(sorted(cluster_state.classes)) or "none"
     problem = next((text for text in cluster_state.problems if text.startswith(f"ResourceClass {name}: ")), None)
     return problem or f"There is no ResourceClass {name}; available: {available}."

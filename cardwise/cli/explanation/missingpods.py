@@ -26,18 +26,18 @@ def explain_workload(workload: WorkloadState) -> list[str]:
     """Return a line for each reason why the workload creates no pods, or why its pods are deleted."""
     if workload.manifest["metadata"].get("deletionTimestamp"):
         metadata = workload.manifest["metadata"]
-        deleted_since, finalizer_note = workloads.deletion_time(metadata), workloads.describe_finalizers(metadata)
+        deleted_since, finalizer_note = workloads.deletion_time(metadata), workloads.finalizers_suffix(metadata)
         return [f"It is being deleted (since {deleted_since}){finalizer_note}: it creates no more pods."]
     lines = [*_explain_stopped(workload)]
     running_count = sum(workloads.pod_state(pod) != "ended" for pod in workload.pods)
     desired_count = _count_desired_pods(workload)
-    if workload.refusal_message and (desired_count is None or running_count < desired_count):
+    if workload.refusal is not None and (desired_count is None or running_count < desired_count):
         lines.append(
             "Kubernetes could not create a pod: "
-            f"{wording.sanitize_message(podevents.refusal_cause(workload.refusal_message))}"
+            f"{wording.sanitize_message(podevents.refusal_cause(workload.refusal.message))}"
         )
         namespace = workload.manifest["metadata"]["namespace"]
-        retry = workloads.retry_command(namespace, workload.refused_creator)
+        retry = workloads.retry_command(namespace, workload.refusal.creator)
         lines.append(
             f"Its controller waits longer after each failure, up to 17 minutes. Once the cause is removed, `{retry}` "
             "makes it try at once."

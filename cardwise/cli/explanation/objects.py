@@ -57,7 +57,7 @@ def _nodes_as_json(pod: Json, cluster_state: ClusterState, policy: str) -> list[
         return []
     headroom = [entry_headroom for _, entry_headroom in cluster_state.quota_headroom(pod["metadata"]["namespace"])]
     ledger, only_node = cluster_state.ledger, blockers.daemonset_node(pod)
-    node_names = [node.name for node in ledger.nodes() if only_node in ("", node.name)]
+    node_names = [node.name for node in ledger.nodes() if only_node in (None, node.name)]
     views = explanation.explain(ledger, node_names, pod_request, policy, headroom)
     return [_node_as_json(view) for view in views]
 

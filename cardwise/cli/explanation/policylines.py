@@ -41,7 +41,7 @@ def explain_policy(pod: Json, pod_request: PodRequest, settings: PublishedPolicy
     named, policy = pod_request.policy, published.policy_of_pod(pod, settings)
     source = "its annotation or its namespace's" if named else "the extender's setting"
     extender_note = " (assumed, since it is unknown here)" * bool(settings.note and policy == settings.policy)
-    substitute = _describe_substitute(pod, pod_request, policy)
+    substitute = _substitute_suffix(pod, pod_request, policy)
     if named is None or named == policy:
         return f"Its placement policy is {policy}, from {source}{extender_note}{substitute}."
     return (
@@ -97,8 +97,10 @@ def _is_running_peer(other: Json, uid: str | None, pod_request: PodRequest) -> b
     )
 
 
-def _describe_substitute(pod: Json, pod_request: PodRequest, policy: str) -> str:
-    """Why `binpack` decides in place of a scored policy, for a reason that the pod shows; "" if there is none."""
+def _substitute_suffix(pod: Json, pod_request: PodRequest, policy: str) -> str:
+    """Why `binpack` decides in place of a scored policy, for a reason that the pod shows, as the end of a
+    sentence; empty if there is none.
+    """
     if not policies.find_policy(policy).is_scored:
         return ""
     reasons: Sequence[tuple[bool, str]] = (
@@ -106,5 +108,5 @@ def _describe_substitute(pod: Json, pod_request: PodRequest, policy: str) -> str
         (bool(pod_request.devices), "it requests devices other than GPUs"),
         (fitting.has_several_card_requests(pod_request), "it has several separate GPU requests"),
     )
-    reason = next((text for applies, text in reasons if applies), "")
+    reason = next((text for applies, text in reasons if applies), None)
     return f"; {policies.FALLBACK} decides in place of {policy}, since {reason}" if reason else ""

@@ -129,7 +129,7 @@ def _suggest_deletions(
             holder_names = wording.enumerate_first(
                 [describe_holder(holding) for holding in blocking_pods], _MAX_LISTED, "pod"
             )
-            bare_warning = _warn_bare_pods(blocking_pods, context)
+            bare_warning = _bare_pods_suffix(blocking_pods, context)
             pods = len(context.pending_members) + 1
             yield f"these ended, for all {pods} waiting pods of its gang: {holder_names}{bare_warning}"
         return
@@ -150,11 +150,11 @@ def _suggest_deletions(
     holder_names = wording.enumerate_first(
         [describe_holder(holding) for holding in cheapest_node.holders], _MAX_LISTED, "pod"
     )
-    yield f"these ended ({place}{shortage}): {holder_names}{_warn_bare_pods(cheapest_node.holders, context)}"
+    yield f"these ended ({place}{shortage}): {holder_names}{_bare_pods_suffix(cheapest_node.holders, context)}"
 
 
-def _warn_bare_pods(holders: Sequence[Holding], context: PodContext) -> str:
-    """Name the pods that no controller recreates, as the end of a sentence; "" for none."""
+def _bare_pods_suffix(holders: Sequence[Holding], context: PodContext) -> str:
+    """Name the pods that no controller recreates, as the end of a sentence; empty for none."""
     bare_names = [f"{holding.namespace}/{holding.name}" for holding in holders if holding.uid in context.bare_uids]
     if not bare_names:
         return ""

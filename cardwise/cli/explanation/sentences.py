@@ -102,10 +102,10 @@ def _explain_deletion(pod: Json, context: PodContext) -> list[str]:
     metadata, node = pod["metadata"], (pod.get("spec") or {}).get("nodeName")
     if not metadata.get("deletionTimestamp"):
         return []
-    deleted_since, finalizer_note = workloads.deletion_time(metadata), workloads.describe_finalizers(metadata)
+    deleted_since, finalizer_note = workloads.deletion_time(metadata), workloads.finalizers_suffix(metadata)
     if not node:
         return [f"It is being deleted (since {deleted_since}) and is no longer scheduled{finalizer_note}."]
-    free_note = f": {holdings} is free once its containers have ended" if (holdings := _describe_holdings(pod)) else ""
+    free_note = ": what it holds is free once its containers have ended" * _may_hold_cards(pod)
     lines = [f"It is being deleted (since {deleted_since}){finalizer_note}{free_note}."]
     if any(nodestates.NOT_READY in sentence for sentence in blockers.explain_node_state(pod, context)):
         lines.append(
@@ -115,13 +115,12 @@ def _explain_deletion(pod: Json, context: PodContext) -> list[str]:
     return lines
 
 
-def _describe_holdings(pod: Json) -> str:
-    """Describe the cards and devices that the pod holds; "" if its annotations name none."""
+def _may_hold_cards(pod: Json) -> bool:
+    """Whether the pod's annotations name cards or devices, or cannot be read."""
     try:
-        pod_assignment = assignment.decode(annotations_of(pod))
+        return assignment.decode(annotations_of(pod)) is not None
     except assignment.InvalidAssignment:
-        return "what it holds"
-    return "what it holds" if pod_assignment is not None else ""
+        return True
 
 
 def _explain_not_admitted(pod: Json) -> list[str]:
@@ -402,12 +401,12 @@ def _describe_card_state(cluster_state: ClusterState, node: str, share: assignme
         )
         return f"; this GPU is on node {present_node} now" if present_node else "; this GPU is not on the node any more"
     card = state.cards[position]
-    health_note = f"; this GPU is unhealthy{_describe_health_reason(cluster_state, card.uuid)}" * (not card.healthy)
+    health_note = f"; this GPU is unhealthy{_health_reason_suffix(cluster_state, card.uuid)}" * (not card.healthy)
     return health_note + "; this GPU is cordoned" * card.cordoned
 
 
-def _describe_health_reason(cluster_state: ClusterState, uuid: str) -> str:
-    """Return the reason why a GPU is unhealthy, in brackets; "" if unknown."""
+def _health_reason_suffix(cluster_state: ClusterState, uuid: str) -> str:
+    """Return the reason why a GPU is unhealthy, in brackets, as the end of a sentence; empty if unknown."""
     reason = next((resource.status.reason for resource in cluster_state.resources if resource.spec.uuid == uuid), "")
     return f" ({wording.sanitize_message(reason)})" if reason else ""
 

@@ -33,8 +33,8 @@ def table(views: Sequence[GangView], now: datetime, *, wide: bool = False) -> st
     return tables.align_rows(rows)
 
 
-def reservations_table(views: Sequence[GangView], node_name: str | None) -> str:
-    """Format the cards reserved for gangs, by node; "" without a reserved card."""
+def reservations_table(views: Sequence[GangView], node_name: str | None) -> str | None:
+    """Format the cards reserved for gangs, by node; None without a reserved card."""
     rows = [["GANG", "NAMESPACE", "NODE", "MEMBERS", "GPUS"]]
     rows += [
         [view.name, view.namespace, reservation.node, str(reservation.members), str(reservation.cards)]
@@ -42,7 +42,9 @@ def reservations_table(views: Sequence[GangView], node_name: str | None) -> str:
         for reservation in view.reserved
         if node_name in (None, reservation.node)
     ]
-    return f"\nReserved for gangs that are not bound yet:\n{tables.align_rows(rows)}" if len(rows) > 1 else ""
+    if len(rows) == 1:
+        return None
+    return f"\nReserved for gangs that are not bound yet:\n{tables.align_rows(rows)}"
 
 
 def as_json(views: Sequence[GangView]) -> dict[str, Any]:

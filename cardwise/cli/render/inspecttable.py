@@ -27,7 +27,14 @@ def summary(ledger: Ledger, addresses: Mapping[str, str], node_name: str | None 
     table = tables.align_rows(rows)
     line = "-" * max(len(row) for row in table.splitlines())
     # These lines stand below the table, because scripts parse the rows of the table.
-    unusable_text = _mark_cards("Unhealthy", nodes, _unhealthy_cards) + _mark_cards("Cordoned", nodes, _cordoned_cards)
+    unusable_text = "".join(
+        f"{state}, so they get no new shares: {', '.join(card_names)}\n"
+        for state, card_names in (
+            ("Unhealthy", _names_of_cards(nodes, _unhealthy_cards)),
+            ("Cordoned", _names_of_cards(nodes, _cordoned_cards)),
+        )
+        if card_names
+    )
     return f"{table}{line}\nAllocated/Total GPU Memory In Cluster:\n{_format_cluster(nodes)}\n{unusable_text}"
 
 
@@ -111,9 +118,8 @@ def _cordoned_cards(node: NodeState) -> list[str]:
     return [f"GPU{card.index}" for card in node.cards if card.cordoned]
 
 
-def _mark_cards(state: str, nodes: Sequence[NodeState], cards_of: Callable[[NodeState], list[str]]) -> str:
-    card_names = [f"{node.name} {name}" for node in nodes for name in cards_of(node)]
-    return f"{state}, so they get no new shares: {', '.join(card_names)}\n" if card_names else ""
+def _names_of_cards(nodes: Sequence[NodeState], cards_of: Callable[[NodeState], list[str]]) -> list[str]:
+    return [f"{node.name} {name}" for node in nodes for name in cards_of(node)]
 
 
 def _unusable_rows(node: NodeState) -> list[list[str]]:
