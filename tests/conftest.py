@@ -1,4 +1,4 @@
-"""What holds for every test: logging is plain, and what a test has set up ends with it."""
+"""What holds for every test, and fixtures that many folders use. What a test has set up ends with it."""
 
 import gc
 import logging
@@ -11,7 +11,10 @@ import hypothesis
 import pytest
 import structlog
 
+from cardwise.kube.client import KubeClient
 from tests.examples import SOAK, examples
+from tests.fakes.apiserver import ApiServer
+from tests.fakes.clock import FakeClock
 
 if TYPE_CHECKING:
     from tests.cluster.controlplane import ControlPlane
@@ -58,6 +61,26 @@ def logging_as_before() -> Iterator[None]:
     structlog.reset_defaults()
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """A clock that stands still until the test moves it."""
+    return FakeClock()
+
+
+@pytest.fixture
+def api(clock: FakeClock) -> Iterator[ApiServer]:
+    """An API server in memory, empty."""
+    server = ApiServer(clock)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def client(api: ApiServer, clock: FakeClock) -> KubeClient:
+    """Reaches `api` without sockets."""
+    return api.client(clock=clock)
 
 
 _SHARED: "pytest.StashKey[Clusters]" = pytest.StashKey()

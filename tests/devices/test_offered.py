@@ -9,7 +9,6 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.devices.offered import OfferedDevices
 from cardwise.devices.protocol import NoDevices
 from tests.devices.trees import Tree, connectx5
-from tests.fakes.clock import FakeClock
 
 
 @pytest.fixture
@@ -22,11 +21,6 @@ def file(tmp_path):
     path = tmp_path / "devices.yaml"
     path.write_text("devices: [{kind: rdma}]")
     return path
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
 
 
 @pytest.fixture

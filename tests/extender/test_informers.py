@@ -26,7 +26,6 @@ from tests.extender.worlds import (
     resource_class,
 )
 from tests.fakes.apiserver import ApiServer, Fault
-from tests.fakes.clock import FakeClock
 
 
 def pod_group(name, **spec):
@@ -36,11 +35,6 @@ def pod_group(name, **spec):
 class Recorder:
     def record(self, *_):
         pass
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
 
 
 @pytest.fixture

@@ -21,11 +21,6 @@ ROOMY = 4000  # MiB, of which every card has some
 
 
 @pytest.fixture
-def clock():
-    return FakeClock()
-
-
-@pytest.fixture
 def world(clock):
     return make_state(clock)
 

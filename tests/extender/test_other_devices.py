@@ -24,7 +24,6 @@ from tests.extender.worlds import (
     resource_class,
     with_cards,
 )
-from tests.fakes.clock import FakeClock
 
 RDMA = as_class(resource_class("rdma", kind="rdma"))
 SHARE = container(gpu_mem=8138)
@@ -36,11 +35,6 @@ def device(index, *, node="n1", kind="rdma", health="Healthy", reported=(), **pr
     spec = {"node": node, "kind": kind, "index": index, "uuid": uuid, "model": "MT4119", "properties": properties}
     manifest = {"metadata": {"name": uuid, "labels": {names.NODE_LABEL: node}}, "spec": spec}
     return as_card(manifest | {"status": {"health": health, "reported": list(reported)}})
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
 
 
 @pytest.fixture

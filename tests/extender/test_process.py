@@ -20,11 +20,6 @@ SETTINGS = ExtenderSettings(
 
 
 @pytest.fixture
-def clock():
-    return FakeClock()
-
-
-@pytest.fixture
 def extender_process(clock):
     return Process(
         ApiServer(clock).client(), SETTINGS, HealthSettings(bind=HostPort("127.0.0.1", 0)), None, 0, clock=clock

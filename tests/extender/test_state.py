@@ -32,12 +32,6 @@ from tests.extender.worlds import (
     resource,
     with_cards,
 )
-from tests.fakes.clock import FakeClock
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
 
 
 @pytest.fixture

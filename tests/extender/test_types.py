@@ -35,15 +35,9 @@ from tests.extender.worlds import (
     resource_class,
     with_cards,
 )
-from tests.fakes.clock import FakeClock
 
 K80 = as_class(resource_class("k80", model="Tesla K80"))
 OF_P100, OF_K80 = "nvidia.p100", "nvidia.tesla.k80"
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
 
 
 @pytest.fixture

@@ -8,22 +8,9 @@ import pytest
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from tests.fakes.apiobjects import Refused
-from tests.fakes.apiserver import ApiServer, Fault
-from tests.fakes.clock import FakeClock
+from tests.fakes.apiserver import Fault
 
 PODS = paths.pods()
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def api(clock):
-    server = ApiServer(clock)
-    yield server
-    server.close()
 
 
 @pytest.fixture(params=["memory", "http"])

@@ -10,7 +10,6 @@ from cardwise.gpus.nvml import NvmlGpus
 from cardwise.gpus.protocol import CardError, ComputeMode, Gpus, GpusUnavailable
 from cardwise.gpus.selection import NonMigGpus, SelectedGpus
 from cardwise.gpus.simulated import SimulatedGpus
-from tests.fakes.clock import FakeClock
 
 
 def simulated(tmp_path, clock) -> Gpus:
@@ -33,11 +32,6 @@ def nvml(_, clock) -> Gpus:
         return NvmlGpus(clock=clock)
     except GpusUnavailable as error:
         pytest.skip(f"no NVIDIA driver: {error}")
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
 
 
 @pytest.fixture(params=[simulated, simulated_subset, simulated_non_mig, nvml])

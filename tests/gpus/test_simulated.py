@@ -6,7 +6,6 @@ import pytest
 from cardwise.gpus import simulated
 from cardwise.gpus.protocol import CardError, ComputeMode, GpuProcess, GpusUnavailable
 from cardwise.gpus.simulated import InvalidCards, SimulatedGpus
-from tests.fakes.clock import FakeClock
 
 ONE = "cards: [{index: 0, uuid: GPU-0, memoryMiB: 16276, properties: {clock: 1328}}]\n"
 
@@ -30,8 +29,7 @@ def test_defaults(file):
     assert card.properties == {"clock": "1328"}
 
 
-def test_health_changes_end_the_wait(file):
-    clock = FakeClock()
+def test_health_changes_end_the_wait(file, clock):
     gpus = SimulatedGpus(file, clock=clock)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(gpus.wait_change, 5)

@@ -112,8 +112,7 @@ def test_a_device_plugin_that_has_just_been_installed_is_waited_for() -> None:
     assert clock.now() - before == check.REPORT_TIMEOUT_SECONDS
 
 
-def test_a_cause_that_is_known_is_not_waited_for() -> None:
-    clock = FakeClock()
+def test_a_cause_that_is_known_is_not_waited_for(clock: FakeClock) -> None:
     before = clock.now()
     api = Cluster({"daemonsets": [plugin(1)], "events": [refusal()]})
     with pytest.raises(LookupError, match="violates PodSecurity"):

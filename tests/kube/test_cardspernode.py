@@ -10,8 +10,7 @@ from cardwise.kube.cardspernode import CardsPerNodeLimiter
 from cardwise.kube.objects.extendedresources import MAX_CARDS_PER_NODE
 from cardwise.kube.watch.reflector import Reflector, WakeHandler
 from cardwise.kube.watch.store import Store
-from tests.fakes.apiserver import ApiServer, Fault
-from tests.fakes.clock import FakeClock
+from tests.fakes.apiserver import Fault
 
 
 @dataclass(frozen=True)
@@ -57,12 +56,10 @@ def test_kept_cards_per_node_are_limited():
     assert world.put_card("honest-0", "evil")
 
 
-def test_failed_list_releases_its_places():
+def test_failed_list_releases_its_places(clock, api):
     """Each object that was deleted before the next list used to occupy a place for ever, and cards of the node were
     ignored.
     """
-    clock = FakeClock()
-    api = ApiServer(clock)
 
     def project(content):
         head = json.loads(content)

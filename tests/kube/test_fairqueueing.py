@@ -107,8 +107,7 @@ def test_owner_with_most_slots_then_most_use_loses_a_slot():
 
 
 @pytest.mark.parametrize("halvings", [1, 63, 65, 900])
-def test_used_time_halves_after_half_a_minute(halvings):
-    clock = FakeClock()
+def test_used_time_halves_after_half_a_minute(halvings, clock):
     use = RecentUse[str](clock)
     use.add_use("early", 1.0)
     clock.advance(30.0)
@@ -119,8 +118,7 @@ def test_used_time_halves_after_half_a_minute(halvings):
     assert use.owners_by_size(slots(early=1, late=1, now=1)) == ["now", "late", "early"]
 
 
-def test_old_use_is_forgotten():
-    clock = FakeClock()
+def test_old_use_is_forgotten(clock):
     use = RecentUse[str](clock)
     use.add_use("early", 1.0)
     clock.advance(30.0 * 5000)

@@ -225,9 +225,8 @@ def test_bars(part, whole, drawn):
     assert toptable.draw_bar(part, whole) == drawn
 
 
-def test_a_big_cluster_is_looked_at_as_a_whole_only_now_and_then(monkeypatch, api):
+def test_a_big_cluster_is_looked_at_as_a_whole_only_now_and_then(monkeypatch, api, clock):
     monkeypatch.setattr(top, "_BIG_CLUSTER_CARDS", 3)
-    clock = FakeClock()
     look = top.TopView(api.kube, limit=1, clock=clock)
     for later, expected in ((0, CARDS), (3, f"{CARDS} cardwise.dev/node in (n2)"), (37, CARDS)):
         clock.advance(later)

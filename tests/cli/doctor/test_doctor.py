@@ -789,8 +789,7 @@ def test_explain_reads_the_age_of_the_lease_by_the_same_clock(ahead):
     assert installation.lease_age(renewed, NOW) is None
 
 
-def test_explain_reads_the_lease_with_the_times_at_which_the_api_server_took_it():
-    clock = FakeClock()
+def test_explain_reads_the_lease_with_the_times_at_which_the_api_server_took_it(clock):
     renewed = lease(names.LEASE, namespace=names.NAMESPACE)
     written = clock.wall() - timedelta(seconds=1)
     renewed["metadata"]["managedFields"] = [{"time": f"{written:%Y-%m-%dT%H:%M:%SZ}"}]

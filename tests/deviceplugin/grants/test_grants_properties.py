@@ -18,7 +18,6 @@ from deviceplugin.grants.grants import AddedGrant, Grant, GrantStore, merge_by_p
 from tests.deviceplugin import records
 from tests.deviceplugin.conftest import MEMORY
 from tests.examples import examples
-from tests.fakes.clock import FakeClock
 
 TOTAL = 100  # MiB of each card
 CARDS = ("GPU-0", "GPU-1")
@@ -132,8 +131,7 @@ def test_a_card_is_given_to_its_last_mib_and_percent_and_no_further(tmp_path, mi
     assert isinstance(store.add(grant("second", "a", 0, 60, 40), {"GPU-0": mib}), AddedGrant) is fits
 
 
-def test_a_slot_is_its_latest_holders_also_when_the_time_of_day_is_set_back(tmp_path):
-    clock = FakeClock()
+def test_a_slot_is_its_latest_holders_also_when_the_time_of_day_is_set_back(tmp_path, clock):
     store = GrantStore(tmp_path / "grants", clock=clock)
     for number, day in enumerate((20, 10, 1)):
         clock.set_wall(datetime(2026, 1, day, tzinfo=UTC))

@@ -287,8 +287,7 @@ def test_the_pods_whose_end_must_be_confirmed_are_read_at_once(node, bound_again
 
 
 @pytest.mark.parametrize("bound_again", [False, True])
-def test_no_read_of_a_pods_end_begins_after_three_seconds(node, bound_again):
-    clock = FakeClock()
+def test_no_read_of_a_pods_end_begins_after_three_seconds(node, bound_again, clock):
     eight = threading.Barrier(8, action=lambda: clock.advance(3))
     reads = []
 

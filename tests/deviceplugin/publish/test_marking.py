@@ -4,13 +4,10 @@ from cardwise.core.api import names
 from cardwise.kube import paths
 from deviceplugin.publish.marking import Marker
 from tests.deviceplugin.records import pod_view
-from tests.fakes.apiserver import ApiServer, Fault
-from tests.fakes.clock import FakeClock
+from tests.fakes.apiserver import Fault
 
 
-def test_a_pod_that_takes_long_to_write_delays_the_marks_of_no_others():
-    clock = FakeClock()
-    api = ApiServer(clock)
+def test_a_pod_that_takes_long_to_write_delays_the_marks_of_no_others(clock, api):
     marker = Marker(api.client(), clock)
     pods = [f"p{i}" for i in range(5)]
     for name in pods:
@@ -33,10 +30,8 @@ def test_a_pod_that_takes_long_to_write_delays_the_marks_of_no_others():
     marker.stop()
 
 
-def test_a_pod_of_which_each_write_fails_delays_the_marks_of_no_others():
+def test_a_pod_of_which_each_write_fails_delays_the_marks_of_no_others(clock, api):
     """A webhook that fails on one pod is a 500 of the API server: all marks paused for up to 5 s each time."""
-    clock = FakeClock()
-    api = ApiServer(clock)
     marker = Marker(api.client(), clock)
     api.fault(Fault(status=500), path=paths.pods("default", "p0"), times=1_000_000)
     for name in [f"p{i}" for i in range(20)]:
@@ -50,9 +45,7 @@ def test_a_pod_of_which_each_write_fails_delays_the_marks_of_no_others():
     assert marker._loop.run_once() is not None, "it alone is left: now it pauses"
 
 
-def test_while_the_api_server_fails_the_marks_pause():
-    clock = FakeClock()
-    api = ApiServer(clock)
+def test_while_the_api_server_fails_the_marks_pause(clock, api):
     marker = Marker(api.client(), clock)
     api.fault(Fault(status=500), times=1_000_000)
     for name in [f"p{i}" for i in range(20)]:

@@ -49,8 +49,7 @@ def test_a_shared_answer_began_after_every_question():
         assert all(threads.map(is_later, range(600)))
 
 
-def test_who_asks_while_another_is_answered_shares_the_next_answer():
-    clock = FakeClock()
+def test_who_asks_while_another_is_answered_shares_the_next_answer(clock):
     begun, go_on = threading.Semaphore(0), threading.Semaphore(0)
     calls: list[int] = []
 

@@ -48,11 +48,6 @@ def parts(missing=(), leadership=None, clock=None, outdated=list, disconnected=d
 
 
 @pytest.fixture
-def clock():
-    return FakeClock()
-
-
-@pytest.fixture
 def client():
     return create_app(parts()).test_client()
 

@@ -117,9 +117,8 @@ def test_a_gangs_queue_time_is_observed_once_when_all_members_have_arrived():
 
 
 @pytest.mark.parametrize(("ago", "bucket"), [(0, "1.0"), (50, "60.0"), (7000, "7200.0"), (-100, "1.0")])
-def test_the_queue_counts_from_the_creation(ago, bucket):
+def test_the_queue_counts_from_the_creation(ago, bucket, clock):
     registry = CollectorRegistry()
-    clock = FakeClock()
     created = clock.wall() - timedelta(seconds=ago)
     Metrics(registry, clock).observe_gang_wait(created.strftime("%Y-%m-%dT%H:%M:%SZ"))
     assert registry.get_sample_value("cardwise_extender_gang_queue_seconds_bucket", {"le": bucket}) == 1

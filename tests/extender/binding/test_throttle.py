@@ -31,16 +31,14 @@ def under_way_until_it_waits(throttle: BindThrottle) -> int:
 
 
 @pytest.mark.parametrize(("seconds", "binds"), [(0.001, 3), (0.01, 3), (0.04, 10), (0.1, 25)])
-def test_a_slow_api_server_needs_more_binds_at_once(seconds, binds):
-    clock = FakeClock()
+def test_a_slow_api_server_needs_more_binds_at_once(seconds, binds, clock):
     throttle = BindThrottle(clock)
     assert under_way_until_it_waits(throttle) == 3
     post(throttle, clock, seconds)
     assert under_way_until_it_waits(throttle) == binds
 
 
-def test_a_busy_one_is_told_by_its_quickest_answer():
-    clock = FakeClock()
+def test_a_busy_one_is_told_by_its_quickest_answer(clock):
     throttle = BindThrottle(clock)
     post(throttle, clock, 0.005)
     for _ in range(20):
@@ -51,16 +49,14 @@ def test_a_busy_one_is_told_by_its_quickest_answer():
     assert under_way_until_it_waits(throttle) > 50, "it has become slow"
 
 
-def test_a_refused_binding_does_not_count():
-    clock = FakeClock()
+def test_a_refused_binding_does_not_count(clock):
     throttle = BindThrottle(clock)
     with pytest.raises(OSError, match="refused"):
         refused(throttle, clock, 0.5)
     assert under_way_until_it_waits(throttle) == 3
 
 
-def test_filter_continues_when_a_bind_has_ended():
-    clock = FakeClock()
+def test_filter_continues_when_a_bind_has_ended(clock):
     throttle = BindThrottle(clock)
     with ExitStack() as binds:
         for _ in range(3):
@@ -71,8 +67,7 @@ def test_filter_continues_when_a_bind_has_ended():
     assert clock.join(waits, 60)
 
 
-def test_filter_does_not_wait_for_long():
-    clock = FakeClock()
+def test_filter_does_not_wait_for_long(clock):
     throttle = BindThrottle(clock)
     with ExitStack() as binds:
         for _ in range(3):

@@ -83,8 +83,7 @@ def test_a_whole_card_asks_what_pods_get_of_it():
     assert full(state, container("a", gpu_count=1)) == ""
 
 
-def test_deleting_an_unknown_quota_requeues_no_pod():
-    clock = FakeClock()
+def test_deleting_an_unknown_quota_requeues_no_pod(clock):
     state = with_cards(make_state(clock), n1=1)
     state.set_quota(*as_quota({"shares": 9}))
     refuse(state)

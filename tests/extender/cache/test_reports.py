@@ -23,15 +23,9 @@ from tests.extender.worlds import (
     resource,
     with_cards,
 )
-from tests.fakes.clock import FakeClock
 
 OURS = as_card(resource(1))[0]
 STATIC = "0" * 32  # as the kubelet names a pod of its own manifests
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
 
 
 @pytest.fixture

@@ -42,14 +42,8 @@ from tests.extender.worlds import (
     resource,
     with_cards,
 )
-from tests.fakes.clock import FakeClock
 
 POD = PodRef("uid-p", "default", "p")
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
 
 
 @pytest.fixture

@@ -114,8 +114,7 @@ def test_binpack_creates_no_engine():
     assert not state.policies.is_active
 
 
-def test_a_new_leader_continues_with_the_saved_workload():
-    api = ApiServer(FakeClock())
+def test_a_new_leader_continues_with_the_saved_workload(api):
     before = world(n1=[HALF], n2=[HALF + 4000])
     taught(before, controller(before, api), HALF)
     assert arrivals(api) >= 16
@@ -126,8 +125,7 @@ def test_a_new_leader_continues_with_the_saved_workload():
     assert call_filter(after, asking("p", gpu_mem=3000)) == ["n2"]
 
 
-def test_a_retried_pod_counts_once():
-    api = ApiServer(FakeClock())
+def test_a_retried_pod_counts_once(api):
     state = world(n1=[HALF])
     keeping = controller(state, api)
     taught(state, keeping, HALF)
@@ -138,8 +136,7 @@ def test_a_retried_pod_counts_once():
     assert saved(api) == before  # not half as many arrivals again
 
 
-def test_a_follower_writes_nothing_and_a_failed_write_is_retried():
-    api = ApiServer(FakeClock())
+def test_a_follower_writes_nothing_and_a_failed_write_is_retried(api):
     state = world(n1=[HALF])
     keeping = controller(state, api, leads=False)
     taught(state, keeping, HALF)
@@ -219,8 +216,7 @@ def test_the_policy_of_the_setting_is_told_by_who_leads_as_soon_as_it_can():
     assert published(api) == "spread"
 
 
-def test_the_policy_is_told_the_default_too_and_again_when_the_setting_was_changed():
-    api = ApiServer(FakeClock())
+def test_the_policy_is_told_the_default_too_and_again_when_the_setting_was_changed(api):
     publishing(api).step()
     assert published(api) == policies.DEFAULT
     publishing(api, policy="priced").step()
@@ -229,8 +225,7 @@ def test_the_policy_is_told_the_default_too_and_again_when_the_setting_was_chang
     assert published(api) == policies.DEFAULT
 
 
-def test_what_a_card_gives_at_most_is_told_beside_the_policy():
-    api = ApiServer(FakeClock())
+def test_what_a_card_gives_at_most_is_told_beside_the_policy(api):
     limits = CardLimits(kept_back=700, max_clients=16, core=200)
     publishing(api, policy="priced", limits=limits).step()
     assert api.get(PATH)["data"] == {names.WORKLOAD_POLICY: "priced", **limits.configmap_data()}
@@ -247,8 +242,7 @@ def test_to_what_an_older_extender_has_written_the_limits_are_added():
     assert api.get(PATH)["data"] == written
 
 
-def test_published_settings_are_not_written_again():
-    api = ApiServer(FakeClock())
+def test_published_settings_are_not_written_again(api):
     publishing(api).step()
     before = len(api.requests)
     publishing(api).step()

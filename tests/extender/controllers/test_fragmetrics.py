@@ -97,9 +97,8 @@ def test_what_a_policy_has_learned_is_what_counts():
     assert scraped.of_all("fragmented") == pytest.approx(scraped.of_all("free"))  # no card is whole
 
 
-def test_without_scrapes_nothing_is_counted():
+def test_without_scrapes_nothing_is_counted(clock):
     state = world()
-    clock = FakeClock()
     metrics = FragMetrics(state, clock)
     CollectorRegistry(auto_describe=True).register(metrics)
     metrics.step()

@@ -10,14 +10,8 @@ from cardwise.kube import paths
 from extender.controllers.loops import Loops
 from tests.extender.worlds import as_card, make_state, refuse, resource, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
-from tests.fakes.clock import FakeClock
 
 N1 = paths.nodes("n1")
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
 
 
 @pytest.fixture

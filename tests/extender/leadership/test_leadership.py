@@ -89,8 +89,7 @@ def test_a_beginning_that_fails_after_all_was_settled_settles_nothing_again(pair
     assert len(reads) == 1
 
 
-def test_before_a_leader_is_known_none_is_named():
-    clock = FakeClock()
+def test_before_a_leader_is_known_none_is_named(clock):
     extender = Extender(Cluster(clock), "a", clock, cards={"n1": 1})
     assert "another extender or none holds" in extender.leadership.denial().text
     extender.elector.step()

@@ -5,14 +5,8 @@ import pytest
 from extender.queue import schedulingqueue
 from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.podinfo import WaitingRecord
-from tests.fakes.clock import FakeClock
 
 NODES = ("n1", "n2")
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
 
 
 @pytest.fixture

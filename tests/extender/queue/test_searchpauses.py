@@ -42,8 +42,7 @@ def test_the_tenth_is_shared_equally_as_the_theory_of_operation_says():
     assert f"each of the {len(beside)} namespaces uses about {beside['other-0']:.0f} s" in theory
 
 
-def test_the_pause_is_ten_times_as_long_as_the_search_and_of_its_namespace_only():
-    clock = FakeClock()
+def test_the_pause_is_ten_times_as_long_as_the_search_and_of_its_namespace_only(clock):
     pauses = SearchPauses(clock)
     pauses.charge_search("evil", 5.0)
     assert (pauses.is_paused("evil"), pauses.is_paused("fair")) == (True, False)
@@ -76,8 +75,7 @@ def test_many_namespaces_take_a_tenth_of_the_time_together():
     assert set(searches) == set(namespaces)
 
 
-def test_pauses_that_are_over_are_forgotten_and_do_not_extend_others():
-    clock = FakeClock()
+def test_pauses_that_are_over_are_forgotten_and_do_not_extend_others(clock):
     pauses = SearchPauses(clock)
     for i in range(3):
         pauses.charge_search(f"ns{i}", 0.1)
@@ -88,8 +86,7 @@ def test_pauses_that_are_over_are_forgotten_and_do_not_extend_others():
     assert not pauses.is_paused("fair")
 
 
-def test_a_shorter_search_ends_no_pause():
-    clock = FakeClock()
+def test_a_shorter_search_ends_no_pause(clock):
     pauses = SearchPauses(clock)
     pauses.charge_search("a", 5.0)
     pauses.charge_search("a", SHORT_SECONDS)
@@ -97,8 +94,7 @@ def test_a_shorter_search_ends_no_pause():
     assert pauses.is_paused("a")
 
 
-def test_a_pause_is_limited_however_many_namespaces_pause():
-    clock = FakeClock()
+def test_a_pause_is_limited_however_many_namespaces_pause(clock):
     pauses = SearchPauses(clock)
     for number in range(99):
         pauses.charge_search(f"n{number}", 0.06)

@@ -58,7 +58,7 @@ def test_directory_store_agrees_too_and_keys_are_private(tmp_path):
     assert not (tmp_path / "0" / "authority.key").exists()
 
 
-def test_check_reports_the_bundle_and_retries_after_a_failure(tmp_path, capsys):
+def test_check_reports_the_bundle_and_retries_after_a_failure(tmp_path, capsys, clock):
     class Failing(DirStore):
         failures = 1
 
@@ -69,7 +69,6 @@ def test_check_reports_the_bundle_and_retries_after_a_failure(tmp_path, capsys):
             return super().load()
 
     bundles: list[bytes] = []
-    clock = FakeClock()
     rotator = Rotator(Failing(tmp_path / "s"), HOSTS, tmp_path / "out", on_bundle=bundles.append, clock=clock)
     rotator.start()
     began = clock.now()

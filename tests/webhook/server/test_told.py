@@ -153,8 +153,7 @@ def test_a_refusal_quotes_the_beginning_and_says_how_long_the_text_is(
     assert len(message) < 400
 
 
-def test_many_refusals_do_not_flood_the_log() -> None:
-    clock = FakeClock()
+def test_many_refusals_do_not_flood_the_log(clock: FakeClock) -> None:
     client = shell.create_app(known(), WebhookSettings(), clock).test_client()
     wrong = build.pod(gpu_mem="-1")
 
