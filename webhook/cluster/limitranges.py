@@ -27,11 +27,19 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds by one or several LimitRanges, by resource. `minimum`, `maximum`: the bounds for a container."""
+    """The bounds by one or several LimitRanges, by resource.
+
+    minimum, maximum: the bounds for a container.
+    pod_maximum: the bounds for the sum of a pod's containers.
+    default_limits, default_requests: what Kubernetes writes into a container without the amount; the largest amount,
+        if several LimitRanges have one.
+    """
 
     minimum: Mapping[str, Amount] = field(default_factory=dict)
     maximum: Mapping[str, Amount] = field(default_factory=dict)
     pod_maximum: Mapping[str, Amount] = field(default_factory=dict)
+    default_limits: Mapping[str, Amount] = field(default_factory=dict)
+    default_requests: Mapping[str, Amount] = field(default_factory=dict)
 
 
 def parse(manifest: Json) -> Bounds:
@@ -43,6 +51,8 @@ def parse(manifest: Json) -> Bounds:
         minimum=_tightest_amounts((_amounts(entry.get("min")) for entry in container_limits), gt),
         maximum=_tightest_amounts((_amounts(entry.get("max")) for entry in container_limits), lt),
         pod_maximum=_tightest_amounts((_amounts(entry.get("max")) for entry in pod_limits), lt),
+        default_limits=_tightest_amounts((_amounts(entry.get("default")) for entry in container_limits), gt),
+        default_requests=_tightest_amounts((_amounts(entry.get("defaultRequest")) for entry in container_limits), gt),
     )
 
 
@@ -53,6 +63,8 @@ def combine_bounds(all_bounds: Iterable[Bounds]) -> Bounds:
         minimum=_tightest_amounts((bounds.minimum for bounds in bounds_list), gt),
         maximum=_tightest_amounts((bounds.maximum for bounds in bounds_list), lt),
         pod_maximum=_tightest_amounts((bounds.pod_maximum for bounds in bounds_list), lt),
+        default_limits=_tightest_amounts((bounds.default_limits for bounds in bounds_list), gt),
+        default_requests=_tightest_amounts((bounds.default_requests for bounds in bounds_list), gt),
     )
 
 

@@ -70,18 +70,21 @@ def _inject_agent(pod: PodUnderReview, settings: AgentSettings, hook: str, bound
     order = _order_containers(is_agent, sharing)
     other_init = [init[i] for i in order if i is not None]
     present_agent: Json = next((c for c, is_own in zip(init, is_agent, strict=True) if is_own), {})
-    agent_container = _agent_container(
-        pod.spec,
-        app_containers,
-        other_init,
-        present_agent=present_agent,
-        settings=settings,
-        bounds=bounds,
-        hook=bool(hook),
-    )
-    misfit_reason = agentresources.misfit_reason(
-        app_containers, agent_container, [agent_container if i is None else init[i] for i in order], bounds
-    )
+    # With pod-level resources the agent keeps its amounts. Those of a copied agent may be too large in this namespace.
+    for kept_agent in (present_agent, {}):
+        agent_container = _agent_container(
+            pod.spec,
+            app_containers,
+            other_init,
+            present_agent=kept_agent,
+            settings=settings,
+            bounds=bounds,
+            hook=bool(hook),
+        )
+        arranged = [agent_container if i is None else init[i] for i in order]
+        misfit_reason = agentresources.misfit_reason(app_containers, agent_container, arranged, bounds)
+        if not misfit_reason:
+            break
     if misfit_reason:
         pod.warnings.append(
             f"spec.initContainers: the share agent is not injected, because {misfit_reason}; the pod runs without it"

@@ -55,17 +55,33 @@ def agent_resources(
 def misfit_reason(app_containers: Sequence[Json], agent: Json, init: Sequence[Json], bounds: Bounds) -> str:
     """Why a LimitRange would refuse the pod with the agent; "" if none does.
 
+    Kubernetes writes the defaults of LimitRanges into the agent after the webhook has added it, and then calls the
+    webhook again. They count from the first call, so that the second call has the same result.
+
     app_containers: the pod's containers.
     init: the pod's init containers, including the agent.
     """
+    stored_agent = _with_defaults(agent, bounds)
+    stored_init = [stored_agent if container is agent else container for container in init]
     for name, maximum in bounds.maximum.items():
-        if any((_read_amount(agent, kind, name) or 0) > maximum.number for kind in _KINDS):
+        if any((_read_amount(stored_agent, kind, name) or 0) > maximum.number for kind in _KINDS):
             return f"a LimitRange allows a container {maximum.text} of {name} at most"
     for name, maximum in bounds.pod_maximum.items():
         for kind in _KINDS:
-            if _read_amount(agent, kind, name) and _sum_amounts(app_containers, init, kind, name) > maximum.number:
+            agent_amount = _read_amount(stored_agent, kind, name)
+            if agent_amount and _sum_amounts(app_containers, stored_init, kind, name) > maximum.number:
                 return f"a LimitRange allows a pod {maximum.text} of {name} at most"
     return ""
+
+
+def _with_defaults(container: Json, bounds: Bounds) -> Json:
+    """The container with the defaults of LimitRanges for amounts that it does not set."""
+    resources = container.get("resources") or {}
+    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+    default_limits = {name: amount.text for name, amount in bounds.default_limits.items()}
+    # A limit that the container sets is also its request.
+    default_requests = {name: amount.text for name, amount in bounds.default_requests.items() if name not in limits}
+    return container | {"resources": {"limits": default_limits | limits, "requests": default_requests | requests}}
 
 
 def _raise_to_minimum(name: str, default_amounts: ResourceAmounts, bounds: Bounds) -> Amount:

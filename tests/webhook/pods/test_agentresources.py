@@ -17,6 +17,7 @@ from tests.webhook.sharing import (
     admitted,
     agent,
     agents,
+    decision_on,
     sidecar,
     with_resources,
 )
@@ -137,6 +138,32 @@ def test_agent_is_left_out_if_a_limit_range_would_refuse_the_pod(bounds: Json, s
     assert bool(agents(admitted(copy, known(bounds))[0])) is not bool(says)
 
 
+def test_copied_agents_amounts_above_a_limit_range_are_removed_with_pod_level_resources() -> None:
+    pod = build.pod(gpu_mem=1000)
+    pod["spec"]["resources"] = {"limits": cpu_memory("2", "2Gi")}
+    copy, _ = admitted(pod)
+    agent(copy)["resources"]["limits"]["cpu"] = "200m"
+    after, warnings = admitted(copy, known(item("Container", max={"cpu": "100m"})))
+    assert (agent(after)["resources"], warnings) == ({"limits": {names.SHARE: "1"}}, ())
+    assert agent(admitted(copy, known(item("Container", max={"cpu": "1"})))[0])["resources"]["limits"]["cpu"] == "200m"
+
+
+@pytest.mark.parametrize("field", ["default", "defaultRequest"])
+def test_defaults_that_kubernetes_writes_into_the_agent_later_count_with_pod_level_resources(field: str) -> None:
+    """Otherwise the first call adds the agent, and the second call, after the LimitRange's default, removes it."""
+    main = with_resources(build.container(gpu_mem=1000), limits=cpu_memory("900m", "1Gi"))
+    pod = build.pod(containers=[main])
+    pod["spec"]["resources"] = {"limits": cpu_memory("2", "2Gi")}
+    full = known(item("Pod", max={"cpu": "1"}), item("Container", **{field: {"cpu": "200m"}}))
+    after, warnings = admitted(pod, full)
+    assert agents(after) == []
+    assert ["a LimitRange allows a pod 1 of cpu at most" in text for text in warnings] == [True]
+    copy, _ = admitted(pod)
+    agent(copy)["resources"]["limits"]["cpu"] = "300m"
+    assert agents(admitted(copy, full)[0]) == []
+    assert agents(admitted(pod, known(item("Pod", max={"cpu": "2"}), item("Container", **{field: {"cpu": "200m"}})))[0])
+
+
 def test_pod_amounts_are_summed_as_by_limit_ranges() -> None:
     """An ordinary init container runs beside the sidecars before it, and before all containers."""
     big = with_resources(build.container("big"), limits=cpu_memory("3", "1Gi"))
@@ -156,6 +183,44 @@ RESOURCES = st.fixed_dictionaries(
         for kind in ("limits", "requests")
     },
 )
+
+
+def filled(pod: Json, container_range: Json) -> Json:
+    """The pod after Kubernetes has written the defaults of the LimitRange into all its containers."""
+    stored = deepcopy(pod)
+    for container in request.containers(stored):
+        resources = container.spec.setdefault("resources", {})
+        limits = dict(resources.get("limits") or {})
+        requests = {name: text for name, text in limits.items() if name in ("cpu", "memory")}
+        requests = container_range.get("defaultRequest", {}) | requests | (resources.get("requests") or {})
+        filled_lists = {"limits": container_range.get("default", {}) | limits, "requests": requests}
+        resources |= {kind: amounts for kind, amounts in filled_lists.items() if amounts}
+    return stored
+
+
+_CONTAINER_RANGES = st.builds(
+    lambda default, default_request, maximum: item("Container", **default, **default_request, **maximum),
+    st.sampled_from([{}, {"default": {"cpu": "200m"}}, {"default": {"cpu": "200m", "memory": "100Mi"}}]),
+    st.sampled_from([{}, {"defaultRequest": {"cpu": "100m"}}]),
+    st.sampled_from([{}, {"max": {"cpu": "250m"}}]),
+)
+_POD_RANGES = st.sampled_from(["1", "1050m", "1200m", "2"]).map(lambda cpu: item("Pod", max={"cpu": cpu}))
+
+
+@given(RESOURCES, st.none() | RESOURCES, st.booleans(), _CONTAINER_RANGES, _POD_RANGES)
+def test_limit_ranges_have_the_same_effect_on_the_agent_in_each_call(
+    of_container: Json, of_copied_agent: Json | None, pod_level: bool, container_range: Json, pod_range: Json
+) -> None:
+    """Kubernetes writes the defaults of LimitRanges before each call of the webhook."""
+    pod = build.pod(containers=[with_resources(build.container(gpu_mem=1000), **of_container)])
+    if of_copied_agent is not None:
+        pod, _ = admitted(pod)
+        agent(pod)["resources"] = of_copied_agent | {"limits": of_copied_agent.get("limits", {}) | {names.SHARE: "1"}}
+    if pod_level:
+        pod["spec"]["resources"] = {"limits": cpu_memory("2", "2Gi")}
+    ranges = known(container_range, pod_range)
+    once, _ = admitted(filled(pod, container_range), ranges)
+    assert decision_on(filled(once, container_range), ranges).patch == []
 
 
 def qos_class(pod: Json) -> str:
