@@ -1,7 +1,7 @@
 """Measures how long the state lock is held for single expensive operations in a big cluster.
 
-The extender's state is in this process. The operations are big gangs, quotas, preemption, and calls beside many
-nominated pods.
+The extender's state is in this process. The operations are big gangs, quotas, nominations, preemption, and calls
+beside many nominated pods.
 """
 
 import json
@@ -12,9 +12,10 @@ from bench import timing
 from bench.lockholds import LockHolds, build_state, call_preempt
 from bench.synthetic import CARDS, P100, Scale, bound_pod, card, node_name, not_none, pod, pod_record
 from bench.timing import Row
-from cardwise.core.api import names, request
+from cardwise.core.api import names, policies, request
 from cardwise.core.api.quotas import GPUQuota, QuotaEntry
 from cardwise.core.api.request import Load
+from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.values.decoded import Json
 from cardwise.kube.pods import budgets
 from extender.api import verbs
@@ -27,6 +28,7 @@ from extender.state import State
 
 LIMITED = "limited"  # the name of a namespace with a GPUQuota
 NOMINATED = 500  # number of pods that wait for their victims to end
+NOMINEES = 5
 RETRY_SECONDS = 1.0  # kube-scheduler's first backoff of a pod
 # The index of the first full node, the number of pods on it, and the number of pods that preempt there.
 FIRST_FULL_NODE, PODS_ON_FULL_NODE, PREEMPTORS = 100_000, 110, 10
@@ -130,6 +132,47 @@ def _preempt_by_extender(size: int) -> Situation:
     return situation
 
 
+def _nominate(policy: str = "", *, new_constraints: bool = False, full: bool = False) -> Situation:
+    """Pods are nominated, and then deleted.
+
+    policy: of the pods; "": the default of `NominationSettings`.
+    new_constraints: whether each pod has constraints on its node that no pod had before.
+    full: whether only 100 of the nodes have cpu left.
+    """
+
+    def situation(state: State, all_nodes: list[str], run: int) -> None:
+        state.nominator.add_scheduler("default-scheduler")
+        if policy == policies.DEFAULT and not state.policies.is_active:
+            state.policies.start_engine(Engine, policy)
+        while policy == policies.DEFAULT and state.policies.precompute_scores(64):
+            pass  # `WorkloadController` does this between two calls
+        for node in all_nodes[:-100] if full else ():
+            state.set_node(node, nodeinfo.NodeRecord(Load(1, 1 << 40, 110)))
+        manifests = [pod(f"nominee-{run}-{i}", f"u-nominee-{run}-{i}", 2048) for i in range(NOMINEES)]
+        for i, manifest in enumerate(manifests):
+            if policy:
+                manifest["metadata"]["annotations"][names.POLICY] = policy
+            if new_constraints:
+                key = f"label-{run}-{i}"
+                expressions = [{"key": key, "operator": "NotIn", "values": ["x"]}]
+                terms = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
+                node_affinity = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+                manifest["spec"]["affinity"] = {"nodeAffinity": node_affinity}
+        records = _add_pods(state, manifests)
+        for record in records:
+            nominee = state.nominator.nominate_next()[1]
+            if nominee is None or nominee.pod.uid != record.uid:
+                raise RuntimeError(f"nominated {nominee}, not {record.uid}")
+            # Only sets the fake clock: there is a pause after an expensive nomination.
+            state._clock.sleep(RETRY_SECONDS)  # noqa: SLF001
+        for record in records:
+            state.remove_pod(record)
+        for node in all_nodes[:-100] if full else ():
+            state.set_node(node)
+
+    return situation
+
+
 def _preempt_on_full_node(state: State, _all_nodes: list[str], run: int) -> None:
     """kube-scheduler calls preempt for one node of 8 cards and 110 pods.
 
@@ -214,6 +257,10 @@ SITUATIONS: dict[str, Situation] = {
     "the extender preempts for a pod": _preempt_by_extender(1),
     **{f"the extender preempts for a gang of {size}, a node each": _preempt_by_extender(size) for size in (8, 32)},
     f"beside {NOMINATED} nominated pods": _place_beside_nominated,
+    f"{NOMINEES} pods are nominated": _nominate(),
+    f"{NOMINEES} pods are nominated by {policies.DEFAULT}": _nominate(policies.DEFAULT),
+    f"{NOMINEES} pods are nominated, each with new constraints": _nominate(new_constraints=True),
+    f"{NOMINEES} pods are nominated, 100 nodes have cpu": _nominate(full=True),
     f"preemption on a node of {CARDS} cards and {PODS_ON_FULL_NODE} pods": _preempt_on_full_node,
 }
 
