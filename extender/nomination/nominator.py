@@ -4,9 +4,14 @@ state, and uses its lock.
 kube-scheduler first tries only the node in a pod's status. In a big cluster this is many times as fast as trying all
 nodes (docs/design/0010-nominating-ahead.md). A nomination is a reservation in the phase NOMINATED, and ends like a
 reservation by filter. kube-scheduler's own filters, and the extender's filter and bind, still decide.
+
+As filter does, a nomination decides in one short hold of the lock, by the live index of cards. If all nodes must be
+compared first, with new constraints or because the best nodes have no cpu or memory left, then this is done on a
+snapshot and without the lock, and the decision follows in a second hold.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,11 +26,13 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube.pods.nodeconstraints import NodeLabels
 from extender.cache.cache import Cache
-from extender.cache.pacing import pause_seconds
+from extender.cache.nodeload import NodeLoads
+from extender.cache.pacing import Pace, pause_seconds
 from extender.cache.placing import PlacementRequest, Placing
 from extender.cache.reservations import Phase, Reservation
 from extender.cache.statelock import StateLock
 from extender.queue.schedulingqueue import sort_key
+from extender.records import feasiblenodes
 from extender.records.feasiblenodes import FeasibleNodes
 from extender.records.pod import WaitingPod
 from extender.records.podinfo import WaitingRecord
@@ -38,10 +45,8 @@ MAX_NOMINATED: Final = (
     256
 )
 YOUNGEST: Final = "~"  # a creationTimestamp that sorts after all others
-_CANDIDATES: Final = 4  # best nodes that are tried one by one for free cpu and memory, before all nodes are checked
-_EXPENSIVE_SECONDS: Final = (
-    0.01  # seconds of a decision after which there is a pause: new constraints are compared with all nodes
-)
+_CANDIDATES: Final = 4  # best nodes that are tried one by one for free cpu and memory, before all nodes are compared
+_EXPENSIVE_SECONDS: Final = 0.01  # seconds of CPU of a decision after which there is a pause: all nodes were compared
 # After so many refusals in a row, kube-scheduler probably applies a rule that the extender does not know.
 _MAX_MISSES: Final = 3
 _MISS_SECONDS: Final = 60.0
@@ -93,6 +98,36 @@ class Nominee(NamedTuple):
     pod: PodRef
     version: str
     node: str
+
+
+class _NodeSearch(NamedTuple):
+    """A search for nodes that admit the pod and have the cpu, memory and slots for it; for use without the lock.
+
+    open_nodes: all open nodes.
+    feasible: those of them that admit the pod; None if it is unknown.
+    loads: a snapshot of the nodes' loads.
+    """
+
+    pod: WaitingPod
+    open_nodes: Mapping[str, NodeLabels]
+    feasible: Collection[str] | None
+    loads: NodeLoads
+    leader_changes: int
+
+    def run(self, pause: Callable[[], object]) -> tuple[Collection[str], set[str]]:
+        """Returns the nodes that admit the pod, and those of them that have the cpu, memory and slots.
+
+        pause: called before each node.
+        """
+        feasible = self.feasible
+        if feasible is None:
+            feasible = feasiblenodes.search(self.pod.constraints, self.open_nodes, pause)
+        with_load = set[str]()
+        for name in feasible:
+            pause()
+            if _has_load_for(self.loads, name, self.pod.load):
+                with_load.add(name)
+        return feasible, with_load
 
 
 class Nominator:
@@ -265,11 +300,13 @@ class Nominator:
                 self._queue.retry_nomination(pod.uid)  # all other pods come later in the queue, so end here
                 return False, None
             began = self._clock.cpu()
-            nominee = self._nominate(pod)
-            seconds = self._clock.cpu() - began
-            if nominee is None or seconds > _EXPENSIVE_SECONDS:
-                self._not_before = self._clock.now() + pause_seconds(seconds)
-            return True, nominee
+            outcome = self._nominate(pod)
+        if isinstance(outcome, _NodeSearch):
+            outcome = self._nominate_on_searched(outcome)
+        seconds = self._clock.cpu() - began
+        if outcome is None or seconds > _EXPENSIVE_SECONDS:
+            self._not_before = self._clock.now() + pause_seconds(seconds)
+        return True, outcome
 
     def take_stale_nominees(self) -> list[Nominee]:
         """The pods whose statuses name a node on which nothing is reserved for them. Each pod is returned once.
@@ -310,7 +347,8 @@ class Nominator:
             return False
         return self._settings.mode is NominationMode.ALWAYS or len(self._feasible_nodes) > self._settings.above_nodes
 
-    def _nominate(self, pod: WaitingPod) -> Nominee | None:
+    def _nominate(self, pod: WaitingPod) -> Nominee | _NodeSearch | None:
+        """Nominate the pod. Returns a search if all nodes must be compared first; None if the pod is not nominated."""
         self._cache.sync_cards()
         if (
             not (self._settings.one_best_node or pod.wants_one_node)
@@ -319,31 +357,50 @@ class Nominator:
             or self._misses.get(pod.constraints, (0, 0.0))[1] > self._clock.now()
         ):
             return None
-        chosen_placement = self._choose_node(pod)
-        if chosen_placement is None:
+        feasible = self._feasible_nodes.feasible_nodes(pod.constraints)
+        chosen_placement = self._choose_node(pod, feasible) if feasible is not None else None
+        if isinstance(chosen_placement, Placement):
+            return self._reserve(pod, chosen_placement)
+        if isinstance(chosen_placement, Unplaceable):
             return None
+        return _NodeSearch(
+            pod,
+            self._feasible_nodes.open_nodes(),
+            feasible.copy() if feasible is not None else None,
+            self._cache.loads.snapshot(),
+            self._cache.leader_changes,
+        )
+
+    def _nominate_on_searched(self, search: _NodeSearch) -> Nominee | None:
+        """Search nodes without the lock, and nominate the pod on one of them. The cluster may have changed."""
+        pod = search.pod
+        feasible, with_load = search.run(Pace(self._clock).pause)
+        with self._lock:
+            feasible = self._feasible_nodes.update(pod.constraints, search.open_nodes, feasible)
+            if search.leader_changes != self._cache.leader_changes or not self._queue.is_untried(pod):
+                return None
+            self._cache.sync_cards()
+            chosen_placement = self._choose_node(pod, with_load & feasible)
+            return self._reserve(pod, chosen_placement) if isinstance(chosen_placement, Placement) else None
+
+    def _reserve(self, pod: WaitingPod, chosen_placement: Placement) -> Nominee:
         self._placing.reserve_nominated(pod, chosen_placement)
         return Nominee(pod.ref, pod.version, chosen_placement.node)
 
-    def _choose_node(self, pod: WaitingPod) -> Placement | None:
-        """The best node that also has the cpu, memory and slots for the pod."""
+    def _choose_node(self, pod: WaitingPod, nodes: AbstractSet[str]) -> Placement | Unplaceable | None:
+        """The best node that also has the cpu, memory and slots for the pod. None: the best nodes do not, and no
+        others were tried.
+        """
         policy = policies.card_policy(pod.request.policy, self._settings.policy)
-        nodes = self._feasible_nodes.feasible_nodes(pod.constraints)
         full_nodes = set[str]()
-        for attempt in range(_CANDIDATES + 1):
-            if attempt == _CANDIDATES:
-                full_nodes = {name for name in nodes if not self._has_load_for(name, pod.load)}
+        for _ in range(_CANDIDATES):
             chosen_placement = self._placing.place_nominee(pod, nodes - full_nodes if full_nodes else nodes, policy)
-            if isinstance(chosen_placement, Unplaceable):
-                return None
-            if self._has_load_for(chosen_placement.node, pod.load):
+            if isinstance(chosen_placement, Unplaceable) or _has_load_for(
+                self._cache.loads, chosen_placement.node, pod.load
+            ):
                 return chosen_placement
             full_nodes.add(chosen_placement.node)
         return None
-
-    def _has_load_for(self, node: str, load: Load) -> bool:
-        loads = self._cache.loads
-        return loads.is_open(node) and gangplan.has_capacity(loads.free_load(node), _NO_LOAD, load)
 
     def _count_miss(self, constraints: bytes) -> None:
         times = self._misses.pop(constraints, (0, 0.0))[0] + 1
@@ -363,3 +420,7 @@ class Nominator:
         """The reservation of the nominated pod; None once filter was called for the pod."""
         row = self._reservations.get(uid)
         return row if row is not None and row.phase is Phase.NOMINATED else None
+
+
+def _has_load_for(loads: NodeLoads, node: str, load: Load) -> bool:
+    return loads.is_open(node) and gangplan.has_capacity(loads.free_load(node), _NO_LOAD, load)

@@ -238,6 +238,13 @@ class SchedulingQueue:
         self._pods[uid].considered = True
         return pod
 
+    def is_untried(self, pod: WaitingPod) -> bool:
+        """Whether the pod from `pop_nominatable` is still pending and has not changed, and filter was not called for
+        it.
+        """
+        row = self._pods.get(pod.uid)
+        return row is not None and row.pod is not None and row.pod.waiting_pod is pod and row.last_tried == -math.inf
+
     def retry_nomination(self, uid: str) -> None:
         """Let the pod be nominated once more, since its nomination was not used."""
         row = self._pods.get(uid)

@@ -15,6 +15,7 @@ from extender.gangs import gangtypes
 from extender.nomination.nominator import NominationMode, NominationOutcome, NominationSettings
 from extender.records import nodeinfo
 from extender.records.nodeinfo import PlacedPod
+from extender.records.podinfo import PodRecord
 from extender.records.wire import FilterArgs, FilterResult
 from extender.state import State
 from tests.extender.worlds import as_card, as_pod, asking, resource
@@ -95,6 +96,16 @@ class World:
                 nominated[nominee.pod.name] = nominee.node
             self.clock.advance(0.6)  # past every pause
         return nominated
+
+    def record(self, name: str) -> PodRecord:
+        """The extender's record of the pod."""
+        return as_pod(self.pods[name])
+
+    def reserved(self) -> dict[str, str]:
+        """The node by pod, for pods with cards."""
+        with self.state.view() as ledger:
+            holdings = [ledger.holding(pod["metadata"]["uid"]) for pod in self.pods.values()]
+            return {holding.name: holding.node for holding in holdings if holding is not None}
 
     def filter(self, name: str, *nodes: str) -> list[str]:
         return self.answer(name, *nodes).node_names or []

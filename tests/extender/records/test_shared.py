@@ -59,7 +59,8 @@ def test_constraints_of_pods_that_are_gone_take_no_memory():
     grounds = FeasibleNodes()
 
     def show_constraints(number: int) -> None:
-        grounds.feasible_nodes(feasiblenodes.constraints_key({"nodeSelector": {"a": f"{number:07d}" + "x" * MIB}}))
+        key = feasiblenodes.constraints_key({"nodeSelector": {"a": f"{number:07d}" + "x" * MIB}})
+        grounds.update(key, {}, feasiblenodes.search(key, {}, lambda: None))
 
     assert kept_mib(show_constraints, 20) < 3
 
