@@ -388,8 +388,10 @@ class State:
                 self.gangs.mark_unposted(uid)
             else:
                 mps_client = request.mps_client if request is not None else COMMON
-                peers = request.peers if request is not None else ""
-                self._reservations.assume(pod, node, chosen_cards, mps_client=mps_client, epoch=epoch, peers=peers)
+                peer_key = request.peer_key if request is not None else ""
+                self._reservations.assume(
+                    pod, node, chosen_cards, mps_client=mps_client, epoch=epoch, peer_key=peer_key
+                )
             if isinstance(chosen_cards, Refusal):
                 return chosen_cards
             env_access = chosen_cards is not None and self._inventory.has_env_access(node, chosen_cards)

@@ -91,7 +91,9 @@ class LineLimit:
         self._dropped = 0
 
     def log(self, level: LogLevel, key: str, event: str, **about: Any) -> None:
-        """Log a line, or drop it. `key`: the owner of the line, such as a namespace; the kind of line if unknown."""
+        """Log a line, or drop it. `key`: the owner of the line, such as a namespace; the kind of line if there is no
+        owner.
+        """
         with self._lock:
             now = self._clock.now()
             dropped, is_minute_over = self._dropped, self._minute_end

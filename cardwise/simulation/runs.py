@@ -18,7 +18,7 @@ _R_co = TypeVar("_R_co", covariant=True)
 
 
 class Simulation(Protocol[_R_co]):
-    """`fill` or `churn` with its settings: a function of a module, or a `partial` of such a function, to be pickled."""
+    """`fill` or `churn` with its settings. Must be picklable: a module-level function, or a `partial` of one."""
 
     def __call__(
         self, workload: SimulatedWorkload, policy: str, seed: int, *, on_progress: OnProgress | None = None

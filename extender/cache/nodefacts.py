@@ -22,5 +22,5 @@ class NodeFacts(policies.NodeFacts):
     def labels(self, node: str) -> Mapping[str, str]:
         return self._loads.labels(node)
 
-    def peers_by_node(self) -> Mapping[str, int]:
+    def peer_counts_by_node(self) -> Mapping[str, int]:
         return self._peers

@@ -261,7 +261,7 @@ class Placing:
         rank = policy.rank_nodes(
             policy.label,
             NodeFacts(
-                self._cache.loads, self._cache.reservations.peer_nodes(request.peers), (placement_request.pod.uid,)
+                self._cache.loads, self._cache.reservations.peer_nodes(request.peer_key), (placement_request.pod.uid,)
             ),
         )
         return {node: rank(node) for node in placement_request.nodes}
@@ -396,7 +396,7 @@ class Placing:
             chosen_placement.assignment,
             phase,
             mps_client=placement_request.request.mps_client,
-            peers=placement_request.request.peers,
+            peer_key=placement_request.request.peer_key,
         )
 
     def reserve_nominated(self, pod: WaitingPod, chosen_placement: Placement) -> None:
@@ -409,7 +409,7 @@ class Placing:
             mps_client=pod.request.mps_client,
             load=pod.load,
             nominee=pod,
-            peers=pod.request.peers,
+            peer_key=pod.request.peer_key,
         )
 
     def _place_on_searched(

@@ -134,7 +134,7 @@ class Reservation:
     failed_lookups: the number of failed look-ups so far.
     next_lookup: the earliest time of the next look-up.
     nominee: the pod, if it was nominated before kube-scheduler called filter.
-    peers: the key of the pods with which the policy compares the pod (`PodRequest.peers`); "" for none.
+    peer_key: see `PodRequest.peer_key`; "" for none.
     """
 
     pod: PodRef
@@ -149,7 +149,7 @@ class Reservation:
     failed_lookups: int = 0
     next_lookup: float = -math.inf
     nominee: WaitingPod | None = None
-    peers: str = ""
+    peer_key: str = ""
 
     @property
     def assignment(self) -> Assignment | None:
@@ -221,7 +221,7 @@ class Reservations:
         self._rows: dict[str, Reservation] = {}
         self._by_phase: dict[Phase, dict[str, Reservation]] = {phase: {} for phase in Phase}  # the rows by phase
         self._by_gang: dict[str, dict[str, Reservation]] = {}  # the rows by gang
-        self._by_peers: dict[str, dict[str, Reservation]] = {}  # the rows with `peers`, by this key
+        self._by_peer_key: dict[str, dict[str, Reservation]] = {}  # the rows with a `peer_key`, by this key
 
     # Queries.
 
@@ -240,9 +240,9 @@ class Reservations:
         """The plan of the gang: its rows, by pod."""
         return self._by_gang.get(gang, {})
 
-    def peer_nodes(self, peers: str) -> dict[str, str]:
-        """The node of each pod with this key (`PodRequest.peers`), by UID, without pods that are being deleted."""
-        return {uid: row.node for uid, row in self._by_peers.get(peers, {}).items()}
+    def peer_nodes(self, peer_key: str) -> dict[str, str]:
+        """The node of each pod with this key (`PodRequest.peer_key`), by UID, without pods that are being deleted."""
+        return {uid: row.node for uid, row in self._by_peer_key.get(peer_key, {}).items()}
 
     def holding(self, uid: str) -> Holding | None:
         """The cards and devices that count for the pod, also after the pod was deleted."""
@@ -332,7 +332,7 @@ class Reservations:
         load: Load | None = None,
         nominee: WaitingPod | None = None,
         gang: str = "",
-        peers: str = "",
+        peer_key: str = "",
     ) -> None:
         """Set the pod's plan, in place of an earlier plan. If the node is the same, the earlier `load` still counts."""
         row_before = self._rows.get(pod.uid)
@@ -340,7 +340,9 @@ class Reservations:
             load = row_before.load
         holding = _make_holding(pod, node, assignment, mps_client)
         self._set_row(
-            Reservation(pod, node, phase, self._clock.now(), holding, load, nominee=nominee, gang=gang, peers=peers)
+            Reservation(
+                pod, node, phase, self._clock.now(), holding, load, nominee=nominee, gang=gang, peer_key=peer_key
+            )
         )
 
     def promote_nomination(self, uid: str) -> None:
@@ -355,7 +357,7 @@ class Reservations:
         *,
         mps_client: MpsClient,
         epoch: int,
-        peers: str = "",
+        peer_key: str = "",
     ) -> None:
         """Reserve the cards for a Binding that a thread will post now. `epoch`: the current leader epoch."""
         row_before = self._rows.get(pod.uid)
@@ -364,7 +366,9 @@ class Reservations:
         )
         holding = _make_holding(pod, node, assignment, mps_client)
         self._set_row(
-            Reservation(pod, node, Phase.BINDING, self._clock.now(), holding, load, epoch=epoch, gang=gang, peers=peers)
+            Reservation(
+                pod, node, Phase.BINDING, self._clock.now(), holding, load, epoch=epoch, gang=gang, peer_key=peer_key
+            )
         )
 
     def release_plan(self, uid: str) -> None:
@@ -429,9 +433,11 @@ class Reservations:
         if (
             row_before is None
             or row_before.phase is not Phase.BOUND
-            or (row_before.holding, row_before.peers) != (holding, pod.peers)
+            or (row_before.holding, row_before.peer_key) != (holding, pod.peer_key)
         ):
-            self._set_row(Reservation(pod.ref, pod.node, Phase.BOUND, self._clock.now(), holding, peers=pod.peers))
+            self._set_row(
+                Reservation(pod.ref, pod.node, Phase.BOUND, self._clock.now(), holding, peer_key=pod.peer_key)
+            )
 
     def mark_unbound(self, uid: str) -> None:
         """Record that the watch shows the pod without a node. If the pod was bound or deleted before, etcd was restored
@@ -597,8 +603,8 @@ class Reservations:
             del self._by_phase[row_before.phase][row.pod.uid]
         if row.gang:
             self._by_gang.setdefault(row.gang, {})[row.pod.uid] = row
-        if row.peers:
-            self._by_peers.setdefault(row.peers, {})[row.pod.uid] = row
+        if row.peer_key:
+            self._by_peer_key.setdefault(row.peer_key, {})[row.pod.uid] = row
         if row.holding is not None and row.holding.phase_name != PHASE_NAMES[row.phase]:
             row.holding = replace(row.holding, phase_name=PHASE_NAMES[row.phase])
         self._rows[row.pod.uid] = self._by_phase[row.phase][row.pod.uid] = row
@@ -661,11 +667,11 @@ class Reservations:
             row.gang = ""
 
     def _remove_from_peers(self, row: Reservation) -> None:
-        if row.peers:
-            rows = self._by_peers[row.peers]
+        if row.peer_key:
+            rows = self._by_peer_key[row.peer_key]
             del rows[row.pod.uid]
             if not rows:
-                del self._by_peers[row.peers]
+                del self._by_peer_key[row.peer_key]
 
 
 def unknown_holder_key(report: ShareReport) -> str:

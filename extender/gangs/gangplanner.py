@@ -33,7 +33,7 @@ class PlannedGang(NamedTuple):
     uids: the UIDs of all members, planned or not.
     offers: the nodes that kube-scheduler has offered, by shape of members.
     avoided: pairs of a shape and a node that kube-scheduler recently did not offer for the shape.
-    peer_nodes: by `PodRequest.peers` of the members, the nodes of the peers (`Reservations.peer_nodes`).
+    peer_nodes: by `PodRequest.peer_key` of the members, the nodes of the peers (`Reservations.peer_nodes`).
     """
 
     namespace: str
@@ -182,8 +182,8 @@ class GangPlanner:
 
         uids = {member.uid for member in members}
 
-        def facts(peers: str) -> NodeFacts:
-            return NodeFacts(self._cluster.loads, gang.peer_nodes.get(peers, {}), uids)
+        def facts(peer_key: str) -> NodeFacts:
+            return NodeFacts(self._cluster.loads, gang.peer_nodes.get(peer_key, {}), uids)
 
         return Terms(
             policy=self._policy,

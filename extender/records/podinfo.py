@@ -40,7 +40,7 @@ class PodRecord(PlacedPod, frozen=True, gc=False):
     problem: why its annotations could not be read.
     mps_client: how the pod uses MPS.
     bound_directly: whether another program has bound the pod, so that it lacks the cards or devices that it requests.
-    peers: see `PodRequest.peers`; "" for a pod that is being deleted.
+    peer_key: see `PodRequest.peer_key`; "" for a pod that is being deleted.
 
     Creating a Struct takes a tenth of the time of a dataclass.
     """
@@ -53,7 +53,7 @@ class PodRecord(PlacedPod, frozen=True, gc=False):
     member: Member | None = None
     mps_client: MpsClient = COMMON
     bound_directly: bool = False
-    peers: str = ""
+    peer_key: str = ""
 
     @property
     def holds_cards(self) -> bool:
@@ -126,7 +126,7 @@ def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
         if assigned is not None
         else COMMON,
         bound_directly=bool(bound_directly),
-        peers=_peer_key(meta, gang),
+        peer_key=_peer_key(meta, gang),
     )
 
 

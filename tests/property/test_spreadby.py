@@ -153,7 +153,7 @@ class World(Ahead):
         for owner in ("rs-1", "rs-2"):
             key = f"default/{owner}/spread-by={LABEL}"
             assert Counter(table.peer_nodes(key).values()) == self.count_peers(owner)
-        assert all(table._by_peers.values())  # no row is left behind
+        assert all(table._by_peer_key.values())  # no row is left behind
 
 
 @settings(max_examples=examples(60, soak=5000))

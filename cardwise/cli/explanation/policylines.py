@@ -26,13 +26,13 @@ class NodeFacts(policies.NodeFacts):
         self._peers = Counter(
             other["spec"]["nodeName"]
             for other in pods
-            if pod_request.peers and _is_running_peer(other, pod["metadata"].get("uid"), pod_request)
+            if pod_request.peer_key and _is_running_peer(other, pod["metadata"].get("uid"), pod_request)
         )
 
     def labels(self, node: str) -> Mapping[str, str]:
         return self._labels.get(node, {})
 
-    def peers_by_node(self) -> Mapping[str, int]:
+    def peer_counts_by_node(self) -> Mapping[str, int]:
         return self._peers
 
 
@@ -66,7 +66,7 @@ def explain_domains(pod_request: PodRequest, facts: NodeFacts, nodes: Collection
     policy = policies.find_policy(pod_request.policy) if pod_request.policy is not None else None
     if policy is None or not policy.takes_label:
         return []
-    peers_by_node, peers_by_domain = facts.peers_by_node(), Counter[str]()
+    peer_counts_by_node, peers_by_domain = facts.peer_counts_by_node(), Counter[str]()
     unlabeled = 0
     for node in nodes:
         domain = facts.labels(node).get(policy.label)
@@ -74,7 +74,7 @@ def explain_domains(pod_request: PodRequest, facts: NodeFacts, nodes: Collection
             unlabeled += 1
         else:
             peers_by_domain[domain] += 0
-    for node, peers in peers_by_node.items():
+    for node, peers in peer_counts_by_node.items():
         domain = facts.labels(node).get(policy.label)
         if domain is not None:
             peers_by_domain[domain] += peers
@@ -92,7 +92,7 @@ def _is_running_peer(other: Json, uid: str | None, pod_request: PodRequest) -> b
         and bool((other.get("spec") or {}).get("nodeName"))
         and not metadata.get("deletionTimestamp")
         and status.get("phase") not in names.FINISHED_PHASES
-        and request.peer_key(other, pod_request.policy) == pod_request.peers
+        and request.peer_key(other, pod_request.policy) == pod_request.peer_key
         and (metadata.get("annotations") or {}).get(names.POLICY) == pod_request.policy
     )
 

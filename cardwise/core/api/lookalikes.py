@@ -147,8 +147,8 @@ def is_like_own(key: str) -> bool:
 
 
 def suggest_pod_key(key: str, text: str = "") -> str:
-    """The key or resource that an annotation or label of a pod, which Cardwise does not read, probably means; "" for
-    none.
+    """For an annotation or label of a pod that Cardwise does not read: the key or resource that it probably means; ""
+    for none.
 
     Unknown keys of Cardwise's own domain are handled by `suggest_annotation`, because the webhook removes them.
     """
@@ -168,7 +168,7 @@ def suggest_pod_key(key: str, text: str = "") -> str:
 
 
 def suggest_namespace_key(key: str, *, label: bool) -> str:
-    """The key that an annotation or label of a namespace, which Cardwise does not read, probably means; "" for none."""
+    """For an annotation or label of a namespace that Cardwise does not read: the key that it probably means, or ""."""
     domain, _, name = key.rpartition("/")
     own_key = _suggest_own_key(domain, name)
     read_keys = _NAMESPACE_LABELS if label else _NAMESPACE_ANNOTATIONS

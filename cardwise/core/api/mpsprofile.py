@@ -16,7 +16,7 @@ NO_USER: Final = -3  # a pod without MPS, which uses no daemon
 
 @dataclass(frozen=True, slots=True)
 class CardMps:
-    """The MPS of a card, as far as placement needs it. Equal for most cards of a cluster.
+    """The MPS of a card, as far as placement needs it. Most cards of a cluster have equal values.
 
     ready: the card takes new pods: MPS is ready, or off; the manager switches between the two as pods need it.
     serves_several: one daemon serves all cards of the node.
@@ -51,7 +51,7 @@ UNKNOWN_SETTINGS: Final = MpsClient(off=False, wants=False, user=NO_USER)
 
 @lru_cache(maxsize=65_536)
 def mps_client(mode: Mode, user: int) -> MpsClient:
-    """The MPS settings as one shared object for all equal pods, to save memory: a cluster has tens of thousands."""
+    """The MPS settings of a pod. Equal settings are one shared object, to save memory for tens of thousands of pods."""
     return MpsClient(off=not mode.uses_mps, wants=mode.uses_mps, user=user if mode.uses_mps else NO_USER)
 
 

@@ -1,6 +1,7 @@
-"""GPUQuota: how much a namespace may hold of which cards, and how much each share counts.
+"""GPUQuota: the amounts of GPUs that a namespace may hold, and how much of them each share uses.
 
-Only arithmetic: the amounts that pods hold are in the ledger, and the kinds of cards that an entry covers in `kinds`.
+This module only computes. The ledger has the amounts that pods hold, and `kinds` has the kinds of cards that an entry
+covers.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -32,7 +33,7 @@ _AMOUNT_NOUNS = "one or more of shares, memoryMiB, gpus"
 
 
 class Charge(NamedTuple):
-    """The amounts that some shares count against an entry.
+    """The amounts that some shares use of an entry's limits.
 
     shares: their number; a whole card counts as a share.
     memory: their MiB.
@@ -150,8 +151,8 @@ def min_charge_of_share(cards: int, mem: int, smallest: int) -> Charge:
 
 
 def unlimited_amount_key(hard: Collection[str]) -> str:
-    """The key that is missing in a namespace's ResourceQuotas: `WHOLE_CARDS` if they have only `SHARES`, and vice
-    versa, because requests of the other form are then not limited. "" if they have both keys or neither.
+    """The key that a namespace's ResourceQuotas lack: `WHOLE_CARDS` if they have only `SHARES`, and the other way
+    round. Requests of this form then have no limit. "" if the quotas have both keys or neither.
 
     hard: the keys of the ResourceQuotas.
     """

@@ -88,7 +88,7 @@ class PodRequest:
     priority: the pod's priority.
     mps: the pod's MPS mode.
     user: the user as which the containers with cards run (`mpsprofile`).
-    peers: the key of the pods with which the policy compares it (`policies.peer_key`), or "".
+    peer_key: `policies.peer_key` of the pod; "" if it has no peers. Pods with the same key are peers.
     """
 
     containers: tuple[ContainerRequest, ...]
@@ -97,7 +97,7 @@ class PodRequest:
     priority: int = 0
     mps: Mode = Mode.PREFERRED
     user: int = mpsprofile.IMAGE
-    peers: str = ""
+    peer_key: str = ""
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
@@ -249,12 +249,12 @@ def parse(pod: Json) -> PodRequest | None:
         priority=priority,
         mps=mps.mode(annotations),
         user=_common_user(pod, {container_request.key for container_request in container_requests}),
-        peers=peer_key(pod, policy),
+        peer_key=peer_key(pod, policy),
     )
 
 
 def peer_key(pod: Json, policy: str | None) -> str:
-    """`PodRequest.peers` of a pod with this policy."""
+    """`PodRequest.peer_key` of a pod with this policy."""
     if policy is None:
         return ""
     metadata = pod.get("metadata") or {}

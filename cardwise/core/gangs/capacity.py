@@ -2,8 +2,8 @@
 
 The bound counts the memory, the kinds and the number of free cards, and the free cpu and memory of nodes. It ignores
 kube-scheduler's constraints, quotas, MPS and devices, since these can only lower the number. So if the bound is too
-small for a gang, the gang cannot be placed. When nodes change, only these nodes are counted again, also between two
-snapshots (`move_to`).
+small for a gang, the gang cannot be placed. Only nodes that have changed are counted again, even if a newer
+snapshot replaces the former one (`move_to`).
 """
 
 from bisect import bisect_left, insort
@@ -85,7 +85,7 @@ class LoadsByNode(Protocol):
 
     @property
     def generation(self) -> int:
-        """How many changes of nodes were counted."""
+        """The number of changes of nodes so far."""
 
     def free_load(self, node: str) -> Load | None:
         """The free amounts for further pods; None if the node does not exist."""

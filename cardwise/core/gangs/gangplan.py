@@ -94,8 +94,8 @@ class Terms:
     avoided: pairs of shape and node that must not be combined.
     closed: returns whether a node is forbidden for a member; the same for all members with an equal request.
     vacant: returns the nodes that could take a pod with this request and load; None if unknown.
-    facts: returns the facts by which a policy ranks the nodes for members with these `PodRequest.peers`. The members to
-        be planned do not count as peers. None: no node is ranked.
+    facts: returns the facts by which a policy ranks the nodes for members with these `PodRequest.peer_key`. The members
+        to be planned do not count as peers. None: no node is ranked.
     """
 
     policy: str
@@ -470,7 +470,8 @@ class _Queue:
 
 
 class _RankedQueue:
-    """The nodes for one kind of members whose policy ranks nodes: the best node of the lowest rank.
+    """The nodes for one kind of members, if the policy of these members ranks nodes. A node of a lower rank is better;
+    among nodes of equal rank the score decides.
 
     Each planned member may change the ranks of many nodes, so all of them are compared for each member.
 
@@ -495,7 +496,7 @@ class _RankedQueue:
         if not scores or request is None or facts is None or self._policy.rank_nodes is None:
             return None
         self._inputs.count_work(_STEP_WORK)
-        rank = self._policy.rank_nodes(self._policy.label, _FactsWithPlan(facts(request.peers), self._used, request))
+        rank = self._policy.rank_nodes(self._policy.label, _FactsWithPlan(facts(request.peer_key), self._used, request))
         return min(scores, key=lambda node: (rank(node), -scores[node], node))
 
     def drop(self, node: str) -> None:
@@ -518,13 +519,13 @@ class _FactsWithPlan(NodeFacts):
 
     def __init__(self, facts: NodeFacts, used: "_PlannedNodes", request: PodRequest) -> None:
         self._facts = facts
-        self._planned_peers = used.peers_by_node(request.peers)
+        self._planned_peers = used.peer_counts_by_node(request.peer_key)
 
     def labels(self, node: str) -> Mapping[str, str]:
         return self._facts.labels(node)
 
-    def peers_by_node(self) -> Mapping[str, int]:
-        return Counter(self._facts.peers_by_node()) + self._planned_peers
+    def peer_counts_by_node(self) -> Mapping[str, int]:
+        return Counter(self._facts.peer_counts_by_node()) + self._planned_peers
 
 
 class _PlannedNodes:
@@ -537,11 +538,11 @@ class _PlannedNodes:
         self._inputs = inputs
         self._states: dict[str, NodeState] = {}
         self._loads: dict[str, Load] = {}
-        self._peers: dict[str, Counter[str]] = {}  # by `PodRequest.peers`, the planned members by node
+        self._peers: dict[str, Counter[str]] = {}  # by `PodRequest.peer_key`, the planned members by node
 
-    def peers_by_node(self, peers: str) -> Counter[str]:
+    def peer_counts_by_node(self, peer_key: str) -> Counter[str]:
         """How many planned members with this key each node has."""
-        return self._peers.get(peers, Counter())
+        return self._peers.get(peer_key, Counter())
 
     def state(self, node: str) -> NodeState | None:
         return self._states.get(node) or self._inputs.ledger.node(node)
@@ -553,8 +554,8 @@ class _PlannedNodes:
     def add_member(self, node: str, member: Member, assignment: Assignment | None) -> None:
         self.touched.append(node)
         self._loads[node] = self._loads.get(node, _NO_LOAD).add(member.load)
-        if member.request is not None and member.request.peers:
-            self._peers.setdefault(member.request.peers, Counter())[node] += 1
+        if member.request is not None and member.request.peer_key:
+            self._peers.setdefault(member.request.peer_key, Counter())[node] += 1
         if assignment is None:
             return
         state = self._states.get(node)

@@ -224,7 +224,7 @@ ROLLBACK_SECONDS: Final = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangPatience:
-    """Times in seconds, and a number of refusals.
+    """How long a gang waits, in seconds, and after how many refusals cards are reserved for it.
 
     permit: how long a plan waits for the next member at bind, if the gang's PodGroup sets no time.
     max_permit: the maximum that a PodGroup may set.

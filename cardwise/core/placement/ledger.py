@@ -48,7 +48,7 @@ FormerKinds = Mapping[tuple[str, str | int], CardKind]
 class Ledger:
     """All nodes and all holdings.
 
-    kept_back: MiB of each card for driver, contexts and MPS server.
+    kept_back: MiB of each card that stay free, for the driver, CUDA contexts and the MPS server.
     max_clients: the maximum number of shares on one card; MPS may allow fewer. None for MPS's own maximum, or
         `MAX_CLIENTS` if it is unknown.
     core: percent of a card's SMs that may be reserved in total.

@@ -437,7 +437,7 @@ def _min_charge(card_request: CardRequest, cards: int, entry: QuotaEntry, ledger
 def _sizes(card_request: CardRequest, entry: QuotaEntry, ledger: Ledger, *, empty: bool) -> Iterator[int]:
     """Yield the MiB of each card that the card request may use and the entry covers.
 
-    empty: whether only cards without a share count.
+    empty: whether to leave out cards with a share.
     """
     for node in ledger.nodes():
         for i, card in enumerate(node.cards):

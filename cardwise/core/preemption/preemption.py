@@ -2,8 +2,8 @@
 
 kube-scheduler counts only the totals of a node, so evicting its victims may not free enough on any card. This search
 checks each card as well as the node's totals. The placement engine checks the outcome, and every victim is necessary:
-if any victim stayed, the pod would not fit. The extender's lock is held during the search, so two efforts are limited:
-that for sets of cards and pods (`CoverEffort`), and that for placements that are tried (`SearchEffort`).
+if any victim stayed, the pod would not fit. A search must end soon, so two efforts are limited: `CoverEffort` limits
+how many sets of cards and pods are compared, and `SearchEffort` how many placements are tried.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ class Resident(NamedTuple):
     """A pod on the node.
 
     holding: the cards and devices that the pod holds; None if it holds none.
-    budgets: the disruption budgets that count the pod.
+    budgets: the disruption budgets that select the pod.
     is_leaving: whether the pod is being deleted.
     fixed: whether the pod must not be evicted.
     grouped: whether the pod is in a PodGroup of Kubernetes, whose pods may have to be evicted together.

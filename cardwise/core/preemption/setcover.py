@@ -24,7 +24,7 @@ class Victim(NamedTuple):
     """A pod that may be evicted.
 
     amounts: by dimension, the amount that its eviction frees.
-    budgets: the disruption budgets that count its eviction.
+    budgets: the disruption budgets that limit its eviction.
     """
 
     name: str

@@ -49,7 +49,7 @@ class PodSpec(Struct, rename="camel", frozen=True, gc=False, omit_defaults=True)
     """The spec of a pod.
 
     node_name: the node that the pod is bound to; "" while it is pending.
-    resources: those of the pod as a whole.
+    resources: the resources of the pod as a whole.
     host_users: False for a pod with a user namespace of its own.
     """
 

@@ -1,4 +1,4 @@
-"""An object of Cardwise's kinds that the schema accepts, and that has no meaning nevertheless."""
+"""An object of one of Cardwise's kinds that passes the schema of its CRD but cannot be used."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -84,10 +84,10 @@ def decode_budget(raw: bytes) -> tuple[str, Budget] | None:
 class Budgets:
     """All budgets, by "namespace/name". Not thread-safe: callers must hold the lock of the extender's state.
 
-    A user may create millions of conditions, and look-ups happen under that lock. So only
-    `MAX_CONDITIONS_PER_NAMESPACE` conditions of a namespace are checked. If there are more, all pods of the namespace
-    are also covered by a budget without a name, which allows no disruption. This budget also covers each pod that is
-    covered by more than `MAX_BUDGETS_PER_POD` budgets.
+    A user may create budgets with millions of label conditions, and look-ups happen under that lock. So only
+    `MAX_CONDITIONS_PER_NAMESPACE` label conditions of the budgets of one namespace are checked. If there are more, all
+    pods of the namespace are also covered by a budget without a name, which allows no disruption. This budget also
+    covers each pod that is covered by more than `MAX_BUDGETS_PER_POD` budgets.
     """
 
     def __init__(self) -> None:

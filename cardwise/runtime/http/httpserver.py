@@ -126,11 +126,10 @@ class Limits:
     source: maximum number of connections of one address without a certificate; further connections are refused.
     body: maximum number of bytes of the body of a call.
     held: maximum number of bytes of memory of all connections without a certificate and their calls. Above this, the
-      address
-        with the most memory loses a waiting call: the largest call of its largest flow. So each of N addresses may use
-        an Nth of the memory, regardless of the other addresses, and an API server does not lose the calls of one owner
-        because of another owner. Idle connections count together: if they use more memory than any address, the
-        connection that has been idle for longest is closed, since this loses no call.
+        address with the most memory loses a waiting call: the largest call of its largest flow. So each of N addresses
+        may use an Nth of the memory, regardless of the other addresses, and an API server does not lose the calls of
+        one owner because of another owner. Idle connections count together: if they use more memory than any address,
+        the connection that has been idle for longest is closed, since this loses no call.
     """
 
     handshake: PhaseLimits = PhaseLimits(2.0, 1000)
@@ -482,7 +481,7 @@ class HttpServer:
             self._enter_phase(connection, ConnectionPhase.READING, self._poller, select.EPOLLIN)
         else:
             self._update_held_bytes(connection)
-            self._free_memory()
+            self._drop_connections_over_memory_limit()
 
     def _dispatch(self, connection: _Connection) -> None:
         client, flow = connection.client, connection.next_flow
@@ -494,7 +493,7 @@ class HttpServer:
         connection.threads, connection.flow = threads, flow
         self._enter_phase(connection, ConnectionPhase.BUSY, self._poller, select.EPOLLRDHUP)
         connection.queued_call = threads.submit(lambda: self._answer_calls(connection, flow), connection.address, owner)
-        self._free_memory()
+        self._drop_connections_over_memory_limit()
 
     def _make_space_in_queue(self, source: str, client: _Client, flow: Flow) -> bool:
         """Whether one more call of the client's flow may wait for a thread. If there are too many calls, another
@@ -715,7 +714,7 @@ class HttpServer:
             connection.poller = poller
         self._update_held_bytes(connection)
         if phase is not ConnectionPhase.BUSY:  # a BUSY connection can only be refused after its call was submitted
-            self._free_memory()
+            self._drop_connections_over_memory_limit()
 
     def _leave_phase(self, connection: _Connection) -> None:
         if connection.queue is not None:
@@ -749,12 +748,12 @@ class HttpServer:
         else:
             client.held_bytes += added
 
-    def _free_memory(self) -> None:
+    def _drop_connections_over_memory_limit(self) -> None:
         """Drop connections until all others together use no more than `Limits.held` bytes of memory."""
-        while self._held_bytes > self._limits.held and self._free_largest():
+        while self._held_bytes > self._limits.held and self._drop_largest_connection():
             pass
 
-    def _free_largest(self) -> bool:
+    def _drop_largest_connection(self) -> bool:
         idle = self._queues[ConnectionPhase.IDLE, False]
         for client in sorted(self._clients.values(), key=lambda client: client.held_bytes, reverse=True):
             if idle and self._idle_held >= client.held_bytes:

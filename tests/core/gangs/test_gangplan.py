@@ -275,7 +275,7 @@ class Facts(policies.NodeFacts):
     def labels(self, node):
         return {"rack": self._labels[node]}
 
-    def peers_by_node(self):
+    def peer_counts_by_node(self):
         return self._peers
 
 
@@ -293,7 +293,7 @@ def plan_in_racks(racks, peers, count, **terms):
 
     planned = gangplan.plan(ledger_with_free(**NODES), Nodes(), members, Terms(policy="binpack", facts=facts, **terms))
     assert isinstance(planned, Planned)
-    assert set(keys) == {pod_request.peers}
+    assert set(keys) == {pod_request.peer_key}
     return sorted(planned.nodes.values())
 
 

@@ -350,7 +350,9 @@ def test_a_recreated_member_goes_to_the_domain_that_lacks_it():
 def test_the_former_places_of_members_do_not_count_when_they_get_others():
     world = World(racks(a=1, b=1))
     members = [Pod(manifest).member() for manifest in spread_members(2, mem=1000)]
-    former_places = {key: {"uid-g0": "a0", "uid-g1": "a0"} for key in {m.request.peers for m in members if m.request}}
+    former_places = {
+        key: {"uid-g0": "a0", "uid-g1": "a0"} for key in {m.request.peer_key for m in members if m.request}
+    }
     gang = PlannedGang("default", (0, 0, "", ""), 0, [m.uid for m in members], {}, (), former_places)
     snapshot = world.state.snapshot()
     planner = gangplanner.GangPlanner(snapshot, world.state._nominated.on_snapshot(snapshot), policy="binpack")

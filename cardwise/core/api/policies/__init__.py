@@ -71,7 +71,7 @@ def find_policy(text: str, field: str = "policy") -> Policy:
 
 
 def card_policy(policy: str | None, default: str) -> str:
-    """The policy that chooses the cards of a pod, and among nodes of equal rank.
+    """The policy that chooses a pod's cards, and that chooses among nodes of equal rank.
 
     policy: the policy that the pod names; None if it names none.
     default: the policy of the extender, one of `CARD_POLICIES`.
@@ -80,8 +80,8 @@ def card_policy(policy: str | None, default: str) -> str:
 
 
 def peer_key(policy: str | None, *, namespace: str, gang: str, controller: str) -> str:
-    """A key that is equal for the peers of a pod (`NodeFacts.peers_by_node`); "" if the pod's policy ranks no nodes, or
-    if the pod has no peers.
+    """A key that is equal for the peers of a pod (`NodeFacts.peer_counts_by_node`); "" if the pod's policy ranks no
+    nodes, or if the pod has no peers.
 
     gang: the name of the pod's gang, or "".
     controller: the UID of the pod's controller, or "".

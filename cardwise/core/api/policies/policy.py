@@ -29,8 +29,9 @@ class NodeFacts(Protocol):
     def labels(self, node: str) -> Mapping[str, str]:
         """The labels of the node; empty if there is no such node."""
 
-    def peers_by_node(self) -> Mapping[str, int]:
-        """How many peers of the pod hold or will get cards of each node. Nodes without peers may be left out.
+    def peer_counts_by_node(self) -> Mapping[str, int]:
+        """The number of the pod's peers on each node: pods that hold cards there, or will get them. May lack nodes
+        without peers.
 
         The peers are the other members of the pod's gang; without a gang, the other pods of its controller in its
         namespace that name the same policy.

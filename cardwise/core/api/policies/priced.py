@@ -1,4 +1,4 @@
-"""`priced`: the card where the least capacity is lost that later pods could use.
+"""`priced`: the card whose use leaves the most capacity for later pods.
 
 The scores of all nodes are computed by `cardwise.core.placement.scored.pricing`, which needs numpy. Where there are no
 scores (on one given node, under tight quotas, before a workload is learned), the choice is that of `binpack`.

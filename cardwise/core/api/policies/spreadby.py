@@ -20,7 +20,7 @@ _NO_DOMAIN: Final = 1 << 62  # the rank of nodes without the label: more than th
 def rank_nodes(label: str, facts: NodeFacts) -> Callable[[str], int]:
     """The function that returns the rank of a node."""
     peers_by_domain = Counter[str]()
-    for node, peers in facts.peers_by_node().items():
+    for node, peers in facts.peer_counts_by_node().items():
         domain = facts.labels(node).get(label)
         if domain is not None:
             peers_by_domain[domain] += peers

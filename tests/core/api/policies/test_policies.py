@@ -18,7 +18,7 @@ class Facts(policies.NodeFacts):
     def labels(self, node):
         return self._labels.get(node, {})
 
-    def peers_by_node(self):
+    def peer_counts_by_node(self):
         return self._peers
 
 
@@ -96,7 +96,7 @@ def parse_peers(*, policy=f"spread-by={ZONE}", controller="rs-1", gang="", names
     pod["metadata"] |= {"ownerReferences": owners, "labels": {names.GANG: gang} if gang else {}}
     pod_request = request.parse(pod)
     assert pod_request is not None
-    return pod_request.peers
+    return pod_request.peer_key
 
 
 def test_peers_are_the_pods_of_one_controller_or_gang_in_one_namespace_with_one_policy():
