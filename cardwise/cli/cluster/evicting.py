@@ -42,7 +42,8 @@ class MoveRun:
     def cordon_cards(self, holding: Holding, stack: ExitStack) -> None:
         """Cordon the cards of a pod until the run ends, in any way. Cards that were cordoned before stay cordoned.
 
-        Replaces the cordon of another defrag, since that defrag was killed, or leaves a card whose cordon has changed.
+        A cordon of another defrag is replaced, since that defrag was killed. A card whose cordon has changed since the
+        plan was made is left as it is.
 
         Raises `ClickException` and `KubeError`.
         """

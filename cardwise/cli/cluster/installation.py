@@ -38,7 +38,9 @@ class Webhook:
 
 
 def read_webhook(client: KubeClient, namespace: str) -> Webhook | None:
-    """Read the webhook's registration; None if its configuration may not be read. `namespace`: that of Cardwise."""
+    """Read the webhook's registration; None if its configuration may not be read. `namespace`: the namespace of
+    Cardwise.
+    """
     try:
         configuration = client.get(paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION))
     except errors.NotFound:
@@ -68,7 +70,7 @@ def exempt_namespaces(configuration: Json) -> frozenset[str]:
 def planned_exempt_namespaces(deployments: Iterable[Json], namespace: str) -> frozenset[str]:
     """The namespaces that will be exempt once the webhook is registered, by the arguments of its Deployment.
 
-    Without a Deployment, returns the chart's default. `namespace`: that of Cardwise.
+    Without a Deployment, returns the chart's default. `namespace`: the namespace of Cardwise.
     """
     for deployment in deployments:
         if (deployment["metadata"]["namespace"], deployment["metadata"]["name"]) == (namespace, WEBHOOK):
@@ -91,7 +93,8 @@ def _list_deployments(client: KubeClient, namespace: str) -> list[Json]:
 def leaderless_seconds(client: KubeClient, namespace: str) -> float | None:
     """The seconds without a leading extender; None if an extender is leader, or if it is unknown.
 
-    Infinite without a Lease: no extender was ever leader, or Cardwise was uninstalled. `namespace`: that of Cardwise.
+    Infinite without a Lease: no extender was ever leader, or Cardwise was uninstalled. `namespace`: the namespace of
+    Cardwise.
     """
     try:
         lease = client.get(paths.leases(namespace, names.LEASE), managed_fields=True)

@@ -41,7 +41,7 @@ class PublishedPolicy:
 
 
 def read_published(client: KubeClient, namespace: str = names.NAMESPACE) -> PublishedPolicy:
-    """Read the ConfigMap; defaults replace missing entries. `namespace`: that of Cardwise."""
+    """Read the ConfigMap; defaults replace missing entries. `namespace`: the namespace of Cardwise."""
     configmap = f"ConfigMap {names.WORKLOAD} in {namespace}"
     try:
         saved = client.get(paths.configmaps(namespace, names.WORKLOAD))
@@ -61,8 +61,8 @@ def read_published(client: KubeClient, namespace: str = names.NAMESPACE) -> Publ
 
 
 def policy_of_pod(pod: Json, published: PublishedPolicy) -> str:
-    """The policy that chooses the cards of the pod: that of its annotation, which its namespace may set, else the
-    extender's policy.
+    """The policy that chooses the pod's cards: the policy in its annotation, which may be the namespace's default;
+    without an annotation, the extender's policy.
     """
     pod_policy = annotations_of(pod).get(names.POLICY, "")
     return policies.card_policy(pod_policy if policies.is_valid(pod_policy) else None, published.policy)

@@ -91,7 +91,7 @@ def read_workload(client: KubeClient, kind: str, namespace: str, name: str) -> J
 
 
 def read_state(client: KubeClient, kind: str, manifest: Json) -> WorkloadState:
-    """Raises KubeError."""
+    """Read the pods of the workload, and why its controller has not created more. Raises KubeError."""
     namespace = manifest["metadata"]["namespace"]
     pod_creators: tuple[Json, ...] = (manifest,)
     if kind in _POD_CREATOR_KINDS:
@@ -123,7 +123,7 @@ class Replicas:
 
 
 def other_replicas(client: KubeClient, pod: Json) -> Replicas:
-    """Raises KubeError."""
+    """Read the other pods of the pod's workload. Raises KubeError."""
     namespace, deployment, controller = (
         pod["metadata"].get("namespace", ""),
         _deployment_name(pod),

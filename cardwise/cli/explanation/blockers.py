@@ -47,7 +47,7 @@ class PodContext:
     reachable_nodes: the nodes that each pending pod of the gang may use, by pod name; unknown for pods that are missing
         here.
     bound_members: names of the gang's pods that have a node.
-    missing_members: number of pods of the gang that must still get a node, all together; 0 if unknown.
+    missing_members: number of pods of the gang that must still get a node before the gang starts; 0 if unknown.
     is_planned: whether cards are reserved for the gang, or the gang waits only for kube-scheduler.
     schedulers: the names of the chart's own kube-schedulers; None if unknown.
     stopped_schedulers: the names in `schedulers` whose kube-scheduler does not run.
@@ -185,8 +185,8 @@ def explain_daemonset_node(name: str, context: PodContext, *, has_devices: bool)
         lines.append(f"Node {name} is {state}: the pod starts once it is ready.")
     if not has_devices:
         lines.append(
-            f"Node {name} has no GPU or device of Cardwise: a nodeSelector in the DaemonSet's template limits its "
-            "pods to nodes that have some."
+            f"Node {name} has no GPU or device of Cardwise. To keep the DaemonSet off such nodes, add a nodeSelector "
+            "for nodes with GPUs to its template."
         )
     return lines
 
