@@ -1,18 +1,19 @@
 """Parses HTTP/1.1 calls for WSGI, and encodes responses.
 
-The parser is llhttp (httptools), the parser of Node.js: it rejects input that two parsers could interpret differently.
-Nothing here waits or does I/O, so a call may arrive in pieces of any size.
+The parser is llhttp (httptools), the parser of Node.js. `Reader` also rejects what llhttp accepts beyond RFC 9112, so
+that no other parser interprets a call differently; h11 is the oracle of the tests. Nothing here waits or does I/O, so a
+call may arrive in pieces of any size.
 """
 
 import io
+import re
 import select
 import socket
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 from urllib.parse import unquote_to_bytes
 
 import httptools
@@ -37,10 +38,14 @@ WsgiApp = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 # Cardwise's clients have less than 2 KiB. 8 KiB and 16 KiB are the defaults of nginx and of Node.js: proxies send no
 # more.
 _MAX_TARGET: Final = 8_192
+_MAX_REQUEST_LINE: Final = _MAX_TARGET + 64
 _MAX_HEADER_BYTES: Final = 16_384
 # Maximum number of bytes of a call outside its body: the head and the chunk headers.
 _MAX_CHUNK_OVERHEAD: Final = 65_536
 _MAX_HEADERS: Final = 100  # maximum number of header lines, with equal or different names
+# The only form of a request line that is accepted. llhttp also accepts several spaces, empty lines before it, targets
+# with a host or a fragment, and the versions 0.9 and 2.0.
+_REQUEST_LINE: Final = re.compile(rb"[A-Z]+ /[!\x22\x24-~]* HTTP/1\.[01]\r\n")
 # Headers that a request may have only once (RFC 9110, section 5.3 and RFC 9112, sections 3.2, 6.1 and 6.3): if a
 # request had two of them, two parsers could use different ones.
 _SINGLE_HEADERS: Final = frozenset({"HTTP_CONTENT_LENGTH", "HTTP_HOST", "HTTP_TRANSFER_ENCODING"})
@@ -50,7 +55,6 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CALL_BYTES: Final = 4_096
 _LINE_BYTES: Final = 256
 _IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"  # the first bytes of an IPv4-mapped IPv6 address
-_MAX_CALLS: Final = 8  # maximum number of pipelined calls; Cardwise's clients send none
 
 
 class BadHttpCall(Exception):
@@ -86,7 +90,10 @@ class HttpCall(NamedTuple):
 
 
 class Reader:
-    """Parses the calls of one connection.
+    """Parses the calls of one connection, one at a time.
+
+    If a client sends more bytes before it has the response to its call, the call is the last call of the connection and
+    these bytes are not parsed. HTTP/1.1 lets a client do so (pipelining), but Cardwise's clients do not.
 
     shared: the part of the environ that is the same for all calls.
     max_body_bytes: maximum number of bytes of a body. A larger body is not read: the call has an empty input, and as
@@ -94,44 +101,44 @@ class Reader:
     """
 
     def __init__(self, shared: Environ, max_body_bytes: int) -> None:
-        self.calls: deque[HttpCall] = deque()
+        self.call: HttpCall | None = None  # the complete call; set it to None once it is answered
         self.has_begun = False  # whether a call has begun to arrive
         self.awaits_continue = False  # whether the client waits for CONTINUE before it sends the body
         self._shared = shared
         self._max_body_bytes = max_body_bytes
         self._headers: Environ = {}  # the headers of the call whose head is complete
         self._parser = httptools.HttpRequestParser(self)
-        self._ends = False  # whether no more calls are read
         self._reset()
 
     @property
     def held_bytes(self) -> int:
-        """The estimated bytes of memory of all calls, complete or not."""
-        has_begun = self._head_bytes() + self._head + sys.getsizeof(self._body) if self.has_begun else 0
-        return has_begun + sum(call.held_bytes for call in self.calls)
+        """The estimated bytes of memory of the call, complete or not."""
+        if self.call is not None:
+            return self.call.held_bytes
+        return self._head_bytes() + self._head + sys.getsizeof(self._body) if self.has_begun else 0
 
     def _head_bytes(self) -> int:
         """The estimated bytes of the environ of the call that is being read."""
-        return _CALL_BYTES + self._header_lines * _LINE_BYTES + self._header_bytes + len(self._url)
+        return _CALL_BYTES + self._header_lines * _LINE_BYTES + self._header_bytes + len(self._url) + len(self._begin)
 
     def close(self) -> None:
         """Stop parsing. Breaks the reference cycle with the parser, which would wait for the garbage collector."""
         del self._parser
 
     def feed(self, data: bytes) -> None:
-        """Parse the next bytes of the connection. Raises BadHttpCall."""
-        if self._ends:
-            return
-        calls, body = len(self.calls), len(self._body)
+        """Parse the next bytes of the connection, while there is no complete call. Raises BadHttpCall."""
+        body = len(self._body)
+        if not self._past_headers:
+            self._begin += data[: _MAX_REQUEST_LINE - len(self._begin)]
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._ends = True  # an upgrade to another protocol is not supported: answer the call as an ordinary call
-        except httptools.HttpParserError as error:
-            # If a callback below has raised an exception, it is the context of llhttp's exception.
-            cause = error.__context__
-            raise (cause if isinstance(cause, BadHttpCall) else BadHttpCall(HTTPStatus.BAD_REQUEST)) from error
-        if len(self.calls) == calls:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if self.call is None:
+                # If a callback below has raised an exception, it is the context of llhttp's exception.
+                cause = error.__context__
+                raise (cause if isinstance(cause, BadHttpCall) else BadHttpCall(HTTPStatus.BAD_REQUEST)) from error
+            self.call = self.call._replace(last=True)
+        if self.call is None:
             self.has_begun = True  # an empty line also begins a call, so that its time limit counts
             # All bytes outside the body: the head and the chunk headers.
             self._head += len(data) - (len(self._body) - body)
@@ -141,7 +148,8 @@ class Reader:
     # Callbacks of llhttp.
 
     def on_message_begin(self) -> None:
-        self.has_begun = True
+        if self.call is not None:
+            raise BadHttpCall(HTTPStatus.BAD_REQUEST)  # ends the parsing
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -161,61 +169,64 @@ class Reader:
         contents = self._header_contents.setdefault(key, [])
         if contents and key in _SINGLE_HEADERS:
             raise BadHttpCall(HTTPStatus.BAD_REQUEST)
-        contents.append(content.decode("latin-1"))
+        contents.append(content.strip(b" \t").decode("latin-1"))
 
     def on_headers_complete(self) -> None:
         self._past_headers = True
+        line = _REQUEST_LINE.match(self._begin)
+        self._begin.clear()
+        if line is None:
+            raise BadHttpCall(HTTPStatus.BAD_REQUEST)
         self._headers = {key: ",".join(contents) for key, contents in self._header_contents.items()}
-        if "HTTP_HOST" not in self._headers and self._parser.get_http_version() == "1.1":
+        version = self._parser.get_http_version()
+        if "HTTP_HOST" not in self._headers and version == "1.1":
             raise BadHttpCall(HTTPStatus.BAD_REQUEST)
         coding = self._headers.get("HTTP_TRANSFER_ENCODING")
-        if coding is not None and coding.strip(" \t").lower() != "chunked":
+        if coding is not None and coding.lower() != "chunked":
             raise BadHttpCall(HTTPStatus.NOT_IMPLEMENTED)  # such as `gzip, chunked`, since bodies are not decompressed
-        length = self._headers.pop("HTTP_CONTENT_LENGTH", "0")
-        if int(length) > self._max_body_bytes:
+        length = int(self._headers.pop("HTTP_CONTENT_LENGTH", "0"))
+        if self._parser.should_upgrade() and (length or coding is not None):
+            raise BadHttpCall(HTTPStatus.BAD_REQUEST)  # httptools does not read this body
+        if length > self._max_body_bytes:
             self._reject_body(length)
-        else:
-            expected = self._headers.get("HTTP_EXPECT", "").lower() == "100-continue"
-            self.awaits_continue = expected and self._parser.get_http_version() != "1.0"
+        expected = self._headers.get("HTTP_EXPECT", "").lower() == "100-continue"
+        self.awaits_continue = expected and version != "1.0"
 
     def on_body(self, body: bytes) -> None:
-        if self._ends:
-            return
         self.awaits_continue = False
         self._body += body
         if len(self._body) > self._max_body_bytes:
-            self._reject_body(str(len(self._body)))
+            self._reject_body(len(self._body))
 
     def on_message_complete(self) -> None:
-        if not self._ends:
-            parser = self._parser
-            self._finish_call(str(len(self._body)), last=parser.should_upgrade() or not parser.should_keep_alive())
+        # An upgrade to another protocol is not supported: the call is answered as an ordinary call.
+        parser = self._parser
+        self._finish_call(len(self._body), last=parser.should_upgrade() or not parser.should_keep_alive())
 
-    def _reject_body(self, length: str) -> None:
-        self._ends = True
+    def _reject_body(self, length: int) -> NoReturn:
         self._body.clear()
         self._finish_call(length, last=True)
+        raise BadHttpCall(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)  # ends the parsing; the application answers the call
 
-    def _finish_call(self, length: str, *, last: bool) -> None:
-        if len(self.calls) == _MAX_CALLS:
-            raise BadHttpCall(HTTPStatus.TOO_MANY_REQUESTS)
-        url = httptools.parse_url(self._url)
+    def _finish_call(self, length: int, *, last: bool) -> None:
+        path, _, query = self._url.partition(b"?")
         environ = self._shared | self._headers
         environ["REQUEST_METHOD"] = self._parser.get_method().decode("ascii")
         # The answering thread decodes the path. Some paths take milliseconds, and this thread reads all connections.
-        environ["PATH_INFO"] = (url.path or b"/").decode("latin-1")
-        environ["QUERY_STRING"] = (url.query or b"").decode("latin-1")
-        environ["CONTENT_LENGTH"] = length
+        environ["PATH_INFO"] = path.decode("latin-1")
+        environ["QUERY_STRING"] = query.decode("latin-1")
+        environ["CONTENT_LENGTH"] = str(length)
         environ["wsgi.input"] = io.BytesIO(bytes(self._body))  # `read` of BytesIO returns these bytes without a copy
         if "HTTP_CONTENT_TYPE" in environ:
             environ["CONTENT_TYPE"] = environ.pop("HTTP_CONTENT_TYPE")
-        self.calls.append(HttpCall(environ, self._head_bytes() + len(self._body), last))
+        self.call = HttpCall(environ, self._head_bytes() + len(self._body), last)
         self._reset()
 
     def _reset(self) -> None:
         """Prepare for the next call."""
         self.has_begun = False
         self.awaits_continue = False
+        self._begin = bytearray()  # the first bytes of the call, with the request line
         self._url = b""
         self._header_lines = self._header_bytes = 0
         self._header_contents: dict[str, list[str]] = {}

@@ -242,8 +242,10 @@ class _Connection:
 
     @property
     def next_flow(self) -> Flow:
-        """The flow of the first complete call that is not answered yet. There must be such a call."""
-        environ = self.reader.calls[0].environ
+        """The flow of the complete call, for which a connection must have one."""
+        if self.reader.call is None:
+            raise TypeError(self.phase)
+        environ = self.reader.call.environ
         owner = environ.get(httpcalls.LONG_OWNER)
         if owner is None:
             owner = self.listener.call_owner(environ) if self.listener.call_owner is not None else ""
@@ -263,7 +265,7 @@ class _Connection:
             if not data:
                 return False
             self.reader.feed(data)
-            if self.reader.calls:
+            if self.reader.call is not None:
                 break
         return True
 
@@ -473,7 +475,7 @@ class HttpServer:
         except BadHttpCall as error:
             self._refuse(connection, error.status)
             return
-        if connection.reader.calls:
+        if connection.reader.call is not None:
             self._dispatch(connection)
         elif not connection.send_continue():
             self._close(connection)
@@ -527,7 +529,7 @@ class HttpServer:
                 self._enter_phase(connection, ConnectionPhase.WRITING, self._poller, select.EPOLLOUT)
         elif connection.close_after:
             self._close_gracefully(connection)
-        elif connection.reader.calls:
+        elif connection.reader.call is not None:
             self._dispatch(connection)
         elif not connection.send_continue():
             self._close(connection)
@@ -833,18 +835,20 @@ class HttpServer:
             os.eventfd_write(self._wake, 1)
 
     def _answer_next(self, connection: _Connection) -> None:
-        call = connection.reader.calls.popleft()
+        call = connection.reader.call
+        if call is None:
+            raise TypeError(connection.phase)
         call.environ[httpcalls.ARRIVED] = connection.arrived
         began = self._clock.now()
         try:
             answer, connection.close_after = httpcalls.answer_call(self._app, call, lambda: not self._alive)
         except httpcalls.TakesLong:
             connection.seconds += self._clock.now() - began
-            connection.reader.calls.appendleft(call)
             return
         except Exception:  # noqa: BLE001 - the outermost frame of a call; logged, and answered
             _log.exception("failed to answer a call", path=call.environ["PATH_INFO"])
             answer, connection.close_after = httpcalls.refusal_response(HTTPStatus.INTERNAL_SERVER_ERROR), True
+        connection.reader.call = None
         connection.seconds += self._clock.now() - began
         connection.unsent = memoryview(answer)
         if not connection.send():
@@ -858,14 +862,9 @@ class HttpServer:
         """
         threads, owner = flow
         # Do not stay while a call waits: a staying thread occupies a slot of its owner and address.
-        if threads.is_busy(connection.address, owner):
+        if connection.reader.call is not None or threads.is_busy(connection.address, owner):
             return False
-        if connection.reader.calls:
-            if connection.client is not None or connection.listener.call_owner is not None:
-                return False  # the next call may belong to another owner
-        elif not self._stay_for_next_call(connection, threads):
-            return False
-        return connection.next_flow == flow
+        return self._stay_for_next_call(connection, threads) and connection.next_flow == flow
 
     def _stay_for_next_call(self, connection: _Connection, threads: CallThreads) -> bool:
         if not self._alive or not threads.staying.acquire(blocking=False):
@@ -885,10 +884,10 @@ class HttpServer:
                 connection.arrived = self._clock.now()
             try:
                 connection.close_after = not connection.receive()
-                if not connection.close_after and not connection.reader.calls:
+                if not connection.close_after and connection.reader.call is None:
                     connection.close_after = not connection.send_continue()
             except BadHttpCall as error:
                 connection.unsent, connection.close_after = memoryview(httpcalls.refusal_response(error.status)), True
-            if connection.close_after or connection.reader.calls:
+            if connection.close_after or connection.reader.call is not None:
                 return not connection.close_after
         return False

@@ -30,10 +30,16 @@ CHUNKED = b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r
 
 
 def read(*pieces: bytes, max_body_bytes: int = 1000) -> list[HttpCall]:
-    reader = Reader(SHARED, max_body_bytes)
+    """The calls that a server would answer: it takes each one before it reads the next bytes."""
+    reader, calls = Reader(SHARED, max_body_bytes), list[HttpCall]()
     for piece in pieces:
         reader.feed(piece)
-    return list(reader.calls)
+        if reader.call is not None:
+            calls.append(reader.call)
+            if reader.call.last:
+                break
+            reader.call = None
+    return calls
 
 
 def body(call: HttpCall) -> bytes:
@@ -137,10 +143,12 @@ def test_body_is_in_memory_once():
 
 @given(st.lists(st.sampled_from([GOS, CURLS, CHUNKED]), min_size=1, max_size=4), st.data())
 def test_calls_are_parsed_alike_in_any_pieces(calls, data):
-    text = b"".join(calls)
-    cuts = sorted(data.draw(st.sets(st.integers(1, len(text) - 1), max_size=20)))
-    pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    whole, cut = read(text), read(*pieces)
+    pieces = []
+    for text in calls:
+        cuts = sorted(data.draw(st.sets(st.integers(1, len(text) - 1), max_size=20)))
+        pieces += [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole, cut = read(*calls), read(*pieces)
+    assert len(whole) == len(calls)
     assert [body(call) for call in whole] == [body(call) for call in cut]
     for first, other in zip(whole, cut, strict=True):
         del first.environ["wsgi.input"], other.environ["wsgi.input"]
@@ -157,7 +165,7 @@ def test_has_begun_until_the_call_is_complete():
     reader.feed(GOS[-1:])
     assert not reader.has_begun
     assert 4096 + 5 * 256 + 11 < reader.held_bytes < 6000, "its environ, its header lines and its body"
-    reader.calls.clear()
+    reader.call = None
     assert reader.held_bytes == 0
 
 
@@ -199,13 +207,20 @@ def test_header_with_an_underscore_is_ignored():
     assert call.environ["HTTP_X_Y"] == "true"
 
 
-def test_heads_and_pipelined_calls_are_limited():
+def test_heads_are_limited():
     for long_headers in (b"X: " + b"x" * 70_000, b"".join(b"X%d: x\r\n" % i for i in range(200))):
         with pytest.raises(BadHttpCall) as refused:
             read(b"GET / HTTP/1.1\r\n", *(long_headers[at : at + 1000] for at in range(0, len(long_headers), 1000)))
         assert refused.value.status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-    with pytest.raises(BadHttpCall):
-        read(CURLS * 100)
+
+
+@pytest.mark.parametrize("after", [CURLS, CURLS[:1], b"\x16\x03"], ids=["a call", "its first byte", "what is no call"])
+def test_bytes_before_the_response_end_the_connection(after):
+    """A client may send further calls at once, and a server may close the connection instead of answering them."""
+    (call,) = read(GOS + after, CURLS)
+    assert (body(call), call.last) == (b'{"Pod":nul}', True)
+    (call,) = read(GOS + b"\r\n")
+    assert not call.last, "an empty line after the body is no call"
 
 
 class CountingReader(Reader):
@@ -224,7 +239,7 @@ def test_header_lines_are_limited_also_with_equal_names(line):
     begin, end = b"GET / HTTP/1.1\r\nHost: x\r\n", b"\r\n"
     reader = CountingReader(SHARED, 1000)
     reader.feed(begin + line * 99 + end)
-    assert len(reader.calls) == 1
+    assert reader.call is not None
     reader = CountingReader(SHARED, 1000)
     with pytest.raises(BadHttpCall) as refused:
         reader.feed((begin + line * 20_000)[:65_536])

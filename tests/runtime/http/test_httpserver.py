@@ -547,8 +547,9 @@ def test_equal_addresses_lose_the_oldest_connection(serve):
 def test_calls_on_one_connection_count_for_their_own_namespaces(serve):
     server = serve(threads=1, call_owner=lambda environ: environ["QUERY_STRING"])
     line = server.connect()
-    line.sendall(b"".join(f"GET /{name}?{name} HTTP/1.1\r\nHost: x\r\n\r\n".encode() for name in ("a", "b", "a")))
-    until(lambda: len(server.paths) == 3, "that all are answered")
+    for name in ("a", "b", "a"):
+        send_get(line, f"/{name}?{name}")
+        assert answer(line) == b"ok"
     assert server.get() == b"ok"
     (client,) = server.server._clients.values()
     until(lambda: not client.flows, "that no flow is remembered")
@@ -641,10 +642,9 @@ def test_reading_thread_gives_each_address_the_same_time(serve):
 
 def test_addresses_take_turns(serve):
     server = serve(threads=1)
-    call = b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"
     lines = [server.connect(source="127.0.0.2") for _ in range(20)]
     for line in lines:
-        line.sendall(call * 2)
+        send_get(line, "/wait")
     assert server.waiting.acquire(timeout=PATIENCE)
     other_line = server.connect()
     send_get(other_line, "/one")
@@ -652,7 +652,7 @@ def test_addresses_take_turns(serve):
         pass
     server.released.set()
     assert answer(other_line) == b"ok"
-    assert server.paths.index("/one") <= 2, "after one more of the other address, not after forty"
+    assert server.paths.index("/one") <= 2, "after one more of the other address, not after twenty"
 
 
 def test_owners_of_one_client_take_turns(serve):
