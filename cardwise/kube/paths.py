@@ -111,7 +111,7 @@ def label_in_query(key: str, texts: Iterable[str]) -> dict[str, str]:
 
 def field_query(field: str, text: str) -> dict[str, str]:
     """The query that selects the objects of a list that have this value in a field, such as spec.nodeName."""
-    escaped = text.replace("\\", "\\\\").replace(",", "\\,").replace("=", "\\=")
+    escaped = _unicode(text).replace("\\", "\\\\").replace(",", "\\,").replace("=", "\\=")
     return {"fieldSelector": f"{field}={escaped}"}
 
 
@@ -134,7 +134,13 @@ def _segment(text: str) -> str:
     problem = objectnames.path_segment_problem(text)
     if problem:
         raise InvalidName(f"{quote_text(text)} is not a valid name of a Kubernetes object: it {problem}")
+    return quote(_unicode(text), safe="")
+
+
+def _unicode(text: str) -> str:
+    """The text, if a URL can have it. Raises InvalidName for half of a surrogate pair, which UTF-8 cannot encode."""
     try:
-        return quote(text, safe="")
-    except UnicodeEncodeError as error:  # half of a surrogate pair
-        raise InvalidName(f"{quote_text(text)} is not a valid name of a Kubernetes object: {error.reason}") from error
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidName(f"{quote_text(text)} is not a valid text: {error.reason}") from error
+    return text
