@@ -70,8 +70,8 @@ def _find_control() -> Path:
     path = shutil.which(CONTROL)
     if path is None:
         raise click.ClickException(
-            f"{CONTROL} is not installed or cannot be run; it belongs to NVIDIA's driver (package nvidia-compute-utils "
-            "or nvidia-cuda-mps), and is mounted into a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility. A "
+            f"{CONTROL} is not installed or cannot be run. It belongs to NVIDIA's driver (package nvidia-compute-utils "
+            "or nvidia-cuda-mps); the container toolkit mounts it if NVIDIA_DRIVER_CAPABILITIES is compute,utility. A "
             "node without it cannot use MPS: do not run the manager there"
         )
     return Path(path)
@@ -83,7 +83,7 @@ def _find_control() -> Path:
     "--node-name",
     envvar=["NODE_NAME", "CARDWISE_NODE_NAME"],
     required=True,
-    help="Name of the Node object of this machine.",
+    help="Name of this node's Node object.",
 )
 @simulated_gpus_option
 @option(
@@ -98,8 +98,8 @@ def _find_control() -> Path:
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(mps.DEFAULT_ROOT),
     envvar="CARDWISE_MPS_ROOT_DIR",
-    help="Folder of the node for pipes and state files, shared with the device plugin. Keep it short: MPS opens no "
-    f"path of more than {mps.MAX_PIPE_LENGTH} bytes.",
+    help="Folder of the node for pipes and state files, shared with the device plugin. Keep its path short: MPS cannot "
+    f"open a path of more than {mps.MAX_PIPE_LENGTH} bytes.",
 )
 @option(
     "--scope",
@@ -107,22 +107,23 @@ def _find_control() -> Path:
     default=str(DaemonScope.CARD),
     envvar="CARDWISE_MPS_SCOPE",
     help="card: one daemon per GPU, so that faults and users of one GPU never affect another. node: one daemon for the "
-    "node, which containers with shares of several GPUs need. Drain the node before you change it.",
+    "whole node; containers with shares of several GPUs need it. Drain the node before you change this.",
 )
 @option(
     "--exclusive/--no-exclusive",
     default=True,
     envvar="CARDWISE_MPS_EXCLUSIVE",
-    help="Whether GPUs are in compute mode EXCLUSIVE_PROCESS while they are shared. Without it, a process that unsets "
-    "CUDA_MPS_PIPE_DIRECTORY gets the whole GPU.",
+    help="Whether GPUs are in compute mode EXCLUSIVE_PROCESS while they are shared. In another mode, a process that "
+    "unsets CUDA_MPS_PIPE_DIRECTORY gets the whole GPU.",
 )
 @option(
     "--stop-daemons",
     type=click.Choice(["idle", "always", "never"]),
     default="idle",
     envvar="CARDWISE_MPS_STOP_DAEMONS",
-    help="Which daemons end with the manager. idle: those whose GPUs no pod holds; the next manager takes over the "
-    "others, and running pods are not affected. always: all, with their clients (uninstall). never: none.",
+    help="Which daemons end with the manager. idle: daemons whose GPUs no pod holds; running pods are not affected, "
+    "since the next manager takes over the other daemons. always: all daemons and their clients, for an uninstall. "
+    "never: none.",
 )
 @option(
     "--probe-timeout",
@@ -130,8 +131,8 @@ def _find_control() -> Path:
     default=PROBE_TIMEOUT_SECONDS,
     envvar="CARDWISE_MPS_PROBE_TIMEOUT",
     callback=_check_above_zero,
-    help="Timeout of a command; a daemon that times out twice is replaced. Raise it on nodes whose CPUs are so busy "
-    "that a healthy daemon answers late.",
+    help="Timeout of a command to a daemon. A daemon that times out twice is replaced. Raise the timeout on nodes with "
+    "CPUs so busy that a healthy daemon answers late.",
 )
 @option(
     "--audit",
@@ -139,9 +140,9 @@ def _find_control() -> Path:
     default="report",
     envvar="CARDWISE_MPS_AUDIT",
     help="report: compare the memory that processes use on the GPUs with their pods' shares, and report differences in "
-    "events, metrics and the log. evict: also evict a pod that uses more than its share, or another GPU than its own, "
-    f"for {EVICT_AFTER_SECONDS:g} s, as its disruption budget allows, at most {EVICTIONS_PER_HOUR} pods an hour. off: "
-    "neither.",
+    f"events, metrics and the log. evict: report, and also evict pods that for {EVICT_AFTER_SECONDS:g} s use more than "
+    "their share or a GPU that is not theirs. Disruption budgets are respected; at most "
+    f"{EVICTIONS_PER_HOUR} pods are evicted per hour. off: neither.",
 )
 def main(
     *,
@@ -158,9 +159,9 @@ def main(
 ) -> None:
     """Cardwise's MPS node manager, one on each node whose GPUs are shared by MPS.
 
-    Runs one NVIDIA MPS daemon per GPU, keeps the daemon's memory limits at the largest share on the GPU, replaces a
-    daemon that dies, hangs or has a fault, and publishes to node and cluster whether containers may start on a GPU.
-    Needs root and the machine's PIDs (hostPID).
+    Runs one NVIDIA MPS daemon per GPU. Sets the daemon's memory limit to the largest share on the GPU, and replaces a
+    daemon that dies, hangs or has a fault. Publishes to the node and to the cluster whether containers may start on a
+    GPU. Needs root and the node's PID namespace (hostPID).
     """
     logs.configure(COMPONENT, common.log_level, common.log_format)
     settings = ManagerSettings(
@@ -216,7 +217,7 @@ def main(
 
 
 def _acquire_lock(lock: ManagerLock, stop_event: threading.Event, clock: Clock = BOOT) -> bool:
-    """Wait until a former manager has released the root. Returns False if this process is stopped meanwhile."""
+    """Wait until the former manager has unlocked the root. Returns False if this process must stop before that."""
     started = clock.now()
     has_warned = False
     while not stop_event.is_set():
@@ -239,7 +240,7 @@ def _serve(lock: ManagerLock, stop_event: threading.Event, clock: Clock = BOOT) 
     """
     while not clock.wait(stop_event, _CHECK_SECONDS):
         if lock.is_lost():
-            _log.error("exiting: the lock file was removed from the root, so readers ignore this manager")
+            _log.error("exiting: the lock file was removed from the root, so the node's readers ignore this manager")
             sys.exit(1)
 
 

@@ -30,7 +30,7 @@ from mps.daemon.termination import TerminatingPods
 from mps.daemon.units import DaemonUnit
 from mps.host import drivers
 from mps.host.control import CommandRefused, ControlError
-from mps.host.pods import CardDemand, PodView, compute_demands, min_daemon_ceilings, uuids_by_index, watch_pods
+from mps.host.pods import CardDemand, PodView, compute_demands, min_ceilings_by_card, uuids_by_index, watch_pods
 from mps.host.processes import LOCAL, Host
 from mps.publication import MpsStatusPublisher
 
@@ -97,7 +97,7 @@ class ManagerLock:
 
 
 class MpsManager:
-    """The MPS manager of one node. The lock must be held from before `start_timeout` until after `stop`."""
+    """The MPS manager of one node. The lock must be held from before `start` until after `stop`."""
 
     def __init__(
         self,
@@ -208,9 +208,7 @@ class MpsManager:
         }
 
     def problems(self) -> Sequence[str]:
-        """Why the manager is not ready, one line each. A single unhealthy card does not suffice: other cards are
-        served.
-        """
+        """Why the manager is not ready, one line each. It stays ready while MPS is ready or off on any card."""
         problems = [] if self.pods.synced else ["the pods of this node are not known yet"]
         if self._publication.problem:
             problems.append(self._publication.problem)
@@ -224,7 +222,7 @@ class MpsManager:
     def stuck_reasons(self) -> Sequence[str]:
         """Why the manager should be restarted, one line each."""
         elapsed = self._clock.now() - self._last_pass_at
-        return [f"the manager's thread has made no pass for {elapsed:.0f} s"] if elapsed > _STUCK_SECONDS else []
+        return [f"the manager's thread has completed no pass for {elapsed:.0f} s"] if elapsed > _STUCK_SECONDS else []
 
     def detach(self, pods: Sequence[PodView]) -> int:
         """Detach the clients of terminating pods from their servers, so that the kubelet may kill them safely.
@@ -268,7 +266,7 @@ class MpsManager:
             return list(self._daemons.values())
 
     def reconcile(self) -> float:
-        """Reconcile the daemons with cards and pods. Returns the seconds until the next pass at the latest."""
+        """Reconcile the daemons with cards and pods. Returns the maximum number of seconds until the next pass."""
         self._last_pass_at = self._clock.now()
         self._reconcile_daemons()
         self._end_leftovers()
@@ -326,7 +324,7 @@ class MpsManager:
         )
 
     def _describe_process(self, pid: int) -> str:
-        """A process in words: its PID, name and pod."""
+        """A text that describes a process: its PID, name and pod."""
         owner = self._process_owners().find_owner(self._host.memberships(pid))
         name = self._host.name(pid)
         process = f"{pid} ({name})" if name else str(pid)
@@ -339,7 +337,7 @@ class MpsManager:
         if not self.pods.synced:
             return
         demands_by_card = self._card_demands()
-        ceilings = min_daemon_ceilings(demands_by_card)
+        ceilings = min_ceilings_by_card(demands_by_card)
         for daemon in self.daemons():
             unit_demands = [demands_by_card.get(uuid, CardDemand()) for uuid in daemon.unit.uuids]
             demands_with_shares = [demand for demand in unit_demands if demand.shares]
@@ -349,7 +347,7 @@ class MpsManager:
                 daemon.set_enabled(not is_off, "all pods on the GPU run without MPS" if is_off else "")
 
     def _detach_due_clients(self) -> float:
-        """Detach due clients. Returns the seconds until the next call."""
+        """Detach the clients of pods that are about to be killed. Returns the seconds until the next call."""
         due_pods, next_due_seconds = self._terminating_pods.due_pods(
             self.pods.list_pods(),
             api_time=self._client.last_server_time(),
@@ -445,7 +443,7 @@ class MpsManager:
         self._leftovers_ended = not has_skipped
 
     def _list_served_uuids(self, home: Path) -> list[str]:
-        """List the UUIDs of cards that a daemon in this folder has served, by its last status or the folder's name."""
+        """The UUIDs of the cards that a daemon in this folder has served, from its last status or the folder's name."""
         status = mpsfiles.read_state(home)
         served_uuids = status.uuids if status is not None else ()
         return [

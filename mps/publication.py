@@ -33,13 +33,13 @@ _STOP_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _PublishedStatus:
-    """The MPS status of a card, as the watch shows it; None if it has none yet."""
+    """The MPS status of a card in the API server, as of the watch; None if the card has none yet."""
 
     mps: MpsStatus | None
 
 
-def _project_own(node: str) -> Callable[[bytes], tuple[str, _PublishedStatus] | None]:
-    """Keep the MPS statuses of this node's cards.
+def _statuses_projection(node: str) -> Callable[[bytes], tuple[str, _PublishedStatus] | None]:
+    """Returns a function for the watch that reads the MPS statuses of this node's cards and drops all others.
 
     The watch selects objects by label, but an object of another node can have the same label.
     """
@@ -86,7 +86,7 @@ class MpsStatusPublisher:
         self._reflector: Reflector[_PublishedStatus] = Reflector(
             client,
             paths.extendedresources(),
-            _project_own(node),
+            _statuses_projection(node),
             WakeHandler(self._loop.wake),
             query=paths.label_query(names.NODE_LABEL, node),
             name="extendedresources",

@@ -1,4 +1,4 @@
-"""A small HTTP server for several sockets in the caller's own thread, for requests without a body.
+"""A small HTTP server that serves several sockets in the caller's thread. It reads only requests without a body.
 
 Each connection serves one request. The standard library's server would need as much memory as the rest of the agent.
 Clients are untrusted: no client can block the thread, send much data, or hold more than a few connections.

@@ -35,8 +35,8 @@ class AgentSettings:
     waits: bool
     port: int
 
-    def min_daemon_ceilings(self) -> dict[str, MiB]:
-        """The largest limit of a container on each card, by UUID: the MPS daemon has to allow it."""
+    def min_ceilings_by_card(self) -> dict[str, MiB]:
+        """The largest limit of a container on each card, by UUID. The card's MPS daemon has to allow it."""
         ceilings: dict[str, MiB] = {}
         for share in (share for shares in self.shares.values() for share in shares):
             ceilings[share.uuid] = max(ceilings.get(share.uuid, MiB(0)), share.mem)
@@ -46,7 +46,8 @@ class AgentSettings:
 def parse_settings(environ: Mapping[str, str]) -> AgentSettings:
     """Parse the agent's environment. Raises InvalidRequest."""
     remedy = (
-        "the device plugin writes it with CDI, the webhook by downward API; run the agent only in pods they prepare"
+        "the device plugin writes this variable with CDI, and the webhook with the downward API; run the agent only in "
+        "pods that they have prepared"
     )
     try:
         assignment = codec.decode({names.ASSIGNMENT: environ.get(shareagent.ASSIGNMENT_ENV, "")})
@@ -55,7 +56,7 @@ def parse_settings(environ: Mapping[str, str]) -> AgentSettings:
     shares = assignment.containers if assignment else {}
     if not shares or not all(map(_KEY.fullmatch, shares)):
         raise InvalidRequest(
-            shareagent.ASSIGNMENT_ENV, f"it has shares of {', '.join(shares) or 'no container'}", remedy
+            shareagent.ASSIGNMENT_ENV, f"it names shares of these containers: {', '.join(shares) or 'none'}", remedy
         )
     required_state = environ.get(shareagent.WAIT_ENV, "")
     if required_state not in ("", MpsState.READY):
@@ -131,10 +132,14 @@ def format_metrics(
         (
             _format_family("cardwise_share_limit_bytes", "Memory that the container may use on the GPU", limits),
             _format_family("cardwise_share_gpu_bytes", "Memory of the whole GPU", totals),
-            _format_family("cardwise_share_fraction", "The limit as a part of the GPU", fractions),
+            _format_family(
+                "cardwise_share_fraction", "Part of the GPU's memory that the container may use (0 to 1)", fractions
+            ),
             _format_family("cardwise_share_core_percent", "Percent of the GPU's SMs, where there is a limit", cores),
-            _format_family("cardwise_share_enforced", "1, with what makes the container keep to its limit", enforcers),
-            _format_family("cardwise_share_mps_usable", "1 while the GPU's MPS takes containers of this pod", usable),
+            _format_family(
+                "cardwise_share_enforced", "Always 1; the label 'by' tells how the limit is enforced", enforcers
+            ),
+            _format_family("cardwise_share_mps_usable", "1 while MPS on the GPU accepts this pod's containers", usable),
             _format_family("cardwise_agent_ready", "1 once the pod's containers may start", [({}, int(ready))]),
         )
     )

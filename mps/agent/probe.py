@@ -1,7 +1,7 @@
 """The startup probe's request to the agent.
 
-Each probe is a new process, so it must be cheap. The probe repeats its request for some seconds: so the pod starts as
-soon as the agent is ready, without waiting for the kubelet's next probe.
+Each probe is a new process, so it must be cheap. The probe repeats its request for some seconds, so that the pod starts
+as soon as the agent is ready, without waiting for the kubelet's next probe.
 """
 
 import socket

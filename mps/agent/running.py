@@ -82,7 +82,7 @@ class ShareAgent:
             self._log_problem("failed to record that the pod has started", error)
 
     def _check_cards(self) -> None:
-        for uuid, memory_limit in self._settings.min_daemon_ceilings().items():
+        for uuid, memory_limit in self._settings.min_ceilings_by_card().items():
             previous, readiness = (
                 self._readiness.get(uuid),
                 mpsfiles.card_readiness(self._mps_root, uuid, memory_limit=memory_limit, clock=self._clock),

@@ -129,12 +129,12 @@ class Audit:
         uuid_by_index = uuids_by_index(cards)
         grants = {uid: pod_grant(pod, uuid_by_index) for uid, pod in pods.items()}
         owners = ProcessOwners(pods.values())
-        own_owner = owners.find_owner(self._host.memberships(os.getpid()))
+        manager_owner = owners.find_owner(self._host.memberships(os.getpid()))
         foreign_processes = self._foreign_processes()
         uses = [
             replace(use, bypasses_mps=(card, process.pid) in foreign_processes)
             for card, process in card_processes
-            if (use := self._process_use(card, process, owners, own_owner))
+            if (use := self._process_use(card, process, owners, manager_owner))
         ]
         self._usage.publish(usage_by_container(uses, pods))
         violations = findings.find_violations(uses, grants, self._settings.tolerance)
@@ -181,17 +181,17 @@ class Audit:
         return now - standing.since >= evict_after and pod.ends_at is None and not pod.finished
 
     def _process_use(
-        self, card: str, process: GpuProcess, owners: ProcessOwners, own_owner: ProcessOwner | None
+        self, card: str, process: GpuProcess, owners: ProcessOwners, manager_owner: ProcessOwner | None
     ) -> ProcessUse | None:
         """The use of a card by a process; None if the process has ended, or is an MPS server of this manager.
 
-        own_owner: the pod of this process.
+        manager_owner: the pod and container in which this manager runs.
         """
         memberships = self._host.memberships(process.pid)
         owner = owners.find_owner(memberships)
         # The manager's server is identified by its name and its cgroup: a tenant can choose the name, but not the
         # cgroup.
-        may_be_own_server = owner is None or (own_owner is not None and owner.pod.uid == own_owner.pod.uid)
+        may_be_own_server = owner is None or (manager_owner is not None and owner.pod.uid == manager_owner.pod.uid)
         if (may_be_own_server and self._host.is_server(process.pid)) or self._host.activity(process.pid) is None:
             return None
         if owner is None:
@@ -254,9 +254,9 @@ def event_message(violation: Violation, pod: PodView | None, names: Sequence[str
             )
         case Reason.MPS_BYPASSED:
             return (
-                f"{holder} uses {card} without MPS, whose server cannot start meanwhile; end it if it was a client "
-                "of a server that ended, else remove CUDA_MPS_PIPE_DIRECTORY from the program's environment, or create "
-                f'the pod with cardwise.dev/mps: "off": {processes}'
+                f"{holder} uses {card} without MPS, and no MPS server can start on the card until that process ends. "
+                "If the process was a client of an MPS server that ended, end it; else remove CUDA_MPS_PIPE_DIRECTORY "
+                f'from the program\'s environment, or create the pod with cardwise.dev/mps: "off": {processes}'
             )
         case Reason.GPU_WITHOUT_GRANT:
             return f"{holder} uses {violation.used} MiB of {card} and has no share of any GPU: {processes}"

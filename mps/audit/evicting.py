@@ -43,7 +43,7 @@ class EvictionBudget:
         if len(self._evictions) >= self._per_hour:
             return f"this node has used its {self._per_hour} evictions per hour"
         is_waiting = self.last_uid in active_uids and now < self._wait_until
-        return "the pod that was evicted before it has not ended yet" if is_waiting else ""
+        return "the pod that was evicted last has not ended yet" if is_waiting else ""
 
     def count_by_namespace(self, now: float) -> Counter[str]:
         """The number of evictions in the last hour, by namespace."""
@@ -86,10 +86,11 @@ class Evictor:
         self._reported: set[tuple[str, str]] = set()  # UID and reason of the evictions that the last audit withheld
 
     def evict(self, violators: Sequence[Violator], active_uids: Collection[str], now: float) -> None:
-        """Evict pods, as far as the budget allows. Call it at each audit.
+        """Evict violators, as far as the budget allows. Call this at each audit.
 
         Sorts the pods by the number of their namespace's evictions in the last hour, fewest first, then by the age of
-        the violation, oldest first. So many violators in a namespace do not protect a violator in another namespace.
+        the violation, oldest first. So the violators of one namespace, however many, do not protect a violator in
+        another namespace.
 
         violators: all pods whose violation has lasted long enough.
         active_uids: the UIDs of the node's pods that have not ended.

@@ -1,9 +1,9 @@
 """The rules of the audit: which use of a card by processes violates the grants of their pods. Pure.
 
-Theory of operation. MPS limits each process by itself, one environment variable lifts the limits, and a card without
-MPS has no limits. So the audit compares the memory that the driver reports with the granted shares: by container if the
-containers of all processes are known, else by pod. A CUDA context uses memory beyond the share, so each process is
-allowed a tolerance.
+Theory of operation. MPS limits each process separately, so several processes together may exceed their share. One
+environment variable lifts the limits, and a card without MPS has no limits. So the audit compares the memory that the
+driver reports with the granted shares: per container if the containers of all processes are known, else per pod. A CUDA
+context uses memory beyond the share, so each process is allowed a tolerance.
 
 Example: a container with a share of 4096 MiB has two processes of 2500 and 2400 MiB, and the tolerance is 300 MiB for
 each process. It uses 4900 MiB, and 4096 + 2 * 300 = 4696 MiB are allowed: a MemoryOverrun.
@@ -110,7 +110,7 @@ def find_violations(
 
 
 def _pod_violations(uses: Sequence[ProcessUse], pod_grant: PodGrant, tolerance: MiB) -> list[Violation]:
-    """The violations of one pod on one card: by container if the container of each process is known, else by pod."""
+    """The violations of one pod on one card: per container if the container of each process is known, else per pod."""
     card = uses[0].card
     if not pod_grant.shares:
         return [_build_violation(Reason.GPU_WITHOUT_GRANT, uses)]
@@ -167,7 +167,7 @@ class StandingViolation:
     def is_report_due(self, required_passes: int, repeat_passes: int) -> bool:
         """Whether the present audit should report the violation.
 
-        required_passes: the first report is at this consecutive audit.
+        required_passes: how many consecutive audits must find the violation before its first report.
         repeat_passes: number of audits between two reports.
 
         A process that belongs to no pod is reported once.

@@ -1,4 +1,4 @@
-"""The memory limits (ceilings) that a daemon sets for its clients on each card: desired, set, and read back.
+"""The memory limits (ceilings) of a daemon's clients on each card: computes the limits, sets them and reads them back.
 
 Theory of operation. The ceiling of a card is the largest share on it (at least 512 MiB, and in whole GiB from 1 GiB
 on), since a container's own limit can only be lower. MPS does not confirm a setting, and loses all settings at a
@@ -41,20 +41,20 @@ class Ceilings:
     @property
     def is_outdated(self) -> bool:
         """Whether the confirmed ceilings differ from the target."""
-        return self._target_ceilings() != self.confirmed
+        return self._target_ceilings_by_card() != self.confirmed
 
     def forget_confirmed(self) -> None:
         """Forget the confirmed ceilings, since a new daemon has none."""
         self.confirmed = {}
 
     def adopt_ceilings(self) -> None:
-        """Read the ceilings of a running daemon, and count them as confirmed if none are known. Raises ControlError."""
+        """If no ceilings are known yet, take the running daemon's ceilings as confirmed. Raises ControlError."""
         if self.desired is None and not self.confirmed:
-            self.confirmed = self._read_ceilings()
+            self.confirmed = self._read_ceilings_by_card()
 
     def change_reason(self) -> str:
-        """A sentence if another program has changed the daemon's ceilings, else "". Raises ControlError."""
-        ceilings = self._read_ceilings()
+        """A sentence if another program has changed the daemon's ceilings, "" if none has. Raises ControlError."""
+        ceilings = self._read_ceilings_by_card()
         return (
             ""
             if ceilings == self._daemon_ceilings
@@ -67,7 +67,7 @@ class Ceilings:
         If a server refuses, the lower of the former and the new ceiling counts as confirmed. Raises ControlError on all
         other failures.
         """
-        target = self._target_ceilings()
+        target = self._target_ceilings_by_card()
         for ordinal, uuid in enumerate(self._unit.uuids):
             self._control.set_ceiling(ordinal, target[uuid])
         self._daemon_ceilings = dict(target)
@@ -85,13 +85,13 @@ class Ceilings:
         for uuid, mib in confirmed.items():
             metrics.CEILING.labels(uuid).set(mib * _BYTES)
 
-    def _target_ceilings(self) -> dict[str, MiB]:
-        """The ceilings to set: the desired ceilings; while they are unknown, the confirmed ones, or the whole cards."""
+    def _target_ceilings_by_card(self) -> dict[str, MiB]:
+        """The ceilings to set, by UUID: the desired ones if known, else the confirmed ones, else the whole cards."""
         desired, cards = self.desired, self._unit.cards
         if desired is None:
             return {card.uuid: self.confirmed.get(card.uuid) or mps.ceiling([card.memory]) for card in cards}
         return {card.uuid: desired.get(card.uuid, mps.ceiling([])) for card in cards}
 
-    def _read_ceilings(self) -> dict[str, MiB]:
+    def _read_ceilings_by_card(self) -> dict[str, MiB]:
         ceilings = {uuid: self._control.ceiling(ordinal) for ordinal, uuid in enumerate(self._unit.uuids)}
         return {uuid: mib for uuid, mib in ceilings.items() if mib is not None}

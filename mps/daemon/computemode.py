@@ -4,9 +4,10 @@ The former mode is saved on disk before a card is closed, so it survives crashes
 serves no pod; a card that is open by mistake lets a process without MPS exceed every limit.
 
 If the file with the saved modes cannot be read or was deleted, the former mode of a closed card is assumed to be
-DEFAULT, the driver's own mode. The log reports the loss to an administrator who wants another mode. The state file in
-the same folder shows whether the file should exist: the state file has `enforced` while the daemon's cards are closed.
-Then the file has the former mode of each card, also of a card that was closed before MPS served it.
+DEFAULT, the driver's own mode. The log reports the loss, since an administrator may want another mode. The state file
+in the same folder shows whether the file of saved modes should exist: `enforced` is set in the state file while the
+daemon's cards are closed. During this time the file of saved modes has the former mode of each card, also of a card
+that was closed before MPS served it.
 
 A card that does not answer is skipped, so that the other cards of its daemon are served; if no card answers, the call
 fails. The callers repeat the call, which closes or reopens the card once it answers again.
@@ -35,7 +36,7 @@ def close_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
     modes = _read_modes(use, uuids)
     saved_modes = _load_saved_modes(home)
     if saved_modes is None:
-        saved_modes = _assume_former_modes(home, modes)
+        saved_modes = _default_former_modes(home, modes)
         _save_modes(home, saved_modes)
     for uuid, mode in modes.items():
         if mode is ComputeMode.EXCLUSIVE_PROCESS:
@@ -61,12 +62,12 @@ def reopen_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
     uuids: the cards of the daemon; if the saved modes cannot be read, these cards are opened.
 
     A card that was closed before MPS served it stays closed. If a card does not answer, its saved mode is kept for the
-    next call. If a card was removed from the machine, its saved mode is kept too, and no reason is returned for it.
+    next call. If a card was removed from the node, its saved mode is kept too, and no reason is returned for it.
     """
     saved_modes = _load_saved_modes(home)
     try:
         if saved_modes is None:
-            saved_modes = _assume_former_modes(home, _read_modes(use, uuids, ignore_absent=True))
+            saved_modes = _default_former_modes(home, _read_modes(use, uuids, ignore_absent=True))
         present_modes = _read_modes(use, saved_modes, ignore_absent=True)
     except CardError as error:
         return [f"GPUs stay closed: {error}"]
@@ -90,7 +91,7 @@ def reopen_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
 def _read_modes(use: CardUse, uuids: Iterable[str], *, ignore_absent: bool = False) -> dict[str, ComputeMode]:
     """Read the compute modes of the cards that answer, by UUID. Raises CardError if no card answers.
 
-    ignore_absent: whether cards that are not on the machine need not answer.
+    ignore_absent: whether an absent card is skipped without an error, also if no other card answers.
     """
     modes: dict[str, ComputeMode] = {}
     failures = []
@@ -123,9 +124,10 @@ def _load_saved_modes(home: Path) -> dict[str, ComputeMode] | None:
         return None
 
 
-def _assume_former_modes(home: Path, modes: Mapping[str, ComputeMode]) -> dict[str, ComputeMode]:
-    """Assume the former modes of cards whose saved modes cannot be read: closed cards were DEFAULT.
+def _default_former_modes(home: Path, modes: Mapping[str, ComputeMode]) -> dict[str, ComputeMode]:
+    """The assumed former modes by UUID, if the saved modes are lost: DEFAULT for each closed card. Logs the assumption.
 
+    home: the daemon's folder, for the log.
     modes: the present modes, by UUID.
     """
     former_modes = {uuid: ComputeMode.DEFAULT for uuid, mode in modes.items() if mode is ComputeMode.EXCLUSIVE_PROCESS}

@@ -1,6 +1,6 @@
 """Runs one MPS daemon and its servers as `machine` decides, in its own thread.
 
-Only this thread changes the machine; other threads set the desired state and ceilings, and read the status.
+Only this thread changes the state machine. Other threads set the desired state and ceilings, and read the status.
 """
 
 import contextlib
@@ -58,9 +58,9 @@ class DaemonSettings:
 class Daemon:
     """One MPS daemon.
 
-    on_change: called from its thread when its status has changed.
+    on_change: called from the daemon's thread when the status has changed.
     clock: a clock that all processes of the node share, since the state file has the time of the last check.
-    describe_process: returns a process in words, by its PID.
+    describe_process: returns a text that describes the process with this PID.
     """
 
     def __init__(
@@ -287,11 +287,11 @@ class Daemon:
         if not (self._machine.enabled and self._settings.exclusive):
             return sweep_result
         if sweep_result.outcome is not Outcome.OK:
-            self._foreign_processes.assume_clients()
+            self._foreign_processes.set_all_as_clients()
             return sweep_result
         # Close the cards now, so that no further process opens them while the present processes end.
         self._close_cards()
-        return self._foreign_processes.find_start_blockers() or sweep_result
+        return self._foreign_processes.start_block_result() or sweep_result
 
     def _spawn(self) -> ActResult:
         directories.prepare_folders(self.unit.home)
@@ -326,7 +326,7 @@ class Daemon:
 
     def _warm(self) -> ActResult:
         foreign_processes = (
-            self._foreign_processes.find_server_blockers(self.clients) if self._settings.exclusive else None
+            self._foreign_processes.server_block_result(self.clients) if self._settings.exclusive else None
         )
         return foreign_processes or self._record_check(self._servers.ensure_server())
 
@@ -440,7 +440,7 @@ class Daemon:
     def _publish(self, *, confirmed: bool = False) -> None:
         """Update the status and the state file.
 
-        confirmed: whether the status is certain without a command to the daemon.
+        confirmed: whether the status is known to be true now, although no command was sent to the daemon.
         """
         if confirmed:
             self._checked_at = self._clock.now()

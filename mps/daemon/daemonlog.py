@@ -1,8 +1,8 @@
-"""Copies the log lines of a daemon and its servers into the manager's log, with the card on each line.
+"""Copies the log lines of a daemon and its servers into the manager's log, and adds the card to each line.
 
 The daemon writes to a FIFO and keeps it open itself. So the daemon can continue to write after its manager has ended,
-and the next manager reads the last lines. Lines that are not read in time are lost. So a tenant who makes the daemon
-write much cannot fill the node's memory.
+and the next manager reads the last lines. Lines that are not read in time are lost: otherwise a tenant could fill the
+node's memory by making the daemon write.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The folder of a daemon on the node, with permissions so that servers of all users can work in it."""
+"""Writes a daemon's folder on the node. Its permissions let the MPS servers of all users work in it."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ def check_folder_access(root: Path) -> None:
         except FileNotFoundError:
             continue  # the manager creates it
         if not stat.S_ISDIR(mode):
-            raise InvalidRequest("--mps-root", f"{folder} is not a folder", "name one that can be created")
+            raise InvalidRequest("--mps-root", f"{folder} is not a folder", "name a folder that can be created")
         if not mode & stat.S_IXOTH:
             raise InvalidRequest(
                 "--mps-root",
@@ -47,7 +47,7 @@ def prepare_folders(home: Path) -> None:
 
 
 def reset_pipe(home: Path) -> None:
-    """Empty the folder of pipes for the next daemon. Raises OSError.
+    """Remove all files from the pipe folder, for the next daemon. Raises OSError.
 
     The folder itself stays: share agents have a tmpfs mounted over it. If the folder were removed, the kernel would
     unmount the tmpfs, and the agents would see the files of the next daemon.

@@ -57,8 +57,8 @@ class ForeignProcesses:
             pid: now if pid in client_pids else self._last_client_time.get(pid, now) for pid in self._former_clients
         }
 
-    def assume_clients(self) -> None:
-        """Count all processes on the closed cards as clients, since a server without a daemon still runs."""
+    def set_all_as_clients(self) -> None:
+        """Treat all processes on the closed cards as clients, since an orphaned server still runs."""
         now = self._clock.now()
         self._former_clients = {pid for _, pid in self._unit.processes(self._use)}
         self._last_client_time = {pid: self._last_client_time.get(pid, now) for pid in self._former_clients}
@@ -68,17 +68,19 @@ class ForeignProcesses:
         self._start_tried = True
 
     def clear(self) -> None:
-        """Forget the foreign processes, since a server has the cards now, or they are open to all processes."""
+        """Forget the foreign processes, since a server has opened the cards, or the cards are not closed any more."""
         self._start_tried, self.processes = False, frozenset()
 
-    def find_start_blockers(self) -> ActResult | None:
-        """Find processes that prevent the start of a daemon; None if there are none."""
+    def start_block_result(self) -> ActResult | None:
+        """The result to report if processes prevent the start of a daemon; None if no process does."""
         if self._start_tried:
             self._former_clients.clear()
         return self._build_blocker_result(self._unit.processes(self._use) - self._pair_with_cards(self._former_clients))
 
-    def find_server_blockers(self, clients: Callable[[], Iterable[Client]]) -> ActResult | None:
-        """Find processes that keep an MPS server from opening the cards; None if there are none. Raises ControlError.
+    def server_block_result(self, clients: Callable[[], Iterable[Client]]) -> ActResult | None:
+        """The result to report if processes keep an MPS server from opening the cards; None if no process does.
+
+        Raises ControlError.
 
         clients: returns the clients of the server, if it runs.
         """
@@ -112,7 +114,7 @@ class ForeignProcesses:
             if len(reported_processes) > len(shown_processes)
             else ""
         )
-        reason = f"process {', '.join(shown_processes)}{hidden_text} {problem}: no server starts before it has ended"
+        reason = f"process {', '.join(shown_processes)}{hidden_text} {problem}: no server can start before it ends"
         return ActResult(Outcome.BUSY, reason)
 
     def _pair_with_cards(self, pids: Collection[int]) -> set[tuple[str, int]]:

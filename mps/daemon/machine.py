@@ -1,13 +1,13 @@
 """The life of one MPS daemon as a state machine: the next act, and the effect of its outcome. Pure.
 
 Theory of operation. `_TABLE` has a row for each phase: the act to perform, and the published MPS state. `next_act`
-returns the act once it is due, `daemon` performs it, and `next_machine` computes the next machine from its outcome. A
-property test checks that, in any order of failures, a daemon counts as ready only if it has just answered with the
-right settings, and that a daemon always becomes ready again.
+returns the act once it is due, `daemon` performs the act, and `next_machine` computes the next state of the machine
+from the act's outcome. A property test checks that, in any order of failures, a daemon counts as ready only if it has
+just answered with the right settings, and that a daemon always becomes ready again.
 
-Example, with the default pace: a ready daemon times out at 10 s and is SUSPECT, so the state is Down. It times out
-again at 13 s and is killed. Its first failure delays the next start by 1 s, the second by 2 s, up to 60 s. After 60 s
-of READY the failures are forgotten.
+Example, with the default pace: a ready daemon times out at 10 s and is SUSPECT, so the published state is Down. It
+times out again at 13 s and is killed. Its first failure delays the next start by 1 s, the second by 2 s, up to 60 s.
+After 60 s of READY the failures are forgotten.
 """
 
 import math
@@ -101,7 +101,7 @@ class DaemonPace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The state of a daemon. Times are seconds of the caller's clock.
+    """The state machine of a daemon. Times are seconds of the caller's clock.
 
     act_due_at: when the next act is due.
     phase_deadline: when the phase times out.
@@ -147,7 +147,7 @@ RUNNING_PHASES: Final = frozenset(phase for phase, row in _TABLE.items() if row.
 
 
 def mps_state(machine: Machine) -> MpsState:
-    """The MPS state that is published for the machine's phase."""
+    """The MPS state that is published for the daemon's phase."""
     return _TABLE[machine.phase].state
 
 
@@ -157,7 +157,7 @@ def next_act(machine: Machine, now: float) -> Act:
 
 
 def set_enabled(machine: Machine, enabled: bool, now: float, pace: DaemonPace, reason: str = "") -> Machine:
-    """The machine after the daemon was enabled or disabled."""
+    """The state machine after the daemon was enabled or disabled."""
     if enabled == machine.enabled:
         return machine
     machine = replace(machine, enabled=enabled)
@@ -171,7 +171,7 @@ def set_enabled(machine: Machine, enabled: bool, now: float, pace: DaemonPace, r
 
 
 def take_over(now: float, pace: DaemonPace) -> Machine:
-    """The machine of a running daemon that is taken over from a former manager."""
+    """The state machine of a running daemon that is taken over from a former manager."""
     return Machine(
         phase=DaemonPhase.AWAITING,
         reason="taken over from a former manager",
@@ -181,12 +181,12 @@ def take_over(now: float, pace: DaemonPace) -> Machine:
 
 
 def replace_daemon(now: float, pace: DaemonPace, reason: str) -> Machine:
-    """The machine of a running daemon that has to be replaced: it is drained, and then ended."""
+    """The state machine of a running daemon that has to be replaced: the daemon is drained, and then ended."""
     return _start_drain(Machine(), now, pace, reason)
 
 
 def next_machine(machine: Machine, act_result: ActResult, now: float, pace: DaemonPace) -> Machine:
-    """The machine after an act, or after the daemon has ended between two acts."""
+    """The state machine after an act, or after the daemon has ended between two acts."""
     outcome, reason = act_result.outcome, act_result.reason
     if outcome is Outcome.DEAD and machine.phase in RUNNING_PHASES:
         if machine.phase in (DaemonPhase.QUITTING, DaemonPhase.DRAINING):
@@ -334,7 +334,7 @@ def _start_kill(machine: Machine, now: float, reason: str) -> Machine:
 
 
 def _enter_down(machine: Machine, now: float) -> Machine:
-    """The machine after an orderly end: no failure, no back-off."""
+    """The state machine after the daemon has shut down cleanly: no failure, no back-off."""
     return replace(machine, phase=DaemonPhase.DOWN, act_due_at=now, phase_deadline=math.inf, fault_deadline=math.inf)
 
 

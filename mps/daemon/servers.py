@@ -24,7 +24,7 @@ _STUCK_SECONDS = 10.0  # time without progress in the kernel after which a serve
 class Servers:
     """The servers of one daemon. Not thread-safe.
 
-    has_status_command: whether the driver should know `get_server_status`.
+    has_status_command: whether this driver version has the command `get_server_status`.
     """
 
     def __init__(self, control: Control, host: Host, clock: Clock, *, has_status_command: bool) -> None:
@@ -44,7 +44,7 @@ class Servers:
         self._waiting_since.clear()
 
     def ensure_server(self) -> ActResult:
-        """Start a server if the daemon has no server, else check its servers. Raises ControlError."""
+        """Check the daemon's servers, or start a server if there is none. Raises ControlError."""
         servers = self._control.servers()
         if servers:
             return self._check_health(servers)
@@ -79,7 +79,7 @@ class Servers:
         return OK if previously_listed == pids_text else ActResult(Outcome.BUSY, f"server {pids_text} is starting")
 
     def _frozen_reason(self, servers: Sequence[int], now: float) -> str:
-        """Why the process of a server makes no progress, "" if all servers do."""
+        """Why the process of a server makes no progress, "" if all servers make progress."""
         previous, self._waiting_since = self._waiting_since, {}
         for server in servers:
             activity = self._host.activity(server)

@@ -40,8 +40,8 @@ class TerminatingPods:
     ) -> tuple[list[PodView], float | None]:
         """The pods whose clients must be detached now, and the seconds until the next pod is due (None: unknown).
 
-        api_time: the time by the API server's clock, which wrote the deletion times; None: unknown.
-        node_time: the time by the node's clock, by which the kubelet ends pods at their deadline.
+        api_time: the time of the API server's clock, which also gave the deletion times; None: unknown.
+        node_time: the time of the node's clock, which the kubelet uses for pods' deadlines.
         monotonic: seconds of a clock that only moves forward.
         """
         living_pods = [pod for pod in pods if pod.assignment.containers and not pod.finished]
@@ -97,11 +97,11 @@ class TerminatingPods:
     ) -> float:
         """The remaining seconds of the grace period when a deletion is observed for the first time.
 
-        The time is computed by the API server's clock, since the node's clock may be wrong. But with several API
+        The time is computed with the API server's clock, since the node's clock may be wrong. But with several API
         servers, the server that responded last may not be the server that wrote the deletion, and their clocks may be
-        hours apart. So a clock is ignored if, by this clock, the deletion is older than the longest delay of a watch.
-        Without a usable clock, the whole grace period remains if the pod was observed before its deletion. Otherwise
-        the node's clock is used, or no time remains.
+        hours apart. So a clock is ignored if it shows the deletion as older than the longest delay of a watch. Without
+        a usable clock, the whole grace period remains if the pod was observed before its deletion. Otherwise the node's
+        clock is used, or no time remains.
         """
         was_known = pod.uid in self._last_uids
         max_age = _MAX_WATCH_DELAY if was_known else pod.grace + _MAX_WATCH_DELAY
@@ -127,7 +127,8 @@ class TerminatingPods:
     def _update_force_deleted(self, pods: Sequence[PodView], living_pods: Sequence[PodView]) -> list[PodView]:
         """Update and return the force-deleted pods: their objects were deleted while their containers may still run.
 
-        Leaves out static pods, since a static pod does not end with its mirror pod, and pods that ended normally.
+        Leaves out pods that ended normally. Leaves out static pods too: a static pod keeps running when its mirror pod
+        is deleted.
         """
         uids = {pod.uid for pod in pods}
         vanished = self._vanished | self._last_living

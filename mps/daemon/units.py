@@ -59,7 +59,7 @@ def environment(unit: DaemonUnit, capabilities: MpsCapabilities) -> dict[str, st
 
 
 def list_ignored_settings(environment: Mapping[str, str]) -> list[str]:
-    """List the names of MPS variables in the manager's environment, which its daemons do not get.
+    """List the names of MPS variables that are in the manager's environment and are not passed to its daemons.
 
     The manager sets these variables itself. Raises InvalidRequest for a memory limit that MPS would misread.
     """

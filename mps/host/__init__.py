@@ -1,7 +1,7 @@
-"""Readers of this machine: processes, cgroups, the driver, the front end of MPS, and the pods of the node.
+"""Readers of this node: its processes, cgroups, driver and pods, and the front end of MPS.
 
-Input: /proc, cgroups, `nvidia-cuda-mps-control`, the API server. Output: records. These modules read and send commands;
-their callers make all decisions.
+Input: /proc, cgroups, `nvidia-cuda-mps-control`, the API server. Output: records. These modules only read, and send
+commands to MPS daemons. Their callers make all decisions.
 
     processes  control daemons, servers, and programs on the cards
     cgroups    the pod and container of a process

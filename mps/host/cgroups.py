@@ -1,6 +1,6 @@
 """Finds the pod and container of a process by its cgroup, and creates a cgroup for daemons that outlive their manager.
 
-Each cgroup version, cgroup driver and runtime writes paths in another form; tests/mps has examples of all.
+Each cgroup version, cgroup driver and runtime writes paths in a different form; tests/mps has examples of all.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ def check_root(root: Path) -> None:
         raise InvalidRequest(
             str(root),
             "it is not a cgroup file system, so daemons would end with the manager's container",
-            "mount the node's /sys/fs/cgroup there, with all that is below it, or nothing",
+            "mount the node's /sys/fs/cgroup there, with all its sub-mounts; or mount nothing there",
         )
 
 

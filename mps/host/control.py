@@ -79,7 +79,7 @@ class ControlProgram:
     def send(self, command: str, timeout: float) -> str:
         line = command.encode()
         if len(line) > _MAX_COMMAND_BYTES or b"\n" in line:
-            raise CommandRefused(f"{quote_text(command)} is not a command that a daemon survives")
+            raise CommandRefused(f"{quote_text(command)} would crash the daemon: it is too long, or has several lines")
         try:
             process = subprocess.run(
                 [self._binary],
@@ -171,7 +171,7 @@ class Control:
             raise CommandRefused(f"set the default of {percent} %, but MPS reports {quote_text(answer)}")
 
     def ceiling(self, ordinal: int) -> MiB | None:
-        """The memory limit of clients of the next server on a device, None without a limit.
+        """The memory limit that the next server sets for its clients on a device; None without a limit.
 
         ordinal: the device's number in CUDA_VISIBLE_DEVICES of the daemon.
         """

@@ -66,7 +66,7 @@ _TABLE: Final[tuple[tuple[int, dict[str, bool]], ...]] = (
 
 
 def capabilities_of(version: str) -> MpsCapabilities:
-    """The capabilities of a driver version, such as "550.163.01". An unknown version counts as 535, with fewest."""
+    """The capabilities of a driver version, such as "550.163.01". An unknown version has those of 535, the fewest."""
     match = _MAJOR.match(version)
     major = int(match[1]) if match else 0
     features: Mapping[str, bool] = {}
@@ -77,12 +77,11 @@ def capabilities_of(version: str) -> MpsCapabilities:
 
 
 def refine_capabilities(capabilities: MpsCapabilities, binary: Path, *, root: bool) -> MpsCapabilities:
-    """Correct the capabilities by the program's help, which lists `-multiuser-server` if it has this option.
+    """Correct the capabilities from the control program's help text, which lists `-multiuser-server` if supported.
 
     root: whether the manager runs as root; only root can use the option.
 
-    Starting the program with an option does not test this: with an unknown option it prints the help with rc 0, or
-      ignores it.
+    Starting the program with this option would be no test: an unknown option is ignored, or prints the help with rc 0.
     """
     if not capabilities.multi_user:
         return capabilities

@@ -38,10 +38,10 @@ class ContainerView:
 class PodView:
     """The fields of a pod that the MPS manager uses.
 
-    without_mps: whether the pod's annotation says that the pod runs without MPS.
-    ends_at: when the pod's grace period is over, by the API server's clock; None while the pod is not deleted.
+    without_mps: whether an annotation of the pod sets that the pod runs without MPS.
+    ends_at: when the pod's grace period is over, in the API server's time; None while the pod is not deleted.
     grace: the grace period of the pod's deletion, in seconds.
-    deadline: when the kubelet ends the pod (activeDeadlineSeconds), by the node's clock; None: never.
+    deadline: when the kubelet ends the pod (activeDeadlineSeconds), in the node's time; None: never.
     spec_grace: the grace period of its spec, in seconds, which the kubelet uses at the deadline.
     cgroup_uid: the UID in its cgroups. For a mirror pod this is the UID of its static pod, which an annotation names;
         any user can write that annotation.
@@ -66,7 +66,7 @@ class PodView:
 
 
 def parse_pod(content: bytes) -> PodView:
-    """Parse a pod's JSON. With an invalid assignment it has no shares, since the device plugin starts no such pod."""
+    """Parse a pod's JSON. A pod with an invalid assignment gets no shares: the device plugin does not start it."""
     pod = pods.decode(content)
     metadata, spec = pod.metadata, pod.spec
     started, max_seconds = _parse_time(pod.status.start_time), spec.active_deadline_seconds
@@ -155,6 +155,6 @@ def _project(content: bytes) -> tuple[str, PodView]:
     return pod.uid, pod
 
 
-def min_daemon_ceilings(demands_by_card: Mapping[str, CardDemand]) -> dict[str, MiB]:
+def min_ceilings_by_card(demands_by_card: Mapping[str, CardDemand]) -> dict[str, MiB]:
     """The memory limit that the daemon of each card must allow its clients, by UUID. Pure."""
     return {uuid: mps.ceiling(demand.shares) for uuid, demand in demands_by_card.items()}

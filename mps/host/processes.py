@@ -1,7 +1,8 @@
-"""The processes of this machine that matter to MPS: control daemons, servers, and programs on the cards.
+"""The processes of this node that matter to MPS: control daemons, servers, and programs on the cards.
 
-`Host` is the interface, which tests replace; `LocalHost` is this machine. A daemon may be a child of this manager or of
-a former one. Both are identified by PID and start time, so that no signal reaches another process with a reused PID.
+`Host` is the interface, and tests have another implementation; `LocalHost` is this node. A daemon may be a child of
+this manager or of a former one. Both are identified by PID and start time, so that no signal reaches another process
+with a reused PID.
 """
 
 import contextlib
@@ -63,7 +64,7 @@ class ProcessActivity:
 
 
 class Host(Protocol):
-    """A machine on which daemons run. Thread-safe. Processes that have ended are not returned."""
+    """A node on which daemons run. Thread-safe. Processes that have ended are not returned."""
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], output_descriptor: int) -> Child:
         """Start a command in its own session. Raises OSError.
@@ -93,11 +94,11 @@ class Host(Protocol):
         """The printable name of a process, "" if there is no such process."""
 
     def is_server(self, pid: int) -> bool:
-        """Whether the process has the name of an MPS server, which any process can choose."""
+        """Whether the process has the name of an MPS server. This is no proof: any process can choose it."""
 
 
 class LocalHost:
-    """The machine of this process, read from /proc."""
+    """The node of this process, read from /proc."""
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], output_descriptor: int) -> Child:
         popen = subprocess.Popen(

@@ -46,7 +46,7 @@ def test_a_thread_that_does_not_come_round_has_it_restarted(node):
     node.clock.advance(119.0)
     assert not node.manager.stuck_reasons()
     node.clock.advance(2.0)
-    assert node.manager.stuck_reasons() == ["the manager's thread has made no pass for 121 s"]
+    assert node.manager.stuck_reasons() == ["the manager's thread has completed no pass for 121 s"]
     node.step_all()
     assert not node.manager.stuck_reasons()
 

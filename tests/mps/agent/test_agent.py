@@ -267,7 +267,7 @@ def test_a_setting_that_cannot_be_is_refused_with_the_remedy(pod):
     line = json.loads(done.stderr)
     assert line["level"] == "error"
     assert "CARDWISE_ASSIGNMENT" in line["error"]
-    assert "run the agent only in pods they prepare" in line["error"]
+    assert "run the agent only in pods that they have prepared" in line["error"]
 
 
 def test_it_is_small():

@@ -53,7 +53,7 @@ def test_what_is_written_is_what_programs_read(tmp_path, shares, by):
 
 def test_a_card_must_allow_the_largest_share_of_the_pod_there():
     text = assignment(c0=[share(ONE, 1000)], c1=[share(ONE, 3000), share(TWO, 3000)], init_2=[share(TWO, 100)])
-    assert settings_of(**{shareagent.ASSIGNMENT_ENV: text}).min_daemon_ceilings() == {ONE: MiB(3000), TWO: MiB(3000)}
+    assert settings_of(**{shareagent.ASSIGNMENT_ENV: text}).min_ceilings_by_card() == {ONE: MiB(3000), TWO: MiB(3000)}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_card_must_allow_the_largest_share_of_the_pod_there():
         (shareagent.ASSIGNMENT_ENV, "", "unreadable"),
         (shareagent.ASSIGNMENT_ENV, "{}", "unreadable"),
         (shareagent.ASSIGNMENT_ENV, '{"v":9,"containers":{}}', "version 9"),
-        (shareagent.ASSIGNMENT_ENV, '{"v":1,"containers":{},"devices":{"0":[["rdma","x"]]}}', "no container"),
+        (shareagent.ASSIGNMENT_ENV, '{"v":1,"containers":{},"devices":{"0":[["rdma","x"]]}}', "containers: none"),
         (shareagent.ASSIGNMENT_ENV, '{"v":1,"containers":{"../x":[[0,"GPU-1",1,0,1]]}}', "../x"),
         (shareagent.WAIT_ENV, "Off", "not a state to wait for"),
         (shareagent.METRICS_PORT_ENV, "65536", "not a port"),

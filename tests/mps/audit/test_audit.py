@@ -255,7 +255,7 @@ def test_one_goes_after_the_other(node, run_audits):
     run_audits(node, 5)
     (gone,) = evicted(node)
     (text,) = node.events.messages("AuditEvictionWithheld")
-    assert "the pod that was evicted before it has not ended yet" in text
+    assert "the pod that was evicted last has not ended yet" in text
     node.end(gone)
     run_audits(node)
     assert len(evicted(node)) == 2, "its turn has come"

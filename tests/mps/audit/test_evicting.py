@@ -15,7 +15,7 @@ steps = st.lists(st.tuples(st.floats(0.0, HOUR), st.booleans()), max_size=60)
 def test_the_next_one_goes_when_the_former_has_ended():
     subject = EvictionBudget(10)
     subject.record_eviction("a", "team", 0.0)
-    assert subject.withheld_reason({"a", "b"}, 1.0) == "the pod that was evicted before it has not ended yet"
+    assert subject.withheld_reason({"a", "b"}, 1.0) == "the pod that was evicted last has not ended yet"
     assert subject.withheld_reason({"b"}, 1.0) == ""
 
 

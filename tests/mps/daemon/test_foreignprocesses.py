@@ -36,12 +36,12 @@ def test_the_example_of_the_docstring():
     on_card.remove(41)
     assert f"At {next_start} s process {on_card[0]} still is on the card: it is a former client" in theory
     clock.advance(next_start - died)
-    assert foreign.find_start_blockers() is None, "a new server may start"
+    assert foreign.start_block_result() is None, "a new server may start"
     foreign.mark_start_tried()
-    assert foreign.find_start_blockers() is not None
+    assert foreign.start_block_result() is not None
     assert not foreign.processes
     clock.advance(last_look - next_start)
-    assert foreign.find_start_blockers() is not None
+    assert foreign.start_block_result() is not None
     assert f"At {last_look} s it is still there, and no server got the card: it is reported as foreign" in theory
     assert foreign.processes == {(card.uuid, on_card[0])}
     assert last_look - died >= FORMER_CLIENT_SECONDS
@@ -78,8 +78,8 @@ def test_no_server_starts_beside_a_process_that_came_past_mps(ready):
     status = ready.status()
     assert status.state is MpsState.DOWN
     assert status.reason == (
-        f"process {thief.pid} (python) of pod default/thief on {uuid_of(0)} bypasses MPS: no server starts "
-        "before it has ended"
+        f"process {thief.pid} (python) of pod default/thief on {uuid_of(0)} bypasses MPS: no server can start "
+        "before it ends"
     )
     assert ready.mode() == "ExclusiveProcess"
     assert not ready.servers()

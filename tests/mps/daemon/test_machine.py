@@ -42,7 +42,7 @@ def test_the_example_of_the_docstring():
     theory, silent = theory_of("mps.daemon.machine"), ActResult(Outcome.TIMEOUT, "no answer")
     timed_out = 10.0
     suspect = machine.next_machine(ready(), silent, timed_out, PACE)
-    text = f"a ready daemon times out at {timed_out:g} s and is {suspect.phase.name}, so the state is"
+    text = f"a ready daemon times out at {timed_out:g} s and is {suspect.phase.name}, so the published state is"
     assert f"{text} {machine.mps_state(suspect).value}." in theory
     killed = suspect.act_due_at + PACE.probe_timeout
     assert f"It times out again at {killed:g} s and is killed" in theory
