@@ -61,7 +61,7 @@ def _parse_cards(_: click.Context, __: click.Parameter, text: str | None) -> Car
 
 
 def _open_gpus(simulated_file: Path | None, selected_cards: CardSelection | None, faults_file: Path) -> Gpus:
-    """Open the node's cards: those of the driver, simulated cards, or none. Raises GpusUnavailable."""
+    """Open the node's cards: the driver's cards, simulated cards, or none. Raises GpusUnavailable."""
     if simulated_file is not None:
         return SimulatedGpus(simulated_file)
     if selected_cards == CardSelection(()):
@@ -90,7 +90,7 @@ def _count_failure(thread: str) -> None:
     "--node-name",
     envvar=["NODE_NAME", "CARDWISE_NODE_NAME"],
     required=True,
-    help="Name of the Node object of this machine.",
+    help="Name of this node's Node object.",
 )
 @simulated_gpus_option
 @core_overcommit_option
@@ -176,9 +176,9 @@ def main(
 ) -> None:
     """Cardwise's device plugin, one on each node with GPUs or other offered devices.
 
-    Publishes the node's GPUs and devices (node capacities, ExtendedResources, health), and gives each container, when
-    it starts, exactly the GPUs and devices that its pod was assigned. Grants are saved on the node's disk, and are
-    released when the pod's containers have ended.
+    Publishes the node's GPUs and devices (node capacities, ExtendedResources, health). When a container starts, gives
+    it exactly the GPUs and devices that its pod was assigned. Saves these grants on the node's disk, and releases them
+    when the pod's containers have ended.
     """
     logs.configure(COMPONENT, common.log_level, common.log_format)
     nvidia_specs = (_STATIC_CDI_DIR, cdi_dir)  # a later folder wins, as in CDI

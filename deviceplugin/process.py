@@ -47,7 +47,7 @@ _RELEASE_SECONDS = 1.0
 class NodeAgentSettings:
     """Settings of the device plugin.
 
-    access: how containers get their cards; None: chosen by what the runtime supports.
+    access: how containers get their cards; None: chosen from what the runtime supports.
     nvidia_specs: paths of NVIDIA's CDI specs; None: the cards are simulated.
     cards: the cards that are shared; None: all, unless NVIDIA's device plugin serves the node.
     mps: the MPS mode of pods without the annotation; `off` also means that the node has no MPS manager.
@@ -119,7 +119,7 @@ class NodeAgent:
             devices=devices,
             pods=self.pods,
             access=lambda: self._access,
-            health=self._read_health,
+            health=self._health_by_uuid,
             reported_shares=self._releaser.reported_shares,
             granted_mib=self.grants.granted_mib_by_uuid,
             cordons=Cordons(settings.state_dir / "cordons.json"),
@@ -136,7 +136,7 @@ class NodeAgent:
             grants=self.grants,
             delivery=self._delivery,
             access=lambda: self._access,
-            health=self._read_health,
+            health=self._health_by_uuid,
             mps_wait=mps_wait,
             release=self._releaser.release_ended,
             release_former=self._releaser.release_former_binding,
@@ -216,7 +216,7 @@ class NodeAgent:
         cards = self._gpus.cards()
         if self._selected_gpus and not cards:
             problems += self._selected_gpus.problems()
-        undeliverable = self._find_undeliverable_cards(cards)
+        undeliverable = self._undeliverable_reasons_by_uuid(cards)
         if undeliverable and len(undeliverable) == len(cards):
             problems.append(f"no container can get a GPU: {undeliverable[cards[0].uuid]}")
         return [problem for problem in problems if problem]
@@ -235,14 +235,14 @@ class NodeAgent:
     def _read_hardware(self) -> Hardware:
         return Hardware.read(self._gpus, self._devices)
 
-    def _find_undeliverable_cards(self, cards: list[GpuCard]) -> dict[str, str]:
-        return self._delivery.find_undeliverable_cards(cards) if self._access is Access.CDI else {}
+    def _undeliverable_reasons_by_uuid(self, cards: list[GpuCard]) -> dict[str, str]:
+        return self._delivery.undeliverable_reasons_by_uuid(cards) if self._access is Access.CDI else {}
 
-    def _read_health(self, cards: list[GpuCard], devices: list[OtherDevice]) -> dict[str, Health]:
+    def _health_by_uuid(self, cards: list[GpuCard], devices: list[OtherDevice]) -> dict[str, Health]:
         """The health of cards and devices, by UUID.
 
-        A card or device also counts as unhealthy if no container can get it, and a card if another device plugin serves
-        it.
+        A card or device is also unhealthy if no container can get it. A card is also unhealthy if another device plugin
+        serves it.
         """
         problems = {
             device.uuid: self._write_problem or card_access.device_problem(device, self._access) for device in devices
@@ -260,7 +260,7 @@ class NodeAgent:
             return {card.uuid: Health(healthy=False, reason=common_problem) for card in cards}
         reported_health = self._gpus.health()
         health_by_uuid = {card.uuid: reported_health.get(card.uuid, HEALTHY) for card in cards}
-        for uuid, reason in self._find_undeliverable_cards(cards).items():
+        for uuid, reason in self._undeliverable_reasons_by_uuid(cards).items():
             if health_by_uuid[uuid].healthy:
                 health_by_uuid[uuid] = Health(healthy=False, reason=reason)
         return health_by_uuid
@@ -319,23 +319,23 @@ class NodeAgent:
             _log.error(
                 "containers with a share cannot start: the node's state cannot be written", reason=self._write_problem
             )
-            remedy = "no container with a share can start on this node; free disk space, or make it writable"
+            remedy = "no container with a share can start on this node; free disk space, or make the folder writable"
             self._events.record(node, "StateUnwritable", f"{self._write_problem}: {remedy}", "Warning")
         else:
             _log.info("containers with a share can start again")
             self._events.record(
-                node, "StateWritable", "the state of containers with a share can be written again: they can start"
+                node, "StateWritable", "grants and CDI specs can be written again: containers with a share can start"
             )
         self._inventory.reconcile_now()
 
     def _adopt_running_containers(self, seconds: float | None = None) -> str:
         """Restore lost grants once after the start, and write marks that an earlier process did not write.
 
-        seconds: how long to wait if another thread is adding them already. If this thread adds them and the runtime is
-          slow, the call takes up to `ADOPTION_SECONDS`.
+        seconds: how long to wait if another thread is adding the grants already. If this thread adds the grants and the
+          runtime is slow, the call takes up to `ADOPTION_SECONDS`.
 
-        Returns why running containers may have no grant yet, "" if each has a grant. Containers whose assignment cannot
-        be read do not count.
+        Returns why running containers may have no grant yet, "" if each has a grant. Ignores containers whose
+        assignment cannot be read.
         """
         if self._adopted:
             return ""

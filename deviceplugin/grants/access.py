@@ -23,17 +23,17 @@ from deviceplugin.sources.containers import RuntimeContainers, RuntimeFacts, Run
 _log = structlog.get_logger(__name__)
 
 NO_CDI = (
-    "devices other than GPUs need CDI, which the container runtime of this node does not support, or which "
-    f"--gpu-access=env disables; {CDI_SINCE}"
+    "devices other than GPUs need CDI, and on this node the container runtime does not support CDI, or "
+    f"--gpu-access=env disables it; {CDI_SINCE}"
 )
 NO_CDI_NO_MPS = (
-    "MPS needs CDI, which the container runtime of this node does not support, or which --gpu-access=env disables; "
+    "MPS needs CDI, and on this node the container runtime does not support CDI, or --gpu-access=env disables it; "
     f'annotate the pod {mps.MODE}: "off", or run no MPS manager on such nodes'
 )
 
 
 class Access(StrEnum):
-    """The access, as in ExtendedResource.status.gpuAccess."""
+    """How containers get their cards; the values of ExtendedResource.status.gpuAccess."""
 
     CDI = "cdi"
     ENV = "env"
@@ -42,8 +42,8 @@ class Access(StrEnum):
 def choose_access(runtime_info: RuntimeFacts) -> tuple[Access, str]:
     """Return the access to cards on this node, and its reason.
 
-    Only the runtime's abilities count. A card without a device node becomes unhealthy, but the access to the other
-    cards stays restricted.
+    The access depends only on the runtime's features. If a card has no device node, the card becomes unhealthy, but the
+    access to the other cards stays restricted.
     """
     runtime = f"{runtime_info.name} {runtime_info.version}"
     if not serves_cdi(runtime_info):
@@ -52,7 +52,7 @@ def choose_access(runtime_info: RuntimeFacts) -> tuple[Access, str]:
 
 
 def choose_access_of_runtime(containers: RuntimeContainers, cdi_dir: Path) -> Access | None:
-    """Choose the access by the runtime's settings; None if the runtime does not answer. Logs the reason."""
+    """Choose the access from the runtime's settings; None if the runtime does not answer. Logs the reason."""
     try:
         runtime_info = containers.facts()
     except RuntimeUnavailable as error:
@@ -93,8 +93,8 @@ class Delivery:
             (version for _, version in edits_and_versions), default=cdi.CDI_VERSION
         )
 
-    def find_undeliverable_cards(self, cards: list[GpuCard]) -> dict[str, str]:
-        """Why containers cannot get these cards at present, by UUID; cards without a problem are left out."""
+    def undeliverable_reasons_by_uuid(self, cards: list[GpuCard]) -> dict[str, str]:
+        """Why containers cannot get a card at present, by the card's UUID; cards without a problem are left out."""
         reasons = {}
         for card in cards:
             try:
@@ -116,14 +116,14 @@ class Delivery:
     def remove_unused_specs(self, grants: GrantStore) -> None:
         """Remove the specs of slots that no grant has.
 
-        Such specs are left after a pod's grants were released, after a container restarted with another slot, or after
-        an earlier call failed to remove them.
+        Such specs remain when a pod's grants are released, when a container restarts with another slot, or when an
+        earlier call failed to remove them.
         """
         with self._lock:
             self._remove_unused_specs(grants)
 
     def restore_specs(self, grants: GrantStore, hardware: Hardware) -> None:
-        """Recreate the folder from the grants: after a reboot it is empty, after a crash it may be outdated."""
+        """Recreate the specs from the grants: after a reboot the folder is empty, after a crash it may be outdated."""
         # Grants that are added meanwhile are delivered after the lock is released, and overwrite these specs.
         with self._lock:
             self._remove_unused_specs(grants)

@@ -3,10 +3,11 @@
 A container has no grant if the state folder was lost or its grant was unreadable. Without a grant, PreStart would count
 the card as free, and the container could not be restarted while the API server is away. If the API server reports that
 a pod has ended, its annotations are read from the container runtime, which keeps them while a container or sandbox of
-the pod runs. If no grant can be made for a container, that is logged and counted, and other containers are not delayed.
+the pod runs. If no grant can be made for a container, this failure is logged and counted, and does not delay the start
+of other containers.
 
-A pod may have been bound here a second time, with other cards than those of its sandbox. Its containers may use the
-cards of either binding, so its grants have the cards of both bindings until these containers end.
+A pod may have been bound here a second time, with other cards than its sandbox has. Its containers may use the cards of
+either binding, so its grants have the cards of both bindings until these containers end.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ class Adoption(NamedTuple):
 
     grants: the added grants.
     unknown_holders: UIDs of pods that may hold a card without a grant.
-    error: why a grant could not be written to disk, None if all were.
+    error: why a grant could not be written to disk, None if all grants were written.
     """
 
     grants: list[Grant]
@@ -42,8 +43,8 @@ class Adoption(NamedTuple):
 def select_current_sandboxes(sandboxes: Iterable[Sandbox]) -> list[Sandbox]:
     """The sandboxes in which containers may run. Pure.
 
-    The kubelet ends all containers of a pod before it makes another sandbox for it, so a sandbox that is not ready
-    counts only if the pod has no ready one.
+    The kubelet ends all containers of a pod before it makes another sandbox for the pod. So a sandbox that is not ready
+    is selected only if the pod has no ready sandbox.
     """
     sandboxes = list(sandboxes)
     ready_uids = {sandbox.pod_uid for sandbox in sandboxes if sandbox.ready}
@@ -99,8 +100,8 @@ def build_sandbox_grants(
     live_containers: names of the live containers by pod UID.
     granted: UIDs of the pods with a grant.
 
-    The grants have no slots, since no container will start with them. Also returns the UIDs of pods whose assignment
-    cannot be read.
+    The grants have no slots, since no container will start with these grants. Also returns the UIDs of pods whose
+    assignment cannot be read.
     """
     grants: dict[str, Grant] = {}
     unknown_holders: set[str] = set()
@@ -145,7 +146,7 @@ def adopt_grants(
         try:
             grants.adopt_grant(grant)
         except UnsafeName as error:
-            _log.warning("a running container cannot have a grant", **fields, error=str(error))
+            _log.warning("failed to build a grant for a running container", **fields, error=str(error))
             adoption.unknown_holders.add(grant.pod_uid)
             continue
         except OSError as error:  # the grant counts in memory, and is written again later

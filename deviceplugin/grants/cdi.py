@@ -1,9 +1,9 @@
 """The CDI spec of a slot: the device nodes and the environment of the container that has the slot now.
 
-Written when the container is about to start and read by the runtime right after; the folder is often a tmpfs, so specs
-are recreated from the grants when they are missing. For a real card the edits (device nodes, driver libraries, hooks)
-are copied from the node's own nvidia.com/gpu spec, which `nvidia-ctk cdi generate` has written. The format is SPEC.md
-of github.com/cncf-tags/container-device-interface.
+The spec is written when the container is about to start, and the runtime reads it right after. The folder of the specs
+is often a tmpfs, so missing specs are recreated from the grants. For a real card the edits (device nodes, driver
+libraries, hooks) are copied from the node's own nvidia.com/gpu spec, which `nvidia-ctk cdi generate` has written. The
+format is SPEC.md of github.com/cncf-tags/container-device-interface.
 """
 
 import errno
@@ -71,7 +71,8 @@ def device_edits(device: OtherDevice) -> Edits:
 
 
 def mps_edits(grant: Grant, cards: Sequence[GpuCard]) -> Edits:
-    """The CDI edits that mount the MPS daemon of the grant's cards; for the share agent, the folders with its state.
+    """The CDI edits that mount the socket of the grant's MPS daemon; for the share agent, folders with the daemon's
+    state.
 
     cards: the cards of the grant.
 
@@ -177,7 +178,7 @@ class NvidiaSpecs:
     """The node's own CDI specs of NVIDIA's cards, read again when they change.
 
     A card's edits must contain the card's own device node, as the driver reports it, and no device node of another
-    card: in a spec that is older than the present hardware, the same numbers may belong to other cards.
+    card. In a spec from before a change of the hardware, the same numbers may belong to other cards.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -186,7 +187,9 @@ class NvidiaSpecs:
         self._cache: dict[Path, tuple[tuple[int, int, int], dict[str, Any] | None]] = {}
 
     def card_edits(self, card: GpuCard) -> tuple[Edits, str]:
-        """The card's edits with the spec's common ones, and the CDI version that they need. Raises NoDevice."""
+        """The card's edits together with the spec's common edits, and the CDI version that they need. Raises
+        NoDevice.
+        """
         file, spec, device = self._find_device(card)
         edits = merge_edits([spec.get("containerEdits") or {}, device.get("containerEdits") or {}])
         spec_nodes = {
@@ -278,7 +281,7 @@ def merge_edits(all_edits: Iterable[Edits]) -> Edits:
 def build_spec(
     slot: str, grant: Grant, edits: Edits, version: str = CDI_VERSION, devices: Sequence[OtherDevice] = ()
 ) -> dict[str, Any]:
-    """The CDI spec of one slot. Variables that Cardwise owns replace those of `edits`.
+    """The CDI spec of one slot. Variables that Cardwise owns replace variables of the same name in `edits`.
 
     version: the CDI version that the edits need.
     devices: the devices of the grant, in its order.
@@ -294,7 +297,7 @@ def build_spec(
 
 
 def write_spec(folder: Path, slot: str, content: dict[str, Any]) -> None:
-    """Write the spec atomically: the runtime never reads a part of it. Raises OSError."""
+    """Write the spec atomically, so that the runtime never reads an incomplete spec. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     replacing.replace_file(spec_path(folder, slot), msgspec.json.encode(content))
 

@@ -4,16 +4,16 @@ The store is the second source of truth beside the pods' annotations, and the on
 store, containers can restart while the API server is away, and a card that a deleted pod still uses stays protected.
 The store survives a crash.
 
-Theory of operation. A grant is added in memory under the lock, after the check that its card has space; then it is
-written to disk, and only then its container may start. The pod holds all its shares from its first grant on. Otherwise
-another pod could take the share that its second container, or a restarted first container, will need.
+Theory of operation. A grant is added in memory under the lock, after the check that its card has space. Then the grant
+is written to disk, and only then its container may start. The pod holds all its shares from its first grant on.
+Otherwise another pod could take the share that the second container, or a restarted first container, will need.
 
-Example: pod A has containers with 4096 and 8192 MiB on a card of 16276 MiB. When the first one starts, the card counts
-12288 MiB for A, so pod B with 8192 MiB is refused even before A's second container starts.
+Example: pod A has containers with 4096 and 8192 MiB on a card of 16276 MiB. When the first container starts, A holds
+12288 MiB of the card, so pod B with 8192 MiB is refused even before A's second container starts.
 
-After a restore of etcd, pod A can be bound here again under its UID, with other cards. The cards with which its
-containers were started count until these containers have ended. So a grant with other cards is added only after the
-former grants were dropped. If the grants of a pod differ, each card counts with the largest amount of these grants.
+After a restore of etcd, pod A can be bound here again under its UID, with other cards. The pod holds the cards of its
+running containers until these containers have ended. So a grant with other cards is added only after the former grants
+were dropped. If the grants of a pod differ, the pod holds of each card the largest amount of these grants.
 """
 
 import contextlib
@@ -75,14 +75,14 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
 
     slots: the container's device IDs.
     shares, devices: the shares and devices of the container.
-    pod_shares, pod_devices: the shares and devices of all containers of the pod, which holds them from its first grant
-        on.
+    pod_shares, pod_devices: the shares and devices of all containers of the pod. The pod holds all of these from its
+    first grant on.
     pod_keys: the container key of each of the `pod_shares`.
     pod_device_keys: the container key of each of the `pod_devices`.
     mps_mode, sm_percent: the pod's MPS annotations.
     mps: the folders of the MPS daemons that the container gets; empty without MPS.
 
-    A restart and a new CDI spec need only the grant.
+    The grant alone suffices to restart the container and to write its CDI spec again.
     """
 
     version: int = _VERSION
@@ -104,7 +104,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @classmethod
     def for_pod(cls, pod_uid: str, namespace: str, name: str, container: str, assignment: Assignment) -> "Grant":
-        """Build a grant with all shares and devices of the pod, and none of the container."""
+        """Build a grant with all shares and devices of the pod, and with none for the container itself."""
         return cls(
             pod_uid=pod_uid,
             namespace=namespace,
@@ -122,7 +122,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def pod_mem(self) -> int:
-        """The MiB of the whole pod on all cards."""
+        """The MiB that the whole pod holds, summed over all cards."""
         return sum(share.mem for share in self.pod_shares)
 
     @property
@@ -132,12 +132,14 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def is_agent(self) -> bool:
-        """Whether the grant is that of the share agent, which has no share of its own and receives the pod's shares."""
+        """Whether the grant belongs to the share agent, which has no share of its own and receives the pod's shares."""
         return self.container == shareagent.CONTAINER and not (self.shares or self.devices)
 
     @property
     def has_container_shares(self) -> bool:
-        """Whether the grant has the container's shares. A grant that was built from a sandbox has the pod's only."""
+        """Whether the grant has the container's shares. A grant that was built from a sandbox has only the pod's
+        shares.
+        """
         return bool(self.shares or self.devices) or self.is_agent
 
     @property
@@ -146,7 +148,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         return {*self.pod_keys, *self.pod_device_keys}
 
     def sorted_amounts(self, *, by_container: bool = False) -> tuple[object, ...]:
-        """The amounts that the pod holds of each card and device, sorted, so that two grants can be compared.
+        """The amounts that the pod holds of each card and device. They are sorted, so that two grants can be compared.
 
         by_container: add the container keys.
         """
@@ -158,7 +160,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         )
 
     def has_same_binding(self, other: "Grant") -> bool:
-        """Whether the pod was bound with the same cards and devices for both grants."""
+        """Whether both grants come from bindings of the pod with the same cards and devices."""
         return self.sorted_amounts(by_container=True) == other.sorted_amounts(by_container=True)
 
     def uuids(self) -> set[str]:
@@ -166,7 +168,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         return {share.uuid for share in self.pod_shares} | {device.uuid for device in self.pod_devices}
 
     def restrict_to_cards(self, uuids: Collection[str]) -> "Grant":
-        """A copy of the grant with only those cards and devices of the pod whose UUID is in `uuids`."""
+        """A copy of the grant with only the pod's cards and devices whose UUID is in `uuids`."""
         cards = list(zip(self.pod_shares, self.pod_keys, strict=True))
         devices = list(zip(self.pod_devices, self.pod_device_keys, strict=True))
         return msgspec.structs.replace(
@@ -178,7 +180,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         )
 
     def extend_by_assignment(self, assignment: Assignment) -> "Grant":
-        """A copy of the grant, plus the amounts by which the assignment exceeds it."""
+        """A copy of the grant, plus the amounts by which the assignment exceeds the grant."""
         excess = assignment.excess_over(self.pod_assignment)
         if excess is None:
             return self
@@ -219,8 +221,8 @@ def _group_by_key(keys: Iterable[str], shares: Iterable[_T]) -> dict[str, tuple[
 def merge_by_pod(grants: Iterable[Grant]) -> list[Grant]:
     """Merge the grants of each pod into one grant with all shares and devices that the pod holds. Pure.
 
-    Usually this is the pod's latest grant. If the grants differ, because the pod was bound here again with other cards,
-    the merged grant has the largest amount of each card.
+    Usually the merged grant equals the pod's latest grant. If the grants differ, because the pod was bound here again
+    with other cards, the merged grant has the largest amount of each card.
     """
     grant_by_uid: dict[str, Grant] = {}
     for grant in sorted(grants, key=lambda grant: grant.granted_ns, reverse=True):
@@ -275,8 +277,8 @@ class FormerBinding(Struct, frozen=True):
         containers = ", ".join(sorted({grant.container for grant in self.holders}))
         return (
             f"pod {self.holders[0].pod} was bound to this node again with other GPUs, and its containers of the "
-            f"former binding ({containers}) may still use {cards}; this container starts when they have ended, or "
-            "delete the pod, so that it is placed again"
+            f"former binding ({containers}) may still use {cards}; this container starts when those have ended. "
+            "To place the pod again at once, delete it"
         )
 
 
@@ -325,18 +327,20 @@ class GrantStore:
             return [grant for (uid, _), grant in self._grants.items() if uid == pod_uid]
 
     def slot_owner(self, slot: str) -> Grant | None:
-        """The latest grant of a slot: the kubelet allocates a slot again when its pod has ended."""
+        """The latest grant of a slot. Several grants can have it, since the kubelet reuses a slot when its pod has
+        ended.
+        """
         with self._lock:
             grants = [grant for grant in self._grants.values() if slot in grant.slots]
         return max(grants, key=lambda grant: grant.granted_ns, default=None)
 
     def add(self, grant: Grant, totals: Mapping[str, int]) -> AddedGrant | GrantConflict:
-        """Add the grant unless a card is full, a device taken, or the pod has grants with other cards.
+        """Add the grant unless a card is full, a device is taken, or the pod has grants with other cards.
 
         totals: the MiB of this node's cards, by UUID.
 
-        When this returns an AddedGrant, the grant is on disk. Raises OSError; the grant then stays in memory, where the
-        next `add` and `drop_pod` find it.
+        When this returns an AddedGrant, the grant is on disk. If the write fails, raises OSError, and the grant stays
+        in memory, where the next `add` and `drop_grants_of_pod` find it.
         """
         return self._add_grant(
             grant,
@@ -352,9 +356,9 @@ class GrantStore:
         self._add_grant(grant, lambda: None, lambda: 0)
 
     def restore_files(self) -> None:
-        """Write grants again whose files were removed.
+        """Write the files of grants again if the files were removed.
 
-        Afterwards `problem` is the reason why grants cannot be written, "" if they can.
+        Afterwards `problem` is the reason why grants cannot be written, "" if grants can be written.
         """
         probe = self._folder.with_name(f".{self._folder.name}.probe")
         failures: list[OSError] = []
@@ -373,14 +377,15 @@ class GrantStore:
         self.problem = f"grants cannot be written to {self._folder}: {failures[0].strerror}" if failures else ""
 
     def epoch(self) -> int:
-        """The current epoch, for `drop_pod`: grants that are added later have a higher epoch."""
+        """The current epoch, for `drop_grants_of_pod`: grants that are added later have a higher epoch."""
         with self._lock:
             return self._epoch
 
-    def drop_pod(self, pod_uid: str, epoch: int) -> list[Grant]:
-        """Remove all grants of a pod, on disk first, unless a grant was added after `epoch`. Raises OSError.
+    def drop_grants_of_pod(self, pod_uid: str, epoch: int) -> list[Grant]:
+        """Remove all grants of a pod, on disk first, and return them. Raises OSError.
 
-        Returns the removed grants. Read `epoch` before you check that the pod's containers have ended.
+        If a grant was added after `epoch`, removes none. Read `epoch` before you check that the pod's containers have
+        ended.
         """
         with self._disk_lock(pod_uid):
             with self._lock:
@@ -405,7 +410,7 @@ class GrantStore:
     def undo_add(self, added: AddedGrant) -> None:
         """Undo `add` for a grant that was not delivered, unless its container has a newer grant. Raises OSError.
 
-        A restarted container gets its previous grant back, with which it can start without the API server.
+        A restarted container gets its previous grant back, so that it can start without the API server.
         """
         grant, previous = added.grant, added.previous
         with self._disk_lock(grant.pod_uid):
@@ -554,7 +559,7 @@ class GrantStore:
                 folder.rmdir()
 
     def _move_aside(self, path: Path, reason: str) -> None:
-        """Move a file or folder that cannot be read as a grant into another folder.
+        """Move a file or folder out of the store if it cannot be read as a grant.
 
         If the move fails, the file stays where it is: an unreadable file must not prevent the start of the plugin, and
         the next grant of the container replaces the file.

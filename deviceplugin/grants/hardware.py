@@ -1,4 +1,4 @@
-"""The cards and devices of this machine at one moment, by UUID, for comparison with grants."""
+"""The cards and devices of this node at one moment, by UUID, for comparison with grants."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from cardwise.gpus.protocol import GpuCard, Gpus
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The cards, and the other devices, of this machine at one moment, by UUID."""
+    """The cards, and the other devices, of this node at one moment, by UUID."""
 
     cards: Mapping[str, GpuCard]
     devices: Mapping[str, OtherDevice]

@@ -1,7 +1,7 @@
 """Waits until MPS is ready on a container's card before the container starts, and returns its MPS daemons.
 
-docs/design/0005-mps.md has the rules. Each start checks the rules by files on the node, without the API server.
-Only one fact is saved: that this node has an MPS manager.
+docs/design/0005-mps.md has the rules. Each start checks the rules with files on the node, without the API server. Only
+one fact is saved: that this node has an MPS manager.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class MpsNotReady(Exception):
 class Readiness:
     """Whether a container may start with MPS.
 
-    problem: why the container may not start now, "" if it may.
+    problem: why the container may not start now, "" if it may start.
     folders: the folders of the MPS daemons that the container gets.
     """
 
@@ -100,7 +100,7 @@ class MpsWait:
         return readiness
 
     def _required_state(self, grant: Grant) -> MpsState | None:
-        """The MPS state to wait for; None if MPS does not matter. Raises MpsNotReady."""
+        """The MPS state to wait for; None if the container starts without regard to MPS. Raises MpsNotReady."""
         if not grant.pod_shares:
             return None
         mode = _parse_pod_mode(grant.mps_mode, self._default_mode)
@@ -161,7 +161,7 @@ class MpsWait:
         )
 
     def _check_for_agent(self, grant: Grant, required_state: MpsState) -> Readiness:
-        """Check the start of the share agent, which waits for MPS by itself and only needs the daemons' folders."""
+        """Check the start of the share agent. The agent waits for MPS itself, so it only needs the daemons' folders."""
         if required_state is MpsState.OFF:
             return Readiness()
         shares_by_container = grant.assignment().containers.values()

@@ -1,8 +1,8 @@
 """PreStartContainer: identifies the container's pod, checks its assignment, adds its grant, and writes its CDI spec.
 
-This module chooses nothing: the kubelet's records name the container that has the slot, and the annotations that the
-extender wrote at bind name its cards. An error appears in the pod's events and the kubelet retries (it calls
-PreStartContainer at every start), so every refusal names the problem and the remedy.
+This module chooses no cards: the kubelet's records name the container that has the slot, and the annotations that the
+extender wrote at bind name the container's cards. An error appears in the pod's events, and the kubelet retries (it
+calls PreStartContainer at every start). So every refusal names the problem and the remedy.
 
 Theory of operation. One call takes these steps:
 
@@ -17,9 +17,9 @@ Theory of operation. One call takes these steps:
 If a step after step 6 fails, the grant stays: the kubelet tries again with the same slots, and until then no other pod
 may take the share. The grant is released when the pod has ended. Only an abandoned start removes it.
 
-Example: a card of 16276 MiB has grants of 8138 and 4096 MiB. A container with 4096 MiB is refused: 12234 + 4096 exceed
-16276. Its wait asks the runtime about the two holders; if the pod with 4096 MiB has ended, its grant is dropped and the
-container starts.
+Example: a card of 16276 MiB has grants of 8138 and 4096 MiB. A container with 4096 MiB does not fit: 12234 + 4096
+exceed 16276. While its start waits, the runtime is asked about the two holders. If the pod with 4096 MiB has ended, its
+grant is dropped and the container starts.
 """
 
 import contextlib
@@ -146,7 +146,7 @@ def build_grant(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
 
 
 def check_cards(shares: Sequence[CardShare], cards: Mapping[str, GpuCard]) -> None:
-    """Check that the cards are on this node and not smaller than their shares. Pure. Raises StartRefused."""
+    """Check that the cards are on this node, and are large enough for their shares. Pure. Raises StartRefused."""
     requested: dict[str, int] = defaultdict(int)
     for share in shares:
         card = cards.get(share.uuid)
@@ -180,9 +180,9 @@ def check_devices(granted_devices: Sequence[GrantedDevice], devices: Mapping[str
 def check_sandboxes(grant: Grant, sandboxes: Iterable[Sandbox]) -> None:
     """Check that the pod's ready sandbox was made for the binding of the grant. Pure. Raises StartRefused.
 
-    Only nodes without CDI need this check: there the kubelet sets the container's cards by the annotations in its own
-    copy of the pod. After a restore of etcd that copy may still have the annotations of a former binding. The sandbox's
-    annotations are never newer than the kubelet's.
+    Only nodes without CDI need this check: there the kubelet sets the container's cards from the annotations in its own
+    copy of the pod. After a restore of etcd that copy may still have the annotations of a former binding. The
+    annotations of the sandbox are never newer than the annotations in the kubelet's copy.
     """
     ready = [sandbox for sandbox in sandboxes if sandbox.pod_uid == grant.pod_uid and sandbox.ready]
     if not ready:
@@ -196,7 +196,7 @@ def check_sandboxes(grant: Grant, sandboxes: Iterable[Sandbox]) -> None:
                 continue
         raise StartRefused(
             f"pod {grant.pod} was bound to this node again with other GPUs, and the kubelet may give its containers "
-            "those of the former binding; delete the pod, so that it is placed again"
+            "the GPUs of the former binding; delete the pod, so that it is placed again"
         )
 
 
@@ -259,7 +259,7 @@ class PreStart:
     def __call__(self, slots: Sequence[str], is_active: IsActive) -> Grant:
         """Add the grant of the container that has these slots, and write its CDI spec. Raises StartRefused.
 
-        Kubelets since 1.35 abandon the call if the pod is deleted meanwhile. Then nothing is granted; otherwise a pod
+        Kubelets since 1.35 abandon the call if the pod is deleted during the call. Then nothing is granted, since a pod
         whose containers never start would hold the card.
         """
         started = self._clock.now()
@@ -330,7 +330,7 @@ class PreStart:
     ) -> tuple[Grant, NodePod | None]:
         """Build the grant to add.
 
-        Also returns its pod, None if only the grant on disk is known. Raises StartRefused.
+        Also returns the container's pod; None if only the grant on disk is known. Raises StartRefused.
         """
         previous = self._grants.get(uid, container.container)
         try:
@@ -377,10 +377,10 @@ class PreStart:
                 )
 
     def _check_adopted(self, grant: Grant, deadline: float) -> None:
-        """Refuse the start while a running container may have no grant yet, so that its card would count as free.
+        """Refuse the start while a running container may have no grant yet. Raises StartRefused.
 
-        A pod with a grant of the same binding takes no more of its card, so its containers may restart even while the
-        API server is away. Raises StartRefused.
+        Without that grant, the running container's card would count as free. A pod that already has a grant of the same
+        binding takes no more of its card, so its containers may restart even while the API server is away.
         """
         if self._has_adopted() or any(map(grant.has_same_binding, self._grants.grants_of_pod(grant.pod_uid))):
             return
@@ -415,7 +415,7 @@ class PreStart:
         return self._grants.add(grant, totals)
 
     def _reserve_wait(self, grant: Grant) -> contextlib.AbstractContextManager[Callable[[], bool]]:
-        """Reserve a wait slot for a start that waits, as `WaitSlots.reserve`."""
+        """Reserve a wait slot for a start that waits; see `WaitSlots.reserve`."""
         uuids = [share.uuid for share in grant.shares] + [device.uuid for device in grant.devices]
         return self._wait_slots.reserve(grant.namespace, tuple(sorted(uuids)))
 

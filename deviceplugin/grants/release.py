@@ -1,19 +1,19 @@
 """Releases the grants of a pod once the API server reports that it has ended and the runtime has no container of it.
 
-Two more kinds of pods count as ended here: a pod that is bound to another node, because this machine had that node's
+Two more kinds of pods are treated as ended: a pod that is bound to another node, because this machine had that node's
 name before (docs/design/0031), and a pod that is pending again, because etcd was restored from a backup. Either pod may
 be bound here later under the same UID, and a restored API server may have a deleted pod again. So a grant is dropped
 only if the API server reports the end in the same pass, and if the grant was not added after the pass began
-(`GrantStore.drop_pod`).
+(`GrantStore.drop_grants_of_pod`).
 
-Both conditions are needed. The API server forgets a force-deleted pod while its containers still use the card; the
-runtime cannot distinguish a container between two restarts from a container that has ended for good. Together they
+Both reports are needed. The API server forgets a force-deleted pod while its containers still use the card. The runtime
+cannot distinguish a container between two restarts from a container that has ended for good. Both reports together
 always suffice, also for a pod whose containers never started. The shares of a terminating pod, whose object is deleted
 but whose containers run, are published as `reported`.
 
 A pod that is bound here again with other cards has two bindings on this node: its grants belong to the former binding
-until the containers of that binding have ended. Until then each card counts with the larger amount of both bindings:
-if the grants have more of a card than the assignment, the amount of the grants is published as `reported`.
+until the containers of that binding have ended. Until then the pod holds of each card the larger amount of both
+bindings. If the grants have more of a card than the assignment, the amount of the grants is published as `reported`.
 The pod's grants are dropped once the runtime has neither a sandbox nor a container of the pod, or when its next
 container starts and no container with a share runs.
 """
@@ -45,7 +45,7 @@ _READ_BUDGET_SECONDS = 3.0  # time in a pass after which no further read of a po
 def reported_shares(grants: Iterable[Grant]) -> dict[str, list[ContainerShare]]:
     """The shares of these grants, by UUID of the card or device; one entry for each container. Pure.
 
-    The entries are not summed by pod, since quotas and cards count containers.
+    The entries are not summed per pod, since quotas and cards count containers.
     """
     reported: dict[str, list[ContainerShare]] = defaultdict(list)
     for pod in sorted(merge_by_pod(grants), key=lambda grant: grant.pod_uid):
@@ -60,9 +60,9 @@ def reported_shares(grants: Iterable[Grant]) -> dict[str, list[ContainerShare]]:
 
 
 def find_former_cards(pod: NodePod, grants: Iterable[Grant]) -> set[str]:
-    """The UUIDs of cards and devices that the pod's grants have from a former binding. Pure.
+    """The UUIDs of the cards and devices of which the pod's grants have more than its assignment. Pure.
 
-    Of each of these cards and devices, the grants have more than the pod's assignment.
+    The grants have these cards and devices from a former binding.
     """
     try:
         assignment = codec.decode(pod.annotations)
@@ -113,7 +113,7 @@ class Releaser:
 
     @property
     def problem(self) -> str:
-        """Why shares cannot be released at present, "" if they can."""
+        """Why shares cannot be released at present, "" if they can be released."""
         return self._runtime_problem
 
     def release_ended(self, pod_uids: set[str]) -> bool:
@@ -122,7 +122,7 @@ class Releaser:
         epoch = self._grants.epoch()
         with self._lock:
             known_ended = pod_uids & self._ended_passes.keys()
-        ended_by_uid = self._find_ended_pods(pod_uids, known_ended)
+        ended_by_uid = self._ended_by_uid(pod_uids, known_ended)
         ended = {uid for uid, has_ended in ended_by_uid.items() if has_ended}
         self._unmark_ended(uid for uid, has_ended in ended_by_uid.items() if has_ended is False)
         all_answered = None not in ended_by_uid.values()
@@ -145,7 +145,7 @@ class Releaser:
             self._mark_ended(uid, live_containers[uid])
         stopped = ended - live_containers.keys()
         for uid, has_ended in (
-            dict.fromkeys(stopped, True) | self._read_pods(self._read_has_ended, stopped & known_ended)
+            dict.fromkeys(stopped, True) | self._answers_by_uid(self._read_has_ended, stopped & known_ended)
         ).items():
             if has_ended:
                 self._drop_grants(uid, epoch)
@@ -153,7 +153,7 @@ class Releaser:
                 all_answered = False
             else:
                 self._unmark_ended((uid,))
-        for uid, is_bound_again in self._read_pods(
+        for uid, is_bound_again in self._answers_by_uid(
             self._read_former_binding, bound_again - live_containers.keys()
         ).items():
             if is_bound_again:
@@ -165,8 +165,8 @@ class Releaser:
     def release_former_binding(self, uid: str) -> None:
         """Release all grants of a pod if none of its containers with a share runs.
 
-        Call it only while the pod's next container starts: then no other container of the pod is about to start. A
-        running share agent also prevents the release, since it gives the containers the former shares.
+        Call this only while the pod's next container starts: then no other container of the pod is about to start. A
+        running share agent also prevents the release, since it still publishes the former shares to the containers.
         """
         epoch = self._grants.epoch()
         try:
@@ -191,8 +191,8 @@ class Releaser:
         self._publish_reported_shares(complete=all_answered and complete)
         self._delivery.remove_unused_specs(self._grants)
 
-    def _find_ended_pods(self, uids: Collection[str], known_ended: Collection[str]) -> dict[str, bool | None]:
-        """Whether each pod has certainly ended, or is not bound here; None if the API server does not answer.
+    def _ended_by_uid(self, uids: Collection[str], known_ended: Collection[str]) -> dict[str, bool | None]:
+        """Whether each pod has certainly ended or is not bound here, by UID; None if the API server does not answer.
 
         known_ended: UIDs of pods whose end an earlier pass has observed. Only a consistent read can show that such a
             pod is bound here again, since the watch may show an older state.
@@ -209,10 +209,10 @@ class Releaser:
                 ended_by_uid[uid] = pod.finished
             else:
                 uncertain.append(uid)
-        return ended_by_uid | self._read_pods(self._read_has_ended, uncertain)
+        return ended_by_uid | self._answers_by_uid(self._read_has_ended, uncertain)
 
-    def _read_pods(self, read_pod: Callable[[str], bool | None], uids: Collection[str]) -> dict[str, bool | None]:
-        """Read these pods from the API server, several at once.
+    def _answers_by_uid(self, read_pod: Callable[[str], bool | None], uids: Collection[str]) -> dict[str, bool | None]:
+        """Call `read_pod` for each of these pods, for several at once; returns its answers by UID.
 
         No read begins after `_READ_BUDGET_SECONDS`; the remaining pods get None. If the API server hangs, each read
         takes its whole timeout, and a container may be waiting to start.
@@ -228,7 +228,7 @@ class Releaser:
             return dict(zip(uids, pool.map(read_in_time, uids), strict=True))
 
     def _read_has_ended(self, uid: str) -> bool | None:
-        """Whether one pod has ended, by a consistent read; None if the API server does not answer.
+        """Whether one pod has ended, according to a consistent read; None if the API server does not answer.
 
         The read shows each Binding that the kubelet has acted on, even if the reflector has not seen it yet.
         """
@@ -267,7 +267,7 @@ class Releaser:
         return set() if pod is None or pod.finished else find_former_cards(pod, self._grants.grants_of_pod(uid))
 
     def _may_have_share(self, uid: str, container: str) -> bool:
-        """Whether the container has a share by its pod's grants."""
+        """Whether the container may have a share, according to its pod's grants."""
         grants = self._grants.grants_of_pod(uid)
         if any(grant.container == container and grant.has_container_shares for grant in grants):
             return True
@@ -276,7 +276,7 @@ class Releaser:
         return key is None or any(key in grant.keys for grant in grants)
 
     def _unmark_ended(self, uids: Iterable[str]) -> None:
-        """Treat these pods as not ended, since they are bound here (again), so that their shares are not reported."""
+        """Treat these pods as not ended, so that their shares are not reported: the pods are bound here (again)."""
         with self._lock:
             for uid in uids:
                 self._ended_passes.pop(uid, None)
@@ -297,7 +297,7 @@ class Releaser:
     def _drop_grants(self, uid: str, epoch: int) -> None:
         pod_name = next((grant.pod for grant in self._grants.grants_of_pod(uid)), "")
         try:
-            dropped = self._grants.drop_pod(uid, epoch)
+            dropped = self._grants.drop_grants_of_pod(uid, epoch)
         except OSError as error:
             _log.error("failed to remove a grant; trying again", pod=pod_name, uid=uid, error=str(error))
             return

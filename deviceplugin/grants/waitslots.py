@@ -1,15 +1,16 @@
-"""Wait slots: without one, a start may not wait. A node has 16, shared fairly by namespaces and, within a namespace, by
-cards.
+"""Wait slots: a container's start may wait for MPS only with a slot. A node has 16 slots. They are shared fairly among
+namespaces, and within a namespace among cards.
 
 Theory of operation. A start waits in a thread of the gRPC server. The number of slots is limited, since other threads
-must stay free for Allocate. While a slot is free, any start gets it. If none is free, a start takes a slot of a
-larger owner (`RecentUse`). This is the namespace with the most slots; if that is the start's own namespace, it is the
-card of this namespace with the most slots. Of this owner's starts, the start that has waited longest loses its slot:
-it is refused, and the kubelet tries it again. If no owner is larger, the new start does not wait.
+must stay free for Allocate. While a slot is free, any start gets it. If no slot is free, a start takes a slot of a
+larger owner (`RecentUse`). The larger owner is the namespace with the most slots; if this is the start's own namespace,
+it is the card of this namespace with the most slots. Of the larger owner's starts, the start that has waited longest
+loses its slot: that start is refused, and the kubelet tries it again. If no owner is larger, the new start does not
+wait.
 
-Example: namespace A has all 16 wait slots, for starts on a card whose MPS daemon it ends again and again. A start of
-namespace B on another card takes one of them. The next start of A on its card does not wait: A has 15 slots, and no
-owner has more. Starts of B, C and D may go on to take slots until each of the four has 4.
+Example: namespace A has all 16 wait slots, for starts on a card whose MPS daemon A ends again and again. A start of
+namespace B on another card takes one of these slots. The next start of A on its card does not wait: A has 15 slots, and
+no owner has more. Starts of B, C and D may go on to take slots until each of the four has 4.
 """
 
 import contextlib

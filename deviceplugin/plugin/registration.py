@@ -38,7 +38,7 @@ SocketIdentity = tuple[int, int, int]
 
 
 def socket_identity(socket: Path) -> SocketIdentity | None:
-    """The identity of the socket at this path, None without a socket. The inode alone is not enough: it is reused."""
+    """The identity of the socket at this path, None without a socket. It is more than the inode, which is reused."""
     try:
         status = socket.stat()
     except OSError:
@@ -53,8 +53,8 @@ class RegistrationState:
     kubelet: the identity of the present kubelet.sock, None without a kubelet.sock.
     registered_kubelet: the identity of the kubelet.sock with which the plugin is registered.
     has_own_socket: whether the plugin's socket exists.
-    no_stream_seconds: how long the kubelet has had no open stream, None if it has one.
-    zero_slots_seconds: how long the node has reported 0 slots, None if it does not.
+    no_stream_seconds: how long the kubelet has had no open stream, None while a stream is open.
+    zero_slots_seconds: how long the node has reported 0 slots, None while it reports more.
     """
 
     kubelet: SocketIdentity | None
@@ -65,7 +65,7 @@ class RegistrationState:
 
 
 def reregister_reason(state: RegistrationState) -> str:
-    """Why the plugin has to register (again), "" if it need not, or cannot because no kubelet runs. Pure."""
+    """Why the plugin has to register (again). "" if it need not register, or if no kubelet runs. Pure."""
     if state.kubelet is None:
         return ""
     if state.registered_kubelet is None:
@@ -89,7 +89,7 @@ class Registration:
     """Keeps the plugin registered, in one thread.
 
     folder: the kubelet's folder of sockets.
-    create_server: creates the server of a socket; returns None while the container runtime has not answered.
+    create_server: creates the server for a socket; returns None while the container runtime has not answered.
     share_allocatable: returns the node's allocatable slots as the kubelet reports them, "" if unknown.
     """
 
@@ -129,7 +129,7 @@ class Registration:
 
     @property
     def problem(self) -> str:
-        """Why the plugin is not registered at present, "" if it is."""
+        """Why the plugin is not registered at present, "" if it is registered."""
         server = self._server
         if self._registered_kubelet is None or server is None:
             return f"not registered with the kubelet at {self._kubelet_socket}"
@@ -197,6 +197,6 @@ class Registration:
             server.stop(grace)
 
     def _remove_stale_sockets(self) -> None:
-        """Remove the sockets of earlier, killed processes of this plugin, which runs only once on a node."""
+        """Remove the sockets of earlier processes of this plugin that were killed. Only one plugin runs on a node."""
         for path in self._folder.glob(f"{SOCKET_PREFIX}*.sock"):
             path.unlink(missing_ok=True)

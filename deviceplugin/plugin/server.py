@@ -134,7 +134,7 @@ class PluginServer:
 
 
 class _InvalidRequest(Exception):
-    """A request that no kubelet makes."""
+    """A request that a correct kubelet does not send."""
 
 
 def _handle_call(

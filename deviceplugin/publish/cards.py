@@ -1,6 +1,6 @@
-"""The desired objects of this node's cards and devices: node capacities, and an ExtendedResource for each. Pure.
+"""The desired node capacities, and the desired ExtendedResource of each card and device of this node. Pure.
 
-`inventory` writes them to the API server.
+`inventory` writes these objects to the API server.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ def card_capacities(card_sizes: Collection[int], pods: Iterable[NodePod], core: 
     core: percent of each card's SMs that may be allocated.
 
     A capacity is never below the requests of the node's living pods: a kubelet that restarts admits its pods again and
-    fails the pods that do not fit. So a card that was removed from the machine counts until its pods have ended.
+    fails the pods that do not fit. So the capacity includes a removed card until the card's pods have ended.
     """
     totals = {
         names.GPU_MEM: sum(card_sizes),
@@ -57,7 +57,7 @@ def class_capacities(
     pods: Iterable[NodePod],
     current: Mapping[str, str],
 ) -> dict[str, str]:
-    """The node's capacities for ResourceClasses: the maximum number that containers can request at once.
+    """The node's capacities for ResourceClasses: the maximum amounts that containers can request at once.
 
     classes_by_card: MiB and classes of each card and device; None while unknown, which keeps `current`.
     current: the node's present capacities.
@@ -114,7 +114,7 @@ def selector_labels(spec: Mapping[str, Any], resource: ExtendedResource | None) 
 
 
 def accelerator_label(cards: Iterable[GpuCard]) -> str:
-    """The value of the node's label `accelerator`, "" unless all its cards are of one model."""
+    """The value of the node's label `accelerator`: the model of its cards, "" if they have different models."""
     models = {card.model for card in cards}
     return classes.accelerator_of_model(models.pop()) if len(models) == 1 else ""
 
@@ -172,7 +172,7 @@ def is_owned(resource: ExtendedResource, node: str, node_uid: str) -> bool:
 
 
 def build_status(health: Health, access: str, reported: Sequence[ContainerShare]) -> Json:
-    """The status fields of an ExtendedResource that the device plugin owns. Other components own the rest."""
+    """The fields of an ExtendedResource's status that the device plugin owns. Other components own the other fields."""
     return {
         "health": "Healthy" if health.healthy else "Unhealthy",
         "reason": wording.sanitize_message(health.reason),
@@ -190,7 +190,7 @@ def build_statuses(
     """Build the statuses of cards and devices, by UUID.
 
     health_by_uuid: the health of the present cards and devices.
-    missing_resources: the kept ExtendedResources whose card or device is not on this machine.
+    missing_resources: the kept ExtendedResources whose card or device is not on this node.
     reported_shares: returns the reported shares by UUID; if they are unknown (None), the status is left out.
     """
     all_health = {
@@ -209,7 +209,9 @@ def build_statuses(
 
 
 def observed_status(resource: ExtendedResource) -> Json:
-    """The status fields of an existing ExtendedResource that the device plugin owns, as `build_status` returns them."""
+    """The fields that the device plugin owns in an existing ExtendedResource's status, as `build_status` returns
+    them.
+    """
     observed = resource.status
     return build_status(
         Health(observed.health == "Healthy", observed.reason), observed.gpu_access, observed.reported or ()

@@ -17,14 +17,14 @@ from cardwise.runtime.replacing import replace_file
 _log = structlog.get_logger(__name__)
 
 
-_UNREADABLE_REASON = "another version of Cardwise has written why"
+_UNREADABLE_REASON = "the reason was written by another version of Cardwise"
 
 
 class Cordons:
     """The saved cordons. Not thread-safe.
 
-    A card whose entry cannot be read, such as one of another version, counts as cordoned. If the whole file cannot be
-    read, no card counts as cordoned, and the file is copied.
+    A card whose entry cannot be read, for example an entry of another version, is treated as cordoned. If the whole
+    file cannot be read, no card is treated as cordoned, and a copy of the file is kept.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,7 +1,7 @@
 """Detects that the kubelet still accounts gpu-mem to gpushare's device plugin, which served this node before.
 
-The kubelet does so for five minutes after that plugin has ended, and while a pod runs that got its share from that
-plugin. In that time the kubelet fails each new pod that requests gpu-mem (UnexpectedAdmissionError, permanently), since
+The kubelet does so for five minutes after that plugin has ended, and as long as a pod with a share from that plugin
+runs. In that time the kubelet fails each new pod that requests gpu-mem (UnexpectedAdmissionError, permanently), since
 no plugin offers devices for gpu-mem. So no card is shared in that time: new pods wait, and running pods stay.
 """
 
@@ -45,10 +45,10 @@ def parse_checkpoint(content: bytes) -> GpuMemRecord:
 
 
 def sharing_problem(record: GpuMemRecord, living_uids: Collection[str]) -> str:
-    """Why the cards cannot be shared yet, "" if they can. Pure.
+    """Why the cards cannot be shared yet, "" if they can be shared. Pure.
 
-    living_uids: UIDs of the pods that are not finished. The kubelet drops other holders before it next allocates a
-        device.
+    living_uids: UIDs of the pods that are not finished. Before the kubelet next allocates a device, it drops the
+    holders that are not in this list.
     """
     if record.devices:
         return f"another device plugin offers {names.GPU_MEM} on this node, as gpushare's does: remove it there"
@@ -60,14 +60,14 @@ def sharing_problem(record: GpuMemRecord, living_uids: Collection[str]) -> str:
         return ""
     return (
         f"the kubelet has not forgotten gpushare's device plugin yet ({names.GPU_MEM}): it does so five minutes after "
-        "the plugin's end, if it is not restarted meanwhile"
+        "that plugin's end, unless the kubelet is restarted before"
     )
 
 
 class GpushareHandover:
     """Checks whether the kubelet has forgotten gpushare's device plugin.
 
-    Reads the checkpoint only after a change: with gpushare's plugin, the checkpoint has megabytes.
+    Reads the checkpoint only after a change, since with gpushare's plugin the file has megabytes.
 
     Instead of waiting, an administrator may stop the kubelet, remove the checkpoint, and start the kubelet again. Such
     a kubelet starts containers without a grant until our plugin has registered with it. So on a node that gpushare
@@ -82,7 +82,7 @@ class GpushareHandover:
         self._lock = threading.Lock()
 
     def sharing_problem(self, living_uids: Iterable[str]) -> str:
-        """Why the cards cannot be shared yet, by the present checkpoint; "" if they can."""
+        """Why the cards cannot be shared yet, according to the present checkpoint; "" if they can be shared."""
         with self._lock:
             self._read_checkpoint()
             if not self._is_waiting and self._record.devices is None and not self._record.holders:

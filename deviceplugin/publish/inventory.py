@@ -1,7 +1,7 @@
 """Reconciles this node's capacities and ExtendedResources in the API server, and activates parked pods.
 
-Compares the desired objects (`cards`) with those in the API server and patches the difference, continuously: a kubelet
-that registers again sets capacities that it does not know to 0, and people edit objects.
+Compares the desired objects (`cards`) with the objects in the API server, and patches the difference. Does so
+continuously, since a kubelet that registers again sets capacities that it does not know to 0, and people edit objects.
 """
 
 import threading
@@ -46,8 +46,8 @@ _RETRY_SECONDS = 0.1
 _ACTIVATE_DELAY = 0.3
 
 
-def _project_own(node: str) -> Callable[[bytes], tuple[str, ExtendedResource] | None]:
-    """Keep the ExtendedResources of this node's cards and devices.
+def _node_resources_projection(node: str) -> Callable[[bytes], tuple[str, ExtendedResource] | None]:
+    """Return a function for the watch that reads the ExtendedResources of this node and drops all others.
 
     The watch selects objects by label, but an object of another node can have the same label.
     """
@@ -123,7 +123,7 @@ class NodePublisher:
         self._resources: Reflector[ExtendedResource] = Reflector(
             client,
             paths.extendedresources(),
-            _project_own(node),
+            _node_resources_projection(node),
             WakeHandler(self._loop.wake),
             query=paths.label_query(names.NODE_LABEL, node),
             name="extendedresources",
@@ -194,9 +194,10 @@ class NodePublisher:
         )  # last: no component of Cardwise depends on the label
 
     def _reported_shares_lookup(self) -> Callable[[str], Sequence[ContainerShare] | None]:
-        """A function that returns the reported shares of a card or device by UUID, None if they are unknown.
+        """A function that returns the reported shares of the card or device with a UUID, None if they are unknown.
 
-        Until this process knows them, it returns the shares in the published status, which an earlier process wrote.
+        Until this process knows the reported shares, the function returns the published ones, which an earlier process
+        wrote.
         """
         reported = self._reported_shares()
         if reported is not None:
@@ -206,7 +207,7 @@ class NodePublisher:
         }.get
 
     def _list_missing_resources(self, present_uuids: set[str]) -> tuple[list[ExtendedResource], list[ExtendedResource]]:
-        """List ExtendedResources whose card or device is no longer on this machine: those in use, and unused ones."""
+        """Two lists of ExtendedResources whose card or device is no longer on this node: in use by pods, and unused."""
         missing = [
             resource
             for resource in self._resources.store.snapshot().values()
@@ -229,7 +230,7 @@ class NodePublisher:
         return self.node.update_capacities(facts, desired)
 
     def _classes_of_cards(self, specs: list[Json]) -> list[tuple[MiB, list[ResourceClass]]] | None:
-        """The memory in MiB and the classes of each card and device; None while the classes are unknown."""
+        """For each card and device, its memory in MiB and its classes; None while the classes are unknown."""
         classifier = self._classes.classifier()
         if classifier is None:
             return None
@@ -306,7 +307,7 @@ class NodePublisher:
         return False
 
     def _find_other_owner(self, path: str) -> str | None:
-        """The other node that an ExtendedResource belongs to; None if it is this node's or has no owner."""
+        """The other node that owns the ExtendedResource at this path; None if this node or no node owns it."""
         try:
             node = self._client.get(path).get("spec", {}).get("node")
         except errors.NotFound:
@@ -323,7 +324,7 @@ class NodePublisher:
     def _report_card_of_other_node(self, name: str, node: str) -> None:
         """Report that another node owns the object of a card, so that this node may not write it.
 
-        The other node reports the same UUID, or is this machine under its former name.
+        Either the other node has a card with the same UUID, or it is this machine under its former node name.
         """
         remedy = command("if the GPU is not there, kubectl delete extendedresource {name}", name=name)
         text = f"ExtendedResource {name} belongs to a GPU of node {node}, so this node cannot publish its own; {remedy}"
@@ -355,7 +356,7 @@ class NodePublisher:
         return False
 
     def _delete_resource(self, resource: ExtendedResource) -> None:
-        """Delete the ExtendedResource of a card or device that was removed from the machine."""
+        """Delete the ExtendedResource of a card or device that was removed from the node."""
         uid = resource.metadata.uid
         path = paths.extendedresources(resource.metadata.name)
         if not self._writes.may_write(f"DELETE {path} {uid}"):

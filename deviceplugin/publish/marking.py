@@ -1,8 +1,8 @@
 """Marks granted pods: ALIYUN_COM_GPU_MEM_ASSIGNED becomes "true", as gpushare's tools expect.
 
-Marks are written in the background, since no container may wait for the API server. The extender reads the mark as "the
-pod has started": if a card is overcommitted, it does not evict a marked pod (`extender/controllers/overcommit.py`). The
-command line shows the mark.
+Marks are written in the background, since no container may wait for the API server. For the extender, the mark means
+that the pod has started: if a card is overcommitted, the extender does not evict a marked pod
+(`extender/controllers/overcommit.py`). The command line shows the mark.
 """
 
 import threading

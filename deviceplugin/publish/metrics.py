@@ -25,7 +25,8 @@ FAILURES = Counter(
 GRANTS = Gauge("cardwise_grants", "Containers on this node that hold a share")
 TERMINATING_SHARES = Gauge("cardwise_terminating_shares", "Shares of terminating pods")
 UNKNOWN_HOLDERS = Gauge(
-    "cardwise_unknown_holders", "Pods that ran at the start and may hold a share that no readable assignment names"
+    "cardwise_unknown_holders",
+    "Pods that ran at the start and may hold a share, but have no readable assignment",
 )
 UNREADABLE = Gauge("cardwise_unreadable_grants", "Grants on disk that could not be read at the start")
 
@@ -50,14 +51,14 @@ _CARD_METRICS: tuple[tuple[str, str, Callable[[CardLoad], float]], ...] = (
     ),
     (
         "cardwise_gpu_healthy",
-        "1 while the GPU takes new shares, 0 while it is unhealthy.",
+        "1 while the GPU accepts new shares, 0 while it is unhealthy.",
         lambda level: level.healthy,
     ),
 )
 
 
 class CardCollector(Collector):
-    """Collects one sample for each card and metric at each scrape; none until `read_loads` is set."""
+    """Collects one sample for each card and metric at each scrape; no samples until `read_loads` is set."""
 
     def __init__(self) -> None:
         self.read_loads: Callable[[], Iterable[CardLoad]] = tuple
@@ -81,7 +82,7 @@ def connect_gauges(
     unreadable: int,
     cards: Callable[[], Iterable[CardLoad]],
 ) -> None:
-    """Connect the gauges to the functions that are called at each scrape."""
+    """Set the functions that the gauges call at each scrape."""
     GRANTS.set_function(grants)
     TERMINATING_SHARES.set_function(reported_shares)
     UNREADABLE.set(unreadable)

@@ -1,7 +1,7 @@
 """The Node object of this node: its capacities, its label `accelerator`, and whether NVIDIA's device plugin serves it.
 
 Other components write this object too: a kubelet that registers again sets capacities that it does not know to 0,
-NVIDIA's device plugin has a capacity of its own, and people set labels.
+NVIDIA's device plugin sets its own capacity, and people set labels.
 """
 
 from collections.abc import Callable, Mapping
@@ -77,8 +77,8 @@ def _expand_suffix(amount: str) -> str:
 def label_change(desired: str, label: str | None, last_written_label: str | None) -> dict[str, Any]:
     """The metadata change that sets the label to `desired` ("": removes it), {} if no change is due. Pure.
 
-    A label that differs from `last_written_label` was set by another program or a person. It stays, and the annotation
-    is removed, since the program or person may later set the same value that we once wrote.
+    A label that differs from `last_written_label` was set by another program or a person. Then the label stays, and the
+    annotation that records our last value is removed: the program or person may later set that same value.
     """
     is_foreign = label is not None and label != last_written_label
     new_label = label if is_foreign else desired or None
@@ -92,7 +92,7 @@ def label_change(desired: str, label: str | None, last_written_label: str | None
 
 
 class OwnNode:
-    """The Node object of this machine, kept by a reflector.
+    """The Node object of this node, kept up to date by a reflector.
 
     is_split: whether --gpus divides the node's cards between Cardwise and NVIDIA's device plugin, which may then
     serve the node too.
@@ -148,11 +148,11 @@ class OwnNode:
         return facts.share_allocatable if facts is not None else ""
 
     def nvidia_problem(self) -> str:
-        """Why no card may be shared because NVIDIA's device plugin serves the node, "" if it does not."""
+        """If NVIDIA's device plugin serves the node, a text that says why no card may be shared; else ""."""
         return self._nvidia_problem(self.facts)
 
     def update_capacities(self, facts: NodeFacts, desired: Mapping[str, str]) -> bool:
-        """Write the capacities unless the node has exactly these. Returns whether the node had them already."""
+        """Write the capacities unless the node has exactly these. Returns whether no write was needed."""
         if facts.capacity == desired:
             return True
         # Null removes a class without cards: with a capacity of 0, the kubelet would fail pods that request 0 of it.
@@ -206,7 +206,7 @@ class OwnNode:
         self._client.patch(paths.nodes(self._name), change, "merge")
 
     def withdraw_slots(self) -> None:
-        """Set the node's allocatable slots to 0. The kubelet would do so too, but only at its next report."""
+        """Set the node's allocatable slots to 0, without waiting for the kubelet's next report."""
         change = {"status": {"allocatable": {names.SHARE: "0"}}}
         try:
             self._client.patch(paths.nodes(self._name, "status"), change, "strategic", timeout=2.0)

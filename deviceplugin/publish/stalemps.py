@@ -1,8 +1,8 @@
 """Clears the MPS status of this node's cards when no MPS manager runs any more, so that no MPS pod is placed here.
 
 A manager that crashes leaves its last status: the card looks ready forever, but no container starts on it. The device
-plugin reads from files on the node whether a manager runs. With `--mps=off` no manager will come back: then an earlier
-manager's status is removed, except from a card that it left closed (in compute mode EXCLUSIVE_PROCESS).
+plugin reads from files on the node whether a manager runs. With `--mps=off` no manager will come back: then the status
+of an earlier manager is removed, except from a card that this manager left closed (in compute mode EXCLUSIVE_PROCESS).
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class StaleMpsStatus:
         self._stale_since: dict[str, float] = {}  # by UUID
 
     def correct_status(self, resource: ExtendedResource) -> Json:
-        """The merge patch that corrects a card's status, {} if none is needed."""
+        """Returns the merge patch that corrects a card's status, {} if the status needs no correction."""
         mps_status, uuid = resource.status.mps, resource.spec.uuid
         if self._default_mode is Mode.OFF:
             return self._correct_without_manager(mps_status, uuid)

@@ -24,7 +24,7 @@ class WriteLimiter:
         self._write_times: dict[str, float] = {}  # key -> time in seconds
 
     def may_write(self, key: str) -> bool:
-        """Whether a write may be made now; if so, it counts as made.
+        """Whether a write may be made now. If so, records the write, so the caller must make it.
 
         key: identifies the write: the same key means the same content.
         """

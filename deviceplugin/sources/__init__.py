@@ -1,4 +1,4 @@
-"""Clients of the kubelet, the container runtime and the API server, which only read.
+"""Clients that read from the kubelet, the container runtime and the API server.
 
 Input: responses. Output: records of pods, containers and slots.
 

@@ -1,4 +1,4 @@
-"""Unary gRPC calls by the service descriptors that are generated with the messages (`deviceplugin.api`)."""
+"""Makes unary gRPC calls, using the service descriptors that are generated with the messages (`deviceplugin.api`)."""
 
 import threading
 from pathlib import Path

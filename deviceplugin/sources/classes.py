@@ -24,7 +24,7 @@ def _project(content: bytes) -> tuple[str, ResourceClass | Unreadable]:
 
 
 class Classes:
-    """The ResourceClasses, kept by a reflector.
+    """The ResourceClasses, kept up to date by a reflector.
 
     on_change: called from the reflector's thread on every change.
     """
@@ -43,7 +43,7 @@ class Classes:
         self._reflector.stop()
 
     def classifier(self) -> Classifier | None:
-        """A classifier of the current classes; None until they are known."""
+        """A classifier with the current classes; None until the classes are known."""
         if not self._reflector.synced.is_set():
             if self._reflector.errors and not self._warned_missing:
                 self._warned_missing = True

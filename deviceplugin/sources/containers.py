@@ -66,9 +66,9 @@ class RuntimeContainers:
     def live_containers(self, pod_uids: Collection[str]) -> dict[str, set[str]]:
         """The names of the live containers of each of these pods, by pod UID; "" stands for the pod's sandbox.
 
-        A container that was created but has not started, or whose state is unknown, counts as alive. A ready sandbox
-        counts, because the kubelet may be about to create a container in it; in any other sandbox no container can
-        start. Pods without live containers are left out. Raises RuntimeUnavailable.
+        A container that was created but has not started, or whose state is unknown, is treated as alive. A ready
+        sandbox is also treated as alive, because the kubelet may be about to create a container in it. In any other
+        sandbox no container can start. Pods without live containers are left out. Raises RuntimeUnavailable.
         """
         selector = {UID_LABEL: next(iter(pod_uids))} if len(pod_uids) == 1 else {}
         containers = wire.ListContainersRequest(filter=wire.ContainerFilter(label_selector=selector))
@@ -129,7 +129,7 @@ class RuntimeContainers:
 
 
 def serves_cdi(facts: RuntimeFacts) -> bool:
-    """Whether the runtime applies CDI devices: by its settings, else by its version."""
+    """Whether the runtime supports CDI devices, according to its settings, else according to its version."""
     return cdiruntimes.has_cdi(facts.name, facts.version) if facts.cdi is None else facts.cdi
 
 

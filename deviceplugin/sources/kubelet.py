@@ -1,9 +1,9 @@
 """Reads from the kubelet which container has a slot: PodResources names the pod, the device checkpoint has its UID.
 
 Allocate and PreStartContainer pass only device IDs. Sharing systems that guess the pod from these IDs swap the cards of
-equal pods (gpushare-scheduler-extender #220, HAMi #404). Neither source is enough alone: PodResources has no UID, and a
-new pod may have the same name by now; the checkpoint has no pod name. Both must agree. Each caller gets the response of
-a List call that began after its own call; concurrent callers share one List call.
+equal pods (gpushare-scheduler-extender #220, HAMi #404). Neither source is enough alone. PodResources has no UID, and a
+new pod may have the same name by now. The checkpoint has no pod name. Both must agree. Each caller gets the response of
+a List call that began after the caller's own call; concurrent callers share one List call.
 """
 
 import threading
@@ -54,7 +54,9 @@ class CheckpointContainer:
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """The containers that hold each slot, by source. A slot with several containers was allocated twice."""
+    """The containers that hold each slot, from each of the two sources. A slot with several containers was allocated
+    twice.
+    """
 
     pod_resources: dict[str, list[PodResourcesContainer]]
     checkpoint: dict[str, list[CheckpointContainer]]
@@ -170,7 +172,7 @@ class SharedCall(Generic[T]):
         """Return the value, or raise the exception, of a run that began after this call.
 
         seconds: how long to wait for a run in another thread. Raises TimeoutError when that time is over.
-        joins: whether a run that is already in progress will do too.
+        joins: whether the value of a run that is already in progress may be returned too.
         """
         with self._changed:
             run = self._started_runs + (0 if joins and self._running else 1)

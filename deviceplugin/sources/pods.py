@@ -1,4 +1,4 @@
-"""The pods of this node, kept by a reflector, with a GET for pods that the reflector has not seen yet."""
+"""The pods of this node, kept up to date by a reflector; reads a pod that the reflector has not seen yet by GET."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -126,9 +126,9 @@ class Pods(NodePods[NodePod]):
     def is_bound_here(self, pod: NodePod) -> bool:
         """Whether the pod is bound to this node.
 
-        If it is not, no kubelet starts containers of the pod here, but its containers may still run here: a renamed
-        machine has the containers of its former node name, and after a restore of etcd a bound pod may be pending
-        again.
+        If the pod is not bound here, no kubelet starts its containers here. But its containers may still run here: a
+        renamed machine has the containers of its former node name, and after a restore of etcd a bound pod may be
+        pending again.
         """
         return pod.node == self._node
 

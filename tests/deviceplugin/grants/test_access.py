@@ -92,7 +92,7 @@ def test_no_container_starts_whose_sandbox_is_unknown(open_rig):
 def test_no_container_starts_whose_sandbox_names_no_card(open_rig, annotations):
     pod = open_rig.bind("a", [(0, P100)])
     open_rig.runtime.make_sandbox(pod | {"metadata": pod["metadata"] | {"annotations": annotations}})
-    assert "may give its containers those of the former binding" in refusal(lambda: open_rig.run(pod))[1]
+    assert "may give its containers the GPUs of the former binding" in refusal(lambda: open_rig.run(pod))[1]
 
 
 def test_one_card_without_a_device_opens_nothing_and_recovers(idle_rig):

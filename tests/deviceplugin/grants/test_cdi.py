@@ -118,7 +118,7 @@ class TestNvidiaSpecs:
         """As after a card was taken out: the driver counts anew, and the spec has the old numbers."""
         (tmp_path / "nvidia.yaml").write_text(self.spec(**{name: nodes}))
         delivery = Delivery(tmp_path / "cdi", cdi.NvidiaSpecs([tmp_path]))
-        reason = delivery.find_undeliverable_cards([self.card(0)])["GPU-0"]
+        reason = delivery.undeliverable_reasons_by_uuid([self.card(0)])["GPU-0"]
         assert (
             f"card 0 (GPU-0) is nvidia0, but {tmp_path}/nvidia.yaml has {node_names} for it; create the spec again"
             in reason
@@ -185,7 +185,7 @@ class TestNvidiaSpecs:
         (tmp_path / "bad.yaml").write_text(f'cdiVersion: "0.5.0"\nkind: nvidia.com/gpu\n{bad}\n')
         (tmp_path / "nvidia.yaml").write_text(self.spec(GPU_1=["nvidia1"]))
         delivery = Delivery(tmp_path / "ours", cdi.NvidiaSpecs([tmp_path]))
-        assert list(delivery.find_undeliverable_cards([self.card(0), self.card(1)])) == ["GPU-0"]
+        assert list(delivery.undeliverable_reasons_by_uuid([self.card(0), self.card(1)])) == ["GPU-0"]
 
     @pytest.mark.parametrize(
         "bad",
@@ -202,7 +202,7 @@ class TestNvidiaSpecs:
         delivery = Delivery(tmp_path / "ours", cdi.NvidiaSpecs([tmp_path]))
         with capture_logs() as lines:
             for _ in range(3):
-                assert delivery.find_undeliverable_cards([self.card(0)])
+                assert delivery.undeliverable_reasons_by_uuid([self.card(0)])
         assert len(parsed) <= 2
         assert [line["file"] for line in lines] == [str(file)], "a spec of another vendor is no fault"
         other = tmp_path / "new"
@@ -211,16 +211,16 @@ class TestNvidiaSpecs:
         other.replace(file)
         with capture_logs() as lines:
             for _ in range(3):
-                assert delivery.find_undeliverable_cards([self.card(0)])
+                assert delivery.undeliverable_reasons_by_uuid([self.card(0)])
         assert len(lines) == 1, "another file of the same size and time is read"
 
     def test_a_card_without_edits_cannot_be_given_until_they_appear(self, tmp_path):
         delivery = Delivery(tmp_path, cdi.NvidiaSpecs([tmp_path]))
         cards = [self.card(1), self.card(7)]
-        assert list(delivery.find_undeliverable_cards(cards)) == ["GPU-1", "GPU-7"]
+        assert list(delivery.undeliverable_reasons_by_uuid(cards)) == ["GPU-1", "GPU-7"]
         (tmp_path / "nvidia.yaml").write_text(yaml.safe_dump(self.SPEC))
-        assert list(delivery.find_undeliverable_cards(cards)) == ["GPU-7"]
-        assert "nvidia-ctk cdi generate" in delivery.find_undeliverable_cards(cards)["GPU-7"]
+        assert list(delivery.undeliverable_reasons_by_uuid(cards)) == ["GPU-7"]
+        assert "nvidia-ctk cdi generate" in delivery.undeliverable_reasons_by_uuid(cards)["GPU-7"]
 
 
 def test_a_simulated_card_must_be_a_device_node(tmp_path):

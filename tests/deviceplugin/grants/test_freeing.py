@@ -183,7 +183,7 @@ def test_a_pod_that_is_bound_here_again_with_another_card_holds_its_former_card_
     rig.runtime.running[pod["metadata"]["uid"]].remove("side")
     _, problem = refusal(lambda: rig.kubelet.pre_start(slot_of(rig, "side")))
     assert "default/a was bound to this node again with other GPUs" in problem
-    assert f"(main, side) may still use {card_uuid(0)}; this container starts when they have ended" in problem
+    assert f"(main, side) may still use {card_uuid(0)}; this container starts when those have ended" in problem
     rig.settle()
     assert [share["container"] for share in rig.status(0)["reported"]] == ["0", "1"]
     assert rig.status(1)["reported"] == []

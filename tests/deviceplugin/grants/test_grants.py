@@ -108,7 +108,7 @@ def test_the_example_of_the_docstring(tmp_path):
 
     store = GrantStore(tmp_path / "grants")
     start("a", 0, *of_a)
-    assert f"When the first one starts, the card counts {store.granted_mib_by_uuid()['GPU-0']} MiB for A" in theory
+    assert f"the first container starts, A holds {store.granted_mib_by_uuid()['GPU-0']} MiB of the card" in theory
     assert f"so pod B with {of_b} MiB is refused even before A's second container starts" in theory
     assert isinstance(start("b", 0, of_b), CardFull)
     assert isinstance(start("b", 0, total - sum(of_a)), AddedGrant)
@@ -119,5 +119,5 @@ def test_the_example_of_the_docstring(tmp_path):
     totals = {"GPU-0": total, "GPU-n1-1": total}
     assert "a grant with other cards is added only after the former grants were dropped" in theory
     assert not isinstance(store.add(again, totals), AddedGrant)
-    store.drop_pod("uid-a", store.epoch())
+    store.drop_grants_of_pod("uid-a", store.epoch())
     assert isinstance(store.add(again, totals), AddedGrant)

@@ -45,7 +45,7 @@ class Disk(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for uid in {grant.pod_uid for grant in self.store.list_grants()}:
-            self.store.drop_pod(uid, self.store.epoch())
+            self.store.drop_grants_of_pod(uid, self.store.epoch())
         assert self.store.list_grants() == []
         assert list((self.folder / "grants").iterdir()) == []
         shutil.rmtree(self.folder)
@@ -85,7 +85,7 @@ class Disk(RuleBasedStateMachine):
         epoch = self.store.epoch()
         self.ended.add(uid)
         self.started -= {(uid, "a"), (uid, "b")}
-        self.store.drop_pod(uid, epoch)
+        self.store.drop_grants_of_pod(uid, epoch)
         assert self.store.grants_of_pod(uid) == []
 
     @rule(pod=pods)
@@ -95,7 +95,7 @@ class Disk(RuleBasedStateMachine):
         if uid not in self.ended and self.store.get(uid, "a") is not None:
             mine = grant(uid, "a", card, mem // 2, core // 2)
             assert isinstance(self.store.add(mine, TOTALS), AddedGrant)
-            assert self.store.drop_pod(uid, epoch) == []
+            assert self.store.drop_grants_of_pod(uid, epoch) == []
             assert self.store.get(uid, "a") is not None
 
     @rule(junk=st.sampled_from([None, ".a.tmp"]))

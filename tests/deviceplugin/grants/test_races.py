@@ -155,7 +155,7 @@ def test_what_is_granted_while_the_proof_is_sought_stays(node):
 def test_a_spec_whose_grant_is_dropped_before_it_is_written_is_removed_by_the_next_pass(node):
     ending = grant("ending", "s001", 0)
     assert isinstance(node.grants.add(ending, TOTALS), AddedGrant)
-    node.grants.drop_pod("ending", node.grants.epoch())
+    node.grants.drop_grants_of_pod("ending", node.grants.epoch())
     node.delivery.deliver_grant(ending, HERE)
     node.prestart(grant("other", "s002", 0))
     releaser = Releaser(
@@ -171,14 +171,14 @@ def test_a_spec_whose_grant_is_dropped_before_it_is_written_is_removed_by_the_ne
 
 def test_a_slot_that_is_given_again_while_its_last_holder_is_freed_keeps_its_spec(node, monkeypatch):
     node.prestart(grant("ended", "s001", 0))
-    drop = node.grants.drop_pod
+    drop = node.grants.drop_grants_of_pod
 
     def drop_and_give(uid, epoch):
         dropped = drop(uid, epoch)
         node.prestart(grant("next", "s001", 1))
         return dropped
 
-    monkeypatch.setattr(node.grants, "drop_pod", drop_and_give)
+    monkeypatch.setattr(node.grants, "drop_grants_of_pod", drop_and_give)
     pods = SimpleNamespace(find_pod=lambda uid: SimpleNamespace(finished=True), synced=True)
     releaser = Releaser(
         pods=pods,
@@ -348,7 +348,7 @@ def test_what_is_on_the_disk_is_what_was_decided_last(node, tmp_path, monkeypatc
         while others:
             other = others.pop()
             if then == "is dropped":
-                node.grants.drop_pod("a", node.grants.epoch())
+                node.grants.drop_grants_of_pod("a", node.grants.epoch())
             else:
                 assert isinstance(node.grants.add(other, TOTALS), AddedGrant)
         return disk_of(pod_uid)

@@ -197,13 +197,13 @@ def test_the_example_of_the_docstring(rig):
     for pod in pods:
         rig.run(pod)
     on_card = rig.held_on_disk(0)
-    assert f"A container with {requested} MiB is refused: {on_card} + {requested} exceed {P100}" in theory
+    assert f"A container with {requested} MiB does not fit: {on_card} + {requested} exceed {P100}" in theory
     third = rig.bind("third", [(0, requested)])
     started = rig.clock.now()
     message = refusal(lambda: rig.run(third))[1]
     assert f"{on_card} of {P100} MiB are still held by default/first" in message
     assert f"waiting up to {rig.clock.now() - started:.0f} s for shares of pods that have just ended" in theory
-    assert f"if the pod with {held[1]} MiB has ended, its grant is dropped and the container starts" in theory
+    assert f"If the pod with {held[1]} MiB has ended, its grant is dropped and the container starts" in theory
     rig.end(pods[1])
     rig.run(third)
     assert [grant.name for grant in rig.agent.grants.list_grants()] == ["first", "third"]

@@ -64,7 +64,7 @@ def test_a_grant_that_is_freed_while_it_is_missed_is_not_written(tmp_path):
     new_grant = grant()
     assert isinstance(store.add(new_grant, {"GPU-1": P100}), AddedGrant)
     (known,) = store.list_grants()
-    store.drop_pod(new_grant.pod_uid, store.epoch())
+    store.drop_grants_of_pod(new_grant.pod_uid, store.epoch())
     store._restore_file(known)
     assert list((tmp_path / "grants").iterdir()) == []
 
@@ -134,7 +134,7 @@ def test_nothing_in_the_folder_keeps_the_plugin_from_starting(tmp_path, damage):
     assert len(again.unreadable) == 1
     assert isinstance(again.add(grant("u1"), {"GPU-1": 3 * P100}), AddedGrant)
     assert {kept.pod_uid for kept in GrantStore(folder).list_grants()} == {"u1", "u2"}
-    assert again.drop_pod("u1", again.epoch())
+    assert again.drop_grants_of_pod("u1", again.epoch())
     assert not (folder / "u1").exists()
 
 
@@ -142,7 +142,7 @@ def test_a_folder_among_the_grants_of_a_pod_does_not_keep_its_share(tmp_path):
     store = GrantStore(tmp_path / "grants")
     assert isinstance(store.add(grant(), {"GPU-1": P100}), AddedGrant)
     (tmp_path / "grants" / "u1" / "lost+found").mkdir()
-    assert store.drop_pod("u1", store.epoch())
+    assert store.drop_grants_of_pod("u1", store.epoch())
     assert store.list_grants() == []
 
 
@@ -206,7 +206,7 @@ def test_what_cannot_be_written_is_told_in_each_place_and_heals(rig):
     assert health(rig) == ["Unhealthy", "Unhealthy"]
     assert rig.status(0)["reason"] == problem
     assert rig.events("StateUnwritable") == [
-        f"{problem}: no container with a share can start on this node; free disk space, or make it writable"
+        f"{problem}: no container with a share can start on this node; free disk space, or make the folder writable"
     ]
     assert problem in refusal(lambda: rig.run(rig.bind("b", [(0, 1000)])))[1]
     assert rig.spec(slot), "what runs goes on"

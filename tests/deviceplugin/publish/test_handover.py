@@ -23,7 +23,7 @@ def test_each_stage_of_its_leaving_is_told_until_nothing_is_left():
         (checkpoint(["GPU-x-_-0", "GPU-x-_-1"], "uid-a"), "another device plugin offers aliyun.com/gpu-mem"),
         (checkpoint([], "uid-a", "uid-b"), "pods that gpushare's device plugin gave a share run on this node (1)"),
         (checkpoint(None, "uid-a"), "wait until they have ended"),
-        (checkpoint([], "uid-b"), "five minutes after the plugin's end"),
+        (checkpoint([], "uid-b"), "five minutes after that plugin's end"),
         (checkpoint(None, "uid-b"), ""),
         (checkpoint(None), ""),
         (checkpoint(["GPU-x"], "uid-a", extended_resource="nvidia.com/gpu"), ""),
