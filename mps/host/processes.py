@@ -94,7 +94,7 @@ class Host(Protocol):
         """The printable name of a process, "" if there is no such process."""
 
     def is_server(self, pid: int) -> bool:
-        """Whether the process has the name of an MPS server. This is no proof: any process can choose it."""
+        """Whether the process has the name of an MPS server. Any process can choose this name."""
 
 
 class LocalHost:
