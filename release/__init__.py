@@ -3,5 +3,5 @@
 Input: the working tree of a commit. Output: dist/. CONTRIBUTING.md has the steps of a release.
 
 Start with `__main__` (all steps in order) and `agentroot` (the share agent's image). `artifacts`: wheel, sources and
-chart; `sbom`: the bill of materials; `readiness`: the checks before a release.
+chart; `readiness`: the checks before a release.
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from release import artifacts, readiness, sbom
+from release import artifacts, readiness
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 @click.option("--helm", default="helm", help="The program that packs the chart.")
 @click.option("--final", is_flag=True, help="Fail if anything is unfinished.")
 def main(out: Path, hatchling: str, helm: str, *, final: bool) -> None:
-    """Build wheel, sources, chart, bill of materials, notes and checksums of the version in pyproject.toml."""
+    """Build wheel, sources, chart, notes and checksums of the version in pyproject.toml."""
     version = readiness.version(ROOT)
     problems = readiness.find_problems(ROOT, version)
     for problem in problems:
@@ -37,7 +37,6 @@ def main(out: Path, hatchling: str, helm: str, *, final: bool) -> None:
     epoch = readiness.commit_time(ROOT)
     artifacts.build_python(ROOT, out, hatchling, epoch)
     artifacts.package_chart(ROOT, out, helm)
-    (out / f"cardwise-{version}.cdx.json").write_text(sbom.bill_of_materials(ROOT, version, epoch))
     (out / "notes.md").write_text(readiness.release_notes(ROOT, version))
     for line in artifacts.write_checksums(out):
         click.echo(line)
