@@ -1,6 +1,7 @@
 """A client of the API server with keep-alive connections; requests and responses are bytes and dicts.
 
-The official generated client takes ten times as long per object (docs/design/0014-libraries.md), and bind must be fast.
+The official generated client takes fifty times as long to decode a pod (docs/design/0014-libraries.md), and bind must
+be fast.
 `credentials` finds the address, TLS settings and token. The client never retries, because only the caller knows which
 calls may be repeated.
 """

@@ -58,6 +58,13 @@ def test_every_file_in_backquotes_is_there(page):
     assert [path for path in files if not any((base / path).exists() for base in (ROOT, ROOT / "tests"))] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_test_that_a_page_names_exists(page):
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())
+    lost = [name for path, name in named if f"\ndef {name}(" not in (ROOT / path).read_text()]
+    assert lost == []
+
+
 def test_every_name_behind_a_file_is_in_it():
     table = (ROOT / "docs" / "architecture.md").read_text().partition("## Where is what")[2].partition("\n## ")[0]
     rows = re.findall(r"\]\(\.\./([\w/.]+)\)((?:,? ?`[\w.]+`)*)", table)
