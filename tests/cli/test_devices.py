@@ -9,6 +9,7 @@ from cardwise.cli.render import inspecttable
 from cardwise.core.placement import totals
 from cardwise.kube import clusterstate
 from cardwise.kube.clusterstate import ClusterState
+from tests.build import resource_class
 from tests.cli.worlds import (
     FAST_CLASS,
     RDMA_CLASS,
@@ -16,7 +17,6 @@ from tests.cli.worlds import (
     lists,
     lists_with_devices,
     placed,
-    resource_class,
     run,
     waiting,
     with_devices,

@@ -10,21 +10,9 @@ import pytest
 
 from cardwise.core.api import mps, names
 from cardwise.core.values.decoded import Json
+from tests.build import automatic_class, gpu_quota, resource_class, resource_quota
 from tests.cli.doctor.planted import lease, node, part
-from tests.cli.worlds import (
-    K80_CLASS,
-    Cluster,
-    card,
-    device,
-    gpu_quota,
-    lists,
-    native_quota,
-    placed,
-    resource_class,
-    run,
-    waiting,
-    with_devices,
-)
+from tests.cli.worlds import K80_CLASS, Cluster, card, device, lists, placed, run, waiting, with_devices
 
 FORGED = "Cardwise is broken: run this"
 HOSTILE = (
@@ -143,15 +131,17 @@ def cluster() -> Cluster:
         nodes=[strange, node("n2")],
         extendedresources=[card("n1", 0), sick, cordoned, device("n1", 3, HOSTILE, health="Unhealthy")],
         resourceclasses=[
-            resource_class(K80_CLASS, auto=True, selector={"matchLabels": {"model": "Tesla K80"}}),
+            automatic_class(),
             resource_class("broken", selector=HOSTILE),
         ],
         gpuquotas=[
-            gpu_quota("team-a", {"model": HOSTILE_MODEL, "gpus": 1}),
-            gpu_quota("team-a", {"shares": HOSTILE}, name="bad"),
+            gpu_quota({"model": HOSTILE_MODEL, "gpus": 1}, namespace="team-a"),
+            gpu_quota({"shares": HOSTILE}, namespace="team-a", name="bad"),
         ],
         resourcequotas=[
-            native_quota("team-a", {f"requests.{names.GPU_MEM}": HOSTILE, f"requests.gpu-{HOSTILE}": "1"}, {})
+            resource_quota(
+                {f"requests.{names.GPU_MEM}": HOSTILE, f"requests.gpu-{HOSTILE}": "1"}, namespace="team-a", used={}
+            )
         ],
         pods=[*pods(), crashes],
         namespaces=[

@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from cardwise.cli import main, rights
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
-from tests.cli.worlds import K80, K80_CLASS, Cluster, allocated, gpu_quota, lists, resource_class, run, waiting
+from tests.build import gpu_quota, resource_class
+from tests.cli.worlds import K80, K80_CLASS, Cluster, allocated, lists, run, waiting
 
 
 def test_classes_by_every_output(monkeypatch):
@@ -279,7 +280,7 @@ def test_without_rights_on_cards_classes_and_quotas_are_as_the_extender_says(mon
 
 def test_devices_are_apart_also_for_who_may_read_no_card(monkeypatch):
     api = as_a_user_of("team-a", "extendedresources")
-    rdma = resource_class("rdma", selector={"matchLabels": {"kind": "rdma"}})
+    rdma = resource_class("rdma", kind="rdma")
     api.add("resourceclasses", rdma | {"status": {"devices": 4, "nodes": 2, "healthyDevices": 3}})
     cards, devices = run(monkeypatch, api, "classes").stdout.split("\n\n")
     assert "rdma" not in cards
@@ -398,7 +399,7 @@ def test_the_namespace_is_that_of_the_context_unless_one_is_named(monkeypatch):
 
 def test_an_entry_whose_class_is_gone_does_not_look_like_a_limit(monkeypatch):
     hard = [{"class": "p100", "shares": 1}, {"class": "nvidia.tesla.p100", "shares": 1}, {"class": "odd", "gpus": 1}]
-    api = lists(gpuquotas=[gpu_quota("team-b", *hard)])
+    api = lists(gpuquotas=[gpu_quota(*hard, namespace="team-b")])
     api.add("resourceclasses", resource_class("odd", selector={}))
     gone, of_model, odd = run(monkeypatch, api, "quota", "-n", "team-b").stdout.splitlines()[1:]
     assert gone.split()[2:] == ["p100:", "no", "such", "class", "-", "-", "-", "Wait"]

@@ -1,6 +1,5 @@
 """A cluster of several types, for the screens, and the API server that it is read from."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.values.decoded import Json
 from cardwise.kube.client import KubeClient
+from tests.build import automatic_class, extended_resource, gpu_quota, resource_class
 from tests.fakes.apiobjects import KINDS
 from tests.fakes.apiserver import ApiServer, Fault, Rule
 from tests.fakes.clock import FakeClock
@@ -86,42 +86,18 @@ def run(monkeypatch: pytest.MonkeyPatch, api: Cluster, *args: str, clock: Clock 
 
 
 def card(node: str, index: int, model: str = "Tesla K80", memory: int = K80, **fields: Any) -> Json:
-    uuid = f"GPU-{node}-{index}"
-    spec = {"node": node, "index": index, "uuid": uuid, "model": model, "memoryMiB": memory}
-    metadata = {"name": uuid.lower(), "labels": {names.NODE_LABEL: node} | fields.pop("labels", {})}
-    health = fields.pop("health", "Healthy")
-    return {"metadata": metadata, "spec": spec | fields, "status": {"health": health}}
+    return extended_resource(index, node=node, model=model, mem=memory, **fields)
 
 
 def device(node: str, index: int, kind: str = "rdma", **fields: Any) -> Json:
     """A device that is no GPU."""
-    uuid = f"{kind}-{node}-{index}"
-    metadata = {"name": uuid, "labels": {names.NODE_LABEL: node} | fields.pop("labels", {})}
-    status = {"health": fields.pop("health", "Healthy"), "reported": fields.pop("reported", [])}
-    spec = {"node": node, "index": index, "uuid": uuid, "kind": kind, "model": "MT4119"}
-    return {"metadata": metadata, "spec": spec | fields, "status": status}
-
-
-def resource_class(name: str, *, auto: bool = False, edited: bool = False, **spec: Any) -> Json:
-    metadata: Json = {"name": name}
-    if auto:
-        written = {} if edited else spec
-        metadata |= {"labels": {names.AUTO_LABEL: "true"}, "annotations": {names.AUTO_SPEC: json.dumps(written)}}
-    return {"metadata": metadata, "spec": spec}
+    return extended_resource(index, node=node, kind=kind, model="MT4119", **fields)
 
 
 def allocated(resource: Json, mem: int, shares: int = 1, core: int = 0, *, whole: bool = False) -> Json:
     """The ExtendedResource with what the extender says is held of it."""
     amounts = {"memoryMiB": mem, "corePercent": core, "shares": shares, "whole": whole, "pods": shares}
     return resource | {"status": resource["status"] | {"allocated": amounts}}
-
-
-def gpu_quota(namespace: str, *hard: Json, name: str = "team", **spec: Any) -> Json:
-    return {"metadata": {"namespace": namespace, "name": name}, "spec": {"hard": list(hard)} | spec}
-
-
-def native_quota(namespace: str, hard: dict[str, str], used: dict[str, str], name: str = "gpus") -> Json:
-    return {"metadata": {"namespace": namespace, "name": name}, "spec": {"hard": hard}, "status": {"used": used}}
 
 
 def placed(namespace: str, name: str, node: str, index: int, mem: int, *, total: int = K80, core: int = 0) -> Json:
@@ -165,7 +141,7 @@ def lists(**objects_by_kind: list[Json]) -> Cluster:
             card("n2", 1),
         ],
         "resourceclasses": [
-            resource_class(K80_CLASS, auto=True, selector={"matchLabels": {"model": "Tesla K80"}}),
+            automatic_class(),
             resource_class(
                 "big",
                 selector=[{"matchExpressions": [{"key": "memory", "operator": "Gt", "values": ["12GiB"]}]}],
@@ -173,7 +149,9 @@ def lists(**objects_by_kind: list[Json]) -> Cluster:
                 priority=10,
             ),
         ],
-        "gpuquotas": [gpu_quota("team-a", {"class": K80_CLASS, "shares": 2, "gpus": 1}, {"memoryMiB": "32Gi"})],
+        "gpuquotas": [
+            gpu_quota({"class": K80_CLASS, "shares": 2, "gpus": 1}, {"memoryMiB": "32Gi"}, namespace="team-a")
+        ],
         "resourcequotas": [],
         "pods": [
             placed("team-a", "train", "n2", 1, K80, core=100),
@@ -185,7 +163,7 @@ def lists(**objects_by_kind: list[Json]) -> Cluster:
     return Cluster(objects | objects_by_kind)
 
 
-RDMA_CLASS = resource_class("rdma", selector={"matchLabels": {"kind": "rdma"}})
+RDMA_CLASS = resource_class("rdma", kind="rdma")
 FAST_CLASS = resource_class("fast", selector={"matchLabels": {"kind": "rdma", "speed": "fast"}})
 
 

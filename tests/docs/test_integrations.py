@@ -11,10 +11,11 @@ import yaml
 from cardwise.core.api import names, request
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
+from tests.build import resource_class
 from tests.helm.conftest import helm  # noqa: F401 - a fixture
 from tests.helm.rendering import CHART, GIVEN
 from tests.webhook.cluster.test_offers import offers, with_cards
-from tests.webhook.reviews import Known, body, resource_class, resource_classes
+from tests.webhook.reviews import Known, body, resource_classes
 from webhook.cluster.cards import CardSizes
 from webhook.pods.context import WebhookSettings
 from webhook.server import decisions, review

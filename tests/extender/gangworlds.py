@@ -28,8 +28,8 @@ from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
 from extender.state import State
-from tests.build import P100, container
-from tests.extender.worlds import as_card, resource
+from tests.build import P100, container, extended_resource
+from tests.extender.worlds import as_card
 from tests.fakes.clock import FakeClock
 
 GIB = 1 << 30
@@ -163,7 +163,7 @@ class World:
         for name, spec in self.nodes.items():
             self.state.set_node(name, _node_record(spec))
             for i in range(spec.cards):
-                self.state.set_card(*as_card(resource(i, node=name, mem=spec.mem)))
+                self.state.set_card(*as_card(extended_resource(i, node=name, mem=spec.mem)))
         for group in self.groups.values():
             self._tell_group(group)
         for pod in self.pods.values():
@@ -175,7 +175,7 @@ class World:
         self.nodes[name] = spec
         self.state.set_node(name, _node_record(spec))
         for i in range(spec.cards):
-            self.state.set_card(*as_card(resource(i, node=name, mem=spec.mem)))
+            self.state.set_card(*as_card(extended_resource(i, node=name, mem=spec.mem)))
 
     def show_pod(self, pod: dict) -> None:
         key, record = podinfo.decode_pod(json.dumps(pod).replace(": ", ":").encode())
@@ -431,6 +431,3 @@ class World:
 
 def _cpu(pod: dict) -> float:
     return sum(float(part["resources"]["requests"]["cpu"]) for part in pod["spec"]["containers"])
-
-
-__all__ = ["P100"]

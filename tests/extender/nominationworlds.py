@@ -18,7 +18,9 @@ from extender.records.nodeinfo import PlacedPod
 from extender.records.podinfo import PodRecord
 from extender.records.wire import FilterArgs, FilterResult
 from extender.state import State
-from tests.extender.worlds import as_card, as_pod, asking, resource
+from tests import build
+from tests.build import asking, extended_resource
+from tests.extender.worlds import as_card, as_pod
 from tests.fakes.clock import FakeClock
 
 PREFERENCES = AnswerSettings(policy="binpack", one_best_node=True)
@@ -47,16 +49,12 @@ class World:
 
     def node(self, name: str, *, cards: int = 1, cpu: int = 64, labels: Json | None = None, **spec: object) -> None:
         allocatable = {"cpu": str(cpu), "memory": "512Gi", "pods": "100"}
-        manifest = {
-            "metadata": {"name": name, "labels": labels or {}},
-            "spec": spec,
-            "status": {"allocatable": allocatable},
-        }
+        manifest = build.node(name, labels=labels, status={"allocatable": allocatable}, **spec)
         record = nodeinfo.decode_node(json.dumps(manifest).encode())
         assert record is not None
         self.state.set_node(*record)
         for i in range(cards):
-            self.state.set_card(*as_card(resource(i, node=name)))
+            self.state.set_card(*as_card(extended_resource(i, node=name)))
 
     def full(self, node: str) -> None:
         """Let other pods use all CPU of the node."""

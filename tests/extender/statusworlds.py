@@ -18,6 +18,7 @@ from extender.cache.reservations import Timeouts
 from extender.records import cards
 from extender.reporting.listers import Listers
 from extender.reporting.statuswriter import StatusWriter
+from tests.build import extended_resource
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.clock import FakeClock
 
@@ -86,22 +87,9 @@ def _may_write(request: Request) -> None:
 
 
 def er_object(uuid: str, node: str, *, model: str = "Tesla K80", index: int = 0) -> Json:
-    return {
-        "kind": "ExtendedResource",
-        "metadata": {"name": names.extended_resource_name(uuid)},
-        "spec": {"node": node, "index": index, "uuid": uuid, "model": model, "memoryMiB": K80},
-        "status": {"health": "Healthy", "gpuAccess": "cdi"},
-    }
-
-
-def class_object(name: str, model: str = "Tesla K80", **spec: object) -> Json:
-    spec = {"selector": {"matchLabels": {"model": model}}} | spec
-    return {"kind": "ResourceClass", "metadata": {"name": name}, "spec": spec}
-
-
-def quota_object(name: str, *hard: Json, namespace: str = "team") -> Json:
-    spec = {"hard": list(hard), "onExceed": "Wait"}
-    return {"kind": "GPUQuota", "metadata": {"name": name, "namespace": namespace}, "spec": spec}
+    card = extended_resource(index, node=node, uuid=uuid, model=model, mem=K80)
+    card["status"]["gpuAccess"] = "cdi"
+    return card
 
 
 def er_path(uuid: str) -> str:

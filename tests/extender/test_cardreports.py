@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.kube.objects.extendedresources import ContainerShare
 from extender.cardreports import CardReports
-from tests.build import P100, resource
+from tests.build import P100, extended_resource
 from tests.extender.worlds import as_card
 from tests.fakes.clock import FakeClock
 from tests.theory import theory_of
@@ -45,7 +45,7 @@ class World:
 
     def put_card(self, index, node, shares=0, generation=0, **fields):
         """`generation`: of the pods that hold the shares."""
-        key, bare = as_card(resource(index, node=node, **fields))
+        key, bare = as_card(extended_resource(index, node=node, **fields))
         new = bare._replace(
             reported_shares=tuple(ContainerShare(f"{generation}-{i}", "x", "y", 1, 0) for i in range(shares))
         )
@@ -126,12 +126,12 @@ def test_the_cards_of_a_node_take_turns(world):
 
 def test_a_cordon_does_not_wait(world):
     flood(world, 5)
-    key = world.put_card(3, "evil", 512, 1000, cordoned=True)
+    key = world.put_card(3, "evil", 512, 1000, unschedulable=True)
     assert world.heard.cards[key].card.cordoned
     assert world.heard.cards[key].reported_shares != world.known[key].reported_shares
     calls = len(world.heard.calls)
     world.put_card(3, "evil", 512, 1001)
-    world.put_card(3, "evil", 512, 1002, cordoned=True)
+    world.put_card(3, "evil", 512, 1002, unschedulable=True)
     assert len(world.heard.calls) == calls, "it is cordoned already"
     world.put_card(3, "evil", 512, 1003)
     world.pass_time(60)

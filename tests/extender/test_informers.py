@@ -12,24 +12,11 @@ from cardwise.kube import paths
 from extender.informers import Informers
 from extender.reporting.listers import Listers
 from extender.state import State
+from tests.build import P100, asking, extended_resource, gpu_quota, pod_group, resource_class
 from tests.extender.gangworlds import member
 from tests.extender.statusworlds import CARDS, CLASSES, QUOTAS
-from tests.extender.worlds import (
-    P100,
-    asking,
-    bound,
-    free,
-    gpu_quota,
-    plan,
-    refuse,
-    resource,
-    resource_class,
-)
+from tests.extender.worlds import bound, free, plan, refuse
 from tests.fakes.apiserver import ApiServer, Fault
-
-
-def pod_group(name, **spec):
-    return {"metadata": {"name": name, "namespace": "default"}, "spec": spec}
 
 
 class Recorder:
@@ -41,10 +28,10 @@ class Recorder:
 def api(clock):
     server = ApiServer(clock)
     server.write_object(paths.nodes(), {"metadata": {"name": "n1"}})
-    server.write_object(CARDS, resource(0))
+    server.write_object(CARDS, extended_resource(0))
     server.write_object(CLASSES, resource_class("p100", model="P100"))
     server.write_object(QUOTAS, gpu_quota({"shares": 1}))
-    server.write_object(paths.podgroups(), pod_group("g", minMember=2))
+    server.write_object(paths.podgroups(), pod_group("g", 2))
     return server
 
 
@@ -130,7 +117,7 @@ def test_pods_of_a_gang_podgroups_and_other_pods_come_to_the_state(api, fed, clo
     (view,) = state.gangs.views()
     assert (view.name, view.minimum, view.member_count, str(view.phase)) == ("g", 2, 2, "Waiting")
     assert free_load_of(state) == Load(2000, 0, 2)
-    api.write_object(paths.podgroups(), pod_group("g", minMember=3))
+    api.write_object(paths.podgroups(), pod_group("g", 3))
     api.remove(paths.pods("d", "o"))
     api.remove(paths.pods("default", "a"))
     all_told(clock)
@@ -146,7 +133,7 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     state.next_requeue_node()
     state.take_changed_nodes()
     clock.advance(60)
-    card, p100, quota = resource(0), resource_class("p100", model="P100"), gpu_quota({"shares": 1})
+    card, p100, quota = extended_resource(0), resource_class("p100", model="P100"), gpu_quota({"shares": 1})
     card["status"] |= {"allocated": {"memoryMiB": 7, "whole": False, "pods": 1}, "freeMiB": 9, "classes": ["p100"]}
     api.write_object(CARDS, card)
     api.write_object(CLASSES, p100 | {"status": {"devices": 1}})
@@ -171,7 +158,7 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
 def test_a_deleted_object_is_neither_in_the_state_nor_seen(api, fed, listers, clock):
     state, feeds = fed
     ready(feeds, clock)
-    api.remove(paths.extendedresources(resource(0)["metadata"]["name"]))
+    api.remove(paths.extendedresources(extended_resource(0)["metadata"]["name"]))
     api.remove(paths.resourceclasses("p100"))
     api.remove(paths.gpuquotas("default", "team"))
     all_told(clock)
@@ -230,7 +217,7 @@ def test_catching_up_shows_changes_that_the_watch_missed(api, fed, clock):
     api.write_object(paths.pods(), asking("waiting", gpu_mem=1))
     api.write_object(paths.pods(), member("m", minimum=None))
     api.write_object(QUOTAS, gpu_quota({"shares": 5}))
-    api.write_object(paths.podgroups(), pod_group("g", minMember=3))
+    api.write_object(paths.podgroups(), pod_group("g", 3))
     assert free(state) == [P100]
     assert caught_up(feeds)
     assert free(state) == [100]

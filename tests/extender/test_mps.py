@@ -12,9 +12,10 @@ from extender.gangs.gangtypes import GangSettings, PlannedNode
 from extender.records import wire
 from extender.records.podref import PodRef
 from extender.state import State
+from tests.build import asking, extended_resource, reported_share
 from tests.extender.gangworlds import member
 from tests.extender.nominationworlds import World as Ahead
-from tests.extender.worlds import as_card, as_pod, asking, bound, make_state, reported_share, resource
+from tests.extender.worlds import as_card, as_pod, bound, make_state
 from tests.fakes.clock import FakeClock
 
 ROOMY = 4000  # MiB, of which every card has some
@@ -29,7 +30,7 @@ def report_mps(world: State, *indices: int, node: str = "n1", reports: list | No
     """Report these MPS states of the node's cards; None for a card without a manager."""
     world.set_node(node)
     for index in indices:
-        card = resource(index, node=node, reported=reports)
+        card = extended_resource(index, node=node, reported=reports)
         if mps:
             mps_status = {
                 "mode": "card",

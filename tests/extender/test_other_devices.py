@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from cardwise.core.api import assignment, names, request
+from cardwise.core.api import assignment, request
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube.objects.extendedresources import Allocated
@@ -12,18 +12,9 @@ from extender.cache.reservations import Assumed, Phase
 from extender.records.podref import PodRef
 from extender.reporting import statuses
 from extender.reporting.listers import Listers
-from tests.build import container
+from tests.build import container, extended_resource, resource_class
 from tests.core.others import asking, wanting
-from tests.extender.worlds import (
-    ENDED,
-    as_card,
-    as_class,
-    as_pod,
-    make_state,
-    resource,
-    resource_class,
-    with_cards,
-)
+from tests.extender.worlds import ENDED, as_card, as_class, as_pod, make_state, with_cards
 
 RDMA = as_class(resource_class("rdma", kind="rdma"))
 SHARE = container(gpu_mem=8138)
@@ -31,10 +22,10 @@ SHARE = container(gpu_mem=8138)
 
 def device(index, *, node="n1", kind="rdma", health="Healthy", reported=(), **properties):
     """The ExtendedResource of a device."""
-    uuid = f"{kind}-{node}-{index}"
-    spec = {"node": node, "kind": kind, "index": index, "uuid": uuid, "model": "MT4119", "properties": properties}
-    manifest = {"metadata": {"name": uuid, "labels": {names.NODE_LABEL: node}}, "spec": spec}
-    return as_card(manifest | {"status": {"health": health, "reported": list(reported)}})
+    manifest = extended_resource(
+        index, node=node, kind=kind, health=health, reported=list(reported), properties=properties
+    )
+    return as_card(manifest)
 
 
 @pytest.fixture
@@ -108,7 +99,7 @@ def test_a_planned_device_that_is_not_good_any_more_is_replaced_at_bind(world, c
     elif change == "gone":
         world.remove_card("rdma-n1-0")
     else:
-        world.set_class(as_class(resource_class("rdma", index="1", kind="rdma")))
+        world.set_class(as_class(resource_class("rdma", selector={"matchLabels": {"index": "1", "kind": "rdma"}})))
     begun = bind(world, "a", wanting(rdma=1))
     assert isinstance(begun, Assumed)
     assert held_devices(begun) == ["rdma-n1-1"]
@@ -142,7 +133,7 @@ def test_after_a_restart_devices_are_held_as_the_annotations_say_whatever_comes_
     again.set_class(RDMA)
     for i in range(2):
         again.set_card(*device(i))
-    again.set_card(*as_card(resource(0)))
+    again.set_card(*as_card(extended_resource(0)))
     again.set_node("n1")
     assert held_devices(plan(again, "b", wanting(rdma=1), nodes=["n1"])) == ["rdma-n1-1"]
     with again.view() as ledger:
@@ -151,7 +142,7 @@ def test_after_a_restart_devices_are_held_as_the_annotations_say_whatever_comes_
 
 
 def test_a_class_of_cards_never_has_a_device_though_its_selector_would_match(world):
-    world.set_class(as_class(resource_class("of-n1", node="n1")))
+    world.set_class(as_class(resource_class("of-n1", selector={"matchLabels": {"node": "n1"}})))
     with world.view() as ledger:
         node = ledger.node("n1")
         assert [set(card.classes) for card in node.cards] == [{"of-n1", "nvidia.p100"}]
@@ -172,5 +163,5 @@ def test_no_automatic_class_is_made_for_the_model_of_a_device():
     seen = Listers()
     seen.cards.set_object(*device(0))
     assert seen.cards.models() == set()
-    seen.cards.set_object(*as_card(resource(0)))
+    seen.cards.set_object(*as_card(extended_resource(0)))
     assert seen.cards.models() == {"P100"}

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extender.state import State
+from tests.build import P100, extended_resource, reported_share
 from tests.examples import examples
-from tests.extender.worlds import ENDED, P100, RUNNING, as_card, as_pod, bound, make_state, reported_share, resource
+from tests.extender.worlds import ENDED, RUNNING, as_card, as_pod, bound, make_state
 from tests.fakes.clock import FakeClock
 
 NODES = ["n1", "n2"]
@@ -85,7 +86,7 @@ class Truth:
 
     def _card(self, node: str, index: int, health: str) -> None:
         before = self.cards.get((node, index), {}).get("status", {}).get("reported", [])
-        self._put_card(node, index, resource(index, node=node, health=health, reported=before))
+        self._put_card(node, index, extended_resource(index, node=node, health=health, reported=before))
 
     def _report(self, node: str, index: int, name: str) -> None:
         """Let the node report the shares of a pod that was bound there."""
@@ -94,12 +95,12 @@ class Truth:
             share = record.assignment.shares()[0]
             if record.node == node and share.index == index:
                 self._put_card(
-                    node, index, resource(index, node=node, reported=[reported_share(record.uid, share.mem)])
+                    node, index, extended_resource(index, node=node, reported=[reported_share(record.uid, share.mem)])
                 )
 
     def _unreport(self, node: str, index: int) -> None:
         if (node, index) in self.cards:
-            self._put_card(node, index, resource(index, node=node))
+            self._put_card(node, index, extended_resource(index, node=node))
 
     def _no_card(self, node: str, index: int) -> None:
         if (node, index) in self.cards:

@@ -14,22 +14,19 @@ from extender.cache.reservations import Assumed, KnownBinding, Phase
 from extender.records import podinfo
 from extender.records.nodeinfo import NodeRecord, PlacedPod
 from extender.records.podref import PodRef
+from tests.build import P100, asking, extended_resource, reported_share
 from tests.extender.worlds import (
     ENDED,
-    P100,
     RUNNING,
     WAITING,
     as_card,
     as_pod,
     as_quota,
-    asking,
     bound,
     free,
     make_state,
     mark,
     refuse,
-    reported_share,
-    resource,
     with_cards,
 )
 
@@ -118,29 +115,29 @@ def test_a_ghost_that_its_node_reports_counts_until_the_node_lets_go(world, cloc
     last = as_pod(bound("a", 4069, 1))
     world.set_pod(last)
     world.remove_pod(last)
-    world.set_card(*as_card(resource(1, reported=[reported_share("uid-a", 4069)])))
+    world.set_card(*as_card(extended_resource(1, reported=[reported_share("uid-a", 4069)])))
     clock.advance(1000)
     world.expire_reservations()
     assert mark(world, "uid-a") == "reported"
     assert free(world) == [P100, P100 - 4069]
-    world.set_card(*as_card(resource(1)))
+    world.set_card(*as_card(extended_resource(1)))
     assert free(world) == [P100, P100]
 
 
 def test_a_ghost_is_free_before_its_time_when_the_node_lets_go(world):
     last = as_pod(bound("a", 4069, 1))
     world.set_pod(last)
-    world.set_card(*as_card(resource(1, reported=[reported_share("uid-a", 4069)])))
+    world.set_card(*as_card(extended_resource(1, reported=[reported_share("uid-a", 4069)])))
     world.remove_pod(last)
-    world.set_card(*as_card(resource(1)))
+    world.set_card(*as_card(extended_resource(1)))
     assert free(world) == [P100, P100]
 
 
 def test_after_a_restart_what_nodes_report_counts(world):
-    world.set_card(*as_card(resource(1, reported=[reported_share("unknown", 4069)])))
+    world.set_card(*as_card(extended_resource(1, reported=[reported_share("unknown", 4069)])))
     assert mark(world, "n1/unknown") == "reported"
     assert free(world) == [P100, P100 - 4069]
-    world.remove_card(as_card(resource(1))[0])
+    world.remove_card(as_card(extended_resource(1))[0])
     assert mark(world, "n1/unknown") is None
     assert free(world) == [P100]
 
@@ -150,9 +147,11 @@ def test_after_a_restart_each_container_that_the_former_extender_has_noted_count
     world.set_node("n1")
     world.set_quota(*as_quota({"shares": 3}))
     reported = [reported_share("gone", P100 // 2) | {"corePercent": 50, "container": key} for key in ("0", "1")]
-    world.set_card(*as_card(resource(0, reported=reported, terminating=reported)))
+    world.set_card(*as_card(extended_resource(0, reported=reported, terminating=reported)))
     world.set_card(
-        *as_card(resource(1, reported=[reported_share("other", 100)], terminating=[reported_share("other", 100)]))
+        *as_card(
+            extended_resource(1, reported=[reported_share("other", 100)], terminating=[reported_share("other", 100)])
+        )
     )
     clock.advance(1000)
     world.expire_reservations()
@@ -175,13 +174,13 @@ def test_after_a_restart_a_whole_card_is_one_where_it_was_asked_for_as_such(cloc
     world = with_cards(make_state(clock))
     world.set_node("n1")
     reported = [reported_share("gone", P100) | {"corePercent": 100} | fields]
-    world.set_card(*as_card(resource(0, reported=reported, terminating=reported)))
+    world.set_card(*as_card(extended_resource(0, reported=reported, terminating=reported)))
     with world.view() as ledger:
         assert ledger.used("default", quotas.QuotaEntry()).cards == cards
 
 
 def test_a_report_on_a_pod_that_exists_counts_once(world):
-    world.set_card(*as_card(resource(1, reported=[reported_share("uid-a", 4069)])))
+    world.set_card(*as_card(extended_resource(1, reported=[reported_share("uid-a", 4069)])))
     world.set_pod(as_pod(bound("a", 4069, 1)))
     assert free(world) == [P100, P100 - 4069]
 
@@ -225,12 +224,12 @@ def test_a_pod_that_calls_itself_a_mirror_holds_nothing():
 
 
 def test_a_card_counts_only_once_it_was_reported_healthy(world):
-    world.set_card(*as_card(resource(2, health="")))
+    world.set_card(*as_card(extended_resource(2, health="")))
     placed = plan(world, mem=P100)
     assert isinstance(placed, Placement)
     assert placed.assignment.indices() == [0]
-    world.set_card(*as_card(resource(0, health="Unhealthy")))
-    world.set_card(*as_card(resource(1, health="Unhealthy")))
+    world.set_card(*as_card(extended_resource(0, health="Unhealthy")))
+    world.set_card(*as_card(extended_resource(1, health="Unhealthy")))
     refused = plan(world, "q")
     assert isinstance(refused, Unplaceable)
     assert refused.refusals == {"n1": Refusal.UNHEALTHY}
@@ -296,7 +295,7 @@ def test_bind_on_another_node_than_planned_chooses_there(world):
 
 def test_bind_chooses_another_card_when_the_planned_one_becomes_unhealthy(world):
     assert plan(world).assignment.indices() == [0]
-    world.set_card(*as_card(resource(0, health="Unhealthy")))
+    world.set_card(*as_card(extended_resource(0, health="Unhealthy")))
     assert begin(world).indices() == [1]
 
 
@@ -360,7 +359,7 @@ def test_an_unsure_bind_keeps_its_cards_and_the_next_bind_writes_the_same(world)
     chosen = begin(world)
     world.record_binding_outcome("uid-p", Phase.UNCONFIRMED)
     assert plan(world, nodes=["n1"]) == KnownBinding(node="n1", assignment=chosen, phase=Phase.UNCONFIRMED)
-    world.set_card(*as_card(resource(0, health="Unhealthy")))
+    world.set_card(*as_card(extended_resource(0, health="Unhealthy")))
     assert begin(world) == chosen
     assert isinstance(begin(world, node="n2"), KnownBinding)
 
@@ -415,8 +414,8 @@ def test_no_pod_is_requeued_without_pending_pods(world, clock):
 def test_waiting_pods_are_woken_at_most_once_a_second_by_a_card_that_heals(world, clock):
     refuse(world)
     for expected in ("n1", None):
-        world.set_card(*as_card(resource(0, health="Unhealthy")))
-        world.set_card(*as_card(resource(0)))
+        world.set_card(*as_card(extended_resource(0, health="Unhealthy")))
+        world.set_card(*as_card(extended_resource(0)))
         assert world.next_requeue_node() == expected
     clock.advance(1.1)
     assert world.next_requeue_node() == "n1"
@@ -541,7 +540,7 @@ def test_a_cordoned_card_gets_nothing_new_and_keeps_what_it_has(world):
     chosen = begin(world)
     world.record_binding_outcome("uid-p", Phase.ACCEPTED)
     busy = chosen.indices()[0]
-    world.set_card(*as_card(resource(busy, cordoned=True)))
+    world.set_card(*as_card(extended_resource(busy, unschedulable=True)))
     assert free(world)[busy] == P100 - 8138, "what runs stays counted"
     placed = plan(world, "q")
     assert isinstance(placed, Placement)
@@ -549,7 +548,7 @@ def test_a_cordoned_card_gets_nothing_new_and_keeps_what_it_has(world):
     refused = plan(world, "r", mem=P100)
     assert isinstance(refused, Unplaceable)
     assert refused.refusals == {"n1": Refusal.NO_MEMORY}
-    world.set_card(*as_card(resource(1 - busy, cordoned=True)))
+    world.set_card(*as_card(extended_resource(1 - busy, unschedulable=True)))
     refused = plan(world, "s", mem=1)
     assert isinstance(refused, Unplaceable)
     assert refused.refusals == {"n1": Refusal.CORDONED}
@@ -560,7 +559,7 @@ def test_a_pod_bound_after_its_card_was_cordoned_gets_another_card(world):
     asked_first = plan(world, "q")
     assert isinstance(asked_first, Placement)
     (seen,) = asked_first.assignment.indices()
-    world.set_card(*as_card(resource(seen, cordoned=True)))
+    world.set_card(*as_card(extended_resource(seen, unschedulable=True)))
     chosen = begin(world, "q")
     assert chosen.indices() == [1 - seen]
 

@@ -15,24 +15,19 @@ from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Assumed, KnownBinding, Phase
 from extender.records.podref import PodRef
 from extender.reporting.classcontroller import automatic_class
+from tests.build import P100, asking, extended_resource, gpu_quota, reported_share, resource_class
 from tests.extender.worlds import (
     ENDED,
-    P100,
     as_card,
     as_class,
     as_pod,
     as_quota,
-    asking,
     begin,
     bound,
     free,
-    gpu_quota,
     make_state,
     mark,
     plan,
-    reported_share,
-    resource,
-    resource_class,
     with_cards,
 )
 
@@ -44,7 +39,7 @@ OF_P100, OF_K80 = "nvidia.p100", "nvidia.tesla.k80"
 def world(clock):
     """n1 has a P100 and a K80, n2 a P100; there are classes for both."""
     state = with_cards(make_state(clock), n1=1, n2=1)
-    state.set_card(*as_card(resource(1, model="Tesla K80")))
+    state.set_card(*as_card(extended_resource(1, model="Tesla K80")))
     state.set_class(K80)
     state.set_class(as_class(resource_class("p100", model="P100")))
     return state
@@ -94,7 +89,7 @@ def test_membership_follows_classes_and_cards(world):
     assert classes_of(world) == [{"p100", "k80"}, {"k80"}]
     world.remove_class("k80")
     assert classes_of(world) == [{"p100"}, set()]
-    world.set_card(*as_card(resource(1, model="P100")))
+    world.set_card(*as_card(extended_resource(1, model="P100")))
     assert classes_of(world) == [{"p100"}, {"p100"}]
 
 
@@ -103,7 +98,7 @@ def test_a_card_is_in_the_class_of_its_model_whether_or_not_that_has_an_object(w
     world.take_changed_nodes()
     world.set_class(as_class(automatic_class(OF_K80, "Tesla K80")))
     assert all_classes_of(world) == [{"p100", OF_P100}, {"k80", OF_K80}]
-    world.set_card(*as_card(resource(2, model="NVIDIA Tesla K80")))
+    world.set_card(*as_card(extended_resource(2, model="NVIDIA Tesla K80")))
     assert all_classes_of(world)[2] == {OF_K80}, "before the class says so"
     world.take_changed_nodes()
     world.remove_class(OF_K80)
@@ -124,7 +119,7 @@ def test_the_object_of_a_models_class_is_no_reason_to_look_at_all_cards_anew():
 def test_a_persons_class_of_a_models_name_says_itself_what_is_in_it(world):
     kept = automatic_class(OF_K80, "Tesla K80")
     world.set_class(as_class(kept))
-    world.set_card(*as_card(resource(2, model="NVIDIA Tesla K80")))
+    world.set_card(*as_card(extended_resource(2, model="NVIDIA Tesla K80")))
     del kept["metadata"]["annotations"]
     world.set_class(as_class(kept))
     assert all_classes_of(world)[1:] == [{"k80", OF_K80}, set()]
@@ -135,17 +130,17 @@ def test_a_persons_class_of_a_models_name_says_itself_what_is_in_it(world):
 
 
 def test_labels_and_properties_of_the_object_can_be_selected(world):
-    world.set_class(as_class(resource_class("gold", Tier="gold")))
-    world.set_class(as_class(resource_class("driver", driver="550.90")))
+    world.set_class(as_class(resource_class("gold", selector={"matchLabels": {"Tier": "gold"}})))
+    world.set_class(as_class(resource_class("driver", selector={"matchLabels": {"driver": "550.90"}})))
     assert classes_of(world) == [{"p100"}, {"k80"}]
-    world.set_card(*as_card(resource(0, labels={"tier": "gold"}, Driver="550.90")))
+    world.set_card(*as_card(extended_resource(0, labels={"tier": "gold"}, properties={"Driver": "550.90"})))
     assert classes_of(world) == [{"p100", "gold", "driver"}, {"k80"}]
-    world.set_card(*as_card(resource(0)))
+    world.set_card(*as_card(extended_resource(0)))
     assert classes_of(world) == [{"p100"}, {"k80"}]
 
 
 def test_the_label_that_we_put_on_is_none_of_a_persons():
-    _, record = as_card(resource(0, labels={"tier": "gold"}))
+    _, record = as_card(extended_resource(0, labels={"tier": "gold"}))
     assert record.labels == {"tier": "gold"}
     assert names.NODE_LABEL not in record.labels
 
@@ -231,7 +226,7 @@ def test_a_class_is_in_use_while_a_pod_waits_for_it_or_holds_its_cards(world):
     world.set_pod(as_pod(bound("a", 100, 1)))
     assert world.is_class_in_use("k80")
     assert not world.is_class_in_use("none")
-    world.remove_card(as_card(resource(1))[0])
+    world.remove_card(as_card(extended_resource(1))[0])
     assert world.is_class_in_use("k80"), "nobody knows any more what card that was"
 
 
@@ -283,10 +278,10 @@ def test_all_quotas_of_a_namespace_apply(world):
         pytest.param(lambda w: begin(w, "a", 8138), id="binding"),
         pytest.param(
             lambda w: (
-                w.remove_card(as_card(resource(0))[0]),
+                w.remove_card(as_card(extended_resource(0))[0]),
                 w.set_card(
                     *as_card(
-                        resource(
+                        extended_resource(
                             0, reported=[reported_share("uid-a", 8138)], terminating=[reported_share("uid-a", 8138)]
                         )
                     )
@@ -309,12 +304,12 @@ def test_whatever_the_namespace_holds_counts(world, hold):
 def test_after_a_restart_a_pod_counts_in_the_quota_of_a_class_while_its_card_is_away(clock):
     state = make_state(clock)
     state.set_node("n1")
-    state.set_card(*as_card(resource(1, model="Tesla K80")))
+    state.set_card(*as_card(extended_resource(1, model="Tesla K80")))
     state.set_class(as_class(resource_class("k80", model="Tesla K80")))
     state.set_quota(*as_quota({"class": "k80", "shares": 1}))
     state.set_pod(as_pod(bound("a", 100, 0)))  # and its ExtendedResource comes back later
     assert refused(plan(state, "b", 100, resource_class="k80")) == {Refusal.QUOTA}
-    state.set_card(*as_card(resource(0, model="Tesla P100")))
+    state.set_card(*as_card(extended_resource(0, model="Tesla P100")))
     assert isinstance(plan(state, "b", 100, resource_class="k80"), Placement), "it was another one"
 
 
@@ -440,7 +435,7 @@ def test_the_entry_in_an_event_counts_cards_that_the_pod_may_use(world):
 
 
 def test_a_whole_card_counts_the_memory_of_the_smallest_possible_card(world):
-    world.set_card(*as_card(resource(1, model="Tesla K80", mem=11441)))
+    world.set_card(*as_card(extended_resource(1, model="Tesla K80", mem=11441)))
     pod_request = request.parse_mutated(asking("p", whole_gpu=1))
     world.set_quota(*as_quota({"memoryMiB": 11440}))
     assert refused(

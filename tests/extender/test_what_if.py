@@ -18,10 +18,11 @@ from extender.cache.nodeload import NodeLoads
 from extender.cache.reservations import Phase
 from extender.records import wire
 from extender.records.podref import PodRef
+from tests.build import P100, extended_resource
 from tests.extender import nominationworlds
 from tests.extender.gangworlds import NodeSpec, World, member
 from tests.extender.preemption.test_gangpreemption import LOW, PREFERENCES, Full, gang
-from tests.extender.worlds import P100, as_card, as_quota, begin, make_state, plan, resource, with_cards
+from tests.extender.worlds import as_card, as_quota, begin, make_state, plan, with_cards
 
 # The functions that a search calls; none of them is called after the decision.
 STEPS = [
@@ -165,7 +166,7 @@ def a_pod_whose_plan_is_lost_at_bind():
     world.set_quota(*as_quota({"shares": 1}))
     placed = plan(world, "p", 1000)
     index = placed.assignment.shares()[0].index
-    world.set_card(*as_card(resource(index, node="n1", health="Unhealthy")))
+    world.set_card(*as_card(extended_resource(index, node="n1", health="Unhealthy")))
     pod_request = request.parse(nominationworlds.asking("p", gpu_mem=1000))
     return world, lambda: world.assume(PodRef("uid-p", "default", "p"), pod_request, "n1", "binpack", epoch=0)
 

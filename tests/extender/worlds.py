@@ -18,7 +18,7 @@ from extender.records import cards, podinfo
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 from extender.state import State
-from tests.build import P100, asking, container, gpu_quota, reported_share, resource, resource_class, shares
+from tests.build import P100, asking, extended_resource, gpu_quota, shares
 from tests.fakes.clock import FakeClock
 
 WAITING, RUNNING, ENDED = "waiting", "running", "terminated"
@@ -82,7 +82,7 @@ def with_cards(state: State, **nodes: int) -> State:
     for node, count in nodes.items():
         state.set_node(node)
         for i in range(count):
-            state.set_card(*as_card(resource(i, node=node)))
+            state.set_card(*as_card(extended_resource(i, node=node)))
     return state
 
 
@@ -179,6 +179,3 @@ def refuse(state: State, name: str = "w", node: str = "n1") -> None:
     assert pod_request is not None
     refused = state.plan_pod(PlacementRequest(PodRef(f"uid-{name}", "default", name), pod_request, [node], "binpack"))
     assert isinstance(refused, Unplaceable)
-
-
-__all__ = ["P100", "container", "reported_share", "resource_class"]

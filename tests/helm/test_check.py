@@ -7,6 +7,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.kube import paths
+from tests.build import event
 from tests.cli.worlds import Cluster, card
 from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
@@ -60,14 +61,10 @@ def test_a_device_plugin_that_crashes_is_the_cause() -> None:
 
 
 def refusal() -> dict[str, Any]:
-    return {
-        "metadata": {"namespace": names.NAMESPACE, "name": "e"},
-        "involvedObject": {"kind": "DaemonSet", "namespace": names.NAMESPACE, "name": "cardwise-deviceplugin"},
-        "lastTimestamp": FakeClock().wall().strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "reason": "FailedCreate",
-        "type": "Warning",
-        "message": 'Error creating: pods "cardwise-deviceplugin-x" is forbidden: violates PodSecurity "baseline"',
-    }
+    now = FakeClock().wall().strftime("%Y-%m-%dT%H:%M:%SZ")
+    message = 'Error creating: pods "cardwise-deviceplugin-x" is forbidden: violates PodSecurity "baseline"'
+    about = "DaemonSet/cardwise-deviceplugin"
+    return event("FailedCreate", message, about=about, namespace=names.NAMESPACE, at=now, type="Warning")
 
 
 def test_a_device_plugin_whose_pods_are_refused_is_the_cause() -> None:

@@ -8,6 +8,7 @@ import pytest
 from cardwise.core.api import names
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
+from tests import build
 from tests.cli.worlds import card
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
@@ -19,8 +20,9 @@ cleanup = load("cleanup")
 def cleaned(labels, annotations, **amounts):
     """The node afterwards."""
     api = ApiServer(FakeClock())
-    manifest = {"metadata": {"name": "n1", "labels": labels, "annotations": annotations}}
-    node = api.write_object(paths.nodes(), manifest | {"status": {"capacity": amounts, "allocatable": dict(amounts)}})
+    manifest = build.node(labels=labels, status={"capacity": amounts, "allocatable": dict(amounts)})
+    manifest["metadata"]["annotations"] = annotations
+    node = api.write_object(paths.nodes(), manifest)
     cleanup.clean_node(api.client(), node)
     return api.get(paths.nodes("n1"))
 
@@ -48,10 +50,7 @@ def test_our_capacities_go_and_no_others():
 def node(name: str, *, ready: str = "True") -> dict:
     offered = {names.SHARE: "1"}
     conditions = [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": ready}]
-    return {
-        "metadata": {"name": name},
-        "status": {"conditions": conditions, "capacity": offered, "allocatable": offered},
-    }
+    return build.node(name, status={"conditions": conditions, "capacity": offered, "allocatable": offered})
 
 
 def part(component: str, on: str) -> dict:

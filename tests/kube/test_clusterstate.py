@@ -10,19 +10,8 @@ from cardwise.core.api.quotas import QuotaEntry
 from cardwise.kube import clusterstate, errors
 from cardwise.kube.objects import extendedresources
 from cardwise.kube.objects.extendedresources import ExtendedResource
-from tests.cli.worlds import (
-    K80,
-    K80_CLASS,
-    card,
-    device,
-    gpu_quota,
-    lists,
-    lists_with_devices,
-    native_quota,
-    placed,
-    resource_class,
-    waiting,
-)
+from tests.build import gpu_quota, resource_class, resource_quota
+from tests.cli.worlds import K80, K80_CLASS, card, device, lists, lists_with_devices, placed, waiting
 
 SOME = {"matchLabels": {"model": "Tesla K80"}}
 
@@ -141,8 +130,8 @@ def test_unparsable_objects_are_problems_and_do_not_count():
     api = lists(
         resourceclasses=[resource_class("bad", selector={}), resource_class("k80", selector=SOME)],
         gpuquotas=[
-            gpu_quota("team-a", {"class": "k80"}),
-            gpu_quota("team-a", {"class": "k80", "shares": 2}, name="ok"),
+            gpu_quota({"class": "k80"}, namespace="team-a"),
+            gpu_quota({"class": "k80", "shares": 2}, namespace="team-a", name="ok"),
         ],
     )
     seen = clusterstate.read_cluster_state(api.kube)
@@ -181,8 +170,10 @@ def test_a_pod_that_claims_devices_is_read_too():
 
 def test_native_quotas_only_show_own_resources():
     quotas = [
-        native_quota("a", {"pods": "3"}, {}, name="plain"),
-        native_quota("a", {"requests.aliyun.com/gpu-mem": "5", "cpu": "2"}, {"requests.aliyun.com/gpu-mem": "1"}),
+        resource_quota({"pods": "3"}, namespace="a", name="plain"),
+        resource_quota(
+            {"requests.aliyun.com/gpu-mem": "5", "cpu": "2"}, namespace="a", used={"requests.aliyun.com/gpu-mem": "1"}
+        ),
     ]
     (quota,) = clusterstate.list_native_quotas(lists(resourcequotas=quotas).kube, "a")
     assert (quota.name, quota.hard, quota.used) == (

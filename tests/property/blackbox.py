@@ -29,7 +29,16 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.http import httpcalls
 from extender.process import Extender, ExtenderSettings
-from tests.build import asking, build_released_lease, gpu_quota, reported_share, resource, resource_class
+from tests.build import (
+    asking,
+    build_released_lease,
+    extended_resource,
+    gpu_quota,
+    node,
+    pod_group,
+    reported_share,
+    resource_class,
+)
 from tests.fakes.apiobjects import Refused, copied
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.turnclock import Program, TurnClock
@@ -364,8 +373,7 @@ class World:
 
     def groups(self, gang: str, minimum: int, namespace: str = "default") -> None:
         """Create a PodGroup."""
-        metadata = {"name": gang, "namespace": namespace}
-        self.api.write_object(paths.podgroups(), {"metadata": metadata, "spec": {"minMember": minimum}})
+        self.api.write_object(paths.podgroups(), pod_group(gang, minimum, namespace=namespace))
         self.judge.minimums[namespace, gang] = minimum
 
     def quota_changes(self, namespace: str, hard: Json) -> None:
@@ -450,7 +458,7 @@ class World:
     def _put_node(self, name: str) -> None:
         spec = {"unschedulable": True} if self.machines[name].cordoned else {}
         has = {"cpu": "64", "memory": "512Gi", "pods": "110"}
-        self.api.write_object(paths.nodes(), {"metadata": {"name": name}, "spec": spec, "status": {"allocatable": has}})
+        self.api.write_object(paths.nodes(), node(name, status={"allocatable": has}, **spec))
 
     def _put_cards(self, node: str) -> None:
         for index, card in enumerate(self.machines[node].cards):
@@ -462,8 +470,14 @@ class World:
                 if node_name == node and share.index == index
             ]
             health = "Healthy" if card.healthy else "Unhealthy"
-            report = resource(
-                index, node=node, mem=card.mem, model=card.model, health=health, reported=shares, cordoned=card.cordoned
+            report = extended_resource(
+                index,
+                node=node,
+                mem=card.mem,
+                model=card.model,
+                health=health,
+                reported=shares,
+                unschedulable=card.cordoned,
             )
             if card.mps:
                 report["status"]["mps"] = {"mode": "card", "state": card.mps, "multiUser": True, "maxClients": 48}

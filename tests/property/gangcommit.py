@@ -17,8 +17,9 @@ from extender.cache.nominations import LOWEST
 from extender.gangs.gangplaces import GangPlaces, PlanRequest
 from extender.gangs.gangplanner import GangPlanner
 from extender.records.nodeinfo import NodeRecord, PlacedPod
+from tests.build import P100, extended_resource
 from tests.extender.gangworlds import NodeSpec, World, member, reserve, single
-from tests.extender.worlds import P100, as_card, as_pod, as_quota, bound, resource
+from tests.extender.worlds import as_card, as_pod, as_quota, bound
 
 GIB = 1 << 30
 NODES = ("n1", "n2", "n3")
@@ -58,7 +59,9 @@ CHANGES: dict[str, Callable[[World, str], object]] = {
     "shrink the node": lambda world, node: _set_node(world, node, cpu=1),
     "take the card": _hold_card,
     "take a part of the card": lambda world, node: _hold_card(world, node, P100 // 4),
-    "fail the card": lambda world, node: world.state.set_card(*as_card(resource(0, node=node, health="Unhealthy"))),
+    "fail the card": lambda world, node: world.state.set_card(
+        *as_card(extended_resource(0, node=node, health="Unhealthy"))
+    ),
     "use the quota": lambda world, node: _hold_card(world, node, P100 // 4, namespace="default"),
     "shrink the quota": lambda world, _: world.state.set_quota(*as_quota({"memoryMiB": P100})),
     "nominate a pod": _nominate,

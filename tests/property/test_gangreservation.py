@@ -4,8 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extender.cache.gangcards import comes_after
+from tests.build import P100
 from tests.examples import examples
-from tests.extender.gangworlds import P100, NodeSpec, World, member, single
+from tests.extender.gangworlds import NodeSpec, World, member, single
 from tests.extender.worlds import as_quota
 
 NODES = ("n1", "n2")

@@ -8,10 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.gangs import gangplan
-from tests.build import P100
+from tests.build import P100, extended_resource
 from tests.examples import examples
 from tests.extender.gangworlds import World, member, single
-from tests.extender.worlds import as_card, as_quota, resource
+from tests.extender.worlds import as_card, as_quota
 
 NODES = {"n1": 2, "n2": 1}
 SETTLED = 30  # rounds of a second
@@ -70,7 +70,7 @@ class Waking(World):
 
     def set_cordon(self, node: str, index: int, *, cordoned: bool) -> None:
         (self.cordoned.add if cordoned else self.cordoned.discard)((node, index))
-        self.state.set_card(*as_card(resource(index, node=node, mem=P100, cordoned=cordoned)))
+        self.state.set_card(*as_card(extended_resource(index, node=node, mem=P100, unschedulable=cordoned)))
 
     def settle_all(self) -> None:
         for _ in range(SETTLED):

@@ -14,7 +14,7 @@ from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Assumed, Phase
 from extender.records.podref import PodRef
 from extender.reporting import statuses
-from tests.build import asking, resource
+from tests.build import asking, extended_resource
 from tests.examples import examples
 from tests.extender.worlds import as_card, as_pod, make_state
 from tests.fakes.clock import FakeClock
@@ -66,7 +66,7 @@ class RenamedNodes(RuleBasedStateMachine):
 
     def write(self, card, node, reported=()):
         self.node_of_card[card], self.reports[card] = node, set(reported)
-        manifest = resource(CARDS.index(card), node=node, mem=SIZE)
+        manifest = extended_resource(CARDS.index(card), node=node, mem=SIZE)
         manifest["metadata"]["name"], manifest["spec"]["uuid"] = card.lower(), card
         manifest["status"]["reported"] = [
             {"podUID": pod.uid, "namespace": pod.namespace, "name": pod.name, "memoryMiB": pod.share.mem}

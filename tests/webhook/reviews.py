@@ -22,11 +22,6 @@ from webhook.server import review as reviews
 from webhook.server.review import Decision, Review
 
 
-def resource_class(name: str, *, model: str = "Tesla K80", **spec: object) -> Json:
-    selector = {"matchLabels": {"model": model}}
-    return {"metadata": {"name": name}, "spec": {"selector": selector} | spec}
-
-
 def resource_classes(*objects: Json) -> dict[str, ResourceClass]:
     return {(resource_class := classes.parse(manifest)).name: resource_class for manifest in objects}
 

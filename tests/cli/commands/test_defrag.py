@@ -13,11 +13,12 @@ from cardwise.core.api import names
 from cardwise.core.api.cardlimits import CardLimits
 from cardwise.core.api.policies import DEFAULT
 from cardwise.core.defrag.defrag import plan
+from tests.build import resource_class
 from tests.cli import worlds
-from tests.cli.worlds import Cluster, allocated, card, placed, resource_class
+from tests.cli.worlds import Cluster, allocated, card, placed
 from tests.fakes.clock import FakeClock
 
-K80S = resource_class("nvidia.tesla.k80", selector={"matchLabels": {"model": "Tesla K80"}})
+K80S = resource_class("nvidia.tesla.k80")
 PUBLISHED = {
     "metadata": {"namespace": names.NAMESPACE, "name": names.WORKLOAD},
     "data": {names.WORKLOAD_POLICY: DEFAULT, **CardLimits().configmap_data()},

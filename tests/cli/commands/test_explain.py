@@ -11,6 +11,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import errors
+from tests.build import event
 from tests.cli.worlds import K80_CLASS, Cluster, card, lists, placed, run, waiting
 
 
@@ -36,10 +37,8 @@ def api() -> Cluster:
     api.add("pods", owned(placed("team-a", "web-1-a", "n1", 1, 100), "ReplicaSet", "web-1"))
     api.add("pods", *(owned(waiting("team-a", f"web-1-{x}", limits), "ReplicaSet", "web-1") for x in "bc"))
     api.add("jobs", workload_object("big"))
-    refused = {"reason": "FailedCreate", "message": "admission webhook denied the request: too much"}
-    about = {"kind": "Job", "namespace": "team-a", "name": "big", "uid": "big"}
-    event = {"metadata": {"name": "e", "namespace": "team-a"}, "involvedObject": about}
-    api.add("events", event | refused | {"lastTimestamp": "2026-11-28T05:00:00Z"})
+    denied = "admission webhook denied the request: too much"
+    api.add("events", event_about("FailedCreate", denied, "2026-11-28T05:00:00Z", "Job", "big"))
     return api
 
 
@@ -243,9 +242,7 @@ def test_what_the_extender_keeps_back_of_each_card_is_not_free(monkeypatch, api)
 
 
 def event_about(reason: str, message: str, at: str, kind: str, name: str) -> Json:
-    metadata = {"namespace": "team-a", "name": f"{name}.{at}"}
-    about = {"kind": kind, "namespace": "team-a", "name": name, "uid": name}
-    return {"metadata": metadata, "involvedObject": about, "reason": reason, "message": message, "lastTimestamp": at}
+    return event(reason, message, about=f"{kind}/{name}", namespace="team-a", at=at)
 
 
 def test_of_a_pod_that_is_gone_the_last_events_are_told(monkeypatch, api):

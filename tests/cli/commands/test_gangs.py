@@ -11,6 +11,7 @@ from cardwise.cli.cluster import podgroups
 from cardwise.cli.render import gangtable
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
+from tests.build import pod_group
 from tests.cli.worlds import Cluster, lists, run, waiting
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -27,11 +28,10 @@ def member(gang: str, name: str, *, node: str = "", phase: str = "Pending", limi
 
 
 def group(name: str, phase: str = "", **status: Any) -> Json:
-    metadata = {"namespace": "team-a", "name": name, "creationTimestamp": "2026-11-21T10:00:00Z"}
     group_status = (
         {"phase": phase, "minMember": 3, "lastTransitionTime": "2026-11-21T11:58:00Z"} | status if phase else {}
     )
-    return {"metadata": metadata, "spec": {"minMember": 3}, "status": group_status}
+    return pod_group(name, namespace="team-a", status=group_status, creationTimestamp="2026-11-21T10:00:00Z")
 
 
 def world(groups: list[Json], *pods: Json, **objects: list[Json]) -> Cluster:

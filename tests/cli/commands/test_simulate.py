@@ -13,8 +13,9 @@ from click.testing import CliRunner, Result
 
 from cardwise.cli import main
 from cardwise.core.api.policies import CARD_POLICIES
+from tests.build import resource_class
 from tests.cli import worlds as clusters
-from tests.cli.worlds import K80, P100, Cluster, card, device, lists, placed, resource_class, waiting
+from tests.cli.worlds import K80, P100, Cluster, card, device, lists, placed, waiting
 from tests.simulation import worlds
 
 

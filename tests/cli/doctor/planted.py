@@ -9,6 +9,7 @@ from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.cli.doctor.policies import ALWAYS_INSTALLED
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
+from tests import build
 from tests.cli.worlds import card
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)  # of the API server; no check asks the clock of the machine
@@ -19,7 +20,7 @@ def node(name: str, runtime: str = "containerd://2.1.4", **allocatable: str) -> 
         key.replace("__", "/"): v for key, v in allocatable.items()
     }
     status = {"nodeInfo": {"containerRuntimeVersion": runtime}, "allocatable": offers, "capacity": dict(offers)}
-    return {"metadata": {"name": name, "labels": {}}, "status": status}
+    return build.node(name, status=status)
 
 
 def lease(name: str, *, ahead: float = 0.0, age: float = 1.0, namespace: str = facts.NODE_LEASES) -> Json:

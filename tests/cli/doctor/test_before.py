@@ -14,6 +14,7 @@ from cardwise.core.api import names
 from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB, Percent
+from tests import build
 from tests.cli.worlds import Cluster, run
 from tests.fakes.apiserver import Fault
 from tests.helm.rendering import CHART
@@ -27,7 +28,7 @@ def node(name: str, runtime: str = "containerd://2.1.4", *, taints: Any = (), of
     status: Json = {"nodeInfo": {"containerRuntimeVersion": runtime}}
     if offered:
         status["allocatable"] = {names.NVIDIA_GPU: str(offered)}
-    return {"metadata": {"name": name, "labels": labels}, "spec": {"taints": [*taints]}, "status": status}
+    return build.node(name, labels=labels, status=status, taints=[*taints])
 
 
 def gpu_node(name: str, *args: str, **options: Any) -> Json:

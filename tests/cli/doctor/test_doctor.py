@@ -20,6 +20,7 @@ from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
 from cardwise.kube.pods import nodeconstraints
+from tests.build import gpu_quota, resource_quota
 from tests.cli.doctor.planted import NOW, configuration, controlled, lease, node, part, troubles, workload
 from tests.cli.worlds import Cluster, card, run
 from tests.fakes.apiserver import Fault, Request
@@ -345,7 +346,7 @@ def plant_class_without_cards(seen: Facts) -> None:
 
 
 def quota(namespace: str, *keys: str) -> Json:
-    return {"metadata": {"namespace": namespace, "name": "cards"}, "spec": {"hard": dict.fromkeys(keys, "1")}}
+    return resource_quota(dict.fromkeys(keys, "1"), namespace=namespace, name="cards")
 
 
 def plant_quota_of_shares(seen: Facts) -> None:
@@ -357,7 +358,7 @@ def plant_quota_of_shares(seen: Facts) -> None:
         quota("gpuquota", "requests.aliyun.com/gpu-mem"),
         quota("plain", "requests.cpu", "pods"),
     ]
-    seen.gpuquotas = [{"metadata": {"namespace": "gpuquota", "name": "q"}, "spec": {"hard": [{"gpus": 1}]}}]
+    seen.gpuquotas = [gpu_quota({"gpus": 1}, namespace="gpuquota")]
 
 
 def plant_quota_of_whole_cards(seen: Facts) -> None:

@@ -16,6 +16,7 @@ from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.cli.doctor.waiting import check_unrewritten_pods
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
+from tests import build
 from tests.cli.doctor.planted import NOW, part, troubles
 from tests.cli.worlds import Cluster
 from tests.fakes.clock import FakeClock
@@ -48,9 +49,7 @@ def stamp(seconds: float) -> str:
 
 def event(kind: str, name: str, reason: str, message: str, age: float = 60.0) -> Json:
     """Of Cardwise's namespace, as the API server hands it on."""
-    about, metadata = {"kind": kind, "name": name, "namespace": SYSTEM}, {"namespace": SYSTEM, "name": "e"}
-    text = {"reason": reason, "message": message, "lastTimestamp": stamp(age)}
-    return {"metadata": metadata, "involvedObject": about} | text
+    return build.event(reason, message, about=f"{kind}/{name}", namespace=SYSTEM, at=stamp(age))
 
 
 def read(*objects: Json) -> list[Event]:

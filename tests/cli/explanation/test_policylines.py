@@ -7,7 +7,7 @@ from cardwise.cli.explanation import policylines, sentences
 from cardwise.cli.explanation.blockers import PodContext
 from cardwise.core.api import names, request
 from cardwise.kube.clusterstate import ClusterState
-from tests.build import asking, container, ledger_with_free
+from tests.build import asking, container, ledger_with_free, node
 
 ZONE = "topology.kubernetes.io/zone"
 SPREAD_BY = f"spread-by={ZONE}"
@@ -26,7 +26,7 @@ def replica(name="p", *, policy=SPREAD_BY, node="", owner="rs", gang="", deletin
 
 
 def node_in(name, zone):
-    return {"metadata": {"name": name, "labels": {ZONE: zone} if zone else {}}, "spec": {}}
+    return node(name, labels={ZONE: zone} if zone else {})
 
 
 def policy_line(pod, settings=PublishedPolicy("priced")):

@@ -15,8 +15,20 @@ from cardwise.core.values.refusals import Refusal
 from cardwise.kube import clusterstate
 from cardwise.kube.clusterstate import ClusterState
 from cardwise.kube.objects.extendedresources import ExtendedResource
-from tests.build import asking, cards, container, holding, ledger_with_free, pod, resource, shares
-from tests.cli.worlds import K80_CLASS, card, gpu_quota, lists, placed, resource_class, waiting
+from tests.build import (
+    asking,
+    automatic_class,
+    cards,
+    container,
+    extended_resource,
+    gpu_quota,
+    holding,
+    ledger_with_free,
+    pod,
+    resource_class,
+    shares,
+)
+from tests.cli.worlds import K80_CLASS, card, lists, placed, waiting
 
 
 def test_a_waiting_pod_hears_which_card_is_short_by_how_much():
@@ -127,7 +139,9 @@ def test_what_runs_is_explained_although_its_policy_was_changed_to_nonsense():
     )
     gone = sentences.explain_pod(placed, ClusterState(ledger=ledger_with_free(n1=[])))
     assert "this GPU is not on the node any more" in gone
-    on_n2 = msgspec.convert(resource(0) | {"spec": resource(0)["spec"] | {"node": "n2"}}, ExtendedResource)
+    on_n2 = msgspec.convert(
+        extended_resource(0) | {"spec": extended_resource(0)["spec"] | {"node": "n2"}}, ExtendedResource
+    )
     moved = sentences.explain_pod(placed, ClusterState(ledger=ledger_with_free(n1=[]), resources=[on_n2]))
     assert "; this GPU is on node n2 now" in moved
 
@@ -189,8 +203,7 @@ def test_a_class_that_is_not_there_is_named_with_those_that_are_and_a_broken_one
 
 
 def test_a_type_whose_cards_are_all_gone_says_that_the_pod_waits_for_a_node():
-    model = {"matchLabels": {"model": "NVIDIA L4"}}
-    scaled_to_zero = lists(resourceclasses=[resource_class("nvidia.l4", auto=True, selector=model)])
+    scaled_to_zero = lists(resourceclasses=[automatic_class("NVIDIA L4")])
     text = sentences.explain_pod(
         typed({"cardwise.dev/nvidia.l4": "1", "cardwise.dev/gpu": "1"}),
         clusterstate.read_cluster_state(scaled_to_zero.kube),
@@ -236,7 +249,7 @@ def test_a_pod_that_names_no_type_is_steered_and_told_so():
         "limit are still available." in text
     )
     assert "GPUs that fit are free on n1" in text
-    everything = lists(gpuquotas=[gpu_quota("team-a", {"memoryMiB": 13500})])
+    everything = lists(gpuquotas=[gpu_quota({"memoryMiB": 13500}, namespace="team-a")])
     text = sentences.explain_pod(typed({"aliyun.com/gpu-mem": "100"}), clusterstate.read_cluster_state(everything.kube))
     assert "GPUQuota team does not allow this on all GPUs: 13441 of 13500 MiB used, 100 requested." in text
     assert "n1: The namespace's GPUQuota leaves no capacity on the suitable GPUs" in text
@@ -329,7 +342,7 @@ def test_cards_that_are_sick_or_cordoned_are_told_with_the_remedy():
 
 
 def test_a_quota_names_who_holds_most_of_it():
-    everything = lists(gpuquotas=[gpu_quota("team-a", {"memoryMiB": 13500})])
+    everything = lists(gpuquotas=[gpu_quota({"memoryMiB": 13500}, namespace="team-a")])
     text = sentences.explain_pod(typed({"aliyun.com/gpu-mem": "100"}), clusterstate.read_cluster_state(everything.kube))
     assert (
         "  - GPUQuota team left capacity on all GPUs; it is held by team-a/train (11441 MiB), team-a/notebook (2000 "
@@ -542,7 +555,7 @@ def test_what_bound_members_of_a_gang_hold_is_not_free_to_the_others():
 
 def test_a_gang_larger_than_its_quota_hears_of_it():
     seen = ClusterState(ledger=ledger_with_free(n1=[100], n2=[200]))
-    seen.quotas = [quotas.parse(gpu_quota("team-b", {"memoryMiB": 30000}))]
+    seen.quotas = [quotas.parse(gpu_quota({"memoryMiB": 30000}, namespace="team-b"))]
     together = "Its gang cannot start: its 2 waiting members request 32000 MiB of all GPUs together, and GPUQuota team"
     assert f"{together} allows 30000.\n" in of_gang(16000, {"a": 16000}, seen=seen)
     assert "Its gang" not in of_gang(16000, {"a": 14000}, seen=seen)

@@ -21,6 +21,7 @@ from cardwise.cli.commands import explain
 from cardwise.cli.explanation import missingpods, sentences
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
+from tests import build
 from tests.cli.worlds import Cluster, card, placed, waiting
 from tests.fakes.clock import FakeClock
 
@@ -159,13 +160,7 @@ def is_admitted(cell: PodCell) -> bool:
 
 
 def event(reason: str, message: str, at: str = DELETED, kind: str = "Pod", name: str = "p") -> Json:
-    return {
-        "metadata": {"namespace": "team-a", "name": f"{name}.{reason}"},
-        "involvedObject": {"kind": kind, "namespace": "team-a", "name": name, "uid": name},
-        "reason": reason,
-        "message": message,
-        "lastTimestamp": at,
-    }
+    return build.event(reason, message, about=f"{kind}/{name}", namespace="team-a", at=at)
 
 
 def events_of(cell: PodCell) -> Iterator[Json]:

@@ -9,7 +9,8 @@ from cardwise.cli.render import classtable
 from cardwise.core.placement import totals
 from cardwise.core.placement.totals import CardClassView
 from cardwise.kube import clusterstate
-from tests.cli.worlds import K80_CLASS, Cluster, lists, resource_class
+from tests.build import automatic_class
+from tests.cli.worlds import K80_CLASS, Cluster, lists
 
 K80_SELECTOR = {"matchLabels": {"model": "Tesla K80"}}
 
@@ -64,7 +65,7 @@ def test_one_class_with_its_users_and_one_without():
 
 @pytest.mark.parametrize(("edited", "message"), [(False, "yes"), (True, "edited")])
 def test_an_automatic_class_that_a_person_has_changed_says_so(edited, message):
-    resource_class_edited = resource_class(K80_CLASS, auto=True, edited=edited, selector=K80_SELECTOR)
+    resource_class_edited = automatic_class(edited=edited)
     assert (
         classtable.format_card_classes(views(lists(resourceclasses=[resource_class_edited])))
         .splitlines()[1]

@@ -8,14 +8,15 @@ from cardwise.cli.render import quotatable
 from cardwise.core.placement import totals
 from cardwise.core.placement.totals import EntryView
 from cardwise.kube import clusterstate
-from tests.cli.worlds import K80_CLASS, Cluster, gpu_quota, lists, native_quota
+from tests.build import gpu_quota, resource_quota
+from tests.cli.worlds import K80_CLASS, Cluster, lists
 
-NATIVE = native_quota(
-    "team-a",
+NATIVE = resource_quota(
     {"requests.cardwise.dev/nvidia.tesla.k80": "5", "requests.aliyun.com/gpu-mem": "65536", "pods": "10"},
-    {"requests.cardwise.dev/nvidia.tesla.k80": "3", "pods": "4"},
+    namespace="team-a",
+    used={"requests.cardwise.dev/nvidia.tesla.k80": "3", "pods": "4"},
 )
-OTHERS = gpu_quota("team-b", {"model": "Tesla P100", "memoryMiB": 5000}, name="b", onExceed="Refuse")
+OTHERS = gpu_quota({"model": "Tesla P100", "memoryMiB": 5000}, namespace="team-b", name="b", onExceed="Refuse")
 
 
 def entries(api: Cluster, namespace: str = "") -> list[EntryView]:

@@ -1,32 +1,12 @@
-import json
-
 import pytest
 
 from cardwise.core.api import classes, names, request
 from cardwise.core.api.classes import Classifier, ClassShare
 from cardwise.core.values.invalid import InvalidRequest
-from tests.build import container, pod
+from tests.build import automatic_class, container, pod, resource_class
 
 ANY_GPU = {"matchLabels": {"kind": "nvidia-gpu"}}
 OF_MODEL = "nvidia.tesla.k80"  # the class that `card` is in by the name of its model
-
-
-def resource_class(name="big", *, labels=None, annotations=None, **spec):
-    metadata = {"name": name, "labels": labels or {}, "annotations": annotations or {}}
-    return {"metadata": metadata, "spec": {"selector": ANY_GPU} | spec}
-
-
-def automatic(*models, **spec):
-    models = models or ("Tesla K80",)
-    written = classes.auto_spec(*models)
-    return {
-        "metadata": {
-            "name": classes.name_of_model(models[0]),
-            "labels": {names.AUTO_LABEL: "true"},
-            "annotations": {names.AUTO_SPEC: json.dumps(written)},
-        },
-        "spec": written | spec,
-    }
 
 
 def card(**differs):
@@ -199,7 +179,7 @@ def test_selectors_are_evaluated_once_for_cards_with_equal_labels():
 
 
 def test_automatic_class_exists_before_its_object_is_created():
-    for there in ((), (classes.parse(automatic()),)):
+    for there in ((), (classes.parse(automatic_class()),)):
         types = Classifier(there)
         assert types.classes_of(card()) == {OF_MODEL}
         (resource_class,) = types.select_classes(card())
@@ -214,14 +194,14 @@ def test_automatic_class_exists_before_its_object_is_created():
 
 
 def test_automatic_class_covers_a_new_spelling_of_its_model_at_once():
-    types = Classifier([classes.parse(automatic("NVIDIA A100"))])
+    types = Classifier([classes.parse(automatic_class("NVIDIA A100"))])
     assert types.classes_of(card(model="A100")) == {"nvidia.a100"}
 
 
 @pytest.mark.parametrize(
     "theirs",
     [
-        automatic(share={"memoryMiB": 1}, selector={"matchLabels": {"node": "n2"}}),
+        automatic_class(share={"memoryMiB": 1}, selector={"matchLabels": {"node": "n2"}}),
         resource_class(OF_MODEL, selector={"matchLabels": {"model": "another"}}),
         resource_class(OF_MODEL, selector={"matchLabels": {"kind": "rdma"}}),
     ],
@@ -256,18 +236,18 @@ def test_names_of_models(model, name, accelerator):
 
 
 def test_an_automatic_class_selects_its_model_alone():
-    parsed = classes.parse(automatic())
+    parsed = classes.parse(automatic_class())
     assert (parsed.name, parsed.auto, parsed.untouched) == ("nvidia.tesla.k80", True, True)
     assert parsed.selector.matches(card())
     assert not parsed.selector.matches(card(model="Tesla K40"))
 
 
 def test_default_priority_of_the_api_server_is_not_a_users_edit():
-    assert classes.auto_models(automatic(priority=0)) == ("Tesla K80",)
+    assert classes.auto_models(automatic_class(priority=0)) == ("Tesla K80",)
 
 
 def test_automatic_class_selects_all_spellings_of_its_model():
-    manifest = automatic("NVIDIA A100", "A100")
+    manifest = automatic_class("NVIDIA A100", "A100")
     assert classes.auto_models(manifest) == ("A100", "NVIDIA A100")
     parsed = classes.parse(manifest)
     assert parsed.untouched
@@ -275,7 +255,7 @@ def test_automatic_class_selects_all_spellings_of_its_model():
 
 
 def test_copy_of_an_automatic_class_belongs_to_the_user():
-    copy = automatic()
+    copy = automatic_class()
     copy["metadata"]["name"] = "mine"
     assert classes.auto_models(copy) == ()
     assert not classes.parse(copy).untouched
@@ -284,11 +264,11 @@ def test_copy_of_an_automatic_class_belongs_to_the_user():
 @pytest.mark.parametrize(
     "edited",
     [
-        automatic(priority=1),
-        automatic(share={"memoryMiB": 8138}),
-        automatic(selector={"matchLabels": {"model": "Tesla K40"}}),
-        automatic(selector={"matchExpressions": [{"key": "model", "operator": "In", "values": [7]}]}),
-        automatic() | {"spec": None},
+        automatic_class(priority=1),
+        automatic_class(share={"memoryMiB": 8138}),
+        automatic_class(selector={"matchLabels": {"model": "Tesla K40"}}),
+        automatic_class(selector={"matchExpressions": [{"key": "model", "operator": "In", "values": [7]}]}),
+        automatic_class() | {"spec": None},
     ],
 )
 def test_edited_automatic_class_belongs_to_the_user(edited):
@@ -306,7 +286,7 @@ def test_edited_automatic_class_belongs_to_the_user(edited):
     ],
 )
 def test_class_without_automatic_marks_belongs_to_the_user(metadata):
-    manifest = automatic()
+    manifest = automatic_class()
     manifest["metadata"] |= metadata
     assert classes.auto_models(manifest) == ()
 

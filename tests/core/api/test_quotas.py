@@ -4,10 +4,7 @@ from cardwise.core.api import quotas
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.quotas import Charge, QuotaEntry
 from cardwise.core.values.invalid import InvalidRequest
-
-
-def quota(*hard, **spec):
-    return {"metadata": {"namespace": "team-a", "name": "gpus"}, "spec": {"hard": list(hard)} | spec}
+from tests.build import gpu_quota
 
 
 def share(mem, core=0, *, whole=False):
@@ -16,9 +13,11 @@ def share(mem, core=0, *, whole=False):
 
 def test_every_field_of_a_quota_is_parsed():
     parsed = quotas.parse(
-        quota({"class": "big", "shares": 5}, {"model": "Tesla K80", "memoryMiB": 65536}, {"gpus": 0}, onExceed="Refuse")
+        gpu_quota(
+            {"class": "big", "shares": 5}, {"model": "Tesla K80", "memoryMiB": 65536}, {"gpus": 0}, onExceed="Refuse"
+        )
     )
-    assert (parsed.namespace, parsed.name, parsed.refuse) == ("team-a", "gpus", True)
+    assert (parsed.namespace, parsed.name, parsed.refuse) == ("default", "team", True)
     assert parsed.entries == (
         QuotaEntry(resource_class="big", shares=5),
         QuotaEntry(model="Tesla K80", memory=65536),
@@ -27,9 +26,9 @@ def test_every_field_of_a_quota_is_parsed():
 
 
 def test_counts_are_limited_to_exact_json_integers():
-    assert quotas.parse(quota({"shares": 2**53})).entries == (QuotaEntry(shares=2**53),)
+    assert quotas.parse(gpu_quota({"shares": 2**53})).entries == (QuotaEntry(shares=2**53),)
     with pytest.raises(InvalidRequest):
-        quotas.parse(quota({"shares": 2**53 + 1}))
+        quotas.parse(gpu_quota({"shares": 2**53 + 1}))
 
 
 def test_quota_without_a_name_is_parsed():
@@ -39,7 +38,7 @@ def test_quota_without_a_name_is_parsed():
 
 @pytest.mark.parametrize("spec", [{}, {"onExceed": "Wait"}])
 def test_pods_that_do_not_fit_wait_by_default(spec):
-    assert not quotas.parse(quota({"gpus": 1}, **spec)).refuse
+    assert not quotas.parse(gpu_quota({"gpus": 1}, **spec)).refuse
 
 
 @pytest.mark.parametrize(
@@ -47,7 +46,7 @@ def test_pods_that_do_not_fit_wait_by_default(spec):
     [(65536, 65536), ("65536", 65536), ("64Gi", 65536), ("64GiB", 65536), ("64k", 64_000), (0, 0), ("4Pi", 2**32)],
 )
 def test_memory_in_mib_or_as_a_quantity(written, mib):
-    assert quotas.parse(quota({"memoryMiB": written})).entries[0].memory == mib
+    assert quotas.parse(gpu_quota({"memoryMiB": written})).entries[0].memory == mib
 
 
 @pytest.mark.parametrize(
@@ -121,7 +120,7 @@ ENTRIES = [
 def test_entry_is_encoded_with_the_fields_of_a_quota():
     hard = [quotas.selection(entry) | quotas.to_fields(entry) for entry in ENTRIES]
     assert hard[0] == {"class": "big", "shares": 5, "gpus": 0}
-    assert quotas.parse(quota(*hard)).entries == tuple(ENTRIES)
+    assert quotas.parse(gpu_quota(*hard)).entries == tuple(ENTRIES)
 
 
 def test_each_entry_has_a_title_of_its_own():
@@ -185,7 +184,7 @@ def test_negative_headroom_is_reported():
 )
 def test_invalid_entry_error_names_the_field(entry, field, says):
     with pytest.raises(InvalidRequest, match=says) as refused:
-        quotas.parse(quota({"class": "first", "gpus": 1}, entry))
+        quotas.parse(gpu_quota({"class": "first", "gpus": 1}, entry))
     assert refused.value.field == f"spec.hard[1]{field}"
 
 
@@ -200,13 +199,13 @@ def test_invalid_entry_error_names_the_field(entry, field, says):
 def test_two_entries_for_the_same_cards_are_refused(selects, field, holder):
     hard = [{"class": "other", "gpus": 1}, selects | {"gpus": 1}, selects | {"shares": 1}]
     with pytest.raises(InvalidRequest) as refused:
-        quotas.parse(quota(*hard))
+        quotas.parse(gpu_quota(*hard))
     assert refused.value.field == f"spec.hard[2]{field}"
     assert refused.value.problem == f"{holder} is already limited by spec.hard[1]"
 
 
 def test_a_class_and_a_model_of_the_same_name_are_not_the_same():
-    assert len(quotas.parse(quota({"class": "k80", "gpus": 1}, {"model": "k80", "gpus": 1})).entries) == 2
+    assert len(quotas.parse(gpu_quota({"class": "k80", "gpus": 1}, {"model": "k80", "gpus": 1})).entries) == 2
 
 
 @pytest.mark.parametrize(
@@ -216,8 +215,8 @@ def test_a_class_and_a_model_of_the_same_name_are_not_the_same():
         ({"spec": {}}, "spec.hard"),
         ({"spec": {"hard": []}}, "spec.hard"),
         ({"spec": {"hard": {"gpus": 1}}}, "spec.hard"),
-        (quota({"gpus": 1}, onExceed="refuse"), "spec.onExceed"),
-        (quota({"gpus": 1}, scopes=[]), "spec.scopes"),
+        (gpu_quota({"gpus": 1}, onExceed="refuse"), "spec.onExceed"),
+        (gpu_quota({"gpus": 1}, scopes=[]), "spec.scopes"),
     ],
 )
 def test_invalid_quota_error_names_the_field(manifest, field):

@@ -3,23 +3,16 @@
 from cardwise.core.api import classes
 from cardwise.core.api.quotas import NOTHING, Charge, GPUQuota, QuotaEntry
 from cardwise.core.placement import totals
-from tests.build import holding
+from tests.build import holding, resource_class
 from tests.core import others
 from tests.core.placement.placing import K80, V100, typed_ledger
 
-
-def class_(name, **labels):
-    return classes.parse({"metadata": {"name": name}, "spec": {"selector": {"matchLabels": labels}}})
-
-
 CLASSES = {
-    resource_class.name: resource_class
-    for resource_class in (
-        class_("k80", model="Tesla K80"),
-        class_("v100", model="Tesla V100"),
-        class_("rdma", kind="rdma"),
+    manifest["metadata"]["name"]: classes.parse(manifest)
+    for manifest in (
+        resource_class("k80"), resource_class("v100", model="Tesla V100"), resource_class("rdma", kind="rdma")
     )
-}
+}  # fmt: skip
 
 
 def busy():

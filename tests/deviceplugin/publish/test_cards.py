@@ -33,8 +33,7 @@ def test_capacities_never_go_below_what_is_asked():
 
 
 def resource_class(name: str, **spec: object) -> ResourceClass:
-    selector = {"matchLabels": {"model": "m"}}
-    return classes.parse({"metadata": {"name": name}, "spec": {"selector": selector, **spec}})
+    return classes.parse(build.resource_class(name, model="m", **spec))
 
 
 def test_capacities_of_classes_are_of_cards_and_of_what_is_asked():

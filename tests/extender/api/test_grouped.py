@@ -12,8 +12,9 @@ from extender.api import verbs
 from extender.api.app import create_app
 from extender.api.verbs import AnswerSettings
 from extender.records.wire import FilterArgs
+from tests.build import P100, asking
 from tests.extender.api.test_app import parts
-from tests.extender.worlds import P100, as_pod, asking, bound, free, make_state, with_cards
+from tests.extender.worlds import as_pod, bound, free, make_state, with_cards
 from tests.fakes.clock import FakeClock
 
 ALL = AnswerSettings(policy="binpack", one_best_node=False)

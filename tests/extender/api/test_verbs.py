@@ -13,21 +13,9 @@ from extender.cache.reservations import Phase
 from extender.records.pod import Pod
 from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs, FilterResult
+from tests.build import P100, asking, extended_resource, reported_share, resource_class
 from tests.extender.gangworlds import reserve
-from tests.extender.worlds import (
-    P100,
-    as_card,
-    as_class,
-    as_pod,
-    as_quota,
-    asking,
-    bound,
-    make_state,
-    reported_share,
-    resource,
-    resource_class,
-    with_cards,
-)
+from tests.extender.worlds import as_card, as_class, as_pod, as_quota, bound, make_state, with_cards
 from tests.fakes.clock import FakeClock
 
 ONE = AnswerSettings(policy="binpack", one_best_node=True)
@@ -62,7 +50,7 @@ def test_a_pod_of_8138_goes_to_the_node_with_one_card_that_has_it(preferences):
 @pytest.mark.parametrize("preferences", [ONE, ALL])
 def test_a_card_of_more_than_any_card_has_keeps_no_pod_from_its_node(preferences):
     state = with_cards(make_state(), n1=1)
-    liar = resource(0, node="n2")
+    liar = extended_resource(0, node="n2")
     liar["spec"]["memoryMiB"] = 2**60
     state.set_node("n2")
     state.set_card(*as_card(liar))
@@ -213,7 +201,7 @@ def test_prioritize_knows_only_the_nodes_that_it_is_asked_for():
 
 def test_inspect_is_gpushares_json():
     state = world(n1=[P100 - 1024, P100])
-    state.set_card(*as_card(resource(1, reported=[reported_share("vanished", 4069)])))
+    state.set_card(*as_card(extended_resource(1, reported=[reported_share("vanished", 4069)])))
     state.plan_pod(PlacementRequest(PodRef("u", "d", "p"), request.parse(asking("p", gpu_mem=100)), ["n1"], "binpack"))
     assert verbs.inspect(state) == {
         "unit": "MiB",

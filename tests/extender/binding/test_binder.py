@@ -13,19 +13,8 @@ from extender.leadership.fence import Fence
 from extender.leadership.leadership import Leadership
 from extender.records.podref import PodRef
 from extender.records.wire import BindArgs
-from tests.extender.worlds import (
-    P100,
-    as_card,
-    as_pod,
-    asking,
-    bound,
-    comes,
-    free,
-    make_state,
-    mark,
-    resource,
-    with_cards,
-)
+from tests.build import P100, asking, extended_resource
+from tests.extender.worlds import as_card, as_pod, bound, comes, free, make_state, mark, with_cards
 from tests.fakes.apiserver import ApiServer, Fault, Request, Rule
 from tests.fakes.clock import FakeClock
 
@@ -108,7 +97,7 @@ def test_bind_writes_the_whole_assignment_with_the_uid_in_one_call():
 def test_what_the_environment_reads_opens_no_card_unless_the_node_gives_cards_by_it(access, visible):
     world = World()
     for index in range(2):
-        card = resource(index)
+        card = extended_resource(index)
         card["status"]["gpuAccess"] = access
         world.state.set_card(*as_card(card))
     world.bind()

@@ -15,9 +15,10 @@ from extender.gangs.gangtypes import GangSettings, Permit
 from extender.records.nodeinfo import NodeRecord
 from extender.records.wire import BindArgs, FilterArgs
 from extender.state import State
-from tests.extender.gangworlds import P100, PREFERENCES, World, member
+from tests.build import P100, extended_resource
+from tests.extender.gangworlds import PREFERENCES, World, member
 from tests.extender.gangworlds import single as single_pod
-from tests.extender.worlds import as_card, as_pod, resource
+from tests.extender.worlds import as_card, as_pod
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 
@@ -31,7 +32,7 @@ class Server:
         self.state = State(gang_settings=GangSettings(max_waiting=50), clock=self.clock)
         self.state.set_node("n1", NodeRecord())
         for i in range(4):
-            self.state.set_card(*as_card(resource(i)))
+            self.state.set_card(*as_card(extended_resource(i)))
         self.binder = Binder(self.api.client(), self.state, policy="binpack", seconds=seconds, clock=self.clock)
         self.pool = ThreadPoolExecutor(40)
         self.lines: dict[str, socket.socket] = {}

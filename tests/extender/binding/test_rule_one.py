@@ -23,10 +23,10 @@ from extender.informers import _Pods
 from extender.records import podinfo
 from extender.records.podref import PodRef
 from extender.records.wire import BindArgs
-from tests.build import P100, resource
+from tests.build import P100, asking, extended_resource
 from tests.examples import examples
 from tests.extender.leaders import Cluster, Extender
-from tests.extender.worlds import ENDED, as_card, asking
+from tests.extender.worlds import ENDED, as_card
 from tests.fakes.apiserver import Answer, Fault, Request
 from tests.fakes.clock import FakeClock
 
@@ -270,7 +270,7 @@ class RuleOneMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 1), index=st.integers(0, 1), comes=st.booleans())
     def a_card_goes_or_comes(self, number: int, index: int, comes: bool) -> None:
         """Delete or recreate the object of a card."""
-        name, card = as_card(resource(index))
+        name, card = as_card(extended_resource(index))
         state = self.extenders[number].state
         if comes:
             state.set_card(name, card)

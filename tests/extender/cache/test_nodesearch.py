@@ -13,11 +13,11 @@ from extender.cache.nodesearch import SMALL_SEARCH_NODES
 from extender.cache.placing import Call, LeaderChanged, PlacementRequest, SearchUnfinished
 from extender.queue import searchpauses
 from extender.records.podref import PodRef
-from tests.build import P100, asking, container, pod
+from tests.build import P100, asking, container, extended_resource, pod
 from tests.examples import examples
 from tests.extender.gangworlds import reserve
 from tests.extender.nominationworlds import World
-from tests.extender.worlds import ENDED, as_card, as_pod, as_quota, bound, make_state, resource
+from tests.extender.worlds import ENDED, as_card, as_pod, as_quota, bound, make_state
 from tests.fakes.clock import FakeClock
 
 NODES = [f"n{i:03}" for i in range(SMALL_SEARCH_NODES + 4)]
@@ -42,7 +42,7 @@ def cluster(clock, frees, cards=2):
     for name, free in frees.items():
         state.set_node(name)
         for i in range(cards):
-            state.set_card(*as_card(resource(i, node=name)))
+            state.set_card(*as_card(extended_resource(i, node=name)))
             if free[i] < P100:
                 state.set_pod(as_pod(bound(f"r-{name}-{i}", P100 - free[i], i, node=name)))
     return state

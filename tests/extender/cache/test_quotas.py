@@ -6,19 +6,8 @@ from cardwise.core.api import names, request
 from cardwise.core.placement.placement import Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.state import State
-from tests.build import P100, container, pod, resource_class
-from tests.extender.worlds import (
-    as_card,
-    as_class,
-    as_pod,
-    as_quota,
-    bound,
-    make_state,
-    plan,
-    refuse,
-    resource,
-    with_cards,
-)
+from tests.build import P100, container, extended_resource, pod, resource_class
+from tests.extender.worlds import as_card, as_class, as_pod, as_quota, bound, make_state, plan, refuse, with_cards
 from tests.fakes.clock import FakeClock
 
 
@@ -61,7 +50,7 @@ def test_a_container_that_the_entry_does_not_count_hides_none_that_it_does():
 
 def test_the_entry_that_surely_keeps_a_pod_waiting_is_named_before_one_that_it_could_go_past():
     state = with_class()
-    state.set_card(*as_card(resource(1, model="K80")))
+    state.set_card(*as_card(extended_resource(1, model="K80")))
     state.set_quota(*as_quota({"class": "p100", "shares": 2}, {"class": "k80", "shares": 0}))
     containers = [
         of_class("a", "p100", gpu_mem=1000),
@@ -103,7 +92,7 @@ def test_a_node_does_not_free_quota_by_a_report_of_another_nodes_card(lie):
     state.remove_card("gpu-n1-0")
     state.set_node("evil")
     if lie:
-        card = resource(0, mem=1, model="Lie")
+        card = extended_resource(0, mem=1, model="Lie")
         card["spec"]["node"] = "evil"
         state.set_card(*as_card(card))
     state.set_quota(*as_quota({"class": "nvidia.p100", "memoryMiB": P100 // 2}))
@@ -111,5 +100,5 @@ def test_a_node_does_not_free_quota_by_a_report_of_another_nodes_card(lie):
     assert isinstance(refusal := plan(state, "b", 100), Unplaceable)
     assert refusal.refusals == {"n1": Refusal.QUOTA}
     state.remove_card("gpu-n1-0")
-    state.set_card(*as_card(resource(0)))
+    state.set_card(*as_card(extended_resource(0)))
     assert isinstance(plan(state, "b", 100), Unplaceable), "also when the true object is back"

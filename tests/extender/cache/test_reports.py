@@ -9,22 +9,10 @@ from cardwise.kube.objects import extendedresources
 from extender.cache import inventory, reservations
 from extender.cache.reservations import Reservations
 from extender.reporting import statuses
-from tests.extender.worlds import (
-    P100,
-    as_card,
-    as_pod,
-    as_quota,
-    bound,
-    free,
-    make_state,
-    mark,
-    refuse,
-    reported_share,
-    resource,
-    with_cards,
-)
+from tests.build import P100, extended_resource, reported_share
+from tests.extender.worlds import as_card, as_pod, as_quota, bound, free, make_state, mark, refuse, with_cards
 
-OURS = as_card(resource(1))[0]
+OURS = as_card(extended_resource(1))[0]
 STATIC = "0" * 32  # as the kubelet names a pod of its own manifests
 
 
@@ -38,7 +26,7 @@ def world(clock):
 
 
 def says(world, node, *reports, index=0):
-    world.set_card(*as_card(resource(index, node=node, reported=list(reports))))
+    world.set_card(*as_card(extended_resource(index, node=node, reported=list(reports))))
 
 
 def used(world):
@@ -49,7 +37,7 @@ def used(world):
 def terminating_shares(world, node="n1", index=1):
     """The shares of deleted pods that the leader writes into the card's status."""
     with world.view() as ledger:
-        card = statuses.count_node(ledger, node).cards[as_card(resource(index, node=node))[0]]
+        card = statuses.count_node(ledger, node).cards[as_card(extended_resource(index, node=node))[0]]
     return statuses.card_status(card)["terminating"] or []
 
 
@@ -122,7 +110,7 @@ def test_a_node_that_was_away_for_longer_is_believed_about_its_own_pods(world, c
 
 def test_a_removed_card_removes_the_shares_that_only_its_node_reports(world):
     says(world, "n2", reported_share("stranger", 5000))
-    world.remove_card(as_card(resource(0, node="n2"))[0])
+    world.remove_card(as_card(extended_resource(0, node="n2"))[0])
     says(world, "n2")
     assert free(world, "n2") == [P100]
 
@@ -132,13 +120,13 @@ def test_what_vanished_is_noted_for_the_next_extender(world, clock):
     assert terminating_shares(world) == [share]
     again = with_cards(make_state(clock), n2=1)
     again.set_node("n1")
-    again.set_card(*as_card(resource(1, terminating=terminating_shares(world))))
+    again.set_card(*as_card(extended_resource(1, terminating=terminating_shares(world))))
     assert (mark(again, "uid-a"), used(again)) == ("terminating", 4069), "its node has the grace time to report it"
-    again.set_card(*as_card(resource(1, reported=[share], terminating=terminating_shares(world))))
+    again.set_card(*as_card(extended_resource(1, reported=[share], terminating=terminating_shares(world))))
     clock.advance(1000)
     again.expire_reservations()
     assert (mark(again, "uid-a"), used(again), terminating_shares(again)) == ("reported", 4069, [share])
-    again.set_card(*as_card(resource(1, terminating=terminating_shares(world))))
+    again.set_card(*as_card(extended_resource(1, terminating=terminating_shares(world))))
     assert (mark(again, "uid-a"), used(again), terminating_shares(again)) == (None, 0, [])
 
 
@@ -147,7 +135,7 @@ def test_of_several_cards_all_that_was_noted_counts(clock):
     state.set_node("n1")
     for index in (0, 1):
         share = reported_share("gone", P100) | {"container": "0", "whole": True}
-        state.set_card(*as_card(resource(index, reported=[share], terminating=[share])))
+        state.set_card(*as_card(extended_resource(index, reported=[share], terminating=[share])))
     with state.view() as ledger:
         assert ledger.used("default", quotas.QuotaEntry()) == quotas.Charge(shares=2, memory=2 * P100, cards=2)
     assert free(state) == [0, 0]
@@ -156,7 +144,7 @@ def test_of_several_cards_all_that_was_noted_counts(clock):
 def test_a_note_says_nothing_of_a_pod_that_is_there(clock):
     state = make_state(clock)
     state.set_node("n1")
-    state.set_card(*as_card(resource(1, terminating=[reported_share("uid-a", 4069)])))
+    state.set_card(*as_card(extended_resource(1, terminating=[reported_share("uid-a", 4069)])))
     state.set_pod(as_pod(bound("a", 4069, 1)))
     assert (mark(state, "uid-a"), used(state)) == ("", 4069)
 
@@ -168,7 +156,7 @@ def test_nor_of_a_pod_that_was_seen_before_its_card(clock):
     state = make_state(clock)
     state.set_node("n1")
     state.set_pod(as_pod(bound("a", 4069, 1)))
-    state.set_card(*as_card(resource(1, terminating=[reported_share("uid-a", 4069)])))
+    state.set_card(*as_card(extended_resource(1, terminating=[reported_share("uid-a", 4069)])))
     clock.advance(1000)
     state.expire_reservations()
     assert (mark(state, "uid-a"), used(state), free(state)) == ("", 4069, [P100 - 4069])
@@ -183,7 +171,7 @@ def test_no_node_spells_what_another_one_holds(world):
     says(world, "n2", reported_share("stranger", 16000))
     before = free(world, "n2")
     name, card = as_card(
-        resource(
+        extended_resource(
             1,
             reported=[
                 reported_share("uid-a", 4069),
@@ -213,13 +201,15 @@ def test_no_node_spells_what_another_one_holds(world):
 def test_the_uids_of_pods_are_believed(world, uid):
     says(world, "n2", reported_share(uid, 5000))
     assert free(world, "n2") == [P100 - 5000]
-    assert as_card(resource(0, reported=[reported_share(uid, 5000)]))[1].problem is None
+    assert as_card(extended_resource(0, reported=[reported_share(uid, 5000)]))[1].problem is None
 
 
 def test_an_entry_that_cannot_be_read_is_passed_over_alone(world):
     odd = reported_share("odd", 0) | {"memoryMiB": "a lot"}
     name, card = as_card(
-        resource(0, node="n2", reported=[odd, "odd", None, reported_share("stranger", 5000)], terminating=[odd])
+        extended_resource(
+            0, node="n2", reported=[odd, "odd", None, reported_share("stranger", 5000)], terminating=[odd]
+        )
     )
     assert ([share.uid for share in card.reported_shares], card.status.terminating) == (["stranger"], ())
     assert card.problem
@@ -231,7 +221,7 @@ def test_of_one_card_so_many_entries_are_believed(world):
     shares = [reported_share(f"uid-{i}", 1) for i in range(extendedresources.MAX_REPORTED_PER_CARD + 1)]
     says(world, "n2", *shares)
     assert free(world, "n2") == [P100 - extendedresources.MAX_REPORTED_PER_CARD]
-    assert as_card(resource(0, reported=shares))[1].problem
+    assert as_card(extended_resource(0, reported=shares))[1].problem
     says(world, "n2")
     assert free(world, "n2") == [P100]
 
@@ -239,7 +229,7 @@ def test_of_one_card_so_many_entries_are_believed(world):
 def test_of_one_node_so_many_shares_are_believed(world, monkeypatch):
     monkeypatch.setattr(inventory, "MAX_REPORTED_SHARES", 3)
     says(world, "n1", reported_share("one", 1), reported_share("two", 1), index=0)
-    name, card = as_card(resource(1, reported=[reported_share("three", 1), reported_share("four", 1)]))
+    name, card = as_card(extended_resource(1, reported=[reported_share("three", 1), reported_share("four", 1)]))
     assert "3 shares" in world.set_card(name, card)
     assert free(world) == [P100 - 2, P100 - 4069 - 1]
     says(world, "n1", index=0)
@@ -251,17 +241,17 @@ def test_of_one_node_so_many_shares_are_believed(world, monkeypatch):
 
 def test_of_one_node_so_many_cards_are_believed(world, monkeypatch):
     monkeypatch.setattr(inventory, "MAX_CARDS_PER_NODE", 2)
-    third = as_card(resource(2, reported=[reported_share("one", 1)]))
+    third = as_card(extended_resource(2, reported=[reported_share("one", 1)]))
     assert "2 GPUs" in world.set_card(*third)
     assert len(free(world)) == 2
     world.remove_card(third[0])
-    world.remove_card(as_card(resource(0))[0])
+    world.remove_card(as_card(extended_resource(0))[0])
     assert world.set_card(*third) is None
     assert free(world) == [P100 - 4069, P100 - 1]
 
 
 def test_a_card_that_moves_takes_its_words_along(world):
-    name, card = as_card(resource(0, node="n2", reported=[reported_share("stranger", 5000)]))
+    name, card = as_card(extended_resource(0, node="n2", reported=[reported_share("stranger", 5000)]))
     world.set_card(name, card)
     world.set_card(name, card._replace(node="n1"))
     assert free(world, "n2") == []
@@ -271,7 +261,7 @@ def test_a_card_that_moves_takes_its_words_along(world):
 
 def test_a_card_that_moves_does_not_prove_that_containers_have_ended(world, clock):
     """Its machine may have come back under another name, with the containers on it."""
-    name, card = as_card(resource(1))
+    name, card = as_card(extended_resource(1))
     says(world, "n1", reported_share("uid-a", 4069), index=1)
     world.set_card(name, card._replace(node="n2"))
     assert mark(world, "uid-a") == "terminating"
@@ -282,7 +272,7 @@ def test_a_card_that_moves_does_not_prove_that_containers_have_ended(world, cloc
 
 
 def test_what_a_node_reports_under_its_new_name_counts_once(world, clock):
-    name, card = as_card(resource(1, reported=[reported_share("uid-a", 4069)]))
+    name, card = as_card(extended_resource(1, reported=[reported_share("uid-a", 4069)]))
     world.set_card(name, card._replace(node="n2"))
     assert sorted(free(world, "n2")) == [P100 - 4069, P100]
     clock.advance(21)

@@ -27,21 +27,8 @@ from extender.cache.reservations import (
 )
 from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.podref import PodRef
-from tests.build import pod
-from tests.extender.worlds import (
-    P100,
-    as_card,
-    as_pod,
-    asking,
-    begin,
-    bound,
-    free,
-    make_state,
-    plan,
-    reported_share,
-    resource,
-    with_cards,
-)
+from tests.build import P100, asking, extended_resource, pod, reported_share
+from tests.extender.worlds import as_card, as_pod, begin, bound, free, make_state, plan, with_cards
 
 POD = PodRef("uid-p", "default", "p")
 
@@ -351,12 +338,12 @@ def test_of_a_pod_that_waits_again_the_node_has_its_cpu_back_and_its_report_coun
     world.set_pod(as_pod(bound("p", 10, 0)))
     world.set_pod(as_pod(asking("p", gpu_mem=10)))
     assert len(world.snapshot().loads._pods) == before
-    world.set_card(*as_card(resource(0, reported=[reported_share("uid-p", 10)])))
+    world.set_card(*as_card(extended_resource(0, reported=[reported_share("uid-p", 10)])))
     clock.advance(150.1)
     world.expire_reservations()
     world.on_lookup("uid-p", bound=False, exists=True)
     assert free(world) == [whole[0] - 10, *whole[1:]], "its containers still run there"
-    world.set_card(*as_card(resource(0)))
+    world.set_card(*as_card(extended_resource(0)))
     assert free(world) == whole
 
 
@@ -365,7 +352,7 @@ def test_the_former_card_of_a_pod_that_is_placed_on_its_node_again_counts_while_
     world = with_cards(make_state(clock), n1=2)
     world.set_pod(as_pod(bound("p", 10000, 0)))
     world.set_pod(as_pod(asking("p", gpu_mem=10000)))
-    world.set_card(*as_card(resource(0, reported=[reported_share("uid-p", 10000)])))
+    world.set_card(*as_card(extended_resource(0, reported=[reported_share("uid-p", 10000)])))
     clock.advance(150.1)
     world.expire_reservations()
     world.on_lookup("uid-p", bound=False, exists=True)
@@ -378,7 +365,7 @@ def test_the_former_card_of_a_pod_that_is_placed_on_its_node_again_counts_while_
         world.remove_pod(as_pod(bound("p", 10000, 1)))
     assert free(world) == [P100 - 10000, P100 - 10000]
     assert world.reservation_counts()[REPORTED] == (2 if known == "deleted" else 1)
-    world.set_card(*as_card(resource(0)))
+    world.set_card(*as_card(extended_resource(0)))
     assert free(world) == ([P100, P100] if known == "deleted" else [P100, P100 - 10000])
 
 
@@ -386,12 +373,12 @@ def test_of_a_card_that_a_pod_has_in_both_bindings_the_larger_amount_counts(cloc
     world = with_cards(make_state(clock), n1=2)
     world.set_pod(as_pod(bound("p", 4000, 0)))
     for mib, counts in ((3000, 4000), (4000, 4000), (10000, 10000)):
-        world.set_card(*as_card(resource(0, reported=[reported_share("uid-p", mib)])))
+        world.set_card(*as_card(extended_resource(0, reported=[reported_share("uid-p", mib)])))
         assert free(world) == [P100 - counts, P100]
     assert world.reservation_counts()[REPORTED] == 1
     world.remove_pod(as_pod(bound("p", 4000, 0)))
     assert free(world) == [P100 - 10000, P100]
-    world.set_card(*as_card(resource(0)))
+    world.set_card(*as_card(extended_resource(0)))
     assert free(world) == [P100, P100]
 
 
@@ -450,7 +437,7 @@ def test_each_share_is_counted_once_in_the_metrics(clock):
         if heard is not None:
             world.record_binding_outcome(f"uid-{name}", heard)
     reported = ("uid-a", "uid-still", "one", "two")
-    world.set_card(*as_card(resource(0, reported=[reported_share(uid, 10) for uid in reported])))
+    world.set_card(*as_card(extended_resource(0, reported=[reported_share(uid, 10) for uid in reported])))
     with world.view() as ledger:
         counts = Counter(holding.phase_name or "bound" for holding in ledger.holdings())
     assert world.reservation_counts() == counts

@@ -14,8 +14,9 @@ from extender.controllers.workloadcontroller import WorkloadController
 from extender.nomination.nominator import NominationMode, NominationSettings
 from extender.records.nodeinfo import NodeRecord
 from extender.records.wire import FilterArgs
+from tests.build import P100, asking
 from tests.extender.nominationworlds import World as Ahead
-from tests.extender.worlds import P100, as_pod, asking, bound, make_state, with_cards
+from tests.extender.worlds import as_pod, bound, make_state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 

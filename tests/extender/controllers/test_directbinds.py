@@ -9,9 +9,9 @@ from cardwise.core.api.assignment import Assignment
 from cardwise.kube import paths
 from extender.controllers.directbinds import DirectBindController
 from extender.records.podinfo import PodRecord
-from tests.build import container, shares
+from tests.build import P100, asking, container, shares
 from tests.extender.gangworlds import member
-from tests.extender.worlds import P100, as_pod, asking, make_state, with_cards
+from tests.extender.worlds import as_pod, make_state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 from tests.fakes.events import Events

@@ -9,8 +9,9 @@ from prometheus_client import CollectorRegistry
 from cardwise.core.placement.scored.engine import Engine
 from extender.controllers.fragmetrics import FragMetrics
 from extender.records.nodeinfo import NodeRecord
+from tests.build import P100, asking, resource_class
 from tests.extender.cache.test_scoredpolicies import PRICED, call_filter
-from tests.extender.worlds import ENDED, P100, as_class, as_pod, asking, bound, make_state, resource_class, with_cards
+from tests.extender.worlds import ENDED, as_class, as_pod, bound, make_state, with_cards
 from tests.fakes.clock import FakeClock
 
 

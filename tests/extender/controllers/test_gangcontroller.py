@@ -15,7 +15,8 @@ from extender.gangs import podgroups
 from extender.records.podref import PodRef
 from extender.reporting.listers import Lister
 from extender.reporting.podgroupwriter import PodGroupWriter
-from tests.extender.gangworlds import P100, World, member
+from tests.build import P100, pod_group
+from tests.extender.gangworlds import World, member
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.events import Events
 from tests.runtime.http.loopback import until
@@ -72,10 +73,6 @@ class Scene:
 
     def group(self):
         return self.api.get(paths.podgroups("default", "g"))
-
-
-def group(*, minimum=3, **status):
-    return {"metadata": {"name": "g"}, "spec": {"minMember": minimum}, "status": status}
 
 
 @pytest.fixture
@@ -386,7 +383,7 @@ def test_a_gang_gets_a_podgroup_and_loses_it_with_its_last_pod(scene):
 @pytest.mark.parametrize("label", ["false", "", "yes"])
 def test_a_podgroup_is_automatic_by_the_value_of_its_label(scene, label):
     """The admission policy uses the value as well: it refuses the extender's writes to other PodGroups."""
-    podgroup = group()
+    podgroup = pod_group()
     podgroup["metadata"]["labels"] = {names.AUTO_LABEL: label}
     scene.put_podgroup(podgroup)
     scene.write_statuses()
@@ -395,7 +392,7 @@ def test_a_podgroup_is_automatic_by_the_value_of_its_label(scene, label):
 
 
 def test_a_users_podgroup_stays_with_a_condition_that_it_has_no_pod(scene):
-    scene.put_podgroup(group())
+    scene.put_podgroup(pod_group())
     scene.write_statuses()
     assert scene.group()["status"]["phase"] == "Pending"
     assert scene.group()["status"]["reason"] == "the gang has no pods"
@@ -405,7 +402,7 @@ def test_a_users_podgroup_stays_with_a_condition_that_it_has_no_pod(scene):
 
 
 def test_the_status_shows_the_gangs_progress_and_is_written_only_on_change(scene):
-    scene.put_podgroup(group())
+    scene.put_podgroup(pod_group())
     trio(scene, gated=False)
     scene.world.schedule("g0")
     scene.write_statuses(1)
@@ -428,7 +425,7 @@ def test_the_status_shows_the_gangs_progress_and_is_written_only_on_change(scene
 
 
 def test_a_status_that_says_running_of_former_pods_is_put_right_before_anything_is_planned(scene):
-    scene.put_podgroup(group(phase="Running"))
+    scene.put_podgroup(pod_group(status={"phase": "Running"}))
     trio(scene, gated=False)
     assert scene.world.schedule("g0") != ""
     assert scene.world.unbound_shares() == 0
@@ -464,7 +461,7 @@ def test_pods_have_a_condition_with_the_reason_of_their_gang(scene):
 @pytest.mark.parametrize("grouped", [True, False], ids=["a PodGroup of its own", "one of ours"])
 def test_a_gang_whose_pods_all_terminate_gets_no_event(scene, grouped):
     if grouped:
-        scene.put_podgroup(group())
+        scene.put_podgroup(pod_group())
     trio(scene)
     scene.write_statuses()
     scene.show()

@@ -8,7 +8,8 @@ from prometheus_client import REGISTRY
 from cardwise.core.api import names
 from cardwise.kube import paths
 from extender.controllers.loops import Loops
-from tests.extender.worlds import as_card, make_state, refuse, resource, with_cards
+from tests.build import extended_resource
+from tests.extender.worlds import as_card, make_state, refuse, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 
 N1 = paths.nodes("n1")
@@ -31,8 +32,8 @@ def state(clock):
 
 
 def heals(state):
-    state.set_card(*as_card(resource(0, health="Unhealthy")))
-    state.set_card(*as_card(resource(0)))
+    state.set_card(*as_card(extended_resource(0, health="Unhealthy")))
+    state.set_card(*as_card(extended_resource(0)))
 
 
 def one_round(loops):
@@ -42,13 +43,13 @@ def one_round(loops):
 
 def test_pending_pods_are_requeued_when_a_card_is_uncordoned(api, clock):
     state = with_cards(make_state(clock), n1=1)
-    state.set_card(*as_card(resource(0, cordoned=True)))
+    state.set_card(*as_card(extended_resource(0, unschedulable=True)))
     state.next_requeue_node()
     refuse(state)
     loops = Loops(api.client(), state, clock=clock)
     one_round(loops)
     assert api.requests == []
-    state.set_card(*as_card(resource(0)))
+    state.set_card(*as_card(extended_resource(0)))
     one_round(loops)
     assert [call.path for call in api.requests] == [N1]
 

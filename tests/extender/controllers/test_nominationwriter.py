@@ -6,8 +6,9 @@ from cardwise.kube import paths
 from extender.controllers.nominationwriter import NominationWriter
 from extender.nomination.nominator import NominationOutcome, Nominee
 from extender.records.podref import PodRef
+from tests.build import P100
 from tests.extender.nominationworlds import World
-from tests.extender.worlds import P100, free
+from tests.extender.worlds import free
 from tests.fakes.apiserver import ApiServer, Fault
 
 POD, STATUS = paths.pods("default", "p"), paths.pods("default", "p", "status")

@@ -8,7 +8,8 @@ from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.kube import paths
 from extender.controllers.overcommit import OvercommitController
-from tests.extender.worlds import P100, as_card, as_pod, asking, make_state, reported_share, resource, with_cards
+from tests.build import P100, asking, extended_resource, reported_share
+from tests.extender.worlds import as_card, as_pod, make_state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 from tests.fakes.events import Events
@@ -197,7 +198,7 @@ def test_one_node_that_cannot_be_looked_at_keeps_no_other(twice, monkeypatch):
 def test_what_a_node_says_of_others_is_no_address(world, address):
     world.add_pod("early", P100 // 2, at=1)
     stray = reported_share("b7", P100) | dict(zip(("namespace", "name"), address, strict=True))
-    world.state.set_card(*as_card(resource(0, node="n1", reported=[stray])))
+    world.state.set_card(*as_card(extended_resource(0, node="n1", reported=[stray])))
     world.step()
     assert [call.path for call in world.api.requests] == [f"{PODS}/early"]
 
@@ -206,7 +207,7 @@ def test_what_a_node_says_of_others_is_no_address(world, address):
 def test_pods_of_the_former_name_of_a_node_hold_its_cards(world, card_comes_last):
     world.state.set_node("former")
     if card_comes_last:
-        name, card = as_card(resource(0))
+        name, card = as_card(extended_resource(0))
         world.state.set_card(name, card._replace(node="n2"))
     world.add_pod("early", at=1, node="former", phase="Running", containers="running")
     world.add_pod("late", at=2)
@@ -222,8 +223,10 @@ def test_no_node_gets_pods_of_another_node_evicted_by_what_it_reports(world):
     world.state.set_node("n2")
     world.add_pod("early", P100 // 2, at=1)
     world.add_pod("late", P100 // 2, at=2)
-    world.state.remove_card(as_card(resource(0))[0])
-    world.state.set_card(*as_card(resource(0, mem=1) | {"spec": resource(0, mem=1)["spec"] | {"node": "n2"}}))
+    world.state.remove_card(as_card(extended_resource(0))[0])
+    world.state.set_card(
+        *as_card(extended_resource(0, mem=1) | {"spec": extended_resource(0, mem=1)["spec"] | {"node": "n2"}})
+    )
     world.step()
     assert world.remaining_pods() == ["early", "late"]
 

@@ -6,8 +6,9 @@ from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangs import MAX_REQUEST_KINDS
 from extender.gangs.gangqueue import AT_A_TIME
 from extender.gangs.gangtypes import PlannedNode
+from tests.build import P100
 from tests.extender.gangworlds import NodeSpec, World, member, single
-from tests.extender.worlds import P100, as_pod, bound
+from tests.extender.worlds import as_pod, bound
 from tests.working import work
 
 

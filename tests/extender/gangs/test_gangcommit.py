@@ -20,8 +20,9 @@ from extender.gangs.bindthreads import BindThreadAdmission
 from extender.gangs.gangplanner import GangPlanner
 from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.nodeinfo import NodeRecord, PlacedPod
+from tests.build import P100, extended_resource, resource_class
 from tests.extender.gangworlds import NodeSpec, World, member, reserve, single
-from tests.extender.worlds import P100, as_card, as_class, as_pod, as_quota, bound, resource, resource_class
+from tests.extender.worlds import as_card, as_class, as_pod, as_quota, bound
 from tests.theory import theory_of
 
 GIB = 1 << 30
@@ -70,7 +71,7 @@ class Two(World):
 
     def report_card(self, node: str, *, users: bool = True, **status):
         """The card as its node reports it now."""
-        card = resource(0, node=node, **status)
+        card = extended_resource(0, node=node, **status)
         card["status"]["mps"] = {"mode": "card", "state": "Ready", "multiUser": users, "ceilingMiB": 1 << 20}
         card["status"]["mps"] |= {"maxClients": 48, "reason": "", "lastTransitionTime": "2026-11-21T10:00:00Z"}
         self.state.set_card(*as_card(card))
@@ -104,11 +105,11 @@ CHANGES_OF_N1 = {
     "cards": {
         "a pod takes the card": lambda world: world.hold_card("n1"),
         "the card becomes unhealthy": lambda world: world.report_card("n1", health="Unhealthy"),
-        "the card is cordoned": lambda world: world.report_card("n1", cordoned=True),
+        "the card is cordoned": lambda world: world.report_card("n1", unschedulable=True),
         "the card becomes smaller": lambda world: world.report_card("n1", mem=100),
         "the card leaves the class": lambda world: world.report_card("n1", model="other"),
-        "MPS ends": lambda world: world.state.set_card(*as_card(resource(0, node="n1"))),
-        "the card goes": lambda world: world.state.remove_card(resource(0, node="n1")["metadata"]["name"]),
+        "MPS ends": lambda world: world.state.set_card(*as_card(extended_resource(0, node="n1"))),
+        "the card goes": lambda world: world.state.remove_card(extended_resource(0, node="n1")["metadata"]["name"]),
     },
     "labels": {
         "the label goes": lambda world: world.state.set_node("n1", NodeRecord(Load(4000, 512 * GIB, 500))),

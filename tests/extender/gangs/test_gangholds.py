@@ -7,8 +7,9 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache.reservations import Phase
 from extender.gangs import reservation
 from extender.records.podref import PodRef
-from tests.extender.gangworlds import P100, NodeSpec, World, member, single
-from tests.extender.worlds import as_card, resource
+from tests.build import P100, extended_resource
+from tests.extender.gangworlds import NodeSpec, World, member, single
+from tests.extender.worlds import as_card
 
 
 def by_somebody_else(world: World, name: str, node: str) -> None:
@@ -261,7 +262,7 @@ def test_a_gang_is_not_begun_by_one_member_when_nothing_landed_and_there_is_no_r
     world.keep()
     with world.state.view() as ledger:
         node = ledger.holding(second.uid).node
-    world.state.set_card(*as_card(resource(0, node=node, health="Unhealthy")))
+    world.state.set_card(*as_card(extended_resource(0, node=node, health="Unhealthy")))
     world.state.on_lookup(second.uid, bound=False, exists=True)
     world.keep()
     for name in ("a0", "a1"):
@@ -278,7 +279,7 @@ def test_while_a_member_may_be_bound_the_gang_goes_on_though_another_has_lost_it
     assert [world.schedule(f"a{i}") for i in range(3)] == [""] * 3
     world.settle(only="a0", lost=True)
     lost, node = next((bind.pod["metadata"]["name"], bind.node) for bind in world.binding)
-    world.state.set_card(*as_card(resource(0, node=node, health="Unhealthy")))
+    world.state.set_card(*as_card(extended_resource(0, node=node, health="Unhealthy")))
     world.settle(only=lost)
     assert (lost, world.bound(), world.phase("a")) == ("a1", {}, "Binding")
     world.settle(only="a2")

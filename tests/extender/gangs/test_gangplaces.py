@@ -10,9 +10,9 @@ from extender.gangs import gangplanner
 from extender.gangs.gangplaces import CHEAP
 from extender.gangs.gangplanner import PlannedGang
 from extender.records.pod import Pod
-from tests.build import container
-from tests.extender.gangworlds import P100, NodeSpec, World, member, single
-from tests.extender.worlds import as_card, resource
+from tests.build import P100, container, extended_resource
+from tests.extender.gangworlds import NodeSpec, World, member, single
+from tests.extender.worlds import as_card
 
 # Cards that are kept for nominated pods.
 
@@ -168,7 +168,7 @@ def test_cpu_of_members_is_held_as_their_cards_are():
 def test_a_gang_is_not_planned_on_a_card_whose_mps_is_not_for_both():
     """A member of another gang is planned there, without MPS."""
     world = World({"n1": 1})
-    card = resource(0)
+    card = extended_resource(0)
     card["status"]["mps"] = {"mode": "card", "state": "Ready", "multiUser": True, "ceilingMiB": 1, "maxClients": 48}
     card["status"]["mps"] |= {"reason": "", "lastTransitionTime": "2026-11-21T10:00:00Z"}
     world.state.set_card(*as_card(card))

@@ -7,8 +7,9 @@ from cardwise.core.api.request import Load
 from cardwise.core.gangs.gangs import MAX_REQUEST_KINDS
 from cardwise.core.values.refusals import Refusal
 from extender.records.nodeinfo import PlacedPod
-from tests.extender.gangworlds import P100, NodeSpec, World, member, single
-from tests.extender.worlds import as_card, as_quota, resource
+from tests.build import P100, extended_resource
+from tests.extender.gangworlds import NodeSpec, World, member, single
+from tests.extender.worlds import as_card, as_quota
 
 INCOMPLETE, WAITS = Refusal.GANG_INCOMPLETE.text, Refusal.GANG_WAITS.text
 BACKS_OFF, FOLLOWS = Refusal.GANG_BACKS_OFF.text, Refusal.GANG_FOLLOWS.text
@@ -550,13 +551,13 @@ def test_a_quota_counts_for_the_whole_gang():
     assert len(world.bound()) == 3
 
 
-@pytest.mark.parametrize("now", [{"health": "Unhealthy"}, {"cordoned": True}])
+@pytest.mark.parametrize("now", [{"health": "Unhealthy"}, {"unschedulable": True}])
 def test_a_card_that_fell_ill_or_was_cordoned_before_the_last_came_ends_the_hold(now):
     world = World({"n1": 3})
     trio(world)
     world.schedule("g0")
     world.schedule("g1")
-    world.state.set_card(*as_card(resource(0, **now)))
+    world.state.set_card(*as_card(extended_resource(0, **now)))
     world.schedule("g2")
     world.settle()
     assert world.bound() == {}

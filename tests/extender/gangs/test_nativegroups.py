@@ -8,7 +8,8 @@ from cardwise.core.api import names
 from cardwise.core.gangs.gangs import ForeignPodGroup, PodGroupSpec
 from extender.records import podinfo
 from extender.records.nodeinfo import PlacedPod
-from tests.extender.gangworlds import P100, World, member
+from tests.build import P100
+from tests.extender.gangworlds import World, member
 
 NATIVE = ForeignPodGroup.KUBERNETES
 

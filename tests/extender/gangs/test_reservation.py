@@ -7,8 +7,9 @@ from cardwise.core.values.refusals import Refusal
 from extender.gangs import cardsearch, reservation
 from extender.gangs.cardsearch import GangWithOffers
 from extender.records.pod import Pod
-from tests.extender.gangworlds import P100, NodeSpec, World, member, single
-from tests.extender.worlds import as_card, as_pod, as_quota, bound, resource
+from tests.build import P100, extended_resource
+from tests.extender.gangworlds import NodeSpec, World, member, single
+from tests.extender.worlds import as_card, as_pod, as_quota, bound
 from tests.theory import theory_of
 
 RESERVED = Refusal.GANG_RESERVED.text
@@ -218,7 +219,7 @@ def during_search(monkeypatch):
             cards_found = search_cards(*args)
             if changes:
                 changes.pop()()
-                world.state.set_card(*as_card(resource(1, node="n1", health="Unhealthy")))
+                world.state.set_card(*as_card(extended_resource(1, node="n1", health="Unhealthy")))
             return cards_found
 
         monkeypatch.setattr(reservation, "search_cards", search_then_change)

@@ -6,7 +6,7 @@ from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from extender.leadership.fence import Fence, PodState
 from extender.records.podref import PodRef
-from tests.extender.worlds import asking
+from tests.build import asking
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 from tests.theory import theory_of

@@ -17,9 +17,9 @@ from extender.cache.reservations import Phase
 from extender.leadership.fence import PodState
 from extender.leadership.leadership import Leadership
 from extender.records.podref import PodRef
-from tests.build import pod
+from tests.build import P100, asking, pod
 from tests.extender.leaders import LEASE, Cluster, Extender
-from tests.extender.worlds import P100, as_pod, asking, bound, mark
+from tests.extender.worlds import as_pod, bound, mark
 from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
 

@@ -8,9 +8,10 @@ from extender.nomination import nominator
 from extender.nomination.nominator import NominationMode, NominationOutcome, NominationSettings
 from extender.queue import schedulingqueue
 from extender.records.nodeinfo import NodeRecord
+from tests.build import P100
 from tests.extender import gangworlds
 from tests.extender.nominationworlds import REFUSED, World
-from tests.extender.worlds import P100, as_pod, as_quota, begin, bound, free, mark
+from tests.extender.worlds import as_pod, as_quota, begin, bound, free, mark
 
 HALF = P100 // 2
 MOST = P100 * 3 // 4

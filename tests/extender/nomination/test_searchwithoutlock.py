@@ -4,8 +4,9 @@ import pytest
 
 from cardwise.kube.pods.nodeconstraints import NodeConstraints, NodeLabels
 from extender.nomination import nominator
+from tests.build import P100
 from tests.extender.nominationworlds import World
-from tests.extender.worlds import P100, bound
+from tests.extender.worlds import bound
 
 HALF = P100 // 2
 

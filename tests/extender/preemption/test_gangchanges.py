@@ -11,10 +11,10 @@ from cardwise.kube.pods.budgets import Budget, LabelCondition
 from extender.cache import clusterview
 from extender.preemption import preemption
 from extender.records.nodeinfo import NodeRecord, PlacedPod
-from tests.build import shares
+from tests.build import extended_resource, shares
 from tests.extender.gangworlds import member, single
 from tests.extender.preemption.test_gangpreemption import HIGH, LOW, Full, gang
-from tests.extender.worlds import as_card, bound, on_victim_search, resource
+from tests.extender.worlds import as_card, bound, on_victim_search
 
 MAX_STEPS = 20
 
@@ -166,7 +166,7 @@ def test_if_cards_change_on_many_other_nodes_all_the_time_a_single_pod_gets_vict
             world.clock.worked += 0.001
         elif len(locked) == 61:
             for i in range(60):
-                world.state.set_card(*as_card(resource(0, node=f"x{i:02}", health="Unhealthy")))
+                world.state.set_card(*as_card(extended_resource(0, node=f"x{i:02}", health="Unhealthy")))
 
     on_victim_search(world.state, search)
     assert world.own() == ["n1-0"]

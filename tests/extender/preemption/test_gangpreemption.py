@@ -18,9 +18,10 @@ from extender.gangs.gangplanner import GangPlanner
 from extender.preemption import gangpreemption, preemption
 from extender.records import wire
 from extender.records.nodeinfo import NodeRecord, PlacedPod
+from tests.build import P100, extended_resource
 from tests.examples import examples
 from tests.extender.gangworlds import NodeSpec, World, member, single
-from tests.extender.worlds import P100, as_card, as_quota, bound, looks_slowly, on_victim_search, resource
+from tests.extender.worlds import as_card, as_quota, bound, looks_slowly, on_victim_search
 from tests.theory import theory_of
 
 LOW, HIGH = 0, 1000
@@ -362,7 +363,7 @@ def test_a_member_of_a_gang_that_runs_preempts_alone():
 
 CHANGES: dict[str, Callable[[Full], object]] = {
     "a pod is bound": lambda world: world.runs("late", 0, "n3", HIGH),
-    "a card fails": lambda world: world.state.set_card(*as_card(resource(0, node="n2", health="Unhealthy"))),
+    "a card fails": lambda world: world.state.set_card(*as_card(extended_resource(0, node="n2", health="Unhealthy"))),
     "a node goes": lambda world: world.state.remove_node("n2"),
     "a quota is set": lambda world: world.state.set_quota(*as_quota({"gpus": 4})),
     "another is nominated": lambda world: world.nominated_other("n2"),

@@ -23,8 +23,9 @@ from extender.records.nodeinfo import NodeRecord
 from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
 from extender.state import State
+from tests.build import P100, asking, extended_resource
 from tests.examples import examples
-from tests.extender.worlds import P100, as_card, as_pod, asking, bound, make_state, resource
+from tests.extender.worlds import as_card, as_pod, bound, make_state
 from tests.fakes.clock import FakeClock
 
 HALF, CARDS = P100 // 2, 2
@@ -57,7 +58,7 @@ class World:
         for node in self.nodes:
             self.state.set_node(node, NodeRecord(Load(64_000, 1 << 40, 100)))
             for card in range(CARDS):
-                self.state.set_card(*as_card(resource(card, node=node)))
+                self.state.set_card(*as_card(extended_resource(card, node=node)))
         for number, uid in enumerate(uids):
             at, node = divmod(number, nodes)
             low = bound(f"low{number:02}", HALF, at % CARDS, node=self.nodes[node], uid=f"{uid:02}-{number}")

@@ -4,13 +4,14 @@ import pytest
 
 from cardwise.core.api.request import Load
 from extender.records.nodeinfo import NodeRecord
+from tests.build import extended_resource
 from tests.extender.gangworlds import single
 from tests.extender.preemption.test_gangpreemption import HIGH, LOW, Full, gang
 from tests.extender.preemption.test_snapshots import reserve_for_gang
-from tests.extender.worlds import as_card, resource
+from tests.extender.worlds import as_card
 
 CHANGES = {
-    "the card fails": lambda world: world.state.set_card(*as_card(resource(0, node="n1", health="Unhealthy"))),
+    "the card fails": lambda world: world.state.set_card(*as_card(extended_resource(0, node="n1", health="Unhealthy"))),
     "the node goes": lambda world: world.state.remove_node("n1"),
     "another pod takes it": lambda world: world.runs("daemon", 0, "n1", HIGH),
 }

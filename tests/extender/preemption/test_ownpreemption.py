@@ -19,22 +19,11 @@ from extender.cache.nominations import NominatedPlace
 from extender.preemption import preemption
 from extender.queue import schedulingqueue
 from extender.records.nodeinfo import NodeRecord
-from tests.build import shares
+from tests.build import P100, extended_resource, resource_class, shares
 from tests.extender import gangworlds
 from tests.extender.preemption.test_gangpreemption import Full, gang
 from tests.extender.preemption.test_preemption import HIGH, LOW, MIDDLE, Scene, World
-from tests.extender.worlds import (
-    P100,
-    as_card,
-    as_class,
-    as_pod,
-    as_quota,
-    bound,
-    change_at_search,
-    on_victim_search,
-    resource,
-    resource_class,
-)
+from tests.extender.worlds import as_card, as_class, as_pod, as_quota, bound, change_at_search, on_victim_search
 from tests.fakes.apiserver import Fault
 
 WHOLE = {"mem": 0, "whole_gpu": 1}
@@ -106,8 +95,8 @@ def test_of_pods_of_another_kind_the_one_of_the_lowest_priority_goes():
 
 def test_a_pod_of_a_class_gets_only_a_card_of_that_class():
     scene = Shared(WHOLE | {"resource_class": "fast"}, {"slow": (1000, 0), "fast": (0, 1000)})
-    scene.world.state.set_card(*as_card(resource(1, labels={"speed": "high"})))
-    scene.world.state.set_class(as_class(resource_class("fast", speed="high")))
+    scene.world.state.set_card(*as_card(extended_resource(1, labels={"speed": "high"})))
+    scene.world.state.set_class(as_class(resource_class("fast", selector={"matchLabels": {"speed": "high"}})))
     scene.rounds(3)
     assert scene.evicted() == ["fast"]
 
@@ -541,7 +530,7 @@ def test_of_many_nodes_some_are_searched_and_others_the_next_time(monkeypatch):
     nodes = [f"m{i}" for i in range(40)]
     for node in nodes:
         scene.world.state.set_node(node, NodeRecord(Load(64_000, 1 << 40, 100)))
-        scene.world.state.set_card(*as_card(resource(0, node=node)))
+        scene.world.state.set_card(*as_card(extended_resource(0, node=node)))
         scene.world.runs(f"on-{node}", 1000, 0, node=node, app="a")
     searched = set[str]()
     for _ in range(1000):
@@ -566,7 +555,7 @@ def test_among_many_nodes_those_are_searched_where_the_pod_only_has_to_wait(monk
         nodes = ["n1", *(f"m{i}" for i in range(20))]
         for node in nodes[1:]:
             scene.world.state.set_node(node, NodeRecord(Load(64_000, 1 << 40, 100)))
-            scene.world.state.set_card(*as_card(resource(0, node=node)))
+            scene.world.state.set_card(*as_card(extended_resource(0, node=node)))
             scene.world.runs(f"on-{node}", 1000, 0, node=node)
         scene.world.runs("c", 1000, 0, priority=HIGH)
         if vanishes:

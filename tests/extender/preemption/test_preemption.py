@@ -25,20 +25,10 @@ from extender.records.nodeinfo import NodeRecord, PlacedPod
 from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
 from extender.state import State
+from tests.build import P100, asking, extended_resource
 from tests.extender import nominationworlds
 from tests.extender.api.test_app import parts
-from tests.extender.worlds import (
-    P100,
-    as_card,
-    as_pod,
-    as_quota,
-    asking,
-    bound,
-    looks_slowly,
-    make_state,
-    on_victim_search,
-    resource,
-)
+from tests.extender.worlds import as_card, as_pod, as_quota, bound, looks_slowly, make_state, on_victim_search
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.clock import FakeClock
 
@@ -57,7 +47,7 @@ class World:
         for node in nodes or ("n1",):
             self.state.set_node(node, NodeRecord(Load(cpu, 1 << 40, 100)))
             for i in range(2):
-                self.state.set_card(*as_card(resource(i, node=node)))
+                self.state.set_card(*as_card(extended_resource(i, node=node)))
 
     def show_pod(self, pod: dict) -> dict:
         self.api.write_object(paths.pods(), pod)
@@ -353,7 +343,7 @@ def test_a_pod_that_ends_is_named_only_where_it_could_be_a_victim(world):
 
 def test_what_the_pod_holds_elsewhere_is_not_charged_to_its_quota_twice(world):
     world.state.set_node("n2", NodeRecord(Load(64_000, 1 << 40, 100)))
-    world.state.set_card(*as_card(resource(0, node="n2")))
+    world.state.set_card(*as_card(extended_resource(0, node="n2")))
     world.state.set_quota(*as_quota({"memoryMiB": 3 * P100}))
     for index in (0, 1):
         world.runs(f"a{index}", P100, index)
@@ -699,7 +689,7 @@ def test_it_is_kept_no_longer_than_the_pod_waits_there(freed, change):
     wanted = freed.wants("p")
     if change == "bound":
         freed.state.set_node("n2")
-        freed.state.set_card(*as_card(resource(0, node="n2")))
+        freed.state.set_card(*as_card(extended_resource(0, node="n2")))
         freed.runs("p", P100, 0, node="n2")
     elif change == "deleted":
         freed.state.remove_pod(as_pod(wanted))
@@ -910,7 +900,7 @@ def test_kube_scheduler_offers_no_node_where_the_extender_evicts_and_that_is_no_
     world = scene.world
     world.state.set_node("n2", NodeRecord(Load(64_000, 1 << 40, 100)))
     for card in (0, 1):
-        world.state.set_card(*as_card(resource(card, node="n2")))
+        world.state.set_card(*as_card(extended_resource(card, node="n2")))
         world.runs(f"other{card}", P100, card, node="n2")
     scene.rounds(2)
     (going,) = scene.evicted()
@@ -949,7 +939,7 @@ class Yielding(Scene):
         for node in self.nodes[1:]:
             self.world.state.set_node(node, NodeRecord(Load(64_000, 1 << 40, 100)))
             for i in range(2):
-                self.world.state.set_card(*as_card(resource(i, node=node)))
+                self.world.state.set_card(*as_card(extended_resource(i, node=node)))
                 self.world.runs(f"{node}-{i}", HALF, i, node=node)
         self.slept = 0
         self.meanwhile = lambda: None
@@ -1072,7 +1062,7 @@ def test_not_for_a_pod_that_got_all_nodes_that_fit_since_it_was_refused(scene):
     assert scene.world.filter(scene.wanted) == []
     with scene.world.state.queue() as queue:
         assert queue.is_unschedulable("uid-p")
-    scene.world.state.set_card(*as_card(resource(0, node="n2")))
+    scene.world.state.set_card(*as_card(extended_resource(0, node="n2")))
     assert scene.world.filter(scene.wanted, "n1", "n2") == ["n2"]
     with scene.world.state.queue() as queue:
         assert not queue.is_unschedulable("uid-p")

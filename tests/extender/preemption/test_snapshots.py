@@ -16,9 +16,10 @@ from extender.cache.nominations import NominatedPlace
 from extender.preemption.preemption import Eviction
 from extender.records.nodeinfo import NodeRecord
 from extender.records.pod import WaitingPod
+from tests.build import extended_resource
 from tests.examples import examples
 from tests.extender.preemption.test_preemption import HALF, HIGH, LOW, MIDDLE, P100, PREFERENCES, Scene, World, as_seen
-from tests.extender.worlds import as_card, as_pod, as_quota, on_victim_search, resource
+from tests.extender.worlds import as_card, as_pod, as_quota, on_victim_search
 
 
 class Searched(World):
@@ -80,7 +81,7 @@ def test_a_card_that_became_unhealthy_during_the_search_is_not_in_the_answer():
     for node in ("n1", "n2"):
         for card in (0, 1):
             world.runs(f"{node}-{card}", P100, card, node=node, priority=HIGH if card else LOW)
-    world.happens(lambda: world.state.set_card(*as_card(resource(0, node="n1", health="Unhealthy"))), after=2)
+    world.happens(lambda: world.state.set_card(*as_card(extended_resource(0, node="n1", health="Unhealthy"))), after=2)
     assert world.preempt(world.wants("p"), n1=["n1-0"], n2=["n2-0"]) == {"n2": ["n2-0"]}
 
 
@@ -189,7 +190,7 @@ def test_the_card_of_a_nominated_pod_that_loses_its_other_card_during_the_search
     pod = world.show_pod(world.wants("p"))
 
     def fail() -> None:
-        world.state.set_card(*as_card(resource(0, node="n2", health="Unhealthy")))
+        world.state.set_card(*as_card(extended_resource(0, node="n2", health="Unhealthy")))
         assert world.filter(world.first, "n2") == []
 
     world.happens(fail, after=len(world.locked) + 1)
@@ -217,9 +218,11 @@ CHANGES = {
     "pod ends": lambda world, node, card: world.ends(f"{node}-{card}"),
     "pod gone": lambda world, node, card: world.delete_pod(f"{node}-{card}"),
     "card fails": lambda world, node, card: world.state.set_card(
-        *as_card(resource(card, node=node, health="Unhealthy"))
+        *as_card(extended_resource(card, node=node, health="Unhealthy"))
     ),
-    "card cordoned": lambda world, node, card: world.state.set_card(*as_card(resource(card, node=node, cordoned=True))),
+    "card cordoned": lambda world, node, card: world.state.set_card(
+        *as_card(extended_resource(card, node=node, unschedulable=True))
+    ),
     "node gone": lambda world, node, card: world.state.remove_node(node),
     "node cordoned": lambda world, node, card: world.state.set_node(
         node, NodeRecord(Load(64_000, 1 << 40, 100), schedulable=False)

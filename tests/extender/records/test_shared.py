@@ -10,7 +10,7 @@ from cardwise.core.api.classes import Classifier
 from extender.cache.membership import ClassMembership
 from extender.records import cards, feasiblenodes, podinfo, shared
 from extender.records.feasiblenodes import FeasibleNodes
-from tests.build import resource, resource_class
+from tests.build import extended_resource, resource_class
 from tests.extender.worlds import as_class
 
 MIB = 1 << 20
@@ -48,7 +48,7 @@ def test_labels_of_pods_that_are_gone_take_no_memory():
 
 def test_labels_and_classes_that_a_card_had_take_no_memory():
     def read_card(number: int) -> None:
-        card = resource(0, node="n", driverversion=f"{number:07d}" + "x" * MIB)
+        card = extended_resource(0, node="n", properties={"driverversion": f"{number:07d}" + "x" * MIB})
         card["status"] = {**card.get("status", {}), "classes": [f"{number:07d}" + "x" * MIB]}
         cards.decode_card(json.dumps(card).encode())
 
@@ -67,12 +67,14 @@ def test_constraints_of_pods_that_are_gone_take_no_memory():
 
 @pytest.mark.parametrize("size", [8, 1000])
 def test_models_and_labels_that_a_card_had_take_no_memory(size):
-    membership = ClassMembership([as_class(resource_class("new", driverversion="550"))])
-    classifier = Classifier([as_class(resource_class("new", driverversion="550"))])
+    membership = ClassMembership([as_class(resource_class("new", selector={"matchLabels": {"driverversion": "550"}}))])
+    classifier = Classifier([as_class(resource_class("new", selector={"matchLabels": {"driverversion": "550"}}))])
 
     def change(number: int) -> None:
         text = f"{number:08d}" + "x" * (size - 8)
-        _, record = cards.decode_card(json.dumps(resource(0, node="n", model=text[:240], driverversion=text)).encode())
+        _, record = cards.decode_card(
+            json.dumps(extended_resource(0, node="n", model=text[:240], properties={"driverversion": text})).encode()
+        )
         membership.classes_of(record)
         classifier.classes_of({"model": text[:240], "driverversion": text})
 

@@ -16,7 +16,8 @@ from extender.reporting.classcontroller import (
     plan_changes,
 )
 from extender.reporting.listers import Listers
-from tests.extender.statusworlds import CARDS, CLASSES, Watched, class_object, class_path, er_object, er_path
+from tests.build import resource_class
+from tests.extender.statusworlds import CARDS, CLASSES, Watched, class_path, er_object, er_path
 from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
 
@@ -74,8 +75,8 @@ def test_of_too_many_classes_without_cards_the_youngest_go_unless_they_are_in_us
         auto(priority=7),
         auto(selector={"matchLabels": {"model": "Tesla K80", "node": "n1"}}),
         auto("Tesla K80", "NVIDIA Tesla K80", priority=7),
-        class_record(class_object(K80)),
-        class_record(class_object(K80, model="other")),
+        class_record(resource_class(K80)),
+        class_record(resource_class(K80, model="other")),
     ],
 )
 def test_a_class_that_a_person_made_or_edited_is_theirs(theirs):
@@ -222,7 +223,7 @@ def test_a_class_edited_since_the_last_watch_event_is_not_deleted(world):
 
 
 def test_a_persons_class_of_that_name_is_left_alone_and_said_once(world):
-    world.api.write_object(CLASSES, class_object(K80, model="something else"))
+    world.api.write_object(CLASSES, resource_class(K80, model="something else"))
     world.card()
     with capture_logs() as logs:
         world.run(100)
@@ -234,7 +235,7 @@ def test_a_persons_class_of_that_name_is_left_alone_and_said_once(world):
 def test_a_class_that_another_writer_created_first_is_not_retried_at_once(world):
     world.card()
     world.api.hold(CLASSES)
-    world.api.write_object(CLASSES, class_object(K80))
+    world.api.write_object(CLASSES, resource_class(K80))
     with capture_logs() as logs:
         world.run(25)
     assert world.calls() == [("create", "resourceclasses")]

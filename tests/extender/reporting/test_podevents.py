@@ -10,7 +10,8 @@ from extender.cache.quotas import FullEntry
 from extender.records.podref import PodRef
 from extender.reporting.listers import Listers
 from extender.reporting.podevents import PodEvents
-from tests.extender.statusworlds import CARDS, CLASSES, Watched, class_object, class_path, er_object
+from tests.build import resource_class
+from tests.extender.statusworlds import CARDS, CLASSES, Watched, class_path, er_object
 from tests.fakes.clock import FakeClock
 from tests.fakes.events import Events
 
@@ -26,7 +27,7 @@ class World:
         )  # fmt: skip
 
     def delete(self, name="k80"):
-        self.api.write_object(CLASSES, class_object(name))
+        self.api.write_object(CLASSES, resource_class(name))
         self.api.show()
         self.api.remove(class_path(name))
         self.api.show()
@@ -53,7 +54,7 @@ def test_each_pod_that_waits_for_a_deleted_class_gets_one_event(world):
 
 def test_a_class_that_was_replaced_is_not_missed(world):
     world.delete()
-    world.api.write_object(CLASSES, class_object("k80"))
+    world.api.write_object(CLASSES, resource_class("k80"))
     world.api.show()
     world.pod_events.step()
     assert world.events.all == []

@@ -11,6 +11,7 @@ from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.holding import Holding
 from extender.reporting.statuswriter import StatusWriter
+from tests.build import gpu_quota, resource_class
 from tests.extender.statusworlds import (
     CARDS,
     CLASSES,
@@ -18,13 +19,11 @@ from tests.extender.statusworlds import (
     QUOTAS,
     World,
     card,
-    class_object,
     class_path,
     conditions,
     er_object,
     er_path,
     holding,
-    quota_object,
     quota_path,
 )
 from tests.fakes.apiserver import Fault
@@ -74,7 +73,7 @@ def test_a_class_adds_up_its_cards(world):
     world.node("n2", card("GPU-C", classes=("k80", "slow")), card("GPU-D", 1, classes=()))
     world.hold("p", "n2", ("0", "GPU-C", 4000, 0))
     for name in ("k80", "slow", "none"):
-        world.api.write_object(CLASSES, class_object(name))
+        world.api.write_object(CLASSES, resource_class(name))
     world.run(3)
     numbers = ("devices", "healthyDevices", "nodes", "memoryMiB", "usedMiB", "freeMiB")
 
@@ -98,7 +97,7 @@ def test_a_class_of_devices_counts_devices_without_memory(world):
     path = class_path("rdma")
     old_status = {"memoryMiB": 0, "usedMiB": 0, "freeMiB": 0}  # from the time when it was not a class of devices
     world.api.write_object(
-        CLASSES, class_object("rdma", selector={"matchLabels": {"kind": "rdma"}}) | {"status": old_status}
+        CLASSES, resource_class("rdma", selector={"matchLabels": {"kind": "rdma"}}) | {"status": old_status}
     )
     world.run(3)
     status = world.status(path)
@@ -108,12 +107,12 @@ def test_a_class_of_devices_counts_devices_without_memory(world):
 
 
 def test_a_class_shows_its_problem_while_it_lasts(world):
-    world.api.write_object(CLASSES, class_object("odd", selector={}))
+    world.api.write_object(CLASSES, resource_class("odd", selector={}))
     world.run(2)
     status = world.status(class_path("odd"))
     assert "selector" in status["problem"]
     assert conditions(status) == {"Valid": "False"}
-    world.api.write_object(CLASSES, class_object("odd") | {"status": status})
+    world.api.write_object(CLASSES, resource_class("odd") | {"status": status})
     world.run(2)
     assert "problem" not in world.status(class_path("odd"))
     assert conditions(world.status(class_path("odd"))) == {"Valid": "True"}
@@ -121,13 +120,14 @@ def test_a_class_shows_its_problem_while_it_lasts(world):
 
 def test_a_quota_shows_used_and_hard_and_whether_it_is_exceeded(world):
     world.node("n1", card("GPU-A"), card("GPU-B", 1))
-    world.api.write_object(CLASSES, class_object("k80"))
+    world.api.write_object(CLASSES, resource_class("k80"))
     world.hold("p1", "n1", ("0", "GPU-A", 4000, 0))
     world.hold("p2", "n1", ("0", "GPU-B", K80, 100))
     world.hold("other", "n1", ("0", "GPU-A", 500, 0), namespace="others")
     path = quota_path("gpus")
     world.api.write_object(
-        QUOTAS, quota_object("gpus", {"class": "k80", "shares": 5, "memoryMiB": "64Gi"}, {"gpus": 0})
+        QUOTAS,
+        gpu_quota({"class": "k80", "shares": 5, "memoryMiB": "64Gi"}, {"gpus": 0}, name="gpus", namespace="team"),
     )
     world.run(3)
     status = world.status(path)
@@ -148,22 +148,24 @@ def test_a_quota_shows_used_and_hard_and_whether_it_is_exceeded(world):
 
 def test_a_quota_without_a_class_or_with_invalid_fields_has_a_condition(world):
     path = quota_path("gpus")
-    world.api.write_object(CLASSES, class_object("k80"))
-    world.api.write_object(QUOTAS, quota_object("gpus", {"class": "k90", "shares": 1}))
+    world.api.write_object(CLASSES, resource_class("k80"))
+    world.api.write_object(QUOTAS, gpu_quota({"class": "k90", "shares": 1}, name="gpus", namespace="team"))
     world.run(2)
     (valid,) = (condition for condition in world.status(path)["conditions"] if condition["type"] == "Valid")
     assert valid["status"] == "False"
     assert "spec.hard[0].class: ResourceClass k90 does not exist" in valid["message"]
     assert "k80" in valid["message"]
     assert world.status(path)["summary"] == "k90: no such class", "not as if something were limited"
-    world.api.write_object(CLASSES, class_object("k90"))
+    world.api.write_object(CLASSES, resource_class("k90"))
     world.run(2)
     assert conditions(world.status(path))["Valid"] == "True"
     assert world.status(path)["summary"] == "k90: 0/1 shares"
-    world.api.write_object(CLASSES, class_object("k90", selector={}))
+    world.api.write_object(CLASSES, resource_class("k90", selector={}))
     world.run(2)
     assert world.status(path)["summary"] == "k90: unreadable class"
-    world.api.write_object(QUOTAS, quota_object("gpus", {"shares": -1}) | {"status": world.status(path)})
+    world.api.write_object(
+        QUOTAS, gpu_quota({"shares": -1}, name="gpus", namespace="team") | {"status": world.status(path)}
+    )
     world.run(2)
     status = world.status(path)
     assert conditions(status) == {"Valid": "False", "Exceeded": "Unknown"}
@@ -172,8 +174,8 @@ def test_a_quota_without_a_class_or_with_invalid_fields_has_a_condition(world):
 
 
 def test_a_quota_gets_one_event_about_its_deleted_class(world):
-    world.api.write_object(CLASSES, class_object("k90"))
-    quota = world.api.write_object(QUOTAS, quota_object("gpus", {"class": "k90", "shares": 1}))
+    world.api.write_object(CLASSES, resource_class("k90"))
+    quota = world.api.write_object(QUOTAS, gpu_quota({"class": "k90", "shares": 1}, name="gpus", namespace="team"))
     world.run(5)
     assert world.without_class == []
     for times in (1, 2):
@@ -186,13 +188,13 @@ def test_a_quota_gets_one_event_about_its_deleted_class(world):
         assert (name, uid) == ("gpus", quota["metadata"]["uid"])
         assert "ResourceClass k90 does not exist" in text
         world.without_class.clear()
-        world.api.write_object(CLASSES, class_object("k90"))
+        world.api.write_object(CLASSES, resource_class("k90"))
         world.run(5)
 
 
 def test_a_quota_is_told_nothing_before_its_status_says_it():
     world = World(Fault(refused=True))
-    world.api.write_object(QUOTAS, quota_object("gpus", {"class": "k90", "shares": 1}))
+    world.api.write_object(QUOTAS, gpu_quota({"class": "k90", "shares": 1}, name="gpus", namespace="team"))
     world.run(0.25)
     assert (len(world.api.requests), world.without_class) == (1, [])
     world.run(30)
@@ -201,7 +203,7 @@ def test_a_quota_is_told_nothing_before_its_status_says_it():
 
 def test_a_class_that_cards_are_in_by_their_model_limits_without_an_object(world):
     path = quota_path("gpus")
-    world.api.write_object(QUOTAS, quota_object("gpus", {"class": "nvidia.tesla.k80", "shares": 1}))
+    world.api.write_object(QUOTAS, gpu_quota({"class": "nvidia.tesla.k80", "shares": 1}, name="gpus", namespace="team"))
     world.run(2)
     assert world.status(path)["summary"] == "nvidia.tesla.k80: no such class"
     world.node("n1", card("GPU-A", classes=("nvidia.tesla.k80",)))
@@ -214,7 +216,7 @@ def test_a_class_that_cards_are_in_by_their_model_limits_without_an_object(world
 def test_a_condition_keeps_its_time_until_its_status_changes(world):
     path = quota_path("gpus")
     world.node("n1", card("GPU-A"))
-    world.api.write_object(QUOTAS, quota_object("gpus", {"shares": 1}))
+    world.api.write_object(QUOTAS, gpu_quota({"shares": 1}, name="gpus", namespace="team"))
 
     def since():
         world.run(3)
@@ -251,10 +253,12 @@ def unfit(document, schema, path=""):
 def test_every_status_is_as_the_crds_have_it(world):
     world.node("n1", card("GPU-A"), card("GPU-B", 1))
     world.hold("p", "n1", ("0", "GPU-A", K80, 100))
-    world.api.write_object(CLASSES, class_object("k80"))
-    world.api.write_object(CLASSES, class_object("odd", selector={"x" * 2000: 1}))
-    world.api.write_object(QUOTAS, quota_object("gpus", {"class": "k80", "shares": 0}, {"model": "M", "gpus": 1}))
-    world.api.write_object(QUOTAS, quota_object("odd", {}))
+    world.api.write_object(CLASSES, resource_class("k80"))
+    world.api.write_object(CLASSES, resource_class("odd", selector={"x" * 2000: 1}))
+    world.api.write_object(
+        QUOTAS, gpu_quota({"class": "k80", "shares": 0}, {"model": "M", "gpus": 1}, name="gpus", namespace="team")
+    )
+    world.api.write_object(QUOTAS, gpu_quota({}, name="odd", namespace="team"))
     world.run(5)
     crds = Path(__file__).parents[3] / "helm" / "cardwise" / "files" / "crds"
     for collection in (CARDS, CLASSES, QUOTAS):
@@ -282,8 +286,8 @@ def test_a_follower_writes_nothing_and_is_up_to_date_when_it_leads(world):
 
 def test_what_is_as_it_ought_to_be_is_not_written(world):
     world.node("n1", card("GPU-A"))
-    world.api.write_object(CLASSES, class_object("k80"))
-    world.api.write_object(QUOTAS, quota_object("gpus", {"class": "k80", "shares": 1}))
+    world.api.write_object(CLASSES, resource_class("k80"))
+    world.api.write_object(QUOTAS, gpu_quota({"class": "k80", "shares": 1}, name="gpus", namespace="team"))
     world.run(5)
     before = len(world.api.requests)
     world.run(200)
@@ -350,7 +354,7 @@ def test_where_pods_come_and_go_all_the_time_no_status_stays_behind(world):
 
 def test_somebodys_edit_is_repaired(world):
     world.node("n1", card("GPU-A"))
-    world.api.write_object(CLASSES, class_object("k80"))
+    world.api.write_object(CLASSES, resource_class("k80"))
     world.run(5)
     stored = world.api.get(class_path("k80"))
     good = stored["status"]
@@ -415,9 +419,9 @@ def test_a_node_whose_cards_take_long_to_write_delays_no_others(world):
     world.run(10)
     for i in range(20):
         world.node(f"n{i}", card(f"GPU-n{i}"))
-    world.api.write_object(CLASSES, class_object("k80"))
+    world.api.write_object(CLASSES, resource_class("k80"))
     for i in range(20):
-        world.api.write_object(QUOTAS, quota_object(f"q{i}", {"memoryMiB": 1000}, namespace=f"team{i}"))
+        world.api.write_object(QUOTAS, gpu_quota({"memoryMiB": 1000}, name=f"q{i}", namespace=f"team{i}"))
 
     def written():
         cards = all("freeMiB" in world.status(er_path(f"GPU-n{i}")) for i in range(20))
@@ -463,7 +467,7 @@ def test_an_object_that_goes_while_it_is_written_is_forgotten(world):
 def test_no_class_status_is_written_before_all_nodes_are_counted(world):
     for i in range(1500):
         world.node(f"n{i}", card(f"GPU-{i}"))
-    world.api.write_object(CLASSES, class_object("k80"))
+    world.api.write_object(CLASSES, resource_class("k80"))
     world.run(3)
     (write,) = world.api.sent(path=class_path("k80") + "*")
     assert write.body["status"]["devices"] == 1500

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.api import quotas
+from tests.build import gpu_quota, resource_class
 from tests.examples import examples
 from tests.extender.statusworlds import (
     CARDS,
@@ -13,12 +14,10 @@ from tests.extender.statusworlds import (
     QUOTAS,
     World,
     card,
-    class_object,
     class_path,
     conditions,
     er_object,
     er_path,
-    quota_object,
     quota_path,
 )
 from tests.fakes.apiserver import Fault
@@ -97,7 +96,7 @@ class Story:
 
     def _class(self, name, there):
         if there:
-            self.world.api.write_object(CLASSES, class_object(name))
+            self.world.api.write_object(CLASSES, resource_class(name))
         else:
             self.world.api.remove(class_path(name))
 
@@ -108,7 +107,7 @@ class Story:
             return
         status = (self.world.api.get(path) or {}).get("status", {})
         self.world.api.write_object(
-            QUOTAS, quota_object("gpus", *HARD[index], namespace=namespace) | {"status": status}
+            QUOTAS, gpu_quota(*HARD[index], name="gpus", namespace=namespace) | {"status": status}
         )
 
     def _scribble(self, index):

@@ -15,14 +15,14 @@ from cardwise.kube.objects.extendedresources import (
     ExtendedResourceStatus,
     MpsStatus,
 )
-from tests.build import resource
+from tests.build import extended_resource
 
 CRD = Path(__file__).parents[3] / "helm" / "cardwise" / "files" / "crds" / "extendedresources.yaml"
 SHARE = {"podUID": "uid-a", "namespace": "n", "name": "p", "memoryMiB": 7, "corePercent": 5, "container": "0"}
 
 
 def decode(status):
-    return extendedresources.decode(json.dumps(resource(0) | {"status": status}).encode())
+    return extendedresources.decode(json.dumps(extended_resource(0) | {"status": status}).encode())
 
 
 def field_names(struct):
@@ -68,7 +68,7 @@ def test_a_status_that_cannot_be_read_otherwise_is_an_error():
 def test_a_reported_share_has_no_more_than_its_card():
     reported = {"podUID": "uid-a", "memoryMiB": 99_999_999, "corePercent": 100}
     (share,) = extendedresources.reported_shares(decode({"reported": [reported]}))
-    assert (share.whole, share.mem) == (False, resource(0)["spec"]["memoryMiB"])
+    assert (share.whole, share.mem) == (False, extended_resource(0)["spec"]["memoryMiB"])
 
 
 def test_records_of_equal_objects_are_equal():

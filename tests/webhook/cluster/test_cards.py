@@ -11,6 +11,7 @@ from cardwise.core.api import classes
 from cardwise.core.api.selectors import Expression
 from cardwise.core.values.quantity import MiB
 from cardwise.kube.objects.extendedresources import MAX_CARDS_PER_NODE
+from tests.build import resource_class
 from webhook.cluster import cards as module
 from webhook.cluster.cards import CardFacts, CardSizes, CardSums
 
@@ -18,7 +19,7 @@ KEPT_BACK = MiB(100)
 
 
 def a_class(model="t4"):
-    return classes.parse({"metadata": {"name": "some"}, "spec": {"selector": {"matchLabels": {"model": model}}}})
+    return classes.parse(resource_class(model=model))
 
 
 def card(node, memory=16_000, model="t4", **fields):
@@ -112,7 +113,7 @@ def comparisons(monkeypatch):
 def alternatives(key, count):
     """A class that selects no card, by as many conditions as alternatives."""
     conditions = [{"matchExpressions": [{"key": key, "operator": "Gt", "values": [f"{9 + i}E"]}]} for i in range(count)]
-    return classes.parse({"metadata": {"name": "some"}, "spec": {"selector": conditions}})
+    return classes.parse(resource_class(selector=conditions))
 
 
 def many_cards(nodes=500):

@@ -4,12 +4,13 @@ import json
 from typing import Any
 
 from cardwise.core.api import names
+from tests import build
 from webhook.cluster.offers import NodeOffer, NodeOffers, project
 
 
 def node(name: str, labels: dict[str, str] | None = None, **capacity: str) -> bytes:
     status = {"capacity": {key.replace("__", "/").replace("_", "-"): text for key, text in capacity.items()}}
-    return json.dumps({"metadata": {"name": name, "labels": labels or {}}, "status": status}).encode()
+    return json.dumps(build.node(name, labels=labels, status=status)).encode()
 
 
 def with_cards(**labels: str) -> NodeOffer:

@@ -14,9 +14,9 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
+from tests.build import resource_class
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
-from tests.webhook.reviews import resource_class
 from webhook.cluster.ondemand import PODGROUPS, FreshList, GangNumbers, LookupLimit, PodGroups
 
 

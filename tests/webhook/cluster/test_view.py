@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -12,34 +13,28 @@ from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from cardwise.kube import paths
+from tests.build import extended_resource, gpu_quota, limit_range, resource_class
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
-from tests.webhook.reviews import resource_class
 from webhook.cluster.cards import CardSizes
 from webhook.cluster.limitranges import Bounds
 from webhook.cluster.view import LIMIT_RANGES, ClusterView
 
 
-def card(index: int, *, node: str = "n1", model: str = "Tesla K80", memory: int = 11441) -> Json:
-    spec = {"node": node, "index": index, "uuid": f"GPU-{node}-{index}", "model": model, "memoryMiB": memory}
-    return {"metadata": {"name": f"gpu-{node}-{index}", "labels": {"room": "cold"}}, "spec": spec}
+def card(index: int, *, model: str = "Tesla K80", mem: int = 11441, **fields: Any) -> Json:
+    return extended_resource(index, model=model, mem=mem, labels={"room": "cold"}, **fields)
 
 
-def device(index: int, *, node: str = "n1", kind: str = "rdma") -> Json:
-    spec = {"node": node, "index": index, "uuid": f"{kind}-{node}-{index}", "kind": kind}
-    return {"metadata": {"name": spec["uuid"], "labels": {"room": "cold"}}, "spec": spec}
+def device(index: int, **fields: Any) -> Json:
+    return extended_resource(index, kind="rdma", labels={"room": "cold"}, **fields)
 
 
 def parsed_class(labels: dict[str, str]) -> ResourceClass:
-    return classes.parse({"metadata": {"name": "mine"}, "spec": {"selector": {"matchLabels": labels}}})
-
-
-def quota(namespace: str, name: str, hard: list[Json], used: list[Json] | None = None) -> Json:
-    return {"metadata": {"namespace": namespace, "name": name}, "spec": {"hard": hard}, "status": {"used": used or []}}
+    return classes.parse(resource_class(selector={"matchLabels": labels}))
 
 
 K80S = CardSizes(MiB(11441), 2, MiB(5632), (MiB(11441), MiB(5632)))
-CARDS = [card(0), card(1, memory=5632), card(0, node="n2", model="Tesla P100", memory=16276)]
+CARDS = [card(0), card(1, mem=5632), card(0, node="n2", model="Tesla P100", mem=16276)]
 
 
 class World:
@@ -111,7 +106,12 @@ def test_headroom_is_subtracted_from_card_sizes(world):
 
 
 def test_devices_are_counted_only_by_class(world):
-    cards = [card(0), *(device(i) for i in range(3)), device(0, node="n2"), device(0, kind="fpga")]
+    cards = [
+        card(0),
+        *(device(i) for i in range(3)),
+        device(0, node="n2"),
+        extended_resource(kind="fpga", labels={"room": "cold"}),
+    ]
     loose = {"metadata": {"name": "loose"}, "spec": {"selector": {"matchLabels": {"room": "cold"}}}}
     world.put_objects(paths.resourceclasses(), loose)
     view = world.start(cards)
@@ -140,7 +140,10 @@ def test_class_missing_in_the_watch_is_read(world):
 def test_quotas_of_the_namespace_with_their_usage(world):
     hard, used = [{"class": "k80", "shares": 5}], [{"class": "k80", "shares": 3}]
     world.put_objects(
-        paths.gpuquotas(), quota("a", "one", hard, used), quota("a", "two", hard), quota("b", "one", hard)
+        paths.gpuquotas(),
+        gpu_quota(*hard, namespace="a", name="one", used=used),
+        gpu_quota(*hard, namespace="a", name="two"),
+        gpu_quota(*hard, namespace="b", name="one"),
     )
     view = world.start()
     assert [standing.quota.name for standing in view.quotas("a")] == ["one", "two"]
@@ -153,7 +156,9 @@ def test_unparsable_objects_are_skipped_and_logged_once(world):
     with structlog.testing.capture_logs() as logs:
         assert world.view._project_class(json.dumps(broken).encode()) is None
         assert world.view._project_class(json.dumps(broken).encode()) is None
-        assert world.view._project_quota(json.dumps(quota("a", "bad", [{"shares": -1}])).encode()) is None
+        assert (
+            world.view._project_quota(json.dumps(gpu_quota({"shares": -1}, namespace="a", name="bad")).encode()) is None
+        )
     assert [(line["object"], line["log_level"]) for line in logs] == [
         ("ResourceClass broken", "warning"), ("GPUQuota a/bad", "warning"),
     ]  # fmt: skip
@@ -182,18 +187,18 @@ def test_webhook_is_not_ready_without_cards(world):
     assert world.view.problems() == ["extendedresources are not listed yet"]
 
 
-def limit_range(namespace: str, name: str, *limits: Json) -> Json:
-    return {"metadata": {"namespace": namespace, "name": name}, "spec": {"limits": list(limits)}}
-
-
 def test_tightest_limit_range_counts(world):
     ranges = [
-        limit_range("a", "one", {"type": "Container", "min": {"cpu": "100m"}, "max": {"memory": "2Gi"}}),
+        limit_range({"type": "Container", "min": {"cpu": "100m"}, "max": {"memory": "2Gi"}}, namespace="a", name="one"),
         limit_range(
-            "a", "two", {"type": "Container", "min": {"cpu": "0.2", "memory": "1Mi"}, "max": {"memory": "1Gi"}}
+            {"type": "Container", "min": {"cpu": "0.2", "memory": "1Mi"}, "max": {"memory": "1Gi"}},
+            namespace="a",
+            name="two",
         ),
-        limit_range("a", "pods", {"type": "Pod", "max": {"cpu": "4"}}, {"type": "Pod", "max": {"cpu": "3"}}),
-        limit_range("b", "bad", {"type": "Container", "min": {"cpu": "lots"}}),
+        limit_range(
+            {"type": "Pod", "max": {"cpu": "4"}}, {"type": "Pod", "max": {"cpu": "3"}}, namespace="a", name="pods"
+        ),
+        limit_range({"type": "Container", "min": {"cpu": "lots"}}, namespace="b"),
     ]
     world.put_objects(LIMIT_RANGES, *ranges)
     view = world.start()

@@ -8,7 +8,8 @@ import pytest
 from cardwise.core.api import names, request, shareagent
 from cardwise.core.api.mps import Mode
 from tests import build
-from tests.webhook.reviews import Known, patched, resource_class, resource_classes
+from tests.build import resource_class
+from tests.webhook.reviews import Known, patched, resource_classes
 from tests.webhook.sharing import (
     ALWAYS,
     FOLDER,

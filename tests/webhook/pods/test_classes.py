@@ -10,6 +10,7 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests import build
+from tests.build import resource_class
 from tests.webhook.reviews import (
     Known,
     mutate_object,
@@ -18,7 +19,6 @@ from tests.webhook.reviews import (
     on_mutate,
     on_validate,
     refusal,
-    resource_class,
     resource_classes,
 )
 from webhook.cluster.cards import CardSizes

@@ -8,6 +8,7 @@ from cardwise.core.api.request import DeviceRequest
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests import build
+from tests.build import resource_class
 from tests.webhook.pods.test_classes import pod
 from tests.webhook.reviews import (
     Known,
@@ -17,7 +18,6 @@ from tests.webhook.reviews import (
     on_mutate,
     on_validate,
     refusal,
-    resource_class,
     resource_classes,
 )
 from webhook.cluster.cards import CardSizes
@@ -31,16 +31,12 @@ K80_KEY, RDMA_KEY, FPGA_KEY, HALF_KEY = (names.CLASS_PREFIX + name for name in (
 SLOT, MARKER = {names.SHARE: "1"}, {names.PLACE_MARKER: "0"}
 
 
-def class_of_devices(name: str, kind: str = "rdma") -> Json:
-    return {"metadata": {"name": name}, "spec": {"selector": {"matchLabels": {"kind": kind}}}}
-
-
 CLASSES = resource_classes(
     resource_class(K80),
     resource_class(HALF, share={"memoryMiB": 5000}),
-    class_of_devices(RDMA),
-    class_of_devices(FPGA, "fpga"),
-    class_of_devices("nic", "nic"),
+    resource_class(RDMA, kind="rdma"),
+    resource_class(FPGA, kind="fpga"),
+    resource_class("nic", kind="nic"),
 )
 KNOWN = Known(
     known_classes=CLASSES,
@@ -310,10 +306,6 @@ def test_device_annotation_of_another_webhook_is_refused(now: str | None) -> Non
 # Classes and quotas.
 
 
-def device_class(selector: object, **spec: object) -> Json:
-    return {"metadata": {"name": "mine"}, "spec": {"selector": selector} | spec}
-
-
 def review_class(manifest: Json, *cards: Json, old: Json | None = None) -> review.Decision:
     operation = "UPDATE" if old else "CREATE"
     return on_validate(manifest, "resourceclasses", Known(card_labels=list(cards)), operation=operation, old=old)
@@ -326,15 +318,15 @@ RDMA_ONLY = {"matchLabels": {"kind": "rdma"}}
     ("manifest", "says"),
     [
         (
-            device_class([RDMA_ONLY, {"matchLabels": {"kind": "nvidia-gpu"}}]),
+            resource_class(selector=[RDMA_ONLY, {"matchLabels": {"kind": "nvidia-gpu"}}]),
             "spec.selector: selects GPUs and other devices",
         ),
         (
-            device_class([RDMA_ONLY, {"matchLabels": {"model": "Tesla K80"}}]),
+            resource_class(selector=[RDMA_ONLY, {"matchLabels": {"model": "Tesla K80"}}]),
             "spec.selector: selects GPUs and other devices",
         ),
         (
-            device_class(RDMA_ONLY, share={"memoryMiB": 1}),
+            resource_class(selector=RDMA_ONLY, share={"memoryMiB": 1}),
             "spec.share: is only for GPUs; a device is always given whole; leave it out",
         ),
     ],
@@ -344,22 +336,32 @@ def test_a_class_is_of_gpus_or_of_devices(manifest: Json, says: str) -> None:
 
 
 def test_class_author_is_warned_about_no_match_and_changed_kind() -> None:
-    assert review_class(device_class(RDMA_ONLY)).warnings == (
-        "spec.selector: does not match any device now; pods that request mine wait until one comes",
+    assert review_class(resource_class(selector=RDMA_ONLY)).warnings == (
+        "spec.selector: does not match any device now; pods that request big wait until one comes",
     )
     card = {"kind": "nvidia-gpu", "model": "Tesla K80"}
     (warning,) = review_class(
-        device_class(RDMA_ONLY), {"kind": "rdma"}, old=device_class({"matchLabels": {"model": "Tesla K80"}})
+        resource_class(selector=RDMA_ONLY),
+        {"kind": "rdma"},
+        old=resource_class(selector={"matchLabels": {"model": "Tesla K80"}}),
     ).warnings
     assert warning.startswith(
-        "spec.selector: the class selected GPUs and now selects other devices; pods that have requested mine "
+        "spec.selector: the class selected GPUs and now selects other devices; pods that have requested big "
     )
-    (back,) = review_class(device_class({"matchLabels": card}), card, old=device_class(RDMA_ONLY)).warnings
+    (back,) = review_class(
+        resource_class(selector={"matchLabels": card}), card, old=resource_class(selector=RDMA_ONLY)
+    ).warnings
     assert "selected other devices and now selects GPUs" in back
-    assert review_class(device_class(RDMA_ONLY), {"kind": "rdma"}, old=device_class(RDMA_ONLY)).warnings == ()
-    assert review_class(device_class(RDMA_ONLY), {"kind": "rdma"}, old=device_class({})).warnings == (), (
-        "it could not be read before"
+    assert (
+        review_class(
+            resource_class(selector=RDMA_ONLY), {"kind": "rdma"}, old=resource_class(selector=RDMA_ONLY)
+        ).warnings
+        == ()
     )
+    assert (
+        review_class(resource_class(selector=RDMA_ONLY), {"kind": "rdma"}, old=resource_class(selector={})).warnings
+        == ()
+    ), "it could not be read before"
 
 
 def test_gpuquota_refuses_device_classes_with_the_remedy() -> None:

@@ -13,6 +13,7 @@ from cardwise.core.gangs import gangs as core
 from cardwise.core.gangs.gangs import ForeignPodGroup, Membership
 from cardwise.core.values.decoded import Json
 from tests import build
+from tests.build import resource_class
 from tests.webhook.pods.test_mutate_properties import CLASSES, PODS
 from tests.webhook.reviews import (
     Known,
@@ -22,7 +23,6 @@ from tests.webhook.reviews import (
     on_mutate,
     on_validate,
     refusal,
-    resource_class,
     resource_classes,
 )
 from webhook.cluster.namespaces import Defaults

@@ -7,7 +7,8 @@ from cardwise.core.api.assignment import Assignment, encode
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from tests import build
-from tests.webhook.reviews import Known, mutate_object, on_mutate, on_validate, resource_class, resource_classes
+from tests.build import resource_class
+from tests.webhook.reviews import Known, mutate_object, on_mutate, on_validate, resource_classes
 from tests.webhook.rewriting import mutate, without_placement
 from webhook.templates.spellings import format_count
 

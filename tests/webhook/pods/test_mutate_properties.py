@@ -12,7 +12,8 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
 from tests import build
-from tests.webhook.reviews import Known, on_mutate, patched, resource_class, resource_classes
+from tests.build import resource_class
+from tests.webhook.reviews import Known, on_mutate, patched, resource_classes
 from tests.webhook.rewriting import mutate, with_classes
 from webhook.cluster.namespaces import Defaults
 from webhook.pods.context import AgentSettings, WebhookSettings

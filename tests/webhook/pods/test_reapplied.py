@@ -7,7 +7,8 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import Unit
-from tests.webhook.reviews import Known, mutate_object, on_mutate, resource_class, resource_classes
+from tests.build import resource_class
+from tests.webhook.reviews import Known, mutate_object, on_mutate, resource_classes
 from webhook.pods.context import WebhookSettings
 
 K80 = "nvidia.tesla.k80"

@@ -9,7 +9,8 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from tests import build
-from tests.webhook.reviews import Known, on_defaults, on_mutate, on_validate, resource_class, resource_classes
+from tests.build import resource_class
+from tests.webhook.reviews import Known, on_defaults, on_mutate, on_validate, resource_classes
 from tests.webhook.rewriting import check_pod, mutate
 from webhook.cluster.cards import CardSizes
 from webhook.pods.context import OversizePolicy, WebhookSettings

@@ -13,8 +13,9 @@ from cardwise.core.placement.placement import Placement
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from tests import build
+from tests.build import resource_class
 from tests.examples import examples
-from tests.webhook.reviews import Known, mutate_object, on_mutate, resource_class, resource_classes
+from tests.webhook.reviews import Known, mutate_object, on_mutate, resource_classes
 from tests.webhook.rewriting import check_pod
 from webhook.cluster.cards import CardSizes
 

@@ -7,8 +7,9 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
+from tests.build import gpu_quota, resource_class
 from tests.webhook.pods.test_classes import K80, P100, pod
-from tests.webhook.reviews import Known, on_validate, resource_class, resource_classes
+from tests.webhook.reviews import Known, on_validate, resource_classes
 from tests.webhook.rewriting import mutate
 from tests.working import work
 from webhook.cluster.cards import CardSizes
@@ -18,11 +19,6 @@ from webhook.pods.gpuquotas import check_request
 from webhook.server import review
 
 CLASSES = resource_classes(resource_class(K80), resource_class(P100, model="Tesla P100"))
-
-
-def quota(*hard: Json, used: list[Json] | None = None, on_exceed: str = "Wait") -> Json:
-    spec = {"hard": list(hard), "onExceed": on_exceed}
-    return {"metadata": {"namespace": "default", "name": "team"}, "spec": spec, "status": {"used": used or []}}
 
 
 CARDS = {K80: CardSizes(MiB(11441), 4, MiB(11441)), P100: CardSizes(MiB(16276), 4, MiB(12198))}
@@ -94,8 +90,8 @@ def class_request(resource_class: str = K80, count: int = 1, **fields: Any) -> J
 )
 @pytest.mark.parametrize("on_exceed", ["Wait", "Refuse"])
 def test_pods_beyond_the_quota_alone_are_refused(pod: Json, hard: Json, says: str, on_exceed: str) -> None:
-    assert says in refusal_message(pod, quota(hard, on_exceed=on_exceed))
-    assert refusal_message(pod, quota(hard), namespace="other") == ""
+    assert says in refusal_message(pod, gpu_quota(hard, onExceed=on_exceed))
+    assert refusal_message(pod, gpu_quota(hard), namespace="other") == ""
 
 
 @pytest.mark.parametrize(
@@ -112,26 +108,26 @@ def test_pods_beyond_the_quota_alone_are_refused(pod: Json, hard: Json, says: st
     ],
 )
 def test_pods_that_may_fit_are_left_to_the_scheduler(pod: Json, hard: Json) -> None:
-    assert refusal_message(pod, quota(hard)) == ""
+    assert refusal_message(pod, gpu_quota(hard)) == ""
 
 
 def test_pods_beyond_the_free_quota_wait_or_are_refused() -> None:
     used = [{"class": P100, "shares": 9}, {"class": K80, "shares": 4, "memoryMiB": 900, "gpus": 0}]
     hard = ({"class": P100, "shares": 10}, {"class": K80, "shares": 4, "memoryMiB": 1000})
-    assert refusal_message(class_request(mem=200), quota(*hard, used=used)) == ""
-    assert refusal_message(class_request(mem=200), quota(*hard, used=used, on_exceed="Refuse")) == (
+    assert refusal_message(class_request(mem=200), gpu_quota(*hard, used=used)) == ""
+    assert refusal_message(class_request(mem=200), gpu_quota(*hard, used=used, onExceed="Refuse")) == (
         f"GPUQuota team: spec.hard[1] (class {K80}): the quota has no capacity left for the pod: shares requested 1, "
         "used 4, hard 4, "
         "memoryMiB requested 200, used 900, hard 1000; create it again when other pods of the namespace have ended, or "
         "ask an administrator to raise the quota"
     )
-    assert refusal_message(class_request(P100, mem=200), quota(*hard, used=used, on_exceed="Refuse")) == ""
+    assert refusal_message(class_request(P100, mem=200), gpu_quota(*hard, used=used, onExceed="Refuse")) == ""
 
 
 @pytest.mark.parametrize("hard", [{"class": K80, "memoryMiB": 1000}, {"class": K80, "memoryMiB": 100}])
 def test_unknown_callers_learn_no_usage(hard: Json) -> None:
     used = [{"class": K80, "shares": 4, "memoryMiB": 917}]
-    decision = review_pod(class_request(mem=200), quota(hard, used=used, on_exceed="Refuse"), callers_known=False)
+    decision = review_pod(class_request(mem=200), gpu_quota(hard, used=used, onExceed="Refuse"), callers_known=False)
     assert not decision.allowed
     assert "memoryMiB requested 200;" in decision.message
     assert decision.message.endswith("show what is used and allowed: kubectl get gpuquotas -n default")
@@ -140,31 +136,31 @@ def test_unknown_callers_learn_no_usage(hard: Json) -> None:
 
 
 def test_unrequested_amounts_beyond_the_quota_do_not_matter() -> None:
-    lowered = quota({"class": K80, "gpus": 1}, used=[{"class": K80, "gpus": 2}], on_exceed="Refuse")
+    lowered = gpu_quota({"class": K80, "gpus": 1}, used=[{"class": K80, "gpus": 2}], onExceed="Refuse")
     assert refusal_message(class_request(mem=1), lowered) == ""
     assert "gpus requested 1, used 2, hard 1" in refusal_message(class_request(), lowered)
 
 
 def test_whole_cards_are_not_charged_memory_while_no_card_is_known() -> None:
-    quotas = {"default": [parse(quota({"memoryMiB": 100}))]}
+    quotas = {"default": [parse(gpu_quota({"memoryMiB": 100}))]}
     after = mutate(pod({names.GPU_COUNT: 1})).pod
     assert on_validate(after, "pods", Known(standings=quotas)).message == ""
 
 
 def test_smaller_cards_may_join_a_growing_cluster() -> None:
-    decision = review_pod(class_request(), quota({"class": K80, "memoryMiB": 4096}), oversize="wait")
+    decision = review_pod(class_request(), gpu_quota({"class": K80, "memoryMiB": 4096}), oversize="wait")
     assert decision.allowed
     (warning,) = decision.warnings
     assert warning.startswith(
         f"GPUQuota team: spec.hard[0] (class {K80}): the pod alone requests more than the quota allows"
     )
     assert warning.endswith("the pod waits until a node with a smaller GPU joins or the quota is raised")
-    assert not review_pod(class_request(count=2), quota({"class": K80, "gpus": 1}), oversize="wait").allowed
+    assert not review_pod(class_request(count=2), gpu_quota({"class": K80, "gpus": 1}), oversize="wait").allowed
 
 
 @pytest.mark.parametrize("status", [None, 7, {"used": 7}, {"used": [7]}, {"used": [{"shares": "x", "class": 7}]}])
 def test_any_status_can_be_read(status: object) -> None:
-    manifest = quota({"shares": 1}, on_exceed="Refuse") | {"status": status}
+    manifest = gpu_quota({"shares": 1}, onExceed="Refuse") | {"status": status}
     assert refusal_message(class_request(mem=1), manifest) == ""
 
 
@@ -185,39 +181,39 @@ def validate_quota(manifest: Json) -> review.Decision:
     ],
 )
 def test_unparsable_quota_is_refused(hard: Json, says: str) -> None:
-    assert validate_quota(quota(hard)).message.startswith(says)
+    assert validate_quota(gpu_quota(hard)).message.startswith(says)
 
 
 def test_quota_author_is_warned_about_missing_classes_and_low_limits() -> None:
     used = [{"class": K80, "shares": 5, "memoryMiB": 10}]
     decision = validate_quota(
-        quota({"class": "not.there", "shares": 1}, {"class": K80, "shares": 3, "memoryMiB": 10}, used=used)
+        gpu_quota({"class": "not.there", "shares": 1}, {"class": K80, "shares": 3, "memoryMiB": 10}, used=used)
     )
     assert decision.allowed
     missing, below = decision.warnings
     assert missing.startswith("spec.hard[0].class: there is no ResourceClass not.there now; ")
     assert below.startswith("spec.hard[1].shares: 3 is below the 5 that are used now; ")
-    assert validate_quota(quota({"class": K80, "shares": 5}, used=used)).warnings == ()
+    assert validate_quota(gpu_quota({"class": K80, "shares": 5}, used=used)).warnings == ()
 
 
 def test_misspelled_class_gets_a_suggestion() -> None:
     misspelled = f"{K80}0"
-    (warning,) = validate_quota(quota({"class": misspelled, "shares": 1})).warnings
+    (warning,) = validate_quota(gpu_quota({"class": misspelled, "shares": 1})).warnings
     assert warning.endswith(f"until there is one, the entry limits nothing; did you mean {K80}?")
     entries = ({"class": f"{misspelled}.{i}", "shares": 1} for i in range(20))
-    warnings = validate_quota(quota(*entries)).warnings
+    warnings = validate_quota(gpu_quota(*entries)).warnings
     assert sum("did you mean" in warning for warning in warnings) == 2, "each is compared with all classes"
 
 
 def test_rounded_memory_gets_a_warning() -> None:
-    (warning,) = validate_quota(quota({"class": K80, "memoryMiB": "1.3Gi"})).warnings
+    (warning,) = validate_quota(gpu_quota({"class": K80, "memoryMiB": "1.3Gi"})).warnings
     assert warning == "spec.hard[0].memoryMiB: 1.3Gi is not a whole number of MiB and counts as 1332Mi"
 
 
 def test_only_quotas_of_the_namespace_are_read() -> None:
     hard = [{"class": f"class-{i}", "shares": 5} for i in range(63)] + [{"class": K80, "shares": 5}]
     with work() as reading:
-        standings = [parse(quota(*hard)) for _ in range(4)]
+        standings = [parse(gpu_quota(*hard)) for _ in range(4)]
     from cardwise.core.api import request
 
     pod_request = request.parse_mutated(mutate(class_request(mem=8)).pod)

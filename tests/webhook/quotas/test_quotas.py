@@ -7,7 +7,8 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
-from tests.webhook.reviews import resource_class, resource_classes
+from tests.build import resource_class
+from tests.webhook.reviews import resource_classes
 from webhook.quotas import quotas
 from webhook.templates.spellings import NameTranslator
 

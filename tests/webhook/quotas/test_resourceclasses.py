@@ -6,7 +6,8 @@ import pytest
 
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
-from tests.webhook.reviews import Known, mutate_object, mutate_object_twice, on_validate, resource_class
+from tests.build import resource_class
+from tests.webhook.reviews import Known, mutate_object, mutate_object_twice, on_validate
 from webhook.cluster.cards import CardSizes
 from webhook.server import review
 

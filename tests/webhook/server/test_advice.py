@@ -8,8 +8,9 @@ from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB, Unit
 from tests import build
+from tests.build import gpu_quota, limit_range, resource_class, resource_quota
 from tests.webhook.cluster.test_offers import offers, required, with_cards
-from tests.webhook.reviews import Known, on_advise, on_mutate, on_validate, patched, resource_class, resource_classes
+from tests.webhook.reviews import Known, on_advise, on_mutate, on_validate, patched, resource_classes
 from tests.working import work
 from webhook.cluster import gpuquotas
 from webhook.cluster.cards import CardSizes
@@ -336,7 +337,7 @@ def quota(*gpu_quotas: Json, **hard: str) -> tuple[str, ...]:
     view = known()
     view.standings = {"default": [gpuquotas.parse(manifest) for manifest in gpu_quotas]}
     keys = {name.replace("__", "/").replace("_", "-"): amount for name, amount in hard.items()}
-    return advice_warnings({"metadata": {"name": "cards"}, "spec": {"hard": keys}}, "resourcequotas", view)
+    return advice_warnings(resource_quota(keys), "resourcequotas", view)
 
 
 WHOLE = {"requests.cardwise.dev__gpu": "0"}
@@ -375,12 +376,9 @@ def test_quota_of_shares_only_gets_a_warning() -> None:
     )
     assert quota(**MEM, **WHOLE) == quota(**WHOLE) == ()
 
-    def gpu_quota(**entry: object) -> Json:
-        return {"metadata": {"namespace": "default", "name": "team"}, "spec": {"hard": [entry]}}
-
-    assert quota(gpu_quota(memoryMiB="64Gi"), **MEM) == quota(gpu_quota(gpus=0), **MEM) == ()
-    assert quota(gpu_quota(**{"class": "nvidia.tesla.k80", "gpus": 0}), **MEM) == (warning,)
-    assert quota(gpu_quota(shares=9), **MEM) == (warning,)
+    assert quota(gpu_quota({"memoryMiB": "64Gi"}), **MEM) == quota(gpu_quota({"gpus": 0}), **MEM) == ()
+    assert quota(gpu_quota({"class": "nvidia.tesla.k80", "gpus": 0}), **MEM) == (warning,)
+    assert quota(gpu_quota({"shares": 9}), **MEM) == (warning,)
 
 
 def test_quota_of_whole_cards_only_gets_a_warning() -> None:
@@ -392,11 +390,13 @@ def test_quota_of_whole_cards_only_gets_a_warning() -> None:
         "them"
     )
 
-    def gpu_quota(**entry: object) -> Json:
-        return {"metadata": {"namespace": "default", "name": "team"}, "spec": {"hard": [entry]}}
-
-    assert quota(**alone, **MEM) == quota(gpu_quota(shares=9), **alone) == quota(gpu_quota(memoryMiB=9), **alone) == ()
-    assert quota(gpu_quota(gpus=2), **alone) == (warning,)
+    assert (
+        quota(**alone, **MEM)
+        == quota(gpu_quota({"shares": 9}), **alone)
+        == quota(gpu_quota({"memoryMiB": 9}), **alone)
+        == ()
+    )
+    assert quota(gpu_quota({"gpus": 2}), **alone) == (warning,)
 
 
 def test_too_small_quota_suggests_gib() -> None:
@@ -412,7 +412,7 @@ def test_too_small_quota_suggests_gib() -> None:
 def test_too_small_limit_range_suggests_gib() -> None:
     def limit_range_warnings(**ranges: str) -> tuple[str, ...]:
         entry = {"type": "Container"} | {name: {names.GPU_MEM: amount} for name, amount in ranges.items()}
-        return advice_warnings({"metadata": {}, "spec": {"limits": [entry]}}, "limitranges")
+        return advice_warnings(limit_range(entry), "limitranges")
 
     (warning,) = limit_range_warnings(max="8", min="1")
     assert warning.startswith("spec.limits[0].max[aliyun.com/gpu-mem]: 8 means 8 MiB, ")
@@ -446,7 +446,7 @@ def test_ineffective_limit_range_keys_get_warnings() -> None:
     limits = [
         {"type": "Container", "max": {"cpu": "1", "aliyun.com/gpumem": "8192"}, "default": {names.GPU_MEM: "1024"}}
     ]
-    (warning,) = advice_warnings({"metadata": {}, "spec": {"limits": limits}}, "limitranges")
+    (warning,) = advice_warnings(limit_range(*limits), "limitranges")
     hint = "did you mean aliyun.com/gpu-mem?"
     assert warning == f"spec.limits[0].max[aliyun.com/gpumem]: no node offers it, so it counts nothing; {hint}"
 

@@ -16,8 +16,9 @@ from cardwise.core.api import names
 from cardwise.core.api.classes import ResourceClass
 from cardwise.kube import errors
 from tests import build
+from tests.build import resource_class
 from tests.examples import examples
-from tests.webhook.reviews import Known, body, paths_of, resource_class, resource_classes, review
+from tests.webhook.reviews import Known, body, paths_of, resource_classes, review
 from tests.working import work
 from webhook.cluster.namespaces import Defaults
 from webhook.pods.context import WebhookSettings

@@ -9,7 +9,8 @@ import pytest
 from cardwise.core.api import lookalikes, names
 from cardwise.core.values.decoded import Json
 from tests import build
-from tests.webhook.reviews import Known, body, patched, resource_class, resource_classes
+from tests.build import resource_class
+from tests.webhook.reviews import Known, body, patched, resource_classes
 from tests.webhook.reviews import review as request
 from tests.working import work
 from webhook.cluster.offers import NodeOffer, NodeOffers
@@ -126,21 +127,21 @@ def job(size: int) -> Json:
 
 
 def quota(size: int) -> Json:
-    return {"metadata": {"name": "q"}, "spec": {"hard": {f"requests.cardwise.dev/c{i}": "1" for i in range(size)}}}
+    return build.resource_quota({f"requests.cardwise.dev/c{i}": "1" for i in range(size)})
 
 
 def limit_range(size: int) -> Json:
     limits = [{"type": "Container", "default": {names.GPU_MEM: "1Gi", f"a{i}": "1"}} for i in range(size)]
-    return {"metadata": {"name": "l"}, "spec": {"limits": limits}}
+    return build.limit_range(*limits)
 
 
 def gpu_quota(size: int) -> Json:
-    return {"metadata": {"name": "g"}, "spec": {"hard": [{"class": f"c{i}", "gpus": 1} for i in range(size)]}}
+    return build.gpu_quota(*({"class": f"c{i}", "gpus": 1} for i in range(size)))
 
 
 def of_class(size: int) -> Json:
     conditions = [{"key": f"k{i}", "operator": "In", "values": ["a", "7"]} for i in range(size)]
-    return {"metadata": {"name": "c"}, "spec": {"selector": {"matchExpressions": conditions}}}
+    return build.resource_class(selector={"matchExpressions": conditions})
 
 
 OTHERS = {

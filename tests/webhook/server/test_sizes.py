@@ -11,16 +11,8 @@ from cardwise.core.api import names, request
 from cardwise.core.api.mps import Mode
 from cardwise.core.values.decoded import Json
 from cardwise.kube import wire
-from tests.build import container, pod
-from tests.webhook.reviews import (
-    Known,
-    on_defaults,
-    on_mutate,
-    on_validate,
-    refusal,
-    resource_class,
-    resource_classes,
-)
+from tests.build import container, pod, resource_class
+from tests.webhook.reviews import Known, on_defaults, on_mutate, on_validate, refusal, resource_classes
 from webhook.cluster.namespaces import Defaults
 from webhook.pods.context import AgentSettings, WebhookSettings
 from webhook.server import sizes

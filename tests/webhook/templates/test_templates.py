@@ -7,15 +7,8 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
-from tests.webhook.reviews import (
-    Known,
-    mutate_object,
-    mutate_object_twice,
-    on_advise,
-    on_mutate,
-    resource_class,
-    resource_classes,
-)
+from tests.build import resource_class
+from tests.webhook.reviews import Known, mutate_object, mutate_object_twice, on_advise, on_mutate, resource_classes
 from webhook.pods.context import WebhookSettings
 
 K80, P100 = "nvidia.tesla.k80", "nvidia.tesla.p100"
