@@ -66,10 +66,20 @@ def test_a_line_number_is_that_of_the_file(tmp_path):
         traces.read_trace(tmp_path, "bad")
 
 
-def test_a_file_without_a_column(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(b"name,cpu_milli,memory_mib,num_gpu\na,1,1,1\n",
+                     r"openb_pod_list_bad\.csv line 1: has no column gpu_milli; write", id="without a column"),
+        pytest.param(b"\xff\xfe\x00", r"openb_pod_list_bad\.csv: cannot be read", id="binary"),
+        pytest.param(None, r"has no file openb_pod_list_bad\.csv; name one of these: tiny", id="not there"),
+    ],
+)  # fmt: skip
+def test_a_list_that_cannot_be_read(tmp_path, content, message):
     worlds.write_trace(tmp_path)
-    (tmp_path / "openb_pod_list_bad.csv").write_text("name,cpu_milli,memory_mib,num_gpu\na,1,1,1\n")
-    with pytest.raises(InvalidRequest, match=r"openb_pod_list_bad\.csv line 1: has no column gpu_milli; write"):
+    if content is not None:
+        (tmp_path / "openb_pod_list_bad.csv").write_bytes(content)
+    with pytest.raises(InvalidRequest, match=message):
         traces.read_trace(tmp_path, "bad")
 
 
@@ -107,19 +117,6 @@ def test_file_written_by_a_spreadsheet(tmp_path):
     for path in tmp_path.iterdir():
         path.write_text(path.read_text(), encoding="utf-8-sig")
     assert len(traces.read_trace(tmp_path, "tiny").pods) == 62
-
-
-def test_binary_file(tmp_path):
-    worlds.write_trace(tmp_path)
-    (tmp_path / "openb_pod_list_bad.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InvalidRequest, match=r"openb_pod_list_bad\.csv: cannot be read"):
-        traces.read_trace(tmp_path, "bad")
-
-
-def test_missing_list_error_names_the_existing_ones(tmp_path):
-    worlds.write_trace(tmp_path)
-    with pytest.raises(InvalidRequest, match=r"has no file openb_pod_list_default\.csv; name one of these: tiny"):
-        traces.read_trace(tmp_path, "default")
 
 
 def test_empty_folder_error_names_the_source_of_the_trace(tmp_path):

@@ -129,28 +129,14 @@ def test_a_daemon_for_each_card_serves_one_card_of_a_container_and_no_more():
         assert place(ledger, **amounts).refusals == {"n1": Refusal.MPS_SEVERAL}
 
 
-def test_a_daemon_for_one_user_serves_no_other():
+@pytest.mark.parametrize("count", [1, 2], ids=["of a card", "of all cards, with several cards"])
+def test_a_daemon_for_one_user_serves_no_other(count):
     ledger = Ledger()
-    ledger.set_cards("n1", out_of_use(100, mps=CardMps(ready=True, multi_user=False)))
+    daemon = CardMps(ready=True, serves_several=count > 1, multi_user=False)
+    ledger.set_cards("n1", out_of_use(*[100] * count, mps=daemon))
 
     def of_user(user):
-        manifest = pod(gpu_mem=10)
-        manifest["spec"]["securityContext"] = {"runAsUser": user}
-        return placement.place(ledger, ["n1"], request.parse(manifest), "binpack")
-
-    ledger.set_holding(
-        Holding("u", "d", "u", "n1", of_user(1000).assignment, mps_client=mps_client(Mode.PREFERRED, 1000))
-    )
-    assert of_user(1000).node == "n1"
-    assert of_user(1001).refusals == {"n1": Refusal.MPS_USER}
-
-
-def test_a_daemon_of_all_cards_for_one_user_serves_no_other_with_several_cards():
-    ledger = Ledger()
-    ledger.set_cards("n1", out_of_use(100, 100, mps=CardMps(ready=True, serves_several=True, multi_user=False)))
-
-    def of_user(user):
-        manifest = pod(gpu_mem=20, gpu_count=2)
+        manifest = pod(gpu_mem=10 * count, gpu_count=count)
         manifest["spec"]["securityContext"] = {"runAsUser": user}
         return placement.place(ledger, ["n1"], request.parse(manifest), "binpack")
 

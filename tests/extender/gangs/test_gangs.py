@@ -448,12 +448,19 @@ def test_a_gang_that_waits_long_is_not_starved_by_small_pods():
     assert set(world.bound()) == {"z"}
 
 
-def test_members_that_do_not_agree_wait_with_that_reason():
+@pytest.mark.parametrize(
+    ("minimums", "reason"),
+    [
+        pytest.param((2, 3), "do not agree", id="members that do not agree"),
+        pytest.param((None, None), "PodGroup g", id="a group name alone"),
+    ],
+)
+def test_a_gang_without_one_minimum_waits_with_that_reason_until_a_podgroup_has_it(minimums, reason):
     world = World({"n1": 3})
-    world.create(member("a", minimum=2, gpu_mem=P100), member("b", minimum=3, gpu_mem=P100))
+    world.create(*(member(name, minimum=of, gpu_mem=P100) for name, of in zip("ab", minimums, strict=True)))
     world.run(3)
     assert world.bound() == {}
-    assert "do not agree" in world.reason()
+    assert reason in world.reason()
     world.put_group("g", minMember=2)
     world.run(3)
     assert set(world.bound()) == {"a", "b"}
@@ -476,17 +483,6 @@ def test_a_gang_of_as_many_kinds_as_may_be_is_planned():
     world.create(*(member(f"e{i}", "wide", MAX_REQUEST_KINDS, gpu_mem=100 + i) for i in range(MAX_REQUEST_KINDS)))
     world.keep()
     assert world.filter("e0")[0]
-
-
-def test_a_group_name_alone_needs_a_podgroup():
-    world = World({"n1": 3})
-    world.create(member("a", minimum=None, gpu_mem=P100), member("b", minimum=None, gpu_mem=P100))
-    world.run(3)
-    assert world.bound() == {}
-    assert "PodGroup g" in world.reason()
-    world.put_group("g", minMember=2)
-    world.run(3)
-    assert set(world.bound()) == {"a", "b"}
 
 
 def test_no_more_wait_than_there_are_threads():

@@ -101,18 +101,17 @@ def test_pods_that_are_not_nominated(change):
     assert world.nominate_all() == {}
 
 
-def test_a_pod_with_a_host_port_goes_the_ordinary_way():
+@pytest.mark.parametrize(
+    "container",
+    [
+        pytest.param({"ports": [{"containerPort": 80, "hostPort": 80}]}, id="with a host port"),
+        pytest.param({"resources": {"limits": {names.PLACE_MARKER: "0"}}}, id="that asks for no card"),
+    ],
+)
+def test_a_pod_goes_the_ordinary_way(container):
     world = World("n1")
     pod = world.create("p", HALF)
-    pod["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 80}]
-    world.show_pod(pod)
-    assert world.nominate_all() == {}
-
-
-def test_one_that_asks_for_no_card_is_none_of_our_business():
-    world = World("n1")
-    pod = world.create("p", HALF)
-    pod["spec"]["containers"][0]["resources"] = {"limits": {names.PLACE_MARKER: "0"}}
+    pod["spec"]["containers"][0] |= container
     world.show_pod(pod)
     assert world.nominate_all() == {}
 

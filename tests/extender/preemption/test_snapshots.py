@@ -101,12 +101,19 @@ def test_the_eviction_goes_to_the_node_whose_victims_are_least_important_when_it
     assert list(world.own_evictions(pod, "n1", "n2")) == ["n2"]
 
 
-def test_a_pod_for_which_kube_scheduler_preempts_during_the_search_gets_no_victims_of_the_extender():
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda world, pod: world.nominate(pod, "n1"), id="kube-scheduler preempts for it"),
+        pytest.param(lambda world, pod: world.state.remove_pod(as_pod(pod)), id="it is deleted"),
+    ],
+)
+def test_a_pod_that_changes_during_the_search_gets_no_victims_of_the_extender(change):
     world = Searched("n1")
     for card in (0, 1):
         world.runs(f"n1-{card}", HALF, card)
     pod = world.show_pod(world.wants("p"))
-    world.happens(lambda: world.nominate(pod, "n1"), after=1)
+    world.happens(lambda: change(world, pod), after=1)
     assert world.own_evictions(pod, "n1") == {}
 
 
@@ -138,15 +145,6 @@ def test_no_pod_is_evicted_if_the_leader_changes_during_the_search():
     world.happens(change, after=1)
     assert world.own_evictions(pod, "n1") == {}
     assert reserves_nothing(world, "uid-p")
-
-
-def test_a_pod_that_is_deleted_during_the_search_gets_no_victims():
-    world = Searched("n1")
-    for card in (0, 1):
-        world.runs(f"n1-{card}", HALF, card)
-    pod = world.show_pod(world.wants("p"))
-    world.happens(lambda: world.state.remove_pod(as_pod(pod)), after=1)
-    assert world.own_evictions(pod, "n1") == {}
 
 
 def test_of_two_simultaneous_calls_for_a_pod_one_is_answered():
